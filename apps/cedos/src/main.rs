@@ -1,0 +1,2 @@
+//! The `cedos` command.
+fn main() {}

@@ -1,0 +1,2 @@
+//! Throughput beside other transports.
+fn main() {}

@@ -1,0 +1,1 @@
+//! D2TP itself, sans-IO: sessions, paths, flows, recovery, congestion control.

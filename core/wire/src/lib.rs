@@ -1,0 +1,1 @@
+//! D2TP on the wire: bytes to packets and frames, and back.

@@ -1,0 +1,44 @@
+//! What a flow sends from, and what a flow looks like to a program.
+
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// A host's static public key (X25519). Its owner is who it says.
+pub type HostKey = [u8; 32];
+
+/// Bytes that can be read again at any offset: a file, a cached object, even one that still grows.
+///
+/// A flow that sends from a source keeps no send buffer while it sleeps; after waking it reads
+/// from where the peer stopped.
+pub trait Source: Send + Sync + 'static {
+    /// Reads at most `max` bytes at `offset`.
+    ///
+    /// `Ready(Ok(empty))` is the end. `Pending` means the bytes at `offset` do not exist *yet*;
+    /// the waker is called when they do, when the end is known, or when the source fails. An
+    /// error ends the flow with a reset, so that the peer never takes a part for the whole.
+    fn poll_read_at(&self, cx: &mut Context<'_>, offset: u64, max: usize)
+    -> Poll<io::Result<Bytes>>;
+}
+
+/// A flow as programs see it. [`AsyncWrite::poll_shutdown`] sends the end of our direction.
+pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
+    /// The flow's id, unique within its session for ever.
+    fn id(&self) -> u64;
+    /// The key of the host at the other end.
+    fn peer(&self) -> HostKey;
+    /// Time left until the deadline, if there is one.
+    fn deadline_left(&self) -> Option<Duration>;
+    /// From here on, everything this end sends is what `source` holds from its offset 0 (after
+    /// what was written before), then the end. Returns at once; the flow keeps the source.
+    fn send_source(&mut self, source: Arc<dyn Source>);
+    /// Ends both directions at once with an error code the peer sees.
+    fn reset(&mut self, code: u64);
+    /// Ready when the flow is over: `Ok` when both directions ended and the peer has everything,
+    /// an error naming the cause otherwise.
+    fn poll_finished(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+}

@@ -1,0 +1,1 @@
+//! UDP sockets, one per link, in batches (GSO, GRO, ECN).

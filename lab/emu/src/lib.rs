@@ -1,0 +1,1 @@
+//! The lab: the same link models in real time, between network namespaces.

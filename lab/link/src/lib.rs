@@ -1,0 +1,1 @@
+//! Models of links as pure queues: rate, delay, loss, outages, traces.

@@ -1,0 +1,1 @@
+//! The simulator: virtual time around the real protocol core.
