@@ -1,0 +1,180 @@
+//! The two handshake messages, Noise IK: who both ends are, and keys that die with the session.
+//!
+//! ```text
+//!  device                                     server (its key pinned in the address)
+//!   SYN      e, es, s, ss, payload   ──────▶
+//!            ◀──────   e, ee, se, payload     SYN+ACK
+//!   DATA (the ACK: proves the device has the keys)  ──────▶
+//! ```
+
+use crate::SealError;
+use crate::host_key::{PublicKey, SecretKey};
+use crate::noise::{PATTERN, Resolver};
+
+/// Bytes a Noise message 1 adds to its payload: ephemeral key, sealed static key, tag.
+pub const SYN_OVERHEAD_BYTES: usize = 32 + 48 + 16;
+/// Bytes a Noise message 2 adds to its payload: ephemeral key and tag.
+pub const SYN_ACK_OVERHEAD_BYTES: usize = 32 + 16;
+
+/// What a finished handshake leaves: a secret per direction and the transcript's hash.
+#[derive(Clone)]
+pub struct Secrets {
+    /// For packets of the initiator.
+    pub(crate) initiator: [u8; 32],
+    /// For packets of the responder.
+    pub(crate) responder: [u8; 32],
+    /// Binds the packet keys to everything both ends said.
+    pub(crate) transcript: [u8; 32],
+}
+
+/// An initiator that sent its message and waits for the answer.
+pub struct Initiator {
+    state: Box<snow::HandshakeState>,
+}
+
+/// A responder that read a valid first message and has not answered yet.
+pub struct Responder {
+    state: Box<snow::HandshakeState>,
+    peer: PublicKey,
+}
+
+fn builder(seed: [u8; 32]) -> snow::Builder<'static> {
+    let params = PATTERN.parse().expect("the pattern is a constant");
+    snow::Builder::with_resolver(params, Box::new(Resolver { seed }))
+}
+
+fn secrets_of(state: &mut snow::HandshakeState) -> Secrets {
+    // snow calls taking the split keys risky because it cannot keep nonces from being used twice
+    // outside. Here it is safe: the keys go into HKDF at once, and packet numbers never recur
+    // within a path id, nor path ids within a handshake (R-SEAL-2).
+    let (initiator, responder) = state.dangerously_get_raw_split();
+    let mut transcript = [0; 32];
+    transcript.copy_from_slice(&state.get_handshake_hash()[..32]);
+    Secrets { initiator, responder, transcript }
+}
+
+impl Initiator {
+    /// Writes message 1 with `payload` into `out`; returns its length. `seed` must be fresh for
+    /// every message: it becomes the ephemeral key.
+    pub fn start(
+        local: &SecretKey,
+        remote: &PublicKey,
+        prologue: &[u8],
+        seed: [u8; 32],
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<(Initiator, usize), SealError> {
+        let secret = local.to_bytes();
+        let mut state = builder(seed)
+            .prologue(prologue)
+            .and_then(|b| b.local_private_key(&secret))
+            .and_then(|b| b.remote_public_key(&remote.0))
+            .and_then(|b| b.build_initiator())
+            .map_err(|_| SealError::NotAuthentic)?;
+        let n = state.write_message(payload, out).map_err(|_| SealError::BadLength)?;
+        Ok((Initiator { state: Box::new(state) }, n))
+    }
+
+    /// Reads message 2. Its payload goes into `payload`, whose used length is returned. A message
+    /// that fails leaves the initiator as it was: anybody can send garbage.
+    pub fn finish(
+        &mut self,
+        message: &[u8],
+        payload: &mut [u8],
+    ) -> Result<(Secrets, usize), SealError> {
+        let n = self.state.read_message(message, payload).map_err(|_| SealError::NotAuthentic)?;
+        Ok((secrets_of(&mut self.state), n))
+    }
+}
+
+impl Responder {
+    /// Reads message 1. Its payload goes into `payload`, whose used length is returned.
+    pub fn read(
+        local: &SecretKey,
+        prologue: &[u8],
+        seed: [u8; 32],
+        message: &[u8],
+        payload: &mut [u8],
+    ) -> Result<(Responder, usize), SealError> {
+        let secret = local.to_bytes();
+        let mut state = builder(seed)
+            .prologue(prologue)
+            .and_then(|b| b.local_private_key(&secret))
+            .and_then(|b| b.build_responder())
+            .map_err(|_| SealError::NotAuthentic)?;
+        let n = state.read_message(message, payload).map_err(|_| SealError::NotAuthentic)?;
+        let peer = state.get_remote_static().ok_or(SealError::NotAuthentic)?;
+        let peer = PublicKey(peer.try_into().map_err(|_| SealError::BadLength)?);
+        Ok((Responder { state: Box::new(state), peer }, n))
+    }
+
+    /// Who sent message 1.
+    pub fn peer(&self) -> PublicKey {
+        self.peer
+    }
+
+    /// Writes message 2 with `payload` into `out`; returns its length and the session's secrets.
+    pub fn answer(
+        mut self,
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<(Secrets, usize), SealError> {
+        let n = self.state.write_message(payload, out).map_err(|_| SealError::BadLength)?;
+        Ok((secrets_of(&mut self.state), n))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> (SecretKey, SecretKey) {
+        (SecretKey::from_bytes([1; 32]), SecretKey::from_bytes([2; 32]))
+    }
+
+    #[test]
+    fn both_ends_reach_the_same_secrets_and_know_each_other() {
+        let (device, server) = keys();
+        let mut m1 = [0; 256];
+        let (mut i, n1) =
+            Initiator::start(&device, &server.public(), b"p", [3; 32], b"hello", &mut m1).unwrap();
+        assert_eq!(n1, SYN_OVERHEAD_BYTES + 5);
+        let mut p = [0; 256];
+        let (r, n) = Responder::read(&server, b"p", [4; 32], &m1[..n1], &mut p).unwrap();
+        assert_eq!(&p[..n], b"hello");
+        assert_eq!(r.peer(), device.public());
+        let mut m2 = [0; 256];
+        let (sr, n2) = r.answer(b"welcome", &mut m2).unwrap();
+        assert_eq!(n2, SYN_ACK_OVERHEAD_BYTES + 7);
+        let mut garbled = m2;
+        garbled[40] ^= 1;
+        assert!(i.finish(&garbled[..n2], &mut p).is_err());
+        let (si, n) = i.finish(&m2[..n2], &mut p).expect("garbage before did no harm");
+        assert_eq!(&p[..n], b"welcome");
+        assert_eq!((si.initiator, si.responder), (sr.initiator, sr.responder));
+        assert_eq!(si.transcript, sr.transcript);
+    }
+
+    #[test]
+    fn a_server_with_another_key_or_another_version_cannot_read_it() {
+        let (device, server) = keys();
+        let mut m1 = [0; 256];
+        let (_, n) =
+            Initiator::start(&device, &server.public(), b"v1", [3; 32], b"", &mut m1).unwrap();
+        let mut p = [0; 256];
+        assert!(Responder::read(&device, b"v1", [4; 32], &m1[..n], &mut p).is_err());
+        assert!(Responder::read(&server, b"v2", [4; 32], &m1[..n], &mut p).is_err());
+        for cut in 0..n {
+            assert!(Responder::read(&server, b"v1", [4; 32], &m1[..cut], &mut p).is_err());
+        }
+    }
+
+    #[test]
+    fn a_key_of_low_order_is_refused() {
+        let (device, _) = keys();
+        let mut m1 = [0; 256];
+        assert!(
+            Initiator::start(&device, &PublicKey([0; 32]), b"", [3; 32], b"", &mut m1).is_err()
+        );
+    }
+}

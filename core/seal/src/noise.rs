@@ -1,0 +1,173 @@
+//! The primitives `snow` drives its patterns with, all from `aws-lc-rs`.
+//!
+//! `snow`'s own defaults take 262 µs a side; X25519 here takes 31 µs a product (measured: LAB).
+
+use aws_lc_rs::{aead, agreement, digest};
+use snow::params::{CipherChoice, DHChoice, HashChoice};
+use snow::resolvers::CryptoResolver;
+use snow::types::{Cipher, Dh, Hash, Random};
+
+/// The one pattern spoken: IK, the responder's key known beforehand.
+pub(crate) const PATTERN: &str = "Noise_IK_25519_ChaChaPoly_SHA256";
+
+/// Gives `snow` our primitives and, as its randomness, one seed handed in by the caller.
+pub(crate) struct Resolver {
+    pub(crate) seed: [u8; 32],
+}
+
+/// Hands out its seed once: a handshake message draws one ephemeral key and nothing else.
+struct OneSeed(Option<[u8; 32]>);
+
+impl Random for OneSeed {
+    fn try_fill_bytes(&mut self, dest: &mut [u8]) -> Result<(), snow::Error> {
+        let seed = self.0.take().ok_or(snow::Error::Rng)?;
+        if dest.len() != seed.len() {
+            return Err(snow::Error::Rng);
+        }
+        dest.copy_from_slice(&seed);
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct X25519 {
+    private: [u8; 32],
+    public: [u8; 32],
+    key: Option<agreement::PrivateKey>,
+}
+
+impl Dh for X25519 {
+    fn name(&self) -> &'static str {
+        "25519"
+    }
+    fn pub_len(&self) -> usize {
+        32
+    }
+    fn priv_len(&self) -> usize {
+        32
+    }
+    fn set(&mut self, privkey: &[u8]) {
+        self.private.copy_from_slice(privkey);
+        let key = agreement::PrivateKey::from_private_key(&agreement::X25519, privkey)
+            .expect("any 32 bytes are an X25519 private key");
+        let public = key.compute_public_key().expect("X25519 public keys always exist");
+        self.public.copy_from_slice(public.as_ref());
+        self.key = Some(key);
+    }
+    fn generate(&mut self, rng: &mut dyn Random) -> Result<(), snow::Error> {
+        let mut private = [0; 32];
+        rng.try_fill_bytes(&mut private)?;
+        self.set(&private);
+        Ok(())
+    }
+    fn pubkey(&self) -> &[u8] {
+        &self.public
+    }
+    fn privkey(&self) -> &[u8] {
+        &self.private
+    }
+    fn dh(&self, pubkey: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
+        let key = self.key.as_ref().ok_or(snow::Error::Dh)?;
+        let peer = agreement::UnparsedPublicKey::new(&agreement::X25519, &pubkey[..32]);
+        // R-HS-3: aws-lc refuses an all-zero result, so a peer cannot choose the secret.
+        agreement::agree(key, peer, snow::Error::Dh, |shared| {
+            out[..32].copy_from_slice(shared);
+            Ok(())
+        })
+    }
+}
+
+#[derive(Default)]
+struct ChaChaPoly(Option<aead::LessSafeKey>);
+
+impl ChaChaPoly {
+    fn nonce(n: u64) -> aead::Nonce {
+        let mut bytes = [0; 12];
+        bytes[4..].copy_from_slice(&n.to_le_bytes());
+        aead::Nonce::assume_unique_for_key(bytes)
+    }
+    fn key(&self) -> &aead::LessSafeKey {
+        self.0.as_ref().expect("snow sets a key before it uses a cipher")
+    }
+}
+
+impl Cipher for ChaChaPoly {
+    fn name(&self) -> &'static str {
+        "ChaChaPoly"
+    }
+    fn set(&mut self, key: &[u8; 32]) {
+        let key = aead::UnboundKey::new(&aead::CHACHA20_POLY1305, key).expect("32 bytes");
+        self.0 = Some(aead::LessSafeKey::new(key));
+    }
+    fn encrypt(&self, nonce: u64, authtext: &[u8], plaintext: &[u8], out: &mut [u8]) -> usize {
+        let n = plaintext.len();
+        out[..n].copy_from_slice(plaintext);
+        let (text, rest) = out.split_at_mut(n);
+        let tag = self
+            .key()
+            .seal_in_place_separate_tag(Self::nonce(nonce), aead::Aad::from(authtext), text)
+            .expect("handshake messages are far below the AEAD's limit");
+        rest[..16].copy_from_slice(tag.as_ref());
+        n + 16
+    }
+    fn decrypt(
+        &self,
+        nonce: u64,
+        authtext: &[u8],
+        ciphertext: &[u8],
+        out: &mut [u8],
+    ) -> Result<usize, snow::Error> {
+        let n = ciphertext.len().checked_sub(16).ok_or(snow::Error::Decrypt)?;
+        let (text, tag) = ciphertext.split_at(n);
+        self.key()
+            .open_separate_gather(
+                Self::nonce(nonce),
+                aead::Aad::from(authtext),
+                text,
+                tag,
+                &mut out[..n],
+            )
+            .map_err(|_| snow::Error::Decrypt)?;
+        Ok(n)
+    }
+}
+
+struct Sha256(digest::Context);
+
+impl Hash for Sha256 {
+    fn name(&self) -> &'static str {
+        "SHA256"
+    }
+    fn block_len(&self) -> usize {
+        64
+    }
+    fn hash_len(&self) -> usize {
+        32
+    }
+    fn reset(&mut self) {
+        self.0 = digest::Context::new(&digest::SHA256);
+    }
+    fn input(&mut self, data: &[u8]) {
+        self.0.update(data);
+    }
+    fn result(&mut self, out: &mut [u8]) {
+        out[..32].copy_from_slice(self.0.clone().finish().as_ref());
+    }
+}
+
+impl CryptoResolver for Resolver {
+    fn resolve_rng(&self) -> Option<Box<dyn Random>> {
+        Some(Box::new(OneSeed(Some(self.seed))))
+    }
+    fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
+        matches!(choice, DHChoice::Curve25519).then(|| Box::new(X25519::default()) as Box<dyn Dh>)
+    }
+    fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
+        matches!(choice, HashChoice::SHA256)
+            .then(|| Box::new(Sha256(digest::Context::new(&digest::SHA256))) as Box<dyn Hash>)
+    }
+    fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
+        matches!(choice, CipherChoice::ChaChaPoly)
+            .then(|| Box::new(ChaChaPoly::default()) as Box<dyn Cipher>)
+    }
+}

@@ -1,0 +1,332 @@
+//! Packet protection: AEAD over the frames, a mask over packet number and key bits.
+//!
+//! ```text
+//!  nonce = IV xor (path id (32 bit) ‖ packet number (64 bit))
+//!  associated data = the whole header, unmasked
+//!  mask = AES or ChaCha20 of the ciphertext's first 16 bytes, as RFC 9001 §5.4
+//! ```
+//!
+//! Each direction has a chain of key generations; the header carries the generation modulo 4. The
+//! sender moves on, the receiver follows when a packet of the next generation authenticates, and
+//! keeps the one before until the session says that late packets are no longer expected.
+
+use aws_lc_rs::aead::{self, Aad, LessSafeKey, Nonce, UnboundKey, quic};
+use aws_lc_rs::hkdf;
+use d2tp_wire::{
+    CID_BYTES, DATA_HEADER_BYTES, PN_BYTES, PathId, TAG_BYTES, expand_packet_number,
+};
+
+use crate::SealError;
+use crate::handshake::Secrets;
+
+/// Packets sealed with one generation before the next one begins. Far below AES-GCM's limit of
+/// 2^23 full-size packets (RFC 9001 B.1.1).
+pub const KEY_UPDATE_PACKETS: u64 = 1 << 22;
+
+const FIRST_BYTE_MASK: u8 = 0x1f;
+const RESERVED_BITS: u8 = 0x07;
+const GENERATION_SHIFT: u8 = 3;
+
+/// Which AEAD seals a session's packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Suite {
+    /// AES-128-GCM: where the processor has instructions for it.
+    Aes128Gcm,
+    /// ChaCha20-Poly1305: everywhere else.
+    ChaCha20Poly1305,
+}
+
+impl Suite {
+    /// The number that stands for it in a handshake.
+    pub fn code(self) -> u8 {
+        match self {
+            Suite::Aes128Gcm => 1,
+            Suite::ChaCha20Poly1305 => 2,
+        }
+    }
+    /// The suite a number stands for.
+    pub fn from_code(code: u8) -> Option<Suite> {
+        match code {
+            1 => Some(Suite::Aes128Gcm),
+            2 => Some(Suite::ChaCha20Poly1305),
+            _ => None,
+        }
+    }
+    fn aead(self) -> &'static aead::Algorithm {
+        match self {
+            Suite::Aes128Gcm => &aead::AES_128_GCM,
+            Suite::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
+        }
+    }
+    fn mask(self) -> &'static quic::Algorithm {
+        match self {
+            Suite::Aes128Gcm => &quic::AES_128,
+            Suite::ChaCha20Poly1305 => &quic::CHACHA20,
+        }
+    }
+}
+
+struct Length(usize);
+impl hkdf::KeyType for Length {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+fn expand(secret: &[u8; 32], label: &[u8], out: &mut [u8]) {
+    hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, secret)
+        .expand(&[label], Length(out.len()))
+        .and_then(|okm| okm.fill(out))
+        .expect("far below HKDF's limit of 255 blocks");
+}
+
+struct Generation {
+    secret: [u8; 32],
+    key: LessSafeKey,
+    iv: [u8; 12],
+}
+
+impl Generation {
+    fn new(suite: Suite, secret: [u8; 32]) -> Self {
+        let mut bytes = [0u8; 32];
+        let bytes = &mut bytes[..suite.aead().key_len()];
+        expand(&secret, b"d2tp key", bytes);
+        let mut iv = [0; 12];
+        expand(&secret, b"d2tp iv", &mut iv);
+        let key = UnboundKey::new(suite.aead(), bytes).expect("the length is the algorithm's own");
+        Generation { secret, key: LessSafeKey::new(key), iv }
+    }
+    fn next(&self, suite: Suite) -> Generation {
+        let mut secret = [0; 32];
+        expand(&self.secret, b"d2tp next", &mut secret);
+        Generation::new(suite, secret)
+    }
+    #[inline]
+    fn nonce(&self, path: PathId, number: u64) -> Nonce {
+        let mut n = self.iv;
+        for (b, p) in n[..4].iter_mut().zip(path.0.to_be_bytes()) {
+            *b ^= p;
+        }
+        for (b, p) in n[4..].iter_mut().zip(number.to_be_bytes()) {
+            *b ^= p;
+        }
+        Nonce::assume_unique_for_key(n)
+    }
+}
+
+fn mask_key(suite: Suite, secret: &[u8; 32]) -> quic::HeaderProtectionKey {
+    let mut bytes = [0u8; 32];
+    let bytes = &mut bytes[..suite.mask().key_len()];
+    expand(secret, b"d2tp mask", bytes);
+    quic::HeaderProtectionKey::new(suite.mask(), bytes).expect("the length is the algorithm's own")
+}
+
+/// A packet that authenticated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Its full packet number.
+    pub number: u64,
+    /// Where its frames lie in the buffer: from [`DATA_HEADER_BYTES`] to here.
+    pub end: usize,
+    /// It was the first of the peer's next key generation.
+    pub key_advanced: bool,
+}
+
+/// The keys of one session, both directions.
+pub struct PacketKeys {
+    suite: Suite,
+    tx: Generation,
+    tx_generation: u64,
+    tx_mask: quic::HeaderProtectionKey,
+    rx: Generation,
+    rx_before: Option<Generation>,
+    rx_next: Generation,
+    rx_generation: u64,
+    rx_mask: quic::HeaderProtectionKey,
+}
+
+impl PacketKeys {
+    /// Keys of a finished handshake, for its initiator or its responder.
+    pub fn new(suite: Suite, secrets: &Secrets, initiator: bool) -> Self {
+        let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, &secrets.transcript);
+        let root = |key: &[u8; 32]| {
+            let mut out = [0; 32];
+            salt.extract(key)
+                .expand(&[b"d2tp root".as_slice()], Length(32))
+                .and_then(|okm| okm.fill(&mut out))
+                .expect("one block");
+            out
+        };
+        let (ours, theirs) = if initiator {
+            (root(&secrets.initiator), root(&secrets.responder))
+        } else {
+            (root(&secrets.responder), root(&secrets.initiator))
+        };
+        let rx = Generation::new(suite, theirs);
+        PacketKeys {
+            suite,
+            tx: Generation::new(suite, ours),
+            tx_generation: 0,
+            tx_mask: mask_key(suite, &ours),
+            rx_next: rx.next(suite),
+            rx,
+            rx_before: None,
+            rx_generation: 0,
+            rx_mask: mask_key(suite, &theirs),
+        }
+    }
+
+    /// The AEAD in use.
+    pub fn suite(&self) -> Suite {
+        self.suite
+    }
+
+    /// Seals a DATA packet in place. `packet` is header (first byte, cid, four bytes for the
+    /// number), frames, and [`TAG_BYTES`] free bytes at the end.
+    #[inline]
+    pub fn seal(&self, path: PathId, number: u64, packet: &mut [u8]) {
+        assert!(packet.len() >= DATA_HEADER_BYTES + TAG_BYTES);
+        packet[0] = (packet[0] & !FIRST_BYTE_MASK)
+            | ((self.tx_generation as u8 & 3) << GENERATION_SHIFT);
+        packet[1 + CID_BYTES..DATA_HEADER_BYTES].copy_from_slice(&(number as u32).to_be_bytes());
+        let (header, body) = packet.split_at_mut(DATA_HEADER_BYTES);
+        let (text, tag) = body.split_at_mut(body.len() - TAG_BYTES);
+        let made = self
+            .tx
+            .key
+            .seal_in_place_separate_tag(self.tx.nonce(path, number), Aad::from(&*header), text)
+            .expect("a datagram is far below the AEAD's limit");
+        tag.copy_from_slice(made.as_ref());
+        Self::toggle_mask(&self.tx_mask, packet);
+    }
+
+    /// Opens a DATA packet in place. `expected` is the number after the largest one received on
+    /// this path. Whatever fails to authenticate changes nothing here.
+    #[inline]
+    pub fn open(
+        &mut self,
+        path: PathId,
+        expected: u64,
+        packet: &mut [u8],
+    ) -> Result<Opened, SealError> {
+        if packet.len() < DATA_HEADER_BYTES + TAG_BYTES {
+            return Err(SealError::BadLength);
+        }
+        Self::toggle_mask(&self.rx_mask, packet);
+        let generation = (packet[0] >> GENERATION_SHIFT) & 3;
+        let mut low = [0; PN_BYTES];
+        low.copy_from_slice(&packet[1 + CID_BYTES..DATA_HEADER_BYTES]);
+        let number = expand_packet_number(expected, u32::from_be_bytes(low));
+        let current = self.rx_generation as u8 & 3;
+        let (key, key_advanced) = match generation.wrapping_sub(current) & 3 {
+            0 => (&self.rx, false),
+            1 => (&self.rx_next, true),
+            3 => (self.rx_before.as_ref().ok_or(SealError::NotAuthentic)?, false),
+            _ => return Err(SealError::NotAuthentic),
+        };
+        let (header, body) = packet.split_at_mut(DATA_HEADER_BYTES);
+        let text = body.len() - TAG_BYTES;
+        key.key
+            .open_in_place(key.nonce(path, number), Aad::from(&*header), body)
+            .map_err(|_| SealError::NotAuthentic)?;
+        if header[0] & RESERVED_BITS != 0 {
+            return Err(SealError::NotAuthentic);
+        }
+        if key_advanced {
+            let after = self.rx_next.next(self.suite);
+            let now = std::mem::replace(&mut self.rx_next, after);
+            self.rx_before = Some(std::mem::replace(&mut self.rx, now));
+            self.rx_generation += 1;
+        }
+        Ok(Opened { number, end: DATA_HEADER_BYTES + text, key_advanced })
+    }
+
+    /// Begins the next generation of our own packets.
+    pub fn advance(&mut self) {
+        self.tx = self.tx.next(self.suite);
+        self.tx_generation += 1;
+    }
+
+    /// How often our own keys and the peer's were advanced.
+    pub fn generations(&self) -> (u64, u64) {
+        (self.tx_generation, self.rx_generation)
+    }
+
+    /// Forgets the peer's previous generation: its late packets are no longer expected.
+    pub fn forget_previous(&mut self) {
+        self.rx_before = None;
+    }
+
+    #[inline]
+    fn toggle_mask(key: &quic::HeaderProtectionKey, packet: &mut [u8]) {
+        let sample = &packet[DATA_HEADER_BYTES..DATA_HEADER_BYTES + 16];
+        let mask = key.new_mask(sample).expect("the sample has the length the mask wants");
+        packet[0] ^= mask[0] & FIRST_BYTE_MASK;
+        for (b, m) in packet[1 + CID_BYTES..DATA_HEADER_BYTES].iter_mut().zip(&mask[1..]) {
+            *b ^= m;
+        }
+    }
+}
+
+impl std::fmt::Debug for PacketKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PacketKeys({:?}, {}/{})", self.suite, self.tx_generation, self.rx_generation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use d2tp_wire::PacketKind;
+
+    fn pair(suite: Suite) -> (PacketKeys, PacketKeys) {
+        let s = Secrets { initiator: [1; 32], responder: [2; 32], transcript: [3; 32] };
+        (PacketKeys::new(suite, &s, true), PacketKeys::new(suite, &s, false))
+    }
+
+    fn packet(text: &[u8]) -> Vec<u8> {
+        let mut p = vec![PacketKind::Data.first_byte()];
+        p.extend([9; CID_BYTES]);
+        p.extend([0; PN_BYTES]);
+        p.extend(text);
+        p.extend([0; TAG_BYTES]);
+        p
+    }
+
+    #[test]
+    fn a_sealed_packet_opens_only_unaltered_and_on_its_own_path() {
+        for suite in [Suite::Aes128Gcm, Suite::ChaCha20Poly1305] {
+            let (tx, mut rx) = pair(suite);
+            let mut p = packet(b"some frames");
+            tx.seal(PathId(4), 7, &mut p);
+            for bit in 0..p.len() * 8 {
+                let mut bad = p.clone();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                assert!(rx.open(PathId(4), 7, &mut bad).is_err(), "bit {bit} was not noticed");
+            }
+            assert!(rx.open(PathId(5), 7, &mut p.clone()).is_err());
+            let mut good = p.clone();
+            let opened = rx.open(PathId(4), 3, &mut good).unwrap();
+            assert_eq!(opened, Opened { number: 7, end: good.len() - TAG_BYTES, key_advanced: false });
+            assert_eq!(&good[DATA_HEADER_BYTES..opened.end], b"some frames");
+        }
+    }
+
+    #[test]
+    fn the_receiver_follows_a_key_update_and_still_reads_late_packets() {
+        let (mut tx, mut rx) = pair(Suite::Aes128Gcm);
+        let mut late = packet(b"late");
+        tx.seal(PathId(0), 1, &mut late);
+        for generation in 1..=6 {
+            tx.advance();
+            let mut p = packet(b"new");
+            tx.seal(PathId(0), 1 + generation, &mut p);
+            assert!(rx.open(PathId(0), generation, &mut p).unwrap().key_advanced);
+            if generation == 1 {
+                assert!(!rx.open(PathId(0), 2, &mut late.clone()).unwrap().key_advanced);
+                rx.forget_previous();
+                assert!(rx.open(PathId(0), 2, &mut late.clone()).is_err());
+            }
+        }
+    }
+}
