@@ -22,7 +22,8 @@ impl Rng {
         let mut nonce = [0; 12];
         nonce[4..].copy_from_slice(&self.blocks.to_be_bytes());
         self.blocks += 1;
-        self.key
+        let _tag = self
+            .key
             .seal_in_place_separate_tag(
                 aead::Nonce::assume_unique_for_key(nonce),
                 aead::Aad::empty(),

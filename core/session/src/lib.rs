@@ -1,1 +1,52 @@
 //! D2TP itself, sans-IO: sessions, paths, flows, recovery, congestion control.
+//!
+//! A pure core: datagrams, times and the application's calls go in; datagrams and events come
+//! out. No clock, no socket, no thread, no randomness of its own. The same inputs give the same
+//! outputs, byte for byte, on every machine.
+//!
+//! ```text
+//!  datagram ──▶ Endpoint (whose is it?) ──▶ receive.rs opens, decodes, hands each frame to its owner
+//!                                              flow · path · recovery · grant · resume
+//!  Transmit ◀── transmit.rs asks the owners in a fixed order, seals ◀── owners mark what they want
+//! ```
+//!
+//! The rules it keeps are named in `docs/protocol.md` (R-ACK-2 and the like) and so marked here.
+
+mod acks;
+mod config;
+mod congestion;
+mod endpoint;
+mod event;
+mod flow;
+mod grant;
+mod half_open;
+mod knock;
+mod mtu;
+mod pacer;
+mod path;
+mod ranges;
+mod receive;
+mod record;
+mod recovery;
+mod recv_half;
+mod resume;
+mod rtt;
+mod send_half;
+mod session;
+mod transmit;
+
+pub use config::{
+    ACK_RANGES_MAX, Config, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, HALF_OPEN_PER_INSTANCE,
+    PATHS_MAX, SPARE_PATHS,
+};
+pub use congestion::CongestionKind;
+pub use d2tp_seal::{PublicKey, Rng, SecretKey, Suite};
+pub use d2tp_time::{Span, Time};
+pub use d2tp_wire::{FlowId, PathId, PathStatus, Reason};
+pub use endpoint::{Admission, Endpoint, Incoming, SessionId, UnknownSession};
+pub use event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
+pub use flow::FlowOptions;
+pub use path::{Addresses, LinkId, PathState};
+pub use record::{FlowRecord, Record, RecordError};
+pub use session::{FlowError, Life, PathStats, Read, Role, Session};
+pub use transmit::Transmit;

@@ -135,6 +135,13 @@ impl<'a> Writer<'a> {
         self.buf[self.at..self.at + b.len()].copy_from_slice(b);
         self.at += b.len();
     }
+    /// The next `n` bytes, for the caller to fill.
+    #[inline]
+    pub fn reserve(&mut self, n: usize) -> &mut [u8] {
+        let at = self.at;
+        self.at += n;
+        &mut self.buf[at..at + n]
+    }
     /// Appends `n` zero bytes.
     pub fn zeros(&mut self, n: usize) {
         self.buf[self.at..self.at + n].fill(0);

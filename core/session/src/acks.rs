@@ -1,0 +1,155 @@
+//! Packets received on a path: what to acknowledge and when; what is a replay.
+
+use d2tp_time::{Span, Time};
+
+use crate::config::ACK_RANGES_MAX;
+use crate::ranges::RangeSet;
+
+/// Packets received before one ACK must leave, until the sender asks for another rate.
+const EVERY_DEFAULT: u32 = 2;
+/// Numbers below an acknowledged ACK's largest that are still told apart from replays.
+const REORDER_KEPT: u64 = 1024;
+
+/// Received packet numbers of one path.
+#[derive(Debug)]
+pub(crate) struct Acks {
+    seen: RangeSet,
+    floor: u64,
+    largest_at: Time,
+    unanswered: u32,
+    every: u32,
+    delay: Span,
+    due: Time,
+}
+
+impl Acks {
+    pub(crate) fn new(delay: Span) -> Self {
+        Acks {
+            seen: RangeSet::default(),
+            floor: 0,
+            largest_at: Time::ZERO,
+            unanswered: 0,
+            every: EVERY_DEFAULT,
+            delay,
+            due: Time::NEVER,
+        }
+    }
+
+    /// The number after the largest one received.
+    pub(crate) fn expected(&self) -> u64 {
+        self.seen.last().map_or(0, |(_, end)| end)
+    }
+
+    /// R-SEAL-4: a number seen before, or too old to tell, is a replay.
+    pub(crate) fn is_replay(&self, number: u64) -> bool {
+        number < self.floor || self.seen.contains(number)
+    }
+
+    /// A packet was received and its frames were handled.
+    pub(crate) fn on_packet(&mut self, now: Time, number: u64, eliciting: bool) {
+        let expected = self.expected();
+        self.seen.insert(number, number + 1);
+        if self.seen.len() > ACK_RANGES_MAX
+            && let Some((_, end)) = self.seen.pop_first()
+        {
+            self.floor = self.floor.max(end);
+        }
+        if number >= expected {
+            self.largest_at = now;
+        }
+        if !eliciting {
+            return;
+        }
+        self.unanswered += 1;
+        let in_order = number == expected;
+        if !in_order || self.unanswered >= self.every {
+            self.due = now;
+        } else {
+            self.due = self.due.min(now + self.delay);
+        }
+    }
+
+    /// When an ACK must leave.
+    pub(crate) fn due(&self) -> Time {
+        self.due
+    }
+    /// Whether there is something to acknowledge if a packet leaves anyway.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.unanswered > 0
+    }
+    /// An ACK must leave at once.
+    pub(crate) fn ask_now(&mut self, now: Time) {
+        self.due = self.due.min(now);
+    }
+
+    /// The sender asks for another rate.
+    pub(crate) fn set_rate(&mut self, every: u32, delay: Span, delay_max: Span) {
+        self.every = every.max(1);
+        self.delay = delay.min(delay_max);
+    }
+
+    /// Ranges to acknowledge, largest first, both ends included.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
+        self.seen.iter().rev().map(|(start, end)| (start, end - 1))
+    }
+    pub(crate) fn delay_us(&self, now: Time) -> u64 {
+        now.since(self.largest_at).as_micros()
+    }
+    /// An ACK left.
+    pub(crate) fn on_ack_sent(&mut self) {
+        self.unanswered = 0;
+        self.due = Time::NEVER;
+    }
+    /// The peer has our ACK up to `largest`: older ranges need not be repeated.
+    pub(crate) fn on_ack_acked(&mut self, largest: u64) {
+        let floor = largest.saturating_sub(REORDER_KEPT);
+        if floor > self.floor {
+            self.floor = floor;
+            self.seen.remove_below(floor);
+        }
+    }
+    pub(crate) fn largest(&self) -> Option<u64> {
+        self.seen.last().map(|(_, end)| end - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_counts_once() {
+        let mut acks = Acks::new(Span::from_millis(20));
+        for n in [0, 1, 5, 3] {
+            assert!(!acks.is_replay(n));
+            acks.on_packet(Time::ZERO, n, true);
+            assert!(acks.is_replay(n));
+        }
+        assert_eq!(acks.ranges().collect::<Vec<_>>(), [(5, 5), (3, 3), (0, 1)]);
+    }
+
+    #[test]
+    fn ranges_are_bounded_and_what_was_forgotten_reads_as_replay() {
+        let mut acks = Acks::new(Span::ZERO);
+        for n in 0..500 {
+            acks.on_packet(Time::ZERO, n * 2, true);
+        }
+        assert_eq!(acks.ranges().count(), ACK_RANGES_MAX);
+        assert!(acks.is_replay(1) && acks.is_replay(100));
+    }
+
+    #[test]
+    fn an_ack_waits_for_the_second_packet_or_the_delay_and_not_for_a_gap() {
+        let mut acks = Acks::new(Span::from_millis(20));
+        acks.on_packet(Time::ZERO, 0, true);
+        assert_eq!(acks.due(), Time::ZERO + Span::from_millis(20));
+        let now = Time::from_nanos(5);
+        acks.on_packet(now, 1, true);
+        assert_eq!(acks.due(), now);
+        acks.on_ack_sent();
+        acks.on_packet(now, 2, false);
+        assert_eq!(acks.due(), Time::NEVER);
+        acks.on_packet(now, 4, true);
+        assert_eq!(acks.due(), now);
+    }
+}

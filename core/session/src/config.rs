@@ -1,0 +1,80 @@
+//! What a host decides before it speaks: suites, windows, limits.
+
+use d2tp_seal::Suite;
+use d2tp_time::Span;
+
+use crate::congestion::CongestionKind;
+
+/// Paths a session may have at once.
+pub const PATHS_MAX: usize = 8;
+/// Path ids issued ahead of use, so that a device can move while it cannot be told new ones.
+pub const SPARE_PATHS: u32 = 4;
+/// Acknowledgement ranges kept per path.
+pub const ACK_RANGES_MAX: usize = 64;
+/// Gaps in the bytes received of one flow.
+pub const FLOW_GAPS_MAX: usize = 256;
+/// Unreliable datagrams that wait to be sent; the oldest goes first.
+pub const DATAGRAMS_MAX: usize = 64;
+/// Events not yet taken by the driver. A session that is not attended stops reading packets.
+pub const EVENTS_MAX: usize = 4096;
+/// Half-open handshakes per client key and instance.
+pub const HALF_OPEN_PER_INSTANCE: usize = 2;
+
+/// Settings of a host, the same for all its sessions.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// AEADs in order of preference.
+    pub suites: Vec<Suite>,
+    /// Bytes of a flow that may be on the way or unread. Larger fills longer, faster paths, and
+    /// costs that much memory per busy flow.
+    pub flow_window: u64,
+    /// The same for all flows of a session together.
+    pub session_window: u64,
+    /// Bytes written and not yet acknowledged that a flow holds before writers must wait.
+    pub send_buffer: u64,
+    /// Flows a peer may have open at once in a session.
+    pub flows_max: usize,
+    /// The largest UDP payload to try.
+    pub mtu_max: u16,
+    /// Congestion control of new paths.
+    pub congestion: CongestionKind,
+    /// The longest an ACK is held back.
+    pub ack_delay_max: Span,
+    /// The round trip assumed before the first sample. RFC 9002 says 333 ms; devices hop between
+    /// links whose real figure is 15–100 ms, and a handshake lost costs three of these.
+    pub rtt_initial: Span,
+    /// How far apart probes of a silent path get at most.
+    pub probe_interval_max: Span,
+    /// Silence on every path after which a server stops sending until the device speaks again.
+    pub silence_max: Span,
+    /// How long flows without a deadline are kept for a device that is away.
+    pub absence_max: Span,
+    /// How long a half-open handshake is kept.
+    pub half_open_max: Span,
+    /// Handshakes per second above which addresses must be proved first.
+    pub cookie_above: u32,
+    /// Sessions a server keeps at once.
+    pub sessions_max: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            suites: vec![Suite::Aes128Gcm, Suite::ChaCha20Poly1305],
+            flow_window: 8 << 20,
+            session_window: 16 << 20,
+            send_buffer: 4 << 20,
+            flows_max: 256,
+            mtu_max: 1472,
+            congestion: CongestionKind::default(),
+            ack_delay_max: Span::from_millis(20),
+            rtt_initial: Span::from_millis(150),
+            probe_interval_max: Span::from_secs(2),
+            silence_max: Span::from_secs(15),
+            absence_max: Span::from_secs(3600),
+            half_open_max: Span::from_secs(10),
+            cookie_above: 500,
+            sessions_max: 100_000,
+        }
+    }
+}

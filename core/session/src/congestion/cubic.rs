@@ -1,0 +1,262 @@
+//! CUBIC (RFC 9438) with HyStart++. Integers only: the same window on every machine.
+//!
+//! Windows are in bytes, times in microseconds; the cubic W(t) = C·(t − K)³ + W_max is computed
+//! with C = 0.4 datagrams/s³.
+
+use d2tp_time::{Span, Time};
+
+use super::hystart::HyStart;
+use super::{Acked, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS};
+
+/// β = 0.7 (RFC 9438 §4.6), as a fraction.
+const BETA: (u64, u64) = (7, 10);
+/// C = 0.4 (RFC 9438 §5.1), as a fraction.
+const C: (i128, i128) = (2, 5);
+
+#[derive(Debug, Clone)]
+struct State {
+    window: u64,
+    threshold: u64,
+    w_max: u64,
+    k_us: u64,
+    epoch_start: Option<Time>,
+    reno_window: u64,
+    reno_acked: u64,
+    fraction: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Cubic {
+    datagram: u64,
+    state: State,
+    hystart: HyStart,
+    recovery_start: Option<Time>,
+    before: Option<State>,
+}
+
+/// The largest r with r³ ≤ n.
+fn cube_root(n: u128) -> u64 {
+    let (mut low, mut high) = (0u64, 1u64 << 42);
+    while low < high {
+        let mid = (low + high).div_ceil(2);
+        let cube = u128::from(mid).checked_pow(3);
+        if cube.is_some_and(|c| c <= n) {
+            low = mid;
+        } else {
+            high = mid - 1;
+        }
+    }
+    low
+}
+
+impl Cubic {
+    pub(super) fn new(datagram: u64) -> Self {
+        Cubic {
+            datagram,
+            state: State {
+                window: WINDOW_INITIAL_DATAGRAMS * datagram,
+                threshold: u64::MAX,
+                w_max: 0,
+                k_us: 0,
+                epoch_start: None,
+                reno_window: 0,
+                reno_acked: 0,
+                fraction: 0,
+            },
+            hystart: HyStart::new(),
+            recovery_start: None,
+            before: None,
+        }
+    }
+
+    /// K = cbrt((W_max − cwnd) / C) with windows in datagrams, in microseconds.
+    fn k_us(&self) -> u64 {
+        let s = &self.state;
+        let missing = u128::from(s.w_max.saturating_sub(s.window));
+        // K³ s³ = missing/datagram · 5/2, so K³ in µs³ is that times 10^18.
+        cube_root(missing * 5 * 1_000_000_000_000_000_000 / (2 * u128::from(self.datagram)))
+    }
+
+    /// W_cubic after `t` of this epoch, in bytes.
+    fn w_cubic(&self, t: Span) -> u64 {
+        let s = &self.state;
+        let d = i128::from(t.as_micros()) - i128::from(s.k_us);
+        // Beyond some hours the cube would not fit; the window is bounded long before.
+        let d = d.clamp(-10_000_000_000, 10_000_000_000);
+        let grown =
+            d * d * d / 1_000_000_000 * C.0 * i128::from(self.datagram) / C.1 / 1_000_000_000;
+        (i128::from(s.w_max) + grown).clamp(0, i128::from(u64::MAX / 4)) as u64
+    }
+}
+
+impl Controller for Cubic {
+    fn on_ack(&mut self, a: Acked, _: Siblings<'_>) {
+        if self.recovery_start.is_some_and(|t| a.sent_at <= t) {
+            return;
+        }
+        if a.app_limited {
+            // Growth is earned by use: an idle epoch must not leap (RFC 9438 §5.8).
+            if let Some(start) = &mut self.state.epoch_start {
+                *start += a.rtt.min(a.now.since(*start));
+            }
+            return;
+        }
+        if self.in_slow_start() {
+            let (gain, done) = self.hystart.on_ack(&a);
+            self.state.window += gain;
+            if done {
+                self.state.threshold = self.state.window;
+            }
+            return;
+        }
+        let datagram = self.datagram;
+        let start = *self.state.epoch_start.get_or_insert_with(|| a.now);
+        if start == a.now {
+            let s = &mut self.state;
+            s.w_max = s.w_max.max(s.window);
+            s.reno_window = s.window;
+            s.reno_acked = 0;
+            self.state.k_us = self.k_us();
+        }
+        let t = a.now.since(start);
+        let target = self.w_cubic(t + a.rtt).clamp(self.state.window, self.state.window * 3 / 2);
+        let s = &mut self.state;
+        // Reno-friendly region, RFC 9438 §4.3: α = 3(1−β)/(1+β) = 9/17 until W_max, then 1.
+        s.reno_acked += a.bytes;
+        let (num, den) = if s.reno_window < s.w_max { (9, 17) } else { (1, 1) };
+        let need = s.reno_window * den / num;
+        if s.reno_acked >= need {
+            s.reno_acked -= need;
+            s.reno_window += datagram;
+        }
+        s.fraction += (target - s.window) * a.bytes;
+        let step = s.fraction / s.window;
+        s.fraction -= step * s.window;
+        s.window = (s.window + step).max(s.reno_window);
+    }
+
+    fn on_loss(&mut self, now: Time, sent_at: Time) {
+        if self.recovery_start.is_some_and(|t| sent_at <= t) {
+            return;
+        }
+        self.before = Some(self.state.clone());
+        self.recovery_start = Some(now);
+        let s = &mut self.state;
+        // Fast convergence, RFC 9438 §4.7.
+        s.w_max =
+            if s.window < s.w_max { s.window * (BETA.1 + BETA.0) / (2 * BETA.1) } else { s.window };
+        s.window =
+            (s.window * BETA.0 / BETA.1).max(WINDOW_MIN_DATAGRAMS * self.datagram);
+        s.threshold = s.window;
+        s.epoch_start = Some(now);
+        s.reno_window = s.window;
+        s.reno_acked = 0;
+        s.fraction = 0;
+        self.state.k_us = self.k_us();
+    }
+
+    fn on_persistent_congestion(&mut self) {
+        let s = &mut self.state;
+        s.w_max = s.window;
+        s.threshold = (s.window * BETA.0 / BETA.1).max(WINDOW_MIN_DATAGRAMS * self.datagram);
+        s.window = WINDOW_MIN_DATAGRAMS * self.datagram;
+        s.epoch_start = None;
+        self.recovery_start = None;
+        self.before = None;
+        self.hystart = HyStart::new();
+    }
+
+    fn on_spurious(&mut self) {
+        if let Some(before) = self.before.take() {
+            if before.window > self.state.window {
+                self.state = before;
+            }
+            self.recovery_start = None;
+        }
+    }
+
+    fn set_datagram(&mut self, bytes: u64) {
+        self.datagram = bytes;
+        self.state.window = self.state.window.max(WINDOW_MIN_DATAGRAMS * bytes);
+    }
+    fn window(&self) -> u64 {
+        self.state.window
+    }
+    fn in_slow_start(&self) -> bool {
+        self.state.window < self.state.threshold
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MSS: u64 = 1_000;
+
+    fn acked(now: Time, bytes: u64) -> Acked {
+        let rtt = Span::from_millis(50);
+        Acked {
+            now,
+            bytes,
+            sent_at: now - rtt,
+            rtt,
+            rtt_min: rtt,
+            fresh: true,
+            app_limited: false,
+            largest: 0,
+            next_number: u64::MAX,
+        }
+    }
+
+    #[test]
+    fn cube_roots_are_exact() {
+        for n in [0u64, 1, 2, 7, 12_345, 4_000_000_000] {
+            let c = u128::from(n).pow(3);
+            assert_eq!(cube_root(c), n);
+            if n > 0 {
+                assert_eq!(cube_root(c - 1), n - 1);
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_loss_the_window_returns_to_its_maximum_after_k_and_then_probes() {
+        let mut cubic = Cubic::new(MSS);
+        cubic.state.window = 1_000 * MSS;
+        let start = Time::from_nanos(1_000_000_000);
+        cubic.on_loss(start, start);
+        assert_eq!(cubic.window(), 700 * MSS);
+        // K = cbrt(300 / 0.4) = 9.086 s.
+        assert!((9_080_000..9_090_000).contains(&cubic.state.k_us), "{}", cubic.state.k_us);
+        let mut now = start + Span::from_millis(60);
+        let mut at_k = 0;
+        while now < start + Span::from_secs(14) {
+            cubic.on_ack(acked(now, cubic.window()), &[]);
+            now += Span::from_millis(50);
+            if now.since(start) <= Span::from_micros(9_086_000) {
+                at_k = cubic.window();
+            }
+        }
+        assert!((985..1_015).contains(&(at_k / MSS)), "{at_k}");
+        assert!(cubic.window() > 1_040 * MSS, "{}", cubic.window());
+    }
+
+    #[test]
+    fn a_mistaken_response_is_undone() {
+        let mut cubic = Cubic::new(MSS);
+        cubic.state.window = 100 * MSS;
+        cubic.on_loss(Time::from_nanos(5), Time::from_nanos(5));
+        cubic.on_spurious();
+        assert_eq!(cubic.window(), 100 * MSS);
+    }
+
+    #[test]
+    fn one_round_of_losses_is_one_response() {
+        let mut cubic = Cubic::new(MSS);
+        cubic.state.window = 100 * MSS;
+        cubic.on_loss(Time::from_nanos(100), Time::from_nanos(50));
+        let once = cubic.window();
+        cubic.on_loss(Time::from_nanos(110), Time::from_nanos(60));
+        assert_eq!(cubic.window(), once);
+    }
+}

@@ -1,0 +1,77 @@
+//! NewReno, as RFC 9002 §7 has it.
+
+use d2tp_time::Time;
+
+use super::{Acked, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS};
+
+#[derive(Debug)]
+pub(super) struct NewReno {
+    datagram: u64,
+    window: u64,
+    threshold: u64,
+    acked: u64,
+    recovery_start: Option<Time>,
+    before: Option<(u64, u64)>,
+}
+
+impl NewReno {
+    pub(super) fn new(datagram: u64) -> Self {
+        NewReno {
+            datagram,
+            window: WINDOW_INITIAL_DATAGRAMS * datagram,
+            threshold: u64::MAX,
+            acked: 0,
+            recovery_start: None,
+            before: None,
+        }
+    }
+}
+
+impl Controller for NewReno {
+    fn on_ack(&mut self, a: Acked, _: Siblings<'_>) {
+        if a.app_limited || self.recovery_start.is_some_and(|t| a.sent_at <= t) {
+            return;
+        }
+        if self.window < self.threshold {
+            self.window += a.bytes;
+        } else {
+            self.acked += a.bytes;
+            if self.acked >= self.window {
+                self.acked -= self.window;
+                self.window += self.datagram;
+            }
+        }
+    }
+    fn on_loss(&mut self, now: Time, sent_at: Time) {
+        if self.recovery_start.is_some_and(|t| sent_at <= t) {
+            return;
+        }
+        self.before = Some((self.window, self.threshold));
+        self.recovery_start = Some(now);
+        self.window = (self.window / 2).max(WINDOW_MIN_DATAGRAMS * self.datagram);
+        self.threshold = self.window;
+        self.acked = 0;
+    }
+    fn on_persistent_congestion(&mut self) {
+        self.window = WINDOW_MIN_DATAGRAMS * self.datagram;
+        self.recovery_start = None;
+        self.before = None;
+    }
+    fn on_spurious(&mut self) {
+        if let Some((window, threshold)) = self.before.take() {
+            self.window = self.window.max(window);
+            self.threshold = threshold;
+            self.recovery_start = None;
+        }
+    }
+    fn set_datagram(&mut self, bytes: u64) {
+        self.datagram = bytes;
+        self.window = self.window.max(WINDOW_MIN_DATAGRAMS * bytes);
+    }
+    fn window(&self) -> u64 {
+        self.window
+    }
+    fn in_slow_start(&self) -> bool {
+        self.window < self.threshold
+    }
+}

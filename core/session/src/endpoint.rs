@@ -1,0 +1,753 @@
+//! All sessions of a host: whose datagram is it, who may come in, who sleeps as a record.
+//!
+//! ```text
+//!  datagram ─▶ kind? ─▶ SYN      sums ▸ load? cookie ▸ Noise ▸ admitted? ▸ epoch ▸ half-open
+//!                       DATA     cid ▸ session | half-open (first packet: confirm) | UNKNOWN
+//!                       SYN+ACK, COOKIE, UNKNOWN   cid ▸ the knocking session
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
+
+use d2tp_seal::{
+    CookieJar, Macs, PacketKeys, PublicKey, Responder, Rng, SYN_ACK_OVERHEAD_BYTES, SecretKey,
+};
+use d2tp_time::{Span, Time};
+use d2tp_wire::{
+    CID_BYTES, Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, PacketKind, PathId, Reader, Reason,
+    TAG_BYTES, VERSION, Writer,
+};
+use hashbrown::HashMap;
+use slab::Slab;
+
+use crate::config::{Config, HALF_OPEN_PER_INSTANCE, SPARE_PATHS};
+use crate::event::Event;
+use crate::half_open::{HalfOpen, Syn, SynAck, SynAckBody};
+use crate::knock::PROLOGUE;
+use crate::path::{Addresses, Path, PathState};
+use crate::record::{Record, RecordError};
+use crate::session::{CidChange, Life, Role, Session};
+use crate::transmit::Transmit;
+
+/// Stateless answers that wait to leave; more are dropped, their senders try again.
+const ANSWERS_MAX: usize = 256;
+/// "Unknown session" answers per second.
+const UNKNOWN_PER_SECOND: u32 = 200;
+/// Half-open handshakes a server keeps in all.
+const HALF_OPEN_MAX: usize = 4096;
+/// How long a cookie secret is the newest.
+const COOKIE_PERIOD: Span = Span::from_secs(120);
+
+/// A session of an endpoint. Never refers to another one, even after the first is gone.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SessionId {
+    index: u32,
+    serial: u32,
+}
+
+/// There is no such session (any more).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no such session")]
+pub struct UnknownSession;
+
+/// Who may open sessions.
+#[derive(Clone, Debug, Default)]
+pub enum Admission {
+    /// Nobody: this host only calls others.
+    #[default]
+    Nobody,
+    /// Anybody.
+    Anybody,
+    /// These hosts.
+    Only(BTreeSet<PublicKey>),
+}
+
+impl Admission {
+    fn admits(&self, key: &PublicKey) -> bool {
+        match self {
+            Admission::Nobody => false,
+            Admission::Anybody => true,
+            Admission::Only(keys) => keys.contains(key),
+        }
+    }
+}
+
+/// A datagram as the driver received it. It is opened in place.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    /// Where it came in and from.
+    pub addresses: Addresses,
+    /// Its bytes.
+    pub bytes: &'a mut [u8],
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Route {
+    Session { id: SessionId, path: PathId, generation: u32 },
+    HalfOpen(usize),
+}
+
+/// Connection ids are random and ours: eight of their bytes are hash enough.
+#[derive(Default)]
+struct CidHasher(u64);
+impl Hasher for CidHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut b = [0; 8];
+            b[..chunk.len()].copy_from_slice(chunk);
+            self.0 = self.0.rotate_left(5) ^ u64::from_le_bytes(b);
+        }
+        self.0 = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+    fn write_usize(&mut self, _: usize) {}
+}
+
+struct Slot {
+    session: Session,
+    serial: u32,
+    timer: Time,
+    ready: bool,
+}
+
+type Key = (PublicKey, u64);
+
+/// All D2TP sessions of one host and process.
+pub struct Endpoint {
+    config: Config,
+    local: SecretKey,
+    admission: Admission,
+    rng: Rng,
+    jar: CookieJar,
+    jar_arc: Arc<CookieJar>,
+    cookie_until: Time,
+    sessions: Slab<Slot>,
+    next_serial: u32,
+    routes: HashMap<Cid, Route, BuildHasherDefault<CidHasher>>,
+    /// A server's sessions by who they are with.
+    by_key: BTreeMap<Key, SessionId>,
+    asleep: BTreeMap<Key, Box<[u8]>>,
+    half_open: Slab<HalfOpen>,
+    half_open_by_key: BTreeMap<Key, VecDeque<usize>>,
+    half_open_order: VecDeque<(Time, usize)>,
+    timers: BTreeSet<(Time, SessionId)>,
+    ready: VecDeque<SessionId>,
+    answers: VecDeque<(Addresses, Vec<u8>)>,
+    events: VecDeque<(SessionId, Event)>,
+    syn_window: (Time, u32),
+    unknown_window: (Time, u32),
+}
+
+impl Endpoint {
+    /// An endpoint of the host `local`. `seed` must be fresh; `token_seed` should survive restarts
+    /// of a server, so that old sessions can be told they are unknown.
+    pub fn new(
+        config: Config,
+        local: SecretKey,
+        admission: Admission,
+        seed: [u8; 32],
+        token_seed: [u8; 32],
+    ) -> Self {
+        let mut rng = Rng::new(seed);
+        let public = local.public();
+        let jar = CookieJar::new(&public, rng.array(), token_seed);
+        let jar_arc = Arc::new(CookieJar::new(&public, [0; 32], token_seed));
+        Endpoint {
+            config,
+            local,
+            admission,
+            rng,
+            jar,
+            jar_arc,
+            cookie_until: Time::ZERO,
+            sessions: Slab::new(),
+            next_serial: 0,
+            routes: HashMap::default(),
+            by_key: BTreeMap::new(),
+            asleep: BTreeMap::new(),
+            half_open: Slab::new(),
+            half_open_by_key: BTreeMap::new(),
+            half_open_order: VecDeque::new(),
+            timers: BTreeSet::new(),
+            ready: VecDeque::new(),
+            answers: VecDeque::new(),
+            events: VecDeque::new(),
+            syn_window: (Time::ZERO, 0),
+            unknown_window: (Time::ZERO, 0),
+        }
+    }
+
+    /// This host's public key.
+    pub fn public_key(&self) -> PublicKey {
+        self.local.public()
+    }
+    /// Changes who may come in; sessions that exist stand.
+    pub fn set_admission(&mut self, admission: Admission) {
+        self.admission = admission;
+    }
+    /// Sessions awake, asleep, and half open.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        (self.sessions.len(), self.asleep.len(), self.half_open.len())
+    }
+
+    /// A session with a server. It knocks when [`Session::open_path`] gives it a link. `epochs`
+    /// were reserved in the device's journal before (R-HS-2).
+    pub fn connect(
+        &mut self,
+        now: Time,
+        server: PublicKey,
+        instance: u64,
+        epochs: Range<u32>,
+    ) -> SessionId {
+        let session = self.new_session(now, Role::Initiator, server, instance, epochs);
+        self.insert(session)
+    }
+
+    /// A device's session from its record, with epochs beyond all used before.
+    ///
+    /// # Errors
+    /// The record is damaged.
+    pub fn restore(
+        &mut self,
+        now: Time,
+        record: &[u8],
+        epochs: Range<u32>,
+    ) -> Result<SessionId, RecordError> {
+        let record = Record::decode(record)?;
+        let first = epochs.start.max(record.epoch.saturating_add(1));
+        let mut session =
+            self.new_session(now, record.role, record.peer, record.instance, first..epochs.end);
+        session.restore(now, &record);
+        Ok(self.insert(session))
+    }
+
+    /// A server takes in the record of a session asleep.
+    ///
+    /// # Errors
+    /// The record is damaged, or not a server's.
+    pub fn adopt(&mut self, record: &[u8]) -> Result<(), RecordError> {
+        let decoded = Record::decode(record)?;
+        if decoded.role != Role::Responder {
+            return Err(RecordError::Damaged);
+        }
+        self.asleep.insert((decoded.peer, decoded.instance), record.into());
+        Ok(())
+    }
+
+    /// Puts a session to sleep: from now on it is its record, which is also returned. A server
+    /// keeps it and wakes it when the device knocks; a device gives it back to
+    /// [`Endpoint::restore`].
+    ///
+    /// # Errors
+    /// There is no such session.
+    pub fn hibernate(&mut self, now: Time, id: SessionId) -> Result<Vec<u8>, UnknownSession> {
+        let session = self.session(id).ok_or(UnknownSession)?;
+        let record = session.record(now, false).encode();
+        let key = (session.peer(), session.instance());
+        if session.role() == Role::Responder {
+            self.asleep.insert(key, record.clone().into());
+        }
+        self.drop_session(id);
+        Ok(record)
+    }
+
+    fn new_session(
+        &mut self,
+        now: Time,
+        role: Role,
+        peer: PublicKey,
+        instance: u64,
+        epochs: Range<u32>,
+    ) -> Session {
+        let mut session = Session::new(
+            role,
+            self.config.clone(),
+            self.local.clone(),
+            peer,
+            instance,
+            epochs,
+            self.rng.fork(),
+            now,
+        );
+        if role == Role::Responder {
+            let jar = self.jar_arc.clone();
+            session.make_token = Some(Arc::new(move |cid| jar.token(cid)));
+        }
+        session
+    }
+
+    fn insert(&mut self, session: Session) -> SessionId {
+        let serial = self.next_serial;
+        self.next_serial = self.next_serial.wrapping_add(1);
+        let index =
+            self.sessions.insert(Slot { session, serial, timer: Time::NEVER, ready: false }) as u32;
+        SessionId { index, serial }
+    }
+
+    fn slot(&mut self, id: SessionId) -> Option<&mut Slot> {
+        self.sessions.get_mut(id.index as usize).filter(|s| s.serial == id.serial)
+    }
+
+    /// Looks at a session.
+    pub fn session(&self, id: SessionId) -> Option<&Session> {
+        self.sessions
+            .get(id.index as usize)
+            .filter(|s| s.serial == id.serial)
+            .map(|s| &s.session)
+    }
+
+    /// Does something with a session; afterwards it is asked what it wants to send.
+    ///
+    /// # Errors
+    /// There is no such session.
+    pub fn with<R>(
+        &mut self,
+        id: SessionId,
+        f: impl FnOnce(&mut Session) -> R,
+    ) -> Result<R, UnknownSession> {
+        let slot = self.slot(id).ok_or(UnknownSession)?;
+        let r = f(&mut slot.session);
+        self.settle(id);
+        Ok(r)
+    }
+
+    /// Books what a session changed: its ids, its timer, its events, its place in line.
+    fn settle(&mut self, id: SessionId) {
+        let Some(slot) = self.sessions.get_mut(id.index as usize) else { return };
+        for change in slot.session.cid_changes.drain(..) {
+            match change {
+                CidChange::Add { cid, path, generation } => {
+                    self.routes.insert(cid, Route::Session { id, path, generation });
+                }
+                CidChange::Remove(cid) => {
+                    self.routes.remove(&cid);
+                }
+            }
+        }
+        while let Some(event) = slot.session.poll_event() {
+            self.events.push_back((id, event));
+        }
+        let timer = slot.session.next_timeout();
+        if timer != slot.timer {
+            self.timers.remove(&(slot.timer, id));
+            slot.timer = timer;
+            if timer != Time::NEVER {
+                self.timers.insert((timer, id));
+            }
+        }
+        if !slot.ready {
+            slot.ready = true;
+            self.ready.push_back(id);
+        }
+    }
+
+    fn drop_session(&mut self, id: SessionId) {
+        if self.slot(id).is_none() {
+            return;
+        }
+        let slot = self.sessions.remove(id.index as usize);
+        self.timers.remove(&(slot.timer, id));
+        for issued in slot.session.issued.values() {
+            self.routes.remove(&issued.cid);
+        }
+        if let Some(knock) = &slot.session.knock {
+            for cid in &knock.cids {
+                self.routes.remove(cid);
+            }
+        }
+        let key = (slot.session.peer, slot.session.instance);
+        if self.by_key.get(&key) == Some(&id) {
+            self.by_key.remove(&key);
+        }
+    }
+
+    /// The next event of any session. After [`Event::Closed`] the session is gone.
+    pub fn poll_event(&mut self) -> Option<(SessionId, Event)> {
+        let (id, event) = self.events.pop_front()?;
+        if matches!(event, Event::Closed(_))
+            && self.session(id).is_some_and(|s| s.life() == Life::Closed)
+        {
+            self.drop_session(id);
+        }
+        Some((id, event))
+    }
+
+    // ---- datagrams in ----
+
+    /// Takes in one datagram.
+    #[inline]
+    pub fn handle_datagram(&mut self, now: Time, incoming: Incoming<'_>) {
+        let Incoming { addresses, bytes } = incoming;
+        let Some((kind, version, cid, _)) = PacketKind::split(bytes) else { return };
+        match kind {
+            PacketKind::Data => self.on_data(now, addresses, cid, bytes),
+            PacketKind::Syn => self.on_syn(now, addresses, version, cid, bytes),
+            PacketKind::SynAck | PacketKind::Cookie | PacketKind::Unknown => {
+                let Some(Route::Session { id, path, generation }) = self.routes.get(&cid).copied()
+                else {
+                    return self.on_stray_unknown(now, kind, cid, bytes);
+                };
+                let Some(slot) = self.slot(id) else { return };
+                let body = &bytes[1 + CID_BYTES..];
+                match kind {
+                    PacketKind::SynAck => slot.session.handle_syn_ack(now, addresses, body),
+                    PacketKind::Cookie => slot.session.handle_cookie(now, body),
+                    _ => slot.session.handle_unknown(now, path, generation, body),
+                }
+                self.settle(id);
+            }
+            PacketKind::Version => {}
+        }
+    }
+
+    /// UNKNOWN names the id it was sent to, which is the peer's, not one of ours: find the path.
+    fn on_stray_unknown(&mut self, now: Time, kind: PacketKind, cid: Cid, bytes: &[u8]) {
+        if kind != PacketKind::Unknown {
+            return;
+        }
+        let found = self.sessions.iter().find_map(|(index, s)| {
+            let path = s.session.paths.iter().find(|p| p.cid_remote == cid)?.id;
+            Some((SessionId { index: index as u32, serial: s.serial }, path, s.session.generation))
+        });
+        if let Some((id, path, generation)) = found
+            && let Some(slot) = self.slot(id)
+        {
+            slot.session.handle_unknown(now, path, generation, &bytes[1 + CID_BYTES..]);
+            self.settle(id);
+        }
+    }
+
+    #[inline]
+    fn on_data(&mut self, now: Time, from: Addresses, cid: Cid, bytes: &mut [u8]) {
+        match self.routes.get(&cid).copied() {
+            Some(Route::Session { id, path, generation }) => {
+                let Some(slot) = self.slot(id) else { return };
+                slot.session.handle_data(now, path, generation, from, bytes);
+                self.settle(id);
+            }
+            Some(Route::HalfOpen(index)) => self.confirm(now, from, index, bytes),
+            None => self.answer_unknown(now, from, cid, bytes.len()),
+        }
+    }
+
+    /// R-UNKNOWN-2: smaller than what asked for it, and not too often.
+    fn answer_unknown(&mut self, now: Time, from: Addresses, cid: Cid, trigger: usize) {
+        const ANSWER: usize = 1 + CID_BYTES + 16;
+        if matches!(self.admission, Admission::Nobody) || trigger <= ANSWER {
+            return;
+        }
+        if now.since(self.unknown_window.0) >= Span::from_secs(1) {
+            self.unknown_window = (now, 0);
+        }
+        self.unknown_window.1 += 1;
+        if self.unknown_window.1 > UNKNOWN_PER_SECOND {
+            return;
+        }
+        let mut out = Vec::with_capacity(ANSWER);
+        out.push(PacketKind::Unknown.first_byte());
+        out.extend(cid.0);
+        out.extend(self.jar_arc.token(cid));
+        self.answer(from, out);
+    }
+
+    fn answer(&mut self, to: Addresses, bytes: Vec<u8>) {
+        if self.answers.len() < ANSWERS_MAX {
+            self.answers.push_back((to, bytes));
+        }
+    }
+
+    fn on_syn(&mut self, now: Time, from: Addresses, version: u8, cid: Cid, bytes: &[u8]) {
+        if matches!(self.admission, Admission::Nobody) {
+            return;
+        }
+        // R-HS-5: a SYN has its full size, so that no answer is larger.
+        if bytes.len() < DATAGRAM_FIRST_BYTES {
+            return;
+        }
+        if version != VERSION {
+            let mut out = vec![PacketKind::Version.first_byte()];
+            out.extend(cid.0);
+            out.push(VERSION);
+            return self.answer(from, out);
+        }
+        // R-HS-6: who does not know our key costs one hash and hears nothing.
+        if !self.jar.knows_us(bytes) {
+            return;
+        }
+        if now >= self.cookie_until {
+            self.cookie_until = now + COOKIE_PERIOD;
+            let seed = self.rng.array();
+            self.jar.rotate(seed);
+        }
+        if now.since(self.syn_window.0) >= Span::from_secs(1) {
+            self.syn_window = (now, 0);
+        }
+        self.syn_window.1 += 1;
+        let loaded = self.syn_window.1 > self.config.cookie_above
+            || self.half_open.len() >= HALF_OPEN_MAX / 2;
+        if loaded && !self.jar.proved(bytes, from.remote) {
+            // R-HS-7: under load the address is proved first: no state, no public-key work.
+            let Some(mac1) = Macs::mac1(bytes) else { return };
+            let nonce: [u8; 12] = self.rng.array();
+            let mut out = vec![PacketKind::Cookie.first_byte()];
+            out.extend(cid.0);
+            out.extend(nonce);
+            out.extend(self.jar.seal_cookie(mac1, from.remote, nonce));
+            return self.answer(from, out);
+        }
+        self.expire_half_open(now);
+        if self.half_open.len() >= HALF_OPEN_MAX {
+            return;
+        }
+        let message = &bytes[1 + CID_BYTES..bytes.len() - Macs::BYTES];
+        let mut payload = [0; 2048];
+        if message.len() > payload.len() {
+            return;
+        }
+        let seed = self.rng.array();
+        let Ok((responder, n)) =
+            Responder::read(&self.local, PROLOGUE, seed, message, &mut payload)
+        else {
+            return;
+        };
+        let Some(syn) = Syn::decode(&mut Reader::new(&payload[..n])) else { return };
+        let peer = responder.peer();
+        let key = (peer, syn.instance);
+        let answer = self.judge(&syn, key);
+        let mut out = vec![0; 1 + CID_BYTES + SYN_ACK_OVERHEAD_BYTES + 400];
+        out[0] = PacketKind::SynAck.first_byte();
+        out[1..1 + CID_BYTES].copy_from_slice(&cid.0);
+        let mut body = [0; 400];
+        let mut w = Writer::new(&mut body);
+        answer.encode(&mut w);
+        let n = w.written();
+        let Ok((secrets, n)) = responder.answer(&body[..n], &mut out[1 + CID_BYTES..]) else {
+            return;
+        };
+        out.truncate(1 + CID_BYTES + n);
+        self.answer(from, out);
+        if let SynAck::Welcome(body) = answer {
+            let suite = d2tp_seal::Suite::from_code(body.suite).expect("we chose it");
+            let keys = PacketKeys::new(suite, &secrets, false);
+            // The body kept is the peer's view turned round: what the *device* told us.
+            let own_cids: Vec<Cid> =
+                std::iter::once(body.cid).chain(body.spare.iter().map(|s| s.0)).collect();
+            let theirs = SynAckBody {
+                cid,
+                token: [0; 16],
+                suite: body.suite,
+                resumed: body.resumed,
+                session_credit: syn.session_credit,
+                flow_credit: syn.flow_credit,
+                spare: syn.spare.iter().map(|c| (*c, [0; 16])).collect(),
+            };
+            let expires = now + self.config.half_open_max;
+            let index = self.half_open.insert(HalfOpen {
+                peer,
+                instance: syn.instance,
+                epoch: syn.epoch,
+                keys,
+                own_cids: own_cids.clone(),
+                body: theirs,
+                addresses: from,
+                expires,
+            });
+            self.routes.insert(own_cids[0], Route::HalfOpen(index));
+            self.half_open_order.push_back((expires, index));
+            let line = self.half_open_by_key.entry(key).or_default();
+            line.push_back(index);
+            // R-HS-8: a flood of SYNs with one key costs at most this many half-open states.
+            if line.len() > HALF_OPEN_PER_INSTANCE
+                && let Some(oldest) = line.front().copied()
+            {
+                self.drop_half_open(oldest);
+            }
+        }
+    }
+
+    /// May this device come in, and with what?
+    fn judge(&mut self, syn: &Syn, key: Key) -> SynAck {
+        if !self.admission.admits(&key.0) {
+            return SynAck::Refused(Reason::NotAllowed);
+        }
+        let existing = self.by_key.get(&key).and_then(|id| self.session(*id));
+        let sleeping = self.asleep.get(&key).and_then(|r| Record::decode(r).ok());
+        let confirmed = existing.map(|s| s.epoch).or(sleeping.as_ref().map(|r| r.epoch));
+        // R-HS-1: an epoch counts once; a replayed SYN finds its own epoch used.
+        if let Some(confirmed) = confirmed
+            && syn.epoch <= confirmed
+        {
+            return SynAck::Stale { confirmed };
+        }
+        if confirmed.is_none() && self.sessions.len() >= self.config.sessions_max {
+            return SynAck::Refused(Reason::LimitReached);
+        }
+        let Some(suite) =
+            self.config.suites.iter().map(|s| s.code()).find(|s| syn.suites.contains(s))
+        else {
+            return SynAck::NoSuite;
+        };
+        let cid = Cid(self.rng.array());
+        let spare = (0..SPARE_PATHS)
+            .map(|_| {
+                let cid = Cid(self.rng.array());
+                (cid, self.jar_arc.token(cid))
+            })
+            .collect();
+        SynAck::Welcome(SynAckBody {
+            cid,
+            token: self.jar_arc.token(cid),
+            suite,
+            resumed: confirmed.is_some(),
+            session_credit: self.config.session_window,
+            flow_credit: self.config.flow_window,
+            spare,
+        })
+    }
+
+    fn drop_half_open(&mut self, index: usize) -> Option<HalfOpen> {
+        let half = self.half_open.try_remove(index)?;
+        self.routes.remove(&half.own_cids[0]);
+        let key = (half.peer, half.instance);
+        if let Some(line) = self.half_open_by_key.get_mut(&key) {
+            line.retain(|i| *i != index);
+            if line.is_empty() {
+                self.half_open_by_key.remove(&key);
+            }
+        }
+        Some(half)
+    }
+
+    fn expire_half_open(&mut self, now: Time) {
+        while let Some((expires, index)) = self.half_open_order.front().copied() {
+            if expires > now {
+                break;
+            }
+            self.half_open_order.pop_front();
+            if self.half_open.get(index).is_some_and(|h| h.expires == expires) {
+                self.drop_half_open(index);
+            }
+        }
+    }
+
+    /// The device's first packet under the new keys: now, and only now, the session is theirs.
+    fn confirm(&mut self, now: Time, from: Addresses, index: usize, bytes: &mut [u8]) {
+        let Some(half) = self.half_open.get_mut(index) else { return };
+        if bytes.len() < DATA_HEADER_BYTES + TAG_BYTES {
+            return;
+        }
+        let Ok(opened) = half.keys.open(PathId(0), 0, bytes) else { return };
+        let half = self.drop_half_open(index).expect("it was just there");
+        let key = (half.peer, half.instance);
+        let id = match self.by_key.get(&key).copied() {
+            Some(id) if self.session(id).is_some() => id,
+            _ => {
+                let epochs = half.epoch..half.epoch;
+                let mut session =
+                    self.new_session(now, Role::Responder, half.peer, half.instance, epochs);
+                if let Some(record) = self.asleep.remove(&key)
+                    && let Ok(record) = Record::decode(&record)
+                {
+                    session.restore(now, &record);
+                }
+                let id = self.insert(session);
+                self.by_key.insert(key, id);
+                id
+            }
+        };
+        let slot = self.slot(id).expect("it was just found or made");
+        let session = &mut slot.session;
+        if half.epoch <= session.epoch && session.generation > 0 {
+            return;
+        }
+        session.begin_generation(now, half.keys, half.epoch, &half.own_cids, &half.body);
+        let cids = (half.own_cids[0], half.body.cid, half.body.token);
+        let mut path = Path::new(now, PathId(0), from, &session.config, cids);
+        path.state = PathState::Active;
+        // The device's keys depend on our answer, so it received it where we sent it.
+        path.validated = from.remote == half.addresses.remote;
+        if !path.validated {
+            let nonce = session.rng.array();
+            path.challenge(nonce);
+        }
+        session.paths.push(path);
+        session.after_handshake(now, half.body.resumed);
+        let plaintext = &bytes[DATA_HEADER_BYTES..opened.end];
+        session.handle_opened(now, PathId(0), opened.number, from, bytes.len(), plaintext);
+        self.settle(id);
+    }
+
+    // ---- datagrams out, time ----
+
+    /// Fills `buf` with the next batch of any session. `None`: nothing to send now.
+    pub fn poll_transmit(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
+        if let Some((to, bytes)) = self.answers.pop_front() {
+            buf[..bytes.len()].copy_from_slice(&bytes);
+            return Some(Transmit {
+                link: to.link,
+                local: to.local,
+                remote: to.remote,
+                len: bytes.len(),
+                segment: bytes.len(),
+            });
+        }
+        while let Some(id) = self.ready.pop_front() {
+            let Some(slot) = self.slot(id) else { continue };
+            slot.ready = false;
+            let transmit = slot.session.poll_transmit(now, buf);
+            if transmit.is_some() {
+                // There may be more: to the end of the line, so that sessions take turns.
+                self.settle(id);
+                return transmit;
+            }
+            self.settle(id);
+            if self.ready.back() == Some(&id) {
+                self.ready.pop_back();
+                if let Some(slot) = self.slot(id) {
+                    slot.ready = false;
+                }
+            }
+        }
+        None
+    }
+
+    /// When [`Endpoint::handle_timeouts`] wants to be called next.
+    pub fn next_timeout(&self) -> Time {
+        self.timers.first().map_or(Time::NEVER, |(at, _)| *at)
+    }
+
+    /// Lets time pass.
+    pub fn handle_timeouts(&mut self, now: Time) {
+        let due: Vec<SessionId> =
+            self.timers.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect();
+        for id in due {
+            if let Some(slot) = self.slot(id) {
+                slot.session.handle_timeouts(now);
+                self.settle(id);
+            }
+        }
+        self.expire_half_open(now);
+    }
+
+    /// The socket of a link refused a datagram of `size` bytes.
+    pub fn on_too_big(&mut self, now: Time, link: crate::path::LinkId, size: usize) {
+        let ids: Vec<SessionId> = self.ids();
+        for id in ids {
+            if let Some(slot) = self.slot(id) {
+                slot.session.on_too_big(now, link, size);
+            }
+        }
+    }
+
+    /// All sessions awake.
+    pub fn ids(&self) -> Vec<SessionId> {
+        self.sessions
+            .iter()
+            .map(|(index, s)| SessionId { index: index as u32, serial: s.serial })
+            .collect()
+    }
+}

@@ -1,0 +1,200 @@
+//! What a session tells its driver, and why things end.
+
+use bytes::Bytes;
+use d2tp_seal::PublicKey;
+use d2tp_time::Span;
+use d2tp_wire::{FlowId, PathId, Reason};
+
+use crate::path::LinkId;
+
+/// Why a session ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionEnd {
+    /// Our own side closed it.
+    #[error("closed here")]
+    Local,
+    /// The peer closed it.
+    #[error("the peer closed the session (code {code}): {text}")]
+    Peer {
+        /// The peer's code.
+        code: u64,
+        /// The peer's words.
+        text: String,
+    },
+    /// The peer broke a rule.
+    #[error("the peer broke the protocol: {0}")]
+    Fault(#[from] PeerFault),
+    /// The server does not admit this device.
+    #[error("the server does not admit this device: {0:?}")]
+    Refused(Reason),
+    /// No common suite or version.
+    #[error("the server speaks no version or cipher suite that we do")]
+    NoCommonVersion,
+}
+
+/// Which rule of the protocol a peer broke. Ends the session.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PeerFault {
+    /// Frames that do not decode.
+    #[error("bad frame: {0}")]
+    BadFrame(#[from] d2tp_wire::DecodeError),
+    /// An ACK of a packet that was never sent (R-ACK-2).
+    #[error("ACK of packet {acked} on path {path:?}, of which only {sent} were sent")]
+    BadAck {
+        /// The path.
+        path: PathId,
+        /// The number acknowledged.
+        acked: u64,
+        /// How many were sent.
+        sent: u64,
+    },
+    /// More bytes than it was given credit for (R-FLOW-3).
+    #[error("flow {flow:?} reached {end}, credit was {credit}")]
+    OverCredit {
+        /// The flow, or none for the session's credit.
+        flow: Option<FlowId>,
+        /// Where it ended.
+        end: u64,
+        /// What was allowed.
+        credit: u64,
+    },
+    /// A flow's length changed (R-FLOW-4).
+    #[error("flow {flow:?} has two lengths: {was} and {now}")]
+    FinalSize {
+        /// The flow.
+        flow: FlowId,
+        /// First said.
+        was: u64,
+        /// Then said.
+        now: u64,
+    },
+    /// A flow opened with an id that is not the peer's to use (R-FLOW-1).
+    #[error("flow {0:?} is not the peer's to open")]
+    FlowId(FlowId),
+    /// More flows than the limit (R-FLOW-2).
+    #[error("more than {0} flows")]
+    TooManyFlows(usize),
+}
+
+/// How a flow ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlowEnd {
+    /// Both directions are complete and acknowledged.
+    #[error("complete")]
+    Complete,
+    /// The peer reset it.
+    #[error("the peer reset the flow (code {0})")]
+    Reset(u64),
+    /// We reset it.
+    #[error("reset here (code {0})")]
+    Local(u64),
+    /// Its deadline passed.
+    #[error("the deadline passed")]
+    DeadlinePassed,
+    /// The peer no longer knows it, or not at this offset.
+    #[error("the peer refused to resume it: {0:?}")]
+    Refused(Reason),
+    /// Its session ended.
+    #[error("the session ended")]
+    SessionEnded,
+}
+
+/// How a switch between paths came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwitchKind {
+    /// The new path was there before the old one went.
+    MakeBeforeBreak,
+    /// There was nothing in between.
+    BreakBeforeMake,
+}
+
+/// Something happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The handshake is complete (again: `resumed`).
+    Established {
+        /// Who the peer is.
+        peer: PublicKey,
+        /// The session existed before.
+        resumed: bool,
+    },
+    /// A path works.
+    PathUp {
+        /// The path.
+        path: PathId,
+        /// Its link.
+        link: LinkId,
+        /// From its first packet to the answer.
+        took: Span,
+    },
+    /// A path does not answer; its data goes elsewhere.
+    PathSilent {
+        /// The path.
+        path: PathId,
+        /// Its link.
+        link: LinkId,
+    },
+    /// A path is gone.
+    PathDown {
+        /// The path.
+        path: PathId,
+        /// Its link.
+        link: LinkId,
+    },
+    /// Payload arrives on another path than before.
+    Switched {
+        /// The path before, if it still has a name.
+        from: Option<LinkId>,
+        /// The path now.
+        to: LinkId,
+        /// How.
+        kind: SwitchKind,
+        /// From the last payload before to the first one on the new path.
+        silence: Span,
+    },
+    /// The peer opened a flow.
+    Opened(FlowId),
+    /// A flow has bytes to read, or its end.
+    Readable(FlowId),
+    /// A flow takes more bytes.
+    Writable(FlowId),
+    /// The flow's bytes must be given again from `offset` on (it slept as a record).
+    SendFrom {
+        /// The flow.
+        flow: FlowId,
+        /// Where to begin.
+        offset: u64,
+    },
+    /// The peer keeps everything below `offset` safe across a crash.
+    PeerDurable {
+        /// The flow.
+        flow: FlowId,
+        /// Up to here.
+        offset: u64,
+    },
+    /// The peer changed a flow's deadline.
+    DeadlineChanged(FlowId),
+    /// A flow is over.
+    Ended {
+        /// The flow.
+        flow: FlowId,
+        /// How.
+        end: FlowEnd,
+    },
+    /// An unreliable datagram.
+    Datagram {
+        /// The context the peer gave.
+        context: u64,
+        /// Its bytes.
+        bytes: Bytes,
+    },
+    /// No path is left: nothing is sent until there is one.
+    Suspended(Reason),
+    /// Paths are back.
+    Woken {
+        /// How long there was none.
+        after: Span,
+    },
+    /// The session is over.
+    Closed(SessionEnd),
+}

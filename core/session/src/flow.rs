@@ -1,0 +1,310 @@
+//! Flows of a session: the table, what each wants to say, whose turn it is to send.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use d2tp_time::Time;
+use d2tp_wire::{FlowId, PathId, Reason};
+
+use crate::event::FlowEnd;
+use crate::grant::{GrantsIn, GrantsOut};
+use crate::ranges::RangeSet;
+use crate::recv_half::RecvHalf;
+use crate::send_half::SendHalf;
+
+/// Packets one flow may fill before the next one has its turn.
+const TURN_PACKETS: u32 = 32;
+
+/// What a flow still has to say, one bit each. Set by whoever changed it, cleared when it left.
+pub(crate) mod want {
+    pub(crate) const OPEN: u16 = 1;
+    pub(crate) const RESET: u16 = 1 << 1;
+    pub(crate) const STOP: u16 = 1 << 2;
+    pub(crate) const CREDIT: u16 = 1 << 3;
+    pub(crate) const DEADLINE: u16 = 1 << 4;
+    pub(crate) const DURABLE: u16 = 1 << 5;
+    pub(crate) const COMMITTED: u16 = 1 << 6;
+    pub(crate) const PAUSE: u16 = 1 << 7;
+    pub(crate) const RESUME: u16 = 1 << 8;
+    pub(crate) const RESUMED: u16 = 1 << 9;
+}
+
+/// What a flow is opened with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowOptions {
+    /// 0 goes first, 7 last.
+    pub priority: u8,
+    /// Bytes expected, for the scheduler.
+    pub size: Option<u64>,
+    /// Finish by; both ends drop the flow when it passes.
+    pub deadline: Option<Time>,
+    /// The sender frees bytes only when the receiver made them durable.
+    pub durable: bool,
+    /// The bytes sent here can be read again from their source, so the flow may sleep as a record.
+    pub hibernates: bool,
+}
+
+/// One flow.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    pub(crate) id: FlowId,
+    pub(crate) options: FlowOptions,
+    pub(crate) deadline_seq: u64,
+    pub(crate) send: SendHalf,
+    pub(crate) recv: RecvHalf,
+    pub(crate) wants: u16,
+    pub(crate) grants_in: GrantsIn,
+    pub(crate) grants_out: GrantsOut,
+    pub(crate) committed: u64,
+    pub(crate) peer_durable: u64,
+    /// We asked the peer to hold back.
+    pub(crate) pause_out: (u64, bool, Reason),
+    /// The peer asked us to hold back.
+    pub(crate) pause_in: (u64, bool, Reason),
+    /// Waits to be claimed or confirmed after a wake; sends nothing until then.
+    pub(crate) unclaimed: bool,
+    pub(crate) end: Option<FlowEnd>,
+    queued: bool,
+    dirty: bool,
+    turn: u32,
+    pub(crate) told_readable: bool,
+    pub(crate) wants_writable: bool,
+}
+
+impl Flow {
+    pub(crate) fn new(id: FlowId, options: FlowOptions, send: SendHalf, recv: RecvHalf) -> Self {
+        Flow {
+            id,
+            options,
+            deadline_seq: 0,
+            send,
+            recv,
+            wants: 0,
+            grants_in: GrantsIn::default(),
+            grants_out: GrantsOut::default(),
+            committed: 0,
+            peer_durable: 0,
+            pause_out: (0, false, Reason::None),
+            pause_in: (0, false, Reason::None),
+            unclaimed: false,
+            end: None,
+            queued: false,
+            dirty: false,
+            turn: 0,
+            told_readable: false,
+            wants_writable: false,
+        }
+    }
+
+    /// Both directions are over and the peer knows.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.send.is_complete() && self.recv.is_complete() && self.wants & (want::RESET | want::STOP) == 0
+    }
+
+    fn may_send(&self, session_room: u64) -> bool {
+        !self.unclaimed && !self.pause_in.1 && self.send.has_data(session_room)
+    }
+}
+
+/// All flows of a session.
+#[derive(Debug, Default)]
+pub(crate) struct Flows {
+    table: BTreeMap<FlowId, Flow>,
+    /// Flows that may have data to send, whose turn it is first.
+    ready: VecDeque<FlowId>,
+    /// Flows with something to say.
+    dirty: VecDeque<FlowId>,
+    /// Ids the peer used up in each epoch.
+    seen: BTreeMap<u32, RangeSet>,
+    next_deadline: Option<Time>,
+    deadline_stale: bool,
+    /// Flows of which bytes were acknowledged since this was last taken.
+    acked: Vec<FlowId>,
+    /// Claims to be answered with a refusal.
+    refused: VecDeque<(FlowId, Reason)>,
+}
+
+/// Refusals that wait to be said; more claims than that in one wake are the peer's mistake.
+const REFUSALS_MAX: usize = 64;
+
+impl Flows {
+    /// Bytes of this flow arrived at the peer.
+    #[inline]
+    pub(crate) fn note_acked(&mut self, id: FlowId) {
+        if self.acked.last() != Some(&id) {
+            self.acked.push(id);
+        }
+    }
+    pub(crate) fn take_acked(&mut self) -> Vec<FlowId> {
+        std::mem::take(&mut self.acked)
+    }
+    /// A claim that cannot be met.
+    pub(crate) fn refuse(&mut self, id: FlowId, reason: Reason) {
+        if self.refused.len() < REFUSALS_MAX {
+            self.refused.push_back((id, reason));
+        }
+    }
+    pub(crate) fn next_refusal(&mut self) -> Option<(FlowId, Reason)> {
+        self.refused.pop_front()
+    }
+    pub(crate) fn has_refusals(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    pub(crate) fn get(&self, id: FlowId) -> Option<&Flow> {
+        self.table.get(&id)
+    }
+    pub(crate) fn get_mut(&mut self, id: FlowId) -> Option<&mut Flow> {
+        self.table.get_mut(&id)
+    }
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Flow> {
+        self.table.values()
+    }
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Flow> {
+        self.table.values_mut()
+    }
+    pub(crate) fn ids(&self) -> Vec<FlowId> {
+        self.table.keys().copied().collect()
+    }
+
+    pub(crate) fn insert(&mut self, flow: Flow) {
+        self.deadline_stale = true;
+        let id = flow.id;
+        self.table.insert(id, flow);
+        self.touch(id);
+    }
+    pub(crate) fn remove(&mut self, id: FlowId) -> Option<Flow> {
+        self.deadline_stale = true;
+        let flow = self.table.remove(&id)?;
+        if flow.queued {
+            self.ready.retain(|f| *f != id);
+        }
+        if flow.dirty {
+            self.dirty.retain(|f| *f != id);
+        }
+        Some(flow)
+    }
+
+    /// Whether the peer used this id before, marking it used.
+    pub(crate) fn use_id(&mut self, id: FlowId) -> bool {
+        let seen = self.seen.entry(id.epoch()).or_default();
+        let n = u64::from(id.counter());
+        let used = seen.insert(n, n + 1) == 0;
+        // Epochs only grow: two are enough to tell late packets from new flows.
+        while self.seen.len() > 2 {
+            self.seen.pop_first();
+        }
+        used
+    }
+    pub(crate) fn was_used(&self, id: FlowId) -> bool {
+        match self.seen.get(&id.epoch()) {
+            Some(seen) => seen.contains(u64::from(id.counter())),
+            None => self.seen.last_key_value().is_some_and(|(e, _)| id.epoch() < *e),
+        }
+    }
+
+    /// Something about the flow's output changed: looks whether it is to be sent.
+    pub(crate) fn touch(&mut self, id: FlowId) {
+        let Some(flow) = self.table.get_mut(&id) else { return };
+        if !flow.queued && flow.may_send(u64::MAX) {
+            flow.queued = true;
+            self.ready.push_back(id);
+        }
+        if !flow.dirty && (flow.wants != 0 || flow.grants_in.wants() || flow.grants_out.wants()) {
+            flow.dirty = true;
+            self.dirty.push_back(id);
+        }
+    }
+
+    /// Marks something to be said.
+    pub(crate) fn want(&mut self, id: FlowId, what: u16) {
+        if let Some(flow) = self.table.get_mut(&id) {
+            flow.wants |= what;
+            self.touch(id);
+        }
+    }
+
+    pub(crate) fn touch_all(&mut self) {
+        for id in self.ids() {
+            self.touch(id);
+        }
+    }
+
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+    pub(crate) fn front_dirty(&self) -> Option<FlowId> {
+        self.dirty.front().copied()
+    }
+    /// The front dirty flow has said all it wanted.
+    pub(crate) fn pop_dirty(&mut self) {
+        if let Some(id) = self.dirty.pop_front()
+            && let Some(flow) = self.table.get_mut(&id)
+        {
+            flow.dirty = false;
+        }
+    }
+
+    /// The flow whose turn it is on a path; drops those with nothing to send from the line.
+    #[inline]
+    pub(crate) fn next_for(&mut self, path: PathId, gated: bool, session_room: u64) -> Option<FlowId> {
+        let mut i = 0;
+        let mut best: Option<(u8, usize, FlowId)> = None;
+        while i < self.ready.len() {
+            let id = self.ready[i];
+            let flow = self.table.get_mut(&id).expect("flows in line are in the table");
+            if !flow.may_send(u64::MAX) {
+                flow.queued = false;
+                self.ready.remove(i);
+                continue;
+            }
+            let allowed = flow.may_send(session_room) && (!gated || flow.grants_in.room(path) > 0);
+            if gated && !allowed {
+                flow.grants_in.on_blocked(path);
+                if !flow.dirty && flow.grants_in.wants() {
+                    flow.dirty = true;
+                    self.dirty.push_back(id);
+                }
+            }
+            if allowed && best.is_none_or(|(p, ..)| flow.options.priority < p) {
+                best = Some((flow.options.priority, i, id));
+                if self.ready.len() == 1 || flow.options.priority == 0 {
+                    break;
+                }
+            }
+            i += 1;
+        }
+        best.map(|(_, _, id)| id)
+    }
+
+    /// The flow filled a packet; after enough of them the next one has its turn.
+    #[inline]
+    pub(crate) fn on_packet_filled(&mut self, id: FlowId) {
+        if self.ready.len() < 2 {
+            return;
+        }
+        let flow = self.table.get_mut(&id).expect("it just sent");
+        flow.turn += 1;
+        if flow.turn >= TURN_PACKETS {
+            flow.turn = 0;
+            self.ready.retain(|f| *f != id);
+            self.ready.push_back(id);
+        }
+    }
+
+    /// A deadline changed.
+    pub(crate) fn on_deadline_changed(&mut self) {
+        self.deadline_stale = true;
+    }
+
+    /// The next deadline of any flow.
+    pub(crate) fn next_deadline(&mut self) -> Time {
+        if self.deadline_stale {
+            self.deadline_stale = false;
+            self.next_deadline = self.table.values().filter_map(|f| f.options.deadline).min();
+        }
+        self.next_deadline.unwrap_or(Time::NEVER)
+    }
+}

@@ -1,0 +1,213 @@
+//! Grants: what a flow may spend on a gated (metered) path, decided by the device, kept by the
+//! sender.
+//!
+//! ```text
+//!  device                                   sender
+//!   GRANT path 2, max_sent 50,000  ──────▶   may put bytes on path 2 until it spent 50,000
+//!                      ◀──────  SPENT 50,000  (and more is waiting)
+//!   GRANT path 2, max_sent 80,000  ──────▶
+//!   GRANT path 2, max_sent 0       ──────▶   stops at once
+//!                      ◀──────  SPENT 61,000  (all that can still arrive)
+//! ```
+//!
+//! Numbers are cumulative over the path's life and count payload bytes, re-sends included. A path
+//! id never comes back, so neither does a grant.
+
+use d2tp_wire::PathId;
+
+#[derive(Clone, Copy, Debug)]
+struct In {
+    path: PathId,
+    seq: u64,
+    max: u64,
+    spent: u64,
+    /// The peer should hear what was spent.
+    tell: bool,
+    told_blocked_at: Option<u64>,
+}
+
+/// The sender's side.
+#[derive(Debug, Default)]
+pub(crate) struct GrantsIn {
+    list: Vec<In>,
+}
+
+impl GrantsIn {
+    fn entry(&mut self, path: PathId) -> &mut In {
+        let i = match self.list.iter().position(|g| g.path == path) {
+            Some(i) => i,
+            None => {
+                self.list.push(In {
+                    path,
+                    seq: 0,
+                    max: 0,
+                    spent: 0,
+                    tell: false,
+                    told_blocked_at: None,
+                });
+                self.list.len() - 1
+            }
+        };
+        &mut self.list[i]
+    }
+
+    /// Payload bytes that may still go out on `path`.
+    pub(crate) fn room(&self, path: PathId) -> u64 {
+        self.list.iter().find(|g| g.path == path).map_or(0, |g| g.max.saturating_sub(g.spent))
+    }
+    pub(crate) fn on_sent(&mut self, path: PathId, bytes: u64) {
+        self.entry(path).spent += bytes;
+    }
+    pub(crate) fn spent(&self, path: PathId) -> u64 {
+        self.list.iter().find(|g| g.path == path).map_or(0, |g| g.spent)
+    }
+
+    /// R-GRANT-2: the newest grant counts, whatever the order of arrival.
+    pub(crate) fn on_grant(&mut self, path: PathId, seq: u64, max: u64) {
+        let g = self.entry(path);
+        if seq <= g.seq {
+            return;
+        }
+        g.seq = seq;
+        // R-GRANT-3: a grant below what was spent is a revocation and is answered.
+        g.tell |= max < g.max;
+        g.max = max;
+        g.told_blocked_at = None;
+    }
+
+    /// Our own device decides: this many more bytes, no frames involved.
+    pub(crate) fn set_local(&mut self, path: PathId, more: u64) {
+        let g = self.entry(path);
+        g.max = g.spent + more;
+    }
+
+    /// There is data, and no room: say so once per limit.
+    pub(crate) fn on_blocked(&mut self, path: PathId) {
+        let g = self.entry(path);
+        if g.max <= g.spent && g.told_blocked_at != Some(g.max) {
+            g.told_blocked_at = Some(g.max);
+            g.tell = true;
+        }
+    }
+
+    pub(crate) fn wants(&self) -> bool {
+        self.list.iter().any(|g| g.tell)
+    }
+    pub(crate) fn take_spent(&mut self) -> Option<(PathId, u64)> {
+        let g = self.list.iter_mut().find(|g| g.tell)?;
+        g.tell = false;
+        Some((g.path, g.spent))
+    }
+    pub(crate) fn on_lost(&mut self, path: PathId) {
+        if let Some(g) = self.list.iter_mut().find(|g| g.path == path) {
+            g.tell = true;
+        }
+    }
+    pub(crate) fn forget_path(&mut self, path: PathId) {
+        self.list.retain(|g| g.path != path);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Out {
+    path: PathId,
+    seq: u64,
+    max: u64,
+    spent: u64,
+    tell: bool,
+}
+
+/// The device's side.
+#[derive(Debug, Default)]
+pub(crate) struct GrantsOut {
+    list: Vec<Out>,
+}
+
+impl GrantsOut {
+    fn entry(&mut self, path: PathId) -> &mut Out {
+        let i = match self.list.iter().position(|g| g.path == path) {
+            Some(i) => i,
+            None => {
+                self.list.push(Out { path, seq: 0, max: 0, spent: 0, tell: false });
+                self.list.len() - 1
+            }
+        };
+        &mut self.list[i]
+    }
+
+    /// Allows `more` bytes beyond what is known to be spent; zero revokes.
+    pub(crate) fn grant(&mut self, path: PathId, more: u64) {
+        let g = self.entry(path);
+        let max = if more == 0 { 0 } else { g.spent + more };
+        if max != g.max {
+            g.max = max;
+            g.seq += 1;
+            g.tell = true;
+        }
+    }
+    /// What the peer may still send, as far as we know.
+    pub(crate) fn left(&self, path: PathId) -> u64 {
+        self.list.iter().find(|g| g.path == path).map_or(0, |g| g.max.saturating_sub(g.spent))
+    }
+    /// Bytes arrived on a gated path.
+    pub(crate) fn on_received(&mut self, path: PathId, bytes: u64) {
+        self.entry(path).spent += bytes;
+    }
+    /// The sender says what it spent; lost bytes were paid for too.
+    pub(crate) fn on_spent(&mut self, path: PathId, spent: u64) {
+        let g = self.entry(path);
+        g.spent = g.spent.max(spent);
+    }
+    pub(crate) fn spent(&self, path: PathId) -> u64 {
+        self.list.iter().find(|g| g.path == path).map_or(0, |g| g.spent)
+    }
+    pub(crate) fn wants(&self) -> bool {
+        self.list.iter().any(|g| g.tell)
+    }
+    pub(crate) fn take_grant(&mut self) -> Option<(PathId, u64, u64)> {
+        let g = self.list.iter_mut().find(|g| g.tell)?;
+        g.tell = false;
+        Some((g.path, g.seq, g.max))
+    }
+    pub(crate) fn on_lost(&mut self, path: PathId) {
+        if let Some(g) = self.list.iter_mut().find(|g| g.path == path) {
+            g.tell = true;
+        }
+    }
+    pub(crate) fn forget_path(&mut self, path: PathId) {
+        self.list.retain(|g| g.path != path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P: PathId = PathId(2);
+
+    #[test]
+    fn a_sender_stops_at_the_grant_and_at_once_on_revocation() {
+        let mut g = GrantsIn::default();
+        assert_eq!(g.room(P), 0, "a gated path starts at nothing");
+        g.on_grant(P, 1, 100);
+        g.on_sent(P, 60);
+        assert_eq!(g.room(P), 40);
+        g.on_grant(P, 2, 0);
+        assert_eq!(g.room(P), 0);
+        assert_eq!(g.take_spent(), Some((P, 60)));
+        g.on_grant(P, 1, 1_000);
+        assert_eq!(g.room(P), 0, "a reordered older grant does not count");
+    }
+
+    #[test]
+    fn a_device_counts_lost_bytes_as_spent() {
+        let mut g = GrantsOut::default();
+        g.grant(P, 100);
+        assert_eq!(g.take_grant(), Some((P, 1, 100)));
+        g.on_received(P, 80);
+        g.on_spent(P, 100);
+        assert_eq!(g.left(P), 0);
+        g.grant(P, 50);
+        assert_eq!(g.take_grant(), Some((P, 2, 150)));
+    }
+}

@@ -1,0 +1,171 @@
+//! A handshake under way, on the device's side: knocking at the server's door.
+//!
+//! A SYN goes out at once and again after 1, 2, 4 … seconds until answered, every time with a new
+//! epoch and a new ephemeral key, on each candidate link in turn. The session and its old paths
+//! stand until the answer is there.
+
+use d2tp_seal::{Initiator, Macs, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey};
+use d2tp_time::{Span, Time};
+use d2tp_wire::{
+    CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSION, Writer,
+};
+
+use crate::config::{Config, SPARE_PATHS};
+use crate::path::{Addresses, LinkId};
+use crate::session::CidChange;
+
+/// Between SYNs: first and at most.
+const RETRY_FIRST: Span = Span::from_millis(600);
+const RETRY_MAX: Span = Span::from_secs(8);
+
+/// What both ends put into the transcript before anything else: protocol, version, suites.
+pub(crate) const PROLOGUE: &[u8] = &[b'D', b'2', b'T', b'P', VERSION];
+
+/// A device's side of a handshake.
+pub(crate) struct Knock {
+    pub(crate) candidates: Vec<(Addresses, bool)>,
+    turn: usize,
+    tries: u32,
+    next_at: Time,
+    /// Ids for path 0 and the spare ones, to be used if this handshake succeeds.
+    pub(crate) cids: Vec<Cid>,
+    pub(crate) open: Option<Open>,
+    pub(crate) cookie: Option<[u8; 16]>,
+    pub(crate) failed: bool,
+}
+
+/// The newest SYN sent.
+pub(crate) struct Open {
+    pub(crate) initiator: Initiator,
+    pub(crate) mac1: [u8; 16],
+    pub(crate) epoch: u32,
+    pub(crate) addresses: Addresses,
+    pub(crate) gated: bool,
+    pub(crate) sent_at: Time,
+}
+
+impl Knock {
+    pub(crate) fn new(now: Time, addresses: Addresses, gated: bool, rng: &mut Rng) -> Self {
+        Knock {
+            candidates: vec![(addresses, gated)],
+            turn: 0,
+            tries: 0,
+            next_at: now,
+            cids: (0..=SPARE_PATHS).map(|_| Cid(rng.array())).collect(),
+            open: None,
+            cookie: None,
+            failed: false,
+        }
+    }
+
+    pub(crate) fn add(&mut self, now: Time, addresses: Addresses, gated: bool) {
+        if self.candidates.iter().any(|(a, _)| *a == addresses) {
+            return;
+        }
+        self.candidates.retain(|(a, _)| a.link != addresses.link);
+        self.candidates.push((addresses, gated));
+        // Ungated links first; a new link is tried at once.
+        self.candidates.sort_by_key(|(_, gated)| *gated);
+        self.turn =
+            self.candidates.iter().position(|(a, _)| *a == addresses).expect("just pushed");
+        self.next_at = now;
+        self.tries = 0;
+    }
+
+    /// The link went away; false if no other candidate is left.
+    pub(crate) fn drop_link(&mut self, link: LinkId) -> bool {
+        self.candidates.retain(|(a, _)| a.link != link);
+        self.turn = 0;
+        !self.candidates.is_empty()
+    }
+    pub(crate) fn has_link(&self, link: LinkId) -> bool {
+        self.candidates.iter().any(|(a, _)| a.link == link)
+    }
+
+    pub(crate) fn next_at(&self) -> Time {
+        if self.failed { Time::NEVER } else { self.next_at }
+    }
+    /// Sends again at once: the server asked for something else.
+    pub(crate) fn retry_now(&mut self, now: Time) {
+        self.next_at = now;
+        if let Some(open) = &self.open
+            && let Some(i) = self.candidates.iter().position(|(a, _)| *a == open.addresses)
+        {
+            self.turn = i;
+        }
+    }
+
+    /// Routes for the answer and for what follows it.
+    pub(crate) fn routes(&self, generation: u32) -> Vec<CidChange> {
+        self.cids
+            .iter()
+            .zip(0..)
+            .map(|(cid, n)| CidChange::Add { cid: *cid, path: PathId(n), generation })
+            .collect()
+    }
+
+    /// Writes the next SYN into `buf` if it is time; returns its length and where it goes.
+    pub(crate) fn poll_syn(
+        &mut self,
+        now: Time,
+        buf: &mut [u8],
+        local: &SecretKey,
+        server: &PublicKey,
+        instance: u64,
+        epoch: u32,
+        config: &Config,
+        rng: &mut Rng,
+    ) -> Option<(usize, Addresses)> {
+        if self.next_at() > now || self.candidates.is_empty() || buf.len() < DATAGRAM_FIRST_BYTES {
+            return None;
+        }
+        let (addresses, gated) = self.candidates[self.turn % self.candidates.len()];
+        self.turn += 1;
+        let wait = RETRY_FIRST.times(1 << self.tries.min(5)).min(RETRY_MAX);
+        self.tries += 1;
+        self.next_at = now + wait;
+
+        const HEAD: usize = 1 + CID_BYTES;
+        // The payload is padded so that the datagram has its full size (R-HS-5).
+        const PAYLOAD: usize = DATAGRAM_FIRST_BYTES - HEAD - SYN_OVERHEAD_BYTES - Macs::BYTES;
+        let mut payload = [0; PAYLOAD];
+        let mut w = Writer::new(&mut payload);
+        w.u64(instance);
+        w.u32(epoch);
+        w.u8(config.suites.len() as u8);
+        for suite in &config.suites {
+            w.u8(suite.code());
+        }
+        w.varint(config.session_window);
+        w.varint(config.flow_window);
+        w.u8(SPARE_PATHS as u8);
+        for cid in &self.cids[1..] {
+            w.bytes(&cid.0);
+        }
+
+        let buf = &mut buf[..DATAGRAM_FIRST_BYTES];
+        buf[0] = PacketKind::Syn.first_byte();
+        buf[1..HEAD].copy_from_slice(&self.cids[0].0);
+        let end = buf.len() - Macs::BYTES;
+        let (initiator, n) = Initiator::start(
+            local,
+            server,
+            PROLOGUE,
+            rng.array(),
+            &payload,
+            &mut buf[HEAD..end],
+        )
+        .ok()?;
+        debug_assert_eq!(HEAD + n, end);
+        Macs::write(buf, server, self.cookie.as_ref());
+        let mac1 = Macs::mac1(buf).expect("a SYN is long enough");
+        self.open = Some(Open { initiator, mac1, epoch, addresses, gated, sent_at: now });
+        Some((buf.len(), addresses))
+    }
+}
+
+impl std::fmt::Debug for Knock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Knock(tries {}, next {:?})", self.tries, self.next_at)
+    }
+}

@@ -1,0 +1,150 @@
+//! Path MTU discovery (RFC 8899): a padded probe now and then, its loss is no congestion.
+//!
+//! The ladder holds the sizes links really have, largest probed first among those not refused:
+//! most paths carry 1,452 or 1,472 bytes and are done after one probe.
+
+use d2tp_time::{Span, Time};
+use d2tp_wire::{DATAGRAM_FIRST_BYTES, DATAGRAM_MAX_BYTES};
+
+/// UDP payloads worth asking for: IPv6 and IPv4 over Ethernet, tunnels, PPPoE, LTE; then jumbo.
+const LADDER: [u16; 7] = [1252, 1332, 1392, 1432, 1452, 1472, DATAGRAM_MAX_BYTES as u16];
+/// Probes of one size before it counts as too large. RFC 8899 §5.1.2 allows three.
+const PROBES_MAX: u8 = 2;
+/// Full-size packets lost in a row, nothing between, before the path is taken for a black hole.
+const BLACK_HOLE_LOSSES: u8 = 6;
+/// How long a size that failed is left alone (RFC 8899 PMTU_RAISE_TIMER).
+const RAISE_AFTER: Span = Span::from_secs(600);
+
+/// Search for the largest datagram a path carries.
+#[derive(Clone, Debug)]
+pub(crate) struct Mtu {
+    current: u16,
+    max: u16,
+    next: Option<usize>,
+    in_flight: bool,
+    failures: u8,
+    large_losses: u8,
+    raise_at: Time,
+}
+
+impl Mtu {
+    pub(crate) fn new(max: u16) -> Self {
+        let mut mtu = Mtu {
+            current: DATAGRAM_FIRST_BYTES as u16,
+            max,
+            next: None,
+            in_flight: false,
+            failures: 0,
+            large_losses: 0,
+            raise_at: Time::NEVER,
+        };
+        mtu.next = mtu.below(max + 1);
+        mtu
+    }
+
+    /// The largest step of the ladder below `limit` that would be a gain.
+    fn below(&self, limit: u16) -> Option<usize> {
+        LADDER.iter().rposition(|s| *s < limit && *s > self.current && *s <= self.max)
+    }
+
+    pub(crate) fn current(&self) -> usize {
+        usize::from(self.current)
+    }
+
+    /// The size to probe now, if any.
+    pub(crate) fn probe(&self) -> Option<usize> {
+        if self.in_flight { None } else { self.next.map(|i| usize::from(LADDER[i])) }
+    }
+    pub(crate) fn on_probe_sent(&mut self) {
+        self.in_flight = true;
+    }
+    pub(crate) fn on_probe_acked(&mut self, size: u16) {
+        self.in_flight = false;
+        self.failures = 0;
+        self.current = self.current.max(size);
+        self.next = None;
+        self.large_losses = 0;
+    }
+    pub(crate) fn on_probe_lost(&mut self, now: Time) {
+        self.in_flight = false;
+        self.failures += 1;
+        if self.failures >= PROBES_MAX {
+            self.failures = 0;
+            self.next = self.next.and_then(|i| self.below(LADDER[i]));
+            if self.next.is_none() {
+                self.raise_at = now + RAISE_AFTER;
+            }
+        }
+    }
+    /// The socket itself refused this size.
+    pub(crate) fn on_too_big(&mut self, now: Time, size: u16) {
+        if size > self.current {
+            self.failures = PROBES_MAX;
+            self.on_probe_lost(now);
+        } else {
+            self.current = DATAGRAM_FIRST_BYTES as u16;
+            self.next = self.below(size);
+        }
+    }
+    /// An ordinary packet of `size` bytes was lost; true if the path turned out to be a black hole
+    /// for its size.
+    pub(crate) fn on_loss(&mut self, size: u16) -> bool {
+        if size <= DATAGRAM_FIRST_BYTES as u16 {
+            return false;
+        }
+        self.large_losses += 1;
+        if self.large_losses < BLACK_HOLE_LOSSES {
+            return false;
+        }
+        self.large_losses = 0;
+        self.next = None;
+        self.current = DATAGRAM_FIRST_BYTES as u16;
+        true
+    }
+    pub(crate) fn on_ack(&mut self, now: Time, size: u16) {
+        if size > DATAGRAM_FIRST_BYTES as u16 {
+            self.large_losses = 0;
+        }
+        if now >= self.raise_at {
+            self.raise_at = Time::NEVER;
+            self.next = self.below(self.max + 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn search(carries: u16, max: u16) -> usize {
+        let mut mtu = Mtu::new(max);
+        for _ in 0..40 {
+            let Some(size) = mtu.probe() else { break };
+            mtu.on_probe_sent();
+            if size <= usize::from(carries) {
+                mtu.on_probe_acked(size as u16);
+            } else {
+                mtu.on_probe_lost(Time::ZERO);
+            }
+        }
+        mtu.current()
+    }
+
+    #[test]
+    fn the_search_ends_at_the_largest_step_the_path_carries() {
+        assert_eq!(search(1472, 1472), 1472);
+        assert_eq!(search(1460, 1472), 1452);
+        assert_eq!(search(1280, 1472), 1252);
+        assert_eq!(search(1200, 1472), 1200);
+        assert_eq!(search(9000, DATAGRAM_MAX_BYTES as u16), DATAGRAM_MAX_BYTES);
+    }
+
+    #[test]
+    fn a_black_hole_for_large_packets_is_noticed() {
+        let mut mtu = Mtu::new(1472);
+        mtu.on_probe_sent();
+        mtu.on_probe_acked(1472);
+        let noticed = (0..BLACK_HOLE_LOSSES).filter(|_| mtu.on_loss(1472)).count();
+        assert_eq!((noticed, mtu.current()), (1, DATAGRAM_FIRST_BYTES));
+    }
+}

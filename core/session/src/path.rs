@@ -1,0 +1,276 @@
+//! Paths of a session: addresses, what is known of them, what they want to say.
+//!
+//! ```text
+//!  Opening ──RSP or any answer──▶ Active ──2 probe timeouts, another path lives──▶ Silent
+//!     │                             ▲                                                │
+//!     └── link down, GONE ──▶ removed └────────────────── anything heard ◀───────────┘
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+
+use d2tp_time::{Span, Time};
+use d2tp_wire::{Cid, PathId, PathStatus, Reason, TOKEN_BYTES};
+
+use crate::acks::Acks;
+use crate::config::{Config, PATHS_MAX};
+use crate::congestion::controller;
+use crate::mtu::Mtu;
+use crate::pacer::Pacer;
+use crate::recovery::Recovery;
+
+/// A link of this machine, numbered by the driver.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LinkId(pub u32);
+
+/// Where a path's datagrams come from and go to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Addresses {
+    /// The link they leave by.
+    pub link: LinkId,
+    /// The source address, where a socket has several.
+    pub local: Option<IpAddr>,
+    /// The peer.
+    pub remote: SocketAddr,
+}
+
+/// How far a path got.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PathState {
+    /// Nothing was heard on it yet.
+    Opening,
+    /// It works.
+    Active,
+    /// It stopped answering.
+    Silent,
+}
+
+/// What a path still has to say, one bit each.
+pub(crate) mod want {
+    pub(crate) const CHG: u16 = 1;
+    pub(crate) const AUTH: u16 = 1 << 1;
+    pub(crate) const STATUS: u16 = 1 << 2;
+    pub(crate) const PING: u16 = 1 << 3;
+    pub(crate) const ACK_RATE: u16 = 1 << 4;
+    pub(crate) const CID: u16 = 1 << 5;
+}
+
+/// Challenges outstanding per path (the newest counts, older ones are forgotten).
+const CHALLENGE_NONCES_MAX: usize = 4;
+
+/// ACKs the peer is asked for per window of data. Fewer cost less and feed slow start later.
+const ACKS_PER_WINDOW: u64 = 8;
+/// The most packets one ACK may wait for.
+const ACK_EVERY_MAX: u64 = 64;
+
+/// A question asked at one address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Challenge {
+    pub(crate) nonce: [u8; 16],
+    pub(crate) remote: SocketAddr,
+}
+
+/// Where a moved path was before: wins if it answers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Before {
+    pub(crate) addresses: Addresses,
+    pub(crate) ask: bool,
+}
+
+/// One path.
+#[derive(Debug)]
+pub(crate) struct Path {
+    pub(crate) id: PathId,
+    pub(crate) addresses: Addresses,
+    pub(crate) state: PathState,
+    /// Said by the device: may payload travel here, and does it need grants.
+    pub(crate) status: PathStatus,
+    pub(crate) status_seq: u64,
+    pub(crate) gated: bool,
+    pub(crate) reason: Reason,
+    pub(crate) wants: u16,
+    pub(crate) cid_local: Cid,
+    pub(crate) cid_remote: Cid,
+    pub(crate) token: [u8; TOKEN_BYTES],
+    pub(crate) validated: bool,
+    pub(crate) challenges: Vec<Challenge>,
+    pub(crate) answers: Vec<([u8; 16], Option<Addresses>)>,
+    pub(crate) before: Option<Before>,
+    /// Bytes while the address is unproved.
+    pub(crate) rx_bytes: u64,
+    pub(crate) tx_bytes: u64,
+    pub(crate) recovery: Recovery,
+    pub(crate) acks: Acks,
+    pub(crate) pacer: Pacer,
+    pub(crate) mtu: Mtu,
+    pub(crate) opened_at: Time,
+    pub(crate) last_rx: Time,
+    pub(crate) probe_now: bool,
+    pub(crate) ack_every: u32,
+    /// Another path was alive when this one was opened.
+    pub(crate) beside_another: bool,
+    /// Payload bytes each way, for reports and the scheduler.
+    pub(crate) payload_in: u64,
+    pub(crate) payload_out: u64,
+    pub(crate) first_packet_padded: bool,
+    /// The pacer held something back until then.
+    pub(crate) paced_until: Time,
+}
+
+impl Path {
+    pub(crate) fn new(
+        now: Time,
+        id: PathId,
+        addresses: Addresses,
+        config: &Config,
+        cids: (Cid, Cid, [u8; TOKEN_BYTES]),
+    ) -> Self {
+        let mut mtu_max = config.mtu_max;
+        if addresses.remote.is_ipv6() {
+            mtu_max = mtu_max.saturating_sub(20);
+        }
+        let mtu = Mtu::new(mtu_max);
+        let datagram = mtu.current() as u64;
+        Path {
+            id,
+            addresses,
+            state: PathState::Opening,
+            status: PathStatus::Available,
+            status_seq: 0,
+            gated: false,
+            reason: Reason::None,
+            wants: 0,
+            cid_local: cids.0,
+            cid_remote: cids.1,
+            token: cids.2,
+            validated: false,
+            challenges: Vec::new(),
+            answers: Vec::new(),
+            before: None,
+            rx_bytes: 0,
+            tx_bytes: 0,
+            recovery: Recovery::new(config.rtt_initial, controller(config.congestion, datagram)),
+            acks: Acks::new(config.ack_delay_max),
+            pacer: Pacer::new(now, datagram),
+            mtu,
+            opened_at: now,
+            last_rx: now,
+            probe_now: false,
+            ack_every: 0,
+            beside_another: false,
+            payload_in: 0,
+            payload_out: 0,
+            first_packet_padded: false,
+            paced_until: Time::NEVER,
+        }
+    }
+
+    /// Asks the peer at this path's address to prove that it is there.
+    pub(crate) fn challenge(&mut self, nonce: [u8; 16]) {
+        if self.challenges.len() == CHALLENGE_NONCES_MAX {
+            self.challenges.remove(0);
+        }
+        self.challenges.push(Challenge { nonce, remote: self.addresses.remote });
+        self.wants |= want::CHG;
+    }
+
+    /// Bytes that may go to an address that has not proved itself.
+    pub(crate) fn unproved_room(&self) -> u64 {
+        if self.validated { u64::MAX } else { self.rx_bytes.saturating_sub(self.tx_bytes) }
+    }
+
+    /// Whether payload may travel here at all.
+    pub(crate) fn takes_payload(&self) -> bool {
+        self.status == PathStatus::Available && self.state != PathState::Silent
+    }
+
+    /// Bytes per second the pacer is set to: the window over the round trip, a little faster so
+    /// that the pacer is never the bottleneck (RFC 9002 §7.7), twice as fast while searching.
+    pub(crate) fn pacing_rate(&self) -> u64 {
+        let rtt = self.recovery.rtt.smoothed().max(Span::from_micros(10));
+        let (num, den) = if self.recovery.controller.in_slow_start() { (2, 1) } else { (5, 4) };
+        let bytes = u128::from(self.recovery.controller.window()) * num / den;
+        (bytes * 1_000_000_000 / u128::from(rtt.as_nanos())).min(u128::from(u64::MAX >> 8)) as u64
+    }
+
+    /// Asks the peer for sparser ACKs as the window grows: eight per window.
+    pub(crate) fn want_ack_rate(&mut self) {
+        let packets = self.recovery.controller.window() / self.mtu.current() as u64;
+        let every = (packets / ACKS_PER_WINDOW).clamp(2, ACK_EVERY_MAX) as u32;
+        if every >= self.ack_every * 2 || every * 2 <= self.ack_every || self.ack_every == 0 {
+            self.ack_every = every;
+            self.wants |= want::ACK_RATE;
+        }
+    }
+
+    /// How good this path is for the next packet: lower is better. Free before gated, then by
+    /// round trip.
+    pub(crate) fn rank(&self) -> (bool, bool, bool, bool, Span) {
+        (
+            self.state == PathState::Silent,
+            self.state == PathState::Opening && !self.validated,
+            self.status != PathStatus::Available,
+            self.gated,
+            self.recovery.rtt.smoothed(),
+        )
+    }
+}
+
+/// All paths of a session, in the order they were opened.
+#[derive(Debug, Default)]
+pub(crate) struct Paths {
+    list: Vec<Path>,
+}
+
+impl Paths {
+    pub(crate) fn push(&mut self, path: Path) {
+        assert!(self.list.len() < PATHS_MAX);
+        self.list.push(path);
+    }
+    pub(crate) fn is_full(&self) -> bool {
+        self.list.len() >= PATHS_MAX
+    }
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+    pub(crate) fn slot(&self, id: PathId) -> Option<usize> {
+        self.list.iter().position(|p| p.id == id)
+    }
+    pub(crate) fn get_mut(&mut self, id: PathId) -> Option<&mut Path> {
+        self.list.iter_mut().find(|p| p.id == id)
+    }
+    pub(crate) fn get(&self, id: PathId) -> Option<&Path> {
+        self.list.iter().find(|p| p.id == id)
+    }
+    pub(crate) fn at(&mut self, slot: usize) -> &mut Path {
+        &mut self.list[slot]
+    }
+    pub(crate) fn remove(&mut self, slot: usize) -> Path {
+        self.list.remove(slot)
+    }
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Path> {
+        self.list.iter()
+    }
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Path> {
+        self.list.iter_mut()
+    }
+    /// Slots from the best path to the worst.
+    pub(crate) fn order(&self, out: &mut [usize; PATHS_MAX]) -> usize {
+        let n = self.list.len();
+        for (i, slot) in out[..n].iter_mut().enumerate() {
+            *slot = i;
+        }
+        if n > 1 {
+            out[..n].sort_by_key(|i| self.list[*i].rank());
+        }
+        n
+    }
+    /// Whether some other path could take this one's data.
+    pub(crate) fn has_live_besides(&self, slot: usize) -> bool {
+        self.list.iter().enumerate().any(|(i, p)| {
+            i != slot && p.state == PathState::Active && p.status == PathStatus::Available
+        })
+    }
+}

@@ -1,0 +1,653 @@
+//! What arrives: opens a packet, decodes its frames, hands each to its owner.
+
+use bytes::Bytes;
+use d2tp_seal::{PacketKeys, Suite, open_cookie, unknown_token};
+use d2tp_time::{Span, Time};
+use d2tp_wire::{
+    Cid, DATA_HEADER_BYTES, FlowId, Frame, FrameIter, PathId, PathStatus, Reader, Reason,
+};
+
+use crate::config::SPARE_PATHS;
+use crate::event::{Event, FlowEnd, PeerFault, SessionEnd};
+use crate::flow::{Flow, FlowOptions, want};
+use crate::half_open::{SynAck, SynAckBody};
+use crate::path::{self, Addresses, Before, Path, PathState};
+use crate::recovery::Said;
+use crate::recv_half::RecvHalf;
+use crate::send_half::SendHalf;
+use crate::session::{Life, Role, Session, on_said};
+
+/// Answers to challenges that wait to leave; a flood gets no more than that.
+const ANSWERS_MAX: usize = 4;
+/// How long packets of the key generation before are still read, in probe timeouts.
+const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
+
+impl Session {
+    /// A DATA packet for path `path` of handshake `generation` arrived. What does not
+    /// authenticate, or was seen before, changes nothing.
+    pub(crate) fn handle_data(
+        &mut self,
+        now: Time,
+        path: PathId,
+        generation: u32,
+        from: Addresses,
+        packet: &mut [u8],
+    ) {
+        if generation != self.generation || self.life == Life::Closed {
+            return;
+        }
+        let Some(keys) = &mut self.keys else { return };
+        let known = self.paths.get(path);
+        let expected = known.map_or(0, |p| p.acks.expected());
+        let Ok(opened) = keys.open(path, expected, packet) else { return };
+        if known.is_some_and(|p| p.acks.is_replay(opened.number)) {
+            return;
+        }
+        if opened.key_advanced {
+            let pto = known.map_or(Span::from_secs(1), |p| {
+                p.recovery.rtt.probe_timeout(self.config.ack_delay_max)
+            });
+            self.rx_key_drop_at = now + pto.times(KEY_KEPT_PROBE_TIMEOUTS);
+        }
+        if known.is_none() && !self.accept_path(now, path, from) {
+            return;
+        }
+        self.handle_opened(now, path, opened.number, from, packet.len(), &packet[DATA_HEADER_BYTES..opened.end]);
+    }
+
+    /// The device opened a path that was promised to it.
+    fn accept_path(&mut self, now: Time, id: PathId, from: Addresses) -> bool {
+        if self.role == Role::Initiator || self.paths.is_full() {
+            return false;
+        }
+        let Some(issued) = self.issued.get(&id).copied() else { return false };
+        let Some((cid, token)) = self.spare.remove(&id) else { return false };
+        if !self.use_path_id(id) {
+            return false;
+        }
+        let mut path = Path::new(now, id, from, &self.config, (issued.cid, cid, token));
+        path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
+        // R-PATH-2: nobody is believed to be at an address before it answered from there.
+        path.challenge(self.rng.array());
+        self.paths.push(path);
+        self.issue_ids(id.0 + SPARE_PATHS);
+        true
+    }
+
+    /// Frames of a packet that authenticated and is new.
+    pub(crate) fn handle_opened(
+        &mut self,
+        now: Time,
+        id: PathId,
+        number: u64,
+        from: Addresses,
+        datagram_bytes: usize,
+        plaintext: &[u8],
+    ) {
+        let Some(slot) = self.paths.slot(id) else { return };
+        self.last_rx = now;
+        if self.life == Life::Suspended {
+            self.wake(now);
+            self.flows.touch_all();
+        }
+        let challenge = self.rng_if_moved(slot, from, number);
+        let path = self.paths.at(slot);
+        path.last_rx = now;
+        if !path.validated {
+            path.rx_bytes += datagram_bytes as u64;
+        }
+        if let Some(nonce) = challenge {
+            // R-PATH-4: the newest packet says where the peer is now; both places are asked.
+            let before = path.addresses;
+            path.addresses = from;
+            path.validated = false;
+            path.rx_bytes = datagram_bytes as u64;
+            path.tx_bytes = 0;
+            path.before = Some(Before { addresses: before, ask: true });
+            path.challenge(nonce);
+        }
+        if path.state != PathState::Active {
+            let was = path.state;
+            path.state = PathState::Active;
+            path.recovery.probes = 0;
+            if was == PathState::Opening {
+                let took = now.since(path.opened_at);
+                let link = path.addresses.link;
+                self.emit(Event::PathUp { path: id, link, took });
+            }
+            self.flows.touch_all();
+        }
+
+        let mut eliciting = false;
+        let mut payload = false;
+        for frame in FrameIter::new(plaintext) {
+            let frame = match frame {
+                Ok(frame) => frame,
+                Err(e) => return self.fault(PeerFault::BadFrame(e)),
+            };
+            eliciting |= frame.is_ack_eliciting();
+            payload |= matches!(frame, Frame::Data { .. } | Frame::Datagram { .. });
+            if let Err(fault) = self.handle_frame(now, slot, from, frame) {
+                return self.fault(fault);
+            }
+            if self.life == Life::Closed {
+                return;
+            }
+        }
+        let Some(slot) = self.paths.slot(id) else { return };
+        if payload {
+            self.note_payload(now, slot);
+        }
+        self.paths.at(slot).acks.on_packet(now, number, eliciting);
+    }
+
+    /// A fresh nonce if this packet shows that the peer moved.
+    fn rng_if_moved(&mut self, slot: usize, from: Addresses, number: u64) -> Option<[u8; 16]> {
+        let path = self.paths.at(slot);
+        let moved = self.role == Role::Responder
+            && path.addresses.remote != from.remote
+            && number >= path.acks.expected();
+        moved.then(|| self.rng.array())
+    }
+
+    #[inline]
+    fn handle_frame(
+        &mut self,
+        now: Time,
+        slot: usize,
+        from: Addresses,
+        frame: Frame<'_>,
+    ) -> Result<(), PeerFault> {
+        match frame {
+            Frame::Data { flow, offset, bytes, fin } => {
+                return self.on_data(now, slot, flow, offset, bytes, fin);
+            }
+            Frame::Ack { path, delay_us, ranges } => {
+                return self.on_ack(now, path, Span::from_micros(delay_us), ranges);
+            }
+            Frame::Ping => {}
+            Frame::AckRate { path, every, delay_us } => {
+                let max = self.config.ack_delay_max;
+                if let Some(path) = self.paths.get_mut(path) {
+                    path.acks.set_rate(every, Span::from_micros(delay_us), max);
+                }
+            }
+            Frame::Open { flow, flags, priority, size, deadline_ms } => {
+                let options = FlowOptions {
+                    priority: priority.min(7),
+                    size,
+                    deadline: deadline_ms.map(|ms| now + Span::from_millis(ms)),
+                    durable: flags & Frame::OPEN_DURABLE != 0,
+                    hibernates: flags & Frame::OPEN_HIBERNATES != 0,
+                };
+                self.accept_flow(flow, options)?;
+            }
+            Frame::Reset { flow, code, final_size } => self.on_reset(flow, code, final_size)?,
+            Frame::Stop { flow, code } => {
+                if let Some(f) = self.flows.get_mut(flow)
+                    && f.send.reset.is_none()
+                    && !f.send.is_complete()
+                {
+                    f.send.reset = Some(code);
+                    f.end.get_or_insert(FlowEnd::Reset(code));
+                    f.wants |= want::RESET;
+                    self.flows.touch(flow);
+                    self.emit(Event::Writable(flow));
+                }
+            }
+            Frame::FlowCredit { flow, max } => {
+                if let Some(f) = self.flows.get_mut(flow) {
+                    f.send.set_credit(max);
+                    self.flows.touch(flow);
+                }
+            }
+            Frame::SessionCredit { max } => {
+                self.credit.peer_max = self.credit.peer_max.max(max);
+            }
+            Frame::Deadline { flow, seq, remaining_ms } => {
+                if let Some(f) = self.flows.get_mut(flow)
+                    && seq > f.deadline_seq
+                {
+                    f.deadline_seq = seq;
+                    f.options.deadline = remaining_ms.map(|ms| now + Span::from_millis(ms));
+                    self.flows.on_deadline_changed();
+                    self.emit(Event::DeadlineChanged(flow));
+                }
+            }
+            Frame::Durable { flow, offset } => {
+                if let Some(f) = self.flows.get_mut(flow) {
+                    // R-DURABLE-2: nothing can be durable that was never sent.
+                    let offset = offset.min(f.send.next());
+                    f.peer_durable = f.peer_durable.max(offset);
+                    f.send.on_durable(offset);
+                    self.emit(Event::PeerDurable { flow, offset });
+                    self.after_send_progress(flow);
+                }
+            }
+            Frame::Committed { flow, offset } => {
+                if let Some(f) = self.flows.get_mut(flow) {
+                    f.peer_durable = f.peer_durable.max(offset.min(f.send.next()));
+                }
+            }
+            Frame::Grant { seq, flow, path, max_sent } => {
+                // R-GRANT-1: only the device decides what its links may cost.
+                if self.role == Role::Responder
+                    && self.paths.get(path).is_some()
+                    && let Some(f) = self.flows.get_mut(flow)
+                {
+                    f.grants_in.on_grant(path, seq, max_sent);
+                    self.flows.touch(flow);
+                }
+            }
+            Frame::Spent { flow, path, sent } => {
+                if self.paths.get(path).is_some()
+                    && let Some(f) = self.flows.get_mut(flow)
+                {
+                    f.grants_out.on_spent(path, sent);
+                }
+            }
+            Frame::PathStatus { path, seq, status, gated, reason } => {
+                self.on_path_status(now, path, seq, status, gated, reason);
+            }
+            Frame::PathLimit { .. } => {}
+            Frame::FlowPause { flow, seq, paused, reason } => {
+                if let Some(f) = self.flows.get_mut(flow)
+                    && seq > f.pause_in.0
+                {
+                    f.pause_in = (seq, paused, reason);
+                    self.flows.touch(flow);
+                }
+            }
+            Frame::Chg { nonce } => {
+                let path = self.paths.at(slot);
+                if path.answers.len() < ANSWERS_MAX {
+                    // R-PATH-3: an answer counts only from the address that was asked.
+                    let foreign = from.remote != path.addresses.remote
+                        || from.link != path.addresses.link;
+                    path.answers.push((nonce, foreign.then_some(from)));
+                }
+            }
+            Frame::Rsp { nonce } => self.on_rsp(slot, from, nonce),
+            Frame::Auth { .. } => {}
+            Frame::PathCid { path, cid, token } => {
+                // R-PATH-7: ids are kept for a few paths ahead, whatever a peer sends.
+                let ahead = self.used_paths.last().map_or(0, |(_, end)| end)
+                    + 2 * u64::from(SPARE_PATHS);
+                let n = u64::from(path.0);
+                if n <= ahead && !self.used_paths.contains(n) {
+                    self.spare.insert(path, (cid, token));
+                }
+            }
+            Frame::Resume { flow, received, flags } => self.on_resume(flow, received, flags),
+            Frame::Resumed { flow, received } => self.on_resumed(flow, received),
+            Frame::Refused { flow, reason } => {
+                if self.flows.get(flow).is_some_and(|f| f.unclaimed) {
+                    self.end_flow(flow, FlowEnd::Refused(reason));
+                }
+            }
+            Frame::ResumeEnd { .. } => self.on_resume_end(),
+            Frame::Datagram { context, bytes } => {
+                self.paths.at(slot).payload_in += bytes.len() as u64;
+                let bytes = Bytes::copy_from_slice(bytes);
+                self.emit(Event::Datagram { context, bytes });
+            }
+            Frame::Suspend { .. } => {}
+            Frame::Close { code, text } => {
+                let text = String::from_utf8_lossy(text).into_owned();
+                self.end(SessionEnd::Peer { code, text });
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn on_data(
+        &mut self,
+        now: Time,
+        slot: usize,
+        id: FlowId,
+        offset: u64,
+        bytes: &[u8],
+        fin: bool,
+    ) -> Result<(), PeerFault> {
+        let path = self.paths.at(slot);
+        path.payload_in += bytes.len() as u64;
+        let (path_id, gated) = (path.id, path.gated);
+        if self.flows.get(id).is_none() {
+            // A flow's first packets may be reordered: DATA opens it with defaults.
+            let _ = now;
+            if !self.accept_flow(id, FlowOptions::default())? {
+                return Ok(());
+            }
+        }
+        let flow = self.flows.get_mut(id).expect("it was just accepted or known before");
+        if gated {
+            flow.grants_out.on_received(path_id, bytes.len() as u64);
+        }
+        let arrival = flow.recv.on_data(id, offset, bytes, fin)?;
+        let ended = flow.recv.stopped.is_some();
+        let tell = arrival.readable && !flow.told_readable;
+        flow.told_readable |= tell;
+        self.credit.received += arrival.advanced;
+        if ended {
+            self.credit.consumed += arrival.advanced;
+        }
+        // R-FLOW-3: what was promised is the limit, for all flows together too.
+        let told = self.credit.told;
+        if self.credit.received > told {
+            return Err(PeerFault::OverCredit { flow: None, end: self.credit.received, credit: told });
+        }
+        if tell {
+            self.emit(Event::Readable(id));
+        }
+        Ok(())
+    }
+
+    /// Takes in a flow the peer opened. False if it is over already.
+    fn accept_flow(&mut self, id: FlowId, options: FlowOptions) -> Result<bool, PeerFault> {
+        if let Some(flow) = self.flows.get_mut(id) {
+            if id.by_initiator() == (self.role == Role::Responder) && flow.options == FlowOptions::default() {
+                flow.options = options;
+                if options.durable {
+                    flow.send.make_durable();
+                }
+                self.flows.on_deadline_changed();
+            }
+            return Ok(true);
+        }
+        // R-FLOW-1: an id says who may open it.
+        if id.by_initiator() != (self.role == Role::Responder) {
+            return if id.epoch() < self.epoch || id.counter() < self.next_flow {
+                Ok(false)
+            } else {
+                Err(PeerFault::FlowId(id))
+            };
+        }
+        if id.epoch() > self.epoch {
+            return Err(PeerFault::FlowId(id));
+        }
+        if self.flows.was_used(id) || id.epoch() < self.first_epoch() {
+            return Ok(false);
+        }
+        if self.flows.len() >= self.config.flows_max {
+            return Err(PeerFault::TooManyFlows(self.config.flows_max));
+        }
+        self.flows.use_id(id);
+        let send = SendHalf::new(self.initial_flow_credit, options.durable);
+        let flow = Flow::new(id, options, send, RecvHalf::new(self.config.flow_window));
+        self.flows.insert(flow);
+        self.emit(Event::Opened(id));
+        Ok(true)
+    }
+
+    /// Flows of older epochs are known by claim only.
+    fn first_epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn on_reset(&mut self, id: FlowId, code: u64, final_size: u64) -> Result<(), PeerFault> {
+        let Some(flow) = self.flows.get_mut(id) else { return Ok(()) };
+        if flow.recv.reset.is_some() {
+            return Ok(());
+        }
+        if final_size < flow.recv.reached() {
+            let was = flow.recv.reached();
+            return Err(PeerFault::FinalSize { flow: id, was, now: final_size });
+        }
+        // What was sent and never arrived has used up session credit all the same.
+        self.credit.consumed += flow.recv.reached() - flow.recv.read_to();
+        flow.recv.forget_unread();
+        flow.recv.reset = Some(code);
+        flow.end.get_or_insert(FlowEnd::Reset(code));
+        self.emit(Event::Readable(id));
+        self.retire_if_complete(id);
+        Ok(())
+    }
+
+    fn on_ack(
+        &mut self,
+        now: Time,
+        id: PathId,
+        delay: Span,
+        ranges: d2tp_wire::AckRanges<'_>,
+    ) -> Result<(), PeerFault> {
+        let Some(slot) = self.paths.slot(id) else { return Ok(()) };
+        let siblings: Vec<(u64, Span)> = if self.paths.len() > 1 {
+            self.paths
+                .iter()
+                .map(|p| (p.recovery.controller.window(), p.recovery.rtt.smoothed()))
+                .collect()
+        } else {
+            Vec::new()
+        };
+        let delay_max = self.config.ack_delay_max;
+        let Session { paths, flows, issued, says, .. } = self;
+        let path = paths.at(slot);
+        let mut own = path.wants;
+        let mut acked_ack = None;
+        let outcome =
+            path.recovery.on_ack(now, id, ranges, delay, delay_max, &siblings, |said, arrived| {
+                if let (Said::Ack { largest, .. }, true) = (said, arrived) {
+                    acked_ack = acked_ack.max(Some(largest));
+                }
+                on_said(said, arrived, flows, Some((id, &mut own)), issued, says);
+            })?;
+        path.wants = own;
+        if let Some(largest) = acked_ack {
+            path.acks.on_ack_acked(largest);
+        }
+        if let Some(size) = outcome.mtu_acked {
+            path.mtu.on_probe_acked(size);
+            path.recovery.controller.set_datagram(path.mtu.current() as u64);
+        }
+        if outcome.mtu_lost {
+            path.mtu.on_probe_lost(now);
+        }
+        if outcome.acked_size > 0 {
+            path.mtu.on_ack(now, outcome.acked_size);
+        }
+        if outcome.lost_size > 0 && outcome.acked_size < outcome.lost_size
+            && path.mtu.on_loss(outcome.lost_size)
+        {
+            path.recovery.controller.set_datagram(path.mtu.current() as u64);
+        }
+        if outcome.progress {
+            path.want_ack_rate();
+        }
+        for flow in self.flows.take_acked() {
+            self.after_send_progress(flow);
+        }
+        Ok(())
+    }
+
+    /// Bytes of a flow arrived at the peer: there may be room to write, or nothing left to do.
+    fn after_send_progress(&mut self, id: FlowId) {
+        let low = self.config.send_buffer / 2;
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        if flow.wants_writable && flow.send.buffered() <= low {
+            flow.wants_writable = false;
+            self.emit(Event::Writable(id));
+        }
+        self.retire_if_complete(id);
+    }
+
+    fn on_path_status(
+        &mut self,
+        now: Time,
+        id: PathId,
+        seq: u64,
+        status: PathStatus,
+        gated: bool,
+        reason: Reason,
+    ) {
+        // R-PATH-5: the device knows its links.
+        if self.role == Role::Initiator {
+            return;
+        }
+        let Some(slot) = self.paths.slot(id) else { return };
+        let path = self.paths.at(slot);
+        if seq <= path.status_seq {
+            return;
+        }
+        (path.status_seq, path.status, path.gated, path.reason) = (seq, status, gated, reason);
+        if status == PathStatus::Gone {
+            self.remove_path(slot);
+            self.suspend_if_idle(now, reason);
+        }
+        self.flows.touch_all();
+    }
+
+    fn on_rsp(&mut self, slot: usize, from: Addresses, nonce: [u8; 16]) {
+        let path = self.paths.at(slot);
+        let asked = path.challenges.iter().find(|c| c.nonce == nonce).copied();
+        let Some(challenge) = asked.filter(|c| c.remote == from.remote) else { return };
+        path.challenges.retain(|c| c.nonce != nonce);
+        if challenge.remote == path.addresses.remote {
+            path.validated = true;
+            if self.role == Role::Responder {
+                path.wants |= path::want::AUTH;
+            }
+        } else if let Some(before) = path.before
+            && before.addresses.remote == challenge.remote
+        {
+            // R-PATH-4: the old place still answers: the move was somebody else's.
+            path.addresses = before.addresses;
+            path.validated = true;
+            path.before = None;
+        }
+    }
+
+    // ---- answers to a knock ----
+
+    /// A SYN+ACK for our handshake.
+    pub(crate) fn handle_syn_ack(&mut self, now: Time, from: Addresses, message: &[u8]) {
+        let Some(knock) = &mut self.knock else { return };
+        let Some(open) = &mut knock.open else { return };
+        let mut payload = [0; 1500];
+        let Ok((secrets, n)) = open.initiator.finish(message, &mut payload) else { return };
+        let Some(answer) = SynAck::decode(&mut Reader::new(&payload[..n])) else { return };
+        let (epoch, sent_at, gated) = (open.epoch, open.sent_at, open.gated);
+        match answer {
+            SynAck::Stale { confirmed } => {
+                // R-HS-4: the server heard a later epoch of ours; go beyond it.
+                self.epochs.start = self.epochs.start.max(confirmed.saturating_add(1));
+                knock.open = None;
+                knock.retry_now(now);
+            }
+            SynAck::Refused(reason) => self.end(SessionEnd::Refused(reason)),
+            SynAck::NoSuite => self.end(SessionEnd::NoCommonVersion),
+            SynAck::Welcome(body) => {
+                let Some(suite) = Suite::from_code(body.suite) else { return };
+                if !self.config.suites.contains(&suite) {
+                    return;
+                }
+                let knock = self.knock.take().expect("it is being answered");
+                let keys = PacketKeys::new(suite, &secrets, true);
+                let cids = knock.cids;
+                self.begin_generation(now, keys, epoch, &cids, &body);
+                let mut path = Path::new(
+                    now,
+                    PathId(0),
+                    from,
+                    &self.config,
+                    (cids[0], body.cid, body.token),
+                );
+                path.validated = true;
+                path.gated = gated;
+                path.state = PathState::Active;
+                path.recovery.rtt.on_sample(now.since(sent_at), Span::ZERO);
+                path.status_seq = 1;
+                path.wants |= path::want::STATUS | path::want::PING;
+                let link = from.link;
+                self.paths.push(path);
+                self.after_handshake(now, body.resumed);
+                self.emit(Event::PathUp { path: PathId(0), link, took: now.since(sent_at) });
+                // Links that waited for the keys open their paths now.
+                for (addresses, gated) in knock.candidates {
+                    if addresses.link != link {
+                        self.open_path(now, addresses, gated);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Replaces keys, paths and ids by those of a new handshake.
+    pub(crate) fn begin_generation(
+        &mut self,
+        now: Time,
+        keys: PacketKeys,
+        epoch: u32,
+        own_cids: &[Cid],
+        peer: &SynAckBody,
+    ) {
+        while !self.paths.is_empty() {
+            let link = self.paths.at(0).addresses.link;
+            self.remove_path(0);
+            let _ = link;
+        }
+        for (_, issued) in std::mem::take(&mut self.issued) {
+            self.cid_changes.push(crate::session::CidChange::Remove(issued.cid));
+        }
+        self.generation += 1;
+        for (cid, n) in own_cids.iter().zip(0..) {
+            let token = self.make_token.as_ref().map_or([0; 16], |make| make(*cid));
+            let issued = crate::session::Issued { cid: *cid, token, tell: false };
+            self.issued.insert(PathId(n), issued);
+            self.cid_changes.push(crate::session::CidChange::Add {
+                cid: *cid,
+                path: PathId(n),
+                generation: self.generation,
+            });
+        }
+        self.spare = peer.spare.iter().zip(1..).map(|(s, n)| (PathId(n), *s)).collect();
+        self.issued_to = own_cids.len() as u32;
+        self.used_paths.clear();
+        self.used_paths.insert(0, 1);
+        self.keys = Some(keys);
+        self.sealed_packets = 0;
+        self.rx_key_drop_at = Time::NEVER;
+        if epoch != self.epoch {
+            self.next_flow = 0;
+        }
+        self.epoch = epoch;
+        self.credit = crate::session::Credit {
+            peer_max: peer.session_credit,
+            told: self.config.session_window,
+            ..Default::default()
+        };
+        self.initial_flow_credit = peer.flow_credit;
+        self.last_rx = now;
+        self.says = 0;
+    }
+
+    /// The server asks for proof of our address.
+    pub(crate) fn handle_cookie(&mut self, now: Time, body: &[u8]) {
+        let peer = self.peer;
+        let Some(knock) = &mut self.knock else { return };
+        let Some(open) = &knock.open else { return };
+        let Some((nonce, sealed)) = body.split_first_chunk::<12>() else { return };
+        let Ok(cookie) = open_cookie(&peer, open.mac1, *nonce, sealed) else { return };
+        // One retry per cookie: a second demand for the same cookie waits for the timer.
+        if knock.cookie != Some(cookie) {
+            knock.cookie = Some(cookie);
+            knock.retry_now(now);
+        }
+    }
+
+    /// The server says it does not know a session we send to.
+    pub(crate) fn handle_unknown(&mut self, now: Time, path: PathId, generation: u32, token: &[u8]) {
+        if generation != self.generation || self.role == Role::Responder {
+            return;
+        }
+        let Some(p) = self.paths.get(path) else { return };
+        // R-UNKNOWN-1: only the host that issued the id can know its token.
+        if !unknown_token(&p.token, token) {
+            return;
+        }
+        let (addresses, gated) = (p.addresses, p.gated);
+        if self.knock.is_none() {
+            self.knock_at(now, addresses, gated);
+        }
+    }
+}

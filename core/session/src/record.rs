@@ -1,0 +1,222 @@
+//! A session as a few bytes: what survives hours of sleep and a crash.
+//!
+//! No packet keys, no buffers: who the two ends are, the highest epoch, and per flow how far each
+//! direction came. A flow costs about 30 bytes. Integrity on disk is the journal's business.
+
+use d2tp_seal::PublicKey;
+use d2tp_time::Span;
+use d2tp_wire::{FlowId, Reader, VARINT_MAX, Writer};
+
+use crate::flow::FlowOptions;
+use crate::session::Role;
+
+const FORMAT: u8 = 1;
+/// Memory a hibernated flow may take.
+pub const FLOW_RECORD_BYTES_MAX: usize = 96;
+const HEAD_BYTES_MAX: usize = 64;
+/// Flows of one record; more than a session may have open is not a record of ours.
+const FLOWS_MAX: u64 = 65_536;
+
+/// Why bytes are not a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// They end too early or hold impossible values.
+    #[error("the session record is damaged")]
+    Damaged,
+    /// They were written by a version that we do not know.
+    #[error("the session record has format {0}, this program reads format {FORMAT}")]
+    Format(u8),
+}
+
+/// One flow at rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowRecord {
+    /// Its id.
+    pub id: FlowId,
+    /// What it was opened with; the deadline is in [`FlowRecord::deadline_left`].
+    pub options: FlowOptions,
+    /// Time left when the record was made.
+    pub deadline_left: Option<Span>,
+    /// Numbers the changes of the deadline.
+    pub deadline_seq: u64,
+    /// Where sending goes on: everything below is safe at the peer.
+    pub sent_to: u64,
+    /// The end of our direction, once it is known, and whether the peer has it.
+    pub send_end: Option<u64>,
+    /// The peer acknowledged our end.
+    pub send_complete: bool,
+    /// Where receiving goes on: the application has everything below.
+    pub received_to: u64,
+    /// The length of the peer's direction, once it is known.
+    pub receive_end: Option<u64>,
+    /// The application read the end.
+    pub receive_complete: bool,
+}
+
+/// One session at rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Who began it.
+    pub role: Role,
+    /// The other end.
+    pub peer: PublicKey,
+    /// The device's instance.
+    pub instance: u64,
+    /// The highest epoch confirmed.
+    pub epoch: u32,
+    /// Flows that were open.
+    pub flows: Vec<FlowRecord>,
+}
+
+fn opt(v: Option<u64>) -> u64 {
+    v.map_or(0, |v| (v + 1).min(VARINT_MAX))
+}
+
+impl Record {
+    /// The record as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut buf = vec![0; HEAD_BYTES_MAX + self.flows.len() * FLOW_RECORD_BYTES_MAX];
+        let mut w = Writer::new(&mut buf);
+        w.u8(FORMAT);
+        w.u8(u8::from(self.role == Role::Responder));
+        w.bytes(&self.peer.0);
+        w.u64(self.instance);
+        w.u32(self.epoch);
+        w.varint(self.flows.len() as u64);
+        for f in &self.flows {
+            w.varint(f.id.0);
+            w.u8(u8::from(f.options.durable)
+                | u8::from(f.options.hibernates) << 1
+                | u8::from(f.send_complete) << 2
+                | u8::from(f.receive_complete) << 3
+                | f.options.priority << 4);
+            w.varint(opt(f.options.size));
+            w.varint(opt(f.deadline_left.map(|d| d.as_millis())));
+            w.varint(f.deadline_seq);
+            w.varint(f.sent_to);
+            w.varint(opt(f.send_end));
+            w.varint(f.received_to);
+            w.varint(opt(f.receive_end));
+        }
+        let n = w.written();
+        buf.truncate(n);
+        buf
+    }
+
+    /// Reads what [`Record::encode`] wrote.
+    ///
+    /// # Errors
+    /// The bytes are damaged or of another format.
+    pub fn decode(bytes: &[u8]) -> Result<Record, RecordError> {
+        let bad = |_| RecordError::Damaged;
+        let mut r = Reader::new(bytes);
+        let format = r.u8().map_err(bad)?;
+        if format != FORMAT {
+            return Err(RecordError::Format(format));
+        }
+        let role = match r.u8().map_err(bad)? {
+            0 => Role::Initiator,
+            1 => Role::Responder,
+            _ => return Err(RecordError::Damaged),
+        };
+        let peer = PublicKey(r.array().map_err(bad)?);
+        let instance = r.u64().map_err(bad)?;
+        let epoch = r.u32().map_err(bad)?;
+        let n = r.varint().map_err(bad)?;
+        if n > FLOWS_MAX {
+            return Err(RecordError::Damaged);
+        }
+        let mut flows = Vec::new();
+        for _ in 0..n {
+            let id = FlowId(r.varint().map_err(bad)?);
+            let flags = r.u8().map_err(bad)?;
+            let mut next = || r.varint().map_err(bad);
+            let size = next()?.checked_sub(1);
+            let deadline_left = next()?.checked_sub(1).map(Span::from_millis);
+            let deadline_seq = next()?;
+            let sent_to = next()?;
+            let send_end = next()?.checked_sub(1);
+            let received_to = next()?;
+            let receive_end = next()?.checked_sub(1);
+            if send_end.is_some_and(|e| e < sent_to)
+                || receive_end.is_some_and(|e| e < received_to)
+                || flags >> 4 > 7
+            {
+                return Err(RecordError::Damaged);
+            }
+            flows.push(FlowRecord {
+                id,
+                options: FlowOptions {
+                    priority: flags >> 4,
+                    size,
+                    deadline: None,
+                    durable: flags & 1 != 0,
+                    hibernates: flags & 2 != 0,
+                },
+                deadline_left,
+                deadline_seq,
+                sent_to,
+                send_end,
+                send_complete: flags & 4 != 0,
+                received_to,
+                receive_end,
+                receive_complete: flags & 8 != 0,
+            });
+        }
+        if !r.is_empty() {
+            return Err(RecordError::Damaged);
+        }
+        Ok(Record { role, peer, instance, epoch, flows })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn flow(id: u64, n: u64) -> FlowRecord {
+        FlowRecord {
+            id: FlowId(id),
+            options: FlowOptions {
+                priority: 3,
+                size: Some(n),
+                deadline: None,
+                durable: n % 2 == 0,
+                hibernates: true,
+            },
+            deadline_left: Some(Span::from_millis(n)),
+            deadline_seq: 2,
+            sent_to: n,
+            send_end: (n % 3 == 0).then_some(n + 5),
+            send_complete: false,
+            received_to: n / 2,
+            receive_end: None,
+            receive_complete: n % 5 == 0,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn records_come_back(n in 0u64..1_000_000, flows in 0u64..20, role: bool) {
+            let record = Record {
+                role: if role { Role::Initiator } else { Role::Responder },
+                peer: PublicKey([9; 32]),
+                instance: n,
+                epoch: 7,
+                flows: (0..flows).map(|i| flow(i << 25, n + i)).collect(),
+            };
+            let bytes = record.encode();
+            prop_assert!(bytes.len() <= HEAD_BYTES_MAX + 40 * flows as usize);
+            prop_assert_eq!(Record::decode(&bytes), Ok(record));
+            for cut in 0..bytes.len() {
+                prop_assert!(Record::decode(&bytes[..cut]).is_err());
+            }
+        }
+
+        #[test]
+        fn damaged_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Record::decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,518 @@
+//! What was sent on a path and not yet answered; what counts as lost (RFC 9002, with RACK's
+//! tolerance of reordering, RFC 8985).
+//!
+//! ```text
+//!  sent ──▶ Outstanding ──ACK──▶ Done
+//!               │ older than the largest acknowledged by the reordering window
+//!               ▼
+//!             Lost ──ACK after all──▶ Done, and the response is undone
+//! ```
+//!
+//! Frames are not kept, only notes of what was said ([`Said`]): on loss their owners say it again,
+//! in whatever form is true by then.
+
+use std::collections::VecDeque;
+
+use d2tp_time::{Span, Time};
+use d2tp_wire::{AckRanges, FlowId, PathId};
+
+use crate::congestion::{Acked, Controller, Siblings};
+use crate::event::PeerFault;
+use crate::rtt::{GRANULARITY, Rtt};
+
+/// RFC 9002 §6.1.1.
+const PACKET_THRESHOLD: u64 = 3;
+/// A path that reorders gets at most this much tolerance before loss is presumed.
+const PACKET_THRESHOLD_MAX: u64 = 256;
+/// RFC 9002 §7.6.1.
+const PERSISTENT_CONGESTION_PTOS: u64 = 3;
+/// Lost packets are remembered this many round trips, to notice that they were not.
+const LOST_KEPT_RTTS: u64 = 2;
+
+/// Bytes of a flow that a packet carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SaidData {
+    pub(crate) flow: FlowId,
+    pub(crate) offset: u64,
+    pub(crate) len: u16,
+    pub(crate) fin: bool,
+}
+
+/// Something a packet said, other than its first piece of data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    Data(SaidData),
+    Ack { path: PathId, largest: u64 },
+    Flow { flow: FlowId, what: u16 },
+    Refused(FlowId),
+    Session { what: u16 },
+    Path { path: PathId, what: u16 },
+    Grant { flow: FlowId, path: PathId },
+    Spent { flow: FlowId, path: PathId },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Outstanding,
+    Lost,
+    Done,
+}
+
+/// One packet on its way.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub(crate) at: Time,
+    pub(crate) bytes: u16,
+    pub(crate) eliciting: bool,
+    pub(crate) mtu_probe: bool,
+    pub(crate) app_limited: bool,
+    pub(crate) data: Option<SaidData>,
+    pub(crate) more: Vec<Said>,
+    state: State,
+}
+
+impl Sent {
+    pub(crate) fn new(at: Time) -> Self {
+        Sent {
+            at,
+            bytes: 0,
+            eliciting: false,
+            mtu_probe: false,
+            app_limited: false,
+            data: None,
+            more: Vec::new(),
+            state: State::Outstanding,
+        }
+    }
+    /// Everything it said.
+    pub(crate) fn said(&self) -> impl Iterator<Item = Said> + '_ {
+        self.data.map(Said::Data).into_iter().chain(self.more.iter().copied())
+    }
+    pub(crate) fn note(&mut self, said: Said) {
+        match said {
+            Said::Data(data) if self.data.is_none() => self.data = Some(data),
+            other => self.more.push(other),
+        }
+    }
+}
+
+/// What an ACK or a timeout brought about.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// Something was acknowledged for the first time.
+    pub(crate) progress: bool,
+    /// An MTU probe of this size arrived.
+    pub(crate) mtu_acked: Option<u16>,
+    /// An MTU probe was lost.
+    pub(crate) mtu_lost: bool,
+    /// Sizes of the largest ordinary packets acknowledged and lost.
+    pub(crate) acked_size: u16,
+    pub(crate) lost_size: u16,
+    pub(crate) lost_packets: u32,
+}
+
+/// Sent packets of one path.
+#[derive(Debug)]
+pub(crate) struct Recovery {
+    sent: VecDeque<Sent>,
+    base: u64,
+    largest_acked: Option<u64>,
+    pub(crate) in_flight: u64,
+    loss_at: Time,
+    pub(crate) probes: u32,
+    last_eliciting_at: Time,
+    outstanding_eliciting: u64,
+    packet_threshold: u64,
+    reorder_eighths: u64,
+    episode_lost: u64,
+    episode_spurious: u64,
+    pub(crate) rtt: Rtt,
+    pub(crate) controller: Box<dyn Controller>,
+    /// Counters for reports.
+    pub(crate) lost_total: u64,
+    pub(crate) spurious_total: u64,
+}
+
+impl Recovery {
+    pub(crate) fn new(rtt_initial: Span, controller: Box<dyn Controller>) -> Self {
+        Recovery {
+            sent: VecDeque::new(),
+            base: 0,
+            largest_acked: None,
+            in_flight: 0,
+            loss_at: Time::NEVER,
+            probes: 0,
+            last_eliciting_at: Time::ZERO,
+            outstanding_eliciting: 0,
+            packet_threshold: PACKET_THRESHOLD,
+            reorder_eighths: 1,
+            episode_lost: 0,
+            episode_spurious: 0,
+            rtt: Rtt::new(rtt_initial),
+            controller,
+            lost_total: 0,
+            spurious_total: 0,
+        }
+    }
+
+    /// The number the next packet gets.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.base + self.sent.len() as u64
+    }
+
+    pub(crate) fn on_sent(&mut self, sent: Sent) {
+        if sent.eliciting {
+            self.in_flight += u64::from(sent.bytes);
+            self.last_eliciting_at = sent.at;
+            self.outstanding_eliciting += 1;
+        }
+        self.sent.push_back(sent);
+    }
+
+    /// Bytes the window still allows.
+    pub(crate) fn room(&self) -> u64 {
+        self.controller.window().saturating_sub(self.in_flight)
+    }
+
+    /// Whether anything sent still needs an answer.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.outstanding_eliciting > 0
+    }
+
+    /// Handles an ACK. `each` is told what arrived (`true`) or counts as lost (`false`).
+    pub(crate) fn on_ack(
+        &mut self,
+        now: Time,
+        path: PathId,
+        ranges: AckRanges<'_>,
+        delay: Span,
+        ack_delay_max: Span,
+        siblings: Siblings<'_>,
+        mut each: impl FnMut(Said, bool),
+    ) -> Result<Outcome, PeerFault> {
+        let next = self.next_number();
+        // R-ACK-2: nothing that was never sent can have arrived.
+        if ranges.largest >= next {
+            return Err(PeerFault::BadAck { path, acked: ranges.largest, sent: next });
+        }
+        let mut outcome = Outcome::default();
+        let mut acked_bytes = 0u64;
+        let mut newest: Option<(Time, bool)> = None;
+        let mut sample = None;
+        for (low, high) in ranges.iter() {
+            if high < self.base {
+                break;
+            }
+            let low = low.max(self.base);
+            for number in low..=high {
+                let sent = &mut self.sent[(number - self.base) as usize];
+                match sent.state {
+                    State::Done => continue,
+                    State::Lost => {
+                        self.spurious_total += 1;
+                        self.episode_spurious += 1;
+                        let distance = self.largest_acked.unwrap_or(0).saturating_sub(number) + 1;
+                        self.packet_threshold =
+                            self.packet_threshold.max(distance).min(PACKET_THRESHOLD_MAX);
+                        self.reorder_eighths = (self.reorder_eighths + 1).min(8);
+                    }
+                    State::Outstanding => {
+                        if sent.eliciting {
+                            self.in_flight -= u64::from(sent.bytes);
+                            self.outstanding_eliciting -= 1;
+                            acked_bytes += u64::from(sent.bytes);
+                            if newest.is_none_or(|(at, _)| sent.at >= at) {
+                                newest = Some((sent.at, sent.app_limited));
+                            }
+                        }
+                        if sent.mtu_probe {
+                            outcome.mtu_acked = Some(sent.bytes);
+                        } else {
+                            outcome.acked_size = outcome.acked_size.max(sent.bytes);
+                        }
+                        if number == ranges.largest && sent.eliciting {
+                            sample = Some(now.since(sent.at));
+                        }
+                    }
+                }
+                sent.state = State::Done;
+                outcome.progress = true;
+                if let Some(data) = sent.data.take() {
+                    each(Said::Data(data), true);
+                }
+                for said in std::mem::take(&mut sent.more) {
+                    each(said, true);
+                }
+            }
+        }
+        let fresh = sample.is_some();
+        if let Some(sample) = sample {
+            self.rtt.on_sample(sample, delay.min(ack_delay_max));
+        }
+        self.largest_acked =
+            Some(self.largest_acked.map_or(ranges.largest, |l| l.max(ranges.largest)));
+        if self.episode_lost > 0 && self.episode_spurious >= self.episode_lost {
+            self.controller.on_spurious();
+            self.episode_lost = 0;
+            self.episode_spurious = 0;
+        }
+        self.detect(now, ack_delay_max, &mut outcome, &mut each);
+        if let Some((sent_at, app_limited)) = newest {
+            self.probes = 0;
+            self.controller.on_ack(
+                Acked {
+                    now,
+                    bytes: acked_bytes,
+                    sent_at,
+                    rtt: self.rtt.latest(),
+                    rtt_min: self.rtt.min(),
+                    fresh,
+                    app_limited,
+                    largest: ranges.largest,
+                    next_number: next,
+                },
+                siblings,
+            );
+        }
+        self.prune(now);
+        Ok(outcome)
+    }
+
+    /// Declares lost what is too old, and arms the timer for what soon will be.
+    fn detect(
+        &mut self,
+        now: Time,
+        ack_delay_max: Span,
+        outcome: &mut Outcome,
+        each: &mut impl FnMut(Said, bool),
+    ) {
+        self.loss_at = Time::NEVER;
+        let Some(largest) = self.largest_acked else { return };
+        let rtt = self.rtt.smoothed().max(self.rtt.latest());
+        let tolerance = (rtt + rtt.scaled(self.reorder_eighths, 8)).max(GRANULARITY);
+        let mut oldest_lost: Option<Time> = None;
+        let mut newest_lost: Option<Time> = None;
+        let end = (largest.saturating_sub(self.base) as usize).min(self.sent.len());
+        for i in 0..end {
+            let number = self.base + i as u64;
+            let sent = &mut self.sent[i];
+            if sent.state != State::Outstanding {
+                continue;
+            }
+            let late = sent.at + tolerance <= now;
+            let overtaken = largest - number >= self.packet_threshold;
+            if !late && !overtaken {
+                self.loss_at = self.loss_at.min(sent.at + tolerance);
+                continue;
+            }
+            sent.state = State::Lost;
+            for said in sent.said() {
+                each(said, false);
+            }
+            if !sent.eliciting {
+                continue;
+            }
+            self.in_flight -= u64::from(sent.bytes);
+            self.outstanding_eliciting -= 1;
+            self.lost_total += 1;
+            if sent.mtu_probe {
+                outcome.mtu_lost = true;
+                continue;
+            }
+            outcome.lost_packets += 1;
+            outcome.lost_size = outcome.lost_size.max(sent.bytes);
+            oldest_lost = Some(oldest_lost.map_or(sent.at, |t| t.min(sent.at)));
+            newest_lost = Some(newest_lost.map_or(sent.at, |t| t.max(sent.at)));
+        }
+        if let (Some(oldest), Some(newest)) = (oldest_lost, newest_lost) {
+            let window = self.controller.window();
+            self.controller.on_loss(now, newest);
+            if self.controller.window() < window {
+                self.episode_lost = 0;
+                self.episode_spurious = 0;
+            }
+            self.episode_lost += u64::from(outcome.lost_packets);
+            let span = self.rtt.probe_timeout(ack_delay_max).times(PERSISTENT_CONGESTION_PTOS);
+            if self.rtt.is_measured() && newest.since(oldest) > span {
+                self.controller.on_persistent_congestion();
+            }
+        }
+    }
+
+    fn prune(&mut self, now: Time) {
+        let keep = self.rtt.smoothed().times(LOST_KEPT_RTTS);
+        while let Some(front) = self.sent.front() {
+            match front.state {
+                State::Outstanding => break,
+                State::Lost if now.since(front.at) < keep + self.rtt.smoothed() => break,
+                State::Lost | State::Done => {
+                    self.sent.pop_front();
+                    self.base += 1;
+                }
+            }
+        }
+    }
+
+    /// The loss timer fired.
+    pub(crate) fn on_loss_timeout(
+        &mut self,
+        now: Time,
+        ack_delay_max: Span,
+        mut each: impl FnMut(Said, bool),
+    ) -> Outcome {
+        let mut outcome = Outcome::default();
+        self.detect(now, ack_delay_max, &mut outcome, &mut each);
+        outcome
+    }
+
+    /// When the loss timer fires.
+    pub(crate) fn loss_at(&self) -> Time {
+        self.loss_at
+    }
+
+    /// When to probe, if nothing is heard until then.
+    pub(crate) fn probe_at(&self, ack_delay_max: Span, interval_max: Span) -> Time {
+        if !self.is_waiting() {
+            return Time::NEVER;
+        }
+        let base = self.rtt.probe_timeout(ack_delay_max);
+        let span = base.times(1 << self.probes.min(10)).min(interval_max.max(base));
+        self.last_eliciting_at + span
+    }
+
+    /// The oldest packet without an answer: what a probe should repeat.
+    pub(crate) fn oldest(&self) -> Option<&Sent> {
+        self.sent.iter().find(|s| s.state == State::Outstanding && s.eliciting)
+    }
+
+    /// Gives up on everything outstanding without a congestion response: the path went silent or
+    /// away, its data must travel elsewhere. Packets stay known, so a late ACK still counts.
+    pub(crate) fn abandon(&mut self, mut each: impl FnMut(Said, bool)) {
+        for sent in &mut self.sent {
+            if sent.state == State::Outstanding {
+                sent.state = State::Lost;
+                if sent.eliciting {
+                    self.in_flight -= u64::from(sent.bytes);
+                    self.outstanding_eliciting -= 1;
+                }
+                for said in sent.said() {
+                    each(said, false);
+                }
+            }
+        }
+        self.loss_at = Time::NEVER;
+        self.episode_lost = 0;
+        self.episode_spurious = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::congestion::{CongestionKind, controller};
+    use d2tp_wire::{Frame, FrameIter, Writer};
+
+    const MS: Span = Span::from_millis(1);
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + MS.times(ms)
+    }
+
+    struct Bed {
+        recovery: Recovery,
+        arrived: Vec<u64>,
+        lost: Vec<u64>,
+    }
+
+    impl Bed {
+        fn new() -> Self {
+            let recovery =
+                Recovery::new(MS.times(100), controller(CongestionKind::NewReno, 1_000));
+            Bed { recovery, arrived: vec![], lost: vec![] }
+        }
+        fn send(&mut self, now: Time) {
+            let mut sent = Sent::new(now);
+            sent.bytes = 1_000;
+            sent.eliciting = true;
+            let offset = self.recovery.next_number();
+            sent.note(Said::Data(SaidData { flow: FlowId(0), offset, len: 1, fin: false }));
+            self.recovery.on_sent(sent);
+        }
+        fn ack(&mut self, now: Time, ranges: &[(u64, u64)]) -> Result<Outcome, PeerFault> {
+            let mut buf = [0; 100];
+            let mut w = Writer::new(&mut buf);
+            assert!(Frame::encode_ack(&mut w, PathId(0), 0, ranges.iter().copied()));
+            let n = w.written();
+            let Some(Ok(Frame::Ack { ranges, .. })) = FrameIter::new(&buf[..n]).next() else {
+                panic!()
+            };
+            let Bed { recovery, arrived, lost } = self;
+            recovery.on_ack(now, PathId(0), ranges, Span::ZERO, MS.times(20), &[], |said, ok| {
+                if let Said::Data(d) = said {
+                    if ok { arrived.push(d.offset) } else { lost.push(d.offset) }
+                }
+            })
+        }
+    }
+
+    #[test]
+    fn three_later_packets_make_one_lost() {
+        let mut bed = Bed::new();
+        (0..5).for_each(|i| bed.send(at(i)));
+        bed.ack(at(50), &[(1, 3)]).unwrap();
+        assert_eq!((bed.arrived.clone(), bed.lost.clone()), (vec![1, 2, 3], vec![0]));
+        assert_eq!(bed.recovery.in_flight, 1_000);
+    }
+
+    #[test]
+    fn a_late_packet_is_noticed_and_the_response_undone() {
+        let mut bed = Bed::new();
+        (0..5).for_each(|i| bed.send(at(i)));
+        let before = bed.recovery.controller.window();
+        bed.ack(at(50), &[(1, 3)]).unwrap();
+        assert!(bed.recovery.controller.window() < before);
+        bed.ack(at(55), &[(0, 3)]).unwrap();
+        assert!(bed.recovery.controller.window() >= before);
+        assert!(bed.recovery.packet_threshold > PACKET_THRESHOLD);
+    }
+
+    #[test]
+    fn time_makes_the_last_but_one_lost() {
+        let mut bed = Bed::new();
+        bed.send(at(0));
+        bed.send(at(0));
+        bed.ack(at(40), &[(1, 1)]).unwrap();
+        assert!(bed.lost.is_empty());
+        let fires = bed.recovery.loss_at();
+        assert_eq!(fires, at(45));
+        let Bed { recovery, lost, .. } = &mut bed;
+        recovery.on_loss_timeout(fires, MS.times(20), |said, _| {
+            if let Said::Data(d) = said {
+                lost.push(d.offset);
+            }
+        });
+        assert_eq!(bed.lost, [0]);
+    }
+
+    #[test]
+    fn an_ack_of_what_was_never_sent_is_a_fault() {
+        let mut bed = Bed::new();
+        bed.send(at(0));
+        assert_eq!(
+            bed.ack(at(9), &[(0, 1)]),
+            Err(PeerFault::BadAck { path: PathId(0), acked: 1, sent: 1 })
+        );
+    }
+
+    #[test]
+    fn an_abandoned_path_gives_back_everything_without_a_response() {
+        let mut bed = Bed::new();
+        (0..4).for_each(|i| bed.send(at(i)));
+        let window = bed.recovery.controller.window();
+        let mut back = vec![];
+        bed.recovery.abandon(|said, ok| back.push((said, ok)));
+        assert_eq!(back.len(), 4);
+        assert_eq!((bed.recovery.in_flight, bed.recovery.controller.window()), (0, window));
+        assert_eq!(bed.recovery.probe_at(MS, MS), Time::NEVER);
+    }
+}

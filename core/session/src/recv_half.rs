@@ -1,0 +1,349 @@
+//! The receiving half of a flow: bytes that arrived, put in order, until they are read.
+//!
+//! Bytes lie in blocks of [`BLOCK_BYTES`], allocated when the first of their bytes arrives, so a
+//! gappy sender costs at most one block per gap and a quiet flow nothing. A block that was
+//! received whole is handed to the reader without a copy.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use d2tp_wire::FlowId;
+
+use crate::config::FLOW_GAPS_MAX;
+use crate::event::PeerFault;
+use crate::ranges::RangeSet;
+
+/// Bytes of a block.
+pub(crate) const BLOCK_BYTES: u64 = 16 * 1024;
+
+/// Bytes on their way in.
+#[derive(Debug)]
+pub(crate) struct RecvHalf {
+    blocks: VecDeque<Option<Vec<u8>>>,
+    first_block: u64,
+    read_to: u64,
+    received: RangeSet,
+    final_size: Option<u64>,
+    /// Highest end seen.
+    reached: u64,
+    credit: u64,
+    window: u64,
+    told_credit: u64,
+    durable: u64,
+    pub(crate) reset: Option<u64>,
+    pub(crate) stopped: Option<u64>,
+    end_read: bool,
+    duplicate: u64,
+}
+
+/// What arriving bytes changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    /// How far the flow's highest byte moved on: counts against the session's credit.
+    pub(crate) advanced: u64,
+    /// Bytes not seen before.
+    pub(crate) new: u64,
+    /// There is now something to read that was not there before.
+    pub(crate) readable: bool,
+}
+
+impl RecvHalf {
+    pub(crate) fn new(window: u64) -> Self {
+        RecvHalf {
+            blocks: VecDeque::new(),
+            first_block: 0,
+            read_to: 0,
+            received: RangeSet::default(),
+            final_size: None,
+            reached: 0,
+            credit: window,
+            window,
+            told_credit: window,
+            durable: 0,
+            reset: None,
+            stopped: None,
+            end_read: false,
+            duplicate: 0,
+        }
+    }
+
+    /// A half restored from a record: the application has everything below `offset`.
+    pub(crate) fn restored(window: u64, offset: u64, final_size: Option<u64>, end_read: bool) -> Self {
+        let mut half = RecvHalf::new(window);
+        half.first_block = offset / BLOCK_BYTES;
+        half.read_to = offset;
+        half.reached = offset;
+        half.durable = offset;
+        half.credit = offset + window;
+        half.told_credit = 0;
+        half.final_size = final_size;
+        half.end_read = end_read;
+        half
+    }
+
+    /// Where the contiguous bytes end.
+    pub(crate) fn contiguous(&self) -> u64 {
+        self.received.end_from(self.read_to).max(self.read_to)
+    }
+    /// Offset of the next byte to be read.
+    pub(crate) fn read_to(&self) -> u64 {
+        self.read_to
+    }
+    pub(crate) fn final_size(&self) -> Option<u64> {
+        self.final_size
+    }
+    /// Bytes that arrived more than once.
+    pub(crate) fn duplicate(&self) -> u64 {
+        self.duplicate
+    }
+    /// Highest end seen.
+    pub(crate) fn reached(&self) -> u64 {
+        self.reached
+    }
+
+    /// Takes bytes in.
+    #[inline]
+    pub(crate) fn on_data(
+        &mut self,
+        flow: FlowId,
+        offset: u64,
+        data: &[u8],
+        fin: bool,
+    ) -> Result<Arrival, PeerFault> {
+        let end = offset + data.len() as u64;
+        if let Some(size) = self.final_size
+            && (end > size || (fin && end != size))
+        {
+            return Err(PeerFault::FinalSize { flow, was: size, now: end });
+        }
+        if end > self.credit {
+            return Err(PeerFault::OverCredit { flow: Some(flow), end, credit: self.credit });
+        }
+        if fin {
+            if end < self.reached {
+                return Err(PeerFault::FinalSize { flow, was: self.reached, now: end });
+            }
+            self.final_size = Some(end);
+        }
+        let advanced = end.saturating_sub(self.reached);
+        self.reached = self.reached.max(end);
+        let before = self.contiguous();
+        let had_end = fin && !self.end_read;
+        let mut new = 0;
+        let start = offset.max(self.read_to);
+        if start < end && self.reset.is_none() && self.stopped.is_none() {
+            // R-FLOW-6: a piece that would open one gap too many is dropped; it will come again.
+            if self.received.len() >= FLOW_GAPS_MAX
+                && self.received.last().is_some_and(|(_, e)| start > e)
+            {
+                return Ok(Arrival { advanced, ..Arrival::default() });
+            }
+            new = self.received.insert(start, end);
+            self.store(start, &data[(start - offset) as usize..]);
+        }
+        self.duplicate += data.len() as u64 - new.min(data.len() as u64);
+        let readable = self.contiguous() > before || had_end;
+        Ok(Arrival { advanced, new, readable })
+    }
+
+    #[inline]
+    fn store(&mut self, mut offset: u64, mut data: &[u8]) {
+        while !data.is_empty() {
+            let index = (offset / BLOCK_BYTES - self.first_block) as usize;
+            let at = (offset % BLOCK_BYTES) as usize;
+            let n = data.len().min(BLOCK_BYTES as usize - at);
+            while self.blocks.len() <= index {
+                self.blocks.push_back(None);
+            }
+            let block = self.blocks[index].get_or_insert_with(|| vec![0; BLOCK_BYTES as usize]);
+            block[at..at + n].copy_from_slice(&data[..n]);
+            offset += n as u64;
+            data = &data[n..];
+        }
+    }
+
+    /// Bytes ready to be read.
+    pub(crate) fn readable(&self) -> u64 {
+        self.contiguous() - self.read_to
+    }
+    /// Whether the end was reached by the reader (or is right here).
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.final_size == Some(self.read_to)
+    }
+
+    /// Reads into `out`; zero means nothing is there (or the end, see [`RecvHalf::is_at_end`]).
+    pub(crate) fn read(&mut self, out: &mut [u8]) -> usize {
+        let total = (self.readable() as usize).min(out.len());
+        let mut filled = 0;
+        while filled < total {
+            let at = (self.read_to % BLOCK_BYTES) as usize;
+            let n = (total - filled).min(BLOCK_BYTES as usize - at);
+            let block = self.blocks[0].as_ref().expect("received bytes have a block");
+            out[filled..filled + n].copy_from_slice(&block[at..at + n]);
+            filled += n;
+            self.advance(n as u64);
+        }
+        self.end_read |= self.is_at_end();
+        total
+    }
+
+    /// Reads the next bytes as a chunk of their own, at most one block.
+    pub(crate) fn read_chunk(&mut self, max: usize) -> Option<Bytes> {
+        let at = (self.read_to % BLOCK_BYTES) as usize;
+        let n = (self.readable() as usize).min(BLOCK_BYTES as usize - at).min(max);
+        if n == 0 {
+            self.end_read |= self.is_at_end();
+            return None;
+        }
+        let chunk = if at + n == BLOCK_BYTES as usize {
+            let block = self.blocks[0].take().expect("received bytes have a block");
+            let mut whole = Bytes::from(block);
+            whole.split_off(at)
+        } else {
+            let block = self.blocks[0].as_ref().expect("received bytes have a block");
+            Bytes::copy_from_slice(&block[at..at + n])
+        };
+        self.advance(n as u64);
+        self.end_read |= self.is_at_end();
+        Some(chunk)
+    }
+
+    fn advance(&mut self, n: u64) {
+        self.read_to += n;
+        while self.first_block < self.read_to / BLOCK_BYTES {
+            self.blocks.pop_front();
+            self.first_block += 1;
+        }
+        self.received.remove_below(self.read_to);
+        self.credit = self.credit.max(self.read_to + self.window);
+    }
+
+    /// Credit to tell the peer, once it is worth a frame.
+    pub(crate) fn wants_credit(&self) -> bool {
+        self.final_size.is_none()
+            && self.reset.is_none()
+            && self.credit - self.told_credit >= self.window / 4
+    }
+    pub(crate) fn tell_credit(&mut self) -> u64 {
+        self.told_credit = self.credit;
+        self.credit
+    }
+
+    /// The application made everything below `offset` safe; true if that is news.
+    pub(crate) fn set_durable(&mut self, offset: u64) -> bool {
+        let offset = offset.min(self.read_to);
+        let news = offset > self.durable;
+        self.durable = self.durable.max(offset);
+        news
+    }
+    pub(crate) fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// Gives up what was received and not read: it will be sent again. For a flow that sleeps.
+    pub(crate) fn forget_unread(&mut self) {
+        self.blocks.clear();
+        self.received.clear();
+        self.reached = self.read_to;
+        self.first_block = self.read_to / BLOCK_BYTES;
+        if self.final_size != Some(self.read_to) {
+            self.final_size = None;
+        }
+    }
+
+    /// Gives up what lies beyond a gap: after a wake both ends count from the contiguous end.
+    pub(crate) fn forget_gaps(&mut self) {
+        let end = self.contiguous();
+        if end == self.read_to {
+            return self.forget_unread();
+        }
+        self.received.clear();
+        self.received.insert(self.read_to, end);
+        self.reached = end;
+        let blocks = (end.div_ceil(BLOCK_BYTES) - self.first_block) as usize;
+        self.blocks.truncate(blocks);
+        if self.final_size != Some(end) {
+            self.final_size = None;
+        }
+    }
+    /// Credit must be told again: the peer forgot it.
+    pub(crate) fn retell_credit(&mut self) {
+        self.told_credit = 0;
+    }
+
+    /// Nothing more will come out of it.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.end_read || self.reset.is_some() || self.stopped.is_some()
+    }
+    /// Everything the peer sends has arrived.
+    pub(crate) fn is_all_received(&self) -> bool {
+        self.final_size.is_some_and(|size| self.contiguous() >= size)
+    }
+    /// Memory held, in bytes.
+    pub(crate) fn memory(&self) -> usize {
+        self.blocks.iter().flatten().map(Vec::len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FLOW: FlowId = FlowId(0);
+
+    proptest! {
+        #[test]
+        fn what_is_read_is_a_prefix_of_what_was_sent(
+            total in 1usize..60_000,
+            pieces in proptest::collection::vec((0usize..60_000, 1usize..3_000), 1..80),
+            reads in proptest::collection::vec(1usize..40_000, 1..80)) {
+            let content: Vec<u8> = (0..total).map(|i| (i % 253) as u8).collect();
+            let mut half = RecvHalf::new(1 << 20);
+            let mut got = Vec::new();
+            let mut pieces = pieces.into_iter();
+            let mut reads = reads.into_iter().cycle();
+            let mut next = 0;
+            while !half.is_complete() {
+                // Random pieces first, then the rest in order.
+                let (start, len) = match pieces.next() {
+                    Some((s, l)) => (s % total, l),
+                    None => { let s = next; next += 2_000; (s, 2_000) }
+                };
+                let end = (start + len).min(total);
+                if start <= end {
+                    half.on_data(FLOW, start as u64, &content[start..end], end == total).unwrap();
+                }
+                let n = reads.next().unwrap();
+                if n % 2 == 0 {
+                    while let Some(chunk) = half.read_chunk(n) { got.extend_from_slice(&chunk); }
+                } else {
+                    let mut buf = vec![0; n];
+                    let n = half.read(&mut buf);
+                    got.extend_from_slice(&buf[..n]);
+                }
+                prop_assert!(content.starts_with(&got));
+            }
+            prop_assert_eq!(got, content);
+        }
+    }
+
+    #[test]
+    fn more_than_the_credit_and_a_changing_length_are_faults() {
+        let mut half = RecvHalf::new(100);
+        assert!(matches!(half.on_data(FLOW, 90, &[0; 11], false), Err(PeerFault::OverCredit { .. })));
+        half.on_data(FLOW, 0, &[0; 50], true).unwrap();
+        assert!(matches!(half.on_data(FLOW, 0, &[0; 40], true), Err(PeerFault::FinalSize { .. })));
+        assert!(matches!(half.on_data(FLOW, 50, &[0; 1], false), Err(PeerFault::FinalSize { .. })));
+    }
+
+    #[test]
+    fn gaps_are_bounded() {
+        let mut half = RecvHalf::new(1 << 30);
+        for i in 0..10_000u64 {
+            half.on_data(FLOW, 1 + i * 40_000, &[7], false).unwrap();
+        }
+        assert!(half.received.len() <= FLOW_GAPS_MAX);
+        assert!(half.memory() <= FLOW_GAPS_MAX * BLOCK_BYTES as usize);
+    }
+}

@@ -1,0 +1,184 @@
+//! Waking: after a new handshake each flow is claimed, and taken up or refused, singly.
+//!
+//! ```text
+//!  device                                   server
+//!   SYN / SYN+ACK / first packet
+//!   RESUME flow, received r     ──────▶      knows it: sends from r on
+//!   …                           ◀──────      RESUMED flow, received s     (device sends from s on)
+//!   RESUME_END                  ──────▶      flows nobody claimed are dropped
+//!                               ◀──────      REFUSED flow, reason         (it does not know it)
+//! ```
+
+use d2tp_time::Time;
+use d2tp_wire::{FlowId, Reason};
+
+use crate::event::{Event, FlowEnd};
+use crate::flow::{Flow, want};
+use crate::record::{FlowRecord, Record};
+use crate::recv_half::RecvHalf;
+use crate::send_half::SendHalf;
+use crate::session::{Role, Session, say};
+
+impl Session {
+    /// The session as a record. With `safe` only what both ends made durable counts (for a
+    /// journal that must survive a crash); without it what the application has read.
+    pub fn record(&self, now: Time, safe: bool) -> Record {
+        let flows = self
+            .flows
+            .iter()
+            .map(|f| {
+                let received_to = if safe && f.options.durable {
+                    f.recv.durable()
+                } else {
+                    f.recv.read_to()
+                };
+                let sent_to = f.send.acked_to();
+                let at_end = f.recv.final_size() == Some(received_to);
+                FlowRecord {
+                    id: f.id,
+                    options: crate::flow::FlowOptions { deadline: None, ..f.options },
+                    deadline_left: f.options.deadline.map(|d| d.since(now)),
+                    deadline_seq: f.deadline_seq,
+                    sent_to,
+                    send_end: f.send.is_finished().then(|| f.send.end()),
+                    send_complete: f.send.is_complete(),
+                    received_to,
+                    receive_end: f.recv.final_size().filter(|_| at_end),
+                    receive_complete: at_end && f.recv.is_complete(),
+                }
+            })
+            .collect();
+        Record {
+            role: self.role,
+            peer: self.peer,
+            instance: self.instance,
+            epoch: self.epoch,
+            flows,
+        }
+    }
+
+    /// Whether every flow may sleep as a record: its bytes can be read again.
+    pub fn may_hibernate(&self) -> bool {
+        self.flows.iter().all(|f| f.options.hibernates || f.send.is_complete() || f.send.buffered() == 0)
+    }
+
+    /// Fills a fresh session with the flows of a record.
+    pub(crate) fn restore(&mut self, now: Time, record: &Record) {
+        self.epoch = record.epoch;
+        for r in &record.flows {
+            let send =
+                SendHalf::restored(r.sent_to, r.send_end, r.send_complete, r.options.durable);
+            let recv = RecvHalf::restored(
+                self.config.flow_window,
+                r.received_to,
+                r.receive_end,
+                r.receive_complete,
+            );
+            let mut options = r.options;
+            options.deadline = r.deadline_left.map(|left| now + left);
+            let mut flow = Flow::new(r.id, options, send, recv);
+            flow.deadline_seq = r.deadline_seq;
+            flow.unclaimed = true;
+            flow.peer_durable = r.sent_to;
+            self.flows.insert(flow);
+        }
+        self.suspended_at = Some(now);
+    }
+
+    /// A handshake is complete: flows from before are claimed (device) or wait for it (server).
+    pub(crate) fn after_handshake(&mut self, now: Time, resumed: bool) {
+        let claims = self.role == Role::Initiator;
+        let credit = self.initial_flow_credit;
+        let mut any = false;
+        for flow in self.flows.iter_mut() {
+            // A flow that was never announced is simply opened now.
+            let fresh = flow.wants & want::OPEN != 0 && flow.send.next() == 0;
+            if fresh {
+                flow.send.set_credit(credit);
+                continue;
+            }
+            flow.unclaimed = true;
+            any = true;
+            flow.recv.forget_gaps();
+            flow.recv.retell_credit();
+            flow.wants &= want::RESET | want::STOP | want::DEADLINE | want::DURABLE;
+            flow.wants |= want::CREDIT;
+            if claims {
+                flow.wants |= want::RESUME;
+            }
+        }
+        if claims && any {
+            self.says |= say::RESUME_END;
+        }
+        self.flows.touch_all();
+        let peer = self.peer;
+        self.wake(now);
+        self.emit(Event::Established { peer, resumed: resumed || self.generation > 1 });
+    }
+
+    /// Takes up sending at `offset`; false if that cannot be.
+    fn take_up(&mut self, id: FlowId, offset: u64) -> bool {
+        let Some(flow) = self.flows.get_mut(id) else { return false };
+        if flow.send.reset.is_some() {
+            flow.unclaimed = false;
+            return true;
+        }
+        if flow.options.durable && offset < flow.peer_durable {
+            // R-CRASH-1: a receiver cannot fall behind what it called durable.
+            return false;
+        }
+        if !flow.send.rewind(offset) {
+            if !flow.options.hibernates {
+                return false;
+            }
+            flow.send.forget(offset);
+            self.emit(Event::SendFrom { flow: id, offset });
+        } else if flow.options.hibernates && flow.send.buffered() == 0 && !flow.send.is_finished() {
+            self.emit(Event::SendFrom { flow: id, offset });
+        }
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.unclaimed = false;
+        }
+        self.flows.touch(id);
+        true
+    }
+
+    pub(crate) fn on_resume(&mut self, id: FlowId, received: u64, flags: u8) {
+        if self.role == Role::Initiator {
+            return;
+        }
+        let Some(flow) = self.flows.get_mut(id) else {
+            return self.flows.refuse(id, Reason::UnknownFlow);
+        };
+        if flags & d2tp_wire::Frame::RESUME_COMPLETE != 0 {
+            flow.send.complete_at(received);
+        }
+        if self.take_up(id, received) {
+            self.flows.want(id, want::RESUMED);
+            self.retire_if_complete(id);
+        } else {
+            self.flows.refuse(id, Reason::RolledBack);
+            self.end_flow(id, FlowEnd::Refused(Reason::RolledBack));
+        }
+    }
+
+    pub(crate) fn on_resumed(&mut self, id: FlowId, received: u64) {
+        if self.role == Role::Responder || !self.flows.get(id).is_some_and(|f| f.unclaimed) {
+            return;
+        }
+        if !self.take_up(id, received) {
+            self.end_flow(id, FlowEnd::Refused(Reason::RolledBack));
+        }
+    }
+
+    pub(crate) fn on_resume_end(&mut self) {
+        if self.role == Role::Initiator {
+            return;
+        }
+        let unclaimed: Vec<FlowId> =
+            self.flows.iter().filter(|f| f.unclaimed).map(|f| f.id).collect();
+        for id in unclaimed {
+            self.end_flow(id, FlowEnd::Refused(Reason::UnknownFlow));
+        }
+    }
+}

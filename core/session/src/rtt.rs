@@ -1,0 +1,58 @@
+//! Round-trip time of one path (RFC 9002 §5) and its probe timeout.
+
+use d2tp_time::Span;
+
+/// What is known of a path's round trip.
+#[derive(Clone, Debug)]
+pub(crate) struct Rtt {
+    latest: Span,
+    smoothed: Option<Span>,
+    variance: Span,
+    min: Span,
+    initial: Span,
+}
+
+/// RFC 9002 §6.1.2.
+pub(crate) const GRANULARITY: Span = Span::from_millis(1);
+
+impl Rtt {
+    pub(crate) fn new(initial: Span) -> Self {
+        Rtt { latest: initial, smoothed: None, variance: initial.divided(2), min: initial, initial }
+    }
+
+    /// A sample, and how long the peer says it held the ACK back.
+    pub(crate) fn on_sample(&mut self, sample: Span, ack_delay: Span) {
+        let sample = sample.max(Span::from_nanos(1));
+        self.latest = sample;
+        let Some(smoothed) = self.smoothed else {
+            self.smoothed = Some(sample);
+            self.variance = sample.divided(2);
+            self.min = sample;
+            return;
+        };
+        self.min = self.min.min(sample);
+        let adjusted =
+            if sample >= self.min + ack_delay { sample.saturating_sub(ack_delay) } else { sample };
+        let deviation = smoothed.abs_diff(adjusted);
+        self.variance = self.variance.scaled(3, 4) + deviation.divided(4);
+        self.smoothed = Some(smoothed.scaled(7, 8) + adjusted.divided(8));
+    }
+
+    /// Smoothed, or the assumed one before the first sample.
+    pub(crate) fn smoothed(&self) -> Span {
+        self.smoothed.unwrap_or(self.initial)
+    }
+    pub(crate) fn latest(&self) -> Span {
+        self.latest
+    }
+    pub(crate) fn min(&self) -> Span {
+        self.min
+    }
+    pub(crate) fn is_measured(&self) -> bool {
+        self.smoothed.is_some()
+    }
+    /// Probe timeout before backing off (RFC 9002 §6.2.1).
+    pub(crate) fn probe_timeout(&self, peer_ack_delay: Span) -> Span {
+        self.smoothed() + self.variance.times(4).max(GRANULARITY) + peer_ack_delay
+    }
+}

@@ -1,0 +1,390 @@
+//! The sending half of a flow: bytes written and not yet known to have arrived.
+//!
+//! ```text
+//!   released        acked_to          next             end
+//!  ───┴────────────────┴────────────────┴────────────────┴──▶ offset
+//!     │ kept for a durable flow │ in flight, or in `lost` │ written, never sent
+//! ```
+//!
+//! A flow that can read its bytes again keeps none while it sleeps ([`SendHalf::forget`]): the
+//! buffer is then only the cursor `acked_to`, and the application is asked for bytes from there.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use crate::ranges::RangeSet;
+
+/// Bytes on their way out.
+#[derive(Debug)]
+pub(crate) struct SendHalf {
+    chunks: VecDeque<Bytes>,
+    /// Offset of the first byte in `chunks`.
+    released: u64,
+    acked_to: u64,
+    acked: RangeSet,
+    lost: RangeSet,
+    next: u64,
+    end: u64,
+    fin: bool,
+    fin_sent: bool,
+    fin_acked: bool,
+    credit: u64,
+    durable: Option<u64>,
+    /// Index into `chunks` and offset of that chunk: where reading last was.
+    hint: (usize, u64),
+    pub(crate) reset: Option<u64>,
+}
+
+impl SendHalf {
+    pub(crate) fn new(credit: u64, durable: bool) -> Self {
+        SendHalf {
+            chunks: VecDeque::new(),
+            released: 0,
+            acked_to: 0,
+            acked: RangeSet::default(),
+            lost: RangeSet::default(),
+            next: 0,
+            end: 0,
+            fin: false,
+            fin_sent: false,
+            fin_acked: false,
+            credit,
+            durable: durable.then_some(0),
+            hint: (0, 0),
+            reset: None,
+        }
+    }
+
+    /// A half restored from a record: everything below `offset` arrived.
+    pub(crate) fn restored(offset: u64, fin_at: Option<u64>, complete: bool, durable: bool) -> Self {
+        let mut half = SendHalf::new(0, durable);
+        half.released = offset;
+        half.acked_to = offset;
+        half.next = offset;
+        half.end = offset;
+        half.hint = (0, offset);
+        if durable {
+            half.durable = Some(offset);
+        }
+        if complete && fin_at == Some(offset) {
+            half.fin = true;
+            half.fin_sent = true;
+            half.fin_acked = true;
+        }
+        half
+    }
+
+    /// Appends bytes. The caller asked [`SendHalf::buffered`] before.
+    pub(crate) fn write(&mut self, bytes: Bytes) {
+        assert!(!self.fin, "written after the end");
+        if bytes.is_empty() {
+            return;
+        }
+        self.end += bytes.len() as u64;
+        self.chunks.push_back(bytes);
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.fin = true;
+    }
+    pub(crate) fn is_finished(&self) -> bool {
+        self.fin
+    }
+    /// Bytes held.
+    pub(crate) fn buffered(&self) -> u64 {
+        self.end - self.released
+    }
+    /// Where the next written byte goes.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+    pub(crate) fn acked_to(&self) -> u64 {
+        self.acked_to
+    }
+    /// First offset that can still be sent from here.
+    pub(crate) fn released(&self) -> u64 {
+        self.released
+    }
+    /// Offset below which everything was sent at least once.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+    pub(crate) fn set_credit(&mut self, max: u64) {
+        self.credit = self.credit.max(max);
+    }
+    pub(crate) fn credit(&self) -> u64 {
+        self.credit
+    }
+
+    /// Whether there is something to send. `session_room`: new bytes the session's credit allows.
+    #[inline]
+    pub(crate) fn has_data(&self, session_room: u64) -> bool {
+        if self.reset.is_some() {
+            return false;
+        }
+        !self.lost.is_empty()
+            || (self.next < self.end.min(self.credit) && session_room > 0)
+            || (self.fin && !self.fin_sent && self.next == self.end)
+    }
+
+    /// New bytes that credit holds back.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.reset.is_none() && self.lost.is_empty() && self.next < self.end && self.next >= self.credit
+    }
+
+    /// Takes the next piece to send, at most `max` bytes: `(offset, length, fin, new bytes)`.
+    #[inline]
+    pub(crate) fn take(&mut self, max: usize, session_room: u64) -> Option<(u64, usize, bool, u64)> {
+        if let Some((start, end)) = self.lost.first() {
+            let len = (end - start).min(max as u64);
+            if len == 0 {
+                return None;
+            }
+            self.lost.remove(start, start + len);
+            let fin = self.fin && start + len == self.end;
+            self.fin_sent |= fin;
+            return Some((start, len as usize, fin, 0));
+        }
+        let start = self.next;
+        let len = (self.end.min(self.credit).saturating_sub(start))
+            .min(session_room)
+            .min(max as u64);
+        let fin = self.fin && start + len == self.end && !self.fin_sent;
+        if len == 0 && !fin {
+            return None;
+        }
+        self.next += len;
+        self.fin_sent |= fin;
+        Some((start, len as usize, fin, len))
+    }
+
+    /// Puts back what [`SendHalf::take`] gave and did not leave.
+    pub(crate) fn put_back(&mut self, offset: u64, len: usize, fin: bool) {
+        self.on_lost(offset, len as u64, fin);
+    }
+
+    /// Copies `out.len()` bytes at `offset`.
+    #[inline]
+    pub(crate) fn copy(&mut self, offset: u64, out: &mut [u8]) {
+        assert!(offset >= self.released && offset + out.len() as u64 <= self.end);
+        let (mut index, mut at) = self.hint;
+        if at > offset || index >= self.chunks.len() {
+            (index, at) = (0, self.released);
+        }
+        while at + self.chunks[index].len() as u64 <= offset && !out.is_empty() {
+            at += self.chunks[index].len() as u64;
+            index += 1;
+        }
+        self.hint = (index, at);
+        let mut skip = (offset - at) as usize;
+        let mut filled = 0;
+        while filled < out.len() {
+            let chunk = &self.chunks[index][skip..];
+            let n = chunk.len().min(out.len() - filled);
+            out[filled..filled + n].copy_from_slice(&chunk[..n]);
+            filled += n;
+            index += 1;
+            skip = 0;
+        }
+    }
+
+    /// The peer has these bytes. True if room for writing became free.
+    pub(crate) fn on_acked(&mut self, offset: u64, len: u64, fin: bool) -> bool {
+        if fin {
+            self.fin_acked = true;
+        }
+        if offset + len > self.acked_to {
+            if offset <= self.acked_to && self.acked.is_empty() {
+                self.acked_to = offset + len;
+            } else {
+                self.acked.insert(offset.max(self.acked_to), offset + len);
+                if let Some((start, end)) = self.acked.first()
+                    && start <= self.acked_to
+                {
+                    self.acked_to = end;
+                    self.acked.pop_first();
+                }
+            }
+        }
+        if !self.lost.is_empty() {
+            self.lost.remove(offset, offset + len);
+        }
+        self.release()
+    }
+
+    /// The peer keeps everything below `offset` safe.
+    pub(crate) fn on_durable(&mut self, offset: u64) -> bool {
+        match &mut self.durable {
+            Some(durable) if offset > *durable => *durable = offset.min(self.end),
+            _ => return false,
+        }
+        self.release()
+    }
+
+    /// Frees what will never be sent again.
+    fn release(&mut self) -> bool {
+        let to = self.durable.map_or(self.acked_to, |d| d.min(self.acked_to));
+        let before = self.released;
+        while let Some(front) = self.chunks.front_mut() {
+            let len = front.len() as u64;
+            if self.released + len > to {
+                break;
+            }
+            self.released += len;
+            self.chunks.pop_front();
+            self.hint = match self.hint {
+                (0, _) => (0, self.released),
+                (i, at) => (i - 1, at),
+            };
+        }
+        self.released != before
+    }
+
+    /// These bytes did not arrive and must be sent again.
+    pub(crate) fn on_lost(&mut self, offset: u64, len: u64, fin: bool) {
+        let (start, end) = (offset.max(self.acked_to), offset + len);
+        if start < end {
+            self.lost.insert(start, end);
+            let acked: Vec<_> = self.acked.iter().collect();
+            for (a, b) in acked {
+                self.lost.remove(a, b);
+            }
+        }
+        if fin && !self.fin_acked {
+            self.fin_sent = false;
+            // A lost end travels with the last byte again, or alone if that arrived.
+        }
+    }
+
+    /// The peer says it has everything below `offset` and nothing else counts: send the rest as if
+    /// for the first time. Returns false if bytes from `offset` on are not held here.
+    pub(crate) fn rewind(&mut self, offset: u64) -> bool {
+        if offset < self.released || offset > self.end {
+            return false;
+        }
+        self.acked.clear();
+        self.lost.clear();
+        self.acked_to = offset;
+        self.next = offset;
+        if !self.fin_acked {
+            self.fin_sent = false;
+        }
+        self.release();
+        true
+    }
+
+    /// Drops every byte; the application gives them again from `offset` on.
+    pub(crate) fn forget(&mut self, offset: u64) {
+        self.chunks.clear();
+        self.acked.clear();
+        self.lost.clear();
+        self.released = offset;
+        self.acked_to = offset;
+        self.next = offset;
+        self.end = offset;
+        self.hint = (0, offset);
+        self.fin = false;
+        self.fin_sent = false;
+    }
+
+    /// The peer has everything up to `offset`, which is the end.
+    pub(crate) fn complete_at(&mut self, offset: u64) {
+        if self.fin && self.end != offset {
+            return;
+        }
+        self.forget(offset);
+        self.fin = true;
+        self.fin_sent = true;
+        self.fin_acked = true;
+        if let Some(durable) = &mut self.durable {
+            *durable = offset;
+        }
+    }
+
+    /// From now on bytes are freed only when the peer made them durable.
+    pub(crate) fn make_durable(&mut self) {
+        self.durable.get_or_insert(self.released);
+    }
+
+    /// Everything was sent and arrived.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.reset.is_some()
+            || (self.fin
+                && self.fin_acked
+                && self.acked_to == self.end
+                && self.durable.is_none_or(|d| d >= self.end))
+    }
+    pub(crate) fn is_fin_acked(&self) -> bool {
+        self.fin_acked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Random sends, losses and ACKs over random chunks: what the peer assembles is what was
+        /// written, whatever happens on the way.
+        #[test]
+        fn the_peer_can_always_assemble_what_was_written(
+            chunks in proptest::collection::vec(1usize..300, 1..20),
+            fates in proptest::collection::vec(0u8..4, 1..400)) {
+            let total: usize = chunks.iter().sum();
+            let content: Vec<u8> = (0..total).map(|i| (i * 7 % 251) as u8).collect();
+            let mut half = SendHalf::new(u64::MAX >> 2, false);
+            let mut at = 0;
+            for n in chunks {
+                half.write(Bytes::copy_from_slice(&content[at..at + n]));
+                at += n;
+            }
+            half.finish();
+            let mut got = vec![None; total];
+            let mut flying: VecDeque<(u64, usize, bool)> = VecDeque::new();
+            let mut fates = fates.into_iter();
+            for _ in 0..100_000 {
+                if half.is_complete() { break }
+                if let Some((offset, len, fin, _)) = half.take(100, u64::MAX) {
+                    let mut buf = vec![0; len];
+                    half.copy(offset, &mut buf);
+                    flying.push_back((offset, len, fin));
+                    for (i, b) in buf.into_iter().enumerate() {
+                        got[offset as usize + i] = Some(b);
+                    }
+                }
+                match fates.next().unwrap_or(0) {
+                    0 | 1 => if let Some((o, l, f)) = flying.pop_front() { half.on_acked(o, l as u64, f); },
+                    2 => if let Some((o, l, f)) = flying.pop_back() { half.on_lost(o, l as u64, f); },
+                    _ => if let Some((o, l, f)) = flying.pop_back() { half.on_acked(o, l as u64, f); },
+                }
+            }
+            prop_assert!(half.is_complete());
+            prop_assert_eq!(got.into_iter().collect::<Option<Vec<u8>>>(), Some(content));
+            prop_assert_eq!(half.buffered(), 0);
+        }
+    }
+
+    #[test]
+    fn a_durable_flow_keeps_bytes_until_they_are_safe() {
+        let mut half = SendHalf::new(1_000, true);
+        half.write(Bytes::from_static(&[1; 100]));
+        half.take(100, 1_000);
+        half.on_acked(0, 100, false);
+        assert_eq!((half.buffered(), half.acked_to()), (100, 100));
+        half.on_durable(100);
+        assert_eq!(half.buffered(), 0);
+    }
+
+    #[test]
+    fn credit_bounds_new_bytes_only() {
+        let mut half = SendHalf::new(10, false);
+        half.write(Bytes::from_static(&[1; 100]));
+        assert_eq!(half.take(100, 1_000), Some((0, 10, false, 10)));
+        assert_eq!(half.take(100, 1_000), None);
+        assert!(half.is_blocked());
+        half.on_lost(0, 10, false);
+        assert_eq!(half.take(4, 0), Some((0, 4, false, 0)));
+    }
+}

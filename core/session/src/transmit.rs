@@ -1,0 +1,634 @@
+//! What leaves: picks the path, asks the owners in a fixed order what they want to say, seals.
+//!
+//! One call fills one buffer with datagrams of one path, all of one size but the last, ready for
+//! one GSO send. The order within a packet: ACK, path, session, flows, data.
+
+use std::net::{IpAddr, SocketAddr};
+
+use d2tp_time::Time;
+use d2tp_wire::{
+    CID_BYTES, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, Frame, PacketKind, PathId, PathStatus,
+    TAG_BYTES, Writer,
+};
+
+use crate::config::PATHS_MAX;
+use crate::flow::want;
+use crate::path::{self, LinkId, PathState};
+use crate::recovery::{Said, SaidData, Sent};
+use crate::session::{Life, Role, Session, say};
+use d2tp_seal::KEY_UPDATE_PACKETS;
+
+/// Datagrams of one batch: what kernels take in one GSO send.
+const BATCH_MAX: usize = 64;
+/// Bytes of one batch.
+const BATCH_BYTES_MAX: usize = 65_000;
+/// A packet with less room than this is not worth starting.
+const ROOM_MIN: usize = 64;
+/// A piece of data smaller than this is not squeezed into the end of a packet.
+const DATA_MIN: usize = 32;
+
+/// A batch to send: `len` bytes of the buffer, in datagrams of `segment` bytes (the last may be
+/// shorter).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// The link to send on.
+    pub link: LinkId,
+    /// The source address, where it matters.
+    pub local: Option<IpAddr>,
+    /// Where to.
+    pub remote: SocketAddr,
+    /// Bytes used of the buffer.
+    pub len: usize,
+    /// Bytes of each datagram but the last.
+    pub segment: usize,
+}
+
+/// What a call to fill one packet may do.
+struct Terms {
+    now: Time,
+    /// May hold frames that must be acknowledged (the window has room, or it is a probe).
+    eliciting: bool,
+    /// May hold control frames of session and flows.
+    control: bool,
+}
+
+impl Session {
+    /// Fills `buf` with the next batch, if there is something to say.
+    pub fn poll_transmit(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
+        if self.life == Life::Closed {
+            return None;
+        }
+        if let Some(transmit) = self.poll_knock(now, buf) {
+            return Some(transmit);
+        }
+        self.keys.as_ref()?;
+        if self.closing.is_some() {
+            return self.transmit_close(now, buf);
+        }
+        if self.life != Life::Established {
+            return None;
+        }
+        let mut order = [0; PATHS_MAX];
+        let n = self.paths.order(&mut order);
+        // Control of session and flows goes out on the best path that can carry it.
+        let control_slot = order[..n].iter().copied().find(|slot| {
+            let p = self.paths.at(*slot);
+            p.state != PathState::Silent && p.unproved_room() >= ROOM_MIN as u64
+        });
+        for slot in &order[..n] {
+            if let Some(t) = self.fill(now, *slot, control_slot == Some(*slot), buf) {
+                return Some(t);
+            }
+        }
+        None
+    }
+
+    fn poll_knock(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
+        let knock = self.knock.as_mut()?;
+        if knock.next_at() > now {
+            return None;
+        }
+        // R-HS-2: an epoch is used for one SYN only, and was reserved before.
+        if self.epochs.is_empty() {
+            knock.failed = true;
+            return None;
+        }
+        let epoch = self.epochs.start;
+        let (len, addresses) = knock.poll_syn(
+            now,
+            buf,
+            &self.local,
+            &self.peer,
+            self.instance,
+            epoch,
+            &self.config,
+            &mut self.rng,
+        )?;
+        self.epochs.start += 1;
+        Some(Transmit {
+            link: addresses.link,
+            local: addresses.local,
+            remote: addresses.remote,
+            len,
+            segment: len,
+        })
+    }
+
+    fn transmit_close(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
+        let (code, text) = self.closing.clone().expect("asked for by the caller");
+        let mut order = [0; PATHS_MAX];
+        let n = self.paths.order(&mut order);
+        let slot = order[..n].first().copied();
+        let transmit = slot.and_then(|slot| {
+            let mut packet = [0u8; 600];
+            let mut w = Writer::new(&mut packet[DATA_HEADER_BYTES..600 - TAG_BYTES]);
+            Frame::Close { code, text: text.as_bytes() }.encode(&mut w);
+            let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
+            let path = self.paths.at(slot);
+            if path.unproved_room() < end as u64 || buf.len() < end {
+                return None;
+            }
+            let mut sent = Sent::new(now);
+            sent.bytes = end as u16;
+            let number = path.recovery.next_number();
+            packet[0] = PacketKind::Data.first_byte();
+            packet[1..1 + CID_BYTES].copy_from_slice(&path.cid_remote.0);
+            path.recovery.on_sent(sent);
+            let (id, addresses) = (path.id, path.addresses);
+            self.keys.as_ref()?.seal(id, number, &mut packet[..end]);
+            buf[..end].copy_from_slice(&packet[..end]);
+            Some(Transmit {
+                link: addresses.link,
+                local: addresses.local,
+                remote: addresses.remote,
+                len: end,
+                segment: end,
+            })
+        });
+        // Said once: who did not hear it hears "unknown session" on its next packet.
+        self.end(crate::event::SessionEnd::Local);
+        transmit
+    }
+
+    /// Answers a challenge from where it was asked (it may have come from a path's old address).
+    fn fill_answer(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<Transmit> {
+        let path = self.paths.at(slot);
+        let foreign = path.answers.iter().position(|(_, at)| at.is_some())?;
+        let (nonce, at) = path.answers.remove(foreign);
+        let at = at?;
+        let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..]);
+        Frame::Rsp { nonce }.encode(&mut w);
+        let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
+        let mut sent = Sent::new(now);
+        sent.bytes = end as u16;
+        sent.eliciting = true;
+        self.seal_packet(slot, sent, &mut buf[..end]);
+        Some(Transmit { link: at.link, local: at.local, remote: at.remote, len: end, segment: end })
+    }
+
+    /// Asks the address a path was at before whether it is still there.
+    fn fill_before(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<Transmit> {
+        let nonce = self.rng.array();
+        let path = self.paths.at(slot);
+        let before = path.before.as_mut().filter(|b| b.ask)?;
+        before.ask = false;
+        let at = before.addresses;
+        path.challenges.push(path::Challenge { nonce, remote: at.remote });
+        let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..]);
+        Frame::Chg { nonce }.encode(&mut w);
+        let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
+        let mut sent = Sent::new(now);
+        sent.bytes = end as u16;
+        sent.eliciting = true;
+        self.seal_packet(slot, sent, &mut buf[..end]);
+        Some(Transmit { link: at.link, local: at.local, remote: at.remote, len: end, segment: end })
+    }
+
+    fn seal_packet(&mut self, slot: usize, sent: Sent, packet: &mut [u8]) {
+        let keys = self.keys.as_mut().expect("packets are sent with keys only");
+        self.sealed_packets += 1;
+        if self.sealed_packets >= KEY_UPDATE_PACKETS {
+            self.sealed_packets = 0;
+            keys.advance();
+        }
+        let path = self.paths.at(slot);
+        let number = path.recovery.next_number();
+        packet[0] = PacketKind::Data.first_byte();
+        packet[1..1 + CID_BYTES].copy_from_slice(&path.cid_remote.0);
+        path.recovery.on_sent(sent);
+        if !path.validated {
+            path.tx_bytes += packet.len() as u64;
+        }
+        keys.seal(path.id, number, packet);
+    }
+
+    fn fill(&mut self, now: Time, slot: usize, control: bool, buf: &mut [u8]) -> Option<Transmit> {
+        if let Some(t) = self.fill_answer(now, slot, buf) {
+            return Some(t);
+        }
+        if let Some(t) = self.fill_before(now, slot, buf) {
+            return Some(t);
+        }
+        let path = self.paths.at(slot);
+        let mtu = path.mtu.current();
+        let rate = path.pacing_rate();
+        path.pacer.set_rate(now, rate, mtu as u64);
+        path.paced_until = Time::NEVER;
+        let addresses = path.addresses;
+        let capacity = buf.len().min(BATCH_BYTES_MAX);
+        let (mut at, mut segment) = (0, 0);
+        for _ in 0..BATCH_MAX {
+            let path = self.paths.at(slot);
+            let size = mtu
+                .min(if segment == 0 { mtu } else { segment })
+                .min(capacity - at)
+                .min(usize::try_from(path.unproved_room()).unwrap_or(usize::MAX));
+            if size < ROOM_MIN + DATA_HEADER_BYTES + TAG_BYTES || (segment > 0 && size < segment) {
+                break;
+            }
+            let probing = path.probe_now;
+            let window = path.recovery.room() >= size as u64;
+            let paced = path.pacer.allowance(now) >= size as u64;
+            if window && !paced && !probing {
+                path.paced_until = path.pacer.next_send().max(now);
+            }
+            let terms = Terms { now, eliciting: probing || (window && paced), control };
+            let n = self.write_packet(slot, &terms, &mut buf[at..at + size]);
+            if n == 0 {
+                break;
+            }
+            self.paths.at(slot).probe_now = false;
+            at += n;
+            if segment == 0 {
+                segment = n;
+            }
+            if n < segment {
+                break;
+            }
+        }
+        if at == 0 {
+            at = self.write_mtu_probe(now, slot, buf)?;
+            segment = at;
+        }
+        Some(Transmit {
+            link: addresses.link,
+            local: addresses.local,
+            remote: addresses.remote,
+            len: at,
+            segment,
+        })
+    }
+
+    fn write_mtu_probe(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<usize> {
+        let path = self.paths.at(slot);
+        let size = path.mtu.probe()?;
+        if !path.validated
+            || path.state != PathState::Active
+            || !path.recovery.rtt.is_measured()
+            || path.status != PathStatus::Available
+            || path.gated
+            || path.payload_in + path.payload_out < MTU_PROBE_AFTER
+            || path.recovery.room() < size as u64
+            || buf.len() < size
+        {
+            return None;
+        }
+        path.mtu.on_probe_sent();
+        let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..size - TAG_BYTES]);
+        Frame::Ping.encode(&mut w);
+        let rest = w.room();
+        w.zeros(rest);
+        let mut sent = Sent::new(now);
+        sent.bytes = size as u16;
+        sent.eliciting = true;
+        sent.mtu_probe = true;
+        self.seal_packet(slot, sent, &mut buf[..size]);
+        Some(size)
+    }
+
+    /// Writes and seals one packet into `buf`; returns its length, zero if there is nothing to say.
+    fn write_packet(&mut self, slot: usize, terms: &Terms, buf: &mut [u8]) -> usize {
+        let now = terms.now;
+        let session_room = self.credit.peer_max.saturating_sub(self.credit.sent);
+        let flush_control = terms.control
+            && (self.says != 0
+                || self.flows.has_dirty()
+                || self.flows.has_refusals()
+                || self.issued.values().any(|i| i.tell));
+        let path = self.paths.at(slot);
+        let takes_payload = path.takes_payload();
+        let (path_id, gated) = (path.id, path.gated);
+        let data_flow = if terms.eliciting && takes_payload {
+            self.flows.next_for(path_id, gated, session_room)
+        } else {
+            None
+        };
+        let datagram = terms.eliciting && takes_payload && !gated && !self.datagrams.is_empty();
+        let path = self.paths.at(slot);
+        let path_wants = path.wants != 0 || !path.answers.is_empty();
+        let other = data_flow.is_some()
+            || datagram
+            || (terms.eliciting && (path_wants || flush_control));
+        let ack_due = path.acks.due() <= now;
+        if !other && !ack_due {
+            return 0;
+        }
+
+        let end = buf.len() - TAG_BYTES;
+        let mut sent = Sent::new(now);
+        let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..end]);
+        let mut pad = false;
+
+        // 1. What arrived on this path.
+        if path.acks.is_wanted() || ack_due {
+            let delay = path.acks.delay_us(now);
+            if Frame::encode_ack(&mut w, path_id, delay, path.acks.ranges()) {
+                if let Some(largest) = path.acks.largest() {
+                    sent.note(Said::Ack { path: path_id, largest });
+                }
+                path.acks.on_ack_sent();
+            }
+        }
+        if terms.eliciting {
+            // 2. What the path wants.
+            pad = self.write_path_frames(slot, &mut w, &mut sent);
+            // 3. and 4. What session and flows want.
+            if flush_control {
+                self.write_session_frames(&mut w, &mut sent);
+                self.write_flow_frames(now, &mut w, &mut sent);
+            }
+            // 5. Datagrams, then data.
+            if datagram {
+                self.write_datagrams(now, slot, &mut w, &mut sent);
+            }
+            if let Some(flow) = data_flow {
+                self.write_data(slot, flow, gated, session_room, &mut w, &mut sent);
+            }
+        }
+        let written = w.written();
+        if written == 0 {
+            return 0;
+        }
+        let mut total = DATA_HEADER_BYTES + written + TAG_BYTES;
+        if pad && total < DATAGRAM_FIRST_BYTES && buf.len() >= DATAGRAM_FIRST_BYTES {
+            buf[DATA_HEADER_BYTES + written..DATAGRAM_FIRST_BYTES - TAG_BYTES].fill(0);
+            total = DATAGRAM_FIRST_BYTES;
+        }
+        sent.bytes = total as u16;
+        let path = self.paths.at(slot);
+        if sent.eliciting {
+            path.pacer.on_sent(total as u64);
+            sent.app_limited = path.recovery.room() > 2 * total as u64 && data_flow.is_none();
+        }
+        self.seal_packet(slot, sent, &mut buf[..total]);
+        total
+    }
+
+    /// Returns whether the packet must be padded to its full first size.
+    fn write_path_frames(&mut self, slot: usize, w: &mut Writer<'_>, sent: &mut Sent) -> bool {
+        let initiator = self.role == Role::Initiator;
+        let path = self.paths.at(slot);
+        let id = path.id;
+        let mut pad = false;
+        while let Some((nonce, _)) = path.answers.first().copied() {
+            if w.room() < 17 {
+                return pad;
+            }
+            path.answers.remove(0);
+            Frame::Rsp { nonce }.encode(w);
+            sent.eliciting = true;
+        }
+        if path.wants == 0 {
+            return pad;
+        }
+        let mut put = |frame: Frame<'_>, bit: u16, wants: &mut u16, w: &mut Writer<'_>| {
+            if w.room() < 40 {
+                return false;
+            }
+            *wants &= !bit;
+            frame.encode(w);
+            sent.eliciting = true;
+            sent.note(Said::Path { path: id, what: bit });
+            true
+        };
+        let mut wants = path.wants;
+        if wants & path::want::CHG != 0
+            && let Some(challenge) = path.challenges.last()
+        {
+            let frame = Frame::Chg { nonce: challenge.nonce };
+            if put(frame, path::want::CHG, &mut wants, w) && !path.first_packet_padded {
+                path.first_packet_padded = true;
+                pad = initiator;
+            }
+        }
+        if wants & path::want::STATUS != 0 {
+            let frame = Frame::PathStatus {
+                path: id,
+                seq: path.status_seq,
+                status: path.status,
+                gated: path.gated,
+                reason: path.reason,
+            };
+            put(frame, path::want::STATUS, &mut wants, w);
+        }
+        if wants & path::want::AUTH != 0 {
+            put(Frame::Auth { path: id }, path::want::AUTH, &mut wants, w);
+        }
+        if wants & path::want::ACK_RATE != 0 {
+            let delay = path.recovery.rtt.smoothed().divided(4);
+            let frame =
+                Frame::AckRate { path: id, every: path.ack_every, delay_us: delay.as_micros() };
+            put(frame, path::want::ACK_RATE, &mut wants, w);
+        }
+        if wants & path::want::PING != 0 {
+            wants &= !path::want::PING;
+            Frame::Ping.encode(w);
+            sent.eliciting = true;
+        }
+        path.wants = wants & !path::want::CID;
+        pad
+    }
+
+    fn write_session_frames(&mut self, w: &mut Writer<'_>, sent: &mut Sent) {
+        if self.says & say::CREDIT != 0 && w.room() >= 9 {
+            self.says &= !say::CREDIT;
+            let max = self.credit.consumed + self.config.session_window;
+            self.credit.told = self.credit.told.max(max);
+            Frame::SessionCredit { max: self.credit.told }.encode(w);
+            sent.eliciting = true;
+            sent.note(Said::Session { what: say::CREDIT });
+        }
+        for (path, issued) in self.issued.iter_mut().filter(|(_, i)| i.tell) {
+            if w.room() < 40 {
+                return;
+            }
+            issued.tell = false;
+            Frame::PathCid { path: *path, cid: issued.cid, token: issued.token }.encode(w);
+            sent.eliciting = true;
+            sent.note(Said::Path { path: *path, what: path::want::CID });
+        }
+    }
+
+    fn write_flow_frames(&mut self, now: Time, w: &mut Writer<'_>, sent: &mut Sent) {
+        const FRAME_MAX: usize = 40;
+        while w.room() >= FRAME_MAX
+            && let Some((flow, reason)) = self.flows.next_refusal()
+        {
+            Frame::Refused { flow, reason }.encode(w);
+            sent.eliciting = true;
+            sent.note(Said::Refused(flow));
+        }
+        let mut removed = Vec::new();
+        while let Some(id) = self.flows.front_dirty() {
+            let Some(flow) = self.flows.get_mut(id) else {
+                self.flows.pop_dirty();
+                continue;
+            };
+            let mut wants = flow.wants;
+            let mut said = 0;
+            let bits = [
+                want::OPEN, want::RESUME, want::RESUMED, want::RESET, want::STOP, want::CREDIT,
+                want::DEADLINE, want::DURABLE, want::COMMITTED, want::PAUSE,
+            ];
+            for bit in bits {
+                if wants & bit == 0 {
+                    continue;
+                }
+                if w.room() < FRAME_MAX {
+                    break;
+                }
+                let frame = match bit {
+                    want::OPEN => Frame::Open {
+                        flow: id,
+                        flags: if flow.options.durable { Frame::OPEN_DURABLE } else { 0 }
+                            | if flow.options.hibernates { Frame::OPEN_HIBERNATES } else { 0 },
+                        priority: flow.options.priority,
+                        size: flow.options.size,
+                        deadline_ms: flow.options.deadline.map(|d| d.since(now).as_millis()),
+                    },
+                    want::RESUME => Frame::Resume {
+                        flow: id,
+                        received: flow.recv.contiguous(),
+                        flags: if flow.recv.is_all_received() { Frame::RESUME_COMPLETE } else { 0 },
+                    },
+                    want::RESUMED => {
+                        Frame::Resumed { flow: id, received: flow.recv.contiguous() }
+                    }
+                    want::RESET => Frame::Reset {
+                        flow: id,
+                        code: flow.send.reset.unwrap_or(0),
+                        final_size: flow.send.next(),
+                    },
+                    want::STOP => Frame::Stop { flow: id, code: flow.recv.stopped.unwrap_or(0) },
+                    want::CREDIT => Frame::FlowCredit { flow: id, max: flow.recv.tell_credit() },
+                    want::DEADLINE => Frame::Deadline {
+                        flow: id,
+                        seq: flow.deadline_seq,
+                        remaining_ms: flow.options.deadline.map(|d| d.since(now).as_millis()),
+                    },
+                    want::DURABLE => Frame::Durable { flow: id, offset: flow.recv.durable() },
+                    want::COMMITTED => Frame::Committed { flow: id, offset: flow.committed },
+                    _ => Frame::FlowPause {
+                        flow: id,
+                        seq: flow.pause_out.0,
+                        paused: flow.pause_out.1,
+                        reason: flow.pause_out.2,
+                    },
+                };
+                frame.encode(w);
+                wants &= !bit;
+                said |= bit;
+            }
+            flow.wants = wants;
+            if said != 0 {
+                sent.eliciting = true;
+                sent.note(Said::Flow { flow: id, what: said });
+            }
+            while w.room() >= FRAME_MAX
+                && let Some((path, seq, max_sent)) = flow.grants_out.take_grant()
+            {
+                Frame::Grant { seq, flow: id, path, max_sent }.encode(w);
+                sent.eliciting = true;
+                sent.note(Said::Grant { flow: id, path });
+            }
+            while w.room() >= FRAME_MAX
+                && let Some((path, spent)) = flow.grants_in.take_spent()
+            {
+                Frame::Spent { flow: id, path, sent: spent }.encode(w);
+                sent.eliciting = true;
+                sent.note(Said::Spent { flow: id, path });
+            }
+            if flow.wants != 0 || flow.grants_in.wants() || flow.grants_out.wants() {
+                break;
+            }
+            self.flows.pop_dirty();
+            if said & (want::RESET | want::STOP) != 0 {
+                removed.push(id);
+            }
+        }
+        for id in removed {
+            self.retire_if_complete(id);
+        }
+        if self.says & say::RESUME_END != 0
+            && !self.flows.has_dirty()
+            && w.room() >= FRAME_MAX
+        {
+            self.says &= !say::RESUME_END;
+            Frame::ResumeEnd { flows: self.flows.len() as u64 }.encode(w);
+            sent.eliciting = true;
+            sent.note(Said::Session { what: say::RESUME_END });
+        }
+    }
+
+    fn write_datagrams(&mut self, now: Time, slot: usize, w: &mut Writer<'_>, sent: &mut Sent) {
+        while let Some(front) = self.datagrams.front() {
+            if front.expires <= now {
+                self.datagrams.pop_front();
+                continue;
+            }
+            let need = 1 + 8 + 4 + front.bytes.len();
+            if w.room() < need {
+                // What no packet can carry will never leave: drop it rather than block the rest.
+                if need > DATAGRAM_FIRST_BYTES - DATA_HEADER_BYTES - TAG_BYTES && w.written() == 0 {
+                    self.datagrams.pop_front();
+                    continue;
+                }
+                return;
+            }
+            Frame::Datagram { context: front.context, bytes: &front.bytes }.encode(w);
+            self.paths.at(slot).payload_out += front.bytes.len() as u64;
+            self.datagrams.pop_front();
+            sent.eliciting = true;
+        }
+    }
+
+    #[inline]
+    fn write_data(
+        &mut self,
+        slot: usize,
+        first: d2tp_wire::FlowId,
+        gated: bool,
+        mut session_room: u64,
+        w: &mut Writer<'_>,
+        sent: &mut Sent,
+    ) {
+        let path_id: PathId = self.paths.at(slot).id;
+        let mut next = Some(first);
+        let mut out = 0;
+        while let Some(id) = next {
+            let flow = self.flows.get_mut(id).expect("flows in line are in the table");
+            let offset_max = flow.send.end();
+            let head = Frame::data_head_len(id, offset_max, w.room());
+            if w.room() < head + DATA_MIN {
+                break;
+            }
+            let mut max = w.room() - head;
+            if gated {
+                max = max.min(flow.grants_in.room(path_id) as usize);
+            }
+            let Some((offset, len, fin, new)) = flow.send.take(max, session_room) else { break };
+            // take() chose a length; the head for it is at most as long as assumed.
+            let at = w.written();
+            Frame::encode_data_head(w, id, offset, len, fin);
+            flow.send.copy(offset, w.reserve(len));
+            debug_assert!(w.written() > at);
+            session_room -= new;
+            self.credit.sent += new;
+            out += len as u64;
+            if gated {
+                flow.grants_in.on_sent(path_id, len as u64);
+            }
+            sent.eliciting = true;
+            sent.note(Said::Data(SaidData { flow: id, offset, len: len as u16, fin }));
+            if w.room() < DATA_MIN + 24 {
+                break;
+            }
+            next = self.flows.next_for(path_id, gated, session_room);
+        }
+        self.flows.on_packet_filled(first);
+        self.paths.at(slot).payload_out += out;
+    }
+}
+
+/// Payload a path carries before its MTU is searched: short exchanges do not need it.
+const MTU_PROBE_AFTER: u64 = 8 * 1024;
