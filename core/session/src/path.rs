@@ -62,6 +62,9 @@ const ACKS_PER_WINDOW: u64 = 8;
 /// The most packets one ACK may wait for.
 const ACK_EVERY_MAX: u64 = 64;
 
+/// The smallest packet worth sending to an unproved address.
+pub(crate) const SPEAK_MIN: u64 = 96;
+
 /// A question asked at one address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Challenge {
@@ -176,6 +179,11 @@ impl Path {
     /// Bytes that may go to an address that has not proved itself.
     pub(crate) fn unproved_room(&self) -> u64 {
         if self.validated { u64::MAX } else { self.rx_bytes.saturating_sub(self.tx_bytes) }
+    }
+
+    /// Whether anything at all may be sent to the address.
+    pub(crate) fn may_speak(&self) -> bool {
+        self.unproved_room() >= SPEAK_MIN
     }
 
     /// Whether payload may travel here at all.

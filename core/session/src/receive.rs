@@ -421,7 +421,7 @@ impl Session {
             Vec::new()
         };
         let delay_max = self.config.ack_delay_max;
-        let Session { paths, flows, issued, says, .. } = self;
+        let Session { paths, flows, issued, says, gone, .. } = self;
         let path = paths.at(slot);
         let mut own = path.wants;
         let mut acked_ack = None;
@@ -430,7 +430,7 @@ impl Session {
                 if let (Said::Ack { largest, .. }, true) = (said, arrived) {
                     acked_ack = acked_ack.max(Some(largest));
                 }
-                on_said(said, arrived, flows, Some((id, &mut own)), issued, says);
+                on_said(said, arrived, flows, Some((id, &mut own)), issued, says, gone);
             })?;
         path.wants = own;
         if let Some(largest) = acked_ack {
@@ -602,6 +602,7 @@ impl Session {
         }
         self.spare = peer.spare.iter().zip(1..).map(|(s, n)| (PathId(n), *s)).collect();
         self.issued_to = own_cids.len() as u32;
+        self.gone.clear();
         self.used_paths.clear();
         self.used_paths.insert(0, 1);
         self.keys = Some(keys);

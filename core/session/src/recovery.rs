@@ -45,6 +45,7 @@ pub(crate) enum Said {
     Ack { path: PathId, largest: u64 },
     Flow { flow: FlowId, what: u16 },
     Refused(FlowId),
+    Gone(PathId),
     Session { what: u16 },
     Path { path: PathId, what: u16 },
     Grant { flow: FlowId, path: PathId },

@@ -19,7 +19,7 @@ use d2tp_seal::{PacketKeys, PublicKey, Rng, SecretKey};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, PathStatus, Reason, TOKEN_BYTES};
 
-use crate::config::{Config, DATAGRAMS_MAX, EVENTS_MAX, SPARE_PATHS};
+use crate::config::{Config, DATAGRAMS_MAX, EVENTS_MAX, PATHS_MAX, SPARE_PATHS};
 use crate::event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
 use crate::flow::{Flow, FlowOptions, Flows, want};
 use crate::knock::Knock;
@@ -174,6 +174,8 @@ pub struct Session {
     pub(crate) flows: Flows,
     pub(crate) credit: Credit,
     pub(crate) says: u16,
+    /// Paths that are no more and of which the peer does not know it yet.
+    pub(crate) gone: VecDeque<PathId>,
     pub(crate) issued: BTreeMap<PathId, Issued>,
     pub(crate) spare: BTreeMap<PathId, (Cid, [u8; TOKEN_BYTES])>,
     /// Path ids ever in use under these keys: none comes back (R-SEAL-2).
@@ -225,6 +227,7 @@ impl Session {
             flows: Flows::default(),
             credit: Credit::default(),
             says: 0,
+            gone: VecDeque::new(),
             issued: BTreeMap::new(),
             spare: BTreeMap::new(),
             used_paths: RangeSet::default(),
@@ -612,9 +615,19 @@ impl Session {
         loop {
             let slot = self.paths.iter().position(|p| p.addresses.link == link);
             let Some(slot) = slot else { break };
+            let id = self.paths.at(slot).id;
             self.remove_path(slot);
+            self.tell_gone(id);
         }
         self.suspend_if_idle(now, Reason::NoPath);
+    }
+
+    /// R-PATH-8: the peer learns on whatever path comes next that this one is no more.
+    pub(crate) fn tell_gone(&mut self, id: PathId) {
+        if self.gone.len() == PATHS_MAX {
+            self.gone.pop_front();
+        }
+        self.gone.push_back(id);
     }
 
     pub(crate) fn drop_knock(&mut self) {
@@ -628,10 +641,10 @@ impl Session {
     }
 
     pub(crate) fn remove_path(&mut self, slot: usize) {
-        let Session { paths, flows, issued, says, .. } = self;
+        let Session { paths, flows, issued, says, gone, .. } = self;
         let mut path = paths.remove(slot);
         path.recovery.abandon(|said, arrived| {
-            on_said(said, arrived, flows, None, issued, says);
+            on_said(said, arrived, flows, None, issued, says, gone);
         });
         for flow in flows.iter_mut() {
             flow.grants_in.forget_path(path.id);
@@ -777,9 +790,11 @@ impl Session {
         at = at.min(self.rx_key_drop_at);
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
         for path in self.paths.iter() {
-            at = at.min(path.acks.due()).min(path.recovery.loss_at());
-            at = at.min(path.recovery.probe_at(delay, interval));
-            at = at.min(path.paced_until);
+            at = at.min(path.recovery.loss_at()).min(path.recovery.probe_at(delay, interval));
+            // What may not be sent to an unproved address waits for bytes from there, not for time.
+            if path.may_speak() {
+                at = at.min(path.acks.due()).min(path.paced_until);
+            }
         }
         if self.role == Role::Responder {
             at = at.min(self.last_rx + self.config.silence_max);
@@ -834,13 +849,13 @@ impl Session {
         }
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
         for slot in 0..self.paths.len() {
-            let Session { paths, flows, issued, says, .. } = self;
+            let Session { paths, flows, issued, says, gone, .. } = self;
             let live_besides = paths.has_live_besides(slot);
             let path = paths.at(slot);
             if path.recovery.loss_at() <= now {
                 let mut own = path.wants;
                 let outcome = path.recovery.on_loss_timeout(now, delay, |said, arrived| {
-                    on_said(said, arrived, flows, Some((path.id, &mut own)), issued, says);
+                    on_said(said, arrived, flows, Some((path.id, &mut own)), issued, says, gone);
                 });
                 path.wants = own;
                 if outcome.lost_size > 0 && path.mtu.on_loss(outcome.lost_size) {
@@ -861,14 +876,14 @@ impl Session {
                     path.state = PathState::Silent;
                     let mut own = path.wants;
                     path.recovery.abandon(|said, arrived| {
-                        on_said(said, arrived, flows, Some((path.id, &mut own)), issued, says);
+                        on_said(said, arrived, flows, Some((path.id, &mut own)), issued, says, gone);
                     });
                     path.wants = own;
                 } else if let Some(oldest) = path.recovery.oldest() {
                     let again: Vec<Said> = oldest.said().collect();
                     let mut own = path.wants;
                     for said in again {
-                        on_said(said, false, flows, Some((path.id, &mut own)), issued, says);
+                        on_said(said, false, flows, Some((path.id, &mut own)), issued, says, gone);
                     }
                     path.wants = own;
                 }
@@ -886,11 +901,11 @@ impl Session {
             self.life = Life::Suspended;
             self.suspended_at = Some(now);
             for slot in 0..self.paths.len() {
-                let Session { paths, flows, issued, says, .. } = self;
+                let Session { paths, flows, issued, says, gone, .. } = self;
                 let path = paths.at(slot);
                 path.state = PathState::Silent;
                 path.recovery.abandon(|said, arrived| {
-                    on_said(said, arrived, flows, None, issued, says);
+                    on_said(said, arrived, flows, None, issued, says, gone);
                 });
                 path.wants = 0;
                 path.probe_now = false;
@@ -912,6 +927,7 @@ pub(crate) fn on_said(
     own_path: Option<(PathId, &mut u16)>,
     issued: &mut BTreeMap<PathId, Issued>,
     says: &mut u16,
+    gone: &mut VecDeque<PathId>,
 ) {
     match said {
         Said::Data(d) => {
@@ -930,6 +946,7 @@ pub(crate) fn on_said(
         Said::Flow { flow, what } => {
             flows.want(flow, what);
         }
+        Said::Gone(path) => gone.push_back(path),
         Said::Refused(flow) => flows.refuse(flow, Reason::UnknownFlow),
         Said::Session { what } => *says |= what,
         Said::Path { path, what } => {

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use d2tp_time::Time;
 use d2tp_wire::{
     CID_BYTES, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, Frame, PacketKind, PathId, PathStatus,
-    TAG_BYTES, Writer,
+    Reason, TAG_BYTES, Writer,
 };
 
 use crate::config::PATHS_MAX;
@@ -23,7 +23,7 @@ const BATCH_MAX: usize = 64;
 /// Bytes of one batch.
 const BATCH_BYTES_MAX: usize = 65_000;
 /// A packet with less room than this is not worth starting.
-const ROOM_MIN: usize = 64;
+const ROOM_MIN: usize = 48;
 /// A piece of data smaller than this is not squeezed into the end of a packet.
 const DATA_MIN: usize = 32;
 
@@ -73,7 +73,7 @@ impl Session {
         // Control of session and flows goes out on the best path that can carry it.
         let control_slot = order[..n].iter().copied().find(|slot| {
             let p = self.paths.at(*slot);
-            p.state != PathState::Silent && p.unproved_room() >= ROOM_MIN as u64
+            p.state != PathState::Silent && p.may_speak()
         });
         for slot in &order[..n] {
             if let Some(t) = self.fill(now, *slot, control_slot == Some(*slot), buf) {
@@ -294,6 +294,7 @@ impl Session {
             && (self.says != 0
                 || self.flows.has_dirty()
                 || self.flows.has_refusals()
+                || !self.gone.is_empty()
                 || self.issued.values().any(|i| i.tell));
         let path = self.paths.at(slot);
         let takes_payload = path.takes_payload();
@@ -437,6 +438,14 @@ impl Session {
             Frame::SessionCredit { max: self.credit.told }.encode(w);
             sent.eliciting = true;
             sent.note(Said::Session { what: say::CREDIT });
+        }
+        while w.room() >= 16
+            && let Some(path) = self.gone.pop_front()
+        {
+            let (status, reason) = (PathStatus::Gone, Reason::NoPath);
+            Frame::PathStatus { path, seq: PATH_GONE_SEQ, status, gated: false, reason }.encode(w);
+            sent.eliciting = true;
+            sent.note(Said::Gone(path));
         }
         for (path, issued) in self.issued.iter_mut().filter(|(_, i)| i.tell) {
             if w.room() < 40 {
@@ -629,6 +638,9 @@ impl Session {
         self.paths.at(slot).payload_out += out;
     }
 }
+
+/// No path outlives being gone: this is the last word on it.
+const PATH_GONE_SEQ: u64 = u32::MAX as u64;
 
 /// Payload a path carries before its MTU is searched: short exchanges do not need it.
 const MTU_PROBE_AFTER: u64 = 8 * 1024;

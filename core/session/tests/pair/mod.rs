@@ -1,0 +1,380 @@
+//! Two endpoints and links between them, in virtual time: the smallest network that can lose,
+//! delay, cut and move. The full models are the lab's; this is for exchanges one can follow.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::collections::{BTreeMap, BinaryHeap};
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use d2tp_session::*;
+
+pub const MS: Span = Span::from_millis(1);
+
+pub fn device_key() -> SecretKey {
+    SecretKey::from_bytes([11; 32])
+}
+pub fn server_key() -> SecretKey {
+    SecretKey::from_bytes([22; 32])
+}
+
+/// A link: `LinkId` at the device, an address the server sees.
+#[derive(Clone)]
+pub struct Wire {
+    pub up: bool,
+    pub delay: Span,
+    /// Every n-th datagram is lost, counted over both directions; 0: none.
+    pub lose_every: u64,
+    /// Bytes per second each way; 0: unlimited.
+    pub rate: u64,
+    pub address: SocketAddr,
+    pub count: u64,
+    pub bytes_down: u64,
+    pub bytes_up: u64,
+    pub packets_while_down: u64,
+    busy_until: [Time; 2],
+}
+
+impl Wire {
+    pub fn new(delay_ms: u64, address: &str) -> Self {
+        Wire {
+            up: true,
+            delay: MS.times(delay_ms),
+            lose_every: 0,
+            rate: 0,
+            address: address.parse().unwrap(),
+            count: 0,
+            bytes_down: 0,
+            bytes_up: 0,
+            packets_while_down: 0,
+            busy_until: [Time::ZERO; 2],
+        }
+    }
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Flying {
+    at: std::cmp::Reverse<(Time, u64)>,
+    to_server: bool,
+    link: u32,
+    epoch: u64,
+    from: SocketAddr,
+    bytes: Vec<u8>,
+}
+
+pub struct Pair {
+    pub now: Time,
+    pub device: Endpoint,
+    pub server: Endpoint,
+    pub wires: BTreeMap<u32, Wire>,
+    pub server_address: SocketAddr,
+    flying: BinaryHeap<Flying>,
+    order: u64,
+    pub device_events: Vec<(Time, SessionId, Event)>,
+    pub server_events: Vec<(Time, SessionId, Event)>,
+    pub session: SessionId,
+    /// Everything that ever travelled to the server, for replays.
+    pub log: Vec<(u32, SocketAddr, Vec<u8>)>,
+    pub keep_log: bool,
+    /// What the server's application sends on each flow: content(offset), total length.
+    pub sources: BTreeMap<FlowId, u64>,
+    /// How far the server gave the source's bytes.
+    pub given: BTreeMap<FlowId, u64>,
+    pub got: BTreeMap<FlowId, Vec<u8>>,
+    pub ended: BTreeMap<FlowId, FlowEnd>,
+    pub reading: bool,
+}
+
+pub fn content(offset: u64) -> u8 {
+    (offset.wrapping_mul(2_654_435_761) >> 13) as u8
+}
+
+pub fn config() -> Config {
+    Config { session_window: 4 << 20, flow_window: 2 << 20, send_buffer: 1 << 20, ..Config::default() }
+}
+
+impl Pair {
+    pub fn new() -> Self {
+        Self::with(config())
+    }
+
+    pub fn with(config: Config) -> Self {
+        let mut device =
+            Endpoint::new(config.clone(), device_key(), Admission::Nobody, [1; 32], [2; 32]);
+        let server = Endpoint::new(config, server_key(), Admission::Anybody, [3; 32], [4; 32]);
+        let session = device.connect(Time::ZERO, server_key().public(), 77, 1..1000);
+        Pair {
+            now: Time::ZERO + MS.times(1000),
+            device,
+            server,
+            wires: BTreeMap::from([
+                (0, Wire::new(10, "192.0.2.1:4000")),
+                (1, Wire::new(30, "198.51.100.1:4000")),
+            ]),
+            server_address: "203.0.113.1:443".parse().unwrap(),
+            flying: BinaryHeap::new(),
+            order: 0,
+            device_events: vec![],
+            server_events: vec![],
+            session,
+            log: vec![],
+            keep_log: false,
+            sources: BTreeMap::new(),
+            given: BTreeMap::new(),
+            got: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            reading: true,
+        }
+    }
+
+    pub fn addresses(&self, link: u32) -> Addresses {
+        Addresses { link: LinkId(link), local: None, remote: self.server_address }
+    }
+
+    pub fn open_path(&mut self, link: u32, gated: bool) {
+        let (now, to) = (self.now, self.addresses(link));
+        self.device.with(self.session, |s| s.open_path(now, to, gated)).unwrap();
+        self.pump();
+    }
+
+    /// Takes the link down: what flies on it is gone, the device is told.
+    pub fn cut(&mut self, link: u32) {
+        self.silence(link);
+        let now = self.now;
+        self.device.with(self.session, |s| s.on_link_down(now, LinkId(link))).unwrap();
+        self.pump();
+    }
+
+    /// Takes the link down without a word to the device.
+    pub fn silence(&mut self, link: u32) {
+        self.wires.get_mut(&link).unwrap().up = false;
+        let rest: Vec<Flying> = self.flying.drain().filter(|f| f.link != link).collect();
+        self.flying.extend(rest);
+    }
+
+    pub fn attach(&mut self, link: u32, address: &str) {
+        let wire = self.wires.get_mut(&link).unwrap();
+        wire.up = true;
+        wire.address = address.parse().unwrap();
+    }
+
+    /// The device opens a flow and asks for `total` bytes; the server will send them.
+    pub fn request(&mut self, total: u64, options: FlowOptions) -> FlowId {
+        let id = self
+            .device
+            .with(self.session, |s| {
+                let id = s.open(options).unwrap();
+                s.write(id, Bytes::copy_from_slice(&total.to_be_bytes())).unwrap();
+                s.finish(id).unwrap();
+                id
+            })
+            .unwrap();
+        self.sources.insert(id, total);
+        self.got.insert(id, vec![]);
+        self.pump();
+        id
+    }
+
+    fn send(&mut self, to_server: bool, t: Transmit, buf: &[u8]) {
+        let link = if to_server {
+            t.link.0
+        } else {
+            // The server has one link; the address says which wire.
+            match self.wires.iter().find(|(_, w)| w.address == t.remote) {
+                Some((link, _)) => *link,
+                None => return,
+            }
+        };
+        let server_address = self.server_address;
+        let wire = self.wires.get_mut(&link).unwrap();
+        for datagram in buf[..t.len].chunks(t.segment) {
+            if !wire.up {
+                if to_server {
+                    wire.packets_while_down += 1;
+                }
+                continue;
+            }
+            wire.count += 1;
+            if wire.lose_every > 0 && wire.count % wire.lose_every == 0 {
+                continue;
+            }
+            let n = datagram.len() as u64;
+            if to_server { wire.bytes_up += n } else { wire.bytes_down += n }
+            let mut leaves = self.now;
+            if wire.rate > 0 {
+                let busy = &mut wire.busy_until[usize::from(to_server)];
+                leaves = (*busy).max(self.now) + Span::from_nanos(n * 1_000_000_000 / wire.rate);
+                *busy = leaves;
+            }
+            let from = if to_server { wire.address } else { server_address };
+            if to_server && self.keep_log {
+                self.log.push((link, from, datagram.to_vec()));
+            }
+            self.order += 1;
+            self.flying.push(Flying {
+                at: std::cmp::Reverse((leaves + wire.delay, self.order)),
+                to_server,
+                link,
+                epoch: 0,
+                from,
+                bytes: datagram.to_vec(),
+            });
+        }
+    }
+
+    /// The server's application: gives bytes while there is room.
+    fn serve(&mut self) {
+        for (flow, total) in self.sources.clone() {
+            let Some(id) = self.server_session() else { return };
+            let given = self.given.get(&flow).copied().unwrap_or(0);
+            let Some(given) = self
+                .server
+                .with(id, |s| {
+                    let mut given = given;
+                    // The request must have been read.
+                    while let Ok(Read::Chunk(_)) = s.read(flow, 100) {}
+                    if s.received(flow).is_none() || s.send_offsets(flow).is_none_or(|o| o.0 != given) {
+                        return Some(given);
+                    }
+                    if s.received(flow).unwrap().1.is_none() && given == 0 {
+                        return Some(given);
+                    }
+                    while given < total {
+                        let room = s.write_room(flow).ok()?.min(total - given).min(40_000);
+                        if room == 0 {
+                            return Some(given);
+                        }
+                        let bytes: Vec<u8> = (given..given + room).map(content).collect();
+                        s.write(flow, bytes.into()).ok()?;
+                        given += room;
+                    }
+                    let _ = s.finish(flow);
+                    Some(given)
+                })
+                .unwrap()
+            else {
+                continue;
+            };
+            self.given.insert(flow, given);
+        }
+    }
+
+    pub fn server_session(&self) -> Option<SessionId> {
+        self.server.ids().first().copied()
+    }
+
+    fn consume(&mut self) {
+        if !self.reading {
+            return;
+        }
+        let flows: Vec<FlowId> = self.got.keys().copied().collect();
+        for flow in flows {
+            let got = self.got.get_mut(&flow).unwrap();
+            let _ = self.device.with(self.session, |s| {
+                while let Ok(Read::Chunk(c)) = s.read(flow, 1 << 20) {
+                    got.extend_from_slice(&c);
+                }
+            });
+        }
+    }
+
+    /// Lets both ends say everything they can say now.
+    pub fn pump(&mut self) {
+        let mut buf = vec![0; 65536];
+        for _ in 0..10_000 {
+            self.serve();
+            self.consume();
+            let mut idle = true;
+            while let Some(t) = self.device.poll_transmit(self.now, &mut buf) {
+                self.send(true, t, &buf);
+                idle = false;
+            }
+            while let Some(t) = self.server.poll_transmit(self.now, &mut buf) {
+                self.send(false, t, &buf);
+                idle = false;
+            }
+            while let Some((id, e)) = self.device.poll_event() {
+                if let Event::Ended { flow, end } = &e {
+                    self.ended.insert(*flow, *end);
+                }
+                self.device_events.push((self.now, id, e));
+                idle = false;
+            }
+            while let Some((id, e)) = self.server.poll_event() {
+                if let Event::SendFrom { flow, offset } = &e {
+                    self.given.insert(*flow, *offset);
+                }
+                self.server_events.push((self.now, id, e));
+                idle = false;
+            }
+            if idle {
+                return;
+            }
+        }
+        panic!("the two never fall silent at {:?}", self.now);
+    }
+
+    /// Moves on to the next thing that happens, not beyond `until`. False if nothing will.
+    pub fn step(&mut self, until: Time) -> bool {
+        let flight = self.flying.peek().map_or(Time::NEVER, |f| f.at.0.0);
+        let at = flight.min(self.device.next_timeout()).min(self.server.next_timeout());
+        if at > until {
+            self.now = until;
+            return false;
+        }
+        self.now = self.now.max(at);
+        while self.flying.peek().is_some_and(|f| f.at.0.0 <= self.now) {
+            let mut f = self.flying.pop().unwrap();
+            let link = LinkId(f.link);
+            if f.to_server {
+                let addresses = Addresses { link: LinkId(0), local: None, remote: f.from };
+                self.server.handle_datagram(self.now, Incoming { addresses, bytes: &mut f.bytes });
+            } else if self.wires[&f.link].up {
+                let addresses = Addresses { link, local: None, remote: f.from };
+                self.device.handle_datagram(self.now, Incoming { addresses, bytes: &mut f.bytes });
+            }
+        }
+        self.device.handle_timeouts(self.now);
+        self.server.handle_timeouts(self.now);
+        self.pump();
+        true
+    }
+
+    pub fn run_for(&mut self, span: Span) {
+        let until = self.now + span;
+        while self.step(until) {}
+    }
+
+    /// Runs until `done` or for `span`; true if done.
+    pub fn run_until(&mut self, span: Span, mut done: impl FnMut(&Pair) -> bool) -> bool {
+        let until = self.now + span;
+        while !done(self) {
+            if !self.step(until) {
+                return done(self);
+            }
+        }
+        true
+    }
+
+    pub fn is_whole(&self, flow: FlowId) -> bool {
+        self.got[&flow].len() as u64 == self.sources[&flow]
+            && self.ended.get(&flow) == Some(&FlowEnd::Complete)
+    }
+
+    pub fn assert_right(&self, flow: FlowId) {
+        let got = &self.got[&flow];
+        let wrong = got.iter().zip(0..).position(|(b, i)| *b != content(i));
+        assert_eq!(wrong, None, "flow {flow:?} has a wrong byte");
+    }
+
+    pub fn inject(&mut self, to_server: bool, from: SocketAddr, mut bytes: Vec<u8>) {
+        let addresses = Addresses { link: LinkId(0), local: None, remote: from };
+        let incoming = Incoming { addresses, bytes: &mut bytes };
+        if to_server {
+            self.server.handle_datagram(self.now, incoming);
+        } else {
+            self.device.handle_datagram(self.now, incoming);
+        }
+        self.pump();
+    }
+}
