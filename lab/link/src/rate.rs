@@ -114,10 +114,6 @@ impl Server {
         }
     }
 
-    pub(crate) fn rate(&self) -> &Rate {
-        &self.rate
-    }
-
     /// A packet of `bytes` reached the head at `at`.
     pub(crate) fn begin(&mut self, at: Time, bytes: u32) {
         self.work_left = Some(u128::from(bytes) * 8 * NANOS_PER_SEC);
