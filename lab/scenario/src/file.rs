@@ -521,7 +521,7 @@ impl Link {
             (NatKind::Rebinding, None) => {
                 return Err("nat is rebinding: say how often with nat_rebind_s".to_owned());
             }
-            (NatKind::Rebinding, Some(s)) if !(s >= 0.001) => {
+            (NatKind::Rebinding, Some(s)) if s.is_nan() || s < 0.001 => {
                 return Err(format!("nat_rebind_s is {s}, expected at least 0.001"));
             }
             (NatKind::None | NatKind::Stable, Some(_)) => {
@@ -556,7 +556,7 @@ impl Link {
         }
         for repeat in &self.repeat {
             fault(repeat.properties()).map_err(|f| format!("repeat: {f}"))?;
-            if !(repeat.every_s >= 0.001) {
+            if repeat.every_s.is_nan() || repeat.every_s < 0.001 {
                 return Err(format!(
                     "repeat: every_s is {}, expected at least 0.001",
                     repeat.every_s

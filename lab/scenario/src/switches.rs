@@ -59,7 +59,8 @@ impl SwitchMeter {
         self.up[link] = true;
         match &mut self.begun {
             Some(begun) => begun.silent_since = begun.silent_since.or(Some(now)),
-            None if !alone => self.fresh[link] = Some(now),
+            // Only what comes up beside data can take it over.
+            None if !alone && self.last.is_some() => self.fresh[link] = Some(now),
             None => {}
         }
     }

@@ -109,6 +109,17 @@ impl Scenario {
         }
     }
 
+    /// The condition of link `number` as the run begins.
+    ///
+    /// # Panics
+    /// If there is no such link.
+    pub fn condition_at_start(&self, number: usize) -> Condition {
+        let first = self.timeline().find(|event| event.link == number);
+        first
+            .expect("a timeline begins with an event for each link")
+            .condition
+    }
+
     /// Links that cost nothing, by number.
     pub fn free_links(&self) -> impl Iterator<Item = usize> {
         let free = |(number, link): (usize, &Link)| (link.class == Class::Free).then_some(number);
