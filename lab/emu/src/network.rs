@@ -10,6 +10,7 @@ use cedos_lab_scenario::Family;
 use nix::net::if_::if_nametoindex;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
+use rtnetlink::packet_route::route::RouteMessage;
 use rtnetlink::packet_route::rule::{RuleAction, RuleMessage};
 use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection};
 use std::fs;
@@ -34,7 +35,15 @@ const TUN_QUEUE_PACKETS: u32 = 5000;
 pub struct Network {
     runtime: Runtime,
     handle: Handle,
-    joined: Vec<(usize, Vec<RuleMessage>, Vec<(IpAddr, u8)>)>,
+    joined: Vec<Joined>,
+}
+
+/// What a link has been given and must lose again.
+struct Joined {
+    link: usize,
+    rules: Vec<RuleMessage>,
+    addresses: Vec<(IpAddr, u8)>,
+    routes: Vec<RouteMessage>,
 }
 
 impl Network {
@@ -127,8 +136,13 @@ impl Network {
             .with_context(|| format!("{name} does not take the address {address}/{prefix}"))
     }
 
-    /// A route to `to` by an interface.
-    pub(crate) fn route(&mut self, name: &str, to: (IpAddr, u8), by: Way) -> anyhow::Result<()> {
+    /// A route to `to` by an interface; returned for its removal.
+    pub(crate) fn route(
+        &mut self,
+        name: &str,
+        to: (IpAddr, u8),
+        by: Way,
+    ) -> anyhow::Result<RouteMessage> {
         let index = index(name)?;
         let mut route = RouteMessageBuilder::<IpAddr>::new()
             .destination_prefix(to.0, to.1)
@@ -148,9 +162,11 @@ impl Network {
         if let Some(metric) = by.metric {
             route = route.priority(metric);
         }
+        let route = route.build();
         self.runtime
-            .block_on(self.handle.route().add(route.build()).execute())
-            .with_context(|| format!("no route to {}/{} by {name}", to.0, to.1))
+            .block_on(self.handle.route().add(route.clone()).execute())
+            .with_context(|| format!("no route to {}/{} by {name}", to.0, to.1))?;
+        Ok(route)
     }
 
     /// The device joins a network: `name` comes up and has these addresses, routes and rules.
@@ -174,7 +190,7 @@ impl Network {
         addresses: &LinkAddresses,
     ) -> anyhow::Result<()> {
         let mut rules = Vec::new();
-        let mut own: Vec<(IpAddr, u8)> = Vec::new();
+        let (mut own, mut routes) = (Vec::new(), Vec::new());
         let number = link as u32;
         let table = TABLE_FIRST + number;
         let mut families: Vec<(IpAddr, u8, IpAddr, IpAddr)> = Vec::new();
@@ -193,28 +209,30 @@ impl Network {
             let gateway = Some(gateway);
             // A bound socket must find its address, hence the source.
             let source = Some(address);
-            self.route(
-                name,
-                (any, 0),
-                Way {
-                    gateway,
-                    metric,
-                    source,
-                    ..Way::default()
-                },
-            )?;
+            let main_route = Way {
+                gateway,
+                metric,
+                source,
+                ..Way::default()
+            };
+            routes.push(self.route(name, (any, 0), main_route)?);
             let table_route = Way {
                 gateway,
                 source,
                 table: Some(table),
                 ..Way::default()
             };
-            self.route(name, (any, 0), table_route)?;
+            routes.push(self.route(name, (any, 0), table_route)?);
             rules.push(self.rule(address, RuleKey::Source, table, RULE_SOURCE_FIRST + number)?);
             let by_name = RuleKey::Interface(name.to_owned());
             rules.push(self.rule(address, by_name, table, RULE_INTERFACE_FIRST + number)?);
         }
-        self.joined.push((link, rules, own));
+        self.joined.push(Joined {
+            link,
+            rules,
+            addresses: own,
+            routes,
+        });
         Ok(())
     }
 
@@ -228,21 +246,30 @@ impl Network {
     /// Rules and addresses, and with them the routes, of a link go; the interface stays up.
     pub(crate) fn unsettle(&mut self, link: usize, name: &str) -> anyhow::Result<()> {
         let index = index(name)?;
-        let Some(at) = self.joined.iter().position(|(of, ..)| *of == link) else {
+        let Some(at) = self.joined.iter().position(|joined| joined.link == link) else {
             return Ok(());
         };
-        let (_, rules, own) = self.joined.remove(at);
+        let joined = self.joined.remove(at);
         self.runtime.block_on(async {
-            for rule in rules {
-                self.handle.rule().del(rule).execute().await?;
+            for rule in joined.rules {
+                self.handle
+                    .rule()
+                    .del(rule)
+                    .execute()
+                    .await
+                    .context("a rule stays")?;
             }
-            for (address, prefix) in own {
+            for route in joined.routes {
+                // An interface that went down has taken its routes with it.
+                let _ = self.handle.route().del(route).execute().await;
+            }
+            for (address, prefix) in joined.addresses {
                 let mut request = self.handle.address().add(index, address, prefix);
                 let message = request.message_mut().clone();
                 let gone = self.handle.address().del(message).execute().await;
-                // An interface that went down has taken its IPv6 addresses with it.
+                // And its IPv6 addresses.
                 if address.is_ipv4() {
-                    gone?;
+                    gone.with_context(|| format!("address {address} stays"))?;
                 }
             }
             anyhow::Ok(())

@@ -20,8 +20,8 @@ use anyhow::Context;
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{EventKind, Family, LinkEvent, LinkReport, Scenario, Switch};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 use tun_rs::SyncDevice;
@@ -76,6 +76,7 @@ struct Running {
     thread: Option<JoinHandle<()>>,
     relay: Arc<Relay>,
     clock: Clock,
+    fault: Arc<OnceLock<String>>,
 }
 
 impl Drop for Running {
@@ -222,6 +223,8 @@ impl World {
         {
             actor.act(event)?;
         }
+        let fault = Arc::new(OnceLock::new());
+        let first_fault = fault.clone();
         let (stop, stopped) = channel();
         let thread = std::thread::Builder::new()
             .name("lab-time".to_owned())
@@ -232,8 +235,10 @@ impl World {
                         Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
                     }
                     if let Err(error) = actor.act(event) {
-                        let error = format!("{error:#}");
-                        tracing::error!(error, "the lab could not follow its scenario");
+                        let fault = format!("{error:#}");
+                        tracing::error!(fault, "the lab could not follow its scenario");
+                        let _ = first_fault.set(fault);
+                        return;
                     }
                 }
             })?;
@@ -242,6 +247,7 @@ impl World {
             thread: Some(thread),
             relay,
             clock,
+            fault,
         });
         Ok(())
     }
@@ -251,6 +257,13 @@ impl World {
         self.time
             .as_ref()
             .map_or(Time::ZERO, |time| time.clock.now())
+    }
+
+    /// Why the lab stopped following its scenario, if it did: the run then shows nothing.
+    pub fn fault(&self) -> Option<String> {
+        self.time
+            .as_ref()
+            .and_then(|time| time.fault.get().cloned())
     }
 
     /// Tell the switch meter that no flow is active: the silence that follows is no switch's.
