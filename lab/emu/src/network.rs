@@ -84,19 +84,22 @@ impl Network {
 
     /// A TUN device of this name that is still down.
     pub(crate) fn tun(&mut self, name: &str, mtu: u32) -> anyhow::Result<SyncDevice> {
-        let made = DeviceBuilder::new()
+        let device = DeviceBuilder::new()
             .name(name)
             .layer(Layer::L3)
             .mtu(mtu as u16)
             .enable(false)
             .with(|options| {
-                options
-                    .offload(false)
-                    .packet_information(false)
-                    .tx_queue_len(TUN_QUEUE_PACKETS);
+                options.offload(false).packet_information(false);
             })
-            .build_sync();
-        made.with_context(|| format!("TUN device {name} cannot be made"))
+            .build_sync()
+            .with_context(|| format!("TUN device {name} cannot be made"))?;
+        // Over netlink: the ioctl for it wants power over the whole machine.
+        let longer = LinkUnspec::new_with_index(index(name)?).txqueuelen(TUN_QUEUE_PACKETS);
+        self.runtime
+            .block_on(self.handle.link().set(longer.build()).execute())
+            .with_context(|| format!("the queue of {name} cannot be made longer"))?;
+        Ok(device)
     }
 
     /// Half of a pair of Ethernet devices; the other half, `peer`, goes to the namespace of `there`.
