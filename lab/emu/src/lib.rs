@@ -1,1 +1,41 @@
 //! The lab: the same link models in real time, between network namespaces.
+//!
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! use cedos_lab_emu::{World, enter};
+//! use cedos_lab_scenario::Scenario;
+//! enter()?; // before any thread is started
+//! let scenario = Scenario::load("lab/scenarios/commute.toml".as_ref())?;
+//! let mut world = World::build(scenario)?;
+//! world.start_origin()?;
+//! world.start(|happening| eprintln!("{:?} {}", happening.at, happening.link))?;
+//! let mut curl = std::process::Command::new("curl");
+//! curl.args(["--interface", "wlan0", "-so", "/dev/null", "http://203.0.113.20/bytes/1000000"]);
+//! world.device().spawn(curl)?.wait()?;
+//! println!("{:?}", world.seen().links);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! No `netem`: the kernel's part is TUN devices, namespaces and routes; delay, rate, loss, queues
+//! and NAT are ours, in one relay thread. Works as root, and as anybody where the system allows
+//! user namespaces and `/dev/net/tun`.
+
+mod clock;
+pub mod content;
+mod gate;
+mod namespace;
+mod network;
+pub mod origin;
+mod packet;
+pub mod plan;
+mod relay;
+mod rootless;
+mod world;
+
+pub use clock::Clock;
+pub use namespace::Namespace;
+pub use network::Network;
+pub use relay::{Carried, DATA_PACKET_BYTES_MIN, QUANTUM};
+pub use rootless::{Forbidden, enter};
+pub use world::{Happening, ORIGIN_PORT, Seen, World};

@@ -1,1 +1,44 @@
 //! Scenario files and the report of a run: what the lab and the simulator have in common.
+//!
+//! ```text
+//!  scenario.toml ─▶ Scenario ─▶ Timeline ─▶ lab (real time) ────▶ Report ─▶ judge ─▶ JSON
+//!  traces/*.csv  ─┘     │                └▶ simulator (virtual) ─┘    ▲
+//!                       └── flows, expectations ── SwitchMeter ───────┘
+//! ```
+//!
+//! ```
+//! # use cedos_lab_scenario::{EventKind, Scenario};
+//! let text = r#"
+//!     duration_s = 60
+//!     [[link]]
+//!     name = "wlan0"
+//!     [[link.at]]
+//!     t_s = 30
+//!     up = false
+//! "#;
+//! let scenario = Scenario::parse("example.toml", text, &mut |_| unreachable!()).unwrap();
+//! let kinds: Vec<_> = scenario.timeline().map(|event| event.kind).collect();
+//! assert_eq!(kinds, [EventKind::Up { address: 0 }, EventKind::Down]);
+//! ```
+#![forbid(unsafe_code)]
+
+mod expect;
+mod file;
+mod properties;
+mod report;
+mod suggest;
+mod switches;
+mod timeline;
+
+pub use file::{
+    AccessPoint, At, Class, DURATION_S_MAX, Direction, Expect, FLOWS_MAX, Family, Flow, Handover,
+    LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind, Policy, Recorded, Repeat, Scenario,
+    ScenarioFault,
+};
+pub use properties::{
+    BurstLoss, DELAY_MS_MAX, DOWN_MBPS_DEFAULT, MBPS_MAX, MTU_DEFAULT, MTU_MAX, MTU_MIN,
+    QUEUE_MS_DEFAULT, REORDER_MS_DEFAULT, RTT_MS_DEFAULT, UP_MBPS_DEFAULT,
+};
+pub use report::{Expectation, FlowReport, LinkReport, Report, Switch, SwitchKind};
+pub use switches::SwitchMeter;
+pub use timeline::{EventKind, LinkEvent, Timeline};

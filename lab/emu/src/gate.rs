@@ -1,0 +1,198 @@
+//! Where a link meets the internet: its NAT, its NAT64, and which addresses are its own.
+//!
+//! ```text
+//!  device ─ link model ─▶ outward() ─▶ proxy, origin
+//!         ◀─ link model ─ inward() ◀──
+//! ```
+//!
+//! A packet that does not belong is dropped here, as an access network would: from an address that
+//! is not the link's present one, or to a port that no mapping leads to.
+
+use crate::packet::{self, Side};
+use crate::plan::{self, LinkAddresses};
+use cedos_lab_link::Nat;
+use cedos_lab_scenario::{Family, NatKind};
+use std::net::IpAddr;
+
+/// Who is behind a NAT's port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Inside {
+    protocol: u8,
+    address: IpAddr,
+    port: u16,
+}
+
+/// The network's side of one link.
+pub(crate) struct Gate {
+    family: Family,
+    translates_v4: bool,
+    addresses: Option<LinkAddresses>,
+    nat: Nat<Inside>,
+}
+
+impl Gate {
+    pub(crate) fn new(family: Family, nat: NatKind) -> Gate {
+        Gate {
+            family,
+            translates_v4: nat != NatKind::None,
+            addresses: None,
+            nat: Nat::new(),
+        }
+    }
+
+    /// The link has these addresses from now on; its old mappings are gone with the old ones.
+    pub(crate) fn readdress(&mut self, addresses: LinkAddresses) {
+        self.addresses = Some(addresses);
+        self.nat.rebind();
+    }
+
+    /// Forget all mappings.
+    pub(crate) fn rebind(&mut self) {
+        self.nat.rebind();
+    }
+
+    /// Whether packets to `destination` come this way.
+    pub(crate) fn leads_to(&self, destination: IpAddr) -> bool {
+        let Some(own) = self.addresses else {
+            return false;
+        };
+        match destination {
+            IpAddr::V4(v4) if self.translates_v4 || self.family == Family::Nat64 => {
+                v4 == own.public
+            }
+            IpAddr::V4(v4) => self.family.has_v4() && v4 == own.v4,
+            IpAddr::V6(v6) => self.family.has_v6() && v6 == own.v6,
+        }
+    }
+
+    /// A packet that crossed the link, as it goes on; `None` if it does not.
+    pub(crate) fn outward(&mut self, mut packet: Vec<u8>) -> Option<Vec<u8>> {
+        let own = self.addresses?;
+        let head = packet::head(&packet)?;
+        match (head.source, head.destination) {
+            (IpAddr::V4(source), _) if self.family.has_v4() && source == own.v4 => {
+                if self.translates_v4 {
+                    let port = self.map(&head)?;
+                    packet::rewrite_v4(&mut packet, &head, Side::Source, own.public, port);
+                }
+                Some(packet)
+            }
+            (IpAddr::V6(source), IpAddr::V6(to)) if self.family.has_v6() && source == own.v6 => {
+                match plan::behind_nat64(to) {
+                    Some(to) if self.family == Family::Nat64 => {
+                        let port = self.map(&head)?;
+                        packet::to_v4(&packet, &head, (own.public, port), to)
+                    }
+                    Some(_) => None,
+                    None => Some(packet),
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// A packet to one of the link's addresses, as it crosses the link; `None` if it does not.
+    pub(crate) fn inward(&mut self, mut packet: Vec<u8>) -> Option<Vec<u8>> {
+        let own = self.addresses?;
+        let head = packet::head(&packet)?;
+        match (head.source, head.destination) {
+            (IpAddr::V4(source), IpAddr::V4(to)) if to == own.public => {
+                let inside = self.nat.inbound(head.ports?.1)?;
+                match inside.address {
+                    IpAddr::V4(address) if inside.protocol == head.protocol => {
+                        packet::rewrite_v4(
+                            &mut packet,
+                            &head,
+                            Side::Destination,
+                            address,
+                            inside.port,
+                        );
+                        Some(packet)
+                    }
+                    IpAddr::V6(address) if inside.protocol == as_v6(head.protocol) => {
+                        let source = plan::through_nat64(source);
+                        packet::to_v6(&packet, &head, source, (address, inside.port))
+                    }
+                    _ => None,
+                }
+            }
+            _ => Some(packet),
+        }
+    }
+
+    fn map(&mut self, head: &packet::Head) -> Option<u16> {
+        let (port, _) = head.ports?;
+        Some(self.nat.outbound(Inside {
+            protocol: head.protocol,
+            address: head.source,
+            port,
+        }))
+    }
+}
+
+fn as_v6(protocol: u8) -> u8 {
+    if protocol == packet::ICMP {
+        packet::ICMPV6
+    } else {
+        protocol
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::tests::{sums_up, v4};
+    use crate::packet::{TCP, UDP, head};
+    use crate::plan::{ORIGIN_V4, link_addresses};
+
+    fn gate(family: Family, nat: NatKind) -> Gate {
+        let mut gate = Gate::new(family, nat);
+        gate.readdress(link_addresses(0, 0));
+        gate
+    }
+
+    #[test]
+    fn an_answer_finds_its_way_back_through_the_nat_until_it_rebinds() {
+        let mut gate = gate(Family::V4, NatKind::Stable);
+        let own = link_addresses(0, 0);
+        let out = gate
+            .outward(v4(UDP, (own.v4, 5000), (ORIGIN_V4, 443)))
+            .unwrap();
+        let at = head(&out).unwrap();
+        assert_eq!(at.source, IpAddr::V4(own.public));
+        let answer = v4(UDP, (ORIGIN_V4, 443), (own.public, at.ports.unwrap().0));
+        let inside = gate.inward(answer.clone()).unwrap();
+        assert!(sums_up(&inside));
+        let to = head(&inside).unwrap();
+        assert_eq!(
+            (to.destination, to.ports.unwrap().1),
+            (IpAddr::V4(own.v4), 5000)
+        );
+        gate.rebind();
+        assert_eq!(gate.inward(answer), None);
+    }
+
+    #[test]
+    fn a_packet_from_an_old_address_goes_nowhere() {
+        let mut gate = gate(Family::V4, NatKind::None);
+        let old = link_addresses(0, 0).v4;
+        assert!(gate.outward(v4(TCP, (old, 1), (ORIGIN_V4, 2))).is_some());
+        gate.readdress(link_addresses(0, 1));
+        assert!(gate.outward(v4(TCP, (old, 1), (ORIGIN_V4, 2))).is_none());
+        assert!(!gate.leads_to(old.into()));
+    }
+
+    #[test]
+    fn nothing_else_answers_on_a_port_of_another_protocol() {
+        let mut gate = gate(Family::V4, NatKind::Stable);
+        let own = link_addresses(0, 0);
+        let out = gate
+            .outward(v4(UDP, (own.v4, 5000), (ORIGIN_V4, 443)))
+            .unwrap();
+        let port = head(&out).unwrap().ports.unwrap().0;
+        assert_eq!(
+            gate.inward(v4(TCP, (ORIGIN_V4, 443), (own.public, port))),
+            None
+        );
+    }
+}

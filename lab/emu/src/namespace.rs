@@ -1,0 +1,125 @@
+//! A network namespace: a thread that lives in it and does there what it is asked to.
+//!
+//! Nothing is named or mounted, so nothing can be left behind: the namespace is gone when its
+//! thread, the threads and processes started from it and its sockets are gone. Processes started
+//! from it get SIGKILL when the thread ends, and it ends with this process at the latest.
+
+use crate::network::Network;
+use anyhow::{Context, anyhow};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{Builder, JoinHandle};
+
+type Job = Box<dyn FnOnce(&mut Network) + Send>;
+
+/// A network namespace of the lab.
+pub struct Namespace {
+    name: String,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Namespace {
+    /// A new, empty network namespace with its loopback up.
+    ///
+    /// # Errors
+    /// When the system refuses it; see [`crate::enter`].
+    pub fn new(name: &str) -> anyhow::Result<Namespace> {
+        let (jobs, inbox) = channel::<Job>();
+        let (ready, wait) = channel();
+        let thread = Builder::new().name(format!("lab-{name}")).spawn(move || {
+            let made = unshare(CloneFlags::CLONE_NEWNET)
+                .context("a network namespace cannot be made")
+                .and_then(|()| Network::open());
+            let mut network = match made {
+                Ok(network) => {
+                    let _ = ready.send(Ok(()));
+                    network
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                    return;
+                }
+            };
+            while let Ok(job) = inbox.recv() {
+                job(&mut network);
+            }
+        })?;
+        wait.recv()
+            .unwrap_or_else(|_| Err(anyhow!("the thread of namespace {name} died")))?;
+        Ok(Namespace {
+            name: name.to_owned(),
+            jobs: Some(jobs),
+            thread: Some(thread),
+        })
+    }
+
+    /// The name it was made with.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Run `work` in the namespace and wait for its result. Sockets and threads made there stay
+    /// there.
+    ///
+    /// # Errors
+    /// When `work` panicked.
+    pub fn run<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Network) -> R + Send + 'static,
+    ) -> anyhow::Result<R> {
+        let (done, wait) = channel();
+        let job: Job = Box::new(move |network| {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(network)));
+            let _ = done.send(result);
+        });
+        let gone = || anyhow!("namespace {} is gone", self.name);
+        self.jobs
+            .as_ref()
+            .ok_or_else(gone)?
+            .send(job)
+            .map_err(|_| gone())?;
+        let result = wait.recv().map_err(|_| gone())?;
+        result.map_err(|_| anyhow!("work in namespace {} panicked", self.name))
+    }
+
+    /// Start a program in the namespace. It is killed when the namespace is dropped.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(&self, mut command: Command) -> anyhow::Result<Child> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        // SAFETY: between fork and exec, prctl is all that is called; it is safe there.
+        unsafe {
+            command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?));
+        }
+        self.run(move |_| command.spawn())?
+            .with_context(|| format!("{program} cannot be started in namespace {}", self.name))
+    }
+
+    /// Start a thread in the namespace.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn thread(
+        &self,
+        name: &str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> anyhow::Result<JoinHandle<()>> {
+        let builder = Builder::new().name(format!("{}-{name}", self.name));
+        Ok(self.run(move |_| builder.spawn(work))??)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

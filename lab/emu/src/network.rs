@@ -1,0 +1,376 @@
+//! The interfaces, addresses, routes and rules of a namespace, over netlink.
+//!
+//! What a phone does when it joins a network: carrier, a fresh address, a default route with a
+//! metric per link, and a rule that what leaves from the address, or is bound to the interface,
+//! leaves by it. When it leaves: all of that gone.
+
+use crate::plan::LinkAddresses;
+use anyhow::Context;
+use cedos_lab_scenario::Family;
+use nix::net::if_::if_nametoindex;
+use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
+use rtnetlink::packet_route::route::RouteMessage;
+use rtnetlink::packet_route::rule::{RuleAction, RuleMessage};
+use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection};
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
+use tokio::runtime::{Builder, Runtime};
+use tun_rs::{DeviceBuilder, Layer, SyncDevice};
+
+/// Metric of the first link's default route, and the step to the next; in the range that desktop
+/// systems use. // NetworkManager: Wi-Fi 600, cellular 700
+const METRIC_FIRST: u32 = 600;
+const METRIC_STEP: u32 = 100;
+/// Routing table of the first link.
+const TABLE_FIRST: u32 = 1000;
+/// Priorities of the rules: by source address, then by interface, both before the main table's.
+const RULE_SOURCE_FIRST: u32 = 1000;
+const RULE_INTERFACE_FIRST: u32 = 2000;
+/// Packets a TUN device holds before the relay takes them.
+const TUN_QUEUE_PACKETS: u32 = 5000;
+
+/// The netlink side of a namespace. Lives on the namespace's own thread.
+pub struct Network {
+    runtime: Runtime,
+    handle: Handle,
+    joined: Vec<Joined>,
+}
+
+/// What a link has been given and must lose again.
+struct Joined {
+    link: usize,
+    rules: Vec<RuleMessage>,
+    addresses: Vec<(IpAddr, u8)>,
+    routes: Vec<RouteMessage>,
+}
+
+impl Network {
+    /// Talk to the network namespace of the calling thread, and bring its loopback up.
+    pub(crate) fn open() -> anyhow::Result<Network> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = {
+            let _inside = runtime.enter();
+            let (connection, handle, _) =
+                new_connection().context("netlink cannot be opened in the namespace")?;
+            runtime.spawn(connection);
+            handle
+        };
+        quieten();
+        let mut network = Network {
+            runtime,
+            handle,
+            joined: Vec::new(),
+        };
+        network.raise("lo")?;
+        Ok(network)
+    }
+
+    /// Bring an interface up.
+    pub(crate) fn raise(&mut self, name: &str) -> anyhow::Result<()> {
+        let message = LinkUnspec::new_with_index(index(name)?).up().build();
+        self.runtime
+            .block_on(self.handle.link().set(message).execute())
+            .with_context(|| format!("{name} cannot be brought up"))
+    }
+
+    fn lower(&mut self, name: &str) -> anyhow::Result<()> {
+        let message = LinkUnspec::new_with_index(index(name)?).down().build();
+        self.runtime
+            .block_on(self.handle.link().set(message).execute())
+            .with_context(|| format!("{name} cannot be taken down"))
+    }
+
+    /// A TUN device of this name that is still down.
+    pub(crate) fn tun(&mut self, name: &str, mtu: u32) -> anyhow::Result<SyncDevice> {
+        let device = DeviceBuilder::new()
+            .name(name)
+            .layer(Layer::L3)
+            .mtu(mtu as u16)
+            .enable(false)
+            .with(|options| {
+                options.offload(false).packet_information(false);
+            })
+            .build_sync()
+            .with_context(|| format!("TUN device {name} cannot be made"))?;
+        // Over netlink: the ioctl for it wants power over the whole machine.
+        let longer = LinkUnspec::new_with_index(index(name)?).txqueuelen(TUN_QUEUE_PACKETS);
+        self.runtime
+            .block_on(self.handle.link().set(longer.build()).execute())
+            .with_context(|| format!("the queue of {name} cannot be made longer"))?;
+        Ok(device)
+    }
+
+    /// Half of a pair of Ethernet devices; the other half, `peer`, goes to the namespace of `there`.
+    pub(crate) fn pair(&mut self, name: &str, peer: &str, there: &fs::File) -> anyhow::Result<()> {
+        self.runtime.block_on(async {
+            self.handle
+                .link()
+                .add(LinkVeth::new(name, peer).build())
+                .execute()
+                .await?;
+            let moved = LinkUnspec::new_with_index(index(peer)?)
+                .setns_by_fd(there.as_raw_fd())
+                .build();
+            self.handle.link().set(moved).execute().await?;
+            anyhow::Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Give an interface an address.
+    pub(crate) fn address(
+        &mut self,
+        name: &str,
+        address: IpAddr,
+        prefix: u8,
+    ) -> anyhow::Result<()> {
+        let mut request = self.handle.address().add(index(name)?, address, prefix);
+        if address.is_ipv6() {
+            // Usable at once, without looking for others that have it.
+            let message = request.message_mut();
+            message
+                .attributes
+                .push(AddressAttribute::Flags(AddressFlags::Nodad));
+        }
+        self.runtime
+            .block_on(request.execute())
+            .with_context(|| format!("{name} does not take the address {address}/{prefix}"))
+    }
+
+    /// A route to `to` by an interface; returned for its removal.
+    pub(crate) fn route(
+        &mut self,
+        name: &str,
+        to: (IpAddr, u8),
+        by: Way,
+    ) -> anyhow::Result<RouteMessage> {
+        let index = index(name)?;
+        let mut route = RouteMessageBuilder::<IpAddr>::new()
+            .destination_prefix(to.0, to.1)
+            .map_err(|e| anyhow::anyhow!("{e}"))?
+            .output_interface(index);
+        if let Some(gateway) = by.gateway {
+            route = route.gateway(gateway).map_err(|e| anyhow::anyhow!("{e}"))?;
+        }
+        if let Some(source) = by.source {
+            route = route
+                .pref_source(source)
+                .map_err(|e| anyhow::anyhow!("{e}"))?;
+        }
+        if let Some(table) = by.table {
+            route = route.table_id(table);
+        }
+        if let Some(metric) = by.metric {
+            route = route.priority(metric);
+        }
+        let route = route.build();
+        self.runtime
+            .block_on(self.handle.route().add(route.clone()).execute())
+            .with_context(|| format!("no route to {}/{} by {name}", to.0, to.1))?;
+        Ok(route)
+    }
+
+    /// The device joins a network: `name` comes up and has these addresses, routes and rules.
+    pub(crate) fn join(
+        &mut self,
+        link: usize,
+        name: &str,
+        family: Family,
+        addresses: &LinkAddresses,
+    ) -> anyhow::Result<()> {
+        self.raise(name)?;
+        self.settle(link, name, family, addresses)
+    }
+
+    /// Addresses, routes and rules on an interface that is up.
+    pub(crate) fn settle(
+        &mut self,
+        link: usize,
+        name: &str,
+        family: Family,
+        addresses: &LinkAddresses,
+    ) -> anyhow::Result<()> {
+        let mut rules = Vec::new();
+        let (mut own, mut routes) = (Vec::new(), Vec::new());
+        let number = link as u32;
+        let table = TABLE_FIRST + number;
+        let mut families: Vec<(IpAddr, u8, IpAddr, IpAddr)> = Vec::new();
+        if family.has_v4() {
+            let any = Ipv4Addr::UNSPECIFIED.into();
+            families.push((addresses.v4.into(), 24, addresses.gateway_v4.into(), any));
+        }
+        if family.has_v6() {
+            let any = Ipv6Addr::UNSPECIFIED.into();
+            families.push((addresses.v6.into(), 64, addresses.gateway_v6.into(), any));
+        }
+        for (address, prefix, gateway, any) in families {
+            self.address(name, address, prefix)?;
+            own.push((address, prefix));
+            let metric = Some(METRIC_FIRST + METRIC_STEP * number);
+            let gateway = Some(gateway);
+            // A bound socket must find its address, hence the source.
+            let source = Some(address);
+            let main_route = Way {
+                gateway,
+                metric,
+                source,
+                ..Way::default()
+            };
+            routes.push(self.route(name, (any, 0), main_route)?);
+            let table_route = Way {
+                gateway,
+                source,
+                table: Some(table),
+                ..Way::default()
+            };
+            routes.push(self.route(name, (any, 0), table_route)?);
+            rules.push(self.rule(address, RuleKey::Source, table, RULE_SOURCE_FIRST + number)?);
+            let by_name = RuleKey::Interface(name.to_owned());
+            rules.push(self.rule(address, by_name, table, RULE_INTERFACE_FIRST + number)?);
+        }
+        self.joined.push(Joined {
+            link,
+            rules,
+            addresses: own,
+            routes,
+        });
+        Ok(())
+    }
+
+    /// The device leaves: rules, addresses and routes go, and the interface is down.
+    pub(crate) fn leave(&mut self, link: usize, name: &str) -> anyhow::Result<()> {
+        // Down first: from here on nothing more is sent.
+        self.lower(name)?;
+        self.unsettle(link, name)
+    }
+
+    /// Rules and addresses, and with them the routes, of a link go; the interface stays up.
+    pub(crate) fn unsettle(&mut self, link: usize, name: &str) -> anyhow::Result<()> {
+        let index = index(name)?;
+        let Some(at) = self.joined.iter().position(|joined| joined.link == link) else {
+            return Ok(());
+        };
+        let joined = self.joined.remove(at);
+        self.runtime.block_on(async {
+            for rule in joined.rules {
+                self.handle
+                    .rule()
+                    .del(rule)
+                    .execute()
+                    .await
+                    .context("a rule stays")?;
+            }
+            for route in joined.routes {
+                // An interface that went down has taken its routes with it.
+                let _ = self.handle.route().del(route).execute().await;
+            }
+            for (address, prefix) in joined.addresses {
+                let mut request = self.handle.address().add(index, address, prefix);
+                let message = request.message_mut().clone();
+                let gone = self.handle.address().del(message).execute().await;
+                // And its IPv6 addresses.
+                if address.is_ipv4() {
+                    gone.with_context(|| format!("address {address} stays"))?;
+                }
+            }
+            anyhow::Ok(())
+        })
+    }
+
+    fn rule(
+        &mut self,
+        address: IpAddr,
+        key: RuleKey,
+        table: u32,
+        priority: u32,
+    ) -> anyhow::Result<RuleMessage> {
+        let rule = self.handle.rule();
+        let request = rule
+            .add()
+            .table_id(table)
+            .priority(priority)
+            .action(RuleAction::ToTable);
+        let (mut v4, mut v6);
+        let request: &mut RuleMessage = match address {
+            IpAddr::V4(v4_address) => {
+                v4 = request.v4();
+                if key == RuleKey::Source {
+                    v4 = v4.source_prefix(v4_address, 32);
+                }
+                v4.message_mut()
+            }
+            IpAddr::V6(v6_address) => {
+                v6 = request.v6();
+                if key == RuleKey::Source {
+                    v6 = v6.source_prefix(v6_address, 128);
+                }
+                v6.message_mut()
+            }
+        };
+        if let RuleKey::Interface(name) = &key {
+            request
+                .attributes
+                .push(rtnetlink::packet_route::rule::RuleAttribute::Oifname(
+                    name.clone(),
+                ));
+        }
+        debug_assert!(matches!(
+            request.header.family,
+            AddressFamily::Inet | AddressFamily::Inet6
+        ));
+        let message = request.clone();
+        let mut adding = self.handle.rule().add();
+        *adding.message_mut() = message.clone();
+        self.runtime
+            .block_on(adding.execute())
+            .with_context(|| format!("no rule for {address}"))?;
+        Ok(message)
+    }
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum RuleKey {
+    Source,
+    Interface(String),
+}
+
+/// How a route goes, beyond its interface.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Way {
+    /// The next router.
+    pub(crate) gateway: Option<IpAddr>,
+    /// The address packets leave with.
+    pub(crate) source: Option<IpAddr>,
+    /// Another table than the main one.
+    pub(crate) table: Option<u32>,
+    /// Lower goes first.
+    pub(crate) metric: Option<u32>,
+}
+
+/// A descriptor of the network namespace of the calling thread.
+pub(crate) fn own_namespace() -> anyhow::Result<fs::File> {
+    Ok(fs::File::open("/proc/thread-self/ns/net")?)
+}
+
+fn index(name: &str) -> anyhow::Result<u32> {
+    if_nametoindex(name).with_context(|| format!("there is no interface {name}"))
+}
+
+/// No router solicitations and no link-local addresses made up: only what the lab says happens.
+/// Where these cannot be written, the relay drops what they would have prevented.
+fn quieten() {
+    for (key, value) in [
+        ("ipv4/conf/all/rp_filter", "0"),
+        ("ipv4/conf/default/rp_filter", "0"),
+        ("ipv6/conf/default/accept_ra", "0"),
+        ("ipv6/conf/default/router_solicitations", "0"),
+        ("ipv6/conf/default/addr_gen_mode", "1"),
+        ("ipv4/ping_group_range", "0 0"),
+    ] {
+        if let Err(error) = fs::write(format!("/proc/sys/net/{key}"), value) {
+            tracing::debug!(key, %error, "a network setting stays as it is");
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! The built-in origin: a small web server that has an object of every size.
+//!
+//! ```text
+//! GET, HEAD /bytes/N[?seed=S]   N bytes made from S (default: the scenario's seed); Range, If-Range,
+//!                               a strong ETag
+//! PUT, POST /upload             takes a body; answers {"bytes": N, "sha256": "…"}
+//! ```
+
+use crate::content;
+use bytes::Bytes;
+use http::header::{
+    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, RANGE,
+};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::net::TcpListener;
+
+/// The largest object.
+pub const OBJECT_BYTES_MAX: u64 = 1 << 50;
+/// Bytes per piece of a body.
+const PIECE_BYTES: u64 = 64 * 1024;
+
+/// Serve on `listener` until the returned future is dropped. `seed` makes the content where a
+/// request names none.
+pub async fn serve(listener: TcpListener, seed: u64) {
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, most likely: let some connections end.
+                tracing::warn!(%error, "the origin cannot accept");
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let _ = stream.set_nodelay(true);
+        tokio::spawn(async move {
+            let service = service_fn(move |request| async move {
+                Ok::<_, Infallible>(answer(request, seed).await)
+            });
+            let served = auto::Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+            if let Err(error) = served {
+                tracing::debug!(error = %error, "a connection to the origin ended");
+            }
+        });
+    }
+}
+
+/// Bind to `addresses` and serve on each, on the calling thread, until `stopped` is resolved.
+///
+/// # Errors
+/// When an address cannot be had.
+pub fn run(
+    addresses: &[SocketAddr],
+    seed: u64,
+    ready: impl FnOnce(Vec<SocketAddr>),
+    stopped: impl Future,
+) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let mut bound = Vec::new();
+        let mut servers = tokio::task::JoinSet::new();
+        for address in addresses {
+            let listener = TcpListener::bind(address).await?;
+            bound.push(listener.local_addr()?);
+            servers.spawn(serve(listener, seed));
+        }
+        ready(bound);
+        stopped.await;
+        Ok(())
+    })
+}
+
+async fn answer(request: Request<Incoming>, seed: u64) -> Response<Content> {
+    match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, path) if path.starts_with("/bytes/") => {
+            object(&request, seed)
+        }
+        (&Method::PUT | &Method::POST, "/upload") => upload(request).await,
+        (_, "/upload") => text(StatusCode::METHOD_NOT_ALLOWED, "PUT or POST to /upload\n"),
+        _ => text(StatusCode::NOT_FOUND, "there is /bytes/N and /upload\n"),
+    }
+}
+
+fn object(request: &Request<Incoming>, seed: u64) -> Response<Content> {
+    let Some(total) = request
+        .uri()
+        .path()
+        .strip_prefix("/bytes/")
+        .and_then(|n| n.parse().ok())
+    else {
+        return text(
+            StatusCode::NOT_FOUND,
+            "expected a number of bytes: /bytes/1000000\n",
+        );
+    };
+    if total > OBJECT_BYTES_MAX {
+        return text(StatusCode::NOT_FOUND, "no object is that large\n");
+    }
+    let named = request
+        .uri()
+        .query()
+        .and_then(|q| q.split('&').find_map(|p| p.strip_prefix("seed=")));
+    let seed = named.and_then(|s| s.parse().ok()).unwrap_or(seed);
+    let etag = format!("\"{total}-{seed}\"");
+    let header = |name| {
+        request
+            .headers()
+            .get(name)
+            .and_then(|v: &http::HeaderValue| v.to_str().ok())
+    };
+    let same = header(IF_RANGE).is_none_or(|condition| condition == etag);
+    let range = header(RANGE).filter(|_| same && request.method() == Method::GET);
+    let builder = Response::builder()
+        .header(ACCEPT_RANGES, "bytes")
+        .header(ETAG, &etag)
+        .header(CONTENT_TYPE, "application/octet-stream");
+    let (builder, at, end) = match range.map(|range| wanted(range, total)) {
+        None | Some(Wanted::All) => (builder.status(StatusCode::OK), 0, total),
+        Some(Wanted::Part { first, end }) => {
+            let range = format!("bytes {first}-{}/{total}", end - 1);
+            (
+                builder
+                    .status(StatusCode::PARTIAL_CONTENT)
+                    .header(CONTENT_RANGE, range),
+                first,
+                end,
+            )
+        }
+        Some(Wanted::Nothing) => {
+            let builder = builder.status(StatusCode::RANGE_NOT_SATISFIABLE);
+            (
+                builder.header(CONTENT_RANGE, format!("bytes */{total}")),
+                0,
+                0,
+            )
+        }
+    };
+    let content = Content::Made { seed, at, end };
+    let head = request.method() == Method::HEAD;
+    let builder = builder.header(CONTENT_LENGTH, end - at);
+    builder
+        .body(if head { Content::NONE } else { content })
+        .expect("these headers are valid")
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Wanted {
+    All,
+    Part { first: u64, end: u64 },
+    Nothing,
+}
+
+/// What a Range header asks of `total` bytes. More than one range is answered with everything.
+/// // RFC 9110 §14.2
+fn wanted(range: &str, total: u64) -> Wanted {
+    let Some((first, last)) = range
+        .strip_prefix("bytes=")
+        .and_then(|r| r.trim().split_once('-'))
+    else {
+        return Wanted::All;
+    };
+    let part = match (first.parse::<u64>(), last.parse::<u64>()) {
+        (Ok(first), Ok(last)) if first <= last => (first, last.saturating_add(1).min(total)),
+        (Ok(first), _) if last.is_empty() => (first, total),
+        (_, Ok(tail)) if first.is_empty() => (total.saturating_sub(tail), total),
+        _ => return Wanted::All,
+    };
+    let (first, end) = part;
+    if first < end {
+        Wanted::Part { first, end }
+    } else {
+        Wanted::Nothing
+    }
+}
+
+async fn upload(request: Request<Incoming>) -> Response<Content> {
+    use sha2::{Digest, Sha256};
+    let mut body = request.into_body();
+    let mut digest = Sha256::new();
+    let mut bytes = 0u64;
+    while let Some(frame) = body.frame().await {
+        match frame {
+            Ok(frame) => {
+                if let Ok(data) = frame.into_data() {
+                    bytes += data.len() as u64;
+                    digest.update(&data);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, bytes, "an upload broke off");
+                return text(StatusCode::BAD_REQUEST, "the body broke off\n");
+            }
+        }
+    }
+    let hex: String = digest
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    text(
+        StatusCode::OK,
+        &serde_json::json!({ "bytes": bytes, "sha256": hex }).to_string(),
+    )
+}
+
+fn text(status: StatusCode, text: &str) -> Response<Content> {
+    let content = Content::Text(Some(Bytes::copy_from_slice(text.as_bytes())));
+    let builder = Response::builder().status(status);
+    builder.body(content).expect("a status alone is valid")
+}
+
+/// A body: made up as it is read, or a line of text.
+enum Content {
+    Made { seed: u64, at: u64, end: u64 },
+    Text(Option<Bytes>),
+}
+
+impl Content {
+    const NONE: Content = Content::Text(None);
+}
+
+impl Body for Content {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(match &mut *self {
+            Content::Made { seed, at, end } if *at < *end => {
+                let mut piece = vec![0; (*end - *at).min(PIECE_BYTES) as usize];
+                content::fill(*seed, *at, &mut piece);
+                *at += piece.len() as u64;
+                Some(Ok(Frame::data(piece.into())))
+            }
+            Content::Made { .. } => None,
+            Content::Text(text) => text.take().map(|text| Ok(Frame::data(text))),
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Content::Text(None))
+            || matches!(self, Content::Made { at, end, .. } if at == end)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Content::Made { at, end, .. } => SizeHint::with_exact(end - at),
+            Content::Text(text) => {
+                SizeHint::with_exact(text.as_ref().map_or(0, |t| t.len() as u64))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_read_as_the_standard_says() {
+        let part = |first, end| Wanted::Part { first, end };
+        for (range, expected) in [
+            ("bytes=0-0", part(0, 1)),
+            ("bytes=10-", part(10, 100)),
+            ("bytes=-5", part(95, 100)),
+            ("bytes=-500", part(0, 100)),
+            ("bytes=90-900", part(90, 100)),
+            ("bytes=100-", Wanted::Nothing),
+            ("bytes=-0", Wanted::Nothing),
+            ("bytes=5-4", Wanted::All),
+            ("bytes=0-1,5-6", Wanted::All),
+            ("lines=1-2", Wanted::All),
+        ] {
+            assert_eq!(wanted(range, 100), expected, "{range}");
+        }
+        assert_eq!(wanted("bytes=0-", 0), Wanted::Nothing);
+    }
+}

@@ -1,0 +1,95 @@
+//! Which addresses the lab's little internet has.
+//!
+//! ```text
+//! device, link i, address number g     10.(64+i).(g+1).2/24        2001:db8:(i+1):(g+1)::2/64
+//! its NAT seen from outside            198.18+.i.(g+1)
+//! proxy                                203.0.113.10                2001:db8:ffff::10
+//! origin                               203.0.113.20                2001:db8:ffff::20
+//! IPv4 through NAT64                                               64:ff9b::/96
+//! ```
+//!
+//! Every attachment has another subnet and another NAT, as another access point would. All blocks
+//! are reserved for documentation, benchmarks and private use: nothing here exists outside.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// The proxy's IPv4 address.
+pub const PROXY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 10);
+/// The proxy's IPv6 address.
+pub const PROXY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0x10);
+/// The origin's IPv4 address.
+pub const ORIGIN_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 20);
+/// The origin's IPv6 address.
+pub const ORIGIN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0x20);
+/// Where IPv4 begins behind a NAT64. // RFC 6052 §2.1
+pub const NAT64_PREFIX: Ipv6Addr = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0);
+
+/// Addresses of one link before they come around again.
+const ADDRESSES: u32 = 250;
+
+/// What a link's address number `number` comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkAddresses {
+    /// The device's IPv4 address, in a /24.
+    pub v4: Ipv4Addr,
+    /// Its IPv4 gateway.
+    pub gateway_v4: Ipv4Addr,
+    /// The device's IPv6 address, in a /64.
+    pub v6: Ipv6Addr,
+    /// Its IPv6 gateway.
+    pub gateway_v6: Ipv6Addr,
+    /// The NAT's address outside.
+    pub public: Ipv4Addr,
+}
+
+/// The addresses of link `link` when it has its address number `number`.
+pub fn link_addresses(link: usize, number: u32) -> LinkAddresses {
+    let (i, g) = (link as u8, (number % ADDRESSES) as u8 + 1);
+    let v6 = |host| Ipv6Addr::new(0x2001, 0xdb8, u16::from(i) + 1, u16::from(g), 0, 0, 0, host);
+    LinkAddresses {
+        v4: Ipv4Addr::new(10, 64 + i, g, 2),
+        gateway_v4: Ipv4Addr::new(10, 64 + i, g, 1),
+        v6: v6(2),
+        gateway_v6: v6(1),
+        public: Ipv4Addr::new(198, 18, i, g),
+    }
+}
+
+/// The IPv6 address under which a device behind a NAT64 reaches `v4`.
+pub fn through_nat64(v4: Ipv4Addr) -> Ipv6Addr {
+    let [a, b, c, d] = v4.octets().map(u16::from);
+    let mut words = NAT64_PREFIX.segments();
+    words[6] = a << 8 | b;
+    words[7] = c << 8 | d;
+    Ipv6Addr::from(words)
+}
+
+/// The IPv4 address behind a NAT64 address.
+pub fn behind_nat64(v6: Ipv6Addr) -> Option<Ipv4Addr> {
+    let words = v6.segments();
+    (words[..6] == NAT64_PREFIX.segments()[..6]).then(|| {
+        let [.., a, b] = words;
+        Ipv4Addr::new((a >> 8) as u8, a as u8, (b >> 8) as u8, b as u8)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nat64_addresses_go_there_and_back() {
+        assert_eq!(through_nat64(ORIGIN_V4).to_string(), "64:ff9b::cb00:7114");
+        assert_eq!(behind_nat64(through_nat64(ORIGIN_V4)), Some(ORIGIN_V4));
+        assert_eq!(behind_nat64(ORIGIN_V6), None);
+    }
+
+    #[test]
+    fn another_attachment_is_another_subnet_and_another_nat() {
+        let (a, b) = (link_addresses(0, 0), link_addresses(0, 1));
+        assert_ne!(a.v4.octets()[..3], b.v4.octets()[..3]);
+        assert_ne!(a.v6.segments()[..4], b.v6.segments()[..4]);
+        assert_ne!(a.public, b.public);
+        assert_ne!(link_addresses(1, 0).public, a.public);
+    }
+}

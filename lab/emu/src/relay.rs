@@ -1,0 +1,477 @@
+//! The relay: one thread that carries packets between the namespaces through the link models.
+//!
+//! ```text
+//!  device                          relay                              internet
+//!  wlan0 ─TUN─▶ upward pipe ─▶ gate (NAT) ─▶ by destination ─TUN─▶ proxy, origin
+//!        ◀─TUN─ down pipe  ◀─ gate (NAT) ◀─ by destination ◀─TUN─
+//! ```
+//!
+//! While packets flow it looks at everything once per quantum; waking for each packet costs most
+//! of a core. The models work out exact times themselves, so the quantum only delays when a packet
+//! is handed over. While nothing moves it sleeps until a packet or the models' next event.
+
+use crate::clock::Clock;
+use crate::gate::Gate;
+use crate::packet;
+use crate::plan::{self, LinkAddresses};
+use anyhow::Context;
+use cedos_lab_link::{Condition, Counters, Link, Time, Verdict};
+use cedos_lab_scenario::{Family, Scenario, Switch, SwitchMeter};
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tun_rs::SyncDevice;
+
+/// How often the relay looks at everything while packets flow.
+/// // measured here: 25 % of a core at this, 60 to 90 % with a timer per packet
+pub const QUANTUM: Duration = Duration::from_micros(200);
+/// Packets taken from one device before the others have their turn.
+const BATCH: usize = 512;
+/// Buffers kept for reuse.
+const SPARE_BUFFERS_MAX: usize = 4096;
+/// Packets below this are taken for acknowledgements and the like, not for data.
+/// // a guess: above any ACK of ours or TCP's, below any datagram worth sending
+pub const DATA_PACKET_BYTES_MIN: usize = 400;
+/// The largest packet on any device.
+const PACKET_BYTES_MAX: usize = 9000;
+
+/// What the relay carried over one link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// What the pipe towards the device did.
+    pub down: Counters,
+    /// What the pipe from the device did.
+    pub upward: Counters,
+    /// Bytes the device put on the link while it was up.
+    pub bytes_up: u64,
+    /// Packets the access network dropped: from a foreign address, or to no mapping.
+    pub packets_misaddressed: u64,
+}
+
+enum Order {
+    Apply {
+        link: usize,
+        condition: Box<Condition>,
+        done: Sender<()>,
+    },
+    Readdress {
+        link: usize,
+        addresses: LinkAddresses,
+        done: Sender<()>,
+    },
+    Usable {
+        link: usize,
+    },
+    Lost {
+        link: usize,
+    },
+    Rebind {
+        link: usize,
+    },
+    Idle,
+    Report {
+        to: Sender<(Vec<Carried>, Vec<Switch>)>,
+    },
+    Stop,
+}
+
+/// The running relay.
+pub(crate) struct Relay {
+    orders: Sender<Order>,
+    wake: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A TUN device on the internet's side and the addresses behind it.
+pub(crate) struct Place {
+    pub(crate) device: SyncDevice,
+    pub(crate) addresses: [IpAddr; 2],
+}
+
+impl Relay {
+    /// Start carrying packets between the links' devices and `places`. All links are down.
+    pub(crate) fn start(
+        scenario: &Scenario,
+        clock: Clock,
+        devices: Vec<SyncDevice>,
+        places: Vec<Place>,
+    ) -> anyhow::Result<Relay> {
+        let (orders, inbox) = channel();
+        let wake = Arc::new(EventFd::from_flags(
+            EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC,
+        )?);
+        for device in devices
+            .iter()
+            .chain(places.iter().map(|place| &place.device))
+        {
+            device
+                .set_nonblocking(true)
+                .context("a TUN device cannot be made non-blocking")?;
+        }
+        let meter = SwitchMeter::new(scenario.links.iter().map(|link| link.name.clone()));
+        let links = std::iter::zip(&scenario.links, devices)
+            .enumerate()
+            .map(|(number, (link, device))| {
+                let mut condition = scenario.condition_at_start(number);
+                condition.up = false;
+                Attached {
+                    device,
+                    model: Link::new(&condition, scenario.seed, number as u64),
+                    gate: Gate::new(link.family, link.nat),
+                    nat64: link.family == Family::Nat64,
+                    bytes_up: 0,
+                    misaddressed: 0,
+                }
+            })
+            .collect();
+        let mut worker = Worker {
+            clock,
+            links,
+            places,
+            inbox,
+            wake: wake.clone(),
+            meter,
+            spare: Vec::new(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("lab-relay".to_owned())
+            .spawn(move || worker.run())
+            .context("the relay's thread cannot be started")?;
+        Ok(Relay {
+            orders,
+            wake,
+            thread: Some(thread),
+        })
+    }
+
+    fn order(&self, order: Order) {
+        // A relay that is gone has nothing to be told; joining it tells why.
+        let _ = self.orders.send(order);
+        let _ = self.wake.write(1);
+    }
+
+    fn order_and_wait(&self, make: impl FnOnce(Sender<()>) -> Order) {
+        let (done, wait) = channel();
+        self.order(make(done));
+        let _ = wait.recv();
+    }
+
+    /// Put a link into this condition; done when it returns.
+    pub(crate) fn apply(&self, link: usize, condition: &Condition) {
+        let condition = Box::new(condition.clone());
+        self.order_and_wait(|done| Order::Apply {
+            link,
+            condition,
+            done,
+        });
+    }
+
+    /// The network gives the link these addresses; done when it returns.
+    pub(crate) fn readdress(&self, link: usize, addresses: LinkAddresses) {
+        self.order_and_wait(|done| Order::Readdress {
+            link,
+            addresses,
+            done,
+        });
+    }
+
+    /// The device has its address on the link: switches are silent from here on.
+    pub(crate) fn usable(&self, link: usize) {
+        self.order(Order::Usable { link });
+    }
+
+    /// The device's address on the link is gone.
+    pub(crate) fn lost(&self, link: usize) {
+        self.order(Order::Lost { link });
+    }
+
+    /// The link's NAT forgets its mappings.
+    pub(crate) fn rebind(&self, link: usize) {
+        self.order(Order::Rebind { link });
+    }
+
+    /// No flow is active from here on.
+    pub(crate) fn idle(&self) {
+        self.order(Order::Idle);
+    }
+
+    /// What was carried so far, and the switches found.
+    pub(crate) fn report(&self) -> (Vec<Carried>, Vec<Switch>) {
+        let (to, from) = channel();
+        self.order(Order::Report { to });
+        from.recv().unwrap_or_default()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.order(Order::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the lab's relay panicked: what it carried after that is lost");
+        }
+    }
+}
+
+struct Attached {
+    device: SyncDevice,
+    model: Link<Vec<u8>>,
+    gate: Gate,
+    nat64: bool,
+    bytes_up: u64,
+    misaddressed: u64,
+}
+
+struct Worker {
+    clock: Clock,
+    links: Vec<Attached>,
+    places: Vec<Place>,
+    inbox: Receiver<Order>,
+    wake: Arc<EventFd>,
+    meter: SwitchMeter,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Worker {
+    fn run(&mut self) {
+        // Sleep as long as asked, not up to 50 µs longer.
+        if let Err(error) = nix::sys::prctl::set_timerslack(1) {
+            tracing::debug!(%error, "timer slack stays as it is");
+        }
+        loop {
+            let begun = self.clock.now();
+            if !self.obey(begun) {
+                return;
+            }
+            let moved = self.take_from_device(begun) | self.take_from_places(begun);
+            let moved = self.hand_over() | moved;
+            if moved {
+                let spent = Duration::from_nanos(self.clock.now().since(begun).as_nanos());
+                std::thread::sleep(QUANTUM.saturating_sub(spent));
+            } else {
+                self.wait();
+            }
+        }
+    }
+
+    /// Carry out what was ordered; whether to go on.
+    fn obey(&mut self, now: Time) -> bool {
+        while let Ok(order) = self.inbox.try_recv() {
+            match order {
+                Order::Apply {
+                    link,
+                    condition,
+                    done,
+                } => {
+                    // What the device sent before it lost the link is in flight, not "while down".
+                    if !condition.up {
+                        self.take_from_device(now);
+                    }
+                    self.links[link].model.apply(now, &condition);
+                    let _ = done.send(());
+                }
+                Order::Readdress {
+                    link,
+                    addresses,
+                    done,
+                } => {
+                    self.links[link].gate.readdress(addresses);
+                    let _ = done.send(());
+                }
+                Order::Usable { link } => self.meter.on_up(now, link),
+                Order::Lost { link } => self.meter.on_down(now, link),
+                Order::Rebind { link } => self.links[link].gate.rebind(),
+                Order::Idle => self.meter.on_idle(),
+                Order::Report { to } => {
+                    let carried = self.links.iter().map(|link| Carried {
+                        down: *link.model.down.counters(),
+                        upward: *link.model.upward.counters(),
+                        bytes_up: link.bytes_up,
+                        packets_misaddressed: link.misaddressed,
+                    });
+                    let _ = to.send((carried.collect(), self.meter.clone().into_switches()));
+                }
+                Order::Stop => return false,
+            }
+        }
+        true
+    }
+
+    fn take_from_device(&mut self, now: Time) -> bool {
+        let mut moved = false;
+        for link in &mut self.links {
+            for _ in 0..BATCH {
+                let Some(packet) = receive(&link.device, &mut self.spare) else {
+                    break;
+                };
+                moved = true;
+                if is_chatter(&packet) {
+                    self.spare.push(packet);
+                    continue;
+                }
+                let bytes = packet.len() as u32;
+                if link.model.upward.push(now, bytes, packet) != Verdict::Down {
+                    link.bytes_up += u64::from(bytes);
+                }
+            }
+        }
+        moved
+    }
+
+    fn take_from_places(&mut self, now: Time) -> bool {
+        let mut moved = false;
+        for from in 0..self.places.len() {
+            for _ in 0..BATCH {
+                let Some(packet) = receive(&self.places[from].device, &mut self.spare) else {
+                    break;
+                };
+                moved = true;
+                let Some(head) = packet::head(&packet) else {
+                    continue;
+                };
+                let Some(link) = self
+                    .links
+                    .iter_mut()
+                    .find(|l| l.gate.leads_to(head.destination))
+                else {
+                    continue; // To an address that is gone, or chatter.
+                };
+                let mtu = link.model.down.profile().mtu_bytes;
+                let mtu = if link.nat64 && head.destination.is_ipv4() {
+                    mtu - 20
+                } else {
+                    mtu
+                };
+                if packet.len() > mtu as usize && link.model.down.is_up() {
+                    let router = self.places[from]
+                        .addresses
+                        .iter()
+                        .find(|a| a.is_ipv4() == head.source.is_ipv4());
+                    let router = match router {
+                        // The router before the link; any address beside the place's own will do.
+                        Some(IpAddr::V4(_)) => IpAddr::V4([203, 0, 113, 1].into()),
+                        _ => IpAddr::V6(plan::link_addresses(0, 0).gateway_v6),
+                    };
+                    if let Some(told) = packet::too_big(&packet, &head, router, mtu as u16) {
+                        send(&self.places[from].device, &told);
+                    }
+                    continue;
+                }
+                match link.gate.inward(packet) {
+                    Some(packet) => {
+                        let bytes = packet.len() as u32;
+                        link.model.down.push(now, bytes, packet);
+                    }
+                    None => link.misaddressed += 1,
+                }
+            }
+        }
+        moved
+    }
+
+    /// Hand over what has crossed a link by now.
+    fn hand_over(&mut self) -> bool {
+        let now = self.clock.now();
+        let mut moved = false;
+        for (number, link) in self.links.iter_mut().enumerate() {
+            while let Some(packet) = link.model.upward.pop(now) {
+                moved = true;
+                let Some(packet) = link.gate.outward(packet) else {
+                    link.misaddressed += 1;
+                    continue;
+                };
+                let to = packet::head(&packet).map(|head| head.destination);
+                let place = self
+                    .places
+                    .iter()
+                    .find(|p| to.is_some_and(|to| p.addresses.contains(&to)));
+                if let Some(place) = place {
+                    send(&place.device, &packet);
+                }
+                keep(&mut self.spare, packet);
+            }
+            while let Some(packet) = link.model.down.pop(now) {
+                moved = true;
+                if packet.len() >= DATA_PACKET_BYTES_MIN {
+                    self.meter.on_data(now, number);
+                }
+                send(&link.device, &packet);
+                keep(&mut self.spare, packet);
+            }
+        }
+        moved
+    }
+
+    /// Sleep until a packet, an order, or the models' next event.
+    fn wait(&mut self) {
+        let next = self
+            .links
+            .iter()
+            .filter_map(|link| link.model.next_event())
+            .min();
+        let timeout = next.map(|at| TimeSpec::from(self.clock.until(at)));
+        let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
+        let devices = self
+            .links
+            .iter()
+            .map(|l| &l.device)
+            .chain(self.places.iter().map(|p| &p.device));
+        // SAFETY: the descriptors belong to devices that live as long as `self`.
+        fds.extend(devices.map(|d| {
+            let fd = unsafe { BorrowedFd::borrow_raw(d.as_raw_fd()) };
+            PollFd::new(fd, PollFlags::POLLIN)
+        }));
+        let woken = ppoll(&mut fds, timeout, None).is_ok();
+        // A device that is down reports an error at once: do not spin on it.
+        let readable = |fd: &PollFd| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
+        let failing = |fd: &PollFd| {
+            fd.revents()
+                .is_some_and(|r| r.intersects(PollFlags::POLLERR))
+        };
+        if woken && fds.iter().any(failing) && !fds.iter().any(readable) {
+            std::thread::sleep(QUANTUM);
+        }
+        let _ = self.wake.read();
+    }
+}
+
+/// Multicast and link-local packets: router solicitations and the like, which no link carries here.
+fn is_chatter(packet: &[u8]) -> bool {
+    match packet::head(packet).map(|head| (head.source, head.destination)) {
+        Some((IpAddr::V4(_), IpAddr::V4(to))) => to.is_multicast() || to.is_broadcast(),
+        Some((IpAddr::V6(from), IpAddr::V6(to))) => {
+            to.is_multicast() || from.is_unicast_link_local() || from.is_unspecified()
+        }
+        _ => true,
+    }
+}
+
+/// The next packet a device has; `None` if it has none, or is down.
+fn receive(device: &SyncDevice, spare: &mut Vec<Vec<u8>>) -> Option<Vec<u8>> {
+    let mut landing = [0; PACKET_BYTES_MAX];
+    let bytes = device.recv(&mut landing).ok()?;
+    let mut buffer = spare.pop().unwrap_or_default();
+    buffer.clear();
+    buffer.extend_from_slice(&landing[..bytes]);
+    Some(buffer)
+}
+
+fn send(device: &SyncDevice, packet: &[u8]) {
+    if let Err(error) = device.send(packet) {
+        // The interface went down under the packet: it is lost, as it would be in the air.
+        tracing::trace!(%error, bytes = packet.len(), "a packet met a device that is down");
+    }
+}
+
+fn keep(spare: &mut Vec<Vec<u8>>, buffer: Vec<u8>) {
+    if spare.len() < SPARE_BUFFERS_MAX {
+        spare.push(buffer);
+    }
+}

@@ -1,0 +1,423 @@
+//! The lab's world: three namespaces, the links between them, and the scenario's time.
+//!
+//! ```text
+//!   device                    relay                 proxy ──── veth ──── origin
+//!   wlan0 wwan0 …  ◀─TUN─▶  link models  ◀─TUN─▶  net0                  net0
+//! ```
+//!
+//! [`World::build`] makes everything with the links down. [`World::start`] lets time begin: from
+//! then on a thread applies the scenario's timeline, to the device's interfaces and to the models.
+//! Order matters: on losing a link the interface goes first (a packet the device sends later is its
+//! mistake and counted), on getting one the model goes first (a packet sent at once must get
+//! through). Dropping the world ends and removes everything, also when the program panics.
+
+use crate::clock::Clock;
+use crate::namespace::Namespace;
+use crate::network::{self, Way};
+use crate::plan;
+use crate::relay::{Carried, Place, Relay};
+use anyhow::Context;
+use cedos_lab_link::Time;
+use cedos_lab_scenario::{EventKind, Family, LinkEvent, LinkReport, Scenario, Switch};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use tokio::sync::oneshot;
+use tun_rs::SyncDevice;
+
+/// Port of the built-in origin.
+pub const ORIGIN_PORT: u16 = 80;
+/// MTU inside the lab's internet.
+const INTERNET_MTU: u32 = 1500;
+/// The same when a link is behind a NAT64, whose packets grow by the larger header on the way to
+/// the device.
+const INTERNET_MTU_NAT64: u32 = 1480;
+
+/// Something that happened in the world.
+#[derive(Clone, Debug)]
+pub struct Happening {
+    /// When it was done, in the run's time.
+    pub at: Time,
+    /// The link's name.
+    pub link: String,
+    /// The device's addresses on the link after it; `None` if it has none.
+    pub addresses: Option<plan::LinkAddresses>,
+    /// What the scenario said.
+    pub event: LinkEvent,
+}
+
+/// What the world saw of a run.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// The links for the report.
+    pub links: Vec<LinkReport>,
+    /// The switches found.
+    pub switches: Vec<Switch>,
+    /// All counters, in the scenario's order of links.
+    pub carried: Vec<Carried>,
+}
+
+/// A running lab.
+pub struct World {
+    // Dropped in this order: time stops, the relay ends, the namespaces go.
+    time: Option<Running>,
+    /// The devices the relay will carry packets between, until it starts.
+    waiting: Option<(Vec<SyncDevice>, Vec<Place>)>,
+    origin_server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    device: Arc<Namespace>,
+    proxy: Namespace,
+    origin: Namespace,
+    scenario: Scenario,
+}
+
+struct Running {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    relay: Arc<Relay>,
+    clock: Clock,
+    fault: Arc<OnceLock<String>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl World {
+    /// Build the world of a scenario, links down, time not begun. [`crate::enter`] comes first.
+    ///
+    /// # Errors
+    /// What the system refused.
+    pub fn build(scenario: Scenario) -> anyhow::Result<World> {
+        let device = Namespace::new("device")?;
+        let proxy = Namespace::new("proxy")?;
+        let origin = Namespace::new("origin")?;
+        join_hosts(&proxy, &origin)?;
+        let nat64 = scenario
+            .links
+            .iter()
+            .any(|link| link.family == Family::Nat64);
+        let mtu = if nat64 {
+            INTERNET_MTU_NAT64
+        } else {
+            INTERNET_MTU
+        };
+        let places = HOSTS
+            .iter()
+            .zip([&proxy, &origin])
+            .map(|(host, namespace)| {
+                let (v4, v6) = (IpAddr::V4(host.v4), IpAddr::V6(host.v6));
+                let device = namespace.run(move |network| {
+                    let device = network.tun("net0", mtu)?;
+                    network.raise("net0")?;
+                    network.address("net0", v4, 32)?;
+                    network.address("net0", v6, 128)?;
+                    for (any, source) in [(ANY_V4, v4), (ANY_V6, v6)] {
+                        let way = Way {
+                            source: Some(source),
+                            ..Way::default()
+                        };
+                        network.route("net0", (any, 0), way)?;
+                    }
+                    anyhow::Ok(device)
+                })??;
+                Ok(Place {
+                    device,
+                    addresses: [v4, v6],
+                })
+            })
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let devices = std::iter::zip(&scenario.links, 0..)
+            .map(|(link, number)| {
+                let name = link.name.clone();
+                let mtu = scenario.condition_at_start(number).upward.mtu_bytes;
+                device.run(move |network| network.tun(&name, mtu))?
+            })
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(World {
+            time: None,
+            waiting: Some((devices, places)),
+            origin_server: None,
+            device: Arc::new(device),
+            proxy,
+            origin,
+            scenario,
+        })
+    }
+
+    /// Where the device's programs run.
+    pub fn device(&self) -> &Namespace {
+        &self.device
+    }
+
+    /// Where the proxy runs.
+    pub fn proxy(&self) -> &Namespace {
+        &self.proxy
+    }
+
+    /// Where the origin runs.
+    pub fn origin(&self) -> &Namespace {
+        &self.origin
+    }
+
+    /// The scenario.
+    pub fn scenario(&self) -> &Scenario {
+        &self.scenario
+    }
+
+    /// Start the built-in origin; it serves until the world is dropped, on IPv4 and IPv6.
+    ///
+    /// # Errors
+    /// When its port cannot be had, or it runs already.
+    pub fn start_origin(&mut self) -> anyhow::Result<Vec<SocketAddr>> {
+        anyhow::ensure!(self.origin_server.is_none(), "the origin runs already");
+        let addresses = [
+            SocketAddr::new(plan::ORIGIN_V4.into(), ORIGIN_PORT),
+            SocketAddr::new(plan::ORIGIN_V6.into(), ORIGIN_PORT),
+        ];
+        let seed = self.scenario.seed;
+        let (stop, stopped) = oneshot::channel();
+        let (ready, wait) = channel();
+        let thread = self.origin.thread("server", move || {
+            let told = ready.clone();
+            let on_ready = move |bound| drop(told.send(Ok(bound)));
+            if let Err(error) = crate::origin::run(&addresses, seed, on_ready, stopped) {
+                let _ = ready.send(Err(error));
+            }
+        })?;
+        self.origin_server = Some((stop, thread));
+        wait.recv().context("the origin's thread died")?
+    }
+
+    /// Let the scenario's time begin. `on_event` hears of each event once it is done; those at 0
+    /// before this returns, the others on a thread of its own.
+    ///
+    /// # Errors
+    /// When what happens at 0 cannot be done, or time runs already.
+    pub fn start(
+        &mut self,
+        on_event: impl FnMut(&Happening) + Send + 'static,
+    ) -> anyhow::Result<()> {
+        let (devices, places) = self
+            .waiting
+            .take()
+            .context("the scenario's time runs already")?;
+        let clock = Clock::start();
+        let relay = Arc::new(Relay::start(&self.scenario, clock, devices, places)?);
+        let mut actor = Actor {
+            relay: relay.clone(),
+            device: self.device.clone(),
+            scenario: self.scenario.clone(),
+            clock,
+            addresses: vec![None; self.scenario.links.len()],
+            on_event: Box::new(on_event),
+        };
+        let mut timeline = self.scenario.timeline();
+        while timeline.next_at() == Some(Time::ZERO)
+            && let Some(event) = timeline.next()
+        {
+            actor.act(event)?;
+        }
+        let fault = Arc::new(OnceLock::new());
+        let first_fault = fault.clone();
+        let (stop, stopped) = channel();
+        let thread = std::thread::Builder::new()
+            .name("lab-time".to_owned())
+            .spawn(move || {
+                for event in timeline {
+                    match stopped.recv_timeout(clock.until(event.at)) {
+                        Err(RecvTimeoutError::Timeout) => {}
+                        Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+                    }
+                    if let Err(error) = actor.act(event) {
+                        let fault = format!("{error:#}");
+                        tracing::error!(fault, "the lab could not follow its scenario");
+                        let _ = first_fault.set(fault);
+                        return;
+                    }
+                }
+            })?;
+        self.time = Some(Running {
+            stop: Some(stop),
+            thread: Some(thread),
+            relay,
+            clock,
+            fault,
+        });
+        Ok(())
+    }
+
+    /// Now, in the scenario's time; 0 before it begins.
+    pub fn now(&self) -> Time {
+        self.time
+            .as_ref()
+            .map_or(Time::ZERO, |time| time.clock.now())
+    }
+
+    /// Why the lab stopped following its scenario, if it did: the run then shows nothing.
+    pub fn fault(&self) -> Option<String> {
+        self.time
+            .as_ref()
+            .and_then(|time| time.fault.get().cloned())
+    }
+
+    /// Tell the switch meter that no flow is active: the silence that follows is no switch's.
+    pub fn idle(&self) {
+        if let Some(time) = &self.time {
+            time.relay.idle();
+        }
+    }
+
+    /// What was seen so far.
+    pub fn seen(&self) -> Seen {
+        let (carried, switches) = self
+            .time
+            .as_ref()
+            .map(|time| time.relay.report())
+            .unwrap_or_default();
+        let links = self
+            .scenario
+            .links
+            .iter()
+            .enumerate()
+            .map(|(number, link)| {
+                let carried = carried.get(number).copied().unwrap_or_default();
+                LinkReport {
+                    name: link.name.clone(),
+                    class: link.class.word().to_owned(),
+                    bytes_down: carried.down.bytes_delivered,
+                    bytes_up: carried.bytes_up,
+                    packets_while_down: carried.upward.packets_while_down,
+                }
+            });
+        Seen {
+            links: links.collect(),
+            switches,
+            carried,
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.origin_server.take() {
+            let _ = stop.send(());
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Does to the device and the models what the scenario says.
+struct Actor {
+    relay: Arc<Relay>,
+    device: Arc<Namespace>,
+    scenario: Scenario,
+    clock: Clock,
+    addresses: Vec<Option<plan::LinkAddresses>>,
+    on_event: Box<dyn FnMut(&Happening) + Send>,
+}
+
+impl Actor {
+    fn act(&mut self, event: LinkEvent) -> anyhow::Result<()> {
+        let link = event.link;
+        let name = self.scenario.links[link].name.clone();
+        let family = self.scenario.links[link].family;
+        match event.kind {
+            EventKind::Down => {
+                let interface = name.clone();
+                self.device
+                    .run(move |network| network.leave(link, &interface))??;
+                self.relay.apply(link, &event.condition);
+                self.relay.lost(link);
+                self.addresses[link] = None;
+            }
+            EventKind::Up { address } => {
+                let addresses = plan::link_addresses(link, address);
+                self.relay.readdress(link, addresses);
+                self.relay.apply(link, &event.condition);
+                let interface = name.clone();
+                self.device
+                    .run(move |network| network.join(link, &interface, family, &addresses))??;
+                self.relay.usable(link);
+                self.addresses[link] = Some(addresses);
+            }
+            EventKind::NewAddress { address } => {
+                let addresses = plan::link_addresses(link, address);
+                let interface = name.clone();
+                self.device
+                    .run(move |network| network.unsettle(link, &interface))??;
+                self.relay.lost(link);
+                self.relay.readdress(link, addresses);
+                self.relay.apply(link, &event.condition);
+                let interface = name.clone();
+                self.device
+                    .run(move |network| network.settle(link, &interface, family, &addresses))??;
+                self.relay.usable(link);
+                self.addresses[link] = Some(addresses);
+            }
+            EventKind::Rebind => self.relay.rebind(link),
+            EventKind::Attaching | EventKind::Changed => self.relay.apply(link, &event.condition),
+        }
+        let at = self.clock.now();
+        (self.on_event)(&Happening {
+            at,
+            link: name,
+            addresses: self.addresses[link],
+            event,
+        });
+        Ok(())
+    }
+}
+
+const ANY_V4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+const ANY_V6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+
+/// One of the hosts of the lab's internet, and its interface to the other.
+struct Host {
+    v4: Ipv4Addr,
+    v6: Ipv6Addr,
+    towards: &'static str,
+}
+
+const HOSTS: [Host; 2] = [
+    Host {
+        v4: plan::PROXY_V4,
+        v6: plan::PROXY_V6,
+        towards: "origin0",
+    },
+    Host {
+        v4: plan::ORIGIN_V4,
+        v6: plan::ORIGIN_V6,
+        towards: "proxy0",
+    },
+];
+
+/// A wire between proxy and origin that no model slows down.
+fn join_hosts(proxy: &Namespace, origin: &Namespace) -> anyhow::Result<()> {
+    let [here, there] = &HOSTS;
+    let namespace = origin.run(|_| network::own_namespace())??;
+    proxy.run(move |network| network.pair(here.towards, there.towards, &namespace))??;
+    for (namespace, own, other) in [(proxy, here, there), (origin, there, here)] {
+        namespace.run(move |network| {
+            network.raise(own.towards)?;
+            for (to, bits, source) in [
+                (IpAddr::V4(other.v4), 32, IpAddr::V4(own.v4)),
+                (IpAddr::V6(other.v6), 128, IpAddr::V6(own.v6)),
+            ] {
+                network.address(own.towards, source, bits)?;
+                let way = Way {
+                    source: Some(source),
+                    ..Way::default()
+                };
+                network.route(own.towards, (to, bits), way)?;
+            }
+            anyhow::Ok(())
+        })??;
+    }
+    Ok(())
+}

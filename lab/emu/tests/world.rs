@@ -1,0 +1,327 @@
+//! The lab against real sockets: one world after another, in real time.
+//!
+//! A program of its own rather than the test harness, because only a process with one thread may
+//! enter a user namespace. Where the system forbids namespaces it says so and passes.
+
+use cedos_lab_emu::{World, content, enter, plan};
+use cedos_lab_scenario::{Scenario, SwitchKind};
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+fn main() {
+    if let Err(forbidden) = enter() {
+        println!("skipped, no lab on this machine: {forbidden}");
+        return;
+    }
+    let only = std::env::args().skip(1).find(|a| !a.starts_with('-'));
+    let tests: [(&str, fn()); 8] = [
+        (
+            "a_download_is_whole_and_counted_on_its_link",
+            a_download_is_whole_and_counted_on_its_link,
+        ),
+        (
+            "the_rate_is_within_three_percent",
+            the_rate_is_within_three_percent,
+        ),
+        (
+            "the_round_trip_is_within_a_millisecond",
+            the_round_trip_is_within_a_millisecond,
+        ),
+        ("losses_are_as_asked", losses_are_as_asked),
+        (
+            "a_link_comes_back_with_another_address",
+            a_link_comes_back_with_another_address,
+        ),
+        (
+            "a_rebinding_nat_changes_the_port_seen_outside",
+            a_rebinding_nat_changes_the_port_seen_outside,
+        ),
+        (
+            "ipv4_is_reached_from_ipv6_only_through_nat64",
+            ipv4_is_reached_from_ipv6_only_through_nat64,
+        ),
+        (
+            "a_dead_link_carries_nothing_and_a_stalled_one_keeps_it",
+            a_dead_link_carries_nothing_and_a_stalled_one_keeps_it,
+        ),
+    ];
+    for (name, test) in tests {
+        if only
+            .as_ref()
+            .is_none_or(|only| name.contains(only.as_str()))
+        {
+            println!("test {name} ...");
+            test();
+            println!("test {name} ... ok");
+        }
+    }
+}
+
+fn world(links: &str) -> World {
+    let text = format!("seed = 5\nduration_s = 60\n{links}");
+    let scenario = Scenario::parse("test", &text, &mut |_| unreachable!()).expect("a scenario");
+    World::build(scenario).expect("a world")
+}
+
+fn origin() -> SocketAddr {
+    SocketAddr::new(plan::ORIGIN_V4.into(), 80)
+}
+
+/// GET `bytes` bytes from `origin` on the device.
+fn get(world: &World, origin: SocketAddr, bytes: u64) -> std::io::Result<Vec<u8>> {
+    let work = move |_: &mut _| {
+        let mut stream = TcpStream::connect(origin)?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        write!(
+            stream,
+            "GET /bytes/{bytes} HTTP/1.1\r\nHost: o\r\nConnection: close\r\n\r\n"
+        )?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        let head = answer
+            .windows(4)
+            .position(|w| w == b"\r\n\r\n")
+            .expect("a head")
+            + 4;
+        Ok(answer.split_off(head))
+    };
+    world.device().run(work).expect("the device")
+}
+
+/// A UDP echo at the origin, on the port it answers; with each answer the port it saw, as text.
+fn start_echo(world: &World) -> SocketAddr {
+    let socket = world
+        .origin()
+        .run(|_| UdpSocket::bind((plan::ORIGIN_V4, 0)).unwrap())
+        .unwrap();
+    let address = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 2000];
+        socket
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        while let Ok((bytes, from)) = socket.recv_from(&mut buffer) {
+            let mut answer = from.port().to_be_bytes().to_vec();
+            answer.extend(&buffer[..bytes]);
+            let _ = socket.send_to(&answer, from);
+        }
+    });
+    address
+}
+
+fn device_socket(world: &World, to: SocketAddr) -> UdpSocket {
+    let socket = world
+        .device()
+        .run(|_| UdpSocket::bind("0.0.0.0:0").unwrap())
+        .unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
+    socket.connect(to).unwrap();
+    socket
+}
+
+fn a_download_is_whole_and_counted_on_its_link() {
+    let mut world =
+        world("[[link]]\nname = \"wlan0\"\n[[link]]\nname = \"wwan0\"\nclass = \"metered\"\n");
+    world.start_origin().unwrap();
+    world.start(|_| {}).unwrap();
+    const BYTES: u64 = 2_000_000;
+    let got = get(&world, origin(), BYTES).unwrap();
+    let mut expected = vec![0; BYTES as usize];
+    content::fill(5, 0, &mut expected);
+    assert!(got == expected, "the bytes differ");
+    let links = world.seen().links;
+    assert!(
+        links[0].bytes_down > BYTES && links[0].bytes_down < BYTES * 12 / 10,
+        "{links:?}"
+    );
+    assert_eq!((links[1].bytes_down, links[1].bytes_up), (0, 0));
+}
+
+/// Seconds that `packets` of 1200 bytes take from the origin to the device, from the first to the last.
+fn flood(world: &World, packets: u32) -> (Duration, u32) {
+    let (tell, ask) = mpsc::channel();
+    let server = world
+        .origin()
+        .run(|_| UdpSocket::bind((plan::ORIGIN_V4, 0)).unwrap())
+        .unwrap();
+    let device = device_socket(world, server.local_addr().unwrap());
+    device.send(b"go").unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 10];
+        let (_, to) = server.recv_from(&mut buffer).unwrap();
+        for _ in 0..packets {
+            server.send_to(&[1; 1200], to).unwrap();
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let _ = tell.send(());
+    });
+    let mut buffer = [0; 2000];
+    let (mut first, mut last, mut got) = (None, Instant::now(), 0);
+    while device.recv(&mut buffer).is_ok() {
+        last = Instant::now();
+        first.get_or_insert(last);
+        got += 1;
+    }
+    ask.recv().unwrap();
+    (last - first.expect("no packet came"), got)
+}
+
+fn the_rate_is_within_three_percent() {
+    let mut world = world("[[link]]\nname = \"wlan0\"\ndown_mbps = 10\nqueue_bytes = 10000000\n");
+    world.start(|_| {}).unwrap();
+    let (took, got) = flood(&world, 2000);
+    // 1228 bytes of IP packet each; the first marks the start.
+    let mbps = f64::from(got - 1) * 1228.0 * 8.0 / took.as_secs_f64() / 1e6;
+    println!("  10 Mb/s measures {mbps:.3}");
+    assert!((9.7..=10.3).contains(&mbps), "{mbps} Mb/s instead of 10");
+    assert_eq!(got, 2000);
+}
+
+fn the_round_trip_is_within_a_millisecond() {
+    let mut world = world("[[link]]\nname = \"wlan0\"\nrtt_ms = 30\n");
+    world.start(|_| {}).unwrap();
+    let socket = device_socket(&world, start_echo(&world));
+    let mut rtts: Vec<f64> = (0..41)
+        .map(|_| {
+            let sent = Instant::now();
+            socket.send(b"x").unwrap();
+            socket.recv(&mut [0; 10]).unwrap();
+            sent.elapsed().as_secs_f64() * 1e3
+        })
+        .collect();
+    rtts.sort_by(f64::total_cmp);
+    println!(
+        "  30 ms measures {:.3} (median), {:.3} to {:.3}",
+        rtts[20], rtts[0], rtts[40]
+    );
+    // The lower quartile: what a busy machine adds is not the lab's.
+    assert!(
+        (30.0..=31.0).contains(&rtts[10]),
+        "{} ms instead of 30",
+        rtts[10]
+    );
+}
+
+fn losses_are_as_asked() {
+    let mut world = world(
+        "[[link]]\nname = \"wlan0\"\ndown_mbps = 200\nloss_down = 0.1\nqueue_bytes = 10000000\n",
+    );
+    world.start(|_| {}).unwrap();
+    const PACKETS: u32 = 4000;
+    let (_, got) = flood(&world, PACKETS);
+    let lost = 1.0 - f64::from(got) / f64::from(PACKETS);
+    println!("  a loss of 0.1 measures {lost:.4}");
+    // Three standard deviations of 4000 draws.
+    assert!((lost - 0.1).abs() < 0.0143, "{lost} instead of 0.1");
+}
+
+fn a_link_comes_back_with_another_address() {
+    let mut world = world(
+        "[[link]]\nname = \"wlan0\"\nfamily = \"both\"\nattach_s = 0.5\n[[link.at]]\nt_s = 0.5\nup = false\n\
+         [[link.at]]\nt_s = 1\nup = true\n[[link.at]]\nt_s = 2.5\nnew_address = true\n",
+    );
+    world.start_origin().unwrap();
+    let (tell, told) = mpsc::channel();
+    world
+        .start(move |happening| drop(tell.send(happening.clone())))
+        .unwrap();
+    let next = || {
+        let heard = told.recv_timeout(Duration::from_secs(5));
+        heard.unwrap_or_else(|_| panic!("no event: {:?}", world.fault()))
+    };
+    let sees = |expected: Option<IpAddr>| {
+        let local = world.device().run(|_| {
+            let socket = UdpSocket::bind("0.0.0.0:0")?;
+            socket.connect(origin())?;
+            socket.local_addr()
+        });
+        assert_eq!(local.unwrap().ok().map(|a| a.ip()), expected);
+    };
+    let first = next().addresses.unwrap();
+    sees(Some(first.v4.into()));
+    assert!(next().addresses.is_none()); // down at 0.5
+    sees(None);
+    assert!(next().addresses.is_none()); // attaching
+    let up = next();
+    println!("  usable {:.1} ms late", (up.at.as_secs_f64() - 1.5) * 1e3);
+    sees(Some(up.addresses.unwrap().v4.into()));
+    assert_ne!(up.addresses.unwrap().v4, first.v4);
+    assert_eq!(get(&world, origin(), 5).unwrap().len(), 5);
+    let v6 = SocketAddr::new(plan::ORIGIN_V6.into(), 80);
+    assert_eq!(get(&world, v6, 5).unwrap().len(), 5);
+    let moved = next().addresses.unwrap();
+    sees(Some(moved.v4.into()));
+    assert_eq!(get(&world, v6, 100_000).unwrap().len(), 100_000);
+    assert_eq!(world.fault(), None);
+    assert_eq!(world.seen().links[0].packets_while_down, 0);
+    let kinds: Vec<_> = world.seen().switches.iter().map(|s| s.kind).collect();
+    assert!(
+        kinds
+            .iter()
+            .all(|kind| *kind == SwitchKind::BreakBeforeMake),
+        "{kinds:?}"
+    );
+}
+
+fn a_rebinding_nat_changes_the_port_seen_outside() {
+    let mut world = world("[[link]]\nname = \"wlan0\"\n[[link.at]]\nt_s = 1\nrebind = true\n");
+    let (tell, told) = mpsc::channel();
+    world
+        .start(move |happening| tell.send(happening.at).unwrap_or(()))
+        .unwrap();
+    let socket = device_socket(&world, start_echo(&world));
+    let seen_port = || {
+        socket.send(b"x").unwrap();
+        let mut answer = [0; 10];
+        socket.recv(&mut answer).expect("an answer through the NAT");
+        [answer[0], answer[1]]
+    };
+    let before = seen_port();
+    assert_eq!(before, seen_port());
+    assert_ne!(before, socket.local_addr().unwrap().port().to_be_bytes());
+    told.recv().unwrap();
+    told.recv_timeout(Duration::from_secs(5))
+        .expect("the rebinding");
+    assert_ne!(before, seen_port());
+}
+
+fn ipv4_is_reached_from_ipv6_only_through_nat64() {
+    let mut world = world("[[link]]\nname = \"wwan0\"\nfamily = \"v6-only-nat64\"\n");
+    world.start_origin().unwrap();
+    world.start(|_| {}).unwrap();
+    assert!(get(&world, origin(), 5).is_err(), "there is IPv4");
+    let through = SocketAddr::new(plan::through_nat64(plan::ORIGIN_V4).into(), 80);
+    assert_eq!(get(&world, through, 3_000_000).unwrap().len(), 3_000_000);
+}
+
+fn a_dead_link_carries_nothing_and_a_stalled_one_keeps_it() {
+    let mut world = world(
+        "[[link]]\nname = \"wlan0\"\n[[link.at]]\nt_s = 0.3\ndead = true\n\
+         [[link.at]]\nt_s = 1.3\ndead = false\nstall = true\n[[link.at]]\nt_s = 2\nstall = false\n",
+    );
+    let (tell, told) = mpsc::channel();
+    world
+        .start(move |happening| tell.send(happening.at).unwrap_or(()))
+        .unwrap();
+    let socket = device_socket(&world, start_echo(&world));
+    let next = || {
+        let heard = told.recv_timeout(Duration::from_secs(5));
+        heard.unwrap_or_else(|_| panic!("no event: {:?}", world.fault()))
+    };
+    next();
+    next();
+    socket.send(b"dead").unwrap();
+    assert!(socket.recv(&mut [0; 10]).is_err(), "a dead link answered");
+    next();
+    socket.send(b"late").unwrap();
+    let stalled = world.now();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    socket.recv(&mut [0; 10]).expect("what a stall kept");
+    assert!(world.now().since(stalled).as_millis_f64() > 300.0);
+}

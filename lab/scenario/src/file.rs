@@ -1,0 +1,808 @@
+//! A scenario file: links, flows, expectations, a seed. `docs/scenarios.md` documents every key.
+//!
+//! Files are strict: a key that is not known is an error that says which one was probably meant,
+//! because a misspelt property that is silently ignored makes a result about something else.
+
+use crate::properties::{Settings, table_with_properties};
+use cedos_lab_link::trace::{self, Row, Trace};
+use cedos_lab_link::{Opportunities, Time};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Links a scenario has at most.
+pub const LINKS_MAX: usize = 16;
+/// Flows a scenario has at most.
+pub const FLOWS_MAX: usize = 10_000;
+/// The longest run: a month.
+pub const DURATION_S_MAX: f64 = 31.0 * 86_400.0;
+/// The longest name of a network interface. // IFNAMSIZ less the closing zero
+pub const LINK_NAME_BYTES_MAX: usize = 15;
+
+/// A scenario that cannot be used: the file's fault, or a file it names that cannot be read.
+#[derive(Debug, Error)]
+#[error("{file}: {fault}")]
+pub struct ScenarioFault {
+    /// The file at fault.
+    pub file: String,
+    /// What is wrong and what would be right.
+    pub fault: String,
+}
+
+/// A scenario.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// A name for reports; the file's name if absent.
+    #[serde(default)]
+    pub name: String,
+    /// What the scenario shows, in a sentence.
+    #[serde(default)]
+    pub about: String,
+    /// All chance comes from it.
+    #[serde(default = "seed_default")]
+    pub seed: u64,
+    /// When the run ends at the latest.
+    pub duration_s: f64,
+    /// The links.
+    #[serde(rename = "link")]
+    pub links: Vec<Link>,
+    /// Transfers.
+    #[serde(default, rename = "flow")]
+    pub flows: Vec<Flow>,
+    /// Generated handovers between the links.
+    pub handover: Option<Handover>,
+    /// What must hold of the report.
+    #[serde(default, rename = "expect")]
+    pub expectations: Vec<Expect>,
+}
+
+table_with_properties! {
+    /// A link of the device.
+    Link {
+        /// Name of the interface, such as `wlan0`.
+        name: String,
+        /// What its bytes cost.
+        #[serde(default)]
+        class: Class,
+        /// Which addresses it gives.
+        #[serde(default)]
+        family: Family,
+        /// What it does to IPv4 addresses.
+        #[serde(default)]
+        nat: NatKind,
+        /// How often a rebinding NAT forgets its mappings.
+        nat_rebind_s: Option<f64>,
+        /// Time from joining to having an address.
+        #[serde(default)]
+        attach_s: f64,
+        /// Whether it is attached when the run begins.
+        #[serde(default = "yes")]
+        up: bool,
+        /// Whether it carries nothing although attached, when the run begins.
+        #[serde(default)]
+        dead: bool,
+        /// The access point it is attached to when the run begins.
+        join: Option<String>,
+        /// Access points.
+        #[serde(default, rename = "access_point")]
+        access_points: Vec<AccessPoint>,
+        /// Changes at given times.
+        #[serde(default)]
+        at: Vec<At>,
+        /// Changes that come again and again.
+        #[serde(default)]
+        repeat: Vec<Repeat>,
+        /// A CSV trace, relative to the scenario file.
+        trace: Option<String>,
+        /// Which of the trace's links this is; needed if it has several.
+        trace_iface: Option<String>,
+        /// A CSV of `t_s,event,ap` beside the trace.
+        trace_events: Option<String>,
+        /// Where in the trace the run begins.
+        #[serde(default)]
+        trace_start_s: f64,
+        /// Begin the trace again at its end, instead of keeping its last row.
+        #[serde(default)]
+        trace_repeat: bool,
+        /// A Mahimahi trace instead of a rate towards the device.
+        mahimahi_down: Option<String>,
+        /// A Mahimahi trace instead of a rate from the device.
+        mahimahi_up: Option<String>,
+        /// What the trace files said.
+        #[serde(skip)]
+        recorded: Recorded,
+    }
+}
+
+table_with_properties! {
+    /// A network that a link may join.
+    AccessPoint {
+        /// Its name.
+        name: String,
+        /// Received signal, for a device that chooses by it.
+        signal_dbm: Option<f64>,
+        /// It lets devices join and carries nothing.
+        #[serde(default)]
+        dead: bool,
+    }
+}
+
+table_with_properties! {
+    /// A change at a time.
+    At {
+        /// When.
+        t_s: f64,
+        /// Attach or detach.
+        up: Option<bool>,
+        /// Carry nothing although attached, or carry again.
+        dead: Option<bool>,
+        /// Serve nothing and keep the queues, or serve again.
+        stall: Option<bool>,
+        /// Get another address without losing the link.
+        #[serde(default)]
+        new_address: bool,
+        /// The NAT forgets its mappings.
+        #[serde(default)]
+        rebind: bool,
+        /// Leave the network and join this access point.
+        join: Option<String>,
+    }
+}
+
+table_with_properties! {
+    /// A change that comes again and again.
+    Repeat {
+        /// Time from one to the next.
+        every_s: f64,
+        /// The first time; `every_s` if absent.
+        first_s: Option<f64>,
+        /// No more from then on.
+        until_s: Option<f64>,
+        /// How long it lasts; then what it changed is as in `[[link]]` again. For ever if absent.
+        for_s: Option<f64>,
+        /// Attach or detach.
+        up: Option<bool>,
+        /// Carry nothing although attached, or carry again.
+        dead: Option<bool>,
+        /// Serve nothing and keep the queues, or serve again.
+        stall: Option<bool>,
+        /// Get another address without losing the link.
+        #[serde(default)]
+        new_address: bool,
+        /// The NAT forgets its mappings.
+        #[serde(default)]
+        rebind: bool,
+    }
+}
+
+/// What a link's bytes cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// Nothing.
+    #[default]
+    Free,
+    /// Something.
+    Metered,
+    /// A lot.
+    Roaming,
+}
+
+impl Class {
+    /// The word used in scenario files and reports.
+    pub fn word(self) -> &'static str {
+        match self {
+            Class::Free => "free",
+            Class::Metered => "metered",
+            Class::Roaming => "roaming",
+        }
+    }
+}
+
+/// Which addresses a link gives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum Family {
+    /// IPv4 only.
+    #[default]
+    #[serde(rename = "v4")]
+    V4,
+    /// IPv6 only, and no way to IPv4.
+    #[serde(rename = "v6")]
+    V6,
+    /// Both.
+    #[serde(rename = "both")]
+    Both,
+    /// IPv6 only; IPv4 is reached through a NAT64 at `64:ff9b::/96`.
+    #[serde(rename = "v6-only-nat64")]
+    Nat64,
+}
+
+impl Family {
+    /// Whether the device has an IPv4 address on the link.
+    pub fn has_v4(self) -> bool {
+        matches!(self, Family::V4 | Family::Both)
+    }
+
+    /// Whether the device has an IPv6 address on the link.
+    pub fn has_v6(self) -> bool {
+        !matches!(self, Family::V4)
+    }
+}
+
+/// What a link does to IPv4 addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NatKind {
+    /// Nothing: the device's address is seen from outside.
+    None,
+    /// Endpoint-independent mappings that last.
+    #[default]
+    Stable,
+    /// The same, but every `nat_rebind_s` it forgets them all.
+    Rebinding,
+}
+
+/// Which way a flow's bytes go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// To the device.
+    #[default]
+    Down,
+    /// From the device.
+    Up,
+}
+
+/// Which links a flow may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// Free links only.
+    FreeOnly,
+    /// Free ones; paid ones when the deadline needs them.
+    #[default]
+    FreeFirst,
+    /// Paid ones where they help enough.
+    Balanced,
+    /// The fastest.
+    Fast,
+    /// Any, all at once.
+    Any,
+}
+
+impl Policy {
+    /// The word used in scenario files and on the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            Policy::FreeOnly => "free-only",
+            Policy::FreeFirst => "free-first",
+            Policy::Balanced => "balanced",
+            Policy::Fast => "fast",
+            Policy::Any => "any",
+        }
+    }
+}
+
+/// A transfer.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Flow {
+    /// Its name in the report; its number, from 0, if empty.
+    #[serde(default)]
+    pub id: String,
+    /// How many bytes; the origin makes them up from the seed. Either this or `url`.
+    pub bytes: Option<u64>,
+    /// Where to get it (lab only).
+    pub url: Option<String>,
+    /// Which way.
+    #[serde(default)]
+    pub direction: Direction,
+    /// When it begins.
+    #[serde(default)]
+    pub start_s: f64,
+    /// By when it must be done, in the run's time, not after its start.
+    pub deadline_s: Option<f64>,
+    /// Which links it may use.
+    #[serde(default)]
+    pub policy: Policy,
+    /// Bytes it may spend on links that are not free.
+    pub metered_bytes_max: Option<u64>,
+    /// Whether the digest is compared with what the origin sent.
+    #[serde(default = "yes")]
+    pub integrity: bool,
+}
+
+/// Handovers drawn from the seed: one after another, each to the next of `links`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Handover {
+    /// The links, in turn; only the first is up at the beginning.
+    pub links: Vec<String>,
+    /// Shortest and longest time from one handover to the next.
+    pub every_s: [f64; 2],
+    /// Make before break: shortest and longest time both links are up.
+    pub overlap_s: Option<[f64; 2]>,
+    /// Break before make: shortest and longest time without any, the attaching not included.
+    pub gap_s: Option<[f64; 2]>,
+    /// Share of handovers that are make before break, if both kinds are given.
+    #[serde(default = "half")]
+    pub overlap_share: f64,
+    /// No handover before.
+    #[serde(default)]
+    pub from_s: f64,
+    /// No handover after; the end of the run if absent.
+    pub until_s: Option<f64>,
+}
+
+/// What must hold of the report.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Expect {
+    /// An expression over the report that must be true.
+    pub text: String,
+}
+
+/// What a link's trace files said.
+#[derive(Clone, Debug, Default)]
+pub struct Recorded {
+    /// Rows of the CSV trace.
+    pub rows: Vec<Row>,
+    /// Joining (an access point) and leaving (`None`).
+    pub events: Vec<(Time, Option<String>)>,
+    /// Delivery opportunities towards the device.
+    pub down: Option<Opportunities>,
+    /// Delivery opportunities from the device.
+    pub upward: Option<Opportunities>,
+}
+
+fn seed_default() -> u64 {
+    1
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn half() -> f64 {
+    0.5
+}
+
+impl Scenario {
+    /// Read a scenario file and the traces it names.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not a scenario.
+    pub fn load(path: &Path) -> Result<Scenario, ScenarioFault> {
+        let folder = path.parent().map(PathBuf::from).unwrap_or_default();
+        let text = read(path)?;
+        let mut scenario = Scenario::parse(&path.display().to_string(), &text, &mut |name| {
+            read(&folder.join(name))
+        })?;
+        if scenario.name.is_empty() {
+            scenario.name = path
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+        }
+        Ok(scenario)
+    }
+
+    /// Read a scenario from `text`; `open` reads the traces it names. `file` is for messages.
+    ///
+    /// # Errors
+    /// What is not a scenario, with the line where there is one; whatever `open` could not read.
+    pub fn parse(
+        file: &str,
+        text: &str,
+        open: &mut dyn FnMut(&str) -> Result<String, ScenarioFault>,
+    ) -> Result<Scenario, ScenarioFault> {
+        let at_fault = |fault: String| ScenarioFault {
+            file: file.to_owned(),
+            fault,
+        };
+        let mut scenario: Scenario =
+            toml::from_str(text).map_err(|e| at_fault(crate::suggest::explain(&e)))?;
+        for (number, flow) in scenario.flows.iter_mut().enumerate() {
+            if flow.id.is_empty() {
+                flow.id = number.to_string();
+            }
+        }
+        scenario.check().map_err(at_fault)?;
+        for link in &mut scenario.links {
+            link.read_traces(open)?;
+        }
+        Ok(scenario)
+    }
+
+    /// The number of the link of this name.
+    pub fn link_number(&self, name: &str) -> Option<usize> {
+        self.links.iter().position(|link| link.name == name)
+    }
+
+    /// The largest round-trip time of any link as the run begins, without queueing.
+    pub fn rtt_ms(&self) -> f64 {
+        self.links
+            .iter()
+            .map(|link| link.settings().rtt_ms())
+            .fold(0.0, f64::max)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        seconds("duration_s", self.duration_s, DURATION_S_MAX)?;
+        if self.duration_s == 0.0 {
+            return Err("duration_s is 0: the run would end before it begins".to_owned());
+        }
+        if self.links.is_empty() || self.links.len() > LINKS_MAX {
+            return Err(format!(
+                "{} links, expected 1 to {LINKS_MAX}",
+                self.links.len()
+            ));
+        }
+        if self.flows.len() > FLOWS_MAX {
+            return Err(format!("{} flows, at most {FLOWS_MAX}", self.flows.len()));
+        }
+        for (number, link) in self.links.iter().enumerate() {
+            if self.links[..number]
+                .iter()
+                .any(|other| other.name == link.name)
+            {
+                return Err(format!("two links are called {}", link.name));
+            }
+            link.check()
+                .map_err(|fault| format!("link {}: {fault}", link.name))?;
+        }
+        for (number, flow) in self.flows.iter().enumerate() {
+            if self.flows[..number].iter().any(|other| other.id == flow.id) {
+                return Err(format!("two flows have the id {}", flow.id));
+            }
+            flow.check(self.duration_s)
+                .map_err(|fault| format!("flow {}: {fault}", flow.id))?;
+        }
+        if let Some(handover) = &self.handover {
+            handover
+                .check(self)
+                .map_err(|fault| format!("handover: {fault}"))?;
+        }
+        for expect in &self.expectations {
+            crate::expect::check(&expect.text)
+                .map_err(|fault| format!("expect `{}`: {fault}", expect.text))?;
+        }
+        Ok(())
+    }
+}
+
+impl Link {
+    /// The properties as the run begins, access point and Mahimahi traces included.
+    pub(crate) fn settings(&self) -> Settings {
+        self.settings_at(self.join.as_deref())
+    }
+
+    /// The properties when joined to this access point.
+    pub(crate) fn settings_at(&self, access_point: Option<&str>) -> Settings {
+        let mut settings = Settings::default();
+        settings.apply(&self.properties());
+        let rate = |o: &Opportunities| cedos_lab_link::Rate::Opportunities(o.clone());
+        if let Some(o) = &self.recorded.down {
+            settings.down = rate(o);
+        }
+        if let Some(o) = &self.recorded.upward {
+            settings.upward = rate(o);
+        }
+        if let Some(ap) = self.access_point(access_point) {
+            settings.apply(&ap.properties());
+        }
+        settings
+    }
+
+    pub(crate) fn access_point(&self, name: Option<&str>) -> Option<&AccessPoint> {
+        self.access_points
+            .iter()
+            .find(|ap| Some(ap.name.as_str()) == name)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if self.name.is_empty()
+            || self.name.len() > LINK_NAME_BYTES_MAX
+            || !self.name.chars().all(good)
+            || ["lo", "all", "default", ".", ".."].contains(&self.name.as_str())
+        {
+            return Err(format!(
+                "not a name for an interface: 1 to {LINK_NAME_BYTES_MAX} letters, digits, - _ or ."
+            ));
+        }
+        let fault = |p: crate::properties::Properties| p.fault().map_or(Ok(()), Err);
+        fault(self.properties())?;
+        seconds("attach_s", self.attach_s, DURATION_S_MAX)?;
+        seconds("trace_start_s", self.trace_start_s, 1e9)?;
+        match (self.nat, self.nat_rebind_s) {
+            (NatKind::Rebinding, None) => {
+                return Err("nat is rebinding: say how often with nat_rebind_s".to_owned());
+            }
+            (NatKind::Rebinding, Some(s)) if s.is_nan() || s < 0.001 => {
+                return Err(format!("nat_rebind_s is {s}, expected at least 0.001"));
+            }
+            (NatKind::None | NatKind::Stable, Some(_)) => {
+                return Err("nat_rebind_s needs nat = \"rebinding\"".to_owned());
+            }
+            _ => {}
+        }
+        for (number, ap) in self.access_points.iter().enumerate() {
+            fault(ap.properties()).map_err(|f| format!("access_point {}: {f}", ap.name))?;
+            if self.access_points[..number]
+                .iter()
+                .any(|other| other.name == ap.name)
+            {
+                return Err(format!("two access points are called {}", ap.name));
+            }
+        }
+        let joins = self
+            .at
+            .iter()
+            .filter_map(|at| at.join.as_ref())
+            .chain(&self.join);
+        for join in joins {
+            if self.access_point(Some(join)).is_none() {
+                return Err(format!(
+                    "join = {join:?}: no [[link.access_point]] has this name"
+                ));
+            }
+        }
+        for at in &self.at {
+            seconds("at.t_s", at.t_s, DURATION_S_MAX)?;
+            fault(at.properties()).map_err(|f| format!("at {} s: {f}", at.t_s))?;
+        }
+        for repeat in &self.repeat {
+            fault(repeat.properties()).map_err(|f| format!("repeat: {f}"))?;
+            if repeat.every_s.is_nan() || repeat.every_s < 0.001 {
+                return Err(format!(
+                    "repeat: every_s is {}, expected at least 0.001",
+                    repeat.every_s
+                ));
+            }
+            for (key, s) in [
+                ("first_s", repeat.first_s),
+                ("until_s", repeat.until_s),
+                ("for_s", repeat.for_s),
+            ] {
+                seconds(&format!("repeat.{key}"), s.unwrap_or(0.0), DURATION_S_MAX)?;
+            }
+            if repeat.for_s.is_some_and(|s| s >= repeat.every_s) {
+                return Err("repeat: for_s must be shorter than every_s".to_owned());
+            }
+        }
+        if self.trace.is_none() && (self.trace_iface.is_some() || self.trace_repeat) {
+            return Err("trace_iface and trace_repeat need a trace".to_owned());
+        }
+        Ok(())
+    }
+
+    fn read_traces(
+        &mut self,
+        open: &mut dyn FnMut(&str) -> Result<String, ScenarioFault>,
+    ) -> Result<(), ScenarioFault> {
+        if let Some(file) = &self.trace {
+            let at_fault = |fault: String| ScenarioFault {
+                file: file.clone(),
+                fault,
+            };
+            let trace = Trace::from_csv(&open(file)?).map_err(|e| at_fault(e.to_string()))?;
+            let ifaces = trace.ifaces().collect::<Vec<_>>();
+            let iface = match &self.trace_iface {
+                Some(iface) => iface.as_str(),
+                None if ifaces.len() == 1 => ifaces[0],
+                None => {
+                    let names = ifaces.join(", ");
+                    return Err(at_fault(format!(
+                        "has the links {names}: choose with trace_iface"
+                    )));
+                }
+            };
+            let rows = trace.rows(iface).ok_or_else(|| {
+                at_fault(format!("has no link {iface}, only {}", ifaces.join(", ")))
+            })?;
+            self.recorded.rows = rows.to_vec();
+        }
+        if let Some(file) = &self.trace_events {
+            self.recorded.events = events(&open(file)?).map_err(|fault| ScenarioFault {
+                file: file.clone(),
+                fault,
+            })?;
+        }
+        for (file, slot) in [
+            (&self.mahimahi_down, &mut self.recorded.down),
+            (&self.mahimahi_up, &mut self.recorded.upward),
+        ] {
+            if let Some(file) = file {
+                let opportunities =
+                    trace::from_mahimahi(&open(file)?).map_err(|e| ScenarioFault {
+                        file: file.clone(),
+                        fault: e.to_string(),
+                    })?;
+                *slot = Some(opportunities);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Flow {
+    fn check(&self, duration_s: f64) -> Result<(), String> {
+        if self.bytes.is_some() == self.url.is_some() {
+            return Err("give either bytes or url".to_owned());
+        }
+        seconds("start_s", self.start_s, duration_s)?;
+        if let Some(deadline_s) = self.deadline_s {
+            seconds("deadline_s", deadline_s, DURATION_S_MAX)?;
+            if deadline_s <= self.start_s {
+                return Err(format!(
+                    "deadline_s is {deadline_s}, not after start_s {}: it counts from the run's start",
+                    self.start_s
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Handover {
+    fn check(&self, scenario: &Scenario) -> Result<(), String> {
+        for name in &self.links {
+            if scenario.link_number(name).is_none() {
+                return Err(format!("no link is called {name}"));
+            }
+        }
+        let pair = |key: &str, pair: [f64; 2]| {
+            let [min, max] = pair;
+            if min >= 0.0 && min <= max && max <= DURATION_S_MAX {
+                Ok(())
+            } else {
+                Err(format!(
+                    "{key} is [{min}, {max}], expected [shortest, longest]"
+                ))
+            }
+        };
+        pair("every_s", self.every_s)?;
+        if self.every_s[0] < 0.001 {
+            return Err("every_s must be at least 0.001 s".to_owned());
+        }
+        pair("overlap_s", self.overlap_s.unwrap_or_default())?;
+        pair("gap_s", self.gap_s.unwrap_or_default())?;
+        if !(0.0..=1.0).contains(&self.overlap_share) {
+            return Err(format!(
+                "overlap_share is {}, expected 0 to 1",
+                self.overlap_share
+            ));
+        }
+        match (self.links.len(), self.overlap_s, self.gap_s) {
+            (0, ..) => Err("links is empty".to_owned()),
+            (_, None, None) => Err("give overlap_s, gap_s or both".to_owned()),
+            (1, Some(_), _) => {
+                Err("one link cannot overlap with itself; give gap_s only".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn seconds(key: &str, value: f64, max: f64) -> Result<(), String> {
+    if (0.0..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(format!("{key} is {value}, expected 0 to {max} seconds"))
+    }
+}
+
+fn read(path: &Path) -> Result<String, ScenarioFault> {
+    std::fs::read_to_string(path).map_err(|e| ScenarioFault {
+        file: path.display().to_string(),
+        fault: format!("cannot be read: {e}"),
+    })
+}
+
+/// The events file beside a trace: `t_s,event,ap` with `attach` and `detach`.
+fn events(text: &str) -> Result<Vec<(Time, Option<String>)>, String> {
+    let mut out: Vec<(Time, Option<String>)> = Vec::new();
+    for (number, line) in text.lines().enumerate().skip(1) {
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        let wrong = || format!("line {}: expected t_s,attach|detach,ap", number + 1);
+        let [t, event, ap] = line.split(',').collect::<Vec<_>>()[..] else {
+            return Err(wrong());
+        };
+        let t: f64 = t.trim().parse().map_err(|_| wrong())?;
+        let at = Time::from_secs_f64(t);
+        if out.last().is_some_and(|(before, _)| *before > at) {
+            return Err(format!("line {}: t_s goes back", number + 1));
+        }
+        match event.trim() {
+            "attach" => out.push((at, Some(ap.trim().to_owned()))),
+            "detach" => out.push((at, None)),
+            _ => return Err(wrong()),
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Scenario, String> {
+        Scenario::parse("test.toml", text, &mut |name| {
+            Err(ScenarioFault {
+                file: name.to_owned(),
+                fault: "no such file".to_owned(),
+            })
+        })
+        .map_err(|fault| fault.to_string())
+    }
+
+    const LINK: &str = "duration_s = 10\n[[link]]\nname = \"wlan0\"\n";
+
+    #[test]
+    fn the_least_scenario_has_the_defaults() {
+        let scenario = parse(LINK).unwrap();
+        assert_eq!(scenario.seed, 1);
+        assert_eq!(scenario.rtt_ms(), RTT);
+        assert!(scenario.links[0].up);
+        const RTT: f64 = crate::properties::RTT_MS_DEFAULT;
+    }
+
+    #[test]
+    fn a_misspelt_key_is_named_and_the_right_one_suggested() {
+        let fault = parse(&format!("{LINK}rtt_sm = 5\n")).unwrap_err();
+        assert!(
+            fault.contains("rtt_sm") && fault.contains("did you mean `rtt_ms`?"),
+            "{fault}"
+        );
+        assert!(fault.contains("line 4"), "{fault}");
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_with_the_range() {
+        for (line, says) in [
+            ("loss = 2", "link wlan0: loss is 2, expected 0 to 1"),
+            ("rtt_ms = -1", "rtt_ms is -1"),
+            ("rtt_ms = nan", "rtt_ms is NaN"),
+            ("mtu = 100", "mtu is 100, expected 1280 to 9000"),
+            ("queue_ms = 1\nqueue_bytes = 1", "keep one"),
+            ("nat = \"rebinding\"", "nat_rebind_s"),
+            ("join = \"cafe\"", "no [[link.access_point]]"),
+            ("[[flow]]", "either bytes or url"),
+            (
+                "[[flow]]\nbytes = 1\nstart_s = 5\ndeadline_s = 4",
+                "not after start_s",
+            ),
+            ("[[link]]\nname = \"wlan0\"", "two links are called wlan0"),
+            (
+                "[handover]\nlinks = [\"eth0\"]\nevery_s = [1, 2]\ngap_s = [0, 1]",
+                "no link is called eth0",
+            ),
+            ("[[expect]]\ntext = \"1 +\"", "expect `1 +`"),
+            ("trace = \"gone.csv\"", "gone.csv: no such file"),
+        ] {
+            let fault = parse(&format!("{LINK}{line}\n")).unwrap_err();
+            assert!(fault.contains(says), "{line}: {fault}");
+        }
+    }
+
+    #[test]
+    fn a_trace_with_several_links_wants_a_choice() {
+        let text = format!("{LINK}trace = \"t.csv\"\n");
+        let csv = format!("{}\n0,wifi,1,,,,\n0,cell,1,,,,\n", trace::CSV_HEADER);
+        let read = |text: &str| Scenario::parse("s", text, &mut |_| Ok(csv.clone()));
+        assert!(
+            read(&text)
+                .unwrap_err()
+                .to_string()
+                .contains("choose with trace_iface")
+        );
+        let chosen = read(&format!("{text}trace_iface = \"cell\"\n")).unwrap();
+        assert_eq!(chosen.links[0].recorded.rows.len(), 1);
+    }
+}
