@@ -26,7 +26,7 @@ use crate::config::{Config, HALF_OPEN_PER_INSTANCE, SPARE_PATHS};
 use crate::event::Event;
 use crate::half_open::{HalfOpen, Syn, SynAck, SynAckBody};
 use crate::knock::PROLOGUE;
-use crate::path::{Addresses, Path, PathState};
+use crate::path::Addresses;
 use crate::record::{Record, RecordError};
 use crate::session::{CidChange, Life, Role, Session};
 use crate::transmit::Transmit;
@@ -86,7 +86,7 @@ pub struct Incoming<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Route {
     Session { id: SessionId, path: PathId, generation: u32 },
-    HalfOpen(usize),
+    HalfOpen { index: usize, path: PathId },
 }
 
 /// Connection ids are random and ours: eight of their bytes are hash enough.
@@ -429,7 +429,7 @@ impl Endpoint {
                 slot.session.handle_data(now, path, generation, from, bytes);
                 self.settle(id);
             }
-            Some(Route::HalfOpen(index)) => self.confirm(now, from, index, bytes),
+            Some(Route::HalfOpen { index, path }) => self.confirm(now, from, index, path, bytes),
             None => self.answer_unknown(now, from, cid, bytes.len()),
         }
     }
@@ -556,7 +556,10 @@ impl Endpoint {
                 addresses: from,
                 expires,
             });
-            self.routes.insert(own_cids[0], Route::HalfOpen(index));
+            // The device's first packet may come on any of its links.
+            for (cid, n) in own_cids.iter().zip(0..) {
+                self.routes.insert(*cid, Route::HalfOpen { index, path: PathId(n) });
+            }
             self.half_open_order.push_back((expires, index));
             let line = self.half_open_by_key.entry(key).or_default();
             line.push_back(index);
@@ -611,7 +614,9 @@ impl Endpoint {
 
     fn drop_half_open(&mut self, index: usize) -> Option<HalfOpen> {
         let half = self.half_open.try_remove(index)?;
-        self.routes.remove(&half.own_cids[0]);
+        for cid in &half.own_cids {
+            self.routes.remove(cid);
+        }
         let key = (half.peer, half.instance);
         if let Some(line) = self.half_open_by_key.get_mut(&key) {
             line.retain(|i| *i != index);
@@ -635,12 +640,19 @@ impl Endpoint {
     }
 
     /// The device's first packet under the new keys: now, and only now, the session is theirs.
-    fn confirm(&mut self, now: Time, from: Addresses, index: usize, bytes: &mut [u8]) {
+    fn confirm(
+        &mut self,
+        now: Time,
+        from: Addresses,
+        index: usize,
+        path: PathId,
+        bytes: &mut [u8],
+    ) {
         let Some(half) = self.half_open.get_mut(index) else { return };
         if bytes.len() < DATA_HEADER_BYTES + TAG_BYTES {
             return;
         }
-        let Ok(opened) = half.keys.open(PathId(0), 0, bytes) else { return };
+        let Ok(opened) = half.keys.open(path, 0, bytes) else { return };
         let half = self.drop_half_open(index).expect("it was just there");
         let key = (half.peer, half.instance);
         let id = match self.by_key.get(&key).copied() {
@@ -665,19 +677,18 @@ impl Endpoint {
             return;
         }
         session.begin_generation(now, half.keys, half.epoch, &half.own_cids, &half.body);
-        let cids = (half.own_cids[0], half.body.cid, half.body.token);
-        let mut path = Path::new(now, PathId(0), from, &session.config, cids);
-        path.state = PathState::Active;
-        // The device's keys depend on our answer, so it received it where we sent it.
-        path.validated = from.remote == half.addresses.remote;
-        if !path.validated {
-            let nonce = session.rng.array();
-            path.challenge(nonce);
+        session.accept_path(now, path, from);
+        if from.remote == half.addresses.remote
+            && let Some(path) = session.paths.get_mut(path)
+        {
+            // The device's keys depend on our answer, so it received it where we sent it.
+            path.validated = true;
+            path.challenges.clear();
+            path.wants = 0;
         }
-        session.paths.push(path);
         session.after_handshake(now, half.body.resumed);
         let plaintext = &bytes[DATA_HEADER_BYTES..opened.end];
-        session.handle_opened(now, PathId(0), opened.number, from, bytes.len(), plaintext);
+        session.handle_opened(now, path, opened.number, from, bytes.len(), plaintext);
         self.settle(id);
     }
 

@@ -63,6 +63,8 @@ pub(crate) struct Flow {
     /// Waits to be claimed or confirmed after a wake; sends nothing until then.
     pub(crate) unclaimed: bool,
     pub(crate) end: Option<FlowEnd>,
+    /// The peer knows of it.
+    pub(crate) announced: bool,
     queued: bool,
     dirty: bool,
     turn: u32,
@@ -87,6 +89,7 @@ impl Flow {
             pause_in: (0, false, Reason::None),
             unclaimed: false,
             end: None,
+            announced: false,
             queued: false,
             dirty: false,
             turn: 0,
@@ -115,6 +118,7 @@ pub(crate) struct Flows {
     dirty: VecDeque<FlowId>,
     /// Ids the peer used up in each epoch.
     seen: BTreeMap<u32, RangeSet>,
+    seen_floor: u32,
     next_deadline: Option<Time>,
     deadline_stale: bool,
     /// Flows of which bytes were acknowledged since this was last taken.
@@ -123,6 +127,8 @@ pub(crate) struct Flows {
     refused: VecDeque<(FlowId, Reason)>,
 }
 
+/// Epochs of which used flow ids are remembered one by one.
+const SEEN_EPOCHS_MAX: usize = 8;
 /// Refusals that wait to be said; more claims than that in one wake are the peer's mistake.
 const REFUSALS_MAX: usize = 64;
 
@@ -187,22 +193,25 @@ impl Flows {
         Some(flow)
     }
 
-    /// Whether the peer used this id before, marking it used.
-    pub(crate) fn use_id(&mut self, id: FlowId) -> bool {
-        let seen = self.seen.entry(id.epoch()).or_default();
+    /// Marks an id of the peer's as used.
+    pub(crate) fn use_id(&mut self, id: FlowId) {
         let n = u64::from(id.counter());
-        let used = seen.insert(n, n + 1) == 0;
-        // Epochs only grow: two are enough to tell late packets from new flows.
-        while self.seen.len() > 2 {
-            self.seen.pop_first();
+        self.seen.entry(id.epoch()).or_default().insert(n, n + 1);
+        while self.seen.len() > SEEN_EPOCHS_MAX {
+            if let Some((epoch, _)) = self.seen.pop_first() {
+                self.seen_floor = epoch + 1;
+            }
         }
-        used
     }
+    /// R-FLOW-5: whether the peer used this id before. Of epochs before a restart only the flows
+    /// in the record are known.
     pub(crate) fn was_used(&self, id: FlowId) -> bool {
-        match self.seen.get(&id.epoch()) {
-            Some(seen) => seen.contains(u64::from(id.counter())),
-            None => self.seen.last_key_value().is_some_and(|(e, _)| id.epoch() < *e),
-        }
+        id.epoch() < self.seen_floor
+            || self.seen.get(&id.epoch()).is_some_and(|s| s.contains(u64::from(id.counter())))
+    }
+    /// Everything up to this epoch counts as used.
+    pub(crate) fn set_seen_floor(&mut self, epoch: u32) {
+        self.seen_floor = epoch;
     }
 
     /// Something about the flow's output changed: looks whether it is to be sent.

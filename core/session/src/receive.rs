@@ -56,7 +56,7 @@ impl Session {
     }
 
     /// The device opened a path that was promised to it.
-    fn accept_path(&mut self, now: Time, id: PathId, from: Addresses) -> bool {
+    pub(crate) fn accept_path(&mut self, now: Time, id: PathId, from: Addresses) -> bool {
         if self.role == Role::Initiator || self.paths.is_full() {
             return false;
         }
@@ -180,7 +180,10 @@ impl Session {
                     durable: flags & Frame::OPEN_DURABLE != 0,
                     hibernates: flags & Frame::OPEN_HIBERNATES != 0,
                 };
-                self.accept_flow(flow, options)?;
+                if !self.accept_flow(flow, options)? {
+                    // It was over before a wake: whoever opens it again must hear so.
+                    self.flows.refuse(flow, Reason::UnknownFlow);
+                }
             }
             Frame::Reset { flow, code, final_size } => self.on_reset(flow, code, final_size)?,
             Frame::Stop { flow, code } => {
@@ -281,7 +284,7 @@ impl Session {
             Frame::Resume { flow, received, flags } => self.on_resume(flow, received, flags),
             Frame::Resumed { flow, received } => self.on_resumed(flow, received),
             Frame::Refused { flow, reason } => {
-                if self.flows.get(flow).is_some_and(|f| f.unclaimed) {
+                if self.flows.get(flow).is_some_and(|f| f.unclaimed || !f.announced) {
                     self.end_flow(flow, FlowEnd::Refused(reason));
                 }
             }
@@ -321,6 +324,7 @@ impl Session {
             }
         }
         let flow = self.flows.get_mut(id).expect("it was just accepted or known before");
+        flow.announced = true;
         if gated {
             flow.grants_out.on_received(path_id, bytes.len() as u64);
         }
@@ -366,7 +370,7 @@ impl Session {
         if id.epoch() > self.epoch {
             return Err(PeerFault::FlowId(id));
         }
-        if self.flows.was_used(id) || id.epoch() < self.first_epoch() {
+        if self.flows.was_used(id) {
             return Ok(false);
         }
         if self.flows.len() >= self.config.flows_max {
@@ -374,15 +378,11 @@ impl Session {
         }
         self.flows.use_id(id);
         let send = SendHalf::new(self.initial_flow_credit, options.durable);
-        let flow = Flow::new(id, options, send, RecvHalf::new(self.config.flow_window));
+        let mut flow = Flow::new(id, options, send, RecvHalf::new(self.config.flow_window));
+        flow.announced = true;
         self.flows.insert(flow);
         self.emit(Event::Opened(id));
         Ok(true)
-    }
-
-    /// Flows of older epochs are known by claim only.
-    fn first_epoch(&self) -> u32 {
-        self.epoch
     }
 
     fn on_reset(&mut self, id: FlowId, code: u64, final_size: u64) -> Result<(), PeerFault> {
@@ -559,6 +559,8 @@ impl Session {
                 path.status_seq = 1;
                 path.wants |= path::want::STATUS | path::want::PING;
                 let link = from.link;
+                self.spare.remove(&PathId(0));
+                self.use_path_id(PathId(0));
                 self.paths.push(path);
                 self.after_handshake(now, body.resumed);
                 self.emit(Event::PathUp { path: PathId(0), link, took: now.since(sent_at) });
@@ -582,9 +584,7 @@ impl Session {
         peer: &SynAckBody,
     ) {
         while !self.paths.is_empty() {
-            let link = self.paths.at(0).addresses.link;
             self.remove_path(0);
-            let _ = link;
         }
         for (_, issued) in std::mem::take(&mut self.issued) {
             self.cid_changes.push(crate::session::CidChange::Remove(issued.cid));
@@ -601,10 +601,10 @@ impl Session {
             });
         }
         self.spare = peer.spare.iter().zip(1..).map(|(s, n)| (PathId(n), *s)).collect();
+        self.spare.insert(PathId(0), (peer.cid, peer.token));
         self.issued_to = own_cids.len() as u32;
         self.gone.clear();
         self.used_paths.clear();
-        self.used_paths.insert(0, 1);
         self.keys = Some(keys);
         self.sealed_packets = 0;
         self.rx_key_drop_at = Time::NEVER;

@@ -79,9 +79,11 @@ impl Session {
             let mut flow = Flow::new(r.id, options, send, recv);
             flow.deadline_seq = r.deadline_seq;
             flow.unclaimed = true;
+            flow.announced = true;
             flow.peer_durable = r.sent_to;
             self.flows.insert(flow);
         }
+        self.flows.set_seen_floor(record.epoch.saturating_add(1));
         self.suspended_at = Some(now);
     }
 
@@ -92,9 +94,10 @@ impl Session {
         let mut any = false;
         for flow in self.flows.iter_mut() {
             // A flow that was never announced is simply opened now.
-            let fresh = flow.wants & want::OPEN != 0 && flow.send.next() == 0;
-            if fresh {
+            if !flow.announced {
+                flow.send.rewind(0);
                 flow.send.set_credit(credit);
+                flow.wants |= want::OPEN;
                 continue;
             }
             flow.unclaimed = true;

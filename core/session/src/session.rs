@@ -73,6 +73,15 @@ pub(crate) struct Issued {
     pub(crate) tell: bool,
 }
 
+/// The last word on a path that is no more.
+#[derive(Clone, Debug)]
+pub(crate) struct Gone {
+    pub(crate) path: PathId,
+    /// Packets received on it, largest first.
+    pub(crate) received: Vec<(u64, u64)>,
+    pub(crate) tell: bool,
+}
+
 /// Why a flow call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlowError {
@@ -175,7 +184,7 @@ pub struct Session {
     pub(crate) credit: Credit,
     pub(crate) says: u16,
     /// Paths that are no more and of which the peer does not know it yet.
-    pub(crate) gone: VecDeque<PathId>,
+    pub(crate) gone: Vec<Gone>,
     pub(crate) issued: BTreeMap<PathId, Issued>,
     pub(crate) spare: BTreeMap<PathId, (Cid, [u8; TOKEN_BYTES])>,
     /// Path ids ever in use under these keys: none comes back (R-SEAL-2).
@@ -227,7 +236,7 @@ impl Session {
             flows: Flows::default(),
             credit: Credit::default(),
             says: 0,
-            gone: VecDeque::new(),
+            gone: Vec::new(),
             issued: BTreeMap::new(),
             spare: BTreeMap::new(),
             used_paths: RangeSet::default(),
@@ -615,19 +624,19 @@ impl Session {
         loop {
             let slot = self.paths.iter().position(|p| p.addresses.link == link);
             let Some(slot) = slot else { break };
-            let id = self.paths.at(slot).id;
-            self.remove_path(slot);
-            self.tell_gone(id);
+            let path = self.remove_path(slot);
+            self.tell_gone(path);
         }
         self.suspend_if_idle(now, Reason::NoPath);
     }
 
-    /// R-PATH-8: the peer learns on whatever path comes next that this one is no more.
-    pub(crate) fn tell_gone(&mut self, id: PathId) {
+    /// R-PATH-8: the peer learns on whatever path comes next that this one is no more, and what
+    /// arrived on it to the last.
+    fn tell_gone(&mut self, path: Path) {
         if self.gone.len() == PATHS_MAX {
-            self.gone.pop_front();
+            self.gone.remove(0);
         }
-        self.gone.push_back(id);
+        self.gone.push(Gone { path: path.id, received: path.acks.ranges().collect(), tell: true });
     }
 
     pub(crate) fn drop_knock(&mut self) {
@@ -640,7 +649,7 @@ impl Session {
         }
     }
 
-    pub(crate) fn remove_path(&mut self, slot: usize) {
+    pub(crate) fn remove_path(&mut self, slot: usize) -> Path {
         let Session { paths, flows, issued, says, gone, .. } = self;
         let mut path = paths.remove(slot);
         path.recovery.abandon(|said, arrived| {
@@ -655,6 +664,7 @@ impl Session {
             self.cid_changes.push(CidChange::Remove(issued.cid));
         }
         self.emit(Event::PathDown { path: path.id, link: path.addresses.link });
+        path
     }
 
     pub(crate) fn suspend_if_idle(&mut self, now: Time, reason: Reason) {
@@ -927,7 +937,7 @@ pub(crate) fn on_said(
     own_path: Option<(PathId, &mut u16)>,
     issued: &mut BTreeMap<PathId, Issued>,
     says: &mut u16,
-    gone: &mut VecDeque<PathId>,
+    gone: &mut Vec<Gone>,
 ) {
     match said {
         Said::Data(d) => {
@@ -941,12 +951,20 @@ pub(crate) fn on_said(
                 }
             }
         }
+        Said::Flow { flow, what } if arrived => {
+            if what & want::OPEN != 0
+                && let Some(flow) = flows.get_mut(flow)
+            {
+                flow.announced = true;
+            }
+        }
+        Said::Gone(path) if arrived => gone.retain(|g| g.path != path),
         _ if arrived => {}
         Said::Ack { .. } => {}
         Said::Flow { flow, what } => {
             flows.want(flow, what);
         }
-        Said::Gone(path) => gone.push_back(path),
+        Said::Gone(path) => gone.iter_mut().filter(|g| g.path == path).for_each(|g| g.tell = true),
         Said::Refused(flow) => flows.refuse(flow, Reason::UnknownFlow),
         Said::Session { what } => *says |= what,
         Said::Path { path, what } => {

@@ -294,7 +294,7 @@ impl Session {
             && (self.says != 0
                 || self.flows.has_dirty()
                 || self.flows.has_refusals()
-                || !self.gone.is_empty()
+                || self.gone.iter().any(|g| g.tell)
                 || self.issued.values().any(|i| i.tell));
         let path = self.paths.at(slot);
         let takes_payload = path.takes_payload();
@@ -439,10 +439,18 @@ impl Session {
             sent.eliciting = true;
             sent.note(Said::Session { what: say::CREDIT });
         }
-        while w.room() >= 16
-            && let Some(path) = self.gone.pop_front()
-        {
-            let (status, reason) = (PathStatus::Gone, Reason::NoPath);
+        for gone in self.gone.iter_mut().filter(|g| g.tell) {
+            if w.room() < 40 {
+                return;
+            }
+            gone.tell = false;
+            let (path, status, reason) = (gone.path, PathStatus::Gone, Reason::NoPath);
+            let mut ranges = [0; 256];
+            let room = (w.room() - 16).min(ranges.len());
+            let mut ack = Writer::new(&mut ranges[..room]);
+            Frame::encode_ack(&mut ack, path, 0, gone.received.iter().copied());
+            let n = ack.written();
+            w.bytes(&ranges[..n]);
             Frame::PathStatus { path, seq: PATH_GONE_SEQ, status, gated: false, reason }.encode(w);
             sent.eliciting = true;
             sent.note(Said::Gone(path));
