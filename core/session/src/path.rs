@@ -62,8 +62,13 @@ const ACKS_PER_WINDOW: u64 = 8;
 /// The most packets one ACK may wait for.
 const ACK_EVERY_MAX: u64 = 64;
 
+/// How soon and how rarely a waiting device asks whether a silent path still lives. The first is
+/// a guess between a hole too short to matter and a stall one would notice.
+const ASK_AFTER_MIN: Span = Span::from_millis(250);
+const ASK_AFTER_MAX: Span = Span::from_secs(30);
+
 /// The smallest packet worth sending to an unproved address.
-pub(crate) const SPEAK_MIN: u64 = 96;
+pub(crate) const SPEAK_MIN: u64 = 46;
 
 /// A question asked at one address.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +120,10 @@ pub(crate) struct Path {
     pub(crate) payload_in: u64,
     pub(crate) payload_out: u64,
     pub(crate) first_packet_padded: bool,
+    /// Times in a row that the device asked "still there?" and got an answer without payload.
+    pub(crate) quiet: u32,
+    /// The next packet is padded: it may come from an address the peer has not seen yet.
+    pub(crate) pad_next: bool,
     /// The pacer held something back until then.
     pub(crate) paced_until: Time,
 }
@@ -163,6 +172,8 @@ impl Path {
             payload_in: 0,
             payload_out: 0,
             first_packet_padded: false,
+            quiet: 0,
+            pad_next: false,
             paced_until: Time::NEVER,
         }
     }
@@ -174,6 +185,11 @@ impl Path {
         }
         self.challenges.push(Challenge { nonce, remote: self.addresses.remote });
         self.wants |= want::CHG;
+    }
+
+    /// The question to ask at the address the path is at now.
+    pub(crate) fn challenge_here(&self) -> Option<Challenge> {
+        self.challenges.iter().rev().find(|c| c.remote == self.addresses.remote).copied()
     }
 
     /// Bytes that may go to an address that has not proved itself.
@@ -198,6 +214,16 @@ impl Path {
         let (num, den) = if self.recovery.controller.in_slow_start() { (2, 1) } else { (5, 4) };
         let bytes = u128::from(self.recovery.controller.window()) * num / den;
         (bytes * 1_000_000_000 / u128::from(rtt.as_nanos())).min(u128::from(u64::MAX >> 8)) as u64
+    }
+
+    /// When a device that waits for payload asks whether the path still lives: it sends nothing
+    /// itself that would be missed. R-PATH-9.
+    pub(crate) fn ask_at(&self, ack_delay_max: Span) -> Time {
+        if self.recovery.is_waiting() || self.state == PathState::Opening {
+            return Time::NEVER;
+        }
+        let base = self.recovery.rtt.probe_timeout(ack_delay_max).times(3).max(ASK_AFTER_MIN);
+        self.last_rx + base.times(1 << self.quiet.min(10)).min(ASK_AFTER_MAX)
     }
 
     /// Asks the peer for sparser ACKs as the window grows: eight per window.

@@ -136,6 +136,7 @@ impl Session {
         }
         let Some(slot) = self.paths.slot(id) else { return };
         if payload {
+            self.paths.at(slot).quiet = 0;
             self.note_payload(now, slot);
         }
         self.paths.at(slot).acks.on_packet(now, number, eliciting);

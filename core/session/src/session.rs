@@ -799,7 +799,11 @@ impl Session {
         }
         at = at.min(self.rx_key_drop_at);
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
+        let waits = self.role == Role::Initiator;
         for path in self.paths.iter() {
+            if waits && self.expects_payload(path) {
+                at = at.min(path.ask_at(delay));
+            }
             at = at.min(path.recovery.loss_at()).min(path.recovery.probe_at(delay, interval));
             // What may not be sent to an unproved address waits for bytes from there, not for time.
             if path.may_speak() {
@@ -810,6 +814,16 @@ impl Session {
             at = at.min(self.last_rx + self.config.silence_max);
         }
         at
+    }
+
+    /// Whether payload could arrive on this path at any moment.
+    fn expects_payload(&self, path: &Path) -> bool {
+        path.status == PathStatus::Available
+            && self.flows.iter().any(|f| {
+                !f.recv.is_complete()
+                    && !f.pause_out.1
+                    && (!path.gated || f.grants_out.left(path.id) > 0)
+            })
     }
 
     fn absence_at(&self) -> Time {
@@ -859,6 +873,17 @@ impl Session {
         }
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
         for slot in 0..self.paths.len() {
+            if self.role == Role::Initiator
+                && self.paths.iter().nth(slot).is_some_and(|p| {
+                    p.ask_at(delay) <= now && self.expects_payload(p)
+                })
+            {
+                let path = self.paths.at(slot);
+                path.quiet += 1;
+                path.pad_next = true;
+                path.probe_now = true;
+                path.wants |= path::want::PING;
+            }
             let Session { paths, flows, issued, says, gone, .. } = self;
             let live_besides = paths.has_live_besides(slot);
             let path = paths.at(slot);

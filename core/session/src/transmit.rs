@@ -23,7 +23,7 @@ const BATCH_MAX: usize = 64;
 /// Bytes of one batch.
 const BATCH_BYTES_MAX: usize = 65_000;
 /// A packet with less room than this is not worth starting.
-const ROOM_MIN: usize = 48;
+const ROOM_MIN: usize = 17;
 /// A piece of data smaller than this is not squeezed into the end of a packet.
 const DATA_MIN: usize = 32;
 
@@ -299,7 +299,9 @@ impl Session {
         let path = self.paths.at(slot);
         let takes_payload = path.takes_payload();
         let (path_id, gated) = (path.id, path.gated);
-        let data_flow = if terms.eliciting && takes_payload {
+        // An unproved address is asked first; what little may be sent there is not for payload.
+        let proves = path.validated || buf.len() >= DATA_UNPROVED_MIN;
+        let data_flow = if terms.eliciting && takes_payload && proves {
             self.flows.next_for(path_id, gated, session_room)
         } else {
             None
@@ -383,7 +385,7 @@ impl Session {
             return pad;
         }
         let mut put = |frame: Frame<'_>, bit: u16, wants: &mut u16, w: &mut Writer<'_>| {
-            if w.room() < 40 {
+            if w.room() < if bit == path::want::CHG { 17 } else { 40 } {
                 return false;
             }
             *wants &= !bit;
@@ -394,7 +396,7 @@ impl Session {
         };
         let mut wants = path.wants;
         if wants & path::want::CHG != 0
-            && let Some(challenge) = path.challenges.last()
+            && let Some(challenge) = path.challenge_here()
         {
             let frame = Frame::Chg { nonce: challenge.nonce };
             if put(frame, path::want::CHG, &mut wants, w) && !path.first_packet_padded {
@@ -425,6 +427,7 @@ impl Session {
             wants &= !path::want::PING;
             Frame::Ping.encode(w);
             sent.eliciting = true;
+            pad |= std::mem::take(&mut path.pad_next);
         }
         path.wants = wants & !path::want::CID;
         pad
@@ -646,6 +649,9 @@ impl Session {
         self.paths.at(slot).payload_out += out;
     }
 }
+
+/// The smallest packet that may carry payload to an address that has not proved itself.
+const DATA_UNPROVED_MIN: usize = 600;
 
 /// No path outlives being gone: this is the last word on it.
 const PATH_GONE_SEQ: u64 = u32::MAX as u64;
