@@ -19,7 +19,7 @@
 //!
 //! No `netem`: the kernel's part is TUN devices, namespaces and routes; delay, rate, loss, queues
 //! and NAT are ours, in one relay thread. Works as root, and as anybody where the system allows
-//! user namespaces and `/dev/net/tun`.
+//! user namespaces. Where `/dev/net/tun` may not be opened, pairs of Ethernet devices stand in.
 
 mod clock;
 pub mod content;
@@ -29,6 +29,7 @@ mod network;
 pub mod origin;
 mod packet;
 pub mod plan;
+mod port;
 mod relay;
 mod rootless;
 mod world;

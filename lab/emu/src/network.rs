@@ -4,7 +4,9 @@
 //! metric per link, and a rule that what leaves from the address, or is bound to the interface,
 //! leaves by it. When it leaves: all of that gone.
 
+use crate::namespace::Namespace;
 use crate::plan::LinkAddresses;
+use crate::port::Port;
 use anyhow::Context;
 use cedos_lab_scenario::Family;
 use nix::net::if_::if_nametoindex;
@@ -16,6 +18,7 @@ use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connectio
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU16, Ordering};
 use tokio::runtime::{Builder, Runtime};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
@@ -83,7 +86,7 @@ impl Network {
     }
 
     /// A TUN device of this name that is still down.
-    pub(crate) fn tun(&mut self, name: &str, mtu: u32) -> anyhow::Result<SyncDevice> {
+    fn tun(&mut self, name: &str, mtu: u32) -> anyhow::Result<SyncDevice> {
         let device = DeviceBuilder::new()
             .name(name)
             .layer(Layer::L3)
@@ -100,6 +103,46 @@ impl Network {
             .block_on(self.handle.link().set(longer.build()).execute())
             .with_context(|| format!("the queue of {name} cannot be made longer"))?;
         Ok(device)
+    }
+
+    /// An interface of this name that is still down, and the relay's end of it.
+    pub(crate) fn port(&mut self, name: &str, mtu: u32, relay: &Namespace) -> anyhow::Result<Port> {
+        if tun_allowed() {
+            let device = self.tun(name, mtu)?;
+            device
+                .set_nonblocking(true)
+                .context("a TUN device cannot be made non-blocking")?;
+            return Ok(Port::Tun(device));
+        }
+        let number = WIRES.fetch_add(1, Ordering::Relaxed);
+        let [high, low] = number.to_be_bytes();
+        // Locally administered, and another for each.
+        let hardware = [0x02, 0, 0, 0, high, low];
+        let far = format!("lab{number}");
+        let there = relay.run(|_| own_namespace())??;
+        self.pair(name, &far, &there)?;
+        let plain = LinkUnspec::new_with_index(index(name)?)
+            .address(hardware.to_vec())
+            .arp(false)
+            .mtu(mtu)
+            .build();
+        self.runtime
+            .block_on(self.handle.link().set(plain).execute())
+            .with_context(|| format!("{name} cannot be set up"))?;
+        crate::port::plain_packets(name)
+            .with_context(|| format!("{name} cannot be made to compute checksums"))?;
+        let wire = relay.run(move |network| {
+            let larger = LinkUnspec::new_with_index(index(&far)?)
+                .mtu(mtu)
+                .arp(false)
+                .build();
+            network
+                .runtime
+                .block_on(network.handle.link().set(larger).execute())?;
+            network.raise(&far)?;
+            anyhow::Ok(crate::port::wire(index(&far)?, hardware)?)
+        })??;
+        Ok(Port::Wire(wire))
     }
 
     /// Half of a pair of Ethernet devices; the other half, `peer`, goes to the namespace of `there`.
@@ -347,6 +390,18 @@ pub(crate) struct Way {
     pub(crate) table: Option<u32>,
     /// Lower goes first.
     pub(crate) metric: Option<u32>,
+}
+
+/// Pairs made so far, for names and addresses that differ.
+static WIRES: AtomicU16 = AtomicU16::new(0);
+
+/// Whether TUN devices can be had.
+fn tun_allowed() -> bool {
+    fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .is_ok()
 }
 
 /// A descriptor of the network namespace of the calling thread.

@@ -14,6 +14,7 @@ use crate::clock::Clock;
 use crate::gate::Gate;
 use crate::packet;
 use crate::plan::{self, LinkAddresses};
+use crate::port::Port;
 use anyhow::Context;
 use cedos_lab_link::{Condition, Counters, Link, Time, Verdict};
 use cedos_lab_scenario::{Family, Scenario, Switch, SwitchMeter};
@@ -21,12 +22,11 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tun_rs::SyncDevice;
 
 /// How often the relay looks at everything while packets flow.
 /// // measured here: 25 % of a core at this, 60 to 90 % with a timer per packet
@@ -88,9 +88,9 @@ pub(crate) struct Relay {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A TUN device on the internet's side and the addresses behind it.
+/// An interface on the internet's side and the addresses behind it.
 pub(crate) struct Place {
-    pub(crate) device: SyncDevice,
+    pub(crate) device: Port,
     pub(crate) addresses: [IpAddr; 2],
 }
 
@@ -99,21 +99,13 @@ impl Relay {
     pub(crate) fn start(
         scenario: &Scenario,
         clock: Clock,
-        devices: Vec<SyncDevice>,
+        devices: Vec<Port>,
         places: Vec<Place>,
     ) -> anyhow::Result<Relay> {
         let (orders, inbox) = channel();
         let wake = Arc::new(EventFd::from_flags(
             EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC,
         )?);
-        for device in devices
-            .iter()
-            .chain(places.iter().map(|place| &place.device))
-        {
-            device
-                .set_nonblocking(true)
-                .context("a TUN device cannot be made non-blocking")?;
-        }
         let meter = SwitchMeter::new(scenario.links.iter().map(|link| link.name.clone()));
         let links = std::iter::zip(&scenario.links, devices)
             .enumerate()
@@ -221,7 +213,7 @@ impl Drop for Relay {
 }
 
 struct Attached {
-    device: SyncDevice,
+    device: Port,
     model: Link<Vec<u8>>,
     gate: Gate,
     nat64: bool,
@@ -425,7 +417,7 @@ impl Worker {
             .chain(self.places.iter().map(|p| &p.device));
         // SAFETY: the descriptors belong to devices that live as long as `self`.
         fds.extend(devices.map(|d| {
-            let fd = unsafe { BorrowedFd::borrow_raw(d.as_raw_fd()) };
+            let fd = unsafe { BorrowedFd::borrow_raw(d.descriptor()) };
             PollFd::new(fd, PollFlags::POLLIN)
         }));
         let woken = ppoll(&mut fds, timeout, None).is_ok();
@@ -454,16 +446,16 @@ fn is_chatter(packet: &[u8]) -> bool {
 }
 
 /// The next packet a device has; `None` if it has none, or is down.
-fn receive(device: &SyncDevice, spare: &mut Vec<Vec<u8>>) -> Option<Vec<u8>> {
+fn receive(device: &Port, spare: &mut Vec<Vec<u8>>) -> Option<Vec<u8>> {
     let mut landing = [0; PACKET_BYTES_MAX];
-    let bytes = device.recv(&mut landing).ok()?;
+    let bytes = device.receive(&mut landing).ok()?;
     let mut buffer = spare.pop().unwrap_or_default();
     buffer.clear();
     buffer.extend_from_slice(&landing[..bytes]);
     Some(buffer)
 }
 
-fn send(device: &SyncDevice, packet: &[u8]) {
+fn send(device: &Port, packet: &[u8]) {
     if let Err(error) = device.send(packet) {
         // The interface went down under the packet: it is lost, as it would be in the air.
         tracing::trace!(%error, bytes = packet.len(), "a packet met a device that is down");

@@ -33,14 +33,6 @@ pub enum Forbidden {
         /// The system's answer.
         errno: Errno,
     },
-    /// The device that TUN interfaces come from cannot be opened.
-    #[error(
-        "/dev/net/tun cannot be opened ({error}); load it (`modprobe tun`), allow it (`chmod 666 /dev/net/tun`, the usual mode), or run as root"
-    )]
-    Tun {
-        /// The system's answer.
-        error: std::io::Error,
-    },
 }
 
 /// Make sure that this process may make network namespaces, in a user namespace of its own if need
@@ -50,11 +42,6 @@ pub enum Forbidden {
 /// # Errors
 /// What the system forbids, and what would allow it.
 pub fn enter() -> Result<(), Forbidden> {
-    let tun = fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun");
-    tun.map_err(|error| Forbidden::Tun { error })?;
     if may_make_networks().is_ok() {
         return Ok(());
     }

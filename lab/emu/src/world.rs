@@ -15,6 +15,7 @@ use crate::clock::Clock;
 use crate::namespace::Namespace;
 use crate::network::{self, Way};
 use crate::plan;
+use crate::port::Port;
 use crate::relay::{Carried, Place, Relay};
 use anyhow::Context;
 use cedos_lab_link::Time;
@@ -24,7 +25,6 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
-use tun_rs::SyncDevice;
 
 /// Port of the built-in origin.
 pub const ORIGIN_PORT: u16 = 80;
@@ -63,7 +63,7 @@ pub struct World {
     // Dropped in this order: time stops, the relay ends, the namespaces go.
     time: Option<Running>,
     /// The devices the relay will carry packets between, until it starts.
-    waiting: Option<(Vec<SyncDevice>, Vec<Place>)>,
+    waiting: Option<(Vec<Port>, Vec<Place>)>,
     origin_server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     device: Arc<Namespace>,
     proxy: Namespace,
@@ -98,6 +98,8 @@ impl World {
         let proxy = Namespace::new("proxy")?;
         let origin = Namespace::new("origin")?;
         join_hosts(&proxy, &origin)?;
+        // Only used where TUN devices cannot be had.
+        let relay = Arc::new(Namespace::new("relay")?);
         let nat64 = scenario
             .links
             .iter()
@@ -112,8 +114,9 @@ impl World {
             .zip([&proxy, &origin])
             .map(|(host, namespace)| {
                 let (v4, v6) = (IpAddr::V4(host.v4), IpAddr::V6(host.v6));
+                let relay = relay.clone();
                 let device = namespace.run(move |network| {
-                    let device = network.tun("net0", mtu)?;
+                    let device = network.port("net0", mtu, &relay)?;
                     network.raise("net0")?;
                     network.address("net0", v4, 32)?;
                     network.address("net0", v6, 128)?;
@@ -135,8 +138,9 @@ impl World {
         let devices = std::iter::zip(&scenario.links, 0..)
             .map(|(link, number)| {
                 let name = link.name.clone();
+                let relay = relay.clone();
                 let mtu = scenario.condition_at_start(number).upward.mtu_bytes;
-                device.run(move |network| network.tun(&name, mtu))?
+                device.run(move |network| network.port(&name, mtu, &relay))?
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
         Ok(World {

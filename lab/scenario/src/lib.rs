@@ -22,6 +22,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod check;
 mod expect;
 mod file;
 mod properties;

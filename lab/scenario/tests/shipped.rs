@@ -10,7 +10,11 @@ fn every_scenario_in_the_repository_can_be_read_and_has_expectations() {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let scenario = Scenario::load(&path).unwrap_or_else(|fault| panic!("{fault}"));
-        assert!(scenario.timeline().count() >= scenario.links.len(), "{}", path.display());
+        assert!(
+            scenario.timeline().count() >= scenario.links.len(),
+            "{}",
+            path.display()
+        );
         assert!(!scenario.expectations.is_empty(), "{}", path.display());
         read += 1;
     }

@@ -23,6 +23,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ use std::time::Duration;
 const PROXY_PORT: u16 = 4433;
 /// How long the proxy may take to print its address.
 const PROXY_START: Duration = Duration::from_secs(10);
+/// Exit code of a run that was interrupted.
+const CANCELLED: u8 = 3;
 /// How often children are looked after.
 const LOOK: Duration = Duration::from_millis(2);
 /// How long children may take to end after being asked to.
@@ -71,6 +74,7 @@ struct RunArgs {
 pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let LabVerb::Run(args) = args.verb;
     enter()?;
+    heed_interrupts()?;
     let mut world = World::build(Scenario::load(&args.file)?)?;
     world.start_origin().context("the origin cannot start")?;
     let folder = tempfile::tempdir().context("no temporary folder")?;
@@ -99,6 +103,13 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
             run_command(&world, &args.command, prox.as_ref())?,
         )
     };
+    if INTERRUPTED.load(Ordering::Relaxed) {
+        eprintln!("lab: interrupted");
+        if let Some(mut prox) = prox {
+            end(&mut prox.child);
+        }
+        return Ok(ExitCode::from(CANCELLED));
+    }
     if let Some(fault) = world.fault() {
         bail!("the lab could not follow its scenario, so the run shows nothing: {fault}");
     }
@@ -124,6 +135,24 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
             ExitCode::FAILURE
         },
     )
+}
+
+/// Set by SIGINT and SIGTERM: the run then ends as it would by itself, and removes its files.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn interrupt(_: libc::c_int) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+fn heed_interrupts() -> anyhow::Result<()> {
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+    let handler = SigHandler::Handler(interrupt);
+    let action = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        // SAFETY: the handler does nothing but store to an atomic.
+        unsafe { sigaction(signal, &action) }.context("no handler for signals")?;
+    }
+    Ok(())
 }
 
 fn tell(happening: &Happening) {
@@ -268,8 +297,8 @@ fn run_command(world: &World, command: &[String], prox: Option<&Prox>) -> anyhow
         if let Some(status) = child.try_wait()? {
             return Ok(status.success());
         }
-        if world.now() >= end_at {
-            eprintln!("lab: duration_s is over; the command is ended");
+        if world.now() >= end_at || INTERRUPTED.load(Ordering::Relaxed) {
+            eprintln!("lab: duration_s is over or the run was interrupted; the command is ended");
             end(&mut child);
             return Ok(false);
         }
@@ -308,7 +337,7 @@ fn run_flows(
     let mut waiting: Vec<&Flow> = scenario.flows.iter().collect();
     waiting.sort_by(|a, b| b.start_s.total_cmp(&a.start_s));
     let mut downloads: Vec<Download> = Vec::new();
-    while world.now() < end_at && world.fault().is_none() {
+    while world.now() < end_at && world.fault().is_none() && !INTERRUPTED.load(Ordering::Relaxed) {
         while let Some(flow) =
             waiting.pop_if(|flow| Time::from_secs_f64(flow.start_s) <= world.now())
         {
