@@ -333,25 +333,35 @@ fn parse_content_range(text: &str) -> Option<Part> {
     })
 }
 
+/// Whose fault a broken exchange is: an end or a reset was sent by somebody, most likely the
+/// origin; anything else (no route, no answer) is the network's.
 fn broken(error: &hyper::Error) -> Fault {
-    use std::error::Error;
-    let cause = error
-        .source()
-        .map(|source| format!(": {source}"))
-        .unwrap_or_default();
-    if error.is_parse() || error.is_parse_status() {
-        let text = format!("the origin does not speak HTTP/1.1: {error}{cause}");
-        return Fault::Origin {
-            text,
-            retry_after: None,
-        };
+    use std::io::ErrorKind;
+    let origin = |text: String| Fault::Origin {
+        text,
+        retry_after: None,
+    };
+    let chain = std::iter::successors(std::error::Error::source(error), |inner| inner.source());
+    let (mut cause, mut kind) = (String::new(), None);
+    for inner in chain {
+        cause = format!(": {inner}");
+        kind = kind.or(inner
+            .downcast_ref::<std::io::Error>()
+            .map(std::io::Error::kind));
     }
-    if error.is_incomplete_message() {
-        let text = "the origin closed the connection before the end".to_owned();
-        return Fault::Origin {
-            text,
-            retry_after: None,
-        };
+    if error.is_incomplete_message() || kind == Some(ErrorKind::UnexpectedEof) {
+        return origin("the origin closed the connection before the end".into());
+    }
+    if matches!(
+        kind,
+        Some(ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
+    ) {
+        return origin("the origin reset the connection".into());
+    }
+    if error.is_parse() || error.is_parse_status() {
+        return origin(format!(
+            "the origin does not speak HTTP/1.1: {error}{cause}"
+        ));
     }
     Fault::Path(format!("the connection broke: {error}{cause}"))
 }
