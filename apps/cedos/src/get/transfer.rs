@@ -117,6 +117,8 @@ struct Transfer<'a, D> {
     /// Why what we hold cannot be continued, if so.
     distrust: Option<String>,
     ranges_refused: bool,
+    /// An answer's bytes are coming in.
+    receiving: bool,
     encoding: Option<String>,
     offered_name: Option<String>,
 }
@@ -190,6 +192,7 @@ pub async fn run<D: Dial>(
         tries: 0,
         distrust: None,
         ranges_refused: false,
+        receiving: false,
         encoding: None,
         offered_name: None,
     };
@@ -231,7 +234,9 @@ impl<D: Dial> Transfer<'_, D> {
                 }
             };
             self.take(&way, &why);
-            match self.attempt(&way.name, &why).await {
+            let outcome = self.attempt(&way.name, &why).await;
+            self.receiving = false;
+            match outcome {
                 Ok(Step::Whole) => return Ok(()),
                 Ok(Step::ChooseAgain) => self.check_stop()?,
                 Err(fault) => self.recover(fault, &way.name).await?,
@@ -271,6 +276,7 @@ impl<D: Dial> Transfer<'_, D> {
             return Ok(Step::ChooseAgain);
         };
         self.said_waiting = None;
+        self.receiving = true;
 
         let mut last_byte = Moment::now();
         let mut epoch_start = Moment::now();
@@ -640,7 +646,7 @@ impl<D: Dial> Transfer<'_, D> {
             left: self.left(),
             policy: self.job.policy,
             if_late: self.job.if_late,
-            metered_bytes_left: self.metered_bytes_left(),
+            metered_bytes_left: self.metered_bytes_worth_using(),
         }
     }
 
@@ -649,22 +655,22 @@ impl<D: Dial> Transfer<'_, D> {
         Some(within.saturating_sub(Moment::now().since(self.start)))
     }
 
-    /// What metered links may still carry. What a continuation would spend on overlap alone
-    /// counts as nothing left.
+    /// What metered links may still carry.
     fn metered_bytes_left(&self) -> Option<u64> {
         let max = self.job.metered_bytes_max?;
-        let spent: u64 = self
+        let metered = self
             .bytes_by_link
             .iter()
-            .filter(|(link, _)| self.is_metered(link))
-            .map(|(_, bytes)| bytes)
-            .sum();
-        let left = max.saturating_sub(spent);
-        Some(if left <= self.sink.tail().len() as u64 {
-            0
-        } else {
-            left
-        })
+            .filter(|(link, _)| self.is_metered(link));
+        Some(max.saturating_sub(metered.map(|(_, bytes)| bytes).sum()))
+    }
+
+    /// The same as an argument for using a metered link: nothing, if a new request would spend it
+    /// on overlap alone.
+    fn metered_bytes_worth_using(&self) -> Option<u64> {
+        let left = self.metered_bytes_left()?;
+        let wasted = !self.receiving && left <= self.sink.tail().len() as u64;
+        Some(if wasted { 0 } else { left })
     }
 
     fn is_metered(&self, link: &str) -> bool {

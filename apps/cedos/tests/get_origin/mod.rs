@@ -1,5 +1,7 @@
 //! An origin that does what a test tells it to, byte for byte, and remembers what it was asked.
 
+#![allow(dead_code)] // each test file uses a part of it
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -52,7 +54,15 @@ pub struct Origin {
 impl Origin {
     /// Starts answering by `script`.
     pub async fn start(script: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Origin {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        Origin::start_at("127.0.0.1", script).await
+    }
+
+    /// Starts answering at an address of its own.
+    pub async fn start_at(
+        host: &str,
+        script: impl Fn(&Asked) -> Reply + Send + Sync + 'static,
+    ) -> Origin {
+        let listener = TcpListener::bind((host, 0)).await.expect("a port");
         let address = listener.local_addr().expect("its address");
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (seen, script) = (asked.clone(), Arc::new(script));
