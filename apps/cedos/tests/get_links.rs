@@ -290,15 +290,13 @@ fn a_deadline_pays_for_cellular_only_when_it_must() {
         "a_deadline_pays_for_cellular_only_when_it_must",
         |url| async move {
             cell_on();
-            // 8 MB at the first estimate of 2 Mb/s need 32 s and a margin of 5: slack for 3 s.
-            let mut get = Get::start(&url, &["--within", "40s"]);
+            // 8 MB at the first estimate of 2 Mb/s need 32 s: urgent. Once the link is measured at
+            // 20 Mb/s there is slack again, until 3 s and the margin are left.
+            let mut get = Get::start(&url, &["--within", "12s"]);
+            get.until("cellular", |e| e["event"] == "switch" && e["to"] == "wwan0")
+                .await;
             let waiting = get.until("a wait", |e| e["event"] == "waiting").await;
             assert_eq!(waiting["reason"], "path_cost", "{waiting}");
-            let paid = get.until("cellular", |e| e["event"] == "switch").await;
-            assert!(
-                paid["t_s"].as_f64().expect("a time") >= 2.0,
-                "paid at once: {paid}"
-            );
             let done = get.done(0).await;
             assert_eq!(done["deadline_met"], true);
         },

@@ -31,6 +31,9 @@ pub const SIZE_UNKNOWN_BYTES: u64 = 100_000_000; // a guess: a podcast episode
 /// Time kept in hand for connecting and for the estimate being wrong.
 pub const MARGIN: Duration = Duration::from_secs(5); // a guess
 
+/// A century: keeps the arithmetic in range for sizes nobody will ever fetch.
+const NEEDED_MAX_S: f64 = 3.2e9;
+
 /// How to weigh money against time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -184,19 +187,19 @@ fn urgency(need: &Need, ways: &[Way]) -> Option<String> {
         rate
     };
     let remaining = need.remaining_bytes.unwrap_or(SIZE_UNKNOWN_BYTES);
-    let needed =
-        Duration::try_from_secs_f64((remaining as f64 / rate).ceil()).unwrap_or(Duration::MAX);
+    let needed = Duration::from_secs_f64((remaining as f64 / rate).ceil().min(NEEDED_MAX_S));
     // Once paying, pay on until there is clearly more slack than when it began.
     let paying = ways
         .iter()
         .any(|way| way.in_use && way.class == Class::Metered);
-    let margin = if paying { MARGIN * 3 } else { MARGIN };
-    let slack_factor = if need.policy == Policy::Balanced {
-        2
-    } else {
-        1
-    };
-    let wanted = needed.saturating_mul(slack_factor).saturating_add(margin);
+    let mut wanted = needed;
+    if paying {
+        wanted += needed / 2;
+    }
+    if need.policy == Policy::Balanced {
+        wanted = wanted.saturating_mul(2);
+    }
+    let wanted = wanted.saturating_add(MARGIN);
     (wanted > left).then(|| format!("{} needed of {} left", in_words(needed), in_words(left)))
 }
 

@@ -106,6 +106,8 @@ struct Transfer<'a, D> {
     bytes_by_link: BTreeMap<String, u64>,
     current: Option<String>,
     last_link: Option<String>,
+    /// Why the current link, in words.
+    why: String,
     said_waiting: Option<Reason>,
     said_encoding: bool,
     switches: u32,
@@ -184,6 +186,7 @@ pub async fn run<D: Dial>(
         bytes_by_link: BTreeMap::new(),
         current: None,
         last_link: None,
+        why: String::new(),
         said_waiting: None,
         said_encoding: false,
         switches: 0,
@@ -234,7 +237,8 @@ impl<D: Dial> Transfer<'_, D> {
                 }
             };
             self.take(&way, &why);
-            let outcome = self.attempt(&way.name, &why).await;
+            self.why = why;
+            let outcome = self.attempt(&way.name).await;
             self.receiving = false;
             match outcome {
                 Ok(Step::Whole) => return Ok(()),
@@ -245,7 +249,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     /// One request over one link, until its bytes end or there is reason to leave.
-    async fn attempt(&mut self, link: &str, why: &str) -> Result<Step, Fault> {
+    async fn attempt(&mut self, link: &str) -> Result<Step, Fault> {
         let Some(via) = self.via(link) else {
             return Ok(Step::ChooseAgain);
         };
@@ -294,7 +298,7 @@ impl<D: Dial> Transfer<'_, D> {
                     let now = Moment::now();
                     let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
                     self.measure(link, epoch_bytes as f64 / seconds);
-                    self.tell_progress(link, epoch_bytes as f64 / seconds, why);
+                    self.tell_progress(link, epoch_bytes as f64 / seconds);
                     (epoch_start, epoch_bytes) = (now, 0);
                     self.sink.tick().await.map_err(Fault::Final)?;
                     if self.should_leave(link, &via).map_err(Fault::Final)? {
@@ -611,7 +615,13 @@ impl<D: Dial> Transfer<'_, D> {
         }
         let ways = self.ways();
         let choice = choose(&self.need(), &ways);
-        let stays = matches!(&choice, Choice::Use { index, .. } if ways[*index].name == link);
+        let stays = match choice {
+            Choice::Use { index, why } if ways[index].name == link => {
+                self.why = why;
+                true
+            }
+            _ => false,
+        };
         // Leaving of our own accord is only worth it if what we hold can be continued.
         let spends = self.is_metered(link) && self.metered_bytes_left() == Some(0);
         let continuable = self.sink.note.validator.is_some() || self.sink.len() == 0;
@@ -756,7 +766,7 @@ impl<D: Dial> Transfer<'_, D> {
         *rate = (*rate + rate_bytes_per_s) / 2.0;
     }
 
-    fn tell_progress(&mut self, link: &str, rate_bytes_per_s: f64, why: &str) {
+    fn tell_progress(&mut self, link: &str, rate_bytes_per_s: f64) {
         let event = Event::Progress {
             t_s: self.t_s(),
             bytes: self.sink.len(),
@@ -764,7 +774,7 @@ impl<D: Dial> Transfer<'_, D> {
             rate_bytes_per_s,
             link: link.to_owned(),
             bytes_by_link: self.bytes_by_link.clone(),
-            why: why.to_owned(),
+            why: self.why.clone(),
         };
         self.observer.tell(&event);
     }
