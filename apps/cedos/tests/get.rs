@@ -689,3 +689,65 @@ async fn mistakes_on_the_command_line_are_usage_errors_in_words() {
     }
     assert!(names(directory.path()).is_empty());
 }
+
+#[tokio::test]
+async fn a_full_disk_is_said_and_the_part_is_continued_when_there_is_room() {
+    let wanted = object(3_000_000, 15);
+    let body = wanted.clone();
+    let origin = Origin::start(move |asked| Reply(proper(asked, &body, TAG), End::Close)).await;
+    let (directory, _) = place();
+    let get = format!(
+        "{} get --json -o out {}",
+        env!("CARGO_BIN_EXE_cedos"),
+        origin.url("/object")
+    );
+    let script = format!(
+        "mount -t tmpfs -o size=1m none . && cd \"$PWD\" || exit 77
+         {get}; echo \"{{\\\"code\\\": $?}}\"
+         mount -o remount,size=16m . && {get} && sha256sum out >&2 && ls >&2"
+    );
+    let child = Command::new("unshare")
+        .args(["-Urm", "sh", "-c", &script])
+        .current_dir(directory.path())
+        .env_remove("CEDOS_PROX")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn();
+    let Ok(child) = child else {
+        return eprintln!("skipped: there is no unshare here");
+    };
+    let run = ended(child).await;
+    if run.code == 77 || run.events.is_empty() {
+        return eprintln!("skipped: this system does not let us mount a small disk");
+    }
+    let full = run
+        .events
+        .iter()
+        .find(|event| event["event"] == "error")
+        .expect("an error");
+    assert_eq!(
+        (&full["reason"], &full["exit"]),
+        (&"storage_full".into(), &1.into()),
+        "{full}"
+    );
+    let kept = full["resumable_bytes"].as_u64().expect("a number");
+    assert!(kept > 500_000, "{full}");
+    let done = run.last();
+    assert_eq!(
+        done["sha256"],
+        hex::encode(Sha256::digest(&wanted)),
+        "{done}"
+    );
+    assert_eq!(
+        done["bytes_by_link"]["lo"],
+        3_000_000 - kept + 16 * 1024,
+        "{done}"
+    );
+    assert!(
+        run.errors.contains(&hex::encode(Sha256::digest(&wanted))),
+        "{}",
+        run.errors
+    );
+    assert!(!run.errors.contains("part"), "{}", run.errors);
+}

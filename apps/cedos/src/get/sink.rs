@@ -19,6 +19,9 @@ pub const OVERLAP_BYTES_MAX: usize = 16 * 1024; // a guess
 /// Time between checkpoints of a part: what a power cut may cost to fetch again.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(2); // a guess
 
+/// Bytes given up at the end of a part to make room for its note on a full disk.
+const NOTE_ROOM_BYTES: u64 = 64 * 1024; // a file system block and then some
+
 enum Place {
     File {
         partial: Partial,
@@ -185,19 +188,20 @@ impl Sink {
             let _ = partial.discard();
             return None;
         }
-        // A write that failed half-way may have left a torn end.
-        let _ = partial.cut(self.length);
         let path = partial.path().to_owned();
-        let note = Note {
-            durable_bytes: self.length,
-            ..self.note
-        };
-        let kept = match partial.checkpoint(note).and_then(|work| work()) {
-            Ok(bytes) => bytes,
-            // A full disk has no room for a new note; the old one still holds.
-            Err(_) => self.note.durable_bytes,
-        };
-        Some((kept, path))
+        // On a full disk there is no room for the note either: give up a little of the part.
+        for length in [self.length, self.length.saturating_sub(NOTE_ROOM_BYTES)] {
+            // A write that failed half-way may have left a torn end.
+            let _ = partial.cut(length);
+            let note = Note {
+                durable_bytes: length,
+                ..self.note.clone()
+            };
+            if let Ok(bytes) = partial.checkpoint(note).and_then(|work| work()) {
+                return Some((bytes, path));
+            }
+        }
+        Some((self.note.durable_bytes, path)) // the previous note still holds
     }
 
     /// The digest of everything held, in hex.
