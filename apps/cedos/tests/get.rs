@@ -751,3 +751,49 @@ async fn a_full_disk_is_said_and_the_part_is_continued_when_there_is_room() {
     );
     assert!(!run.errors.contains("part"), "{}", run.errors);
 }
+
+#[tokio::test]
+async fn an_origin_that_answers_with_nothing_new_is_given_up() {
+    // It claims a range that ends where our part ends, for ever.
+    let origin = Origin::start(|asked| match asked.range_from() {
+        None => Reply(
+            cut(proper(asked, &object(300_000, 16), TAG), 100_000),
+            End::Close,
+        ),
+        Some(from) => {
+            let range = format!("bytes {from}-99999/300000");
+            let length = (100_000 - from).to_string();
+            let headers = [
+                ("Content-Range", &*range),
+                ("Content-Length", &length),
+                ("ETag", TAG),
+            ];
+            let body = &object(300_000, 16)[from..100_000];
+            Reply(reply("206 Partial Content", &headers, body), End::Close)
+        }
+    })
+    .await;
+    let (_directory, run) = fetch(&origin, &["--tries", "3"]).await;
+    run.ends_with(1, "nothing new");
+}
+
+#[tokio::test]
+async fn an_origin_that_answers_small_ranges_nobody_asked_for_is_given_up() {
+    // Partial content without a request for it, with another validator each time.
+    let origin = Origin::start(|asked| {
+        let tag = format!("\"v{}\"", asked.count);
+        let headers = [
+            ("Content-Range", "bytes 0-99/1000"),
+            ("Content-Length", "100"),
+            ("ETag", &*tag),
+        ];
+        Reply(
+            reply("206 Partial Content", &headers, &object(100, 17)),
+            End::Close,
+        )
+    })
+    .await;
+    let (directory, run) = fetch(&origin, &["--tries", "3"]).await;
+    assert_ne!(run.code, 0);
+    assert!(!directory.path().join("out").exists());
+}

@@ -67,6 +67,20 @@ async fn inside() {
     let error = socket.try_send(&transmit(&[0; 1600])).expect_err("too big");
     assert!(is_too_big(&error) && !is_link_gone(&error), "{error}");
 
+    // The same in a batch: refused by its segment size, and GSO stays on.
+    let segments = socket.max_gso_segments();
+    let batch = Transmit {
+        segment_size: Some(1600),
+        ..transmit(&[0; 4800])
+    };
+    let error = socket.try_send(&batch).expect_err("too big");
+    assert!(is_too_big(&error), "{error}");
+    assert_eq!(
+        socket.max_gso_segments(),
+        segments,
+        "one large probe must not switch GSO off"
+    );
+
     assert!(sh("ip link set wlan0 down; ip addr flush dev wlan0"));
     let error = socket
         .try_send(&transmit(b"while it is down"))

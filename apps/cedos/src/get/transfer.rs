@@ -281,6 +281,7 @@ impl<D: Dial> Transfer<'_, D> {
         };
         self.said_waiting = None;
         self.receiving = true;
+        let held = self.sink.len();
 
         let mut last_byte = Moment::now();
         let mut epoch_start = Moment::now();
@@ -342,7 +343,13 @@ impl<D: Dial> Transfer<'_, D> {
             self.distrust = Some("the object is shorter than what we hold of it".into());
             return Ok(Step::ChooseAgain);
         }
-        Ok(self.step_if_whole(ask.to.is_none()))
+        match self.step_if_whole(ask.to.is_none()) {
+            Step::ChooseAgain if self.sink.len() == held => Err(Fault::Origin {
+                text: "the origin answered with nothing new".into(),
+                retry_after: None,
+            }),
+            step => Ok(step),
+        }
     }
 
     /// Whole when the length says so, or when the origin never told one and ended cleanly.
@@ -395,8 +402,8 @@ impl<D: Dial> Transfer<'_, D> {
         let held = self.sink.len();
         match answer.part {
             Part::Whole(length) => Ok(Some(self.accept_from_zero(answer, ask, length)?)),
-            // An origin may answer with a range nobody asked for, from the first byte on.
-            Part::Range { from: 0, total, .. } if held > self.sink.tail().len() as u64 => {
+            // Also what an origin that sends a range nobody asked for means.
+            Part::Range { from: 0, total, .. } => {
                 Ok(Some(self.accept_from_zero(answer, ask, total)?))
             }
             Part::Range { from, total, .. } => {
@@ -440,7 +447,10 @@ impl<D: Dial> Transfer<'_, D> {
         let held = self.sink.len();
         self.ranges_refused |= ask.to.is_some() && matches!(answer.part, Part::Whole(_));
         let known = &self.sink.note.validator;
-        let same = known.is_some() && *known == answer.validator && self.distrust.is_none();
+        let known_length = self.sink.note.length;
+        let same_length = length.is_none() || known_length.is_none() || length == known_length;
+        let same =
+            known.is_some() && *known == answer.validator && same_length && self.distrust.is_none();
         let comparable = same && held == self.sink.tail().len() as u64;
         if held > 0 && !comparable {
             let why = self
