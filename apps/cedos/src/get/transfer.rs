@@ -8,12 +8,15 @@
 //!                        └─ fault: back off, count                          whole ──▶ digest, commit
 //! ```
 //!
-//! Whether bytes may be joined to those we hold is decided in one place (`accept`): the origin's
+//! Whether bytes may be joined to those we hold is decided in one place (`joining`): the origin's
 //! strong validator must be the same, the length too, and the last bytes we hold must come again
 //! equal. If any of it fails the download starts from zero and says `origin_changed`.
 
+mod ending;
+mod joining;
+mod reach;
+
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,7 +25,7 @@ use std::time::Duration;
 use d2tp_links::{Class, Link};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
-use url::{Host, Url};
+use url::Url;
 
 use super::choice::{Choice, IfLate, Need, Policy, Way, choose};
 use super::clock::Moment;
@@ -386,123 +389,6 @@ impl<D: Dial> Transfer<'_, D> {
         }
     }
 
-    /// Decides whether the answer's bytes may be joined to those we hold. Returns the bytes that
-    /// must come again first, or nothing when another request is needed.
-    fn accept(&mut self, answer: &Answer, ask: &Ask) -> Result<Option<Vec<u8>>, Fault> {
-        if answer.encoding.is_some() && !self.said_encoding {
-            self.said_encoding = true;
-            let coding = answer.encoding.clone().unwrap_or_default();
-            self.note(
-                None,
-                format!("the origin sends it {coding}-coded unasked; stored as it comes"),
-            );
-        }
-        self.encoding.clone_from(&answer.encoding);
-        self.offered_name.clone_from(&answer.name);
-        let held = self.sink.len();
-        match answer.part {
-            Part::Whole(length) => Ok(Some(self.accept_from_zero(answer, ask, length)?)),
-            // Also what an origin that sends a range nobody asked for means.
-            Part::Range { from: 0, total, .. } => {
-                Ok(Some(self.accept_from_zero(answer, ask, total)?))
-            }
-            Part::Range { from, total, .. } => {
-                let note = &self.sink.note;
-                let same_length =
-                    held == 0 || total.is_none() || note.length.is_none() || total == note.length;
-                let same_validator =
-                    held == 0 || answer.validator.is_none() || answer.validator == note.validator;
-                if !same_length || !same_validator {
-                    let what = if same_length { "validator" } else { "length" };
-                    self.distrust = Some(format!("the object's {what} is another than before"));
-                    return Ok(None);
-                }
-                if held == 0 {
-                    self.sink.note.validator = answer.validator.clone();
-                }
-                self.sink.note.length = total.or(self.sink.note.length);
-                let overlap = (held - from) as usize;
-                let tail = self.sink.tail();
-                Ok(Some(tail[tail.len() - overlap..].to_vec()))
-            }
-            Part::Unsatisfiable(_) => {
-                if held == 0 {
-                    self.ranges_refused = true; // an empty object has no first byte to ask for
-                } else {
-                    self.distrust = Some("the object is shorter than what we hold of it".into());
-                }
-                Ok(None)
-            }
-        }
-    }
-
-    /// The object comes from its first byte. What we hold is kept only if it is so little that
-    /// all of it can be compared, and the validator is the same.
-    fn accept_from_zero(
-        &mut self,
-        answer: &Answer,
-        ask: &Ask,
-        length: Option<u64>,
-    ) -> Result<Vec<u8>, Fault> {
-        let held = self.sink.len();
-        self.ranges_refused |= ask.to.is_some() && matches!(answer.part, Part::Whole(_));
-        let known = &self.sink.note.validator;
-        let known_length = self.sink.note.length;
-        let same_length = length.is_none() || known_length.is_none() || length == known_length;
-        let same =
-            known.is_some() && *known == answer.validator && same_length && self.distrust.is_none();
-        let comparable = same && held == self.sink.tail().len() as u64;
-        if held > 0 && !comparable {
-            let why = self
-                .distrust
-                .take()
-                .unwrap_or_else(|| self.why_from_zero(answer));
-            self.restart(&why).map_err(Fault::Final)?;
-        }
-        self.distrust = None;
-        self.sink.note.length = length;
-        self.sink.note.validator = answer.validator.clone();
-        Ok(self.sink.tail().to_vec())
-    }
-
-    fn why_from_zero(&self, answer: &Answer) -> String {
-        match &self.sink.note.validator {
-            None => "the origin gives nothing to recognise its bytes by (no strong ETag, no \
-                     settled Last-Modified)"
-                .into(),
-            Some(known) if answer.validator.as_ref() == Some(known) => {
-                "the origin does not send parts of an object".into()
-            }
-            Some(_) => "the origin has another object now".into(),
-        }
-    }
-
-    fn restart(&mut self, why: &str) -> Result<(), Failure> {
-        let held = self.sink.len();
-        self.restarts += 1;
-        if self.restarts > RESTARTS_MAX {
-            let text = format!("{why}; gave up after {RESTARTS_MAX} starts from zero");
-            return Err(Failure::of(
-                Exit::OriginChanged,
-                Reason::OriginChanged,
-                text,
-            ));
-        }
-        if !self.sink.restart()? {
-            let text =
-                format!("{why}, and {held} bytes are on standard output already; use -o FILE");
-            return Err(Failure::of(
-                Exit::OriginChanged,
-                Reason::OriginChanged,
-                text,
-            ));
-        }
-        self.duplicate_bytes += held;
-        let text = format!("{why}: from zero again, {held} bytes thrown away");
-        self.note(Some(Reason::OriginChanged), text);
-        Ok(())
-    }
-
     /// After a fault: give up, or wait a little and say so.
     async fn recover(&mut self, fault: Fault, link: &str) -> Result<(), Failure> {
         let (text, reason, retry_after, counts) = match fault {
@@ -699,74 +585,6 @@ impl<D: Dial> Transfer<'_, D> {
             .is_some_and(|class| *class != Class::Free)
     }
 
-    /// The links this origin can be reached by.
-    fn ways(&mut self) -> Vec<Way> {
-        let links = self.links.borrow().clone();
-        let near = near(&self.job.url, &links);
-        let usable: Vec<(String, Class, u32)> = match &near {
-            Some(Near::Here) => vec![("lo".into(), Class::Free, 0)],
-            _ => links
-                .iter()
-                .filter(|link| link.kind != d2tp_links::Kind::Loopback)
-                .filter(|link| {
-                    link.is_usable() || matches!(&near, Some(Near::OnLink(n, _)) if *n == link.name)
-                })
-                .map(|link| {
-                    (
-                        link.name.clone(),
-                        link.class.class,
-                        link.metric().unwrap_or(u32::MAX),
-                    )
-                })
-                .collect(),
-        };
-        let now = Moment::now();
-        usable
-            .into_iter()
-            .map(|(name, class, metric)| {
-                self.classes.insert(name.clone(), class);
-                Way {
-                    rate_bytes_per_s: self.rates.get(&name).copied(),
-                    stalled: self
-                        .stalled_until
-                        .get(&name)
-                        .is_some_and(|until| *until > now),
-                    in_use: self.current.as_ref() == Some(&name),
-                    name,
-                    class,
-                    metric,
-                }
-            })
-            .collect()
-    }
-
-    /// How to leave by this link, while it can be used.
-    fn via(&self, name: &str) -> Option<Via> {
-        let links = self.links.borrow();
-        match near(&self.job.url, &links) {
-            Some(Near::Here) => {
-                return Some(Via {
-                    device: None,
-                    sources: Vec::new(),
-                });
-            }
-            Some(Near::OnLink(link, source)) if link == name => {
-                return Some(Via {
-                    device: Some(link),
-                    sources: vec![source],
-                });
-            }
-            _ => {}
-        }
-        let link = links
-            .iter()
-            .find(|link| link.name == name && link.is_usable())?;
-        Some(Via {
-            device: Some(link.name.clone()),
-            sources: link.source_addresses().collect(),
-        })
-    }
-
     /// Half old, half new: one epoch of silence does not make a link worthless.
     fn measure(&mut self, link: &str, rate_bytes_per_s: f64) {
         let rate = self
@@ -800,119 +618,6 @@ impl<D: Dial> Transfer<'_, D> {
     fn t_s(&self) -> f64 {
         Moment::now().since(self.start).as_secs_f64()
     }
-
-    /// Checks the digest, gives the object its name, and reports.
-    async fn finish(self, outcome: Result<(), Failure>, named: PathBuf) -> Exit {
-        let sha256 = self.sink.sha256_hex();
-        let bytes = self.sink.len();
-        let late = self.left() == Some(Duration::ZERO);
-        let duration_s = self.t_s();
-        let file = match (&self.job.destination, &outcome, &self.offered_name) {
-            (Destination::File(path), ..) => path.clone(),
-            // The origin's name, unless it would replace a file nobody mentioned.
-            (Destination::Named, Ok(()), Some(name)) if !PathBuf::from(name).exists() => {
-                name.into()
-            }
-            _ => named.clone(),
-        };
-        let mut resumable_bytes = 0;
-        let outcome = match outcome {
-            Ok(())
-                if self
-                    .job
-                    .integrity
-                    .is_some_and(|wanted| hex::encode(wanted) != sha256) =>
-            {
-                let kept = self.sink.condemn().await;
-                let kept = kept
-                    .map(|p| format!("; the bytes are in {}", p.display()))
-                    .unwrap_or_default();
-                let wanted = hex::encode(self.job.integrity.unwrap_or_default());
-                let text = format!("sha256 is {sha256}, not {wanted}{kept}");
-                Err(Failure {
-                    exit: Exit::IntegrityMismatch,
-                    reason: None,
-                    text,
-                })
-            }
-            Ok(()) => self.sink.commit(&file).await,
-            Err(failure) => {
-                resumable_bytes = self.sink.suspend().await.map_or(0, |(bytes, _)| bytes);
-                Err(failure)
-            }
-        };
-        let (exit, reason, text) = match outcome {
-            Ok(()) if late => (Exit::DeadlineMissed, None, None),
-            Ok(()) => (Exit::Done, None, None),
-            Err(failure) => (failure.exit, failure.reason, Some(failure.text)),
-        };
-        let whole = text.is_none();
-        let report = Report {
-            url: public(&self.job.url),
-            file: display(&self.job.destination, &file),
-            bytes,
-            sha256,
-            bytes_by_link: self.bytes_by_link,
-            duration_s,
-            deadline_s: self.job.within.map(|within| within.as_secs_f64()),
-            deadline_met: self.job.within.map(|_| whole && !late),
-            switches: self.switches,
-            duplicate_bytes: self.duplicate_bytes,
-            content_encoding: self.encoding,
-            exit: exit as u8,
-            reason,
-            text,
-            resumable_bytes,
-            proxy_would_add: Some(
-                "with --prox, this moves between networks without a new connection or a \
-                 byte twice, and survives origins that cannot resume"
-                    .into(),
-            ),
-        };
-        self.observer.tell(&if whole {
-            Event::Done(report)
-        } else {
-            Event::Error(report)
-        });
-        exit
-    }
-}
-
-/// An origin that no default route is needed for.
-enum Near {
-    Here,
-    OnLink(String, IpAddr),
-}
-
-/// Whether the URL names this machine, or an address on one of its own networks.
-fn near(url: &Url, links: &[Link]) -> Option<Near> {
-    let ip = match url.host()? {
-        Host::Domain(name) if name == "localhost" || name.ends_with(".localhost") => {
-            return Some(Near::Here);
-        }
-        Host::Domain(_) => return None,
-        Host::Ipv4(ip) => IpAddr::V4(ip),
-        Host::Ipv6(ip) => IpAddr::V6(ip),
-    };
-    if ip.is_loopback() || links.iter().any(|link| link.addresses.contains(&ip)) {
-        return Some(Near::Here);
-    }
-    // Connecting a UDP socket sends nothing; it asks routing for the source address.
-    let any = SocketAddr::new(
-        if ip.is_ipv6() {
-            [0u16; 8].into()
-        } else {
-            [0u8; 4].into()
-        },
-        0,
-    );
-    let probe = UdpSocket::bind(any).ok()?;
-    probe.connect((ip, 9)).ok()?;
-    let source = probe.local_addr().ok()?.ip();
-    let link = links
-        .iter()
-        .find(|link| link.up && link.carrier && link.addresses.contains(&source))?;
-    Some(Near::OnLink(link.name.clone(), source))
 }
 
 fn display(destination: &Destination, file: &std::path::Path) -> String {
