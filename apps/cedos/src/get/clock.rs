@@ -1,0 +1,28 @@
+//! Time that goes on while the machine sleeps: deadlines are counted on the boot-time clock.
+
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+
+/// A moment on the boot-time clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(Duration);
+
+impl Moment {
+    /// Now.
+    pub fn now() -> Moment {
+        let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME)
+            .expect("Linux has had CLOCK_BOOTTIME since 2.6.39");
+        Moment(since_boot.into())
+    }
+
+    /// This much later; the end of time at most.
+    pub fn after(self, span: Duration) -> Moment {
+        Moment(self.0.saturating_add(span))
+    }
+
+    /// The time from `earlier` to here; nothing if it is not earlier.
+    pub fn since(self, earlier: Moment) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}

@@ -1,0 +1,60 @@
+//! How a request reaches an origin: the seam between a direct connection and a flow to a proxy.
+
+use std::future::Future;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use url::Url;
+
+use super::outcome::Failure;
+
+/// A byte stream that can carry one HTTP/1.1 exchange.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
+
+/// The link a request leaves by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Via {
+    /// The device's name; none leaves it to routing.
+    pub device: Option<String>,
+    /// Addresses to send from, one family each at least; none leaves it to routing.
+    pub sources: Vec<IpAddr>,
+}
+
+/// Why no answer came, and what that means for the next try.
+#[derive(Debug, Clone)]
+pub enum Fault {
+    /// The network between us and the origin failed; another link may do better.
+    Path(String),
+    /// The origin failed or asks for patience.
+    Origin {
+        /// What happened.
+        text: String,
+        /// The wait it asked for.
+        retry_after: Option<Duration>,
+    },
+    /// Trying again will not help.
+    Final(Failure),
+}
+
+/// Opens byte streams towards origins.
+///
+/// [`super::direct::Direct`] opens TCP and TLS bound to a link. A proxy transport opens a flow,
+/// sends absolute-form requests on it, and moves between links by itself.
+pub trait Dial: Send {
+    /// Opens a stream for one request to `url`'s origin, leaving by `via`.
+    fn dial(&self, url: &Url, via: &Via)
+    -> impl Future<Output = Result<Box<dyn Io>, Fault>> + Send;
+
+    /// True when requests carry the whole URL, as a proxy wants it.
+    fn absolute_form(&self) -> bool {
+        false
+    }
+
+    /// True when a stream outlives its link, so that a lost link is no reason to drop it.
+    fn moves_by_itself(&self) -> bool {
+        false
+    }
+}

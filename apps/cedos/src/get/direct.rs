@@ -1,0 +1,219 @@
+//! Straight to the origin: TCP on a chosen link, TLS where the URL says so.
+//!
+//! The socket is bound to the link's device and to an address of the link, so that a default
+//! route through another link cannot take the bytes there. Names are looked up by the system's
+//! resolver, which goes its own way: a lookup may use another link than the transfer.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::RootCertStore;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, ServerName};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use url::{Host, Url};
+
+use super::dial::{Dial, Fault, Io, Via};
+use super::outcome::Failure;
+
+/// Time for one address to answer a TCP SYN before the next is tried.
+const CONNECT_MAX: Duration = Duration::from_secs(10); // a guess: cellular start-up takes up to 3 s
+
+/// Time for a TLS handshake.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(15); // a guess
+
+/// Time for a name to be looked up.
+const LOOKUP_MAX: Duration = Duration::from_secs(10); // two tries of glibc's resolver
+
+/// Opens TCP connections, with TLS for `https`.
+pub struct Direct {
+    tls: TlsConnector,
+}
+
+impl Direct {
+    /// Trusts what the system trusts, and the authorities in `extra_ca` (PEM) besides.
+    ///
+    /// # Errors
+    /// An `extra_ca` that cannot be read or holds no certificate.
+    pub fn new(extra_ca: Option<&Path>) -> Result<Direct, Failure> {
+        let mut roots = RootCertStore::empty();
+        let (_, unfit) =
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if unfit > 0 {
+            tracing::debug!(unfit, "certificates of the system's store not understood");
+        }
+        if let Some(path) = extra_ca {
+            add_authorities(&mut roots, path)
+                .map_err(|why| Failure::error(format!("--ca {}: {why}", path.display())))?;
+        }
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| Failure::error(format!("TLS: {error}")))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Direct {
+            tls: TlsConnector::from(Arc::new(config)),
+        })
+    }
+}
+
+impl Dial for Direct {
+    async fn dial(&self, url: &Url, via: &Via) -> Result<Box<dyn Io>, Fault> {
+        let host = url
+            .host()
+            .ok_or_else(|| Fault::Final(Failure::error("the URL has no host")))?;
+        let port = url.port_or_known_default().unwrap_or(80);
+        let stream = connect(&addresses(&host, port).await?, via).await?;
+        let _ = stream.set_nodelay(true);
+        if url.scheme() != "https" {
+            return Ok(Box::new(stream));
+        }
+        let name = match &host {
+            Host::Domain(name) => ServerName::try_from(name.to_string()).map_err(|e| {
+                Fault::Final(Failure::error(format!("`{name}` is not a host: {e}")))
+            })?,
+            Host::Ipv4(ip) => ServerName::from(IpAddr::V4(*ip)),
+            Host::Ipv6(ip) => ServerName::from(IpAddr::V6(*ip)),
+        };
+        match timeout(HANDSHAKE_MAX, self.tls.connect(name, stream)).await {
+            Ok(Ok(stream)) => Ok(Box::new(stream)),
+            Ok(Err(error)) => Err(tls_fault(&host, error)),
+            Err(_) => Err(Fault::Path(format!(
+                "{host}: no TLS handshake in {HANDSHAKE_MAX:?}"
+            ))),
+        }
+    }
+}
+
+fn add_authorities(roots: &mut RootCertStore, path: &Path) -> Result<(), String> {
+    let mut count = 0;
+    for certificate in CertificateDer::pem_file_iter(path).map_err(|e| e.to_string())? {
+        let certificate = certificate.map_err(|e| e.to_string())?;
+        roots.add(certificate).map_err(|e| e.to_string())?;
+        count += 1;
+    }
+    if count == 0 {
+        Err("no certificate in it (PEM is expected)".into())
+    } else {
+        Ok(())
+    }
+}
+
+async fn addresses(host: &Host<&str>, port: u16) -> Result<Vec<SocketAddr>, Fault> {
+    let name = match host {
+        Host::Ipv4(ip) => return Ok(vec![SocketAddr::new(IpAddr::V4(*ip), port)]),
+        Host::Ipv6(ip) => return Ok(vec![SocketAddr::new(IpAddr::V6(*ip), port)]),
+        Host::Domain(name) => *name,
+    };
+    match timeout(LOOKUP_MAX, tokio::net::lookup_host((name, port))).await {
+        Ok(Ok(found)) => Ok(found.collect()),
+        Ok(Err(error)) => Err(Fault::Path(format!("cannot look up {name}: {error}"))),
+        Err(_) => Err(Fault::Path(format!(
+            "cannot look up {name}: no answer in {LOOKUP_MAX:?}"
+        ))),
+    }
+}
+
+async fn connect(addresses: &[SocketAddr], via: &Via) -> Result<TcpStream, Fault> {
+    let mut last = None;
+    for address in addresses {
+        let source = match source_for(*address, via) {
+            Ok(source) => source,
+            Err(text) => {
+                last.get_or_insert(Fault::Path(text));
+                continue;
+            }
+        };
+        let device = via.device.as_deref().filter(|_| source.is_some());
+        match timeout(CONNECT_MAX, connect_from(*address, source, device)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = Some(connect_fault(*address, &error)),
+            Err(_) => {
+                last = Some(Fault::Path(format!(
+                    "{address} does not answer ({CONNECT_MAX:?})"
+                )));
+            }
+        }
+    }
+    Err(last.unwrap_or_else(|| Fault::Path("the host has no address".into())))
+}
+
+/// The address to send from; none for this machine itself, or when routing decides.
+fn source_for(destination: SocketAddr, via: &Via) -> Result<Option<IpAddr>, String> {
+    if destination.ip().is_loopback() || via.sources.is_empty() {
+        return Ok(None);
+    }
+    let fits = |source: &&IpAddr| source.is_ipv6() == destination.is_ipv6();
+    via.sources
+        .iter()
+        .find(fits)
+        .copied()
+        .map(Some)
+        .ok_or_else(|| {
+            let family = if destination.is_ipv6() {
+                "IPv6"
+            } else {
+                "IPv4"
+            };
+            format!(
+                "{} has no {family} to reach {destination}",
+                via.device.as_deref().unwrap_or("it")
+            )
+        })
+}
+
+async fn connect_from(
+    destination: SocketAddr,
+    source: Option<IpAddr>,
+    device: Option<&str>,
+) -> io::Result<TcpStream> {
+    let socket = if destination.is_ipv6() {
+        TcpSocket::new_v6()?
+    } else {
+        TcpSocket::new_v4()?
+    };
+    if let Some(device) = device
+        && let Err(error) = socket.bind_device(Some(device.as_bytes()))
+    {
+        // Without the right to bind to a device the source address still picks the link where
+        // routing has a rule for it, which is how systems with several links are set up.
+        if error.kind() != io::ErrorKind::PermissionDenied {
+            return Err(error);
+        }
+        tracing::debug!(device, %error, "bound to the address only");
+    }
+    if let Some(source) = source {
+        socket.bind(SocketAddr::new(source, 0))?;
+    }
+    socket.connect(destination).await
+}
+
+fn connect_fault(address: SocketAddr, error: &io::Error) -> Fault {
+    if error.kind() == io::ErrorKind::ConnectionRefused {
+        return Fault::Origin {
+            text: format!("{address} refuses connections"),
+            retry_after: None,
+        };
+    }
+    Fault::Path(format!("cannot connect to {address}: {error}"))
+}
+
+fn tls_fault(host: &Host<&str>, error: io::Error) -> Fault {
+    let inner = error
+        .get_ref()
+        .and_then(|e| e.downcast_ref::<rustls::Error>());
+    match inner {
+        Some(rustls::Error::InvalidCertificate(why)) => Fault::Final(Failure::error(format!(
+            "{host} is not who it says: {why}; if its authority is your own, name it with --ca FILE"
+        ))),
+        Some(why) => Fault::Final(Failure::error(format!("TLS with {host} failed: {why}"))),
+        None => Fault::Path(format!("TLS with {host} was cut off: {error}")),
+    }
+}

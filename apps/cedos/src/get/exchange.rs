@@ -1,0 +1,420 @@
+//! One GET: request, redirects, the answer's head, and its body as it comes.
+
+use std::time::Duration;
+
+use base64::Engine;
+use bytes::Bytes;
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HOST,
+    IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
+};
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+use url::Url;
+
+use super::dial::{Dial, Fault, Via};
+use super::filename;
+use super::outcome::{Exit, Failure, Reason};
+use super::validator::Validator;
+
+/// Redirects followed before we take it for a loop (as browsers and curl's documentation do).
+pub const REDIRECTS_MAX: usize = 20;
+
+/// Time for the head of an answer to come.
+const HEAD_MAX: Duration = Duration::from_secs(30); // a guess
+
+/// Longest wait an origin may ask for by `Retry-After`.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
+
+const AGENT: &str = concat!("cedos/", env!("CARGO_PKG_VERSION"));
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// The object.
+    pub url: Url,
+    /// First byte wanted.
+    pub from: u64,
+    /// Last byte wanted; none is the end.
+    pub to: Option<u64>,
+    /// Send the range only if the object is still this one.
+    pub if_range: Option<Validator>,
+    /// Follow a redirect from `https` to `http`.
+    pub allow_downgrade: bool,
+}
+
+/// What the bytes that follow are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The object from its first byte, with its length where told.
+    Whole(Option<u64>),
+    /// The object from `from` to `to`, and its length where told.
+    Range {
+        /// First byte.
+        from: u64,
+        /// Last byte.
+        to: u64,
+        /// Length of the whole object.
+        total: Option<u64>,
+    },
+    /// The range asked for does not exist; the object's length where told.
+    Unsatisfiable(Option<u64>),
+}
+
+/// The head of an answer and its body to come.
+pub struct Answer {
+    /// What the bytes are.
+    pub part: Part,
+    /// Identifies the object's bytes.
+    pub validator: Option<Validator>,
+    /// A coding of the bytes we did not ask for, kept as it is.
+    pub encoding: Option<String>,
+    /// The name the origin gives the file.
+    pub name: Option<String>,
+    body: Incoming,
+    connection: AbortHandle,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        // Nothing more may arrive on a link we have left.
+        self.connection.abort();
+    }
+}
+
+impl Answer {
+    /// The next bytes; `None` at the clean end, a fault when the origin stopped short of it.
+    pub async fn next(&mut self) -> Option<Result<Bytes, Fault>> {
+        loop {
+            return match self.body.frame().await? {
+                Ok(frame) => match frame.into_data() {
+                    Ok(data) => Some(Ok(data)),
+                    Err(_trailers) => continue,
+                },
+                Err(error) => Some(Err(broken(&error))),
+            };
+        }
+    }
+}
+
+/// Asks, follows redirects, and returns an answer that carries the object or says it has changed.
+pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, Fault> {
+    let mut url = ask.url.clone();
+    let credentials = credentials(&url);
+    for _ in 0..=REDIRECTS_MAX {
+        let same_origin = url.origin() == ask.url.origin();
+        let request = request(
+            dial,
+            ask,
+            &url,
+            credentials.as_deref().filter(|_| same_origin),
+        )?;
+        let stream = dial.dial(&url, via).await?;
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
+        let (mut sender, connection) = handshake.await.map_err(|e| broken(&e))?;
+        let connection = tokio::spawn(connection).abort_handle();
+        let answer = match timeout(HEAD_MAX, sender.send_request(request)).await {
+            Ok(answer) => answer.map_err(|e| broken(&e))?,
+            Err(_) => {
+                connection.abort();
+                let text = format!("{} took the request and says nothing", host(&url));
+                return Err(Fault::Origin {
+                    text,
+                    retry_after: None,
+                });
+            }
+        };
+        let (head, body) = answer.into_parts();
+        if head.status.is_redirection() && head.headers.contains_key(LOCATION) {
+            connection.abort();
+            url = redirected(&url, &head.headers, ask.allow_downgrade)?;
+            continue;
+        }
+        let part = match part(head.status, &head.headers, ask, &url) {
+            Ok(part) => part,
+            Err(fault) => {
+                connection.abort();
+                return Err(fault);
+            }
+        };
+        let text = |name| {
+            head.headers
+                .get(name)
+                .and_then(|v| v.to_str().ok())
+                .map(str::to_owned)
+        };
+        return Ok(Answer {
+            part,
+            validator: Validator::in_headers(&head.headers),
+            encoding: text(CONTENT_ENCODING).filter(|e| !e.eq_ignore_ascii_case("identity")),
+            name: filename::from_headers(&head.headers),
+            body,
+            connection,
+        });
+    }
+    let text = format!("more than {REDIRECTS_MAX} redirects: the origin sends us in circles");
+    Err(Fault::Final(Failure::error(text)))
+}
+
+fn request(
+    dial: &impl Dial,
+    ask: &Ask,
+    url: &Url,
+    credentials: Option<&str>,
+) -> Result<Request<Empty<Bytes>>, Fault> {
+    let mut plain = url.clone();
+    plain.set_fragment(None);
+    let _ = plain.set_username("");
+    let _ = plain.set_password(None);
+    let target = if dial.absolute_form() {
+        plain.to_string()
+    } else {
+        plain[url::Position::BeforePath..].to_owned()
+    };
+    let mut request = Request::get(target)
+        .header(HOST, host(url))
+        .header(USER_AGENT, AGENT)
+        // A coding would give the bytes a second identity that ranges and digests cannot follow.
+        .header(ACCEPT_ENCODING, "identity");
+    if ask.from > 0 || ask.to.is_some() {
+        let to = ask.to.map(|to| to.to_string()).unwrap_or_default();
+        request = request.header(RANGE, format!("bytes={}-{to}", ask.from));
+        if let Some(validator) = &ask.if_range {
+            request = request.header(IF_RANGE, validator.as_str());
+        }
+    }
+    if let Some(credentials) = credentials {
+        request = request.header(AUTHORIZATION, credentials);
+    }
+    request
+        .body(Empty::new())
+        .map_err(|e| Fault::Final(Failure::error(format!("{url} cannot be asked for: {e}"))))
+}
+
+/// `host` or `host:port`, as the Host header wants it.
+fn host(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    url.port()
+        .map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
+}
+
+fn credentials(url: &Url) -> Option<String> {
+    if url.username().is_empty() && url.password().is_none() {
+        return None;
+    }
+    let decode = |text: &str| {
+        // The URL keeps them percent-encoded; a form parser decodes exactly that.
+        url::form_urlencoded::parse(text.replace('+', "%2B").as_bytes())
+            .next()
+            .map(|(name, _)| name.into_owned())
+            .unwrap_or_default()
+    };
+    let pair = format!(
+        "{}:{}",
+        decode(url.username()),
+        decode(url.password().unwrap_or(""))
+    );
+    Some(format!(
+        "Basic {}",
+        base64::engine::general_purpose::STANDARD.encode(pair)
+    ))
+}
+
+fn redirected(from: &Url, headers: &HeaderMap, allow_downgrade: bool) -> Result<Url, Fault> {
+    let refuse = |text: String| Fault::Final(Failure::error(text));
+    let location = headers
+        .get(LOCATION)
+        .and_then(|v| v.to_str().ok())
+        .unwrap_or_default();
+    let to = from
+        .join(location)
+        .map_err(|e| refuse(format!("the origin redirects to `{location}`: {e}")))?;
+    if !matches!(to.scheme(), "http" | "https") {
+        return Err(refuse(format!(
+            "the origin redirects to {to}, which is not the web"
+        )));
+    }
+    if from.scheme() == "https" && to.scheme() == "http" && !allow_downgrade {
+        return Err(refuse(format!(
+            "the origin redirects from https to {to}, where anyone may read and change it; \
+             --allow-downgrade follows it all the same"
+        )));
+    }
+    Ok(to)
+}
+
+/// What the answer's status and header say of the bytes, or why there are none.
+fn part(status: StatusCode, headers: &HeaderMap, ask: &Ask, url: &Url) -> Result<Part, Fault> {
+    let text = |name| headers.get(name).and_then(|v| v.to_str().ok());
+    let host = url.host_str().unwrap_or_default();
+    match status {
+        StatusCode::OK => Ok(Part::Whole(
+            text(CONTENT_LENGTH).and_then(|v| v.parse().ok()),
+        )),
+        StatusCode::PARTIAL_CONTENT => {
+            let range = text(CONTENT_RANGE).and_then(parse_content_range);
+            match range {
+                Some(Part::Range { from, to, total }) if from == ask.from => {
+                    Ok(Part::Range { from, to, total })
+                }
+                _ => Err(Fault::Final(Failure::error(format!(
+                    "{host} answers a range we did not ask for: {}",
+                    text(CONTENT_RANGE).unwrap_or("no Content-Range")
+                )))),
+            }
+        }
+        StatusCode::RANGE_NOT_SATISFIABLE if ask.from > 0 || ask.to.is_some() => {
+            Ok(text(CONTENT_RANGE)
+                .and_then(parse_content_range)
+                .unwrap_or(Part::Unsatisfiable(None)))
+        }
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
+            Err(patience(status, text(RETRY_AFTER), host))
+        }
+        _ if status.is_server_error() => Err(patience(status, text(RETRY_AFTER), host)),
+        StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
+            Err(Fault::Final(Failure::of(
+                Exit::Error,
+                Reason::AuthRequired,
+                format!(
+                    "{host} wants credentials ({status}); write them as https://user:password@{host}/…"
+                ),
+            )))
+        }
+        // A URL that worked before is not wrong but over: signed links run out.
+        StatusCode::FORBIDDEN | StatusCode::GONE | StatusCode::NOT_FOUND if ask.from > 0 => {
+            Err(Fault::Final(Failure::of(
+                Exit::Error,
+                Reason::UrlExpired,
+                format!(
+                    "{host} gave the first {} bytes and now answers {status}; get a fresh URL",
+                    ask.from
+                ),
+            )))
+        }
+        _ => Err(Fault::Final(Failure::error(format!(
+            "{host} answers {status} for {}",
+            url.path()
+        )))),
+    }
+}
+
+fn patience(status: StatusCode, retry_after: Option<&str>, host: &str) -> Fault {
+    let retry_after = retry_after
+        .and_then(|text| text.trim().parse().ok())
+        .map(|s| Duration::from_secs(s).min(RETRY_AFTER_MAX));
+    Fault::Origin {
+        text: format!("{host} answers {status}"),
+        retry_after,
+    }
+}
+
+/// `bytes 5-9/10`, `bytes 5-9/*`, `bytes */10` (RFC 9110 §14.4).
+fn parse_content_range(text: &str) -> Option<Part> {
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let total = if total == "*" {
+        None
+    } else {
+        Some(total.parse().ok()?)
+    };
+    if range == "*" {
+        return Some(Part::Unsatisfiable(total));
+    }
+    let (from, to) = range.split_once('-')?;
+    let (from, to): (u64, u64) = (from.parse().ok()?, to.parse().ok()?);
+    (from <= to && to < u64::MAX && total.is_none_or(|total| to < total)).then_some(Part::Range {
+        from,
+        to,
+        total,
+    })
+}
+
+/// Whose fault a broken exchange is: an end or a reset was sent by somebody, most likely the
+/// origin; anything else (no route, no answer) is the network's.
+fn broken(error: &hyper::Error) -> Fault {
+    use std::io::ErrorKind;
+    let origin = |text: String| Fault::Origin {
+        text,
+        retry_after: None,
+    };
+    let chain = std::iter::successors(std::error::Error::source(error), |inner| inner.source());
+    let (mut cause, mut kind) = (String::new(), None);
+    for inner in chain {
+        cause = format!(": {inner}");
+        kind = kind.or(inner
+            .downcast_ref::<std::io::Error>()
+            .map(std::io::Error::kind));
+    }
+    if error.is_incomplete_message() || kind == Some(ErrorKind::UnexpectedEof) {
+        return origin("the origin closed the connection before the end".into());
+    }
+    if matches!(
+        kind,
+        Some(ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
+    ) {
+        return origin("the origin reset the connection".into());
+    }
+    if error.is_parse() || error.is_parse_status() {
+        return origin(format!(
+            "the origin does not speak HTTP/1.1: {error}{cause}"
+        ));
+    }
+    Fault::Path(format!("the connection broke: {error}{cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_ranges_are_read_strictly() {
+        let range = |from, to, total| Some(Part::Range { from, to, total });
+        assert_eq!(parse_content_range("bytes 5-9/10"), range(5, 9, Some(10)));
+        assert_eq!(parse_content_range("bytes 5-9/*"), range(5, 9, None));
+        assert_eq!(
+            parse_content_range("bytes */10"),
+            Some(Part::Unsatisfiable(Some(10)))
+        );
+        for bad in [
+            "bytes 9-5/10",
+            "bytes 5-10/10",
+            "items 5-9/10",
+            "bytes 5-9",
+            "bytes -9/10",
+            "",
+        ] {
+            assert_eq!(parse_content_range(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_redirect_to_plain_http_is_refused_unless_said() {
+        let from: Url = "https://origin.example/a".parse().expect("a URL");
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            LOCATION,
+            "http://origin.example/b".parse().expect("a value"),
+        );
+        assert!(matches!(
+            redirected(&from, &headers, false),
+            Err(Fault::Final(_))
+        ));
+        assert_eq!(
+            redirected(&from, &headers, true).expect("allowed").path(),
+            "/b"
+        );
+        headers.insert(LOCATION, "file:///etc/passwd".parse().expect("a value"));
+        assert!(redirected(&from, &headers, true).is_err());
+    }
+
+    #[test]
+    fn credentials_of_the_url_become_a_header() {
+        let url: Url = "http://us%40er:p%2Bw@h/".parse().expect("a URL");
+        // us@er:p+w
+        assert_eq!(credentials(&url).as_deref(), Some("Basic dXNAZXI6cCt3"));
+    }
+}

@@ -1,0 +1,148 @@
+//! The name to save under, when the user gave none: never a path, never hidden.
+
+use http::HeaderMap;
+use http::header::CONTENT_DISPOSITION;
+use url::Url;
+
+/// Longest name taken from an origin, in bytes (most file systems take 255; `.part.json` is ours).
+const NAME_BYTES_MAX: usize = 200;
+
+/// The last segment of the URL's path, or `download`.
+pub fn from_url(url: &Url) -> String {
+    let segment = url
+        .path_segments()
+        .and_then(|mut s| s.rfind(|part| !part.is_empty()));
+    segment
+        .map(percent_decoded)
+        .and_then(|name| harmless(&name))
+        .unwrap_or_else(|| "download".into())
+}
+
+/// The name the origin asks for in `Content-Disposition` (RFC 6266), if it is fit to use.
+pub fn from_headers(headers: &HeaderMap) -> Option<String> {
+    let text = headers.get(CONTENT_DISPOSITION)?.to_str().ok()?;
+    let mut plain = None;
+    for parameter in split_unquoted(text).skip(1) {
+        let Some((key, value)) = parameter.split_once('=') else {
+            continue;
+        };
+        let value = value.trim();
+        match key.trim().to_ascii_lowercase().as_str() {
+            // RFC 8187: charset'language'percent-encoded; wins over the plain form.
+            "filename*" => {
+                if let Some(encoded) = value.splitn(3, '\'').nth(2)
+                    && value.to_ascii_lowercase().starts_with("utf-8'")
+                {
+                    return harmless(&percent_decoded(encoded));
+                }
+            }
+            "filename" => plain = Some(unquoted(value)),
+            _ => {}
+        }
+    }
+    harmless(&plain?)
+}
+
+/// Parts between semicolons that stand outside quotes.
+fn split_unquoted(text: &str) -> impl Iterator<Item = &str> {
+    let mut quoted = false;
+    let mut escaped = false;
+    text.split(move |c| {
+        let here = quoted;
+        match c {
+            _ if escaped => escaped = false,
+            '\\' if quoted => escaped = true,
+            '"' => quoted = !quoted,
+            _ => {}
+        }
+        c == ';' && !here
+    })
+}
+
+fn unquoted(value: &str) -> String {
+    let Some(inner) = value.strip_prefix('"').and_then(|v| v.strip_suffix('"')) else {
+        return value.to_owned();
+    };
+    let mut out = String::new();
+    let mut chars = inner.chars();
+    while let Some(c) = chars.next() {
+        out.extend(if c == '\\' { chars.next() } else { Some(c) });
+    }
+    out
+}
+
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let hex = (first == b'%')
+            .then(|| {
+                tail.get(..2)
+                    .and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 16).ok())
+            })
+            .flatten();
+        bytes.push(hex.unwrap_or(first));
+        rest = if hex.is_some() { &tail[2..] } else { tail };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The last component, without control characters or leading dots; nothing if nothing is left.
+fn harmless(name: &str) -> Option<String> {
+    let last = name.rsplit(['/', '\\']).next().unwrap_or("");
+    let clean: String = last.chars().filter(|c| !c.is_control()).collect();
+    let clean = clean
+        .trim()
+        .trim_start_matches('.')
+        .trim_end_matches([' ', '.']);
+    let mut end = clean.len().min(NAME_BYTES_MAX);
+    while !clean.is_char_boundary(end) {
+        end -= 1;
+    }
+    (!clean.is_empty()).then(|| clean[..end].to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(disposition: &str) -> Option<String> {
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            CONTENT_DISPOSITION,
+            disposition.parse().expect("a header value"),
+        );
+        from_headers(&headers)
+    }
+
+    #[test]
+    fn a_url_gives_its_last_segment() {
+        let of = |text: &str| from_url(&text.parse().expect("a URL"));
+        assert_eq!(of("http://host/a/episode%20118.mp3?x=1"), "episode 118.mp3");
+        assert_eq!(of("http://host/a/"), "a");
+        assert_eq!(of("http://host/"), "download");
+        assert_eq!(of("http://host/%2e%2e%2f%2e%2e%2fetc%2fpasswd"), "passwd");
+    }
+
+    #[test]
+    fn an_origin_may_name_a_file_but_not_a_path() {
+        assert_eq!(
+            named("attachment; filename=\"a; b.mp3\"").as_deref(),
+            Some("a; b.mp3")
+        );
+        assert_eq!(
+            named("attachment; filename=../../.bashrc").as_deref(),
+            Some("bashrc")
+        );
+        assert_eq!(named("attachment; filename=\"..\""), None);
+        assert_eq!(
+            named("attachment; filename=\"C:\\\\x\\\\y.txt\"").as_deref(),
+            Some("y.txt")
+        );
+        assert_eq!(
+            named("attachment; filename=x; filename*=UTF-8''na%C3%AFve.txt").as_deref(),
+            Some("naïve.txt")
+        );
+        assert_eq!(named("inline"), None);
+    }
+}

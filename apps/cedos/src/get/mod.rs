@@ -1,0 +1,31 @@
+//! `cedos get`: one download that moves between links, waits when it may, and is whole or absent.
+//!
+//! ```text
+//!            links (watched)     deadline, policy, budget
+//!                 └──────┬──────────────┘
+//!                     choice ── use this link / wait, and why
+//!                        │
+//!   dial (a byte stream to the origin: TCP and TLS bound to the link, or a flow to a proxy)
+//!                        │
+//!   exchange (one GET, redirects, Range and If-Range) ──▶ transfer ──▶ sink (FILE.part → FILE)
+//!                                                            └──────▶ report (bar, lines, JSON)
+//! ```
+//!
+//! `transfer` is the order of things and knows neither sockets nor files. What stands in the
+//! destination is always one whole object: bytes go to `FILE.part`, a later request continues it
+//! only if the origin's validator *and* the last bytes we hold agree, and anything else starts
+//! again from zero and says so.
+
+pub mod choice;
+pub mod clock;
+pub mod dial;
+pub mod direct;
+pub mod exchange;
+pub mod filename;
+pub mod outcome;
+pub mod partial;
+pub mod report;
+pub mod sink;
+pub mod transfer;
+pub mod validator;
+pub mod when;

@@ -1,0 +1,127 @@
+//! How a download ends, and the words for why it waits: exit codes and reason codes.
+
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+/// How a command ended, for scripts. The numbers are part of the interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// The object is whole, and in time.
+    Done = 0,
+    /// It failed; the message says whose fault.
+    Error = 1,
+    /// The command line makes no sense.
+    Usage = 2,
+    /// Stopped by the user; the partial can be continued.
+    Cancelled = 3,
+    /// The deadline passed. The object may be whole all the same, only late.
+    DeadlineMissed = 10,
+    /// Metered links carried all they were allowed to, and no other link was there in time.
+    BudgetExhausted = 11,
+    /// The bytes are not those `--integrity` names.
+    IntegrityMismatch = 12,
+    /// The origin sent different bytes too often.
+    OriginChanged = 13,
+    /// No link may be used, and waiting was not wanted.
+    NoPermittedPath = 14,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// Why something waits or failed, for scripts and logs: the product's one list, of which these
+/// are the ones a download straight from an origin can meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// No link is up.
+    NoPath,
+    /// Only links that cost are up, and there is time.
+    PathCost,
+    /// Metered links carried what they may.
+    OverBudget,
+    /// Only a roaming link is up.
+    RoamingBlocked,
+    /// The origin does not answer, or asks us to come back.
+    OriginWait,
+    /// The origin's bytes are not those we began with.
+    OriginChanged,
+    /// The address worked before and does not any more.
+    UrlExpired,
+    /// The origin wants credentials.
+    AuthRequired,
+    /// The disk is full.
+    StorageFull,
+    /// The user stopped it.
+    UserPaused,
+    /// A link is up and carries nothing.
+    PathTooSlow,
+}
+
+impl Reason {
+    /// The code as it is printed.
+    pub fn code(self) -> String {
+        serde_json::to_value(self)
+            .ok()
+            .and_then(|v| Some(v.as_str()?.to_owned()))
+            .unwrap_or_default()
+    }
+}
+
+/// The end of a download that did not succeed.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// The exit code.
+    pub exit: Exit,
+    /// The reason code, where one fits.
+    pub reason: Option<Reason>,
+    /// Whose fault, where, and what to do next.
+    pub text: String,
+}
+
+impl Failure {
+    /// A failure without a reason code.
+    pub fn error(text: impl Into<String>) -> Failure {
+        Failure {
+            exit: Exit::Error,
+            reason: None,
+            text: text.into(),
+        }
+    }
+
+    /// A failure with its reason code.
+    pub fn of(exit: Exit, reason: Reason, text: impl Into<String>) -> Failure {
+        Failure {
+            exit,
+            reason: Some(reason),
+            text: text.into(),
+        }
+    }
+
+    /// A disk that refused, in words that say what to do.
+    pub fn storage(what: &str, error: &std::io::Error) -> Failure {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        if matches!(error.kind(), StorageFull | QuotaExceeded) {
+            let text = format!("{what}: {error}; make room and run the same command to continue");
+            return Failure::of(Exit::Error, Reason::StorageFull, text);
+        }
+        Failure::error(format!("{what}: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_those_of_the_interface() {
+        assert_eq!(Reason::RoamingBlocked.code(), "roaming_blocked");
+        assert_eq!(Reason::OriginChanged.code(), "origin_changed");
+        assert_eq!(Exit::IntegrityMismatch as u8, 12);
+        assert_eq!(Exit::NoPermittedPath as u8, 14);
+    }
+}

@@ -1,0 +1,281 @@
+//! `FILE.part` and its note `FILE.part.json`: what survives a stop, a crash or a full disk.
+//!
+//! The note says which object the part belongs to and how many bytes are on the disk for
+//! certain (synced). It is replaced atomically, and only after the sync it speaks of, so it never
+//! promises too much; after a crash the part is cut back to it. When the object is whole, the
+//! file and then its directory are synced around the rename, so FILE is either absent (or the
+//! old one) or whole.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::validator::Validator;
+
+/// Version of the note's form; a note of another version is not believed.
+const NOTE_VERSION: u32 = 1;
+
+/// What the note beside a part says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    /// Version of this form.
+    pub version: u32,
+    /// The URL asked for, without credentials.
+    pub url: String,
+    /// What identifies the object's bytes, when the origin tells.
+    pub validator: Option<Validator>,
+    /// Its size, when known.
+    pub length: Option<u64>,
+    /// Bytes of the part that are synced to the disk.
+    pub durable_bytes: u64,
+}
+
+impl Note {
+    /// A note for an object nothing is known of.
+    pub fn new(url: &str) -> Note {
+        Note {
+            version: NOTE_VERSION,
+            url: url.into(),
+            validator: None,
+            length: None,
+            durable_bytes: 0,
+        }
+    }
+}
+
+/// An open part, locked against a second `cedos get`.
+#[derive(Debug)]
+pub struct Partial {
+    file: File,
+    part: PathBuf,
+    note_path: PathBuf,
+    destination: PathBuf,
+}
+
+impl Partial {
+    /// Opens or makes the part for `destination`. The note comes back only if the part on the
+    /// disk belongs to `url` and has the bytes the note promises; the file is then cut to them.
+    ///
+    /// # Errors
+    /// From the disk; `WouldBlock` when another program is writing the same part.
+    pub fn open(destination: &Path, url: &str) -> io::Result<(Partial, Option<Note>)> {
+        let (part, note_path) = (
+            beside(destination, ".part"),
+            beside(destination, ".part.json"),
+        );
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&part)?;
+        file.try_lock()?;
+        let note = read_note(&note_path)
+            .filter(|note| note.version == NOTE_VERSION && note.url == url)
+            .filter(|note| file.metadata().is_ok_and(|m| m.len() >= note.durable_bytes))
+            .filter(|note| note.durable_bytes > 0);
+        file.set_len(note.as_ref().map_or(0, |note| note.durable_bytes))?;
+        let mut partial = Partial {
+            file,
+            part,
+            note_path,
+            destination: destination.to_owned(),
+        };
+        partial.file.seek(SeekFrom::End(0))?;
+        Ok((partial, note))
+    }
+
+    /// Adds bytes at the end.
+    pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)
+    }
+
+    /// Throws away everything after `length` bytes (a write that failed half-way).
+    pub fn cut(&mut self, length: u64) -> io::Result<()> {
+        self.file.set_len(length)?;
+        self.file.seek(SeekFrom::Start(length)).map(drop)
+    }
+
+    /// Feeds the first `length` bytes to `digest` and returns the last `tail_max` of them.
+    pub fn rehash(
+        &mut self,
+        length: u64,
+        digest: &mut Sha256,
+        tail_max: usize,
+    ) -> io::Result<Vec<u8>> {
+        self.file.seek(SeekFrom::Start(0))?;
+        let mut reader = (&self.file).take(length);
+        let mut buffer = vec![0; 1 << 18];
+        loop {
+            match reader.read(&mut buffer)? {
+                0 => break,
+                n => digest.update(&buffer[..n]),
+            }
+        }
+        let tail_len = length.min(tail_max as u64);
+        let mut tail = vec![0; tail_len as usize];
+        self.file.seek(SeekFrom::Start(length - tail_len))?;
+        self.file.read_exact(&mut tail)?;
+        self.file.seek(SeekFrom::Start(length))?;
+        Ok(tail)
+    }
+
+    /// The work of making `note.durable_bytes` true and writing it down, to be run where blocking
+    /// is allowed.
+    ///
+    /// # Errors
+    /// From the disk. After a failed sync nothing may be assumed of the part beyond the previous
+    /// note, so the caller gives up and never syncs again.
+    pub fn checkpoint(
+        &self,
+        note: Note,
+    ) -> io::Result<impl FnOnce() -> io::Result<u64> + Send + use<>> {
+        let file = self.file.try_clone()?;
+        let path = self.note_path.clone();
+        Ok(move || {
+            file.sync_data()?;
+            write_note(&path, &note)?;
+            Ok(note.durable_bytes)
+        })
+    }
+
+    /// Forgets the note, so that the part is not continued.
+    pub fn forget(&self) -> io::Result<()> {
+        match std::fs::remove_file(&self.note_path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the part the destination: sync, rename, sync the directory, drop the note.
+    pub fn commit(self, destination: &Path) -> io::Result<()> {
+        self.file.sync_all()?;
+        std::fs::rename(&self.part, destination)?;
+        let directory = destination.parent().filter(|p| !p.as_os_str().is_empty());
+        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
+        self.forget()
+    }
+
+    /// Puts the part aside as `FILE.bad`, never to be continued; returns that path.
+    pub fn condemn(self) -> io::Result<PathBuf> {
+        let bad = beside(&self.destination, ".bad");
+        std::fs::rename(&self.part, &bad)?;
+        self.forget()?;
+        Ok(bad)
+    }
+
+    /// Removes an empty part and its note: nothing was received, nothing is left lying about.
+    pub fn discard(self) -> io::Result<()> {
+        std::fs::remove_file(&self.part)?;
+        self.forget()
+    }
+
+    /// Where the bytes are until they are whole.
+    pub fn path(&self) -> &Path {
+        &self.part
+    }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn read_note(path: &Path) -> Option<Note> {
+    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+}
+
+fn write_note(path: &Path, note: &Note) -> io::Result<()> {
+    let fresh = beside(path, ".new");
+    let written = (|| {
+        let mut file = File::create(&fresh)?;
+        file.write_all(&serde_json::to_vec(note)?)?;
+        file.sync_data()?;
+        std::fs::rename(&fresh, path)
+    })();
+    if written.is_err() {
+        // Leave the previous note as it is; a half-written new one is of no use.
+        let _ = std::fs::remove_file(&fresh);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const URL: &str = "http://origin.example/a";
+
+    fn note(durable_bytes: u64) -> Note {
+        Note {
+            durable_bytes,
+            length: Some(10),
+            ..Note::new(URL)
+        }
+    }
+
+    fn written(directory: &Path, bytes: &[u8], note: Note) -> PathBuf {
+        let destination = directory.join("a");
+        let (mut partial, _) = Partial::open(&destination, URL).expect("open");
+        partial.append(bytes).expect("append");
+        partial.checkpoint(note).expect("prepare")().expect("checkpoint");
+        destination
+    }
+
+    #[test]
+    fn a_part_is_continued_from_what_was_durable() {
+        let directory = tempfile::tempdir().expect("directory");
+        let destination = written(directory.path(), b"0123456", note(5));
+        let (mut partial, found) = Partial::open(&destination, URL).expect("open again");
+        assert_eq!(found, Some(note(5)));
+        let mut digest = Sha256::new();
+        assert_eq!(partial.rehash(5, &mut digest, 3).expect("rehash"), b"234");
+        assert_eq!(digest.finalize(), Sha256::digest(b"01234"));
+        partial.append(b"ABCDE").expect("append");
+        partial.commit(&destination).expect("commit");
+        assert_eq!(std::fs::read(&destination).expect("read"), b"01234ABCDE");
+        assert_eq!(
+            std::fs::read_dir(directory.path()).expect("list").count(),
+            1,
+            "only the file"
+        );
+    }
+
+    #[test]
+    fn a_part_of_another_url_or_shorter_than_promised_is_not_continued() {
+        let directory = tempfile::tempdir().expect("directory");
+        let destination = written(directory.path(), b"0123", note(4));
+        let (_, found) = Partial::open(&destination, "http://origin.example/b").expect("open");
+        assert_eq!(found, None);
+        let destination = written(directory.path(), b"0123", note(9));
+        assert_eq!(Partial::open(&destination, URL).expect("open").1, None);
+    }
+
+    #[test]
+    fn any_damage_to_the_note_is_a_start_from_zero_and_no_panic() {
+        let directory = tempfile::tempdir().expect("directory");
+        let destination = written(directory.path(), b"0123", note(4));
+        let path = beside(&destination, ".part.json");
+        let good = std::fs::read(&path).expect("the note");
+        for length in 0..good.len() {
+            std::fs::write(&path, &good[..length]).expect("truncate");
+            assert_eq!(
+                Partial::open(&destination, URL).expect("open").1,
+                None,
+                "{length} bytes"
+            );
+        }
+    }
+
+    #[test]
+    fn two_programs_do_not_write_one_part() {
+        let directory = tempfile::tempdir().expect("directory");
+        let (_first, _) = Partial::open(&directory.path().join("a"), URL).expect("open");
+        let second = Partial::open(&directory.path().join("a"), URL).expect_err("locked");
+        assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
+    }
+}

@@ -1,0 +1,279 @@
+//! Telling people and scripts what happens: a bar, plain lines, or one JSON object per line.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::choice::in_words;
+use super::outcome::Reason;
+
+/// What happens while a download runs.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// Once a second while bytes come.
+    Progress {
+        /// Seconds since the start.
+        t_s: f64,
+        /// Bytes held.
+        bytes: u64,
+        /// Bytes of the object, when known.
+        length: Option<u64>,
+        /// Rate over the last second, bytes per second.
+        rate_bytes_per_s: f64,
+        /// The link in use.
+        link: String,
+        /// Payload bytes by link so far.
+        bytes_by_link: BTreeMap<String, u64>,
+        /// Why this link, in words.
+        why: String,
+    },
+    /// The transfer goes on over another link.
+    Switch {
+        /// Seconds since the start.
+        t_s: f64,
+        /// The link left; none at the start.
+        from: Option<String>,
+        /// The link taken.
+        to: String,
+        /// Why, in words.
+        why: String,
+    },
+    /// Nothing moves, and why.
+    Waiting {
+        /// Seconds since the start.
+        t_s: f64,
+        /// The reason code.
+        reason: Reason,
+        /// The reason in words.
+        why: String,
+        /// What would end the wait.
+        unblocks: String,
+    },
+    /// Something worth knowing that stops nothing.
+    Note {
+        /// Seconds since the start.
+        t_s: f64,
+        /// A reason code, where one fits.
+        reason: Option<Reason>,
+        /// In words.
+        text: String,
+    },
+    /// The end: the object is whole.
+    Done(Report),
+    /// The end: it is not.
+    Error(Report),
+}
+
+/// The last object of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// The URL asked for, without credentials.
+    pub url: String,
+    /// Where the object is, or would have been; `-` for standard output.
+    pub file: String,
+    /// Bytes of the object held, from now or earlier runs.
+    pub bytes: u64,
+    /// Digest of those bytes, in hex.
+    pub sha256: String,
+    /// Payload bytes received in this run, by link; their sum is what the networks carried.
+    pub bytes_by_link: BTreeMap<String, u64>,
+    /// Length of this run, in seconds.
+    pub duration_s: f64,
+    /// The deadline, in seconds from the start; none if there was none.
+    pub deadline_s: Option<f64>,
+    /// The object was whole by then.
+    pub deadline_met: Option<bool>,
+    /// Times the transfer moved from one link to another.
+    pub switches: u32,
+    /// Payload bytes received that were held already, or thrown away.
+    pub duplicate_bytes: u64,
+    /// A coding of the bytes the origin applied unasked; they are stored as they came.
+    pub content_encoding: Option<String>,
+    /// The exit code.
+    pub exit: u8,
+    /// The reason code of a failure, where one fits.
+    pub reason: Option<Reason>,
+    /// What went wrong and what to do, in words.
+    pub text: Option<String>,
+    /// Bytes a later run can continue from.
+    pub resumable_bytes: u64,
+    /// What a proxy would have added to this run.
+    pub proxy_would_add: Option<String>,
+}
+
+/// Hears what happens.
+pub trait Observer: Send {
+    /// Called in order, from the transfer itself: must not block for long.
+    fn tell(&mut self, event: &Event);
+}
+
+/// One JSON object per line.
+pub struct JsonLines<W>(pub W);
+
+impl<W: Write + Send> Observer for JsonLines<W> {
+    fn tell(&mut self, event: &Event) {
+        if let Ok(line) = serde_json::to_string(event) {
+            // A reader that went away must not stop the download.
+            let _ = writeln!(self.0, "{line}").and_then(|()| self.0.flush());
+        }
+    }
+}
+
+/// A line per change on standard error, for logs and pipes.
+#[derive(Default)]
+pub struct Lines;
+
+impl Observer for Lines {
+    fn tell(&mut self, event: &Event) {
+        if let Some(line) = line(event) {
+            eprintln!("{line}");
+        }
+    }
+}
+
+/// A bar on a terminal, with the lines of [`Lines`] above it.
+pub struct Bar {
+    bar: ProgressBar,
+}
+
+impl Bar {
+    /// A bar on standard error.
+    pub fn new() -> Bar {
+        let bar = ProgressBar::new_spinner();
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Bar { bar }
+    }
+}
+
+impl Observer for Bar {
+    fn tell(&mut self, event: &Event) {
+        match event {
+            Event::Progress {
+                bytes,
+                length,
+                rate_bytes_per_s,
+                bytes_by_link,
+                link,
+                why,
+                ..
+            } => {
+                let template = match length {
+                    Some(length) => {
+                        self.bar.set_length(*length);
+                        "{bar:24} {bytes}/{total_bytes} {msg}"
+                    }
+                    None => "{spinner} {bytes} {msg}",
+                };
+                if let Ok(style) = ProgressStyle::with_template(template) {
+                    self.bar.set_style(style);
+                }
+                self.bar.set_position(*bytes);
+                let rate = human_bytes(*rate_bytes_per_s as u64);
+                let shares = shares(bytes_by_link);
+                self.bar
+                    .set_message(format!("{rate}/s on {link} · {shares} · {why}"));
+            }
+            Event::Waiting {
+                reason,
+                why,
+                unblocks,
+                ..
+            } => {
+                let code = reason.code();
+                self.bar
+                    .set_message(format!("WAITING ({code}) {why}; ends with: {unblocks}"));
+            }
+            Event::Done(_) | Event::Error(_) => {
+                self.bar.finish_and_clear();
+                Lines.tell(event);
+            }
+            Event::Switch { .. } | Event::Note { .. } => {
+                let line = line(event).unwrap_or_default();
+                self.bar.suspend(|| eprintln!("{line}"));
+            }
+        }
+    }
+}
+
+fn line(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::Progress { .. } => return None,
+        Event::Switch {
+            from: None,
+            to,
+            why,
+            ..
+        } => format!("on {to}: {why}"),
+        Event::Switch {
+            from: Some(from),
+            to,
+            why,
+            ..
+        } => format!("{from} → {to}: {why}"),
+        Event::Waiting {
+            reason,
+            why,
+            unblocks,
+            ..
+        } => {
+            format!("WAITING ({}): {why}; ends with: {unblocks}", reason.code())
+        }
+        Event::Note {
+            reason: Some(reason),
+            text,
+            ..
+        } => format!("{}: {text}", reason.code()),
+        Event::Note { text, .. } => format!("note: {text}"),
+        Event::Done(report) => {
+            let mut text = format!(
+                "{}: {} in {}{}, sha256 {}",
+                report.file,
+                human_bytes(report.bytes),
+                in_words(Duration::from_secs_f64(report.duration_s)),
+                if report.bytes_by_link.is_empty() {
+                    String::new()
+                } else {
+                    format!(" ({})", shares(&report.bytes_by_link))
+                },
+                report.sha256,
+            );
+            if report.deadline_met == Some(false) {
+                text += "\nlate: the deadline had passed";
+            }
+            if let Some(add) = &report.proxy_would_add {
+                text += &format!("\nnote: {add}");
+            }
+            text
+        }
+        Event::Error(report) => {
+            let code = report
+                .reason
+                .map(|r| format!(" ({})", r.code()))
+                .unwrap_or_default();
+            let text = report.text.as_deref().unwrap_or("failed");
+            match report.resumable_bytes {
+                0 => format!("cedos get:{code} {text}"),
+                kept => format!(
+                    "cedos get:{code} {text}\n{} kept; the same command continues",
+                    human_bytes(kept)
+                ),
+            }
+        }
+    })
+}
+
+fn shares(bytes_by_link: &BTreeMap<String, u64>) -> String {
+    let shares: Vec<String> = bytes_by_link
+        .iter()
+        .map(|(link, bytes)| format!("{link} {}", human_bytes(*bytes)))
+        .collect();
+    shares.join(", ")
+}
+
+fn human_bytes(bytes: u64) -> String {
+    indicatif::DecimalBytes(bytes).to_string()
+}

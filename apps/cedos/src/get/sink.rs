@@ -1,0 +1,271 @@
+//! Where the bytes go: a part that becomes a file, or standard output. Both keep the digest and
+//! the last bytes, which the next request asks for again to see that the object is still the same.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use tokio::task::JoinHandle;
+
+use super::clock::Moment;
+use super::outcome::Failure;
+use super::partial::{Note, Partial};
+
+/// Bytes asked for again when continuing, and compared. More costs that much at every switch;
+/// fewer can miss an origin whose versions differ elsewhere.
+pub const OVERLAP_BYTES_MAX: usize = 16 * 1024; // a guess
+
+/// Time between checkpoints of a part: what a power cut may cost to fetch again.
+const CHECKPOINT_EVERY: Duration = Duration::from_secs(2); // a guess
+
+/// Bytes given up at the end of a part to make room for its note on a full disk.
+const NOTE_ROOM_BYTES: u64 = 64 * 1024; // a file system block and then some
+
+enum Place {
+    File {
+        partial: Partial,
+        checkpoint: Option<JoinHandle<io::Result<u64>>>,
+        last: Moment,
+    },
+    Output(Box<dyn Write + Send>),
+}
+
+/// The receiving end of a download.
+pub struct Sink {
+    place: Place,
+    digest: Sha256,
+    tail: Vec<u8>,
+    length: u64,
+    /// What is known of the object; written beside a part.
+    pub note: Note,
+}
+
+impl Sink {
+    /// Opens the part for `destination`, continuing what is there if it can be.
+    pub fn file(destination: &Path, url: &str) -> Result<Sink, Failure> {
+        let opened = Partial::open(destination, url).map_err(|error| {
+            let what = format!("cannot write {}.part", destination.display());
+            match error.kind() {
+                io::ErrorKind::WouldBlock => {
+                    Failure::error(format!("{what}: another cedos get is writing it"))
+                }
+                _ => Failure::storage(&what, &error),
+            }
+        });
+        let (mut partial, found) = opened?;
+        let note = found.unwrap_or_else(|| Note::new(url));
+        let mut digest = Sha256::new();
+        let tail = partial
+            .rehash(note.durable_bytes, &mut digest, OVERLAP_BYTES_MAX)
+            .map_err(|e| Failure::storage("cannot read the partial file", &e))?;
+        Ok(Sink {
+            length: note.durable_bytes,
+            digest,
+            tail,
+            note,
+            place: Place::File {
+                partial,
+                checkpoint: None,
+                last: Moment::now(),
+            },
+        })
+    }
+
+    /// Writes to `output` as bytes come; what is out cannot be taken back.
+    pub fn output(output: Box<dyn Write + Send>, url: &str) -> Sink {
+        Sink {
+            place: Place::Output(output),
+            digest: Sha256::new(),
+            tail: Vec::new(),
+            length: 0,
+            note: Note::new(url),
+        }
+    }
+
+    /// Bytes held.
+    pub fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// The last bytes held, at most [`OVERLAP_BYTES_MAX`].
+    pub fn tail(&self) -> &[u8] {
+        &self.tail
+    }
+
+    /// Adds bytes at the end.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let written = match &mut self.place {
+            Place::File { partial, .. } => partial.append(bytes),
+            Place::Output(output) => output.write_all(bytes),
+        };
+        written.map_err(|error| match &self.place {
+            Place::File { .. } => Failure::storage("cannot write the partial file", &error),
+            Place::Output(_) => Failure::error(format!("standard output: {error}")),
+        })?;
+        self.digest.update(bytes);
+        self.length += bytes.len() as u64;
+        let keep = OVERLAP_BYTES_MAX.saturating_sub(bytes.len());
+        let surplus = self.tail.len().saturating_sub(keep);
+        self.tail.drain(..surplus);
+        self.tail
+            .extend_from_slice(&bytes[bytes.len().saturating_sub(OVERLAP_BYTES_MAX)..]);
+        Ok(())
+    }
+
+    /// Starts from zero. False when that is impossible: bytes are on standard output already.
+    pub fn restart(&mut self) -> Result<bool, Failure> {
+        if let Place::File { partial, .. } = &mut self.place {
+            // The note goes first: it must not speak of bytes that are about to change.
+            partial
+                .forget()
+                .and_then(|()| partial.cut(0))
+                .map_err(|e| Failure::storage("cannot empty the partial file", &e))?;
+        } else if self.length > 0 {
+            return Ok(false);
+        }
+        self.digest = Sha256::new();
+        self.tail.clear();
+        self.length = 0;
+        self.note = Note::new(&self.note.url);
+        Ok(true)
+    }
+
+    /// Called now and then: syncs and writes the note in the background when it is time.
+    ///
+    /// # Errors
+    /// A failed sync: the disk can no longer be believed.
+    pub async fn tick(&mut self) -> Result<(), Failure> {
+        let Place::File {
+            partial,
+            checkpoint,
+            last,
+        } = &mut self.place
+        else {
+            return Ok(());
+        };
+        let failed = |error: &io::Error| Failure::storage("cannot sync the partial file", error);
+        if let Some(running) = checkpoint {
+            if !running.is_finished() {
+                return Ok(());
+            }
+            let outcome = running
+                .await
+                .unwrap_or_else(|panic| Err(io::Error::other(panic)));
+            *checkpoint = None;
+            self.note.durable_bytes = outcome.map_err(|e| failed(&e))?;
+        }
+        let now = Moment::now();
+        if self.length > self.note.durable_bytes && now.since(*last) >= CHECKPOINT_EVERY {
+            *last = now;
+            let note = Note {
+                durable_bytes: self.length,
+                ..self.note.clone()
+            };
+            let work = partial.checkpoint(note).map_err(|e| failed(&e))?;
+            *checkpoint = Some(tokio::task::spawn_blocking(work));
+        }
+        Ok(())
+    }
+
+    /// Leaves a part that can be continued; returns how many bytes it keeps and where.
+    pub async fn suspend(mut self) -> Option<(u64, PathBuf)> {
+        if let Place::Output(output) = &mut self.place {
+            let _ = output.flush();
+        }
+        let Place::File {
+            mut partial,
+            checkpoint,
+            ..
+        } = self.place
+        else {
+            return None;
+        };
+        if let Some(running) = checkpoint {
+            let _ = running.await;
+        }
+        if self.length == 0 {
+            let _ = partial.discard();
+            return None;
+        }
+        let path = partial.path().to_owned();
+        // On a full disk there is no room for the note either: give up a little of the part.
+        for length in [self.length, self.length.saturating_sub(NOTE_ROOM_BYTES)] {
+            // A write that failed half-way may have left a torn end.
+            let _ = partial.cut(length);
+            let note = Note {
+                durable_bytes: length,
+                ..self.note.clone()
+            };
+            if let Ok(bytes) = partial.checkpoint(note).and_then(|work| work()) {
+                return Some((bytes, path));
+            }
+        }
+        Some((self.note.durable_bytes, path)) // the previous note still holds
+    }
+
+    /// The digest of everything held, in hex.
+    pub fn sha256_hex(&self) -> String {
+        hex::encode(self.digest.clone().finalize())
+    }
+
+    /// Ends with a whole object under `destination`.
+    pub async fn commit(self, destination: &Path) -> Result<(), Failure> {
+        match self.place {
+            Place::File {
+                partial,
+                checkpoint,
+                ..
+            } => {
+                if let Some(running) = checkpoint {
+                    let _ = running.await;
+                }
+                let what = format!("cannot finish {}", destination.display());
+                partial
+                    .commit(destination)
+                    .map_err(|e| Failure::storage(&what, &e))
+            }
+            Place::Output(mut output) => output
+                .flush()
+                .map_err(|e| Failure::error(format!("standard output: {e}"))),
+        }
+    }
+
+    /// Puts bytes aside that are whole and wrong; returns where they are, if anywhere.
+    pub async fn condemn(self) -> Option<PathBuf> {
+        let Place::File {
+            partial,
+            checkpoint,
+            ..
+        } = self.place
+        else {
+            return None;
+        };
+        if let Some(running) = checkpoint {
+            let _ = running.await;
+        }
+        partial.condemn().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tail_is_the_last_bytes_however_they_came() {
+        let mut sink = Sink::output(Box::new(io::sink()), "u");
+        let all: Vec<u8> = (0..50_000u32).map(|i| (i % 253) as u8).collect();
+        for piece in all.chunks(777) {
+            sink.append(piece).expect("append");
+        }
+        assert_eq!(sink.tail(), &all[all.len() - OVERLAP_BYTES_MAX..]);
+        assert_eq!(sink.sha256_hex(), hex::encode(Sha256::digest(&all)));
+        sink.append(&all).expect("append more than a tail at once");
+        assert_eq!(sink.tail(), &all[all.len() - OVERLAP_BYTES_MAX..]);
+        assert!(
+            !sink.restart().expect("no disk involved"),
+            "output cannot be taken back"
+        );
+    }
+}

@@ -1,0 +1,84 @@
+//! The end of a download: digest, name, commit or partial, and the report.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{Destination, Dial, Event, Exit, Failure, Report, Transfer, display, public};
+
+impl<D: Dial> Transfer<'_, D> {
+    /// Checks the digest, gives the object its name, and reports.
+    pub(super) async fn finish(self, outcome: Result<(), Failure>, named: PathBuf) -> Exit {
+        let sha256 = self.sink.sha256_hex();
+        let bytes = self.sink.len();
+        let late = self.left() == Some(Duration::ZERO);
+        let duration_s = self.t_s();
+        let file = match (&self.job.destination, &outcome, &self.offered_name) {
+            (Destination::File(path), ..) => path.clone(),
+            // The origin's name, unless it would replace a file nobody mentioned.
+            (Destination::Named, Ok(()), Some(name)) if !PathBuf::from(name).exists() => {
+                name.into()
+            }
+            _ => named.clone(),
+        };
+        let mut resumable_bytes = 0;
+        let outcome = match outcome {
+            Ok(())
+                if self
+                    .job
+                    .integrity
+                    .is_some_and(|wanted| hex::encode(wanted) != sha256) =>
+            {
+                let kept = self.sink.condemn().await;
+                let kept = kept
+                    .map(|p| format!("; the bytes are in {}", p.display()))
+                    .unwrap_or_default();
+                let wanted = hex::encode(self.job.integrity.unwrap_or_default());
+                let text = format!("sha256 is {sha256}, not {wanted}{kept}");
+                Err(Failure {
+                    exit: Exit::IntegrityMismatch,
+                    reason: None,
+                    text,
+                })
+            }
+            Ok(()) => self.sink.commit(&file).await,
+            Err(failure) => {
+                resumable_bytes = self.sink.suspend().await.map_or(0, |(bytes, _)| bytes);
+                Err(failure)
+            }
+        };
+        let (exit, reason, text) = match outcome {
+            Ok(()) if late => (Exit::DeadlineMissed, None, None),
+            Ok(()) => (Exit::Done, None, None),
+            Err(failure) => (failure.exit, failure.reason, Some(failure.text)),
+        };
+        let whole = text.is_none();
+        let report = Report {
+            url: public(&self.job.url),
+            file: display(&self.job.destination, &file),
+            bytes,
+            sha256,
+            bytes_by_link: self.bytes_by_link,
+            duration_s,
+            deadline_s: self.job.within.map(|within| within.as_secs_f64()),
+            deadline_met: self.job.within.map(|_| whole && !late),
+            switches: self.switches,
+            duplicate_bytes: self.duplicate_bytes,
+            content_encoding: self.encoding,
+            exit: exit as u8,
+            reason,
+            text,
+            resumable_bytes,
+            proxy_would_add: Some(
+                "with --prox, this moves between networks without a new connection or a \
+                 byte twice, and survives origins that cannot resume"
+                    .into(),
+            ),
+        };
+        self.observer.tell(&if whole {
+            Event::Done(report)
+        } else {
+            Event::Error(report)
+        });
+        exit
+    }
+}

@@ -1,0 +1,125 @@
+//! Whether an answer's bytes may be joined to those we hold: the one place that decides it.
+//!
+//! The strong validator must be the same, the length too, and the last bytes we hold must come
+//! again equal. Otherwise the download starts from zero, a bounded number of times, and says so.
+
+use super::{Answer, Ask, Dial, Exit, Failure, Fault, Part, RESTARTS_MAX, Reason, Transfer};
+
+impl<D: Dial> Transfer<'_, D> {
+    /// Decides whether the answer's bytes may be joined to those we hold. Returns the bytes that
+    /// must come again first, or nothing when another request is needed.
+    pub(super) fn accept(&mut self, answer: &Answer, ask: &Ask) -> Result<Option<Vec<u8>>, Fault> {
+        if answer.encoding.is_some() && !self.said_encoding {
+            self.said_encoding = true;
+            let coding = answer.encoding.clone().unwrap_or_default();
+            self.note(
+                None,
+                format!("the origin sends it {coding}-coded unasked; stored as it comes"),
+            );
+        }
+        self.encoding.clone_from(&answer.encoding);
+        self.offered_name.clone_from(&answer.name);
+        let held = self.sink.len();
+        match answer.part {
+            Part::Whole(length) => Ok(Some(self.accept_from_zero(answer, ask, length)?)),
+            // Also what an origin that sends a range nobody asked for means.
+            Part::Range { from: 0, total, .. } => {
+                Ok(Some(self.accept_from_zero(answer, ask, total)?))
+            }
+            Part::Range { from, total, .. } => {
+                let note = &self.sink.note;
+                let same_length =
+                    held == 0 || total.is_none() || note.length.is_none() || total == note.length;
+                let same_validator =
+                    held == 0 || answer.validator.is_none() || answer.validator == note.validator;
+                if !same_length || !same_validator {
+                    let what = if same_length { "validator" } else { "length" };
+                    self.distrust = Some(format!("the object's {what} is another than before"));
+                    return Ok(None);
+                }
+                if held == 0 {
+                    self.sink.note.validator = answer.validator.clone();
+                }
+                self.sink.note.length = total.or(self.sink.note.length);
+                let overlap = (held - from) as usize;
+                let tail = self.sink.tail();
+                Ok(Some(tail[tail.len() - overlap..].to_vec()))
+            }
+            Part::Unsatisfiable(_) => {
+                if held == 0 {
+                    self.ranges_refused = true; // an empty object has no first byte to ask for
+                } else {
+                    self.distrust = Some("the object is shorter than what we hold of it".into());
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// The object comes from its first byte. What we hold is kept only if it is so little that
+    /// all of it can be compared, and the validator is the same.
+    pub(super) fn accept_from_zero(
+        &mut self,
+        answer: &Answer,
+        ask: &Ask,
+        length: Option<u64>,
+    ) -> Result<Vec<u8>, Fault> {
+        let held = self.sink.len();
+        self.ranges_refused |= ask.to.is_some() && matches!(answer.part, Part::Whole(_));
+        let known = &self.sink.note.validator;
+        let known_length = self.sink.note.length;
+        let same_length = length.is_none() || known_length.is_none() || length == known_length;
+        let same =
+            known.is_some() && *known == answer.validator && same_length && self.distrust.is_none();
+        let comparable = same && held == self.sink.tail().len() as u64;
+        if held > 0 && !comparable {
+            let why = self
+                .distrust
+                .take()
+                .unwrap_or_else(|| self.why_from_zero(answer));
+            self.restart(&why).map_err(Fault::Final)?;
+        }
+        self.distrust = None;
+        self.sink.note.length = length;
+        self.sink.note.validator = answer.validator.clone();
+        Ok(self.sink.tail().to_vec())
+    }
+
+    pub(super) fn why_from_zero(&self, answer: &Answer) -> String {
+        match &self.sink.note.validator {
+            None => "the origin gives nothing to recognise its bytes by (no strong ETag, no \
+                     settled Last-Modified)"
+                .into(),
+            Some(known) if answer.validator.as_ref() == Some(known) => {
+                "the origin does not send parts of an object".into()
+            }
+            Some(_) => "the origin has another object now".into(),
+        }
+    }
+
+    pub(super) fn restart(&mut self, why: &str) -> Result<(), Failure> {
+        let held = self.sink.len();
+        self.restarts += 1;
+        if self.restarts > RESTARTS_MAX {
+            let text = format!("{why}; gave up after {RESTARTS_MAX} starts from zero");
+            return Err(Failure::of(
+                Exit::OriginChanged,
+                Reason::OriginChanged,
+                text,
+            ));
+        }
+        if !self.sink.restart()? {
+            let text =
+                format!("{why}, and {held} bytes are on standard output already; use -o FILE");
+            return Err(Failure::of(
+                Exit::OriginChanged,
+                Reason::OriginChanged,
+                text,
+            ));
+        }
+        self.duplicate_bytes += held;
+        let text = format!("{why}: from zero again, {held} bytes thrown away");
+        self.note(Some(Reason::OriginChanged), text);
+        Ok(())
+    }
+}

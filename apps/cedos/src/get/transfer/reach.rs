@@ -1,0 +1,118 @@
+//! How the origin can be reached now: the usable links, and the address to leave each by.
+//!
+//! A link needs a default route, except for an origin named by an address that routing reaches
+//! anyway: this machine itself, or a network we stand in.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use d2tp_links::{Class, Link};
+use url::{Host, Url};
+
+use super::{Dial, Moment, Transfer, Via, Way};
+
+impl<D: Dial> Transfer<'_, D> {
+    /// The links this origin can be reached by.
+    pub(super) fn ways(&mut self) -> Vec<Way> {
+        let links = self.links.borrow().clone();
+        let near = near(&self.job.url, &links);
+        let usable: Vec<(String, Class, u32)> = match &near {
+            Some(Near::Here) => vec![("lo".into(), Class::Free, 0)],
+            _ => links
+                .iter()
+                .filter(|link| link.kind != d2tp_links::Kind::Loopback)
+                .filter(|link| {
+                    link.is_usable() || matches!(&near, Some(Near::OnLink(n, _)) if *n == link.name)
+                })
+                .map(|link| {
+                    (
+                        link.name.clone(),
+                        link.class.class,
+                        link.metric().unwrap_or(u32::MAX),
+                    )
+                })
+                .collect(),
+        };
+        let now = Moment::now();
+        usable
+            .into_iter()
+            .map(|(name, class, metric)| {
+                self.classes.insert(name.clone(), class);
+                Way {
+                    rate_bytes_per_s: self.rates.get(&name).copied(),
+                    stalled: self
+                        .stalled_until
+                        .get(&name)
+                        .is_some_and(|until| *until > now),
+                    in_use: self.current.as_ref() == Some(&name),
+                    name,
+                    class,
+                    metric,
+                }
+            })
+            .collect()
+    }
+
+    /// How to leave by this link, while it can be used.
+    pub(super) fn via(&self, name: &str) -> Option<Via> {
+        let links = self.links.borrow();
+        match near(&self.job.url, &links) {
+            Some(Near::Here) => {
+                return Some(Via {
+                    device: None,
+                    sources: Vec::new(),
+                });
+            }
+            Some(Near::OnLink(link, source)) if link == name => {
+                return Some(Via {
+                    device: Some(link),
+                    sources: vec![source],
+                });
+            }
+            _ => {}
+        }
+        let link = links
+            .iter()
+            .find(|link| link.name == name && link.is_usable())?;
+        Some(Via {
+            device: Some(link.name.clone()),
+            sources: link.source_addresses().collect(),
+        })
+    }
+}
+
+/// An origin that no default route is needed for.
+enum Near {
+    Here,
+    OnLink(String, IpAddr),
+}
+
+/// Whether the URL names this machine, or an address on one of its own networks.
+fn near(url: &Url, links: &[Link]) -> Option<Near> {
+    let ip = match url.host()? {
+        Host::Domain(name) if name == "localhost" || name.ends_with(".localhost") => {
+            return Some(Near::Here);
+        }
+        Host::Domain(_) => return None,
+        Host::Ipv4(ip) => IpAddr::V4(ip),
+        Host::Ipv6(ip) => IpAddr::V6(ip),
+    };
+    if ip.is_loopback() || links.iter().any(|link| link.addresses.contains(&ip)) {
+        return Some(Near::Here);
+    }
+    // Connecting a UDP socket sends nothing; it asks routing for the source address.
+    let any = SocketAddr::new(
+        if ip.is_ipv6() {
+            [0u16; 8].into()
+        } else {
+            [0u8; 4].into()
+        },
+        0,
+    );
+    let probe = UdpSocket::bind(any).ok()?;
+    probe.connect((ip, 9)).ok()?;
+    let source = probe.local_addr().ok()?.ip();
+    let link = links
+        .iter()
+        .find(|link| link.up && link.carrier && link.addresses.contains(&source))?;
+    Some(Near::OnLink(link.name.clone(), source))
+}

@@ -1,0 +1,3 @@
+//! One file per verb: its command line, and nothing of its work.
+
+pub mod get;

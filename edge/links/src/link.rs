@@ -1,0 +1,147 @@
+//! One way onto the network, as it is at one moment.
+
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use crate::class::{Class, Judgement};
+use crate::kind::Kind;
+
+/// A network device with what makes it useful: addresses and routes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Link {
+    /// The device's name, for example `wlan0`.
+    pub name: String,
+    /// The kernel's number for it; a device that leaves and returns gets a new one.
+    pub index: u32,
+    /// What it is made of.
+    pub kind: Kind,
+    /// What a byte on it costs, and who says so.
+    pub class: Judgement,
+    /// Switched on by the system.
+    pub up: bool,
+    /// Has a carrier: associated, plugged in, attached.
+    pub carrier: bool,
+    /// Largest packet it takes, in bytes; 0 where unknown.
+    pub mtu_bytes: u32,
+    /// Addresses a program may send from: not tentative, deprecated, link-local or loopback.
+    pub addresses: Vec<IpAddr>,
+    /// Ways out to everywhere, best (lowest metric) first.
+    pub routes: Vec<DefaultRoute>,
+}
+
+/// A route to everywhere, over one link.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct DefaultRoute {
+    /// Preference among routes of one table; lower wins.
+    pub metric: u32,
+    /// True for IPv6.
+    pub ipv6: bool,
+    /// The next hop; none on point-to-point links.
+    pub gateway: Option<IpAddr>,
+    /// The routing table it stands in (254 is the main one). Phones keep one table per link.
+    pub table: u32,
+}
+
+impl Link {
+    /// True when bytes can leave by it: up, with carrier, an address and a route of one family.
+    /// Says nothing of whether the network behind it works.
+    pub fn is_usable(&self) -> bool {
+        self.source_addresses().next().is_some()
+    }
+
+    /// The addresses to send from, each of a family that has a route here. Empty unless up.
+    pub fn source_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let on = self.up && self.carrier;
+        self.addresses.iter().copied().filter(move |address| {
+            on && self
+                .routes
+                .iter()
+                .any(|route| route.ipv6 == address.is_ipv6())
+        })
+    }
+
+    /// The address to reach `destination` from: same family, and usable.
+    pub fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
+        self.source_addresses()
+            .find(|address| address.is_ipv6() == destination.is_ipv6())
+    }
+
+    /// True when nothing is to be paid for bytes on it, as far as anybody knows.
+    pub fn is_free(&self) -> bool {
+        self.class.class == Class::Free
+    }
+
+    /// The lowest metric of its routes: how much the system prefers it.
+    pub fn metric(&self) -> Option<u32> {
+        self.routes.iter().map(|route| route.metric).min()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn wifi() -> Link {
+        Link {
+            name: "wlan0".into(),
+            index: 3,
+            kind: Kind::Wifi,
+            class: Judgement {
+                class: Class::Free,
+                because: "test".into(),
+            },
+            up: true,
+            carrier: true,
+            mtu_bytes: 1500,
+            addresses: vec!["198.51.100.7".parse().expect("address")],
+            routes: vec![DefaultRoute {
+                metric: 600,
+                ipv6: false,
+                gateway: Some("198.51.100.1".parse().expect("address")),
+                table: 254,
+            }],
+        }
+    }
+
+    #[test]
+    fn a_link_is_usable_only_with_carrier_address_and_route_of_one_family() {
+        let link = wifi();
+        assert!(link.is_usable());
+        assert!(
+            !Link {
+                up: false,
+                ..link.clone()
+            }
+            .is_usable()
+        );
+        assert!(
+            !Link {
+                carrier: false,
+                ..link.clone()
+            }
+            .is_usable()
+        );
+        assert!(
+            !Link {
+                addresses: vec![],
+                ..link.clone()
+            }
+            .is_usable()
+        );
+        assert!(
+            !Link {
+                routes: vec![],
+                ..link.clone()
+            }
+            .is_usable()
+        );
+        let v6: IpAddr = "2001:db8::7".parse().expect("address");
+        let mixed = Link {
+            addresses: vec![v6],
+            ..link.clone()
+        };
+        assert!(!mixed.is_usable(), "an IPv6 address and only an IPv4 route");
+        assert_eq!(link.source_for(v6), None);
+    }
+}

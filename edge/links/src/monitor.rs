@@ -1,0 +1,190 @@
+//! Watching the links: hints in, snapshots out, events by comparison.
+//!
+//! A hint is a netlink message or [`ChangeHandle::network_changed`]. After the first hint we wait
+//! [`GATHER`] for the rest of the burst, read everything, and do not read again before
+//! [`READ_INTERVAL_MIN`] has passed, however many hints come.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt, stream};
+use tokio::sync::{Notify, watch};
+
+use crate::class::ClassRules;
+use crate::event::{LinkEvent, difference};
+use crate::link::Link;
+use crate::read::Reader;
+
+/// How long a burst of hints is gathered before reading: the kernel takes down a link's
+/// addresses and routes one by one within a millisecond. Longer delays every handover by as much.
+pub const GATHER: Duration = Duration::from_millis(3); // a guess
+
+/// Shortest time between two readings, so that a flapping link costs at most 20 per second.
+pub const READ_INTERVAL_MIN: Duration = Duration::from_millis(50); // a guess
+
+/// Wait before trying again after the kernel refused a reading.
+const READ_RETRY: Duration = Duration::from_secs(1);
+
+/// Why the links cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The system offers no netlink socket, or not to us.
+    #[error("cannot open a netlink socket: {0} (links cannot be watched on this system)")]
+    Socket(#[source] io::Error),
+    /// The system refused to list links, addresses or routes.
+    #[error("cannot read {what} from the kernel: {cause}")]
+    Read {
+        /// `links`, `addresses` or `routes`.
+        what: &'static str,
+        /// What the kernel said.
+        cause: String,
+    },
+}
+
+/// Says that something may have changed, from any thread: for systems without netlink, and for
+/// programs that know better (a wake from sleep, a callback of the platform).
+#[derive(Debug, Clone)]
+pub struct ChangeHandle {
+    hint: Arc<Notify>,
+}
+
+impl ChangeHandle {
+    /// Reads the links again soon. Calling it often costs nothing more.
+    pub fn network_changed(&self) {
+        self.hint.notify_one();
+    }
+}
+
+/// The links as they come and go. Watching ends when it is dropped.
+#[derive(Debug)]
+pub struct LinkMonitor {
+    latest: watch::Receiver<Arc<Vec<Link>>>,
+    known: Arc<Vec<Link>>,
+    pending: VecDeque<LinkEvent>,
+    hint: Arc<Notify>,
+    hears_kernel: bool,
+}
+
+impl LinkMonitor {
+    /// The links now, and a monitor whose events start from exactly that.
+    ///
+    /// Must be called on a tokio runtime. Where the kernel's messages cannot be had the monitor
+    /// works all the same and relies on [`ChangeHandle::network_changed`];
+    /// [`LinkMonitor::hears_kernel`] tells.
+    ///
+    /// # Errors
+    /// [`LinkError`] when not even one reading succeeds.
+    pub async fn start(rules: ClassRules) -> Result<(Vec<Link>, LinkMonitor), LinkError> {
+        // Hints are heard from before the first reading, so nothing falls between.
+        let (mut reader, hints) = Reader::open(rules)?;
+        let hears_kernel = hints.is_some();
+        let first = Arc::new(reader.read().await?);
+        let (publish, latest) = watch::channel(first.clone());
+        let hint = Arc::new(Notify::new());
+        let kernel = hints.unwrap_or_else(|| stream::pending().boxed());
+        tokio::spawn(watch_links(reader, kernel, hint.clone(), publish));
+        let monitor = LinkMonitor {
+            latest,
+            known: first.clone(),
+            pending: VecDeque::new(),
+            hint,
+            hears_kernel,
+        };
+        Ok((first.to_vec(), monitor))
+    }
+
+    /// The next change. Never ends while the runtime lives; safe to drop half-way.
+    ///
+    /// Returns `None` when watching has stopped because the runtime is going down.
+    pub async fn next(&mut self) -> Option<LinkEvent> {
+        loop {
+            if let Some(event) = self.pending.pop_front() {
+                return Some(event);
+            }
+            self.latest.changed().await.ok()?;
+            let now = self.latest.borrow_and_update().clone();
+            self.pending.extend(difference(&self.known, &now));
+            self.known = now;
+        }
+    }
+
+    /// The links as of the last reading, which may be ahead of the events taken so far.
+    pub fn links(&self) -> Arc<Vec<Link>> {
+        self.latest.borrow().clone()
+    }
+
+    /// The latest snapshot and a wait for the next one, for consumers that judge whole states
+    /// instead of events. Watching goes on as long as a monitor or one of these lives.
+    pub fn subscribe(&self) -> watch::Receiver<Arc<Vec<Link>>> {
+        self.latest.clone()
+    }
+
+    /// The hint for callers who know that something changed.
+    pub fn handle(&self) -> ChangeHandle {
+        ChangeHandle {
+            hint: self.hint.clone(),
+        }
+    }
+
+    /// False where changes are seen only after [`ChangeHandle::network_changed`].
+    pub fn hears_kernel(&self) -> bool {
+        self.hears_kernel
+    }
+
+    /// The same events as a stream.
+    pub fn into_stream(self) -> impl Stream<Item = LinkEvent> {
+        stream::unfold(self, |mut monitor| async move {
+            let event = monitor.next().await?;
+            Some((event, monitor))
+        })
+    }
+}
+
+/// Publishes a snapshot after each burst of hints, until nobody listens.
+async fn watch_links(
+    mut reader: Reader,
+    mut kernel: stream::BoxStream<'static, ()>,
+    hint: Arc<Notify>,
+    publish: watch::Sender<Arc<Vec<Link>>>,
+) {
+    let mut kernel_open = true;
+    loop {
+        tokio::select! {
+            () = publish.closed() => return,
+            () = hint.notified() => {}
+            message = kernel.next(), if kernel_open => {
+                kernel_open = message.is_some();
+                if !kernel_open {
+                    tracing::warn!("the kernel's link messages ended; only network_changed() is heard");
+                    continue;
+                }
+            }
+        }
+        tokio::time::sleep(GATHER).await;
+        drain(&mut kernel);
+        match reader.read().await {
+            Ok(links) => {
+                publish.send_if_modified(|known| {
+                    let changed = **known != links;
+                    *known = Arc::new(links);
+                    changed
+                });
+            }
+            // Keep the last snapshot: a wrong "all links gone" would stop every transfer.
+            Err(error) => {
+                tracing::warn!(%error, "links not read; keeping what was known");
+                tokio::time::sleep(READ_RETRY).await;
+                hint.notify_one();
+            }
+        }
+        tokio::time::sleep(READ_INTERVAL_MIN).await;
+    }
+}
+
+/// Drops the hints that are already here: the reading that follows covers them.
+fn drain(hints: &mut stream::BoxStream<'static, ()>) {
+    use futures_util::FutureExt;
+    while let Some(Some(())) = hints.next().now_or_never() {}
+}

@@ -1,0 +1,203 @@
+//! Real links in a network namespace of their own: what the monitor says when they come and go.
+//!
+//! Each test runs itself again under `unshare -Urn` and does its work there; where the system
+//! forbids that, it says so and passes.
+
+use std::process::Command;
+use std::time::Duration;
+
+use d2tp_links::{Class, ClassRules, Kind, Link, LinkEvent, LinkMonitor};
+
+const INSIDE: &str = "CEDOS_TEST_INSIDE_NAMESPACE";
+
+/// An upper bound for an event that is certain to come, so that a failure is not a hang.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs `body` as the test `name` in a namespace of its own.
+fn in_namespace<F: Future<Output = ()>>(name: &str, body: impl FnOnce() -> F) {
+    if std::env::var_os(INSIDE).is_some() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        return runtime.expect("a runtime").block_on(body());
+    }
+    let allowed = Command::new("unshare")
+        .args(["-Urn", "ip", "link", "add", "a0", "type", "veth"])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !allowed {
+        eprintln!("skipped: this system does not let us make a network namespace with veth links");
+        return;
+    }
+    let this = std::env::current_exe().expect("path of this test");
+    let status = Command::new("unshare")
+        .arg("-Urn")
+        .arg(this)
+        .args(["--exact", name, "--nocapture"])
+        .env(INSIDE, "1")
+        .status()
+        .expect("run unshare");
+    assert!(status.success(), "inside the namespace: {status}");
+}
+
+fn ip(arguments: &str) {
+    let output = Command::new("ip")
+        .args(arguments.split(' '))
+        .output()
+        .expect("run ip");
+    assert!(
+        output.status.success(),
+        "ip {arguments}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Events until `wanted` holds; asserts that they lead from `known` to the latest snapshot.
+async fn until(
+    monitor: &mut LinkMonitor,
+    known: &mut Vec<Link>,
+    what: &str,
+    wanted: impl Fn(&LinkEvent) -> bool,
+) -> LinkEvent {
+    loop {
+        let event = tokio::time::timeout(PATIENCE, monitor.next())
+            .await
+            .unwrap_or_else(|_| panic!("no event: {what}; links {:?}", monitor.links()))
+            .expect("the monitor watches");
+        known.retain(|link| link.index != event.link().index);
+        if !matches!(event, LinkEvent::Vanished { .. }) {
+            known.push(event.link().clone());
+            known.sort_by_key(|link| link.index);
+        }
+        if wanted(&event) {
+            return event;
+        }
+    }
+}
+
+#[test]
+fn links_are_seen_to_come_and_go() {
+    in_namespace("links_are_seen_to_come_and_go", || async {
+        let rules = ClassRules {
+            rules: vec!["wlan1=metered".parse().expect("a rule")],
+        };
+        let (mut known, mut monitor) = LinkMonitor::start(rules).await.expect("start");
+        assert!(monitor.hears_kernel());
+        assert!(known.iter().all(|link| !link.is_usable()), "{known:?}");
+        assert!(known.iter().any(|link| link.kind == Kind::Loopback));
+
+        // A Wi-Fi comes up: device, address, route; usable only with all three.
+        ip("link add wlan0 type veth peer name ap0");
+        ip("link set ap0 up");
+        ip("link set wlan0 up");
+        ip("addr add 198.51.100.7/24 dev wlan0");
+        ip("route add default via 198.51.100.1 dev wlan0 metric 600");
+        let event = until(&mut monitor, &mut known, "wlan0 usable", |e| {
+            e.link().name == "wlan0" && e.gained_use()
+        })
+        .await;
+        let link = event.link();
+        assert_eq!((link.kind, link.class.class), (Kind::Wifi, Class::Free));
+        assert_eq!(
+            link.addresses,
+            ["198.51.100.7".parse::<std::net::IpAddr>().expect("address")]
+        );
+        assert_eq!(link.metric(), Some(600));
+        assert!(link.mtu_bytes >= 1280);
+
+        // A cellular link, IPv6 only.
+        ip("link add wwan0 type veth peer name tower0");
+        ip("link set tower0 up");
+        ip("link set wwan0 up");
+        if std::path::Path::new("/proc/sys/net/ipv6").exists() {
+            ip("-6 addr add 2001:db8::7/64 dev wwan0 nodad");
+            ip("-6 route add default dev wwan0 metric 700");
+        } else {
+            ip("addr add 203.0.113.7/24 dev wwan0");
+            ip("route add default dev wwan0 metric 700");
+        }
+        let event = until(&mut monitor, &mut known, "wwan0 usable", |e| {
+            e.link().name == "wwan0" && e.gained_use()
+        })
+        .await;
+        assert_eq!(event.link().kind, Kind::Cellular);
+        assert_eq!(event.link().class.class, Class::Metered);
+        assert_eq!(
+            event.link().source_addresses().count(),
+            1,
+            "link-local does not count"
+        );
+
+        // The access point goes away: carrier lost.
+        ip("link set ap0 down");
+        let event = until(&mut monitor, &mut known, "wlan0 without carrier", |e| {
+            e.link().name == "wlan0" && e.lost_use()
+        })
+        .await;
+        assert!(!event.link().carrier);
+        assert_eq!(event.addresses_lost().len(), 1);
+
+        // Another network, another address.
+        ip("addr flush dev wlan0");
+        ip("link set ap0 up");
+        ip("addr add 203.0.113.99/24 dev wlan0");
+        ip("route add default via 203.0.113.1 dev wlan0 metric 600");
+        let event = until(&mut monitor, &mut known, "wlan0 with a new address", |e| {
+            e.link().name == "wlan0" && e.link().is_usable()
+        })
+        .await;
+        assert_eq!(event.link().addresses[0].to_string(), "203.0.113.99");
+
+        // The device is pulled out.
+        ip("link del wlan0");
+        let event = until(
+            &mut monitor,
+            &mut known,
+            "wlan0 gone",
+            |e| matches!(e, LinkEvent::Vanished { link } if link.name == "wlan0"),
+        )
+        .await;
+        assert!(event.lost_use());
+
+        // A rule of the user holds for devices that come later.
+        ip("link add wlan1 type veth peer name ap1");
+        let event = until(&mut monitor, &mut known, "wlan1 there", |e| {
+            e.link().name == "wlan1"
+        })
+        .await;
+        assert_eq!(event.link().class.class, Class::Metered);
+        assert!(event.link().class.because.contains("wlan1=metered"));
+
+        // Applying the events to the first snapshot gives what a fresh reading finds.
+        let rules = ClassRules {
+            rules: vec!["wlan1=metered".parse().expect("a rule")],
+        };
+        let (fresh, _) = LinkMonitor::start(rules).await.expect("read again");
+        while known != fresh {
+            until(&mut monitor, &mut known, "the latest snapshot", |_| true).await;
+        }
+    });
+}
+
+#[test]
+fn a_hint_from_outside_reads_again_and_an_idle_hint_makes_no_event() {
+    in_namespace(
+        "a_hint_from_outside_reads_again_and_an_idle_hint_makes_no_event",
+        || async {
+            let (_, mut monitor) = LinkMonitor::start(ClassRules::default())
+                .await
+                .expect("start");
+            for _ in 0..100 {
+                monitor.handle().network_changed();
+            }
+            ip("link add wlan0 type veth peer name ap0");
+            let event = tokio::time::timeout(PATIENCE, monitor.next())
+                .await
+                .expect("an event");
+            assert!(
+                matches!(event, Some(LinkEvent::Appeared { .. })),
+                "{event:?}"
+            );
+        },
+    );
+}

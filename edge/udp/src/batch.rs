@@ -1,0 +1,109 @@
+//! The buffers one receive call fills, kept from call to call.
+
+use std::io::IoSliceMut;
+use std::net::{IpAddr, SocketAddr};
+
+use quinn_udp::{EcnCodepoint, RecvMeta};
+
+/// Most buffers one receive call fills.
+pub const RECV_BATCH_DATAGRAMS_MAX: usize = quinn_udp::BATCH_SIZE;
+
+/// Bytes of each buffer: the longest run of datagrams the kernel joins.
+pub const RECV_BUFFER_BYTES: usize = 1 << 16;
+
+/// Reusable receive buffers: allocated once, filled by [`crate::LinkSocket::try_recv`] or
+/// [`crate::LinkSocket::poll_recv`], read by [`RecvBatch::received`].
+///
+/// A full batch is 2 MB of address space; pages are touched only as far as datagrams reach.
+pub struct RecvBatch {
+    bytes: Vec<u8>,
+    meta: Vec<RecvMeta>,
+    filled: usize,
+}
+
+/// One buffer of a batch: one datagram, or several of equal size from one sender.
+#[derive(Debug)]
+pub struct Received<'a> {
+    /// The datagrams back to back; writable, so that packets can be opened in place.
+    pub data: &'a mut [u8],
+    /// Size of each datagram; the last may be smaller. 0 only for an empty datagram.
+    pub stride: usize,
+    /// Who sent them.
+    pub from: SocketAddr,
+    /// The address of ours they were sent to, where the system tells.
+    pub dst_ip: Option<IpAddr>,
+    /// Congestion bits of the run (the kernel does not join datagrams whose bits differ).
+    pub ecn: Option<EcnCodepoint>,
+    /// Index of the network device they came in by, where the system tells.
+    pub device_index: Option<u32>,
+}
+
+impl<'a> Received<'a> {
+    /// The datagrams one by one. An empty datagram yields nothing.
+    pub fn datagrams(self) -> std::slice::ChunksMut<'a, u8> {
+        self.data.chunks_mut(self.stride.max(1))
+    }
+}
+
+impl RecvBatch {
+    /// Buffers for `datagrams` runs, at most [`RECV_BATCH_DATAGRAMS_MAX`] and at least one.
+    pub fn with_capacity(datagrams: usize) -> RecvBatch {
+        let buffers = datagrams.clamp(1, RECV_BATCH_DATAGRAMS_MAX);
+        RecvBatch {
+            bytes: vec![0; buffers * RECV_BUFFER_BYTES],
+            meta: vec![RecvMeta::default(); buffers],
+            filled: 0,
+        }
+    }
+
+    /// Runs received by the last call.
+    pub fn len(&self) -> usize {
+        self.filled
+    }
+
+    /// True when the last call received nothing.
+    pub fn is_empty(&self) -> bool {
+        self.filled == 0
+    }
+
+    /// What the last call received, in order of arrival.
+    pub fn received(&mut self) -> impl Iterator<Item = Received<'_>> {
+        let filled = self.filled;
+        self.bytes
+            .chunks_exact_mut(RECV_BUFFER_BYTES)
+            .zip(&self.meta)
+            .take(filled)
+            .map(|(buffer, meta)| Received {
+                data: &mut buffer[..meta.len],
+                stride: meta.stride,
+                from: meta.addr,
+                dst_ip: meta.dst_ip,
+                ecn: meta.ecn,
+                device_index: meta.interface_index,
+            })
+    }
+
+    /// Lends every buffer to `receive` and remembers how many it filled.
+    pub(crate) fn fill(
+        &mut self,
+        receive: impl FnOnce(&mut [IoSliceMut<'_>], &mut [RecvMeta]) -> std::io::Result<usize>,
+    ) -> std::io::Result<usize> {
+        self.filled = 0;
+        let mut slices = self
+            .bytes
+            .chunks_exact_mut(RECV_BUFFER_BYTES)
+            .map(IoSliceMut::new);
+        let mut buffers: [IoSliceMut<'_>; RECV_BATCH_DATAGRAMS_MAX] =
+            std::array::from_fn(|_| slices.next().unwrap_or_else(|| IoSliceMut::new(&mut [])));
+        let usable = self.meta.len();
+        let filled = receive(&mut buffers[..usable], &mut self.meta)?;
+        self.filled = filled;
+        Ok(filled)
+    }
+}
+
+impl Default for RecvBatch {
+    fn default() -> RecvBatch {
+        RecvBatch::with_capacity(RECV_BATCH_DATAGRAMS_MAX)
+    }
+}

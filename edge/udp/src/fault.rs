@@ -1,0 +1,67 @@
+//! What an error of a UDP socket says about the link under it.
+
+use std::io;
+
+use crate::bind::BindError;
+
+/// True when the error says that the link is gone: its network, device or our address on it no
+/// longer exists. The socket will not come back to life by itself in general; close it and bind
+/// a new one when the link monitor reports an address again.
+pub fn is_link_gone(error: &io::Error) -> bool {
+    match errno_within(error) {
+        Some(errno) => matches!(
+            errno,
+            libc::ENETUNREACH | libc::ENETDOWN | libc::ENODEV | libc::ENXIO | libc::EADDRNOTAVAIL
+        ),
+        None => false,
+    }
+}
+
+/// True when the datagram (or one segment of it) is larger than the link's MTU or than UDP can
+/// carry. Not a fault of the link: send smaller.
+pub fn is_too_big(error: &io::Error) -> bool {
+    errno_within(error) == Some(libc::EMSGSIZE)
+}
+
+/// The system's error number, also when it sits inside a [`BindError`].
+fn errno_within(error: &io::Error) -> Option<i32> {
+    error.raw_os_error().or_else(|| {
+        let inner = error.get_ref()?.downcast_ref::<BindError>()?;
+        inner.cause.raw_os_error()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_a_vanished_link_are_told_from_others() {
+        for errno in [
+            libc::ENETUNREACH,
+            libc::ENETDOWN,
+            libc::ENODEV,
+            libc::EADDRNOTAVAIL,
+        ] {
+            assert!(
+                is_link_gone(&io::Error::from_raw_os_error(errno)),
+                "errno {errno}"
+            );
+        }
+        for errno in [
+            libc::EAGAIN,
+            libc::EMSGSIZE,
+            libc::EPERM,
+            libc::ECONNREFUSED,
+        ] {
+            assert!(
+                !is_link_gone(&io::Error::from_raw_os_error(errno)),
+                "errno {errno}"
+            );
+        }
+        assert!(is_too_big(&io::Error::from_raw_os_error(libc::EMSGSIZE)));
+        assert!(!is_too_big(&io::Error::other(
+            "EMSGSIZE in words is not an errno"
+        )));
+    }
+}
