@@ -133,6 +133,9 @@ pub(crate) async fn dial(
             io::ErrorKind::TimedOut => {
                 Refusal::ConnectTimeout { host: target.to_string(), limit: connect_timeout }
             }
+            io::ErrorKind::ConnectionReset => {
+                Refusal::OriginClosed { host: target.to_string(), cause: error.to_string() }
+            }
             _ => Refusal::Unroutable { host: target.to_string(), cause: error.to_string() },
         }),
         Err(_) => Err(Refusal::ConnectTimeout { host: target.to_string(), limit: connect_timeout }),

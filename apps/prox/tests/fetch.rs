@@ -42,7 +42,7 @@ async fn unknown_length_ends_with_the_flow() {
     device.send(get(&origin.url("/"), "")).await;
     let answer = device.answer().await.whole();
     assert_eq!(answer.body, b"all of it");
-    let report = serving.await.unwrap();
+    let report = ended(serving).await;
     assert_eq!((report.outcome, report.status), (Outcome::Delivered, Some(200)));
     assert_eq!(report.served, Served::Origin);
 }

@@ -144,7 +144,7 @@ async fn a_device_that_restarts_gets_the_rest_of_the_same_bytes_from_a_fickle_or
     assert!(tag.starts_with("\"d2prox-"), "{tag}");
     let mut got = device.read(50_000).await;
     device.crash();
-    assert!(matches!(serving.await.unwrap().outcome, Outcome::Broken(_)));
+    assert!(matches!(ended(serving).await.outcome, Outcome::Broken(_)));
     assert_eq!(prox.holdings().kept_copies, 1);
 
     let (serving, mut device) = start(&prox, CLIENT);
@@ -155,7 +155,7 @@ async fn a_device_that_restarts_gets_the_rest_of_the_same_bytes_from_a_fickle_or
     assert_eq!(answer.header("etag"), tag);
     got.extend(answer.body);
     assert!(got == pattern(200_000));
-    assert_eq!(serving.await.unwrap().served, Served::Pinned);
+    assert_eq!(ended(serving).await.served, Served::Pinned);
     assert_eq!(origin.heads.lock().len(), 1);
 }
 
@@ -184,7 +184,7 @@ async fn a_kept_copy_is_private_to_its_client_its_url_and_its_credentials() {
     device.send(get(&origin.url("/"), "Cookie: a\r\n")).await;
     let tag = device.read_head().await.header("etag").to_owned();
     device.crash();
-    serving.await.unwrap();
+    ended(serving).await;
     let again = |client, path, cookie: &str| {
         let (serving, mut device) = start(&prox, client);
         let headers = format!("Range: bytes=1-\r\nIf-Range: {tag}\r\n{cookie}");
@@ -192,7 +192,7 @@ async fn a_kept_copy_is_private_to_its_client_its_url_and_its_credentials() {
         async move {
             device.send(request).await;
             let status = device.answer().await.status;
-            serving.await.unwrap();
+            ended(serving).await;
             status
         }
     };
@@ -213,7 +213,7 @@ async fn a_growing_copy_goes_on_growing_while_its_device_restarts() {
     let tag = device.read_head().await.header("etag").to_owned();
     device.read(500).await;
     device.crash();
-    serving.await.unwrap();
+    ended(serving).await;
     let (_serving, mut device) = start(&prox, CLIENT);
     let headers = format!("Range: bytes=500-\r\nIf-Range: {tag}\r\n");
     device.send(get(&origin.url("/"), &headers)).await;
@@ -240,7 +240,7 @@ async fn a_kept_copy_goes_after_its_time_and_when_room_is_needed() {
             device.send(get(&origin.url("/"), "")).await;
             assert_eq!(device.read_head().await.status, 200);
             device.crash();
-            serving.await.unwrap();
+            ended(serving).await;
         }
         until(|| prox.holdings().kept_copies == expected).await;
         until(|| prox.holdings().memory_bytes == 200_000 * expected as u64).await;
@@ -257,7 +257,7 @@ async fn a_deadline_that_passes_resets_the_flow_and_frees_the_copy() {
     device.set_deadline(Duration::ZERO);
     device.send("x").await; // Anything that makes the proxy look again.
     device.crash();
-    let report = serving.await.unwrap();
+    let report = ended(serving).await;
     assert_eq!(report.outcome, Outcome::Reset(ResetCause::Deadline));
     until(|| prox.holdings() == Default::default()).await;
 }
@@ -269,7 +269,7 @@ async fn a_deadline_ends_a_flow_by_itself_and_may_be_moved_before() {
     let (serving, mut device) = start_until(&prox, CLIENT, Some(Duration::from_millis(200)));
     device.set_deadline(Duration::from_millis(600));
     device.send(get(&origin.url("/"), "")).await;
-    let report = serving.await.unwrap();
+    let report = ended(serving).await;
     assert_eq!(report.outcome, Outcome::Reset(ResetCause::Deadline));
     assert!(report.lasted >= Duration::from_millis(500), "{:?}", report.lasted);
     assert_eq!(device.reset_code(), Some(ResetCause::Deadline.code()));
@@ -362,7 +362,7 @@ async fn a_device_that_goes_midway_through_its_request_or_before_the_answer_leav
     let (serving, mut device) = start(&prox, CLIENT);
     device.send("GET http://127.0.0.1/ HT").await;
     device.crash();
-    let report = serving.await.unwrap();
+    let report = ended(serving).await;
     assert!(matches!(report.outcome, Outcome::Broken(_)) || report.status == Some(400));
 
     let origin = RawOrigin::start(|_, _, _stream| std::future::pending()).await;
@@ -370,6 +370,6 @@ async fn a_device_that_goes_midway_through_its_request_or_before_the_answer_leav
     device.send(get(&origin.url("/"), "")).await;
     until(|| !origin.heads.lock().is_empty()).await;
     device.crash();
-    assert!(matches!(serving.await.unwrap().outcome, Outcome::Broken(_)));
+    assert!(matches!(ended(serving).await.outcome, Outcome::Broken(_)));
     until(|| prox.holdings() == Default::default()).await;
 }

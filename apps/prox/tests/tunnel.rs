@@ -47,7 +47,7 @@ async fn bytes_go_both_ways_and_each_direction_ends_by_itself() {
     device.finish_sending().await;
     assert_eq!(device.read_rest().await, b"EARLY LATE bye");
     device.finished();
-    let report = serving.await.unwrap();
+    let report = ended(serving).await;
     assert_eq!(report.outcome, Outcome::Delivered);
     assert_eq!((report.bytes_up, report.bytes_down), (10, 14));
 }
@@ -75,6 +75,7 @@ async fn the_origin_may_end_first() {
 async fn much_data_crosses_both_ways_at_once() {
     let data = pattern(3_000_000);
     let (address, _task) = server(|stream| async move {
+        stream.set_nodelay(true).unwrap();
         let (mut read, mut write) = stream.into_split();
         tokio::io::copy(&mut read, &mut write).await.unwrap();
     })
@@ -93,12 +94,16 @@ async fn much_data_crosses_both_ways_at_once() {
 async fn a_server_that_resets_becomes_a_reset_and_not_an_end() {
     let (address, _task) = server(|mut stream| async move {
         stream.write_all(b"half").await.unwrap();
+        // Not before the tunnel stands: a reset of the connecting socket is another case.
+        stream.read_u8().await.unwrap();
         stream.set_zero_linger().unwrap();
     })
     .await;
     let (serving, mut device) = start(&prox(), CLIENT);
     device.send(connect(&address)).await;
-    assert_eq!(serving.await.unwrap().outcome, Outcome::Reset(ResetCause::TunnelReset));
+    device.read_head().await;
+    device.send("x").await;
+    assert_eq!(ended(serving).await.outcome, Outcome::Reset(ResetCause::TunnelReset));
     assert_eq!(device.reset_code(), Some(ResetCause::TunnelReset.code()));
 }
 
@@ -114,7 +119,7 @@ async fn a_device_that_is_gone_becomes_a_reset_at_the_server() {
     device.read_head().await;
     device.send("half").await;
     device.crash_with_reset();
-    assert!(matches!(serving.await.unwrap().outcome, Outcome::Broken(_)));
+    assert!(matches!(ended(serving).await.outcome, Outcome::Broken(_)));
     assert_eq!(task.await.unwrap().unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
 }
 
@@ -127,7 +132,7 @@ async fn a_silent_tunnel_is_closed_after_its_time() {
     let prox = Prox::new(ProxConfig { tunnel_idle: Duration::from_millis(40), ..config() }).unwrap();
     let (serving, mut device) = start(&prox, CLIENT);
     device.send(connect(&address)).await;
-    assert_eq!(serving.await.unwrap().outcome, Outcome::Reset(ResetCause::TunnelIdle));
+    assert_eq!(ended(serving).await.outcome, Outcome::Reset(ResetCause::TunnelIdle));
 }
 
 #[tokio::test]

@@ -334,13 +334,18 @@ pub fn start_until(
     (tokio::spawn(serve_flow(flow, prox.clone())), device)
 }
 
+/// The report of a flow that must end.
+pub async fn ended(serving: JoinHandle<FlowReport>) -> FlowReport {
+    tokio::time::timeout(PATIENCE, serving).await.expect("the flow ends").unwrap()
+}
+
 /// One request, one whole exchange.
 pub async fn ask(prox: &Arc<Prox>, request: impl AsRef<[u8]>) -> Answer {
     let (serving, mut device) = start(prox, CLIENT);
     device.send(request).await;
     device.finish_sending().await;
     let answer = device.answer().await;
-    tokio::time::timeout(PATIENCE, serving).await.expect("the flow ends").unwrap();
+    ended(serving).await;
     answer
 }
 
