@@ -50,7 +50,11 @@ struct BodyPart {
 impl AnswerSource {
     /// An answer without a body, or whose body is in `head`.
     pub(crate) fn head_only(head: Vec<u8>) -> AnswerSource {
-        AnswerSource { head: head.into(), body: None, sent: AtomicU64::new(0) }
+        AnswerSource {
+            head: head.into(),
+            body: None,
+            sent: AtomicU64::new(0),
+        }
     }
 
     /// A head and a part of a copy.
@@ -61,8 +65,17 @@ impl AnswerSource {
         end: Option<u64>,
         attended: Weak<()>,
     ) -> AnswerSource {
-        let body = Some(BodyPart { copy, start, end, attended });
-        AnswerSource { head: head.into(), body, sent: AtomicU64::new(0) }
+        let body = Some(BodyPart {
+            copy,
+            start,
+            end,
+            attended,
+        });
+        AnswerSource {
+            head: head.into(),
+            body,
+            sent: AtomicU64::new(0),
+        }
     }
 
     /// Bytes handed to the flow so far, the head included.
@@ -89,7 +102,8 @@ impl Source for AnswerSource {
             Poll::Ready(Ok(Bytes::new()))
         };
         if let Poll::Ready(Ok(bytes)) = &read {
-            self.sent.fetch_max(offset + bytes.len() as u64, Ordering::Relaxed);
+            self.sent
+                .fetch_max(offset + bytes.len() as u64, Ordering::Relaxed);
         }
         read
     }
@@ -118,14 +132,21 @@ impl BodyPart {
             Poll::Ready(Err(PinReadFault::Failed(_))) if self.attended.strong_count() > 0 => {
                 Poll::Pending
             }
-            Poll::Ready(Err(PinReadFault::Failed(cause))) => Poll::Ready(Err(io::Error::other(cause))),
+            Poll::Ready(Err(PinReadFault::Failed(cause))) => {
+                Poll::Ready(Err(io::Error::other(cause)))
+            }
             Poll::Ready(Err(PinReadFault::Disk(error))) => Poll::Ready(Err(error)),
         }
     }
 }
 
 /// The head for a part of a copy.
-pub(crate) fn copy_head(copy: &CopyHead, part: Part, total: Option<u64>, served: Served) -> Vec<u8> {
+pub(crate) fn copy_head(
+    copy: &CopyHead,
+    part: Part,
+    total: Option<u64>,
+    served: Served,
+) -> Vec<u8> {
     let mut headers = copy.headers.clone();
     let mut status = copy.status;
     let length = match part {
@@ -133,7 +154,11 @@ pub(crate) fn copy_head(copy: &CopyHead, part: Part, total: Option<u64>, served:
         Part::Bytes { start, end, total } => {
             status = StatusCode::PARTIAL_CONTENT;
             let total = total.map_or("*".to_owned(), |total| total.to_string());
-            insert(&mut headers, header::CONTENT_RANGE, format!("bytes {start}-{}/{total}", end - 1));
+            insert(
+                &mut headers,
+                header::CONTENT_RANGE,
+                format!("bytes {start}-{}/{total}", end - 1),
+            );
             // These describe the whole content, not the part.
             headers.remove("content-digest");
             headers.remove("content-md5");
@@ -141,8 +166,17 @@ pub(crate) fn copy_head(copy: &CopyHead, part: Part, total: Option<u64>, served:
         }
         Part::Unsatisfiable { total } => {
             status = StatusCode::RANGE_NOT_SATISFIABLE;
-            insert(&mut headers, header::CONTENT_RANGE, format!("bytes */{total}"));
-            for name in ["content-type", "content-encoding", "content-digest", "content-md5"] {
+            insert(
+                &mut headers,
+                header::CONTENT_RANGE,
+                format!("bytes */{total}"),
+            );
+            for name in [
+                "content-type",
+                "content-encoding",
+                "content-digest",
+                "content-md5",
+            ] {
                 headers.remove(name);
             }
             Some(0)
@@ -156,7 +190,10 @@ pub(crate) fn copy_head(copy: &CopyHead, part: Part, total: Option<u64>, served:
     }
     let cache = match served {
         Served::Pinned => format!("{PSEUDONYM}; hit; detail=pinned"),
-        _ => format!("{PSEUDONYM}; fwd=miss; fwd-status={}; stored", copy.status.as_u16()),
+        _ => format!(
+            "{PSEUDONYM}; fwd=miss; fwd-status={}; stored",
+            copy.status.as_u16()
+        ),
     };
     append(&mut headers, "cache-status", cache);
     mark(&mut headers, copy.version);
@@ -186,10 +223,16 @@ pub(crate) fn refusal(refusal: &Refusal, to_head: bool) -> Vec<u8> {
     let reason = format!("{refusal}\n");
     let mut headers = HeaderMap::new();
     let details = quoted(&refusal.to_string());
-    let status = format!("{PSEUDONYM}; error={}; details=\"{details}\"", refusal.token());
+    let status = format!(
+        "{PSEUDONYM}; error={}; details=\"{details}\"",
+        refusal.token()
+    );
     append(&mut headers, "proxy-status", status);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
     headers.insert(header::CONTENT_LENGTH, reason.len().into());
     headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     if let Some(wait) = refusal.retry_after() {
@@ -273,7 +316,9 @@ mod tests {
         let why = Refusal::SchemeUnsupported("a\"b\\ü\r\nx: y".to_owned());
         let text = String::from_utf8(refusal(&why, true)).unwrap();
         assert!(text.starts_with("HTTP/1.1 501 Not Implemented\r\n"));
-        assert!(text.contains("proxy-status: d2prox; error=http_request_error; details=\"a\\\"b\\\\???x: y"));
+        assert!(text.contains(
+            "proxy-status: d2prox; error=http_request_error; details=\"a\\\"b\\\\???x: y"
+        ));
         assert!(text.ends_with("\r\n\r\n"));
     }
 

@@ -74,7 +74,9 @@ impl CopyHead {
 
     /// Whether a request would have selected this representation.
     pub(crate) fn suits(&self, request: &Fetch) -> bool {
-        self.selected_by.iter().all(|(name, had)| request.headers.get_all(name).iter().eq(had))
+        self.selected_by
+            .iter()
+            .all(|(name, had)| request.headers.get_all(name).iter().eq(had))
     }
 }
 
@@ -87,20 +89,26 @@ fn selecting(response: &HeaderMap, request: &Fetch) -> Vec<(HeaderName, Vec<Head
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse::<HeaderName>().ok());
-    [header::AUTHORIZATION, header::COOKIE, header::ACCEPT_ENCODING]
-        .into_iter()
-        .chain(varied)
-        .map(|name| {
-            let values = request.headers.get_all(&name).iter().cloned().collect();
-            (name, values)
-        })
-        .collect()
+    [
+        header::AUTHORIZATION,
+        header::COOKIE,
+        header::ACCEPT_ENCODING,
+    ]
+    .into_iter()
+    .chain(varied)
+    .map(|name| {
+        let values = request.headers.get_all(&name).iter().cloned().collect();
+        (name, values)
+    })
+    .collect()
 }
 
 /// The validator that promises the same bytes: a strong entity tag, else a date that is old
 /// enough; never a weak tag.
 pub(crate) fn strong_validator(headers: &HeaderMap) -> Option<HeaderValue> {
-    strong_tag(headers).or_else(|| strong_date(headers)).cloned()
+    strong_tag(headers)
+        .or_else(|| strong_date(headers))
+        .cloned()
 }
 
 /// A strong entity tag. Two of them promise nothing.
@@ -146,7 +154,13 @@ mod tests {
         assert_eq!(validator(&[OLD, DATE]).unwrap(), OLD.1);
         assert_eq!(validator(&[("etag", "W/\"a\""), OLD, DATE]).unwrap(), OLD.1);
         assert_eq!(validator(&[OLD]), None);
-        assert_eq!(validator(&[OLD, ("date", "Fri, 20 Nov 2026 10:00:59 GMT")]), None);
-        assert_eq!(validator(&[OLD, ("date", "Fri, 20 Nov 2026 09:00:00 GMT")]), None);
+        assert_eq!(
+            validator(&[OLD, ("date", "Fri, 20 Nov 2026 10:00:59 GMT")]),
+            None
+        );
+        assert_eq!(
+            validator(&[OLD, ("date", "Fri, 20 Nov 2026 09:00:00 GMT")]),
+            None
+        );
     }
 }

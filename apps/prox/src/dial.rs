@@ -63,12 +63,18 @@ impl Target {
             return None;
         }
         let port: u16 = port.parse().ok().filter(|port| *port != 0)?;
-        Some(Target { host: Host::parse(host).ok()?, port })
+        Some(Target {
+            host: Host::parse(host).ok()?,
+            port,
+        })
     }
 
     /// The host and port of an http or https URL.
     pub(crate) fn of(url: &Url) -> Option<Target> {
-        Some(Target { host: url.host()?.to_owned(), port: url.port_or_known_default()? })
+        Some(Target {
+            host: url.host()?.to_owned(),
+            port: url.port_or_known_default()?,
+        })
     }
 
     /// The host without a port, for messages.
@@ -94,7 +100,10 @@ pub(crate) async fn dial(
         Host::Domain(name) => match timeout(dns_timeout, resolver.resolve(name)).await {
             Err(_) => return Err(Refusal::NameTimeout(target.host())),
             Ok(Err(error)) => {
-                return Err(Refusal::NameNotFound { host: target.host(), cause: error.to_string() });
+                return Err(Refusal::NameNotFound {
+                    host: target.host(),
+                    cause: error.to_string(),
+                });
             }
             Ok(Ok(found)) => found,
         },
@@ -112,9 +121,11 @@ pub(crate) async fn dial(
     }
     if allowed.is_empty() {
         return Err(match refused {
-            Some((address, kind)) => {
-                Refusal::AddressRefused { host: target.host(), address, kind }
-            }
+            Some((address, kind)) => Refusal::AddressRefused {
+                host: target.host(),
+                address,
+                kind,
+            },
             None => Refusal::NameNotFound {
                 host: target.host(),
                 cause: "the name has no address".to_owned(),
@@ -130,23 +141,32 @@ pub(crate) async fn dial(
         }
         Ok(Err(error)) => Err(match error.kind() {
             io::ErrorKind::ConnectionRefused => Refusal::ConnectRefused(target.to_string()),
-            io::ErrorKind::TimedOut => {
-                Refusal::ConnectTimeout { host: target.to_string(), limit: connect_timeout }
-            }
-            io::ErrorKind::ConnectionReset => {
-                Refusal::OriginClosed { host: target.to_string(), cause: error.to_string() }
-            }
-            _ => Refusal::Unroutable { host: target.to_string(), cause: error.to_string() },
+            io::ErrorKind::TimedOut => Refusal::ConnectTimeout {
+                host: target.to_string(),
+                limit: connect_timeout,
+            },
+            io::ErrorKind::ConnectionReset => Refusal::OriginClosed {
+                host: target.to_string(),
+                cause: error.to_string(),
+            },
+            _ => Refusal::Unroutable {
+                host: target.to_string(),
+                cause: error.to_string(),
+            },
         }),
-        Err(_) => Err(Refusal::ConnectTimeout { host: target.to_string(), limit: connect_timeout }),
+        Err(_) => Err(Refusal::ConnectTimeout {
+            host: target.to_string(),
+            limit: connect_timeout,
+        }),
     }
 }
 
 /// Alternates address families, keeping the resolver's order within each (RFC 8305 §4).
 fn alternate(addresses: Vec<IpAddr>) -> Vec<IpAddr> {
     let first_is_v6 = addresses.first().is_some_and(IpAddr::is_ipv6);
-    let (first, second): (Vec<_>, Vec<_>) =
-        addresses.into_iter().partition(|address| address.is_ipv6() == first_is_v6);
+    let (first, second): (Vec<_>, Vec<_>) = addresses
+        .into_iter()
+        .partition(|address| address.is_ipv6() == first_is_v6);
     let (mut first, mut second) = (first.into_iter(), second.into_iter());
     let mut mixed = Vec::new();
     loop {
@@ -198,8 +218,20 @@ mod tests {
             assert!(Target::parse_authority(text).is_some(), "{text}");
         }
         for text in [
-            "h", "h:", ":443", "h:0", "h:65536", "h:+1", "u@h:443", "h/:443", "h%2e:443", "::1:443",
-            "[::1]", "h:443/", "http://h:443", "[fe80::1%eth0]:443",
+            "h",
+            "h:",
+            ":443",
+            "h:0",
+            "h:65536",
+            "h:+1",
+            "u@h:443",
+            "h/:443",
+            "h%2e:443",
+            "::1:443",
+            "[::1]",
+            "h:443/",
+            "http://h:443",
+            "[fe80::1%eth0]:443",
         ] {
             assert!(Target::parse_authority(text).is_none(), "{text}");
         }

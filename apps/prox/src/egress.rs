@@ -180,14 +180,45 @@ mod tests {
     fn special_addresses_are_refused_in_every_disguise() {
         let filter = EgressFilter::default();
         for text in [
-            "0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "127.0.0.1", "127.9.9.9",
-            "169.254.1.1", "169.254.169.254", "172.16.0.1", "172.31.255.255", "192.0.0.8",
-            "192.168.1.1", "198.18.0.1", "203.0.113.9", "224.0.0.1", "240.0.0.1",
-            "255.255.255.255", "168.63.129.16", "::", "::1", "fc00::1", "fd00:ec2::254",
-            "fe80::1", "fec0::1", "ff02::1", "2001:db8::1", "2001::1", "3fff::1",
-            "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "::ffff:0:10.0.0.1",
-            "64:ff9b::10.0.0.1", "64:ff9b:1::1", "2002:7f00:1::", "2002:a9fe:a9fe::",
-            "2606:4700::5efe:10.0.0.1", "2606:4700::200:5efe:127.0.0.1", "100::1",
+            "0.0.0.0",
+            "0.1.2.3",
+            "10.0.0.1",
+            "100.64.0.1",
+            "127.0.0.1",
+            "127.9.9.9",
+            "169.254.1.1",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.8",
+            "192.168.1.1",
+            "198.18.0.1",
+            "203.0.113.9",
+            "224.0.0.1",
+            "240.0.0.1",
+            "255.255.255.255",
+            "168.63.129.16",
+            "::",
+            "::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fe80::1",
+            "fec0::1",
+            "ff02::1",
+            "2001:db8::1",
+            "2001::1",
+            "3fff::1",
+            "::ffff:127.0.0.1",
+            "::ffff:169.254.169.254",
+            "::127.0.0.1",
+            "::ffff:0:10.0.0.1",
+            "64:ff9b::10.0.0.1",
+            "64:ff9b:1::1",
+            "2002:7f00:1::",
+            "2002:a9fe:a9fe::",
+            "2606:4700::5efe:10.0.0.1",
+            "2606:4700::200:5efe:127.0.0.1",
+            "100::1",
         ] {
             assert!(check(&filter, text).is_err(), "{text}");
         }
@@ -195,11 +226,26 @@ mod tests {
 
     #[test]
     fn allow_private_opens_private_networks_but_not_metadata_or_link_local() {
-        let filter = EgressFilter { allow_private: true, ..Default::default() };
-        for text in ["10.0.0.1", "127.0.0.1", "::1", "fd12::1", "::ffff:192.168.0.1"] {
+        let filter = EgressFilter {
+            allow_private: true,
+            ..Default::default()
+        };
+        for text in [
+            "10.0.0.1",
+            "127.0.0.1",
+            "::1",
+            "fd12::1",
+            "::ffff:192.168.0.1",
+        ] {
             assert_eq!(check(&filter, text), Ok(()), "{text}");
         }
-        for text in ["169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "100.100.100.200"] {
+        for text in [
+            "169.254.169.254",
+            "fe80::1",
+            "224.0.0.1",
+            "0.0.0.0",
+            "100.100.100.200",
+        ] {
             assert!(check(&filter, text).is_err(), "{text}");
         }
     }
@@ -217,7 +263,10 @@ mod tests {
 
     #[test]
     fn port_zero_is_never_allowed() {
-        let filter = EgressFilter { refused_ports: vec![25], ..Default::default() };
+        let filter = EgressFilter {
+            refused_ports: vec![25],
+            ..Default::default()
+        };
         assert!(!filter.port_allowed(0));
         assert!(!filter.port_allowed(25));
         assert!(filter.port_allowed(443));

@@ -109,7 +109,10 @@ impl Filler {
                 wait = (wait * 2).min(RETRY_WAIT_MAX);
                 match self.carry_on(&validator).await? {
                     Continued::Whole => return Ok(()),
-                    Continued::Body { body: next, skip: already } => {
+                    Continued::Body {
+                        body: next,
+                        skip: already,
+                    } => {
                         (body, skip) = (next, already);
                         break;
                     }
@@ -157,7 +160,10 @@ impl Filler {
                 Ok(()) => return Ok(()),
                 Err(PinFault::Full(full)) => {
                     let whose = (full == Full::Client).then_some(self.client);
-                    let room = self.shelf.upgrade().is_some_and(|shelf| shelf.make_room(whose));
+                    let room = self
+                        .shelf
+                        .upgrade()
+                        .is_some_and(|shelf| shelf.make_room(whose));
                     if !room {
                         return Err(ResetCause::StoreFull);
                     }
@@ -177,7 +183,9 @@ impl Filler {
         let have = self.pin.extent().have;
         let mut headers = self.headers.clone();
         for name in [
-            header::IF_MATCH, header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE,
+            header::IF_MATCH,
+            header::IF_NONE_MATCH,
+            header::IF_MODIFIED_SINCE,
             header::IF_UNMODIFIED_SINCE,
         ] {
             headers.remove(name);
@@ -202,14 +210,18 @@ impl Filler {
                         && (total.is_none() || self.total.is_none() || total == self.total) =>
                 {
                     self.total = self.total.or(total);
-                    Ok(Continued::Body { body: response.body, skip: 0 })
+                    Ok(Continued::Body {
+                        body: response.body,
+                        skip: 0,
+                    })
                 }
                 _ => Err(ResetCause::OriginChanged),
             },
             // The origin ignores ranges; the same strong validator still promises the same bytes.
-            StatusCode::OK if same == Some(true) => {
-                Ok(Continued::Body { body: response.body, skip: have })
-            }
+            StatusCode::OK if same == Some(true) => Ok(Continued::Body {
+                body: response.body,
+                skip: have,
+            }),
             StatusCode::OK => Err(ResetCause::OriginChanged),
             StatusCode::RANGE_NOT_SATISFIABLE => match content_range(&response.headers) {
                 // The size was unknown, and this was all of it.

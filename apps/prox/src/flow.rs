@@ -178,7 +178,11 @@ async fn serve_fetch<F: FlowIo>(
         }
         _ => None,
     };
-    record.served = if known.is_some() { Served::Pinned } else { Served::Origin };
+    record.served = if known.is_some() {
+        Served::Pinned
+    } else {
+        Served::Origin
+    };
     let opened = match known {
         Some(copy) => Ok(Opened::Copy(copy)),
         None => tokio::select! {
@@ -200,7 +204,12 @@ async fn serve_fetch<F: FlowIo>(
     let outcome = serve_copy(flow, prox, watch, record, request, &copy).await;
     let intact = !matches!(copy.pin.extent().end, End::Failed(_));
     if matches!(outcome, Outcome::Broken(_)) && intact && copy.head.status == http::StatusCode::OK {
-        prox.shelf.keep(client, copy, prox.config.keep, prox.config.client_kept_max);
+        // After the flow's deadline nobody wants it.
+        let grace = flow
+            .deadline_left()
+            .map_or(prox.config.keep, |left| left.min(prox.config.keep));
+        prox.shelf
+            .keep(client, copy, grace, prox.config.client_kept_max);
     } else {
         drop(copy);
         prox.shelf.tidy(client);
@@ -245,7 +254,10 @@ async fn serve_copy<F: FlowIo>(
         Part::Unsatisfiable { .. } => 416,
         _ => copy.head.status.as_u16(),
     });
-    let attendance = Attendance { here: Some(Arc::new(())), pin: copy.pin.clone() };
+    let attendance = Attendance {
+        here: Some(Arc::new(())),
+        pin: copy.pin.clone(),
+    };
     let head = answer::copy_head(&copy.head, part, total, record.served);
     let source = AnswerSource::of_copy(head, copy.clone(), start, end, attendance.token());
     send(flow, prox, watch, record, source, Some((copy, end))).await

@@ -65,7 +65,8 @@ impl Ledger {
 
     /// The most bytes one object can ever have here.
     pub(crate) fn object_max(&self) -> u64 {
-        self.client_pinned_max.min(self.disk_max.max(self.memory_max))
+        self.client_pinned_max
+            .min(self.disk_max.max(self.memory_max))
     }
 
     /// The most bytes one client may pin.
@@ -85,7 +86,10 @@ impl Ledger {
         }
         used.flows += 1;
         used.clients.entry(client).or_default().flows += 1;
-        Ok(FlowPermit { ledger: self.clone(), client })
+        Ok(FlowPermit {
+            ledger: self.clone(),
+            client,
+        })
     }
 
     /// Takes `bytes` for a client.
@@ -146,14 +150,21 @@ impl Used {
             Place::Memory => (&mut self.memory, ledger.memory_max, Full::Memory),
             Place::Disk => (&mut self.disk, ledger.disk_max, Full::Disk),
         };
-        let after = count.checked_add(bytes).filter(|after| *after <= max).ok_or(full)?;
+        let after = count
+            .checked_add(bytes)
+            .filter(|after| *after <= max)
+            .ok_or(full)?;
         *count = after;
         Ok(())
     }
 
     /// Strangers must not leave entries behind.
     fn forget_idle(&mut self, client: HostKey) {
-        if self.clients.get(&client).is_some_and(|use_| use_.flows == 0 && use_.pinned == 0) {
+        if self
+            .clients
+            .get(&client)
+            .is_some_and(|use_| use_.flows == 0 && use_.pinned == 0)
+        {
             self.clients.remove(&client);
         }
     }
@@ -197,7 +208,10 @@ mod tests {
         let ledger = ledger();
         let a = ledger.admit([1; 32]).unwrap();
         let _b = ledger.admit([1; 32]).unwrap();
-        assert_eq!(ledger.admit([1; 32]).unwrap_err(), Refusal::ClientFlowsFull(2));
+        assert_eq!(
+            ledger.admit([1; 32]).unwrap_err(),
+            Refusal::ClientFlowsFull(2)
+        );
         let _c = ledger.admit([2; 32]).unwrap();
         assert_eq!(ledger.admit([3; 32]).unwrap_err(), Refusal::FlowsFull(3));
         drop(a);

@@ -157,30 +157,43 @@ impl Upstream {
         let until = Instant::now() + self.dns_timeout + self.connect_timeout;
         let tcp = self.connect(&target).await?;
         if url.scheme() == "http" {
-            return self.exchange_http1(tcp, method, url, headers, &target).await;
+            return self
+                .exchange_http1(tcp, method, url, headers, &target)
+                .await;
         }
         let host = target.host();
-        let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let bare = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned();
         let name = ServerName::try_from(bare)
             .map_err(|_| Refusal::BadRequest("the host name cannot be in a certificate"))?;
         let handshake = TlsConnector::from(self.tls.clone()).connect(name, tcp);
         let tls = match timeout_at(until, handshake).await {
             Err(_) => {
                 let limit = self.connect_timeout;
-                return Err(Refusal::ConnectTimeout { host: target.to_string(), limit });
+                return Err(Refusal::ConnectTimeout {
+                    host: target.to_string(),
+                    limit,
+                });
             }
             Ok(Err(error)) => {
                 return Err(match tls::certificate_error(&error) {
                     Some(cause) => Refusal::Certificate { host, cause },
-                    None => Refusal::Tls { host, cause: error.to_string() },
+                    None => Refusal::Tls {
+                        host,
+                        cause: error.to_string(),
+                    },
                 });
             }
             Ok(Ok(tls)) => tls,
         };
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
-            self.exchange_http2(tls, method, url, headers, &target).await
+            self.exchange_http2(tls, method, url, headers, &target)
+                .await
         } else {
-            self.exchange_http1(tls, method, url, headers, &target).await
+            self.exchange_http1(tls, method, url, headers, &target)
+                .await
         }
     }
 
@@ -210,7 +223,8 @@ impl Upstream {
         let authority = HeaderValue::from_str(authority)
             .map_err(|_| Refusal::BadRequest("the host cannot be put into a header"))?;
         request.headers_mut().insert(header::HOST, authority);
-        self.answered(sender.send_request(request), url, target, connection).await
+        self.answered(sender.send_request(request), url, target, connection)
+            .await
     }
 
     async fn exchange_http2<S>(
@@ -237,7 +251,8 @@ impl Upstream {
         let whole = &url[..url::Position::AfterQuery];
         let mut request = request(method, whole, headers)?;
         *request.version_mut() = Version::HTTP_2;
-        self.answered(sender.send_request(request), url, target, connection).await
+        self.answered(sender.send_request(request), url, target, connection)
+            .await
     }
 
     async fn answered(
@@ -250,7 +265,10 @@ impl Upstream {
         let response = match timeout(self.response_timeout, answer).await {
             Err(_) => {
                 let limit = self.response_timeout;
-                return Err(Refusal::ResponseTimeout { host: target.host(), limit });
+                return Err(Refusal::ResponseTimeout {
+                    host: target.host(),
+                    limit,
+                });
             }
             Ok(Err(error)) => return Err(refusal_of(&error, target)),
             Ok(Ok(response)) => response,
@@ -262,7 +280,11 @@ impl Upstream {
             headers: head.headers,
             url: url.clone(),
             redirects: 0,
-            body: OriginBody { body, idle_timeout: self.idle_timeout, _connection: connection },
+            body: OriginBody {
+                body,
+                idle_timeout: self.idle_timeout,
+                _connection: connection,
+            },
         })
     }
 }
@@ -273,8 +295,9 @@ fn request(
     target: &str,
     headers: &HeaderMap,
 ) -> Result<Request<Empty<Bytes>>, Refusal> {
-    let uri: Uri =
-        target.parse().map_err(|_| Refusal::BadRequest("the URL cannot be sent as it is"))?;
+    let uri: Uri = target
+        .parse()
+        .map_err(|_| Refusal::BadRequest("the URL cannot be sent as it is"))?;
     let mut request = Request::new(Empty::new());
     *request.method_mut() = method.clone();
     *request.uri_mut() = uri;
@@ -359,8 +382,13 @@ mod tests {
 
     #[test]
     fn a_redirect_never_leads_from_https_to_http_or_to_something_else() {
-        for location in ["http://a/", "ftp://a/", "file:///etc/passwd", "https://u:p@a/", "https://"]
-        {
+        for location in [
+            "http://a/",
+            "ftp://a/",
+            "file:///etc/passwd",
+            "https://u:p@a/",
+            "https://",
+        ] {
             assert_eq!(led("https://a/", location), Err(502), "{location}");
         }
     }

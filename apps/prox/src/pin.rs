@@ -107,13 +107,22 @@ impl Pin {
         memory_max: u64,
         total: Option<u64>,
     ) -> Result<Pin, PinFault> {
-        let mut store = Store::Memory { blocks: Vec::new(), tail: BytesMut::new() };
+        let mut store = Store::Memory {
+            blocks: Vec::new(),
+            tail: BytesMut::new(),
+        };
         let counted = total.unwrap_or(0);
         let in_memory = counted <= memory_max;
-        match if in_memory { ledger.take(client, Place::Memory, counted) } else { Err(Full::Memory) } {
+        match if in_memory {
+            ledger.take(client, Place::Memory, counted)
+        } else {
+            Err(Full::Memory)
+        } {
             Ok(()) => {}
             Err(Full::Memory) => {
-                ledger.take(client, Place::Disk, counted).map_err(PinFault::Full)?;
+                ledger
+                    .take(client, Place::Disk, counted)
+                    .map_err(PinFault::Full)?;
                 match nameless(&state_dir) {
                     Ok(file) => store = Store::Disk(Arc::new(file)),
                     Err(error) => {
@@ -124,8 +133,21 @@ impl Pin {
             }
             Err(full) => return Err(PinFault::Full(full)),
         }
-        let state = State { store, len: 0, counted, total, end: End::Growing, waiting: Vec::new() };
-        Ok(Pin { ledger, client, state_dir, memory_max, state: Mutex::new(state) })
+        let state = State {
+            store,
+            len: 0,
+            counted,
+            total,
+            end: End::Growing,
+            waiting: Vec::new(),
+        };
+        Ok(Pin {
+            ledger,
+            client,
+            state_dir,
+            memory_max,
+            state: Mutex::new(state),
+        })
     }
 
     /// Adds bytes at the end. There is one writer.
@@ -165,7 +187,11 @@ impl Pin {
     /// How far it has come.
     pub(crate) fn extent(&self) -> Extent {
         let state = self.state.lock();
-        Extent { have: state.len, total: state.total, end: state.end }
+        Extent {
+            have: state.len,
+            total: state.total,
+            end: state.end,
+        }
     }
 
     /// Ready when more than `bytes` are here or nothing more will come.
@@ -173,7 +199,11 @@ impl Pin {
         std::future::poll_fn(|cx| {
             let mut state = self.state.lock();
             if state.len > bytes || state.end != End::Growing {
-                let extent = Extent { have: state.len, total: state.total, end: state.end };
+                let extent = Extent {
+                    have: state.len,
+                    total: state.total,
+                    end: state.end,
+                };
                 return Poll::Ready(extent);
             }
             state.wait(cx);
@@ -258,23 +288,29 @@ impl Pin {
 
     /// Moves an object to disk, together with the count.
     fn count_on_disk(&self, state: &mut State, missing: u64) -> Result<Place, PinFault> {
-        self.ledger.take(self.client, Place::Disk, missing).map_err(PinFault::Full)?;
-        let moved = self.ledger.spill(state.counted).map_err(PinFault::Full).and_then(|()| {
-            let file = nameless(&self.state_dir).and_then(|file| {
-                if let Store::Memory { blocks, tail } = &state.store {
-                    let mut at = 0;
-                    for block in blocks.iter().map(|block| &block[..]).chain([&tail[..]]) {
-                        file.write_all_at(block, at)?;
-                        at += block.len() as u64;
+        self.ledger
+            .take(self.client, Place::Disk, missing)
+            .map_err(PinFault::Full)?;
+        let moved = self
+            .ledger
+            .spill(state.counted)
+            .map_err(PinFault::Full)
+            .and_then(|()| {
+                let file = nameless(&self.state_dir).and_then(|file| {
+                    if let Store::Memory { blocks, tail } = &state.store {
+                        let mut at = 0;
+                        for block in blocks.iter().map(|block| &block[..]).chain([&tail[..]]) {
+                            file.write_all_at(block, at)?;
+                            at += block.len() as u64;
+                        }
                     }
-                }
-                Ok(file)
+                    Ok(file)
+                });
+                file.map_err(|error| {
+                    self.ledger.unspill(state.counted);
+                    PinFault::Disk(error)
+                })
             });
-            file.map_err(|error| {
-                self.ledger.unspill(state.counted);
-                PinFault::Disk(error)
-            })
-        });
         match moved {
             Ok(file) => {
                 state.store = Store::Disk(Arc::new(file));
@@ -334,7 +370,8 @@ impl State {
 impl Drop for Pin {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        self.ledger.give(self.client, state.store.place(), state.counted);
+        self.ledger
+            .give(self.client, state.store.place(), state.counted);
     }
 }
 
@@ -384,7 +421,10 @@ mod tests {
     }
 
     fn pattern(len: usize) -> Bytes {
-        (0..len).map(|i| (i * 31 + i / 256) as u8).collect::<Vec<_>>().into()
+        (0..len)
+            .map(|i| (i * 31 + i / 256) as u8)
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn read_all(pin: &Pin, step: usize) -> Vec<u8> {
@@ -411,7 +451,10 @@ mod tests {
             }
             pin.finish();
             for step in [1_000, 65_536, 1 << 20] {
-                assert!(read_all(&pin, step) == data, "memory_max {memory_max} step {step}");
+                assert!(
+                    read_all(&pin, step) == data,
+                    "memory_max {memory_max} step {step}"
+                );
             }
             let len = data.len() as u64;
             let expected = if memory_max < len { (0, len) } else { (len, 0) };
@@ -436,7 +479,10 @@ mod tests {
         let ledger = ledger(100, 150);
         let pin = pin(&ledger, 100, None);
         pin.append(pattern(100)).await.unwrap();
-        assert!(matches!(pin.append(pattern(51)).await, Err(PinFault::Full(Full::Disk))));
+        assert!(matches!(
+            pin.append(pattern(51)).await,
+            Err(PinFault::Full(Full::Disk))
+        ));
         assert_eq!(ledger.pinned(), (100, 0));
         pin.append(pattern(50)).await.unwrap();
         assert_eq!(ledger.pinned(), (0, 150));
@@ -485,7 +531,10 @@ mod tests {
             pin.poll_read_at(&mut Context::from_waker(&waker), offset, 10)
         };
         assert!(matches!(read(0), Poll::Ready(Ok(bytes)) if bytes == "abc"));
-        assert!(matches!(read(3), Poll::Ready(Err(PinReadFault::Failed(ResetCause::OriginGone)))));
+        assert!(matches!(
+            read(3),
+            Poll::Ready(Err(PinReadFault::Failed(ResetCause::OriginGone)))
+        ));
         assert_eq!(pin.failed_before(Some(4)).await, ResetCause::OriginGone);
     }
 }

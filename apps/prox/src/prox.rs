@@ -26,7 +26,9 @@ use crate::tls::{TlsFault, client_config};
 #[derive(Debug, thiserror::Error)]
 pub enum StartFault {
     /// Nobody could use it.
-    #[error("no client may use this proxy; give --allow-client KEY (from `cedos key show`) or --allow-any-client")]
+    #[error(
+        "no client may use this proxy; give --allow-client KEY (from `cedos key show`) or --allow-any-client"
+    )]
     NoClients,
     /// Origins could not be verified.
     #[error(transparent)]
@@ -69,7 +71,7 @@ pub(crate) enum Opened {
     /// With a body, which is being fetched.
     Copy(Arc<PinnedCopy>),
     /// Without one.
-    Bare(CopyHead, Option<http::HeaderValue>),
+    Bare(Box<CopyHead>, Option<http::HeaderValue>),
 }
 
 impl Prox {
@@ -147,8 +149,15 @@ impl Prox {
 
     /// Asks the origin and takes its answer over; a body is fetched from then on.
     pub(crate) async fn open(&self, client: HostKey, request: &Fetch) -> Result<Opened, Refusal> {
-        let method = if request.head_only { Method::HEAD } else { Method::GET };
-        let response = self.upstream.fetch(&method, &request.url, &request.headers).await?;
+        let method = if request.head_only {
+            Method::HEAD
+        } else {
+            Method::GET
+        };
+        let response = self
+            .upstream
+            .fetch(&method, &request.url, &request.headers)
+            .await?;
         let host = response.url.host_str().unwrap_or_default();
         if response.status == StatusCode::PARTIAL_CONTENT {
             return Err(Refusal::UnexpectedPartial(host.to_owned()));
@@ -156,7 +165,10 @@ impl Prox {
         let head = CopyHead::new(&response, request);
         if request.head_only || matches!(response.status.as_u16(), 204 | 304) {
             let length = response.headers.get(http::header::CONTENT_LENGTH).cloned();
-            return Ok(Opened::Bare(head, length.filter(|_| request.head_only)));
+            return Ok(Opened::Bare(
+                Box::new(head),
+                length.filter(|_| request.head_only),
+            ));
         }
         let copy = self.take_over(client, request, head, response)?;
         if copy.head.status == StatusCode::OK {
@@ -184,13 +196,20 @@ impl Prox {
             url: response.url,
             headers: request.headers.clone(),
             // Only a complete answer can be continued.
-            validator: head.origin_validator.clone().filter(|_| head.status == StatusCode::OK),
+            validator: head
+                .origin_validator
+                .clone()
+                .filter(|_| head.status == StatusCode::OK),
             total,
             retry_wait: self.config.retry_wait,
             patience: self.config.origin_patience,
         };
         let fetch = AbortOnDropHandle::new(tokio::spawn(filler.run(response.body)));
-        Ok(Arc::new(PinnedCopy { head, pin, _fetch: fetch }))
+        Ok(Arc::new(PinnedCopy {
+            head,
+            pin,
+            _fetch: fetch,
+        }))
     }
 
     /// Room for an object, kept copies going first.

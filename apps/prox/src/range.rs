@@ -98,10 +98,23 @@ impl Range {
                 total: Some(total),
             },
             // A part of an object of unknown size may be sent as soon as all of it is here.
-            (Range::From { first, last: Some(last) }, None) if have > last => {
-                Part::Bytes { start: first, end: last + 1, total: None }
-            }
-            (Range::From { last: Some(last), .. }, None) => Part::AskAgainAfter(last),
+            (
+                Range::From {
+                    first,
+                    last: Some(last),
+                },
+                None,
+            ) if have > last => Part::Bytes {
+                start: first,
+                end: last + 1,
+                total: None,
+            },
+            (
+                Range::From {
+                    last: Some(last), ..
+                },
+                None,
+            ) => Part::AskAgainAfter(last),
             (Range::From { last: None, .. } | Range::Suffix(_), None) => {
                 Part::AskAgainAfter(u64::MAX)
             }
@@ -128,10 +141,16 @@ fn one(item: &str) -> Option<Range> {
     let (first, last) = item.split_once('-')?;
     match (first, last) {
         ("", bytes) => Some(Range::Suffix(number(bytes)?)),
-        (first, "") => Some(Range::From { first: number(first)?, last: None }),
+        (first, "") => Some(Range::From {
+            first: number(first)?,
+            last: None,
+        }),
         (first, last) => {
             let (first, last) = (number(first)?, number(last)?);
-            (first <= last).then_some(Range::From { first, last: Some(last) })
+            (first <= last).then_some(Range::From {
+                first,
+                last: Some(last),
+            })
         }
     }
 }
@@ -159,8 +178,18 @@ mod tests {
     #[test]
     fn what_does_not_parse_is_ignored() {
         for text in [
-            "bytes", "bytes=", "bytes=-", "bytes=a-b", "bytes=5-4", "bytes=+1-2", "bytes=1-+2",
-            "items=0-1", "bytes=1 - 2", "bytes=0-1;2-3", "bytes=0x1-2", "bytes=,",
+            "bytes",
+            "bytes=",
+            "bytes=-",
+            "bytes=a-b",
+            "bytes=5-4",
+            "bytes=+1-2",
+            "bytes=1-+2",
+            "items=0-1",
+            "bytes=1 - 2",
+            "bytes=0-1;2-3",
+            "bytes=0x1-2",
+            "bytes=,",
         ] {
             assert_eq!(parse(text), None, "{text}");
         }
@@ -170,14 +199,21 @@ mod tests {
 
     #[test]
     fn a_range_of_a_known_size_is_cut_to_it() {
-        let bytes = |start, end| Part::Bytes { start, end, total: Some(100) };
+        let bytes = |start, end| Part::Bytes {
+            start,
+            end,
+            total: Some(100),
+        };
         assert_eq!(part("bytes=0-0", 0, Some(100)), bytes(0, 1));
         assert_eq!(part("bytes=10-", 0, Some(100)), bytes(10, 100));
         assert_eq!(part("bytes=10-1000", 0, Some(100)), bytes(10, 100));
         assert_eq!(part("Bytes=99-", 0, Some(100)), bytes(99, 100));
         assert_eq!(part("bytes=-1", 0, Some(100)), bytes(99, 100));
         assert_eq!(part("bytes=-1000", 0, Some(100)), bytes(0, 100));
-        assert_eq!(part("bytes=0-99999999999999999999999", 0, Some(100)), bytes(0, 100));
+        assert_eq!(
+            part("bytes=0-99999999999999999999999", 0, Some(100)),
+            bytes(0, 100)
+        );
         assert_eq!(part("bytes=, 5-6 ,", 0, Some(100)), bytes(5, 7));
     }
 
@@ -187,7 +223,10 @@ mod tests {
         assert_eq!(part("bytes=100-", 100, Some(100)), none);
         assert_eq!(part("bytes=-0", 100, Some(100)), none);
         assert_eq!(part("bytes=100-,200-300", 100, Some(100)), none);
-        assert_eq!(part("bytes=0-", 0, Some(0)), Part::Unsatisfiable { total: 0 });
+        assert_eq!(
+            part("bytes=0-", 0, Some(0)),
+            Part::Unsatisfiable { total: 0 }
+        );
         assert_eq!(part("bytes=-5", 0, Some(0)), Part::Whole);
     }
 
@@ -200,7 +239,11 @@ mod tests {
 
     #[test]
     fn an_object_of_unknown_size_answers_once_it_can() {
-        let five = Part::Bytes { start: 2, end: 5, total: None };
+        let five = Part::Bytes {
+            start: 2,
+            end: 5,
+            total: None,
+        };
         assert_eq!(part("bytes=2-4", 4, None), Part::AskAgainAfter(4));
         assert_eq!(part("bytes=2-4", 5, None), five);
         assert_eq!(part("bytes=2-", 50, None), Part::AskAgainAfter(u64::MAX));

@@ -16,7 +16,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // Each variant's message is its documentation.
 pub enum Refusal {
-    #[error("the request head is larger than {max} bytes; send fewer or smaller headers (cookies?)")]
+    #[error(
+        "the request head is larger than {max} bytes; send fewer or smaller headers (cookies?)"
+    )]
     HeadTooLarge { max: usize },
     #[error("the request is not valid HTTP/1.1: {0}")]
     BadRequest(&'static str),
@@ -50,8 +52,14 @@ pub enum Refusal {
 
     #[error("port {0} is not served by this proxy")]
     PortRefused(u16),
-    #[error("{host} is {address}, {kind}; the operator can allow it with --allow-net or --allow-private")]
-    AddressRefused { host: String, address: IpAddr, kind: Special },
+    #[error(
+        "{host} is {address}, {kind}; the operator can allow it with --allow-net or --allow-private"
+    )]
+    AddressRefused {
+        host: String,
+        address: IpAddr,
+        kind: Special,
+    },
     #[error("the name {host} was not found: {cause}; check the spelling")]
     NameNotFound { host: String, cause: String },
     #[error("looking up {0} took too long; try again")]

@@ -62,7 +62,11 @@ where
             match head_end(&bytes, seen) {
                 Ok(Some(end)) if end <= HEAD_BYTES_MAX => return Ok(Head { bytes, end }),
                 Ok(None) if bytes.len() < HEAD_BYTES_MAX => {}
-                Ok(_) => return Err(NoHead::Refused(Refusal::HeadTooLarge { max: HEAD_BYTES_MAX })),
+                Ok(_) => {
+                    return Err(NoHead::Refused(Refusal::HeadTooLarge {
+                        max: HEAD_BYTES_MAX,
+                    }));
+                }
                 Err(why) => return Err(NoHead::Refused(Refusal::BadRequest(why))),
             }
             seen = bytes.len();
@@ -113,7 +117,7 @@ fn head_end(bytes: &[u8], seen: usize) -> Result<Option<usize>, &'static str> {
 #[derive(Debug)]
 pub(crate) enum Request {
     /// GET or HEAD of a URL.
-    Fetch(Fetch),
+    Fetch(Box<Fetch>),
     /// CONNECT to a host and port.
     Tunnel(Target),
 }
@@ -145,10 +149,14 @@ pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
         }
         Err(httparse::Error::Version) => return Err(Refusal::VersionUnsupported),
         Err(httparse::Error::HeaderName) => {
-            return Err(Refusal::BadRequest("a header name has a character it may not have"));
+            return Err(Refusal::BadRequest(
+                "a header name has a character it may not have",
+            ));
         }
         Err(httparse::Error::HeaderValue) => {
-            return Err(Refusal::BadRequest("a header value has a character it may not have"));
+            return Err(Refusal::BadRequest(
+                "a header value has a character it may not have",
+            ));
         }
         Err(_) => return Err(Refusal::BadRequest("the request line cannot be read")),
     }
@@ -167,12 +175,24 @@ pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
             let mut forward = headers;
             let range = forward.remove(header::RANGE);
             let if_range = forward.remove(header::IF_RANGE);
-            for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::MAX_FORWARDS]
-            {
+            for name in [
+                header::HOST,
+                header::CONTENT_LENGTH,
+                header::EXPECT,
+                header::MAX_FORWARDS,
+            ] {
                 forward.remove(name);
             }
             strip_hop_by_hop(&mut forward);
-            Ok(Request::Fetch(Fetch { head_only: method == "HEAD", url, headers: forward, range, if_range }))
+            let head_only = method == "HEAD";
+            let fetch = Fetch {
+                head_only,
+                url,
+                headers: forward,
+                range,
+                if_range,
+            };
+            Ok(Request::Fetch(Box::new(fetch)))
         }
         other => Err(Refusal::MethodUnsupported(other.chars().take(32).collect())),
     }
@@ -205,10 +225,14 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Refusal> {
         (false, 1) => {}
         (false, _) => return Err(Refusal::BadRequest("more than one Content-Length")),
         (true, 0) => {
-            return Err(Refusal::BadRequest("Transfer-Encoding: these requests carry no body"));
+            return Err(Refusal::BadRequest(
+                "Transfer-Encoding: these requests carry no body",
+            ));
         }
         (true, _) => {
-            return Err(Refusal::BadRequest("Content-Length and Transfer-Encoding together"));
+            return Err(Refusal::BadRequest(
+                "Content-Length and Transfer-Encoding together",
+            ));
         }
     }
     match headers[header::CONTENT_LENGTH].as_bytes() {
@@ -229,7 +253,9 @@ fn absolute_url(target: &str) -> Result<Url, Refusal> {
     }
     // `url` mends what browsers mend; a proxy should see what was sent or refuse it.
     if !target.bytes().all(|b| b.is_ascii_graphic() && b != b'\\') {
-        return Err(Refusal::BadRequest("the URL has characters that must be percent-encoded"));
+        return Err(Refusal::BadRequest(
+            "the URL has characters that must be percent-encoded",
+        ));
     }
     let url = Url::parse(target).map_err(|_| Refusal::BadRequest("the URL cannot be read"))?;
     match url.scheme() {
@@ -245,7 +271,9 @@ fn absolute_url(target: &str) -> Result<Url, Refusal> {
         ));
     }
     if url.fragment().is_some() {
-        return Err(Refusal::BadRequest("a #fragment in the URL; it is never sent to servers"));
+        return Err(Refusal::BadRequest(
+            "a #fragment in the URL; it is never sent to servers",
+        ));
     }
     Ok(url)
 }
@@ -264,9 +292,17 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
         headers.remove(name);
     }
     for name in [
-        "connection", "keep-alive", "proxy-connection", "proxy-authenticate",
-        "proxy-authorization", "proxy-authentication-info", "te", "trailer", "transfer-encoding",
-        "upgrade", "http2-settings",
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-authentication-info",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "http2-settings",
     ] {
         headers.remove(name);
     }
@@ -280,11 +316,14 @@ mod tests {
         match head_end(bytes, 0) {
             Err(why) => Err(Refusal::BadRequest(why)),
             Ok(None) => Err(Refusal::BadRequest("unfinished")),
-            Ok(Some(end)) => parse(&Head { bytes: bytes.to_vec(), end }),
+            Ok(Some(end)) => parse(&Head {
+                bytes: bytes.to_vec(),
+                end,
+            }),
         }
     }
 
-    fn fetch(text: &str) -> Fetch {
+    fn fetch(text: &str) -> Box<Fetch> {
         match read(text.as_bytes()) {
             Ok(Request::Fetch(fetch)) => fetch,
             other => panic!("{text:?} gave {other:?}"),
@@ -297,7 +336,9 @@ mod tests {
 
     #[test]
     fn a_plain_request_is_read() {
-        let fetch = fetch("GET https://h.example:8443/a?b=c HTTP/1.1\r\nHost: x\r\nRange: bytes=1-\r\nX-A: 1\r\n\r\n");
+        let fetch = fetch(
+            "GET https://h.example:8443/a?b=c HTTP/1.1\r\nHost: x\r\nRange: bytes=1-\r\nX-A: 1\r\n\r\n",
+        );
         assert_eq!(fetch.url.as_str(), "https://h.example:8443/a?b=c");
         assert!(!fetch.head_only);
         assert_eq!(fetch.range.unwrap(), "bytes=1-");

@@ -65,7 +65,10 @@ pub async fn serve<L: FlowListener>(
     }
     flows.close();
     tracing::info!(flows = flows.len(), grace = ?prox.config.stop_grace, "stopping");
-    if tokio::time::timeout(prox.config.stop_grace, flows.wait()).await.is_err() {
+    if tokio::time::timeout(prox.config.stop_grace, flows.wait())
+        .await
+        .is_err()
+    {
         tracing::info!(flows = flows.len(), "resetting the flows that are left");
         prox.stop.cancel();
         flows.wait().await;

@@ -14,6 +14,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 
 use crate::copy::PinnedCopy;
+use crate::pin::End;
 use crate::request::Fetch;
 
 /// Copies listed for one URL of one client; the oldest is forgotten first.
@@ -65,6 +66,8 @@ impl Shelf {
             .iter()
             .rev()
             .filter_map(Weak::upgrade)
+            // One that failed would fail its reader again; a new fetch may not.
+            .filter(|copy| !matches!(copy.pin.extent().end, End::Failed(_)))
             .find(|copy| copy.head.is_named_by(if_range) && copy.head.suits(request))
     }
 
@@ -114,7 +117,11 @@ impl Shelf {
 
     /// Copies kept now.
     pub(crate) fn kept(&self) -> usize {
-        self.clients.lock().values().map(|copies| copies.kept.len()).sum()
+        self.clients
+            .lock()
+            .values()
+            .map(|copies| copies.kept.len())
+            .sum()
     }
 
     fn expire(&self, client: HostKey, serial: u64) {

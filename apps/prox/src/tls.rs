@@ -20,7 +20,9 @@ pub enum TlsFault {
         cause: String,
     },
     /// No authority at all.
-    #[error("no certificate authorities found on this machine; install ca-certificates or give --ca FILE")]
+    #[error(
+        "no certificate authorities found on this machine; install ca-certificates or give --ca FILE"
+    )]
     NoRoots,
     /// The library refused our parameters.
     #[error("TLS cannot be set up: {0}")]
@@ -41,7 +43,10 @@ pub(crate) fn client_config(
         roots.add_parsable_certificates(found.certs);
     }
     if let Some(path) = ca_file {
-        let fault = |cause: String| TlsFault::CaFile { path: path.display().to_string(), cause };
+        let fault = |cause: String| TlsFault::CaFile {
+            path: path.display().to_string(),
+            cause,
+        };
         let certificates = CertificateDer::pem_file_iter(path)
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
             .map_err(|error| fault(error.to_string()))?;
@@ -49,7 +54,9 @@ pub(crate) fn client_config(
             return Err(fault("no certificate in it".to_owned()));
         }
         for certificate in certificates {
-            roots.add(certificate).map_err(|error| fault(error.to_string()))?;
+            roots
+                .add(certificate)
+                .map_err(|error| fault(error.to_string()))?;
         }
     }
     if roots.is_empty() {

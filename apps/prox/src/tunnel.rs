@@ -36,14 +36,22 @@ pub(crate) async fn serve<F: FlowIo>(
     record.status = Some(200);
     record.served = Served::Tunnel;
     let traffic = Arc::new(Traffic::default());
-    let mut origin = Counted { stream: origin, traffic: traffic.clone() };
+    let mut origin = Counted {
+        stream: origin,
+        traffic: traffic.clone(),
+    };
     let copied = {
         let copying = async {
             flow.write_all(tunnel_open()).await?;
             flow.flush().await?;
             origin.write_all(first).await?;
-            copy_bidirectional_with_sizes(flow, &mut origin, TUNNEL_BUFFER_BYTES, TUNNEL_BUFFER_BYTES)
-                .await
+            copy_bidirectional_with_sizes(
+                flow,
+                &mut origin,
+                TUNNEL_BUFFER_BYTES,
+                TUNNEL_BUFFER_BYTES,
+            )
+            .await
         };
         tokio::select! {
             copied = copying => copied.map_err(|error| match traffic.origin_failed() {
@@ -141,7 +149,9 @@ impl AsyncWrite for Counted {
     ) -> Poll<io::Result<usize>> {
         let poll = Pin::new(&mut self.stream).poll_write(cx, bytes);
         if let Poll::Ready(Ok(written)) = &poll {
-            self.traffic.up.fetch_add(*written as u64, Ordering::Relaxed);
+            self.traffic
+                .up
+                .fetch_add(*written as u64, Ordering::Relaxed);
         }
         self.traffic.note(poll)
     }

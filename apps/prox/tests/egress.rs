@@ -8,20 +8,44 @@ use cedos_prox::{Prox, ProxConfig};
 use support::*;
 
 fn closed(names: Names) -> Arc<Prox> {
-    Prox::with_resolver(ProxConfig { allow_private: false, ..config() }, Arc::new(names)).unwrap()
+    Prox::with_resolver(
+        ProxConfig {
+            allow_private: false,
+            ..config()
+        },
+        Arc::new(names),
+    )
+    .unwrap()
 }
 
 #[tokio::test]
 async fn private_addresses_are_refused_in_every_spelling() {
     let prox = closed(Names(vec![]));
     for host in [
-        "127.0.0.1", "0x7f.1", "2130706433", "0177.0.0.1", "127.1", "[::1]", "[::ffff:127.0.0.1]",
-        "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "169.254.169.254", "10.0.0.1", "0.0.0.0",
-        "[fe80::1]", "[fd00:ec2::254]",
+        "127.0.0.1",
+        "0x7f.1",
+        "2130706433",
+        "0177.0.0.1",
+        "127.1",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+        "169.254.169.254",
+        "10.0.0.1",
+        "0.0.0.0",
+        "[fe80::1]",
+        "[fd00:ec2::254]",
     ] {
-        let answer = ask(&prox, get(&format!("http://{host}/"), "")).await.whole();
+        let answer = ask(&prox, get(&format!("http://{host}/"), ""))
+            .await
+            .whole();
         assert_eq!(answer.status, 403, "{host}");
-        assert!(answer.header("proxy-status").contains("error=destination_ip_prohibited"));
+        assert!(
+            answer
+                .header("proxy-status")
+                .contains("error=destination_ip_prohibited")
+        );
         let request = format!("CONNECT {host}:80 HTTP/1.1\r\nHost: h\r\n\r\n");
         assert_eq!(ask(&prox, request).await.status, 403, "CONNECT {host}");
     }
@@ -29,7 +53,10 @@ async fn private_addresses_are_refused_in_every_spelling() {
 
 #[tokio::test]
 async fn a_name_that_leads_to_a_private_address_is_refused() {
-    let prox = closed(Names(vec![("inside.example", "192.168.1.1".parse().unwrap())]));
+    let prox = closed(Names(vec![(
+        "inside.example",
+        "192.168.1.1".parse().unwrap(),
+    )]));
     let answer = ask(&prox, get("http://inside.example/", "")).await.whole();
     assert_eq!(answer.status, 403);
     let request = "CONNECT inside.example:443 HTTP/1.1\r\nHost: h\r\n\r\n";
@@ -60,7 +87,10 @@ async fn a_redirect_to_a_private_address_is_refused() {
 #[tokio::test]
 async fn refused_ports_are_refused_for_urls_and_tunnels() {
     let prox = prox();
-    assert_eq!(ask(&prox, get("http://127.0.0.1:25/", "")).await.status, 403);
+    assert_eq!(
+        ask(&prox, get("http://127.0.0.1:25/", "")).await.status,
+        403
+    );
     let request = "CONNECT mail.example:25 HTTP/1.1\r\nHost: h\r\n\r\n";
     assert_eq!(ask(&prox, request).await.status, 403);
 }

@@ -15,18 +15,25 @@ async fn an_object_of_no_bytes_and_of_one_byte_arrive_whole() {
         ))
         .await;
         let answer = ask(&prox(), get(&origin.url("/"), "")).await.whole();
-        assert_eq!((answer.status, answer.body.as_slice()), (200, body.as_bytes()));
+        assert_eq!(
+            (answer.status, answer.body.as_slice()),
+            (200, body.as_bytes())
+        );
         assert_eq!(answer.header("content-length"), body.len().to_string());
         assert_eq!(answer.header("etag"), "\"e\"");
         assert_eq!(answer.header("via"), "1.1 d2prox");
-        assert_eq!(answer.header("cache-status"), "d2prox; fwd=miss; fwd-status=200; stored");
+        assert_eq!(
+            answer.header("cache-status"),
+            "d2prox; fwd=miss; fwd-status=200; stored"
+        );
     }
 }
 
 #[tokio::test]
 async fn a_large_object_arrives_whole_and_its_room_is_given_back() {
     let data = pattern(9_000_000);
-    let mut answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", data.len()).into_bytes();
+    let mut answer =
+        format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", data.len()).into_bytes();
     answer.extend_from_slice(&data);
     let origin = RawOrigin::fixed(answer).await;
     let prox = prox();
@@ -43,7 +50,10 @@ async fn unknown_length_ends_with_the_flow() {
     let answer = device.answer().await.whole();
     assert_eq!(answer.body, b"all of it");
     let report = ended(serving).await;
-    assert_eq!((report.outcome, report.status), (Outcome::Delivered, Some(200)));
+    assert_eq!(
+        (report.outcome, report.status),
+        (Outcome::Delivered, Some(200))
+    );
     assert_eq!(report.served, Served::Origin);
 }
 
@@ -64,11 +74,14 @@ async fn chunks_are_undone_and_trailers_dropped() {
 #[tokio::test]
 async fn a_content_coding_passes_untouched_and_only_if_the_device_asked() {
     let origin = RawOrigin::fixed(
-        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\n\x1f\x8b\x08\x00".to_vec(),
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\n\x1f\x8b\x08\x00"
+            .to_vec(),
     )
     .await;
     let prox = prox();
-    let answer = ask(&prox, get(&origin.url("/"), "Accept-Encoding: gzip\r\n")).await.whole();
+    let answer = ask(&prox, get(&origin.url("/"), "Accept-Encoding: gzip\r\n"))
+        .await
+        .whole();
     assert_eq!(answer.header("content-encoding"), "gzip");
     assert_eq!(answer.body, b"\x1f\x8b\x08\x00");
     ask(&prox, get(&origin.url("/"), "")).await;
@@ -89,7 +102,10 @@ async fn the_origin_sees_what_the_device_sent_and_nothing_of_the_hop() {
     assert_eq!((answer.status, answer.body.len()), (204, 0));
     let head = origin.heads.lock()[0].clone();
     assert!(head.starts_with("GET /a?b=c HTTP/1.1\r\n"), "{head}");
-    assert_eq!(header_of(&head, "host"), Some(origin.address.to_string().as_str()));
+    assert_eq!(
+        header_of(&head, "host"),
+        Some(origin.address.to_string().as_str())
+    );
     assert_eq!(header_of(&head, "cookie"), Some("c=1"));
     assert_eq!(header_of(&head, "authorization"), Some("Basic eA=="));
     assert_eq!(header_of(&head, "via"), Some("1.1 d2prox"));
@@ -100,10 +116,14 @@ async fn the_origin_sees_what_the_device_sent_and_nothing_of_the_hop() {
 
 #[tokio::test]
 async fn head_has_a_length_and_no_body() {
-    let origin = RawOrigin::fixed("HTTP/1.1 200 OK\r\nContent-Length: 12345\r\nETag: \"e\"\r\n\r\n").await;
+    let origin =
+        RawOrigin::fixed("HTTP/1.1 200 OK\r\nContent-Length: 12345\r\nETag: \"e\"\r\n\r\n").await;
     let request = format!("HEAD {} HTTP/1.1\r\nHost: h\r\n\r\n", origin.url("/"));
     let answer = ask(&prox(), request).await;
-    assert_eq!((answer.status, answer.body.len(), answer.reset), (200, 0, None));
+    assert_eq!(
+        (answer.status, answer.body.len(), answer.reset),
+        (200, 0, None)
+    );
     assert_eq!(answer.header("content-length"), "12345");
     assert!(origin.heads.lock()[0].starts_with("HEAD / "));
 }
@@ -111,7 +131,9 @@ async fn head_has_a_length_and_no_body() {
 #[tokio::test]
 async fn an_error_of_the_origin_is_passed_on_with_its_body_and_never_as_a_part() {
     let origin = RawOrigin::fixed("HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone").await;
-    let answer = ask(&prox(), get(&origin.url("/"), "Range: bytes=1-\r\n")).await.whole();
+    let answer = ask(&prox(), get(&origin.url("/"), "Range: bytes=1-\r\n"))
+        .await
+        .whole();
     assert_eq!((answer.status, answer.body.as_slice()), (404, &b"gone"[..]));
     assert_eq!(answer.header("etag"), "");
     assert_eq!(answer.header("proxy-status"), "");
@@ -125,7 +147,10 @@ async fn a_redirect_chain_is_followed_and_its_end_is_named() {
         let status = [301, 302, 303, 307, 308][number % 5];
         let answer = match n {
             0 => "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nend".to_owned(),
-            n => format!("HTTP/1.1 {status} R\r\nLocation: /{}\r\nContent-Length: 0\r\n\r\n", n - 1),
+            n => format!(
+                "HTTP/1.1 {status} R\r\nLocation: /{}\r\nContent-Length: 0\r\n\r\n",
+                n - 1
+            ),
         };
         stream.write_all(answer.as_bytes()).await.unwrap();
     })
@@ -136,12 +161,18 @@ async fn a_redirect_chain_is_followed_and_its_end_is_named() {
     assert_eq!(answer.header("content-location"), origin.url("/0"));
     let answer = ask(&prox, get(&origin.url("/11"), "")).await.whole();
     assert_eq!(answer.status, 502);
-    assert!(answer.header("proxy-status").contains("more than 10 redirects"), "{answer:?}");
+    assert!(
+        answer
+            .header("proxy-status")
+            .contains("more than 10 redirects"),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_redirect_loop_ends() {
-    let origin = RawOrigin::fixed("HTTP/1.1 302 R\r\nLocation: /\r\nContent-Length: 0\r\n\r\n").await;
+    let origin =
+        RawOrigin::fixed("HTTP/1.1 302 R\r\nLocation: /\r\nContent-Length: 0\r\n\r\n").await;
     assert_eq!(ask(&prox(), get(&origin.url("/"), "")).await.status, 502);
     assert_eq!(origin.heads.lock().len(), 11);
 }
@@ -155,7 +186,10 @@ async fn credentials_do_not_follow_a_redirect_to_another_origin() {
     ))
     .await;
     let headers = "Authorization: Basic eA==\r\nCookie: c=1\r\nX-Other: 1\r\n";
-    assert_eq!(ask(&prox(), get(&first.url("/"), headers)).await.status, 200);
+    assert_eq!(
+        ask(&prox(), get(&first.url("/"), headers)).await.status,
+        200
+    );
     let head = other.heads.lock()[0].clone();
     assert_eq!(header_of(&head, "authorization"), None);
     assert_eq!(header_of(&head, "cookie"), None);
@@ -207,7 +241,10 @@ async fn an_origin_that_ignores_ranges_is_continued_if_its_validator_is_the_same
     let origin = RawOrigin::start(move |number, _, mut stream| {
         let data = served.clone();
         async move {
-            let head = format!("HTTP/1.1 200 OK\r\nETag: \"s\"\r\nContent-Length: {}\r\n\r\n", data.len());
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nETag: \"s\"\r\nContent-Length: {}\r\n\r\n",
+                data.len()
+            );
             stream.write_all(head.as_bytes()).await.unwrap();
             let end = if number == 0 { 60_000 } else { data.len() };
             stream.write_all(&data[..end]).await.unwrap();
@@ -227,7 +264,10 @@ async fn a_broken_chunked_object_is_continued_although_its_size_was_unknown() {
         stream.write_all(answer.as_bytes()).await.unwrap();
     })
     .await;
-    assert_eq!(ask(&prox(), get(&origin.url("/"), "")).await.whole().body, b"helloworld");
+    assert_eq!(
+        ask(&prox(), get(&origin.url("/"), "")).await.whole().body,
+        b"helloworld"
+    );
 }
 
 #[tokio::test]
@@ -307,10 +347,17 @@ async fn a_silent_origin_is_asked_again_and_one_that_never_answers_is_504() {
         ..config()
     })
     .unwrap();
-    assert_eq!(ask(&prox, get(&origin.url("/"), "")).await.whole().body, b"halfmore");
+    assert_eq!(
+        ask(&prox, get(&origin.url("/"), "")).await.whole().body,
+        b"halfmore"
+    );
     let answer = ask(&prox, get(&origin.url("/"), "")).await;
     assert_eq!(answer.status, 504);
-    assert!(answer.header("proxy-status").contains("error=http_response_timeout"));
+    assert!(
+        answer
+            .header("proxy-status")
+            .contains("error=http_response_timeout")
+    );
 }
 
 #[tokio::test]
@@ -319,9 +366,18 @@ async fn an_origin_that_answers_badly_is_502_with_the_kind() {
     for (bytes, kind) in [
         (huge.as_str(), "http_response_header_section_size"),
         ("SSH-2.0-OpenSSH_9.6\r\n\r\n", "http_protocol_error"),
-        ("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", "http_protocol_error"),
-        ("HTTP/1.1 200 OK\r\nX: a\r\n folded\r\n\r\n", "http_protocol_error"),
-        ("HTTP/1.1 206 P\r\nContent-Range: bytes 0-0/9\r\nContent-Length: 1\r\n\r\na", "http_protocol_error"),
+        (
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+            "http_protocol_error",
+        ),
+        (
+            "HTTP/1.1 200 OK\r\nX: a\r\n folded\r\n\r\n",
+            "http_protocol_error",
+        ),
+        (
+            "HTTP/1.1 206 P\r\nContent-Range: bytes 0-0/9\r\nContent-Length: 1\r\n\r\na",
+            "http_protocol_error",
+        ),
         ("", "connection_terminated"),
         ("HTTP/1.1 200 OK\r\nX: a", "connection_terminated"),
     ] {
@@ -329,21 +385,36 @@ async fn an_origin_that_answers_badly_is_502_with_the_kind() {
         let answer = ask(&prox(), get(&origin.url("/"), "")).await.whole();
         assert_eq!(answer.status, 502, "{kind}");
         let status = answer.header("proxy-status");
-        assert!(status.contains(&format!("error={kind}")), "{status} for {kind}");
+        assert!(
+            status.contains(&format!("error={kind}")),
+            "{status} for {kind}"
+        );
     }
 }
 
 #[tokio::test]
 async fn too_large_a_request_head_is_431_and_a_bad_one_400() {
     let prox = prox();
-    let answer = ask(&prox, get("http://127.0.0.1/", &format!("X: {}\r\n", "a".repeat(10_000)))).await;
+    let answer = ask(
+        &prox,
+        get(
+            "http://127.0.0.1/",
+            &format!("X: {}\r\n", "a".repeat(10_000)),
+        ),
+    )
+    .await;
     assert_ne!(answer.status, 431);
     // Not through `ask`: the proxy stops reading before the device has sent it all.
     let (_serving, mut device) = start(&prox, CLIENT);
-    let request = get("http://127.0.0.1/", &format!("X: {}\r\n", "a".repeat(40_000)));
+    let request = get(
+        "http://127.0.0.1/",
+        &format!("X: {}\r\n", "a".repeat(40_000)),
+    );
     device.send(request).await;
     assert_eq!(device.answer().await.whole().status, 431);
-    let answer = ask(&prox, "GET http://h/ HTTP/1.1\nHost: h\n\n").await.whole();
+    let answer = ask(&prox, "GET http://h/ HTTP/1.1\nHost: h\n\n")
+        .await
+        .whole();
     assert_eq!(answer.status, 400);
     assert!(String::from_utf8(answer.body).unwrap().contains("bare LF"));
 }
@@ -353,10 +424,17 @@ async fn a_dead_port_is_502_and_an_unknown_name_too() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
-    let prox = cedos_prox::Prox::with_resolver(config(), std::sync::Arc::new(Names(vec![]))).unwrap();
-    let answer = ask(&prox, get(&format!("http://{address}/"), "")).await.whole();
+    let prox =
+        cedos_prox::Prox::with_resolver(config(), std::sync::Arc::new(Names(vec![]))).unwrap();
+    let answer = ask(&prox, get(&format!("http://{address}/"), ""))
+        .await
+        .whole();
     assert_eq!(answer.status, 502);
-    assert!(answer.header("proxy-status").contains("error=connection_refused"));
+    assert!(
+        answer
+            .header("proxy-status")
+            .contains("error=connection_refused")
+    );
     let answer = ask(&prox, get("http://nowhere.example/", "")).await.whole();
     assert_eq!(answer.status, 502);
     assert!(answer.header("proxy-status").contains("error=dns_error"));

@@ -10,9 +10,16 @@ use tokio::sync::{mpsc, oneshot};
 
 #[tokio::test]
 async fn an_order_to_stop_lets_flows_finish_and_resets_those_that_do_not() {
-    let origin = RawOrigin::fixed("HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n".to_owned() + &"x".repeat(100_000)).await;
+    let origin = RawOrigin::fixed(
+        "HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n".to_owned() + &"x".repeat(100_000),
+    )
+    .await;
     let stuck = RawOrigin::start(|_, _, _stream| std::future::pending()).await;
-    let prox = Prox::new(ProxConfig { stop_grace: Duration::from_millis(300), ..config() }).unwrap();
+    let prox = Prox::new(ProxConfig {
+        stop_grace: Duration::from_millis(300),
+        ..config()
+    })
+    .unwrap();
     let (flows, listener) = mpsc::channel(8);
     let (stop, stopped) = oneshot::channel::<()>();
     let running = tokio::spawn(serve(listener, prox.clone(), async {
@@ -29,7 +36,10 @@ async fn an_order_to_stop_lets_flows_finish_and_resets_those_that_do_not() {
     stop.send(()).unwrap();
     assert_eq!(finishes.read(100_000).await.len(), 100_000);
     finishes.finished();
-    tokio::time::timeout(PATIENCE, running).await.unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, running)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(hangs.reset_code(), Some(ResetCause::Stopping.code()));
     assert!(flows.send(flow(CLIENT, None).0).await.is_err());
     assert_eq!(prox.holdings(), Default::default());
@@ -39,13 +49,21 @@ async fn an_order_to_stop_lets_flows_finish_and_resets_those_that_do_not() {
 async fn a_listener_that_ends_ends_the_proxy() {
     let (flows, listener) = mpsc::channel::<MemoryFlow>(1);
     drop(flows);
-    run(listener, config(), std::future::pending()).await.unwrap();
+    run(listener, config(), std::future::pending())
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn a_proxy_for_nobody_and_one_without_a_state_directory_do_not_start() {
     let start = |config| Prox::new(config).err().unwrap();
-    assert!(matches!(start(ProxConfig::default()), StartFault::NoClients));
-    let config = ProxConfig { state_dir: "/nonexistent/dir".into(), ..config() };
+    assert!(matches!(
+        start(ProxConfig::default()),
+        StartFault::NoClients
+    ));
+    let config = ProxConfig {
+        state_dir: "/nonexistent/dir".into(),
+        ..config()
+    };
     assert!(matches!(start(config), StartFault::StateDir { .. }));
 }

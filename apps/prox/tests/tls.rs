@@ -34,14 +34,23 @@ impl Authority {
         let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
         let leaf = CertificateParams::new(names).unwrap();
         let certificate = leaf.signed_by(&key, &issuer).unwrap();
-        Authority { ca_pem: issuer.pem(), certificate, key }
+        Authority {
+            ca_pem: issuer.pem(),
+            certificate,
+            key,
+        }
     }
 
     /// A proxy that trusts this authority and no other.
     fn prox(&self, dir: &Path) -> Arc<Prox> {
         let ca = dir.join("ca.pem");
         std::fs::write(&ca, &self.ca_pem).unwrap();
-        Prox::new(ProxConfig { ca_file: Some(ca), native_roots: false, ..config() }).unwrap()
+        Prox::new(ProxConfig {
+            ca_file: Some(ca),
+            native_roots: false,
+            ..config()
+        })
+        .unwrap()
     }
 
     /// An origin that says which version it was asked in and which authority and path it saw.
@@ -63,10 +72,15 @@ impl Authority {
                 let (tcp, _) = listener.accept().await.unwrap();
                 let acceptor = acceptor.clone();
                 tokio::spawn(async move {
-                    let Ok(tls) = acceptor.accept(tcp).await else { return };
+                    let Ok(tls) = acceptor.accept(tcp).await else {
+                        return;
+                    };
                     let service = service_fn(|request: http::Request<_>| async move {
                         let _: &hyper::body::Incoming = request.body();
-                        let host = request.headers().get("host").map(|host| host.to_str().unwrap());
+                        let host = request
+                            .headers()
+                            .get("host")
+                            .map(|host| host.to_str().unwrap());
                         let authority = request.uri().authority().map(|name| name.as_str());
                         let text = format!(
                             "{:?} {} {}",
@@ -82,7 +96,8 @@ impl Authority {
                         }
                         Ok::<_, std::convert::Infallible>(response)
                     });
-                    let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                    let builder =
+                        hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
                     let _ = builder.serve_connection(TokioIo::new(tls), service).await;
                 });
             }
@@ -116,7 +131,11 @@ async fn an_address_in_a_certificate_counts() {
     let authority = Authority::new();
     let dir = tempfile::tempdir().unwrap();
     let address = authority.origin(&[b"h2"]).await;
-    let answer = ask(&authority.prox(dir.path()), get(&format!("https://{address}/"), "")).await;
+    let answer = ask(
+        &authority.prox(dir.path()),
+        get(&format!("https://{address}/"), ""),
+    )
+    .await;
     assert_eq!(answer.status, 200);
 }
 
@@ -127,21 +146,39 @@ async fn a_certificate_that_does_not_prove_the_name_is_502_and_names_the_cause()
     let dir = tempfile::tempdir().unwrap();
     let prox = authority.prox(dir.path());
     let address = stranger.origin(&[b"h2"]).await;
-    let answer = ask(&prox, get(&format!("https://{address}/"), "")).await.whole();
+    let answer = ask(&prox, get(&format!("https://{address}/"), ""))
+        .await
+        .whole();
     assert_eq!(answer.status, 502);
-    assert!(answer.header("proxy-status").contains("error=tls_certificate_error"), "{answer:?}");
+    assert!(
+        answer
+            .header("proxy-status")
+            .contains("error=tls_certificate_error"),
+        "{answer:?}"
+    );
 
     let address = authority.origin(&[b"h2"]).await;
     let url = format!("https://127.0.0.2:{}/", address.port());
     // 127.0.0.2 is not bound, so ask by a name that leads to the right address.
     let names = Names(vec![("wrong.example", "127.0.0.1".parse().unwrap())]);
     let named = Prox::with_resolver(
-        ProxConfig { ca_file: Some(dir.path().join("ca.pem")), native_roots: false, ..config() },
+        ProxConfig {
+            ca_file: Some(dir.path().join("ca.pem")),
+            native_roots: false,
+            ..config()
+        },
         Arc::new(names),
     )
     .unwrap();
-    let answer = ask(&named, get(&url.replace("127.0.0.2", "wrong.example"), "")).await.whole();
-    assert!(answer.header("proxy-status").contains("error=tls_certificate_error"), "{answer:?}");
+    let answer = ask(&named, get(&url.replace("127.0.0.2", "wrong.example"), ""))
+        .await
+        .whole();
+    assert!(
+        answer
+            .header("proxy-status")
+            .contains("error=tls_certificate_error"),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test]
@@ -149,18 +186,10 @@ async fn a_server_without_tls_is_502_and_a_redirect_from_https_to_http_too() {
     let authority = Authority::new();
     let dir = tempfile::tempdir().unwrap();
     let prox = authority.prox(dir.path());
-    let plain = RawOrigin::start(|_, _, _| async {}).await;
     let origin = authority.origin(&[b"http/1.1"]).await;
-    // The plain server reads to an empty line that a TLS hello may never have; it must not hang.
-    let quick = tokio::spawn({
-        let prox = prox.clone();
-        let url = format!("https://{}/down", origin);
-        async move { ask(&prox, get(&url, "")).await }
-    });
-    let answer = quick.await.unwrap().whole();
+    let answer = ask(&prox, get(&format!("https://{origin}/down"), "")).await.whole();
     assert_eq!(answer.status, 502);
     assert!(answer.header("proxy-status").contains("plain http"), "{answer:?}");
-    drop(plain);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -168,8 +197,15 @@ async fn a_server_without_tls_is_502_and_a_redirect_from_https_to_http_too() {
         let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, b"SSH-2.0-x\r\n").await;
         std::future::pending::<()>().await;
     });
-    let answer = ask(&prox, get(&format!("https://{address}/"), "")).await.whole();
-    assert!(answer.header("proxy-status").contains("error=tls_protocol_error"), "{answer:?}");
+    let answer = ask(&prox, get(&format!("https://{address}/"), ""))
+        .await
+        .whole();
+    assert!(
+        answer
+            .header("proxy-status")
+            .contains("error=tls_protocol_error"),
+        "{answer:?}"
+    );
 }
 
 #[test]
@@ -178,7 +214,11 @@ fn a_ca_file_that_is_none_is_said_at_the_start() {
     let ca = dir.path().join("ca.pem");
     std::fs::write(&ca, "not PEM").unwrap();
     for ca_file in [Some(ca), Some(dir.path().join("missing.pem")), None] {
-        let config = ProxConfig { ca_file, native_roots: false, ..config() };
+        let config = ProxConfig {
+            ca_file,
+            native_roots: false,
+            ..config()
+        };
         assert!(Prox::new(config).is_err());
     }
 }
@@ -188,7 +228,7 @@ struct Nginx(std::process::Child);
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // SAFETY-free way to end it: nginx without a master process is one child of ours.
+        // Without a master process nginx is this one child.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -213,7 +253,11 @@ async fn a_real_nginx_over_https_and_http2() {
     std::fs::write(at("key.pem"), authority.key.serialize_pem()).unwrap();
     // Bound and let go: nginx cannot be handed a socket. Another program may take the port first;
     // then nginx says so and the test fails by name.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     let root = dir.path().display();
     let mut file = std::fs::File::create(at("nginx.conf")).unwrap();
     write!(
@@ -246,9 +290,16 @@ async fn a_real_nginx_over_https_and_http2() {
     let tag = answer.header("etag").to_owned();
     let headers = format!("Range: bytes=4999990-\r\nIf-Range: {tag}\r\n");
     let answer = ask(&prox, get(&url("/object"), &headers)).await.whole();
-    assert_eq!((answer.status, answer.header("content-range")), (206, "bytes 4999990-4999999/5000000"));
+    assert_eq!(
+        (answer.status, answer.header("content-range")),
+        (206, "bytes 4999990-4999999/5000000")
+    );
     assert!(answer.body == data[4_999_990..]);
     assert_eq!(ask(&prox, get(&url("/none"), "")).await.whole().status, 404);
-    let answer = ask(&prox, get(&url("/object"), &format!("If-None-Match: {tag}\r\n"))).await;
+    let answer = ask(
+        &prox,
+        get(&url("/object"), &format!("If-None-Match: {tag}\r\n")),
+    )
+    .await;
     assert_eq!((answer.status, answer.body.len()), (304, 0));
 }

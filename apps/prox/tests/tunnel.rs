@@ -10,7 +10,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 /// A TCP server whose connection `script` plays, once.
-async fn server<T>(script: impl FnOnce(TcpStream) -> T + Send + 'static) -> (String, tokio::task::JoinHandle<T::Output>)
+async fn server<T>(
+    script: impl FnOnce(TcpStream) -> T + Send + 'static,
+) -> (String, tokio::task::JoinHandle<T::Output>)
 where
     T: Future + Send + 'static,
     T::Output: Send,
@@ -103,7 +105,10 @@ async fn a_server_that_resets_becomes_a_reset_and_not_an_end() {
     device.send(connect(&address)).await;
     device.read_head().await;
     device.send("x").await;
-    assert_eq!(ended(serving).await.outcome, Outcome::Reset(ResetCause::TunnelReset));
+    assert_eq!(
+        ended(serving).await.outcome,
+        Outcome::Reset(ResetCause::TunnelReset)
+    );
     assert_eq!(device.reset_code(), Some(ResetCause::TunnelReset.code()));
 }
 
@@ -120,7 +125,10 @@ async fn a_device_that_is_gone_becomes_a_reset_at_the_server() {
     device.send("half").await;
     device.crash_with_reset();
     assert!(matches!(ended(serving).await.outcome, Outcome::Broken(_)));
-    assert_eq!(task.await.unwrap().unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(
+        task.await.unwrap().unwrap_err().kind(),
+        std::io::ErrorKind::ConnectionReset
+    );
 }
 
 #[tokio::test]
@@ -129,10 +137,17 @@ async fn a_silent_tunnel_is_closed_after_its_time() {
         let _ = stream.read_u8().await;
     })
     .await;
-    let prox = Prox::new(ProxConfig { tunnel_idle: Duration::from_millis(40), ..config() }).unwrap();
+    let prox = Prox::new(ProxConfig {
+        tunnel_idle: Duration::from_millis(40),
+        ..config()
+    })
+    .unwrap();
     let (serving, mut device) = start(&prox, CLIENT);
     device.send(connect(&address)).await;
-    assert_eq!(ended(serving).await.outcome, Outcome::Reset(ResetCause::TunnelIdle));
+    assert_eq!(
+        ended(serving).await.outcome,
+        Outcome::Reset(ResetCause::TunnelIdle)
+    );
 }
 
 #[tokio::test]
@@ -161,6 +176,10 @@ async fn a_tunnel_that_cannot_be_made_is_an_error_answer() {
     drop(listener);
     let answer = ask(&prox(), connect(&address)).await.whole();
     assert_eq!(answer.status, 502);
-    assert!(answer.header("proxy-status").contains("error=connection_refused"));
+    assert!(
+        answer
+            .header("proxy-status")
+            .contains("error=connection_refused")
+    );
     assert_eq!(ask(&prox(), connect("host.example")).await.status, 400);
 }

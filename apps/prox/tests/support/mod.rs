@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use cedos_prox::{FlowReport, Prox, ProxConfig, Resolve, ResetCause, serve_flow};
+use cedos_prox::{FlowReport, Prox, ProxConfig, ResetCause, Resolve, serve_flow};
 use d2tp_driver::{FlowIo, HostKey, Source};
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
@@ -67,8 +67,20 @@ pub fn flow(peer: HostKey, deadline: Option<Duration>) -> (MemoryFlow, Device) {
         ..Default::default()
     }));
     let (read, write) = tokio::io::split(near);
-    let flow = MemoryFlow { peer, read, write: Some(write), pump: None, shared: shared.clone() };
-    (flow, Device { stream: Some(far), shared })
+    let flow = MemoryFlow {
+        peer,
+        read,
+        write: Some(write),
+        pump: None,
+        shared: shared.clone(),
+    };
+    (
+        flow,
+        Device {
+            stream: Some(far),
+            shared,
+        },
+    )
 }
 
 impl AsyncRead for MemoryFlow {
@@ -192,7 +204,9 @@ pub struct Answer {
 
 impl Answer {
     pub fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+        self.headers
+            .get(name)
+            .map_or("", |value| value.to_str().unwrap())
     }
 
     /// The reset cause, where there is one.
@@ -213,7 +227,12 @@ impl Answer {
 impl Device {
     /// Sends bytes.
     pub async fn send(&mut self, text: impl AsRef<[u8]>) {
-        self.stream.as_mut().unwrap().write_all(text.as_ref()).await.unwrap();
+        self.stream
+            .as_mut()
+            .unwrap()
+            .write_all(text.as_ref())
+            .await
+            .unwrap();
     }
 
     /// Ends the device's direction.
@@ -225,7 +244,10 @@ impl Device {
     pub async fn read(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let reading = self.stream.as_mut().unwrap().read_exact(&mut bytes);
-        tokio::time::timeout(PATIENCE, reading).await.expect("bytes in time").unwrap();
+        tokio::time::timeout(PATIENCE, reading)
+            .await
+            .expect("bytes in time")
+            .unwrap();
         bytes
     }
 
@@ -233,7 +255,10 @@ impl Device {
     pub async fn read_rest(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let reading = self.stream.as_mut().unwrap().read_to_end(&mut bytes);
-        tokio::time::timeout(PATIENCE, reading).await.expect("an end in time").unwrap();
+        tokio::time::timeout(PATIENCE, reading)
+            .await
+            .expect("an end in time")
+            .unwrap();
         bytes
     }
 
@@ -301,7 +326,12 @@ fn parse(bytes: &[u8]) -> Answer {
         );
     }
     let body = bytes[head..].to_vec();
-    Answer { status: parsed.code.unwrap(), headers, body, reset: None }
+    Answer {
+        status: parsed.code.unwrap(),
+        headers,
+        body,
+        reset: None,
+    }
 }
 
 /// A configuration for tests: any client, loopback allowed, short waits.
@@ -336,7 +366,10 @@ pub fn start_until(
 
 /// The report of a flow that must end.
 pub async fn ended(serving: JoinHandle<FlowReport>) -> FlowReport {
-    tokio::time::timeout(PATIENCE, serving).await.expect("the flow ends").unwrap()
+    tokio::time::timeout(PATIENCE, serving)
+        .await
+        .expect("the flow ends")
+        .unwrap()
 }
 
 /// One request, one whole exchange.
@@ -356,7 +389,9 @@ pub fn get(url: &str, headers: &str) -> String {
 
 /// Bytes that tell their place.
 pub fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 31 + i / 256 + i / 65_536) as u8).collect()
+    (0..len)
+        .map(|i| (i * 31 + i / 256 + i / 65_536) as u8)
+        .collect()
 }
 
 /// Waits until `what` holds, letting others run.
@@ -366,7 +401,9 @@ pub async fn until(what: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waiting).await.expect("it comes true in time");
+    tokio::time::timeout(PATIENCE, waiting)
+        .await
+        .expect("it comes true in time");
 }
 
 /// An origin whose every connection a script plays.
@@ -414,7 +451,11 @@ impl RawOrigin {
                 });
             }
         });
-        RawOrigin { address, heads, task }
+        RawOrigin {
+            address,
+            heads,
+            task,
+        }
     }
 
     /// An origin that answers every request with the same bytes.
@@ -444,7 +485,11 @@ pub fn header_of<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 
 /// The first byte a request's `Range: bytes=N-` asks for.
 pub fn range_start(head: &str) -> Option<usize> {
-    header_of(head, "range")?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
+    header_of(head, "range")?
+        .strip_prefix("bytes=")?
+        .strip_suffix('-')?
+        .parse()
+        .ok()
 }
 
 /// A resolver that knows a few names.
@@ -452,8 +497,12 @@ pub struct Names(pub Vec<(&'static str, IpAddr)>);
 
 impl Resolve for Names {
     fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
-        let found: Vec<_> =
-            self.0.iter().filter(|(known, _)| *known == name).map(|(_, ip)| *ip).collect();
+        let found: Vec<_> = self
+            .0
+            .iter()
+            .filter(|(known, _)| *known == name)
+            .map(|(_, ip)| *ip)
+            .collect();
         Box::pin(async move {
             match found.is_empty() {
                 true => Err(io::Error::other("no such name")),
