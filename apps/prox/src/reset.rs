@@ -26,13 +26,11 @@ pub enum ResetCause {
     TunnelReset = 0xd208,
     /// A CONNECT tunnel was silent for too long.
     TunnelIdle = 0xd209,
-    /// The device's bytes in a tunnel could not be read, or the flow broke.
-    FlowBroken = 0xd20a,
 }
 
 impl ResetCause {
     /// Every cause, for tables and for turning codes into words.
-    pub const ALL: [ResetCause; 10] = [
+    pub const ALL: [ResetCause; 9] = [
         ResetCause::OriginGone,
         ResetCause::OriginChanged,
         ResetCause::OriginTimeout,
@@ -42,7 +40,6 @@ impl ResetCause {
         ResetCause::Stopping,
         ResetCause::TunnelReset,
         ResetCause::TunnelIdle,
-        ResetCause::FlowBroken,
     ];
 
     /// The code on the wire.
@@ -72,7 +69,6 @@ impl ResetCause {
             ResetCause::Stopping => "stopping",
             ResetCause::TunnelReset => "tunnel_reset",
             ResetCause::TunnelIdle => "tunnel_idle",
-            ResetCause::FlowBroken => "flow_broken",
         }
     }
 }
@@ -94,7 +90,6 @@ impl std::fmt::Display for ResetCause {
             ResetCause::Stopping => "the proxy is stopping; ask again with Range to continue",
             ResetCause::TunnelReset => "the server reset the connection",
             ResetCause::TunnelIdle => "the tunnel was silent for too long",
-            ResetCause::FlowBroken => "the flow broke",
         })
     }
 }
