@@ -249,4 +249,29 @@ mod tests {
         assert_eq!(part("bytes=2-", 50, None), Part::AskAgainAfter(u64::MAX));
         assert_eq!(part("bytes=-2", 50, None), Part::AskAgainAfter(u64::MAX));
     }
+
+    proptest::proptest! {
+        #[test]
+        fn a_part_lies_within_the_object_whatever_is_asked(
+            text in "bytes=[0-9]{0,21}-[0-9]{0,21}(,[0-9]{0,3}-[0-9]{0,3})?",
+            have: u64,
+            total in proptest::option::of(proptest::num::u64::ANY),
+        ) {
+            let Some(range) = parse(&text) else { return Ok(()) };
+            match range.part(have, total) {
+                Part::Bytes { start, end, total: said } => {
+                    proptest::prop_assert!(start < end);
+                    proptest::prop_assert!(end <= total.unwrap_or(have));
+                    proptest::prop_assert_eq!(said, total);
+                }
+                Part::Unsatisfiable { total: said } => {
+                    proptest::prop_assert_eq!(Some(said), total);
+                }
+                Part::AskAgainAfter(bytes) => {
+                    proptest::prop_assert!(total.is_none() && bytes >= have);
+                }
+                Part::Whole => {}
+            }
+        }
+    }
 }

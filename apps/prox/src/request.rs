@@ -441,4 +441,66 @@ mod tests {
             other => panic!("{other:?}"),
         }
     }
+
+    /// Pieces that heads are made of, right and wrong.
+    const PIECES: &[&str] = &[
+        "GET ",
+        "HEAD ",
+        "CONNECT ",
+        "POST ",
+        "http://h/",
+        "https://h:1/a?b",
+        "//h/",
+        "h:443",
+        "/",
+        " HTTP/1.1",
+        " HTTP/1.0",
+        "\r\n",
+        "\r",
+        "\n",
+        "\r\n\r\n",
+        "Host: h",
+        "Host:",
+        ": ",
+        " ",
+        "\t",
+        "Content-Length: ",
+        "0",
+        "5",
+        "Transfer-Encoding: chunked",
+        "Connection: X, close",
+        "X: y",
+        "\0",
+        "\u{80}",
+        "Range: bytes=0-",
+        "[::1]:1",
+        "@",
+        "#",
+        "\\",
+        "%",
+    ];
+
+    proptest::proptest! {
+        #[test]
+        fn no_head_makes_the_reader_panic_and_what_is_read_is_clean(
+            picks in proptest::collection::vec(0..PIECES.len(), 0..40),
+        ) {
+            let mut text: String = picks.iter().map(|pick| PIECES[*pick]).collect();
+            text.push_str("\r\n\r\n");
+            if let Ok(Request::Fetch(fetch)) = read(text.as_bytes()) {
+                proptest::prop_assert!(fetch.url.has_host());
+                for name in ["host", "content-length", "transfer-encoding", "connection"] {
+                    proptest::prop_assert!(!fetch.headers.contains_key(name), "{name} in {text:?}");
+                }
+            }
+        }
+
+        #[test]
+        fn a_correct_head_with_one_byte_changed_never_panics(at in 0usize..60, byte: u8) {
+            let mut head = b"GET http://h.example/path HTTP/1.1\r\nHost: h\r\nX-A: b\r\n\r\n".to_vec();
+            let at = at % head.len();
+            head[at] = byte;
+            let _ = read(&head);
+        }
+    }
 }

@@ -187,9 +187,14 @@ async fn a_server_without_tls_is_502_and_a_redirect_from_https_to_http_too() {
     let dir = tempfile::tempdir().unwrap();
     let prox = authority.prox(dir.path());
     let origin = authority.origin(&[b"http/1.1"]).await;
-    let answer = ask(&prox, get(&format!("https://{origin}/down"), "")).await.whole();
+    let answer = ask(&prox, get(&format!("https://{origin}/down"), ""))
+        .await
+        .whole();
     assert_eq!(answer.status, 502);
-    assert!(answer.header("proxy-status").contains("plain http"), "{answer:?}");
+    assert!(
+        answer.header("proxy-status").contains("plain http"),
+        "{answer:?}"
+    );
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
