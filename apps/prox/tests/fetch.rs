@@ -289,6 +289,8 @@ async fn an_origin_that_dies_half_way_without_a_validator_resets_the_flow_with_t
 async fn an_origin_whose_bytes_changed_resets_the_flow_with_the_cause() {
     let answers = [
         "HTTP/1.1 200 OK\r\nETag: \"2\"\r\nContent-Length: 10\r\n\r\n0123456789",
+        "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n0123456789",
+        "HTTP/1.1 200 OK\r\nETag: W/\"1\"\r\nContent-Length: 10\r\n\r\n0123456789",
         "HTTP/1.1 206 P\r\nETag: \"2\"\r\nContent-Range: bytes 4-9/10\r\nContent-Length: 6\r\n\r\n456789",
         "HTTP/1.1 206 P\r\nETag: \"1\"\r\nContent-Range: bytes 3-9/10\r\nContent-Length: 7\r\n\r\n3456789",
         "HTTP/1.1 206 P\r\nETag: \"1\"\r\nContent-Range: bytes 4-10/11\r\nContent-Length: 7\r\n\r\n456789a",
