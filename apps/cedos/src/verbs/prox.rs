@@ -1,0 +1,230 @@
+//! `cedos prox`: run D2Prox.
+//!
+//! This file turns options into a [`ProxConfig`], sets up the log and waits for SIGTERM or
+//! Ctrl-C. The flows come from whoever calls [`serve`] with a listener.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use cedos_prox::{FlowListener, ProxConfig, parse_key, show_key};
+use clap::{Args, ValueEnum};
+use ipnet::IpNet;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::key::SecretKey;
+
+/// Where D2Prox listens unless told otherwise: every address, both families.
+pub const LISTEN_DEFAULT: &str = "[::]:4433";
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogForm {
+    /// One JSON object per line
+    Json,
+    /// Lines for people
+    Text,
+}
+
+/// `cedos prox …`
+#[derive(Debug, Args)]
+pub struct ProxArgs {
+    /// UDP address to listen on
+    #[arg(long, value_name = "ADDR", default_value = LISTEN_DEFAULT)]
+    pub listen: SocketAddr,
+    /// Private key file, from `cedos key gen`; without it a key is made for this run only
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+    /// Public key of a client that may use this proxy (repeatable)
+    #[arg(long = "allow-client", value_name = "KEY", value_parser = parse_key)]
+    pub allow_clients: Vec<[u8; 32]>,
+    /// Serve any client. The proxy is then open to whoever knows its address
+    #[arg(long)]
+    pub allow_any_client: bool,
+    /// Let clients reach private and loopback networks (metadata services stay refused)
+    #[arg(long)]
+    pub allow_private: bool,
+    /// Let clients reach this network, whatever it is (repeatable)
+    #[arg(long = "allow-net", value_name = "CIDR")]
+    pub allow_nets: Vec<IpNet>,
+    /// PEM file with further authorities that origins may be signed by
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// Directory for copies that outgrow memory [default: the system's temporary directory]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Memory for pinned copies, such as 256M [default: 256M]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub memory_quota: Option<u64>,
+    /// Disk for pinned copies, such as 16G [default: 16G]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub disk_quota: Option<u64>,
+    /// How to write the log
+    #[arg(long, value_name = "FORM", default_value = "text")]
+    pub log: LogForm,
+}
+
+impl ProxArgs {
+    /// The configuration these options ask for.
+    pub fn config(&self) -> ProxConfig {
+        let mut config = ProxConfig {
+            allow_clients: self.allow_clients.clone(),
+            allow_any_client: self.allow_any_client,
+            allow_private: self.allow_private,
+            allow_nets: self.allow_nets.clone(),
+            ca_file: self.ca.clone(),
+            ..ProxConfig::default()
+        };
+        if let Some(dir) = &self.state_dir {
+            config.state_dir = dir.clone();
+        }
+        if let Some(bytes) = self.memory_quota {
+            config.memory_quota_bytes = bytes;
+        }
+        if let Some(bytes) = self.disk_quota {
+            config.disk_quota_bytes = bytes;
+        }
+        config
+    }
+
+    /// The host's private key: from its file, or a new one for this run.
+    ///
+    /// # Errors
+    /// When the file is no usable key file.
+    pub fn secret_key(&self) -> anyhow::Result<SecretKey> {
+        match &self.key {
+            Some(path) => SecretKey::read(path),
+            None => {
+                tracing::warn!("no --key: this proxy's address changes at every start");
+                SecretKey::generate()
+            }
+        }
+    }
+
+    /// Sends the log to stderr in the form asked for. `RUST_LOG` chooses levels; `info` without.
+    pub fn start_log(&self) {
+        let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr);
+        // A second call (in tests) keeps the first log.
+        let _ = match self.log {
+            LogForm::Json => log.json().flatten_event(true).try_init(),
+            LogForm::Text => log.with_ansi(false).try_init(),
+        };
+    }
+}
+
+/// The address a device is given: `d2tp://host:port/KEY`.
+pub fn address(listening: SocketAddr, public: &[u8; 32]) -> String {
+    format!("d2tp://{listening}/{}", show_key(public))
+}
+
+/// Serves the flows of `listener` until SIGTERM or Ctrl-C.
+///
+/// # Errors
+/// When the configuration cannot be run.
+pub async fn serve<L: FlowListener>(args: &ProxArgs, listener: L) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+    };
+    Ok(cedos_prox::run(listener, args.config(), stop).await?)
+}
+
+/// Reads a number of bytes with an optional K, M, G or T (powers of 1024).
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let bare = text.trim_end_matches("iB").trim_end_matches('B');
+    let unit = bare.chars().next_back().map(|c| c.to_ascii_uppercase());
+    let shift = match unit {
+        Some('K') => 10,
+        Some('M') => 20,
+        Some('G') => 30,
+        Some('T') => 40,
+        _ => 0,
+    };
+    let digits = if shift == 0 {
+        bare
+    } else {
+        &bare[..bare.len() - 1]
+    };
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| format!("{text:?} is not a number of bytes, such as 1048576, 256M or 16G"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: ProxArgs,
+    }
+
+    fn parse(line: &str) -> Result<ProxArgs, clap::Error> {
+        Cli::try_parse_from(line.split(' ')).map(|cli| cli.args)
+    }
+
+    #[test]
+    fn options_reach_the_configuration() {
+        let key = show_key(&[5; 32]);
+        let args = parse(&format!(
+            "prox --allow-client {key} --allow-net 10.0.0.0/8 --memory-quota 64M --disk-quota 2G \
+             --state-dir /var/tmp --ca /tmp/ca.pem --log json"
+        ))
+        .unwrap();
+        let config = args.config();
+        assert_eq!(config.allow_clients, [[5; 32]]);
+        assert_eq!(config.memory_quota_bytes, 64 << 20);
+        assert_eq!(config.disk_quota_bytes, 2 << 30);
+        assert_eq!(config.state_dir, PathBuf::from("/var/tmp"));
+        assert_eq!(config.allow_nets, ["10.0.0.0/8".parse().unwrap()]);
+        assert!(!config.allow_private && !config.allow_any_client);
+        assert_eq!(args.log, LogForm::Json);
+        assert_eq!(args.listen.to_string(), LISTEN_DEFAULT);
+    }
+
+    #[test]
+    fn what_is_no_key_no_network_or_no_size_is_refused() {
+        for line in [
+            "--allow-client xyz",
+            "--allow-net 10.0.0.0/99",
+            "--memory-quota 5X",
+            "--listen 1",
+        ] {
+            assert!(parse(&format!("prox {line}")).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_read() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("12", 12),
+            ("1K", 1 << 10),
+            ("256M", 256 << 20),
+            ("16GiB", 16 << 30),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "K", "-1", "1.5G", "99999999T"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_address_names_host_port_and_key() {
+        let text = address("[::1]:4433".parse().unwrap(), &[0; 32]);
+        assert_eq!(text, format!("d2tp://[::1]:4433/{}", "A".repeat(43)));
+    }
+}

@@ -1,0 +1,331 @@
+//! Answers on their way to the device: a head, and a body that can be read again at any offset.
+
+use std::fmt::Write as _;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use d2tp_driver::Source;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{StatusCode, Version};
+
+use crate::copy::{CopyHead, PinnedCopy};
+use crate::origin::PSEUDONYM;
+use crate::pin::PinReadFault;
+use crate::range::Part;
+use crate::refusal::Refusal;
+
+/// Where the bytes of an answer came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// Fetched for this flow.
+    Origin,
+    /// A copy pinned by an earlier flow of the same client.
+    Pinned,
+    /// The proxy itself: an error answer.
+    Proxy,
+    /// A tunnel.
+    Tunnel,
+}
+
+/// A whole answer as one source: offset 0 is the first byte of the status line.
+pub(crate) struct AnswerSource {
+    head: Bytes,
+    body: Option<BodyPart>,
+    /// The furthest byte handed out, for the log.
+    sent: AtomicU64,
+}
+
+/// A part of a pinned copy.
+struct BodyPart {
+    copy: Arc<PinnedCopy>,
+    start: u64,
+    end: Option<u64>,
+    /// Alive while the proxy stands by to reset the flow with the cause of a failure.
+    attended: Weak<()>,
+}
+
+impl AnswerSource {
+    /// An answer without a body, or whose body is in `head`.
+    pub(crate) fn head_only(head: Vec<u8>) -> AnswerSource {
+        AnswerSource {
+            head: head.into(),
+            body: None,
+            sent: AtomicU64::new(0),
+        }
+    }
+
+    /// A head and a part of a copy.
+    pub(crate) fn of_copy(
+        head: Vec<u8>,
+        copy: Arc<PinnedCopy>,
+        start: u64,
+        end: Option<u64>,
+        attended: Weak<()>,
+    ) -> AnswerSource {
+        let body = Some(BodyPart {
+            copy,
+            start,
+            end,
+            attended,
+        });
+        AnswerSource {
+            head: head.into(),
+            body,
+            sent: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes handed to the flow so far, the head included.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+}
+
+impl Source for AnswerSource {
+    fn poll_read_at(
+        &self,
+        cx: &mut Context<'_>,
+        offset: u64,
+        max: usize,
+    ) -> Poll<io::Result<Bytes>> {
+        let head = self.head.len() as u64;
+        let read = if offset < head {
+            let from = offset as usize;
+            let to = self.head.len().min(from.saturating_add(max));
+            Poll::Ready(Ok(self.head.slice(from..to)))
+        } else if let Some(body) = &self.body {
+            body.poll_read_at(cx, offset - head, max)
+        } else {
+            Poll::Ready(Ok(Bytes::new()))
+        };
+        if let Poll::Ready(Ok(bytes)) = &read {
+            self.sent
+                .fetch_max(offset + bytes.len() as u64, Ordering::Relaxed);
+        }
+        read
+    }
+}
+
+impl BodyPart {
+    fn poll_read_at(
+        &self,
+        cx: &mut Context<'_>,
+        offset: u64,
+        max: usize,
+    ) -> Poll<io::Result<Bytes>> {
+        let Some(at) = self.start.checked_add(offset) else {
+            return Poll::Ready(Ok(Bytes::new()));
+        };
+        let max = match self.end {
+            Some(end) if at >= end => return Poll::Ready(Ok(Bytes::new())),
+            Some(end) => usize::try_from(end - at).unwrap_or(usize::MAX).min(max),
+            None => max,
+        };
+        match self.copy.pin.poll_read_at(cx, at, max) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(bytes)) => Poll::Ready(Ok(bytes)),
+            // The flow's keeper is about to reset it with this cause; an error from here would
+            // race it with a reset that names none.
+            Poll::Ready(Err(PinReadFault::Failed(_))) if self.attended.strong_count() > 0 => {
+                Poll::Pending
+            }
+            Poll::Ready(Err(PinReadFault::Failed(cause))) => {
+                Poll::Ready(Err(io::Error::other(cause)))
+            }
+            Poll::Ready(Err(PinReadFault::Disk(error))) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
+/// The head for a part of a copy.
+pub(crate) fn copy_head(
+    copy: &CopyHead,
+    part: Part,
+    total: Option<u64>,
+    served: Served,
+) -> Vec<u8> {
+    let mut headers = copy.headers.clone();
+    let mut status = copy.status;
+    let length = match part {
+        Part::Whole | Part::AskAgainAfter(_) => total,
+        Part::Bytes { start, end, total } => {
+            status = StatusCode::PARTIAL_CONTENT;
+            let total = total.map_or("*".to_owned(), |total| total.to_string());
+            insert(
+                &mut headers,
+                header::CONTENT_RANGE,
+                format!("bytes {start}-{}/{total}", end - 1),
+            );
+            // These describe the whole content, not the part.
+            headers.remove("content-digest");
+            headers.remove("content-md5");
+            Some(end - start)
+        }
+        Part::Unsatisfiable { total } => {
+            status = StatusCode::RANGE_NOT_SATISFIABLE;
+            insert(
+                &mut headers,
+                header::CONTENT_RANGE,
+                format!("bytes */{total}"),
+            );
+            for name in [
+                "content-type",
+                "content-encoding",
+                "content-digest",
+                "content-md5",
+            ] {
+                headers.remove(name);
+            }
+            Some(0)
+        }
+    };
+    if copy.status == StatusCode::OK {
+        headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    }
+    if let Some(length) = length {
+        headers.insert(header::CONTENT_LENGTH, length.into());
+    }
+    let cache = match served {
+        Served::Pinned => format!("{PSEUDONYM}; hit; detail=pinned"),
+        _ => format!(
+            "{PSEUDONYM}; fwd=miss; fwd-status={}; stored",
+            copy.status.as_u16()
+        ),
+    };
+    append(&mut headers, "cache-status", cache);
+    mark(&mut headers, copy.version);
+    if copy.redirected {
+        insert(&mut headers, header::CONTENT_LOCATION, copy.url.to_string());
+    }
+    bytes(status, &headers)
+}
+
+/// The head of an answer whose body is not pinned: to HEAD, or 204 and 304.
+pub(crate) fn bare_head(copy: &CopyHead, length: Option<&HeaderValue>) -> Vec<u8> {
+    let mut headers = copy.headers.clone();
+    if let Some(length) = length {
+        headers.insert(header::CONTENT_LENGTH, length.clone());
+    }
+    let cache = format!("{PSEUDONYM}; fwd=miss; fwd-status={}", copy.status.as_u16());
+    append(&mut headers, "cache-status", cache);
+    mark(&mut headers, copy.version);
+    if copy.redirected {
+        insert(&mut headers, header::CONTENT_LOCATION, copy.url.to_string());
+    }
+    bytes(copy.status, &headers)
+}
+
+/// An error answer with its reason as text.
+pub(crate) fn refusal(refusal: &Refusal, to_head: bool) -> Vec<u8> {
+    let reason = format!("{refusal}\n");
+    let mut headers = HeaderMap::new();
+    let details = quoted(&refusal.to_string());
+    let status = format!(
+        "{PSEUDONYM}; error={}; details=\"{details}\"",
+        refusal.token()
+    );
+    append(&mut headers, "proxy-status", status);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    headers.insert(header::CONTENT_LENGTH, reason.len().into());
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    if let Some(wait) = refusal.retry_after() {
+        headers.insert(header::RETRY_AFTER, wait.as_secs().into());
+    }
+    let status = StatusCode::from_u16(refusal.status()).expect("the table holds valid statuses");
+    let mut answer = bytes(status, &headers);
+    if !to_head {
+        answer.extend_from_slice(reason.as_bytes());
+    }
+    answer
+}
+
+/// The head that opens a tunnel (RFC 9110 §9.3.6: neither length nor coding).
+pub(crate) fn tunnel_open() -> &'static [u8] {
+    b"HTTP/1.1 200 Connection established\r\nvia: 1.1 d2prox\r\n\r\n"
+}
+
+/// Adds what every relayed answer carries.
+fn mark(headers: &mut HeaderMap, version: Version) {
+    let version = match version {
+        Version::HTTP_2 => "2",
+        Version::HTTP_10 => "1.0",
+        _ => "1.1",
+    };
+    append(headers, "via", format!("{version} {PSEUDONYM}"));
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+}
+
+/// Replaces a header with text known to be valid in one.
+fn insert(headers: &mut HeaderMap, name: header::HeaderName, value: String) {
+    if let Ok(value) = HeaderValue::from_str(&value) {
+        headers.insert(name, value);
+    }
+}
+
+fn append(headers: &mut HeaderMap, name: &'static str, value: String) {
+    if let Ok(value) = HeaderValue::from_str(&value) {
+        headers.append(name, value);
+    }
+}
+
+/// Text as the inside of an RFC 8941 string: printable ASCII, quotes escaped.
+fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => {
+                out.push('\\');
+                out.push(c);
+            }
+            ' '..='~' => out.push(c),
+            _ => out.push('?'),
+        }
+    }
+    out
+}
+
+/// Writes a head.
+fn bytes(status: StatusCode, headers: &HeaderMap) -> Vec<u8> {
+    let mut line = String::new();
+    let reason = status.canonical_reason().unwrap_or("");
+    let _ = write!(line, "HTTP/1.1 {} {reason}\r\n", status.as_u16());
+    let mut head = line.into_bytes();
+    for (name, value) in headers {
+        head.extend_from_slice(name.as_str().as_bytes());
+        head.extend_from_slice(b": ");
+        head.extend_from_slice(value.as_bytes());
+        head.extend_from_slice(b"\r\n");
+    }
+    head.extend_from_slice(b"\r\n");
+    head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_answer_names_its_kind_and_quotes_its_reason() {
+        let why = Refusal::SchemeUnsupported("a\"b\\ü\r\nx: y".to_owned());
+        let text = String::from_utf8(refusal(&why, true)).unwrap();
+        assert!(text.starts_with("HTTP/1.1 501 Not Implemented\r\n"));
+        assert!(text.contains(
+            "proxy-status: d2prox; error=http_request_error; details=\"a\\\"b\\\\???x: y"
+        ));
+        assert!(text.ends_with("\r\n\r\n"));
+    }
+
+    #[test]
+    fn a_limit_says_when_to_come_back() {
+        let text = String::from_utf8(refusal(&Refusal::StoreFull, false)).unwrap();
+        assert!(text.contains("\r\nretry-after: 30\r\n"));
+        assert!(text.ends_with("try again later\n"));
+    }
+}

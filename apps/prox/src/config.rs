@@ -1,0 +1,186 @@
+//! What an operator can set, with the defaults and what each costs.
+//!
+//! Every limit the proxy enforces is a field here or a named constant beside the code that
+//! enforces it; nothing is unbounded. Durations are seconds in files (fractions allowed).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use d2tp_driver::HostKey;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+/// 1 MiB in bytes.
+const MIB: u64 = 1 << 20;
+/// One hour.
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Everything D2Prox can be told. `Default` is what runs without any option.
+///
+/// ```
+/// let config = cedos_prox::ProxConfig { allow_any_client: true, ..Default::default() };
+/// assert_eq!(config.redirects_max, 10);
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProxConfig {
+    /// Client keys that may use this proxy. Empty and `allow_any_client` off: nobody.
+    #[serde(with = "crate::keytext::list")]
+    pub allow_clients: Vec<HostKey>,
+    /// Serve any client key. Off by default: an open proxy is somebody else's tool.
+    pub allow_any_client: bool,
+
+    /// Let requests reach private, loopback, unique-local, shared (CGNAT) and test networks.
+    /// Link-local, metadata and multicast addresses stay refused; `allow_nets` opens those.
+    pub allow_private: bool,
+    /// Networks that are always allowed, whatever else is refused.
+    pub allow_nets: Vec<IpNet>,
+    /// Origin ports that are refused. Default 25: a proxy must not become a mail relay.
+    pub refused_ports: Vec<u16>,
+
+    /// A PEM file with further authorities that origins' certificates may chain to.
+    pub ca_file: Option<PathBuf>,
+    /// Trust the machine's own authorities as well. On by default.
+    pub native_roots: bool,
+
+    /// Where spilled copies live, as files without a name. Default: the system's temporary
+    /// directory. Should be a disk: on a tmpfs spilling saves no memory.
+    pub state_dir: PathBuf,
+    /// Bytes of one copy kept in memory before it moves to disk. Default 4 MiB. Higher saves
+    /// disk writes, lower saves memory.
+    pub object_memory_bytes_max: u64,
+    /// Bytes of memory for all copies. Default 256 MiB. When it is full, copies go to disk.
+    pub memory_quota_bytes: u64,
+    /// Bytes of disk for all spilled copies. Default 16 GiB. When it is full, new objects are
+    /// refused with 503.
+    pub disk_quota_bytes: u64,
+    /// Bytes pinned for one client key. Default 4 GiB.
+    pub client_pinned_bytes_max: u64,
+    /// Flows of one client key at once. Default 256.
+    pub client_flows_max: u32,
+    /// Flows of all clients at once. Default 65,536.
+    pub flows_max: u32,
+    /// Copies kept after an abnormal end for one client key. Default 16.
+    pub client_kept_max: usize,
+    /// How long a copy waits for its device after the flow ended abnormally. Default 1 h. Longer
+    /// lets a rebooted device resume origins that serve other bytes each time; it costs quota.
+    #[serde(rename = "keep_s", with = "seconds")]
+    pub keep: Duration,
+
+    /// The furthest deadline accepted. Default 7 days.
+    #[serde(rename = "deadline_horizon_s", with = "seconds")]
+    pub deadline_horizon: Duration,
+    /// How long a flow without a deadline is served. Default 24 h.
+    #[serde(rename = "no_deadline_hold_s", with = "seconds")]
+    pub no_deadline_hold: Duration,
+    /// How long the request head may take to arrive. Default 10 min (the device may be away).
+    #[serde(rename = "request_timeout_s", with = "seconds")]
+    pub request_timeout: Duration,
+
+    /// Name lookup. Default 10 s.
+    #[serde(rename = "dns_timeout_s", with = "seconds")]
+    pub dns_timeout: Duration,
+    /// Connecting to one origin, all its addresses and TLS included. Default 20 s.
+    #[serde(rename = "connect_timeout_s", with = "seconds")]
+    pub connect_timeout: Duration,
+    /// From the request to the origin's response head. Default 60 s.
+    #[serde(rename = "response_timeout_s", with = "seconds")]
+    pub response_timeout: Duration,
+    /// Silence in the middle of an origin's body before the connection counts as dead.
+    /// Default 60 s.
+    #[serde(rename = "idle_timeout_s", with = "seconds")]
+    pub idle_timeout: Duration,
+    /// First wait before continuing a body that broke off; doubles up to 60 s. Default 0.5 s.
+    #[serde(rename = "retry_wait_s", with = "seconds")]
+    pub retry_wait: Duration,
+    /// How long a broken body is tried again without one new byte. Default 30 min.
+    #[serde(rename = "origin_patience_s", with = "seconds")]
+    pub origin_patience: Duration,
+    /// Redirects followed for one request. Default 10.
+    pub redirects_max: u32,
+    /// Silence in both directions before a CONNECT tunnel is closed. Default 24 h.
+    #[serde(rename = "tunnel_idle_s", with = "seconds")]
+    pub tunnel_idle: Duration,
+
+    /// How long running flows may finish after the order to stop. Default 10 s.
+    #[serde(rename = "stop_grace_s", with = "seconds")]
+    pub stop_grace: Duration,
+}
+
+impl Default for ProxConfig {
+    fn default() -> ProxConfig {
+        ProxConfig {
+            allow_clients: Vec::new(),
+            allow_any_client: false,
+            allow_private: false,
+            allow_nets: Vec::new(),
+            refused_ports: vec![25],
+            ca_file: None,
+            native_roots: true,
+            state_dir: std::env::temp_dir(),
+            object_memory_bytes_max: 4 * MIB,
+            memory_quota_bytes: 256 * MIB,
+            disk_quota_bytes: 16 * 1024 * MIB,
+            client_pinned_bytes_max: 4 * 1024 * MIB,
+            client_flows_max: 256,
+            flows_max: 65_536,
+            client_kept_max: 16,
+            keep: HOUR,
+            deadline_horizon: 7 * 24 * HOUR,
+            no_deadline_hold: 24 * HOUR,
+            request_timeout: Duration::from_secs(600),
+            dns_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(20),
+            response_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(60),
+            retry_wait: Duration::from_millis(500),
+            origin_patience: Duration::from_secs(1800),
+            redirects_max: 10,
+            tunnel_idle: 24 * HOUR,
+            stop_grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Durations as (fractional) seconds.
+mod seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_f64(span.as_secs_f64())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        let seconds = f64::deserialize(from)?;
+        Duration::try_from_secs_f64(seconds).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_survives_being_written_and_read() {
+        let config = ProxConfig {
+            allow_clients: vec![[7; 32]],
+            allow_nets: vec!["10.1.0.0/16".parse().unwrap()],
+            keep: Duration::from_millis(1500),
+            ..Default::default()
+        };
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<ProxConfig>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn a_misspelt_option_is_an_error() {
+        assert!(serde_json::from_str::<ProxConfig>(r#"{"memory_quota": 1}"#).is_err());
+    }
+
+    #[test]
+    fn a_negative_time_is_an_error() {
+        assert!(serde_json::from_str::<ProxConfig>(r#"{"keep_s": -1}"#).is_err());
+    }
+}

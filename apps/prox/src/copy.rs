@@ -1,0 +1,166 @@
+//! A pinned copy: what the origin said about an object, and its bytes.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{StatusCode, Version};
+use tokio_util::task::AbortOnDropHandle;
+use url::Url;
+
+use crate::origin::Response;
+use crate::pin::Pin;
+use crate::request::{Fetch, strip_hop_by_hop};
+
+/// How much older than `Date` a `Last-Modified` must be to count as strong. RFC 9110 §8.8.2.2
+/// asks for one second; a minute leaves room for clocks that disagree.
+const DATE_STRONG_AFTER: Duration = Duration::from_secs(60);
+
+/// What an answer's head says, ready to be sent on.
+#[derive(Debug)]
+pub(crate) struct CopyHead {
+    pub(crate) status: StatusCode,
+    pub(crate) version: Version,
+    /// End-to-end headers, without `Content-Length`.
+    pub(crate) headers: HeaderMap,
+    /// Where the bytes finally came from.
+    pub(crate) url: Url,
+    pub(crate) redirected: bool,
+    /// What the origin is asked with when the body breaks off.
+    pub(crate) origin_validator: Option<HeaderValue>,
+    /// Request headers the representation may depend on, with the values they had.
+    selected_by: Vec<(HeaderName, Vec<HeaderValue>)>,
+}
+
+/// A pinned copy. Dropping the last handle stops the fetch and frees the bytes.
+#[derive(Debug)]
+pub(crate) struct PinnedCopy {
+    pub(crate) head: CopyHead,
+    pub(crate) pin: Arc<Pin>,
+    pub(crate) _fetch: AbortOnDropHandle<()>,
+}
+
+impl CopyHead {
+    /// Takes over an origin's head. A complete answer (200) without a strong validator gets an
+    /// entity tag of our own, so that a device can continue with *this* copy and no other.
+    pub(crate) fn new(response: &Response, request: &Fetch) -> CopyHead {
+        let mut headers = response.headers.clone();
+        strip_hop_by_hop(&mut headers);
+        headers.remove(header::CONTENT_LENGTH);
+        let origin_validator = strong_validator(&response.headers);
+        if response.status == StatusCode::OK && origin_validator.is_none() {
+            let tag = format!("\"d2prox-{:032x}\"", rand::random::<u128>());
+            let tag = HeaderValue::from_str(&tag).expect("hex digits are a header value");
+            headers.insert(header::ETAG, tag);
+        }
+        CopyHead {
+            status: response.status,
+            version: response.version,
+            url: response.url.clone(),
+            redirected: response.redirects > 0,
+            origin_validator,
+            selected_by: selecting(&response.headers, request),
+            headers,
+        }
+    }
+
+    /// Whether `If-Range` names exactly these bytes.
+    pub(crate) fn is_named_by(&self, if_range: &HeaderValue) -> bool {
+        if if_range.as_bytes().starts_with(b"\"") {
+            return self.headers.get(header::ETAG) == Some(if_range);
+        }
+        strong_date(&self.headers).is_some_and(|date| date == if_range)
+    }
+
+    /// Whether a request would have selected this representation.
+    pub(crate) fn suits(&self, request: &Fetch) -> bool {
+        self.selected_by
+            .iter()
+            .all(|(name, had)| request.headers.get_all(name).iter().eq(had))
+    }
+}
+
+/// Request headers that decide what is served: those `Vary` names, and credentials and codings
+/// even where an origin forgets to name them.
+fn selecting(response: &HeaderMap, request: &Fetch) -> Vec<(HeaderName, Vec<HeaderValue>)> {
+    let varied = response
+        .get_all(header::VARY)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse::<HeaderName>().ok());
+    [
+        header::AUTHORIZATION,
+        header::COOKIE,
+        header::ACCEPT_ENCODING,
+    ]
+    .into_iter()
+    .chain(varied)
+    .map(|name| {
+        let values = request.headers.get_all(&name).iter().cloned().collect();
+        (name, values)
+    })
+    .collect()
+}
+
+/// The validator that promises the same bytes: a strong entity tag, else a date that is old
+/// enough; never a weak tag.
+pub(crate) fn strong_validator(headers: &HeaderMap) -> Option<HeaderValue> {
+    strong_tag(headers)
+        .or_else(|| strong_date(headers))
+        .cloned()
+}
+
+/// A strong entity tag. Two of them promise nothing.
+pub(crate) fn strong_tag(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let mut tags = headers.get_all(header::ETAG).iter();
+    let tag = tags.next().filter(|_| tags.next().is_none())?;
+    let bytes = tag.as_bytes();
+    let quoted = bytes.len() >= 2 && bytes.starts_with(b"\"") && bytes.ends_with(b"\"");
+    quoted.then_some(tag)
+}
+
+/// A `Last-Modified` that lies well before `Date`.
+fn strong_date(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let read = |name| -> Option<SystemTime> {
+        httpdate::parse_http_date(headers.get(name)?.to_str().ok()?).ok()
+    };
+    let (modified, date) = (read(header::LAST_MODIFIED)?, read(header::DATE)?);
+    let age = date.duration_since(modified).ok()?;
+    (age >= DATE_STRONG_AFTER).then(|| &headers[header::LAST_MODIFIED])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in pairs {
+            map.append(*name, HeaderValue::from_static(value));
+        }
+        map
+    }
+
+    #[test]
+    fn only_strong_validators_promise_the_same_bytes() {
+        const OLD: (&str, &str) = ("last-modified", "Fri, 20 Nov 2026 10:00:00 GMT");
+        const DATE: (&str, &str) = ("date", "Fri, 20 Nov 2026 10:01:00 GMT");
+        let validator = |pairs: &[_]| strong_validator(&headers(pairs));
+        assert_eq!(validator(&[("etag", "\"a\"")]).unwrap(), "\"a\"");
+        assert_eq!(validator(&[("etag", "W/\"a\"")]), None);
+        assert_eq!(validator(&[("etag", "a")]), None);
+        assert_eq!(validator(&[("etag", "\"a\""), ("etag", "\"b\"")]), None);
+        assert_eq!(validator(&[OLD, DATE]).unwrap(), OLD.1);
+        assert_eq!(validator(&[("etag", "W/\"a\""), OLD, DATE]).unwrap(), OLD.1);
+        assert_eq!(validator(&[OLD]), None);
+        assert_eq!(
+            validator(&[OLD, ("date", "Fri, 20 Nov 2026 10:00:59 GMT")]),
+            None
+        );
+        assert_eq!(
+            validator(&[OLD, ("date", "Fri, 20 Nov 2026 09:00:00 GMT")]),
+            None
+        );
+    }
+}

@@ -1,0 +1,401 @@
+//! The origin side: one request, one connection, redirects followed here.
+//!
+//! ```text
+//! fetch ── ask ── dial (filter) ── TLS (ALPN) ── HTTP/1.1 or HTTP/2 ──▶ head ── redirect? ──┐
+//!             ▲                                                                            │
+//!             └───────────────────────── at most redirects_max times ──────────────────────┘
+//! ```
+//!
+//! Each request has a connection of its own: no pool means no state that one client's request can
+//! leave behind for another's. Not done here: reusing connections between fetches of one client.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, Request, StatusCode, Uri, Version};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Body, Incoming};
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsConnector;
+use tokio_util::task::AbortOnDropHandle;
+use url::Url;
+
+use crate::dial::{Resolve, Target, dial};
+use crate::egress::EgressFilter;
+use crate::refusal::Refusal;
+use crate::tls;
+
+/// Bytes of an origin's response head.
+const RESPONSE_HEAD_BYTES_MAX: usize = 64 * 1024;
+/// Header fields in an origin's response head.
+const RESPONSE_HEADERS_MAX: usize = 128;
+/// HTTP/2 receive windows: what one origin may have under way. A guess: 1 Gb/s at 8 ms.
+const H2_WINDOW_BYTES: u32 = 1 << 20;
+/// The name in `Via`, `Cache-Status` and `Proxy-Status`.
+pub(crate) const PSEUDONYM: &str = "d2prox";
+
+/// How origins are reached.
+pub(crate) struct Upstream {
+    pub(crate) filter: EgressFilter,
+    pub(crate) resolver: Arc<dyn Resolve>,
+    pub(crate) tls: Arc<rustls::ClientConfig>,
+    pub(crate) dns_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) idle_timeout: Duration,
+    pub(crate) redirects_max: u32,
+}
+
+/// An origin's answer.
+pub(crate) struct Response {
+    pub(crate) status: StatusCode,
+    pub(crate) version: Version,
+    pub(crate) headers: HeaderMap,
+    /// Where it finally came from.
+    pub(crate) url: Url,
+    /// Redirects followed on the way.
+    pub(crate) redirects: u32,
+    pub(crate) body: OriginBody,
+}
+
+/// A body that is still arriving, and the connection it arrives on.
+pub(crate) struct OriginBody {
+    body: Incoming,
+    idle_timeout: Duration,
+    _connection: AbortOnDropHandle<()>,
+}
+
+/// Why a body broke off.
+#[derive(Debug)]
+pub(crate) struct BodyFault(pub(crate) String);
+
+impl OriginBody {
+    /// The size, where the origin declared it.
+    pub(crate) fn size(&self) -> Option<u64> {
+        self.body.size_hint().exact()
+    }
+
+    /// The next bytes; `None` at the clean end.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, BodyFault> {
+        loop {
+            match timeout(self.idle_timeout, self.body.frame()).await {
+                Err(_) => return Err(BodyFault(format!("silent for {:?}", self.idle_timeout))),
+                Ok(None) => return Ok(None),
+                Ok(Some(Err(error))) => return Err(BodyFault(chain(&error))),
+                Ok(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) if data.is_empty() => {}
+                    Ok(data) => return Ok(Some(data)),
+                    Err(_trailers) => {} // Hop-by-hop as far as this proxy is concerned.
+                },
+            }
+        }
+    }
+}
+
+impl Upstream {
+    /// Connects a tunnel.
+    pub(crate) async fn connect(&self, target: &Target) -> Result<TcpStream, Refusal> {
+        dial(
+            target,
+            &self.filter,
+            &*self.resolver,
+            self.dns_timeout,
+            self.connect_timeout,
+        )
+        .await
+    }
+
+    /// Asks for a URL and follows redirects.
+    pub(crate) async fn fetch(
+        &self,
+        method: &Method,
+        url: &Url,
+        headers: &HeaderMap,
+    ) -> Result<Response, Refusal> {
+        let mut url = url.clone();
+        let mut headers = headers.clone();
+        headers.append(header::VIA, HeaderValue::from_static("1.1 d2prox"));
+        let mut redirects = 0;
+        loop {
+            let mut response = self.ask(method, &url, &headers).await?;
+            let Some(location) = redirect_location(response.status, &response.headers) else {
+                response.redirects = redirects;
+                return Ok(response);
+            };
+            if redirects == self.redirects_max {
+                return Err(Refusal::TooManyRedirects(redirects, without_query(&url)));
+            }
+            redirects += 1;
+            let next = follow(&url, location)?;
+            if next.origin() != url.origin() {
+                // What was meant for one origin is not for another.
+                for name in [header::AUTHORIZATION, header::COOKIE] {
+                    headers.remove(name);
+                }
+            }
+            tracing::debug!(from = %url, to = %next, "redirect");
+            url = next;
+        }
+    }
+
+    /// One request, one answer.
+    async fn ask(
+        &self,
+        method: &Method,
+        url: &Url,
+        headers: &HeaderMap,
+    ) -> Result<Response, Refusal> {
+        let target = Target::of(url).ok_or(Refusal::BadRequest("the URL has no host"))?;
+        let until = Instant::now() + self.dns_timeout + self.connect_timeout;
+        let tcp = self.connect(&target).await?;
+        if url.scheme() == "http" {
+            return self
+                .exchange_http1(tcp, method, url, headers, &target)
+                .await;
+        }
+        let host = target.host();
+        let bare = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned();
+        let name = ServerName::try_from(bare)
+            .map_err(|_| Refusal::BadRequest("the host name cannot be in a certificate"))?;
+        let handshake = TlsConnector::from(self.tls.clone()).connect(name, tcp);
+        let tls = match timeout_at(until, handshake).await {
+            Err(_) => {
+                let limit = self.connect_timeout;
+                return Err(Refusal::ConnectTimeout {
+                    host: target.to_string(),
+                    limit,
+                });
+            }
+            Ok(Err(error)) => {
+                return Err(match tls::certificate_error(&error) {
+                    Some(cause) => Refusal::Certificate { host, cause },
+                    None => Refusal::Tls {
+                        host,
+                        cause: error.to_string(),
+                    },
+                });
+            }
+            Ok(Ok(tls)) => tls,
+        };
+        if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
+            self.exchange_http2(tls, method, url, headers, &target)
+                .await
+        } else {
+            self.exchange_http1(tls, method, url, headers, &target)
+                .await
+        }
+    }
+
+    async fn exchange_http1<S>(
+        &self,
+        stream: S,
+        method: &Method,
+        url: &Url,
+        headers: &HeaderMap,
+        target: &Target,
+    ) -> Result<Response, Refusal>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (mut sender, connection) = http1::Builder::new()
+            .max_buf_size(RESPONSE_HEAD_BYTES_MAX)
+            .max_headers(RESPONSE_HEADERS_MAX)
+            .handshake::<_, Empty<Bytes>>(TokioIo::new(stream))
+            .await
+            .map_err(|error| refusal_of(&error, target))?;
+        let connection = AbortOnDropHandle::new(tokio::spawn(async move {
+            let _ = connection.await; // Its error reaches the body or the answer.
+        }));
+        let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
+        let mut request = request(method, path, headers)?;
+        let authority = &url[url::Position::BeforeHost..url::Position::AfterPort];
+        let authority = HeaderValue::from_str(authority)
+            .map_err(|_| Refusal::BadRequest("the host cannot be put into a header"))?;
+        request.headers_mut().insert(header::HOST, authority);
+        self.answered(sender.send_request(request), url, target, connection)
+            .await
+    }
+
+    async fn exchange_http2<S>(
+        &self,
+        stream: S,
+        method: &Method,
+        url: &Url,
+        headers: &HeaderMap,
+        target: &Target,
+    ) -> Result<Response, Refusal>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (mut sender, connection) = http2::Builder::new(TokioExecutor::new())
+            .max_header_list_size(RESPONSE_HEAD_BYTES_MAX as u32)
+            .initial_stream_window_size(H2_WINDOW_BYTES)
+            .initial_connection_window_size(H2_WINDOW_BYTES)
+            .handshake::<_, Empty<Bytes>>(TokioIo::new(stream))
+            .await
+            .map_err(|error| refusal_of(&error, target))?;
+        let connection = AbortOnDropHandle::new(tokio::spawn(async move {
+            let _ = connection.await;
+        }));
+        let whole = &url[..url::Position::AfterQuery];
+        let mut request = request(method, whole, headers)?;
+        *request.version_mut() = Version::HTTP_2;
+        self.answered(sender.send_request(request), url, target, connection)
+            .await
+    }
+
+    async fn answered(
+        &self,
+        answer: impl Future<Output = hyper::Result<http::Response<Incoming>>>,
+        url: &Url,
+        target: &Target,
+        connection: AbortOnDropHandle<()>,
+    ) -> Result<Response, Refusal> {
+        let response = match timeout(self.response_timeout, answer).await {
+            Err(_) => {
+                let limit = self.response_timeout;
+                return Err(Refusal::ResponseTimeout {
+                    host: target.host(),
+                    limit,
+                });
+            }
+            Ok(Err(error)) => return Err(refusal_of(&error, target)),
+            Ok(Ok(response)) => response,
+        };
+        let (head, body) = response.into_parts();
+        Ok(Response {
+            status: head.status,
+            version: head.version,
+            headers: head.headers,
+            url: url.clone(),
+            redirects: 0,
+            body: OriginBody {
+                body,
+                idle_timeout: self.idle_timeout,
+                _connection: connection,
+            },
+        })
+    }
+}
+
+/// A request without a body.
+fn request(
+    method: &Method,
+    target: &str,
+    headers: &HeaderMap,
+) -> Result<Request<Empty<Bytes>>, Refusal> {
+    let uri: Uri = target
+        .parse()
+        .map_err(|_| Refusal::BadRequest("the URL cannot be sent as it is"))?;
+    let mut request = Request::new(Empty::new());
+    *request.method_mut() = method.clone();
+    *request.uri_mut() = uri;
+    *request.headers_mut() = headers.clone();
+    Ok(request)
+}
+
+/// The `Location` of an answer that redirects a GET or HEAD.
+fn redirect_location(status: StatusCode, headers: &HeaderMap) -> Option<&HeaderValue> {
+    match status.as_u16() {
+        301 | 302 | 303 | 307 | 308 => headers.get(header::LOCATION),
+        _ => None,
+    }
+}
+
+/// Where a redirect leads, if it may be followed.
+fn follow(from: &Url, location: &HeaderValue) -> Result<Url, Refusal> {
+    let text = String::from_utf8_lossy(location.as_bytes());
+    let unusable = || Refusal::RedirectUnusable(text.chars().take(200).collect());
+    let mut next = from.join(&text).map_err(|_| unusable())?;
+    next.set_fragment(None);
+    match (from.scheme(), next.scheme()) {
+        ("https", "http") => Err(Refusal::RedirectDowngrade(without_query(&next))),
+        (_, "http" | "https") if next.username().is_empty() && next.password().is_none() => {
+            Ok(next)
+        }
+        _ => Err(unusable()),
+    }
+}
+
+/// A URL as logs and error answers show it: queries often carry secrets.
+pub(crate) fn without_query(url: &Url) -> String {
+    let mut text = url[..url::Position::AfterPath].to_owned();
+    if url.query().is_some() {
+        text.push_str("?…");
+    }
+    text
+}
+
+/// Sorts an error of an exchange by whose fault it is.
+fn refusal_of(error: &hyper::Error, target: &Target) -> Refusal {
+    let host = target.host();
+    let cause = chain(error);
+    if error.is_parse_too_large() {
+        Refusal::OriginHeadTooLarge(host)
+    } else if error.is_parse() {
+        Refusal::OriginProtocol { host, cause }
+    } else {
+        Refusal::OriginClosed { host, cause }
+    }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn led(from: &str, location: &str) -> Result<String, u16> {
+        let location = HeaderValue::from_str(location).unwrap();
+        follow(&Url::parse(from).unwrap(), &location)
+            .map(|url| url.to_string())
+            .map_err(|refusal| refusal.status())
+    }
+
+    #[test]
+    fn a_location_is_read_against_the_url_it_came_from() {
+        assert_eq!(led("https://a/b/c", "../d?e#f").unwrap(), "https://a/d?e");
+        assert_eq!(led("http://a/", "https://b/").unwrap(), "https://b/");
+        assert_eq!(led("https://a/", "//b/x").unwrap(), "https://b/x");
+    }
+
+    #[test]
+    fn a_redirect_never_leads_from_https_to_http_or_to_something_else() {
+        for location in [
+            "http://a/",
+            "ftp://a/",
+            "file:///etc/passwd",
+            "https://u:p@a/",
+            "https://",
+        ] {
+            assert_eq!(led("https://a/", location), Err(502), "{location}");
+        }
+    }
+
+    #[test]
+    fn a_shown_url_has_no_query() {
+        let url = Url::parse("https://a/b?token=secret").unwrap();
+        assert_eq!(without_query(&url), "https://a/b?…");
+    }
+}

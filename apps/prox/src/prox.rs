@@ -1,0 +1,249 @@
+//! One proxy: its configuration, its way to origins, its ledger and its shelf.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_driver::HostKey;
+use http::{Method, StatusCode};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::config::ProxConfig;
+use crate::copy::{CopyHead, PinnedCopy};
+use crate::dial::{Resolve, SystemResolver};
+use crate::egress::EgressFilter;
+use crate::fill::Filler;
+use crate::keytext::show_key;
+use crate::ledger::{FlowPermit, Full, Ledger};
+use crate::origin::{Response, Upstream};
+use crate::pin::{Pin, PinFault};
+use crate::refusal::Refusal;
+use crate::request::Fetch;
+use crate::shelf::Shelf;
+use crate::tls::{TlsFault, client_config};
+
+/// Why a proxy cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartFault {
+    /// Nobody could use it.
+    #[error(
+        "no client may use this proxy; give --allow-client KEY (from `cedos key show`) or --allow-any-client"
+    )]
+    NoClients,
+    /// Origins could not be verified.
+    #[error(transparent)]
+    Tls(#[from] TlsFault),
+    /// Copies could not be spilled.
+    #[error("cannot write in the state directory {path}: {cause}; choose another with --state-dir")]
+    StateDir {
+        /// The directory.
+        path: String,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+}
+
+/// What a proxy holds now, for logs and tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Flows being served.
+    pub flows: u32,
+    /// Bytes pinned in memory.
+    pub memory_bytes: u64,
+    /// Bytes pinned on disk.
+    pub disk_bytes: u64,
+    /// Copies kept for devices that may come back.
+    pub kept_copies: usize,
+}
+
+/// A proxy, shared by all its flows.
+pub struct Prox {
+    pub(crate) config: ProxConfig,
+    pub(crate) upstream: Arc<Upstream>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) shelf: Arc<Shelf>,
+    /// Ends every flow.
+    pub(crate) stop: CancellationToken,
+}
+
+/// An origin's answer, taken over.
+pub(crate) enum Opened {
+    /// With a body, which is being fetched.
+    Copy(Arc<PinnedCopy>),
+    /// Without one.
+    Bare(Box<CopyHead>, Option<http::HeaderValue>),
+}
+
+impl Prox {
+    /// A proxy that resolves names as the machine does.
+    ///
+    /// # Errors
+    /// [`StartFault`] when nobody could use it, nothing could be verified or nothing be spilled.
+    pub fn new(config: ProxConfig) -> Result<Arc<Prox>, StartFault> {
+        Prox::with_resolver(config, Arc::new(SystemResolver))
+    }
+
+    /// A proxy with a resolver of the caller's.
+    ///
+    /// # Errors
+    /// As [`Prox::new`].
+    pub fn with_resolver(
+        config: ProxConfig,
+        resolver: Arc<dyn Resolve>,
+    ) -> Result<Arc<Prox>, StartFault> {
+        if !config.allow_any_client && config.allow_clients.is_empty() {
+            return Err(StartFault::NoClients);
+        }
+        if let Err(cause) = tempfile::tempfile_in(&config.state_dir) {
+            let path = config.state_dir.display().to_string();
+            return Err(StartFault::StateDir { path, cause });
+        }
+        let upstream = Arc::new(Upstream {
+            filter: EgressFilter {
+                allow_private: config.allow_private,
+                allow_nets: config.allow_nets.clone(),
+                refused_ports: config.refused_ports.clone(),
+            },
+            resolver,
+            tls: client_config(config.ca_file.as_deref(), config.native_roots)?,
+            dns_timeout: config.dns_timeout,
+            connect_timeout: config.connect_timeout,
+            response_timeout: config.response_timeout,
+            idle_timeout: config.idle_timeout,
+            redirects_max: config.redirects_max,
+        });
+        Ok(Arc::new(Prox {
+            ledger: Arc::new(Ledger::new(&config)),
+            shelf: Arc::new(Shelf::default()),
+            stop: CancellationToken::new(),
+            upstream,
+            config,
+        }))
+    }
+
+    /// What it holds now.
+    pub fn holdings(&self) -> Holdings {
+        let (memory_bytes, disk_bytes) = self.ledger.pinned();
+        Holdings {
+            flows: self.ledger.flows(),
+            memory_bytes,
+            disk_bytes,
+            kept_copies: self.shelf.kept(),
+        }
+    }
+
+    /// Whether this client may have one more flow, with this much time until its deadline.
+    pub(crate) fn admit(
+        &self,
+        client: HostKey,
+        deadline: Option<Duration>,
+    ) -> Result<FlowPermit, Refusal> {
+        if !self.config.allow_any_client && !self.config.allow_clients.contains(&client) {
+            return Err(Refusal::ClientUnknown(show_key(&client)));
+        }
+        if deadline.is_some_and(|left| left > self.config.deadline_horizon) {
+            return Err(Refusal::DeadlineTooFar(self.config.deadline_horizon));
+        }
+        self.ledger.admit(client)
+    }
+
+    /// Asks the origin and takes its answer over; a body is fetched from then on.
+    pub(crate) async fn open(&self, client: HostKey, request: &Fetch) -> Result<Opened, Refusal> {
+        let method = if request.head_only {
+            Method::HEAD
+        } else {
+            Method::GET
+        };
+        let response = self
+            .upstream
+            .fetch(&method, &request.url, &request.headers)
+            .await?;
+        let host = response.url.host_str().unwrap_or_default();
+        if response.status == StatusCode::PARTIAL_CONTENT {
+            return Err(Refusal::UnexpectedPartial(host.to_owned()));
+        }
+        let head = CopyHead::new(&response, request);
+        if request.head_only || matches!(response.status.as_u16(), 204 | 304) {
+            let length = response.headers.get(http::header::CONTENT_LENGTH).cloned();
+            return Ok(Opened::Bare(
+                Box::new(head),
+                length.filter(|_| request.head_only),
+            ));
+        }
+        let copy = self.take_over(client, request, head, response)?;
+        if copy.head.status == StatusCode::OK {
+            self.shelf.list(client, request.url.as_str(), &copy);
+        }
+        Ok(Opened::Copy(copy))
+    }
+
+    /// Pins a body and starts fetching it.
+    fn take_over(
+        &self,
+        client: HostKey,
+        request: &Fetch,
+        head: CopyHead,
+        response: Response,
+    ) -> Result<Arc<PinnedCopy>, Refusal> {
+        let total = response.body.size();
+        let pin = Arc::new(self.pin(client, total)?);
+        let filler = Filler {
+            upstream: self.upstream.clone(),
+            shelf: Arc::downgrade(&self.shelf),
+            client,
+            pin: pin.clone(),
+            asked_url: request.url.clone(),
+            url: response.url,
+            headers: request.headers.clone(),
+            // Only a complete answer can be continued.
+            validator: head
+                .origin_validator
+                .clone()
+                .filter(|_| head.status == StatusCode::OK),
+            total,
+            retry_wait: self.config.retry_wait,
+            patience: self.config.origin_patience,
+        };
+        let fetch = AbortOnDropHandle::new(tokio::spawn(filler.run(response.body)));
+        Ok(Arc::new(PinnedCopy {
+            head,
+            pin,
+            _fetch: fetch,
+        }))
+    }
+
+    /// Room for an object, kept copies going first.
+    fn pin(&self, client: HostKey, total: Option<u64>) -> Result<Pin, Refusal> {
+        let max = self.ledger.object_max();
+        if let Some(bytes) = total.filter(|bytes| *bytes > max) {
+            return Err(Refusal::ObjectTooLarge { bytes, max });
+        }
+        loop {
+            let made = Pin::new(
+                self.ledger.clone(),
+                client,
+                self.config.state_dir.clone(),
+                self.config.object_memory_bytes_max,
+                total,
+            );
+            match made {
+                Ok(pin) => return Ok(pin),
+                Err(PinFault::Full(full)) => {
+                    let whose = (full == Full::Client).then_some(client);
+                    if !self.shelf.make_room(whose) {
+                        return Err(match full {
+                            Full::Client => {
+                                Refusal::ClientPinnedFull(self.ledger.client_pinned_max())
+                            }
+                            Full::Memory | Full::Disk => Refusal::StoreFull,
+                        });
+                    }
+                }
+                Err(PinFault::Disk(error)) => {
+                    tracing::error!(%error, "the state directory cannot be written");
+                    return Err(Refusal::StoreFailed);
+                }
+            }
+        }
+    }
+}

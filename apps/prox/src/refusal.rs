@@ -1,0 +1,153 @@
+//! Every answer that is an error of ours or of the way to the origin: one row each.
+//!
+//! A refusal becomes an HTTP answer with a status, a `Proxy-Status` field (RFC 9209) that names
+//! the kind for programs, and a plain sentence that tells a person what to do next.
+//! `docs/proxy.md` has the same table.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::egress::Special;
+
+/// How long a client that met a limit should wait, when nothing better is known.
+const RETRY_AFTER: Duration = Duration::from_secs(30);
+
+/// Why the proxy answered with an error of its own.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // Each variant's message is its documentation.
+pub enum Refusal {
+    #[error(
+        "the request head is larger than {max} bytes; send fewer or smaller headers (cookies?)"
+    )]
+    HeadTooLarge { max: usize },
+    #[error("the request is not valid HTTP/1.1: {0}")]
+    BadRequest(&'static str),
+    #[error("the request head did not arrive within {0:?}; send it again")]
+    RequestTimeout(Duration),
+    #[error("this proxy speaks HTTP/1.1 only on the device side")]
+    VersionUnsupported,
+    #[error("{0} is not served here; use GET or HEAD with a full URL, or CONNECT for the rest")]
+    MethodUnsupported(String),
+    #[error("{0}: URLs cannot be fetched here, only http: and https:; use CONNECT for the rest")]
+    SchemeUnsupported(String),
+
+    #[error("this client key is not allowed; the operator adds it with --allow-client {0}")]
+    ClientUnknown(String),
+    #[error("this client has {0} flows open, which is its limit; wait for one to end")]
+    ClientFlowsFull(u32),
+    #[error("the proxy serves {0} flows, which is its limit; try again later")]
+    FlowsFull(u32),
+    #[error("the deadline is further away than this proxy keeps a flow ({0:?}); set a nearer one")]
+    DeadlineTooFar(Duration),
+    #[error("this client's objects already fill its {0} bytes here; wait for one to be delivered")]
+    ClientPinnedFull(u64),
+    #[error("the proxy has no room for this object now; try again later")]
+    StoreFull,
+    #[error("the proxy cannot write its state directory; its operator finds the cause in the log")]
+    StoreFailed,
+    #[error("the object has {bytes} bytes and this proxy holds at most {max}; use CONNECT")]
+    ObjectTooLarge { bytes: u64, max: u64 },
+    #[error("the proxy is stopping; try again in a moment")]
+    Stopping,
+
+    #[error("port {0} is not served by this proxy")]
+    PortRefused(u16),
+    #[error(
+        "{host} is {address}, {kind}; the operator can allow it with --allow-net or --allow-private"
+    )]
+    AddressRefused {
+        host: String,
+        address: IpAddr,
+        kind: Special,
+    },
+    #[error("the name {host} was not found: {cause}; check the spelling")]
+    NameNotFound { host: String, cause: String },
+    #[error("looking up {0} took too long; try again")]
+    NameTimeout(String),
+    #[error("{0} refused the connection; the server is down or the port is wrong")]
+    ConnectRefused(String),
+    #[error("{host} cannot be reached from the proxy: {cause}")]
+    Unroutable { host: String, cause: String },
+    #[error("{host} did not accept a connection within {limit:?}; try again later")]
+    ConnectTimeout { host: String, limit: Duration },
+    #[error("the certificate of {host} is not trusted: {cause}; nothing was requested from it")]
+    Certificate { host: String, cause: String },
+    #[error("TLS with {host} failed: {cause}")]
+    Tls { host: String, cause: String },
+
+    #[error("{host} took the request but sent no answer within {limit:?}; try again later")]
+    ResponseTimeout { host: String, limit: Duration },
+    #[error("{host} closed the connection before answering: {cause}; try again")]
+    OriginClosed { host: String, cause: String },
+    #[error("{host} did not answer in valid HTTP: {cause}")]
+    OriginProtocol { host: String, cause: String },
+    #[error("the answer head of {0} is too large")]
+    OriginHeadTooLarge(String),
+    #[error("{0} answered with a part that nobody asked for")]
+    UnexpectedPartial(String),
+    #[error("more than {0} redirects; the last one led to {1}")]
+    TooManyRedirects(u32, String),
+    #[error("redirected from https to plain http ({0}); refused, ask for that URL if you mean it")]
+    RedirectDowngrade(String),
+    #[error("redirected to something that cannot be fetched: {0}")]
+    RedirectUnusable(String),
+    #[error("the origin's body broke off and cannot be continued: {0}")]
+    BodyLost(String),
+}
+
+impl Refusal {
+    /// The HTTP status of the answer.
+    pub fn status(&self) -> u16 {
+        self.row().0
+    }
+
+    /// The `Proxy-Status` error type (RFC 9209 §2.3).
+    pub fn token(&self) -> &'static str {
+        self.row().1
+    }
+
+    /// When to try again, for answers that carry `Retry-After`.
+    pub fn retry_after(&self) -> Option<Duration> {
+        (self.status() == 503).then_some(RETRY_AFTER)
+    }
+
+    /// The table: status and `Proxy-Status` error type of each refusal.
+    fn row(&self) -> (u16, &'static str) {
+        use Refusal::*;
+        match self {
+            HeadTooLarge { .. } => (431, "http_request_error"),
+            BadRequest(_) => (400, "http_request_error"),
+            RequestTimeout(_) => (408, "http_request_error"),
+            VersionUnsupported => (505, "http_request_error"),
+            MethodUnsupported(_) => (501, "http_request_error"),
+            SchemeUnsupported(_) => (501, "http_request_error"),
+            ClientUnknown(_) => (403, "http_request_denied"),
+            ClientFlowsFull(_) => (503, "connection_limit_reached"),
+            FlowsFull(_) => (503, "connection_limit_reached"),
+            DeadlineTooFar(_) => (403, "http_request_denied"),
+            ClientPinnedFull(_) => (503, "http_request_denied"),
+            StoreFull => (503, "http_request_denied"),
+            StoreFailed => (500, "proxy_internal_error"),
+            ObjectTooLarge { .. } => (502, "http_response_body_size"),
+            Stopping => (503, "http_request_denied"),
+            PortRefused(_) => (403, "http_request_denied"),
+            AddressRefused { .. } => (403, "destination_ip_prohibited"),
+            NameNotFound { .. } => (502, "dns_error"),
+            NameTimeout(_) => (504, "dns_timeout"),
+            ConnectRefused(_) => (502, "connection_refused"),
+            Unroutable { .. } => (502, "destination_ip_unroutable"),
+            ConnectTimeout { .. } => (504, "connection_timeout"),
+            Certificate { .. } => (502, "tls_certificate_error"),
+            Tls { .. } => (502, "tls_protocol_error"),
+            ResponseTimeout { .. } => (504, "http_response_timeout"),
+            OriginClosed { .. } => (502, "connection_terminated"),
+            OriginProtocol { .. } => (502, "http_protocol_error"),
+            OriginHeadTooLarge(_) => (502, "http_response_header_section_size"),
+            UnexpectedPartial(_) => (502, "http_protocol_error"),
+            TooManyRedirects(..) => (502, "http_protocol_error"),
+            RedirectDowngrade(_) => (502, "http_request_denied"),
+            RedirectUnusable(_) => (502, "http_protocol_error"),
+            BodyLost(_) => (502, "http_response_incomplete"),
+        }
+    }
+}

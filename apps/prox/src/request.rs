@@ -1,0 +1,506 @@
+//! The one request of a flow: read, checked, and turned into what the proxy acts on.
+//!
+//! ```text
+//! device ── "GET https://host/path HTTP/1.1\r\nHost: …\r\n\r\n" ──▶ Head ──▶ Request
+//! ```
+//!
+//! Nothing of the device's head is ever copied to an origin as bytes: names and values are parsed,
+//! filtered and written anew, and a flow carries one request, so the classic smuggling tricks have
+//! no second reader to disagree with. They are refused all the same, because a client that sends
+//! them is broken or hostile, and the answer should say so: bare CR or LF, folded lines, spaces
+//! before a colon, two lengths, a length beside a coding, two `Host` headers.
+
+use std::io;
+use std::time::Duration;
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use url::Url;
+
+use crate::dial::Target;
+use crate::refusal::Refusal;
+
+/// Bytes of a request head, the final empty line included. RELIABILITY: header block ≤ 32 kB.
+pub const HEAD_BYTES_MAX: usize = 32 * 1024;
+/// Header fields in a request head. A guess: browsers send about 20.
+pub const HEADERS_MAX: usize = 128;
+/// Bytes read from the flow at once while looking for the end of the head.
+const READ_BYTES: usize = 4096;
+
+/// A request head as bytes, and what came after it.
+#[derive(Debug)]
+pub(crate) struct Head {
+    bytes: Vec<u8>,
+    end: usize,
+}
+
+impl Head {
+    /// What arrived after the head: the first bytes of a tunnel.
+    pub(crate) fn rest(&self) -> &[u8] {
+        &self.bytes[self.end..]
+    }
+}
+
+/// Why there is no head.
+#[derive(Debug)]
+pub(crate) enum NoHead {
+    /// To be answered.
+    Refused(Refusal),
+    /// The flow ended or broke before a whole head came; nobody is there to answer.
+    Gone(io::Error),
+}
+
+/// Reads up to the empty line.
+pub(crate) async fn read_head<R>(flow: &mut R, limit: Duration) -> Result<Head, NoHead>
+where
+    R: AsyncRead + Unpin,
+{
+    let reading = async {
+        let mut bytes = Vec::new();
+        let mut seen = 0;
+        loop {
+            match head_end(&bytes, seen) {
+                Ok(Some(end)) if end <= HEAD_BYTES_MAX => return Ok(Head { bytes, end }),
+                Ok(None) if bytes.len() < HEAD_BYTES_MAX => {}
+                Ok(_) => {
+                    return Err(NoHead::Refused(Refusal::HeadTooLarge {
+                        max: HEAD_BYTES_MAX,
+                    }));
+                }
+                Err(why) => return Err(NoHead::Refused(Refusal::BadRequest(why))),
+            }
+            seen = bytes.len();
+            bytes.reserve(READ_BYTES);
+            match flow.take(READ_BYTES as u64).read_buf(&mut bytes).await {
+                Ok(0) if bytes.is_empty() => {
+                    return Err(NoHead::Gone(io::ErrorKind::UnexpectedEof.into()));
+                }
+                Ok(0) => {
+                    return Err(NoHead::Refused(Refusal::BadRequest("the head has no end")));
+                }
+                Ok(_) => {}
+                Err(error) => return Err(NoHead::Gone(error)),
+            }
+        }
+    };
+    match tokio::time::timeout(limit, reading).await {
+        Ok(head) => head,
+        Err(_) => Err(NoHead::Refused(Refusal::RequestTimeout(limit))),
+    }
+}
+
+/// Finds the end of the head; bytes before `seen` were looked at already. Refuses line ends that
+/// two readers could see differently.
+fn head_end(bytes: &[u8], seen: usize) -> Result<Option<usize>, &'static str> {
+    for at in seen..bytes.len() {
+        let before = at.checked_sub(1).map(|i| bytes[i]);
+        match bytes[at] {
+            0 => return Err("a NUL byte in the head"),
+            b'\n' if before != Some(b'\r') => return Err("a bare LF; lines end with CR LF"),
+            b'\n' if at == 1 => return Err("an empty line before the request line"),
+            b'\n' if at >= 3 && bytes[at - 3] == b'\r' && bytes[at - 2] == b'\n' => {
+                return Ok(Some(at + 1));
+            }
+            b' ' | b'\t' if before == Some(b'\n') => {
+                return Err("a folded header line (it starts with a space)");
+            }
+            byte if before == Some(b'\r') && byte != b'\n' => {
+                return Err("a bare CR; lines end with CR LF");
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+/// What a device asked for.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// GET or HEAD of a URL.
+    Fetch(Box<Fetch>),
+    /// CONNECT to a host and port.
+    Tunnel(Target),
+}
+
+/// A GET or HEAD.
+#[derive(Clone, Debug)]
+pub(crate) struct Fetch {
+    /// HEAD rather than GET.
+    pub(crate) head_only: bool,
+    /// The absolute URL, without a fragment.
+    pub(crate) url: Url,
+    /// End-to-end headers to forward, without `Range` and `If-Range`.
+    pub(crate) headers: HeaderMap,
+    /// The `Range` header, which the proxy answers itself.
+    pub(crate) range: Option<HeaderValue>,
+    /// The `If-Range` header, likewise.
+    pub(crate) if_range: Option<HeaderValue>,
+}
+
+/// Parses and checks a head.
+pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
+    let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut parsed = httparse::Request::new(&mut fields);
+    match parsed.parse(&head.bytes[..head.end]) {
+        Ok(httparse::Status::Complete(end)) if end == head.end => {}
+        Ok(_) => return Err(Refusal::BadRequest("the head has no end")),
+        Err(httparse::Error::TooManyHeaders) => {
+            return Err(Refusal::BadRequest("more than 128 header fields"));
+        }
+        Err(httparse::Error::Version) => return Err(Refusal::VersionUnsupported),
+        Err(httparse::Error::HeaderName) => {
+            return Err(Refusal::BadRequest(
+                "a header name has a character it may not have",
+            ));
+        }
+        Err(httparse::Error::HeaderValue) => {
+            return Err(Refusal::BadRequest(
+                "a header value has a character it may not have",
+            ));
+        }
+        Err(_) => return Err(Refusal::BadRequest("the request line cannot be read")),
+    }
+    let (method, target) = (parsed.method.unwrap_or(""), parsed.path.unwrap_or(""));
+    if parsed.version != Some(1) {
+        return Err(Refusal::VersionUnsupported);
+    }
+    let headers = header_map(parsed.headers)?;
+    check_framing(&headers)?;
+    match method {
+        "CONNECT" => Ok(Request::Tunnel(Target::parse_authority(target).ok_or(
+            Refusal::BadRequest("CONNECT needs host:port, such as example.org:443"),
+        )?)),
+        "GET" | "HEAD" => {
+            let url = absolute_url(target)?;
+            let mut forward = headers;
+            let range = forward.remove(header::RANGE);
+            let if_range = forward.remove(header::IF_RANGE);
+            for name in [
+                header::HOST,
+                header::CONTENT_LENGTH,
+                header::EXPECT,
+                header::MAX_FORWARDS,
+            ] {
+                forward.remove(name);
+            }
+            strip_hop_by_hop(&mut forward);
+            let head_only = method == "HEAD";
+            let fetch = Fetch {
+                head_only,
+                url,
+                headers: forward,
+                range,
+                if_range,
+            };
+            Ok(Request::Fetch(Box::new(fetch)))
+        }
+        other => Err(Refusal::MethodUnsupported(other.chars().take(32).collect())),
+    }
+}
+
+/// Turns parsed fields into a map. httparse has checked them; `http` checks again.
+fn header_map(fields: &[httparse::Header<'_>]) -> Result<HeaderMap, Refusal> {
+    let mut map = HeaderMap::with_capacity(fields.len());
+    for field in fields {
+        let name = HeaderName::from_bytes(field.name.as_bytes())
+            .map_err(|_| Refusal::BadRequest("a header name has a character it may not have"))?;
+        let value = HeaderValue::from_bytes(field.value)
+            .map_err(|_| Refusal::BadRequest("a header value has a character it may not have"))?;
+        map.append(name, value);
+    }
+    Ok(map)
+}
+
+/// Refuses heads whose end or target two readers could see differently, and requests with a body.
+fn check_framing(headers: &HeaderMap) -> Result<(), Refusal> {
+    let count = |name| headers.get_all(name).iter().count();
+    match count(header::HOST) {
+        0 => return Err(Refusal::BadRequest("the Host header is missing")),
+        1 => {}
+        _ => return Err(Refusal::BadRequest("more than one Host header")),
+    }
+    let lengths = count(header::CONTENT_LENGTH);
+    match (headers.contains_key(header::TRANSFER_ENCODING), lengths) {
+        (false, 0) => return Ok(()),
+        (false, 1) => {}
+        (false, _) => return Err(Refusal::BadRequest("more than one Content-Length")),
+        (true, 0) => {
+            return Err(Refusal::BadRequest(
+                "Transfer-Encoding: these requests carry no body",
+            ));
+        }
+        (true, _) => {
+            return Err(Refusal::BadRequest(
+                "Content-Length and Transfer-Encoding together",
+            ));
+        }
+    }
+    match headers[header::CONTENT_LENGTH].as_bytes() {
+        b"0" => Ok(()),
+        digits if !digits.is_empty() && digits.iter().all(u8::is_ascii_digit) => {
+            Err(Refusal::BadRequest("these requests carry no body"))
+        }
+        _ => Err(Refusal::BadRequest("Content-Length is not a number")),
+    }
+}
+
+/// Reads an absolute-form target.
+fn absolute_url(target: &str) -> Result<Url, Refusal> {
+    if target.starts_with('/') || target == "*" {
+        return Err(Refusal::BadRequest(
+            "this is a proxy: the request line needs the full URL, such as GET https://host/path",
+        ));
+    }
+    // `url` mends what browsers mend; a proxy should see what was sent or refuse it.
+    if !target.bytes().all(|b| b.is_ascii_graphic() && b != b'\\') {
+        return Err(Refusal::BadRequest(
+            "the URL has characters that must be percent-encoded",
+        ));
+    }
+    let url = Url::parse(target).map_err(|_| Refusal::BadRequest("the URL cannot be read"))?;
+    match url.scheme() {
+        "http" | "https" => {}
+        other => return Err(Refusal::SchemeUnsupported(other.chars().take(32).collect())),
+    }
+    if !target[url.scheme().len()..].starts_with("://") {
+        return Err(Refusal::BadRequest("the URL needs // after its scheme"));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(Refusal::BadRequest(
+            "a user name or password in the URL; send an Authorization header instead",
+        ));
+    }
+    if url.fragment().is_some() {
+        return Err(Refusal::BadRequest(
+            "a #fragment in the URL; it is never sent to servers",
+        ));
+    }
+    Ok(url)
+}
+
+/// Removes what is meant for the next hop only (RFC 9110 §7.6.1), whatever `Connection` names,
+/// and credentials for proxies.
+pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named {
+        headers.remove(name);
+    }
+    for name in [
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-authentication-info",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "http2-settings",
+    ] {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Result<Request, Refusal> {
+        match head_end(bytes, 0) {
+            Err(why) => Err(Refusal::BadRequest(why)),
+            Ok(None) => Err(Refusal::BadRequest("unfinished")),
+            Ok(Some(end)) => parse(&Head {
+                bytes: bytes.to_vec(),
+                end,
+            }),
+        }
+    }
+
+    fn fetch(text: &str) -> Box<Fetch> {
+        match read(text.as_bytes()) {
+            Ok(Request::Fetch(fetch)) => fetch,
+            other => panic!("{text:?} gave {other:?}"),
+        }
+    }
+
+    fn status(text: &str) -> u16 {
+        read(text.as_bytes()).expect_err(text).status()
+    }
+
+    #[test]
+    fn a_plain_request_is_read() {
+        let fetch = fetch(
+            "GET https://h.example:8443/a?b=c HTTP/1.1\r\nHost: x\r\nRange: bytes=1-\r\nX-A: 1\r\n\r\n",
+        );
+        assert_eq!(fetch.url.as_str(), "https://h.example:8443/a?b=c");
+        assert!(!fetch.head_only);
+        assert_eq!(fetch.range.unwrap(), "bytes=1-");
+        assert_eq!(fetch.headers.len(), 1);
+        assert_eq!(fetch.headers["x-a"], "1");
+    }
+
+    #[test]
+    fn hop_by_hop_headers_and_those_that_connection_names_are_not_forwarded() {
+        let fetch = fetch(
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nConnection: close, X-Hop\r\nX-Hop: 1\r\n\
+             Keep-Alive: 5\r\nTE: trailers\r\nUpgrade: h2c\r\nProxy-Authorization: Basic x\r\n\
+             Proxy-Connection: keep-alive\r\nAuthorization: Basic y\r\nCookie: c\r\n\r\n",
+        );
+        let mut names: Vec<_> = fetch.headers.keys().map(|n| n.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["authorization", "cookie"]);
+    }
+
+    #[test]
+    fn smuggling_attempts_are_refused() {
+        for text in [
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nContent-Length: 0\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nContent-Length: 0, 0\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nContent-Length: +0\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello",
+            "GET http://h/ HTTP/1.1\nHost: h\n\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nX: a\rb\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nX: a\r\n b\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nX: a\r\n\tb\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\n Host: h\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost : h\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nTransfer-Encoding : chunked\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\nX: \0\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\n: empty\r\n\r\n",
+            "GET  http://h/  HTTP/1.1\r\nHost: h\r\n\r\n",
+            "\r\nGET http://h/ HTTP/1.1\r\nHost: h\r\n\r\n",
+        ] {
+            assert_eq!(status(text), 400, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_served_is_named() {
+        let with = |line: &str| status(&format!("{line}\r\nHost: h\r\n\r\n"));
+        assert_eq!(with("GET / HTTP/1.1"), 400);
+        assert_eq!(with("OPTIONS * HTTP/1.1"), 501);
+        assert_eq!(with("POST http://h/ HTTP/1.1"), 501);
+        assert_eq!(with("BREW http://h/ HTTP/1.1"), 501);
+        assert_eq!(with("get http://h/ HTTP/1.1"), 501);
+        assert_eq!(with("GET ftp://h/ HTTP/1.1"), 501);
+        assert_eq!(with("GET http:h/ HTTP/1.1"), 400);
+        assert_eq!(with("GET http://u:p@h/ HTTP/1.1"), 400);
+        assert_eq!(with("GET http://h/#f HTTP/1.1"), 400);
+        assert_eq!(with("GET http://h\\@evil/ HTTP/1.1"), 400);
+        assert_eq!(with("GET http:///path HTTP/1.0"), 505);
+        assert_eq!(with("GET http://h/ HTTP/1.0"), 505);
+        assert_eq!(with("GET http://h/ HTTP/2.0"), 505);
+        assert_eq!(with("CONNECT h HTTP/1.1"), 400);
+        assert_eq!(with("CONNECT http://h:443/ HTTP/1.1"), 400);
+    }
+
+    #[test]
+    fn a_tunnel_keeps_what_came_after_its_head() {
+        let bytes = b"CONNECT [2001:db8::1]:443 HTTP/1.1\r\nHost: h\r\n\r\n\x16\x03\n".to_vec();
+        let end = head_end(&bytes, 0).unwrap().unwrap();
+        let head = Head { bytes, end };
+        assert_eq!(head.rest(), b"\x16\x03\n");
+        match parse(&head) {
+            Ok(Request::Tunnel(target)) => assert_eq!(target.to_string(), "[2001:db8::1]:443"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_head_is_found_however_the_bytes_are_cut() {
+        let text = b"GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\nrest";
+        for cut in 0..text.len() {
+            let first = head_end(&text[..cut], 0).unwrap();
+            let found = first.or_else(|| head_end(text, cut).unwrap());
+            assert_eq!(found, Some(text.len() - 4), "cut at {cut}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_head_over_the_limit_is_431_and_one_at_the_limit_is_read() {
+        let line = "GET http://h/ HTTP/1.1\r\nHost: h\r\nX: ";
+        let pad = HEAD_BYTES_MAX - line.len() - 4;
+        let text = format!("{line}{}\r\n\r\n", "a".repeat(pad));
+        let limit = Duration::from_secs(600);
+        assert!(read_head(&mut text.as_bytes(), limit).await.is_ok());
+        let text = format!("{line}{}\r\n\r\n", "a".repeat(pad + 1));
+        match read_head(&mut text.as_bytes(), limit).await {
+            Err(NoHead::Refused(refusal)) => assert_eq!(refusal.status(), 431),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Pieces that heads are made of, right and wrong.
+    const PIECES: &[&str] = &[
+        "GET ",
+        "HEAD ",
+        "CONNECT ",
+        "POST ",
+        "http://h/",
+        "https://h:1/a?b",
+        "//h/",
+        "h:443",
+        "/",
+        " HTTP/1.1",
+        " HTTP/1.0",
+        "\r\n",
+        "\r",
+        "\n",
+        "\r\n\r\n",
+        "Host: h",
+        "Host:",
+        ": ",
+        " ",
+        "\t",
+        "Content-Length: ",
+        "0",
+        "5",
+        "Transfer-Encoding: chunked",
+        "Connection: X, close",
+        "X: y",
+        "\0",
+        "\u{80}",
+        "Range: bytes=0-",
+        "[::1]:1",
+        "@",
+        "#",
+        "\\",
+        "%",
+    ];
+
+    proptest::proptest! {
+        #[test]
+        fn no_head_makes_the_reader_panic_and_what_is_read_is_clean(
+            picks in proptest::collection::vec(0..PIECES.len(), 0..40),
+        ) {
+            let mut text: String = picks.iter().map(|pick| PIECES[*pick]).collect();
+            text.push_str("\r\n\r\n");
+            if let Ok(Request::Fetch(fetch)) = read(text.as_bytes()) {
+                proptest::prop_assert!(fetch.url.has_host());
+                for name in ["host", "content-length", "transfer-encoding", "connection"] {
+                    proptest::prop_assert!(!fetch.headers.contains_key(name), "{name} in {text:?}");
+                }
+            }
+        }
+
+        #[test]
+        fn a_correct_head_with_one_byte_changed_never_panics(at in 0usize..60, byte: u8) {
+            let mut head = b"GET http://h.example/path HTTP/1.1\r\nHost: h\r\nX-A: b\r\n\r\n".to_vec();
+            let at = at % head.len();
+            head[at] = byte;
+            let _ = read(&head);
+        }
+    }
+}

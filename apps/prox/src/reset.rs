@@ -1,0 +1,110 @@
+//! The codes a flow is reset with once an answer has begun and cannot be finished.
+//!
+//! After the head has gone out there is no status left to change, so the cause travels as the
+//! reset code; the device turns it into words. A reset is never mistaken for the end of the body.
+
+/// Why a flow was reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum ResetCause {
+    /// The origin stopped in the middle, offers no strong validator, and so cannot be continued.
+    /// Asking again starts over.
+    OriginGone = 0xd201,
+    /// The origin now serves other bytes under this URL. Asking again starts over.
+    OriginChanged = 0xd202,
+    /// The origin stopped in the middle and did not come back in time. Asking again may help.
+    OriginTimeout = 0xd203,
+    /// The object outgrew what the proxy holds for this client or in all.
+    StoreFull = 0xd204,
+    /// The proxy's own disk failed.
+    StoreFailed = 0xd205,
+    /// The deadline passed.
+    Deadline = 0xd206,
+    /// The proxy is stopping. Asking again, with `Range`, continues where validators allow.
+    Stopping = 0xd207,
+    /// The origin end of a CONNECT tunnel was reset.
+    TunnelReset = 0xd208,
+    /// A CONNECT tunnel was silent for too long.
+    TunnelIdle = 0xd209,
+}
+
+impl ResetCause {
+    /// Every cause, for tables and for turning codes into words.
+    pub const ALL: [ResetCause; 9] = [
+        ResetCause::OriginGone,
+        ResetCause::OriginChanged,
+        ResetCause::OriginTimeout,
+        ResetCause::StoreFull,
+        ResetCause::StoreFailed,
+        ResetCause::Deadline,
+        ResetCause::Stopping,
+        ResetCause::TunnelReset,
+        ResetCause::TunnelIdle,
+    ];
+
+    /// The code on the wire.
+    pub fn code(self) -> u64 {
+        self as u64
+    }
+
+    /// The cause behind a code, if it is one of the proxy's.
+    ///
+    /// ```
+    /// use cedos_prox::ResetCause;
+    /// assert_eq!(ResetCause::from_code(0xd202), Some(ResetCause::OriginChanged));
+    /// ```
+    pub fn from_code(code: u64) -> Option<ResetCause> {
+        Self::ALL.into_iter().find(|cause| cause.code() == code)
+    }
+
+    /// One word for logs and metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            ResetCause::OriginGone => "origin_gone",
+            ResetCause::OriginChanged => "origin_changed",
+            ResetCause::OriginTimeout => "origin_timeout",
+            ResetCause::StoreFull => "storage_full",
+            ResetCause::StoreFailed => "storage_failed",
+            ResetCause::Deadline => "deadline",
+            ResetCause::Stopping => "stopping",
+            ResetCause::TunnelReset => "tunnel_reset",
+            ResetCause::TunnelIdle => "tunnel_idle",
+        }
+    }
+}
+
+impl std::fmt::Display for ResetCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ResetCause::OriginGone => {
+                "the origin stopped in the middle and names no strong validator, so it cannot be \
+                 continued; ask again to start over"
+            }
+            ResetCause::OriginChanged => {
+                "the origin now serves other bytes under this URL; ask again to start over"
+            }
+            ResetCause::OriginTimeout => "the origin stopped in the middle and did not come back",
+            ResetCause::StoreFull => "the object outgrew the proxy's quota",
+            ResetCause::StoreFailed => "the proxy's disk failed",
+            ResetCause::Deadline => "the deadline passed",
+            ResetCause::Stopping => "the proxy is stopping; ask again with Range to continue",
+            ResetCause::TunnelReset => "the server reset the connection",
+            ResetCause::TunnelIdle => "the tunnel was silent for too long",
+        })
+    }
+}
+
+impl std::error::Error for ResetCause {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_distinct_and_lead_back_to_their_cause() {
+        for cause in ResetCause::ALL {
+            assert_eq!(ResetCause::from_code(cause.code()), Some(cause));
+        }
+        assert_eq!(ResetCause::from_code(0), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! Running a proxy: accept flows, serve each, stop cleanly.
+
+use std::io;
+use std::sync::Arc;
+
+use d2tp_driver::FlowIo;
+use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
+
+use crate::config::ProxConfig;
+use crate::flow::serve_flow;
+use crate::prox::{Prox, StartFault};
+
+/// Where flows come from: the D2TP driver, or a channel in tests.
+pub trait FlowListener: Send {
+    /// What it gives.
+    type Flow: FlowIo;
+
+    /// The next flow; `None` when there will be no more. May be dropped and called again without
+    /// losing a flow.
+    fn accept(&mut self) -> impl Future<Output = Option<Self::Flow>> + Send;
+}
+
+impl<F: FlowIo> FlowListener for mpsc::Receiver<F> {
+    type Flow = F;
+
+    fn accept(&mut self) -> impl Future<Output = Option<F>> + Send {
+        self.recv()
+    }
+}
+
+/// Runs a proxy until `shutdown` is ready or the listener ends; then lets flows finish for
+/// `stop_grace` and resets the rest.
+///
+/// # Errors
+/// [`StartFault`] when the configuration cannot be run.
+pub async fn run<L: FlowListener>(
+    listener: L,
+    config: ProxConfig,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), StartFault> {
+    serve(listener, Prox::new(config)?, shutdown).await;
+    Ok(())
+}
+
+/// As [`run`], for a proxy that exists already. A proxy serves once: after this it is stopped.
+pub async fn serve<L: FlowListener>(
+    mut listener: L,
+    prox: Arc<Prox>,
+    shutdown: impl Future<Output = ()> + Send,
+) {
+    let flows = TaskTracker::new();
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut shutdown => break,
+            flow = listener.accept() => match flow {
+                Some(flow) => {
+                    flows.spawn(serve_flow(flow, prox.clone()));
+                }
+                None => break,
+            },
+        }
+    }
+    flows.close();
+    tracing::info!(flows = flows.len(), grace = ?prox.config.stop_grace, "stopping");
+    if tokio::time::timeout(prox.config.stop_grace, flows.wait())
+        .await
+        .is_err()
+    {
+        tracing::info!(flows = flows.len(), "resetting the flows that are left");
+        prox.stop.cancel();
+        flows.wait().await;
+    }
+    drop(listener);
+    tracing::info!("stopped");
+}
+
+/// The faults of starting, as an I/O error, for programs that only print.
+impl From<StartFault> for io::Error {
+    fn from(fault: StartFault) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidInput, fault)
+    }
+}

@@ -1,0 +1,81 @@
+//! How origins prove who they are: the machine's authorities plus one file of the operator's.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+
+/// Why the proxy cannot verify origins.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsFault {
+    /// The file given with `--ca`.
+    #[error("cannot use the CA file {path}: {cause}; it must hold PEM certificates")]
+    CaFile {
+        /// The file.
+        path: String,
+        /// What was wrong with it.
+        cause: String,
+    },
+    /// No authority at all.
+    #[error(
+        "no certificate authorities found on this machine; install ca-certificates or give --ca FILE"
+    )]
+    NoRoots,
+    /// The library refused our parameters.
+    #[error("TLS cannot be set up: {0}")]
+    Setup(#[from] rustls::Error),
+}
+
+/// A client configuration that verifies, and offers HTTP/2 before HTTP/1.1.
+pub(crate) fn client_config(
+    ca_file: Option<&Path>,
+    native_roots: bool,
+) -> Result<Arc<ClientConfig>, TlsFault> {
+    let mut roots = RootCertStore::empty();
+    if native_roots {
+        let found = rustls_native_certs::load_native_certs();
+        for error in &found.errors {
+            tracing::warn!(%error, "a certificate authority of this machine cannot be read");
+        }
+        roots.add_parsable_certificates(found.certs);
+    }
+    if let Some(path) = ca_file {
+        let fault = |cause: String| TlsFault::CaFile {
+            path: path.display().to_string(),
+            cause,
+        };
+        let certificates = CertificateDer::pem_file_iter(path)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(|error| fault(error.to_string()))?;
+        if certificates.is_empty() {
+            return Err(fault("no certificate in it".to_owned()));
+        }
+        for certificate in certificates {
+            roots
+                .add(certificate)
+                .map_err(|error| fault(error.to_string()))?;
+        }
+    }
+    if roots.is_empty() {
+        return Err(TlsFault::NoRoots);
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// The certificate problem inside an I/O error of a handshake, if that is what it is.
+pub(crate) fn certificate_error(error: &io::Error) -> Option<String> {
+    match error.get_ref()?.downcast_ref::<rustls::Error>()? {
+        rustls::Error::InvalidCertificate(cause) => Some(cause.to_string()),
+        rustls::Error::NoCertificatesPresented => Some("the server sent none".to_owned()),
+        _ => None,
+    }
+}

@@ -1,0 +1,168 @@
+//! CONNECT: a TCP connection to the origin, copied both ways with half-close.
+//!
+//! The origin's side is kept while the device is away: the flow takes no bytes then, our two
+//! buffers fill, and TCP's own flow control holds the origin back. A break on either side becomes
+//! a reset on the other, never a clean end.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use d2tp_driver::FlowIo;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional_with_sizes};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::answer::{Served, tunnel_open};
+use crate::flow::{Outcome, Record};
+use crate::prox::Prox;
+use crate::reset::ResetCause;
+use crate::watch::{Gone, Watch};
+
+/// Buffer for each direction of a tunnel.
+pub const TUNNEL_BUFFER_BYTES: usize = 64 * 1024;
+
+/// Copies until both directions have ended.
+pub(crate) async fn serve<F: FlowIo>(
+    flow: &mut F,
+    first: &[u8],
+    origin: TcpStream,
+    prox: &Arc<Prox>,
+    record: &mut Record,
+) -> Outcome {
+    record.status = Some(200);
+    record.served = Served::Tunnel;
+    let traffic = Arc::new(Traffic::default());
+    let mut origin = Counted {
+        stream: origin,
+        traffic: traffic.clone(),
+    };
+    let copied = {
+        let copying = async {
+            flow.write_all(tunnel_open()).await?;
+            flow.flush().await?;
+            origin.write_all(first).await?;
+            copy_bidirectional_with_sizes(
+                flow,
+                &mut origin,
+                TUNNEL_BUFFER_BYTES,
+                TUNNEL_BUFFER_BYTES,
+            )
+            .await
+        };
+        tokio::select! {
+            copied = copying => copied.map_err(|error| match traffic.origin_failed() {
+                true => Outcome::Reset(ResetCause::TunnelReset),
+                false => Outcome::Broken(error.to_string()),
+            }),
+            () = traffic.silent_for(prox.config.tunnel_idle) => {
+                Err(Outcome::Reset(ResetCause::TunnelIdle))
+            }
+            () = prox.stop.cancelled() => Err(Outcome::Reset(ResetCause::Stopping)),
+        }
+    };
+    record.bytes_up = traffic.up.load(Ordering::Relaxed);
+    record.bytes_down = traffic.down.load(Ordering::Relaxed);
+    match copied {
+        // Both ends said they are done; stay until the device has it all.
+        Ok(_) => match Watch::new(prox).gone(flow, prox).await {
+            Gone::Delivered => Outcome::Delivered,
+            Gone::Broken(error) => Outcome::Broken(error.to_string()),
+            Gone::Deadline => Outcome::Reset(ResetCause::Deadline),
+            Gone::Stopped => Outcome::Reset(ResetCause::Stopping),
+        },
+        Err(outcome) => {
+            // The origin must not take what it has for all there was.
+            let _ = origin.stream.set_zero_linger();
+            outcome
+        }
+    }
+}
+
+/// What went through a tunnel.
+#[derive(Debug, Default)]
+struct Traffic {
+    up: AtomicU64,
+    down: AtomicU64,
+    origin_failed: AtomicBool,
+}
+
+impl Traffic {
+    fn origin_failed(&self) -> bool {
+        self.origin_failed.load(Ordering::Relaxed)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.up.load(Ordering::Relaxed) + self.down.load(Ordering::Relaxed)
+    }
+
+    /// Ready when nothing has moved for `limit` (noticed within an eighth of it).
+    async fn silent_for(&self, limit: Duration) {
+        let (mut seen, mut since) = (self.bytes(), Instant::now());
+        loop {
+            tokio::time::sleep(limit / 8).await;
+            let now = self.bytes();
+            if now != seen {
+                (seen, since) = (now, Instant::now());
+            } else if since.elapsed() >= limit {
+                return;
+            }
+        }
+    }
+
+    fn note<T>(&self, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if let Poll::Ready(Err(_)) = &poll {
+            self.origin_failed.store(true, Ordering::Relaxed);
+        }
+        poll
+    }
+}
+
+/// The origin's stream, counted.
+struct Counted {
+    stream: TcpStream,
+    traffic: Arc<Traffic>,
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let poll = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let read = buf.filled().len() - before;
+        self.traffic.down.fetch_add(read as u64, Ordering::Relaxed);
+        self.traffic.note(poll)
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        if let Poll::Ready(Ok(written)) = &poll {
+            self.traffic
+                .up
+                .fetch_add(*written as u64, Ordering::Relaxed);
+        }
+        self.traffic.note(poll)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let poll = Pin::new(&mut self.stream).poll_flush(cx);
+        self.traffic.note(poll)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let poll = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.traffic.note(poll)
+    }
+}

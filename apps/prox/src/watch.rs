@@ -1,0 +1,104 @@
+//! Watching a flow while something else is done for it: its end, its deadline, our own stop.
+
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use d2tp_driver::FlowIo;
+use tokio::io::ReadBuf;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::prox::Prox;
+
+/// Bytes after a request that are read and thrown away; more stay unread, which stops the sender.
+const DISCARD_BYTES_MAX: usize = 64 * 1024;
+
+/// Why a flow needs no more serving.
+#[derive(Debug)]
+pub(crate) enum Gone {
+    /// Both directions ended and the device has everything.
+    Delivered,
+    /// The device reset it or its session is lost.
+    Broken(io::Error),
+    /// Its deadline passed, or it had none and was held for as long as that is done.
+    Deadline,
+    /// The proxy stops.
+    Stopped,
+}
+
+/// The watch over one flow.
+pub(crate) struct Watch {
+    alarm: Pin<Box<Sleep>>,
+    hold_until: Instant,
+    discarded: usize,
+    input_ended: bool,
+}
+
+impl Watch {
+    pub(crate) fn new(prox: &Prox) -> Watch {
+        let now = Instant::now();
+        Watch {
+            alarm: Box::pin(sleep_until(now)),
+            hold_until: now + prox.config.no_deadline_hold,
+            discarded: 0,
+            input_ended: false,
+        }
+    }
+
+    /// Ready when the flow needs no more serving. May be dropped and called again.
+    pub(crate) async fn gone<F: FlowIo>(&mut self, flow: &mut F, prox: &Prox) -> Gone {
+        let mut stopped = pin!(prox.stop.cancelled());
+        std::future::poll_fn(|cx| {
+            if stopped.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Gone::Stopped);
+            }
+            self.poll_gone(cx, flow)
+        })
+        .await
+    }
+
+    fn poll_gone<F: FlowIo>(&mut self, cx: &mut Context<'_>, flow: &mut F) -> Poll<Gone> {
+        // The device's direction must be read to its end for the flow to finish.
+        self.discard(cx, flow);
+        match flow.poll_finished(cx) {
+            Poll::Ready(Ok(())) => return Poll::Ready(Gone::Delivered),
+            Poll::Ready(Err(_)) if flow.deadline_left() == Some(Duration::ZERO) => {
+                return Poll::Ready(Gone::Deadline);
+            }
+            Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                return Poll::Ready(Gone::Deadline);
+            }
+            Poll::Ready(Err(error)) => return Poll::Ready(Gone::Broken(error)),
+            Poll::Pending => {}
+        }
+        loop {
+            ready!(self.alarm.as_mut().poll(cx));
+            // The deadline may have been moved since the alarm was set.
+            let now = Instant::now();
+            let until = match flow.deadline_left() {
+                Some(left) => now + left,
+                None => self.hold_until,
+            };
+            if until <= now {
+                return Poll::Ready(Gone::Deadline);
+            }
+            self.alarm.as_mut().reset(until);
+        }
+    }
+
+    fn discard<F: FlowIo>(&mut self, cx: &mut Context<'_>, flow: &mut F) {
+        let mut space = [0; 1024];
+        while !self.input_ended && self.discarded < DISCARD_BYTES_MAX {
+            let mut buf = ReadBuf::new(&mut space);
+            match Pin::new(&mut *flow).poll_read(cx, &mut buf) {
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
+                    self.discarded += buf.filled().len();
+                }
+                // An error here is the flow's, and `poll_finished` tells it.
+                Poll::Ready(_) => self.input_ended = true,
+                Poll::Pending => return,
+            }
+        }
+    }
+}
