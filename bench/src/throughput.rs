@@ -1,0 +1,122 @@
+//! `cedos-bench throughput`: which peers, which networks, how often; and the order of things.
+//!
+//! Rounds are interleaved: every peer once, then every peer again. A machine that slows down for a
+//! while slows all of them, and the ratios stay.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::meter::Plan;
+use crate::network::{self, Kind, Network};
+use crate::peers::{self, Peer};
+use crate::process::{self, RECEIVER_CORE, SENDER_CORE};
+use crate::table::{Round, Table};
+
+/// From the first byte to the measuring window: slow start and path MTU discovery are over by then
+/// on networks whose round trip is far below a millisecond.
+const WARM_UP: Duration = Duration::from_secs(1);
+const SECONDS_MIN: f64 = 0.1;
+
+/// Options of the verb.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Networks, separated by commas; `all` for every one
+    #[arg(long, value_delimiter = ',', default_value = "all")]
+    net: Vec<String>,
+    /// Times each peer is measured on each network; the table gives the median and the spread
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Length of the measuring window; a second of warm-up comes before it
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Peers, separated by commas; `all`, or nothing, for every one of this build
+    #[arg(long, value_delimiter = ',', num_args = 0..=1, default_value = "all", default_missing_value = "all")]
+    peers: Vec<String>,
+    /// One JSON object on standard output instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// When a network cannot be made or a peer fails; names which.
+pub fn run(options: &Options) -> Result<()> {
+    let kinds = chosen_networks(&options.net)?;
+    let peers = chosen_peers(&options.peers)?;
+    if options.rounds == 0 {
+        bail!("--rounds 0 measures nothing");
+    }
+    if !(options.seconds >= SECONDS_MIN) {
+        bail!("--seconds must be at least {SECONDS_MIN}");
+    }
+    let cores = std::thread::available_parallelism()?.get();
+    if cores < 2 {
+        bail!("the two processes need two cores (0 and 1) and this machine offers {cores}");
+    }
+    network::enter_user_namespace()?;
+
+    let plan = Plan {
+        warm_up: WARM_UP,
+        window: Duration::from_secs_f64(options.seconds),
+    };
+    let mut table = Table::new(format!(
+        "one flow, two processes: sender on core {SENDER_CORE}, receiver on core {RECEIVER_CORE}; \
+         {} round(s) of {} s after {} s of warm-up, interleaved",
+        options.rounds,
+        options.seconds,
+        WARM_UP.as_secs(),
+    ));
+    for kind in kinds {
+        let network = Network::make(kind)?;
+        table.note_network(kind.name(), network.notes.clone());
+        for round in 1..=options.rounds {
+            for peer in &peers {
+                let (sent, received) = process::measure(peer.as_ref(), &network, plan)
+                    .with_context(|| {
+                        format!("{} over {} failed in round {round}", peer.name(), kind.name())
+                    })?;
+                eprintln!(
+                    "{} round {round}/{}: {:<9} {:6.2} Gb/s",
+                    kind.name(),
+                    options.rounds,
+                    peer.name(),
+                    received.gbps()
+                );
+                table.add(peer.name(), kind.name(), Round { sent, received });
+            }
+        }
+    }
+    if options.json {
+        println!("{}", serde_json::to_string(&table.rows())?);
+    } else {
+        print!("{table}");
+    }
+    Ok(())
+}
+
+fn chosen_networks(names: &[String]) -> Result<Vec<Kind>> {
+    let every = [Kind::Lo1500, Kind::Veth1500];
+    if names.iter().any(|name| name == "all") {
+        return Ok(every.to_vec());
+    }
+    names
+        .iter()
+        .map(|name| {
+            every
+                .into_iter()
+                .find(|kind| kind.name() == name)
+                .with_context(|| {
+                    format!("no network is called {name:?}: lo1500, veth1500 or all")
+                })
+        })
+        .collect()
+}
+
+fn chosen_peers(names: &[String]) -> Result<Vec<Box<dyn Peer>>> {
+    if names.iter().any(|name| name == "all") {
+        return Ok(peers::all());
+    }
+    names.iter().map(|name| peers::named(name)).collect()
+}
