@@ -43,12 +43,6 @@ impl Credential {
             )?;
         Ok(config)
     }
-
-    /// Certificate and key as PEM, for libraries that want text.
-    #[cfg(feature = "peers-all")]
-    pub fn key_der(&self) -> &[u8] {
-        &self.key
-    }
 }
 
 /// TLS settings of a sender that trusts exactly `certificate`.

@@ -186,14 +186,7 @@ fn steer(link: &str, core: usize) -> Result<()> {
     let none: Option<&str> = None;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
         .context("no private mounts")?;
-    mount(
-        Some("sysfs"),
-        "/sys",
-        Some("sysfs"),
-        MsFlags::empty(),
-        none,
-    )
-    .context("no sysfs")?;
+    mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).context("no sysfs")?;
     let file = format!("/sys/class/net/{link}/queues/rx-0/rps_cpus");
     let mask = format!("{:x}", 1u64 << core);
     std::fs::write(&file, &mask).with_context(|| file.clone())?;

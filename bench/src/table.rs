@@ -64,7 +64,11 @@ impl Table {
 
     /// Adds a measurement. Rows keep the order in which they first appear.
     pub fn add(&mut self, peer: &'static str, net: &'static str, round: Round) {
-        match self.cells.iter_mut().find(|(p, n, _)| (*p, *n) == (peer, net)) {
+        match self
+            .cells
+            .iter_mut()
+            .find(|(p, n, _)| (*p, *n) == (peer, net))
+        {
             Some((_, _, rounds)) => rounds.push(round),
             None => self.cells.push((peer, net, vec![round])),
         }
@@ -102,7 +106,14 @@ impl fmt::Display for Table {
             writeln!(
                 f,
                 "  {:<9} {:>7} {:>15} {:>11} {:>11} {:>8} {:>8} {:>8}",
-                "", "Gb/s", "(min … max)", "CPU-s/GB →", "→ CPU-s/GB", "÷ quinn", "→ cost", "cost →",
+                "",
+                "Gb/s",
+                "(min … max)",
+                "CPU-s/GB →",
+                "→ CPU-s/GB",
+                "÷ quinn",
+                "→ cost",
+                "cost →",
             )?;
             let reference = rows.iter().find(|r| r.peer == REFERENCE && r.net == *net);
             for row in rows.iter().filter(|row| row.net == *net) {
@@ -162,11 +173,13 @@ fn write_notes(f: &mut fmt::Formatter<'_>, peer: &str, rounds: &[Round]) -> fmt:
             .map(|r| 1.0 - r.received.gbps() / r.sent.gbps()),
     );
     if missing > 0.01 {
-        notes.push(format!("{:.0} % of what was sent did not arrive", missing * 100.0));
+        notes.push(format!(
+            "{:.0} % of what was sent did not arrive",
+            missing * 100.0
+        ));
     }
-    let waited = |of: fn(&Round) -> &Report| {
-        median(rounds.iter().map(|r| of(r).waited_s / of(r).window_s))
-    };
+    let waited =
+        |of: fn(&Round) -> &Report| median(rounds.iter().map(|r| of(r).waited_s / of(r).window_s));
     let (sender, receiver) = (waited(|r| &r.sent), waited(|r| &r.received));
     if sender.max(receiver) > DISTURBED {
         notes.push(format!(
@@ -252,6 +265,10 @@ mod tests {
         let mut table = Table::new(String::new());
         table.note_network("lo1500", String::new());
         table.add("udp", "lo1500", round(1));
-        assert!(table.to_string().contains("50 % of what was sent did not arrive"));
+        assert!(
+            table
+                .to_string()
+                .contains("50 % of what was sent did not arrive")
+        );
     }
 }

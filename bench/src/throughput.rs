@@ -75,7 +75,11 @@ pub fn run(options: &Options) -> Result<()> {
             for peer in &peers {
                 let (sent, received) = process::measure(peer.as_ref(), &network, plan)
                     .with_context(|| {
-                        format!("{} over {} failed in round {round}", peer.name(), kind.name())
+                        format!(
+                            "{} over {} failed in round {round}",
+                            peer.name(),
+                            kind.name()
+                        )
                     })?;
                 eprintln!(
                     "{} round {round}/{}: {:<9} {:6.2} Gb/s",
@@ -107,9 +111,7 @@ fn chosen_networks(names: &[String]) -> Result<Vec<Kind>> {
             every
                 .into_iter()
                 .find(|kind| kind.name() == name)
-                .with_context(|| {
-                    format!("no network is called {name:?}: lo1500, veth1500 or all")
-                })
+                .with_context(|| format!("no network is called {name:?}: lo1500, veth1500 or all"))
         })
         .collect()
 }

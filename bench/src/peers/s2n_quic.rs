@@ -6,14 +6,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
 use s2n_quic::client::Connect;
+use s2n_quic::provider::io;
 use s2n_quic::provider::limits::Limits;
 use s2n_quic::provider::tls::rustls as tls;
-use s2n_quic::provider::{io, mtu};
 use s2n_quic::{Client, Server};
 
 use super::{CALL_BYTES, Peer, measured, on_this_thread, udp};
@@ -24,7 +23,10 @@ use crate::process::Card;
 
 /// Flow-control windows and send buffer. As for quinn.
 const WINDOW_BYTES: u32 = 8 << 20;
+/// Chunks taken per read.
 const CHUNKS: usize = 64;
+/// s2n-quic refuses a handshake without one.
+const ALPN: &[u8] = b"bench";
 
 /// The peer.
 pub struct S2nQuic;
@@ -63,7 +65,13 @@ impl Peer for S2nQuic {
             let outcome = measured(meter, async {
                 loop {
                     let (count, open) = stream.receive_vectored(&mut chunks).await?;
-                    meter.add(chunks[..count].iter().map(Bytes::len).sum());
+                    // It wants its places empty again.
+                    meter.add(
+                        chunks[..count]
+                            .iter_mut()
+                            .map(|c| std::mem::take(c).len())
+                            .sum(),
+                    );
                     if !open {
                         break Ok(());
                     }
@@ -101,8 +109,6 @@ impl Peer for S2nQuic {
         })
     }
 }
-
-const ALPN: &[u8] = b"bench";
 
 fn io(address: IpAddr) -> Result<io::Default> {
     let io = io::Default::builder()

@@ -6,6 +6,7 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -67,7 +68,12 @@ impl Peer for Tcp {
 
     fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
         let mut stream = connect(self.protocol, card.address)?;
-        meter.note(settings(&stream));
+        let settings = settings(&stream);
+        meter.note(match self.protocol {
+            Protocol::MPTCP if fell_back(&stream) => format!("FELL BACK to plain TCP; {settings}"),
+            Protocol::MPTCP => format!("one subflow; {settings}"),
+            _ => settings,
+        });
         let payload = vec![0x5au8; CALL_BYTES];
         while !meter.is_over() {
             match stream.write(&payload) {
@@ -123,6 +129,25 @@ pub fn settings(stream: &TcpStream) -> String {
         Ok(mss) => format!("{control}, MSS {mss}, kernel-tuned buffers"),
         Err(_) => format!("{control}, kernel-tuned buffers"),
     }
+}
+
+/// Whether an MPTCP socket ended up speaking plain TCP: MPTCP_INFO is refused then.
+fn fell_back(stream: &TcpStream) -> bool {
+    const SOL_MPTCP: libc::c_int = 284; // linux/socket.h
+    const MPTCP_INFO: libc::c_int = 1; // linux/mptcp.h
+    let mut info = [0u8; 256];
+    let mut length = info.len() as libc::socklen_t;
+    // SAFETY: the pointers are to a live buffer and its length.
+    let refused = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            SOL_MPTCP,
+            MPTCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    refused != 0
 }
 
 fn socket(protocol: Protocol, address: SocketAddr) -> Result<Socket> {
