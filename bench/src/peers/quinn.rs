@@ -2,8 +2,8 @@
 //!
 //! Settings, from its documentation: windows well above the bandwidth-delay product, segmentation
 //! offload (on by default; the library caps a send at ten segments), path MTU discovery up to what
-//! the link carries, CUBIC (its default), socket buffers of 4 MB. Payload goes in as reference-counted chunks
-//! and comes out as chunks in order, its cheapest calls. One thread, as each process has one core.
+//! the link carries, CUBIC (its default), socket buffers of 4 MB. Payload goes in as reference-counted
+//! chunks and comes out as chunks in order, its cheapest calls. One thread, as each process has one core.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::meter::Meter;
 use crate::network::MTU_BYTES;
 use crate::process::Card;
 
-/// Flow-control and send windows. Measured: smaller ones stall the sender, larger ones only fall
-/// out of the cache.
+/// Flow-control and send windows. Measured on lo: 2 to 32 MB, and its ACK-frequency extension on
+/// top, differ by less than rounds do; below 1 MB it slows down.
 const WINDOW_BYTES: u32 = 8 << 20;
 /// Chunks taken per read.
 const CHUNKS: usize = 64;
