@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,16 @@ pub struct Report {
 }
 
 impl Report {
+    fn between(a: &Look, b: &Look) -> Self {
+        Self {
+            bytes: b.bytes - a.bytes,
+            window_s: (b.at - a.at).as_secs_f64(),
+            cpu_s: (b.cpu - a.cpu).as_secs_f64(),
+            waited_s: b.waited.saturating_sub(a.waited).as_secs_f64(),
+            notes: String::new(),
+        }
+    }
+
     /// Payload rate in 10⁹ bits per second.
     pub fn gbps(&self) -> f64 {
         self.bytes as f64 * 8.0 / 1e9 / self.window_s
@@ -65,6 +75,8 @@ pub struct Meter {
     begun: Mutex<Option<mpsc::Sender<()>>>,
     notes: Mutex<String>,
     measured: OnceLock<Report>,
+    /// Over at this many bytes, whatever the time.
+    end_bytes: u64,
 }
 
 impl Meter {
@@ -77,6 +89,7 @@ impl Meter {
             begun: Mutex::new(Some(begun)),
             notes: Mutex::new(String::new()),
             measured: OnceLock::new(),
+            end_bytes: u64::MAX,
         });
         let watched = Arc::clone(&meter);
         std::thread::spawn(move || {
@@ -88,11 +101,40 @@ impl Meter {
         meter
     }
 
+    /// Watches no clock: over when `bytes` have been counted. Measures nothing.
+    #[cfg(test)]
+    pub fn counting_to(bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            bytes: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+            begun: Mutex::new(None),
+            notes: Mutex::new(String::new()),
+            measured: OnceLock::new(),
+            end_bytes: bytes,
+        })
+    }
+
+    /// Ends it from outside.
+    #[cfg(test)]
+    pub fn stop(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Bytes counted so far.
+    #[cfg(test)]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
     /// Counts payload bytes. Only one thread of the process may call this.
     pub fn add(&self, bytes: usize) {
         let before = self.bytes.load(Ordering::Relaxed);
         // A plain store, not an atomic addition: there is one writer.
-        self.bytes.store(before + bytes as u64, Ordering::Relaxed);
+        let now = before + bytes as u64;
+        self.bytes.store(now, Ordering::Relaxed);
+        if now >= self.end_bytes {
+            self.over.store(true, Ordering::Relaxed);
+        }
         if before == 0
             && let Some(begun) = self.begun.lock().expect("no holder panics").take()
         {
@@ -122,7 +164,7 @@ impl Meter {
     /// What was measured.
     ///
     /// # Errors
-    /// When the flow ended before the window did.
+    /// When the flow ended before the window did, or nothing came through in it.
     pub fn report(&self) -> Result<Report> {
         let mut report = self.measured.get().cloned().with_context(|| {
             format!(
@@ -131,6 +173,12 @@ impl Meter {
                 self.bytes.load(Ordering::Relaxed)
             )
         })?;
+        if report.bytes == 0 {
+            bail!(
+                "no byte came through during the measuring window: the flow stalled after {} bytes",
+                self.bytes.load(Ordering::Relaxed)
+            );
+        }
         report.notes = self.notes.lock().expect("no holder panics").clone();
         Ok(report)
     }
@@ -140,15 +188,8 @@ impl Meter {
         let a = Look::take(self);
         std::thread::sleep(plan.window);
         let b = Look::take(self);
-        let report = Report {
-            bytes: b.bytes - a.bytes,
-            window_s: (b.at - a.at).as_secs_f64(),
-            cpu_s: (b.cpu - a.cpu).as_secs_f64(),
-            waited_s: b.waited.saturating_sub(a.waited).as_secs_f64(),
-            notes: String::new(),
-        };
         self.measured
-            .set(report)
+            .set(Report::between(&a, &b))
             .expect("the watcher measures once");
         std::thread::sleep(GRACE);
         self.over.store(true, Ordering::Relaxed);
@@ -224,16 +265,28 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_the_warm_up_do_not_count() {
-        let meter = Meter::start(Plan {
-            warm_up: Duration::ZERO,
-            window: Duration::ZERO,
-        });
-        meter.add(1 << 40);
-        while !meter.is_over() {
-            std::thread::yield_now();
-        }
-        // One addition, before both looks: none of it lies between them.
-        assert_eq!(meter.report().expect("measured").bytes, 0);
+    fn only_what_lies_between_the_looks_counts() {
+        let at = Instant::now();
+        let look = |s: u64, bytes: u64| Look {
+            at: at + Duration::from_secs(s),
+            bytes,
+            cpu: Duration::from_millis(500 * s),
+            waited: Duration::from_millis(10 * s),
+        };
+        let report = Report::between(&look(1, 7_000), &look(5, 4_007_000));
+        assert_eq!(report.bytes, 4_000_000);
+        assert_eq!(report.window_s, 4.0);
+        assert_eq!(report.cpu_s, 2.0);
+        assert_eq!(report.waited_s, 0.04);
+    }
+
+    #[test]
+    fn a_window_without_a_byte_is_no_measurement() {
+        let meter = Meter::counting_to(1);
+        let looks = [(); 2].map(|()| Look::take(&meter));
+        let silent = Report::between(&looks[0], &looks[1]);
+        meter.measured.set(silent).expect("nothing else measures");
+        let error = meter.report().expect_err("0 bytes");
+        assert!(error.to_string().contains("no byte"), "{error}");
     }
 }

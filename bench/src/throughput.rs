@@ -16,7 +16,8 @@ use crate::table::{Round, Table};
 /// From the first byte to the measuring window: slow start and path MTU discovery are over by then
 /// on networks whose round trip is far below a millisecond.
 const WARM_UP: Duration = Duration::from_secs(1);
-const SECONDS_MIN: f64 = 0.1;
+/// A shorter window measures the scheduler.
+const WINDOW_MIN: Duration = Duration::from_millis(100);
 
 /// Options of the verb.
 #[derive(clap::Args)]
@@ -48,8 +49,9 @@ pub fn run(options: &Options) -> Result<()> {
     if options.rounds == 0 {
         bail!("--rounds 0 measures nothing");
     }
-    if !(options.seconds >= SECONDS_MIN) {
-        bail!("--seconds must be at least {SECONDS_MIN}");
+    let window = Duration::try_from_secs_f64(options.seconds).context("--seconds")?;
+    if window < WINDOW_MIN {
+        bail!("--seconds must be at least {}", WINDOW_MIN.as_secs_f64());
     }
     let cores = std::thread::available_parallelism()?.get();
     if cores < 2 {
@@ -59,7 +61,7 @@ pub fn run(options: &Options) -> Result<()> {
 
     let plan = Plan {
         warm_up: WARM_UP,
-        window: Duration::from_secs_f64(options.seconds),
+        window,
     };
     let mut table = Table::new(format!(
         "one flow, two processes: sender on core {SENDER_CORE}, receiver on core {RECEIVER_CORE}; \
@@ -118,7 +120,24 @@ fn chosen_networks(names: &[String]) -> Result<Vec<Kind>> {
 
 fn chosen_peers(names: &[String]) -> Result<Vec<Box<dyn Peer>>> {
     if names.iter().any(|name| name == "all") {
-        return Ok(peers::all());
+        let (able, unable): (Vec<_>, Vec<_>) = peers::all()
+            .into_iter()
+            .partition(|peer| peer.missing().is_none());
+        for peer in unable {
+            eprintln!(
+                "{} left out: {}",
+                peer.name(),
+                peer.missing().unwrap_or_default()
+            );
+        }
+        return Ok(able);
     }
-    names.iter().map(|name| peers::named(name)).collect()
+    let chosen: Vec<_> = names
+        .iter()
+        .map(|name| peers::named(name))
+        .collect::<Result<_>>()?;
+    match chosen.iter().find_map(|peer| peer.missing()) {
+        Some(reason) => bail!(reason),
+        None => Ok(chosen),
+    }
 }

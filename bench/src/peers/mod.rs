@@ -33,9 +33,14 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Both sides run until [`Meter::is_over`]; each counts payload, not headers. What a reader needs
 /// to judge the figure (segment size, buffers, congestion control) goes to [`Meter::note`], read
 /// back from the running connection rather than from the source.
-pub trait Peer {
+pub trait Peer: Sync {
     /// The name on the command line, in tables and in JSON.
     fn name(&self) -> &'static str;
+
+    /// Why this machine cannot run it, if it cannot.
+    fn missing(&self) -> Option<String> {
+        None
+    }
 
     /// Listens on any port of `address`, hands `ready` what a sender needs, takes one flow and
     /// counts its bytes as the application gets them.
@@ -118,6 +123,40 @@ mod tests {
     fn an_unknown_peer_is_refused_with_the_known_ones() {
         let error = named("carrier-pigeon").err().expect("there is none");
         assert!(error.to_string().contains("tcp-tls"), "{error}");
+    }
+
+    /// Real sockets on the machine's own loopback; ends by bytes, not by time.
+    fn carries_a_flow(peer: &dyn Peer) {
+        const BYTES: u64 = 2 << 20;
+        let (sent, received) = (Meter::counting_to(u64::MAX), Meter::counting_to(BYTES));
+        let (tell, card) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let sent = &sent;
+            scope.spawn(move || {
+                let Ok(card) = card.recv() else { return };
+                // The receiver leaves first, so an error at the end is no fault.
+                let _ = peer.send(&card, sent);
+            });
+            let outcome = peer.serve([127, 0, 0, 1].into(), &received, &mut |card| {
+                tell.send(card)?;
+                Ok(())
+            });
+            sent.stop();
+            drop(tell);
+            outcome.unwrap_or_else(|error| panic!("{}: {error:#}", peer.name()));
+        });
+        assert!(received.bytes() >= BYTES, "{}", peer.name());
+        assert!(sent.bytes() > 0, "{}", peer.name());
+    }
+
+    #[test]
+    fn every_peer_carries_a_flow_over_loopback() {
+        for peer in all() {
+            match peer.missing() {
+                None => carries_a_flow(peer.as_ref()),
+                Some(reason) => eprintln!("{} not tried: {reason}", peer.name()),
+            }
+        }
     }
 
     #[test]

@@ -48,6 +48,14 @@ impl Peer for Tcp {
         }
     }
 
+    fn missing(&self) -> Option<String> {
+        let error = Socket::new(Domain::IPV4, Type::STREAM, Some(self.protocol)).err()?;
+        Some(format!(
+            "this kernel opens no {} socket: {error}",
+            self.name()
+        ))
+    }
+
     fn serve(
         &self,
         address: IpAddr,
