@@ -23,6 +23,7 @@ use anyhow::{Context, Result, anyhow};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{Uid, getgid, getuid};
+use rtnetlink::packet_route::link::{InfoData, InfoVeth};
 use rtnetlink::{LinkUnspec, LinkVeth};
 
 use crate::process::{RECEIVER_CORE, SENDER_CORE};
@@ -127,14 +128,20 @@ fn lo() -> Result<Network> {
 fn veth() -> Result<Network> {
     let sender = new_namespace()?;
     let receiver = new_namespace()?;
+    // Before the devices exist: they take the namespace's default when they are made, and it may
+    // be set without being root of the whole machine. Where a kernel has none, steer() writes.
+    let _ = in_namespace(&sender, || steer_new_devices(SENDER_CORE));
+    let _ = in_namespace(&receiver, || steer_new_devices(RECEIVER_CORE));
     in_namespace(&sender, || {
         netlink(async |handle| {
-            let pair = LinkVeth::new(SENDER_LINK, RECEIVER_LINK).build();
-            handle.link().add(pair).execute().await?;
-            let away = LinkUnspec::new_with_name(RECEIVER_LINK)
+            // Made where it will be: a device that moves keeps the first namespace's steering.
+            let far_end = LinkUnspec::new_with_name(RECEIVER_LINK)
                 .setns_by_fd(receiver.as_raw_fd())
                 .build();
-            handle.link().set(away).execute().await?;
+            let pair = LinkVeth::new(SENDER_LINK, RECEIVER_LINK)
+                .set_info_data(InfoData::Veth(InfoVeth::Peer(far_end)))
+                .build();
+            handle.link().add(pair).execute().await?;
             bring_up(&handle, SENDER_LINK, SENDER_ADDRESS).await
         })
     })?;
@@ -179,7 +186,13 @@ async fn bring_up(handle: &rtnetlink::Handle, link: &str, address: Ipv4Addr) -> 
     Ok(())
 }
 
-/// Sends the receive work of `link` to `core`, and reads it back. sysfs shows the devices of the
+/// Makes devices of this namespace that do not exist yet steer their receive work to `core`.
+fn steer_new_devices(core: usize) -> Result<()> {
+    std::fs::write("/proc/sys/net/core/rps_default_mask", mask(core))?;
+    Ok(())
+}
+
+/// Makes sure that the receive work of `link` goes to `core`. sysfs shows the devices of the
 /// namespace it was mounted in, so it is mounted anew, in a mount namespace of this thread.
 fn steer(link: &str, core: usize) -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context("no mount namespace")?;
@@ -188,15 +201,23 @@ fn steer(link: &str, core: usize) -> Result<()> {
         .context("no private mounts")?;
     mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).context("no sysfs")?;
     let file = format!("/sys/class/net/{link}/queues/rx-0/rps_cpus");
-    let mask = format!("{:x}", 1u64 << core);
-    std::fs::write(&file, &mask).with_context(|| file.clone())?;
-    let set = std::fs::read_to_string(&file)?;
-    let set = set.trim().trim_start_matches(['0', ',']);
-    if set == mask {
+    let is_set = || -> Result<bool> {
+        let set = std::fs::read_to_string(&file)?;
+        Ok(set.trim().trim_start_matches(['0', ',']) == mask(core))
+    };
+    if is_set()? {
+        return Ok(());
+    }
+    std::fs::write(&file, mask(core)).with_context(|| file.clone())?;
+    if is_set()? {
         Ok(())
     } else {
-        Err(anyhow!("{file} reads {set}, not {mask}"))
+        Err(anyhow!("{file} does not keep what is written to it"))
     }
+}
+
+fn mask(core: usize) -> String {
+    format!("{:x}", 1u64 << core)
 }
 
 fn new_namespace() -> Result<File> {
