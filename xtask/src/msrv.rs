@@ -29,7 +29,7 @@ fn judge(metadata: &Value) -> Result<String> {
         .as_array()
         .context("cargo metadata lists no packages")?;
     let stated = |package: &Value| -> Option<(Version, String)> {
-        let version = parse(package["rust-version"].as_str()?)?;
+        let version = parse(package["rust_version"].as_str()?)?;
         Some((
             version,
             format!(
@@ -82,9 +82,9 @@ mod tests {
 
     fn metadata(ours: &str, theirs: &str) -> Value {
         serde_json::json!({"packages": [
-            {"name": "us", "version": "0.1.0", "rust-version": ours, "source": null},
-            {"name": "dep", "version": "2.0.0", "rust-version": theirs, "source": "registry"},
-            {"name": "old", "version": "1.0.0", "rust-version": null, "source": "registry"},
+            {"name": "us", "version": "0.1.0", "rust_version": ours, "source": null},
+            {"name": "dep", "version": "2.0.0", "rust_version": theirs, "source": "registry"},
+            {"name": "old", "version": "1.0.0", "rust_version": null, "source": "registry"},
         ]})
     }
 

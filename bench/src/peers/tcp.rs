@@ -2,7 +2,7 @@
 //!
 //! CUBIC where the kernel has it, because a machine's default may be something else and a default
 //! is not a comparison; what is in force is read back from the connection. Buffers are left to
-//! the kernel's own tuning. Blocking calls of [`CALL_BYTES`](super::CALL_BYTES).
+//! the kernel's own tuning. Blocking calls of [`CALL_BYTES`].
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
