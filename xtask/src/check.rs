@@ -85,6 +85,7 @@ fn dependencies() -> Result<Outcome> {
             "cargo-deny is not installed (cargo install --locked cargo-deny)".to_owned(),
         ));
     }
-    // Advisories need the network and are the nightly run's.
-    run_command(&mut cargo(["deny", "check", "licenses", "bans", "sources"]))
+    // Advisories need the network and are the nightly run's; so are warnings about duplicates.
+    let arguments = ["deny", "--log-level", "error", "check"];
+    run_command(cargo(arguments).args(["--hide-inclusion-graph", "licenses", "bans", "sources"]))
 }

@@ -12,9 +12,15 @@ type Version = (u64, u64, u64);
 
 /// Compares; says what was found.
 pub fn check() -> Result<String> {
-    let output = cargo(["metadata", "--format-version", "1", "--locked"])
-        .output()
-        .context("cargo metadata could not be started")?;
+    let output = cargo([
+        "metadata",
+        "--all-features",
+        "--format-version",
+        "1",
+        "--locked",
+    ])
+    .output()
+    .context("cargo metadata could not be started")?;
     if !output.status.success() {
         bail!(
             "cargo metadata: {}",
