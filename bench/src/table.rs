@@ -26,6 +26,7 @@ pub struct Table {
     title: String,
     networks: Vec<(&'static str, String)>,
     cells: Vec<(&'static str, &'static str, Vec<Round>)>,
+    failures: Vec<(&'static str, &'static str, String)>,
 }
 
 /// The machine-readable result.
@@ -54,6 +55,7 @@ impl Table {
             title,
             networks: Vec::new(),
             cells: Vec::new(),
+            failures: Vec::new(),
         }
     }
 
@@ -72,6 +74,23 @@ impl Table {
             Some((_, _, rounds)) => rounds.push(round),
             None => self.cells.push((peer, net, vec![round])),
         }
+    }
+
+    /// Notes a round that gave nothing.
+    pub fn add_failure(&mut self, peer: &'static str, net: &'static str, reason: String) {
+        self.failures.push((peer, net, reason));
+    }
+
+    /// Peers that failed in every round of a network, as `peer over net`.
+    pub fn never_measured(&self) -> Vec<String> {
+        let mut absent: Vec<_> = self
+            .failures
+            .iter()
+            .filter(|(peer, net, _)| !self.cells.iter().any(|(p, n, _)| (p, n) == (peer, net)))
+            .map(|(peer, net, _)| format!("{peer} over {net}"))
+            .collect();
+        absent.dedup();
+        absent
     }
 
     /// The medians.
@@ -142,6 +161,9 @@ impl fmt::Display for Table {
             }
             for row in rows.iter().filter(|row| row.net == *net) {
                 write_notes(f, row.peer, self.rounds_of(row))?;
+            }
+            for (peer, _, reason) in self.failures.iter().filter(|(_, n, _)| n == net) {
+                writeln!(f, "    {peer}: a round FAILED: {reason}")?;
             }
         }
         Ok(())
@@ -258,6 +280,19 @@ mod tests {
                 "udp", "64.00", "(32.00", "…", "96.00)", "0.062", "0.062", "4.00", "0.25", "0.25"
             ]
         );
+    }
+
+    #[test]
+    fn a_failed_round_is_said_and_only_a_peer_without_any_is_absent() {
+        let mut table = Table::new(String::new());
+        table.note_network("lo1500", String::new());
+        table.add("quinn", "lo1500", round(1));
+        table.add_failure("quinn", "lo1500", "gaps".to_owned());
+        assert!(table.never_measured().is_empty());
+        assert!(table.to_string().contains("quinn: a round FAILED: gaps"));
+        table.add_failure("noq", "lo1500", "gaps".to_owned());
+        table.add_failure("noq", "lo1500", "gaps".to_owned());
+        assert_eq!(table.never_measured(), ["noq over lo1500"]);
     }
 
     #[test]

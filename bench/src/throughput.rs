@@ -42,7 +42,8 @@ pub struct Options {
 /// Measures and prints.
 ///
 /// # Errors
-/// When a network cannot be made or a peer fails; names which.
+/// When a network cannot be made, or a peer fails in every round; names which. One failed round is
+/// a line under the table.
 pub fn run(options: &Options) -> Result<()> {
     let kinds = chosen_networks(&options.net)?;
     let peers = chosen_peers(&options.peers)?;
@@ -75,14 +76,19 @@ pub fn run(options: &Options) -> Result<()> {
         table.note_network(kind.name(), network.notes.clone());
         for round in 1..=options.rounds {
             for peer in &peers {
-                let (sent, received) = process::measure(peer.as_ref(), &network, plan)
-                    .with_context(|| {
-                        format!(
-                            "{} over {} failed in round {round}",
+                let (sent, received) = match process::measure(peer.as_ref(), &network, plan) {
+                    Ok(reports) => reports,
+                    Err(error) => {
+                        eprintln!(
+                            "{} round {round}/{}: {:<9} FAILED: {error:#}",
+                            kind.name(),
+                            options.rounds,
                             peer.name(),
-                            kind.name()
-                        )
-                    })?;
+                        );
+                        table.add_failure(peer.name(), kind.name(), format!("{error:#}"));
+                        continue;
+                    }
+                };
                 eprintln!(
                     "{} round {round}/{}: {:<9} {:6.2} Gb/s",
                     kind.name(),
@@ -99,7 +105,10 @@ pub fn run(options: &Options) -> Result<()> {
     } else {
         print!("{table}");
     }
-    Ok(())
+    match table.never_measured() {
+        absent if absent.is_empty() => Ok(()),
+        absent => bail!("no round succeeded for {}", absent.join(", ")),
+    }
 }
 
 fn chosen_networks(names: &[String]) -> Result<Vec<Kind>> {
