@@ -22,7 +22,8 @@ use crate::meter::Meter;
 use crate::process::Card;
 
 /// Bytes an application hands over or asks for in one call, where the transport has no unit of
-/// its own. Measured for TCP on lo: 64 kB to 1 MB differ by less than the spread of rounds.
+/// its own. Single readings for TCP on lo: 30 Gb/s with 64 kB, 38 with 256 kB, 47 with 4 MB; what
+/// copies through ordinary programs looks like the middle one.
 pub const CALL_BYTES: usize = 256 << 10;
 
 /// How often an asynchronous peer looks whether the measurement is over.
