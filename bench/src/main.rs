@@ -1,2 +1,62 @@
-//! Throughput beside other transports.
-fn main() {}
+//! `cedos-bench`: speed and CPU cost of transports beside each other, in one run.
+//!
+//! `cedos-bench throughput` sends one flow from one process to another, each held on a core of
+//! its own, over a network made for the run, and does so in turn for every transport asked for
+//! ("peer" here). The two processes are this program again, started with a hidden verb.
+//!
+//! ```text
+//!  throughput ─┬─ network     namespaces with lo or a veth pair, MTU 1500
+//!              ├─ process ──▶ `flow-receive` (core 1) ── peers::X.serve ─┐ meter
+//!              ├─ process ──▶ `flow-send`    (core 0) ── peers::X.send  ─┘ meter
+//!              └─ table       medians, spread, ratios; or JSON
+//! ```
+
+mod credential;
+mod meter;
+mod network;
+mod peers;
+mod process;
+mod table;
+mod throughput;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "cedos-bench",
+    version,
+    about = "Speed and CPU cost of transports, in one run"
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// One flow between two processes: Gb/s and CPU-seconds per GB of each side
+    Throughput(throughput::Options),
+    /// The receiving process of one measurement
+    #[command(hide = true)]
+    FlowReceive(process::ReceiveOptions),
+    /// The sending process of one measurement
+    #[command(hide = true)]
+    FlowSend(process::SendOptions),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().verb {
+        Verb::Throughput(options) => throughput::run(&options),
+        Verb::FlowReceive(options) => process::receive(&options),
+        Verb::FlowSend(options) => process::send(&options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cedos-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

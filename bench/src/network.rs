@@ -1,0 +1,264 @@
+//! Networks made for one run, in network namespaces: nothing of the machine's own is touched.
+//!
+//! ```text
+//!  lo1500     one namespace, its lo at MTU 1500              127.0.0.1 ──▶ 127.0.0.1
+//!  veth1500   two namespaces, a veth pair at MTU 1500        10.77.0.1 ──▶ 10.77.0.2
+//!             receive work of each end steered (RPS) to the core of the process at that end
+//! ```
+//!
+//! Without steering, a veth's receive work runs on the core that sent, so TCP would measure the
+//! sender's core twice. On lo the sender does the receive work by nature and no steering is set.
+//!
+//! Namespaces need root, or a user namespace in which we are root; the second is tried where the
+//! first is not given. A namespace lives as long as its descriptor here or a process in it.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::{Uid, getgid, getuid};
+use rtnetlink::packet_route::link::{InfoData, InfoVeth};
+use rtnetlink::{LinkUnspec, LinkVeth};
+
+use crate::process::{RECEIVER_CORE, SENDER_CORE};
+
+/// MTU of every network here: what the Internet carries.
+pub const MTU_BYTES: u32 = 1500;
+
+const SENDER_LINK: &str = "bench-snd";
+const RECEIVER_LINK: &str = "bench-rcv";
+const SENDER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+const RECEIVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+const PREFIX_BITS: u8 = 24;
+
+/// Which network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum Kind {
+    /// The loopback device of a fresh namespace, MTU 1500
+    Lo1500,
+    /// A veth pair between two fresh namespaces, MTU 1500
+    Veth1500,
+}
+
+impl Kind {
+    /// The name in tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lo1500 => "lo1500",
+            Self::Veth1500 => "veth1500",
+        }
+    }
+}
+
+/// A network, and where its two ends are.
+#[derive(Debug)]
+pub struct Network {
+    /// Where the receiver listens.
+    pub receiver_address: IpAddr,
+    /// What a reader of the results must know about it.
+    pub notes: String,
+    sender: File,
+    receiver: File,
+}
+
+impl Network {
+    /// Makes the namespaces and devices. Call [`enter_user_namespace`] before.
+    pub fn make(kind: Kind) -> Result<Self> {
+        let made = match kind {
+            Kind::Lo1500 => lo(),
+            Kind::Veth1500 => veth(),
+        };
+        made.with_context(|| format!("the network {} could not be made", kind.name()))
+    }
+
+    /// Makes `command` start in the sender's namespace.
+    pub fn at_sender(&self, command: &mut Command) {
+        start_in(&self.sender, command);
+    }
+
+    /// Makes `command` start in the receiver's namespace.
+    pub fn at_receiver(&self, command: &mut Command) {
+        start_in(&self.receiver, command);
+    }
+}
+
+/// Becomes root of an own user namespace unless root already. Must run before any thread starts.
+///
+/// # Errors
+/// When the system forbids user namespaces.
+pub fn enter_user_namespace() -> Result<()> {
+    if Uid::effective().is_root() {
+        return Ok(());
+    }
+    let (uid, gid) = (getuid(), getgid());
+    unshare(CloneFlags::CLONE_NEWUSER).context(
+        "this system does not let an ordinary user make namespaces: run as root, or allow user \
+         namespaces (sysctl kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)",
+    )?;
+    // setgroups must be given up before a group may be mapped: user_namespaces(7).
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
+    std::fs::write("/proc/self/gid_map", format!("0 {gid} 1"))?;
+    Ok(())
+}
+
+fn lo() -> Result<Network> {
+    let namespace = new_namespace()?;
+    in_namespace(&namespace, || {
+        netlink(async |handle| {
+            let lo = LinkUnspec::new_with_name("lo").mtu(MTU_BYTES).up().build();
+            handle.link().set(lo).execute().await?;
+            Ok(())
+        })
+    })?;
+    Ok(Network {
+        receiver_address: Ipv4Addr::LOCALHOST.into(),
+        notes: format!("lo of a fresh namespace, MTU {MTU_BYTES}, no steering"),
+        receiver: namespace.try_clone()?,
+        sender: namespace,
+    })
+}
+
+fn veth() -> Result<Network> {
+    let sender = new_namespace()?;
+    let receiver = new_namespace()?;
+    // Before the devices exist: they take the namespace's default when they are made, and it may
+    // be set without being root of the whole machine. Where a kernel has none, steer() writes.
+    let _ = in_namespace(&sender, || steer_new_devices(SENDER_CORE));
+    let _ = in_namespace(&receiver, || steer_new_devices(RECEIVER_CORE));
+    in_namespace(&sender, || {
+        netlink(async |handle| {
+            // Made where it will be: a device that moves keeps the first namespace's steering.
+            let far_end = LinkUnspec::new_with_name(RECEIVER_LINK)
+                .setns_by_fd(receiver.as_raw_fd())
+                .build();
+            let pair = LinkVeth::new(SENDER_LINK, RECEIVER_LINK)
+                .set_info_data(InfoData::Veth(InfoVeth::Peer(far_end)))
+                .build();
+            handle.link().add(pair).execute().await?;
+            bring_up(&handle, SENDER_LINK, SENDER_ADDRESS).await
+        })
+    })?;
+    in_namespace(&receiver, || {
+        netlink(async |handle| bring_up(&handle, RECEIVER_LINK, RECEIVER_ADDRESS).await)
+    })?;
+    let steered = in_namespace(&sender, || steer(SENDER_LINK, SENDER_CORE))
+        .and_then(|()| in_namespace(&receiver, || steer(RECEIVER_LINK, RECEIVER_CORE)));
+    let steering = match steered {
+        Ok(()) => format!(
+            "receive work steered (RPS) to core {SENDER_CORE} at the sender, {RECEIVER_CORE} at the receiver"
+        ),
+        Err(error) => {
+            format!("NOT steered (RPS), so TCP measures the sender's core twice: {error:#}")
+        }
+    };
+    Ok(Network {
+        receiver_address: RECEIVER_ADDRESS.into(),
+        notes: format!("veth pair between two namespaces, MTU {MTU_BYTES}, {steering}"),
+        sender,
+        receiver,
+    })
+}
+
+async fn bring_up(handle: &rtnetlink::Handle, link: &str, address: Ipv4Addr) -> Result<()> {
+    use futures_util::TryStreamExt;
+    let found = handle
+        .link()
+        .get()
+        .match_name(link.to_owned())
+        .execute()
+        .try_next()
+        .await?
+        .ok_or_else(|| anyhow!("{link} is not in its namespace"))?;
+    handle
+        .address()
+        .add(found.header.index, address.into(), PREFIX_BITS)
+        .execute()
+        .await?;
+    let up = LinkUnspec::new_with_name(link).mtu(MTU_BYTES).up().build();
+    handle.link().set(up).execute().await?;
+    Ok(())
+}
+
+/// Makes devices of this namespace that do not exist yet steer their receive work to `core`.
+fn steer_new_devices(core: usize) -> Result<()> {
+    std::fs::write("/proc/sys/net/core/rps_default_mask", mask(core))?;
+    Ok(())
+}
+
+/// Makes sure that the receive work of `link` goes to `core`. sysfs shows the devices of the
+/// namespace it was mounted in, so it is mounted anew, in a mount namespace of this thread.
+fn steer(link: &str, core: usize) -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS).context("no mount namespace")?;
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+        .context("no private mounts")?;
+    mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).context("no sysfs")?;
+    let file = format!("/sys/class/net/{link}/queues/rx-0/rps_cpus");
+    let is_set = || -> Result<bool> {
+        let set = std::fs::read_to_string(&file)?;
+        Ok(set.trim().trim_start_matches(['0', ',']) == mask(core))
+    };
+    if is_set()? {
+        return Ok(());
+    }
+    std::fs::write(&file, mask(core)).with_context(|| file.clone())?;
+    if is_set()? {
+        Ok(())
+    } else {
+        Err(anyhow!("{file} does not keep what is written to it"))
+    }
+}
+
+fn mask(core: usize) -> String {
+    format!("{:x}", 1u64 << core)
+}
+
+fn new_namespace() -> Result<File> {
+    in_thread(|| {
+        unshare(CloneFlags::CLONE_NEWNET)
+            .context("no network namespace may be made here: run as root")?;
+        Ok(File::open("/proc/thread-self/ns/net")?)
+    })
+}
+
+fn in_namespace<T: Send>(namespace: &File, run: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    in_thread(|| {
+        setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
+        run()
+    })
+}
+
+/// Namespaces belong to threads: a thread of its own enters one and is gone afterwards.
+fn in_thread<T: Send>(run: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| scope.spawn(run).join()).expect("the thread does not panic")
+}
+
+fn netlink(run: impl AsyncFnOnce(rtnetlink::Handle) -> Result<()>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let (connection, handle, _) = rtnetlink::new_connection()?;
+        tokio::spawn(connection);
+        run(handle).await
+    })
+}
+
+fn start_in(namespace: &File, command: &mut Command) {
+    let namespace = namespace.as_raw_fd();
+    // SAFETY: between fork and exec only setns is called, a plain system call; the descriptor
+    // stays open in the parent until the child has been spawned.
+    unsafe {
+        command.pre_exec(move || match libc::setns(namespace, libc::CLONE_NEWNET) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+}

@@ -1,0 +1,167 @@
+//! Kernel TCP, and kernel MPTCP with one subflow, without encryption.
+//!
+//! CUBIC where the kernel has it, because a machine's default may be something else and a default
+//! is not a comparison; what is in force is read back from the connection. Buffers are left to
+//! the kernel's own tuning. Blocking calls of [`CALL_BYTES`].
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use super::{CALL_BYTES, Peer};
+use crate::meter::Meter;
+use crate::process::Card;
+
+const CONGESTION_CONTROL: &[u8] = b"cubic";
+
+/// The peer, in one of its two forms.
+pub struct Tcp {
+    protocol: Protocol,
+}
+
+impl Tcp {
+    /// TCP.
+    pub fn plain() -> Self {
+        Self {
+            protocol: Protocol::TCP,
+        }
+    }
+
+    /// MPTCP; with one address at each end it has one subflow.
+    pub fn multipath() -> Self {
+        Self {
+            protocol: Protocol::MPTCP,
+        }
+    }
+}
+
+impl Peer for Tcp {
+    fn name(&self) -> &'static str {
+        if self.protocol == Protocol::MPTCP {
+            "mptcp"
+        } else {
+            "tcp"
+        }
+    }
+
+    fn missing(&self) -> Option<String> {
+        let error = Socket::new(Domain::IPV4, Type::STREAM, Some(self.protocol)).err()?;
+        Some(format!(
+            "this kernel opens no {} socket: {error}",
+            self.name()
+        ))
+    }
+
+    fn serve(
+        &self,
+        address: IpAddr,
+        meter: &Arc<Meter>,
+        ready: &mut dyn FnMut(Card) -> Result<()>,
+    ) -> Result<()> {
+        let mut stream = accept(self.protocol, address, Vec::new(), ready)?;
+        let mut buffer = vec![0u8; CALL_BYTES];
+        while !meter.is_over() {
+            match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => meter.add(count),
+                Err(error) => return meter.forgive(Err(error).context("receiving")),
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
+        let mut stream = connect(self.protocol, card.address)?;
+        let settings = settings(&stream);
+        meter.note(match self.protocol {
+            Protocol::MPTCP if fell_back(&stream) => format!("FELL BACK to plain TCP; {settings}"),
+            Protocol::MPTCP => format!("one subflow; {settings}"),
+            _ => settings,
+        });
+        let payload = vec![0x5au8; CALL_BYTES];
+        while !meter.is_over() {
+            match stream.write(&payload) {
+                Ok(count) => meter.add(count),
+                Err(error) => return meter.forgive(Err(error).context("sending")),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Listens on any port of `address`, tells it, and takes one connection.
+pub fn accept(
+    protocol: Protocol,
+    address: IpAddr,
+    identity: Vec<u8>,
+    ready: &mut dyn FnMut(Card) -> Result<()>,
+) -> Result<TcpStream> {
+    let at = SocketAddr::new(address, 0);
+    let listener = socket(protocol, at)?;
+    listener.bind(&at.into())?;
+    listener.listen(1)?;
+    let address = listener
+        .local_addr()?
+        .as_socket()
+        .context("a TCP listener has an address")?;
+    ready(Card { address, identity })?;
+    let (stream, _) = listener.accept()?;
+    Ok(stream.into())
+}
+
+/// One connection to `address`.
+pub fn connect(protocol: Protocol, address: SocketAddr) -> Result<TcpStream> {
+    let socket = socket(protocol, address)?;
+    socket
+        .connect(&address.into())
+        .with_context(|| format!("no connection to {address}"))?;
+    Ok(socket.into())
+}
+
+/// Congestion control and segment size in force on `stream`.
+pub fn settings(stream: &TcpStream) -> String {
+    let options = SockRef::from(stream);
+    let control = options.tcp_congestion().map_or_else(
+        |_| "unknown".to_owned(),
+        |name| {
+            String::from_utf8_lossy(&name)
+                .trim_end_matches('\0')
+                .to_owned()
+        },
+    );
+    match options.tcp_mss() {
+        Ok(mss) => format!("{control}, MSS {mss}, kernel-tuned buffers"),
+        Err(_) => format!("{control}, kernel-tuned buffers"),
+    }
+}
+
+/// Whether an MPTCP socket ended up speaking plain TCP: MPTCP_INFO is refused then.
+fn fell_back(stream: &TcpStream) -> bool {
+    const SOL_MPTCP: libc::c_int = 284; // linux/socket.h
+    const MPTCP_INFO: libc::c_int = 1; // linux/mptcp.h
+    let mut info = [0u8; 256];
+    let mut length = info.len() as libc::socklen_t;
+    // SAFETY: the pointers are to a live buffer and its length.
+    let refused = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            SOL_MPTCP,
+            MPTCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    refused != 0
+}
+
+fn socket(protocol: Protocol, address: SocketAddr) -> Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol))
+        .with_context(|| format!("this kernel has no protocol {protocol:?} for sockets"))?;
+    // Without CUBIC the default stays; settings() says what is in force.
+    let _ = socket.set_tcp_congestion(CONGESTION_CONTROL);
+    Ok(socket)
+}

@@ -1,0 +1,152 @@
+//! `cedos-bench throughput`: which peers, which networks, how often; and the order of things.
+//!
+//! Rounds are interleaved: every peer once, then every peer again. A machine that slows down for a
+//! while slows all of them, and the ratios stay.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::meter::Plan;
+use crate::network::{self, Kind, Network};
+use crate::peers::{self, Peer};
+use crate::process::{self, RECEIVER_CORE, SENDER_CORE};
+use crate::table::{Round, Table};
+
+/// From the first byte to the measuring window: slow start and path MTU discovery are over by then
+/// on networks whose round trip is far below a millisecond.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// A shorter window measures the scheduler.
+const WINDOW_MIN: Duration = Duration::from_millis(100);
+
+/// Options of the verb.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Networks, separated by commas; `all` for every one
+    #[arg(long, value_delimiter = ',', default_value = "all")]
+    net: Vec<String>,
+    /// Times each peer is measured on each network; the table gives the median and the spread
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Length of the measuring window; a second of warm-up comes before it
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Peers, separated by commas; `all`, or nothing, for every one of this build
+    #[arg(long, value_delimiter = ',', num_args = 0..=1, default_value = "all", default_missing_value = "all")]
+    peers: Vec<String>,
+    /// One JSON object on standard output instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// When a network cannot be made, or a peer fails in every round; names which. One failed round is
+/// a line under the table.
+pub fn run(options: &Options) -> Result<()> {
+    let kinds = chosen_networks(&options.net)?;
+    let peers = chosen_peers(&options.peers)?;
+    if options.rounds == 0 {
+        bail!("--rounds 0 measures nothing");
+    }
+    let window = Duration::try_from_secs_f64(options.seconds).context("--seconds")?;
+    if window < WINDOW_MIN {
+        bail!("--seconds must be at least {}", WINDOW_MIN.as_secs_f64());
+    }
+    let cores = std::thread::available_parallelism()?.get();
+    if cores < 2 {
+        bail!("the two processes need two cores (0 and 1) and this machine offers {cores}");
+    }
+    network::enter_user_namespace()?;
+
+    let plan = Plan {
+        warm_up: WARM_UP,
+        window,
+    };
+    let mut table = Table::new(format!(
+        "one flow, two processes: sender on core {SENDER_CORE}, receiver on core {RECEIVER_CORE}; \
+         {} round(s) of {} s after {} s of warm-up, interleaved",
+        options.rounds,
+        options.seconds,
+        WARM_UP.as_secs(),
+    ));
+    for kind in kinds {
+        let network = Network::make(kind)?;
+        table.note_network(kind.name(), network.notes.clone());
+        for round in 1..=options.rounds {
+            for peer in &peers {
+                let (sent, received) = match process::measure(peer.as_ref(), &network, plan) {
+                    Ok(reports) => reports,
+                    Err(error) => {
+                        eprintln!(
+                            "{} round {round}/{}: {:<9} FAILED: {error:#}",
+                            kind.name(),
+                            options.rounds,
+                            peer.name(),
+                        );
+                        table.add_failure(peer.name(), kind.name(), format!("{error:#}"));
+                        continue;
+                    }
+                };
+                eprintln!(
+                    "{} round {round}/{}: {:<9} {:6.2} Gb/s",
+                    kind.name(),
+                    options.rounds,
+                    peer.name(),
+                    received.gbps()
+                );
+                table.add(peer.name(), kind.name(), Round { sent, received });
+            }
+        }
+    }
+    if options.json {
+        println!("{}", serde_json::to_string(&table.rows())?);
+    } else {
+        print!("{table}");
+    }
+    match table.never_measured() {
+        absent if absent.is_empty() => Ok(()),
+        absent => bail!("no round succeeded for {}", absent.join(", ")),
+    }
+}
+
+fn chosen_networks(names: &[String]) -> Result<Vec<Kind>> {
+    let every = [Kind::Lo1500, Kind::Veth1500];
+    if names.iter().any(|name| name == "all") {
+        return Ok(every.to_vec());
+    }
+    names
+        .iter()
+        .map(|name| {
+            every
+                .into_iter()
+                .find(|kind| kind.name() == name)
+                .with_context(|| format!("no network is called {name:?}: lo1500, veth1500 or all"))
+        })
+        .collect()
+}
+
+fn chosen_peers(names: &[String]) -> Result<Vec<Box<dyn Peer>>> {
+    if names.iter().any(|name| name == "all") {
+        let (able, unable): (Vec<_>, Vec<_>) = peers::all()
+            .into_iter()
+            .partition(|peer| peer.missing().is_none());
+        for peer in unable {
+            eprintln!(
+                "{} left out: {}",
+                peer.name(),
+                peer.missing().unwrap_or_default()
+            );
+        }
+        return Ok(able);
+    }
+    let chosen: Vec<_> = names
+        .iter()
+        .map(|name| peers::named(name))
+        .collect::<Result<_>>()?;
+    match chosen.iter().find_map(|peer| peer.missing()) {
+        Some(reason) => bail!(reason),
+        None => Ok(chosen),
+    }
+}

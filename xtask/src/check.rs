@@ -1,0 +1,91 @@
+//! `cargo xtask check`: everything a change must pass.
+//!
+//! ```text
+//!  format ▸ lints ▸ tests ▸ documentation ▸ rules ▸ MSRV ▸ dependencies
+//! ```
+//!
+//! Every step runs even after one has failed. Lints carry the promise of `core/` too:
+//! `core/clippy.toml` names what it may not touch, and a use of it is a warning, which is an
+//! error here. Flags reach only clippy and rustdoc, never rustc, so that nothing is built twice.
+//!
+//! The last line is `N passed, N failed`, over all tests; a step that failed without any test
+//! failing is in the lines above it and in the exit status.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use anyhow::{Context, Result};
+
+use crate::step::{Outcome, Steps, cargo, has_subcommand, run as run_command};
+use crate::totals::Totals;
+use crate::{msrv, root, rules};
+
+/// Runs every step; whether all held.
+pub fn run() -> Result<bool> {
+    let mut steps = Steps::default();
+    let mut totals = Totals::default();
+    steps.command("format", &mut cargo(["fmt", "--all", "--check"]));
+    steps.command(
+        "lints",
+        &mut cargo([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ]),
+    );
+    steps.run("tests", || tests(&mut totals, &[]));
+    steps.command(
+        "documentation",
+        cargo(["doc", "--workspace", "--no-deps", "--locked", "--quiet"])
+            .env("RUSTDOCFLAGS", "-D warnings"),
+    );
+    steps.run("rules of docs/protocol.md", || {
+        println!("{}", rules::check(&root())?);
+        Ok(Outcome::Held)
+    });
+    steps.run("MSRV", || {
+        println!("{}", msrv::check()?);
+        Ok(Outcome::Held)
+    });
+    steps.run("dependencies", dependencies);
+    let held = steps.summarise();
+    println!("{} passed, {} failed", totals.passed, totals.failed);
+    Ok(held && totals.failed == 0)
+}
+
+/// Runs the tests of the workspace, showing their output and adding up their results.
+pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<Outcome> {
+    // All binaries even after one failed, so that the totals are totals.
+    let arguments = ["test", "--workspace", "--locked", "--no-fail-fast"];
+    let mut command = cargo(arguments.iter().chain(more).copied());
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cargo test could not be started")?;
+    let output = child.stdout.take().expect("piped above");
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        println!("{line}");
+        totals.hear(&line);
+    }
+    Ok(if child.wait()?.success() {
+        Outcome::Held
+    } else {
+        Outcome::Failed
+    })
+}
+
+fn dependencies() -> Result<Outcome> {
+    if !has_subcommand("deny") {
+        return Ok(Outcome::Skipped(
+            "cargo-deny is not installed (cargo install --locked cargo-deny)".to_owned(),
+        ));
+    }
+    // Advisories need the network and are the nightly run's; so are warnings about duplicates.
+    let arguments = ["deny", "--log-level", "error", "check"];
+    run_command(cargo(arguments).args(["--hide-inclusion-graph", "licenses", "bans", "sources"]))
+}

@@ -1,0 +1,84 @@
+//! `cargo xtask nightly`: what takes longer than a change can wait.
+//!
+//! Everything of `check` in its long form: every test, also those marked `#[ignore]`, optimised;
+//! every fuzz target for a while; every feature; advisories. A run that needs a tool which is not
+//! there says so and is not counted as held.
+
+use anyhow::Result;
+
+use crate::root;
+use crate::step::{Outcome, Steps, cargo, has_subcommand, run as run_command};
+use crate::totals::Totals;
+
+/// Options of the verb.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Seconds for each fuzz target
+    #[arg(long, default_value_t = 600)]
+    fuzz_seconds: u32,
+}
+
+/// Runs every long step; whether none failed.
+pub fn run(options: &Options) -> Result<bool> {
+    let mut steps = Steps::default();
+    let mut totals = Totals::default();
+    steps.command(
+        "every feature",
+        &mut cargo([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--all-features",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ]),
+    );
+    steps.run("tests, optimised, ignored ones too", || {
+        crate::check::tests(&mut totals, &["--release", "--", "--include-ignored"])
+    });
+    for target in fuzz_targets()? {
+        steps.run(&format!("fuzz {target}"), || fuzz(&target, options));
+    }
+    steps.run("advisories", || {
+        if has_subcommand("deny") {
+            run_command(&mut cargo(["deny", "check"]))
+        } else {
+            Ok(Outcome::Skipped("cargo-deny is not installed".to_owned()))
+        }
+    });
+    let held = steps.summarise();
+    println!("{} passed, {} failed", totals.passed, totals.failed);
+    Ok(held && totals.failed == 0)
+}
+
+/// Names of `fuzz/fuzz_targets/*.rs`; none where there is no such folder.
+fn fuzz_targets() -> Result<Vec<String>> {
+    let folder = root().join("fuzz/fuzz_targets");
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    Ok(crate::files_below(&folder, "rs")?
+        .iter()
+        .filter_map(|file| Some(file.file_stem()?.to_string_lossy().into_owned()))
+        .collect())
+}
+
+fn fuzz(target: &str, options: &Options) -> Result<Outcome> {
+    if !has_subcommand("fuzz") {
+        return Ok(Outcome::Skipped(
+            "cargo-fuzz is not installed (cargo install cargo-fuzz; it needs a nightly toolchain)"
+                .to_owned(),
+        ));
+    }
+    let limit = format!("-max_total_time={}", options.fuzz_seconds);
+    // cargo-fuzz wants a nightly compiler: through rustup's chooser, not the cargo that runs us.
+    run_command(
+        std::process::Command::new("cargo")
+            .args(["+nightly", "fuzz", "run", target, "--", &limit])
+            .env_remove("CARGO")
+            .env_remove("RUSTUP_TOOLCHAIN")
+            .current_dir(root()),
+    )
+}
