@@ -2,6 +2,7 @@
 //!
 //! Each fault says the table, the key, the value and what was expected.
 
+use crate::crash::CRASHES_MAX;
 use crate::file::{
     DURATION_S_MAX, FLOWS_MAX, Flow, Handover, LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind,
     Scenario,
@@ -43,6 +44,22 @@ impl Scenario {
             handover
                 .check(self)
                 .map_err(|fault| format!("handover: {fault}"))?;
+        }
+        seconds(
+            "hibernate_after_s",
+            self.hibernate_after_s,
+            DURATION_S_MAX,
+        )?;
+        if self.crashes.len() > CRASHES_MAX {
+            return Err(format!(
+                "{} crashes, at most {CRASHES_MAX}",
+                self.crashes.len()
+            ));
+        }
+        for crash in &self.crashes {
+            crash
+                .check(self.duration_s)
+                .map_err(|fault| format!("crash: {fault}"))?;
         }
         for expect in &self.expectations {
             crate::expect::check(&expect.text)
@@ -190,7 +207,7 @@ impl Handover {
     }
 }
 
-fn seconds(key: &str, value: f64, max: f64) -> Result<(), String> {
+pub(crate) fn seconds(key: &str, value: f64, max: f64) -> Result<(), String> {
     if (0.0..=max).contains(&value) {
         Ok(())
     } else {

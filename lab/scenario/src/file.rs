@@ -3,6 +3,7 @@
 //! Files are strict: a key that is not known is an error that says which one was probably meant,
 //! because a misspelt property that is silently ignored makes a result about something else.
 
+use crate::crash::{Crash, hibernate_after_default};
 use crate::properties::{Settings, table_with_properties};
 use cedos_lab_link::trace::{self, Row, Trace};
 use cedos_lab_link::{Opportunities, Time};
@@ -52,6 +53,12 @@ pub struct Scenario {
     pub flows: Vec<Flow>,
     /// Generated handovers between the links.
     pub handover: Option<Handover>,
+    /// Idle time after which both ends hibernate.
+    #[serde(default = "hibernate_after_default")]
+    pub hibernate_after_s: f64,
+    /// Crashes of either end.
+    #[serde(default, rename = "crash")]
+    pub crashes: Vec<Crash>,
     /// What must hold of the report.
     #[serde(default, rename = "expect")]
     pub expectations: Vec<Expect>,

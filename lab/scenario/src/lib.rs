@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod crash;
 mod expect;
 mod file;
 mod properties;
@@ -31,6 +32,7 @@ mod suggest;
 mod switches;
 mod timeline;
 
+pub use crash::{CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, HIBERNATE_AFTER_S_DEFAULT, Who};
 pub use file::{
     AccessPoint, At, Class, DURATION_S_MAX, Direction, Expect, FLOWS_MAX, Family, Flow, Handover,
     LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind, Policy, Recorded, Repeat, Scenario,

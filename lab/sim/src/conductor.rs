@@ -1,0 +1,169 @@
+//! Carries out the device's policy: opens paths, grants, revokes, wakes the session.
+//!
+//! It looks when something happened to a link or a flow, and every [`TICK`] while a link that costs
+//! something is up and its use may change; otherwise not at all, so hours of waiting cost nothing.
+
+use cedos_lab_link::{Span, Time};
+use cedos_lab_scenario::Class;
+use d2tp_session::{Addresses, LinkId};
+
+use crate::clock;
+use crate::device::{Device, Progress};
+use crate::fault::SimFault;
+use crate::log::Log;
+use crate::network::Network;
+use crate::policy::{Need, Offer, Verdict, decide};
+
+/// How often grants are renewed: a grant holds one second of rate.
+const TICK: Span = Span::from_millis(100);
+
+impl Device {
+    /// Tells the session what happened to a link.
+    pub(crate) fn on_link_down(&mut self, now: Time, link: usize) {
+        self.meters[link] = Default::default();
+        if let Some(id) = self.session.filter(|_| !self.is_away()) {
+            let down = |s: &mut d2tp_session::Session| {
+                s.on_link_down(clock::core(now), LinkId(link as u32));
+            };
+            // A session that is over has no paths to lose.
+            let _ = self.endpoint.with(id, down);
+        }
+    }
+
+    /// Looks at links and flows, and acts. True if some permitted link carries packets.
+    pub(crate) fn conduct(
+        &mut self,
+        now: Time,
+        network: &Network,
+        log: &mut Log,
+    ) -> Result<bool, SimFault> {
+        self.look_at = Time::NEVER;
+        if self.is_away() {
+            return Ok(false);
+        }
+        let links = self.classes.len();
+        let active: Vec<usize> = (0..self.transfers.len())
+            .filter(|n| self.transfers[*n].progress == Progress::Active)
+            .collect();
+        self.measure(now, network, !active.is_empty());
+        let free_rate = (0..links)
+            .filter(|l| self.classes[*l] == Class::Free && network.is_up(*l))
+            // Waiting a moment for the first figure loses no deadline, but may save paid bytes.
+            .map(|l| self.meters[l].rate().unwrap_or(u64::MAX / 1024))
+            .sum();
+        let (mut usable, mut again) = (false, Time::NEVER);
+        for link in (0..links).filter(|l| network.is_up(*l)) {
+            let offer = Offer { class: self.classes[link], rate: self.meters[link].rate() };
+            let verdicts: Vec<(usize, Verdict)> = active
+                .iter()
+                .map(|n| (*n, decide(&self.need(now, *n), &offer, free_rate)))
+                .collect();
+            let used = verdicts.iter().any(|(_, v)| matches!(v, Verdict::Use { .. }));
+            if used {
+                usable |= network.is_good(link);
+                self.open(now, link, network, log)?;
+            }
+            if offer.class == Class::Free {
+                continue;
+            }
+            again = again.min(self.grant(now, link, &verdicts, log));
+            // While a free link is in use, its rate decides too, and may change at any moment.
+            if used || (free_rate > 0 && !active.is_empty()) {
+                again = again.min(now + TICK);
+            }
+        }
+        self.look_at = self.look_at.min(again);
+        Ok(usable)
+    }
+
+    fn need(&self, now: Time, number: usize) -> Need {
+        let spec = &self.specs[number];
+        let spent: u64 = (0..self.classes.len())
+            .filter(|l| self.classes[*l] != Class::Free)
+            .map(|l| self.books[number].by_link[l])
+            .sum();
+        Need {
+            remaining: self.remaining(number),
+            left: spec.deadline_s.map(|by| {
+                let left = Time::from_secs_f64(by).since(now);
+                d2tp_session::Span::from_nanos(left.as_nanos())
+            }),
+            policy: spec.policy,
+            budget: spec.metered_bytes_max.map(|max| max.saturating_sub(spent)),
+        }
+    }
+
+    /// Meters run while their link is in use.
+    fn measure(&mut self, now: Time, network: &Network, active: bool) {
+        for link in 0..self.classes.len() {
+            let granted = self.session.and_then(|id| self.endpoint.session(id)).is_some_and(|s| {
+                let mut ids = self.transfers.iter().filter_map(|t| t.id);
+                s.has_path(LinkId(link as u32))
+                    && (self.classes[link] == Class::Free
+                        || ids.any(|id| {
+                            s.grant_left(id, LinkId(link as u32)).is_some_and(|(left, _)| left > 0)
+                        }))
+            });
+            if active && network.is_up(link) && granted {
+                self.meters[link].tick(now);
+            } else {
+                self.meters[link].rest();
+            }
+        }
+    }
+
+    fn open(
+        &mut self,
+        now: Time,
+        link: usize,
+        network: &Network,
+        log: &mut Log,
+    ) -> Result<(), SimFault> {
+        self.wake(now, log)?;
+        let Some(id) = self.session else { return Ok(()) };
+        let number = LinkId(link as u32);
+        if self.endpoint.session(id).is_none_or(|s| s.has_path(number)) {
+            return Ok(());
+        }
+        let remote = network.proxy_address(link);
+        let gated = self.classes[link] != Class::Free;
+        log.note(now, "device", || format!("opens a path on link {link}, gated {gated}"));
+        let addresses = Addresses { link: number, local: None, remote };
+        let _ = self.endpoint.with(id, |s| s.open_path(clock::core(now), addresses, gated));
+        Ok(())
+    }
+
+    /// Grants and revokes on a gated path. When to look again.
+    fn grant(
+        &mut self,
+        now: Time,
+        link: usize,
+        verdicts: &[(usize, Verdict)],
+        log: &mut Log,
+    ) -> Time {
+        let mut look_at = Time::NEVER;
+        let number = LinkId(link as u32);
+        for (flow, verdict) in verdicts {
+            let id = self.transfers[*flow].id;
+            let grant = match verdict {
+                Verdict::Use { grant } => *grant,
+                Verdict::Hold { again, .. } => {
+                    if let Some(again) = again {
+                        look_at = look_at.min(now + Span::from_nanos(again.as_nanos()));
+                    }
+                    0
+                }
+            };
+            let (Some(session), Some(id)) = (self.session, id) else { continue };
+            let left = self.endpoint.session(session).and_then(|s| s.grant_left(id, number));
+            let Some((left, _)) = left else { continue };
+            let renew = if grant == 0 { left > 0 } else { left < grant - grant / 10 };
+            if renew {
+                log.note(now, "device", || format!("grants {grant} on link {link}: {verdict:?}"));
+                let _ = self.endpoint.with(session, |s| s.grant(id, number, grant));
+            }
+        }
+        look_at
+    }
+}
+

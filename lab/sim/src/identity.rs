@@ -1,0 +1,52 @@
+//! Keys, seeds and settings of both ends: all from the scenario's seed.
+
+use d2tp_session::Config;
+use sha2::{Digest, Sha256};
+
+/// Who an end is, and which life of it this is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    pub seed: u64,
+    /// Restarts so far: a process that starts again draws other randomness.
+    pub lives: u64,
+}
+
+impl Identity {
+    pub(crate) fn new(seed: u64) -> Identity {
+        Identity { seed, lives: 0 }
+    }
+
+    fn derive(self, what: &str, life: u64) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        digest.update(self.seed.to_be_bytes());
+        digest.update(life.to_be_bytes());
+        digest.update(what);
+        digest.finalize().into()
+    }
+
+    pub(crate) fn device_key(self) -> [u8; 32] {
+        self.derive("device key", 0)
+    }
+
+    pub(crate) fn proxy_key(self) -> [u8; 32] {
+        self.derive("proxy key", 0)
+    }
+
+    pub(crate) fn token_seed(self) -> [u8; 32] {
+        self.derive("token seed", 0)
+    }
+
+    /// The device's instance.
+    pub(crate) fn instance(self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.derive("instance", 0);
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    pub(crate) fn fresh_seed(self, who: &str, life: u64) -> [u8; 32] {
+        self.derive(who, life)
+    }
+
+    pub(crate) fn config(self) -> Config {
+        Config::default()
+    }
+}

@@ -1,0 +1,78 @@
+//! How fast each link carries payload, as the device's policy knows it.
+
+use cedos_lab_link::{Span, Time};
+
+/// One sample is the mean over this long. // a guess: several round trips, a fraction of a grant
+const PERIOD: Span = Span::from_millis(500);
+
+/// The rate of one attachment of a link.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Meter {
+    since: Option<Time>,
+    bytes: u64,
+    samples: u32,
+    rate: u64,
+}
+
+impl Meter {
+    /// Payload arrived over the link.
+    pub(crate) fn on_payload(&mut self, bytes: u64) {
+        self.bytes += bytes;
+    }
+
+    /// A moment at which the link was in use all the time since the one before.
+    pub(crate) fn tick(&mut self, now: Time) {
+        let since = *self.since.get_or_insert(now);
+        let over = now.since(since);
+        if over < PERIOD {
+            return;
+        }
+        let sample = (u128::from(self.bytes) * 1_000_000_000 / u128::from(over.as_nanos())) as u64;
+        self.samples += 1;
+        // The first period holds the handshake and slow start: it says little, unless it is all
+        // there was. Later ones count a quarter.
+        self.rate = if self.samples <= 2 { sample } else { (3 * self.rate + sample) / 4 };
+        self.since = Some(now);
+        self.bytes = 0;
+    }
+
+    /// The link is not in use: what it carries now says nothing of what it could.
+    pub(crate) fn rest(&mut self) {
+        self.since = None;
+        self.bytes = 0;
+    }
+
+    /// Bytes per second, once measured.
+    pub(crate) fn rate(&self) -> Option<u64> {
+        (self.samples > 1 || (self.samples == 1 && self.rate > 0)).then_some(self.rate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_steady_link_is_measured_and_a_resting_one_keeps_its_figure() {
+        let mut meter = Meter::default();
+        assert_eq!(meter.rate(), None);
+        for n in 0..40 {
+            meter.tick(Time::ZERO + Span::from_millis(100 * n));
+            meter.on_payload(10_000);
+        }
+        assert_eq!(meter.rate(), Some(100_000));
+        meter.rest();
+        meter.tick(Time::from_secs_f64(100.0));
+        meter.tick(Time::from_secs_f64(100.1));
+        assert_eq!(meter.rate(), Some(100_000));
+    }
+
+    #[test]
+    fn a_link_that_carries_nothing_is_soon_known_for_it() {
+        let mut meter = Meter::default();
+        for n in 0..=10 {
+            meter.tick(Time::ZERO + Span::from_millis(100 * n));
+        }
+        assert_eq!(meter.rate(), Some(0));
+    }
+}

@@ -1,0 +1,386 @@
+//! The network between device and proxy: one pipe each way per link, addresses, NATs.
+//!
+//! ```text
+//!  device 10.n.a.2 ──▶ upward pipe ──▶ NAT 198.18.x.y:port ──▶ proxy 203.0.113.1
+//!                  ◀── down pipe   ◀── NAT (no mapping: nobody) ◀──
+//! ```
+//!
+//! Each attachment of a link has an address of its own and, where there is a NAT, a NAT of its own,
+//! so what is sent to an earlier one reaches nobody. A damaged packet is handed to the core as it
+//! is: a kernel would drop most of them by their checksum, the core must stand all of them.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use cedos_lab_link::{Link, Nat, Packet, Time, Verdict};
+use cedos_lab_scenario::{
+    EventKind, Family, LinkEvent, LinkReport, NatKind, Scenario, Timeline,
+};
+
+/// Where the proxy listens.
+const PROXY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+const PROXY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1);
+const PROXY_PORT: u16 = 443;
+/// Where NATs have their outer addresses, 4096 for each link. // RFC 2544's benchmark range
+const OUTER: u32 = u32::from_be_bytes([198, 18, 0, 0]);
+const OUTER_PER_LINK: u32 = 4096;
+/// The first port of the device's sockets; each new socket takes the next one.
+const DEVICE_PORT_FIRST: u16 = 40_000;
+/// Bytes of the IP and UDP headers.
+const HEADERS_V4_BYTES: usize = 28;
+const HEADERS_V6_BYTES: usize = 48;
+
+/// A UDP datagram on a link.
+#[derive(Clone, Debug)]
+pub(crate) struct Datagram {
+    from: SocketAddr,
+    to: SocketAddr,
+    bytes: Vec<u8>,
+}
+
+impl Packet for Datagram {
+    fn corrupt(&mut self, entropy: u64) {
+        self.bytes.corrupt(entropy);
+    }
+}
+
+/// What was delivered to an end.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    /// The link it came over.
+    pub link: usize,
+    /// Its sender as the receiver sees it.
+    pub from: SocketAddr,
+    /// Its payload.
+    pub bytes: Vec<u8>,
+}
+
+/// How a link's attachment reaches the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// By the device's own address.
+    Own,
+    /// Through a NAT with this outer address.
+    Nat(Ipv4Addr),
+    /// Through a NAT64 with this outer address.
+    Nat64(Ipv4Addr),
+}
+
+/// One link and what hangs on it.
+struct Access {
+    name: String,
+    class: &'static str,
+    family: Family,
+    nat_kind: NatKind,
+    pipes: Link<Datagram>,
+    up: bool,
+    dead: bool,
+    stalled: bool,
+    address: u32,
+    /// The device's socket on it.
+    local: SocketAddr,
+    way: Way,
+    nat: Nat<SocketAddr>,
+    bytes_up: u64,
+}
+
+/// All links of a scenario.
+pub(crate) struct Network {
+    links: Vec<Access>,
+    timeline: Timeline,
+    next_port: u16,
+}
+
+impl Network {
+    pub(crate) fn new(scenario: &Scenario) -> Network {
+        let links = scenario
+            .links
+            .iter()
+            .enumerate()
+            .map(|(number, link)| {
+                let mut condition = scenario.condition_at_start(number);
+                // The first event of the timeline brings it up, with an address.
+                condition.up = false;
+                Access {
+                    name: link.name.clone(),
+                    class: link.class.word(),
+                    family: link.family,
+                    nat_kind: link.nat,
+                    pipes: Link::new(&condition, scenario.seed, number as u64),
+                    up: false,
+                    dead: false,
+                    stalled: false,
+                    address: 0,
+                    local: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+                    way: Way::Own,
+                    nat: Nat::new(),
+                    bytes_up: 0,
+                }
+            })
+            .collect();
+        Network {
+            links,
+            timeline: scenario.timeline(),
+            next_port: DEVICE_PORT_FIRST,
+        }
+    }
+
+    /// When something next happens on or to a link.
+    pub(crate) fn next_at(&self) -> Time {
+        let pipes = self.links.iter().filter_map(|l| l.pipes.next_event());
+        pipes
+            .chain(self.timeline.next_at())
+            .min()
+            .unwrap_or(Time::NEVER)
+    }
+
+    /// The next thing that happens to a link by `now`; it has happened when this returns.
+    pub(crate) fn next_event(&mut self, now: Time) -> Option<LinkEvent> {
+        if self.timeline.next_at()? > now {
+            return None;
+        }
+        let event = self.timeline.next()?;
+        let link = &mut self.links[event.link];
+        link.pipes.apply(now, &event.condition);
+        link.up = event.condition.up;
+        link.dead = event.condition.dead;
+        link.stalled = event.condition.stalled;
+        match event.kind {
+            EventKind::Up { address } | EventKind::NewAddress { address } => {
+                link.address = address;
+                link.nat = Nat::new();
+                self.open_socket(event.link);
+            }
+            EventKind::Rebind => link.nat.rebind(),
+            EventKind::Down | EventKind::Attaching | EventKind::Changed => {}
+        }
+        Some(event)
+    }
+
+    /// Gives the device a fresh socket on the link.
+    pub(crate) fn open_socket(&mut self, number: usize) {
+        let port = self.next_port;
+        self.next_port = port.checked_add(1).unwrap_or(DEVICE_PORT_FIRST);
+        let link = &mut self.links[number];
+        let (n, a) = (number as u32, link.address);
+        let inner = Ipv4Addr::from(0x0a00_0002 | n << 20 | (a % 4096) << 8);
+        let outer = Ipv4Addr::from(OUTER + n * OUTER_PER_LINK + a % OUTER_PER_LINK);
+        let v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, n as u16, a as u16, 0, 0, 2);
+        (link.local, link.way) = match (link.family, link.nat_kind) {
+            (Family::V4, NatKind::None) => (SocketAddr::from((inner, port)), Way::Own),
+            (Family::V4, _) => (SocketAddr::from((inner, port)), Way::Nat(outer)),
+            (Family::V6 | Family::Both, _) => (SocketAddr::from((v6, port)), Way::Own),
+            (Family::Nat64, _) => (SocketAddr::from((v6, port)), Way::Nat64(outer)),
+        };
+    }
+
+    /// The proxy as the device reaches it over this link.
+    pub(crate) fn proxy_address(&self, number: usize) -> SocketAddr {
+        match (self.links[number].local, self.links[number].way) {
+            (_, Way::Nat64(_)) => SocketAddr::from((nat64(PROXY_V4), PROXY_PORT)),
+            (SocketAddr::V6(_), _) => SocketAddr::from((PROXY_V6, PROXY_PORT)),
+            (SocketAddr::V4(_), _) => SocketAddr::from((PROXY_V4, PROXY_PORT)),
+        }
+    }
+
+    /// The device puts a datagram on a link.
+    pub(crate) fn send_up(
+        &mut self,
+        now: Time,
+        number: usize,
+        to: SocketAddr,
+        bytes: &[u8],
+    ) -> Verdict {
+        let link = &mut self.links[number];
+        let size = (bytes.len() + headers_bytes(link.local)) as u32;
+        let datagram = Datagram { from: link.local, to, bytes: bytes.to_vec() };
+        let verdict = link.pipes.upward.push(now, size, datagram);
+        if matches!(verdict, Verdict::Queued | Verdict::QueueFull) {
+            link.bytes_up += u64::from(size);
+        }
+        verdict
+    }
+
+    /// The proxy sends a datagram; the link it enters, if it leads to anybody.
+    pub(crate) fn send_down(
+        &mut self,
+        now: Time,
+        to: SocketAddr,
+        bytes: &[u8],
+    ) -> Option<(usize, Verdict)> {
+        let (number, from, inner) = self.links.iter().enumerate().find_map(|(number, link)| {
+            let proxy = self.proxy_address(number);
+            let inner = link.inner(to)?;
+            Some((number, proxy, inner))
+        })?;
+        let size = (bytes.len() + headers_bytes(inner)) as u32;
+        let datagram = Datagram { from, to: inner, bytes: bytes.to_vec() };
+        let verdict = self.links[number].pipes.down.push(now, size, datagram);
+        Some((number, verdict))
+    }
+
+    /// The next datagram that reaches the proxy by `now`.
+    pub(crate) fn next_for_proxy(&mut self, now: Time) -> Option<Delivery> {
+        for (number, link) in self.links.iter_mut().enumerate() {
+            while let Some(datagram) = link.pipes.upward.pop(now) {
+                assert!(link.up, "a packet crossed {}, which is down", link.name);
+                if datagram.from != link.local || !reaches_proxy(datagram.to) {
+                    continue;
+                }
+                let from = match link.way {
+                    Way::Own => link.local,
+                    Way::Nat(outer) | Way::Nat64(outer) => {
+                        SocketAddr::from((outer, link.nat.outbound(link.local)))
+                    }
+                };
+                return Some(Delivery { link: number, from, bytes: datagram.bytes });
+            }
+        }
+        None
+    }
+
+    /// The next datagram that reaches the device by `now`.
+    pub(crate) fn next_for_device(&mut self, now: Time) -> Option<Delivery> {
+        for (number, link) in self.links.iter_mut().enumerate() {
+            while let Some(datagram) = link.pipes.down.pop(now) {
+                assert!(link.up, "a packet crossed {}, which is down", link.name);
+                if datagram.to == link.local {
+                    let Datagram { from, bytes, .. } = datagram;
+                    return Some(Delivery { link: number, from, bytes });
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether the device has an address on the link.
+    pub(crate) fn is_up(&self, number: usize) -> bool {
+        self.links[number].up
+    }
+
+    /// Whether the link carries at least half of what it is given, both ways.
+    pub(crate) fn is_good(&self, number: usize) -> bool {
+        let link = &self.links[number];
+        let carries = |profile: &cedos_lab_link::Profile| {
+            profile.loss.random < 0.3
+                && profile.loss.burst.is_none_or(|b| b.enter <= b.leave)
+                && profile.rate != cedos_lab_link::Rate::BitsPerSecond(0)
+                && profile.corrupt < 0.3
+        };
+        link.up
+            && !link.dead
+            && !link.stalled
+            && carries(link.pipes.down.profile())
+            && carries(link.pipes.upward.profile())
+    }
+
+    /// What the links carried.
+    pub(crate) fn reports(&self) -> Vec<LinkReport> {
+        let report = |link: &Access| LinkReport {
+            name: link.name.clone(),
+            class: link.class.to_owned(),
+            bytes_down: link.pipes.down.counters().bytes_delivered,
+            bytes_up: link.bytes_up,
+            packets_while_down: link.pipes.upward.counters().packets_while_down,
+        };
+        self.links.iter().map(report).collect()
+    }
+}
+
+impl Access {
+    /// Whom on this link a datagram to `to` reaches.
+    fn inner(&self, to: SocketAddr) -> Option<SocketAddr> {
+        if !self.up {
+            return None;
+        }
+        match self.way {
+            Way::Own => (to == self.local).then_some(to),
+            Way::Nat(outer) | Way::Nat64(outer) => {
+                (to.ip() == outer).then(|| self.nat.inbound(to.port()))?
+            }
+        }
+    }
+}
+
+fn nat64(v4: Ipv4Addr) -> Ipv6Addr {
+    let [a, b, c, d] = v4.octets();
+    let pair = |high, low| u16::from_be_bytes([high, low]);
+    // RFC 6052 §2.1
+    Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, pair(a, b), pair(c, d))
+}
+
+fn reaches_proxy(to: SocketAddr) -> bool {
+    to.port() == PROXY_PORT
+        && (to.ip() == PROXY_V4 || to.ip() == PROXY_V6 || to.ip() == nat64(PROXY_V4))
+}
+
+fn headers_bytes(local: SocketAddr) -> usize {
+    if local.is_ipv6() { HEADERS_V6_BYTES } else { HEADERS_V4_BYTES }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cedos_lab_link::Span;
+
+    fn network(link: &str) -> Network {
+        let text = format!("duration_s = 60\n[[link]]\nname = \"wlan0\"\n{link}");
+        let scenario = Scenario::parse("test", &text, &mut |_| unreachable!()).unwrap();
+        let mut network = Network::new(&scenario);
+        while network.next_event(Time::ZERO).is_some() {}
+        network
+    }
+
+    fn s(s: u64) -> Time {
+        Time::ZERO + Span::from_millis(1000 * s)
+    }
+
+    fn up(network: &mut Network, at: Time) -> SocketAddr {
+        let proxy = network.proxy_address(0);
+        assert_eq!(network.send_up(at, 0, proxy, b"to the proxy"), Verdict::Queued);
+        network.next_for_proxy(at + Span::from_millis(500)).unwrap().from
+    }
+
+    #[test]
+    fn an_answer_finds_its_way_back_through_the_nat() {
+        let mut network = network("");
+        let from = up(&mut network, s(0));
+        assert_eq!(from.ip().to_string(), "198.18.0.0");
+        assert!(network.send_down(s(1), from, b"to the device").is_some());
+        let delivery = network.next_for_device(s(2)).unwrap();
+        assert_eq!(delivery.from, network.proxy_address(0));
+        assert_eq!(delivery.bytes, b"to the device");
+    }
+
+    #[test]
+    fn after_a_rebinding_the_old_port_leads_nowhere() {
+        let mut network = network("nat = \"rebinding\"\nnat_rebind_s = 5\n");
+        let from = up(&mut network, s(0));
+        while network.next_event(s(5)).is_some() {}
+        assert!(network.send_down(s(5), from, b"late").is_none());
+        assert_ne!(up(&mut network, s(5)), from);
+    }
+
+    #[test]
+    fn after_re_attachment_there_is_another_address_and_the_old_one_leads_nowhere() {
+        let at = "[[link.at]]\nt_s = 5\nup = false\n[[link.at]]\nt_s = 9\nup = true\n";
+        let mut network = network(at);
+        let from = up(&mut network, s(0));
+        while network.next_event(s(5)).is_some() {}
+        let proxy = network.proxy_address(0);
+        assert_eq!(network.send_up(s(6), 0, proxy, b"lost"), Verdict::Down);
+        assert_eq!(network.reports()[0].packets_while_down, 1);
+        while network.next_event(s(9)).is_some() {}
+        assert!(network.send_down(s(9), from, b"late").is_none());
+        assert_ne!(up(&mut network, s(9)).ip(), from.ip());
+    }
+
+    #[test]
+    fn an_ipv6_only_device_reaches_the_proxy_through_a_nat64() {
+        let mut network = network("family = \"v6-only-nat64\"\n");
+        assert_eq!(network.proxy_address(0).to_string(), "[64:ff9b::cb00:7101]:443");
+        let from = up(&mut network, s(0));
+        assert!(from.is_ipv4());
+        assert!(network.send_down(s(1), from, b"back").is_some());
+        assert!(network.next_for_device(s(2)).unwrap().from.is_ipv6());
+    }
+}

@@ -1,0 +1,219 @@
+//! What applications do with a flow: give bytes from a cursor, take bytes and check each of them.
+//!
+//! ```text
+//!  download   device: request ──▶          proxy: content of the size and seed asked for ◀──
+//!  upload     device: request, content ──▶ proxy: SHA-256 of what arrived ◀──
+//! ```
+
+use bytes::Bytes;
+use d2tp_session::{FlowId, Read, Session};
+use sha2::{Digest, Sha256};
+
+use crate::content;
+use crate::fault::SimFault;
+
+/// Bytes of a request: what is wanted, size, seed.
+pub(crate) const REQUEST_BYTES: usize = 17;
+/// Bytes of the answer to an upload.
+pub(crate) const DIGEST_BYTES: usize = 32;
+/// Bytes given or taken at a time.
+const CHUNK_BYTES: u64 = 64 * 1024;
+
+/// What the device asks for at the beginning of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub upload: bool,
+    pub size: u64,
+    pub seed: u64,
+}
+
+impl Request {
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let mut out = vec![u8::from(self.upload)];
+        out.extend(self.size.to_be_bytes());
+        out.extend(self.seed.to_be_bytes());
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Request> {
+        let (upload, rest) = bytes.split_first()?;
+        let (size, seed) = rest.split_first_chunk::<8>()?;
+        Some(Request {
+            upload: *upload == 1,
+            size: u64::from_be_bytes(*size),
+            seed: u64::from_be_bytes(*seed.first_chunk()?),
+        })
+    }
+}
+
+/// Bytes to be sent that can be made again from any offset: a head, then content.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pub head: Vec<u8>,
+    pub seed: u64,
+    pub size: u64,
+    /// Where the next byte to be given is; unknown while the session says where to begin.
+    pub cursor: Option<u64>,
+    finished: bool,
+}
+
+impl Source {
+    pub(crate) fn new(head: Vec<u8>, seed: u64, size: u64) -> Source {
+        Source { head, seed, size, cursor: Some(0), finished: false }
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.head.len() as u64 + self.size
+    }
+
+    /// The session asks for the bytes from `offset` on.
+    pub(crate) fn begin_at(&mut self, offset: u64) {
+        self.cursor = Some(offset);
+        self.finished = false;
+    }
+
+    /// The session is a record now: it will say where to begin.
+    pub(crate) fn wait(&mut self) {
+        self.cursor = None;
+        self.finished = false;
+    }
+
+    /// Gives the session as much as it takes, and the end.
+    pub(crate) fn give(&mut self, session: &mut Session, id: FlowId) {
+        let Some(mut cursor) = self.cursor.filter(|_| !self.finished) else { return };
+        while cursor < self.total() {
+            // An error means the flow is over; its event says so.
+            let Ok(room) = session.write_room(id) else { return };
+            let n = room.min(self.total() - cursor).min(CHUNK_BYTES);
+            if n == 0 || session.write(id, self.bytes(cursor, n)).is_err() {
+                self.cursor = Some(cursor);
+                return;
+            }
+            cursor += n;
+        }
+        self.cursor = Some(cursor);
+        self.finished = session.finish(id).is_ok();
+    }
+
+    fn bytes(&self, offset: u64, n: u64) -> Bytes {
+        let mut out = vec![0; n as usize];
+        let head = self.head.get(offset as usize..).unwrap_or(&[]);
+        let of_head = head.len().min(out.len());
+        out[..of_head].copy_from_slice(&head[..of_head]);
+        let at = (offset + of_head as u64).saturating_sub(self.head.len() as u64);
+        content::fill(self.seed, at, &mut out[of_head..]);
+        out.into()
+    }
+}
+
+/// Where arriving bytes go: a head that is kept, then content that is compared and digested.
+#[derive(Clone, Debug)]
+pub(crate) struct Sink {
+    head_bytes: usize,
+    pub head: Vec<u8>,
+    /// Seed of the content; known once the head is.
+    pub seed: u64,
+    digest: Sha256,
+    pub offset: u64,
+    pub ended: bool,
+}
+
+impl Sink {
+    pub(crate) fn new(head_bytes: usize, seed: u64) -> Sink {
+        let digest = Sha256::new();
+        Sink { head_bytes, head: Vec::new(), seed, digest, offset: 0, ended: false }
+    }
+
+    /// The head, once it is complete.
+    pub(crate) fn whole_head(&self) -> Option<&[u8]> {
+        (self.head.len() == self.head_bytes).then_some(&self.head)
+    }
+
+    /// Bytes of content taken.
+    pub(crate) fn content_bytes(&self) -> u64 {
+        self.offset - self.head.len() as u64
+    }
+
+    pub(crate) fn digest(&self) -> [u8; DIGEST_BYTES] {
+        self.digest.clone().finalize().into()
+    }
+
+    /// Takes what the session has, and checks it: a prefix of what was written, nothing else.
+    pub(crate) fn take(&mut self, session: &mut Session, id: FlowId) -> Result<(), SimFault> {
+        if let Some((at, _)) = session.received(id)
+            && at != self.offset
+        {
+            return Err(SimFault::Skipped { flow: id, expected: self.offset, got: at });
+        }
+        loop {
+            match session.read(id, CHUNK_BYTES as usize) {
+                Ok(Read::Chunk(bytes)) => self.accept(id, &bytes)?,
+                Ok(Read::End) => {
+                    self.ended = true;
+                    return Ok(());
+                }
+                Ok(Read::Pending) | Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    fn accept(&mut self, id: FlowId, bytes: &[u8]) -> Result<(), SimFault> {
+        if self.ended {
+            return Err(SimFault::BeyondEnd { flow: id, offset: self.offset });
+        }
+        let of_head = (self.head_bytes - self.head.len()).min(bytes.len());
+        self.head.extend(&bytes[..of_head]);
+        self.offset += of_head as u64;
+        if of_head > 0
+            && self.head_bytes == REQUEST_BYTES
+            && let Some(request) = self.whole_head().and_then(Request::decode)
+        {
+            self.seed = request.seed;
+        }
+        let rest = &bytes[of_head..];
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let mut right = vec![0; rest.len()];
+        content::fill(self.seed, self.content_bytes(), &mut right);
+        if let Some(at) = rest.iter().zip(&right).position(|(got, right)| got != right) {
+            return Err(SimFault::WrongByte { flow: id, offset: self.offset + at as u64 });
+        }
+        self.digest.update(rest);
+        self.offset += rest.len() as u64;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_read_as_it_was_written() {
+        let request = Request { upload: true, size: 1 << 40, seed: 77 };
+        assert_eq!(request.encode().len(), REQUEST_BYTES);
+        assert_eq!(Request::decode(&request.encode()), Some(request));
+        assert_eq!(Request::decode(&[1, 2, 3]), None);
+    }
+
+    #[test]
+    fn a_source_gives_the_same_bytes_from_any_offset() {
+        let source = Source::new(vec![1, 2, 3], 9, 100);
+        let whole = source.bytes(0, 103);
+        assert_eq!(whole[..3], [1, 2, 3]);
+        for at in [0, 2, 3, 50] {
+            assert_eq!(source.bytes(at, 20), whole[at as usize..at as usize + 20]);
+        }
+    }
+
+    #[test]
+    fn a_wrong_byte_is_found_and_named() {
+        let mut sink = Sink::new(0, 9);
+        let mut bytes = Source::new(vec![], 9, 100).bytes(0, 100).to_vec();
+        sink.accept(FlowId(0), &bytes[..40]).unwrap();
+        bytes[70] ^= 1;
+        let fault = sink.accept(FlowId(0), &bytes[40..]).unwrap_err();
+        assert!(matches!(fault, SimFault::WrongByte { offset: 70, .. }), "{fault}");
+    }
+}
