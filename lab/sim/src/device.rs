@@ -229,9 +229,6 @@ impl Device {
                 self.start(now, number, log)?;
             }
         }
-        if self.look_at <= now {
-            self.look_at = Time::NEVER;
-        }
         Ok(restarted)
     }
 
@@ -477,7 +474,11 @@ impl Device {
             self.transfers[number] = transfer_of(&self.specs[number], seed);
             return self.start(now, number, log);
         }
-        transfer.progress = Progress::Failed(end.to_string());
+        transfer.progress = match end {
+            // Reading the last byte may end the flow at once, without a separate end to read.
+            FlowEnd::Complete => Progress::Done(now),
+            end => Progress::Failed(end.to_string()),
+        };
         self.look_at = now;
         Ok(())
     }
