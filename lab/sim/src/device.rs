@@ -239,7 +239,10 @@ impl Device {
         self.endpoint = endpoint(&self.identity, self.identity.lives);
         self.session = None;
         self.idle_since = None;
-        for (transfer, kept) in self.transfers.iter_mut().zip(&self.journal.transfers) {
+        for (number, kept) in self.journal.transfers.iter().enumerate() {
+            let transfer = &mut self.transfers[number];
+            // What was read since comes again.
+            self.books[number].duplicate += transfer.sink.offset - kept.sink.offset;
             *transfer = kept.clone();
             transfer.source.wait();
         }
@@ -346,8 +349,12 @@ impl Device {
         if payload > 0 {
             self.meters[link].on_payload(payload);
             let gained = (0..offsets.len()).filter(|n| self.transfers[*n].sink.offset > offsets[*n]);
+            let gained: Vec<usize> = gained.collect();
+            // An answer to an upload is not content.
+            let answers: u64 = gained.iter().map(|n| self.transfers[*n].sink.head.len() as u64).sum();
             let repeated = after.1.saturating_sub(before.1);
-            self.book(link, Direction::Down, gained.collect(), payload, repeated);
+            let content = payload.saturating_sub(answers);
+            self.book(link, Direction::Down, gained, content, repeated);
         }
         Ok(payload > 0)
     }
@@ -371,6 +378,7 @@ impl Device {
         let last = self.served_last[link].filter(|n| candidates.contains(n));
         let number = match (&candidates[..], &gained[..]) {
             ([], _) => return,
+            _ if payload == 0 => return,
             ([only], _) => *only,
             (_, [one, ..]) => *one,
             ([first, ..], _) => last.unwrap_or(*first),
@@ -561,7 +569,7 @@ impl Device {
             deadline_s: spec.deadline_s,
             deadline_met: finished_s.is_some_and(|at| spec.deadline_s.is_none_or(|by| at <= by)),
             bytes_by_link: carried.map(|(name, n)| (name.clone(), *n)).collect(),
-            duplicate_bytes: book.duplicate,
+            duplicate_bytes: book.duplicate + t.id.map_or(0, |id| proxy.undone(id)),
         }
     }
 

@@ -8,8 +8,10 @@
 //!
 //! Each is text in the form of a scenario file, so a seed that fails is at once a file to keep.
 
+use std::cell::RefCell;
 use std::fmt::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 use cedos_lab_link::seeded;
 use cedos_lab_scenario::Scenario;
@@ -31,7 +33,10 @@ pub fn try_seed(seed: u64, salt: u64) -> Result<(), String> {
         unreachable!("no scenario drawn here names {name}")
     })
     .map_err(|fault| fault.to_string())?;
+    listen_to_panics();
+    PANIC.set(Some(String::new()));
     let ended = catch_unwind(AssertUnwindSafe(|| crate::run(&scenario, None)));
+    let panicked = PANIC.take().unwrap_or_default();
     match ended {
         Ok(Ok(outcome)) if outcome.report.holds() => Ok(()),
         Ok(Ok(outcome)) => {
@@ -40,12 +45,29 @@ pub fn try_seed(seed: u64, salt: u64) -> Result<(), String> {
             Err(broken.join(", "))
         }
         Ok(Err(fault)) => Err(fault.to_string()),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(format!("the core panicked: {}", text.unwrap_or("without a text")))
-        }
+        Err(_) => Err(panicked),
     }
+}
+
+thread_local! {
+    /// What the last panic of this thread said; none while nobody here listens.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// From now on a panic during [`try_seed`] is kept with its place instead of being printed.
+fn listen_to_panics() {
+    static LISTENS: Once = Once::new();
+    LISTENS.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            let listens = PANIC.with_borrow_mut(|kept| {
+                kept.as_mut().map(|kept| *kept = info.to_string().replace('\n', " ")).is_some()
+            });
+            if !listens {
+                before(info);
+            }
+        }));
+    });
 }
 
 /// The scenario file of a seed.

@@ -47,6 +47,8 @@ pub(crate) struct Proxy {
     idle_since: Option<Time>,
     hibernate_after: Span,
     dirty: bool,
+    /// Bytes of each flow that crashes undid; no crash undoes this.
+    undone: BTreeMap<FlowId, u64>,
 }
 
 impl Proxy {
@@ -60,6 +62,7 @@ impl Proxy {
             idle_since: None,
             hibernate_after: Span::from_secs_f64(scenario.hibernate_after_s),
             dirty: false,
+            undone: BTreeMap::new(),
         }
     }
 
@@ -88,6 +91,16 @@ impl Proxy {
         self.flows.get(&id).map_or(0, |f| f.sink.content_bytes())
     }
 
+    /// Bytes of a flow that had to come again because a crash undid them.
+    pub(crate) fn undone(&self, id: FlowId) -> u64 {
+        self.undone.get(&id).copied().unwrap_or(0)
+    }
+
+    /// Bytes of requests taken in all: they are not content.
+    pub(crate) fn requests(&self) -> u64 {
+        self.flows.values().map(|f| f.sink.head.len() as u64).sum()
+    }
+
     /// The process stops without a word.
     pub(crate) fn crash(&mut self, now: Time, away: Span, log: &mut Log) {
         log.note(now, "proxy", || "crashes".to_owned());
@@ -105,6 +118,10 @@ impl Proxy {
             self.idle_since = None;
             self.identity.lives += 1;
             self.endpoint = endpoint(&self.identity, self.identity.lives);
+            for (id, flow) in &self.flows {
+                let kept = self.journal.flows.get(id).map_or(0, |kept| kept.sink.offset);
+                *self.undone.entry(*id).or_default() += flow.sink.offset - kept;
+            }
             self.flows = self.journal.flows.clone();
             self.flows.values_mut().for_each(Served::wait);
             if let Some(record) = &self.journal.record {

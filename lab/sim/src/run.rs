@@ -233,9 +233,11 @@ impl<'a> Run<'a> {
         }
         while let Some(delivery) = self.network.next_for_proxy(now) {
             let link = delivery.link;
-            let payload = self.proxy.on_datagram(now, delivery);
-            self.device.on_uploaded(link, payload);
+            let requests = self.proxy.requests();
+            let (payload, repeated) = self.proxy.on_datagram(now, delivery);
             self.proxy.attend(now, &mut self.log)?;
+            let content = payload.saturating_sub(self.proxy.requests() - requests);
+            self.device.on_uploaded(link, (content, repeated));
         }
         Ok(())
     }
