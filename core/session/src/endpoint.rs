@@ -140,6 +140,8 @@ pub struct Endpoint {
     events: VecDeque<(SessionId, Event)>,
     syn_window: (Time, u32),
     unknown_window: (Time, u32),
+    /// The session whose changes are not booked yet.
+    touched: Option<SessionId>,
 }
 
 impl Endpoint {
@@ -178,6 +180,7 @@ impl Endpoint {
             events: VecDeque::new(),
             syn_window: (Time::ZERO, 0),
             unknown_window: (Time::ZERO, 0),
+            touched: None,
         }
     }
 
@@ -379,9 +382,34 @@ impl Endpoint {
     // ---- datagrams in ----
 
     /// Takes in one datagram.
-    #[inline]
     pub fn handle_datagram(&mut self, now: Time, incoming: Incoming<'_>) {
+        let stride = incoming.bytes.len().max(1);
+        self.handle_datagrams(now, incoming, stride);
+    }
+
+    /// Takes in datagrams of one sender that lie back to back, `stride` bytes each (the last may
+    /// be shorter). Sessions are asked what they want to send once, at the end.
+    pub fn handle_datagrams(&mut self, now: Time, incoming: Incoming<'_>, stride: usize) {
         let Incoming { addresses, bytes } = incoming;
+        for datagram in bytes.chunks_mut(stride.max(1)) {
+            self.take_in(now, addresses, datagram);
+        }
+        if let Some(id) = self.touched.take() {
+            self.settle(id);
+        }
+    }
+
+    /// Books a session's changes later, but before any other session's.
+    fn touch(&mut self, id: SessionId) {
+        if let Some(before) = self.touched.replace(id)
+            && before != id
+        {
+            self.settle(before);
+        }
+    }
+
+    #[inline]
+    fn take_in(&mut self, now: Time, addresses: Addresses, bytes: &mut [u8]) {
         let Some((kind, version, cid, _)) = PacketKind::split(bytes) else { return };
         match kind {
             PacketKind::Data => self.on_data(now, addresses, cid, bytes),
@@ -427,7 +455,11 @@ impl Endpoint {
             Some(Route::Session { id, path, generation }) => {
                 let Some(slot) = self.slot(id) else { return };
                 slot.session.handle_data(now, path, generation, from, bytes);
-                self.settle(id);
+                if slot.session.cid_changes.is_empty() {
+                    self.touch(id);
+                } else {
+                    self.settle(id);
+                }
             }
             Some(Route::HalfOpen { index, path }) => self.confirm(now, from, index, path, bytes),
             None => self.answer_unknown(now, from, cid, bytes.len()),

@@ -632,11 +632,30 @@ impl Session {
 
     /// R-PATH-8: the peer learns on whatever path comes next that this one is no more, and what
     /// arrived on it to the last.
-    fn tell_gone(&mut self, path: Path) {
+    pub(crate) fn tell_gone(&mut self, path: Path) {
         if self.gone.len() == PATHS_MAX {
             self.gone.remove(0);
         }
         self.gone.push(Gone { path: path.id, received: path.acks.ranges().collect(), tell: true });
+    }
+
+    /// Stops using a link that is still up: the peer is told on the very path, which then goes.
+    pub fn close_path(&mut self, now: Time, link: LinkId, reason: Reason) {
+        if self.keys.is_none() || self.paths.iter().all(|p| p.addresses.link != link) {
+            return self.on_link_down(now, link);
+        }
+        for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
+            path.status = PathStatus::Gone;
+            path.status_seq = u64::from(u32::MAX);
+            path.reason = reason;
+            path.wants |= path::want::STATUS;
+            path.probe_now = true;
+        }
+    }
+
+    /// Whether there is something to say that no ACK or timer brings up.
+    pub fn has_news(&self) -> bool {
+        self.says != 0 || self.flows.has_dirty()
     }
 
     pub(crate) fn drop_knock(&mut self) {

@@ -77,6 +77,14 @@ impl Session {
         });
         for slot in &order[..n] {
             if let Some(t) = self.fill(now, *slot, control_slot == Some(*slot), buf) {
+                let path = self.paths.at(*slot);
+                if path.status == PathStatus::Gone && path.wants & path::want::STATUS == 0 {
+                    // Its last word is on its way; whether it arrives is said elsewhere again.
+                    let reason = path.reason;
+                    let path = self.remove_path(*slot);
+                    self.tell_gone(path);
+                    self.suspend_if_idle(now, reason);
+                }
                 return Some(t);
             }
         }
