@@ -444,6 +444,11 @@ impl Session {
         self.retire_if_complete(id);
     }
 
+    /// Whether our direction's end was written.
+    pub fn is_finishing(&self, id: FlowId) -> bool {
+        self.flows.get(id).is_none_or(|f| f.send.is_finished())
+    }
+
     /// How many bytes of a flow were read so far, and its length if known.
     pub fn received(&self, id: FlowId) -> Option<(u64, Option<u64>)> {
         self.flows.get(id).map(|f| (f.recv.read_to(), f.recv.final_size()))
