@@ -100,7 +100,9 @@ impl Flow {
 
     /// Both directions are over and the peer knows.
     pub(crate) fn is_complete(&self) -> bool {
-        self.send.is_complete() && self.recv.is_complete() && self.wants & (want::RESET | want::STOP) == 0
+        self.send.is_complete()
+            && self.recv.is_complete()
+            && self.wants & (want::RESET | want::STOP) == 0
     }
 
     fn may_send(&self, session_room: u64) -> bool {
@@ -207,7 +209,10 @@ impl Flows {
     /// in the record are known.
     pub(crate) fn was_used(&self, id: FlowId) -> bool {
         id.epoch() < self.seen_floor
-            || self.seen.get(&id.epoch()).is_some_and(|s| s.contains(u64::from(id.counter())))
+            || self
+                .seen
+                .get(&id.epoch())
+                .is_some_and(|s| s.contains(u64::from(id.counter())))
     }
     /// Everything up to this epoch counts as used.
     pub(crate) fn set_seen_floor(&mut self, epoch: u32) {
@@ -216,7 +221,9 @@ impl Flows {
 
     /// Something about the flow's output changed: looks whether it is to be sent.
     pub(crate) fn touch(&mut self, id: FlowId) {
-        let Some(flow) = self.table.get_mut(&id) else { return };
+        let Some(flow) = self.table.get_mut(&id) else {
+            return;
+        };
         if !flow.queued && flow.may_send(u64::MAX) {
             flow.queued = true;
             self.ready.push_back(id);
@@ -258,12 +265,20 @@ impl Flows {
 
     /// The flow whose turn it is on a path; drops those with nothing to send from the line.
     #[inline]
-    pub(crate) fn next_for(&mut self, path: PathId, gated: bool, session_room: u64) -> Option<FlowId> {
+    pub(crate) fn next_for(
+        &mut self,
+        path: PathId,
+        gated: bool,
+        session_room: u64,
+    ) -> Option<FlowId> {
         let mut i = 0;
         let mut best: Option<(u8, usize, FlowId)> = None;
         while i < self.ready.len() {
             let id = self.ready[i];
-            let flow = self.table.get_mut(&id).expect("flows in line are in the table");
+            let flow = self
+                .table
+                .get_mut(&id)
+                .expect("flows in line are in the table");
             if !flow.may_send(u64::MAX) {
                 flow.queued = false;
                 self.ready.remove(i);

@@ -183,18 +183,29 @@ impl Path {
         if self.challenges.len() == CHALLENGE_NONCES_MAX {
             self.challenges.remove(0);
         }
-        self.challenges.push(Challenge { nonce, remote: self.addresses.remote });
+        self.challenges.push(Challenge {
+            nonce,
+            remote: self.addresses.remote,
+        });
         self.wants |= want::CHG;
     }
 
     /// The question to ask at the address the path is at now.
     pub(crate) fn challenge_here(&self) -> Option<Challenge> {
-        self.challenges.iter().rev().find(|c| c.remote == self.addresses.remote).copied()
+        self.challenges
+            .iter()
+            .rev()
+            .find(|c| c.remote == self.addresses.remote)
+            .copied()
     }
 
     /// Bytes that may go to an address that has not proved itself.
     pub(crate) fn unproved_room(&self) -> u64 {
-        if self.validated { u64::MAX } else { self.rx_bytes.saturating_sub(self.tx_bytes) }
+        if self.validated {
+            u64::MAX
+        } else {
+            self.rx_bytes.saturating_sub(self.tx_bytes)
+        }
     }
 
     /// Whether anything at all may be sent to the address.
@@ -211,7 +222,11 @@ impl Path {
     /// that the pacer is never the bottleneck (RFC 9002 §7.7), twice as fast while searching.
     pub(crate) fn pacing_rate(&self) -> u64 {
         let rtt = self.recovery.rtt.smoothed().max(Span::from_micros(10));
-        let (num, den) = if self.recovery.controller.in_slow_start() { (2, 1) } else { (5, 4) };
+        let (num, den) = if self.recovery.controller.in_slow_start() {
+            (2, 1)
+        } else {
+            (5, 4)
+        };
         let bytes = u128::from(self.recovery.controller.window()) * num / den;
         (bytes * 1_000_000_000 / u128::from(rtt.as_nanos())).min(u128::from(u64::MAX >> 8)) as u64
     }
@@ -222,7 +237,12 @@ impl Path {
         if self.recovery.is_waiting() || self.state == PathState::Opening {
             return Time::NEVER;
         }
-        let base = self.recovery.rtt.probe_timeout(ack_delay_max).times(3).max(ASK_AFTER_MIN);
+        let base = self
+            .recovery
+            .rtt
+            .probe_timeout(ack_delay_max)
+            .times(3)
+            .max(ASK_AFTER_MIN);
         self.last_rx + base.times(1 << self.quiet.min(10)).min(ASK_AFTER_MAX)
     }
 

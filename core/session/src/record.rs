@@ -166,7 +166,13 @@ impl Record {
         if !r.is_empty() {
             return Err(RecordError::Damaged);
         }
-        Ok(Record { role, peer, instance, epoch, flows })
+        Ok(Record {
+            role,
+            peer,
+            instance,
+            epoch,
+            flows,
+        })
     }
 }
 

@@ -57,7 +57,12 @@ impl SendHalf {
     }
 
     /// A half restored from a record: everything below `offset` arrived.
-    pub(crate) fn restored(offset: u64, fin_at: Option<u64>, complete: bool, durable: bool) -> Self {
+    pub(crate) fn restored(
+        offset: u64,
+        fin_at: Option<u64>,
+        complete: bool,
+        durable: bool,
+    ) -> Self {
         let mut half = SendHalf::new(0, durable);
         half.released = offset;
         half.acked_to = offset;
@@ -130,12 +135,19 @@ impl SendHalf {
 
     /// New bytes that credit holds back.
     pub(crate) fn is_blocked(&self) -> bool {
-        self.reset.is_none() && self.lost.is_empty() && self.next < self.end && self.next >= self.credit
+        self.reset.is_none()
+            && self.lost.is_empty()
+            && self.next < self.end
+            && self.next >= self.credit
     }
 
     /// Takes the next piece to send, at most `max` bytes: `(offset, length, fin, new bytes)`.
     #[inline]
-    pub(crate) fn take(&mut self, max: usize, session_room: u64) -> Option<(u64, usize, bool, u64)> {
+    pub(crate) fn take(
+        &mut self,
+        max: usize,
+        session_room: u64,
+    ) -> Option<(u64, usize, bool, u64)> {
         if let Some((start, end)) = self.lost.first() {
             let len = (end - start).min(max as u64);
             if len == 0 {

@@ -61,7 +61,11 @@ pub enum Life {
 /// A change to the connection ids that lead to this session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CidChange {
-    Add { cid: Cid, path: PathId, generation: u32 },
+    Add {
+        cid: Cid,
+        path: PathId,
+        generation: u32,
+    },
     Remove(Cid),
 }
 
@@ -388,7 +392,9 @@ impl Session {
 
     /// Offset of the next byte to be written, and of the first the peer has not acknowledged.
     pub fn send_offsets(&self, id: FlowId) -> Option<(u64, u64)> {
-        self.flows.get(id).map(|f| (f.send.end(), f.send.acked_to()))
+        self.flows
+            .get(id)
+            .map(|f| (f.send.end(), f.send.acked_to()))
     }
 
     /// Whether everything written so far, the end included, was acknowledged.
@@ -400,7 +406,9 @@ impl Session {
 
     /// Reads the next bytes, at most `max` of them.
     pub fn read(&mut self, id: FlowId, max: usize) -> Result<Read, FlowError> {
-        let Some(flow) = self.flows.get_mut(id) else { return Err(FlowError::Gone) };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return Err(FlowError::Gone);
+        };
         flow.told_readable = false;
         if let Some(code) = flow.recv.reset {
             return Err(FlowError::Reset(code));
@@ -418,7 +426,9 @@ impl Session {
 
     /// Reads into `out`; `Ok(None)` is the end, `Ok(Some(0))` nothing now.
     pub fn read_into(&mut self, id: FlowId, out: &mut [u8]) -> Result<Option<usize>, FlowError> {
-        let Some(flow) = self.flows.get_mut(id) else { return Err(FlowError::Gone) };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return Err(FlowError::Gone);
+        };
         flow.told_readable = false;
         if let Some(code) = flow.recv.reset {
             return Err(FlowError::Reset(code));
@@ -436,7 +446,9 @@ impl Session {
         {
             self.says |= say::CREDIT;
         }
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if flow.recv.wants_credit() {
             flow.wants |= want::CREDIT;
         }
@@ -451,12 +463,16 @@ impl Session {
 
     /// How many bytes of a flow were read so far, and its length if known.
     pub fn received(&self, id: FlowId) -> Option<(u64, Option<u64>)> {
-        self.flows.get(id).map(|f| (f.recv.read_to(), f.recv.final_size()))
+        self.flows
+            .get(id)
+            .map(|f| (f.recv.read_to(), f.recv.final_size()))
     }
 
     /// Abandons our direction; the peer's reader sees `code`.
     pub fn reset(&mut self, id: FlowId, code: u64) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if flow.send.is_complete() {
             return;
         }
@@ -469,7 +485,9 @@ impl Session {
 
     /// Asks the peer to stop its direction; what still arrives is dropped.
     pub fn stop(&mut self, id: FlowId, code: u64) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if flow.recv.is_complete() {
             return;
         }
@@ -506,14 +524,18 @@ impl Session {
 
     /// The application made everything read below `offset` safe on disk.
     pub fn set_durable(&mut self, id: FlowId, offset: u64) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if flow.recv.set_durable(offset) {
             self.flows.want(id, want::DURABLE);
         }
     }
     /// The application is done with everything below `offset`: it is never delivered again.
     pub fn set_committed(&mut self, id: FlowId, offset: u64) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if offset > flow.committed {
             flow.committed = offset;
             self.flows.want(id, want::COMMITTED);
@@ -522,7 +544,9 @@ impl Session {
 
     /// Asks the peer to hold back this flow, or to go on.
     pub fn pause(&mut self, id: FlowId, paused: bool, reason: Reason) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if flow.pause_out.1 != paused || flow.pause_out.2 != reason {
             flow.pause_out = (flow.pause_out.0 + 1, paused, reason);
             self.flows.want(id, want::PAUSE);
@@ -534,12 +558,20 @@ impl Session {
         if self.datagrams.len() == DATAGRAMS_MAX {
             self.datagrams.pop_front();
         }
-        self.datagrams.push_back(Waiting { context, bytes, expires });
+        self.datagrams.push_back(Waiting {
+            context,
+            bytes,
+            expires,
+        });
     }
 
     pub(crate) fn retire_if_complete(&mut self, id: FlowId) {
         if self.flows.get(id).is_some_and(Flow::is_complete) {
-            let end = self.flows.get(id).and_then(|f| f.end).unwrap_or(FlowEnd::Complete);
+            let end = self
+                .flows
+                .get(id)
+                .and_then(|f| f.end)
+                .unwrap_or(FlowEnd::Complete);
             self.end_flow(id, end);
         }
     }
@@ -560,7 +592,11 @@ impl Session {
         if self.life == Life::Closed || self.role == Role::Responder {
             return;
         }
-        if self.paths.iter().any(|p| p.addresses == addresses && p.state != PathState::Silent) {
+        if self
+            .paths
+            .iter()
+            .any(|p| p.addresses == addresses && p.state != PathState::Silent)
+        {
             return;
         }
         let spare = if self.keys.is_some() && !self.paths.is_full() {
@@ -571,8 +607,14 @@ impl Session {
         let Some((id, (cid, token))) = spare else {
             return self.knock_at(now, addresses, gated);
         };
-        let issued = self.issued.get(&id).copied().filter(|_| self.use_path_id(id));
-        let Some(issued) = issued else { return self.knock_at(now, addresses, gated) };
+        let issued = self
+            .issued
+            .get(&id)
+            .copied()
+            .filter(|_| self.use_path_id(id));
+        let Some(issued) = issued else {
+            return self.knock_at(now, addresses, gated);
+        };
         let mut path = Path::new(now, id, addresses, &self.config, (issued.cid, cid, token));
         path.gated = gated;
         path.status_seq = 1;
@@ -611,10 +653,24 @@ impl Session {
     pub(crate) fn issue_ids(&mut self, last: u32) {
         for n in self.issued_to..=last {
             let cid = Cid(self.rng.array());
-            let token = self.make_token.as_ref().map_or([0; TOKEN_BYTES], |make| make(cid));
+            let token = self
+                .make_token
+                .as_ref()
+                .map_or([0; TOKEN_BYTES], |make| make(cid));
             let path = PathId(n);
-            self.issued.insert(path, Issued { cid, token, tell: true });
-            self.cid_changes.push(CidChange::Add { cid, path, generation: self.generation });
+            self.issued.insert(
+                path,
+                Issued {
+                    cid,
+                    token,
+                    tell: true,
+                },
+            );
+            self.cid_changes.push(CidChange::Add {
+                cid,
+                path,
+                generation: self.generation,
+            });
         }
         self.issued_to = self.issued_to.max(last + 1);
     }
@@ -641,7 +697,11 @@ impl Session {
         if self.gone.len() == PATHS_MAX {
             self.gone.remove(0);
         }
-        self.gone.push(Gone { path: path.id, received: path.acks.ranges().collect(), tell: true });
+        self.gone.push(Gone {
+            path: path.id,
+            received: path.acks.ranges().collect(),
+            tell: true,
+        });
     }
 
     /// Stops using a link that is still up: the peer is told on the very path, which then goes.
@@ -666,15 +726,23 @@ impl Session {
     pub(crate) fn drop_knock(&mut self) {
         if let Some(knock) = self.knock.take() {
             let routes = knock.routes(self.generation + 1);
-            self.cid_changes.extend(routes.into_iter().filter_map(|r| match r {
-                CidChange::Add { cid, .. } => Some(CidChange::Remove(cid)),
-                CidChange::Remove(_) => None,
-            }));
+            self.cid_changes
+                .extend(routes.into_iter().filter_map(|r| match r {
+                    CidChange::Add { cid, .. } => Some(CidChange::Remove(cid)),
+                    CidChange::Remove(_) => None,
+                }));
         }
     }
 
     pub(crate) fn remove_path(&mut self, slot: usize) -> Path {
-        let Session { paths, flows, issued, says, gone, .. } = self;
+        let Session {
+            paths,
+            flows,
+            issued,
+            says,
+            gone,
+            ..
+        } = self;
         let mut path = paths.remove(slot);
         path.recovery.abandon(|said, arrived| {
             on_said(said, arrived, flows, None, issued, says, gone);
@@ -687,7 +755,10 @@ impl Session {
         if let Some(issued) = self.issued.remove(&path.id) {
             self.cid_changes.push(CidChange::Remove(issued.cid));
         }
-        self.emit(Event::PathDown { path: path.id, link: path.addresses.link });
+        self.emit(Event::PathDown {
+            path: path.id,
+            link: path.addresses.link,
+        });
         path
     }
 
@@ -704,7 +775,9 @@ impl Session {
 
     pub(crate) fn wake(&mut self, now: Time) {
         if let Some(at) = self.suspended_at.take() {
-            self.emit(Event::Woken { after: now.since(at) });
+            self.emit(Event::Woken {
+                after: now.since(at),
+            });
         }
         if self.keys.is_some() && self.life != Life::Closed {
             self.life = Life::Established;
@@ -712,7 +785,13 @@ impl Session {
     }
 
     /// Says what the path over `link` may be used for.
-    pub fn set_path_status(&mut self, link: LinkId, status: PathStatus, gated: bool, reason: Reason) {
+    pub fn set_path_status(
+        &mut self,
+        link: LinkId,
+        status: PathStatus,
+        gated: bool,
+        reason: Reason,
+    ) {
         for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
             if (path.status, path.gated) != (status, gated) {
                 (path.status, path.gated, path.reason) = (status, gated, reason);
@@ -726,10 +805,17 @@ impl Session {
     /// Lets a flow spend `more` payload bytes on the gated path over `link` from now on; zero
     /// revokes. Counts for both directions, each with its own budget.
     pub fn grant(&mut self, id: FlowId, link: LinkId, more: u64) {
-        let Some(path) = self.paths.iter().find(|p| p.addresses.link == link).map(|p| p.id) else {
+        let Some(path) = self
+            .paths
+            .iter()
+            .find(|p| p.addresses.link == link)
+            .map(|p| p.id)
+        else {
             return;
         };
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         flow.grants_out.grant(path, more);
         flow.grants_in.set_local(path, more);
         self.flows.touch(id);
@@ -751,7 +837,8 @@ impl Session {
     /// The socket refused a datagram of this size.
     pub fn on_too_big(&mut self, now: Time, link: LinkId, size: usize) {
         for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
-            path.mtu.on_too_big(now, size.min(usize::from(u16::MAX)) as u16);
+            path.mtu
+                .on_too_big(now, size.min(usize::from(u16::MAX)) as u16);
             let datagram = path.mtu.current() as u64;
             path.recovery.controller.set_datagram(datagram);
         }
@@ -799,8 +886,17 @@ impl Session {
         match self.last_payload {
             Some((before, _, _)) if before == id => {}
             Some((_, from, at)) => {
-                let kind = if beside { SwitchKind::MakeBeforeBreak } else { SwitchKind::BreakBeforeMake };
-                self.emit(Event::Switched { from: Some(from), to: link, kind, silence: now.since(at) });
+                let kind = if beside {
+                    SwitchKind::MakeBeforeBreak
+                } else {
+                    SwitchKind::BreakBeforeMake
+                };
+                self.emit(Event::Switched {
+                    from: Some(from),
+                    to: link,
+                    kind,
+                    silence: now.since(at),
+                });
             }
             None => {}
         }
@@ -828,7 +924,9 @@ impl Session {
             if waits && self.expects_payload(path) {
                 at = at.min(path.ask_at(delay));
             }
-            at = at.min(path.recovery.loss_at()).min(path.recovery.probe_at(delay, interval));
+            at = at
+                .min(path.recovery.loss_at())
+                .min(path.recovery.probe_at(delay, interval));
             // What may not be sent to an unproved address waits for bytes from there, not for time.
             if path.may_speak() {
                 at = at.min(path.acks.due()).min(path.paced_until);
@@ -864,7 +962,10 @@ impl Session {
     pub(crate) fn has_payload(&self) -> bool {
         let room = self.credit.peer_max.saturating_sub(self.credit.sent);
         !self.datagrams.is_empty()
-            || self.flows.iter().any(|f| !f.unclaimed && !f.pause_in.1 && f.send.has_data(room))
+            || self
+                .flows
+                .iter()
+                .any(|f| !f.unclaimed && !f.pause_in.1 && f.send.has_data(room))
     }
 
     /// Lets time pass.
@@ -898,9 +999,11 @@ impl Session {
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
         for slot in 0..self.paths.len() {
             if self.role == Role::Initiator
-                && self.paths.iter().nth(slot).is_some_and(|p| {
-                    p.ask_at(delay) <= now && self.expects_payload(p)
-                })
+                && self
+                    .paths
+                    .iter()
+                    .nth(slot)
+                    .is_some_and(|p| p.ask_at(delay) <= now && self.expects_payload(p))
             {
                 let path = self.paths.at(slot);
                 path.quiet += 1;
@@ -908,17 +1011,34 @@ impl Session {
                 path.probe_now = true;
                 path.wants |= path::want::PING;
             }
-            let Session { paths, flows, issued, says, gone, .. } = self;
+            let Session {
+                paths,
+                flows,
+                issued,
+                says,
+                gone,
+                ..
+            } = self;
             let live_besides = paths.has_live_besides(slot);
             let path = paths.at(slot);
             if path.recovery.loss_at() <= now {
                 let mut own = path.wants;
                 let outcome = path.recovery.on_loss_timeout(now, delay, |said, arrived| {
-                    on_said(said, arrived, flows, Some((path.id, &mut own)), issued, says, gone);
+                    on_said(
+                        said,
+                        arrived,
+                        flows,
+                        Some((path.id, &mut own)),
+                        issued,
+                        says,
+                        gone,
+                    );
                 });
                 path.wants = own;
                 if outcome.lost_size > 0 && path.mtu.on_loss(outcome.lost_size) {
-                    path.recovery.controller.set_datagram(path.mtu.current() as u64);
+                    path.recovery
+                        .controller
+                        .set_datagram(path.mtu.current() as u64);
                 }
                 if outcome.mtu_lost {
                     path.mtu.on_probe_lost(now);
@@ -935,14 +1055,30 @@ impl Session {
                     path.state = PathState::Silent;
                     let mut own = path.wants;
                     path.recovery.abandon(|said, arrived| {
-                        on_said(said, arrived, flows, Some((path.id, &mut own)), issued, says, gone);
+                        on_said(
+                            said,
+                            arrived,
+                            flows,
+                            Some((path.id, &mut own)),
+                            issued,
+                            says,
+                            gone,
+                        );
                     });
                     path.wants = own;
                 } else if let Some(oldest) = path.recovery.oldest() {
                     let again: Vec<Said> = oldest.said().collect();
                     let mut own = path.wants;
                     for said in again {
-                        on_said(said, false, flows, Some((path.id, &mut own)), issued, says, gone);
+                        on_said(
+                            said,
+                            false,
+                            flows,
+                            Some((path.id, &mut own)),
+                            issued,
+                            says,
+                            gone,
+                        );
                     }
                     path.wants = own;
                 }
@@ -960,7 +1096,14 @@ impl Session {
             self.life = Life::Suspended;
             self.suspended_at = Some(now);
             for slot in 0..self.paths.len() {
-                let Session { paths, flows, issued, says, gone, .. } = self;
+                let Session {
+                    paths,
+                    flows,
+                    issued,
+                    says,
+                    gone,
+                    ..
+                } = self;
                 let path = paths.at(slot);
                 path.state = PathState::Silent;
                 path.recovery.abandon(|said, arrived| {
@@ -1013,7 +1156,10 @@ pub(crate) fn on_said(
         Said::Flow { flow, what } => {
             flows.want(flow, what);
         }
-        Said::Gone(path) => gone.iter_mut().filter(|g| g.path == path).for_each(|g| g.tell = true),
+        Said::Gone(path) => gone
+            .iter_mut()
+            .filter(|g| g.path == path)
+            .for_each(|g| g.tell = true),
         Said::Refused(flow) => flows.refuse(flow, Reason::UnknownFlow),
         Said::Session { what } => *says |= what,
         Said::Path { path, what } => {

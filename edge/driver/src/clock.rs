@@ -4,7 +4,10 @@ use d2tp_session::Time;
 
 /// Nanoseconds since boot, sleep included.
 pub(crate) fn now() -> Time {
-    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut ts = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `ts` is a valid place for the result; CLOCK_BOOTTIME exists on every Linux ≥ 2.6.39.
     let r = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut ts) };
     assert_eq!(r, 0, "the boot-time clock cannot be read");

@@ -121,20 +121,36 @@ impl Device {
     /// # Errors
     /// The server's name has no address.
     pub async fn new(options: DeviceOptions) -> Result<Device, DriverError> {
-        let DeviceOptions { server, key, config } = options;
-        let resolve = |cause| DriverError::Resolve { host: server.host.clone(), cause };
-        let remotes: Vec<SocketAddr> =
-            tokio::net::lookup_host((server.host.as_str(), server.port))
-                .await
-                .map_err(resolve)?
-                .collect();
+        let DeviceOptions {
+            server,
+            key,
+            config,
+        } = options;
+        let resolve = |cause| DriverError::Resolve {
+            host: server.host.clone(),
+            cause,
+        };
+        let remotes: Vec<SocketAddr> = tokio::net::lookup_host((server.host.as_str(), server.port))
+            .await
+            .map_err(resolve)?
+            .collect();
         let mut core = Endpoint::new(config, key, Admission::Nobody, seed(), seed());
         let instance = u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes"));
         let session = core.connect(clock::now(), server.key, instance, EPOCHS);
         let shared = Shared::start(core, false);
-        let body = Arc::new(Body { shared, session, remotes, state: Mutex::default() });
+        let body = Arc::new(Body {
+            shared,
+            session,
+            remotes,
+            state: Mutex::default(),
+        });
         let ticker = tokio::spawn(tick(body.clone()));
-        Ok(Device { body, peer: server.key.0, ticker, watcher: None })
+        Ok(Device {
+            body,
+            peer: server.key.0,
+            ticker,
+            watcher: None,
+        })
     }
 
     /// Follows the machine's links: what `usage` says of each is done now and at every change.
@@ -161,7 +177,9 @@ impl Device {
     /// # Errors
     /// No socket could be bound.
     pub fn use_default_route(&self) -> Result<(), DriverError> {
-        let Some(remote) = self.body.remotes.first().copied() else { return Ok(()) };
+        let Some(remote) = self.body.remotes.first().copied() else {
+            return Ok(());
+        };
         let local: IpAddr = if remote.is_ipv6() {
             std::net::Ipv6Addr::UNSPECIFIED.into()
         } else {
@@ -170,8 +188,14 @@ impl Device {
         let socket = LinkSocket::bind(&BindOptions::at(SocketAddr::new(local, 0)))?;
         let link = self.body.shared.add_socket(socket, false);
         self.body.state.lock().names.insert(link, "any".into());
-        let addresses = Addresses { link, local: None, remote };
-        self.body.shared.with(self.body.session, |s| s.open_path(clock::now(), addresses, false));
+        let addresses = Addresses {
+            link,
+            local: None,
+            remote,
+        };
+        self.body.shared.with(self.body.session, |s| {
+            s.open_path(clock::now(), addresses, false)
+        });
         Ok(())
     }
 
@@ -193,7 +217,11 @@ impl Device {
             }
             Ok(Err(error)) => Err(DriverError::Flow(error)),
             Err(_) => Err(DriverError::Session(
-                inner.ended.get(&session).cloned().unwrap_or(SessionEnd::Local),
+                inner
+                    .ended
+                    .get(&session)
+                    .cloned()
+                    .unwrap_or(SessionEnd::Local),
             )),
         }
     }
@@ -205,8 +233,11 @@ impl Device {
         {
             let mut state = self.body.state.lock();
             if allowed {
-                let payer =
-                    state.payers.entry(id).or_insert(Payer { budget, spent: 0, last_seen: 0 });
+                let payer = state.payers.entry(id).or_insert(Payer {
+                    budget,
+                    spent: 0,
+                    last_seen: 0,
+                });
                 payer.budget = budget;
             } else {
                 state.payers.remove(&id);
@@ -214,7 +245,9 @@ impl Device {
         }
         if !allowed {
             for link in self.body.paid_links() {
-                self.body.shared.with(self.body.session, |s| s.grant(id, link, 0));
+                self.body
+                    .shared
+                    .with(self.body.session, |s| s.grant(id, link, 0));
             }
         }
         self.body.align();
@@ -242,7 +275,10 @@ impl Device {
     /// Payload bytes that arrived more than once.
     pub fn duplicate_bytes(&self) -> u64 {
         let inner = self.body.shared.inner.lock();
-        inner.core.session(self.body.session).map_or(0, |s| s.duplicate_bytes())
+        inner
+            .core
+            .session(self.body.session)
+            .map_or(0, |s| s.duplicate_bytes())
     }
 
     /// What happens in the session, from now on, with the time of each.
@@ -252,12 +288,20 @@ impl Device {
 
     /// Why the session ended, if it has.
     pub fn ended(&self) -> Option<SessionEnd> {
-        self.body.shared.inner.lock().ended.get(&self.body.session).cloned()
+        self.body
+            .shared
+            .inner
+            .lock()
+            .ended
+            .get(&self.body.session)
+            .cloned()
     }
 
     /// Tells the server that the device leaves, and ends.
     pub async fn close(self) {
-        self.body.shared.with(self.body.session, |s| s.close(0, "done"));
+        self.body
+            .shared
+            .with(self.body.session, |s| s.close(0, "done"));
         tokio::time::sleep(CLOSE_GRACE).await;
     }
 }
@@ -275,7 +319,12 @@ impl Drop for Device {
 impl Body {
     fn paid_links(&self) -> Vec<LinkId> {
         let state = self.state.lock();
-        state.links.values().filter(|k| k.usage == LinkUse::Paid).flat_map(|k| k.ids.clone()).collect()
+        state
+            .links
+            .values()
+            .filter(|k| k.usage == LinkUse::Paid)
+            .flat_map(|k| k.ids.clone())
+            .collect()
     }
 
     /// Takes in a new state of the machine's links.
@@ -283,7 +332,11 @@ impl Body {
         let mut lost: Vec<LinkId> = Vec::new();
         {
             let mut state = self.state.lock();
-            let State { links: known, names, .. } = &mut *state;
+            let State {
+                links: known,
+                names,
+                ..
+            } = &mut *state;
             for (name, k) in known.iter_mut() {
                 let now = links.iter().find(|l| l.name == *name);
                 let same = now.is_some_and(|l| {
@@ -319,7 +372,8 @@ impl Body {
         }
         self.sample();
         for link in lost {
-            self.shared.with(self.session, |s| s.on_link_down(clock::now(), link));
+            self.shared
+                .with(self.session, |s| s.on_link_down(clock::now(), link));
             self.shared.inner.lock().sockets.remove(&link);
         }
         self.align();
@@ -356,32 +410,53 @@ impl Body {
             }
         }
         for link in close {
-            self.shared.with(self.session, |s| s.close_path(clock::now(), link, Reason::PathCost));
+            self.shared.with(self.session, |s| {
+                s.close_path(clock::now(), link, Reason::PathCost)
+            });
         }
         for (link, gated) in open {
-            let Some(remote) = self.remote_of(link) else { continue };
-            let addresses = Addresses { link, local: None, remote };
-            self.shared.with(self.session, |s| s.open_path(clock::now(), addresses, gated));
+            let Some(remote) = self.remote_of(link) else {
+                continue;
+            };
+            let addresses = Addresses {
+                link,
+                local: None,
+                remote,
+            };
+            self.shared.with(self.session, |s| {
+                s.open_path(clock::now(), addresses, gated)
+            });
         }
     }
 
     fn bind(&self, name: &str, link: &Link) -> Result<Option<LinkId>, DriverError> {
         let source = self.remotes.iter().find_map(|r| link.source_for(r.ip()));
-        let Some(source) = source else { return Ok(None) };
+        let Some(source) = source else {
+            return Ok(None);
+        };
         let options = BindOptions::at(SocketAddr::new(source, 0)).on_device(name);
-        Ok(Some(self.shared.add_socket(LinkSocket::bind(&options)?, false)))
+        Ok(Some(
+            self.shared.add_socket(LinkSocket::bind(&options)?, false),
+        ))
     }
 
     /// The server's address in the family of a link's socket.
     fn remote_of(&self, link: LinkId) -> Option<SocketAddr> {
         let inner = self.shared.inner.lock();
         let local = inner.sockets.get(&link)?.io.local_addr();
-        self.remotes.iter().find(|r| r.is_ipv6() == local.is_ipv6()).copied()
+        self.remotes
+            .iter()
+            .find(|r| r.is_ipv6() == local.is_ipv6())
+            .copied()
     }
 
     fn paths(&self) -> Vec<PathStats> {
         let inner = self.shared.inner.lock();
-        inner.core.session(self.session).map(|s| s.path_stats()).unwrap_or_default()
+        inner
+            .core
+            .session(self.session)
+            .map(|s| s.path_stats())
+            .unwrap_or_default()
     }
 
     /// Brings byte counts and rates up to date.
@@ -390,9 +465,10 @@ impl Body {
         let now = clock::now();
         let mut state = self.state.lock();
         for known in state.links.values_mut() {
-            let mine = paths.iter().filter(|p| known.ids.contains(&p.addresses.link));
-            let (down, up) =
-                mine.fold((0, 0), |(d, u), p| (d + p.payload_in, u + p.payload_out));
+            let mine = paths
+                .iter()
+                .filter(|p| known.ids.contains(&p.addresses.link));
+            let (down, up) = mine.fold((0, 0), |(d, u), p| (d + p.payload_in, u + p.payload_out));
             if (down, up) < known.last_payload || down < known.last_payload.0 {
                 // The path was replaced: what the old one carried is kept.
                 known.payload_before.0 += known.last_payload.0;
@@ -405,12 +481,10 @@ impl Body {
             if span >= Span::from_millis(250) {
                 let bytes = total.saturating_sub(before);
                 if bytes > 0 {
-                    let rate = (u128::from(bytes) * 1_000_000_000
-                        / u128::from(span.as_nanos())) as u64;
+                    let rate =
+                        (u128::from(bytes) * 1_000_000_000 / u128::from(span.as_nanos())) as u64;
                     known.rate = Some(match known.rate {
-                        Some(r) => {
-                            (r * (10 - RATE_WEIGHT_TENTHS) + rate * RATE_WEIGHT_TENTHS) / 10
-                        }
+                        Some(r) => (r * (10 - RATE_WEIGHT_TENTHS) + rate * RATE_WEIGHT_TENTHS) / 10,
                         None => rate,
                     });
                 }
@@ -426,17 +500,26 @@ impl Body {
         state
             .links
             .iter()
-            .filter(|(_, k)| k.link.is_usable() || k.payload_before != (0, 0) || k.last_payload != (0, 0))
+            .filter(|(_, k)| {
+                k.link.is_usable() || k.payload_before != (0, 0) || k.last_payload != (0, 0)
+            })
             .map(|(name, k)| Way {
                 name: name.clone(),
                 class: k.link.class.class,
-                usage: if k.link.is_usable() { k.usage } else { LinkUse::Off },
+                usage: if k.link.is_usable() {
+                    k.usage
+                } else {
+                    LinkUse::Off
+                },
                 payload: (
                     k.payload_before.0 + k.last_payload.0,
                     k.payload_before.1 + k.last_payload.1,
                 ),
                 rate: k.rate,
-                path: paths.iter().find(|p| k.ids.contains(&p.addresses.link)).cloned(),
+                path: paths
+                    .iter()
+                    .find(|p| k.ids.contains(&p.addresses.link))
+                    .cloned(),
             })
             .collect()
     }
@@ -450,9 +533,15 @@ impl Body {
         let mut grants: Vec<(FlowId, LinkId, u64)> = Vec::new();
         {
             let inner = self.shared.inner.lock();
-            let Some(session) = inner.core.session(self.session) else { return };
+            let Some(session) = inner.core.session(self.session) else {
+                return;
+            };
             let mut state = self.state.lock();
-            let State { links: known, payers, .. } = &mut *state;
+            let State {
+                links: known,
+                payers,
+                ..
+            } = &mut *state;
             for link in links {
                 let rate = known
                     .values()
@@ -461,13 +550,17 @@ impl Body {
                     .unwrap_or(0);
                 let ahead = rate.max(GRANT_MIN_BYTES);
                 for (flow, payer) in payers.iter_mut() {
-                    let Some((left, spent)) = session.grant_left(*flow, link) else { continue };
+                    let Some((left, spent)) = session.grant_left(*flow, link) else {
+                        continue;
+                    };
                     if spent < payer.last_seen {
                         payer.last_seen = 0;
                     }
                     payer.spent += spent - payer.last_seen;
                     payer.last_seen = spent;
-                    let may = payer.budget.map_or(u64::MAX, |b| b.saturating_sub(payer.spent));
+                    let may = payer
+                        .budget
+                        .map_or(u64::MAX, |b| b.saturating_sub(payer.spent));
                     let want = ahead.min(may);
                     if left * 2 < want || left > may {
                         grants.push((*flow, link, want));
@@ -476,7 +569,8 @@ impl Body {
             }
         }
         for (flow, link, more) in grants {
-            self.shared.with(self.session, |s| s.grant(flow, link, more));
+            self.shared
+                .with(self.session, |s| s.grant(flow, link, more));
         }
     }
 }

@@ -166,7 +166,14 @@ impl Shared {
         let mut inner = self.inner.lock();
         let id = LinkId(inner.next_link);
         inner.next_link += 1;
-        inner.sockets.insert(id, Socket { io: Arc::new(io), tells_local, stuck: None });
+        inner.sockets.insert(
+            id,
+            Socket {
+                io: Arc::new(io),
+                tells_local,
+                stuck: None,
+            },
+        );
         drop(inner);
         self.wake();
         id
@@ -198,7 +205,11 @@ impl Engine {
     fn receive(&mut self, cx: &mut Context<'_>) -> bool {
         let sockets: Vec<(LinkId, Arc<LinkSocket>, bool)> = {
             let inner = self.shared.inner.lock();
-            inner.sockets.iter().map(|(id, s)| (*id, s.io.clone(), s.tells_local)).collect()
+            inner
+                .sockets
+                .iter()
+                .map(|(id, s)| (*id, s.io.clone(), s.tells_local))
+                .collect()
         };
         let mut any = false;
         for (link, io, tells_local) in sockets {
@@ -219,8 +230,15 @@ impl Engine {
                         let mut inner = self.shared.inner.lock();
                         for run in self.batch.received() {
                             let local: Option<IpAddr> = run.dst_ip.filter(|_| tells_local);
-                            let addresses = Addresses { link, local, remote: run.from };
-                            let incoming = Incoming { addresses, bytes: run.data };
+                            let addresses = Addresses {
+                                link,
+                                local,
+                                remote: run.from,
+                            };
+                            let incoming = Incoming {
+                                addresses,
+                                bytes: run.data,
+                            };
                             inner.core.handle_datagrams(now, incoming, run.stride);
                         }
                     }
@@ -231,8 +249,16 @@ impl Engine {
     }
 
     /// Sends one batch; false if the socket is full.
-    fn send(inner: &mut Inner, cx: &mut Context<'_>, transmit: Transmit, bytes: &[u8], now: Time) -> bool {
-        let Some(socket) = inner.sockets.get_mut(&transmit.link) else { return true };
+    fn send(
+        inner: &mut Inner,
+        cx: &mut Context<'_>,
+        transmit: Transmit,
+        bytes: &[u8],
+        now: Time,
+    ) -> bool {
+        let Some(socket) = inner.sockets.get_mut(&transmit.link) else {
+            return true;
+        };
         let most = socket.io.max_gso_segments().max(1) * transmit.segment;
         let mut at = 0;
         while at < bytes.len() {
@@ -248,7 +274,10 @@ impl Engine {
             match result {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let rest = Transmit { len: bytes.len() - at, ..transmit };
+                    let rest = Transmit {
+                        len: bytes.len() - at,
+                        ..transmit
+                    };
                     socket.stuck = Some((rest, bytes[at..].to_vec()));
                     if socket.io.poll_send_ready(cx).is_ready() {
                         cx.waker().wake_by_ref();
@@ -276,8 +305,11 @@ impl Engine {
         let now = clock::now();
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
-        let stuck: Vec<(Transmit, Vec<u8>)> =
-            inner.sockets.values_mut().filter_map(|s| s.stuck.take()).collect();
+        let stuck: Vec<(Transmit, Vec<u8>)> = inner
+            .sockets
+            .values_mut()
+            .filter_map(|s| s.stuck.take())
+            .collect();
         for (transmit, bytes) in stuck {
             if !Self::send(inner, cx, transmit, &bytes, now) {
                 return false;
@@ -330,8 +362,10 @@ impl Engine {
                     inner,
                 ),
                 Event::SendFrom { flow, offset } => {
-                    if let Some(drawn) =
-                        inner.flows.get_mut(&(session, *flow)).and_then(|e| e.source.as_mut())
+                    if let Some(drawn) = inner
+                        .flows
+                        .get_mut(&(session, *flow))
+                        .and_then(|e| e.source.as_mut())
                     {
                         drawn.next = (*offset).max(drawn.base);
                         drawn.done = false;
@@ -349,9 +383,7 @@ impl Engine {
                 }
                 Event::Closed(end) => {
                     inner.ended.insert(session, end.clone());
-                    for (_, entry) in
-                        inner.flows.iter_mut().filter(|((s, _), _)| *s == session)
-                    {
+                    for (_, entry) in inner.flows.iter_mut().filter(|((s, _), _)| *s == session) {
                         entry.end.get_or_insert(FlowEnd::SessionEnded);
                         entry.wake_all();
                     }
@@ -369,7 +401,9 @@ impl Engine {
         let inner = &mut *inner;
         let mut any = false;
         for ((session, flow), entry) in &mut inner.flows {
-            let Some(drawn) = entry.source.as_mut().filter(|d| !d.done) else { continue };
+            let Some(drawn) = entry.source.as_mut().filter(|d| !d.done) else {
+                continue;
+            };
             let core = &mut inner.core;
             let mut failed = None;
             let turn = core.with(*session, |s| {
@@ -458,7 +492,9 @@ impl Future for Engine {
             if next != this.armed || this.timer.is_elapsed() {
                 this.armed = next;
                 let span = next.since(now).max(Span::from_nanos(1));
-                this.timer.as_mut().reset(tokio::time::Instant::now() + span.into());
+                this.timer
+                    .as_mut()
+                    .reset(tokio::time::Instant::now() + span.into());
             }
             if this.timer.as_mut().poll(cx).is_ready() {
                 cx.waker().wake_by_ref();

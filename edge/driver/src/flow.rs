@@ -71,7 +71,12 @@ fn error_of_call(error: FlowError) -> io::Error {
 
 impl Flow {
     pub(crate) fn new(shared: Arc<Shared>, session: SessionId, id: FlowId, peer: HostKey) -> Flow {
-        Flow { shared, session, id, peer }
+        Flow {
+            shared,
+            session,
+            id,
+            peer,
+        }
     }
 
     fn key(&self) -> (SessionId, FlowId) {
@@ -86,18 +91,25 @@ impl Flow {
     pub fn set_deadline(&self, within: Option<Duration>) {
         let deadline = within.map(|d| clock::now() + Span::from(d));
         let id = self.id;
-        self.shared.with(self.session, |s| s.set_deadline(id, deadline));
+        self.shared
+            .with(self.session, |s| s.set_deadline(id, deadline));
     }
 
     /// Everything read below `offset` is safe on disk: the sender need not keep it.
     pub fn set_durable(&self, offset: u64) {
         let id = self.id;
-        self.shared.with(self.session, |s| s.set_durable(id, offset));
+        self.shared
+            .with(self.session, |s| s.set_durable(id, offset));
     }
 
     /// How the flow ended, once it has.
     pub fn end(&self) -> Option<FlowEnd> {
-        self.shared.inner.lock().flows.get(&self.key()).and_then(|e| e.end)
+        self.shared
+            .inner
+            .lock()
+            .flows
+            .get(&self.key())
+            .and_then(|e| e.end)
     }
 
     /// Reads the next bytes without copying them, at most one block; `None` is the end.
@@ -151,7 +163,8 @@ impl Flow {
     pub async fn write_chunk(&mut self, chunk: Bytes) -> io::Result<()> {
         let mut chunk = Some(chunk);
         std::future::poll_fn(|cx| {
-            self.poll_put(cx, |_| chunk.take().expect("asked for once")).map_ok(|_| ())
+            self.poll_put(cx, |_| chunk.take().expect("asked for once"))
+                .map_ok(|_| ())
         })
         .await
     }
@@ -246,7 +259,9 @@ impl AsyncWrite for Flow {
         if buf.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        self.poll_put(cx, |room| Bytes::copy_from_slice(&buf[..buf.len().min(room)]))
+        self.poll_put(cx, |room| {
+            Bytes::copy_from_slice(&buf[..buf.len().min(room)])
+        })
     }
 
     /// Bytes written are on their way already; this waits until the peer has them all.
@@ -285,7 +300,12 @@ impl FlowIo for Flow {
             .and_then(|s| s.send_offsets(self.id))
             .map_or(0, |(end, _)| end);
         if let Some(entry) = inner.flows.get_mut(&key).filter(|e| e.end.is_none()) {
-            entry.source = Some(Drawn { source, base, next: base, done: false });
+            entry.source = Some(Drawn {
+                source,
+                base,
+                next: base,
+                done: false,
+            });
         }
         drop(inner);
         self.shared.wake();
@@ -322,7 +342,9 @@ impl Drop for Flow {
         let key = self.key();
         let id = self.id;
         let mut inner = self.shared.inner.lock();
-        let Some(entry) = inner.flows.get_mut(&key) else { return };
+        let Some(entry) = inner.flows.get_mut(&key) else {
+            return;
+        };
         if entry.end.is_some() {
             inner.flows.remove(&key);
             return;

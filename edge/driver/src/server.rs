@@ -43,11 +43,20 @@ impl Server {
         // The token's secret follows from the key, so old sessions can be told that they are
         // unknown after a restart.
         let token_seed = derive(&options.key.to_bytes());
-        let core =
-            Endpoint::new(options.config, options.key, options.admission, seed(), token_seed);
+        let core = Endpoint::new(
+            options.config,
+            options.key,
+            options.admission,
+            seed(),
+            token_seed,
+        );
         let shared = Shared::start(core, true);
         shared.add_socket(socket, options.listen.ip().is_unspecified());
-        Ok(Server { shared, local, public })
+        Ok(Server {
+            shared,
+            local,
+            public,
+        })
     }
 
     /// Where it listens.
@@ -67,7 +76,9 @@ impl Server {
                 return Poll::Ready(None);
             }
             while let Some((session, id)) = inner.accepted.pop_front() {
-                let Some(peer) = inner.core.session(session).map(|s| s.peer()) else { continue };
+                let Some(peer) = inner.core.session(session).map(|s| s.peer()) else {
+                    continue;
+                };
                 return Poll::Ready(Some(Flow::new(self.shared.clone(), session, id, peer.0)));
             }
             inner.acceptor = Some(cx.waker().clone());
@@ -115,5 +126,9 @@ fn derive(secret: &[u8; 32]) -> [u8; 32] {
     let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
     context.update(b"d2tp token secret");
     context.update(secret);
-    context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+    context
+        .finish()
+        .as_ref()
+        .try_into()
+        .expect("SHA-256 has 32 bytes")
 }
