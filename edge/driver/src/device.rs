@@ -267,6 +267,11 @@ impl Device {
         self.body.ways()
     }
 
+    /// Figures of every path, whatever its link.
+    pub fn paths(&self) -> Vec<PathStats> {
+        self.body.paths()
+    }
+
     /// The name of a link in an event.
     pub fn link_name(&self, link: LinkId) -> Option<String> {
         self.body.state.lock().names.get(&link).cloned()
