@@ -752,6 +752,7 @@ impl Session {
         self.gone.clear();
         self.used_paths.clear();
         self.keys = Some(keys);
+        self.keys_at = now;
         self.sealed_packets = 0;
         self.rx_key_drop_at = Time::NEVER;
         if epoch != self.epoch {

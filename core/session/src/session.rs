@@ -204,6 +204,8 @@ pub struct Session {
     pub(crate) last_payload: Option<(PathId, LinkId, Time)>,
     pub(crate) rx_key_drop_at: Time,
     pub(crate) sealed_packets: u64,
+    /// When the keys in force were agreed.
+    pub(crate) keys_at: Time,
     /// Tokens for the ids we issue (a server's).
     pub(crate) make_token: Option<std::sync::Arc<dyn Fn(Cid) -> [u8; TOKEN_BYTES] + Send + Sync>>,
     pub(crate) initial_flow_credit: u64,
@@ -254,6 +256,7 @@ impl Session {
             last_payload: None,
             rx_key_drop_at: Time::NEVER,
             sealed_packets: 0,
+            keys_at: now,
             make_token: None,
             initial_flow_credit: 0,
             duplicate_bytes: 0,
@@ -598,7 +601,9 @@ impl Session {
         {
             return;
         }
-        let spare = if self.keys.is_some() && !self.paths.is_full() {
+        // R-HS-9: after an hour asleep new keys come first.
+        let fresh = now.since(self.keys_at) < self.config.keys_max;
+        let spare = if self.keys.is_some() && fresh && !self.paths.is_full() {
             self.spare.pop_first()
         } else {
             None
@@ -912,6 +917,9 @@ impl Session {
             return at.min(self.absence_at());
         }
         at = at.min(self.rx_key_drop_at);
+        if self.role == Role::Initiator && self.knock.is_none() {
+            at = at.min(self.keys_at + self.config.keys_max);
+        }
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
         let waits = self.role == Role::Initiator;
         for path in self.paths.iter() {
@@ -973,6 +981,17 @@ impl Session {
             self.rx_key_drop_at = Time::NEVER;
             if let Some(keys) = &mut self.keys {
                 keys.forget_previous();
+            }
+        }
+        // R-HS-9: a session that goes on gets a fresh handshake every hour.
+        if self.role == Role::Initiator
+            && self.life == Life::Established
+            && self.knock.is_none()
+            && self.keys_at + self.config.keys_max <= now
+        {
+            let best = self.paths.iter().min_by_key(|p| p.rank());
+            if let Some((addresses, gated)) = best.map(|p| (p.addresses, p.gated)) {
+                self.knock_at(now, addresses, gated);
             }
         }
         if self.life == Life::Suspended {

@@ -352,3 +352,16 @@ fn the_same_seed_gives_the_same_datagrams() {
     };
     assert!(run() == run());
 }
+
+#[test]
+fn when_keys_are_old_new_ones_are_agreed_and_the_transfer_goes_on() {
+    let mut p = Pair::with(Config { keys_max: Span::from_secs(5), ..config() });
+    p.wires.get_mut(&0).unwrap().rate = 1_000_000;
+    let flow = p.request(12_000_000, sleeps());
+    p.open_path(0, false);
+    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)), "{:?}", p.got[&flow].len());
+    p.assert_right(flow);
+    let handshakes =
+        p.device_events.iter().filter(|(_, _, e)| matches!(e, Event::Established { .. })).count();
+    assert_eq!(handshakes, 3);
+}

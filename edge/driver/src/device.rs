@@ -423,6 +423,7 @@ impl Body {
             self.shared.with(self.session, |s| {
                 s.close_path(clock::now(), link, Reason::PathCost)
             });
+            self.shared.inner.lock().closing.push(link);
         }
         for (link, gated) in open {
             let Some(remote) = self.remote_of(link) else {

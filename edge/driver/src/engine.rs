@@ -113,6 +113,8 @@ pub(crate) struct Inner {
     pub(crate) accepts: bool,
     pub(crate) stopped: bool,
     pub(crate) gone: Vec<LinkId>,
+    /// Links whose sockets go as soon as their paths have said their last word.
+    pub(crate) closing: Vec<LinkId>,
 }
 
 /// What the task and all handles share.
@@ -137,6 +139,7 @@ impl Shared {
                 accepts,
                 stopped: false,
                 gone: Vec::new(),
+                closing: Vec::new(),
             }),
             task: Mutex::new(None),
             woken: AtomicBool::new(false),
@@ -479,6 +482,16 @@ impl Future for Engine {
                     let _ = inner.core.with(id, |s| s.on_link_down(now, link));
                 }
             }
+            let Inner { closing, core, sockets, .. } = &mut *inner;
+            closing.retain(|link| {
+                let used = core.ids().iter().any(|id| {
+                    core.session(*id).is_some_and(|s| s.has_path(*link))
+                });
+                if !used {
+                    sockets.remove(link);
+                }
+                used
+            });
             (inner.core.next_timeout(), inner.stopped)
         };
         if stopped {
