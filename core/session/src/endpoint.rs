@@ -411,6 +411,11 @@ impl Endpoint {
         Some((id, event))
     }
 
+    /// Whether [`Endpoint::poll_event`] has something.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     // ---- datagrams in ----
 
     /// Takes in one datagram.

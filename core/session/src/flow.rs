@@ -65,6 +65,10 @@ pub(crate) struct Flow {
     pub(crate) end: Option<FlowEnd>,
     /// The peer knows of it.
     pub(crate) announced: bool,
+    /// The peer has our RESET.
+    pub(crate) reset_acked: bool,
+    /// The application was told the end.
+    pub(crate) told_end: bool,
     queued: bool,
     dirty: bool,
     turn: u32,
@@ -90,6 +94,8 @@ impl Flow {
             unclaimed: false,
             end: None,
             announced: false,
+            reset_acked: false,
+            told_end: false,
             queued: false,
             dirty: false,
             turn: 0,
@@ -98,11 +104,17 @@ impl Flow {
         }
     }
 
-    /// Both directions are over and the peer knows.
-    pub(crate) fn is_complete(&self) -> bool {
-        self.send.is_complete()
-            && self.recv.is_complete()
-            && self.wants & (want::RESET | want::STOP) == 0
+    /// Both directions are over as far as the application is concerned.
+    pub(crate) fn is_over(&self) -> bool {
+        self.send.is_complete() && self.recv.is_complete()
+    }
+
+    /// R-FLOW-7: nothing is owed to the peer either: it has our RESET, and we know how many bytes
+    /// it sent, so that both ends agree on the session's credit.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.is_over()
+            && (self.send.reset.is_none() || self.reset_acked)
+            && self.recv.is_counted()
     }
 
     fn may_send(&self, session_room: u64) -> bool {

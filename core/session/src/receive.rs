@@ -15,12 +15,17 @@ use crate::path::{self, Addresses, Before, Path, PathState};
 use crate::recovery::Said;
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
-use crate::session::{Life, Role, Session, on_said};
+use crate::session::{CODE_DEADLINE, Life, Role, Session, on_said};
 
 /// Answers to challenges that wait to leave; a flood gets no more than that.
 const ANSWERS_MAX: usize = 4;
 /// How long packets of the key generation before are still read, in probe timeouts.
 const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
+
+/// What a RESET or STOP with this code means.
+fn end_of(code: u64) -> FlowEnd {
+    if code == CODE_DEADLINE { FlowEnd::DeadlinePassed } else { FlowEnd::Reset(code) }
+}
 
 impl Session {
     /// A DATA packet for path `path` of handshake `generation` arrived. What does not
@@ -240,7 +245,7 @@ impl Session {
                     && !f.send.is_complete()
                 {
                     f.send.reset = Some(code);
-                    f.end.get_or_insert(FlowEnd::Reset(code));
+                    f.end.get_or_insert(end_of(code));
                     f.wants |= want::RESET;
                     self.flows.touch(flow);
                     self.emit(Event::Writable(flow));
@@ -471,25 +476,28 @@ impl Session {
     }
 
     fn on_reset(&mut self, id: FlowId, code: u64, final_size: u64) -> Result<(), PeerFault> {
-        let Some(flow) = self.flows.get_mut(id) else {
-            return Ok(());
-        };
+        let Some(flow) = self.flows.get_mut(id) else { return Ok(()) };
         if flow.recv.reset.is_some() {
             return Ok(());
         }
-        if final_size < flow.recv.reached() {
-            let was = flow.recv.reached();
-            return Err(PeerFault::FinalSize {
-                flow: id,
-                was,
-                now: final_size,
-            });
+        let reached = flow.recv.reached();
+        if final_size < reached {
+            return Err(PeerFault::FinalSize { flow: id, was: reached, now: final_size });
         }
         // What was sent and never arrived has used up session credit all the same.
-        self.credit.consumed += flow.recv.reached() - flow.recv.read_to();
-        flow.recv.forget_unread();
+        let missing = final_size - reached;
+        self.credit.received += missing;
+        self.credit.consumed += missing;
+        if flow.recv.stopped.is_none() {
+            self.credit.consumed += reached - flow.recv.read_to();
+        }
+        flow.recv.discard();
         flow.recv.reset = Some(code);
-        flow.end.get_or_insert(FlowEnd::Reset(code));
+        flow.end.get_or_insert(end_of(code));
+        let (end, credit) = (self.credit.received, self.credit.told);
+        if end > credit {
+            return Err(PeerFault::OverCredit { flow: None, end, credit });
+        }
         self.emit(Event::Readable(id));
         self.retire_if_complete(id);
         Ok(())

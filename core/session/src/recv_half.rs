@@ -270,6 +270,19 @@ impl RecvHalf {
         self.durable
     }
 
+    /// Drops what was received and not read: nobody wants it any more. What was counted stays so.
+    pub(crate) fn discard(&mut self) {
+        self.blocks.clear();
+        self.received.clear();
+        self.first_block = self.read_to / BLOCK_BYTES;
+    }
+    /// How many bytes the peer sent is known to the last, as far as anybody will ever read them.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.stopped.is_none()
+            || self.reset.is_some()
+            || self.final_size.is_some_and(|size| self.reached >= size)
+    }
+
     /// Gives up what was received and not read: it will be sent again. For a flow that sleeps.
     pub(crate) fn forget_unread(&mut self) {
         self.blocks.clear();

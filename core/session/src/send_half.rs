@@ -265,6 +265,14 @@ impl SendHalf {
         true
     }
 
+    /// Drops every byte: nothing of it will be sent again.
+    pub(crate) fn drop_bytes(&mut self) {
+        self.chunks.clear();
+        self.lost.clear();
+        self.released = self.end;
+        self.hint = (0, self.end);
+    }
+
     /// Drops every byte; the application gives them again from `offset` on.
     pub(crate) fn forget(&mut self, offset: u64) {
         self.chunks.clear();

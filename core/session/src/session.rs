@@ -97,6 +97,9 @@ pub enum FlowError {
     /// The peer wants no more bytes.
     #[error("the peer stopped reading (code {0})")]
     Stopped(u64),
+    /// Its deadline passed.
+    #[error("the deadline passed")]
+    DeadlinePassed,
     /// As many flows as allowed are open.
     #[error("too many flows are open")]
     TooMany,
@@ -412,6 +415,9 @@ impl Session {
             return Err(FlowError::Gone);
         };
         flow.told_readable = false;
+        if flow.end == Some(FlowEnd::DeadlinePassed) {
+            return Err(FlowError::DeadlinePassed);
+        }
         if let Some(code) = flow.recv.reset {
             return Err(FlowError::Reset(code));
         }
@@ -432,6 +438,9 @@ impl Session {
             return Err(FlowError::Gone);
         };
         flow.told_readable = false;
+        if flow.end == Some(FlowEnd::DeadlinePassed) {
+            return Err(FlowError::DeadlinePassed);
+        }
         if let Some(code) = flow.recv.reset {
             return Err(FlowError::Reset(code));
         }
@@ -496,7 +505,7 @@ impl Session {
         let unread = flow.recv.reached() - flow.recv.read_to();
         self.credit.consumed += unread;
         flow.recv.stopped = Some(code);
-        flow.recv.forget_unread();
+        flow.recv.discard();
         flow.end.get_or_insert(FlowEnd::Local(code));
         flow.wants |= want::STOP;
         self.flows.touch(id);
@@ -568,22 +577,46 @@ impl Session {
     }
 
     pub(crate) fn retire_if_complete(&mut self, id: FlowId) {
-        if self.flows.get(id).is_some_and(Flow::is_complete) {
-            let end = self
-                .flows
-                .get(id)
-                .and_then(|f| f.end)
-                .unwrap_or(FlowEnd::Complete);
-            self.end_flow(id, end);
+        let Some(flow) = self.flows.get_mut(id).filter(|f| f.is_over()) else { return };
+        if !flow.told_end {
+            flow.told_end = true;
+            let end = flow.end.unwrap_or(FlowEnd::Complete);
+            self.emit(Event::Ended { flow: id, end });
+        }
+        if self.flows.get(id).is_some_and(Flow::is_settled) {
+            self.forget_flow(id);
         }
     }
 
-    pub(crate) fn end_flow(&mut self, id: FlowId, end: FlowEnd) {
+    fn forget_flow(&mut self, id: FlowId) {
         if let Some(flow) = self.flows.remove(id) {
-            self.credit.consumed += flow.recv.reached() - flow.recv.read_to();
+            if flow.recv.stopped.is_none() && flow.recv.reset.is_none() {
+                self.credit.consumed += flow.recv.reached() - flow.recv.read_to();
+            }
             self.duplicate_bytes += flow.recv.duplicate();
+        }
+    }
+
+    /// Ends a flow here and now, without a word to the peer.
+    pub(crate) fn end_flow(&mut self, id: FlowId, end: FlowEnd) {
+        let Some(flow) = self.flows.get(id) else { return };
+        if !flow.told_end {
             self.emit(Event::Ended { flow: id, end });
         }
+        self.forget_flow(id);
+    }
+
+    /// Ends a flow here and now; the peer, which does the same by itself, is told how many bytes
+    /// were sent as soon as there is a path, so that both agree on the session's credit.
+    fn expire_flow(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        flow.end.get_or_insert(FlowEnd::DeadlinePassed);
+        flow.options.deadline = None;
+        flow.send.drop_bytes();
+        self.flows.on_deadline_changed();
+        self.reset(id, CODE_DEADLINE);
+        self.stop(id, CODE_DEADLINE);
+        self.retire_if_complete(id);
     }
 
     // ---- paths ----
@@ -974,7 +1007,7 @@ impl Session {
                 .map(|f| f.id)
                 .collect();
             for id in late {
-                self.end_flow(id, FlowEnd::DeadlinePassed);
+                self.expire_flow(id);
             }
         }
         if self.rx_key_drop_at <= now {
@@ -1121,6 +1154,9 @@ impl Session {
     }
 }
 
+/// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.
+pub(crate) const CODE_DEADLINE: u64 = 0xd001;
+
 /// Probe timeouts after which a path's data goes elsewhere.
 const PROBES_BEFORE_SILENT: u32 = 2;
 
@@ -1147,11 +1183,13 @@ pub(crate) fn on_said(
                 }
             }
         }
-        Said::Flow { flow, what } if arrived => {
-            if what & want::OPEN != 0
-                && let Some(flow) = flows.get_mut(flow)
+        Said::Flow { flow: id, what } if arrived => {
+            if what & (want::OPEN | want::RESET) != 0
+                && let Some(flow) = flows.get_mut(id)
             {
-                flow.announced = true;
+                flow.announced |= what & want::OPEN != 0;
+                flow.reset_acked |= what & want::RESET != 0;
+                flows.note_acked(id);
             }
         }
         Said::Gone(path) if arrived => gone.retain(|g| g.path != path),

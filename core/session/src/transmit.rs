@@ -539,7 +539,6 @@ impl Session {
             sent.eliciting = true;
             sent.note(Said::Refused(flow));
         }
-        let mut removed = Vec::new();
         while let Some(id) = self.flows.front_dirty() {
             let Some(flow) = self.flows.get_mut(id) else {
                 self.flows.pop_dirty();
@@ -669,12 +668,6 @@ impl Session {
                 break;
             }
             self.flows.pop_dirty();
-            if said & (want::RESET | want::STOP) != 0 {
-                removed.push(id);
-            }
-        }
-        for id in removed {
-            self.retire_if_complete(id);
         }
         if self.says & say::RESUME_END != 0 && !self.flows.has_dirty() && w.room() >= FRAME_MAX {
             self.says &= !say::RESUME_END;

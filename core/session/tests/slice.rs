@@ -365,3 +365,34 @@ fn when_keys_are_old_new_ones_are_agreed_and_the_transfer_goes_on() {
         p.device_events.iter().filter(|(_, _, e)| matches!(e, Event::Established { .. })).count();
     assert_eq!(handshakes, 3);
 }
+
+#[test]
+fn flows_that_end_early_do_not_use_up_the_sessions_credit() {
+    let mut p = Pair::with(Config { session_window: 300_000, ..config() });
+    p.wires.get_mut(&0).unwrap().rate = 1_000_000;
+    p.open_path(0, false);
+    for round in 0..20 {
+        let late = FlowOptions { deadline: Some(p.now + MS.times(150)), ..sleeps() };
+        let lost = p.request(5_000_000, late);
+        p.wires.get_mut(&0).unwrap().lose_every = 9;
+        p.run_for(MS.times(400));
+        assert_eq!(p.ended[&lost], FlowEnd::DeadlinePassed, "round {round}");
+        let dropped = p.request(5_000_000, sleeps());
+        p.run_for(MS.times(200));
+        p.device
+            .with(p.session, |s| {
+                s.reset(dropped, 1);
+                s.stop(dropped, 1);
+            })
+            .unwrap();
+        p.run_for(MS.times(200));
+    }
+    p.wires.get_mut(&0).unwrap().lose_every = 0;
+    let flow = p.request(1_000_000, sleeps());
+    assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)), "{:?}", p.got[&flow].len());
+    p.assert_right(flow);
+    assert_eq!(p.device.session(p.session).unwrap().flow_ids(), []);
+    let server = p.server_session().unwrap();
+    p.run_for(Span::from_secs(1));
+    assert_eq!(p.server.session(server).unwrap().flow_ids(), []);
+}

@@ -63,6 +63,7 @@ fn error_of_call(error: FlowError) -> io::Error {
     let kind = match error {
         FlowError::Reset(_) => io::ErrorKind::ConnectionReset,
         FlowError::Stopped(_) | FlowError::Gone => io::ErrorKind::BrokenPipe,
+        FlowError::DeadlinePassed => io::ErrorKind::TimedOut,
         FlowError::TooMany => io::ErrorKind::QuotaExceeded,
         FlowError::SessionOver => io::ErrorKind::NotConnected,
     };
@@ -129,6 +130,8 @@ impl Flow {
             news = s.has_news();
             read
         });
+        // Reading the last byte may have ended the flow: the task hands that on.
+        news |= inner.core.has_events();
         let entry = inner.flows.get_mut(&(session, id));
         let out = match (read, entry) {
             (Ok(Ok(Read::Chunk(chunk))), _) => Poll::Ready(Ok(Some(chunk))),
@@ -219,6 +222,8 @@ impl AsyncRead for Flow {
             news = s.has_news();
             read
         });
+        // Reading the last byte may have ended the flow: the task hands that on.
+        news |= inner.core.has_events();
         let entry = inner.flows.get_mut(&(session, id));
         let out = match (read, entry) {
             (Ok(Ok(None)), _) => Poll::Ready(Ok(())),
