@@ -18,7 +18,11 @@ fn keyed(label: &[u8], key: &PublicKey) -> [u8; 32] {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(label);
     context.update(&key.0);
-    context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+    context
+        .finish()
+        .as_ref()
+        .try_into()
+        .expect("SHA-256 has 32 bytes")
 }
 
 fn sum(key: &hmac::Key, parts: &[&[u8]]) -> [u8; 16] {
@@ -26,7 +30,9 @@ fn sum(key: &hmac::Key, parts: &[&[u8]]) -> [u8; 16] {
     for part in parts {
         context.update(part);
     }
-    context.sign().as_ref()[..16].try_into().expect("HMAC-SHA-256 has 32 bytes")
+    context.sign().as_ref()[..16]
+        .try_into()
+        .expect("HMAC-SHA-256 has 32 bytes")
 }
 
 fn equal(a: &[u8], b: &[u8]) -> bool {
@@ -47,7 +53,10 @@ impl Macs {
         let mac1 = sum(&key, &[&syn[..at]]);
         syn[at..at + 16].copy_from_slice(&mac1);
         let mac2 = cookie.map_or([0; 16], |cookie| {
-            sum(&hmac::Key::new(hmac::HMAC_SHA256, cookie), &[&syn[..at + 16]])
+            sum(
+                &hmac::Key::new(hmac::HMAC_SHA256, cookie),
+                &[&syn[..at + 16]],
+            )
         });
         syn[at + 16..].copy_from_slice(&mac2);
     }
@@ -70,9 +79,7 @@ pub struct CookieJar {
 
 fn cookie_key(server: &PublicKey) -> aead::LessSafeKey {
     let key = keyed(b"d2tp cookie", server);
-    aead::LessSafeKey::new(
-        aead::UnboundKey::new(&aead::CHACHA20_POLY1305, &key).expect("32 bytes"),
-    )
+    aead::LessSafeKey::new(aead::UnboundKey::new(&aead::CHACHA20_POLY1305, &key).expect("32 bytes"))
 }
 
 fn address_bytes(from: SocketAddr) -> [u8; 18] {
@@ -107,13 +114,17 @@ impl CookieJar {
 
     /// Whether a SYN's sender knows our public key.
     pub fn knows_us(&self, syn: &[u8]) -> bool {
-        let Some(at) = syn.len().checked_sub(Macs::BYTES) else { return false };
+        let Some(at) = syn.len().checked_sub(Macs::BYTES) else {
+            return false;
+        };
         equal(&sum(&self.mac1, &[&syn[..at]]), &syn[at..at + 16])
     }
 
     /// Whether a SYN's sender proved that it receives at `from`.
     pub fn proved(&self, syn: &[u8], from: SocketAddr) -> bool {
-        let Some(at) = syn.len().checked_sub(16) else { return false };
+        let Some(at) = syn.len().checked_sub(16) else {
+            return false;
+        };
         self.secrets.iter().any(|secret| {
             let cookie = sum(secret, &[&address_bytes(from)]);
             let key = hmac::Key::new(hmac::HMAC_SHA256, &cookie);
@@ -181,12 +192,18 @@ mod tests {
         assert!(jar.knows_us(&syn) && !jar.proved(&syn, here));
         let mac1 = Macs::mac1(&syn).unwrap();
         let sealed = jar.seal_cookie(mac1, here, [3; 12]);
-        assert!(open_cookie(&server, [0; 16], [3; 12], &sealed).is_err(), "bound to the SYN");
+        assert!(
+            open_cookie(&server, [0; 16], [3; 12], &sealed).is_err(),
+            "bound to the SYN"
+        );
         let cookie = open_cookie(&server, mac1, [3; 12], &sealed).unwrap();
         Macs::write(&mut syn, &server, Some(&cookie));
         assert!(jar.proved(&syn, here) && !jar.proved(&syn, there));
         jar.rotate([9; 32]);
-        assert!(jar.proved(&syn, here), "the cookie of the period before still counts");
+        assert!(
+            jar.proved(&syn, here),
+            "the cookie of the period before still counts"
+        );
         jar.rotate([8; 32]);
         assert!(!jar.proved(&syn, here));
     }

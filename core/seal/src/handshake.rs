@@ -50,7 +50,11 @@ fn secrets_of(state: &mut snow::HandshakeState) -> Secrets {
     let (initiator, responder) = state.dangerously_get_raw_split();
     let mut transcript = [0; 32];
     transcript.copy_from_slice(&state.get_handshake_hash()[..32]);
-    Secrets { initiator, responder, transcript }
+    Secrets {
+        initiator,
+        responder,
+        transcript,
+    }
 }
 
 impl Initiator {
@@ -71,8 +75,15 @@ impl Initiator {
             .and_then(|b| b.remote_public_key(&remote.0))
             .and_then(|b| b.build_initiator())
             .map_err(|_| SealError::NotAuthentic)?;
-        let n = state.write_message(payload, out).map_err(|_| SealError::BadLength)?;
-        Ok((Initiator { state: Box::new(state) }, n))
+        let n = state
+            .write_message(payload, out)
+            .map_err(|_| SealError::BadLength)?;
+        Ok((
+            Initiator {
+                state: Box::new(state),
+            },
+            n,
+        ))
     }
 
     /// Reads message 2. Its payload goes into `payload`, whose used length is returned. A message
@@ -82,7 +93,10 @@ impl Initiator {
         message: &[u8],
         payload: &mut [u8],
     ) -> Result<(Secrets, usize), SealError> {
-        let n = self.state.read_message(message, payload).map_err(|_| SealError::NotAuthentic)?;
+        let n = self
+            .state
+            .read_message(message, payload)
+            .map_err(|_| SealError::NotAuthentic)?;
         Ok((secrets_of(&mut self.state), n))
     }
 }
@@ -102,10 +116,18 @@ impl Responder {
             .and_then(|b| b.local_private_key(&secret))
             .and_then(|b| b.build_responder())
             .map_err(|_| SealError::NotAuthentic)?;
-        let n = state.read_message(message, payload).map_err(|_| SealError::NotAuthentic)?;
+        let n = state
+            .read_message(message, payload)
+            .map_err(|_| SealError::NotAuthentic)?;
         let peer = state.get_remote_static().ok_or(SealError::NotAuthentic)?;
         let peer = PublicKey(peer.try_into().map_err(|_| SealError::BadLength)?);
-        Ok((Responder { state: Box::new(state), peer }, n))
+        Ok((
+            Responder {
+                state: Box::new(state),
+                peer,
+            },
+            n,
+        ))
     }
 
     /// Who sent message 1.
@@ -114,12 +136,11 @@ impl Responder {
     }
 
     /// Writes message 2 with `payload` into `out`; returns its length and the session's secrets.
-    pub fn answer(
-        mut self,
-        payload: &[u8],
-        out: &mut [u8],
-    ) -> Result<(Secrets, usize), SealError> {
-        let n = self.state.write_message(payload, out).map_err(|_| SealError::BadLength)?;
+    pub fn answer(mut self, payload: &[u8], out: &mut [u8]) -> Result<(Secrets, usize), SealError> {
+        let n = self
+            .state
+            .write_message(payload, out)
+            .map_err(|_| SealError::BadLength)?;
         Ok((secrets_of(&mut self.state), n))
     }
 }
@@ -129,7 +150,10 @@ mod tests {
     use super::*;
 
     fn keys() -> (SecretKey, SecretKey) {
-        (SecretKey::from_bytes([1; 32]), SecretKey::from_bytes([2; 32]))
+        (
+            SecretKey::from_bytes([1; 32]),
+            SecretKey::from_bytes([2; 32]),
+        )
     }
 
     #[test]
@@ -149,7 +173,9 @@ mod tests {
         let mut garbled = m2;
         garbled[40] ^= 1;
         assert!(i.finish(&garbled[..n2], &mut p).is_err());
-        let (si, n) = i.finish(&m2[..n2], &mut p).expect("garbage before did no harm");
+        let (si, n) = i
+            .finish(&m2[..n2], &mut p)
+            .expect("garbage before did no harm");
         assert_eq!(&p[..n], b"welcome");
         assert_eq!((si.initiator, si.responder), (sr.initiator, sr.responder));
         assert_eq!(si.transcript, sr.transcript);

@@ -33,8 +33,15 @@ impl SecretKey {
     pub fn from_bytes(secret: [u8; 32]) -> Self {
         let key = agreement::PrivateKey::from_private_key(&agreement::X25519, &secret)
             .expect("any 32 bytes are an X25519 private key");
-        let public = key.compute_public_key().expect("X25519 public keys always exist");
-        let public = PublicKey(public.as_ref().try_into().expect("X25519 keys have 32 bytes"));
+        let public = key
+            .compute_public_key()
+            .expect("X25519 public keys always exist");
+        let public = PublicKey(
+            public
+                .as_ref()
+                .try_into()
+                .expect("X25519 keys have 32 bytes"),
+        );
         SecretKey { secret, public }
     }
     /// Its public half.
@@ -101,8 +108,14 @@ mod tests {
     #[test]
     fn keys_survive_their_text_form() {
         let key = SecretKey::from_bytes([7; 32]);
-        assert_eq!(SecretKey::from_text(&key.to_text()).unwrap().public(), key.public());
-        assert_eq!(PublicKey::from_text(&key.public().to_string()), Ok(key.public()));
+        assert_eq!(
+            SecretKey::from_text(&key.to_text()).unwrap().public(),
+            key.public()
+        );
+        assert_eq!(
+            PublicKey::from_text(&key.public().to_string()),
+            Ok(key.public())
+        );
         assert_eq!(PublicKey::from_text("short"), Err(KeyTextError));
     }
 

@@ -18,7 +18,7 @@ mod packet_keys;
 mod rng;
 
 pub use cookie::{CookieJar, Macs, open_cookie, unknown_token};
-pub use handshake::{Initiator, Responder, SYN_OVERHEAD_BYTES, Secrets, SYN_ACK_OVERHEAD_BYTES};
+pub use handshake::{Initiator, Responder, SYN_ACK_OVERHEAD_BYTES, SYN_OVERHEAD_BYTES, Secrets};
 pub use host_key::{KeyTextError, PublicKey, SecretKey};
 pub use packet_keys::{KEY_UPDATE_PACKETS, Opened, PacketKeys, Suite};
 pub use rng::Rng;

@@ -50,7 +50,9 @@ impl Dh for X25519 {
         self.private.copy_from_slice(privkey);
         let key = agreement::PrivateKey::from_private_key(&agreement::X25519, privkey)
             .expect("any 32 bytes are an X25519 private key");
-        let public = key.compute_public_key().expect("X25519 public keys always exist");
+        let public = key
+            .compute_public_key()
+            .expect("X25519 public keys always exist");
         self.public.copy_from_slice(public.as_ref());
         self.key = Some(key);
     }
@@ -87,7 +89,9 @@ impl ChaChaPoly {
         aead::Nonce::assume_unique_for_key(bytes)
     }
     fn key(&self) -> &aead::LessSafeKey {
-        self.0.as_ref().expect("snow sets a key before it uses a cipher")
+        self.0
+            .as_ref()
+            .expect("snow sets a key before it uses a cipher")
     }
 }
 
@@ -117,7 +121,10 @@ impl Cipher for ChaChaPoly {
         ciphertext: &[u8],
         out: &mut [u8],
     ) -> Result<usize, snow::Error> {
-        let n = ciphertext.len().checked_sub(16).ok_or(snow::Error::Decrypt)?;
+        let n = ciphertext
+            .len()
+            .checked_sub(16)
+            .ok_or(snow::Error::Decrypt)?;
         let (text, tag) = ciphertext.split_at(n);
         self.key()
             .open_separate_gather(

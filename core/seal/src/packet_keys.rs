@@ -12,9 +12,7 @@
 
 use aws_lc_rs::aead::{self, Aad, LessSafeKey, Nonce, UnboundKey, quic};
 use aws_lc_rs::hkdf;
-use d2tp_wire::{
-    CID_BYTES, DATA_HEADER_BYTES, PN_BYTES, PathId, TAG_BYTES, expand_packet_number,
-};
+use d2tp_wire::{CID_BYTES, DATA_HEADER_BYTES, PN_BYTES, PathId, TAG_BYTES, expand_packet_number};
 
 use crate::SealError;
 use crate::handshake::Secrets;
@@ -94,7 +92,11 @@ impl Generation {
         let mut iv = [0; 12];
         expand(&secret, b"d2tp iv", &mut iv);
         let key = UnboundKey::new(suite.aead(), bytes).expect("the length is the algorithm's own");
-        Generation { secret, key: LessSafeKey::new(key), iv }
+        Generation {
+            secret,
+            key: LessSafeKey::new(key),
+            iv,
+        }
     }
     fn next(&self, suite: Suite) -> Generation {
         let mut secret = [0; 32];
@@ -186,8 +188,8 @@ impl PacketKeys {
     #[inline]
     pub fn seal(&self, path: PathId, number: u64, packet: &mut [u8]) {
         assert!(packet.len() >= DATA_HEADER_BYTES + TAG_BYTES);
-        packet[0] = (packet[0] & !FIRST_BYTE_MASK)
-            | ((self.tx_generation as u8 & 3) << GENERATION_SHIFT);
+        packet[0] =
+            (packet[0] & !FIRST_BYTE_MASK) | ((self.tx_generation as u8 & 3) << GENERATION_SHIFT);
         packet[1 + CID_BYTES..DATA_HEADER_BYTES].copy_from_slice(&(number as u32).to_be_bytes());
         let (header, body) = packet.split_at_mut(DATA_HEADER_BYTES);
         let (text, tag) = body.split_at_mut(body.len() - TAG_BYTES);
@@ -221,7 +223,10 @@ impl PacketKeys {
         let (key, key_advanced) = match generation.wrapping_sub(current) & 3 {
             0 => (&self.rx, false),
             1 => (&self.rx_next, true),
-            3 => (self.rx_before.as_ref().ok_or(SealError::NotAuthentic)?, false),
+            3 => (
+                self.rx_before.as_ref().ok_or(SealError::NotAuthentic)?,
+                false,
+            ),
             _ => return Err(SealError::NotAuthentic),
         };
         let (header, body) = packet.split_at_mut(DATA_HEADER_BYTES);
@@ -238,7 +243,11 @@ impl PacketKeys {
             self.rx_before = Some(std::mem::replace(&mut self.rx, now));
             self.rx_generation += 1;
         }
-        Ok(Opened { number, end: DATA_HEADER_BYTES + text, key_advanced })
+        Ok(Opened {
+            number,
+            end: DATA_HEADER_BYTES + text,
+            key_advanced,
+        })
     }
 
     /// Begins the next generation of our own packets.
@@ -260,9 +269,14 @@ impl PacketKeys {
     #[inline]
     fn toggle_mask(key: &quic::HeaderProtectionKey, packet: &mut [u8]) {
         let sample = &packet[DATA_HEADER_BYTES..DATA_HEADER_BYTES + 16];
-        let mask = key.new_mask(sample).expect("the sample has the length the mask wants");
+        let mask = key
+            .new_mask(sample)
+            .expect("the sample has the length the mask wants");
         packet[0] ^= mask[0] & FIRST_BYTE_MASK;
-        for (b, m) in packet[1 + CID_BYTES..DATA_HEADER_BYTES].iter_mut().zip(&mask[1..]) {
+        for (b, m) in packet[1 + CID_BYTES..DATA_HEADER_BYTES]
+            .iter_mut()
+            .zip(&mask[1..])
+        {
             *b ^= m;
         }
     }
@@ -270,7 +284,11 @@ impl PacketKeys {
 
 impl std::fmt::Debug for PacketKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PacketKeys({:?}, {}/{})", self.suite, self.tx_generation, self.rx_generation)
+        write!(
+            f,
+            "PacketKeys({:?}, {}/{})",
+            self.suite, self.tx_generation, self.rx_generation
+        )
     }
 }
 
@@ -280,8 +298,15 @@ mod tests {
     use d2tp_wire::PacketKind;
 
     fn pair(suite: Suite) -> (PacketKeys, PacketKeys) {
-        let s = Secrets { initiator: [1; 32], responder: [2; 32], transcript: [3; 32] };
-        (PacketKeys::new(suite, &s, true), PacketKeys::new(suite, &s, false))
+        let s = Secrets {
+            initiator: [1; 32],
+            responder: [2; 32],
+            transcript: [3; 32],
+        };
+        (
+            PacketKeys::new(suite, &s, true),
+            PacketKeys::new(suite, &s, false),
+        )
     }
 
     fn packet(text: &[u8]) -> Vec<u8> {
@@ -302,12 +327,22 @@ mod tests {
             for bit in 0..p.len() * 8 {
                 let mut bad = p.clone();
                 bad[bit / 8] ^= 1 << (bit % 8);
-                assert!(rx.open(PathId(4), 7, &mut bad).is_err(), "bit {bit} was not noticed");
+                assert!(
+                    rx.open(PathId(4), 7, &mut bad).is_err(),
+                    "bit {bit} was not noticed"
+                );
             }
             assert!(rx.open(PathId(5), 7, &mut p.clone()).is_err());
             let mut good = p.clone();
             let opened = rx.open(PathId(4), 3, &mut good).unwrap();
-            assert_eq!(opened, Opened { number: 7, end: good.len() - TAG_BYTES, key_advanced: false });
+            assert_eq!(
+                opened,
+                Opened {
+                    number: 7,
+                    end: good.len() - TAG_BYTES,
+                    key_advanced: false
+                }
+            );
             assert_eq!(&good[DATA_HEADER_BYTES..opened.end], b"some frames");
         }
     }
@@ -323,7 +358,11 @@ mod tests {
             tx.seal(PathId(0), 1 + generation, &mut p);
             assert!(rx.open(PathId(0), generation, &mut p).unwrap().key_advanced);
             if generation == 1 {
-                assert!(!rx.open(PathId(0), 2, &mut late.clone()).unwrap().key_advanced);
+                assert!(
+                    !rx.open(PathId(0), 2, &mut late.clone())
+                        .unwrap()
+                        .key_advanced
+                );
                 rx.forget_previous();
                 assert!(rx.open(PathId(0), 2, &mut late.clone()).is_err());
             }

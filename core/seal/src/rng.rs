@@ -13,7 +13,10 @@ impl Rng {
     /// A generator that starts from `seed`.
     pub fn new(seed: [u8; 32]) -> Self {
         let key = aead::UnboundKey::new(&aead::CHACHA20_POLY1305, &seed).expect("32 bytes");
-        Rng { key: aead::LessSafeKey::new(key), blocks: 0 }
+        Rng {
+            key: aead::LessSafeKey::new(key),
+            blocks: 0,
+        }
     }
 
     /// Fills `out`.

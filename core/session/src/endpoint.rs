@@ -85,8 +85,15 @@ pub struct Incoming<'a> {
 
 #[derive(Clone, Copy, Debug)]
 enum Route {
-    Session { id: SessionId, path: PathId, generation: u32 },
-    HalfOpen { index: usize, path: PathId },
+    Session {
+        id: SessionId,
+        path: PathId,
+        generation: u32,
+    },
+    HalfOpen {
+        index: usize,
+        path: PathId,
+    },
 }
 
 /// Connection ids are random and ours: eight of their bytes are hash enough.
@@ -140,6 +147,8 @@ pub struct Endpoint {
     events: VecDeque<(SessionId, Event)>,
     syn_window: (Time, u32),
     unknown_window: (Time, u32),
+    /// The session whose changes are not booked yet.
+    touched: Option<SessionId>,
 }
 
 impl Endpoint {
@@ -178,6 +187,7 @@ impl Endpoint {
             events: VecDeque::new(),
             syn_window: (Time::ZERO, 0),
             unknown_window: (Time::ZERO, 0),
+            touched: None,
         }
     }
 
@@ -219,8 +229,13 @@ impl Endpoint {
     ) -> Result<SessionId, RecordError> {
         let record = Record::decode(record)?;
         let first = epochs.start.max(record.epoch.saturating_add(1));
-        let mut session =
-            self.new_session(now, record.role, record.peer, record.instance, first..epochs.end);
+        let mut session = self.new_session(
+            now,
+            record.role,
+            record.peer,
+            record.instance,
+            first..epochs.end,
+        );
         session.restore(now, &record);
         Ok(self.insert(session))
     }
@@ -234,7 +249,8 @@ impl Endpoint {
         if decoded.role != Role::Responder {
             return Err(RecordError::Damaged);
         }
-        self.asleep.insert((decoded.peer, decoded.instance), record.into());
+        self.asleep
+            .insert((decoded.peer, decoded.instance), record.into());
         Ok(())
     }
 
@@ -283,13 +299,19 @@ impl Endpoint {
     fn insert(&mut self, session: Session) -> SessionId {
         let serial = self.next_serial;
         self.next_serial = self.next_serial.wrapping_add(1);
-        let index =
-            self.sessions.insert(Slot { session, serial, timer: Time::NEVER, ready: false }) as u32;
+        let index = self.sessions.insert(Slot {
+            session,
+            serial,
+            timer: Time::NEVER,
+            ready: false,
+        }) as u32;
         SessionId { index, serial }
     }
 
     fn slot(&mut self, id: SessionId) -> Option<&mut Slot> {
-        self.sessions.get_mut(id.index as usize).filter(|s| s.serial == id.serial)
+        self.sessions
+            .get_mut(id.index as usize)
+            .filter(|s| s.serial == id.serial)
     }
 
     /// Looks at a session.
@@ -317,11 +339,24 @@ impl Endpoint {
 
     /// Books what a session changed: its ids, its timer, its events, its place in line.
     fn settle(&mut self, id: SessionId) {
-        let Some(slot) = self.sessions.get_mut(id.index as usize) else { return };
+        let Some(slot) = self.sessions.get_mut(id.index as usize) else {
+            return;
+        };
         for change in slot.session.cid_changes.drain(..) {
             match change {
-                CidChange::Add { cid, path, generation } => {
-                    self.routes.insert(cid, Route::Session { id, path, generation });
+                CidChange::Add {
+                    cid,
+                    path,
+                    generation,
+                } => {
+                    self.routes.insert(
+                        cid,
+                        Route::Session {
+                            id,
+                            path,
+                            generation,
+                        },
+                    );
                 }
                 CidChange::Remove(cid) => {
                     self.routes.remove(&cid);
@@ -376,18 +411,54 @@ impl Endpoint {
         Some((id, event))
     }
 
+    /// Whether [`Endpoint::poll_event`] has something.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     // ---- datagrams in ----
 
     /// Takes in one datagram.
-    #[inline]
     pub fn handle_datagram(&mut self, now: Time, incoming: Incoming<'_>) {
+        let stride = incoming.bytes.len().max(1);
+        self.handle_datagrams(now, incoming, stride);
+    }
+
+    /// Takes in datagrams of one sender that lie back to back, `stride` bytes each (the last may
+    /// be shorter). Sessions are asked what they want to send once, at the end.
+    pub fn handle_datagrams(&mut self, now: Time, incoming: Incoming<'_>, stride: usize) {
         let Incoming { addresses, bytes } = incoming;
-        let Some((kind, version, cid, _)) = PacketKind::split(bytes) else { return };
+        for datagram in bytes.chunks_mut(stride.max(1)) {
+            self.take_in(now, addresses, datagram);
+        }
+        if let Some(id) = self.touched.take() {
+            self.settle(id);
+        }
+    }
+
+    /// Books a session's changes later, but before any other session's.
+    fn touch(&mut self, id: SessionId) {
+        if let Some(before) = self.touched.replace(id)
+            && before != id
+        {
+            self.settle(before);
+        }
+    }
+
+    #[inline]
+    fn take_in(&mut self, now: Time, addresses: Addresses, bytes: &mut [u8]) {
+        let Some((kind, version, cid, _)) = PacketKind::split(bytes) else {
+            return;
+        };
         match kind {
             PacketKind::Data => self.on_data(now, addresses, cid, bytes),
             PacketKind::Syn => self.on_syn(now, addresses, version, cid, bytes),
             PacketKind::SynAck | PacketKind::Cookie | PacketKind::Unknown => {
-                let Some(Route::Session { id, path, generation }) = self.routes.get(&cid).copied()
+                let Some(Route::Session {
+                    id,
+                    path,
+                    generation,
+                }) = self.routes.get(&cid).copied()
                 else {
                     return self.on_stray_unknown(now, kind, cid, bytes);
                 };
@@ -411,12 +482,20 @@ impl Endpoint {
         }
         let found = self.sessions.iter().find_map(|(index, s)| {
             let path = s.session.paths.iter().find(|p| p.cid_remote == cid)?.id;
-            Some((SessionId { index: index as u32, serial: s.serial }, path, s.session.generation))
+            Some((
+                SessionId {
+                    index: index as u32,
+                    serial: s.serial,
+                },
+                path,
+                s.session.generation,
+            ))
         });
         if let Some((id, path, generation)) = found
             && let Some(slot) = self.slot(id)
         {
-            slot.session.handle_unknown(now, path, generation, &bytes[1 + CID_BYTES..]);
+            slot.session
+                .handle_unknown(now, path, generation, &bytes[1 + CID_BYTES..]);
             self.settle(id);
         }
     }
@@ -424,10 +503,18 @@ impl Endpoint {
     #[inline]
     fn on_data(&mut self, now: Time, from: Addresses, cid: Cid, bytes: &mut [u8]) {
         match self.routes.get(&cid).copied() {
-            Some(Route::Session { id, path, generation }) => {
+            Some(Route::Session {
+                id,
+                path,
+                generation,
+            }) => {
                 let Some(slot) = self.slot(id) else { return };
                 slot.session.handle_data(now, path, generation, from, bytes);
-                self.settle(id);
+                if slot.session.cid_changes.is_empty() {
+                    self.touch(id);
+                } else {
+                    self.settle(id);
+                }
             }
             Some(Route::HalfOpen { index, path }) => self.confirm(now, from, index, path, bytes),
             None => self.answer_unknown(now, from, cid, bytes.len()),
@@ -491,7 +578,9 @@ impl Endpoint {
             || self.half_open.len() >= HALF_OPEN_MAX / 2;
         if loaded && !self.jar.proved(bytes, from.remote) {
             // R-HS-7: under load the address is proved first: no state, no public-key work.
-            let Some(mac1) = Macs::mac1(bytes) else { return };
+            let Some(mac1) = Macs::mac1(bytes) else {
+                return;
+            };
             let nonce: [u8; 12] = self.rng.array();
             let mut out = vec![PacketKind::Cookie.first_byte()];
             out.extend(cid.0);
@@ -514,7 +603,9 @@ impl Endpoint {
         else {
             return;
         };
-        let Some(syn) = Syn::decode(&mut Reader::new(&payload[..n])) else { return };
+        let Some(syn) = Syn::decode(&mut Reader::new(&payload[..n])) else {
+            return;
+        };
         let peer = responder.peer();
         let key = (peer, syn.instance);
         let answer = self.judge(&syn, key);
@@ -534,8 +625,9 @@ impl Endpoint {
             let suite = d2tp_seal::Suite::from_code(body.suite).expect("we chose it");
             let keys = PacketKeys::new(suite, &secrets, false);
             // The body kept is the peer's view turned round: what the *device* told us.
-            let own_cids: Vec<Cid> =
-                std::iter::once(body.cid).chain(body.spare.iter().map(|s| s.0)).collect();
+            let own_cids: Vec<Cid> = std::iter::once(body.cid)
+                .chain(body.spare.iter().map(|s| s.0))
+                .collect();
             let theirs = SynAckBody {
                 cid,
                 token: [0; 16],
@@ -558,7 +650,13 @@ impl Endpoint {
             });
             // The device's first packet may come on any of its links.
             for (cid, n) in own_cids.iter().zip(0..) {
-                self.routes.insert(*cid, Route::HalfOpen { index, path: PathId(n) });
+                self.routes.insert(
+                    *cid,
+                    Route::HalfOpen {
+                        index,
+                        path: PathId(n),
+                    },
+                );
             }
             self.half_open_order.push_back((expires, index));
             let line = self.half_open_by_key.entry(key).or_default();
@@ -579,7 +677,9 @@ impl Endpoint {
         }
         let existing = self.by_key.get(&key).and_then(|id| self.session(*id));
         let sleeping = self.asleep.get(&key).and_then(|r| Record::decode(r).ok());
-        let confirmed = existing.map(|s| s.epoch).or(sleeping.as_ref().map(|r| r.epoch));
+        let confirmed = existing
+            .map(|s| s.epoch)
+            .or(sleeping.as_ref().map(|r| r.epoch));
         // R-HS-1: an epoch counts once; a replayed SYN finds its own epoch used.
         if let Some(confirmed) = confirmed
             && syn.epoch <= confirmed
@@ -589,8 +689,12 @@ impl Endpoint {
         if confirmed.is_none() && self.sessions.len() >= self.config.sessions_max {
             return SynAck::Refused(Reason::LimitReached);
         }
-        let Some(suite) =
-            self.config.suites.iter().map(|s| s.code()).find(|s| syn.suites.contains(s))
+        let Some(suite) = self
+            .config
+            .suites
+            .iter()
+            .map(|s| s.code())
+            .find(|s| syn.suites.contains(s))
         else {
             return SynAck::NoSuite;
         };
@@ -633,7 +737,11 @@ impl Endpoint {
                 break;
             }
             self.half_open_order.pop_front();
-            if self.half_open.get(index).is_some_and(|h| h.expires == expires) {
+            if self
+                .half_open
+                .get(index)
+                .is_some_and(|h| h.expires == expires)
+            {
                 self.drop_half_open(index);
             }
         }
@@ -648,11 +756,15 @@ impl Endpoint {
         path: PathId,
         bytes: &mut [u8],
     ) {
-        let Some(half) = self.half_open.get_mut(index) else { return };
+        let Some(half) = self.half_open.get_mut(index) else {
+            return;
+        };
         if bytes.len() < DATA_HEADER_BYTES + TAG_BYTES {
             return;
         }
-        let Ok(opened) = half.keys.open(path, 0, bytes) else { return };
+        let Ok(opened) = half.keys.open(path, 0, bytes) else {
+            return;
+        };
         let half = self.drop_half_open(index).expect("it was just there");
         let key = (half.peer, half.instance);
         let id = match self.by_key.get(&key).copied() {
@@ -733,8 +845,12 @@ impl Endpoint {
 
     /// Lets time pass.
     pub fn handle_timeouts(&mut self, now: Time) {
-        let due: Vec<SessionId> =
-            self.timers.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect();
+        let due: Vec<SessionId> = self
+            .timers
+            .iter()
+            .take_while(|(at, _)| *at <= now)
+            .map(|(_, id)| *id)
+            .collect();
         for id in due {
             if let Some(slot) = self.slot(id) {
                 slot.session.handle_timeouts(now);
@@ -758,7 +874,10 @@ impl Endpoint {
     pub fn ids(&self) -> Vec<SessionId> {
         self.sessions
             .iter()
-            .map(|(index, s)| SessionId { index: index as u32, serial: s.serial })
+            .map(|(index, s)| SessionId {
+                index: index as u32,
+                serial: s.serial,
+            })
             .collect()
     }
 }

@@ -65,6 +65,10 @@ pub(crate) struct Flow {
     pub(crate) end: Option<FlowEnd>,
     /// The peer knows of it.
     pub(crate) announced: bool,
+    /// The peer has our RESET.
+    pub(crate) reset_acked: bool,
+    /// The application was told the end.
+    pub(crate) told_end: bool,
     queued: bool,
     dirty: bool,
     turn: u32,
@@ -90,6 +94,8 @@ impl Flow {
             unclaimed: false,
             end: None,
             announced: false,
+            reset_acked: false,
+            told_end: false,
             queued: false,
             dirty: false,
             turn: 0,
@@ -98,9 +104,17 @@ impl Flow {
         }
     }
 
-    /// Both directions are over and the peer knows.
-    pub(crate) fn is_complete(&self) -> bool {
-        self.send.is_complete() && self.recv.is_complete() && self.wants & (want::RESET | want::STOP) == 0
+    /// Both directions are over as far as the application is concerned.
+    pub(crate) fn is_over(&self) -> bool {
+        self.send.is_complete() && self.recv.is_complete()
+    }
+
+    /// R-FLOW-7: nothing is owed to the peer either: it has our RESET, and we know how many bytes
+    /// it sent, so that both ends agree on the session's credit.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.is_over()
+            && (self.send.reset.is_none() || self.reset_acked)
+            && self.recv.is_counted()
     }
 
     fn may_send(&self, session_room: u64) -> bool {
@@ -207,7 +221,10 @@ impl Flows {
     /// in the record are known.
     pub(crate) fn was_used(&self, id: FlowId) -> bool {
         id.epoch() < self.seen_floor
-            || self.seen.get(&id.epoch()).is_some_and(|s| s.contains(u64::from(id.counter())))
+            || self
+                .seen
+                .get(&id.epoch())
+                .is_some_and(|s| s.contains(u64::from(id.counter())))
     }
     /// Everything up to this epoch counts as used.
     pub(crate) fn set_seen_floor(&mut self, epoch: u32) {
@@ -216,7 +233,9 @@ impl Flows {
 
     /// Something about the flow's output changed: looks whether it is to be sent.
     pub(crate) fn touch(&mut self, id: FlowId) {
-        let Some(flow) = self.table.get_mut(&id) else { return };
+        let Some(flow) = self.table.get_mut(&id) else {
+            return;
+        };
         if !flow.queued && flow.may_send(u64::MAX) {
             flow.queued = true;
             self.ready.push_back(id);
@@ -258,12 +277,20 @@ impl Flows {
 
     /// The flow whose turn it is on a path; drops those with nothing to send from the line.
     #[inline]
-    pub(crate) fn next_for(&mut self, path: PathId, gated: bool, session_room: u64) -> Option<FlowId> {
+    pub(crate) fn next_for(
+        &mut self,
+        path: PathId,
+        gated: bool,
+        session_room: u64,
+    ) -> Option<FlowId> {
         let mut i = 0;
         let mut best: Option<(u8, usize, FlowId)> = None;
         while i < self.ready.len() {
             let id = self.ready[i];
-            let flow = self.table.get_mut(&id).expect("flows in line are in the table");
+            let flow = self
+                .table
+                .get_mut(&id)
+                .expect("flows in line are in the table");
             if !flow.may_send(u64::MAX) {
                 flow.queued = false;
                 self.ready.remove(i);

@@ -53,15 +53,14 @@ impl GrantsIn {
 
     /// Payload bytes that may still go out on `path`.
     pub(crate) fn room(&self, path: PathId) -> u64 {
-        self.list.iter().find(|g| g.path == path).map_or(0, |g| g.max.saturating_sub(g.spent))
+        self.list
+            .iter()
+            .find(|g| g.path == path)
+            .map_or(0, |g| g.max.saturating_sub(g.spent))
     }
     pub(crate) fn on_sent(&mut self, path: PathId, bytes: u64) {
         self.entry(path).spent += bytes;
     }
-    pub(crate) fn spent(&self, path: PathId) -> u64 {
-        self.list.iter().find(|g| g.path == path).map_or(0, |g| g.spent)
-    }
-
     /// R-GRANT-2: the newest grant counts, whatever the order of arrival.
     pub(crate) fn on_grant(&mut self, path: PathId, seq: u64, max: u64) {
         let g = self.entry(path);
@@ -128,7 +127,13 @@ impl GrantsOut {
         let i = match self.list.iter().position(|g| g.path == path) {
             Some(i) => i,
             None => {
-                self.list.push(Out { path, seq: 0, max: 0, spent: 0, tell: false });
+                self.list.push(Out {
+                    path,
+                    seq: 0,
+                    max: 0,
+                    spent: 0,
+                    tell: false,
+                });
                 self.list.len() - 1
             }
         };
@@ -147,7 +152,10 @@ impl GrantsOut {
     }
     /// What the peer may still send, as far as we know.
     pub(crate) fn left(&self, path: PathId) -> u64 {
-        self.list.iter().find(|g| g.path == path).map_or(0, |g| g.max.saturating_sub(g.spent))
+        self.list
+            .iter()
+            .find(|g| g.path == path)
+            .map_or(0, |g| g.max.saturating_sub(g.spent))
     }
     /// Bytes arrived on a gated path.
     pub(crate) fn on_received(&mut self, path: PathId, bytes: u64) {
@@ -159,7 +167,10 @@ impl GrantsOut {
         g.spent = g.spent.max(spent);
     }
     pub(crate) fn spent(&self, path: PathId) -> u64 {
-        self.list.iter().find(|g| g.path == path).map_or(0, |g| g.spent)
+        self.list
+            .iter()
+            .find(|g| g.path == path)
+            .map_or(0, |g| g.spent)
     }
     pub(crate) fn wants(&self) -> bool {
         self.list.iter().any(|g| g.tell)

@@ -32,8 +32,18 @@ impl Syn {
         if u32::from(n) > 2 * SPARE_PATHS {
             return None;
         }
-        let spare = (0..n).map(|_| Cid::decode(r)).collect::<Result<_, _>>().ok()?;
-        Some(Syn { instance, epoch, suites, session_credit, flow_credit, spare })
+        let spare = (0..n)
+            .map(|_| Cid::decode(r))
+            .collect::<Result<_, _>>()
+            .ok()?;
+        Some(Syn {
+            instance,
+            epoch,
+            suites,
+            session_credit,
+            flow_credit,
+            spare,
+        })
     }
 }
 
@@ -114,7 +124,9 @@ impl SynAck {
                     spare,
                 })
             }
-            1 => SynAck::Stale { confirmed: r.u32().ok()? },
+            1 => SynAck::Stale {
+                confirmed: r.u32().ok()?,
+            },
             2 => SynAck::Refused(Reason::from_u8(r.u8().ok()?)),
             3 => SynAck::NoSuite,
             _ => return None,

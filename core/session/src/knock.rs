@@ -6,9 +6,7 @@
 
 use d2tp_seal::{Initiator, Macs, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey};
 use d2tp_time::{Span, Time};
-use d2tp_wire::{
-    CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSION, Writer,
-};
+use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSION, Writer};
 
 use crate::config::{Config, SPARE_PATHS};
 use crate::path::{Addresses, LinkId};
@@ -66,8 +64,11 @@ impl Knock {
         self.candidates.push((addresses, gated));
         // Ungated links first; a new link is tried at once.
         self.candidates.sort_by_key(|(_, gated)| *gated);
-        self.turn =
-            self.candidates.iter().position(|(a, _)| *a == addresses).expect("just pushed");
+        self.turn = self
+            .candidates
+            .iter()
+            .position(|(a, _)| *a == addresses)
+            .expect("just pushed");
         self.next_at = now;
         self.tries = 0;
     }
@@ -83,13 +84,20 @@ impl Knock {
     }
 
     pub(crate) fn next_at(&self) -> Time {
-        if self.failed { Time::NEVER } else { self.next_at }
+        if self.failed {
+            Time::NEVER
+        } else {
+            self.next_at
+        }
     }
     /// Sends again at once: the server asked for something else.
     pub(crate) fn retry_now(&mut self, now: Time) {
         self.next_at = now;
         if let Some(open) = &self.open
-            && let Some(i) = self.candidates.iter().position(|(a, _)| *a == open.addresses)
+            && let Some(i) = self
+                .candidates
+                .iter()
+                .position(|(a, _)| *a == open.addresses)
         {
             self.turn = i;
         }
@@ -100,7 +108,11 @@ impl Knock {
         self.cids
             .iter()
             .zip(0..)
-            .map(|(cid, n)| CidChange::Add { cid: *cid, path: PathId(n), generation })
+            .map(|(cid, n)| CidChange::Add {
+                cid: *cid,
+                path: PathId(n),
+                generation,
+            })
             .collect()
     }
 
@@ -159,7 +171,14 @@ impl Knock {
         debug_assert_eq!(HEAD + n, end);
         Macs::write(buf, server, self.cookie.as_ref());
         let mac1 = Macs::mac1(buf).expect("a SYN is long enough");
-        self.open = Some(Open { initiator, mac1, epoch, addresses, gated, sent_at: now });
+        self.open = Some(Open {
+            initiator,
+            mac1,
+            epoch,
+            addresses,
+            gated,
+            sent_at: now,
+        });
         Some((buf.len(), addresses))
     }
 }

@@ -7,7 +7,15 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{DATAGRAM_FIRST_BYTES, DATAGRAM_MAX_BYTES};
 
 /// UDP payloads worth asking for: IPv6 and IPv4 over Ethernet, tunnels, PPPoE, LTE; then jumbo.
-const LADDER: [u16; 7] = [1252, 1332, 1392, 1432, 1452, 1472, DATAGRAM_MAX_BYTES as u16];
+const LADDER: [u16; 7] = [
+    1252,
+    1332,
+    1392,
+    1432,
+    1452,
+    1472,
+    DATAGRAM_MAX_BYTES as u16,
+];
 /// Probes of one size before it counts as too large. RFC 8899 §5.1.2 allows three.
 const PROBES_MAX: u8 = 2;
 /// Full-size packets lost in a row, nothing between, before the path is taken for a black hole.
@@ -44,7 +52,9 @@ impl Mtu {
 
     /// The largest step of the ladder below `limit` that would be a gain.
     fn below(&self, limit: u16) -> Option<usize> {
-        LADDER.iter().rposition(|s| *s < limit && *s > self.current && *s <= self.max)
+        LADDER
+            .iter()
+            .rposition(|s| *s < limit && *s > self.current && *s <= self.max)
     }
 
     pub(crate) fn current(&self) -> usize {
@@ -53,7 +63,11 @@ impl Mtu {
 
     /// The size to probe now, if any.
     pub(crate) fn probe(&self) -> Option<usize> {
-        if self.in_flight { None } else { self.next.map(|i| usize::from(LADDER[i])) }
+        if self.in_flight {
+            None
+        } else {
+            self.next.map(|i| usize::from(LADDER[i]))
+        }
     }
     pub(crate) fn on_probe_sent(&mut self) {
         self.in_flight = true;

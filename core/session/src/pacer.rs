@@ -18,11 +18,17 @@ pub(crate) struct Pacer {
 
 impl Pacer {
     pub(crate) fn new(now: Time, datagram: u64) -> Self {
-        Pacer { rate: 0, bucket: BURST_DATAGRAMS * datagram, filled_at: now, datagram }
+        Pacer {
+            rate: 0,
+            bucket: BURST_DATAGRAMS * datagram,
+            filled_at: now,
+            datagram,
+        }
     }
 
     fn capacity(&self) -> u64 {
-        let span = (u128::from(self.rate) * u128::from(BURST_SPAN.as_nanos()) / 1_000_000_000) as u64;
+        let span =
+            (u128::from(self.rate) * u128::from(BURST_SPAN.as_nanos()) / 1_000_000_000) as u64;
         (BURST_DATAGRAMS * self.datagram).max(span)
     }
 

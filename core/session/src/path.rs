@@ -96,7 +96,6 @@ pub(crate) struct Path {
     pub(crate) gated: bool,
     pub(crate) reason: Reason,
     pub(crate) wants: u16,
-    pub(crate) cid_local: Cid,
     pub(crate) cid_remote: Cid,
     pub(crate) token: [u8; TOKEN_BYTES],
     pub(crate) validated: bool,
@@ -134,7 +133,7 @@ impl Path {
         id: PathId,
         addresses: Addresses,
         config: &Config,
-        cids: (Cid, Cid, [u8; TOKEN_BYTES]),
+        cid: (Cid, [u8; TOKEN_BYTES]),
     ) -> Self {
         let mut mtu_max = config.mtu_max;
         if addresses.remote.is_ipv6() {
@@ -151,9 +150,8 @@ impl Path {
             gated: false,
             reason: Reason::None,
             wants: 0,
-            cid_local: cids.0,
-            cid_remote: cids.1,
-            token: cids.2,
+            cid_remote: cid.0,
+            token: cid.1,
             validated: false,
             challenges: Vec::new(),
             answers: Vec::new(),
@@ -183,18 +181,29 @@ impl Path {
         if self.challenges.len() == CHALLENGE_NONCES_MAX {
             self.challenges.remove(0);
         }
-        self.challenges.push(Challenge { nonce, remote: self.addresses.remote });
+        self.challenges.push(Challenge {
+            nonce,
+            remote: self.addresses.remote,
+        });
         self.wants |= want::CHG;
     }
 
     /// The question to ask at the address the path is at now.
     pub(crate) fn challenge_here(&self) -> Option<Challenge> {
-        self.challenges.iter().rev().find(|c| c.remote == self.addresses.remote).copied()
+        self.challenges
+            .iter()
+            .rev()
+            .find(|c| c.remote == self.addresses.remote)
+            .copied()
     }
 
     /// Bytes that may go to an address that has not proved itself.
     pub(crate) fn unproved_room(&self) -> u64 {
-        if self.validated { u64::MAX } else { self.rx_bytes.saturating_sub(self.tx_bytes) }
+        if self.validated {
+            u64::MAX
+        } else {
+            self.rx_bytes.saturating_sub(self.tx_bytes)
+        }
     }
 
     /// Whether anything at all may be sent to the address.
@@ -211,7 +220,11 @@ impl Path {
     /// that the pacer is never the bottleneck (RFC 9002 §7.7), twice as fast while searching.
     pub(crate) fn pacing_rate(&self) -> u64 {
         let rtt = self.recovery.rtt.smoothed().max(Span::from_micros(10));
-        let (num, den) = if self.recovery.controller.in_slow_start() { (2, 1) } else { (5, 4) };
+        let (num, den) = if self.recovery.controller.in_slow_start() {
+            (2, 1)
+        } else {
+            (5, 4)
+        };
         let bytes = u128::from(self.recovery.controller.window()) * num / den;
         (bytes * 1_000_000_000 / u128::from(rtt.as_nanos())).min(u128::from(u64::MAX >> 8)) as u64
     }
@@ -222,7 +235,12 @@ impl Path {
         if self.recovery.is_waiting() || self.state == PathState::Opening {
             return Time::NEVER;
         }
-        let base = self.recovery.rtt.probe_timeout(ack_delay_max).times(3).max(ASK_AFTER_MIN);
+        let base = self
+            .recovery
+            .rtt
+            .probe_timeout(ack_delay_max)
+            .times(3)
+            .max(ASK_AFTER_MIN);
         self.last_rx + base.times(1 << self.quiet.min(10)).min(ASK_AFTER_MAX)
     }
 

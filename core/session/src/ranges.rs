@@ -36,7 +36,10 @@ impl RangeSet {
             return end - start;
         }
         let before: u64 = self.ranges[first..after].iter().map(|r| r.1 - r.0).sum();
-        let merged = (start.min(self.ranges[first].0), end.max(self.ranges[after - 1].1));
+        let merged = (
+            start.min(self.ranges[first].0),
+            end.max(self.ranges[after - 1].1),
+        );
         self.ranges[first] = merged;
         self.ranges.drain(first + 1..after);
         merged.1 - merged.0 - before

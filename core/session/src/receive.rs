@@ -15,12 +15,17 @@ use crate::path::{self, Addresses, Before, Path, PathState};
 use crate::recovery::Said;
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
-use crate::session::{Life, Role, Session, on_said};
+use crate::session::{CODE_DEADLINE, Life, Role, Session, on_said};
 
 /// Answers to challenges that wait to leave; a flood gets no more than that.
 const ANSWERS_MAX: usize = 4;
 /// How long packets of the key generation before are still read, in probe timeouts.
 const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
+
+/// What a RESET or STOP with this code means.
+fn end_of(code: u64) -> FlowEnd {
+    if code == CODE_DEADLINE { FlowEnd::DeadlinePassed } else { FlowEnd::Reset(code) }
+}
 
 impl Session {
     /// A DATA packet for path `path` of handshake `generation` arrived. What does not
@@ -39,7 +44,9 @@ impl Session {
         let Some(keys) = &mut self.keys else { return };
         let known = self.paths.get(path);
         let expected = known.map_or(0, |p| p.acks.expected());
-        let Ok(opened) = keys.open(path, expected, packet) else { return };
+        let Ok(opened) = keys.open(path, expected, packet) else {
+            return;
+        };
         if known.is_some_and(|p| p.acks.is_replay(opened.number)) {
             return;
         }
@@ -52,7 +59,14 @@ impl Session {
         if known.is_none() && !self.accept_path(now, path, from) {
             return;
         }
-        self.handle_opened(now, path, opened.number, from, packet.len(), &packet[DATA_HEADER_BYTES..opened.end]);
+        self.handle_opened(
+            now,
+            path,
+            opened.number,
+            from,
+            packet.len(),
+            &packet[DATA_HEADER_BYTES..opened.end],
+        );
     }
 
     /// The device opened a path that was promised to it.
@@ -60,12 +74,16 @@ impl Session {
         if self.role == Role::Initiator || self.paths.is_full() {
             return false;
         }
-        let Some(issued) = self.issued.get(&id).copied() else { return false };
-        let Some((cid, token)) = self.spare.remove(&id) else { return false };
+        if !self.issued.contains_key(&id) {
+            return false;
+        }
+        let Some((cid, token)) = self.spare.remove(&id) else {
+            return false;
+        };
         if !self.use_path_id(id) {
             return false;
         }
-        let mut path = Path::new(now, id, from, &self.config, (issued.cid, cid, token));
+        let mut path = Path::new(now, id, from, &self.config, (cid, token));
         path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
         // R-PATH-2: nobody is believed to be at an address before it answered from there.
         path.challenge(self.rng.array());
@@ -84,7 +102,9 @@ impl Session {
         datagram_bytes: usize,
         plaintext: &[u8],
     ) {
-        let Some(slot) = self.paths.slot(id) else { return };
+        let Some(slot) = self.paths.slot(id) else {
+            return;
+        };
         self.last_rx = now;
         if self.life == Life::Suspended {
             self.wake(now);
@@ -103,7 +123,10 @@ impl Session {
             path.validated = false;
             path.rx_bytes = datagram_bytes as u64;
             path.tx_bytes = 0;
-            path.before = Some(Before { addresses: before, ask: true });
+            path.before = Some(Before {
+                addresses: before,
+                ask: true,
+            });
             path.challenge(nonce);
         }
         if path.state != PathState::Active {
@@ -113,7 +136,11 @@ impl Session {
             if was == PathState::Opening {
                 let took = now.since(path.opened_at);
                 let link = path.addresses.link;
-                self.emit(Event::PathUp { path: id, link, took });
+                self.emit(Event::PathUp {
+                    path: id,
+                    link,
+                    took,
+                });
             }
             self.flows.touch_all();
         }
@@ -134,7 +161,9 @@ impl Session {
                 return;
             }
         }
-        let Some(slot) = self.paths.slot(id) else { return };
+        let Some(slot) = self.paths.slot(id) else {
+            return;
+        };
         if payload {
             self.paths.at(slot).quiet = 0;
             self.note_payload(now, slot);
@@ -160,20 +189,39 @@ impl Session {
         frame: Frame<'_>,
     ) -> Result<(), PeerFault> {
         match frame {
-            Frame::Data { flow, offset, bytes, fin } => {
+            Frame::Data {
+                flow,
+                offset,
+                bytes,
+                fin,
+            } => {
                 return self.on_data(now, slot, flow, offset, bytes, fin);
             }
-            Frame::Ack { path, delay_us, ranges } => {
+            Frame::Ack {
+                path,
+                delay_us,
+                ranges,
+            } => {
                 return self.on_ack(now, path, Span::from_micros(delay_us), ranges);
             }
             Frame::Ping => {}
-            Frame::AckRate { path, every, delay_us } => {
+            Frame::AckRate {
+                path,
+                every,
+                delay_us,
+            } => {
                 let max = self.config.ack_delay_max;
                 if let Some(path) = self.paths.get_mut(path) {
                     path.acks.set_rate(every, Span::from_micros(delay_us), max);
                 }
             }
-            Frame::Open { flow, flags, priority, size, deadline_ms } => {
+            Frame::Open {
+                flow,
+                flags,
+                priority,
+                size,
+                deadline_ms,
+            } => {
                 let options = FlowOptions {
                     priority: priority.min(7),
                     size,
@@ -186,14 +234,18 @@ impl Session {
                     self.flows.refuse(flow, Reason::UnknownFlow);
                 }
             }
-            Frame::Reset { flow, code, final_size } => self.on_reset(flow, code, final_size)?,
+            Frame::Reset {
+                flow,
+                code,
+                final_size,
+            } => self.on_reset(flow, code, final_size)?,
             Frame::Stop { flow, code } => {
                 if let Some(f) = self.flows.get_mut(flow)
                     && f.send.reset.is_none()
                     && !f.send.is_complete()
                 {
                     f.send.reset = Some(code);
-                    f.end.get_or_insert(FlowEnd::Reset(code));
+                    f.end.get_or_insert(end_of(code));
                     f.wants |= want::RESET;
                     self.flows.touch(flow);
                     self.emit(Event::Writable(flow));
@@ -208,7 +260,11 @@ impl Session {
             Frame::SessionCredit { max } => {
                 self.credit.peer_max = self.credit.peer_max.max(max);
             }
-            Frame::Deadline { flow, seq, remaining_ms } => {
+            Frame::Deadline {
+                flow,
+                seq,
+                remaining_ms,
+            } => {
                 if let Some(f) = self.flows.get_mut(flow)
                     && seq > f.deadline_seq
                 {
@@ -233,7 +289,12 @@ impl Session {
                     f.peer_durable = f.peer_durable.max(offset.min(f.send.next()));
                 }
             }
-            Frame::Grant { seq, flow, path, max_sent } => {
+            Frame::Grant {
+                seq,
+                flow,
+                path,
+                max_sent,
+            } => {
                 // R-GRANT-1: only the device decides what its links may cost.
                 if self.role == Role::Responder
                     && self.paths.get(path).is_some()
@@ -250,11 +311,22 @@ impl Session {
                     f.grants_out.on_spent(path, sent);
                 }
             }
-            Frame::PathStatus { path, seq, status, gated, reason } => {
+            Frame::PathStatus {
+                path,
+                seq,
+                status,
+                gated,
+                reason,
+            } => {
                 self.on_path_status(now, path, seq, status, gated, reason);
             }
             Frame::PathLimit { .. } => {}
-            Frame::FlowPause { flow, seq, paused, reason } => {
+            Frame::FlowPause {
+                flow,
+                seq,
+                paused,
+                reason,
+            } => {
                 if let Some(f) = self.flows.get_mut(flow)
                     && seq > f.pause_in.0
                 {
@@ -266,8 +338,8 @@ impl Session {
                 let path = self.paths.at(slot);
                 if path.answers.len() < ANSWERS_MAX {
                     // R-PATH-3: an answer counts only from the address that was asked.
-                    let foreign = from.remote != path.addresses.remote
-                        || from.link != path.addresses.link;
+                    let foreign =
+                        from.remote != path.addresses.remote || from.link != path.addresses.link;
                     path.answers.push((nonce, foreign.then_some(from)));
                 }
             }
@@ -275,17 +347,25 @@ impl Session {
             Frame::Auth { .. } => {}
             Frame::PathCid { path, cid, token } => {
                 // R-PATH-7: ids are kept for a few paths ahead, whatever a peer sends.
-                let ahead = self.used_paths.last().map_or(0, |(_, end)| end)
-                    + 2 * u64::from(SPARE_PATHS);
+                let ahead =
+                    self.used_paths.last().map_or(0, |(_, end)| end) + 2 * u64::from(SPARE_PATHS);
                 let n = u64::from(path.0);
                 if n <= ahead && !self.used_paths.contains(n) {
                     self.spare.insert(path, (cid, token));
                 }
             }
-            Frame::Resume { flow, received, flags } => self.on_resume(flow, received, flags),
+            Frame::Resume {
+                flow,
+                received,
+                flags,
+            } => self.on_resume(flow, received, flags),
             Frame::Resumed { flow, received } => self.on_resumed(flow, received),
             Frame::Refused { flow, reason } => {
-                if self.flows.get(flow).is_some_and(|f| f.unclaimed || !f.announced) {
+                if self
+                    .flows
+                    .get(flow)
+                    .is_some_and(|f| f.unclaimed || !f.announced)
+                {
                     self.end_flow(flow, FlowEnd::Refused(reason));
                 }
             }
@@ -324,7 +404,10 @@ impl Session {
                 return Ok(());
             }
         }
-        let flow = self.flows.get_mut(id).expect("it was just accepted or known before");
+        let flow = self
+            .flows
+            .get_mut(id)
+            .expect("it was just accepted or known before");
         flow.announced = true;
         if gated {
             flow.grants_out.on_received(path_id, bytes.len() as u64);
@@ -340,7 +423,11 @@ impl Session {
         // R-FLOW-3: what was promised is the limit, for all flows together too.
         let told = self.credit.told;
         if self.credit.received > told {
-            return Err(PeerFault::OverCredit { flow: None, end: self.credit.received, credit: told });
+            return Err(PeerFault::OverCredit {
+                flow: None,
+                end: self.credit.received,
+                credit: told,
+            });
         }
         if tell {
             self.emit(Event::Readable(id));
@@ -351,7 +438,9 @@ impl Session {
     /// Takes in a flow the peer opened. False if it is over already.
     fn accept_flow(&mut self, id: FlowId, options: FlowOptions) -> Result<bool, PeerFault> {
         if let Some(flow) = self.flows.get_mut(id) {
-            if id.by_initiator() == (self.role == Role::Responder) && flow.options == FlowOptions::default() {
+            if id.by_initiator() == (self.role == Role::Responder)
+                && flow.options == FlowOptions::default()
+            {
                 flow.options = options;
                 if options.durable {
                     flow.send.make_durable();
@@ -391,15 +480,24 @@ impl Session {
         if flow.recv.reset.is_some() {
             return Ok(());
         }
-        if final_size < flow.recv.reached() {
-            let was = flow.recv.reached();
-            return Err(PeerFault::FinalSize { flow: id, was, now: final_size });
+        let reached = flow.recv.reached();
+        if final_size < reached {
+            return Err(PeerFault::FinalSize { flow: id, was: reached, now: final_size });
         }
         // What was sent and never arrived has used up session credit all the same.
-        self.credit.consumed += flow.recv.reached() - flow.recv.read_to();
-        flow.recv.forget_unread();
+        let missing = final_size - reached;
+        self.credit.received += missing;
+        self.credit.consumed += missing;
+        if flow.recv.stopped.is_none() {
+            self.credit.consumed += reached - flow.recv.read_to();
+        }
+        flow.recv.discard();
         flow.recv.reset = Some(code);
-        flow.end.get_or_insert(FlowEnd::Reset(code));
+        flow.end.get_or_insert(end_of(code));
+        let (end, credit) = (self.credit.received, self.credit.told);
+        if end > credit {
+            return Err(PeerFault::OverCredit { flow: None, end, credit });
+        }
         self.emit(Event::Readable(id));
         self.retire_if_complete(id);
         Ok(())
@@ -412,7 +510,9 @@ impl Session {
         delay: Span,
         ranges: d2tp_wire::AckRanges<'_>,
     ) -> Result<(), PeerFault> {
-        let Some(slot) = self.paths.slot(id) else { return Ok(()) };
+        let Some(slot) = self.paths.slot(id) else {
+            return Ok(());
+        };
         let siblings: Vec<(u64, Span)> = if self.paths.len() > 1 {
             self.paths
                 .iter()
@@ -422,24 +522,48 @@ impl Session {
             Vec::new()
         };
         let delay_max = self.config.ack_delay_max;
-        let Session { paths, flows, issued, says, gone, .. } = self;
+        let Session {
+            paths,
+            flows,
+            issued,
+            says,
+            gone,
+            ..
+        } = self;
         let path = paths.at(slot);
         let mut own = path.wants;
         let mut acked_ack = None;
-        let outcome =
-            path.recovery.on_ack(now, id, ranges, delay, delay_max, &siblings, |said, arrived| {
+        let outcome = path.recovery.on_ack(
+            now,
+            id,
+            ranges,
+            delay,
+            delay_max,
+            &siblings,
+            |said, arrived| {
                 if let (Said::Ack { largest, .. }, true) = (said, arrived) {
                     acked_ack = acked_ack.max(Some(largest));
                 }
-                on_said(said, arrived, flows, Some((id, &mut own)), issued, says, gone);
-            })?;
+                on_said(
+                    said,
+                    arrived,
+                    flows,
+                    Some((id, &mut own)),
+                    issued,
+                    says,
+                    gone,
+                );
+            },
+        )?;
         path.wants = own;
         if let Some(largest) = acked_ack {
             path.acks.on_ack_acked(largest);
         }
         if let Some(size) = outcome.mtu_acked {
             path.mtu.on_probe_acked(size);
-            path.recovery.controller.set_datagram(path.mtu.current() as u64);
+            path.recovery
+                .controller
+                .set_datagram(path.mtu.current() as u64);
         }
         if outcome.mtu_lost {
             path.mtu.on_probe_lost(now);
@@ -447,10 +571,13 @@ impl Session {
         if outcome.acked_size > 0 {
             path.mtu.on_ack(now, outcome.acked_size);
         }
-        if outcome.lost_size > 0 && outcome.acked_size < outcome.lost_size
+        if outcome.lost_size > 0
+            && outcome.acked_size < outcome.lost_size
             && path.mtu.on_loss(outcome.lost_size)
         {
-            path.recovery.controller.set_datagram(path.mtu.current() as u64);
+            path.recovery
+                .controller
+                .set_datagram(path.mtu.current() as u64);
         }
         if outcome.progress {
             path.want_ack_rate();
@@ -464,7 +591,9 @@ impl Session {
     /// Bytes of a flow arrived at the peer: there may be room to write, or nothing left to do.
     fn after_send_progress(&mut self, id: FlowId) {
         let low = self.config.send_buffer / 2;
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if flow.wants_writable && flow.send.buffered() <= low {
             flow.wants_writable = false;
             self.emit(Event::Writable(id));
@@ -485,7 +614,9 @@ impl Session {
         if self.role == Role::Initiator {
             return;
         }
-        let Some(slot) = self.paths.slot(id) else { return };
+        let Some(slot) = self.paths.slot(id) else {
+            return;
+        };
         let path = self.paths.at(slot);
         if seq <= path.status_seq {
             return;
@@ -501,7 +632,9 @@ impl Session {
     fn on_rsp(&mut self, slot: usize, from: Addresses, nonce: [u8; 16]) {
         let path = self.paths.at(slot);
         let asked = path.challenges.iter().find(|c| c.nonce == nonce).copied();
-        let Some(challenge) = asked.filter(|c| c.remote == from.remote) else { return };
+        let Some(challenge) = asked.filter(|c| c.remote == from.remote) else {
+            return;
+        };
         path.challenges.retain(|c| c.nonce != nonce);
         if challenge.remote == path.addresses.remote {
             path.validated = true;
@@ -525,8 +658,12 @@ impl Session {
         let Some(knock) = &mut self.knock else { return };
         let Some(open) = &mut knock.open else { return };
         let mut payload = [0; 1500];
-        let Ok((secrets, n)) = open.initiator.finish(message, &mut payload) else { return };
-        let Some(answer) = SynAck::decode(&mut Reader::new(&payload[..n])) else { return };
+        let Ok((secrets, n)) = open.initiator.finish(message, &mut payload) else {
+            return;
+        };
+        let Some(answer) = SynAck::decode(&mut Reader::new(&payload[..n])) else {
+            return;
+        };
         let (epoch, sent_at, gated) = (open.epoch, open.sent_at, open.gated);
         match answer {
             SynAck::Stale { confirmed } => {
@@ -538,7 +675,9 @@ impl Session {
             SynAck::Refused(reason) => self.end(SessionEnd::Refused(reason)),
             SynAck::NoSuite => self.end(SessionEnd::NoCommonVersion),
             SynAck::Welcome(body) => {
-                let Some(suite) = Suite::from_code(body.suite) else { return };
+                let Some(suite) = Suite::from_code(body.suite) else {
+                    return;
+                };
                 if !self.config.suites.contains(&suite) {
                     return;
                 }
@@ -551,7 +690,7 @@ impl Session {
                     PathId(0),
                     from,
                     &self.config,
-                    (cids[0], body.cid, body.token),
+                    (body.cid, body.token),
                 );
                 path.validated = true;
                 path.gated = gated;
@@ -564,7 +703,11 @@ impl Session {
                 self.use_path_id(PathId(0));
                 self.paths.push(path);
                 self.after_handshake(now, body.resumed);
-                self.emit(Event::PathUp { path: PathId(0), link, took: now.since(sent_at) });
+                self.emit(Event::PathUp {
+                    path: PathId(0),
+                    link,
+                    took: now.since(sent_at),
+                });
                 // Links that waited for the keys open their paths now.
                 for (addresses, gated) in knock.candidates {
                     if addresses.link != link {
@@ -588,12 +731,17 @@ impl Session {
             self.remove_path(0);
         }
         for (_, issued) in std::mem::take(&mut self.issued) {
-            self.cid_changes.push(crate::session::CidChange::Remove(issued.cid));
+            self.cid_changes
+                .push(crate::session::CidChange::Remove(issued.cid));
         }
         self.generation += 1;
         for (cid, n) in own_cids.iter().zip(0..) {
             let token = self.make_token.as_ref().map_or([0; 16], |make| make(*cid));
-            let issued = crate::session::Issued { cid: *cid, token, tell: false };
+            let issued = crate::session::Issued {
+                cid: *cid,
+                token,
+                tell: false,
+            };
             self.issued.insert(PathId(n), issued);
             self.cid_changes.push(crate::session::CidChange::Add {
                 cid: *cid,
@@ -601,12 +749,18 @@ impl Session {
                 generation: self.generation,
             });
         }
-        self.spare = peer.spare.iter().zip(1..).map(|(s, n)| (PathId(n), *s)).collect();
+        self.spare = peer
+            .spare
+            .iter()
+            .zip(1..)
+            .map(|(s, n)| (PathId(n), *s))
+            .collect();
         self.spare.insert(PathId(0), (peer.cid, peer.token));
         self.issued_to = own_cids.len() as u32;
         self.gone.clear();
         self.used_paths.clear();
         self.keys = Some(keys);
+        self.keys_at = now;
         self.sealed_packets = 0;
         self.rx_key_drop_at = Time::NEVER;
         if epoch != self.epoch {
@@ -628,8 +782,12 @@ impl Session {
         let peer = self.peer;
         let Some(knock) = &mut self.knock else { return };
         let Some(open) = &knock.open else { return };
-        let Some((nonce, sealed)) = body.split_first_chunk::<12>() else { return };
-        let Ok(cookie) = open_cookie(&peer, open.mac1, *nonce, sealed) else { return };
+        let Some((nonce, sealed)) = body.split_first_chunk::<12>() else {
+            return;
+        };
+        let Ok(cookie) = open_cookie(&peer, open.mac1, *nonce, sealed) else {
+            return;
+        };
         // One retry per cookie: a second demand for the same cookie waits for the timer.
         if knock.cookie != Some(cookie) {
             knock.cookie = Some(cookie);
@@ -638,11 +796,19 @@ impl Session {
     }
 
     /// The server says it does not know a session we send to.
-    pub(crate) fn handle_unknown(&mut self, now: Time, path: PathId, generation: u32, token: &[u8]) {
+    pub(crate) fn handle_unknown(
+        &mut self,
+        now: Time,
+        path: PathId,
+        generation: u32,
+        token: &[u8],
+    ) {
         if generation != self.generation || self.role == Role::Responder {
             return;
         }
-        let Some(p) = self.paths.get(path) else { return };
+        let Some(p) = self.paths.get(path) else {
+            return;
+        };
         // R-UNKNOWN-1: only the host that issued the id can know its token.
         if !unknown_token(&p.token, token) {
             return;

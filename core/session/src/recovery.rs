@@ -87,7 +87,10 @@ impl Sent {
     }
     /// Everything it said.
     pub(crate) fn said(&self) -> impl Iterator<Item = Said> + '_ {
-        self.data.map(Said::Data).into_iter().chain(self.more.iter().copied())
+        self.data
+            .map(Said::Data)
+            .into_iter()
+            .chain(self.more.iter().copied())
     }
     pub(crate) fn note(&mut self, said: Said) {
         match said {
@@ -194,7 +197,11 @@ impl Recovery {
         let next = self.next_number();
         // R-ACK-2: nothing that was never sent can have arrived.
         if ranges.largest >= next {
-            return Err(PeerFault::BadAck { path, acked: ranges.largest, sent: next });
+            return Err(PeerFault::BadAck {
+                path,
+                acked: ranges.largest,
+                sent: next,
+            });
         }
         let mut outcome = Outcome::default();
         let mut acked_bytes = 0u64;
@@ -213,8 +220,10 @@ impl Recovery {
                         self.spurious_total += 1;
                         self.episode_spurious += 1;
                         let distance = self.largest_acked.unwrap_or(0).saturating_sub(number) + 1;
-                        self.packet_threshold =
-                            self.packet_threshold.max(distance).min(PACKET_THRESHOLD_MAX);
+                        self.packet_threshold = self
+                            .packet_threshold
+                            .max(distance)
+                            .min(PACKET_THRESHOLD_MAX);
                         self.reorder_eighths = (self.reorder_eighths + 1).min(8);
                     }
                     State::Outstanding => {
@@ -250,8 +259,10 @@ impl Recovery {
         if let Some(sample) = sample {
             self.rtt.on_sample(sample, delay.min(ack_delay_max));
         }
-        self.largest_acked =
-            Some(self.largest_acked.map_or(ranges.largest, |l| l.max(ranges.largest)));
+        self.largest_acked = Some(
+            self.largest_acked
+                .map_or(ranges.largest, |l| l.max(ranges.largest)),
+        );
         if self.episode_lost > 0 && self.episode_spurious >= self.episode_lost {
             self.controller.on_spurious();
             self.episode_lost = 0;
@@ -266,7 +277,6 @@ impl Recovery {
                     bytes: acked_bytes,
                     sent_at,
                     rtt: self.rtt.latest(),
-                    rtt_min: self.rtt.min(),
                     fresh,
                     app_limited,
                     largest: ranges.largest,
@@ -288,7 +298,9 @@ impl Recovery {
         each: &mut impl FnMut(Said, bool),
     ) {
         self.loss_at = Time::NEVER;
-        let Some(largest) = self.largest_acked else { return };
+        let Some(largest) = self.largest_acked else {
+            return;
+        };
         let rtt = self.rtt.smoothed().max(self.rtt.latest());
         let tolerance = (rtt + rtt.scaled(self.reorder_eighths, 8)).max(GRANULARITY);
         let mut oldest_lost: Option<Time> = None;
@@ -333,7 +345,10 @@ impl Recovery {
                 self.episode_spurious = 0;
             }
             self.episode_lost += u64::from(outcome.lost_packets);
-            let span = self.rtt.probe_timeout(ack_delay_max).times(PERSISTENT_CONGESTION_PTOS);
+            let span = self
+                .rtt
+                .probe_timeout(ack_delay_max)
+                .times(PERSISTENT_CONGESTION_PTOS);
             if self.rtt.is_measured() && newest.since(oldest) > span {
                 self.controller.on_persistent_congestion();
             }
@@ -377,13 +392,17 @@ impl Recovery {
             return Time::NEVER;
         }
         let base = self.rtt.probe_timeout(ack_delay_max);
-        let span = base.times(1 << self.probes.min(10)).min(interval_max.max(base));
+        let span = base
+            .times(1 << self.probes.min(10))
+            .min(interval_max.max(base));
         self.last_eliciting_at + span
     }
 
     /// The oldest packet without an answer: what a probe should repeat.
     pub(crate) fn oldest(&self) -> Option<&Sent> {
-        self.sent.iter().find(|s| s.state == State::Outstanding && s.eliciting)
+        self.sent
+            .iter()
+            .find(|s| s.state == State::Outstanding && s.eliciting)
     }
 
     /// Gives up on everything outstanding without a congestion response: the path went silent or
@@ -427,32 +446,61 @@ mod tests {
 
     impl Bed {
         fn new() -> Self {
-            let recovery =
-                Recovery::new(MS.times(100), controller(CongestionKind::NewReno, 1_000));
-            Bed { recovery, arrived: vec![], lost: vec![] }
+            let recovery = Recovery::new(MS.times(100), controller(CongestionKind::NewReno, 1_000));
+            Bed {
+                recovery,
+                arrived: vec![],
+                lost: vec![],
+            }
         }
         fn send(&mut self, now: Time) {
             let mut sent = Sent::new(now);
             sent.bytes = 1_000;
             sent.eliciting = true;
             let offset = self.recovery.next_number();
-            sent.note(Said::Data(SaidData { flow: FlowId(0), offset, len: 1, fin: false }));
+            sent.note(Said::Data(SaidData {
+                flow: FlowId(0),
+                offset,
+                len: 1,
+                fin: false,
+            }));
             self.recovery.on_sent(sent);
         }
         fn ack(&mut self, now: Time, ranges: &[(u64, u64)]) -> Result<Outcome, PeerFault> {
             let mut buf = [0; 100];
             let mut w = Writer::new(&mut buf);
-            assert!(Frame::encode_ack(&mut w, PathId(0), 0, ranges.iter().copied()));
+            assert!(Frame::encode_ack(
+                &mut w,
+                PathId(0),
+                0,
+                ranges.iter().copied()
+            ));
             let n = w.written();
             let Some(Ok(Frame::Ack { ranges, .. })) = FrameIter::new(&buf[..n]).next() else {
                 panic!()
             };
-            let Bed { recovery, arrived, lost } = self;
-            recovery.on_ack(now, PathId(0), ranges, Span::ZERO, MS.times(20), &[], |said, ok| {
-                if let Said::Data(d) = said {
-                    if ok { arrived.push(d.offset) } else { lost.push(d.offset) }
-                }
-            })
+            let Bed {
+                recovery,
+                arrived,
+                lost,
+            } = self;
+            recovery.on_ack(
+                now,
+                PathId(0),
+                ranges,
+                Span::ZERO,
+                MS.times(20),
+                &[],
+                |said, ok| {
+                    if let Said::Data(d) = said {
+                        if ok {
+                            arrived.push(d.offset)
+                        } else {
+                            lost.push(d.offset)
+                        }
+                    }
+                },
+            )
         }
     }
 
@@ -461,7 +509,10 @@ mod tests {
         let mut bed = Bed::new();
         (0..5).for_each(|i| bed.send(at(i)));
         bed.ack(at(50), &[(1, 3)]).unwrap();
-        assert_eq!((bed.arrived.clone(), bed.lost.clone()), (vec![1, 2, 3], vec![0]));
+        assert_eq!(
+            (bed.arrived.clone(), bed.lost.clone()),
+            (vec![1, 2, 3], vec![0])
+        );
         assert_eq!(bed.recovery.in_flight, 1_000);
     }
 
@@ -501,7 +552,11 @@ mod tests {
         bed.send(at(0));
         assert_eq!(
             bed.ack(at(9), &[(0, 1)]),
-            Err(PeerFault::BadAck { path: PathId(0), acked: 1, sent: 1 })
+            Err(PeerFault::BadAck {
+                path: PathId(0),
+                acked: 1,
+                sent: 1
+            })
         );
     }
 
@@ -513,7 +568,10 @@ mod tests {
         let mut back = vec![];
         bed.recovery.abandon(|said, ok| back.push((said, ok)));
         assert_eq!(back.len(), 4);
-        assert_eq!((bed.recovery.in_flight, bed.recovery.controller.window()), (0, window));
+        assert_eq!(
+            (bed.recovery.in_flight, bed.recovery.controller.window()),
+            (0, window)
+        );
         assert_eq!(bed.recovery.probe_at(MS, MS), Time::NEVER);
     }
 }

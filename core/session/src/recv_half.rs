@@ -68,7 +68,12 @@ impl RecvHalf {
     }
 
     /// A half restored from a record: the application has everything below `offset`.
-    pub(crate) fn restored(window: u64, offset: u64, final_size: Option<u64>, end_read: bool) -> Self {
+    pub(crate) fn restored(
+        window: u64,
+        offset: u64,
+        final_size: Option<u64>,
+        end_read: bool,
+    ) -> Self {
         let mut half = RecvHalf::new(window);
         half.first_block = offset / BLOCK_BYTES;
         half.read_to = offset;
@@ -114,14 +119,26 @@ impl RecvHalf {
         if let Some(size) = self.final_size
             && (end > size || (fin && end != size))
         {
-            return Err(PeerFault::FinalSize { flow, was: size, now: end });
+            return Err(PeerFault::FinalSize {
+                flow,
+                was: size,
+                now: end,
+            });
         }
         if end > self.credit {
-            return Err(PeerFault::OverCredit { flow: Some(flow), end, credit: self.credit });
+            return Err(PeerFault::OverCredit {
+                flow: Some(flow),
+                end,
+                credit: self.credit,
+            });
         }
         if fin {
             if end < self.reached {
-                return Err(PeerFault::FinalSize { flow, was: self.reached, now: end });
+                return Err(PeerFault::FinalSize {
+                    flow,
+                    was: self.reached,
+                    now: end,
+                });
             }
             self.final_size = Some(end);
         }
@@ -136,14 +153,21 @@ impl RecvHalf {
             if self.received.len() >= FLOW_GAPS_MAX
                 && self.received.last().is_some_and(|(_, e)| start > e)
             {
-                return Ok(Arrival { advanced, ..Arrival::default() });
+                return Ok(Arrival {
+                    advanced,
+                    ..Arrival::default()
+                });
             }
             new = self.received.insert(start, end);
             self.store(start, &data[(start - offset) as usize..]);
         }
         self.duplicate += data.len() as u64 - new.min(data.len() as u64);
         let readable = self.contiguous() > before || had_end;
-        Ok(Arrival { advanced, new, readable })
+        Ok(Arrival {
+            advanced,
+            new,
+            readable,
+        })
     }
 
     #[inline]
@@ -178,7 +202,9 @@ impl RecvHalf {
         while filled < total {
             let at = (self.read_to % BLOCK_BYTES) as usize;
             let n = (total - filled).min(BLOCK_BYTES as usize - at);
-            let block = self.blocks[0].as_ref().expect("received bytes have a block");
+            let block = self.blocks[0]
+                .as_ref()
+                .expect("received bytes have a block");
             out[filled..filled + n].copy_from_slice(&block[at..at + n]);
             filled += n;
             self.advance(n as u64);
@@ -190,7 +216,9 @@ impl RecvHalf {
     /// Reads the next bytes as a chunk of their own, at most one block.
     pub(crate) fn read_chunk(&mut self, max: usize) -> Option<Bytes> {
         let at = (self.read_to % BLOCK_BYTES) as usize;
-        let n = (self.readable() as usize).min(BLOCK_BYTES as usize - at).min(max);
+        let n = (self.readable() as usize)
+            .min(BLOCK_BYTES as usize - at)
+            .min(max);
         if n == 0 {
             self.end_read |= self.is_at_end();
             return None;
@@ -200,7 +228,9 @@ impl RecvHalf {
             let mut whole = Bytes::from(block);
             whole.split_off(at)
         } else {
-            let block = self.blocks[0].as_ref().expect("received bytes have a block");
+            let block = self.blocks[0]
+                .as_ref()
+                .expect("received bytes have a block");
             Bytes::copy_from_slice(&block[at..at + n])
         };
         self.advance(n as u64);
@@ -240,6 +270,19 @@ impl RecvHalf {
         self.durable
     }
 
+    /// Drops what was received and not read: nobody wants it any more. What was counted stays so.
+    pub(crate) fn discard(&mut self) {
+        self.blocks.clear();
+        self.received.clear();
+        self.first_block = self.read_to / BLOCK_BYTES;
+    }
+    /// How many bytes the peer sent is known to the last, as far as anybody will ever read them.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.stopped.is_none()
+            || self.reset.is_some()
+            || self.final_size.is_some_and(|size| self.reached >= size)
+    }
+
     /// Gives up what was received and not read: it will be sent again. For a flow that sleeps.
     pub(crate) fn forget_unread(&mut self) {
         self.blocks.clear();
@@ -277,10 +320,12 @@ impl RecvHalf {
     }
     /// Everything the peer sends has arrived.
     pub(crate) fn is_all_received(&self) -> bool {
-        self.final_size.is_some_and(|size| self.contiguous() >= size)
+        self.final_size
+            .is_some_and(|size| self.contiguous() >= size)
     }
     /// Memory held, in bytes.
-    pub(crate) fn memory(&self) -> usize {
+    #[cfg(test)]
+    fn memory(&self) -> usize {
         self.blocks.iter().flatten().map(Vec::len).sum()
     }
 }
@@ -331,10 +376,19 @@ mod tests {
     #[test]
     fn more_than_the_credit_and_a_changing_length_are_faults() {
         let mut half = RecvHalf::new(100);
-        assert!(matches!(half.on_data(FLOW, 90, &[0; 11], false), Err(PeerFault::OverCredit { .. })));
+        assert!(matches!(
+            half.on_data(FLOW, 90, &[0; 11], false),
+            Err(PeerFault::OverCredit { .. })
+        ));
         half.on_data(FLOW, 0, &[0; 50], true).unwrap();
-        assert!(matches!(half.on_data(FLOW, 0, &[0; 40], true), Err(PeerFault::FinalSize { .. })));
-        assert!(matches!(half.on_data(FLOW, 50, &[0; 1], false), Err(PeerFault::FinalSize { .. })));
+        assert!(matches!(
+            half.on_data(FLOW, 0, &[0; 40], true),
+            Err(PeerFault::FinalSize { .. })
+        ));
+        assert!(matches!(
+            half.on_data(FLOW, 50, &[0; 1], false),
+            Err(PeerFault::FinalSize { .. })
+        ));
     }
 
     #[test]

@@ -36,7 +36,10 @@ impl Session {
                 let at_end = f.recv.final_size() == Some(received_to);
                 FlowRecord {
                     id: f.id,
-                    options: crate::flow::FlowOptions { deadline: None, ..f.options },
+                    options: crate::flow::FlowOptions {
+                        deadline: None,
+                        ..f.options
+                    },
                     deadline_left: f.options.deadline.map(|d| d.since(now)),
                     deadline_seq: f.deadline_seq,
                     sent_to,
@@ -59,7 +62,9 @@ impl Session {
 
     /// Whether every flow may sleep as a record: its bytes can be read again.
     pub fn may_hibernate(&self) -> bool {
-        self.flows.iter().all(|f| f.options.hibernates || f.send.is_complete() || f.send.buffered() == 0)
+        self.flows
+            .iter()
+            .all(|f| f.options.hibernates || f.send.is_complete() || f.send.buffered() == 0)
     }
 
     /// Fills a fresh session with the flows of a record.
@@ -116,12 +121,17 @@ impl Session {
         self.flows.touch_all();
         let peer = self.peer;
         self.wake(now);
-        self.emit(Event::Established { peer, resumed: resumed || self.generation > 1 });
+        self.emit(Event::Established {
+            peer,
+            resumed: resumed || self.generation > 1,
+        });
     }
 
     /// Takes up sending at `offset`; false if that cannot be.
     fn take_up(&mut self, id: FlowId, offset: u64) -> bool {
-        let Some(flow) = self.flows.get_mut(id) else { return false };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return false;
+        };
         if flow.send.reset.is_some() {
             flow.unclaimed = false;
             return true;
@@ -178,8 +188,12 @@ impl Session {
         if self.role == Role::Initiator {
             return;
         }
-        let unclaimed: Vec<FlowId> =
-            self.flows.iter().filter(|f| f.unclaimed).map(|f| f.id).collect();
+        let unclaimed: Vec<FlowId> = self
+            .flows
+            .iter()
+            .filter(|f| f.unclaimed)
+            .map(|f| f.id)
+            .collect();
         for id in unclaimed {
             self.end_flow(id, FlowEnd::Refused(Reason::UnknownFlow));
         }

@@ -17,7 +17,13 @@ pub(crate) const GRANULARITY: Span = Span::from_millis(1);
 
 impl Rtt {
     pub(crate) fn new(initial: Span) -> Self {
-        Rtt { latest: initial, smoothed: None, variance: initial.divided(2), min: initial, initial }
+        Rtt {
+            latest: initial,
+            smoothed: None,
+            variance: initial.divided(2),
+            min: initial,
+            initial,
+        }
     }
 
     /// A sample, and how long the peer says it held the ACK back.
@@ -31,8 +37,11 @@ impl Rtt {
             return;
         };
         self.min = self.min.min(sample);
-        let adjusted =
-            if sample >= self.min + ack_delay { sample.saturating_sub(ack_delay) } else { sample };
+        let adjusted = if sample >= self.min + ack_delay {
+            sample.saturating_sub(ack_delay)
+        } else {
+            sample
+        };
         let deviation = smoothed.abs_diff(adjusted);
         self.variance = self.variance.scaled(3, 4) + deviation.divided(4);
         self.smoothed = Some(smoothed.scaled(7, 8) + adjusted.divided(8));

@@ -57,7 +57,12 @@ impl SendHalf {
     }
 
     /// A half restored from a record: everything below `offset` arrived.
-    pub(crate) fn restored(offset: u64, fin_at: Option<u64>, complete: bool, durable: bool) -> Self {
+    pub(crate) fn restored(
+        offset: u64,
+        fin_at: Option<u64>,
+        complete: bool,
+        durable: bool,
+    ) -> Self {
         let mut half = SendHalf::new(0, durable);
         half.released = offset;
         half.acked_to = offset;
@@ -102,10 +107,6 @@ impl SendHalf {
     pub(crate) fn acked_to(&self) -> u64 {
         self.acked_to
     }
-    /// First offset that can still be sent from here.
-    pub(crate) fn released(&self) -> u64 {
-        self.released
-    }
     /// Offset below which everything was sent at least once.
     pub(crate) fn next(&self) -> u64 {
         self.next
@@ -113,10 +114,6 @@ impl SendHalf {
     pub(crate) fn set_credit(&mut self, max: u64) {
         self.credit = self.credit.max(max);
     }
-    pub(crate) fn credit(&self) -> u64 {
-        self.credit
-    }
-
     /// Whether there is something to send. `session_room`: new bytes the session's credit allows.
     #[inline]
     pub(crate) fn has_data(&self, session_room: u64) -> bool {
@@ -128,14 +125,13 @@ impl SendHalf {
             || (self.fin && !self.fin_sent && self.next == self.end)
     }
 
-    /// New bytes that credit holds back.
-    pub(crate) fn is_blocked(&self) -> bool {
-        self.reset.is_none() && self.lost.is_empty() && self.next < self.end && self.next >= self.credit
-    }
-
     /// Takes the next piece to send, at most `max` bytes: `(offset, length, fin, new bytes)`.
     #[inline]
-    pub(crate) fn take(&mut self, max: usize, session_room: u64) -> Option<(u64, usize, bool, u64)> {
+    pub(crate) fn take(
+        &mut self,
+        max: usize,
+        session_room: u64,
+    ) -> Option<(u64, usize, bool, u64)> {
         if let Some((start, end)) = self.lost.first() {
             let len = (end - start).min(max as u64);
             if len == 0 {
@@ -157,11 +153,6 @@ impl SendHalf {
         self.next += len;
         self.fin_sent |= fin;
         Some((start, len as usize, fin, len))
-    }
-
-    /// Puts back what [`SendHalf::take`] gave and did not leave.
-    pub(crate) fn put_back(&mut self, offset: u64, len: usize, fin: bool) {
-        self.on_lost(offset, len as u64, fin);
     }
 
     /// Copies `out.len()` bytes at `offset`.
@@ -274,6 +265,14 @@ impl SendHalf {
         true
     }
 
+    /// Drops every byte: nothing of it will be sent again.
+    pub(crate) fn drop_bytes(&mut self) {
+        self.chunks.clear();
+        self.lost.clear();
+        self.released = self.end;
+        self.hint = (0, self.end);
+    }
+
     /// Drops every byte; the application gives them again from `offset` on.
     pub(crate) fn forget(&mut self, offset: u64) {
         self.chunks.clear();
@@ -383,7 +382,6 @@ mod tests {
         half.write(Bytes::from_static(&[1; 100]));
         assert_eq!(half.take(100, 1_000), Some((0, 10, false, 10)));
         assert_eq!(half.take(100, 1_000), None);
-        assert!(half.is_blocked());
         half.on_lost(0, 10, false);
         assert_eq!(half.take(4, 0), Some((0, 4, false, 0)));
     }

@@ -33,7 +33,6 @@ use crate::send_half::SendHalf;
 pub(crate) mod say {
     pub(crate) const CREDIT: u16 = 1;
     pub(crate) const RESUME_END: u16 = 1 << 1;
-    pub(crate) const SUSPEND: u16 = 1 << 2;
 }
 
 /// Who began the session.
@@ -61,7 +60,11 @@ pub enum Life {
 /// A change to the connection ids that lead to this session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CidChange {
-    Add { cid: Cid, path: PathId, generation: u32 },
+    Add {
+        cid: Cid,
+        path: PathId,
+        generation: u32,
+    },
     Remove(Cid),
 }
 
@@ -94,6 +97,9 @@ pub enum FlowError {
     /// The peer wants no more bytes.
     #[error("the peer stopped reading (code {0})")]
     Stopped(u64),
+    /// Its deadline passed.
+    #[error("the deadline passed")]
+    DeadlinePassed,
     /// As many flows as allowed are open.
     #[error("too many flows are open")]
     TooMany,
@@ -201,6 +207,8 @@ pub struct Session {
     pub(crate) last_payload: Option<(PathId, LinkId, Time)>,
     pub(crate) rx_key_drop_at: Time,
     pub(crate) sealed_packets: u64,
+    /// When the keys in force were agreed.
+    pub(crate) keys_at: Time,
     /// Tokens for the ids we issue (a server's).
     pub(crate) make_token: Option<std::sync::Arc<dyn Fn(Cid) -> [u8; TOKEN_BYTES] + Send + Sync>>,
     pub(crate) initial_flow_credit: u64,
@@ -251,6 +259,7 @@ impl Session {
             last_payload: None,
             rx_key_drop_at: Time::NEVER,
             sealed_packets: 0,
+            keys_at: now,
             make_token: None,
             initial_flow_credit: 0,
             duplicate_bytes: 0,
@@ -388,7 +397,9 @@ impl Session {
 
     /// Offset of the next byte to be written, and of the first the peer has not acknowledged.
     pub fn send_offsets(&self, id: FlowId) -> Option<(u64, u64)> {
-        self.flows.get(id).map(|f| (f.send.end(), f.send.acked_to()))
+        self.flows
+            .get(id)
+            .map(|f| (f.send.end(), f.send.acked_to()))
     }
 
     /// Whether everything written so far, the end included, was acknowledged.
@@ -400,8 +411,13 @@ impl Session {
 
     /// Reads the next bytes, at most `max` of them.
     pub fn read(&mut self, id: FlowId, max: usize) -> Result<Read, FlowError> {
-        let Some(flow) = self.flows.get_mut(id) else { return Err(FlowError::Gone) };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return Err(FlowError::Gone);
+        };
         flow.told_readable = false;
+        if flow.end == Some(FlowEnd::DeadlinePassed) {
+            return Err(FlowError::DeadlinePassed);
+        }
         if let Some(code) = flow.recv.reset {
             return Err(FlowError::Reset(code));
         }
@@ -418,8 +434,13 @@ impl Session {
 
     /// Reads into `out`; `Ok(None)` is the end, `Ok(Some(0))` nothing now.
     pub fn read_into(&mut self, id: FlowId, out: &mut [u8]) -> Result<Option<usize>, FlowError> {
-        let Some(flow) = self.flows.get_mut(id) else { return Err(FlowError::Gone) };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return Err(FlowError::Gone);
+        };
         flow.told_readable = false;
+        if flow.end == Some(FlowEnd::DeadlinePassed) {
+            return Err(FlowError::DeadlinePassed);
+        }
         if let Some(code) = flow.recv.reset {
             return Err(FlowError::Reset(code));
         }
@@ -436,7 +457,9 @@ impl Session {
         {
             self.says |= say::CREDIT;
         }
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if flow.recv.wants_credit() {
             flow.wants |= want::CREDIT;
         }
@@ -444,14 +467,23 @@ impl Session {
         self.retire_if_complete(id);
     }
 
+    /// Whether our direction's end was written.
+    pub fn is_finishing(&self, id: FlowId) -> bool {
+        self.flows.get(id).is_none_or(|f| f.send.is_finished())
+    }
+
     /// How many bytes of a flow were read so far, and its length if known.
     pub fn received(&self, id: FlowId) -> Option<(u64, Option<u64>)> {
-        self.flows.get(id).map(|f| (f.recv.read_to(), f.recv.final_size()))
+        self.flows
+            .get(id)
+            .map(|f| (f.recv.read_to(), f.recv.final_size()))
     }
 
     /// Abandons our direction; the peer's reader sees `code`.
     pub fn reset(&mut self, id: FlowId, code: u64) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if flow.send.is_complete() {
             return;
         }
@@ -464,14 +496,16 @@ impl Session {
 
     /// Asks the peer to stop its direction; what still arrives is dropped.
     pub fn stop(&mut self, id: FlowId, code: u64) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if flow.recv.is_complete() {
             return;
         }
         let unread = flow.recv.reached() - flow.recv.read_to();
         self.credit.consumed += unread;
         flow.recv.stopped = Some(code);
-        flow.recv.forget_unread();
+        flow.recv.discard();
         flow.end.get_or_insert(FlowEnd::Local(code));
         flow.wants |= want::STOP;
         self.flows.touch(id);
@@ -501,14 +535,18 @@ impl Session {
 
     /// The application made everything read below `offset` safe on disk.
     pub fn set_durable(&mut self, id: FlowId, offset: u64) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if flow.recv.set_durable(offset) {
             self.flows.want(id, want::DURABLE);
         }
     }
     /// The application is done with everything below `offset`: it is never delivered again.
     pub fn set_committed(&mut self, id: FlowId, offset: u64) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if offset > flow.committed {
             flow.committed = offset;
             self.flows.want(id, want::COMMITTED);
@@ -517,7 +555,9 @@ impl Session {
 
     /// Asks the peer to hold back this flow, or to go on.
     pub fn pause(&mut self, id: FlowId, paused: bool, reason: Reason) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         if flow.pause_out.1 != paused || flow.pause_out.2 != reason {
             flow.pause_out = (flow.pause_out.0 + 1, paused, reason);
             self.flows.want(id, want::PAUSE);
@@ -529,22 +569,54 @@ impl Session {
         if self.datagrams.len() == DATAGRAMS_MAX {
             self.datagrams.pop_front();
         }
-        self.datagrams.push_back(Waiting { context, bytes, expires });
+        self.datagrams.push_back(Waiting {
+            context,
+            bytes,
+            expires,
+        });
     }
 
     pub(crate) fn retire_if_complete(&mut self, id: FlowId) {
-        if self.flows.get(id).is_some_and(Flow::is_complete) {
-            let end = self.flows.get(id).and_then(|f| f.end).unwrap_or(FlowEnd::Complete);
-            self.end_flow(id, end);
+        let Some(flow) = self.flows.get_mut(id).filter(|f| f.is_over()) else { return };
+        if !flow.told_end {
+            flow.told_end = true;
+            let end = flow.end.unwrap_or(FlowEnd::Complete);
+            self.emit(Event::Ended { flow: id, end });
+        }
+        if self.flows.get(id).is_some_and(Flow::is_settled) {
+            self.forget_flow(id);
         }
     }
 
-    pub(crate) fn end_flow(&mut self, id: FlowId, end: FlowEnd) {
+    fn forget_flow(&mut self, id: FlowId) {
         if let Some(flow) = self.flows.remove(id) {
-            self.credit.consumed += flow.recv.reached() - flow.recv.read_to();
+            if flow.recv.stopped.is_none() && flow.recv.reset.is_none() {
+                self.credit.consumed += flow.recv.reached() - flow.recv.read_to();
+            }
             self.duplicate_bytes += flow.recv.duplicate();
+        }
+    }
+
+    /// Ends a flow here and now, without a word to the peer.
+    pub(crate) fn end_flow(&mut self, id: FlowId, end: FlowEnd) {
+        let Some(flow) = self.flows.get(id) else { return };
+        if !flow.told_end {
             self.emit(Event::Ended { flow: id, end });
         }
+        self.forget_flow(id);
+    }
+
+    /// Ends a flow here and now; the peer, which does the same by itself, is told how many bytes
+    /// were sent as soon as there is a path, so that both agree on the session's credit.
+    fn expire_flow(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        flow.end.get_or_insert(FlowEnd::DeadlinePassed);
+        flow.options.deadline = None;
+        flow.send.drop_bytes();
+        self.flows.on_deadline_changed();
+        self.reset(id, CODE_DEADLINE);
+        self.stop(id, CODE_DEADLINE);
+        self.retire_if_complete(id);
     }
 
     // ---- paths ----
@@ -555,10 +627,16 @@ impl Session {
         if self.life == Life::Closed || self.role == Role::Responder {
             return;
         }
-        if self.paths.iter().any(|p| p.addresses == addresses && p.state != PathState::Silent) {
+        if self
+            .paths
+            .iter()
+            .any(|p| p.addresses == addresses && p.state != PathState::Silent)
+        {
             return;
         }
-        let spare = if self.keys.is_some() && !self.paths.is_full() {
+        // R-HS-9: after an hour asleep new keys come first.
+        let fresh = now.since(self.keys_at) < self.config.keys_max;
+        let spare = if self.keys.is_some() && fresh && !self.paths.is_full() {
             self.spare.pop_first()
         } else {
             None
@@ -566,9 +644,10 @@ impl Session {
         let Some((id, (cid, token))) = spare else {
             return self.knock_at(now, addresses, gated);
         };
-        let issued = self.issued.get(&id).copied().filter(|_| self.use_path_id(id));
-        let Some(issued) = issued else { return self.knock_at(now, addresses, gated) };
-        let mut path = Path::new(now, id, addresses, &self.config, (issued.cid, cid, token));
+        if !self.issued.contains_key(&id) || !self.use_path_id(id) {
+            return self.knock_at(now, addresses, gated);
+        }
+        let mut path = Path::new(now, id, addresses, &self.config, (cid, token));
         path.gated = gated;
         path.status_seq = 1;
         path.wants |= path::want::STATUS;
@@ -606,10 +685,24 @@ impl Session {
     pub(crate) fn issue_ids(&mut self, last: u32) {
         for n in self.issued_to..=last {
             let cid = Cid(self.rng.array());
-            let token = self.make_token.as_ref().map_or([0; TOKEN_BYTES], |make| make(cid));
+            let token = self
+                .make_token
+                .as_ref()
+                .map_or([0; TOKEN_BYTES], |make| make(cid));
             let path = PathId(n);
-            self.issued.insert(path, Issued { cid, token, tell: true });
-            self.cid_changes.push(CidChange::Add { cid, path, generation: self.generation });
+            self.issued.insert(
+                path,
+                Issued {
+                    cid,
+                    token,
+                    tell: true,
+                },
+            );
+            self.cid_changes.push(CidChange::Add {
+                cid,
+                path,
+                generation: self.generation,
+            });
         }
         self.issued_to = self.issued_to.max(last + 1);
     }
@@ -632,25 +725,56 @@ impl Session {
 
     /// R-PATH-8: the peer learns on whatever path comes next that this one is no more, and what
     /// arrived on it to the last.
-    fn tell_gone(&mut self, path: Path) {
+    pub(crate) fn tell_gone(&mut self, path: Path) {
         if self.gone.len() == PATHS_MAX {
             self.gone.remove(0);
         }
-        self.gone.push(Gone { path: path.id, received: path.acks.ranges().collect(), tell: true });
+        self.gone.push(Gone {
+            path: path.id,
+            received: path.acks.ranges().collect(),
+            tell: true,
+        });
+    }
+
+    /// Stops using a link that is still up: the peer is told on the very path, which then goes.
+    pub fn close_path(&mut self, now: Time, link: LinkId, reason: Reason) {
+        if self.keys.is_none() || self.paths.iter().all(|p| p.addresses.link != link) {
+            return self.on_link_down(now, link);
+        }
+        for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
+            path.status = PathStatus::Gone;
+            path.status_seq = u64::from(u32::MAX);
+            path.reason = reason;
+            path.wants |= path::want::STATUS;
+            path.probe_now = true;
+        }
+    }
+
+    /// Whether there is something to say that no ACK or timer brings up.
+    pub fn has_news(&self) -> bool {
+        self.says != 0 || self.flows.has_dirty()
     }
 
     pub(crate) fn drop_knock(&mut self) {
         if let Some(knock) = self.knock.take() {
             let routes = knock.routes(self.generation + 1);
-            self.cid_changes.extend(routes.into_iter().filter_map(|r| match r {
-                CidChange::Add { cid, .. } => Some(CidChange::Remove(cid)),
-                CidChange::Remove(_) => None,
-            }));
+            self.cid_changes
+                .extend(routes.into_iter().filter_map(|r| match r {
+                    CidChange::Add { cid, .. } => Some(CidChange::Remove(cid)),
+                    CidChange::Remove(_) => None,
+                }));
         }
     }
 
     pub(crate) fn remove_path(&mut self, slot: usize) -> Path {
-        let Session { paths, flows, issued, says, gone, .. } = self;
+        let Session {
+            paths,
+            flows,
+            issued,
+            says,
+            gone,
+            ..
+        } = self;
         let mut path = paths.remove(slot);
         path.recovery.abandon(|said, arrived| {
             on_said(said, arrived, flows, None, issued, says, gone);
@@ -663,7 +787,10 @@ impl Session {
         if let Some(issued) = self.issued.remove(&path.id) {
             self.cid_changes.push(CidChange::Remove(issued.cid));
         }
-        self.emit(Event::PathDown { path: path.id, link: path.addresses.link });
+        self.emit(Event::PathDown {
+            path: path.id,
+            link: path.addresses.link,
+        });
         path
     }
 
@@ -680,7 +807,9 @@ impl Session {
 
     pub(crate) fn wake(&mut self, now: Time) {
         if let Some(at) = self.suspended_at.take() {
-            self.emit(Event::Woken { after: now.since(at) });
+            self.emit(Event::Woken {
+                after: now.since(at),
+            });
         }
         if self.keys.is_some() && self.life != Life::Closed {
             self.life = Life::Established;
@@ -688,7 +817,13 @@ impl Session {
     }
 
     /// Says what the path over `link` may be used for.
-    pub fn set_path_status(&mut self, link: LinkId, status: PathStatus, gated: bool, reason: Reason) {
+    pub fn set_path_status(
+        &mut self,
+        link: LinkId,
+        status: PathStatus,
+        gated: bool,
+        reason: Reason,
+    ) {
         for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
             if (path.status, path.gated) != (status, gated) {
                 (path.status, path.gated, path.reason) = (status, gated, reason);
@@ -702,10 +837,17 @@ impl Session {
     /// Lets a flow spend `more` payload bytes on the gated path over `link` from now on; zero
     /// revokes. Counts for both directions, each with its own budget.
     pub fn grant(&mut self, id: FlowId, link: LinkId, more: u64) {
-        let Some(path) = self.paths.iter().find(|p| p.addresses.link == link).map(|p| p.id) else {
+        let Some(path) = self
+            .paths
+            .iter()
+            .find(|p| p.addresses.link == link)
+            .map(|p| p.id)
+        else {
             return;
         };
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         flow.grants_out.grant(path, more);
         flow.grants_in.set_local(path, more);
         self.flows.touch(id);
@@ -727,7 +869,8 @@ impl Session {
     /// The socket refused a datagram of this size.
     pub fn on_too_big(&mut self, now: Time, link: LinkId, size: usize) {
         for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
-            path.mtu.on_too_big(now, size.min(usize::from(u16::MAX)) as u16);
+            path.mtu
+                .on_too_big(now, size.min(usize::from(u16::MAX)) as u16);
             let datagram = path.mtu.current() as u64;
             path.recovery.controller.set_datagram(datagram);
         }
@@ -775,8 +918,17 @@ impl Session {
         match self.last_payload {
             Some((before, _, _)) if before == id => {}
             Some((_, from, at)) => {
-                let kind = if beside { SwitchKind::MakeBeforeBreak } else { SwitchKind::BreakBeforeMake };
-                self.emit(Event::Switched { from: Some(from), to: link, kind, silence: now.since(at) });
+                let kind = if beside {
+                    SwitchKind::MakeBeforeBreak
+                } else {
+                    SwitchKind::BreakBeforeMake
+                };
+                self.emit(Event::Switched {
+                    from: Some(from),
+                    to: link,
+                    kind,
+                    silence: now.since(at),
+                });
             }
             None => {}
         }
@@ -798,13 +950,18 @@ impl Session {
             return at.min(self.absence_at());
         }
         at = at.min(self.rx_key_drop_at);
+        if self.role == Role::Initiator && self.knock.is_none() {
+            at = at.min(self.keys_at + self.config.keys_max);
+        }
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
         let waits = self.role == Role::Initiator;
         for path in self.paths.iter() {
             if waits && self.expects_payload(path) {
                 at = at.min(path.ask_at(delay));
             }
-            at = at.min(path.recovery.loss_at()).min(path.recovery.probe_at(delay, interval));
+            at = at
+                .min(path.recovery.loss_at())
+                .min(path.recovery.probe_at(delay, interval));
             // What may not be sent to an unproved address waits for bytes from there, not for time.
             if path.may_speak() {
                 at = at.min(path.acks.due()).min(path.paced_until);
@@ -837,12 +994,6 @@ impl Session {
         }
     }
 
-    pub(crate) fn has_payload(&self) -> bool {
-        let room = self.credit.peer_max.saturating_sub(self.credit.sent);
-        !self.datagrams.is_empty()
-            || self.flows.iter().any(|f| !f.unclaimed && !f.pause_in.1 && f.send.has_data(room))
-    }
-
     /// Lets time pass.
     pub fn handle_timeouts(&mut self, now: Time) {
         if self.life == Life::Closed {
@@ -856,13 +1007,24 @@ impl Session {
                 .map(|f| f.id)
                 .collect();
             for id in late {
-                self.end_flow(id, FlowEnd::DeadlinePassed);
+                self.expire_flow(id);
             }
         }
         if self.rx_key_drop_at <= now {
             self.rx_key_drop_at = Time::NEVER;
             if let Some(keys) = &mut self.keys {
                 keys.forget_previous();
+            }
+        }
+        // R-HS-9: a session that goes on gets a fresh handshake every hour.
+        if self.role == Role::Initiator
+            && self.life == Life::Established
+            && self.knock.is_none()
+            && self.keys_at + self.config.keys_max <= now
+        {
+            let best = self.paths.iter().min_by_key(|p| p.rank());
+            if let Some((addresses, gated)) = best.map(|p| (p.addresses, p.gated)) {
+                self.knock_at(now, addresses, gated);
             }
         }
         if self.life == Life::Suspended {
@@ -874,9 +1036,11 @@ impl Session {
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
         for slot in 0..self.paths.len() {
             if self.role == Role::Initiator
-                && self.paths.iter().nth(slot).is_some_and(|p| {
-                    p.ask_at(delay) <= now && self.expects_payload(p)
-                })
+                && self
+                    .paths
+                    .iter()
+                    .nth(slot)
+                    .is_some_and(|p| p.ask_at(delay) <= now && self.expects_payload(p))
             {
                 let path = self.paths.at(slot);
                 path.quiet += 1;
@@ -884,17 +1048,34 @@ impl Session {
                 path.probe_now = true;
                 path.wants |= path::want::PING;
             }
-            let Session { paths, flows, issued, says, gone, .. } = self;
+            let Session {
+                paths,
+                flows,
+                issued,
+                says,
+                gone,
+                ..
+            } = self;
             let live_besides = paths.has_live_besides(slot);
             let path = paths.at(slot);
             if path.recovery.loss_at() <= now {
                 let mut own = path.wants;
                 let outcome = path.recovery.on_loss_timeout(now, delay, |said, arrived| {
-                    on_said(said, arrived, flows, Some((path.id, &mut own)), issued, says, gone);
+                    on_said(
+                        said,
+                        arrived,
+                        flows,
+                        Some((path.id, &mut own)),
+                        issued,
+                        says,
+                        gone,
+                    );
                 });
                 path.wants = own;
                 if outcome.lost_size > 0 && path.mtu.on_loss(outcome.lost_size) {
-                    path.recovery.controller.set_datagram(path.mtu.current() as u64);
+                    path.recovery
+                        .controller
+                        .set_datagram(path.mtu.current() as u64);
                 }
                 if outcome.mtu_lost {
                     path.mtu.on_probe_lost(now);
@@ -911,14 +1092,30 @@ impl Session {
                     path.state = PathState::Silent;
                     let mut own = path.wants;
                     path.recovery.abandon(|said, arrived| {
-                        on_said(said, arrived, flows, Some((path.id, &mut own)), issued, says, gone);
+                        on_said(
+                            said,
+                            arrived,
+                            flows,
+                            Some((path.id, &mut own)),
+                            issued,
+                            says,
+                            gone,
+                        );
                     });
                     path.wants = own;
                 } else if let Some(oldest) = path.recovery.oldest() {
                     let again: Vec<Said> = oldest.said().collect();
                     let mut own = path.wants;
                     for said in again {
-                        on_said(said, false, flows, Some((path.id, &mut own)), issued, says, gone);
+                        on_said(
+                            said,
+                            false,
+                            flows,
+                            Some((path.id, &mut own)),
+                            issued,
+                            says,
+                            gone,
+                        );
                     }
                     path.wants = own;
                 }
@@ -936,7 +1133,14 @@ impl Session {
             self.life = Life::Suspended;
             self.suspended_at = Some(now);
             for slot in 0..self.paths.len() {
-                let Session { paths, flows, issued, says, gone, .. } = self;
+                let Session {
+                    paths,
+                    flows,
+                    issued,
+                    says,
+                    gone,
+                    ..
+                } = self;
                 let path = paths.at(slot);
                 path.state = PathState::Silent;
                 path.recovery.abandon(|said, arrived| {
@@ -949,6 +1153,9 @@ impl Session {
         }
     }
 }
+
+/// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.
+pub(crate) const CODE_DEADLINE: u64 = 0xd001;
 
 /// Probe timeouts after which a path's data goes elsewhere.
 const PROBES_BEFORE_SILENT: u32 = 2;
@@ -976,11 +1183,13 @@ pub(crate) fn on_said(
                 }
             }
         }
-        Said::Flow { flow, what } if arrived => {
-            if what & want::OPEN != 0
-                && let Some(flow) = flows.get_mut(flow)
+        Said::Flow { flow: id, what } if arrived => {
+            if what & (want::OPEN | want::RESET) != 0
+                && let Some(flow) = flows.get_mut(id)
             {
-                flow.announced = true;
+                flow.announced |= what & want::OPEN != 0;
+                flow.reset_acked |= what & want::RESET != 0;
+                flows.note_acked(id);
             }
         }
         Said::Gone(path) if arrived => gone.retain(|g| g.path != path),
@@ -989,7 +1198,10 @@ pub(crate) fn on_said(
         Said::Flow { flow, what } => {
             flows.want(flow, what);
         }
-        Said::Gone(path) => gone.iter_mut().filter(|g| g.path == path).for_each(|g| g.tell = true),
+        Said::Gone(path) => gone
+            .iter_mut()
+            .filter(|g| g.path == path)
+            .for_each(|g| g.tell = true),
         Said::Refused(flow) => flows.refuse(flow, Reason::UnknownFlow),
         Said::Session { what } => *says |= what,
         Said::Path { path, what } => {

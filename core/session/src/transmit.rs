@@ -77,6 +77,14 @@ impl Session {
         });
         for slot in &order[..n] {
             if let Some(t) = self.fill(now, *slot, control_slot == Some(*slot), buf) {
+                let path = self.paths.at(*slot);
+                if path.status == PathStatus::Gone && path.wants & path::want::STATUS == 0 {
+                    // Its last word is on its way; whether it arrives is said elsewhere again.
+                    let reason = path.reason;
+                    let path = self.remove_path(*slot);
+                    self.tell_gone(path);
+                    self.suspend_if_idle(now, reason);
+                }
                 return Some(t);
             }
         }
@@ -122,7 +130,11 @@ impl Session {
         let transmit = slot.and_then(|slot| {
             let mut packet = [0u8; 600];
             let mut w = Writer::new(&mut packet[DATA_HEADER_BYTES..600 - TAG_BYTES]);
-            Frame::Close { code, text: text.as_bytes() }.encode(&mut w);
+            Frame::Close {
+                code,
+                text: text.as_bytes(),
+            }
+            .encode(&mut w);
             let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
             let path = self.paths.at(slot);
             if path.unproved_room() < end as u64 || buf.len() < end {
@@ -163,7 +175,13 @@ impl Session {
         sent.bytes = end as u16;
         sent.eliciting = true;
         self.seal_packet(slot, sent, &mut buf[..end]);
-        Some(Transmit { link: at.link, local: at.local, remote: at.remote, len: end, segment: end })
+        Some(Transmit {
+            link: at.link,
+            local: at.local,
+            remote: at.remote,
+            len: end,
+            segment: end,
+        })
     }
 
     /// Asks the address a path was at before whether it is still there.
@@ -173,7 +191,10 @@ impl Session {
         let before = path.before.as_mut().filter(|b| b.ask)?;
         before.ask = false;
         let at = before.addresses;
-        path.challenges.push(path::Challenge { nonce, remote: at.remote });
+        path.challenges.push(path::Challenge {
+            nonce,
+            remote: at.remote,
+        });
         let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..]);
         Frame::Chg { nonce }.encode(&mut w);
         let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
@@ -181,7 +202,13 @@ impl Session {
         sent.bytes = end as u16;
         sent.eliciting = true;
         self.seal_packet(slot, sent, &mut buf[..end]);
-        Some(Transmit { link: at.link, local: at.local, remote: at.remote, len: end, segment: end })
+        Some(Transmit {
+            link: at.link,
+            local: at.local,
+            remote: at.remote,
+            len: end,
+            segment: end,
+        })
     }
 
     fn seal_packet(&mut self, slot: usize, sent: Sent, packet: &mut [u8]) {
@@ -232,7 +259,11 @@ impl Session {
             if window && !paced && !probing {
                 path.paced_until = path.pacer.next_send().max(now);
             }
-            let terms = Terms { now, eliciting: probing || (window && paced), control };
+            let terms = Terms {
+                now,
+                eliciting: probing || (window && paced),
+                control,
+            };
             let n = self.write_packet(slot, &terms, &mut buf[at..at + size]);
             if n == 0 {
                 break;
@@ -309,9 +340,8 @@ impl Session {
         let datagram = terms.eliciting && takes_payload && !gated && !self.datagrams.is_empty();
         let path = self.paths.at(slot);
         let path_wants = path.wants != 0 || !path.answers.is_empty();
-        let other = data_flow.is_some()
-            || datagram
-            || (terms.eliciting && (path_wants || flush_control));
+        let other =
+            data_flow.is_some() || datagram || (terms.eliciting && (path_wants || flush_control));
         let ack_due = path.acks.due() <= now;
         if !other && !ack_due {
             return 0;
@@ -327,7 +357,10 @@ impl Session {
             let delay = path.acks.delay_us(now);
             if Frame::encode_ack(&mut w, path_id, delay, path.acks.ranges()) {
                 if let Some(largest) = path.acks.largest() {
-                    sent.note(Said::Ack { path: path_id, largest });
+                    sent.note(Said::Ack {
+                        path: path_id,
+                        largest,
+                    });
                 }
                 path.acks.on_ack_sent();
             }
@@ -361,7 +394,9 @@ impl Session {
         let path = self.paths.at(slot);
         if sent.eliciting {
             path.pacer.on_sent(total as u64);
-            sent.app_limited = path.recovery.room() > 2 * total as u64 && data_flow.is_none();
+// R-CC-2: a window that is not half used proves nothing by being acknowledged.
+            let in_flight = path.recovery.in_flight + total as u64;
+            sent.app_limited = in_flight * 2 < path.recovery.controller.window();
         }
         self.seal_packet(slot, sent, &mut buf[..total]);
         total
@@ -391,14 +426,19 @@ impl Session {
             *wants &= !bit;
             frame.encode(w);
             sent.eliciting = true;
-            sent.note(Said::Path { path: id, what: bit });
+            sent.note(Said::Path {
+                path: id,
+                what: bit,
+            });
             true
         };
         let mut wants = path.wants;
         if wants & path::want::CHG != 0
             && let Some(challenge) = path.challenge_here()
         {
-            let frame = Frame::Chg { nonce: challenge.nonce };
+            let frame = Frame::Chg {
+                nonce: challenge.nonce,
+            };
             if put(frame, path::want::CHG, &mut wants, w) && !path.first_packet_padded {
                 path.first_packet_padded = true;
                 pad = initiator;
@@ -419,8 +459,11 @@ impl Session {
         }
         if wants & path::want::ACK_RATE != 0 {
             let delay = path.recovery.rtt.smoothed().divided(4);
-            let frame =
-                Frame::AckRate { path: id, every: path.ack_every, delay_us: delay.as_micros() };
+            let frame = Frame::AckRate {
+                path: id,
+                every: path.ack_every,
+                delay_us: delay.as_micros(),
+            };
             put(frame, path::want::ACK_RATE, &mut wants, w);
         }
         if wants & path::want::PING != 0 {
@@ -438,7 +481,10 @@ impl Session {
             self.says &= !say::CREDIT;
             let max = self.credit.consumed + self.config.session_window;
             self.credit.told = self.credit.told.max(max);
-            Frame::SessionCredit { max: self.credit.told }.encode(w);
+            Frame::SessionCredit {
+                max: self.credit.told,
+            }
+            .encode(w);
             sent.eliciting = true;
             sent.note(Said::Session { what: say::CREDIT });
         }
@@ -454,7 +500,14 @@ impl Session {
             Frame::encode_ack(&mut ack, path, 0, gone.received.iter().copied());
             let n = ack.written();
             w.bytes(&ranges[..n]);
-            Frame::PathStatus { path, seq: PATH_GONE_SEQ, status, gated: false, reason }.encode(w);
+            Frame::PathStatus {
+                path,
+                seq: PATH_GONE_SEQ,
+                status,
+                gated: false,
+                reason,
+            }
+            .encode(w);
             sent.eliciting = true;
             sent.note(Said::Gone(path));
         }
@@ -463,9 +516,17 @@ impl Session {
                 return;
             }
             issued.tell = false;
-            Frame::PathCid { path: *path, cid: issued.cid, token: issued.token }.encode(w);
+            Frame::PathCid {
+                path: *path,
+                cid: issued.cid,
+                token: issued.token,
+            }
+            .encode(w);
             sent.eliciting = true;
-            sent.note(Said::Path { path: *path, what: path::want::CID });
+            sent.note(Said::Path {
+                path: *path,
+                what: path::want::CID,
+            });
         }
     }
 
@@ -478,7 +539,6 @@ impl Session {
             sent.eliciting = true;
             sent.note(Said::Refused(flow));
         }
-        let mut removed = Vec::new();
         while let Some(id) = self.flows.front_dirty() {
             let Some(flow) = self.flows.get_mut(id) else {
                 self.flows.pop_dirty();
@@ -487,8 +547,16 @@ impl Session {
             let mut wants = flow.wants;
             let mut said = 0;
             let bits = [
-                want::OPEN, want::RESUME, want::RESUMED, want::RESET, want::STOP, want::CREDIT,
-                want::DEADLINE, want::DURABLE, want::COMMITTED, want::PAUSE,
+                want::OPEN,
+                want::RESUME,
+                want::RESUMED,
+                want::RESET,
+                want::STOP,
+                want::CREDIT,
+                want::DEADLINE,
+                want::DURABLE,
+                want::COMMITTED,
+                want::PAUSE,
             ];
             for bit in bits {
                 if wants & bit == 0 {
@@ -500,8 +568,15 @@ impl Session {
                 let frame = match bit {
                     want::OPEN => Frame::Open {
                         flow: id,
-                        flags: if flow.options.durable { Frame::OPEN_DURABLE } else { 0 }
-                            | if flow.options.hibernates { Frame::OPEN_HIBERNATES } else { 0 },
+                        flags: if flow.options.durable {
+                            Frame::OPEN_DURABLE
+                        } else {
+                            0
+                        } | if flow.options.hibernates {
+                            Frame::OPEN_HIBERNATES
+                        } else {
+                            0
+                        },
                         priority: flow.options.priority,
                         size: flow.options.size,
                         deadline_ms: flow.options.deadline.map(|d| d.since(now).as_millis()),
@@ -509,25 +584,42 @@ impl Session {
                     want::RESUME => Frame::Resume {
                         flow: id,
                         received: flow.recv.contiguous(),
-                        flags: if flow.recv.is_all_received() { Frame::RESUME_COMPLETE } else { 0 },
+                        flags: if flow.recv.is_all_received() {
+                            Frame::RESUME_COMPLETE
+                        } else {
+                            0
+                        },
                     },
-                    want::RESUMED => {
-                        Frame::Resumed { flow: id, received: flow.recv.contiguous() }
-                    }
+                    want::RESUMED => Frame::Resumed {
+                        flow: id,
+                        received: flow.recv.contiguous(),
+                    },
                     want::RESET => Frame::Reset {
                         flow: id,
                         code: flow.send.reset.unwrap_or(0),
                         final_size: flow.send.next(),
                     },
-                    want::STOP => Frame::Stop { flow: id, code: flow.recv.stopped.unwrap_or(0) },
-                    want::CREDIT => Frame::FlowCredit { flow: id, max: flow.recv.tell_credit() },
+                    want::STOP => Frame::Stop {
+                        flow: id,
+                        code: flow.recv.stopped.unwrap_or(0),
+                    },
+                    want::CREDIT => Frame::FlowCredit {
+                        flow: id,
+                        max: flow.recv.tell_credit(),
+                    },
                     want::DEADLINE => Frame::Deadline {
                         flow: id,
                         seq: flow.deadline_seq,
                         remaining_ms: flow.options.deadline.map(|d| d.since(now).as_millis()),
                     },
-                    want::DURABLE => Frame::Durable { flow: id, offset: flow.recv.durable() },
-                    want::COMMITTED => Frame::Committed { flow: id, offset: flow.committed },
+                    want::DURABLE => Frame::Durable {
+                        flow: id,
+                        offset: flow.recv.durable(),
+                    },
+                    want::COMMITTED => Frame::Committed {
+                        flow: id,
+                        offset: flow.committed,
+                    },
                     _ => Frame::FlowPause {
                         flow: id,
                         seq: flow.pause_out.0,
@@ -542,19 +634,33 @@ impl Session {
             flow.wants = wants;
             if said != 0 {
                 sent.eliciting = true;
-                sent.note(Said::Flow { flow: id, what: said });
+                sent.note(Said::Flow {
+                    flow: id,
+                    what: said,
+                });
             }
             while w.room() >= FRAME_MAX
                 && let Some((path, seq, max_sent)) = flow.grants_out.take_grant()
             {
-                Frame::Grant { seq, flow: id, path, max_sent }.encode(w);
+                Frame::Grant {
+                    seq,
+                    flow: id,
+                    path,
+                    max_sent,
+                }
+                .encode(w);
                 sent.eliciting = true;
                 sent.note(Said::Grant { flow: id, path });
             }
             while w.room() >= FRAME_MAX
                 && let Some((path, spent)) = flow.grants_in.take_spent()
             {
-                Frame::Spent { flow: id, path, sent: spent }.encode(w);
+                Frame::Spent {
+                    flow: id,
+                    path,
+                    sent: spent,
+                }
+                .encode(w);
                 sent.eliciting = true;
                 sent.note(Said::Spent { flow: id, path });
             }
@@ -562,21 +668,17 @@ impl Session {
                 break;
             }
             self.flows.pop_dirty();
-            if said & (want::RESET | want::STOP) != 0 {
-                removed.push(id);
-            }
         }
-        for id in removed {
-            self.retire_if_complete(id);
-        }
-        if self.says & say::RESUME_END != 0
-            && !self.flows.has_dirty()
-            && w.room() >= FRAME_MAX
-        {
+        if self.says & say::RESUME_END != 0 && !self.flows.has_dirty() && w.room() >= FRAME_MAX {
             self.says &= !say::RESUME_END;
-            Frame::ResumeEnd { flows: self.flows.len() as u64 }.encode(w);
+            Frame::ResumeEnd {
+                flows: self.flows.len() as u64,
+            }
+            .encode(w);
             sent.eliciting = true;
-            sent.note(Said::Session { what: say::RESUME_END });
+            sent.note(Said::Session {
+                what: say::RESUME_END,
+            });
         }
     }
 
@@ -595,7 +697,11 @@ impl Session {
                 }
                 return;
             }
-            Frame::Datagram { context: front.context, bytes: &front.bytes }.encode(w);
+            Frame::Datagram {
+                context: front.context,
+                bytes: &front.bytes,
+            }
+            .encode(w);
             self.paths.at(slot).payload_out += front.bytes.len() as u64;
             self.datagrams.pop_front();
             sent.eliciting = true;
@@ -616,7 +722,10 @@ impl Session {
         let mut next = Some(first);
         let mut out = 0;
         while let Some(id) = next {
-            let flow = self.flows.get_mut(id).expect("flows in line are in the table");
+            let flow = self
+                .flows
+                .get_mut(id)
+                .expect("flows in line are in the table");
             let offset_max = flow.send.end();
             let head = Frame::data_head_len(id, offset_max, w.room());
             if w.room() < head + DATA_MIN {
@@ -626,7 +735,9 @@ impl Session {
             if gated {
                 max = max.min(flow.grants_in.room(path_id) as usize);
             }
-            let Some((offset, len, fin, new)) = flow.send.take(max, session_room) else { break };
+            let Some((offset, len, fin, new)) = flow.send.take(max, session_room) else {
+                break;
+            };
             // take() chose a length; the head for it is at most as long as assumed.
             let at = w.written();
             Frame::encode_data_head(w, id, offset, len, fin);
@@ -639,7 +750,12 @@ impl Session {
                 flow.grants_in.on_sent(path_id, len as u64);
             }
             sent.eliciting = true;
-            sent.note(Said::Data(SaidData { flow: id, offset, len: len as u16, fin }));
+            sent.note(Said::Data(SaidData {
+                flow: id,
+                offset,
+                len: len as u16,
+                fin,
+            }));
             if w.room() < DATA_MIN + 24 {
                 break;
             }

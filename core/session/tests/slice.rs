@@ -7,7 +7,10 @@ use d2tp_session::*;
 use pair::*;
 
 fn sleeps() -> FlowOptions {
-    FlowOptions { hibernates: true, ..FlowOptions::default() }
+    FlowOptions {
+        hibernates: true,
+        ..FlowOptions::default()
+    }
 }
 
 #[test]
@@ -15,7 +18,11 @@ fn a_download_over_one_path_is_whole() {
     let mut p = Pair::new();
     let flow = p.request(3_000_000, sleeps());
     p.open_path(0, false);
-    assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)), "{:?}", p.got[&flow].len());
+    assert!(
+        p.run_until(Span::from_secs(20), |p| p.is_whole(flow)),
+        "{:?}",
+        p.got[&flow].len()
+    );
     p.assert_right(flow);
     assert_eq!(p.device.session(p.session).unwrap().duplicate_bytes(), 0);
 }
@@ -27,7 +34,11 @@ fn a_download_over_a_lossy_path_is_whole() {
         p.wires.get_mut(&0).unwrap().lose_every = n;
         let flow = p.request(1_000_000, sleeps());
         p.open_path(0, false);
-        assert!(p.run_until(Span::from_secs(120), |p| p.is_whole(flow)), "{n} {:?}", p.got[&flow].len());
+        assert!(
+            p.run_until(Span::from_secs(120), |p| p.is_whole(flow)),
+            "{n} {:?}",
+            p.got[&flow].len()
+        );
         p.assert_right(flow);
     }
 }
@@ -45,7 +56,11 @@ fn two_paths_are_used_at_once_and_either_may_go() {
     p.run_for(Span::from_secs(2));
     assert!(p.wires[&0].bytes_down > 500_000 && p.wires[&1].bytes_down > 500_000);
     p.cut(0);
-    assert!(p.run_until(Span::from_secs(30), |p| p.is_whole(flow)), "{:?}", p.got[&flow].len());
+    assert!(
+        p.run_until(Span::from_secs(30), |p| p.is_whole(flow)),
+        "{:?}",
+        p.got[&flow].len()
+    );
     p.assert_right(flow);
 }
 
@@ -58,22 +73,43 @@ fn a_gated_path_carries_what_was_granted_and_not_a_byte_more() {
     p.run_for(Span::from_secs(3));
     assert_eq!(p.got[&flow].len(), 0, "nothing was granted");
     let session = p.session;
-    p.device.with(session, |s| s.grant(flow, LinkId(1), 100_000)).unwrap();
+    p.device
+        .with(session, |s| s.grant(flow, LinkId(1), 100_000))
+        .unwrap();
     p.pump();
     p.run_for(Span::from_secs(3));
     assert_eq!(p.got[&flow].len(), 100_000);
-    assert_eq!(p.device.session(session).unwrap().grant_left(flow, LinkId(1)), Some((0, 100_000)));
+    assert_eq!(
+        p.device
+            .session(session)
+            .unwrap()
+            .grant_left(flow, LinkId(1)),
+        Some((0, 100_000))
+    );
     // Grant more, revoke in the middle: what still arrives is what had been sent by then.
-    p.device.with(session, |s| s.grant(flow, LinkId(1), 1_000_000)).unwrap();
+    p.device
+        .with(session, |s| s.grant(flow, LinkId(1), 1_000_000))
+        .unwrap();
     p.pump();
     p.run_for(Span::from_millis(300));
-    p.device.with(session, |s| s.grant(flow, LinkId(1), 0)).unwrap();
+    p.device
+        .with(session, |s| s.grant(flow, LinkId(1), 0))
+        .unwrap();
     p.pump();
     p.run_for(Span::from_secs(3));
     let stopped = p.got[&flow].len();
     assert!(stopped > 100_000 && stopped < 1_100_000, "{stopped}");
-    let (left, spent) = p.device.session(session).unwrap().grant_left(flow, LinkId(1)).unwrap();
-    assert_eq!((left, spent as usize), (0, stopped), "the sender answered with what it spent");
+    let (left, spent) = p
+        .device
+        .session(session)
+        .unwrap()
+        .grant_left(flow, LinkId(1))
+        .unwrap();
+    assert_eq!(
+        (left, spent as usize),
+        (0, stopped),
+        "the sender answered with what it spent"
+    );
     // The free path finishes it.
     p.open_path(0, false);
     assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)));
@@ -111,7 +147,11 @@ fn an_unannounced_silence_moves_the_data_elsewhere() {
     p.open_path(1, false);
     p.run_for(Span::from_secs(1));
     p.silence(0);
-    assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)), "{:?}", p.got[&flow].len());
+    assert!(
+        p.run_until(Span::from_secs(20), |p| p.is_whole(flow)),
+        "{:?}",
+        p.got[&flow].len()
+    );
     p.assert_right(flow);
 }
 
@@ -123,7 +163,11 @@ fn a_nat_that_rebinds_is_followed_and_proved() {
     p.open_path(0, false);
     p.run_for(Span::from_secs(1));
     p.wires.get_mut(&0).unwrap().address = "192.0.2.1:4001".parse().unwrap();
-    assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)), "{:?}", p.got[&flow].len());
+    assert!(
+        p.run_until(Span::from_secs(20), |p| p.is_whole(flow)),
+        "{:?}",
+        p.got[&flow].len()
+    );
     p.assert_right(flow);
     let server = p.server_session().unwrap();
     let stats = p.server.session(server).unwrap().path_stats();
@@ -168,12 +212,20 @@ fn six_hours_asleep_as_records_on_both_ends() {
     let record = p.device.hibernate(now, p.session).unwrap();
     assert!(record.len() <= 256);
     assert_eq!(p.server.counts(), (0, 1, 0));
-    assert_eq!((p.device.next_timeout(), p.server.next_timeout()), (Time::NEVER, Time::NEVER));
+    assert_eq!(
+        (p.device.next_timeout(), p.server.next_timeout()),
+        (Time::NEVER, Time::NEVER)
+    );
     p.run_for(Span::from_secs(6 * 3600));
     p.session = p.device.restore(p.now, &record, 500..600).unwrap();
     p.attach(0, "192.0.2.200:4000");
     p.open_path(0, false);
-    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)), "{:?} {:?}", p.got[&flow].len(), p.ended);
+    assert!(
+        p.run_until(Span::from_secs(60), |p| p.is_whole(flow)),
+        "{:?} {:?}",
+        p.got[&flow].len(),
+        p.ended
+    );
     p.assert_right(flow);
 }
 
@@ -185,12 +237,22 @@ fn a_server_restarted_from_its_record_goes_on() {
     p.open_path(0, false);
     p.run_for(Span::from_secs(2));
     let server = p.server_session().unwrap();
-    let record = p.server.session(server).unwrap().record(p.now, true).encode();
+    let record = p
+        .server
+        .session(server)
+        .unwrap()
+        .record(p.now, true)
+        .encode();
     p.run_for(Span::from_millis(700));
     // The process dies; another one starts with the same key, the record and the source.
     p.server = Endpoint::new(config(), server_key(), Admission::Anybody, [9; 32], [4; 32]);
     p.server.adopt(&record).unwrap();
-    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)), "{:?} {:?}", p.got[&flow].len(), p.ended);
+    assert!(
+        p.run_until(Span::from_secs(60), |p| p.is_whole(flow)),
+        "{:?} {:?}",
+        p.got[&flow].len(),
+        p.ended
+    );
     p.assert_right(flow);
 }
 
@@ -201,7 +263,12 @@ fn a_device_restarted_from_its_record_goes_on_and_its_old_packets_count_for_noth
     let flow = p.request(3_000_000, sleeps());
     p.open_path(0, false);
     p.run_for(Span::from_secs(2));
-    let record = p.device.session(p.session).unwrap().record(p.now, true).encode();
+    let record = p
+        .device
+        .session(p.session)
+        .unwrap()
+        .record(p.now, true)
+        .encode();
     let kept = p.got[&flow].len();
     p.run_for(Span::from_millis(700));
     p.device = Endpoint::new(config(), device_key(), Admission::Nobody, [8; 32], [2; 32]);
@@ -210,7 +277,12 @@ fn a_device_restarted_from_its_record_goes_on_and_its_old_packets_count_for_noth
     p.got.get_mut(&flow).unwrap().truncate(kept);
     p.attach(0, "192.0.2.33:4000");
     p.open_path(0, false);
-    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)), "{:?} {:?}", p.got[&flow].len(), p.ended);
+    assert!(
+        p.run_until(Span::from_secs(60), |p| p.is_whole(flow)),
+        "{:?} {:?}",
+        p.got[&flow].len(),
+        p.ended
+    );
     p.assert_right(flow);
 }
 
@@ -231,21 +303,34 @@ fn a_deadline_ends_the_flow_on_both_ends_without_a_word() {
     let mut p = Pair::new();
     p.wires.get_mut(&0).unwrap().rate = 100_000;
     let deadline = p.now + Span::from_secs(5);
-    let flow = p.request(3_000_000, FlowOptions { deadline: Some(deadline), ..sleeps() });
+    let flow = p.request(
+        3_000_000,
+        FlowOptions {
+            deadline: Some(deadline),
+            ..sleeps()
+        },
+    );
     p.open_path(0, false);
     p.run_for(Span::from_secs(2));
     p.cut(0);
     p.run_for(Span::from_secs(10));
     assert_eq!(p.ended[&flow], FlowEnd::DeadlinePassed);
-    assert!(p.server_events.iter().any(|(_, _, e)| matches!(e,
-        Event::Ended { end: FlowEnd::DeadlinePassed, .. })));
+    assert!(p.server_events.iter().any(|(_, _, e)| matches!(
+        e,
+        Event::Ended {
+            end: FlowEnd::DeadlinePassed,
+            ..
+        }
+    )));
 }
 
 #[test]
 fn many_flows_share_a_session_and_one_that_is_not_read_blocks_no_other() {
     let mut p = Pair::new();
     p.wires.get_mut(&0).unwrap().rate = 2_000_000;
-    let flows: Vec<FlowId> = (0..20).map(|i| p.request(100_000 + i * 1000, sleeps())).collect();
+    let flows: Vec<FlowId> = (0..20)
+        .map(|i| p.request(100_000 + i * 1000, sleeps()))
+        .collect();
     p.open_path(0, false);
     let all = |p: &Pair| flows.iter().all(|f| p.is_whole(*f));
     assert!(p.run_until(Span::from_secs(60), all));
@@ -266,4 +351,48 @@ fn the_same_seed_gives_the_same_datagrams() {
         p.log
     };
     assert!(run() == run());
+}
+
+#[test]
+fn when_keys_are_old_new_ones_are_agreed_and_the_transfer_goes_on() {
+    let mut p = Pair::with(Config { keys_max: Span::from_secs(5), ..config() });
+    p.wires.get_mut(&0).unwrap().rate = 1_000_000;
+    let flow = p.request(12_000_000, sleeps());
+    p.open_path(0, false);
+    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)), "{:?}", p.got[&flow].len());
+    p.assert_right(flow);
+    let handshakes =
+        p.device_events.iter().filter(|(_, _, e)| matches!(e, Event::Established { .. })).count();
+    assert_eq!(handshakes, 3);
+}
+
+#[test]
+fn flows_that_end_early_do_not_use_up_the_sessions_credit() {
+    let mut p = Pair::with(Config { session_window: 300_000, ..config() });
+    p.wires.get_mut(&0).unwrap().rate = 1_000_000;
+    p.open_path(0, false);
+    for round in 0..20 {
+        let late = FlowOptions { deadline: Some(p.now + MS.times(150)), ..sleeps() };
+        let lost = p.request(5_000_000, late);
+        p.wires.get_mut(&0).unwrap().lose_every = 9;
+        p.run_for(MS.times(400));
+        assert_eq!(p.ended[&lost], FlowEnd::DeadlinePassed, "round {round}");
+        let dropped = p.request(5_000_000, sleeps());
+        p.run_for(MS.times(200));
+        p.device
+            .with(p.session, |s| {
+                s.reset(dropped, 1);
+                s.stop(dropped, 1);
+            })
+            .unwrap();
+        p.run_for(MS.times(200));
+    }
+    p.wires.get_mut(&0).unwrap().lose_every = 0;
+    let flow = p.request(1_000_000, sleeps());
+    assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)), "{:?}", p.got[&flow].len());
+    p.assert_right(flow);
+    assert_eq!(p.device.session(p.session).unwrap().flow_ids(), []);
+    let server = p.server_session().unwrap();
+    p.run_for(Span::from_secs(1));
+    assert_eq!(p.server.session(server).unwrap().flow_ids(), []);
 }

@@ -57,13 +57,19 @@ impl<'a> Reader<'a> {
     }
     /// The next `n` bytes.
     pub fn bytes(&mut self, n: usize) -> Result<&'a [u8], DecodeError> {
-        let (head, tail) = self.bytes.split_at_checked(n).ok_or(DecodeError::Truncated)?;
+        let (head, tail) = self
+            .bytes
+            .split_at_checked(n)
+            .ok_or(DecodeError::Truncated)?;
         self.bytes = tail;
         Ok(head)
     }
     /// The next `N` bytes as an array.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
-        let (head, tail) = self.bytes.split_first_chunk::<N>().ok_or(DecodeError::Truncated)?;
+        let (head, tail) = self
+            .bytes
+            .split_first_chunk::<N>()
+            .ok_or(DecodeError::Truncated)?;
         self.bytes = tail;
         Ok(*head)
     }
@@ -193,7 +199,10 @@ mod tests {
             assert_eq!(r.varint(), Ok(v));
             assert!(r.is_empty());
             for cut in 0..n {
-                assert_eq!(Reader::new(&buf[..cut]).varint(), Err(DecodeError::Truncated));
+                assert_eq!(
+                    Reader::new(&buf[..cut]).varint(),
+                    Err(DecodeError::Truncated)
+                );
             }
         }
     }

@@ -120,9 +120,22 @@ impl Reason {
     pub fn from_u8(b: u8) -> Reason {
         use Reason::*;
         const ALL: [Reason; 16] = [
-            None, NoPath, PathCost, OverBudget, PathTooSlow, UserPaused, QueuedBehind,
-            DeadlinePassed, UnknownFlow, RolledBack, LimitReached, Application, Stopping, Protocol,
-            NotAllowed, Sleeping,
+            None,
+            NoPath,
+            PathCost,
+            OverBudget,
+            PathTooSlow,
+            UserPaused,
+            QueuedBehind,
+            DeadlinePassed,
+            UnknownFlow,
+            RolledBack,
+            LimitReached,
+            Application,
+            Stopping,
+            Protocol,
+            NotAllowed,
+            Sleeping,
         ];
         ALL.get(usize::from(b)).copied().unwrap_or(None)
     }
@@ -215,42 +228,145 @@ impl<'a> AckRanges<'a> {
         }
         let mut whole = whole;
         let encoded = whole.bytes(before - r.remaining())?;
-        Ok(AckRanges { largest, first, count, encoded })
+        Ok(AckRanges {
+            largest,
+            first,
+            count,
+            encoded,
+        })
     }
 }
 
 /// One frame, borrowed from the packet it came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are those of the table above and of docs/protocol.md")]
+#[allow(
+    missing_docs,
+    reason = "the fields are those of the table above and of docs/protocol.md"
+)]
 pub enum Frame<'a> {
     Ping,
-    Ack { path: PathId, delay_us: u64, ranges: AckRanges<'a> },
-    AckRate { path: PathId, every: u32, delay_us: u64 },
-    Data { flow: FlowId, offset: u64, bytes: &'a [u8], fin: bool },
-    Open { flow: FlowId, flags: u8, priority: u8, size: Option<u64>, deadline_ms: Option<u64> },
-    Reset { flow: FlowId, code: u64, final_size: u64 },
-    Stop { flow: FlowId, code: u64 },
-    FlowCredit { flow: FlowId, max: u64 },
-    SessionCredit { max: u64 },
-    Deadline { flow: FlowId, seq: u64, remaining_ms: Option<u64> },
-    Durable { flow: FlowId, offset: u64 },
-    Committed { flow: FlowId, offset: u64 },
-    Grant { seq: u64, flow: FlowId, path: PathId, max_sent: u64 },
-    Spent { flow: FlowId, path: PathId, sent: u64 },
-    PathStatus { path: PathId, seq: u64, status: PathStatus, gated: bool, reason: Reason },
-    PathLimit { path: PathId, seq: u64, bytes: u64 },
-    FlowPause { flow: FlowId, seq: u64, paused: bool, reason: Reason },
-    Chg { nonce: [u8; 16] },
-    Rsp { nonce: [u8; 16] },
-    Auth { path: PathId },
-    PathCid { path: PathId, cid: Cid, token: [u8; TOKEN_BYTES] },
-    Resume { flow: FlowId, received: u64, flags: u8 },
-    Resumed { flow: FlowId, received: u64 },
-    Refused { flow: FlowId, reason: Reason },
-    ResumeEnd { flows: u64 },
-    Datagram { context: u64, bytes: &'a [u8] },
-    Suspend { reason: Reason },
-    Close { code: u64, text: &'a [u8] },
+    Ack {
+        path: PathId,
+        delay_us: u64,
+        ranges: AckRanges<'a>,
+    },
+    AckRate {
+        path: PathId,
+        every: u32,
+        delay_us: u64,
+    },
+    Data {
+        flow: FlowId,
+        offset: u64,
+        bytes: &'a [u8],
+        fin: bool,
+    },
+    Open {
+        flow: FlowId,
+        flags: u8,
+        priority: u8,
+        size: Option<u64>,
+        deadline_ms: Option<u64>,
+    },
+    Reset {
+        flow: FlowId,
+        code: u64,
+        final_size: u64,
+    },
+    Stop {
+        flow: FlowId,
+        code: u64,
+    },
+    FlowCredit {
+        flow: FlowId,
+        max: u64,
+    },
+    SessionCredit {
+        max: u64,
+    },
+    Deadline {
+        flow: FlowId,
+        seq: u64,
+        remaining_ms: Option<u64>,
+    },
+    Durable {
+        flow: FlowId,
+        offset: u64,
+    },
+    Committed {
+        flow: FlowId,
+        offset: u64,
+    },
+    Grant {
+        seq: u64,
+        flow: FlowId,
+        path: PathId,
+        max_sent: u64,
+    },
+    Spent {
+        flow: FlowId,
+        path: PathId,
+        sent: u64,
+    },
+    PathStatus {
+        path: PathId,
+        seq: u64,
+        status: PathStatus,
+        gated: bool,
+        reason: Reason,
+    },
+    PathLimit {
+        path: PathId,
+        seq: u64,
+        bytes: u64,
+    },
+    FlowPause {
+        flow: FlowId,
+        seq: u64,
+        paused: bool,
+        reason: Reason,
+    },
+    Chg {
+        nonce: [u8; 16],
+    },
+    Rsp {
+        nonce: [u8; 16],
+    },
+    Auth {
+        path: PathId,
+    },
+    PathCid {
+        path: PathId,
+        cid: Cid,
+        token: [u8; TOKEN_BYTES],
+    },
+    Resume {
+        flow: FlowId,
+        received: u64,
+        flags: u8,
+    },
+    Resumed {
+        flow: FlowId,
+        received: u64,
+    },
+    Refused {
+        flow: FlowId,
+        reason: Reason,
+    },
+    ResumeEnd {
+        flows: u64,
+    },
+    Datagram {
+        context: u64,
+        bytes: &'a [u8],
+    },
+    Suspend {
+        reason: Reason,
+    },
+    Close {
+        code: u64,
+        text: &'a [u8],
+    },
 }
 
 impl Frame<'_> {
@@ -302,14 +418,23 @@ impl<'a> Frame<'a> {
                 if offset + bytes.len() as u64 > VARINT_MAX {
                     return Err(DecodeError::BadValue("DATA beyond the largest offset"));
                 }
-                Frame::Data { flow: id, offset, bytes, fin: ty & 1 == 1 }
+                Frame::Data {
+                    flow: id,
+                    offset,
+                    bytes,
+                    fin: ty & 1 == 1,
+                }
             }
             0x01 => Frame::Ping,
             0x02 => {
                 let path = path(r)?;
                 let largest = r.varint()?;
                 let delay_us = r.varint()?;
-                Frame::Ack { path, delay_us, ranges: AckRanges::decode(r, largest)? }
+                Frame::Ack {
+                    path,
+                    delay_us,
+                    ranges: AckRanges::decode(r, largest)?,
+                }
             }
             0x03 => Frame::AckRate {
                 path: path(r)?,
@@ -323,24 +448,44 @@ impl<'a> Frame<'a> {
                 size: plus_one(r.varint()?),
                 deadline_ms: plus_one(r.varint()?),
             },
-            0x11 => Frame::Reset { flow: flow(r)?, code: r.varint()?, final_size: r.varint()? },
-            0x12 => Frame::Stop { flow: flow(r)?, code: r.varint()? },
-            0x13 => Frame::FlowCredit { flow: flow(r)?, max: r.varint()? },
+            0x11 => Frame::Reset {
+                flow: flow(r)?,
+                code: r.varint()?,
+                final_size: r.varint()?,
+            },
+            0x12 => Frame::Stop {
+                flow: flow(r)?,
+                code: r.varint()?,
+            },
+            0x13 => Frame::FlowCredit {
+                flow: flow(r)?,
+                max: r.varint()?,
+            },
             0x14 => Frame::SessionCredit { max: r.varint()? },
             0x15 => Frame::Deadline {
                 flow: flow(r)?,
                 seq: r.varint()?,
                 remaining_ms: plus_one(r.varint()?),
             },
-            0x16 => Frame::Durable { flow: flow(r)?, offset: r.varint()? },
-            0x17 => Frame::Committed { flow: flow(r)?, offset: r.varint()? },
+            0x16 => Frame::Durable {
+                flow: flow(r)?,
+                offset: r.varint()?,
+            },
+            0x17 => Frame::Committed {
+                flow: flow(r)?,
+                offset: r.varint()?,
+            },
             0x18 => Frame::Grant {
                 seq: r.varint()?,
                 flow: flow(r)?,
                 path: path(r)?,
                 max_sent: r.varint()?,
             },
-            0x19 => Frame::Spent { flow: flow(r)?, path: path(r)?, sent: r.varint()? },
+            0x19 => Frame::Spent {
+                flow: flow(r)?,
+                path: path(r)?,
+                sent: r.varint()?,
+            },
             0x1a => Frame::PathStatus {
                 path: path(r)?,
                 seq: r.varint()?,
@@ -348,7 +493,11 @@ impl<'a> Frame<'a> {
                 gated: flag(r.u8()?, "PATH_STATUS gated")?,
                 reason: Reason::from_u8(r.u8()?),
             },
-            0x1b => Frame::PathLimit { path: path(r)?, seq: r.varint()?, bytes: r.varint()? },
+            0x1b => Frame::PathLimit {
+                path: path(r)?,
+                seq: r.varint()?,
+                bytes: r.varint()?,
+            },
             0x1c => Frame::FlowPause {
                 flow: flow(r)?,
                 seq: r.varint()?,
@@ -358,13 +507,32 @@ impl<'a> Frame<'a> {
             0x20 => Frame::Chg { nonce: r.array()? },
             0x21 => Frame::Rsp { nonce: r.array()? },
             0x22 => Frame::Auth { path: path(r)? },
-            0x23 => Frame::PathCid { path: path(r)?, cid: Cid::decode(r)?, token: r.array()? },
-            0x28 => Frame::Resume { flow: flow(r)?, received: r.varint()?, flags: r.u8()? },
-            0x29 => Frame::Resumed { flow: flow(r)?, received: r.varint()? },
-            0x2a => Frame::Refused { flow: flow(r)?, reason: Reason::from_u8(r.u8()?) },
+            0x23 => Frame::PathCid {
+                path: path(r)?,
+                cid: Cid::decode(r)?,
+                token: r.array()?,
+            },
+            0x28 => Frame::Resume {
+                flow: flow(r)?,
+                received: r.varint()?,
+                flags: r.u8()?,
+            },
+            0x29 => Frame::Resumed {
+                flow: flow(r)?,
+                received: r.varint()?,
+            },
+            0x2a => Frame::Refused {
+                flow: flow(r)?,
+                reason: Reason::from_u8(r.u8()?),
+            },
             0x2b => Frame::ResumeEnd { flows: r.varint()? },
-            0x30 => Frame::Datagram { context: r.varint()?, bytes: r.string()? },
-            0x3c => Frame::Suspend { reason: Reason::from_u8(r.u8()?) },
+            0x30 => Frame::Datagram {
+                context: r.varint()?,
+                bytes: r.string()?,
+            },
+            0x3c => Frame::Suspend {
+                reason: Reason::from_u8(r.u8()?),
+            },
             0x3e => {
                 let code = r.varint()?;
                 let text = r.string()?;
@@ -384,20 +552,39 @@ impl<'a> Frame<'a> {
         }
         match *self {
             Frame::Ping => w.u8(0x01),
-            Frame::Ack { path, delay_us, ranges } => {
+            Frame::Ack {
+                path,
+                delay_us,
+                ranges,
+            } => {
                 Frame::encode_ack(w, path, delay_us, ranges.iter());
             }
-            Frame::AckRate { path, every, delay_us } => {
+            Frame::AckRate {
+                path,
+                every,
+                delay_us,
+            } => {
                 w.u8(0x03);
                 w.varint(u64::from(path.0));
                 w.varint(u64::from(every));
                 w.varint(delay_us);
             }
-            Frame::Data { flow, offset, bytes, fin } => {
+            Frame::Data {
+                flow,
+                offset,
+                bytes,
+                fin,
+            } => {
                 Frame::encode_data_head(w, flow, offset, bytes.len(), fin);
                 w.bytes(bytes);
             }
-            Frame::Open { flow, flags, priority, size, deadline_ms } => {
+            Frame::Open {
+                flow,
+                flags,
+                priority,
+                size,
+                deadline_ms,
+            } => {
                 w.u8(0x10);
                 w.varint(flow.0);
                 w.u8(flags);
@@ -405,7 +592,11 @@ impl<'a> Frame<'a> {
                 w.varint(opt(size));
                 w.varint(opt(deadline_ms));
             }
-            Frame::Reset { flow, code, final_size } => {
+            Frame::Reset {
+                flow,
+                code,
+                final_size,
+            } => {
                 w.u8(0x11);
                 w.varint(flow.0);
                 w.varint(code);
@@ -425,7 +616,11 @@ impl<'a> Frame<'a> {
                 w.u8(0x14);
                 w.varint(max);
             }
-            Frame::Deadline { flow, seq, remaining_ms } => {
+            Frame::Deadline {
+                flow,
+                seq,
+                remaining_ms,
+            } => {
                 w.u8(0x15);
                 w.varint(flow.0);
                 w.varint(seq);
@@ -441,7 +636,12 @@ impl<'a> Frame<'a> {
                 w.varint(flow.0);
                 w.varint(offset);
             }
-            Frame::Grant { seq, flow, path, max_sent } => {
+            Frame::Grant {
+                seq,
+                flow,
+                path,
+                max_sent,
+            } => {
                 w.u8(0x18);
                 w.varint(seq);
                 w.varint(flow.0);
@@ -454,7 +654,13 @@ impl<'a> Frame<'a> {
                 w.varint(u64::from(path.0));
                 w.varint(sent);
             }
-            Frame::PathStatus { path, seq, status, gated, reason } => {
+            Frame::PathStatus {
+                path,
+                seq,
+                status,
+                gated,
+                reason,
+            } => {
                 w.u8(0x1a);
                 w.varint(u64::from(path.0));
                 w.varint(seq);
@@ -468,7 +674,12 @@ impl<'a> Frame<'a> {
                 w.varint(seq);
                 w.varint(bytes);
             }
-            Frame::FlowPause { flow, seq, paused, reason } => {
+            Frame::FlowPause {
+                flow,
+                seq,
+                paused,
+                reason,
+            } => {
                 w.u8(0x1c);
                 w.varint(flow.0);
                 w.varint(seq);
@@ -493,7 +704,11 @@ impl<'a> Frame<'a> {
                 w.bytes(&cid.0);
                 w.bytes(&token);
             }
-            Frame::Resume { flow, received, flags } => {
+            Frame::Resume {
+                flow,
+                received,
+                flags,
+            } => {
                 w.u8(0x28);
                 w.varint(flow.0);
                 w.varint(received);
@@ -553,10 +768,16 @@ impl<'a> Frame<'a> {
         delay_us: u64,
         ranges: impl Iterator<Item = (u64, u64)> + Clone,
     ) -> bool {
-        let Some((low, high)) = ranges.clone().next() else { return false };
+        let Some((low, high)) = ranges.clone().next() else {
+            return false;
+        };
         let delay_us = delay_us.min(VARINT_MAX);
         // The count takes at most two bytes: no receiver keeps more than 64 ranges.
-        let head = 1 + varint_len(u64::from(path.0)) + varint_len(high) + varint_len(delay_us) + 2
+        let head = 1
+            + varint_len(u64::from(path.0))
+            + varint_len(high)
+            + varint_len(delay_us)
+            + 2
             + varint_len(high - low);
         if w.room() < head {
             return false;
@@ -599,7 +820,10 @@ pub struct FrameIter<'a> {
 impl<'a> FrameIter<'a> {
     /// Frames of a packet's plaintext.
     pub fn new(plaintext: &'a [u8]) -> Self {
-        FrameIter { reader: Reader::new(plaintext), failed: false }
+        FrameIter {
+            reader: Reader::new(plaintext),
+            failed: false,
+        }
     }
 }
 
@@ -636,7 +860,11 @@ mod tests {
         assert_eq!(it.next(), None);
         for cut in 1..n {
             let short = FrameIter::new(&buf[..cut]).next();
-            assert_ne!(short, Some(Ok(frame)), "cut at {cut} of {n} still decodes the same");
+            assert_ne!(
+                short,
+                Some(Ok(frame)),
+                "cut at {cut} of {n} still decodes the same"
+            );
         }
     }
 
@@ -732,6 +960,9 @@ mod tests {
 
     #[test]
     fn an_unknown_frame_is_named() {
-        assert_eq!(FrameIter::new(&[0x3f]).next(), Some(Err(DecodeError::UnknownFrame(0x3f))));
+        assert_eq!(
+            FrameIter::new(&[0x3f]).next(),
+            Some(Err(DecodeError::UnknownFrame(0x3f)))
+        );
     }
 }

@@ -121,9 +121,15 @@ mod tests {
     #[test]
     fn a_truncated_packet_number_is_expanded_to_the_nearest() {
         assert_eq!(expand_packet_number(0, 5), 5);
-        assert_eq!(expand_packet_number(0x1_0000_0002, 0xffff_fff0), 0xffff_fff0);
+        assert_eq!(
+            expand_packet_number(0x1_0000_0002, 0xffff_fff0),
+            0xffff_fff0
+        );
         assert_eq!(expand_packet_number(0xffff_fffe, 3), 0x1_0000_0003);
-        assert_eq!(expand_packet_number(0x2_8000_0000, 0x8000_0001), 0x2_8000_0001);
+        assert_eq!(
+            expand_packet_number(0x2_8000_0000, 0x8000_0001),
+            0x2_8000_0001
+        );
     }
 
     #[test]
@@ -136,7 +142,10 @@ mod tests {
             PacketKind::Unknown,
             PacketKind::Version,
         ] {
-            assert_eq!(PacketKind::of(kind.first_byte()).map(|(k, _)| k), Some(kind));
+            assert_eq!(
+                PacketKind::of(kind.first_byte()).map(|(k, _)| k),
+                Some(kind)
+            );
         }
         assert_eq!(PacketKind::of(0x00), None);
         assert_eq!(PacketKind::of(0x16), None, "a TLS record is not D2TP");

@@ -1,9 +1,31 @@
 //! The asynchronous API over the D2TP core: connect, open, read, write.
 //!
-//! Programs see [`FlowIo`]: a byte stream each way that outlives addresses. What they want sent
-//! from something re-readable (a file, a cached object) they hand over as a [`Source`], so that a
-//! flow that sleeps for hours holds a cursor instead of a buffer.
+//! ```text
+//!  Flow (AsyncRead + AsyncWrite) ─┐                         ┌─ one UDP socket per link
+//!  Flow ──────────────────────────┼─ engine: one task ──────┼─ …
+//!  Source (a file, a cache) ──────┘   core + clock + timers └─
+//! ```
+//!
+//! A [`Device`] calls a server and moves between links; a [`Server`] accepts flows. Programs see
+//! [`FlowIo`]: a byte stream each way that outlives addresses. What they want sent from something
+//! re-readable they hand over as a [`Source`], so that a flow that sleeps for hours holds a cursor
+//! instead of a buffer.
 
+mod address;
+mod clock;
+mod device;
+mod engine;
+mod flow;
+mod server;
 mod source;
 
+pub use address::{AddressError, ServerAddress};
+pub use d2tp_session::{
+    Admission, Config, CongestionKind, Event, FlowEnd, LinkId, PathState, PathStats, PublicKey,
+    Reason, SecretKey, SessionEnd, Suite, SwitchKind,
+};
+pub use device::{Device, DeviceOptions, LinkUse, Way};
+pub use engine::DriverError;
+pub use flow::{Flow, FlowSettings};
+pub use server::{Server, ServerOptions};
 pub use source::{FlowIo, HostKey, Source};

@@ -21,8 +21,12 @@ pub trait Source: Send + Sync + 'static {
     /// `Ready(Ok(empty))` is the end. `Pending` means the bytes at `offset` do not exist *yet*;
     /// the waker is called when they do, when the end is known, or when the source fails. An
     /// error ends the flow with a reset, so that the peer never takes a part for the whole.
-    fn poll_read_at(&self, cx: &mut Context<'_>, offset: u64, max: usize)
-    -> Poll<io::Result<Bytes>>;
+    fn poll_read_at(
+        &self,
+        cx: &mut Context<'_>,
+        offset: u64,
+        max: usize,
+    ) -> Poll<io::Result<Bytes>>;
 }
 
 /// A flow as programs see it. [`AsyncWrite::poll_shutdown`] sends the end of our direction.

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Without CMD each `[[flow]]` is a `cedos get` started at its `start_s`. With CMD that runs on the
-//! device instead, with `CEDOS_LAB_ORIGIN` and `CEDOS_LAB_PROX` in its environment. Both get
-//! `CEDOS_LINK_CLASS` (`wlan0=free,wwan0=metered`) and `CEDOS_KEY_FILE` (the device's key). Call [`run`]
-//! before the program starts any thread: only then may an ordinary user build the lab.
+//! device instead, with `CEDOS_LAB_ORIGIN`, `CEDOS_LAB_PROX` and `CEDOS_LINK_CLASS`
+//! (`wlan0=free,wwan0=metered`) in its environment. Both get `CEDOS_KEY_FILE` (the device's key). Call
+//! [`run`] before the program starts any thread: only then may an ordinary user build the lab.
 
 use anyhow::{Context, anyhow, bail};
 use cedos_lab_emu::{Happening, World, content, enter, plan};
@@ -410,8 +410,11 @@ fn start_download<'a>(
     if let Some(bytes) = flow.metered_bytes_max {
         command.args(["--max-cell", &bytes.to_string()]);
     }
+    for link in &world.scenario().links {
+        // The lab's interfaces are none of them radios: say what they stand for.
+        command.args(["--link", &format!("{}={}", link.name, link.class.word())]);
+    }
     command
-        .env("CEDOS_LINK_CLASS", link_classes(world))
         .stdout(Stdio::from(File::create(&log)?))
         .stderr(Stdio::inherit());
     let child = world.device().spawn(command)?;

@@ -110,7 +110,7 @@ impl Controller for Cubic {
             return;
         }
         let datagram = self.datagram;
-        let start = *self.state.epoch_start.get_or_insert_with(|| a.now);
+        let start = *self.state.epoch_start.get_or_insert(a.now);
         if start == a.now {
             let s = &mut self.state;
             s.w_max = s.w_max.max(s.window);
@@ -119,11 +119,17 @@ impl Controller for Cubic {
             self.state.k_us = self.k_us();
         }
         let t = a.now.since(start);
-        let target = self.w_cubic(t + a.rtt).clamp(self.state.window, self.state.window * 3 / 2);
+        let target = self
+            .w_cubic(t + a.rtt)
+            .clamp(self.state.window, self.state.window * 3 / 2);
         let s = &mut self.state;
         // Reno-friendly region, RFC 9438 §4.3: α = 3(1−β)/(1+β) = 9/17 until W_max, then 1.
         s.reno_acked += a.bytes;
-        let (num, den) = if s.reno_window < s.w_max { (9, 17) } else { (1, 1) };
+        let (num, den) = if s.reno_window < s.w_max {
+            (9, 17)
+        } else {
+            (1, 1)
+        };
         let need = s.reno_window * den / num;
         if s.reno_acked >= need {
             s.reno_acked -= need;
@@ -143,10 +149,12 @@ impl Controller for Cubic {
         self.recovery_start = Some(now);
         let s = &mut self.state;
         // Fast convergence, RFC 9438 §4.7.
-        s.w_max =
-            if s.window < s.w_max { s.window * (BETA.1 + BETA.0) / (2 * BETA.1) } else { s.window };
-        s.window =
-            (s.window * BETA.0 / BETA.1).max(WINDOW_MIN_DATAGRAMS * self.datagram);
+        s.w_max = if s.window < s.w_max {
+            s.window * (BETA.1 + BETA.0) / (2 * BETA.1)
+        } else {
+            s.window
+        };
+        s.window = (s.window * BETA.0 / BETA.1).max(WINDOW_MIN_DATAGRAMS * self.datagram);
         s.threshold = s.window;
         s.epoch_start = Some(now);
         s.reno_window = s.window;
@@ -200,7 +208,6 @@ mod tests {
             bytes,
             sent_at: now - rtt,
             rtt,
-            rtt_min: rtt,
             fresh: true,
             app_limited: false,
             largest: 0,
@@ -227,7 +234,11 @@ mod tests {
         cubic.on_loss(start, start);
         assert_eq!(cubic.window(), 700 * MSS);
         // K = cbrt(300 / 0.4) = 9.086 s.
-        assert!((9_080_000..9_090_000).contains(&cubic.state.k_us), "{}", cubic.state.k_us);
+        assert!(
+            (9_080_000..9_090_000).contains(&cubic.state.k_us),
+            "{}",
+            cubic.state.k_us
+        );
         let mut now = start + Span::from_millis(60);
         let mut at_k = 0;
         while now < start + Span::from_secs(14) {

@@ -49,13 +49,14 @@ impl HyStart {
             self.current_min = self.current_min.min(acked.rtt);
             self.samples += 1;
         }
-        let judged = self.samples >= SAMPLES
-            && self.current_min != Span::MAX
-            && self.last_min != Span::MAX;
+        let judged =
+            self.samples >= SAMPLES && self.current_min != Span::MAX && self.last_min != Span::MAX;
         match self.css_baseline {
             None if judged => {
-                let threshold =
-                    self.last_min.divided(RTT_DIVISOR).clamp(RTT_THRESHOLD_MIN, RTT_THRESHOLD_MAX);
+                let threshold = self
+                    .last_min
+                    .divided(RTT_DIVISOR)
+                    .clamp(RTT_THRESHOLD_MIN, RTT_THRESHOLD_MAX);
                 if self.current_min >= self.last_min + threshold {
                     self.css_baseline = Some(self.current_min);
                     self.css_rounds = 0;
@@ -68,7 +69,10 @@ impl HyStart {
         }
         match self.css_baseline {
             None => (acked.bytes, false),
-            Some(_) => (acked.bytes / CSS_GROWTH_DIVISOR, self.css_rounds >= CSS_ROUNDS),
+            Some(_) => (
+                acked.bytes / CSS_GROWTH_DIVISOR,
+                self.css_rounds >= CSS_ROUNDS,
+            ),
         }
     }
 }

@@ -90,7 +90,12 @@ pub fn content(offset: u64) -> u8 {
 }
 
 pub fn config() -> Config {
-    Config { session_window: 4 << 20, flow_window: 2 << 20, send_buffer: 1 << 20, ..Config::default() }
+    Config {
+        session_window: 4 << 20,
+        flow_window: 2 << 20,
+        send_buffer: 1 << 20,
+        ..Config::default()
+    }
 }
 
 impl Pair {
@@ -99,8 +104,13 @@ impl Pair {
     }
 
     pub fn with(config: Config) -> Self {
-        let mut device =
-            Endpoint::new(config.clone(), device_key(), Admission::Nobody, [1; 32], [2; 32]);
+        let mut device = Endpoint::new(
+            config.clone(),
+            device_key(),
+            Admission::Nobody,
+            [1; 32],
+            [2; 32],
+        );
         let server = Endpoint::new(config, server_key(), Admission::Anybody, [3; 32], [4; 32]);
         let session = device.connect(Time::ZERO, server_key().public(), 77, 1..1000);
         Pair {
@@ -128,12 +138,18 @@ impl Pair {
     }
 
     pub fn addresses(&self, link: u32) -> Addresses {
-        Addresses { link: LinkId(link), local: None, remote: self.server_address }
+        Addresses {
+            link: LinkId(link),
+            local: None,
+            remote: self.server_address,
+        }
     }
 
     pub fn open_path(&mut self, link: u32, gated: bool) {
         let (now, to) = (self.now, self.addresses(link));
-        self.device.with(self.session, |s| s.open_path(now, to, gated)).unwrap();
+        self.device
+            .with(self.session, |s| s.open_path(now, to, gated))
+            .unwrap();
         self.pump();
     }
 
@@ -141,7 +157,9 @@ impl Pair {
     pub fn cut(&mut self, link: u32) {
         self.silence(link);
         let now = self.now;
-        self.device.with(self.session, |s| s.on_link_down(now, LinkId(link))).unwrap();
+        self.device
+            .with(self.session, |s| s.on_link_down(now, LinkId(link)))
+            .unwrap();
         self.pump();
     }
 
@@ -164,7 +182,8 @@ impl Pair {
             .device
             .with(self.session, |s| {
                 let id = s.open(options).unwrap();
-                s.write(id, Bytes::copy_from_slice(&total.to_be_bytes())).unwrap();
+                s.write(id, Bytes::copy_from_slice(&total.to_be_bytes()))
+                    .unwrap();
                 s.finish(id).unwrap();
                 id
             })
@@ -195,18 +214,26 @@ impl Pair {
                 continue;
             }
             wire.count += 1;
-            if wire.lose_every > 0 && wire.count % wire.lose_every == 0 {
+            if wire.lose_every > 0 && wire.count.is_multiple_of(wire.lose_every) {
                 continue;
             }
             let n = datagram.len() as u64;
-            if to_server { wire.bytes_up += n } else { wire.bytes_down += n }
+            if to_server {
+                wire.bytes_up += n
+            } else {
+                wire.bytes_down += n
+            }
             let mut leaves = self.now;
-            if wire.rate > 0 {
+            if let Some(span) = (n * 1_000_000_000).checked_div(wire.rate) {
                 let busy = &mut wire.busy_until[usize::from(to_server)];
-                leaves = (*busy).max(self.now) + Span::from_nanos(n * 1_000_000_000 / wire.rate);
+                leaves = (*busy).max(self.now) + Span::from_nanos(span);
                 *busy = leaves;
             }
-            let from = if to_server { wire.address } else { server_address };
+            let from = if to_server {
+                wire.address
+            } else {
+                server_address
+            };
             if to_server && self.keep_log {
                 self.log.push((link, from, datagram.to_vec()));
             }
@@ -225,7 +252,9 @@ impl Pair {
     /// The server's application: gives bytes while there is room.
     fn serve(&mut self) {
         for (flow, total) in self.sources.clone() {
-            let Some(id) = self.server_session() else { return };
+            let Some(id) = self.server_session() else {
+                return;
+            };
             let given = self.given.get(&flow).copied().unwrap_or(0);
             let Some(given) = self
                 .server
@@ -233,7 +262,9 @@ impl Pair {
                     let mut given = given;
                     // The request must have been read.
                     while let Ok(Read::Chunk(_)) = s.read(flow, 100) {}
-                    if s.received(flow).is_none() || s.send_offsets(flow).is_none_or(|o| o.0 != given) {
+                    if s.received(flow).is_none()
+                        || s.send_offsets(flow).is_none_or(|o| o.0 != given)
+                    {
                         return Some(given);
                     }
                     if s.received(flow).unwrap().1.is_none() && given == 0 {
@@ -317,7 +348,9 @@ impl Pair {
     /// Moves on to the next thing that happens, not beyond `until`. False if nothing will.
     pub fn step(&mut self, until: Time) -> bool {
         let flight = self.flying.peek().map_or(Time::NEVER, |f| f.at.0.0);
-        let at = flight.min(self.device.next_timeout()).min(self.server.next_timeout());
+        let at = flight
+            .min(self.device.next_timeout())
+            .min(self.server.next_timeout());
         if at > until {
             self.now = until;
             return false;
@@ -327,11 +360,31 @@ impl Pair {
             let mut f = self.flying.pop().unwrap();
             let link = LinkId(f.link);
             if f.to_server {
-                let addresses = Addresses { link: LinkId(0), local: None, remote: f.from };
-                self.server.handle_datagram(self.now, Incoming { addresses, bytes: &mut f.bytes });
+                let addresses = Addresses {
+                    link: LinkId(0),
+                    local: None,
+                    remote: f.from,
+                };
+                self.server.handle_datagram(
+                    self.now,
+                    Incoming {
+                        addresses,
+                        bytes: &mut f.bytes,
+                    },
+                );
             } else if self.wires[&f.link].up {
-                let addresses = Addresses { link, local: None, remote: f.from };
-                self.device.handle_datagram(self.now, Incoming { addresses, bytes: &mut f.bytes });
+                let addresses = Addresses {
+                    link,
+                    local: None,
+                    remote: f.from,
+                };
+                self.device.handle_datagram(
+                    self.now,
+                    Incoming {
+                        addresses,
+                        bytes: &mut f.bytes,
+                    },
+                );
             }
         }
         self.device.handle_timeouts(self.now);
@@ -368,8 +421,15 @@ impl Pair {
     }
 
     pub fn inject(&mut self, to_server: bool, from: SocketAddr, mut bytes: Vec<u8>) {
-        let addresses = Addresses { link: LinkId(0), local: None, remote: from };
-        let incoming = Incoming { addresses, bytes: &mut bytes };
+        let addresses = Addresses {
+            link: LinkId(0),
+            local: None,
+            remote: from,
+        };
+        let incoming = Incoming {
+            addresses,
+            bytes: &mut bytes,
+        };
         if to_server {
             self.server.handle_datagram(self.now, incoming);
         } else {

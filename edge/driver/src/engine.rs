@@ -1,0 +1,518 @@
+//! The engine: one task that moves datagrams between sockets and the core.
+//!
+//! A turn of the task: receive what is there, let time pass, hand events to their flows, draw from
+//! sources, send what the core has to say. The core sits behind one lock, taken once per turn and
+//! once per application call, never per packet.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use d2tp_session::{
+    Addresses, Endpoint, Event, FlowEnd, FlowId, Incoming, LinkId, Session, SessionEnd, SessionId,
+    Span, Time, Transmit,
+};
+use d2tp_udp::{LinkSocket, RecvBatch};
+use parking_lot::Mutex;
+use tokio::sync::broadcast;
+
+use crate::clock;
+use crate::source::Source;
+
+/// Receive calls in one turn before sending has its chance.
+const RECEIVES_PER_TURN: usize = 8;
+/// Batches sent in one turn before receiving has its chance.
+const SENDS_PER_TURN: usize = 16;
+/// Bytes drawn from a source at once.
+const SOURCE_PIECE_BYTES: usize = 256 * 1024;
+/// Runs of datagrams taken from a socket at once.
+const RECEIVE_RUNS: usize = 8;
+
+/// Why the driver could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// The server's name has no address.
+    #[error("cannot find the proxy {host}: {cause}. Check the name, or give its address")]
+    Resolve {
+        /// The name.
+        host: String,
+        /// What the resolver said.
+        cause: io::Error,
+    },
+    /// A socket could not be had.
+    #[error("cannot open a UDP socket: {0}")]
+    Bind(#[from] d2tp_udp::BindError),
+    /// The links of this machine could not be read.
+    #[error("cannot read the machine's network links: {0}")]
+    Links(String),
+    /// The session is over.
+    #[error("{0}")]
+    Session(SessionEnd),
+    /// No more flows may be opened now.
+    #[error("{0}")]
+    Flow(d2tp_session::FlowError),
+}
+
+/// What the driver keeps of one flow beside the core.
+#[derive(Default)]
+pub(crate) struct Entry {
+    pub(crate) reader: Option<Waker>,
+    pub(crate) writer: Option<Waker>,
+    pub(crate) finisher: Option<Waker>,
+    pub(crate) end: Option<FlowEnd>,
+    pub(crate) source: Option<Drawn>,
+    /// Why the source failed, if it did.
+    pub(crate) source_error: Option<String>,
+    pub(crate) detached: bool,
+}
+
+/// A source a flow sends from.
+pub(crate) struct Drawn {
+    pub(crate) source: Arc<dyn Source>,
+    /// Flow offset of the source's first byte.
+    pub(crate) base: u64,
+    /// Flow offset of the next byte to draw.
+    pub(crate) next: u64,
+    pub(crate) done: bool,
+}
+
+impl Entry {
+    pub(crate) fn wake_all(&mut self) {
+        for waker in [&mut self.reader, &mut self.writer, &mut self.finisher] {
+            if let Some(waker) = waker.take() {
+                waker.wake();
+            }
+        }
+    }
+}
+
+/// A link the driver has a socket on.
+pub(crate) struct Socket {
+    pub(crate) io: Arc<LinkSocket>,
+    /// Tell the core at which of our addresses datagrams arrive (servers on a wildcard address).
+    pub(crate) tells_local: bool,
+    /// A batch the socket would not take yet.
+    pub(crate) stuck: Option<(Transmit, Vec<u8>)>,
+}
+
+/// Core and bookkeeping, behind the one lock.
+pub(crate) struct Inner {
+    pub(crate) core: Endpoint,
+    pub(crate) flows: BTreeMap<(SessionId, FlowId), Entry>,
+    pub(crate) sockets: BTreeMap<LinkId, Socket>,
+    pub(crate) next_link: u32,
+    pub(crate) accepted: VecDeque<(SessionId, FlowId)>,
+    pub(crate) acceptor: Option<Waker>,
+    pub(crate) ended: BTreeMap<SessionId, SessionEnd>,
+    pub(crate) accepts: bool,
+    pub(crate) stopped: bool,
+    pub(crate) gone: Vec<LinkId>,
+    /// Links whose sockets go as soon as their paths have said their last word.
+    pub(crate) closing: Vec<LinkId>,
+}
+
+/// What the task and all handles share.
+pub(crate) struct Shared {
+    pub(crate) inner: Mutex<Inner>,
+    task: Mutex<Option<Waker>>,
+    woken: AtomicBool,
+    pub(crate) events: broadcast::Sender<(Time, Event)>,
+}
+
+impl Shared {
+    pub(crate) fn start(core: Endpoint, accepts: bool) -> Arc<Shared> {
+        let shared = Arc::new(Shared {
+            inner: Mutex::new(Inner {
+                core,
+                flows: BTreeMap::new(),
+                sockets: BTreeMap::new(),
+                next_link: 0,
+                accepted: VecDeque::new(),
+                acceptor: None,
+                ended: BTreeMap::new(),
+                accepts,
+                stopped: false,
+                gone: Vec::new(),
+                closing: Vec::new(),
+            }),
+            task: Mutex::new(None),
+            woken: AtomicBool::new(false),
+            events: broadcast::channel(1024).0,
+        });
+        tokio::spawn(Engine {
+            shared: shared.clone(),
+            batch: RecvBatch::with_capacity(RECEIVE_RUNS),
+            buffer: vec![0; 65_536],
+            timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
+            armed: Time::ZERO,
+        });
+        shared
+    }
+
+    /// The task has something to do.
+    pub(crate) fn wake(&self) {
+        if !self.woken.swap(true, Ordering::AcqRel)
+            && let Some(waker) = self.task.lock().as_ref()
+        {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Adds a socket as a link of its own.
+    pub(crate) fn add_socket(&self, io: LinkSocket, tells_local: bool) -> LinkId {
+        let mut inner = self.inner.lock();
+        let id = LinkId(inner.next_link);
+        inner.next_link += 1;
+        inner.sockets.insert(
+            id,
+            Socket {
+                io: Arc::new(io),
+                tells_local,
+                stuck: None,
+            },
+        );
+        drop(inner);
+        self.wake();
+        id
+    }
+
+    /// Does something with a session and has the result sent.
+    pub(crate) fn with<R>(&self, id: SessionId, f: impl FnOnce(&mut Session) -> R) -> Option<R> {
+        let r = self.inner.lock().core.with(id, f).ok();
+        self.wake();
+        r
+    }
+
+    /// Ends the task; sessions are closed first by whoever calls.
+    pub(crate) fn stop(&self) {
+        self.inner.lock().stopped = true;
+        self.wake();
+    }
+}
+
+struct Engine {
+    shared: Arc<Shared>,
+    batch: RecvBatch,
+    buffer: Vec<u8>,
+    timer: Pin<Box<tokio::time::Sleep>>,
+    armed: Time,
+}
+
+impl Engine {
+    fn receive(&mut self, cx: &mut Context<'_>) -> bool {
+        let sockets: Vec<(LinkId, Arc<LinkSocket>, bool)> = {
+            let inner = self.shared.inner.lock();
+            inner
+                .sockets
+                .iter()
+                .map(|(id, s)| (*id, s.io.clone(), s.tells_local))
+                .collect()
+        };
+        let mut any = false;
+        for (link, io, tells_local) in sockets {
+            for _ in 0..RECEIVES_PER_TURN {
+                match io.poll_recv(cx, &mut self.batch) {
+                    Poll::Pending => break,
+                    Poll::Ready(Err(error)) => {
+                        // ICMP errors surface here; they are hints at most.
+                        tracing::debug!(?link, %error, "receive");
+                        if d2tp_udp::is_link_gone(&error) {
+                            self.shared.inner.lock().gone.push(link);
+                            break;
+                        }
+                    }
+                    Poll::Ready(Ok(_)) => {
+                        any = true;
+                        let now = clock::now();
+                        let mut inner = self.shared.inner.lock();
+                        for run in self.batch.received() {
+                            let local: Option<IpAddr> = run.dst_ip.filter(|_| tells_local);
+                            let addresses = Addresses {
+                                link,
+                                local,
+                                remote: run.from,
+                            };
+                            let incoming = Incoming {
+                                addresses,
+                                bytes: run.data,
+                            };
+                            inner.core.handle_datagrams(now, incoming, run.stride);
+                        }
+                    }
+                }
+            }
+        }
+        any
+    }
+
+    /// Sends one batch; false if the socket is full.
+    fn send(
+        inner: &mut Inner,
+        cx: &mut Context<'_>,
+        transmit: Transmit,
+        bytes: &[u8],
+        now: Time,
+    ) -> bool {
+        let Some(socket) = inner.sockets.get_mut(&transmit.link) else {
+            return true;
+        };
+        let most = socket.io.max_gso_segments().max(1) * transmit.segment;
+        let mut at = 0;
+        while at < bytes.len() {
+            let end = (at + most).min(bytes.len());
+            let piece = &bytes[at..end];
+            let result = socket.io.try_send(&d2tp_udp::Transmit {
+                dst: transmit.remote,
+                src_ip: transmit.local,
+                ecn: None,
+                contents: piece,
+                segment_size: (piece.len() > transmit.segment).then_some(transmit.segment),
+            });
+            match result {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let rest = Transmit {
+                        len: bytes.len() - at,
+                        ..transmit
+                    };
+                    socket.stuck = Some((rest, bytes[at..].to_vec()));
+                    if socket.io.poll_send_ready(cx).is_ready() {
+                        cx.waker().wake_by_ref();
+                    }
+                    return false;
+                }
+                Err(error) if d2tp_udp::is_too_big(&error) => {
+                    inner.core.on_too_big(now, transmit.link, transmit.segment);
+                    return true;
+                }
+                Err(error) => {
+                    tracing::debug!(link = ?transmit.link, %error, "send");
+                    if d2tp_udp::is_link_gone(&error) {
+                        inner.gone.push(transmit.link);
+                    }
+                    return true;
+                }
+            }
+            at = end;
+        }
+        true
+    }
+
+    fn transmit(&mut self, cx: &mut Context<'_>) -> bool {
+        let now = clock::now();
+        let mut inner = self.shared.inner.lock();
+        let inner = &mut *inner;
+        let stuck: Vec<(Transmit, Vec<u8>)> = inner
+            .sockets
+            .values_mut()
+            .filter_map(|s| s.stuck.take())
+            .collect();
+        for (transmit, bytes) in stuck {
+            if !Self::send(inner, cx, transmit, &bytes, now) {
+                return false;
+            }
+        }
+        for _ in 0..SENDS_PER_TURN {
+            let Some(transmit) = inner.core.poll_transmit(now, &mut self.buffer) else {
+                return false;
+            };
+            if !Self::send(inner, cx, transmit, &self.buffer[..transmit.len], now) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn dispatch(&mut self) {
+        let mut inner = self.shared.inner.lock();
+        let inner = &mut *inner;
+        while let Some((session, event)) = inner.core.poll_event() {
+            let wake = |flow: FlowId, f: fn(&mut Entry), inner: &mut Inner| {
+                if let Some(entry) = inner.flows.get_mut(&(session, flow)) {
+                    f(entry);
+                }
+            };
+            match &event {
+                Event::Opened(flow) if inner.accepts => {
+                    inner.flows.insert((session, *flow), Entry::default());
+                    inner.accepted.push_back((session, *flow));
+                    if let Some(waker) = inner.acceptor.take() {
+                        waker.wake();
+                    }
+                }
+                Event::Readable(flow) => wake(
+                    *flow,
+                    |e| {
+                        if let Some(w) = e.reader.take() {
+                            w.wake();
+                        }
+                    },
+                    inner,
+                ),
+                Event::Writable(flow) => wake(
+                    *flow,
+                    |e| {
+                        if let Some(w) = e.writer.take() {
+                            w.wake();
+                        }
+                    },
+                    inner,
+                ),
+                Event::SendFrom { flow, offset } => {
+                    if let Some(drawn) = inner
+                        .flows
+                        .get_mut(&(session, *flow))
+                        .and_then(|e| e.source.as_mut())
+                    {
+                        drawn.next = (*offset).max(drawn.base);
+                        drawn.done = false;
+                    }
+                }
+                Event::Ended { flow, end } => {
+                    if let Some(entry) = inner.flows.get_mut(&(session, *flow)) {
+                        entry.end = Some(*end);
+                        entry.source = None;
+                        entry.wake_all();
+                        if entry.detached {
+                            inner.flows.remove(&(session, *flow));
+                        }
+                    }
+                }
+                Event::Closed(end) => {
+                    inner.ended.insert(session, end.clone());
+                    for (_, entry) in inner.flows.iter_mut().filter(|((s, _), _)| *s == session) {
+                        entry.end.get_or_insert(FlowEnd::SessionEnded);
+                        entry.wake_all();
+                    }
+                }
+                _ => {}
+            }
+            // Nobody listening is fine.
+            let _ = self.shared.events.send((clock::now(), event));
+        }
+    }
+
+    /// Fills send buffers from sources.
+    fn draw(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut inner = self.shared.inner.lock();
+        let inner = &mut *inner;
+        let mut any = false;
+        for ((session, flow), entry) in &mut inner.flows {
+            let Some(drawn) = entry.source.as_mut().filter(|d| !d.done) else {
+                continue;
+            };
+            let core = &mut inner.core;
+            let mut failed = None;
+            let turn = core.with(*session, |s| {
+                let mut any = false;
+                // After a rewind the core asks from another offset than we are at.
+                match s.send_offsets(*flow) {
+                    Some((end, _)) if end == drawn.next => {}
+                    Some((end, _)) if end >= drawn.base => drawn.next = end,
+                    _ => return any,
+                }
+                while let Ok(room @ 1..) = s.write_room(*flow) {
+                    let max = (room as usize).min(SOURCE_PIECE_BYTES);
+                    match drawn.source.poll_read_at(cx, drawn.next - drawn.base, max) {
+                        Poll::Pending => break,
+                        Poll::Ready(Ok(bytes)) if bytes.is_empty() => {
+                            drawn.done = true;
+                            let _ = s.finish(*flow);
+                            any = true;
+                            break;
+                        }
+                        Poll::Ready(Ok(bytes)) => {
+                            drawn.next += bytes.len() as u64;
+                            if s.write(*flow, bytes).is_err() {
+                                drawn.done = true;
+                                break;
+                            }
+                            any = true;
+                        }
+                        Poll::Ready(Err(error)) => {
+                            drawn.done = true;
+                            s.reset(*flow, SOURCE_FAILED);
+                            failed = Some(error.to_string());
+                            any = true;
+                            break;
+                        }
+                    }
+                }
+                any
+            });
+            entry.source_error = entry.source_error.take().or(failed);
+            any |= turn.unwrap_or(false);
+        }
+        any
+    }
+}
+
+/// Reset code of a flow whose source failed.
+pub(crate) const SOURCE_FAILED: u64 = 0xd100;
+
+impl Future for Engine {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        *this.shared.task.lock() = Some(cx.waker().clone());
+        this.shared.woken.store(false, Ordering::Release);
+        let received = this.receive(cx);
+        let now = clock::now();
+        {
+            let mut inner = this.shared.inner.lock();
+            if inner.core.next_timeout() <= now {
+                inner.core.handle_timeouts(now);
+            }
+        }
+        this.dispatch();
+        this.draw(cx);
+        let more = this.transmit(cx);
+        this.dispatch();
+        let (next, stopped) = {
+            let mut inner = this.shared.inner.lock();
+            for link in std::mem::take(&mut inner.gone) {
+                for id in inner.core.ids() {
+                    let _ = inner.core.with(id, |s| s.on_link_down(now, link));
+                }
+            }
+            let Inner { closing, core, sockets, .. } = &mut *inner;
+            closing.retain(|link| {
+                let used = core.ids().iter().any(|id| {
+                    core.session(*id).is_some_and(|s| s.has_path(*link))
+                });
+                if !used {
+                    sockets.remove(link);
+                }
+                used
+            });
+            (inner.core.next_timeout(), inner.stopped)
+        };
+        if stopped {
+            return Poll::Ready(());
+        }
+        if received || more || this.shared.woken.load(Ordering::Acquire) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if next != Time::NEVER {
+            if next != this.armed || this.timer.is_elapsed() {
+                this.armed = next;
+                let span = next.since(now).max(Span::from_nanos(1));
+                this.timer
+                    .as_mut()
+                    .reset(tokio::time::Instant::now() + span.into());
+            }
+            if this.timer.as_mut().poll(cx).is_ready() {
+                cx.waker().wake_by_ref();
+            }
+        }
+        Poll::Pending
+    }
+}

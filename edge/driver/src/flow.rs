@@ -1,0 +1,375 @@
+//! A flow as a program holds it.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_session::{FlowEnd, FlowError, FlowId, FlowOptions, Read, SessionId, Span, Time};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::clock;
+use crate::engine::{Drawn, Shared};
+use crate::source::{FlowIo, HostKey, Source};
+
+/// What a flow is opened with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FlowSettings {
+    /// 0 goes first, 7 last.
+    pub priority: u8,
+    /// Bytes expected.
+    pub size: Option<u64>,
+    /// Finish within; both ends drop the flow afterwards.
+    pub within: Option<Duration>,
+    /// Bytes are kept by their sender until the receiver made them safe on disk.
+    pub durable: bool,
+}
+
+impl FlowSettings {
+    pub(crate) fn options(&self) -> FlowOptions {
+        FlowOptions {
+            priority: self.priority,
+            size: self.size,
+            deadline: self.within.map(|d| clock::now() + Span::from(d)),
+            durable: self.durable,
+            hibernates: true,
+        }
+    }
+}
+
+/// One flow: reads, writes, and a name that outlives addresses. Dropping it before its end resets
+/// what is not over yet.
+pub struct Flow {
+    shared: Arc<Shared>,
+    session: SessionId,
+    id: FlowId,
+    peer: HostKey,
+}
+
+fn error_of(end: FlowEnd) -> io::Error {
+    let kind = match end {
+        FlowEnd::DeadlinePassed => io::ErrorKind::TimedOut,
+        FlowEnd::Reset(_) | FlowEnd::Refused(_) => io::ErrorKind::ConnectionReset,
+        FlowEnd::Local(_) => io::ErrorKind::ConnectionAborted,
+        FlowEnd::SessionEnded => io::ErrorKind::NotConnected,
+        FlowEnd::Complete => io::ErrorKind::UnexpectedEof,
+    };
+    io::Error::new(kind, end)
+}
+
+fn error_of_call(error: FlowError) -> io::Error {
+    let kind = match error {
+        FlowError::Reset(_) => io::ErrorKind::ConnectionReset,
+        FlowError::Stopped(_) | FlowError::Gone => io::ErrorKind::BrokenPipe,
+        FlowError::DeadlinePassed => io::ErrorKind::TimedOut,
+        FlowError::TooMany => io::ErrorKind::QuotaExceeded,
+        FlowError::SessionOver => io::ErrorKind::NotConnected,
+    };
+    io::Error::new(kind, error)
+}
+
+impl Flow {
+    pub(crate) fn new(shared: Arc<Shared>, session: SessionId, id: FlowId, peer: HostKey) -> Flow {
+        Flow {
+            shared,
+            session,
+            id,
+            peer,
+        }
+    }
+
+    fn key(&self) -> (SessionId, FlowId) {
+        (self.session, self.id)
+    }
+
+    pub(crate) fn flow_id(&self) -> FlowId {
+        self.id
+    }
+
+    /// Changes the deadline, or takes it away; the other end learns it.
+    pub fn set_deadline(&self, within: Option<Duration>) {
+        let deadline = within.map(|d| clock::now() + Span::from(d));
+        let id = self.id;
+        self.shared
+            .with(self.session, |s| s.set_deadline(id, deadline));
+    }
+
+    /// Everything read below `offset` is safe on disk: the sender need not keep it.
+    pub fn set_durable(&self, offset: u64) {
+        let id = self.id;
+        self.shared
+            .with(self.session, |s| s.set_durable(id, offset));
+    }
+
+    /// How the flow ended, once it has.
+    pub fn end(&self) -> Option<FlowEnd> {
+        self.shared
+            .inner
+            .lock()
+            .flows
+            .get(&self.key())
+            .and_then(|e| e.end)
+    }
+
+    /// Reads the next bytes without copying them, at most one block; `None` is the end.
+    ///
+    /// # Errors
+    /// As for [`AsyncRead`].
+    pub async fn read_chunk(&mut self) -> io::Result<Option<Bytes>> {
+        std::future::poll_fn(|cx| self.poll_chunk(cx)).await
+    }
+
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        let (session, id) = self.key();
+        let mut inner = self.shared.inner.lock();
+        let mut news = false;
+        let read = inner.core.with(session, |s| {
+            let read = s.read(id, usize::MAX);
+            news = s.has_news();
+            read
+        });
+        // Reading the last byte may have ended the flow: the task hands that on.
+        news |= inner.core.has_events();
+        let entry = inner.flows.get_mut(&(session, id));
+        let out = match (read, entry) {
+            (Ok(Ok(Read::Chunk(chunk))), _) => Poll::Ready(Ok(Some(chunk))),
+            (Ok(Ok(Read::End)), _) => Poll::Ready(Ok(None)),
+            (Ok(Ok(Read::Pending)), Some(entry)) => {
+                entry.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            (Ok(Err(FlowError::Gone)) | Err(_), Some(entry)) => match entry.end {
+                Some(FlowEnd::Complete) => Poll::Ready(Ok(None)),
+                Some(end) => Poll::Ready(Err(error_of(end))),
+                None => {
+                    // The core knows its end already, the event is on its way.
+                    entry.reader = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            },
+            (Ok(Err(error)), _) => Poll::Ready(Err(error_of_call(error))),
+            (_, None) => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        };
+        drop(inner);
+        if news {
+            self.shared.wake();
+        }
+        out
+    }
+
+    /// Hands bytes over without copying them, waiting for room first.
+    ///
+    /// # Errors
+    /// As for [`AsyncWrite`].
+    pub async fn write_chunk(&mut self, chunk: Bytes) -> io::Result<()> {
+        let mut chunk = Some(chunk);
+        std::future::poll_fn(|cx| {
+            self.poll_put(cx, |_| chunk.take().expect("asked for once"))
+                .map_ok(|_| ())
+        })
+        .await
+    }
+
+    fn poll_put(
+        &mut self,
+        cx: &mut Context<'_>,
+        make: impl FnOnce(usize) -> Bytes,
+    ) -> Poll<io::Result<usize>> {
+        let (session, id) = self.key();
+        let mut inner = self.shared.inner.lock();
+        let put = inner.core.with(session, |s| match s.write_room(id) {
+            Ok(0) => Ok(None),
+            Ok(room) => {
+                let bytes = make(room as usize);
+                let n = bytes.len();
+                s.write(id, bytes).map(|()| Some(n))
+            }
+            Err(error) => Err(error),
+        });
+        let out = match put {
+            Ok(Ok(Some(n))) => Poll::Ready(Ok(n)),
+            Ok(Ok(None)) => {
+                if let Some(entry) = inner.flows.get_mut(&(session, id)) {
+                    entry.writer = Some(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+            Ok(Err(error)) => {
+                let end = inner.flows.get(&(session, id)).and_then(|e| e.end);
+                Poll::Ready(Err(end.map_or_else(|| error_of_call(error), error_of)))
+            }
+            Err(_) => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        };
+        drop(inner);
+        self.shared.wake();
+        out
+    }
+}
+
+impl AsyncRead for Flow {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let (session, id) = self.key();
+        let mut inner = self.shared.inner.lock();
+        let mut news = false;
+        let read = inner.core.with(session, |s| {
+            let read = s.read_into(id, buf.initialize_unfilled());
+            news = s.has_news();
+            read
+        });
+        // Reading the last byte may have ended the flow: the task hands that on.
+        news |= inner.core.has_events();
+        let entry = inner.flows.get_mut(&(session, id));
+        let out = match (read, entry) {
+            (Ok(Ok(None)), _) => Poll::Ready(Ok(())),
+            (Ok(Ok(Some(0))), _) if buf.remaining() == 0 => Poll::Ready(Ok(())),
+            (Ok(Ok(Some(0))), Some(entry)) => {
+                entry.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            (Ok(Ok(Some(n))), _) => {
+                buf.advance(n);
+                Poll::Ready(Ok(()))
+            }
+            (Ok(Err(FlowError::Gone)) | Err(_), Some(entry)) => match entry.end {
+                Some(FlowEnd::Complete) => Poll::Ready(Ok(())),
+                Some(end) => Poll::Ready(Err(error_of(end))),
+                None => {
+                    entry.reader = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            },
+            (Ok(Err(error)), _) => Poll::Ready(Err(error_of_call(error))),
+            (_, None) => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        };
+        drop(inner);
+        if news {
+            self.shared.wake();
+        }
+        out
+    }
+}
+
+impl AsyncWrite for Flow {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if buf.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        self.poll_put(cx, |room| {
+            Bytes::copy_from_slice(&buf[..buf.len().min(room)])
+        })
+    }
+
+    /// Bytes written are on their way already; this waits until the peer has them all.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let id = self.id;
+        self.shared.with(self.session, |s| s.finish(id));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl FlowIo for Flow {
+    fn id(&self) -> u64 {
+        self.id.0
+    }
+    fn peer(&self) -> HostKey {
+        self.peer
+    }
+    fn deadline_left(&self) -> Option<Duration> {
+        let inner = self.shared.inner.lock();
+        if let Some(Some(FlowEnd::DeadlinePassed)) = inner.flows.get(&self.key()).map(|e| e.end) {
+            return Some(Duration::ZERO);
+        }
+        let deadline: Time = inner.core.session(self.session)?.deadline(self.id)?;
+        Some(deadline.since(clock::now()).into())
+    }
+    fn send_source(&mut self, source: Arc<dyn Source>) {
+        let key = self.key();
+        let mut inner = self.shared.inner.lock();
+        let base = inner
+            .core
+            .session(self.session)
+            .and_then(|s| s.send_offsets(self.id))
+            .map_or(0, |(end, _)| end);
+        if let Some(entry) = inner.flows.get_mut(&key).filter(|e| e.end.is_none()) {
+            entry.source = Some(Drawn {
+                source,
+                base,
+                next: base,
+                done: false,
+            });
+        }
+        drop(inner);
+        self.shared.wake();
+    }
+    fn reset(&mut self, code: u64) {
+        let id = self.id;
+        self.shared.with(self.session, |s| {
+            s.reset(id, code);
+            s.stop(id, code);
+        });
+    }
+    fn poll_finished(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let key = self.key();
+        let mut inner = self.shared.inner.lock();
+        match inner.flows.get_mut(&key) {
+            Some(entry) => match entry.end {
+                Some(FlowEnd::Complete) => Poll::Ready(Ok(())),
+                Some(end) => Poll::Ready(Err(error_of(end))),
+                None => {
+                    entry.finisher = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            },
+            None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        }
+    }
+}
+
+/// Reset code of a flow that was dropped before its end.
+const DROPPED: u64 = 0xd101;
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        let key = self.key();
+        let id = self.id;
+        let mut inner = self.shared.inner.lock();
+        let Some(entry) = inner.flows.get_mut(&key) else {
+            return;
+        };
+        if entry.end.is_some() {
+            inner.flows.remove(&key);
+            return;
+        }
+        entry.detached = true;
+        entry.source = None;
+        let _ = inner.core.with(self.session, |s| {
+            // What was finished is left to arrive; the rest is reset.
+            if !s.is_finishing(id) {
+                s.reset(id, DROPPED);
+            }
+            s.stop(id, DROPPED);
+        });
+        drop(inner);
+        self.shared.wake();
+    }
+}
+
+impl std::fmt::Debug for Flow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Flow({:#x})", self.id.0)
+    }
+}

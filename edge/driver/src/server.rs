@@ -1,0 +1,155 @@
+//! A host that accepts sessions: D2Prox, or any origin that speaks D2TP.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use d2tp_session::{Admission, Config, Endpoint, PublicKey, SecretKey};
+use d2tp_udp::{BindOptions, LinkSocket};
+
+use crate::engine::{DriverError, Shared};
+use crate::flow::Flow;
+
+/// How a server listens.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Where. `[::]:port` takes both families where the system allows.
+    pub listen: SocketAddr,
+    /// Who it is.
+    pub key: SecretKey,
+    /// Who may come in.
+    pub admission: Admission,
+    /// Protocol settings.
+    pub config: Config,
+}
+
+/// A listening host.
+pub struct Server {
+    shared: Arc<Shared>,
+    local: SocketAddr,
+    public: PublicKey,
+}
+
+impl Server {
+    /// Begins to listen. Must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// The socket could not be bound.
+    pub fn bind(options: ServerOptions) -> Result<Server, DriverError> {
+        let sockets = bind_all(options.listen)?;
+        let local = sockets[0].local_addr();
+        let public = options.key.public();
+        // The token's secret follows from the key, so old sessions can be told that they are
+        // unknown after a restart.
+        let token_seed = derive(&options.key.to_bytes());
+        let core = Endpoint::new(
+            options.config,
+            options.key,
+            options.admission,
+            seed(),
+            token_seed,
+        );
+        let shared = Shared::start(core, true);
+        for socket in sockets {
+            shared.add_socket(socket, options.listen.ip().is_unspecified());
+        }
+        Ok(Server {
+            shared,
+            local,
+            public,
+        })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+    /// Who it is.
+    pub fn public_key(&self) -> PublicKey {
+        self.public
+    }
+
+    /// The next flow a device opens.
+    pub async fn accept(&self) -> Option<Flow> {
+        std::future::poll_fn(|cx| {
+            let mut inner = self.shared.inner.lock();
+            if inner.stopped {
+                return Poll::Ready(None);
+            }
+            while let Some((session, id)) = inner.accepted.pop_front() {
+                let Some(peer) = inner.core.session(session).map(|s| s.peer()) else {
+                    continue;
+                };
+                return Poll::Ready(Some(Flow::new(self.shared.clone(), session, id, peer.0)));
+            }
+            inner.acceptor = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Sessions awake, asleep and half open.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        self.shared.inner.lock().core.counts()
+    }
+
+    /// Tells every device that this host stops, and stops.
+    pub async fn close(&self) {
+        {
+            let mut inner = self.shared.inner.lock();
+            for id in inner.core.ids() {
+                let _ = inner.core.with(id, |s| s.close(0, "the proxy is stopping"));
+            }
+        }
+        self.shared.wake();
+        // The closes leave in the task's next turn.
+        tokio::time::sleep(CLOSE_GRACE).await;
+        self.shared.stop();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+/// One socket, or one of each family for `[::]`: a host without IPv6, or without IPv4, still
+/// serves what it has.
+fn bind_all(listen: SocketAddr) -> Result<Vec<LinkSocket>, DriverError> {
+    let first = LinkSocket::bind(&BindOptions::at(listen));
+    if !(listen.is_ipv6() && listen.ip().is_unspecified()) {
+        return Ok(vec![first?]);
+    }
+    let port = first.as_ref().map_or(listen.port(), |s| s.local_addr().port());
+    let second = LinkSocket::bind(&BindOptions::at((Ipv4Addr::UNSPECIFIED, port).into()));
+    match (first, second) {
+        (Ok(v6), Ok(v4)) => Ok(vec![v6, v4]),
+        (Ok(one), Err(error)) | (Err(error), Ok(one)) => {
+            tracing::warn!(%error, "serving one address family only");
+            Ok(vec![one])
+        }
+        (Err(error), Err(_)) => Err(error.into()),
+    }
+}
+
+/// Time for the last packets to leave.
+pub(crate) const CLOSE_GRACE: Duration = Duration::from_millis(20);
+
+pub(crate) fn seed() -> [u8; 32] {
+    let mut seed = [0; 32];
+    aws_lc_rs::rand::fill(&mut seed).expect("the system has randomness");
+    seed
+}
+
+fn derive(secret: &[u8; 32]) -> [u8; 32] {
+    let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
+    context.update(b"d2tp token secret");
+    context.update(secret);
+    context
+        .finish()
+        .as_ref()
+        .try_into()
+        .expect("SHA-256 has 32 bytes")
+}
