@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
+use d2tp_sched::in_words;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::choice::in_words;
 use super::outcome::Reason;
 
 /// What happens while a download runs.

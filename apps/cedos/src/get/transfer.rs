@@ -23,11 +23,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_links::{Class, Link};
+use d2tp_sched::{Choice, IfLate, Need, Policy, Way, choose};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
 
-use super::choice::{Choice, IfLate, Need, Policy, Way, choose};
 use super::clock::Moment;
 use super::dial::{Dial, Fault, Via};
 use super::exchange::{Answer, Ask, Part, exchange};
@@ -233,6 +233,7 @@ impl<D: Dial> Transfer<'_, D> {
                     why,
                     unblocks,
                 } => {
+                    let reason = Reason::from(reason);
                     self.refuse_to_wait(reason, &why)?;
                     self.current = None;
                     self.wait(reason, why, unblocks, EPOCH).await?;

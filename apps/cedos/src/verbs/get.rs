@@ -3,15 +3,17 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
+use d2tp_sched::{IfLate, Policy};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use url::Url;
 
-use crate::get::choice::{IfLate, Policy};
 use crate::get::direct::Direct;
 use crate::get::outcome::{Exit, Failure};
 use crate::get::report::{Bar, JsonLines, Lines, Observer};
@@ -54,7 +56,7 @@ pub struct GetArgs {
 
     /// How to weigh money against time [default: free-first; any with --now; free-only with
     /// --when-free]
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = words::<Policy, 5>(Policy::ALL.map(Policy::word)))]
     policy: Option<Policy>,
 
     /// Bytes that metered networks may carry at most: 50M, 1.5G
@@ -62,7 +64,7 @@ pub struct GetArgs {
     max_cell: Option<u64>,
 
     /// What to do when free networks alone will not make the deadline
-    #[arg(long, value_enum, default_value = "cell")]
+    #[arg(long, default_value = "cell", value_parser = words::<IfLate, 3>(IfLate::ALL.map(IfLate::word)))]
     if_late: IfLate,
 
     /// Refuse bytes with another digest: sha256:HEX. They are put aside as FILE.bad
@@ -96,6 +98,14 @@ pub struct GetArgs {
     /// Print one JSON object per line: progress, switch, waiting, note, and last done or error
     #[arg(long)]
     json: bool,
+}
+
+/// Reads one of some words, which `--help` lists.
+fn words<T, const N: usize>(words: [&'static str; N]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err = d2tp_sched::UnknownWord> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(words).try_map(|word| word.parse::<T>())
 }
 
 fn parse_integrity(text: &str) -> Result<[u8; 32], String> {

@@ -45,7 +45,7 @@ impl<D: Dial> Transfer<'_, D> {
                         .is_some_and(|until| *until > now),
                     in_use: self.current.as_ref() == Some(&name),
                     name,
-                    class,
+                    class: class_of(class),
                     metric,
                 }
             })
@@ -77,6 +77,15 @@ impl<D: Dial> Transfer<'_, D> {
             device: Some(link.name.clone()),
             sources: link.source_addresses().collect(),
         })
+    }
+}
+
+/// The scheduler's word for what a link costs.
+pub(super) fn class_of(class: Class) -> d2tp_sched::Class {
+    match class {
+        Class::Free => d2tp_sched::Class::Free,
+        Class::Metered => d2tp_sched::Class::Metered,
+        Class::Roaming => d2tp_sched::Class::Roaming,
     }
 }
 
