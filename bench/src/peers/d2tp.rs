@@ -1,18 +1,91 @@
-//! Where ours goes. There is nothing to measure yet: `edge/driver` opens no flows so far.
+//! Ours: one flow of one session, by the driver's ordinary calls.
 //!
-//! When it does, this file holds `struct D2tp` with [`Peer`](super::Peer) for it, [`super::all`]
-//! gets its line, and [`MISSING`] goes:
-//!
-//! - `serve`: bind a driver endpoint on the address, `ready(Card { address, identity: host key })`,
-//!   accept one session and one flow, read until the meter is over.
-//! - `send`: connect with the pinned host key, open one flow without a deadline, and write. Use
-//!   `AsyncWrite`, not `send_source`: the others are measured copying from the application too.
-//! - One thread per process (`new_current_thread`), since each process has one core.
-//! - Note the datagram size after path MTU discovery, the congestion controller, the suite, and
-//!   how many datagrams a GSO send carried on average.
+//! Payload goes in as reference-counted chunks and comes out as chunks in order, as for the QUIC
+//! libraries. One thread per process, as each process has one core.
 
-/// The name in tables and JSON.
-pub const NAME: &str = "d2tp";
+use std::net::IpAddr;
+use std::sync::Arc;
 
-/// Why it cannot be measured.
-pub const MISSING: &str = "the driver of this tree opens no flows";
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use d2tp_driver::{
+    Admission, Config, Device, DeviceOptions, FlowSettings, SecretKey, Server, ServerAddress,
+    ServerOptions,
+};
+
+use super::{CALL_BYTES, Peer, measured, on_this_thread};
+use crate::meter::Meter;
+use crate::process::Card;
+
+/// The peer.
+pub struct D2tp;
+
+impl Peer for D2tp {
+    fn name(&self) -> &'static str {
+        "d2tp"
+    }
+
+    fn serve(
+        &self,
+        address: IpAddr,
+        meter: &Arc<Meter>,
+        ready: &mut dyn FnMut(Card) -> Result<()>,
+    ) -> Result<()> {
+        on_this_thread(async {
+            let server = Server::bind(ServerOptions {
+                listen: (address, 0).into(),
+                key: SecretKey::from_bytes([2; 32]),
+                admission: Admission::Anybody,
+                config: Config::default(),
+            })?;
+            ready(Card {
+                address: server.local_addr(),
+                identity: server.public_key().0.to_vec(),
+            })?;
+            let mut flow = server.accept().await.context("the server stopped")?;
+            let outcome = measured(meter, async {
+                while let Some(chunk) = flow.read_chunk().await? {
+                    meter.add(chunk.len());
+                }
+                Ok(())
+            });
+            meter.forgive(outcome.await.context("receiving"))
+        })
+    }
+
+    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
+        on_this_thread(async {
+            let key: [u8; 32] = card.identity.as_slice().try_into().context("the server's key")?;
+            let device = Device::new(DeviceOptions {
+                server: ServerAddress {
+                    host: card.address.ip().to_string(),
+                    port: card.address.port(),
+                    key: d2tp_driver::PublicKey(key),
+                },
+                key: SecretKey::from_bytes([1; 32]),
+                config: Config::default(),
+            })
+            .await?;
+            device.use_default_route()?;
+            let mut flow = device.open(FlowSettings::default())?;
+            let payload = Bytes::from(vec![0x5a; CALL_BYTES]);
+            let outcome = measured(meter, async {
+                loop {
+                    flow.write_chunk(payload.clone()).await?;
+                    meter.add(CALL_BYTES);
+                }
+            })
+            .await;
+            if let Some(path) = device.paths().first() {
+                meter.note(format!(
+                    "AES-128-GCM, cubic, {} B datagrams, window {} kB, {} packets lost, {} of them not",
+                    path.mtu,
+                    path.window >> 10,
+                    path.lost,
+                    path.spurious,
+                ));
+            }
+            meter.forgive(outcome.context("sending"))
+        })
+    }
+}

@@ -63,6 +63,7 @@ pub fn all() -> Vec<Box<dyn Peer>> {
         Box::new(tcp::Tcp::plain()),
         Box::new(tcp::Tcp::multipath()),
         Box::new(tls::TcpTls),
+        Box::new(d2tp::D2tp),
         #[cfg(feature = "peers-all")]
         Box::new(s2n_quic::S2nQuic),
         Box::new(quinn::Quinn),
@@ -78,9 +79,6 @@ pub fn all() -> Vec<Box<dyn Peer>> {
 pub fn named(name: &str) -> Result<Box<dyn Peer>> {
     if let Some(peer) = all().into_iter().find(|peer| peer.name() == name) {
         return Ok(peer);
-    }
-    if name == d2tp::NAME {
-        bail!("{name} is not measured yet: {}", d2tp::MISSING);
     }
     let known: Vec<_> = all().iter().map(|peer| peer.name()).collect();
     bail!(

@@ -77,11 +77,6 @@ impl Acks {
     pub(crate) fn is_wanted(&self) -> bool {
         self.unanswered > 0
     }
-    /// An ACK must leave at once.
-    pub(crate) fn ask_now(&mut self, now: Time) {
-        self.due = self.due.min(now);
-    }
-
     /// The sender asks for another rate.
     pub(crate) fn set_rate(&mut self, every: u32, delay: Span, delay_max: Span) {
         self.every = every.max(1);

@@ -61,13 +61,6 @@ impl GrantsIn {
     pub(crate) fn on_sent(&mut self, path: PathId, bytes: u64) {
         self.entry(path).spent += bytes;
     }
-    pub(crate) fn spent(&self, path: PathId) -> u64 {
-        self.list
-            .iter()
-            .find(|g| g.path == path)
-            .map_or(0, |g| g.spent)
-    }
-
     /// R-GRANT-2: the newest grant counts, whatever the order of arrival.
     pub(crate) fn on_grant(&mut self, path: PathId, seq: u64, max: u64) {
         let g = self.entry(path);

@@ -96,7 +96,6 @@ pub(crate) struct Path {
     pub(crate) gated: bool,
     pub(crate) reason: Reason,
     pub(crate) wants: u16,
-    pub(crate) cid_local: Cid,
     pub(crate) cid_remote: Cid,
     pub(crate) token: [u8; TOKEN_BYTES],
     pub(crate) validated: bool,
@@ -134,7 +133,7 @@ impl Path {
         id: PathId,
         addresses: Addresses,
         config: &Config,
-        cids: (Cid, Cid, [u8; TOKEN_BYTES]),
+        cid: (Cid, [u8; TOKEN_BYTES]),
     ) -> Self {
         let mut mtu_max = config.mtu_max;
         if addresses.remote.is_ipv6() {
@@ -151,9 +150,8 @@ impl Path {
             gated: false,
             reason: Reason::None,
             wants: 0,
-            cid_local: cids.0,
-            cid_remote: cids.1,
-            token: cids.2,
+            cid_remote: cid.0,
+            token: cid.1,
             validated: false,
             challenges: Vec::new(),
             answers: Vec::new(),

@@ -69,16 +69,16 @@ impl Session {
         if self.role == Role::Initiator || self.paths.is_full() {
             return false;
         }
-        let Some(issued) = self.issued.get(&id).copied() else {
+        if !self.issued.contains_key(&id) {
             return false;
-        };
+        }
         let Some((cid, token)) = self.spare.remove(&id) else {
             return false;
         };
         if !self.use_path_id(id) {
             return false;
         }
-        let mut path = Path::new(now, id, from, &self.config, (issued.cid, cid, token));
+        let mut path = Path::new(now, id, from, &self.config, (cid, token));
         path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
         // R-PATH-2: nobody is believed to be at an address before it answered from there.
         path.challenge(self.rng.array());
@@ -682,7 +682,7 @@ impl Session {
                     PathId(0),
                     from,
                     &self.config,
-                    (cids[0], body.cid, body.token),
+                    (body.cid, body.token),
                 );
                 path.validated = true;
                 path.gated = gated;

@@ -188,17 +188,17 @@ mod tests {
                 priority: 3,
                 size: Some(n),
                 deadline: None,
-                durable: n % 2 == 0,
+                durable: n.is_multiple_of(2),
                 hibernates: true,
             },
             deadline_left: Some(Span::from_millis(n)),
             deadline_seq: 2,
             sent_to: n,
-            send_end: (n % 3 == 0).then_some(n + 5),
+            send_end: (n.is_multiple_of(3)).then_some(n + 5),
             send_complete: false,
             received_to: n / 2,
             receive_end: None,
-            receive_complete: n % 5 == 0,
+            receive_complete: n.is_multiple_of(5),
         }
     }
 

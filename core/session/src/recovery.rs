@@ -277,7 +277,6 @@ impl Recovery {
                     bytes: acked_bytes,
                     sent_at,
                     rtt: self.rtt.latest(),
-                    rtt_min: self.rtt.min(),
                     fresh,
                     app_limited,
                     largest: ranges.largest,

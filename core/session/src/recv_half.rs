@@ -311,7 +311,8 @@ impl RecvHalf {
             .is_some_and(|size| self.contiguous() >= size)
     }
     /// Memory held, in bytes.
-    pub(crate) fn memory(&self) -> usize {
+    #[cfg(test)]
+    fn memory(&self) -> usize {
         self.blocks.iter().flatten().map(Vec::len).sum()
     }
 }

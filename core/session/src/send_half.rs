@@ -107,10 +107,6 @@ impl SendHalf {
     pub(crate) fn acked_to(&self) -> u64 {
         self.acked_to
     }
-    /// First offset that can still be sent from here.
-    pub(crate) fn released(&self) -> u64 {
-        self.released
-    }
     /// Offset below which everything was sent at least once.
     pub(crate) fn next(&self) -> u64 {
         self.next
@@ -118,10 +114,6 @@ impl SendHalf {
     pub(crate) fn set_credit(&mut self, max: u64) {
         self.credit = self.credit.max(max);
     }
-    pub(crate) fn credit(&self) -> u64 {
-        self.credit
-    }
-
     /// Whether there is something to send. `session_room`: new bytes the session's credit allows.
     #[inline]
     pub(crate) fn has_data(&self, session_room: u64) -> bool {
@@ -131,14 +123,6 @@ impl SendHalf {
         !self.lost.is_empty()
             || (self.next < self.end.min(self.credit) && session_room > 0)
             || (self.fin && !self.fin_sent && self.next == self.end)
-    }
-
-    /// New bytes that credit holds back.
-    pub(crate) fn is_blocked(&self) -> bool {
-        self.reset.is_none()
-            && self.lost.is_empty()
-            && self.next < self.end
-            && self.next >= self.credit
     }
 
     /// Takes the next piece to send, at most `max` bytes: `(offset, length, fin, new bytes)`.
@@ -169,11 +153,6 @@ impl SendHalf {
         self.next += len;
         self.fin_sent |= fin;
         Some((start, len as usize, fin, len))
-    }
-
-    /// Puts back what [`SendHalf::take`] gave and did not leave.
-    pub(crate) fn put_back(&mut self, offset: u64, len: usize, fin: bool) {
-        self.on_lost(offset, len as u64, fin);
     }
 
     /// Copies `out.len()` bytes at `offset`.
@@ -395,7 +374,6 @@ mod tests {
         half.write(Bytes::from_static(&[1; 100]));
         assert_eq!(half.take(100, 1_000), Some((0, 10, false, 10)));
         assert_eq!(half.take(100, 1_000), None);
-        assert!(half.is_blocked());
         half.on_lost(0, 10, false);
         assert_eq!(half.take(4, 0), Some((0, 4, false, 0)));
     }

@@ -33,7 +33,6 @@ use crate::send_half::SendHalf;
 pub(crate) mod say {
     pub(crate) const CREDIT: u16 = 1;
     pub(crate) const RESUME_END: u16 = 1 << 1;
-    pub(crate) const SUSPEND: u16 = 1 << 2;
 }
 
 /// Who began the session.
@@ -607,15 +606,10 @@ impl Session {
         let Some((id, (cid, token))) = spare else {
             return self.knock_at(now, addresses, gated);
         };
-        let issued = self
-            .issued
-            .get(&id)
-            .copied()
-            .filter(|_| self.use_path_id(id));
-        let Some(issued) = issued else {
+        if !self.issued.contains_key(&id) || !self.use_path_id(id) {
             return self.knock_at(now, addresses, gated);
-        };
-        let mut path = Path::new(now, id, addresses, &self.config, (issued.cid, cid, token));
+        }
+        let mut path = Path::new(now, id, addresses, &self.config, (cid, token));
         path.gated = gated;
         path.status_seq = 1;
         path.wants |= path::want::STATUS;
@@ -957,15 +951,6 @@ impl Session {
             }
             _ => Time::NEVER,
         }
-    }
-
-    pub(crate) fn has_payload(&self) -> bool {
-        let room = self.credit.peer_max.saturating_sub(self.credit.sent);
-        !self.datagrams.is_empty()
-            || self
-                .flows
-                .iter()
-                .any(|f| !f.unclaimed && !f.pause_in.1 && f.send.has_data(room))
     }
 
     /// Lets time pass.

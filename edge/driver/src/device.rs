@@ -5,7 +5,7 @@
 //! there, and then with grants of at most a second's worth of bytes.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +29,8 @@ use crate::server::{CLOSE_GRACE, seed};
 const EPOCHS: std::ops::Range<u32> = 1..u32::MAX / 2;
 /// How often grants and rates are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// How long a link stays without a path before it gets another socket.
+const HEAL_AFTER: Span = Span::from_secs(1);
 /// The least that is granted at once on a paid link: less would stop and go.
 const GRANT_MIN_BYTES: u64 = 64 * 1024;
 /// Weight of a new rate sample, in tenths.
@@ -82,6 +84,8 @@ struct Known {
     last_payload: (u64, u64),
     rate: Option<u64>,
     sampled: (Time, u64),
+    /// When it last had a path, or was given another try.
+    healed: Time,
 }
 
 #[derive(Default)]
@@ -267,6 +271,11 @@ impl Device {
         self.body.ways()
     }
 
+    /// Figures of every path, whatever its link.
+    pub fn paths(&self) -> Vec<PathStats> {
+        self.body.paths()
+    }
+
     /// The name of a link in an event.
     pub fn link_name(&self, link: LinkId) -> Option<String> {
         self.body.state.lock().names.get(&link).cloned()
@@ -365,6 +374,7 @@ impl Body {
                     last_payload: (0, 0),
                     rate: None,
                     sampled: (clock::now(), 0),
+                    healed: clock::now(),
                 });
             }
             // Names of links that went stay known: events about them may still be on their way.
@@ -430,7 +440,11 @@ impl Body {
     }
 
     fn bind(&self, name: &str, link: &Link) -> Result<Option<LinkId>, DriverError> {
-        let source = self.remotes.iter().find_map(|r| link.source_for(r.ip()));
+        let source = self.remotes.iter().find_map(|r| {
+            // An IPv6-only link reaches an IPv4 server through its network's NAT64.
+            let through = nat64(*r).and_then(|r| link.source_for(r.ip()));
+            link.source_for(r.ip()).or(through)
+        });
         let Some(source) = source else {
             return Ok(None);
         };
@@ -444,10 +458,34 @@ impl Body {
     fn remote_of(&self, link: LinkId) -> Option<SocketAddr> {
         let inner = self.shared.inner.lock();
         let local = inner.sockets.get(&link)?.io.local_addr();
-        self.remotes
-            .iter()
-            .find(|r| r.is_ipv6() == local.is_ipv6())
-            .copied()
+        let same = self.remotes.iter().find(|r| r.is_ipv6() == local.is_ipv6()).copied();
+        same.or_else(|| self.remotes.iter().find_map(|r| nat64(*r)))
+    }
+
+    /// A link that is up but lost its path (a socket error, a new handshake) gets another one.
+    fn heal(&self) {
+        let now = clock::now();
+        let mut lost = Vec::new();
+        {
+            let inner = self.shared.inner.lock();
+            let Some(session) = inner.core.session(self.session) else { return };
+            let mut state = self.state.lock();
+            for known in state.links.values_mut().filter(|k| !k.ids.is_empty()) {
+                if known.ids.iter().any(|id| session.has_path(*id)) {
+                    known.healed = now;
+                } else if now.since(known.healed) >= HEAL_AFTER {
+                    known.healed = now;
+                    lost.append(&mut known.ids);
+                }
+            }
+        }
+        if lost.is_empty() {
+            return;
+        }
+        for link in lost {
+            self.shared.inner.lock().sockets.remove(&link);
+        }
+        self.align();
     }
 
     fn paths(&self) -> Vec<PathStats> {
@@ -575,6 +613,15 @@ impl Body {
     }
 }
 
+/// An IPv4 address as it is reached through NAT64 with the well-known prefix (RFC 6052 §2.1).
+fn nat64(remote: SocketAddr) -> Option<SocketAddr> {
+    let SocketAddr::V4(v4) = remote else { return None };
+    let [a, b, c, d] = v4.ip().octets();
+    let low = [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])];
+    let ip = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, low[0], low[1]);
+    Some((ip, v4.port()).into())
+}
+
 async fn tick(body: Arc<Body>) {
     let mut interval = tokio::time::interval(TICK);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -585,6 +632,7 @@ async fn tick(body: Arc<Body>) {
             continue;
         }
         body.sample();
+        body.heal();
         body.grant();
     }
 }

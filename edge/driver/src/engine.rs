@@ -84,8 +84,8 @@ pub(crate) struct Drawn {
 
 impl Entry {
     pub(crate) fn wake_all(&mut self) {
-        for waker in [self.reader.take(), self.writer.take(), self.finisher.take()] {
-            if let Some(waker) = waker {
+        for waker in [&mut self.reader, &mut self.writer, &mut self.finisher] {
+            if let Some(waker) = waker.take() {
                 waker.wake();
             }
         }

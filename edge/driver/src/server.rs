@@ -1,6 +1,6 @@
 //! A host that accepts sessions: D2Prox, or any origin that speaks D2TP.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -37,8 +37,8 @@ impl Server {
     /// # Errors
     /// The socket could not be bound.
     pub fn bind(options: ServerOptions) -> Result<Server, DriverError> {
-        let socket = LinkSocket::bind(&BindOptions::at(options.listen))?;
-        let local = socket.local_addr();
+        let sockets = bind_all(options.listen)?;
+        let local = sockets[0].local_addr();
         let public = options.key.public();
         // The token's secret follows from the key, so old sessions can be told that they are
         // unknown after a restart.
@@ -51,7 +51,9 @@ impl Server {
             token_seed,
         );
         let shared = Shared::start(core, true);
-        shared.add_socket(socket, options.listen.ip().is_unspecified());
+        for socket in sockets {
+            shared.add_socket(socket, options.listen.ip().is_unspecified());
+        }
         Ok(Server {
             shared,
             local,
@@ -110,6 +112,25 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stop();
+    }
+}
+
+/// One socket, or one of each family for `[::]`: a host without IPv6, or without IPv4, still
+/// serves what it has.
+fn bind_all(listen: SocketAddr) -> Result<Vec<LinkSocket>, DriverError> {
+    let first = LinkSocket::bind(&BindOptions::at(listen));
+    if !(listen.is_ipv6() && listen.ip().is_unspecified()) {
+        return Ok(vec![first?]);
+    }
+    let port = first.as_ref().map_or(listen.port(), |s| s.local_addr().port());
+    let second = LinkSocket::bind(&BindOptions::at((Ipv4Addr::UNSPECIFIED, port).into()));
+    match (first, second) {
+        (Ok(v6), Ok(v4)) => Ok(vec![v6, v4]),
+        (Ok(one), Err(error)) | (Err(error), Ok(one)) => {
+            tracing::warn!(%error, "serving one address family only");
+            Ok(vec![one])
+        }
+        (Err(error), Err(_)) => Err(error.into()),
     }
 }
 

@@ -110,7 +110,7 @@ impl Controller for Cubic {
             return;
         }
         let datagram = self.datagram;
-        let start = *self.state.epoch_start.get_or_insert_with(|| a.now);
+        let start = *self.state.epoch_start.get_or_insert(a.now);
         if start == a.now {
             let s = &mut self.state;
             s.w_max = s.w_max.max(s.window);
@@ -208,7 +208,6 @@ mod tests {
             bytes,
             sent_at: now - rtt,
             rtt,
-            rtt_min: rtt,
             fresh: true,
             app_limited: false,
             largest: 0,

@@ -33,7 +33,6 @@ pub(crate) struct Acked {
     pub(crate) sent_at: Time,
     /// The path's round trip, measured by this very ACK if `fresh`.
     pub(crate) rtt: Span,
-    pub(crate) rtt_min: Span,
     pub(crate) fresh: bool,
     /// The sender had less to send than it was allowed.
     pub(crate) app_limited: bool,

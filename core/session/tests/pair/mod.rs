@@ -214,7 +214,7 @@ impl Pair {
                 continue;
             }
             wire.count += 1;
-            if wire.lose_every > 0 && wire.count % wire.lose_every == 0 {
+            if wire.lose_every > 0 && wire.count.is_multiple_of(wire.lose_every) {
                 continue;
             }
             let n = datagram.len() as u64;
@@ -224,9 +224,9 @@ impl Pair {
                 wire.bytes_down += n
             }
             let mut leaves = self.now;
-            if wire.rate > 0 {
+            if let Some(span) = (n * 1_000_000_000).checked_div(wire.rate) {
                 let busy = &mut wire.busy_until[usize::from(to_server)];
-                leaves = (*busy).max(self.now) + Span::from_nanos(n * 1_000_000_000 / wire.rate);
+                leaves = (*busy).max(self.now) + Span::from_nanos(span);
                 *busy = leaves;
             }
             let from = if to_server {
