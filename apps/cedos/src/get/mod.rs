@@ -23,6 +23,7 @@ pub mod exchange;
 pub mod filename;
 pub mod outcome;
 pub mod partial;
+pub mod proxy;
 pub mod report;
 pub mod sink;
 pub mod transfer;

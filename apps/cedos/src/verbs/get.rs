@@ -8,14 +8,17 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
+use d2tp_driver::{AddressError, ServerAddress};
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
 use d2tp_sched::{IfLate, Policy};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use url::Url;
 
+use super::key;
 use crate::get::direct::Direct;
 use crate::get::outcome::{Exit, Failure};
+use crate::get::proxy::Proxy;
 use crate::get::report::{Bar, JsonLines, Lines, Observer};
 use crate::get::transfer::{self, Destination, Job};
 use crate::get::when;
@@ -74,6 +77,11 @@ pub struct GetArgs {
     /// Download through this proxy: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
     prox: Option<String>,
+
+    /// This device's private key file, by which the proxy knows it [default: $CEDOS_KEY_FILE, or
+    /// ~/.config/cedos/key, which is made on first use]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
 
     /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
     #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
@@ -139,15 +147,21 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
             args.url
         )));
     }
-    if args.prox.is_some() {
+    let proxy: Option<ServerAddress> = match args.prox.as_deref().filter(|text| !text.is_empty()) {
+        Some(text) => Some(
+            text.parse()
+                .map_err(|e: AddressError| usage(e.to_string()))?,
+        ),
+        None => None,
+    };
+    if proxy.is_some() && (!args.url.username().is_empty() || args.url.password().is_some()) {
         return Err(usage(
-            "this build cannot speak to a proxy; without --prox (and CEDOS_PROX) it downloads \
-             straight from the origin"
+            "the URL carries credentials, which the proxy would see; download it without --prox \
+             (and CEDOS_PROX)"
                 .into(),
         ));
     }
     let job = job(&args).map_err(usage)?;
-    let dial = Direct::new(args.ca.as_deref())?;
     let rules = ClassRules {
         rules: args.link.clone(),
     };
@@ -158,7 +172,14 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
     let mut observer = observer(&args);
     let links = monitor.subscribe();
-    Ok(transfer::run(&job, &dial, links, stopped, observer.as_mut()).await)
+    let Some(address) = proxy else {
+        let dial = Direct::new(args.ca.as_deref())?;
+        return Ok(transfer::run(&job, &dial, links, stopped, observer.as_mut()).await);
+    };
+    let key = key::of_device(args.key.as_deref())
+        .map_err(|error| Failure::error(format!("{error:#}")))?;
+    let proxy = Proxy::new(address, key, links.clone());
+    Ok(transfer::run_proxied(&job, &proxy, links, stopped, observer.as_mut()).await)
 }
 
 fn job(args: &GetArgs) -> Result<Job, String> {

@@ -108,6 +108,11 @@ fn near(url: &Url, links: &[Link]) -> Option<Near> {
     if ip.is_loopback() || links.iter().any(|link| link.addresses.contains(&ip)) {
         return Some(Near::Here);
     }
+    on_link(ip, links).map(|(name, source)| Near::OnLink(name, source))
+}
+
+/// The link on whose own network this address is as routing sees it, and the address to send from.
+pub(in crate::get) fn on_link(ip: IpAddr, links: &[Link]) -> Option<(String, IpAddr)> {
     // Connecting a UDP socket sends nothing; it asks routing for the source address.
     let any = SocketAddr::new(
         if ip.is_ipv6() {
@@ -123,5 +128,5 @@ fn near(url: &Url, links: &[Link]) -> Option<Near> {
     let link = links
         .iter()
         .find(|link| link.up && link.carrier && link.addresses.contains(&source))?;
-    Some(Near::OnLink(link.name.clone(), source))
+    Some((link.name.clone(), source))
 }
