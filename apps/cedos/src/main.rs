@@ -1,10 +1,14 @@
 //! The `cedos` command: one binary, one verb per file in `verbs/`.
+//!
+//! Threads are started per verb, not here: the lab must enter its namespaces before there are any.
 
 mod get;
 mod verbs;
 
+use std::future::Future;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 /// Transfers that move between networks, sleep through outages and finish by the deadline.
@@ -17,12 +21,52 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    Get(verbs::get::GetArgs),
+    Get(Box<verbs::get::GetArgs>),
+    Prox(Box<verbs::prox::ProxArgs>),
+    /// Make and show the keys that hosts are known by
+    Key(verbs::key::KeyArgs),
+    Lab(verbs::lab::LabArgs),
 }
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
-    match Cli::parse().verb {
-        Verb::Get(args) => verbs::get::run(args).await,
-    }
+fn main() -> ExitCode {
+    let (verb, result) = match Cli::parse().verb {
+        Verb::Get(args) => (
+            "get",
+            on_runtime(1, async move { Ok(verbs::get::run(*args).await) }),
+        ),
+        Verb::Prox(args) => (
+            "prox",
+            on_runtime(PROX_THREADS_MAX, async move {
+                verbs::prox::run(*args).await.map(|()| ExitCode::SUCCESS)
+            }),
+        ),
+        Verb::Key(args) => ("key", verbs::key::run(&args).map(|()| ExitCode::SUCCESS)),
+        Verb::Lab(args) => ("lab", verbs::lab::run(args)),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("cedos {verb}: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Threads of a proxy at most: the transport is one task, origins and disks are the others.
+const PROX_THREADS_MAX: usize = 4; // a guess
+
+/// Runs a verb that waits on many things, on as many threads as there are cores for them.
+fn on_runtime(
+    threads_max: usize,
+    verb: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> anyhow::Result<ExitCode> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut builder = if threads_max.min(cores) == 1 {
+        tokio::runtime::Builder::new_current_thread()
+    } else {
+        tokio::runtime::Builder::new_multi_thread()
+    };
+    builder
+        .worker_threads(threads_max.min(cores))
+        .enable_all()
+        .build()
+        .context("cannot start")?
+        .block_on(verb)
 }

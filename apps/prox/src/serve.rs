@@ -29,6 +29,15 @@ impl<F: FlowIo> FlowListener for mpsc::Receiver<F> {
     }
 }
 
+/// Flows of a D2TP server. Whoever holds the other handle closes it.
+impl FlowListener for Arc<d2tp_driver::Server> {
+    type Flow = d2tp_driver::Flow;
+
+    fn accept(&mut self) -> impl Future<Output = Option<Self::Flow>> + Send {
+        d2tp_driver::Server::accept(self)
+    }
+}
+
 /// Runs a proxy until `shutdown` is ready or the listener ends; then lets flows finish for
 /// `stop_grace` and resets the rest.
 ///

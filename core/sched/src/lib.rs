@@ -1,1 +1,17 @@
 //! D2Sched: which flow goes over which link now, or waits, and why.
+//!
+//! ```text
+//!  Need (bytes, time left, policy) ─┐
+//!  Way (a link: class, rate) ───────┴─▶ decide ─▶ Plan: use this link | wait, because …; pay or not
+//! ```
+//!
+//! Pure functions of plain facts: no packet, no clock, no socket is seen here. The device asks
+//! again every second and at every change.
+
+mod choice;
+
+pub use choice::{
+    Choice, Class, FREE_RATE_FIRST_BYTES_PER_S, Hold, IfLate, MARGIN,
+    METERED_RATE_FIRST_BYTES_PER_S, Need, Paid, Plan, Policy, SIZE_UNKNOWN_BYTES, UnknownWord, Way,
+    choose, decide, in_words,
+};

@@ -35,14 +35,16 @@ pub enum Fault {
         /// The wait it asked for.
         retry_after: Option<Duration>,
     },
+    /// The flow at the proxy is lost; a new one may continue.
+    Proxy(String),
     /// Trying again will not help.
     Final(Failure),
 }
 
 /// Opens byte streams towards origins.
 ///
-/// [`super::direct::Direct`] opens TCP and TLS bound to a link. A proxy transport opens a flow,
-/// sends absolute-form requests on it, and moves between links by itself.
+/// [`super::direct::Direct`] opens TCP and TLS bound to a link. [`super::proxy::Proxy`] opens a flow
+/// that moves between links by itself, for absolute-form requests.
 pub trait Dial: Send {
     /// Opens a stream for one request to `url`'s origin, leaving by `via`.
     fn dial(&self, url: &Url, via: &Via)

@@ -19,6 +19,7 @@ use url::Url;
 use super::dial::{Dial, Fault, Via};
 use super::filename;
 use super::outcome::{Exit, Failure, Reason};
+use super::proxy;
 use super::validator::Validator;
 
 /// Redirects followed before we take it for a loop (as browsers and curl's documentation do).
@@ -26,6 +27,9 @@ pub const REDIRECTS_MAX: usize = 20;
 
 /// Time for the head of an answer to come.
 const HEAD_MAX: Duration = Duration::from_secs(30); // a guess
+
+/// A refusal in words that is longer is not read.
+const WORDS_BYTES_MAX: usize = 4096;
 
 /// Longest wait an origin may ask for by `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
@@ -117,7 +121,13 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
         let (mut sender, connection) = handshake.await.map_err(|e| broken(&e))?;
         let connection = tokio::spawn(connection).abort_handle();
-        let answer = match timeout(HEAD_MAX, sender.send_request(request)).await {
+        // A flow may sleep for hours before the answer comes, and knows itself when it is lost.
+        let patience = if dial.moves_by_itself() {
+            Duration::MAX
+        } else {
+            HEAD_MAX
+        };
+        let answer = match timeout(patience, sender.send_request(request)).await {
             Ok(answer) => answer.map_err(|e| broken(&e))?,
             Err(_) => {
                 connection.abort();
@@ -129,6 +139,12 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
             }
         };
         let (head, body) = answer.into_parts();
+        if dial.absolute_form() && proxy::refusal(head.status, &head.headers, "").is_some() {
+            let words = words(body).await;
+            connection.abort();
+            let fault = proxy::refusal(head.status, &head.headers, &words);
+            return Err(fault.expect("it was a refusal a moment ago"));
+        }
         if head.status.is_redirection() && head.headers.contains_key(LOCATION) {
             connection.abort();
             url = redirected(&url, &head.headers, ask.allow_downgrade)?;
@@ -158,6 +174,15 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
     }
     let text = format!("more than {REDIRECTS_MAX} redirects: the origin sends us in circles");
     Err(Fault::Final(Failure::error(text)))
+}
+
+/// The first words of a body that is text for people.
+async fn words(body: Incoming) -> String {
+    let body = http_body_util::Limited::new(body, WORDS_BYTES_MAX);
+    match timeout(HEAD_MAX, body.collect()).await {
+        Ok(Ok(body)) => String::from_utf8_lossy(&body.to_bytes()).into_owned(),
+        _ => String::new(),
+    }
 }
 
 fn request(

@@ -3,7 +3,7 @@
 //! ```text
 //!            links (watched)     deadline, policy, budget
 //!                 └──────┬──────────────┘
-//!                     choice ── use this link / wait, and why
+//!                 sched ──── use this link / wait, and why
 //!                        │
 //!   dial (a byte stream to the origin: TCP and TLS bound to the link, or a flow to a proxy)
 //!                        │
@@ -16,7 +16,6 @@
 //! only if the origin's validator *and* the last bytes we hold agree, and anything else starts
 //! again from zero and says so.
 
-pub mod choice;
 pub mod clock;
 pub mod dial;
 pub mod direct;
@@ -24,6 +23,7 @@ pub mod exchange;
 pub mod filename;
 pub mod outcome;
 pub mod partial;
+pub mod proxy;
 pub mod report;
 pub mod sink;
 pub mod transfer;

@@ -34,7 +34,7 @@ impl From<Exit> for ExitCode {
 }
 
 /// Why something waits or failed, for scripts and logs: the product's one list, of which these
-/// are the ones a download straight from an origin can meet.
+/// are the ones a download can meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
@@ -60,6 +60,20 @@ pub enum Reason {
     UserPaused,
     /// A link is up and carries nothing.
     PathTooSlow,
+    /// The proxy does not answer, or is not who its address says.
+    ProxyUnreachable,
+}
+
+impl From<d2tp_sched::Hold> for Reason {
+    fn from(hold: d2tp_sched::Hold) -> Reason {
+        use d2tp_sched::Hold;
+        match hold {
+            Hold::NoPath => Reason::NoPath,
+            Hold::PathCost => Reason::PathCost,
+            Hold::OverBudget => Reason::OverBudget,
+            Hold::RoamingBlocked => Reason::RoamingBlocked,
+        }
+    }
 }
 
 impl Reason {

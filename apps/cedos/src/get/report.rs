@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
+use d2tp_sched::in_words;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::choice::in_words;
 use super::outcome::Reason;
 
 /// What happens while a download runs.
@@ -41,6 +41,10 @@ pub enum Event {
         to: String,
         /// Why, in words.
         why: String,
+        /// `make-before-break` or `break-before-make`, where the transport tells.
+        kind: Option<&'static str>,
+        /// From the last byte before to the first one after, in milliseconds, where it tells.
+        silence_ms: Option<f64>,
     },
     /// Nothing moves, and why.
     Waiting {
@@ -212,8 +216,12 @@ fn line(event: &Event) -> Option<String> {
             from: Some(from),
             to,
             why,
+            silence_ms,
             ..
-        } => format!("{from} → {to}: {why}"),
+        } => match silence_ms {
+            Some(silence_ms) => format!("{from} → {to} ({silence_ms:.0} ms silent): {why}"),
+            None => format!("{from} → {to}: {why}"),
+        },
         Event::Waiting {
             reason,
             why,

@@ -14,6 +14,7 @@
 
 mod ending;
 mod joining;
+mod proxied;
 mod reach;
 
 use std::collections::{BTreeMap, HashMap};
@@ -23,18 +24,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_links::{Class, Link};
+use d2tp_sched::{Choice, IfLate, Need, Policy, Way, choose};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
 
-use super::choice::{Choice, IfLate, Need, Policy, Way, choose};
 use super::clock::Moment;
 use super::dial::{Dial, Fault, Via};
 use super::exchange::{Answer, Ask, Part, exchange};
 use super::filename;
 use super::outcome::{Exit, Failure, Reason};
+use super::proxy::Proxy;
 use super::report::{Event, Observer, Report};
 use super::sink::{OVERLAP_BYTES_MAX, Sink};
+
+pub(super) use reach::on_link;
 
 /// The scheduling epoch of the Cedos paper (§III.D): rates are averages over it.
 const EPOCH: Duration = Duration::from_secs(1);
@@ -128,7 +132,8 @@ struct Transfer<'a, D> {
     offered_name: Option<String>,
 }
 
-/// Runs a download to its end and reports it. `stop` turning true leaves a partial.
+/// Runs a download straight from its origin to its end and reports it. `stop` turning true leaves
+/// a partial.
 pub async fn run<D: Dial>(
     job: &Job,
     dial: &D,
@@ -136,6 +141,42 @@ pub async fn run<D: Dial>(
     stop: watch::Receiver<bool>,
     observer: &mut dyn Observer,
 ) -> Exit {
+    match begin(job, dial, links, stop, observer) {
+        Ok((mut transfer, named)) => {
+            transfer.greet();
+            let outcome = transfer.receive().await;
+            transfer.finish(outcome, named).await
+        }
+        Err(exit) => exit,
+    }
+}
+
+/// Runs a download through a proxy, as [`run`] does.
+pub async fn run_proxied(
+    job: &Job,
+    proxy: &Proxy,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    stop: watch::Receiver<bool>,
+    observer: &mut dyn Observer,
+) -> Exit {
+    match begin(job, proxy, links, stop, observer) {
+        Ok((mut transfer, named)) => {
+            transfer.greet();
+            let outcome = transfer.receive_proxied().await;
+            transfer.finish(outcome, named).await
+        }
+        Err(exit) => exit,
+    }
+}
+
+/// Opens the place where the bytes go.
+fn begin<'a, D: Dial>(
+    job: &'a Job,
+    dial: &'a D,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    stop: watch::Receiver<bool>,
+    observer: &'a mut dyn Observer,
+) -> Result<(Transfer<'a, D>, PathBuf), Exit> {
     let start = Moment::now();
     let url = public(&job.url);
     let named = PathBuf::from(filename::from_url(&job.url));
@@ -171,7 +212,7 @@ pub async fn run<D: Dial>(
                 proxy_would_add: None,
             };
             observer.tell(&Event::Error(report));
-            return failure.exit;
+            return Err(failure.exit);
         }
     };
     let transfer = Transfer {
@@ -202,20 +243,18 @@ pub async fn run<D: Dial>(
         encoding: None,
         offered_name: None,
     };
-    transfer.run(named).await
+    Ok((transfer, named))
 }
 
 impl<D: Dial> Transfer<'_, D> {
-    async fn run(mut self, named: PathBuf) -> Exit {
+    fn greet(&mut self) {
         if self.sink.len() > 0 {
-            let text = format!(
-                "continuing from {} bytes of an earlier run",
-                self.sink.len()
+            let held = self.sink.len();
+            self.note(
+                None,
+                format!("continuing from {held} bytes of an earlier run"),
             );
-            self.note(None, text);
         }
-        let outcome = self.receive().await;
-        self.finish(outcome, named).await
     }
 
     /// Receives until the object is whole, or a failure ends it.
@@ -233,6 +272,7 @@ impl<D: Dial> Transfer<'_, D> {
                     why,
                     unblocks,
                 } => {
+                    let reason = Reason::from(reason);
                     self.refuse_to_wait(reason, &why)?;
                     self.current = None;
                     self.wait(reason, why, unblocks, EPOCH).await?;
@@ -319,18 +359,8 @@ impl<D: Dial> Transfer<'_, D> {
                     last_byte = Moment::now();
                     epoch_bytes += data.len() as u64;
                     *self.bytes_by_link.entry(link.to_owned()).or_default() += data.len() as u64;
-                    let repeated = overlap.len().min(data.len());
-                    self.duplicate_bytes += repeated as u64;
-                    if data[..repeated] != overlap[..repeated] {
-                        self.duplicate_bytes += (data.len() - repeated) as u64;
-                        self.distrust = Some("the origin calls it the same object, but the bytes differ".into());
+                    if !self.take_in(&data, &mut overlap)? {
                         return Ok(Step::ChooseAgain);
-                    }
-                    overlap.drain(..repeated);
-                    self.sink.append(&data[repeated..]).map_err(Fault::Final)?;
-                    if self.sink.len() > self.best_length {
-                        self.best_length = self.sink.len();
-                        self.tries = 0;
                     }
                     if self.metered_bytes_left() == Some(0) && self.is_metered(link) {
                         return Ok(self.step_if_whole(false));
@@ -355,6 +385,25 @@ impl<D: Dial> Transfer<'_, D> {
         }
     }
 
+    /// Adds bytes to what we hold, after those that must come again. False if they differ.
+    fn take_in(&mut self, data: &[u8], overlap: &mut Vec<u8>) -> Result<bool, Fault> {
+        let repeated = overlap.len().min(data.len());
+        self.duplicate_bytes += repeated as u64;
+        if data[..repeated] != overlap[..repeated] {
+            self.duplicate_bytes += (data.len() - repeated) as u64;
+            let text = "the origin calls it the same object, but the bytes differ";
+            self.distrust = Some(text.into());
+            return Ok(false);
+        }
+        overlap.drain(..repeated);
+        self.sink.append(&data[repeated..]).map_err(Fault::Final)?;
+        if self.sink.len() > self.best_length {
+            self.best_length = self.sink.len();
+            self.tries = 0;
+        }
+        Ok(true)
+    }
+
     /// Whole when the length says so, or when the origin never told one and ended cleanly.
     fn step_if_whole(&self, ended_cleanly: bool) -> Step {
         match self.sink.note.length {
@@ -365,7 +414,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     /// What to ask for: all of it, or the rest of what we hold with some overlap.
-    fn ask(&mut self, link: &str) -> Ask {
+    fn ask_whole(&self) -> Ask {
         let held = self.sink.len();
         let continues = held > 0 && self.distrust.is_none() && self.sink.note.validator.is_some();
         let overlap = if continues {
@@ -374,19 +423,27 @@ impl<D: Dial> Transfer<'_, D> {
             0
         };
         let from = if continues { held - overlap } else { 0 };
-        // On a metered link with a budget, the origin is not even asked for more than it allows.
-        let allowed = self.metered_bytes_left().filter(|_| self.is_metered(link));
-        let to = allowed
-            .filter(|_| !self.ranges_refused && (continues || held == 0))
-            .map(|allowed| from + allowed.max(overlap + 1) - 1)
-            .filter(|to| self.sink.note.length.is_none_or(|length| to + 1 < length));
         Ask {
             url: self.job.url.clone(),
             from,
-            to,
+            to: None,
             if_range: self.sink.note.validator.clone().filter(|_| continues),
             allow_downgrade: self.job.allow_downgrade,
         }
+    }
+
+    /// The same; on a metered link with a budget, the origin is not even asked for more than it
+    /// allows.
+    fn ask(&mut self, link: &str) -> Ask {
+        let whole = self.ask_whole();
+        let held = self.sink.len();
+        let (continues, overlap) = (whole.if_range.is_some(), held - whole.from.min(held));
+        let allowed = self.metered_bytes_left().filter(|_| self.is_metered(link));
+        let to = allowed
+            .filter(|_| !self.ranges_refused && (continues || held == 0))
+            .map(|allowed| whole.from + allowed.max(overlap + 1) - 1)
+            .filter(|to| self.sink.note.length.is_none_or(|length| to + 1 < length));
+        Ask { to, ..whole }
     }
 
     /// After a fault: give up, or wait a little and say so.
@@ -406,6 +463,7 @@ impl<D: Dial> Transfer<'_, D> {
                 )
             }
             Fault::Origin { text, retry_after } => (text, Reason::OriginWait, retry_after, true),
+            Fault::Proxy(text) => (text, Reason::ProxyUnreachable, None, true),
         };
         self.tries += 1;
         if counts && self.tries >= self.job.tries_max {
@@ -538,6 +596,8 @@ impl<D: Dial> Transfer<'_, D> {
             from,
             to,
             why: why.to_owned(),
+            kind: None,
+            silence_ms: None,
         });
         self.current = Some(way.name.clone());
     }

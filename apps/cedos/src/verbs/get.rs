@@ -3,17 +3,22 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
+use d2tp_driver::{AddressError, ServerAddress};
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
+use d2tp_sched::{IfLate, Policy};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use url::Url;
 
-use crate::get::choice::{IfLate, Policy};
+use super::key;
 use crate::get::direct::Direct;
 use crate::get::outcome::{Exit, Failure};
+use crate::get::proxy::Proxy;
 use crate::get::report::{Bar, JsonLines, Lines, Observer};
 use crate::get::transfer::{self, Destination, Job};
 use crate::get::when;
@@ -54,7 +59,7 @@ pub struct GetArgs {
 
     /// How to weigh money against time [default: free-first; any with --now; free-only with
     /// --when-free]
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = words::<Policy, 5>(Policy::ALL.map(Policy::word)))]
     policy: Option<Policy>,
 
     /// Bytes that metered networks may carry at most: 50M, 1.5G
@@ -62,7 +67,7 @@ pub struct GetArgs {
     max_cell: Option<u64>,
 
     /// What to do when free networks alone will not make the deadline
-    #[arg(long, value_enum, default_value = "cell")]
+    #[arg(long, default_value = "cell", value_parser = words::<IfLate, 3>(IfLate::ALL.map(IfLate::word)))]
     if_late: IfLate,
 
     /// Refuse bytes with another digest: sha256:HEX. They are put aside as FILE.bad
@@ -72,6 +77,11 @@ pub struct GetArgs {
     /// Download through this proxy: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
     prox: Option<String>,
+
+    /// This device's private key file, by which the proxy knows it [default: $CEDOS_KEY_FILE, or
+    /// ~/.config/cedos/key, which is made on first use]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
 
     /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
     #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
@@ -96,6 +106,14 @@ pub struct GetArgs {
     /// Print one JSON object per line: progress, switch, waiting, note, and last done or error
     #[arg(long)]
     json: bool,
+}
+
+/// Reads one of some words, which `--help` lists.
+fn words<T, const N: usize>(words: [&'static str; N]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err = d2tp_sched::UnknownWord> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(words).try_map(|word| word.parse::<T>())
 }
 
 fn parse_integrity(text: &str) -> Result<[u8; 32], String> {
@@ -129,15 +147,21 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
             args.url
         )));
     }
-    if args.prox.is_some() {
+    let proxy: Option<ServerAddress> = match args.prox.as_deref().filter(|text| !text.is_empty()) {
+        Some(text) => Some(
+            text.parse()
+                .map_err(|e: AddressError| usage(e.to_string()))?,
+        ),
+        None => None,
+    };
+    if proxy.is_some() && (!args.url.username().is_empty() || args.url.password().is_some()) {
         return Err(usage(
-            "this build cannot speak to a proxy; without --prox (and CEDOS_PROX) it downloads \
-             straight from the origin"
+            "the URL carries credentials, which the proxy would see; download it without --prox \
+             (and CEDOS_PROX)"
                 .into(),
         ));
     }
     let job = job(&args).map_err(usage)?;
-    let dial = Direct::new(args.ca.as_deref())?;
     let rules = ClassRules {
         rules: args.link.clone(),
     };
@@ -148,7 +172,14 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
     let mut observer = observer(&args);
     let links = monitor.subscribe();
-    Ok(transfer::run(&job, &dial, links, stopped, observer.as_mut()).await)
+    let Some(address) = proxy else {
+        let dial = Direct::new(args.ca.as_deref())?;
+        return Ok(transfer::run(&job, &dial, links, stopped, observer.as_mut()).await);
+    };
+    let key = key::of_device(args.key.as_deref())
+        .map_err(|error| Failure::error(format!("{error:#}")))?;
+    let proxy = Proxy::new(address, key, links.clone());
+    Ok(transfer::run_proxied(&job, &proxy, links, stopped, observer.as_mut()).await)
 }
 
 fn job(args: &GetArgs) -> Result<Job, String> {

@@ -1,3 +1,6 @@
 //! One file per verb: its command line, and nothing of its work.
 
 pub mod get;
+pub mod key;
+pub mod lab;
+pub mod prox;

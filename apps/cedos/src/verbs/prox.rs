@@ -1,18 +1,22 @@
 //! `cedos prox`: run D2Prox.
 //!
-//! This file turns options into a [`ProxConfig`], sets up the log and waits for SIGTERM or
-//! Ctrl-C. The flows come from whoever calls [`serve`] with a listener.
+//! This file turns options into a [`ProxConfig`] and a D2TP server, says where it is reached, and
+//! waits for SIGTERM or Ctrl-C. Clients that may not come in are refused in the handshake.
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context;
-use cedos_prox::{FlowListener, ProxConfig, parse_key, show_key};
+use cedos_prox::{ProxConfig, StartFault, parse_key};
 use clap::{Args, ValueEnum};
+use d2tp_driver::{Admission, Config, PublicKey, SecretKey, Server, ServerAddress, ServerOptions};
+use d2tp_links::{ClassRules, Kind, Link, LinkMonitor};
 use ipnet::IpNet;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::key::SecretKey;
+use super::key;
 
 /// Where D2Prox listens unless told otherwise: every address, both families.
 pub const LISTEN_DEFAULT: &str = "[::]:4433";
@@ -26,7 +30,7 @@ pub enum LogForm {
     Text,
 }
 
-/// `cedos prox …`
+/// Run D2Prox: fetch for devices that move, and keep what they have not read yet
 #[derive(Debug, Args)]
 pub struct ProxArgs {
     /// UDP address to listen on
@@ -93,10 +97,10 @@ impl ProxArgs {
     /// When the file is no usable key file.
     pub fn secret_key(&self) -> anyhow::Result<SecretKey> {
         match &self.key {
-            Some(path) => SecretKey::read(path),
+            Some(path) => key::read(path),
             None => {
                 tracing::warn!("no --key: this proxy's address changes at every start");
-                SecretKey::generate()
+                key::generate()
             }
         }
     }
@@ -116,16 +120,16 @@ impl ProxArgs {
     }
 }
 
-/// The address a device is given: `d2tp://host:port/KEY`.
-pub fn address(listening: SocketAddr, public: &[u8; 32]) -> String {
-    format!("d2tp://{listening}/{}", show_key(public))
-}
-
-/// Serves the flows of `listener` until SIGTERM or Ctrl-C.
+/// Runs `cedos prox` until SIGTERM or Ctrl-C.
 ///
 /// # Errors
 /// When the configuration cannot be run.
-pub async fn serve<L: FlowListener>(args: &ProxArgs, listener: L) -> anyhow::Result<()> {
+pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
+    args.start_log();
+    if !args.allow_any_client && args.allow_clients.is_empty() {
+        // Said before a key is made or a port is taken.
+        return Err(StartFault::NoClients.into());
+    }
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let stop = async move {
         tokio::select! {
@@ -133,7 +137,73 @@ pub async fn serve<L: FlowListener>(args: &ProxArgs, listener: L) -> anyhow::Res
             _ = tokio::signal::ctrl_c() => {}
         }
     };
-    Ok(cedos_prox::run(listener, args.config(), stop).await?)
+    let admission = if args.allow_any_client {
+        Admission::Anybody
+    } else {
+        let keys: BTreeSet<PublicKey> = args.allow_clients.iter().copied().map(PublicKey).collect();
+        Admission::Only(keys)
+    };
+    let prox = cedos_prox::Prox::new(args.config())?;
+    let server = Arc::new(Server::bind(ServerOptions {
+        listen: args.listen,
+        key: args.secret_key()?,
+        admission,
+        config: Config::default(),
+    })?);
+    let local = server.local_addr();
+    let address = ServerAddress {
+        host: host_for_devices(local).await.to_string(),
+        port: local.port(),
+        key: server.public_key(),
+    };
+    if local.ip().is_unspecified() {
+        tracing::info!(
+            listening = %local,
+            host = %address.host,
+            "listening on every address; devices elsewhere may need another host in d2tp://host:port/KEY"
+        );
+    }
+    tracing::info!(%address, "ready");
+    println!("{address}");
+    cedos_prox::serve(server.clone(), prox, stop).await;
+    server.close().await;
+    Ok(())
+}
+
+/// The host to write into the address: what is listened on, or for a wildcard this machine's best
+/// address.
+async fn host_for_devices(listening: SocketAddr) -> IpAddr {
+    if !listening.ip().is_unspecified() {
+        return listening.ip();
+    }
+    // Where the links cannot be read there is still this machine itself.
+    let links = LinkMonitor::start(ClassRules::default())
+        .await
+        .map(|(links, _)| links)
+        .unwrap_or_default();
+    best_address(&links, listening.is_ipv4())
+}
+
+/// The address that most devices can reach: public IPv4, then public IPv6, then private ones.
+fn best_address(links: &[Link], only_v4: bool) -> IpAddr {
+    let rank = |address: &IpAddr| match address {
+        IpAddr::V4(v4) if v4.is_private() || v4.is_link_local() => 2,
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(v6) if v6.is_unique_local() => 3,
+        IpAddr::V6(_) => 1,
+    };
+    links
+        .iter()
+        .filter(|link| link.kind != Kind::Loopback && link.up && link.carrier)
+        .flat_map(|link| link.addresses.iter().copied())
+        .filter(|address| address.is_ipv4() || !only_v4)
+        .filter(|address| !address.is_loopback())
+        .min_by_key(rank)
+        .unwrap_or(if only_v4 {
+            Ipv4Addr::LOCALHOST.into()
+        } else {
+            Ipv6Addr::LOCALHOST.into()
+        })
 }
 
 /// Reads a number of bytes with an optional K, M, G or T (powers of 1024).
@@ -177,7 +247,7 @@ mod tests {
 
     #[test]
     fn options_reach_the_configuration() {
-        let key = show_key(&[5; 32]);
+        let key = PublicKey([5; 32]).to_string();
         let args = parse(&format!(
             "prox --allow-client {key} --allow-net 10.0.0.0/8 --memory-quota 64M --disk-quota 2G \
              --state-dir /var/tmp --ca /tmp/ca.pem --log json"
@@ -222,9 +292,32 @@ mod tests {
         }
     }
 
+    fn link(name: &str, addresses: &[&str]) -> Link {
+        Link {
+            name: name.into(),
+            index: 2,
+            kind: Kind::Ethernet,
+            class: d2tp_links::Judgement {
+                class: d2tp_links::Class::Free,
+                because: "test".into(),
+            },
+            up: true,
+            carrier: true,
+            mtu_bytes: 1500,
+            addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+            routes: Vec::new(),
+        }
+    }
+
     #[test]
-    fn the_address_names_host_port_and_key() {
-        let text = address("[::1]:4433".parse().unwrap(), &[0; 32]);
-        assert_eq!(text, format!("d2tp://[::1]:4433/{}", "A".repeat(43)));
+    fn a_wildcard_is_told_as_the_address_most_devices_reach() {
+        let private = link("eth0", &["fd00::1", "192.168.1.2", "2001:db8::7"]);
+        let public = link("eth1", &["192.0.2.1"]);
+        let best = |links: &[Link], only_v4| best_address(links, only_v4).to_string();
+        assert_eq!(best(&[private.clone(), public], false), "192.0.2.1");
+        assert_eq!(best(std::slice::from_ref(&private), false), "2001:db8::7");
+        assert_eq!(best(std::slice::from_ref(&private), true), "192.168.1.2");
+        assert_eq!(best(&[], true), "127.0.0.1");
+        assert_eq!(best(&[], false), "::1");
     }
 }

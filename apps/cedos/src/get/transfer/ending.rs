@@ -68,11 +68,11 @@ impl<D: Dial> Transfer<'_, D> {
             reason,
             text,
             resumable_bytes,
-            proxy_would_add: Some(
+            proxy_would_add: (!self.dial.moves_by_itself()).then(|| {
                 "with --prox, this moves between networks without a new connection or a \
                  byte twice, and survives origins that cannot resume"
-                    .into(),
-            ),
+                    .into()
+            }),
         };
         self.observer.tell(&if whole {
             Event::Done(report)

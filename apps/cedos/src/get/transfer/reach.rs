@@ -45,7 +45,7 @@ impl<D: Dial> Transfer<'_, D> {
                         .is_some_and(|until| *until > now),
                     in_use: self.current.as_ref() == Some(&name),
                     name,
-                    class,
+                    class: class_of(class),
                     metric,
                 }
             })
@@ -80,6 +80,15 @@ impl<D: Dial> Transfer<'_, D> {
     }
 }
 
+/// The scheduler's word for what a link costs.
+pub(super) fn class_of(class: Class) -> d2tp_sched::Class {
+    match class {
+        Class::Free => d2tp_sched::Class::Free,
+        Class::Metered => d2tp_sched::Class::Metered,
+        Class::Roaming => d2tp_sched::Class::Roaming,
+    }
+}
+
 /// An origin that no default route is needed for.
 enum Near {
     Here,
@@ -99,6 +108,11 @@ fn near(url: &Url, links: &[Link]) -> Option<Near> {
     if ip.is_loopback() || links.iter().any(|link| link.addresses.contains(&ip)) {
         return Some(Near::Here);
     }
+    on_link(ip, links).map(|(name, source)| Near::OnLink(name, source))
+}
+
+/// The link on whose own network this address is as routing sees it, and the address to send from.
+pub(in crate::get) fn on_link(ip: IpAddr, links: &[Link]) -> Option<(String, IpAddr)> {
     // Connecting a UDP socket sends nothing; it asks routing for the source address.
     let any = SocketAddr::new(
         if ip.is_ipv6() {
@@ -114,5 +128,5 @@ fn near(url: &Url, links: &[Link]) -> Option<Near> {
     let link = links
         .iter()
         .find(|link| link.up && link.carrier && link.addresses.contains(&source))?;
-    Some(Near::OnLink(link.name.clone(), source))
+    Some((link.name.clone(), source))
 }

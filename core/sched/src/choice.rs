@@ -1,22 +1,18 @@
-//! Which link to use now, or why to wait: Algorithm 1 of the Cedos paper for one flow.
+//! Which link one flow uses now, or why it waits: Algorithm 1 of the Cedos paper.
 //!
 //! ```text
 //! urgent = remaining bytes ÷ metered rate > time left
 //! not urgent: a free link if there is one, else wait          urgent: the fastest permitted link
 //! ```
 //!
-//! A pure function of plain facts, in one file, so that the scheduler crate can take its place.
 //! Beyond the paper: a first estimate for links never measured, a margin with hysteresis so that
-//! a transfer at the edge does not switch every second, links that carry nothing go last, and
-//! a budget for metered bytes.
+//! a flow at the edge does not switch every second, links that carry nothing go last, a budget for
+//! metered bytes, and flows that use several links at once ([`Paid`]): those are always on every
+//! free link, so for them the question is only whether links that cost help.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
-
-use clap::ValueEnum;
-use d2tp_links::Class;
-use serde::Serialize;
-
-use super::outcome::Reason;
 
 /// Rate assumed of a metered link never measured. Higher: waits longer for a free link and may
 /// be late; lower: pays sooner.
@@ -34,9 +30,32 @@ pub const MARGIN: Duration = Duration::from_secs(5); // a guess
 /// A century: keeps the arithmetic in range for sizes nobody will ever fetch.
 const NEEDED_MAX_S: f64 = 3.2e9;
 
+/// What a byte on a link costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Nothing.
+    Free,
+    /// Money, or a monthly allowance.
+    Metered,
+    /// More money: never used unasked.
+    Roaming,
+}
+
+/// Why a flow uses no link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// No link is up.
+    NoPath,
+    /// Only links that cost are up, and there is time.
+    PathCost,
+    /// Metered links carried what they may.
+    OverBudget,
+    /// Only a roaming link is up.
+    RoamingBlocked,
+}
+
 /// How to weigh money against time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// Never a byte on a link that costs.
     FreeOnly,
@@ -51,8 +70,7 @@ pub enum Policy {
 }
 
 /// What to do when free links alone will not make the deadline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IfLate {
     /// Use cellular, within its budget.
     Cell,
@@ -62,7 +80,82 @@ pub enum IfLate {
     Fail,
 }
 
-/// What the transfer wants.
+impl Policy {
+    /// All of them, mildest first.
+    pub const ALL: [Policy; 5] = [
+        Policy::FreeOnly,
+        Policy::FreeFirst,
+        Policy::Balanced,
+        Policy::Fast,
+        Policy::Any,
+    ];
+
+    /// As people write it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Policy::FreeOnly => "free-only",
+            Policy::FreeFirst => "free-first",
+            Policy::Balanced => "balanced",
+            Policy::Fast => "fast",
+            Policy::Any => "any",
+        }
+    }
+}
+
+impl IfLate {
+    /// All of them.
+    pub const ALL: [IfLate; 3] = [IfLate::Cell, IfLate::Wait, IfLate::Fail];
+
+    /// As people write it.
+    pub fn word(self) -> &'static str {
+        match self {
+            IfLate::Cell => "cell",
+            IfLate::Wait => "wait",
+            IfLate::Fail => "fail",
+        }
+    }
+}
+
+/// A word that is none of those there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownWord {
+    word: String,
+    known: String,
+}
+
+impl fmt::Display for UnknownWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is none of {}", self.word, self.known)
+    }
+}
+
+impl std::error::Error for UnknownWord {}
+
+fn one_of<T: Copy>(text: &str, all: &[T], word: fn(T) -> &'static str) -> Result<T, UnknownWord> {
+    all.iter()
+        .copied()
+        .find(|value| word(*value) == text)
+        .ok_or_else(|| UnknownWord {
+            word: text.into(),
+            known: all.iter().map(|v| word(*v)).collect::<Vec<_>>().join(", "),
+        })
+}
+
+impl FromStr for Policy {
+    type Err = UnknownWord;
+    fn from_str(text: &str) -> Result<Policy, UnknownWord> {
+        one_of(text, &Policy::ALL, Policy::word)
+    }
+}
+
+impl FromStr for IfLate {
+    type Err = UnknownWord;
+    fn from_str(text: &str) -> Result<IfLate, UnknownWord> {
+        one_of(text, &IfLate::ALL, IfLate::word)
+    }
+}
+
+/// What a flow wants.
 #[derive(Debug, Clone)]
 pub struct Need {
     /// Bytes still to come, when known.
@@ -107,7 +200,7 @@ pub enum Choice {
     /// Use none for now.
     Wait {
         /// The reason code.
-        reason: Reason,
+        reason: Hold,
         /// Why.
         why: String,
         /// What would end the wait.
@@ -126,7 +219,66 @@ impl Way {
     }
 }
 
-/// Decides for one flow.
+/// Whether a flow on several links at once also uses those that cost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Paid {
+    /// Not a packet there.
+    No,
+    /// No payload, but a path that is ready: the next moment may need it.
+    Ready,
+    /// Payload, for this reason.
+    Spend {
+        /// In words.
+        why: String,
+    },
+}
+
+/// What is decided for one flow.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// For a flow that can be on one link at a time; its `Wait` holds for every kind of flow.
+    pub choice: Choice,
+    /// For a flow that is on every free link anyway.
+    pub paid: Paid,
+}
+
+/// Decides for one flow. Time is in `need.left`.
+pub fn decide(need: &Need, ways: &[Way]) -> Plan {
+    let choice = choose(need, ways);
+    let paid = match &choice {
+        Choice::Use { index, why } if ways[*index].class == Class::Metered => paid(need, ways, why),
+        _ => paid(need, ways, "the policy allows it"),
+    };
+    Plan { choice, paid }
+}
+
+fn paid(need: &Need, ways: &[Way], why: &str) -> Paid {
+    let metered = ways.iter().any(|way| way.class == Class::Metered);
+    if !metered || need.metered_bytes_left == Some(0) {
+        return Paid::No;
+    }
+    let working = |way: &&Way| way.class == Class::Free && !way.stalled;
+    let free_works = ways.iter().any(|way| working(&way));
+    match need.policy {
+        Policy::FreeOnly => Paid::No,
+        Policy::Fast => Paid::Spend { why: why.into() },
+        Policy::Any if free_works => Paid::Ready,
+        Policy::Any => Paid::Spend { why: why.into() },
+        Policy::FreeFirst | Policy::Balanced if need.if_late != IfLate::Cell => Paid::No,
+        Policy::FreeFirst | Policy::Balanced => {
+            let Some(urgent) = urgency(need, ways) else {
+                return Paid::No;
+            };
+            let free_rate: f64 = ways.iter().filter(working).map(Way::rate).sum();
+            match need.left.filter(|_| free_works) {
+                Some(left) if !is_short(need, ways, free_rate, left) => Paid::Ready,
+                _ => Paid::Spend { why: urgent },
+            }
+        }
+    }
+}
+
+/// Chooses one link for one flow.
 pub fn choose(need: &Need, ways: &[Way]) -> Choice {
     let of = |class: Class| {
         ways.iter()
@@ -186,8 +338,19 @@ fn urgency(need: &Need, ways: &[Way]) -> Option<String> {
     } else {
         rate
     };
+    let needed = time_for(need, rate);
+    is_short(need, ways, rate, left)
+        .then(|| format!("{} needed of {} left", in_words(needed), in_words(left)))
+}
+
+fn time_for(need: &Need, rate: f64) -> Duration {
     let remaining = need.remaining_bytes.unwrap_or(SIZE_UNKNOWN_BYTES);
-    let needed = Duration::from_secs_f64((remaining as f64 / rate).ceil().min(NEEDED_MAX_S));
+    Duration::from_secs_f64((remaining as f64 / rate).ceil().min(NEEDED_MAX_S))
+}
+
+/// Whether `rate` does not get the flow there in time, with the policy's slack.
+fn is_short(need: &Need, ways: &[Way], rate: f64, left: Duration) -> bool {
+    let needed = time_for(need, rate);
     // Once paying, pay on until there is clearly more slack than when it began.
     let paying = ways
         .iter()
@@ -199,8 +362,7 @@ fn urgency(need: &Need, ways: &[Way]) -> Option<String> {
     if need.policy == Policy::Balanced {
         wanted = wanted.saturating_mul(2);
     }
-    let wanted = wanted.saturating_add(MARGIN);
-    (wanted > left).then(|| format!("{} needed of {} left", in_words(needed), in_words(left)))
+    wanted.saturating_add(MARGIN) > left
 }
 
 /// The best of some ways: working before stalled; then by rate, or by the system's preference.
@@ -234,21 +396,21 @@ fn wait(need: &Need, ways: &[Way], over_budget: bool) -> Choice {
     let (metered, roaming) = (named(Class::Metered), named(Class::Roaming));
     if ways.is_empty() {
         return Choice::Wait {
-            reason: Reason::NoPath,
+            reason: Hold::NoPath,
             why: "no network is up".into(),
             unblocks: "any network".into(),
         };
     }
     if metered.is_empty() {
         return Choice::Wait {
-            reason: Reason::RoamingBlocked,
+            reason: Hold::RoamingBlocked,
             why: format!("only {roaming} is up, class roaming"),
             unblocks: format!("another network | --link {roaming}=metered"),
         };
     }
     if over_budget {
         return Choice::Wait {
-            reason: Reason::OverBudget,
+            reason: Hold::OverBudget,
             why: format!("{metered} carried what it may"),
             unblocks: "a free network | a larger --max-cell".into(),
         };
@@ -261,7 +423,7 @@ fn wait(need: &Need, ways: &[Way], over_budget: bool) -> Choice {
         .map(|left| format!("; {} left", in_words(left)))
         .unwrap_or_default();
     Choice::Wait {
-        reason: Reason::PathCost,
+        reason: Hold::PathCost,
         why: format!("only {metered} is up, class metered{slack}"),
         unblocks: if spends_later {
             format!("a free network | {metered} when the deadline needs it | --policy any")
@@ -317,7 +479,7 @@ mod tests {
     fn used(choice: &Choice, ways: &[Way]) -> String {
         match choice {
             Choice::Use { index, .. } => ways[*index].name.clone(),
-            Choice::Wait { reason, .. } => reason.code(),
+            Choice::Wait { reason, .. } => format!("{reason:?}"),
         }
     }
 
@@ -331,8 +493,8 @@ mod tests {
     fn with_slack_a_free_link_is_used_and_a_metered_one_waited_out() {
         let need = need(Policy::FreeFirst, 100_000_000, 3600);
         decides(&need, &[wifi(), cell()], "wlan0");
-        decides(&need, &[cell()], "path_cost");
-        decides(&need, &[], "no_path");
+        decides(&need, &[cell()], "PathCost");
+        decides(&need, &[], "NoPath");
     }
 
     #[test]
@@ -347,7 +509,7 @@ mod tests {
     #[test]
     fn a_transfer_that_began_to_pay_does_not_stop_at_the_first_second_of_slack() {
         let need = need(Policy::FreeFirst, 100_000_000, 60);
-        decides(&need, &[cell()], "path_cost");
+        decides(&need, &[cell()], "PathCost");
         decides(
             &need,
             &[Way {
@@ -363,7 +525,7 @@ mod tests {
         decides(
             &need(Policy::FreeFirst, 100_000_000, 90),
             &[cell()],
-            "path_cost",
+            "PathCost",
         );
         decides(&need(Policy::Balanced, 100_000_000, 90), &[cell()], "wwan0");
     }
@@ -373,14 +535,14 @@ mod tests {
         decides(
             &need(Policy::FreeOnly, 100_000_000, 0),
             &[cell()],
-            "path_cost",
+            "PathCost",
         );
         for if_late in [IfLate::Wait, IfLate::Fail] {
             let need = Need {
                 if_late,
                 ..need(Policy::FreeFirst, 100_000_000, 0)
             };
-            decides(&need, &[cell()], "path_cost");
+            decides(&need, &[cell()], "PathCost");
         }
     }
 
@@ -397,7 +559,7 @@ mod tests {
             metered_bytes_left: Some(0),
             ..need(Policy::FreeFirst, 100_000_000, 0)
         };
-        decides(&need, &[cell()], "over_budget");
+        decides(&need, &[cell()], "OverBudget");
         decides(&need, &[cell(), wifi()], "wlan0");
     }
 
@@ -408,7 +570,7 @@ mod tests {
             decides(
                 &need(policy, 100_000_000, 0),
                 std::slice::from_ref(&roaming),
-                "roaming_blocked",
+                "RoamingBlocked",
             );
         }
     }
@@ -448,6 +610,57 @@ mod tests {
             left: None,
             ..need(Policy::FreeFirst, 100_000_000, 0)
         };
-        decides(&need, &[cell()], "path_cost");
+        decides(&need, &[cell()], "PathCost");
+    }
+
+    fn pays(need: &Need, ways: &[Way]) -> bool {
+        matches!(decide(need, ways).paid, Paid::Spend { .. })
+    }
+
+    #[test]
+    fn a_flow_on_all_free_links_pays_only_while_they_are_not_enough() {
+        let need = |left_s| need(Policy::FreeFirst, 100_000_000, left_s);
+        assert_eq!(decide(&need(3600), &[wifi(), cell()]).paid, Paid::No);
+        // 100 MB: 50 s at the metered rate, 100 s at the free one, 11 s at a fast free one.
+        assert!(pays(&need(52), &[wifi(), cell()]));
+        let fast = way("eth0", Class::Free, 9e6);
+        assert_eq!(decide(&need(52), &[fast, cell()]).paid, Paid::Ready);
+        assert!(pays(&need(52), &[cell()]));
+        assert_eq!(decide(&need(52), &[wifi()]).paid, Paid::No);
+    }
+
+    #[test]
+    fn any_keeps_a_metered_path_ready_and_pays_when_no_free_link_works() {
+        let need = need(Policy::Any, 100_000_000, 3600);
+        assert_eq!(decide(&need, &[wifi(), cell()]).paid, Paid::Ready);
+        let dead = Way {
+            stalled: true,
+            ..wifi()
+        };
+        assert!(pays(&need, &[dead, cell()]));
+        assert!(pays(&need, &[cell()]));
+    }
+
+    #[test]
+    fn budget_and_policy_keep_a_flow_off_links_that_cost() {
+        let broke = Need {
+            metered_bytes_left: Some(0),
+            ..need(Policy::Fast, 100_000_000, 0)
+        };
+        assert_eq!(decide(&broke, &[cell()]).paid, Paid::No);
+        let never = need(Policy::FreeOnly, 100_000_000, 0);
+        assert_eq!(decide(&never, &[cell()]).paid, Paid::No);
+    }
+
+    #[test]
+    fn words_lead_back_to_their_policy() {
+        for policy in Policy::ALL {
+            assert_eq!(policy.word().parse(), Ok(policy));
+        }
+        for if_late in IfLate::ALL {
+            assert_eq!(if_late.word().parse(), Ok(if_late));
+        }
+        let error = "cheap".parse::<Policy>().unwrap_err();
+        assert!(error.to_string().contains("free-first"), "{error}");
     }
 }

@@ -1,0 +1,466 @@
+//! Through a D2Prox: every request is a flow of one D2TP session, which moves between links.
+//!
+//! ```text
+//!  exchange ── Held (AsyncRead + AsyncWrite) ── flow ── Device ══ wlan0, wwan0 … ══▶ D2Prox
+//!                                                         ▲
+//!  transfer/proxied ── which links may be paid for ───────┘
+//! ```
+//!
+//! The session is this process's; a new one is made only when the proxy ended the old one.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use cedos_prox::ResetCause;
+use d2tp_driver::{
+    Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowSettings, LinkUse,
+    PathState, SecretKey, ServerAddress, SessionEnd,
+};
+use d2tp_links::{Class, Kind, Link};
+use http::{HeaderMap, StatusCode};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+use url::Url;
+
+use super::dial::{Dial, Fault, Io, Via};
+use super::outcome::{Exit, Failure, Reason};
+
+/// Time for the last words to a proxy: the end of a flow, the end of the session.
+const FAREWELL: Duration = Duration::from_millis(500); // a guess: one slow round trip
+
+/// Why the flow at the proxy must be opened anew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lost {
+    /// The proxy does not know it any more: it was restarted.
+    Forgotten,
+    /// The whole session ended.
+    Session(String),
+    /// The deadline passed.
+    Deadline,
+    /// The proxy reset it.
+    Reset(String),
+}
+
+/// What moves requests to a proxy.
+pub struct Proxy {
+    address: ServerAddress,
+    key: SecretKey,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    device: Option<Arc<Device>>,
+    flow: Option<Arc<Mutex<Flow>>>,
+    within: Option<Duration>,
+    /// Payload bytes and repeated bytes of sessions that ended.
+    carried_before: BTreeMap<String, u64>,
+    duplicate_before: u64,
+}
+
+/// A link as the session uses it.
+#[derive(Debug, Clone)]
+pub struct Carrying {
+    /// Payload bytes received over it, in all sessions.
+    pub bytes: u64,
+    /// Bytes per second lately.
+    pub rate: Option<u64>,
+    /// Its path answers; none if it has no path.
+    pub answers: Option<bool>,
+}
+
+impl Proxy {
+    /// Nothing is sent before [`Proxy::call`].
+    pub fn new(
+        address: ServerAddress,
+        key: SecretKey,
+        links: watch::Receiver<Arc<Vec<Link>>>,
+    ) -> Proxy {
+        Proxy {
+            address,
+            key,
+            links,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Where the proxy is, for people.
+    pub fn place(&self) -> String {
+        let host = &self.address.host;
+        if host.contains(':') {
+            format!("[{host}]:{}", self.address.port)
+        } else {
+            format!("{host}:{}", self.address.port)
+        }
+    }
+
+    /// This device's public key, as the proxy's operator needs it.
+    pub fn public_key(&self) -> String {
+        self.key.public().to_string()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The session's device, once called.
+    pub fn device(&self) -> Option<Arc<Device>> {
+        self.state().device.clone()
+    }
+
+    /// Begins a session if there is none, and returns what happens in it.
+    ///
+    /// # Errors
+    /// The proxy's name has no address, or no socket can be had.
+    pub async fn call(&self) -> Result<Option<mpsc::UnboundedReceiver<Event>>, DriverError> {
+        if self.state().device.is_some() {
+            return Ok(None);
+        }
+        let mut device = Device::new(DeviceOptions {
+            server: self.address.clone(),
+            key: self.key.clone(),
+            config: Config::default(),
+        })
+        .await?;
+        let mut events = device.events();
+        let (tell, told) = mpsc::unbounded_channel();
+        // Readable comes for every batch of packets; only the rare events are kept.
+        tokio::spawn(async move {
+            loop {
+                match events.recv().await {
+                    Ok((_, Event::Readable(_) | Event::Writable(_))) => {}
+                    Ok((_, event)) => {
+                        if tell.send(event).is_err() {
+                            return;
+                        }
+                    }
+                    Err(RecvError::Lagged(events)) => tracing::warn!(events, "events lost"),
+                    Err(RecvError::Closed) => return,
+                }
+            }
+        });
+        if self.needs_no_link() {
+            device.use_default_route()?;
+        } else {
+            device.follow(self.links.clone(), usage);
+        }
+        self.state().device = Some(Arc::new(device));
+        Ok(Some(told))
+    }
+
+    /// Whether the proxy is on this machine, or reached by a route that is no way to everywhere.
+    pub fn needs_no_link(&self) -> bool {
+        let links = self.links.borrow();
+        let ip: IpAddr = match self.address.host.parse() {
+            Ok(ip) => ip,
+            Err(_) => return self.address.host == "localhost",
+        };
+        ip.is_loopback()
+            || links.iter().any(|link| link.addresses.contains(&ip))
+            || (!links
+                .iter()
+                .any(|link| link.kind != Kind::Loopback && link.is_usable())
+                && super::transfer::on_link(ip, &links).is_some())
+    }
+
+    /// Forgets the session, which has ended, keeping its counts.
+    pub fn hang_up(&self) {
+        let carried = self.carried();
+        let duplicate = self.duplicate_bytes();
+        let mut state = self.state();
+        state.flow = None;
+        state.device = None;
+        state.carried_before = carried.into_iter().map(|(n, c)| (n, c.bytes)).collect();
+        state.duplicate_before = duplicate;
+    }
+
+    /// The time that the next flows have.
+    pub fn set_within(&self, within: Option<Duration>) {
+        self.state().within = within;
+    }
+
+    /// Does something with the flow of the request at hand.
+    pub fn with_flow<R>(&self, f: impl FnOnce(&Device, &mut Flow) -> R) -> Option<R> {
+        let (device, flow) = {
+            let state = self.state();
+            (state.device.clone()?, state.flow.clone()?)
+        };
+        let mut flow = flow.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(f(&device, &mut flow))
+    }
+
+    /// What each link carried and how it is.
+    pub fn carried(&self) -> BTreeMap<String, Carrying> {
+        let (device, before) = {
+            let state = self.state();
+            (state.device.clone(), state.carried_before.clone())
+        };
+        let mut links: BTreeMap<String, Carrying> = before
+            .into_iter()
+            .map(|(name, bytes)| {
+                let carrying = Carrying {
+                    bytes,
+                    rate: None,
+                    answers: None,
+                };
+                (name, carrying)
+            })
+            .collect();
+        for way in device.map(|d| d.ways()).unwrap_or_default() {
+            let carrying = links.entry(way.name).or_insert(Carrying {
+                bytes: 0,
+                rate: None,
+                answers: None,
+            });
+            carrying.bytes += way.payload.0;
+            carrying.rate = way.rate;
+            carrying.answers = way.path.map(|path| path.state == PathState::Active);
+        }
+        links
+    }
+
+    /// Whether any path answers now.
+    pub fn answers(&self) -> bool {
+        self.device().is_some_and(|device| {
+            device
+                .paths()
+                .iter()
+                .any(|path| path.state == PathState::Active)
+        })
+    }
+
+    /// Payload bytes that came more than once.
+    pub fn duplicate_bytes(&self) -> u64 {
+        let (device, before) = {
+            let state = self.state();
+            (state.device.clone(), state.duplicate_before)
+        };
+        before + device.map_or(0, |device| device.duplicate_bytes())
+    }
+
+    /// Why the flow at hand is over, if it is and that is not what it was for.
+    pub fn lost(&self) -> Result<Option<Lost>, Failure> {
+        if let Some(end) = self.device().and_then(|device| device.ended()) {
+            return self.session_end(&end).map(Some);
+        }
+        let end = self.with_flow(|_, flow| flow.end()).flatten();
+        Ok(match end {
+            None | Some(FlowEnd::Complete | FlowEnd::Local(_)) => None,
+            Some(FlowEnd::DeadlinePassed) => Some(Lost::Deadline),
+            Some(FlowEnd::Refused(_)) => Some(Lost::Forgotten),
+            Some(FlowEnd::SessionEnded) => Some(Lost::Session("the session ended".into())),
+            Some(FlowEnd::Reset(code)) => match ResetCause::from_code(code) {
+                Some(ResetCause::Deadline) => Some(Lost::Deadline),
+                Some(cause @ ResetCause::StoreFull) => {
+                    let text = format!("{cause} ({}); without --prox it may work", self.place());
+                    return Err(Failure::error(text));
+                }
+                Some(cause) => Some(Lost::Reset(cause.to_string())),
+                None => Some(Lost::Reset(format!(
+                    "the proxy broke the transfer off (code {code:#x})"
+                ))),
+            },
+        })
+    }
+
+    fn session_end(&self, end: &SessionEnd) -> Result<Lost, Failure> {
+        match end {
+            SessionEnd::Refused(d2tp_session::Reason::NotAllowed) => Err(Failure::of(
+                Exit::Error,
+                Reason::ProxyUnreachable,
+                format!(
+                    "the proxy {} does not let this device in; its operator adds it with \
+                     --allow-client {}",
+                    self.place(),
+                    self.public_key()
+                ),
+            )),
+            SessionEnd::NoCommonVersion => Err(Failure::of(
+                Exit::Error,
+                Reason::ProxyUnreachable,
+                format!("the proxy {}: {end}; update the older one", self.place()),
+            )),
+            end => Ok(Lost::Session(end.to_string())),
+        }
+    }
+
+    /// Ends the flow at hand in order: the proxy learns that everything arrived.
+    pub async fn finish(&self) {
+        let Some(flow) = self.state().flow.take() else {
+            return;
+        };
+        let mut held = Held(flow);
+        let _ = timeout(FAREWELL, async {
+            let _ = held.shutdown().await;
+            let mut rest = [0; 1024];
+            while held.read(&mut rest).await.is_ok_and(|n| n > 0) {}
+        })
+        .await;
+    }
+
+    /// Drops the flow at hand: what it still carries is thrown away.
+    pub fn drop_flow(&self) {
+        self.state().flow = None;
+    }
+
+    /// Says good-bye to the proxy.
+    pub async fn close(&self) {
+        let device = {
+            let mut state = self.state();
+            state.flow = None;
+            state.device.take()
+        };
+        if let Some(device) = device.and_then(Arc::into_inner) {
+            device.close().await;
+        }
+    }
+}
+
+/// What a link may be used for at all. Whether links that cost are, is said per flow.
+fn usage(link: &Link) -> LinkUse {
+    match (link.kind, link.class.class) {
+        (Kind::Loopback, _) | (_, Class::Roaming) => LinkUse::Off,
+        (_, Class::Free) => LinkUse::Free,
+        (_, Class::Metered) => LinkUse::Paid,
+    }
+}
+
+/// The flow, shared by the exchange that reads it and the transfer that steers it.
+struct Held(Arc<Mutex<Flow>>);
+
+impl Held {
+    fn flow(&self) -> MutexGuard<'_, Flow> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsyncRead for Held {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.flow()).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Held {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.flow()).poll_write(cx, bytes)
+    }
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.flow()).poll_flush(cx)
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.flow()).poll_shutdown(cx)
+    }
+}
+
+impl Dial for Proxy {
+    async fn dial(&self, _url: &Url, _via: &Via) -> Result<Box<dyn Io>, Fault> {
+        let Some(device) = self.device() else {
+            return Err(Fault::Proxy("there is no session to the proxy".into()));
+        };
+        let settings = FlowSettings {
+            within: self.state().within,
+            ..FlowSettings::default()
+        };
+        let flow = device
+            .open(settings)
+            .map_err(|error| Fault::Proxy(error.to_string()))?;
+        let flow = Arc::new(Mutex::new(flow));
+        self.state().flow = Some(flow.clone());
+        Ok(Box::new(Held(flow)))
+    }
+
+    fn absolute_form(&self) -> bool {
+        true
+    }
+
+    fn moves_by_itself(&self) -> bool {
+        true
+    }
+}
+
+/// The proxy's own refusal, which it marks with `Proxy-Status: …; error=…` (RFC 9209): its words
+/// are in the body. `None` if the answer is the origin's.
+pub fn refusal(status: StatusCode, headers: &HeaderMap, body: &str) -> Option<Fault> {
+    let told = headers.get("proxy-status")?.to_str().ok()?;
+    let (_, rest) = told.split_once("error=")?;
+    let token = rest.split([';', ',', ' ']).next().unwrap_or_default();
+    let words = body.trim();
+    let words = if words.is_empty() { token } else { words };
+    let text = format!("the proxy says: {words}");
+    let retry_after = headers
+        .get(http::header::RETRY_AFTER)
+        .and_then(|value| value.to_str().ok()?.trim().parse().ok())
+        .map(Duration::from_secs);
+    let passing = matches!(
+        token,
+        "connection_refused"
+            | "connection_terminated"
+            | "connection_timeout"
+            | "connection_limit_reached"
+            | "destination_ip_unroutable"
+            | "dns_timeout"
+            | "http_response_timeout"
+            | "http_response_incomplete"
+            | "proxy_internal_error"
+    );
+    Some(if passing || status == StatusCode::SERVICE_UNAVAILABLE {
+        Fault::Origin { text, retry_after }
+    } else {
+        Fault::Final(Failure::error(text))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(status: u16, proxy_status: &str) -> Option<Fault> {
+        let mut headers = HeaderMap::new();
+        headers.insert("proxy-status", proxy_status.parse().unwrap());
+        let status = StatusCode::from_u16(status).unwrap();
+        refusal(status, &headers, "the words of the proxy\n")
+    }
+
+    #[test]
+    fn a_refusal_of_the_proxy_is_told_in_its_words() {
+        match told(
+            403,
+            "d2prox; error=destination_ip_prohibited; details=\"x\"",
+        ) {
+            Some(Fault::Final(failure)) => {
+                assert_eq!(failure.text, "the proxy says: the words of the proxy");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(
+            told(502, "d2prox; error=connection_refused"),
+            Some(Fault::Origin { .. })
+        ));
+        assert!(matches!(
+            told(503, "d2prox; error=http_request_denied"),
+            Some(Fault::Origin { .. })
+        ));
+    }
+
+    #[test]
+    fn an_answer_of_the_origin_is_no_refusal() {
+        assert!(told(404, "d2prox; received-status=404").is_none());
+        assert!(refusal(StatusCode::NOT_FOUND, &HeaderMap::new(), "").is_none());
+    }
+}

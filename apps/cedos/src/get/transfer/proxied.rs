@@ -1,0 +1,535 @@
+//! A download through a proxy: one flow that is on every free link, and on others when it must.
+//!
+//! ```text
+//!  every second, and at every change of a link:
+//!     links, rates, what is left ─▶ sched::decide ─▶ may this flow spend on links that cost?
+//!                                        └─ nothing may be used: say why, the flow sleeps
+//!  the flow is forgotten, reset, or its session over ─▶ a new one, with Range from what we hold
+//! ```
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::time::Duration;
+
+use d2tp_driver::{Event as SessionEvent, SwitchKind};
+use d2tp_links::Kind;
+use d2tp_sched::{Choice, IfLate, Paid, Way, decide, in_words};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::super::clock::Moment;
+use super::super::dial::{Fault, Via};
+use super::super::exchange::{Answer, Ask, exchange};
+use super::super::outcome::{Exit, Failure, Reason};
+use super::super::proxy::{Lost, Proxy};
+use super::super::report::Event;
+use super::reach::class_of;
+use super::{BACKOFF_FIRST, EPOCH, Step, Transfer};
+
+/// How long the proxy may be silent before we say so.
+const UNREACHABLE_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
+
+/// How long a path that does not answer counts as one that will.
+const SILENT_AFTER: Duration = Duration::from_secs(1); // a guess: more than a slow handshake
+
+/// Longest wait before another flow is tried at a proxy that ended the last one.
+const AGAIN_MAX: Duration = Duration::from_secs(5); // a guess
+
+/// When a flow that may be late loses its deadline, so that neither end drops it.
+const LIFT_DEADLINE: Duration = Duration::from_secs(3); // a guess: more than a slow link's delay
+
+/// What is known of the session while a download steers it.
+#[derive(Default)]
+struct Helm {
+    events: Option<mpsc::UnboundedReceiver<SessionEvent>>,
+    paid: Option<Paid>,
+    /// Since when a link that should work does not answer.
+    silent_since: BTreeMap<String, Moment>,
+    /// Since when no path answers although one should.
+    unanswered_since: Option<Moment>,
+    /// The proxy answered at least once.
+    known: bool,
+    lifted: bool,
+    /// When the last byte came, while one could have.
+    last_byte: Option<Moment>,
+    last_counts: BTreeMap<String, u64>,
+}
+
+impl Transfer<'_, Proxy> {
+    /// Receives until the object is whole, or a failure ends it.
+    pub(super) async fn receive_proxied(&mut self) -> Result<(), Failure> {
+        if self.sink.len() > 0 && self.sink.note.length == Some(self.sink.len()) {
+            return Ok(());
+        }
+        let mut helm = Helm::default();
+        let outcome = loop {
+            self.check_deadline()?;
+            self.check_stop()?;
+            match self.dial.call().await {
+                Ok(Some(events)) => {
+                    helm = Helm {
+                        events: Some(events),
+                        ..Helm::default()
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    let reason = if self.proxied_ways(&mut helm).is_empty() {
+                        Reason::NoPath
+                    } else {
+                        Reason::ProxyUnreachable
+                    };
+                    self.refuse_to_wait(reason, &error.to_string())?;
+                    self.give_up_on_proxy(&helm, &error.to_string())?;
+                    let unblocks = "any network | the right --prox address".to_owned();
+                    self.wait(reason, error.to_string(), unblocks, EPOCH)
+                        .await?;
+                    continue;
+                }
+            }
+            self.dial
+                .set_within(self.left().filter(|left| !left.is_zero()));
+            helm.lifted = self.left().is_none_or(|left| left.is_zero());
+            helm.paid = None;
+            let outcome = self.attempt_proxied(&mut helm).await;
+            self.receiving = false;
+            self.count_links(&mut helm);
+            match outcome {
+                Ok(Step::Whole) => break Ok(()),
+                Ok(Step::ChooseAgain) => self.dial.drop_flow(),
+                Err(fault) => {
+                    if let Err(failure) = self.recover_proxied(fault, &mut helm).await {
+                        break Err(failure);
+                    }
+                }
+            }
+        };
+        if outcome.is_ok() {
+            self.dial.finish().await;
+        }
+        self.duplicate_bytes += self.dial.duplicate_bytes();
+        self.dial.close().await;
+        outcome
+    }
+
+    /// One request in one flow, until its bytes end.
+    async fn attempt_proxied(&mut self, helm: &mut Helm) -> Result<Step, Fault> {
+        let ask = self.ask_whole();
+        let mut epoch = interval(EPOCH);
+        epoch.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut answer = match self.ask_proxy(helm, &ask, &mut epoch).await? {
+            Some(answer) => answer,
+            None => return Ok(Step::ChooseAgain),
+        };
+        let Some(mut overlap) = self.accept(&answer, &ask)? else {
+            return Ok(Step::ChooseAgain);
+        };
+        self.receiving = true;
+        let held = self.sink.len();
+        let mut links = self.links.clone();
+        let mut stop = self.stop.clone();
+        let (mut epoch_start, mut epoch_bytes) = (Moment::now(), 0u64);
+        loop {
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return Ok(Step::ChooseAgain),
+                Ok(()) = links.changed() => self.steer(helm).map_err(Fault::Final)?,
+                event = next_event(&mut helm.events) => self.heed(event, helm).map_err(Fault::Final)?,
+                _ = epoch.tick() => {
+                    let now = Moment::now();
+                    let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
+                    let used = self.count_links(helm);
+                    if epoch_bytes > 0 {
+                        self.said_waiting = None;
+                    }
+                    self.steer(helm).map_err(Fault::Final)?;
+                    self.tell_progress(&used, epoch_bytes as f64 / seconds);
+                    (epoch_start, epoch_bytes) = (now, 0);
+                    self.sink.tick().await.map_err(Fault::Final)?;
+                }
+                data = answer.next() => {
+                    let Some(data) = data else { break };
+                    let data = data.map_err(|fault| self.cause(fault))?;
+                    epoch_bytes += data.len() as u64;
+                    helm.last_byte = Some(Moment::now());
+                    if !self.take_in(&data, &mut overlap)? {
+                        return Ok(Step::ChooseAgain);
+                    }
+                    if self.sink.note.length == Some(self.sink.len()) {
+                        break;
+                    }
+                }
+            }
+        }
+        if !overlap.is_empty() {
+            self.distrust = Some("the object is shorter than what we hold of it".into());
+            return Ok(Step::ChooseAgain);
+        }
+        match self.step_if_whole(true) {
+            Step::ChooseAgain if self.sink.len() == held => Err(Fault::Origin {
+                text: "the proxy answered with nothing new".into(),
+                retry_after: None,
+            }),
+            step => Ok(step),
+        }
+    }
+
+    /// Opens a flow, asks, and waits for the head of the answer, however long networks take.
+    async fn ask_proxy(
+        &mut self,
+        helm: &mut Helm,
+        ask: &Ask,
+        epoch: &mut tokio::time::Interval,
+    ) -> Result<Option<Answer>, Fault> {
+        let dial = self.dial;
+        let via = Via {
+            device: None,
+            sources: Vec::new(),
+        };
+        let mut links = self.links.clone();
+        let mut stop = self.stop.clone();
+        let mut fetch = pin!(exchange(dial, ask, &via));
+        loop {
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return Ok(None),
+                answer = &mut fetch => {
+                    return answer.map(Some).map_err(|fault| self.cause(fault));
+                }
+                Ok(()) = links.changed() => {}
+                event = next_event(&mut helm.events) => {
+                    self.heed(event, helm).map_err(Fault::Final)?;
+                    continue;
+                }
+                _ = epoch.tick() => {}
+            }
+            self.steer(helm).map_err(Fault::Final)?;
+        }
+    }
+
+    /// Decides whether this flow may spend on links that cost, and says why it waits if it does.
+    fn steer(&mut self, helm: &mut Helm) -> Result<(), Failure> {
+        self.check_deadline()?;
+        let ways = self.proxied_ways(helm);
+        let plan = decide(&self.need(), &ways);
+        let on_time = self.left().is_none_or(|left| left > LIFT_DEADLINE);
+        if !on_time && !helm.lifted && self.job.if_late != IfLate::Fail {
+            // Late is better than never: neither end may drop the flow now.
+            helm.lifted = true;
+            self.dial.with_flow(|_, flow| flow.set_deadline(None));
+        }
+        if helm.paid.as_ref().map(std::mem::discriminant)
+            != Some(std::mem::discriminant(&plan.paid))
+        {
+            let spent = self.metered_bytes_left();
+            let set = self.dial.with_flow(|device, flow| match &plan.paid {
+                Paid::No => device.allow_paid(flow, false, None),
+                Paid::Ready => device.allow_paid(flow, true, Some(0)),
+                Paid::Spend { .. } => device.allow_paid(flow, true, spent),
+            });
+            if set.is_some() {
+                helm.paid = Some(plan.paid.clone());
+            }
+        }
+        match (plan.choice, &plan.paid) {
+            (
+                Choice::Wait {
+                    reason,
+                    why,
+                    unblocks,
+                },
+                _,
+            ) => {
+                helm.unanswered_since = None;
+                let reason = Reason::from(reason);
+                self.refuse_to_wait(reason, &why)?;
+                self.say_waiting(reason, why, unblocks);
+            }
+            (Choice::Use { .. }, Paid::Spend { why }) if plan_spends(helm) => {
+                self.why = format!("{why}, so links that cost carry it too");
+                self.watch_answers(helm)?;
+            }
+            (Choice::Use { why, .. }, _) => {
+                self.why = why;
+                self.watch_answers(helm)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says so if a proxy that could be reached does not answer.
+    fn watch_answers(&mut self, helm: &mut Helm) -> Result<(), Failure> {
+        if self.dial.answers() {
+            helm.known = true;
+            helm.unanswered_since = None;
+            let quiet = helm.last_byte.map(|at| Moment::now().since(at));
+            if let Some(quiet) = quiet.filter(|quiet| *quiet >= self.job.stall) {
+                let text = format!("not a byte for {}", in_words(quiet));
+                self.say_waiting(Reason::OriginWait, text, "the origin's next bytes".into());
+            }
+            return Ok(());
+        }
+        let since = *helm.unanswered_since.get_or_insert_with(Moment::now);
+        let silence = Moment::now().since(since);
+        if silence < UNREACHABLE_AFTER {
+            return Ok(());
+        }
+        let text = if helm.known {
+            format!(
+                "{} has not answered for {}",
+                self.dial.place(),
+                in_words(silence)
+            )
+        } else {
+            format!(
+                "nothing answers at {} with the key of --prox; is the proxy running, is the key \
+                 right, does this network let UDP through?",
+                self.dial.place()
+            )
+        };
+        if self.job.now && !helm.known {
+            let text = format!("{text} --now does not wait");
+            return Err(Failure::of(Exit::Error, Reason::ProxyUnreachable, text));
+        }
+        self.give_up_on_proxy(helm, &text)?;
+        let unblocks = "an answer of the proxy | another network | no --prox".into();
+        self.say_waiting(Reason::ProxyUnreachable, text, unblocks);
+        Ok(())
+    }
+
+    /// At the deadline, a proxy that never was heard of is not waited for any longer.
+    fn give_up_on_proxy(&self, helm: &Helm, why: &str) -> Result<(), Failure> {
+        if helm.known || self.left() != Some(Duration::ZERO) {
+            return Ok(());
+        }
+        let text = format!("{why}; the deadline has passed without a word from the proxy");
+        Err(Failure::of(
+            Exit::DeadlineMissed,
+            Reason::ProxyUnreachable,
+            text,
+        ))
+    }
+
+    fn say_waiting(&mut self, reason: Reason, why: String, unblocks: String) {
+        if self.said_waiting != Some(reason) {
+            self.said_waiting = Some(reason);
+            let t_s = self.t_s();
+            self.observer.tell(&Event::Waiting {
+                t_s,
+                reason,
+                why,
+                unblocks,
+            });
+        }
+    }
+
+    /// Takes in what happened in the session.
+    fn heed(&mut self, event: SessionEvent, helm: &mut Helm) -> Result<(), Failure> {
+        let name = |id| {
+            let device = self.dial.device()?;
+            device.link_name(id)
+        };
+        match event {
+            SessionEvent::Established { .. } => helm.known = true,
+            SessionEvent::PathUp { link, took, .. } => {
+                helm.known = true;
+                let Some(to) = name(link) else { return Ok(()) };
+                let first = self.last_link.is_none();
+                let why = format!("answered in {} ms", took.as_millis());
+                if first {
+                    self.last_link = Some(to.clone());
+                    let t_s = self.t_s();
+                    self.observer.tell(&Event::Switch {
+                        t_s,
+                        from: None,
+                        to,
+                        why,
+                        kind: None,
+                        silence_ms: None,
+                    });
+                }
+                self.steer(helm)?;
+            }
+            SessionEvent::Switched {
+                from,
+                to,
+                kind,
+                silence,
+            } => {
+                let (from, to) = (from.and_then(name), name(to));
+                let from = from.or_else(|| self.last_link.clone());
+                let Some(to) = to else { return Ok(()) };
+                if from.is_some() {
+                    self.switches += 1;
+                }
+                self.last_link = Some(to.clone());
+                let t_s = self.t_s();
+                self.observer.tell(&Event::Switch {
+                    t_s,
+                    from,
+                    to,
+                    why: self.why.clone(),
+                    kind: Some(match kind {
+                        SwitchKind::MakeBeforeBreak => "make-before-break",
+                        SwitchKind::BreakBeforeMake => "break-before-make",
+                    }),
+                    silence_ms: Some(silence.as_secs_f64() * 1e3),
+                });
+            }
+            SessionEvent::PathSilent { .. } | SessionEvent::PathDown { .. } => self.steer(helm)?,
+            SessionEvent::Woken { after } => {
+                let text = format!("networks are back after {:.1} s", after.as_secs_f64());
+                self.note(None, text);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The links, as the scheduler sees them.
+    fn proxied_ways(&mut self, helm: &mut Helm) -> Vec<Way> {
+        if self.dial.needs_no_link() {
+            return vec![Way {
+                name: "any".into(),
+                class: d2tp_sched::Class::Free,
+                rate_bytes_per_s: None,
+                metric: 0,
+                stalled: false,
+                in_use: true,
+            }];
+        }
+        let links = self.links.borrow().clone();
+        let carried = self.dial.carried();
+        let now = Moment::now();
+        let spends = plan_spends(helm);
+        let mut ways = Vec::new();
+        for link in links
+            .iter()
+            .filter(|link| link.kind != Kind::Loopback && link.is_usable())
+        {
+            let carrying = carried.get(&link.name);
+            let class = class_of(link.class.class);
+            self.classes.insert(link.name.clone(), link.class.class);
+            let in_use = match class {
+                d2tp_sched::Class::Free => true,
+                d2tp_sched::Class::Metered => spends,
+                d2tp_sched::Class::Roaming => false,
+            };
+            let silent = in_use && carrying.is_none_or(|c| c.answers != Some(true));
+            let stalled = if silent {
+                let since = *helm.silent_since.entry(link.name.clone()).or_insert(now);
+                now.since(since) >= SILENT_AFTER
+            } else {
+                helm.silent_since.remove(&link.name);
+                false
+            };
+            ways.push(Way {
+                name: link.name.clone(),
+                class,
+                rate_bytes_per_s: carrying.and_then(|c| c.rate).map(|rate| rate as f64),
+                metric: link.metric().unwrap_or(u32::MAX),
+                stalled,
+                in_use,
+            });
+        }
+        helm.silent_since
+            .retain(|name, _| links.iter().any(|l| l.name == *name && l.is_usable()));
+        ways
+    }
+
+    /// Brings the shares of the links up to date; returns those that carried since the last time.
+    fn count_links(&mut self, helm: &mut Helm) -> String {
+        let mut used = Vec::new();
+        if self.dial.needs_no_link() {
+            used.push("any".to_owned());
+        }
+        for (name, carrying) in self.dial.carried() {
+            if carrying.bytes > helm.last_counts.get(&name).copied().unwrap_or(0) {
+                used.push(name.clone());
+            }
+            helm.last_counts.insert(name.clone(), carrying.bytes);
+            if carrying.bytes > 0 {
+                self.bytes_by_link.insert(name, carrying.bytes);
+            }
+        }
+        used.join("+")
+    }
+
+    /// What a broken exchange is really about: the flow knows better than HTTP.
+    fn cause(&self, fault: Fault) -> Fault {
+        match self.dial.lost() {
+            Err(failure) => Fault::Final(failure),
+            Ok(None) => fault,
+            Ok(Some(Lost::Reset(text))) => Fault::Origin {
+                text,
+                retry_after: None,
+            },
+            Ok(Some(Lost::Forgotten)) => {
+                Fault::Proxy("the proxy was restarted and does not know the transfer".into())
+            }
+            Ok(Some(Lost::Session(text))) => Fault::Proxy(text),
+            Ok(Some(Lost::Deadline)) => Fault::Proxy("the deadline passed".into()),
+        }
+    }
+
+    /// After a fault: give up, or wait a little, say so, and ask again from where we are.
+    async fn recover_proxied(&mut self, fault: Fault, helm: &mut Helm) -> Result<(), Failure> {
+        let (text, reason, retry_after, counts) = match fault {
+            Fault::Final(failure) => return Err(failure),
+            Fault::Origin { text, retry_after } => (text, Reason::OriginWait, retry_after, true),
+            Fault::Path(text) | Fault::Proxy(text) => (text, Reason::ProxyUnreachable, None, false),
+        };
+        self.dial.drop_flow();
+        if self
+            .dial
+            .device()
+            .is_none_or(|device| device.ended().is_some())
+        {
+            self.dial.hang_up();
+            helm.events = None;
+        }
+        self.tries += 1;
+        if counts && self.tries >= self.job.tries_max {
+            let tries = self.tries;
+            let text = format!("{text}; gave up after {tries} tries without a new byte");
+            return Err(Failure::of(Exit::Error, reason, text));
+        }
+        let first = self.tries == 1 && retry_after.is_none() && !counts;
+        if first {
+            self.note(Some(reason), format!("{text}; asking again"));
+            return Ok(());
+        }
+        let doublings = self.tries.saturating_sub(1).min(10);
+        let backoff = (BACKOFF_FIRST * 2u32.pow(doublings)).min(AGAIN_MAX);
+        let until = Moment::now().after(retry_after.unwrap_or(backoff));
+        self.said_waiting = None;
+        loop {
+            let left = until.since(Moment::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            self.check_deadline()?;
+            let next = format!("the next try in {:.1} s", left.as_secs_f64());
+            self.wait(reason, text.clone(), next, left.min(EPOCH))
+                .await?;
+        }
+    }
+}
+
+fn plan_spends(helm: &Helm) -> bool {
+    matches!(helm.paid, Some(Paid::Spend { .. }))
+}
+
+/// The next event of the session; never, if there is none to come.
+async fn next_event(events: &mut Option<mpsc::UnboundedReceiver<SessionEvent>>) -> SessionEvent {
+    match events {
+        Some(receiver) => match receiver.recv().await {
+            Some(event) => event,
+            None => {
+                *events = None;
+                std::future::pending().await
+            }
+        },
+        None => std::future::pending().await,
+    }
+}
