@@ -26,6 +26,7 @@ enum Verb {
     /// Make and show the keys that hosts are known by
     Key(verbs::key::KeyArgs),
     Lab(verbs::lab::LabArgs),
+    Sim(verbs::sim::SimArgs),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         ),
         Verb::Key(args) => ("key", verbs::key::run(&args).map(|()| ExitCode::SUCCESS)),
         Verb::Lab(args) => ("lab", verbs::lab::run(args)),
+        Verb::Sim(args) => ("sim", verbs::sim::run(args)),
     };
     result.unwrap_or_else(|error| {
         eprintln!("cedos {verb}: {error:#}");

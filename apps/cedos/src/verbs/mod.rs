@@ -4,3 +4,4 @@ pub mod get;
 pub mod key;
 pub mod lab;
 pub mod prox;
+pub mod sim;
