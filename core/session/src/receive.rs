@@ -85,6 +85,8 @@ impl Session {
         }
         let mut path = Path::new(now, id, from, &self.config, (cid, token));
         path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
+        // R-PATH-10: what the path may carry, its device says; until then, nothing.
+        path.status = PathStatus::Standby;
         // R-PATH-2: nobody is believed to be at an address before it answered from there.
         path.challenge(self.rng.array());
         self.paths.push(path);
@@ -118,15 +120,17 @@ impl Session {
         }
         if let Some(nonce) = challenge {
             // R-PATH-4: the newest packet says where the peer is now; both places are asked.
-            let before = path.addresses;
+            // Only a proved place is asked and may win: else it could be a victim's (R-PATH-2).
+            if path.validated {
+                path.before = Some(Before {
+                    addresses: path.addresses,
+                    ask: true,
+                });
+            }
             path.addresses = from;
             path.validated = false;
             path.rx_bytes = datagram_bytes as u64;
             path.tx_bytes = 0;
-            path.before = Some(Before {
-                addresses: before,
-                ask: true,
-            });
             path.challenge(nonce);
         }
         if path.state != PathState::Active {
@@ -296,8 +300,10 @@ impl Session {
                 max_sent,
             } => {
                 // R-GRANT-1: only the device decides what its links may cost.
+                // R-GRANT-5: it may overtake the flow's opening.
                 if self.role == Role::Responder
                     && self.paths.get(path).is_some()
+                    && self.accept_flow(flow, FlowOptions::default())?
                     && let Some(f) = self.flows.get_mut(flow)
                 {
                     f.grants_in.on_grant(path, seq, max_sent);
@@ -340,7 +346,10 @@ impl Session {
                     // R-PATH-3: an answer counts only from the address that was asked.
                     let foreign =
                         from.remote != path.addresses.remote || from.link != path.addresses.link;
-                    path.answers.push((nonce, foreign.then_some(from)));
+                    // R-PATH-2: one to a place that is not the path's, no larger than its packet.
+                    if !foreign || path.answers.iter().all(|(_, at)| at.is_none()) {
+                        path.answers.push((nonce, foreign.then_some(from)));
+                    }
                 }
             }
             Frame::Rsp { nonce } => self.on_rsp(slot, from, nonce),
@@ -491,6 +500,7 @@ impl Session {
         if flow.recv.stopped.is_none() {
             self.credit.consumed += reached - flow.recv.read_to();
         }
+        self.says |= crate::session::say::CREDIT;
         flow.recv.discard();
         flow.recv.reset = Some(code);
         flow.end.get_or_insert(end_of(code));

@@ -69,7 +69,10 @@ impl Session {
 
     /// Fills a fresh session with the flows of a record.
     pub(crate) fn restore(&mut self, now: Time, record: &Record) {
-        self.epoch = record.epoch;
+        // A device opens flows before its next handshake: under an epoch it never used (R-FLOW-5).
+        if self.role == Role::Responder {
+            self.epoch = record.epoch;
+        }
         for r in &record.flows {
             let send =
                 SendHalf::restored(r.sent_to, r.send_end, r.send_complete, r.options.durable);
@@ -163,6 +166,10 @@ impl Session {
         let Some(flow) = self.flows.get_mut(id) else {
             return self.flows.refuse(id, Reason::UnknownFlow);
         };
+        // R-RESUME-4: a claim counts once per wake; a repeated one is only answered again.
+        if !flow.unclaimed {
+            return self.flows.want(id, want::RESUMED);
+        }
         if flags & d2tp_wire::Frame::RESUME_COMPLETE != 0 {
             flow.send.complete_at(received);
         }
