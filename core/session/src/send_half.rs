@@ -185,6 +185,8 @@ impl SendHalf {
         if fin {
             self.fin_acked = true;
         }
+        // After a rewind, what was sent before it may still be answered: it will be sent again.
+        let len = len.min(self.next.saturating_sub(offset));
         if offset + len > self.acked_to {
             if offset <= self.acked_to && self.acked.is_empty() {
                 self.acked_to = offset + len;
@@ -234,7 +236,7 @@ impl SendHalf {
 
     /// These bytes did not arrive and must be sent again.
     pub(crate) fn on_lost(&mut self, offset: u64, len: u64, fin: bool) {
-        let (start, end) = (offset.max(self.acked_to), offset + len);
+        let (start, end) = (offset.max(self.acked_to), (offset + len).min(self.next));
         if start < end {
             self.lost.insert(start, end);
             let acked: Vec<_> = self.acked.iter().collect();
