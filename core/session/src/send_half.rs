@@ -159,11 +159,14 @@ impl SendHalf {
     #[inline]
     pub(crate) fn copy(&mut self, offset: u64, out: &mut [u8]) {
         assert!(offset >= self.released && offset + out.len() as u64 <= self.end);
+        if out.is_empty() {
+            return;
+        }
         let (mut index, mut at) = self.hint;
         if at > offset || index >= self.chunks.len() {
             (index, at) = (0, self.released);
         }
-        while at + self.chunks[index].len() as u64 <= offset && !out.is_empty() {
+        while at + self.chunks[index].len() as u64 <= offset {
             at += self.chunks[index].len() as u64;
             index += 1;
         }
@@ -376,6 +379,17 @@ mod tests {
         assert_eq!((half.buffered(), half.acked_to()), (100, 100));
         half.on_durable(100);
         assert_eq!(half.buffered(), 0);
+    }
+
+    #[test]
+    fn an_end_alone_needs_no_bytes() {
+        let mut half = SendHalf::new(1_000, false);
+        half.write(Bytes::from_static(b"x"));
+        half.take(10, 10);
+        half.on_acked(0, 1, false);
+        half.finish();
+        assert_eq!(half.take(10, 10), Some((1, 0, true, 0)));
+        half.copy(1, &mut []);
     }
 
     #[test]
