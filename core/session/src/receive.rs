@@ -449,7 +449,8 @@ impl Session {
         }
         // R-FLOW-1: an id says who may open it.
         if id.by_initiator() != (self.role == Role::Responder) {
-            return if id.epoch() < self.epoch || id.counter() < self.next_flow {
+            return if id.epoch() < self.flow_epoch
+                || (id.epoch() == self.flow_epoch && id.counter() < self.next_flow) {
                 Ok(false)
             } else {
                 Err(PeerFault::FlowId(id))
@@ -761,7 +762,8 @@ impl Session {
         self.keys_at = now;
         self.sealed_packets = 0;
         self.rx_key_drop_at = Time::NEVER;
-        if epoch != self.epoch {
+        if epoch != self.flow_epoch {
+            self.flow_epoch = epoch;
             self.next_flow = 0;
         }
         self.epoch = epoch;

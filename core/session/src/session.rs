@@ -197,6 +197,9 @@ pub struct Session {
     pub(crate) used_paths: RangeSet,
     /// Ids issued so far, the next one.
     pub(crate) issued_to: u32,
+    /// Flows opened here get ids of this epoch, never below that of the handshake in force
+    /// when the id was used before (R-FLOW-8).
+    pub(crate) flow_epoch: u32,
     pub(crate) next_flow: u32,
     pub(crate) cid_changes: Vec<CidChange>,
     pub(crate) events: VecDeque<Event>,
@@ -227,6 +230,7 @@ impl Session {
         rng: Rng,
         now: Time,
     ) -> Self {
+        let flow_epoch = epochs.start;
         Session {
             role,
             config,
@@ -249,6 +253,7 @@ impl Session {
             spare: BTreeMap::new(),
             used_paths: RangeSet::default(),
             issued_to: 0,
+            flow_epoch,
             next_flow: 0,
             cid_changes: Vec::new(),
             events: VecDeque::new(),
@@ -342,7 +347,7 @@ impl Session {
         if self.flows.len() >= self.config.flows_max || self.next_flow > FlowId::COUNTER_MAX {
             return Err(FlowError::TooMany);
         }
-        let id = FlowId::new(self.epoch, self.next_flow, self.role == Role::Initiator);
+        let id = FlowId::new(self.flow_epoch, self.next_flow, self.role == Role::Initiator);
         self.next_flow += 1;
         let send = SendHalf::new(self.initial_flow_credit, options.durable);
         let mut flow = Flow::new(id, options, send, RecvHalf::new(self.config.flow_window));

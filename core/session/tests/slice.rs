@@ -396,3 +396,20 @@ fn flows_that_end_early_do_not_use_up_the_sessions_credit() {
     p.run_for(Span::from_secs(1));
     assert_eq!(p.server.session(server).unwrap().flow_ids(), []);
 }
+
+#[test]
+fn a_flow_opened_while_the_device_wakes_never_gets_an_old_flows_name() {
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    let first = p.request(1_000, sleeps());
+    assert!(p.run_until(Span::from_secs(5), |p| p.is_whole(first)));
+    p.cut(0);
+    let (now, session) = (p.now, p.session);
+    let record = p.device.hibernate(now, session).unwrap();
+    p.session = p.device.restore(now, &record, 500..600).unwrap();
+    let second = p.request(2_000, sleeps());
+    assert_ne!(first, second);
+    p.attach(0, "192.0.2.9:4000");
+    p.open_path(0, false);
+    assert!(p.run_until(Span::from_secs(5), |p| p.is_whole(second)));
+}
