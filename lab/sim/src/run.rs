@@ -233,11 +233,13 @@ impl<'a> Run<'a> {
         }
         while let Some(delivery) = self.network.next_for_proxy(now) {
             let link = delivery.link;
-            let requests = self.proxy.requests();
+            let before = self.proxy.taken_by_flow();
             let (payload, repeated) = self.proxy.on_datagram(now, delivery);
             self.proxy.attend(now, &mut self.log)?;
-            let content = payload.saturating_sub(self.proxy.requests() - requests);
-            self.device.on_uploaded(link, (content, repeated));
+            if payload > 0 {
+                let after = self.proxy.taken_by_flow();
+                self.device.on_uploaded(link, payload, repeated, &before, &after);
+            }
         }
         Ok(())
     }
