@@ -154,6 +154,8 @@ impl Session {
             };
             eliciting |= frame.is_ack_eliciting();
             payload |= matches!(frame, Frame::Data { .. } | Frame::Datagram { .. });
+            // A frame may remove paths, this one too: its packet then counts for nothing more.
+            let Some(slot) = self.paths.slot(id) else { return };
             if let Err(fault) = self.handle_frame(now, slot, from, frame) {
                 return self.fault(fault);
             }

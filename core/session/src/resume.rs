@@ -163,6 +163,10 @@ impl Session {
         let Some(flow) = self.flows.get_mut(id) else {
             return self.flows.refuse(id, Reason::UnknownFlow);
         };
+        if !flow.unclaimed {
+            // R-RESUME-4: claimed once already; a repeated claim is only answered again.
+            return self.flows.want(id, want::RESUMED);
+        }
         if flags & d2tp_wire::Frame::RESUME_COMPLETE != 0 {
             flow.send.complete_at(received);
         }

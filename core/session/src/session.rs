@@ -1083,7 +1083,7 @@ impl Session {
             }
             let mut silent = false;
             if path.recovery.probe_at(delay, interval) <= now {
-                path.recovery.probes += 1;
+                path.recovery.on_probe_timeout(now);
                 path.probe_now = true;
                 path.wants |= path::want::PING;
                 if path.recovery.probes >= PROBES_BEFORE_SILENT && live_besides {

@@ -466,7 +466,7 @@ impl Session {
             };
             put(frame, path::want::ACK_RATE, &mut wants, w);
         }
-        if wants & path::want::PING != 0 {
+        if wants & path::want::PING != 0 && w.room() > 0 {
             wants &= !path::want::PING;
             Frame::Ping.encode(w);
             sent.eliciting = true;
