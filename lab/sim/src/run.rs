@@ -153,13 +153,11 @@ impl<'a> Run<'a> {
         self.crash();
         let mut look = self.change_links();
         self.deliver()?;
-        look |= self.device.on_time(now, &mut self.log).map(|restarted| {
-            for link in (0..self.device.classes.len()).filter(|_| restarted) {
-                // The new process has new sockets.
-                self.network.open_socket(link);
-            }
-            restarted
-        })?;
+        if self.device.on_time(now, &mut self.log)? {
+            look = true;
+            // The new process has new sockets.
+            (0..self.device.classes.len()).for_each(|link| self.network.open_socket(link));
+        }
         self.proxy.on_time(now, &mut self.log)?;
         self.talk(look)?;
         self.keep();
