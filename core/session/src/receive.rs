@@ -231,8 +231,8 @@ impl Session {
                     durable: flags & Frame::OPEN_DURABLE != 0,
                     hibernates: flags & Frame::OPEN_HIBERNATES != 0,
                 };
-                if !self.accept_flow(flow, options)? {
-                    // It was over before a wake: whoever opens it again must hear so.
+                if !self.accept_flow(flow, options)? && self.flows.is_beyond_memory(flow) {
+                    // Nobody can tell whether it is new: its opener must hear so.
                     self.flows.refuse(flow, Reason::UnknownFlow);
                 }
             }
@@ -363,11 +363,7 @@ impl Session {
             } => self.on_resume(flow, received, flags),
             Frame::Resumed { flow, received } => self.on_resumed(flow, received),
             Frame::Refused { flow, reason } => {
-                if self
-                    .flows
-                    .get(flow)
-                    .is_some_and(|f| f.unclaimed || !f.announced)
-                {
+                if self.flows.get(flow).is_some_and(|f| !f.told_end) {
                     self.end_flow(flow, FlowEnd::Refused(reason));
                 }
             }
