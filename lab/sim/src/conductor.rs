@@ -4,7 +4,7 @@
 //! something is up and its use may change; otherwise not at all, so hours of waiting cost nothing.
 
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::Class;
+use cedos_lab_scenario::{Class, Direction};
 use d2tp_session::{Addresses, LinkId};
 
 use crate::clock;
@@ -157,7 +157,9 @@ impl Device {
             let (Some(session), Some(id)) = (self.session, id) else { continue };
             let left = self.endpoint.session(session).and_then(|s| s.grant_left(id, number));
             let Some((left, _)) = left else { continue };
-            let renew = if grant == 0 { left > 0 } else { left < grant - grant / 10 };
+            // What is left of an upload's grant is the session's own business, and not told.
+            let upload = self.specs[*flow].direction == Direction::Up;
+            let renew = if grant == 0 { left > 0 } else { upload || left < grant - grant / 10 };
             if renew {
                 log.note(now, "device", || format!("grants {grant} on link {link}: {verdict:?}"));
                 let _ = self.endpoint.with(session, |s| s.grant(id, number, grant));

@@ -348,22 +348,42 @@ impl Device {
         let payload = after.0.saturating_sub(before.0);
         if payload > 0 {
             self.meters[link].on_payload(payload);
-            let gained = (0..offsets.len()).filter(|n| self.transfers[*n].sink.offset > offsets[*n]);
-            let gained: Vec<usize> = gained.collect();
+            let mut gained: Vec<usize> = (0..offsets.len())
+                .filter(|n| self.transfers[*n].sink.offset > offsets[*n])
+                .collect();
             // An answer to an upload is not content.
             let answers: u64 = gained.iter().map(|n| self.transfers[*n].sink.head.len() as u64).sum();
             let repeated = after.1.saturating_sub(before.1);
             let content = payload.saturating_sub(answers);
+            gained.retain(|n| self.specs[*n].direction == Direction::Down);
             self.book(link, Direction::Down, gained, content, repeated);
         }
         Ok(payload > 0)
     }
 
-    /// Payload of an upload reached the proxy over this link.
-    pub(crate) fn on_uploaded(&mut self, link: usize, (payload, repeated): (u64, u64)) {
-        if payload > 0 {
-            self.meters[link].on_payload(payload);
-            self.book(link, Direction::Up, Vec::new(), payload, repeated);
+    /// Payload reached the proxy over this link. `before` and `after`: flow, bytes taken of it, and
+    /// how many of those were its request.
+    pub(crate) fn on_uploaded(
+        &mut self,
+        link: usize,
+        payload: u64,
+        repeated: u64,
+        before: &[(FlowId, u64, u64)],
+        after: &[(FlowId, u64, u64)],
+    ) {
+        let (mut gained, mut requests) = (Vec::new(), 0);
+        for (id, taken, request) in after {
+            let was = before.iter().find(|(known, _, _)| known == id);
+            let (was_taken, was_request) = was.map_or((0, 0), |(_, t, r)| (*t, *r));
+            requests += request.saturating_sub(was_request);
+            let number = self.by_id.get(id).copied();
+            let upload = |n: &usize| self.specs[*n].direction == Direction::Up;
+            gained.extend(number.filter(|_| *taken > was_taken).filter(upload));
+        }
+        let content = payload.saturating_sub(requests);
+        if content > 0 {
+            self.meters[link].on_payload(content);
+            self.book(link, Direction::Up, gained, content, repeated);
         }
     }
 

@@ -33,9 +33,17 @@ pub fn try_seed(seed: u64, salt: u64) -> Result<(), String> {
         unreachable!("no scenario drawn here names {name}")
     })
     .map_err(|fault| fault.to_string())?;
+    try_scenario(&scenario)
+}
+
+/// Runs a scenario.
+///
+/// # Errors
+/// What went wrong, in words: a fault, a panic of the core, or an expectation that does not hold.
+pub fn try_scenario(scenario: &Scenario) -> Result<(), String> {
     listen_to_panics();
     PANIC.set(Some(String::new()));
-    let ended = catch_unwind(AssertUnwindSafe(|| crate::run(&scenario, None)));
+    let ended = catch_unwind(AssertUnwindSafe(|| crate::run(scenario, None)));
     let panicked = PANIC.take().unwrap_or_default();
     match ended {
         Ok(Ok(outcome)) if outcome.report.holds() => Ok(()),

@@ -96,9 +96,10 @@ impl Proxy {
         self.undone.get(&id).copied().unwrap_or(0)
     }
 
-    /// Bytes of requests taken in all: they are not content.
-    pub(crate) fn requests(&self) -> u64 {
-        self.flows.values().map(|f| f.sink.head.len() as u64).sum()
+    /// Per flow, how many bytes were taken and how many of them were a request, not content.
+    pub(crate) fn taken_by_flow(&self) -> Vec<(FlowId, u64, u64)> {
+        let flows = self.flows.iter();
+        flows.map(|(id, f)| (*id, f.sink.offset, f.sink.head.len() as u64)).collect()
     }
 
     /// The process stops without a word.

@@ -153,13 +153,11 @@ impl<'a> Run<'a> {
         self.crash();
         let mut look = self.change_links();
         self.deliver()?;
-        look |= self.device.on_time(now, &mut self.log).map(|restarted| {
-            for link in (0..self.device.classes.len()).filter(|_| restarted) {
-                // The new process has new sockets.
-                self.network.open_socket(link);
-            }
-            restarted
-        })?;
+        if self.device.on_time(now, &mut self.log)? {
+            look = true;
+            // The new process has new sockets.
+            (0..self.device.classes.len()).for_each(|link| self.network.open_socket(link));
+        }
         self.proxy.on_time(now, &mut self.log)?;
         self.talk(look)?;
         self.keep();
@@ -233,11 +231,13 @@ impl<'a> Run<'a> {
         }
         while let Some(delivery) = self.network.next_for_proxy(now) {
             let link = delivery.link;
-            let requests = self.proxy.requests();
+            let before = self.proxy.taken_by_flow();
             let (payload, repeated) = self.proxy.on_datagram(now, delivery);
             self.proxy.attend(now, &mut self.log)?;
-            let content = payload.saturating_sub(self.proxy.requests() - requests);
-            self.device.on_uploaded(link, (content, repeated));
+            if payload > 0 {
+                let after = self.proxy.taken_by_flow();
+                self.device.on_uploaded(link, payload, repeated, &before, &after);
+            }
         }
         Ok(())
     }
