@@ -45,7 +45,9 @@ fn drawn_scenarios_complete() {
     let failed: Vec<_> = (0..100)
         .filter_map(|seed| {
             let fault = try_seed(seed, 0).err()?;
-            Some(format!("cedos sim fuzz --first {seed} --seeds 1 --keep .\n  {fault}"))
+            Some(format!(
+                "cedos sim fuzz --first {seed} --seeds 1 --keep .\n  {fault}"
+            ))
         })
         .collect();
     assert!(failed.is_empty(), "\n{}", failed.join("\n"));
