@@ -557,6 +557,7 @@ impl Endpoint {
         if bytes.len() < DATAGRAM_FIRST_BYTES {
             return;
         }
+        // R-HS-10
         if version != VERSION {
             let mut out = vec![PacketKind::Version.first_byte()];
             out.extend(cid.0);
@@ -685,6 +686,7 @@ impl Endpoint {
 
     /// May this device come in, and with what?
     fn judge(&mut self, syn: &Syn, key: Key) -> SynAck {
+        // R-HS-11
         if !self.admission.admits(&key.0) {
             return SynAck::Refused(Reason::NotAllowed);
         }
@@ -760,7 +762,7 @@ impl Endpoint {
         }
     }
 
-    /// The device's first packet under the new keys: now, and only now, the session is theirs.
+    /// R-HS-12: the device's first packet under the new keys: now, and only now, the session is theirs.
     fn confirm(
         &mut self,
         now: Time,

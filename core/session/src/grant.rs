@@ -51,7 +51,7 @@ impl GrantsIn {
         &mut self.list[i]
     }
 
-    /// Payload bytes that may still go out on `path`.
+    /// Payload bytes that may still go out on `path` (R-GRANT-4).
     pub(crate) fn room(&self, path: PathId) -> u64 {
         self.list
             .iter()

@@ -51,11 +51,14 @@ impl Session {
                 }
             })
             .collect();
+        let (seen_floor, seen) = self.flows.seen_record();
         Record {
             role: self.role,
             peer: self.peer,
             instance: self.instance,
             epoch: self.epoch,
+            seen_floor,
+            seen,
             flows,
         }
     }
@@ -91,7 +94,7 @@ impl Session {
             flow.peer_durable = r.sent_to;
             self.flows.insert(flow);
         }
-        self.flows.set_seen_floor(record.epoch.saturating_add(1));
+        self.flows.restore_seen(record.seen_floor, &record.seen);
         self.suspended_at = Some(now);
     }
 
@@ -130,7 +133,7 @@ impl Session {
         });
     }
 
-    /// Takes up sending at `offset`; false if that cannot be.
+    /// R-RESUME-1: takes up sending at `offset`; false if that cannot be.
     fn take_up(&mut self, id: FlowId, offset: u64) -> bool {
         let Some(flow) = self.flows.get_mut(id) else {
             return false;
@@ -164,10 +167,11 @@ impl Session {
             return;
         }
         let Some(flow) = self.flows.get_mut(id) else {
+            // R-RESUME-2
             return self.flows.refuse(id, Reason::UnknownFlow);
         };
-        // R-RESUME-4: a claim counts once per wake; a repeated one is only answered again.
         if !flow.unclaimed {
+            // R-RESUME-4: claimed once already; a repeated claim is only answered again.
             return self.flows.want(id, want::RESUMED);
         }
         if flags & d2tp_wire::Frame::RESUME_COMPLETE != 0 {

@@ -159,11 +159,14 @@ impl SendHalf {
     #[inline]
     pub(crate) fn copy(&mut self, offset: u64, out: &mut [u8]) {
         assert!(offset >= self.released && offset + out.len() as u64 <= self.end);
+        if out.is_empty() {
+            return;
+        }
         let (mut index, mut at) = self.hint;
         if at > offset || index >= self.chunks.len() {
             (index, at) = (0, self.released);
         }
-        while at + self.chunks[index].len() as u64 <= offset && !out.is_empty() {
+        while at + self.chunks[index].len() as u64 <= offset {
             at += self.chunks[index].len() as u64;
             index += 1;
         }
@@ -185,6 +188,8 @@ impl SendHalf {
         if fin {
             self.fin_acked = true;
         }
+        // After a rewind, what was sent before it may still be answered: it will be sent again.
+        let len = len.min(self.next.saturating_sub(offset));
         if offset + len > self.acked_to {
             if offset <= self.acked_to && self.acked.is_empty() {
                 self.acked_to = offset + len;
@@ -213,7 +218,7 @@ impl SendHalf {
         self.release()
     }
 
-    /// Frees what will never be sent again.
+    /// Frees what will never be sent again: for a durable flow, what is durable (R-DURABLE-1).
     fn release(&mut self) -> bool {
         let to = self.durable.map_or(self.acked_to, |d| d.min(self.acked_to));
         let before = self.released;
@@ -234,7 +239,7 @@ impl SendHalf {
 
     /// These bytes did not arrive and must be sent again.
     pub(crate) fn on_lost(&mut self, offset: u64, len: u64, fin: bool) {
-        let (start, end) = (offset.max(self.acked_to), offset + len);
+        let (start, end) = (offset.max(self.acked_to), (offset + len).min(self.next));
         if start < end {
             self.lost.insert(start, end);
             let acked: Vec<_> = self.acked.iter().collect();
@@ -367,6 +372,7 @@ mod tests {
 
     #[test]
     fn a_durable_flow_keeps_bytes_until_they_are_safe() {
+        // R-DURABLE-1
         let mut half = SendHalf::new(1_000, true);
         half.write(Bytes::from_static(&[1; 100]));
         half.take(100, 1_000);
@@ -374,6 +380,17 @@ mod tests {
         assert_eq!((half.buffered(), half.acked_to()), (100, 100));
         half.on_durable(100);
         assert_eq!(half.buffered(), 0);
+    }
+
+    #[test]
+    fn an_end_alone_needs_no_bytes() {
+        let mut half = SendHalf::new(1_000, false);
+        half.write(Bytes::from_static(b"x"));
+        half.take(10, 10);
+        half.on_acked(0, 1, false);
+        half.finish();
+        assert_eq!(half.take(10, 10), Some((1, 0, true, 0)));
+        half.copy(1, &mut []);
     }
 
     #[test]

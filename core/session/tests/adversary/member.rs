@@ -247,6 +247,82 @@ fn a_path_the_server_did_not_offer_cannot_be_opened() {
 }
 
 #[test]
+fn a_path_that_is_gone_never_comes_back() {
+    // R-SEAL-2
+    let mut r = Rogue::inside(small());
+    let packet = r.packet(1, &[status(1, 1, false)]);
+    r.throw(r.home, packet);
+    assert_eq!(r.with_session(|s| s.path_stats().len()), 2);
+    r.say(&[Frame::PathStatus {
+        path: PathId(1),
+        seq: 2,
+        status: PathStatus::Gone,
+        gated: false,
+        reason: Reason::None,
+    }]);
+    assert_eq!(r.with_session(|s| s.path_stats().len()), 1);
+    let tell = Frame::PathCid {
+        path: PathId(1),
+        cid: r.own[&1],
+        token: [0; 16],
+    };
+    r.say(&[tell]);
+    let packet = r.packet(1, &[status(1, 3, false)]);
+    r.throw(r.home, packet);
+    assert_eq!(r.with_session(|s| s.path_stats().len()), 1);
+}
+
+#[test]
+fn an_older_status_that_comes_late_does_not_count() {
+    // R-PATH-5
+    let mut r = Rogue::inside(small());
+    r.say(&[status(0, 9, true), status(0, 8, false)]);
+    assert!(r.with_session(|s| s.path_stats()[0].gated));
+}
+
+#[test]
+fn a_claim_below_what_was_durable_is_refused_and_others_are_taken_up() {
+    // R-CRASH-1, R-RESUME-1, R-RESUME-3
+    let mut r = Rogue::inside(small());
+    for n in 0..2 {
+        r.say(&[Frame::Open {
+            flow: flow(n),
+            flags: Frame::OPEN_DURABLE,
+            priority: 0,
+            size: None,
+            deadline_ms: None,
+        }]);
+        r.with_session(|s| s.write(flow(n), vec![1; 5000].into()).unwrap());
+        r.acknowledge();
+        r.say(&[Frame::Durable {
+            flow: flow(n),
+            offset: 3000,
+        }]);
+    }
+    r.enter(2);
+    let early = r.heard_frames(|f| matches!(f, Frame::Data { .. }).then_some(()));
+    assert!(early.is_empty(), "nothing is sent before it is claimed");
+    let claim = |flow, received| Frame::Resume {
+        flow,
+        received,
+        flags: 0,
+    };
+    r.say(&[claim(flow(0), 2000), claim(flow(1), 4000)]);
+    let answers = r.heard_frames(|f| match f {
+        Frame::Refused { flow, reason } => Some((*flow, Some(*reason), 0)),
+        Frame::Data { flow, offset, .. } => Some((*flow, None, *offset)),
+        _ => None,
+    });
+    assert_eq!(
+        answers,
+        [
+            (flow(0), Some(Reason::RolledBack), 0),
+            (flow(1), None, 4000)
+        ]
+    );
+}
+
+#[test]
 fn no_more_paths_are_opened_than_the_limit() {
     // R-PATH-1
     let mut r = Rogue::inside(small());

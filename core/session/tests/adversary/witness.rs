@@ -127,7 +127,7 @@ fn duplicated_and_reordered_datagrams_do_no_harm() {
 
 #[test]
 fn a_replayed_syn_is_answered_as_stale_and_the_session_stands() {
-    // R-HS-1, R-HS-4
+    // R-HS-1, R-HS-4, R-HS-12
     let mut p = Pair::new();
     p.keep_log = true;
     p.wires.get_mut(&0).unwrap().rate = 500_000;
