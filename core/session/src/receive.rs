@@ -133,6 +133,12 @@ impl Session {
             });
             path.challenge(nonce);
         }
+        if !path.validated && path.wants & path::want::CHG == 0 && !path.recovery.is_waiting() {
+            // The question was lost, or forgotten in a long silence.
+            let nonce = self.rng.array();
+            self.paths.at(slot).challenge(nonce);
+        }
+        let path = self.paths.at(slot);
         if path.state != PathState::Active {
             let was = path.state;
             path.state = PathState::Active;
@@ -303,9 +309,10 @@ impl Session {
                 path,
                 max_sent,
             } => {
-                // R-GRANT-1: only the device decides what its links may cost.
+                // R-GRANT-1: only the device decides what its links may cost. The grant may come
+                // over another path before the first packet of its own.
                 if self.role == Role::Responder
-                    && self.paths.get(path).is_some()
+                    && self.issued.contains_key(&path)
                     && let Some(f) = self.flows.get_mut(flow)
                 {
                     f.grants_in.on_grant(path, seq, max_sent);
