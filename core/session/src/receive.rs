@@ -243,6 +243,7 @@ impl Session {
                     durable: flags & Frame::OPEN_DURABLE != 0,
                     hibernates: flags & Frame::OPEN_HIBERNATES != 0,
                 };
+                self.claim_by_open(flow);
                 if !self.accept_flow(flow, options)? && self.flows.is_beyond_memory(flow) {
                     // Nobody can tell whether it is new: its opener must hear so.
                     self.flows.refuse(flow, Reason::UnknownFlow);
