@@ -32,6 +32,9 @@ const UNREACHABLE_AFTER: Duration = Duration::from_secs(4); // five handshake tr
 /// How long a path that does not answer counts as one that will.
 const SILENT_AFTER: Duration = Duration::from_secs(1); // a guess: more than a slow handshake
 
+/// How long a link must answer before its rate says something: a new path is still speeding up.
+const RATE_AFTER: Duration = Duration::from_millis(1500); // a guess
+
 /// Longest wait before another flow is tried at a proxy that ended the last one.
 const AGAIN_MAX: Duration = Duration::from_secs(5); // a guess
 
@@ -45,6 +48,8 @@ struct Helm {
     paid: Option<Paid>,
     /// Since when a link that should work does not answer.
     silent_since: BTreeMap<String, Moment>,
+    /// Since when a link answers.
+    answering_since: BTreeMap<String, Moment>,
     /// Since when no path answers although one should.
     unanswered_since: Option<Moment>,
     /// The proxy answered at least once.
@@ -128,6 +133,7 @@ impl Transfer<'_, Proxy> {
         let held = self.sink.len();
         let mut links = self.links.clone();
         let mut stop = self.stop.clone();
+        let local = self.dial.needs_no_link();
         let (mut epoch_start, mut epoch_bytes) = (Moment::now(), 0u64);
         loop {
             tokio::select! {
@@ -151,6 +157,9 @@ impl Transfer<'_, Proxy> {
                     let Some(data) = data else { break };
                     let data = data.map_err(|fault| self.cause(fault))?;
                     epoch_bytes += data.len() as u64;
+                    if local {
+                        *self.bytes_by_link.entry("any".into()).or_default() += data.len() as u64;
+                    }
                     helm.last_byte = Some(Moment::now());
                     if !self.take_in(&data, &mut overlap)? {
                         return Ok(Step::ChooseAgain);
@@ -415,6 +424,13 @@ impl Transfer<'_, Proxy> {
                 d2tp_sched::Class::Metered => spends,
                 d2tp_sched::Class::Roaming => false,
             };
+            let answering = match carrying.and_then(|c| c.answers) {
+                Some(true) => *helm.answering_since.entry(link.name.clone()).or_insert(now),
+                _ => {
+                    helm.answering_since.remove(&link.name);
+                    now
+                }
+            };
             let silent = in_use && carrying.is_none_or(|c| c.answers != Some(true));
             let stalled = if silent {
                 let since = *helm.silent_since.entry(link.name.clone()).or_insert(now);
@@ -426,7 +442,10 @@ impl Transfer<'_, Proxy> {
             ways.push(Way {
                 name: link.name.clone(),
                 class,
-                rate_bytes_per_s: carrying.and_then(|c| c.rate).map(|rate| rate as f64),
+                rate_bytes_per_s: carrying
+                    .and_then(|c| c.rate)
+                    .filter(|_| now.since(answering) >= RATE_AFTER)
+                    .map(|rate| rate as f64),
                 metric: link.metric().unwrap_or(u32::MAX),
                 stalled,
                 in_use,
