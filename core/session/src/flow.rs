@@ -8,6 +8,7 @@ use d2tp_wire::{FlowId, PathId, Reason};
 use crate::event::FlowEnd;
 use crate::grant::{GrantsIn, GrantsOut};
 use crate::ranges::RangeSet;
+use crate::record::{SEEN_EPOCHS_MAX, SEEN_RANGES_MAX, SeenEpochs};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 
@@ -112,9 +113,7 @@ impl Flow {
     /// R-FLOW-7: nothing is owed to the peer either: it has our RESET, and we know how many bytes
     /// it sent, so that both ends agree on the session's credit.
     pub(crate) fn is_settled(&self) -> bool {
-        self.is_over()
-            && (self.send.reset.is_none() || self.reset_acked)
-            && self.recv.is_counted()
+        self.is_over() && (self.send.reset.is_none() || self.reset_acked) && self.recv.is_counted()
     }
 
     fn may_send(&self, session_room: u64) -> bool {
@@ -141,8 +140,6 @@ pub(crate) struct Flows {
     refused: VecDeque<(FlowId, Reason)>,
 }
 
-/// Epochs of which used flow ids are remembered one by one.
-const SEEN_EPOCHS_MAX: usize = 8;
 /// Refusals that wait to be said; more claims than that in one wake are the peer's mistake.
 const REFUSALS_MAX: usize = 64;
 
@@ -217,18 +214,39 @@ impl Flows {
             }
         }
     }
-    /// R-FLOW-5: whether the peer used this id before. Of epochs before a restart only the flows
-    /// in the record are known.
+    /// R-FLOW-5: whether the peer used this id before.
     pub(crate) fn was_used(&self, id: FlowId) -> bool {
-        id.epoch() < self.seen_floor
+        self.is_beyond_memory(id)
             || self
                 .seen
                 .get(&id.epoch())
                 .is_some_and(|s| s.contains(u64::from(id.counter())))
     }
-    /// Everything up to this epoch counts as used.
-    pub(crate) fn set_seen_floor(&mut self, epoch: u32) {
-        self.seen_floor = epoch;
+    /// Whether the id is so old that it can only be taken for used.
+    pub(crate) fn is_beyond_memory(&self, id: FlowId) -> bool {
+        id.epoch() < self.seen_floor
+    }
+    /// What a record remembers of used ids. Where there are too many gaps, the lowest close.
+    pub(crate) fn seen_record(&self) -> (u32, SeenEpochs) {
+        let seen = self.seen.iter().map(|(epoch, set)| {
+            let mut ranges: Vec<(u64, u64)> = set.iter().collect();
+            while ranges.len() > SEEN_RANGES_MAX {
+                ranges[1].0 = ranges[0].0;
+                ranges.remove(0);
+            }
+            (*epoch, ranges)
+        });
+        (self.seen_floor, seen.collect())
+    }
+    /// Takes over what a record remembers.
+    pub(crate) fn restore_seen(&mut self, floor: u32, seen: &SeenEpochs) {
+        self.seen_floor = floor;
+        for (epoch, ranges) in seen {
+            let set = self.seen.entry(*epoch).or_default();
+            for (start, end) in ranges {
+                set.insert(*start, *end);
+            }
+        }
     }
 
     /// Something about the flow's output changed: looks whether it is to be sent.
@@ -321,7 +339,7 @@ impl Flows {
         if self.ready.len() < 2 {
             return;
         }
-        let flow = self.table.get_mut(&id).expect("it just sent");
+        let Some(flow) = self.table.get_mut(&id).filter(|f| f.queued) else { return };
         flow.turn += 1;
         if flow.turn >= TURN_PACKETS {
             flow.turn = 0;

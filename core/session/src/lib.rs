@@ -47,6 +47,6 @@ pub use endpoint::{Admission, Endpoint, Incoming, SessionId, UnknownSession};
 pub use event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
 pub use flow::FlowOptions;
 pub use path::{Addresses, LinkId, PathState};
-pub use record::{FlowRecord, Record, RecordError};
+pub use record::{FlowRecord, Record, RecordError, SeenEpochs};
 pub use session::{FlowError, Life, PathStats, Read, Role, Session};
 pub use transmit::Transmit;

@@ -14,6 +14,10 @@ const FORMAT: u8 = 1;
 /// Memory a hibernated flow may take.
 pub const FLOW_RECORD_BYTES_MAX: usize = 96;
 const HEAD_BYTES_MAX: usize = 64;
+/// Epochs whose used flow ids are remembered one by one, and ranges of them each.
+pub(crate) const SEEN_EPOCHS_MAX: usize = 8;
+pub(crate) const SEEN_RANGES_MAX: usize = 16;
+const SEEN_BYTES_MAX: usize = SEEN_EPOCHS_MAX * (5 + SEEN_RANGES_MAX * 8);
 /// Flows of one record; more than a session may have open is not a record of ours.
 const FLOWS_MAX: u64 = 65_536;
 
@@ -27,6 +31,9 @@ pub enum RecordError {
     #[error("the session record has format {0}, this program reads format {FORMAT}")]
     Format(u8),
 }
+
+/// Used flow ids: per epoch, half-open ranges of counters.
+pub type SeenEpochs = Vec<(u32, Vec<(u64, u64)>)>;
 
 /// One flow at rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +71,10 @@ pub struct Record {
     pub instance: u64,
     /// The highest epoch confirmed.
     pub epoch: u32,
+    /// Ids of the peer's flows of epochs below this one count as used.
+    pub seen_floor: u32,
+    /// Ids the peer used in later epochs: counters, half-open ranges.
+    pub seen: SeenEpochs,
     /// Flows that were open.
     pub flows: Vec<FlowRecord>,
 }
@@ -75,13 +86,24 @@ fn opt(v: Option<u64>) -> u64 {
 impl Record {
     /// The record as bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut buf = vec![0; HEAD_BYTES_MAX + self.flows.len() * FLOW_RECORD_BYTES_MAX];
+        let mut buf =
+            vec![0; HEAD_BYTES_MAX + SEEN_BYTES_MAX + self.flows.len() * FLOW_RECORD_BYTES_MAX];
         let mut w = Writer::new(&mut buf);
         w.u8(FORMAT);
         w.u8(u8::from(self.role == Role::Responder));
         w.bytes(&self.peer.0);
         w.u64(self.instance);
         w.u32(self.epoch);
+        w.u32(self.seen_floor);
+        w.u8(self.seen.len() as u8);
+        for (epoch, ranges) in &self.seen {
+            w.u32(*epoch);
+            w.u8(ranges.len() as u8);
+            for (start, end) in ranges {
+                w.varint(*start);
+                w.varint(end - start);
+            }
+        }
         w.varint(self.flows.len() as u64);
         for f in &self.flows {
             w.varint(f.id.0);
@@ -122,6 +144,28 @@ impl Record {
         let peer = PublicKey(r.array().map_err(bad)?);
         let instance = r.u64().map_err(bad)?;
         let epoch = r.u32().map_err(bad)?;
+        let seen_floor = r.u32().map_err(bad)?;
+        let epochs = usize::from(r.u8().map_err(bad)?);
+        let mut seen = Vec::new();
+        for _ in 0..epochs {
+            let epoch = r.u32().map_err(bad)?;
+            let n = usize::from(r.u8().map_err(bad)?);
+            let mut ranges: Vec<(u64, u64)> = Vec::new();
+            for _ in 0..n {
+                let start = r.varint().map_err(bad)?;
+                let len = r.varint().map_err(bad)?;
+                let follows = ranges.last().is_none_or(|(_, end)| *end < start);
+                let end = start + len;
+                if !follows || len == 0 || end > u64::from(FlowId::COUNTER_MAX) + 1 {
+                    return Err(RecordError::Damaged);
+                }
+                ranges.push((start, end));
+            }
+            seen.push((epoch, ranges));
+        }
+        if epochs > SEEN_EPOCHS_MAX || seen.iter().any(|(_, r)| r.len() > SEEN_RANGES_MAX) {
+            return Err(RecordError::Damaged);
+        }
         let n = r.varint().map_err(bad)?;
         if n > FLOWS_MAX {
             return Err(RecordError::Damaged);
@@ -171,6 +215,8 @@ impl Record {
             peer,
             instance,
             epoch,
+            seen_floor,
+            seen,
             flows,
         })
     }
@@ -210,10 +256,12 @@ mod tests {
                 peer: PublicKey([9; 32]),
                 instance: n,
                 epoch: 7,
+                seen_floor: 3,
+                seen: vec![(5, vec![(0, 4), (6, 7)]), (7, vec![(0, 1)])],
                 flows: (0..flows).map(|i| flow(i << 25, n + i)).collect(),
             };
             let bytes = record.encode();
-            prop_assert!(bytes.len() <= HEAD_BYTES_MAX + 40 * flows as usize);
+            prop_assert!(bytes.len() <= HEAD_BYTES_MAX + 20 + 40 * flows as usize);
             prop_assert_eq!(Record::decode(&bytes), Ok(record));
             for cut in 0..bytes.len() {
                 prop_assert!(Record::decode(&bytes[..cut]).is_err());

@@ -386,6 +386,13 @@ impl Recovery {
         self.loss_at
     }
 
+    /// The probe timer fired.
+    pub(crate) fn on_probe_timeout(&mut self, now: Time) {
+        self.probes += 1;
+        // Whether or not the probe can leave, the next one is due a full interval from now.
+        self.last_eliciting_at = now;
+    }
+
     /// When to probe, if nothing is heard until then.
     pub(crate) fn probe_at(&self, ack_delay_max: Span, interval_max: Span) -> Time {
         if !self.is_waiting() {

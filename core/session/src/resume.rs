@@ -51,11 +51,14 @@ impl Session {
                 }
             })
             .collect();
+        let (seen_floor, seen) = self.flows.seen_record();
         Record {
             role: self.role,
             peer: self.peer,
             instance: self.instance,
             epoch: self.epoch,
+            seen_floor,
+            seen,
             flows,
         }
     }
@@ -88,7 +91,7 @@ impl Session {
             flow.peer_durable = r.sent_to;
             self.flows.insert(flow);
         }
-        self.flows.set_seen_floor(record.epoch.saturating_add(1));
+        self.flows.restore_seen(record.seen_floor, &record.seen);
         self.suspended_at = Some(now);
     }
 
@@ -163,6 +166,10 @@ impl Session {
         let Some(flow) = self.flows.get_mut(id) else {
             return self.flows.refuse(id, Reason::UnknownFlow);
         };
+        if !flow.unclaimed {
+            // R-RESUME-4: claimed once already; a repeated claim is only answered again.
+            return self.flows.want(id, want::RESUMED);
+        }
         if flags & d2tp_wire::Frame::RESUME_COMPLETE != 0 {
             flow.send.complete_at(received);
         }

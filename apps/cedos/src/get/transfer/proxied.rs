@@ -7,7 +7,7 @@
 //!  the flow is forgotten, reset, or its session over ─▶ a new one, with Range from what we hold
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -55,6 +55,10 @@ struct Helm {
     /// The proxy answered at least once.
     known: bool,
     lifted: bool,
+    /// The first link on which the proxy answered, and how soon in milliseconds.
+    first: Option<(String, u64)>,
+    /// Metered links that work and were left because nothing may be spent there.
+    left: BTreeSet<String>,
     /// When the last byte came, while one could have.
     last_byte: Option<Moment>,
     last_counts: BTreeMap<String, u64>,
@@ -145,9 +149,6 @@ impl Transfer<'_, Proxy> {
                     let now = Moment::now();
                     let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
                     let used = self.count_links(helm);
-                    if epoch_bytes > 0 {
-                        self.said_waiting = None;
-                    }
                     self.steer(helm).map_err(Fault::Final)?;
                     self.tell_progress(&used, epoch_bytes as f64 / seconds);
                     (epoch_start, epoch_bytes) = (now, 0);
@@ -161,6 +162,10 @@ impl Transfer<'_, Proxy> {
                         *self.bytes_by_link.entry("any".into()).or_default() += data.len() as u64;
                     }
                     helm.last_byte = Some(Moment::now());
+                    self.said_waiting = None;
+                    if self.last_link.is_none() {
+                        self.say_begun(helm);
+                    }
                     if !self.take_in(&data, &mut overlap)? {
                         return Ok(Step::ChooseAgain);
                     }
@@ -237,6 +242,7 @@ impl Transfer<'_, Proxy> {
                 Paid::Spend { .. } => device.allow_paid(flow, true, spent),
             });
             if set.is_some() {
+                helm.left.clear();
                 helm.paid = Some(plan.paid.clone());
             }
         }
@@ -258,8 +264,12 @@ impl Transfer<'_, Proxy> {
                 self.why = format!("{why}, so links that cost carry it too");
                 self.watch_answers(helm)?;
             }
-            (Choice::Use { why, .. }, _) => {
-                self.why = why;
+            (Choice::Use { index, why }, _) => {
+                self.why = if ways[index].class == d2tp_sched::Class::Metered {
+                    "the deadline is near; free links still make it".into()
+                } else {
+                    why
+                };
                 self.watch_answers(helm)?;
             }
         }
@@ -342,20 +352,10 @@ impl Transfer<'_, Proxy> {
             SessionEvent::Established { .. } => helm.known = true,
             SessionEvent::PathUp { link, took, .. } => {
                 helm.known = true;
-                let Some(to) = name(link) else { return Ok(()) };
-                let first = self.last_link.is_none();
-                let why = format!("answered in {} ms", took.as_millis());
-                if first {
-                    self.last_link = Some(to.clone());
-                    let t_s = self.t_s();
-                    self.observer.tell(&Event::Switch {
-                        t_s,
-                        from: None,
-                        to,
-                        why,
-                        kind: None,
-                        silence_ms: None,
-                    });
+                let took = took.as_millis();
+                if let Some(name) = name(link) {
+                    tracing::debug!(link = %name, took_ms = took, "a path answers");
+                    helm.first.get_or_insert((name, took));
                 }
                 self.steer(helm)?;
             }
@@ -368,9 +368,12 @@ impl Transfer<'_, Proxy> {
                 let (from, to) = (from.and_then(name), name(to));
                 let from = from.or_else(|| self.last_link.clone());
                 let Some(to) = to else { return Ok(()) };
-                if from.is_some() {
-                    self.switches += 1;
+                if let Some(from) = &from
+                    && !self.is_left(from, &to, helm)
+                {
+                    return Ok(());
                 }
+                self.switches += u32::from(from.is_some());
                 self.last_link = Some(to.clone());
                 let t_s = self.t_s();
                 self.observer.tell(&Event::Switch {
@@ -393,6 +396,45 @@ impl Transfer<'_, Proxy> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Whether data that came over `from` and now comes over `to` has moved: not if both carry it
+    /// side by side, and once only if what is under way on `from` still trickles in.
+    fn is_left(&self, from: &str, to: &str, helm: &mut Helm) -> bool {
+        let answers = self
+            .dial
+            .carried()
+            .get(from)
+            .is_some_and(|carrying| carrying.answers == Some(true));
+        if !answers || from == to {
+            helm.left.remove(to);
+            return true;
+        }
+        // A metered link that may not be spent on is left while it still works.
+        let carries = !self.is_metered(from) || plan_spends(helm);
+        !carries && helm.left.insert(from.to_owned())
+    }
+
+    /// Says on which link the first byte came.
+    fn say_begun(&mut self, helm: &mut Helm) {
+        let busiest = self
+            .dial
+            .carried()
+            .into_iter()
+            .max_by_key(|(_, carrying)| carrying.bytes)
+            .map(|(name, _)| name);
+        let (first, took) = helm.first.clone().unzip();
+        let Some(to) = busiest.or(first) else { return };
+        self.last_link = Some(to.clone());
+        let t_s = self.t_s();
+        self.observer.tell(&Event::Switch {
+            t_s,
+            from: None,
+            to,
+            why: format!("the proxy answered in {} ms", took.unwrap_or(0)),
+            kind: None,
+            silence_ms: None,
+        });
     }
 
     /// The links, as the scheduler sees them.
