@@ -55,7 +55,11 @@ impl Peer for D2tp {
 
     fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
         on_this_thread(async {
-            let key: [u8; 32] = card.identity.as_slice().try_into().context("the server's key")?;
+            let key: [u8; 32] = card
+                .identity
+                .as_slice()
+                .try_into()
+                .context("the server's key")?;
             let device = Device::new(DeviceOptions {
                 server: ServerAddress {
                     host: card.address.ip().to_string(),

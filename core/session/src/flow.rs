@@ -113,9 +113,7 @@ impl Flow {
     /// R-FLOW-7: nothing is owed to the peer either: it has our RESET, and we know how many bytes
     /// it sent, so that both ends agree on the session's credit.
     pub(crate) fn is_settled(&self) -> bool {
-        self.is_over()
-            && (self.send.reset.is_none() || self.reset_acked)
-            && self.recv.is_counted()
+        self.is_over() && (self.send.reset.is_none() || self.reset_acked) && self.recv.is_counted()
     }
 
     fn may_send(&self, session_room: u64) -> bool {
@@ -219,7 +217,10 @@ impl Flows {
     /// R-FLOW-5: whether the peer used this id before.
     pub(crate) fn was_used(&self, id: FlowId) -> bool {
         self.is_beyond_memory(id)
-            || self.seen.get(&id.epoch()).is_some_and(|s| s.contains(u64::from(id.counter())))
+            || self
+                .seen
+                .get(&id.epoch())
+                .is_some_and(|s| s.contains(u64::from(id.counter())))
     }
     /// Whether the id is so old that it can only be taken for used.
     pub(crate) fn is_beyond_memory(&self, id: FlowId) -> bool {
@@ -338,7 +339,7 @@ impl Flows {
         if self.ready.len() < 2 {
             return;
         }
-        let flow = self.table.get_mut(&id).expect("it just sent");
+        let Some(flow) = self.table.get_mut(&id).filter(|f| f.queued) else { return };
         flow.turn += 1;
         if flow.turn >= TURN_PACKETS {
             flow.turn = 0;

@@ -24,7 +24,11 @@ const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
 
 /// What a RESET or STOP with this code means.
 fn end_of(code: u64) -> FlowEnd {
-    if code == CODE_DEADLINE { FlowEnd::DeadlinePassed } else { FlowEnd::Reset(code) }
+    if code == CODE_DEADLINE {
+        FlowEnd::DeadlinePassed
+    } else {
+        FlowEnd::Reset(code)
+    }
 }
 
 impl Session {
@@ -129,6 +133,12 @@ impl Session {
             });
             path.challenge(nonce);
         }
+        if !path.validated && path.wants & path::want::CHG == 0 && !path.recovery.is_waiting() {
+            // The question was lost, or forgotten in a long silence.
+            let nonce = self.rng.array();
+            self.paths.at(slot).challenge(nonce);
+        }
+        let path = self.paths.at(slot);
         if path.state != PathState::Active {
             let was = path.state;
             path.state = PathState::Active;
@@ -155,7 +165,9 @@ impl Session {
             eliciting |= frame.is_ack_eliciting();
             payload |= matches!(frame, Frame::Data { .. } | Frame::Datagram { .. });
             // A frame may remove paths, this one too: its packet then counts for nothing more.
-            let Some(slot) = self.paths.slot(id) else { return };
+            let Some(slot) = self.paths.slot(id) else {
+                return;
+            };
             if let Err(fault) = self.handle_frame(now, slot, from, frame) {
                 return self.fault(fault);
             }
@@ -297,9 +309,10 @@ impl Session {
                 path,
                 max_sent,
             } => {
-                // R-GRANT-1: only the device decides what its links may cost.
+                // R-GRANT-1: only the device decides what its links may cost. The grant may come
+                // over another path before the first packet of its own.
                 if self.role == Role::Responder
-                    && self.paths.get(path).is_some()
+                    && self.issued.contains_key(&path)
                     && let Some(f) = self.flows.get_mut(flow)
                 {
                     f.grants_in.on_grant(path, seq, max_sent);
@@ -449,7 +462,9 @@ impl Session {
         }
         // R-FLOW-1: an id says who may open it.
         if id.by_initiator() != (self.role == Role::Responder) {
-            return if id.epoch() < self.epoch || id.counter() < self.next_flow {
+            return if id.epoch() < self.flow_epoch
+                || (id.epoch() == self.flow_epoch && id.counter() < self.next_flow)
+            {
                 Ok(false)
             } else {
                 Err(PeerFault::FlowId(id))
@@ -474,13 +489,19 @@ impl Session {
     }
 
     fn on_reset(&mut self, id: FlowId, code: u64, final_size: u64) -> Result<(), PeerFault> {
-        let Some(flow) = self.flows.get_mut(id) else { return Ok(()) };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return Ok(());
+        };
         if flow.recv.reset.is_some() {
             return Ok(());
         }
         let reached = flow.recv.reached();
         if final_size < reached {
-            return Err(PeerFault::FinalSize { flow: id, was: reached, now: final_size });
+            return Err(PeerFault::FinalSize {
+                flow: id,
+                was: reached,
+                now: final_size,
+            });
         }
         // What was sent and never arrived has used up session credit all the same.
         let missing = final_size - reached;
@@ -494,7 +515,11 @@ impl Session {
         flow.end.get_or_insert(end_of(code));
         let (end, credit) = (self.credit.received, self.credit.told);
         if end > credit {
-            return Err(PeerFault::OverCredit { flow: None, end, credit });
+            return Err(PeerFault::OverCredit {
+                flow: None,
+                end,
+                credit,
+            });
         }
         self.emit(Event::Readable(id));
         self.retire_if_complete(id);
@@ -683,13 +708,8 @@ impl Session {
                 let keys = PacketKeys::new(suite, &secrets, true);
                 let cids = knock.cids;
                 self.begin_generation(now, keys, epoch, &cids, &body);
-                let mut path = Path::new(
-                    now,
-                    PathId(0),
-                    from,
-                    &self.config,
-                    (body.cid, body.token),
-                );
+                let mut path =
+                    Path::new(now, PathId(0), from, &self.config, (body.cid, body.token));
                 path.validated = true;
                 path.gated = gated;
                 path.state = PathState::Active;
@@ -761,7 +781,8 @@ impl Session {
         self.keys_at = now;
         self.sealed_packets = 0;
         self.rx_key_drop_at = Time::NEVER;
-        if epoch != self.epoch {
+        if epoch != self.flow_epoch {
+            self.flow_epoch = epoch;
             self.next_flow = 0;
         }
         self.epoch = epoch;

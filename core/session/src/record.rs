@@ -86,7 +86,8 @@ fn opt(v: Option<u64>) -> u64 {
 impl Record {
     /// The record as bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut buf = vec![0; HEAD_BYTES_MAX + SEEN_BYTES_MAX + self.flows.len() * FLOW_RECORD_BYTES_MAX];
+        let mut buf =
+            vec![0; HEAD_BYTES_MAX + SEEN_BYTES_MAX + self.flows.len() * FLOW_RECORD_BYTES_MAX];
         let mut w = Writer::new(&mut buf);
         w.u8(FORMAT);
         w.u8(u8::from(self.role == Role::Responder));

@@ -197,6 +197,9 @@ pub struct Session {
     pub(crate) used_paths: RangeSet,
     /// Ids issued so far, the next one.
     pub(crate) issued_to: u32,
+    /// Flows opened here get ids of this epoch, never below that of the handshake in force
+    /// when the id was used before (R-FLOW-8).
+    pub(crate) flow_epoch: u32,
     pub(crate) next_flow: u32,
     pub(crate) cid_changes: Vec<CidChange>,
     pub(crate) events: VecDeque<Event>,
@@ -227,6 +230,7 @@ impl Session {
         rng: Rng,
         now: Time,
     ) -> Self {
+        let flow_epoch = epochs.start;
         Session {
             role,
             config,
@@ -249,6 +253,7 @@ impl Session {
             spare: BTreeMap::new(),
             used_paths: RangeSet::default(),
             issued_to: 0,
+            flow_epoch,
             next_flow: 0,
             cid_changes: Vec::new(),
             events: VecDeque::new(),
@@ -342,7 +347,11 @@ impl Session {
         if self.flows.len() >= self.config.flows_max || self.next_flow > FlowId::COUNTER_MAX {
             return Err(FlowError::TooMany);
         }
-        let id = FlowId::new(self.epoch, self.next_flow, self.role == Role::Initiator);
+        let id = FlowId::new(
+            self.flow_epoch,
+            self.next_flow,
+            self.role == Role::Initiator,
+        );
         self.next_flow += 1;
         let send = SendHalf::new(self.initial_flow_credit, options.durable);
         let mut flow = Flow::new(id, options, send, RecvHalf::new(self.config.flow_window));
@@ -577,7 +586,9 @@ impl Session {
     }
 
     pub(crate) fn retire_if_complete(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get_mut(id).filter(|f| f.is_over()) else { return };
+        let Some(flow) = self.flows.get_mut(id).filter(|f| f.is_over()) else {
+            return;
+        };
         if !flow.told_end {
             flow.told_end = true;
             let end = flow.end.unwrap_or(FlowEnd::Complete);
@@ -599,7 +610,9 @@ impl Session {
 
     /// Ends a flow here and now, without a word to the peer.
     pub(crate) fn end_flow(&mut self, id: FlowId, end: FlowEnd) {
-        let Some(flow) = self.flows.get(id) else { return };
+        let Some(flow) = self.flows.get(id) else {
+            return;
+        };
         if !flow.told_end {
             self.emit(Event::Ended { flow: id, end });
         }
@@ -609,7 +622,9 @@ impl Session {
     /// Ends a flow here and now; the peer, which does the same by itself, is told how many bytes
     /// were sent as soon as there is a path, so that both agree on the session's credit.
     fn expire_flow(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
         flow.end.get_or_insert(FlowEnd::DeadlinePassed);
         flow.options.deadline = None;
         flow.send.drop_bytes();

@@ -355,24 +355,40 @@ fn the_same_seed_gives_the_same_datagrams() {
 
 #[test]
 fn when_keys_are_old_new_ones_are_agreed_and_the_transfer_goes_on() {
-    let mut p = Pair::with(Config { keys_max: Span::from_secs(5), ..config() });
+    let mut p = Pair::with(Config {
+        keys_max: Span::from_secs(5),
+        ..config()
+    });
     p.wires.get_mut(&0).unwrap().rate = 1_000_000;
     let flow = p.request(12_000_000, sleeps());
     p.open_path(0, false);
-    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)), "{:?}", p.got[&flow].len());
+    assert!(
+        p.run_until(Span::from_secs(60), |p| p.is_whole(flow)),
+        "{:?}",
+        p.got[&flow].len()
+    );
     p.assert_right(flow);
-    let handshakes =
-        p.device_events.iter().filter(|(_, _, e)| matches!(e, Event::Established { .. })).count();
+    let handshakes = p
+        .device_events
+        .iter()
+        .filter(|(_, _, e)| matches!(e, Event::Established { .. }))
+        .count();
     assert_eq!(handshakes, 3);
 }
 
 #[test]
 fn flows_that_end_early_do_not_use_up_the_sessions_credit() {
-    let mut p = Pair::with(Config { session_window: 300_000, ..config() });
+    let mut p = Pair::with(Config {
+        session_window: 300_000,
+        ..config()
+    });
     p.wires.get_mut(&0).unwrap().rate = 1_000_000;
     p.open_path(0, false);
     for round in 0..20 {
-        let late = FlowOptions { deadline: Some(p.now + MS.times(150)), ..sleeps() };
+        let late = FlowOptions {
+            deadline: Some(p.now + MS.times(150)),
+            ..sleeps()
+        };
         let lost = p.request(5_000_000, late);
         p.wires.get_mut(&0).unwrap().lose_every = 9;
         p.run_for(MS.times(400));
@@ -389,10 +405,31 @@ fn flows_that_end_early_do_not_use_up_the_sessions_credit() {
     }
     p.wires.get_mut(&0).unwrap().lose_every = 0;
     let flow = p.request(1_000_000, sleeps());
-    assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)), "{:?}", p.got[&flow].len());
+    assert!(
+        p.run_until(Span::from_secs(20), |p| p.is_whole(flow)),
+        "{:?}",
+        p.got[&flow].len()
+    );
     p.assert_right(flow);
     assert_eq!(p.device.session(p.session).unwrap().flow_ids(), []);
     let server = p.server_session().unwrap();
     p.run_for(Span::from_secs(1));
     assert_eq!(p.server.session(server).unwrap().flow_ids(), []);
+}
+
+#[test]
+fn a_flow_opened_while_the_device_wakes_never_gets_an_old_flows_name() {
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    let first = p.request(1_000, sleeps());
+    assert!(p.run_until(Span::from_secs(5), |p| p.is_whole(first)));
+    p.cut(0);
+    let (now, session) = (p.now, p.session);
+    let record = p.device.hibernate(now, session).unwrap();
+    p.session = p.device.restore(now, &record, 500..600).unwrap();
+    let second = p.request(2_000, sleeps());
+    assert_ne!(first, second);
+    p.attach(0, "192.0.2.9:4000");
+    p.open_path(0, false);
+    assert!(p.run_until(Span::from_secs(5), |p| p.is_whole(second)));
 }

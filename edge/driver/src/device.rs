@@ -459,7 +459,11 @@ impl Body {
     fn remote_of(&self, link: LinkId) -> Option<SocketAddr> {
         let inner = self.shared.inner.lock();
         let local = inner.sockets.get(&link)?.io.local_addr();
-        let same = self.remotes.iter().find(|r| r.is_ipv6() == local.is_ipv6()).copied();
+        let same = self
+            .remotes
+            .iter()
+            .find(|r| r.is_ipv6() == local.is_ipv6())
+            .copied();
         same.or_else(|| self.remotes.iter().find_map(|r| nat64(*r)))
     }
 
@@ -469,7 +473,9 @@ impl Body {
         let mut lost = Vec::new();
         {
             let inner = self.shared.inner.lock();
-            let Some(session) = inner.core.session(self.session) else { return };
+            let Some(session) = inner.core.session(self.session) else {
+                return;
+            };
             let mut state = self.state.lock();
             for known in state.links.values_mut().filter(|k| !k.ids.is_empty()) {
                 if known.ids.iter().any(|id| session.has_path(*id)) {
@@ -616,7 +622,9 @@ impl Body {
 
 /// An IPv4 address as it is reached through NAT64 with the well-known prefix (RFC 6052 §2.1).
 fn nat64(remote: SocketAddr) -> Option<SocketAddr> {
-    let SocketAddr::V4(v4) = remote else { return None };
+    let SocketAddr::V4(v4) = remote else {
+        return None;
+    };
     let [a, b, c, d] = v4.ip().octets();
     let low = [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])];
     let ip = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, low[0], low[1]);

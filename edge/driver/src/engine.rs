@@ -482,11 +482,17 @@ impl Future for Engine {
                     let _ = inner.core.with(id, |s| s.on_link_down(now, link));
                 }
             }
-            let Inner { closing, core, sockets, .. } = &mut *inner;
+            let Inner {
+                closing,
+                core,
+                sockets,
+                ..
+            } = &mut *inner;
             closing.retain(|link| {
-                let used = core.ids().iter().any(|id| {
-                    core.session(*id).is_some_and(|s| s.has_path(*link))
-                });
+                let used = core
+                    .ids()
+                    .iter()
+                    .any(|id| core.session(*id).is_some_and(|s| s.has_path(*link)));
                 if !used {
                     sockets.remove(link);
                 }

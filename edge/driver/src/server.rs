@@ -122,7 +122,9 @@ fn bind_all(listen: SocketAddr) -> Result<Vec<LinkSocket>, DriverError> {
     if !(listen.is_ipv6() && listen.ip().is_unspecified()) {
         return Ok(vec![first?]);
     }
-    let port = first.as_ref().map_or(listen.port(), |s| s.local_addr().port());
+    let port = first
+        .as_ref()
+        .map_or(listen.port(), |s| s.local_addr().port());
     let second = LinkSocket::bind(&BindOptions::at((Ipv4Addr::UNSPECIFIED, port).into()));
     match (first, second) {
         (Ok(v6), Ok(v4)) => Ok(vec![v6, v4]),

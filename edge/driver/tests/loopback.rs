@@ -32,14 +32,20 @@ async fn device(server: &Server) -> Device {
         port: server.local_addr().port(),
         key: server.public_key(),
     };
-    let options = DeviceOptions { server: address, key: key(1), config: Config::default() };
+    let options = DeviceOptions {
+        server: address,
+        key: key(1),
+        config: Config::default(),
+    };
     let device = Device::new(options).await.unwrap();
     device.use_default_route().unwrap();
     device
 }
 
 async fn within<T>(f: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(30), f).await.expect("it takes too long")
+    tokio::time::timeout(Duration::from_secs(30), f)
+        .await
+        .expect("it takes too long")
 }
 
 #[tokio::test]
@@ -59,8 +65,12 @@ async fn a_flow_echoes_and_ends_cleanly() {
     let mut back = Vec::new();
     within(flow.read_to_end(&mut back)).await.unwrap();
     assert_eq!(back, b"and back");
-    within(std::future::poll_fn(|cx| far.poll_finished(cx))).await.unwrap();
-    within(std::future::poll_fn(|cx| flow.poll_finished(cx))).await.unwrap();
+    within(std::future::poll_fn(|cx| far.poll_finished(cx)))
+        .await
+        .unwrap();
+    within(std::future::poll_fn(|cx| flow.poll_finished(cx)))
+        .await
+        .unwrap();
 }
 
 struct Pattern(u64);
@@ -70,9 +80,17 @@ fn pattern(offset: u64) -> u8 {
 }
 
 impl Source for Pattern {
-    fn poll_read_at(&self, _: &mut Context<'_>, offset: u64, max: usize) -> Poll<io::Result<Bytes>> {
+    fn poll_read_at(
+        &self,
+        _: &mut Context<'_>,
+        offset: u64,
+        max: usize,
+    ) -> Poll<io::Result<Bytes>> {
         let n = (self.0 - offset).min(max as u64);
-        Poll::Ready(Ok((offset..offset + n).map(pattern).collect::<Vec<u8>>().into()))
+        Poll::Ready(Ok((offset..offset + n)
+            .map(pattern)
+            .collect::<Vec<u8>>()
+            .into()))
     }
 }
 
@@ -104,7 +122,9 @@ async fn a_source_is_sent_whole_after_what_was_written_before() {
     let mut got = Vec::new();
     within(far.read_to_end(&mut got)).await.unwrap();
     assert_eq!(got, b"get");
-    within(std::future::poll_fn(|cx| far.poll_finished(cx))).await.unwrap();
+    within(std::future::poll_fn(|cx| far.poll_finished(cx)))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -125,8 +145,10 @@ async fn a_reset_reaches_the_other_end_with_its_code() {
 async fn a_deadline_ends_a_flow_that_gets_nothing() {
     let server = server(Admission::Anybody);
     let device = device(&server).await;
-    let settings =
-        FlowSettings { within: Some(Duration::from_millis(300)), ..FlowSettings::default() };
+    let settings = FlowSettings {
+        within: Some(Duration::from_millis(300)),
+        ..FlowSettings::default()
+    };
     let mut flow = device.open(settings).unwrap();
     flow.write_all(b"x").await.unwrap();
     let _far = within(server.accept()).await.unwrap();
@@ -142,7 +164,13 @@ async fn a_device_that_is_not_admitted_hears_so() {
     let mut flow = device.open(FlowSettings::default()).unwrap();
     let error = within(flow.read(&mut [0; 10])).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NotConnected);
-    assert!(device.ended().unwrap().to_string().contains("does not admit"));
+    assert!(
+        device
+            .ended()
+            .unwrap()
+            .to_string()
+            .contains("does not admit")
+    );
 }
 
 #[tokio::test]

@@ -45,11 +45,7 @@ impl Scenario {
                 .check(self)
                 .map_err(|fault| format!("handover: {fault}"))?;
         }
-        seconds(
-            "hibernate_after_s",
-            self.hibernate_after_s,
-            DURATION_S_MAX,
-        )?;
+        seconds("hibernate_after_s", self.hibernate_after_s, DURATION_S_MAX)?;
         if self.crashes.len() > CRASHES_MAX {
             return Err(format!(
                 "{} crashes, at most {CRASHES_MAX}",

@@ -53,12 +53,17 @@ impl Device {
             .sum();
         let (mut usable, mut again) = (false, Time::NEVER);
         for link in (0..links).filter(|l| network.is_up(*l)) {
-            let offer = Offer { class: self.classes[link], rate: self.meters[link].rate() };
+            let offer = Offer {
+                class: self.classes[link],
+                rate: self.meters[link].rate(),
+            };
             let verdicts: Vec<(usize, Verdict)> = active
                 .iter()
                 .map(|n| (*n, decide(&self.need(now, *n), &offer, free_rate)))
                 .collect();
-            let used = verdicts.iter().any(|(_, v)| matches!(v, Verdict::Use { .. }));
+            let used = verdicts
+                .iter()
+                .any(|(_, v)| matches!(v, Verdict::Use { .. }));
             if used {
                 usable |= network.is_good(link);
                 self.open(now, link, network, log)?;
@@ -96,14 +101,18 @@ impl Device {
     /// Meters run while their link is in use.
     fn measure(&mut self, now: Time, network: &Network, active: bool) {
         for link in 0..self.classes.len() {
-            let granted = self.session.and_then(|id| self.endpoint.session(id)).is_some_and(|s| {
-                let mut ids = self.transfers.iter().filter_map(|t| t.id);
-                s.has_path(LinkId(link as u32))
-                    && (self.classes[link] == Class::Free
-                        || ids.any(|id| {
-                            s.grant_left(id, LinkId(link as u32)).is_some_and(|(left, _)| left > 0)
-                        }))
-            });
+            let granted = self
+                .session
+                .and_then(|id| self.endpoint.session(id))
+                .is_some_and(|s| {
+                    let mut ids = self.transfers.iter().filter_map(|t| t.id);
+                    s.has_path(LinkId(link as u32))
+                        && (self.classes[link] == Class::Free
+                            || ids.any(|id| {
+                                s.grant_left(id, LinkId(link as u32))
+                                    .is_some_and(|(left, _)| left > 0)
+                            }))
+                });
             if active && network.is_up(link) && granted {
                 self.meters[link].tick(now);
             } else {
@@ -120,16 +129,26 @@ impl Device {
         log: &mut Log,
     ) -> Result<(), SimFault> {
         self.wake(now, log)?;
-        let Some(id) = self.session else { return Ok(()) };
+        let Some(id) = self.session else {
+            return Ok(());
+        };
         let number = LinkId(link as u32);
         if self.endpoint.session(id).is_none_or(|s| s.has_path(number)) {
             return Ok(());
         }
         let remote = network.proxy_address(link);
         let gated = self.classes[link] != Class::Free;
-        log.note(now, "device", || format!("opens a path on link {link}, gated {gated}"));
-        let addresses = Addresses { link: number, local: None, remote };
-        let _ = self.endpoint.with(id, |s| s.open_path(clock::core(now), addresses, gated));
+        log.note(now, "device", || {
+            format!("opens a path on link {link}, gated {gated}")
+        });
+        let addresses = Addresses {
+            link: number,
+            local: None,
+            remote,
+        };
+        let _ = self
+            .endpoint
+            .with(id, |s| s.open_path(clock::core(now), addresses, gated));
         Ok(())
     }
 
@@ -154,18 +173,28 @@ impl Device {
                     0
                 }
             };
-            let (Some(session), Some(id)) = (self.session, id) else { continue };
-            let left = self.endpoint.session(session).and_then(|s| s.grant_left(id, number));
+            let (Some(session), Some(id)) = (self.session, id) else {
+                continue;
+            };
+            let left = self
+                .endpoint
+                .session(session)
+                .and_then(|s| s.grant_left(id, number));
             let Some((left, _)) = left else { continue };
             // What is left of an upload's grant is the session's own business, and not told.
             let upload = self.specs[*flow].direction == Direction::Up;
-            let renew = if grant == 0 { left > 0 } else { upload || left < grant - grant / 10 };
+            let renew = if grant == 0 {
+                left > 0
+            } else {
+                upload || left < grant - grant / 10
+            };
             if renew {
-                log.note(now, "device", || format!("grants {grant} on link {link}: {verdict:?}"));
+                log.note(now, "device", || {
+                    format!("grants {grant} on link {link}: {verdict:?}")
+                });
                 let _ = self.endpoint.with(session, |s| s.grant(id, number, grant));
             }
         }
         look_at
     }
 }
-

@@ -106,8 +106,16 @@ impl Device {
             specs: scenario.flows.clone(),
             classes: scenario.links.iter().map(|l| l.class).collect(),
             names: scenario.links.iter().map(|l| l.name.clone()).collect(),
-            transfers: transfers.map(|(n, f)| transfer(f, scenario.seed, n)).collect(),
-            books: vec![Book { by_link: vec![0; links], duplicate: 0 }; scenario.flows.len()],
+            transfers: transfers
+                .map(|(n, f)| transfer(f, scenario.seed, n))
+                .collect(),
+            books: vec![
+                Book {
+                    by_link: vec![0; links],
+                    duplicate: 0
+                };
+                scenario.flows.len()
+            ],
             meters: vec![Meter::default(); links],
             served_last: vec![None; links],
             by_id: BTreeMap::new(),
@@ -125,9 +133,14 @@ impl Device {
 
     /// A session with nothing in it yet.
     fn connect(&mut self, now: Time) {
-        let (proxy, epochs) = (SecretKey::from_bytes(self.identity.proxy_key()), self.reserve());
+        let (proxy, epochs) = (
+            SecretKey::from_bytes(self.identity.proxy_key()),
+            self.reserve(),
+        );
         let instance = self.identity.instance();
-        let id = self.endpoint.connect(clock::core(now), proxy.public(), instance, epochs);
+        let id = self
+            .endpoint
+            .connect(clock::core(now), proxy.public(), instance, epochs);
         self.session = Some(id);
         self.idle_since = Some(now);
     }
@@ -146,7 +159,11 @@ impl Device {
         if let Some(until) = self.away_until {
             return until;
         }
-        let asleep = if self.asleep.is_some() { self.next_deadline() } else { Time::NEVER };
+        let asleep = if self.asleep.is_some() {
+            self.next_deadline()
+        } else {
+            Time::NEVER
+        };
         clock::run(self.endpoint.next_timeout())
             .min(self.hibernate_at())
             .min(self.look_at)
@@ -155,7 +172,8 @@ impl Device {
     }
 
     fn hibernate_at(&self) -> Time {
-        self.idle_since.map_or(Time::NEVER, |since| since + self.hibernate_after)
+        self.idle_since
+            .map_or(Time::NEVER, |since| since + self.hibernate_after)
     }
 
     fn next_start(&self) -> Time {
@@ -179,7 +197,9 @@ impl Device {
 
     /// Whether a transfer is under way.
     pub(crate) fn is_active(&self) -> bool {
-        self.transfers.iter().any(|t| t.progress == Progress::Active)
+        self.transfers
+            .iter()
+            .any(|t| t.progress == Progress::Active)
     }
 
     /// Whether every transfer is over.
@@ -265,8 +285,12 @@ impl Device {
         if !self.endpoint.session(id).is_some_and(|s| s.may_hibernate()) {
             return;
         }
-        let Ok(record) = self.endpoint.hibernate(clock::core(now), id) else { return };
-        log.note(now, "device", || format!("hibernates in {} B", record.len()));
+        let Ok(record) = self.endpoint.hibernate(clock::core(now), id) else {
+            return;
+        };
+        log.note(now, "device", || {
+            format!("hibernates in {} B", record.len())
+        });
         self.session = None;
         self.transfers.iter_mut().for_each(|t| t.source.wait());
         self.asleep = Some((now, record));
@@ -275,7 +299,9 @@ impl Device {
 
     /// The session out of its record, with what is left of its deadlines.
     pub(crate) fn wake(&mut self, now: Time, log: &mut Log) -> Result<(), SimFault> {
-        let Some((since, record)) = self.asleep.take() else { return Ok(()) };
+        let Some((since, record)) = self.asleep.take() else {
+            return Ok(());
+        };
         log.note(now, "device", || "wakes".to_owned());
         let mut record = Record::decode(&record)?;
         let slept = d2tp_session::Span::from_nanos(now.since(since).as_nanos());
@@ -283,7 +309,9 @@ impl Device {
             flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(slept));
         }
         let epochs = self.reserve();
-        let id = self.endpoint.restore(clock::core(now), &record.encode(), epochs)?;
+        let id = self
+            .endpoint
+            .restore(clock::core(now), &record.encode(), epochs)?;
         self.session = Some(id);
         self.idle_since = Some(now);
         self.dirty = true;
@@ -296,7 +324,9 @@ impl Device {
             // The one before was closed.
             self.connect(now);
         }
-        let Some(session) = self.session else { return Ok(()) };
+        let Some(session) = self.session else {
+            return Ok(());
+        };
         let spec = &self.specs[number];
         let options = FlowOptions {
             size: spec.bytes,
@@ -328,7 +358,9 @@ impl Device {
 
     fn index(&mut self) {
         let known = self.transfers.iter().enumerate();
-        self.by_id = known.filter_map(|(number, t)| Some((t.id?, number))).collect();
+        self.by_id = known
+            .filter_map(|(number, t)| Some((t.id?, number)))
+            .collect();
     }
 
     // ---- datagrams ----
@@ -344,9 +376,20 @@ impl Device {
             return Ok(false);
         }
         let (before, offsets) = (self.totals(), self.offsets());
-        let Delivery { link, from, mut bytes } = delivery;
-        let addresses = Addresses { link: LinkId(link as u32), local: None, remote: from };
-        let incoming = Incoming { addresses, bytes: &mut bytes };
+        let Delivery {
+            link,
+            from,
+            mut bytes,
+        } = delivery;
+        let addresses = Addresses {
+            link: LinkId(link as u32),
+            local: None,
+            remote: from,
+        };
+        let incoming = Incoming {
+            addresses,
+            bytes: &mut bytes,
+        };
         self.endpoint.handle_datagram(clock::core(now), incoming);
         let after = self.totals();
         self.attend(now, log)?;
@@ -357,7 +400,10 @@ impl Device {
                 .filter(|n| self.transfers[*n].sink.offset > offsets[*n])
                 .collect();
             // An answer to an upload is not content.
-            let answers: u64 = gained.iter().map(|n| self.transfers[*n].sink.head.len() as u64).sum();
+            let answers: u64 = gained
+                .iter()
+                .map(|n| self.transfers[*n].sink.head.len() as u64)
+                .sum();
             let repeated = after.1.saturating_sub(before.1);
             let content = payload.saturating_sub(answers);
             gained.retain(|n| self.specs[*n].direction == Direction::Down);
@@ -395,7 +441,14 @@ impl Device {
     /// Books payload to a flow. With one flow in that direction it is that one; with several, the
     /// one that could read on, else the last one that did over this link. (The core does not tell
     /// whose bytes a packet held.)
-    fn book(&mut self, link: usize, way: Direction, gained: Vec<usize>, payload: u64, repeated: u64) {
+    fn book(
+        &mut self,
+        link: usize,
+        way: Direction,
+        gained: Vec<usize>,
+        payload: u64,
+        repeated: u64,
+    ) {
         let open = |n: &usize| {
             self.specs[*n].direction == way && self.transfers[*n].progress != Progress::Waiting
         };
@@ -460,7 +513,9 @@ impl Device {
     }
 
     fn note_state(&mut self, now: Time) {
-        let Some(session) = self.session.and_then(|id| self.endpoint.session(id)) else { return };
+        let Some(session) = self.session.and_then(|id| self.endpoint.session(id)) else {
+            return;
+        };
         if session.life() == Life::Suspended {
             self.idle_since.get_or_insert(now);
         } else {
@@ -474,7 +529,9 @@ impl Device {
     }
 
     fn use_flow(&mut self, now: Time, session: SessionId, id: FlowId) -> Result<(), SimFault> {
-        let Some(number) = self.by_id.get(&id).copied() else { return Ok(()) };
+        let Some(number) = self.by_id.get(&id).copied() else {
+            return Ok(());
+        };
         let transfer = &mut self.transfers[number];
         let outcome = self.endpoint.with(session, |s| {
             transfer.sink.take(s, id)?;
@@ -497,7 +554,9 @@ impl Device {
         end: FlowEnd,
         log: &mut Log,
     ) -> Result<(), SimFault> {
-        let Some(number) = self.by_id.get(&id).copied() else { return Ok(()) };
+        let Some(number) = self.by_id.get(&id).copied() else {
+            return Ok(());
+        };
         let transfer = &mut self.transfers[number];
         self.dirty = true;
         if transfer.progress != Progress::Active {
@@ -506,7 +565,9 @@ impl Device {
         let untouched = transfer.sink.offset == 0 && transfer.acked == 0;
         if end == FlowEnd::Refused(Reason::UnknownFlow) && untouched {
             // The request never got there: an application asks again.
-            log.note(now, "device", || format!("asks again for flow {}", self.specs[number].id));
+            log.note(now, "device", || {
+                format!("asks again for flow {}", self.specs[number].id)
+            });
             let seed = transfer.source.seed;
             self.transfers[number] = transfer_of(&self.specs[number], seed);
             return self.start(now, number, log);
@@ -539,7 +600,10 @@ impl Device {
                 let verdict = network.send_up(now, link, t.remote, datagram);
                 log.note(now, "device", || {
                     let (hash, name) = (log::hash(datagram), &self.names[link]);
-                    format!("sends {} on {name}, {hash:08x}: {verdict:?}", datagram.len())
+                    format!(
+                        "sends {} on {name}, {hash:08x}: {verdict:?}",
+                        datagram.len()
+                    )
                 });
                 if verdict == cedos_lab_link::Verdict::TooBig {
                     let core_now = clock::core(now);
@@ -548,7 +612,10 @@ impl Device {
             }
             if sent > BURST_MAX {
                 let what = "the device sends without end".to_owned();
-                return Err(SimFault::LiveLock { at_s: now.as_secs_f64(), what });
+                return Err(SimFault::LiveLock {
+                    at_s: now.as_secs_f64(),
+                    what,
+                });
             }
         }
         Ok(sent > 0)
@@ -570,7 +637,9 @@ impl Device {
 
     pub(crate) fn reports(&self, proxy: &Proxy) -> Vec<FlowReport> {
         let flows = self.specs.iter().zip(&self.transfers).zip(&self.books);
-        flows.map(|((spec, t), book)| self.report(spec, t, book, proxy)).collect()
+        flows
+            .map(|((spec, t), book)| self.report(spec, t, book, proxy))
+            .collect()
     }
 
     fn report(&self, spec: &Flow, t: &Transfer, book: &Book, proxy: &Proxy) -> FlowReport {
@@ -586,10 +655,13 @@ impl Device {
                 (t.id.map_or(0, |id| proxy.upload_bytes(id)), told)
             }
         };
-        let sha256_ok =
-            finished.is_some() && digest == Some(content::sha256(t.source.seed, size));
+        let sha256_ok = finished.is_some() && digest == Some(content::sha256(t.source.seed, size));
         let finished_s = finished.filter(|_| sha256_ok).map(Time::as_secs_f64);
-        let carried = self.names.iter().zip(&book.by_link).filter(|(_, n)| **n > 0);
+        let carried = self
+            .names
+            .iter()
+            .zip(&book.by_link)
+            .filter(|(_, n)| **n > 0);
         FlowReport {
             id: spec.id.clone(),
             bytes,
@@ -606,9 +678,15 @@ impl Device {
     pub(crate) fn state(&self) -> String {
         let session = self.session.and_then(|id| self.endpoint.session(id));
         let life = session.map(|s| (s.life(), s.path_stats()));
-        let flows: Vec<_> =
-            self.transfers.iter().map(|t| (&t.progress, t.sink.offset, t.acked)).collect();
-        format!("device: {life:?}, asleep {}, flows {flows:?}", self.asleep.is_some())
+        let flows: Vec<_> = self
+            .transfers
+            .iter()
+            .map(|t| (&t.progress, t.sink.offset, t.acked))
+            .collect();
+        format!(
+            "device: {life:?}, asleep {}, flows {flows:?}",
+            self.asleep.is_some()
+        )
     }
 }
 

@@ -47,7 +47,9 @@ pub enum SimFault {
         what: String,
     },
     /// Nothing moved for a long time although a permitted link carried packets.
-    #[error("the core is wrong: no progress from {since_s} s to {at_s} s over a good link: {state}")]
+    #[error(
+        "the core is wrong: no progress from {since_s} s to {at_s} s over a good link: {state}"
+    )]
     Stuck {
         /// The last progress, or when the link became good.
         since_s: f64,

@@ -69,7 +69,9 @@ fn listen_to_panics() {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             let listens = PANIC.with_borrow_mut(|kept| {
-                kept.as_mut().map(|kept| *kept = info.to_string().replace('\n', " ")).is_some()
+                kept.as_mut()
+                    .map(|kept| *kept = info.to_string().replace('\n', " "))
+                    .is_some()
             });
             if !listens {
                 before(info);
@@ -110,7 +112,10 @@ impl Draw {
         let links = self.0.random_range(1..=3usize);
         let flows = self.0.random_range(1..=3usize);
         let end_s = HEAL_S + AFTER_S;
-        writeln!(out, "about = \"Drawn from a seed: faults until {HEAL_S} s, then one link heals.\"")?;
+        writeln!(
+            out,
+            "about = \"Drawn from a seed: faults until {HEAL_S} s, then one link heals.\""
+        )?;
         writeln!(out, "seed = {seed}\nduration_s = {end_s}")?;
         if self.chance(0.5) {
             writeln!(out, "hibernate_after_s = {}", self.between(0.0, 30.0))?;
@@ -130,10 +135,19 @@ impl Draw {
         for _ in 0..self.one_of(&[0, 0, 0, 1, 2]) {
             let who = self.one_of(&["device", "proxy"]);
             let (t_s, for_s) = (self.between(1.0, HEAL_S - 20.0), self.between(0.0, 10.0));
-            writeln!(out, "\n[[crash]]\nwho = \"{who}\"\nt_s = {t_s}\nfor_s = {for_s}")?;
+            writeln!(
+                out,
+                "\n[[crash]]\nwho = \"{who}\"\nt_s = {t_s}\nfor_s = {for_s}"
+            )?;
         }
-        writeln!(out, "\n[[expect]]\ntext = \"count(flows[sha256_ok=false]) == 0\"")?;
-        writeln!(out, "\n[[expect]]\ntext = \"sum(links.packets_while_down) == 0\"")
+        writeln!(
+            out,
+            "\n[[expect]]\ntext = \"count(flows[sha256_ok=false]) == 0\""
+        )?;
+        writeln!(
+            out,
+            "\n[[expect]]\ntext = \"sum(links.packets_while_down) == 0\""
+        )
     }
 
     fn link(
@@ -144,7 +158,10 @@ impl Draw {
         others_stay: bool,
     ) -> std::fmt::Result {
         let family = self.one_of(&["v4", "v4", "v6", "both", "v6-only-nat64"]);
-        writeln!(out, "\n[[link]]\nname = \"link{number}\"\nfamily = \"{family}\"")?;
+        writeln!(
+            out,
+            "\n[[link]]\nname = \"link{number}\"\nfamily = \"{family}\""
+        )?;
         if self.chance(0.3) {
             writeln!(out, "class = \"metered\"")?;
         }
@@ -153,7 +170,11 @@ impl Draw {
         writeln!(out, "rtt_ms = {}", self.between(1.0, 400.0))?;
         writeln!(out, "attach_s = {}", self.between(0.0, 2.0))?;
         if self.chance(0.5) {
-            writeln!(out, "queue_bytes = {}", self.one_of(&[3000, 20_000, 200_000, 2_000_000]))?;
+            writeln!(
+                out,
+                "queue_bytes = {}",
+                self.one_of(&[3000, 20_000, 200_000, 2_000_000])
+            )?;
         }
         if self.chance(0.4) {
             writeln!(out, "loss = {}", self.between(0.0, 0.3))?;
@@ -177,13 +198,20 @@ impl Draw {
             if self.chance(0.4) {
                 let every_s = self.between(4.0, 40.0);
                 let for_s = self.between(0.1, every_s - 0.5);
-                writeln!(out, "\n[[link.repeat]]\nevery_s = {every_s}\nfor_s = {for_s}")?;
+                writeln!(
+                    out,
+                    "\n[[link.repeat]]\nevery_s = {every_s}\nfor_s = {for_s}"
+                )?;
                 writeln!(out, "{what}\nuntil_s = {}", HEAL_S - 45.0)?;
             }
         }
         for what in ["rebind = true", "new_address = true"] {
             if self.chance(0.3) {
-                writeln!(out, "\n[[link.repeat]]\nevery_s = {}", self.between(1.0, 30.0))?;
+                writeln!(
+                    out,
+                    "\n[[link.repeat]]\nevery_s = {}",
+                    self.between(1.0, 30.0)
+                )?;
                 writeln!(out, "{what}\nuntil_s = {}", HEAL_S - 1.0)?;
             }
         }
@@ -192,9 +220,15 @@ impl Draw {
             writeln!(out, "up = true\ndead = false\nstall = false")?;
         }
         if number == healed {
-            writeln!(out, "loss = 0\nburst = {{ loss = 0, length = 1 }}\nreorder = 0")?;
+            writeln!(
+                out,
+                "loss = 0\nburst = {{ loss = 0, length = 1 }}\nreorder = 0"
+            )?;
             writeln!(out, "duplicate = 0\ncorrupt = 0\njitter_ms = 0")?;
-            writeln!(out, "down_mbps = 5\nup_mbps = 2\nrtt_ms = 40\nqueue_ms = 200")?;
+            writeln!(
+                out,
+                "down_mbps = 5\nup_mbps = 2\nrtt_ms = 40\nqueue_ms = 200"
+            )?;
         } else if !others_stay {
             writeln!(out, "up = false")?;
         }

@@ -39,7 +39,7 @@ impl<'a> Log<'a> {
 
 /// A short name for a datagram's bytes: two logs are equal only if the datagrams were. // FNV-1a
 pub(crate) fn hash(bytes: &[u8]) -> u32 {
-    bytes
-        .iter()
-        .fold(0x811c_9dc5, |h, b| (h ^ u32::from(*b)).wrapping_mul(0x0100_0193))
+    bytes.iter().fold(0x811c_9dc5, |h, b| {
+        (h ^ u32::from(*b)).wrapping_mul(0x0100_0193)
+    })
 }

@@ -31,7 +31,11 @@ impl Meter {
         self.samples += 1;
         // The first period holds the handshake and slow start: it says little, unless it is all
         // there was. Later ones count a quarter.
-        self.rate = if self.samples <= 2 { sample } else { (3 * self.rate + sample) / 4 };
+        self.rate = if self.samples <= 2 {
+            sample
+        } else {
+            (3 * self.rate + sample) / 4
+        };
         self.since = Some(now);
         self.bytes = 0;
     }

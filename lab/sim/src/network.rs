@@ -12,9 +12,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use cedos_lab_link::{Link, Nat, Packet, Time, Verdict};
-use cedos_lab_scenario::{
-    EventKind, Family, LinkEvent, LinkReport, NatKind, Scenario, Timeline,
-};
+use cedos_lab_scenario::{EventKind, Family, LinkEvent, LinkReport, NatKind, Scenario, Timeline};
 
 /// Where the proxy listens.
 const PROXY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
@@ -192,7 +190,11 @@ impl Network {
     ) -> Verdict {
         let link = &mut self.links[number];
         let size = (bytes.len() + headers_bytes(link.local)) as u32;
-        let datagram = Datagram { from: link.local, to, bytes: bytes.to_vec() };
+        let datagram = Datagram {
+            from: link.local,
+            to,
+            bytes: bytes.to_vec(),
+        };
         let verdict = link.pipes.upward.push(now, size, datagram);
         if matches!(verdict, Verdict::Queued | Verdict::QueueFull) {
             link.bytes_up += u64::from(size);
@@ -213,7 +215,11 @@ impl Network {
             Some((number, proxy, inner))
         })?;
         let size = (bytes.len() + headers_bytes(inner)) as u32;
-        let datagram = Datagram { from, to: inner, bytes: bytes.to_vec() };
+        let datagram = Datagram {
+            from,
+            to: inner,
+            bytes: bytes.to_vec(),
+        };
         let verdict = self.links[number].pipes.down.push(now, size, datagram);
         Some((number, verdict))
     }
@@ -232,7 +238,11 @@ impl Network {
                         SocketAddr::from((outer, link.nat.outbound(link.local)))
                     }
                 };
-                return Some(Delivery { link: number, from, bytes: datagram.bytes });
+                return Some(Delivery {
+                    link: number,
+                    from,
+                    bytes: datagram.bytes,
+                });
             }
         }
         None
@@ -245,7 +255,11 @@ impl Network {
                 assert!(link.up, "a packet crossed {}, which is down", link.name);
                 if datagram.to == link.local {
                     let Datagram { from, bytes, .. } = datagram;
-                    return Some(Delivery { link: number, from, bytes });
+                    return Some(Delivery {
+                        link: number,
+                        from,
+                        bytes,
+                    });
                 }
             }
         }
@@ -314,7 +328,11 @@ fn reaches_proxy(to: SocketAddr) -> bool {
 }
 
 fn headers_bytes(local: SocketAddr) -> usize {
-    if local.is_ipv6() { HEADERS_V6_BYTES } else { HEADERS_V4_BYTES }
+    if local.is_ipv6() {
+        HEADERS_V6_BYTES
+    } else {
+        HEADERS_V4_BYTES
+    }
 }
 
 #[cfg(test)]
@@ -336,8 +354,14 @@ mod tests {
 
     fn up(network: &mut Network, at: Time) -> SocketAddr {
         let proxy = network.proxy_address(0);
-        assert_eq!(network.send_up(at, 0, proxy, b"to the proxy"), Verdict::Queued);
-        network.next_for_proxy(at + Span::from_millis(500)).unwrap().from
+        assert_eq!(
+            network.send_up(at, 0, proxy, b"to the proxy"),
+            Verdict::Queued
+        );
+        network
+            .next_for_proxy(at + Span::from_millis(500))
+            .unwrap()
+            .from
     }
 
     #[test]
@@ -377,7 +401,10 @@ mod tests {
     #[test]
     fn an_ipv6_only_device_reaches_the_proxy_through_a_nat64() {
         let mut network = network("family = \"v6-only-nat64\"\n");
-        assert_eq!(network.proxy_address(0).to_string(), "[64:ff9b::cb00:7101]:443");
+        assert_eq!(
+            network.proxy_address(0).to_string(),
+            "[64:ff9b::cb00:7101]:443"
+        );
         let from = up(&mut network, s(0));
         assert!(from.is_ipv4());
         assert!(network.send_down(s(1), from, b"back").is_some());

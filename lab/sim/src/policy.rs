@@ -82,7 +82,9 @@ pub fn decide(need: &Need, offer: &Offer, free_rate: u64) -> Verdict {
         return hold(Reason::OverBudget, None);
     }
     let rate = offer.rate.unwrap_or(RATE_FIRST_BYTES).max(1);
-    let grant = rate.max(GRANT_BYTES_MIN).min(need.budget.unwrap_or(u64::MAX));
+    let grant = rate
+        .max(GRANT_BYTES_MIN)
+        .min(need.budget.unwrap_or(u64::MAX));
     let Some(left) = need.left.filter(|_| !whatever) else {
         return Verdict::Use { grant };
     };
@@ -109,10 +111,18 @@ fn with_margin(bytes: u64, rate: u64) -> Span {
 mod tests {
     use super::*;
 
-    const METERED: Offer = Offer { class: Class::Metered, rate: Some(1_000_000) };
+    const METERED: Offer = Offer {
+        class: Class::Metered,
+        rate: Some(1_000_000),
+    };
 
     fn need(remaining: u64, left_s: Option<u64>, policy: Policy) -> Need {
-        Need { remaining, left: left_s.map(Span::from_secs), policy, budget: None }
+        Need {
+            remaining,
+            left: left_s.map(Span::from_secs),
+            policy,
+            budget: None,
+        }
     }
 
     fn uses(verdict: Verdict) -> bool {
@@ -121,8 +131,15 @@ mod tests {
 
     #[test]
     fn a_free_link_is_always_used() {
-        let free = Offer { class: Class::Free, rate: None };
-        assert!(uses(decide(&need(1, Some(9999), Policy::FreeOnly), &free, 0)));
+        let free = Offer {
+            class: Class::Free,
+            rate: None,
+        };
+        assert!(uses(decide(
+            &need(1, Some(9999), Policy::FreeOnly),
+            &free,
+            0
+        )));
     }
 
     #[test]
@@ -130,9 +147,18 @@ mod tests {
         let early = decide(&need(10_000_000, Some(60), Policy::FreeFirst), &METERED, 0);
         // 10 s at its rate, 1 s and 2 s of margin.
         let again = Some(Span::from_secs(47));
-        assert_eq!(early, Verdict::Hold { reason: Reason::PathCost, again });
+        assert_eq!(
+            early,
+            Verdict::Hold {
+                reason: Reason::PathCost,
+                again
+            }
+        );
         let late = need(10_000_000, Some(13), Policy::FreeFirst);
-        assert_eq!(decide(&late, &METERED, 0), Verdict::Use { grant: 1_000_000 });
+        assert_eq!(
+            decide(&late, &METERED, 0),
+            Verdict::Use { grant: 1_000_000 }
+        );
     }
 
     #[test]
@@ -146,8 +172,15 @@ mod tests {
     fn without_a_deadline_any_permitted_link_is_used_at_once() {
         assert!(uses(decide(&need(1, None, Policy::FreeFirst), &METERED, 0)));
         assert!(!uses(decide(&need(1, None, Policy::FreeOnly), &METERED, 0)));
-        let roaming = Offer { class: Class::Roaming, rate: None };
-        assert!(!uses(decide(&need(1, None, Policy::FreeFirst), &roaming, 0)));
+        let roaming = Offer {
+            class: Class::Roaming,
+            rate: None,
+        };
+        assert!(!uses(decide(
+            &need(1, None, Policy::FreeFirst),
+            &roaming,
+            0
+        )));
         assert!(uses(decide(&need(1, None, Policy::Any), &roaming, 0)));
     }
 
@@ -158,6 +191,12 @@ mod tests {
         assert_eq!(decide(&need, &METERED, 0), Verdict::Use { grant: 700 });
         need.budget = Some(0);
         let verdict = decide(&need, &METERED, 0);
-        assert_eq!(verdict, Verdict::Hold { reason: Reason::OverBudget, again: None });
+        assert_eq!(
+            verdict,
+            Verdict::Hold {
+                reason: Reason::OverBudget,
+                again: None
+            }
+        );
     }
 }

@@ -78,7 +78,8 @@ impl Proxy {
     }
 
     fn hibernate_at(&self) -> Time {
-        self.idle_since.map_or(Time::NEVER, |since| since + self.hibernate_after)
+        self.idle_since
+            .map_or(Time::NEVER, |since| since + self.hibernate_after)
     }
 
     /// Content bytes taken in all, to see progress.
@@ -99,7 +100,9 @@ impl Proxy {
     /// Per flow, how many bytes were taken and how many of them were a request, not content.
     pub(crate) fn taken_by_flow(&self) -> Vec<(FlowId, u64, u64)> {
         let flows = self.flows.iter();
-        flows.map(|(id, f)| (*id, f.sink.offset, f.sink.head.len() as u64)).collect()
+        flows
+            .map(|(id, f)| (*id, f.sink.offset, f.sink.head.len() as u64))
+            .collect()
     }
 
     /// The process stops without a word.
@@ -120,7 +123,11 @@ impl Proxy {
             self.identity.lives += 1;
             self.endpoint = endpoint(&self.identity, self.identity.lives);
             for (id, flow) in &self.flows {
-                let kept = self.journal.flows.get(id).map_or(0, |kept| kept.sink.offset);
+                let kept = self
+                    .journal
+                    .flows
+                    .get(id)
+                    .map_or(0, |kept| kept.sink.offset);
                 *self.undone.entry(*id).or_default() += flow.sink.offset - kept;
             }
             self.flows = self.journal.flows.clone();
@@ -138,7 +145,10 @@ impl Proxy {
             {
                 log.note(now, "proxy", || format!("hibernates in {} B", record.len()));
                 self.flows.values_mut().for_each(Served::wait);
-                self.journal = Journal { record: Some(record), flows: self.flows.clone() };
+                self.journal = Journal {
+                    record: Some(record),
+                    flows: self.flows.clone(),
+                };
             }
         }
         Ok(())
@@ -150,12 +160,24 @@ impl Proxy {
             return (0, 0);
         }
         let before = self.totals();
-        let Delivery { from, mut bytes, .. } = delivery;
-        let addresses = Addresses { link: LinkId(0), local: None, remote: from };
-        let incoming = Incoming { addresses, bytes: &mut bytes };
+        let Delivery {
+            from, mut bytes, ..
+        } = delivery;
+        let addresses = Addresses {
+            link: LinkId(0),
+            local: None,
+            remote: from,
+        };
+        let incoming = Incoming {
+            addresses,
+            bytes: &mut bytes,
+        };
         self.endpoint.handle_datagram(clock::core(now), incoming);
         let after = self.totals();
-        (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1))
+        (
+            after.0.saturating_sub(before.0),
+            after.1.saturating_sub(before.1),
+        )
     }
 
     fn totals(&self) -> (u64, u64) {
@@ -184,8 +206,7 @@ impl Proxy {
                 }
                 Event::Readable(id) | Event::Writable(id) => self.serve(session, id)?,
                 Event::SendFrom { flow, offset } => {
-                    if let Some(source) =
-                        self.flows.get_mut(&flow).and_then(|f| f.source.as_mut())
+                    if let Some(source) = self.flows.get_mut(&flow).and_then(|f| f.source.as_mut())
                     {
                         source.begin_at(offset);
                     }
@@ -212,7 +233,9 @@ impl Proxy {
     }
 
     fn serve(&mut self, session: SessionId, id: FlowId) -> Result<(), SimFault> {
-        let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
+        let Some(flow) = self.flows.get_mut(&id) else {
+            return Ok(());
+        };
         let ended_before = flow.sink.ended;
         let outcome = self.endpoint.with(session, |s| {
             flow.sink.take(s, id)?;
@@ -246,12 +269,19 @@ impl Proxy {
                 let outcome = network.send_down(now, t.remote, datagram);
                 log.note(now, "proxy", || {
                     let hash = log::hash(datagram);
-                    format!("sends {} to {}, {hash:08x}: {outcome:?}", datagram.len(), t.remote)
+                    format!(
+                        "sends {} to {}, {hash:08x}: {outcome:?}",
+                        datagram.len(),
+                        t.remote
+                    )
                 });
             }
             if sent > BURST_MAX {
                 let what = "the proxy sends without end".to_owned();
-                return Err(SimFault::LiveLock { at_s: now.as_secs_f64(), what });
+                return Err(SimFault::LiveLock {
+                    at_s: now.as_secs_f64(),
+                    what,
+                });
             }
         }
         Ok(sent > 0)
@@ -265,7 +295,10 @@ impl Proxy {
         self.dirty = false;
         if let Some(session) = self.session().and_then(|id| self.endpoint.session(id)) {
             let record = session.record(clock::core(now), true).encode();
-            self.journal = Journal { record: Some(record), flows: self.flows.clone() };
+            self.journal = Journal {
+                record: Some(record),
+                flows: self.flows.clone(),
+            };
         }
     }
 
@@ -292,7 +325,8 @@ fn answer(sink: &Sink) -> Option<Source> {
     if !request.upload {
         return Some(Source::new(Vec::new(), request.seed, request.size));
     }
-    sink.ended.then(|| Source::new(sink.digest().to_vec(), 0, 0))
+    sink.ended
+        .then(|| Source::new(sink.digest().to_vec(), 0, 0))
 }
 
 fn endpoint(identity: &Identity, life: u64) -> Endpoint {

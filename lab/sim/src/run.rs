@@ -64,11 +64,22 @@ pub struct Outcome {
 /// The scenario needs real sockets, the core broke an invariant, or the log cannot be written.
 pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<Outcome, SimFault> {
     if let Some(flow) = scenario.flows.iter().find(|flow| flow.url.is_some()) {
-        return Err(SimFault::Url { flow: flow.id.clone() });
+        return Err(SimFault::Url {
+            flow: flow.id.clone(),
+        });
     }
     let mut run = Run::new(scenario, Log::new(log));
     while run.step()? {}
-    let Run { mut switches, network, device, proxy, log, now, steps, .. } = run;
+    let Run {
+        mut switches,
+        network,
+        device,
+        proxy,
+        log,
+        now,
+        steps,
+        ..
+    } = run;
     if let Some(fault) = log.into_fault() {
         return Err(fault.into());
     }
@@ -80,7 +91,11 @@ pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<Outcome, 
         expectations: Vec::new(),
     };
     scenario.judge(&mut report);
-    Ok(Outcome { report, ended_s: now.as_secs_f64(), steps })
+    Ok(Outcome {
+        report,
+        ended_s: now.as_secs_f64(),
+        steps,
+    })
 }
 
 struct Run<'a> {
@@ -111,7 +126,13 @@ impl<'a> Run<'a> {
         let mut crashes: Vec<_> = scenario
             .crashes
             .iter()
-            .map(|c| (Time::from_secs_f64(c.t_s), Span::from_secs_f64(c.for_s), c.who))
+            .map(|c| {
+                (
+                    Time::from_secs_f64(c.t_s),
+                    Span::from_secs_f64(c.for_s),
+                    c.who,
+                )
+            })
             .collect();
         crashes.sort_by_key(|(at, _, _)| std::cmp::Reverse(*at));
         Run {
@@ -121,7 +142,11 @@ impl<'a> Run<'a> {
             device: Device::new(scenario, identity),
             proxy: Proxy::new(scenario, identity),
             switches: SwitchMeter::new(scenario.links.iter().map(|l| l.name.as_str())),
-            journal_at: if crashes.is_empty() { Time::NEVER } else { Time::ZERO },
+            journal_at: if crashes.is_empty() {
+                Time::NEVER
+            } else {
+                Time::ZERO
+            },
             crashes,
             done_at: None,
             moved: (Time::ZERO, 0),
@@ -139,14 +164,23 @@ impl<'a> Run<'a> {
     fn step(&mut self) -> Result<bool, SimFault> {
         let at = self.next_at();
         if at > self.end || self.done_at.is_some_and(|done| at > done + LINGER) {
-            self.now = self.done_at.map_or(self.end, |done| (done + LINGER).min(self.end));
+            self.now = self
+                .done_at
+                .map_or(self.end, |done| (done + LINGER).min(self.end));
             return Ok(false);
         }
         self.steps += 1;
-        self.steps_here = if at > self.now { 0 } else { self.steps_here + 1 };
+        self.steps_here = if at > self.now {
+            0
+        } else {
+            self.steps_here + 1
+        };
         if self.steps_here > STEPS_MAX {
             let what = format!("time stands still; {}", self.state());
-            return Err(SimFault::LiveLock { at_s: self.now.as_secs_f64(), what });
+            return Err(SimFault::LiveLock {
+                at_s: self.now.as_secs_f64(),
+                what,
+            });
         }
         self.now = self.now.max(at);
         let now = self.now;
@@ -204,7 +238,9 @@ impl<'a> Run<'a> {
         while let Some(event) = self.network.next_event(self.now) {
             any = true;
             let at = event.at;
-            self.log.note(at, "net", || format!("link {} {:?}", event.link, event.kind));
+            self.log.note(at, "net", || {
+                format!("link {} {:?}", event.link, event.kind)
+            });
             match event.kind {
                 EventKind::Up { .. } => self.switches.on_up(at, event.link),
                 EventKind::Down => {
@@ -236,7 +272,8 @@ impl<'a> Run<'a> {
             self.proxy.attend(now, &mut self.log)?;
             if payload > 0 {
                 let after = self.proxy.taken_by_flow();
-                self.device.on_uploaded(link, payload, repeated, &before, &after);
+                self.device
+                    .on_uploaded(link, payload, repeated, &before, &after);
             }
         }
         Ok(())
@@ -252,17 +289,28 @@ impl<'a> Run<'a> {
             if look || self.device.look_at <= now {
                 look = false;
                 let good = self.device.conduct(now, &self.network, log)?;
-                self.good_since = if good { self.good_since.or(Some(now)) } else { None };
+                self.good_since = if good {
+                    self.good_since.or(Some(now))
+                } else {
+                    None
+                };
                 any = true;
             }
-            any |= self.device.transmit(now, &mut self.network, &mut self.buf, log)?;
-            any |= self.proxy.transmit(now, &mut self.network, &mut self.buf, log)?;
+            any |= self
+                .device
+                .transmit(now, &mut self.network, &mut self.buf, log)?;
+            any |= self
+                .proxy
+                .transmit(now, &mut self.network, &mut self.buf, log)?;
             if !any {
                 return Ok(());
             }
         }
         let what = format!("the ends never fall silent; {}", self.state());
-        Err(SimFault::LiveLock { at_s: now.as_secs_f64(), what })
+        Err(SimFault::LiveLock {
+            at_s: now.as_secs_f64(),
+            what,
+        })
     }
 
     fn keep(&mut self) {
@@ -287,7 +335,11 @@ impl<'a> Run<'a> {
         }
         if self.stuck_at() <= self.now {
             return Err(SimFault::Stuck {
-                since_s: self.moved.0.max(self.good_since.unwrap_or(Time::ZERO)).as_secs_f64(),
+                since_s: self
+                    .moved
+                    .0
+                    .max(self.good_since.unwrap_or(Time::ZERO))
+                    .as_secs_f64(),
                 at_s: self.now.as_secs_f64(),
                 state: self.state(),
             });

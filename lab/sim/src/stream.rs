@@ -59,7 +59,13 @@ pub(crate) struct Source {
 
 impl Source {
     pub(crate) fn new(head: Vec<u8>, seed: u64, size: u64) -> Source {
-        Source { head, seed, size, cursor: Some(0), finished: false }
+        Source {
+            head,
+            seed,
+            size,
+            cursor: Some(0),
+            finished: false,
+        }
     }
 
     pub(crate) fn total(&self) -> u64 {
@@ -80,10 +86,14 @@ impl Source {
 
     /// Gives the session as much as it takes, and the end.
     pub(crate) fn give(&mut self, session: &mut Session, id: FlowId) {
-        let Some(mut cursor) = self.cursor.filter(|_| !self.finished) else { return };
+        let Some(mut cursor) = self.cursor.filter(|_| !self.finished) else {
+            return;
+        };
         while cursor < self.total() {
             // An error means the flow is over; its event says so.
-            let Ok(room) = session.write_room(id) else { return };
+            let Ok(room) = session.write_room(id) else {
+                return;
+            };
             let n = room.min(self.total() - cursor).min(CHUNK_BYTES);
             if n == 0 || session.write(id, self.bytes(cursor, n)).is_err() {
                 self.cursor = Some(cursor);
@@ -121,7 +131,14 @@ pub(crate) struct Sink {
 impl Sink {
     pub(crate) fn new(head_bytes: usize, seed: u64) -> Sink {
         let digest = Sha256::new();
-        Sink { head_bytes, head: Vec::new(), seed, digest, offset: 0, ended: false }
+        Sink {
+            head_bytes,
+            head: Vec::new(),
+            seed,
+            digest,
+            offset: 0,
+            ended: false,
+        }
     }
 
     /// The head, once it is complete.
@@ -143,7 +160,11 @@ impl Sink {
         if let Some((at, _)) = session.received(id)
             && at != self.offset
         {
-            return Err(SimFault::Skipped { flow: id, expected: self.offset, got: at });
+            return Err(SimFault::Skipped {
+                flow: id,
+                expected: self.offset,
+                got: at,
+            });
         }
         loop {
             match session.read(id, CHUNK_BYTES as usize) {
@@ -159,7 +180,10 @@ impl Sink {
 
     fn accept(&mut self, id: FlowId, bytes: &[u8]) -> Result<(), SimFault> {
         if self.ended {
-            return Err(SimFault::BeyondEnd { flow: id, offset: self.offset });
+            return Err(SimFault::BeyondEnd {
+                flow: id,
+                offset: self.offset,
+            });
         }
         let of_head = (self.head_bytes - self.head.len()).min(bytes.len());
         self.head.extend(&bytes[..of_head]);
@@ -176,8 +200,15 @@ impl Sink {
         }
         let mut right = vec![0; rest.len()];
         content::fill(self.seed, self.content_bytes(), &mut right);
-        if let Some(at) = rest.iter().zip(&right).position(|(got, right)| got != right) {
-            return Err(SimFault::WrongByte { flow: id, offset: self.offset + at as u64 });
+        if let Some(at) = rest
+            .iter()
+            .zip(&right)
+            .position(|(got, right)| got != right)
+        {
+            return Err(SimFault::WrongByte {
+                flow: id,
+                offset: self.offset + at as u64,
+            });
         }
         self.digest.update(rest);
         self.offset += rest.len() as u64;
@@ -191,7 +222,11 @@ mod tests {
 
     #[test]
     fn a_request_is_read_as_it_was_written() {
-        let request = Request { upload: true, size: 1 << 40, seed: 77 };
+        let request = Request {
+            upload: true,
+            size: 1 << 40,
+            seed: 77,
+        };
         assert_eq!(request.encode().len(), REQUEST_BYTES);
         assert_eq!(Request::decode(&request.encode()), Some(request));
         assert_eq!(Request::decode(&[1, 2, 3]), None);
@@ -214,6 +249,9 @@ mod tests {
         sink.accept(FlowId(0), &bytes[..40]).unwrap();
         bytes[70] ^= 1;
         let fault = sink.accept(FlowId(0), &bytes[40..]).unwrap_err();
-        assert!(matches!(fault, SimFault::WrongByte { offset: 70, .. }), "{fault}");
+        assert!(
+            matches!(fault, SimFault::WrongByte { offset: 70, .. }),
+            "{fault}"
+        );
     }
 }

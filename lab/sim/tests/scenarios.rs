@@ -42,8 +42,12 @@ fn every_scenario_in_the_repository_holds() {
     let mut wrong = Vec::new();
     for name in &names {
         let scenario = load(name);
-        let repeat =
-            || format!("cedos sim run lab/scenarios/{name} --seed {}", scenario.seed);
+        let repeat = || {
+            format!(
+                "cedos sim run lab/scenarios/{name} --seed {}",
+                scenario.seed
+            )
+        };
         let broken: Vec<String> = match run(&scenario, None) {
             Ok(outcome) => {
                 let broken = outcome.report.expectations.iter().filter(|e| !e.holds);
@@ -78,7 +82,12 @@ fn hours_asleep_cost_no_steps() {
     let mut short = load("outage-6h.toml");
     short.links[0].at[1].t_s = 1_200.0;
     let short = run(&short, None).unwrap();
-    assert!(long.steps < short.steps + 100, "{} {}", long.steps, short.steps);
+    assert!(
+        long.steps < short.steps + 100,
+        "{} {}",
+        long.steps,
+        short.steps
+    );
 }
 
 #[test]
@@ -118,7 +127,10 @@ fn a_revoked_metered_link_carries_at_most_a_second_of_its_rate_more() {
             after += bytes.unwrap();
         }
     }
-    assert!(revoked_at.is_some_and(|ns| ns > 20_000_000_000), "{revoked_at:?}");
+    assert!(
+        revoked_at.is_some_and(|ns| ns > 20_000_000_000),
+        "{revoked_at:?}"
+    );
     assert!(before > 1_000_000, "it had carried {before} B");
     // 8 Mb/s for a second, and headers.
     assert!(after < 1_100_000, "{after} B after the last revocation");

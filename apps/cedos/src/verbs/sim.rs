@@ -94,9 +94,16 @@ fn run_one(args: &RunArgs) -> anyhow::Result<ExitCode> {
         println!("{}", serde_json::to_string(&outcome.report)?);
     } else {
         print_table(&outcome.report);
-        println!("ended at {:.3} s after {} steps", outcome.ended_s, outcome.steps);
+        println!(
+            "ended at {:.3} s after {} steps",
+            outcome.ended_s, outcome.steps
+        );
     }
-    Ok(if outcome.report.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if outcome.report.holds() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn run_many(args: &FuzzArgs) -> anyhow::Result<ExitCode> {
@@ -105,7 +112,9 @@ fn run_many(args: &FuzzArgs) -> anyhow::Result<ExitCode> {
     }
     let mut failed = Vec::new();
     for seed in args.first..args.first.saturating_add(args.seeds) {
-        let Err(fault) = fuzz::try_seed(seed, args.salt) else { continue };
+        let Err(fault) = fuzz::try_seed(seed, args.salt) else {
+            continue;
+        };
         if let Some(folder) = &args.keep {
             let path = folder.join(format!("fuzz-{}-{seed}.toml", args.salt));
             std::fs::write(&path, fuzz::scenario_text(seed, args.salt))
@@ -134,7 +143,11 @@ fn run_many(args: &FuzzArgs) -> anyhow::Result<ExitCode> {
     } else {
         println!("{} of {} seeds failed", failed.len(), args.seeds);
     }
-    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if failed.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn print_table(report: &Report) {
@@ -142,8 +155,11 @@ fn print_table(report: &Report) {
         let when = flow
             .finished_s
             .map_or("not finished".to_owned(), |at| format!("done at {at:.3} s"));
-        let by_link: Vec<_> =
-            flow.bytes_by_link.iter().map(|(link, n)| format!("{link} {n}")).collect();
+        let by_link: Vec<_> = flow
+            .bytes_by_link
+            .iter()
+            .map(|(link, n)| format!("{link} {n}"))
+            .collect();
         println!(
             "flow {:8} {:>12} bytes  {when}  {}  {} twice",
             flow.id,
