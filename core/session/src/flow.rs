@@ -339,7 +339,9 @@ impl Flows {
         if self.ready.len() < 2 {
             return;
         }
-        let flow = self.table.get_mut(&id).expect("it just sent");
+        let Some(flow) = self.table.get_mut(&id).filter(|f| f.queued) else {
+            return;
+        };
         flow.turn += 1;
         if flow.turn >= TURN_PACKETS {
             flow.turn = 0;

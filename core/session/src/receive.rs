@@ -137,6 +137,12 @@ impl Session {
             path.tx_bytes = 0;
             path.challenge(nonce);
         }
+        if !path.validated && path.wants & path::want::CHG == 0 && !path.recovery.is_waiting() {
+            // The question was lost, or forgotten in a long silence.
+            let nonce = self.rng.array();
+            self.paths.at(slot).challenge(nonce);
+        }
+        let path = self.paths.at(slot);
         if path.state != PathState::Active {
             let was = path.state;
             path.state = PathState::Active;
@@ -241,6 +247,7 @@ impl Session {
                     durable: flags & Frame::OPEN_DURABLE != 0,
                     hibernates: flags & Frame::OPEN_HIBERNATES != 0,
                 };
+                self.claim_by_open(flow);
                 if !self.accept_flow(flow, options)? && self.flows.is_beyond_memory(flow) {
                     // Nobody can tell whether it is new: its opener must hear so.
                     self.flows.refuse(flow, Reason::UnknownFlow);
@@ -308,9 +315,9 @@ impl Session {
                 max_sent,
             } => {
                 // R-GRANT-1: only the device decides what its links may cost.
-                // R-GRANT-5: it may overtake the flow's opening.
+                // R-GRANT-5: it may overtake the flow's opening, and its path's first packet.
                 if self.role == Role::Responder
-                    && self.paths.get(path).is_some()
+                    && self.issued.contains_key(&path)
                     && self.accept_flow(flow, FlowOptions::default())?
                     && let Some(f) = self.flows.get_mut(flow)
                 {

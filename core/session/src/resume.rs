@@ -183,6 +183,22 @@ impl Session {
         }
     }
 
+    /// R-RESUME-5: a flow the device does not know to be known is opened again after a wake. It
+    /// has heard nothing of it, so both directions begin anew, for the session's credit too.
+    pub(crate) fn claim_by_open(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(id).filter(|f| f.unclaimed) else {
+            return;
+        };
+        let (reached, read_to) = (flow.recv.reached(), flow.recv.read_to());
+        if self.take_up(id, 0) {
+            self.credit.received += reached;
+            self.credit.consumed += read_to;
+        } else {
+            self.flows.refuse(id, Reason::RolledBack);
+            self.end_flow(id, FlowEnd::Refused(Reason::RolledBack));
+        }
+    }
+
     pub(crate) fn on_resumed(&mut self, id: FlowId, received: u64) {
         if self.role == Role::Responder || !self.flows.get(id).is_some_and(|f| f.unclaimed) {
             return;
