@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use d2tp_session::*;
 
-use crate::syn_ack;
+use super::syn_ack;
 
 struct World {
     now: Time,
