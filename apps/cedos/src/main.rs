@@ -2,6 +2,7 @@
 //!
 //! Threads are started per verb, not here: the lab must enter its namespaces before there are any.
 
+mod demo;
 mod get;
 mod verbs;
 
@@ -26,6 +27,7 @@ enum Verb {
     /// Make and show the keys that hosts are known by
     Key(verbs::key::KeyArgs),
     Lab(verbs::lab::LabArgs),
+    Demo(verbs::demo::DemoArgs),
     Sim(verbs::sim::SimArgs),
 }
 
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         ),
         Verb::Key(args) => ("key", verbs::key::run(&args).map(|()| ExitCode::SUCCESS)),
         Verb::Lab(args) => ("lab", verbs::lab::run(args)),
+        Verb::Demo(args) => ("demo", verbs::demo::run(&args)),
         Verb::Sim(args) => ("sim", verbs::sim::run(args)),
     };
     result.unwrap_or_else(|error| {

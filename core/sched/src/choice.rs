@@ -269,6 +269,13 @@ fn paid(need: &Need, ways: &[Way], why: &str) -> Paid {
             let Some(urgent) = urgency(need, ways) else {
                 return Paid::No;
             };
+            // A free link that was not measured yet is measured before money is spent.
+            if ways
+                .iter()
+                .any(|way| working(&way) && way.rate_bytes_per_s.is_none())
+            {
+                return Paid::Ready;
+            }
             let free_rate: f64 = ways.iter().filter(working).map(Way::rate).sum();
             match need.left.filter(|_| free_works) {
                 Some(left) if !is_short(need, ways, free_rate, left) => Paid::Ready,
@@ -625,6 +632,11 @@ mod tests {
         assert!(pays(&need(52), &[wifi(), cell()]));
         let fast = way("eth0", Class::Free, 9e6);
         assert_eq!(decide(&need(52), &[fast, cell()]).paid, Paid::Ready);
+        let new = Way {
+            rate_bytes_per_s: None,
+            ..wifi()
+        };
+        assert_eq!(decide(&need(52), &[new, cell()]).paid, Paid::Ready);
         assert!(pays(&need(52), &[cell()]));
         assert_eq!(decide(&need(52), &[wifi()]).paid, Paid::No);
     }

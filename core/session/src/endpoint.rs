@@ -477,7 +477,9 @@ impl Endpoint {
 
     /// UNKNOWN names the id it was sent to, which is the peer's, not one of ours: find the path.
     fn on_stray_unknown(&mut self, now: Time, kind: PacketKind, cid: Cid, bytes: &[u8]) {
-        if kind != PacketKind::Unknown {
+        // A host with servers' sessions only knows all of them by key: nothing to look for, so a
+        // flood of strays costs nothing (R-UNKNOWN-3).
+        if kind != PacketKind::Unknown || self.by_key.len() == self.sessions.len() {
             return;
         }
         let found = self.sessions.iter().find_map(|(index, s)| {
@@ -555,6 +557,7 @@ impl Endpoint {
         if bytes.len() < DATAGRAM_FIRST_BYTES {
             return;
         }
+        // R-HS-10
         if version != VERSION {
             let mut out = vec![PacketKind::Version.first_byte()];
             out.extend(cid.0);
@@ -608,6 +611,16 @@ impl Endpoint {
         };
         let peer = responder.peer();
         let key = (peer, syn.instance);
+        // R-HS-8: a copy of a SYN gets the answer of its original and no state of its own, so that
+        // copies do not push the original out.
+        let copied = self.half_open_by_key.get(&key).and_then(|line| {
+            let mut halves = line.iter().filter_map(|i| self.half_open.get(*i));
+            halves.find(|h| h.epoch == syn.epoch)
+        });
+        if let Some(half) = copied {
+            let answer = half.answer.clone();
+            return self.answer(from, answer);
+        }
         let answer = self.judge(&syn, key);
         let mut out = vec![0; 1 + CID_BYTES + SYN_ACK_OVERHEAD_BYTES + 400];
         out[0] = PacketKind::SynAck.first_byte();
@@ -620,7 +633,7 @@ impl Endpoint {
             return;
         };
         out.truncate(1 + CID_BYTES + n);
-        self.answer(from, out);
+        self.answer(from, out.clone());
         if let SynAck::Welcome(body) = answer {
             let suite = d2tp_seal::Suite::from_code(body.suite).expect("we chose it");
             let keys = PacketKeys::new(suite, &secrets, false);
@@ -646,6 +659,7 @@ impl Endpoint {
                 own_cids: own_cids.clone(),
                 body: theirs,
                 addresses: from,
+                answer: out,
                 expires,
             });
             // The device's first packet may come on any of its links.
@@ -672,6 +686,7 @@ impl Endpoint {
 
     /// May this device come in, and with what?
     fn judge(&mut self, syn: &Syn, key: Key) -> SynAck {
+        // R-HS-11
         if !self.admission.admits(&key.0) {
             return SynAck::Refused(Reason::NotAllowed);
         }
@@ -747,7 +762,7 @@ impl Endpoint {
         }
     }
 
-    /// The device's first packet under the new keys: now, and only now, the session is theirs.
+    /// R-HS-12: the device's first packet under the new keys: now, and only now, the session is theirs.
     fn confirm(
         &mut self,
         now: Time,

@@ -61,7 +61,7 @@ pub(crate) struct Flow {
     pub(crate) pause_out: (u64, bool, Reason),
     /// The peer asked us to hold back.
     pub(crate) pause_in: (u64, bool, Reason),
-    /// Waits to be claimed or confirmed after a wake; sends nothing until then.
+    /// Waits to be claimed or confirmed after a wake; sends nothing until then (R-RESUME-3).
     pub(crate) unclaimed: bool,
     pub(crate) end: Option<FlowEnd>,
     /// The peer knows of it.
@@ -339,7 +339,9 @@ impl Flows {
         if self.ready.len() < 2 {
             return;
         }
-        let Some(flow) = self.table.get_mut(&id).filter(|f| f.queued) else { return };
+        let Some(flow) = self.table.get_mut(&id).filter(|f| f.queued) else {
+            return;
+        };
         flow.turn += 1;
         if flow.turn >= TURN_PACKETS {
             flow.turn = 0;

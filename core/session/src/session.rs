@@ -205,6 +205,8 @@ pub struct Session {
     pub(crate) events: VecDeque<Event>,
     pub(crate) datagrams: VecDeque<Waiting>,
     pub(crate) closing: Option<(u64, String)>,
+    /// Why it is closing, if the peer broke a rule.
+    pub(crate) broken: Option<PeerFault>,
     pub(crate) suspended_at: Option<Time>,
     pub(crate) last_rx: Time,
     pub(crate) last_payload: Option<(PathId, LinkId, Time)>,
@@ -259,6 +261,7 @@ impl Session {
             events: VecDeque::new(),
             datagrams: VecDeque::new(),
             closing: None,
+            broken: None,
             suspended_at: None,
             last_rx: now,
             last_payload: None,
@@ -325,7 +328,8 @@ impl Session {
 
     pub(crate) fn emit(&mut self, event: Event) {
         // A driver that does not take events is our own mistake; dropping the newest keeps order.
-        if self.events.len() < EVENTS_MAX {
+        // The end is never dropped: whoever keeps the session waits for it (R-CLOSE-1).
+        if self.events.len() < EVENTS_MAX || matches!(event, Event::Closed(_)) {
             self.events.push_back(event);
         }
     }
@@ -459,13 +463,17 @@ impl Session {
         Ok(if n == 0 && at_end { None } else { Some(n) })
     }
 
-    fn on_read(&mut self, id: FlowId, n: u64) {
-        self.credit.consumed += n;
-        if self.credit.consumed + self.config.session_window - self.credit.told
-            >= self.config.session_window / 4
-        {
+    /// R-FLOW-8: whatever frees session credit, a reader or an end, tells the peer in time.
+    pub(crate) fn offer_credit(&mut self) {
+        let window = self.config.session_window;
+        if self.credit.consumed + window - self.credit.told >= window / 4 {
             self.says |= say::CREDIT;
         }
+    }
+
+    fn on_read(&mut self, id: FlowId, n: u64) {
+        self.credit.consumed += n;
+        self.offer_credit();
         let Some(flow) = self.flows.get_mut(id) else {
             return;
         };
@@ -513,6 +521,7 @@ impl Session {
         }
         let unread = flow.recv.reached() - flow.recv.read_to();
         self.credit.consumed += unread;
+        self.says |= say::CREDIT;
         flow.recv.stopped = Some(code);
         flow.recv.discard();
         flow.end.get_or_insert(FlowEnd::Local(code));
@@ -526,7 +535,8 @@ impl Session {
         let flow = self.flow(id)?;
         if flow.options.deadline != deadline {
             flow.options.deadline = deadline;
-            flow.deadline_seq += 1;
+            // R-DEADLINE-2: a peer may have used the last number there is.
+            flow.deadline_seq = (flow.deadline_seq + 1).min(d2tp_wire::VARINT_MAX);
             flow.wants |= want::DEADLINE;
             self.flows.on_deadline_changed();
             self.flows.touch(id);
@@ -604,6 +614,7 @@ impl Session {
             if flow.recv.stopped.is_none() && flow.recv.reset.is_none() {
                 self.credit.consumed += flow.recv.reached() - flow.recv.read_to();
             }
+            self.offer_credit();
             self.duplicate_bytes += flow.recv.duplicate();
         }
     }
@@ -619,6 +630,7 @@ impl Session {
         self.forget_flow(id);
     }
 
+    /// R-DEADLINE-1
     /// Ends a flow here and now; the peer, which does the same by itself, is told how many bytes
     /// were sent as soon as there is a path, so that both agree on the session's credit.
     fn expire_flow(&mut self, id: FlowId) {
@@ -921,9 +933,13 @@ impl Session {
 
     /// The peer broke the protocol: tell it, end the session.
     pub(crate) fn fault(&mut self, fault: PeerFault) {
+        // R-CLOSE-2: the first fault is the one that is told.
+        if self.closing.is_some() {
+            return;
+        }
         let text = fault.to_string();
         self.closing = Some((u64::from(Reason::Protocol as u8), text));
-        self.emit(Event::Closed(SessionEnd::Fault(fault)));
+        self.broken = Some(fault);
     }
 
     /// Payload arrived on a path: is it another one than before?
@@ -974,12 +990,13 @@ impl Session {
             if waits && self.expects_payload(path) {
                 at = at.min(path.ask_at(delay));
             }
-            at = at
-                .min(path.recovery.loss_at())
-                .min(path.recovery.probe_at(delay, interval));
+            at = at.min(path.recovery.loss_at());
             // What may not be sent to an unproved address waits for bytes from there, not for time.
             if path.may_speak() {
-                at = at.min(path.acks.due()).min(path.paced_until);
+                at = at
+                    .min(path.recovery.probe_at(delay, interval))
+                    .min(path.acks.due())
+                    .min(path.paced_until);
             }
         }
         if self.role == Role::Responder {
@@ -1097,7 +1114,7 @@ impl Session {
                 }
             }
             let mut silent = false;
-            if path.recovery.probe_at(delay, interval) <= now {
+            if path.may_speak() && path.recovery.probe_at(delay, interval) <= now {
                 path.recovery.on_probe_timeout(now);
                 path.probe_now = true;
                 path.wants |= path::want::PING;

@@ -12,6 +12,7 @@ use d2tp_wire::{
 };
 
 use crate::config::PATHS_MAX;
+use crate::event::SessionEnd;
 use crate::flow::want;
 use crate::path::{self, LinkId, PathState};
 use crate::recovery::{Said, SaidData, Sent};
@@ -65,6 +66,7 @@ impl Session {
         if self.closing.is_some() {
             return self.transmit_close(now, buf);
         }
+        // R-SUSPEND-1
         if self.life != Life::Established {
             return None;
         }
@@ -158,7 +160,8 @@ impl Session {
             })
         });
         // Said once: who did not hear it hears "unknown session" on its next packet.
-        self.end(crate::event::SessionEnd::Local);
+        let why = self.broken.take();
+        self.end(why.map_or(SessionEnd::Local, SessionEnd::Fault));
         transmit
     }
 
@@ -191,10 +194,7 @@ impl Session {
         let before = path.before.as_mut().filter(|b| b.ask)?;
         before.ask = false;
         let at = before.addresses;
-        path.challenges.push(path::Challenge {
-            nonce,
-            remote: at.remote,
-        });
+        path.ask(nonce, at.remote);
         let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..]);
         Frame::Chg { nonce }.encode(&mut w);
         let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
@@ -669,7 +669,11 @@ impl Session {
             }
             self.flows.pop_dirty();
         }
-        if self.says & say::RESUME_END != 0 && !self.flows.has_dirty() && w.room() >= FRAME_MAX {
+        // R-RESUME-5: a claim that was lost comes again; the end of the claims waits for the last.
+        if self.says & say::RESUME_END != 0
+            && !self.flows.iter().any(|f| f.unclaimed)
+            && w.room() >= FRAME_MAX
+        {
             self.says &= !say::RESUME_END;
             Frame::ResumeEnd {
                 flows: self.flows.len() as u64,

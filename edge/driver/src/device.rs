@@ -338,6 +338,8 @@ impl Body {
 
     /// Takes in a new state of the machine's links.
     fn update(&self, links: &[Link], usage: &impl Fn(&Link) -> LinkUse) {
+        // Before paths are given up: what they carried until now is counted.
+        self.sample();
         let mut lost: Vec<LinkId> = Vec::new();
         {
             let mut state = self.state.lock();
@@ -380,17 +382,19 @@ impl Body {
             // Names of links that went stay known: events about them may still be on their way.
             let _ = names;
         }
-        self.sample();
         for link in lost {
             self.shared
                 .with(self.session, |s| s.on_link_down(clock::now(), link));
-            self.shared.inner.lock().sockets.remove(&link);
+            let mut inner = self.shared.inner.lock();
+            inner.sockets.remove(&link);
+            inner.parting.remove(&link);
         }
         self.align();
     }
 
     /// Opens and closes paths until they are what [`LinkUse`] and the payers ask for.
     fn align(&self) {
+        self.sample();
         let mut open: Vec<(LinkId, bool)> = Vec::new();
         let mut close: Vec<LinkId> = Vec::new();
         {
@@ -490,7 +494,9 @@ impl Body {
             return;
         }
         for link in lost {
-            self.shared.inner.lock().sockets.remove(&link);
+            let mut inner = self.shared.inner.lock();
+            inner.sockets.remove(&link);
+            inner.parting.remove(&link);
         }
         self.align();
     }
@@ -507,13 +513,18 @@ impl Body {
     /// Brings byte counts and rates up to date.
     fn sample(&self) {
         let paths = self.paths();
+        let parting = self.shared.inner.lock().parting.clone();
         let now = clock::now();
         let mut state = self.state.lock();
         for known in state.links.values_mut() {
             let mine = paths
                 .iter()
                 .filter(|p| known.ids.contains(&p.addresses.link));
-            let (down, up) = mine.fold((0, 0), |(d, u), p| (d + p.payload_in, u + p.payload_out));
+            let parting = known.ids.iter().filter_map(|id| parting.get(id).copied());
+            let (down, up) = mine
+                .map(|p| (p.payload_in, p.payload_out))
+                .chain(parting)
+                .fold((0, 0), |(d, u), (down, up)| (d + down, u + up));
             if (down, up) < known.last_payload || down < known.last_payload.0 {
                 // The path was replaced: what the old one carried is kept.
                 known.payload_before.0 += known.last_payload.0;

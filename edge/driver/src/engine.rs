@@ -113,6 +113,8 @@ pub(crate) struct Inner {
     pub(crate) accepts: bool,
     pub(crate) stopped: bool,
     pub(crate) gone: Vec<LinkId>,
+    /// What paths had carried when their sockets failed: payload received and sent.
+    pub(crate) parting: BTreeMap<LinkId, (u64, u64)>,
     /// Links whose sockets go as soon as their paths have said their last word.
     pub(crate) closing: Vec<LinkId>,
 }
@@ -139,6 +141,7 @@ impl Shared {
                 accepts,
                 stopped: false,
                 gone: Vec::new(),
+                parting: BTreeMap::new(),
                 closing: Vec::new(),
             }),
             task: Mutex::new(None),
@@ -479,6 +482,14 @@ impl Future for Engine {
             let mut inner = this.shared.inner.lock();
             for link in std::mem::take(&mut inner.gone) {
                 for id in inner.core.ids() {
+                    let stats = inner.core.session(id).map(|s| s.path_stats());
+                    for path in stats.into_iter().flatten() {
+                        if path.addresses.link == link && !inner.accepts {
+                            inner
+                                .parting
+                                .insert(link, (path.payload_in, path.payload_out));
+                        }
+                    }
                     let _ = inner.core.with(id, |s| s.on_link_down(now, link));
                 }
             }

@@ -144,7 +144,16 @@ extern "C" fn interrupt(_: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-fn heed_interrupts() -> anyhow::Result<()> {
+/// Whether the user asked for the end.
+pub fn is_interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Takes SIGINT and SIGTERM as a wish to end in order.
+///
+/// # Errors
+/// The system refused.
+pub fn heed_interrupts() -> anyhow::Result<()> {
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
     let handler = SigHandler::Handler(interrupt);
     let action = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
@@ -172,7 +181,7 @@ fn tell(happening: &Happening) {
 }
 
 /// A running proxy.
-struct Prox {
+pub struct Prox {
     child: Child,
     /// `d2tp://host:port/KEY`.
     address: String,
@@ -180,8 +189,16 @@ struct Prox {
     key: PathBuf,
 }
 
+/// Asks a proxy to end, and ends it if it does not.
+pub fn stop_prox(mut prox: Prox) {
+    end(&mut prox.child);
+}
+
 /// `cedos key gen` for the device, then `cedos prox` that lets it in.
-fn start_prox(world: &World, program: &Path, folder: &Path) -> anyhow::Result<Prox> {
+///
+/// # Errors
+/// The proxy did not start, and what it said.
+pub fn start_prox(world: &World, program: &Path, folder: &Path) -> anyhow::Result<Prox> {
     let key = folder.join("device.key");
     let mut key_gen = Command::new(program);
     key_gen
@@ -265,8 +282,22 @@ impl Prox {
     }
 }
 
+/// Has a `cedos get` on the device go through `prox`.
+pub fn through(command: &mut Command, prox: &Prox, world: &World) {
+    command
+        .args(["--prox", &prox.reached_by(world)])
+        .env("CEDOS_KEY_FILE", &prox.key);
+}
+
+/// Tells a `cedos get` what the lab's links stand for: they are none of them radios.
+pub fn classes(command: &mut Command, scenario: &Scenario) {
+    for link in &scenario.links {
+        command.args(["--link", &format!("{}={}", link.name, link.class.word())]);
+    }
+}
+
 /// `http://origin` as the proxy and the device reach it.
-fn origin_url() -> String {
+pub fn origin_url() -> String {
     format!("http://{}", plan::ORIGIN_V4)
 }
 
@@ -398,9 +429,7 @@ fn start_download<'a>(
         flow.policy.word(),
     ]);
     if let Some(prox) = prox {
-        command
-            .args(["--prox", &prox.reached_by(world)])
-            .env("CEDOS_KEY_FILE", &prox.key);
+        through(&mut command, prox, world);
     }
     if let Some(deadline_s) = flow.deadline_s {
         // What is left of it by now.
@@ -410,10 +439,7 @@ fn start_download<'a>(
     if let Some(bytes) = flow.metered_bytes_max {
         command.args(["--max-cell", &bytes.to_string()]);
     }
-    for link in &world.scenario().links {
-        // The lab's interfaces are none of them radios: say what they stand for.
-        command.args(["--link", &format!("{}={}", link.name, link.class.word())]);
-    }
+    classes(&mut command, world.scenario());
     command
         .stdout(Stdio::from(File::create(&log)?))
         .stderr(Stdio::inherit());
@@ -488,7 +514,8 @@ fn last_object(log: &Path) -> Value {
     objects.find(Value::is_object).unwrap_or(Value::Null)
 }
 
-fn file_sha256(path: &Path) -> Option<[u8; 32]> {
+/// The digest of a file; none if it cannot be read.
+pub fn file_sha256(path: &Path) -> Option<[u8; 32]> {
     use sha2::{Digest, Sha256};
     let mut digest = Sha256::new();
     std::io::copy(&mut File::open(path).ok()?, &mut digest).ok()?;
@@ -496,7 +523,7 @@ fn file_sha256(path: &Path) -> Option<[u8; 32]> {
 }
 
 /// Ask a child to end, and end it if it does not.
-fn end(child: &mut Child) {
+pub fn end(child: &mut Child) {
     use nix::sys::signal::{Signal, kill};
     let pid = nix::unistd::Pid::from_raw(child.id() as i32);
     let _ = kill(pid, Signal::SIGTERM);

@@ -7,7 +7,7 @@
 //!  the flow is forgotten, reset, or its session over ─▶ a new one, with Range from what we hold
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -32,6 +32,9 @@ const UNREACHABLE_AFTER: Duration = Duration::from_secs(4); // five handshake tr
 /// How long a path that does not answer counts as one that will.
 const SILENT_AFTER: Duration = Duration::from_secs(1); // a guess: more than a slow handshake
 
+/// How long a link must answer before its rate says something: a new path is still speeding up.
+const RATE_AFTER: Duration = Duration::from_millis(1500); // a guess
+
 /// Longest wait before another flow is tried at a proxy that ended the last one.
 const AGAIN_MAX: Duration = Duration::from_secs(5); // a guess
 
@@ -45,11 +48,17 @@ struct Helm {
     paid: Option<Paid>,
     /// Since when a link that should work does not answer.
     silent_since: BTreeMap<String, Moment>,
+    /// Since when a link answers.
+    answering_since: BTreeMap<String, Moment>,
     /// Since when no path answers although one should.
     unanswered_since: Option<Moment>,
     /// The proxy answered at least once.
     known: bool,
     lifted: bool,
+    /// The first link on which the proxy answered, and how soon in milliseconds.
+    first: Option<(String, u64)>,
+    /// Metered links that work and were left because nothing may be spent there.
+    left: BTreeSet<String>,
     /// When the last byte came, while one could have.
     last_byte: Option<Moment>,
     last_counts: BTreeMap<String, u64>,
@@ -128,6 +137,7 @@ impl Transfer<'_, Proxy> {
         let held = self.sink.len();
         let mut links = self.links.clone();
         let mut stop = self.stop.clone();
+        let local = self.dial.needs_no_link();
         let (mut epoch_start, mut epoch_bytes) = (Moment::now(), 0u64);
         loop {
             tokio::select! {
@@ -139,9 +149,6 @@ impl Transfer<'_, Proxy> {
                     let now = Moment::now();
                     let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
                     let used = self.count_links(helm);
-                    if epoch_bytes > 0 {
-                        self.said_waiting = None;
-                    }
                     self.steer(helm).map_err(Fault::Final)?;
                     self.tell_progress(&used, epoch_bytes as f64 / seconds);
                     (epoch_start, epoch_bytes) = (now, 0);
@@ -151,7 +158,14 @@ impl Transfer<'_, Proxy> {
                     let Some(data) = data else { break };
                     let data = data.map_err(|fault| self.cause(fault))?;
                     epoch_bytes += data.len() as u64;
+                    if local {
+                        *self.bytes_by_link.entry("any".into()).or_default() += data.len() as u64;
+                    }
                     helm.last_byte = Some(Moment::now());
+                    self.said_waiting = None;
+                    if self.last_link.is_none() {
+                        self.say_begun(helm);
+                    }
                     if !self.take_in(&data, &mut overlap)? {
                         return Ok(Step::ChooseAgain);
                     }
@@ -228,6 +242,7 @@ impl Transfer<'_, Proxy> {
                 Paid::Spend { .. } => device.allow_paid(flow, true, spent),
             });
             if set.is_some() {
+                helm.left.clear();
                 helm.paid = Some(plan.paid.clone());
             }
         }
@@ -249,8 +264,12 @@ impl Transfer<'_, Proxy> {
                 self.why = format!("{why}, so links that cost carry it too");
                 self.watch_answers(helm)?;
             }
-            (Choice::Use { why, .. }, _) => {
-                self.why = why;
+            (Choice::Use { index, why }, _) => {
+                self.why = if ways[index].class == d2tp_sched::Class::Metered {
+                    "the deadline is near; free links still make it".into()
+                } else {
+                    why
+                };
                 self.watch_answers(helm)?;
             }
         }
@@ -333,20 +352,10 @@ impl Transfer<'_, Proxy> {
             SessionEvent::Established { .. } => helm.known = true,
             SessionEvent::PathUp { link, took, .. } => {
                 helm.known = true;
-                let Some(to) = name(link) else { return Ok(()) };
-                let first = self.last_link.is_none();
-                let why = format!("answered in {} ms", took.as_millis());
-                if first {
-                    self.last_link = Some(to.clone());
-                    let t_s = self.t_s();
-                    self.observer.tell(&Event::Switch {
-                        t_s,
-                        from: None,
-                        to,
-                        why,
-                        kind: None,
-                        silence_ms: None,
-                    });
+                let took = took.as_millis();
+                if let Some(name) = name(link) {
+                    tracing::debug!(link = %name, took_ms = took, "a path answers");
+                    helm.first.get_or_insert((name, took));
                 }
                 self.steer(helm)?;
             }
@@ -359,9 +368,12 @@ impl Transfer<'_, Proxy> {
                 let (from, to) = (from.and_then(name), name(to));
                 let from = from.or_else(|| self.last_link.clone());
                 let Some(to) = to else { return Ok(()) };
-                if from.is_some() {
-                    self.switches += 1;
+                if let Some(from) = &from
+                    && !self.is_left(from, &to, helm)
+                {
+                    return Ok(());
                 }
+                self.switches += u32::from(from.is_some());
                 self.last_link = Some(to.clone());
                 let t_s = self.t_s();
                 self.observer.tell(&Event::Switch {
@@ -384,6 +396,45 @@ impl Transfer<'_, Proxy> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Whether data that came over `from` and now comes over `to` has moved: not if both carry it
+    /// side by side, and once only if what is under way on `from` still trickles in.
+    fn is_left(&self, from: &str, to: &str, helm: &mut Helm) -> bool {
+        let answers = self
+            .dial
+            .carried()
+            .get(from)
+            .is_some_and(|carrying| carrying.answers == Some(true));
+        if !answers || from == to {
+            helm.left.remove(to);
+            return true;
+        }
+        // A metered link that may not be spent on is left while it still works.
+        let carries = !self.is_metered(from) || plan_spends(helm);
+        !carries && helm.left.insert(from.to_owned())
+    }
+
+    /// Says on which link the first byte came.
+    fn say_begun(&mut self, helm: &mut Helm) {
+        let busiest = self
+            .dial
+            .carried()
+            .into_iter()
+            .max_by_key(|(_, carrying)| carrying.bytes)
+            .map(|(name, _)| name);
+        let (first, took) = helm.first.clone().unzip();
+        let Some(to) = busiest.or(first) else { return };
+        self.last_link = Some(to.clone());
+        let t_s = self.t_s();
+        self.observer.tell(&Event::Switch {
+            t_s,
+            from: None,
+            to,
+            why: format!("the proxy answered in {} ms", took.unwrap_or(0)),
+            kind: None,
+            silence_ms: None,
+        });
     }
 
     /// The links, as the scheduler sees them.
@@ -415,6 +466,13 @@ impl Transfer<'_, Proxy> {
                 d2tp_sched::Class::Metered => spends,
                 d2tp_sched::Class::Roaming => false,
             };
+            let answering = match carrying.and_then(|c| c.answers) {
+                Some(true) => *helm.answering_since.entry(link.name.clone()).or_insert(now),
+                _ => {
+                    helm.answering_since.remove(&link.name);
+                    now
+                }
+            };
             let silent = in_use && carrying.is_none_or(|c| c.answers != Some(true));
             let stalled = if silent {
                 let since = *helm.silent_since.entry(link.name.clone()).or_insert(now);
@@ -426,7 +484,10 @@ impl Transfer<'_, Proxy> {
             ways.push(Way {
                 name: link.name.clone(),
                 class,
-                rate_bytes_per_s: carrying.and_then(|c| c.rate).map(|rate| rate as f64),
+                rate_bytes_per_s: carrying
+                    .and_then(|c| c.rate)
+                    .filter(|_| now.since(answering) >= RATE_AFTER)
+                    .map(|rate| rate as f64),
                 metric: link.metric().unwrap_or(u32::MAX),
                 stalled,
                 in_use,

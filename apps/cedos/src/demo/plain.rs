@@ -1,0 +1,107 @@
+//! The download everybody has: one GET over TCP, begun again from the first byte when it breaks.
+//!
+//! It leaves by whatever the system's routing says, as `curl -O` does, and takes [`SILENCE_MAX`]
+//! without a byte as broken, which is kinder than curl's default of waiting for ever.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use cedos_lab_emu::{ORIGIN_PORT, World, plan};
+
+/// Silence after which the connection is given up.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
+/// Time between two tries.
+const RETRY: Duration = Duration::from_millis(500);
+
+#[derive(Default)]
+struct Counts {
+    held: AtomicU64,
+    /// Bytes thrown away by beginning again.
+    refetched: AtomicU64,
+    starts: AtomicU64,
+    whole: AtomicBool,
+    stop: AtomicBool,
+}
+
+/// A running plain download.
+pub(super) struct Plain(Arc<Counts>);
+
+impl Plain {
+    /// Begins on the device of `world`.
+    pub(super) fn start(world: &World, bytes: u64) -> anyhow::Result<Plain> {
+        let counts: Arc<Counts> = Arc::default();
+        let mine = counts.clone();
+        let origin = SocketAddr::new(IpAddr::V4(plan::ORIGIN_V4), ORIGIN_PORT);
+        // The thread ends by itself: every wait in it is bounded, and `stop` is asked for after each.
+        world.device().thread("plain", move || {
+            while !mine.stop.load(Ordering::Relaxed) {
+                // Whatever was wrong, the remedy is the same.
+                let _ = fetch(origin, bytes, &mine);
+                let held = mine.held.load(Ordering::Relaxed);
+                if held == bytes {
+                    mine.whole.store(true, Ordering::Relaxed);
+                    return;
+                }
+                mine.held.store(0, Ordering::Relaxed);
+                mine.refetched.fetch_add(held, Ordering::Relaxed);
+                std::thread::sleep(RETRY);
+            }
+        })?;
+        Ok(Plain(counts))
+    }
+
+    /// Bytes held now.
+    pub(super) fn held(&self) -> u64 {
+        self.0.held.load(Ordering::Relaxed)
+    }
+    /// Bytes that were fetched and thrown away.
+    pub(super) fn refetched(&self) -> u64 {
+        self.0.refetched.load(Ordering::Relaxed)
+    }
+    /// Connections that got an answer.
+    pub(super) fn starts(&self) -> u64 {
+        self.0.starts.load(Ordering::Relaxed)
+    }
+    pub(super) fn is_whole(&self) -> bool {
+        self.0.whole.load(Ordering::Relaxed)
+    }
+    pub(super) fn stop(&self) {
+        self.0.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn fetch(origin: SocketAddr, bytes: u64, counts: &Counts) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&origin, SILENCE_MAX)?;
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
+    write!(
+        stream,
+        "GET /bytes/{bytes} HTTP/1.1\r\nHost: {origin}\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut piece = vec![0; 64 * 1024];
+    let mut head = Vec::new();
+    let mut begun = false;
+    while !counts.stop.load(Ordering::Relaxed) {
+        let n = stream.read(&mut piece)?;
+        if n == 0 {
+            return Ok(());
+        }
+        let mut body = n;
+        if !begun {
+            head.extend_from_slice(&piece[..n]);
+            let Some(end) = head.windows(4).position(|w| w == b"\r\n\r\n") else {
+                continue;
+            };
+            begun = true;
+            counts.starts.fetch_add(1, Ordering::Relaxed);
+            body = head.len() - end - 4;
+        }
+        let held = counts.held.fetch_add(body as u64, Ordering::Relaxed) + body as u64;
+        if held >= bytes {
+            return Ok(());
+        }
+    }
+    Ok(())
+}

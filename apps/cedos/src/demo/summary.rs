@@ -1,0 +1,158 @@
+//! What the demonstration came to: one object for scripts, a few lines for people.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Share of the object that may be carried twice, in percent.
+const WASTE_PERCENT_MAX: u64 = 1;
+
+/// The object that `cedos demo --json` prints.
+#[derive(Debug, Clone, Serialize)]
+pub struct Summary {
+    /// The file has the digest of the origin's object.
+    pub sha256_ok: bool,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Payload that came over the free link.
+    pub wifi_bytes: u64,
+    /// Payload that came over the metered link.
+    pub cell_bytes: u64,
+    /// Payload beyond one copy of the object.
+    pub wasted_bytes: u64,
+    /// Times the data moved to another link or address.
+    pub handovers: usize,
+    /// Times a link came back with another address.
+    pub address_changes: usize,
+    /// Seconds without any network.
+    pub outage_s: f64,
+    /// The deadline.
+    pub deadline_s: f64,
+    /// When the file was whole, if it was.
+    pub finished_s: Option<f64>,
+    /// Whole in time.
+    pub deadline_met: bool,
+    /// Silence at the handovers.
+    pub switch_ms: Spread,
+    /// Packets sent on a link that was down.
+    pub packets_while_down: u64,
+    /// The same through plain TCP.
+    pub tcp_baseline: Baseline,
+}
+
+/// A few figures in order of size.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Spread {
+    /// The middle one.
+    pub p50: f64,
+    /// 95 of 100 are at most this (nearest rank).
+    pub p95: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+/// What became of the plain download.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Baseline {
+    /// Whole by the deadline.
+    pub completed: bool,
+    /// When it was whole, if it was while we watched.
+    pub finished_s: Option<f64>,
+    /// Bytes fetched and thrown away.
+    pub bytes_refetched: u64,
+    /// Times it began from the first byte.
+    pub starts: u64,
+}
+
+impl Spread {
+    /// All zero if there are none.
+    pub(super) fn of(values: impl Iterator<Item = f64>) -> Spread {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let rank = |percent: usize| {
+            let rank = (values.len() * percent).div_ceil(100).max(1);
+            values.get(rank - 1).copied().unwrap_or(0.0)
+        };
+        Spread {
+            p50: rank(50),
+            p95: rank(95),
+            max: rank(100),
+        }
+    }
+}
+
+impl Summary {
+    /// Whole, in time, nothing to speak of carried twice, and silent where there is no network.
+    pub fn holds(&self) -> bool {
+        self.sha256_ok
+            && self.deadline_met
+            && self.wasted_bytes * 100 <= self.bytes * WASTE_PERCENT_MAX
+            && self.packets_while_down == 0
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+        let at = |finished: Option<f64>| {
+            finished.map_or("not whole".to_owned(), |at| format!("whole at {at:.1} s"))
+        };
+        let promise = |met: bool| if met { "in time" } else { "MISSED" };
+        writeln!(f)?;
+        writeln!(
+            f,
+            "                         D2TP                  plain TCP, same events"
+        )?;
+        let mut row =
+            |what: &str, ours: String, theirs: String| writeln!(f, "{what:24} {ours:21} {theirs}");
+        row(
+            "finished",
+            at(self.finished_s),
+            at(self.tcp_baseline.finished_s),
+        )?;
+        row(
+            &format!("deadline {:.0} s", self.deadline_s),
+            promise(self.deadline_met).into(),
+            promise(self.tcp_baseline.completed).into(),
+        )?;
+        row(
+            "fetched again",
+            mb(self.wasted_bytes),
+            mb(self.tcp_baseline.bytes_refetched),
+        )?;
+        row(
+            "started from zero",
+            "never".into(),
+            format!("{} times", self.tcp_baseline.starts.saturating_sub(1)),
+        )?;
+        row("over Wi-Fi, free", mb(self.wifi_bytes), "-".into())?;
+        row("over cellular, paid", mb(self.cell_bytes), "-".into())?;
+        row(
+            "sha256",
+            if self.sha256_ok { "equal" } else { "WRONG" }.into(),
+            "-".into(),
+        )?;
+        write!(
+            f,
+            "{} handovers, {} new addresses, {:.1} s without any network; silent at a handover \
+             {:.0} ms (median), {:.0} ms (worst)",
+            self.handovers,
+            self.address_changes,
+            self.outage_s,
+            self.switch_ms.p50,
+            self.switch_ms.max
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_spread_is_by_nearest_rank() {
+        let spread = Spread::of([5.0, 1.0, 3.0].into_iter());
+        assert_eq!((spread.p50, spread.p95, spread.max), (3.0, 5.0, 5.0));
+        assert_eq!(Spread::of(std::iter::empty()).max, 0.0);
+    }
+}

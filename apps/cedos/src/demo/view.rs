@@ -1,0 +1,135 @@
+//! What people see while it runs: on a terminal two bars and the links, elsewhere a line per change.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::sync::Mutex;
+
+use cedos_lab_emu::Happening;
+use cedos_lab_scenario::EventKind;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use serde_json::Value;
+
+use super::lock;
+
+/// The view of one run.
+pub(super) struct View {
+    bars: Option<Bars>,
+    states: Mutex<BTreeMap<String, String>>,
+    deadline_s: f64,
+}
+
+struct Bars {
+    all: MultiProgress,
+    links: ProgressBar,
+    ours: ProgressBar,
+    theirs: ProgressBar,
+}
+
+impl View {
+    pub(super) fn new(bytes: u64, deadline_s: f64) -> View {
+        eprintln!(
+            "A download of {} MB due in {deadline_s:.0} s. Wi-Fi (free) and cellular (paid) come and \
+             go; plain TCP does the same beside it.",
+            bytes / 1_000_000
+        );
+        let bars = std::io::stderr().is_terminal().then(|| {
+            let all = MultiProgress::new();
+            let line = |bar: ProgressBar, template: &str| {
+                let style = ProgressStyle::with_template(template)
+                    .unwrap_or_else(|_| ProgressStyle::default_bar());
+                all.add(bar).with_style(style)
+            };
+            let bar = "{prefix:4} {bar:30} {bytes:>10}/{total_bytes} {msg}";
+            Bars {
+                links: line(ProgressBar::new(1), "{msg}"),
+                ours: line(ProgressBar::new(bytes), bar).with_prefix("D2TP"),
+                theirs: line(ProgressBar::new(bytes), bar).with_prefix("TCP"),
+                all,
+            }
+        });
+        View {
+            bars,
+            states: Mutex::default(),
+            deadline_s,
+        }
+    }
+
+    /// A link changed.
+    pub(super) fn happened(&self, happening: &Happening) {
+        let state = match (happening.event.kind, happening.addresses) {
+            (EventKind::Changed | EventKind::Rebind, _) => return,
+            (EventKind::Attaching, _) => "joining".to_owned(),
+            (_, Some(at)) => format!("up as {}", at.v4),
+            (_, None) => "LOST".to_owned(),
+        };
+        let before = lock(&self.states).insert(happening.link.clone(), state.clone());
+        if before.as_ref() != Some(&state) {
+            self.say(
+                happening.at.as_secs_f64(),
+                &format!("{} {state}", happening.link),
+            );
+        }
+    }
+
+    /// A line that stays.
+    pub(super) fn say(&self, t_s: f64, what: &str) {
+        let line = format!("{t_s:6.2} s  {what}");
+        match &self.bars {
+            Some(bars) => bars.all.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    /// Brings the bars up to date.
+    pub(super) fn update(&self, t_s: f64, ours: u64, last: &Value, theirs: u64) {
+        let Some(bars) = &self.bars else { return };
+        let states: Vec<String> = lock(&self.states)
+            .iter()
+            .map(|(link, state)| {
+                let bytes = last["bytes_by_link"][link].as_u64().unwrap_or(0);
+                format!("{link}: {state}, {:.1} MB", bytes as f64 / 1e6)
+            })
+            .collect();
+        bars.links.set_message(format!(
+            "{t_s:5.1} of {:.0} s · {}",
+            self.deadline_s,
+            states.join(" · ")
+        ));
+        bars.ours.set_position(ours);
+        let why = last["why"].as_str().unwrap_or_default().to_owned();
+        bars.ours.set_message(why);
+        bars.theirs.set_position(theirs);
+    }
+
+    /// Clears the bars.
+    pub(super) fn end(&self) {
+        if let Some(bars) = &self.bars {
+            let _ = bars.all.clear();
+        }
+    }
+}
+
+/// What of a download's events deserves a line.
+pub(super) fn news(event: &Value) -> Option<String> {
+    let text = |key: &str| event[key].as_str().unwrap_or_default();
+    match text("event") {
+        "switch" if event["from"].is_null() => Some(format!("D2TP begins on {}", text("to"))),
+        "switch" => Some(format!(
+            "D2TP moves {} → {} after {:.0} ms of silence: {}",
+            text("from"),
+            text("to"),
+            event["silence_ms"].as_f64().unwrap_or(0.0),
+            text("why")
+        )),
+        "waiting" => Some(format!(
+            "D2TP waits ({}): {}; ends with {}",
+            text("reason"),
+            text("why"),
+            text("unblocks")
+        )),
+        "note" => Some(format!("D2TP: {}", text("text"))),
+        "done" => Some("D2TP has it all".to_owned()),
+        "error" => Some(format!("D2TP failed: {}", text("text"))),
+        _ => None,
+    }
+}
