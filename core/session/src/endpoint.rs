@@ -123,6 +123,13 @@ struct Slot {
 
 type Key = (PublicKey, u64);
 
+/// A session at rest.
+struct Asleep {
+    record: Box<[u8]>,
+    /// When the record was made; none for one from before this process.
+    since: Option<Time>,
+}
+
 /// All D2TP sessions of one host and process.
 pub struct Endpoint {
     config: Config,
@@ -137,7 +144,7 @@ pub struct Endpoint {
     routes: HashMap<Cid, Route, BuildHasherDefault<CidHasher>>,
     /// A server's sessions by who they are with.
     by_key: BTreeMap<Key, SessionId>,
-    asleep: BTreeMap<Key, Box<[u8]>>,
+    asleep: BTreeMap<Key, Asleep>,
     half_open: Slab<HalfOpen>,
     half_open_by_key: BTreeMap<Key, VecDeque<usize>>,
     half_open_order: VecDeque<(Time, usize)>,
@@ -249,8 +256,13 @@ impl Endpoint {
         if decoded.role != Role::Responder {
             return Err(RecordError::Damaged);
         }
-        self.asleep
-            .insert((decoded.peer, decoded.instance), record.into());
+        self.asleep.insert(
+            (decoded.peer, decoded.instance),
+            Asleep {
+                record: record.into(),
+                since: None,
+            },
+        );
         Ok(())
     }
 
@@ -265,7 +277,13 @@ impl Endpoint {
         let record = session.record(now, false).encode();
         let key = (session.peer(), session.instance());
         if session.role() == Role::Responder {
-            self.asleep.insert(key, record.clone().into());
+            self.asleep.insert(
+                key,
+                Asleep {
+                    record: record.clone().into(),
+                    since: Some(now),
+                },
+            );
         }
         self.drop_session(id);
         Ok(record)
@@ -691,7 +709,10 @@ impl Endpoint {
             return SynAck::Refused(Reason::NotAllowed);
         }
         let existing = self.by_key.get(&key).and_then(|id| self.session(*id));
-        let sleeping = self.asleep.get(&key).and_then(|r| Record::decode(r).ok());
+        let sleeping = self
+            .asleep
+            .get(&key)
+            .and_then(|a| Record::decode(&a.record).ok());
         let confirmed = existing
             .map(|s| s.epoch)
             .or(sleeping.as_ref().map(|r| r.epoch));
@@ -788,9 +809,14 @@ impl Endpoint {
                 let epochs = half.epoch..half.epoch;
                 let mut session =
                     self.new_session(now, Role::Responder, half.peer, half.instance, epochs);
-                if let Some(record) = self.asleep.remove(&key)
-                    && let Ok(record) = Record::decode(&record)
+                if let Some(asleep) = self.asleep.remove(&key)
+                    && let Ok(mut record) = Record::decode(&asleep.record)
                 {
+                    // R-DEADLINE-3: deadlines go on while their session sleeps.
+                    let slept = asleep.since.map_or(Span::ZERO, |since| now.since(since));
+                    for flow in &mut record.flows {
+                        flow.deadline_left = flow.deadline_left.map(|l| l.saturating_sub(slept));
+                    }
                     session.restore(now, &record);
                 }
                 let id = self.insert(session);

@@ -66,6 +66,8 @@ pub(crate) struct Flow {
     pub(crate) end: Option<FlowEnd>,
     /// The peer knows of it.
     pub(crate) announced: bool,
+    /// Its RESUME is on its way.
+    pub(crate) claiming: bool,
     /// The peer has our RESET.
     pub(crate) reset_acked: bool,
     /// The application was told the end.
@@ -95,6 +97,7 @@ impl Flow {
             unclaimed: false,
             end: None,
             announced: false,
+            claiming: false,
             reset_acked: false,
             told_end: false,
             queued: false,
@@ -141,7 +144,7 @@ pub(crate) struct Flows {
 }
 
 /// Refusals that wait to be said; more claims than that in one wake are the peer's mistake.
-const REFUSALS_MAX: usize = 64;
+const REFUSALS_MAX: usize = 1024;
 
 impl Flows {
     /// Bytes of this flow arrived at the peer.
@@ -276,6 +279,11 @@ impl Flows {
         for id in self.ids() {
             self.touch(id);
         }
+    }
+
+    /// Whether the peer has every claim and every opening.
+    pub(crate) fn are_claimed(&self) -> bool {
+        self.table.values().all(|f| f.announced && !f.claiming)
     }
 
     pub(crate) fn has_dirty(&self) -> bool {

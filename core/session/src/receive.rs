@@ -186,6 +186,10 @@ impl Session {
             self.paths.at(slot).quiet = 0;
             self.note_payload(now, slot);
         }
+        if std::mem::take(&mut self.unkept) {
+            // As if it had been lost; the rest of it was harmless and will come again.
+            return;
+        }
         self.paths.at(slot).acks.on_packet(now, number, eliciting);
     }
 
@@ -433,6 +437,10 @@ impl Session {
             flow.grants_out.on_received(path_id, bytes.len() as u64);
         }
         let arrival = flow.recv.on_data(id, offset, bytes, fin)?;
+        if arrival.unkept {
+            self.unkept = true;
+            return Ok(());
+        }
         let ended = flow.recv.stopped.is_some();
         let tell = arrival.readable && !flow.told_readable;
         flow.told_readable |= tell;
@@ -690,6 +698,10 @@ impl Session {
     pub(crate) fn handle_syn_ack(&mut self, now: Time, from: Addresses, message: &[u8]) {
         let Some(knock) = &mut self.knock else { return };
         let Some(open) = &mut knock.open else { return };
+        // R-HS-11: the answer comes from where the question went.
+        if (open.addresses.link, open.addresses.remote) != (from.link, from.remote) {
+            return;
+        }
         let mut payload = [0; 1500];
         let Ok((secrets, n)) = open.initiator.finish(message, &mut payload) else {
             return;
@@ -817,9 +829,9 @@ impl Session {
         let Ok(cookie) = open_cookie(&peer, open.mac1, *nonce, sealed) else {
             return;
         };
-        // One retry per cookie: a second demand for the same cookie waits for the timer.
-        if knock.cookie != Some(cookie) {
-            knock.cookie = Some(cookie);
+        // R-HS-10: the first cookie is answered at once, later ones at the timer's pace: whoever
+        // sees our SYNs can forge them.
+        if knock.cookie.replace(cookie).is_none() {
             knock.retry_now(now);
         }
     }

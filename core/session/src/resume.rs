@@ -116,9 +116,10 @@ impl Session {
             flow.wants |= want::CREDIT;
             if claims {
                 flow.wants |= want::RESUME;
+                flow.claiming = true;
             }
         }
-        if claims && any {
+        if claims && (any || resumed) {
             self.says |= say::RESUME_END;
         }
         self.flows.touch_all();

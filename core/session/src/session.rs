@@ -212,6 +212,8 @@ pub struct Session {
     pub(crate) last_payload: Option<(PathId, LinkId, Time)>,
     pub(crate) rx_key_drop_at: Time,
     pub(crate) sealed_packets: u64,
+    /// The packet being handled held something that could not be kept.
+    pub(crate) unkept: bool,
     /// When the keys in force were agreed.
     pub(crate) keys_at: Time,
     /// Tokens for the ids we issue (a server's).
@@ -267,6 +269,7 @@ impl Session {
             last_payload: None,
             rx_key_drop_at: Time::NEVER,
             sealed_packets: 0,
+            unkept: false,
             keys_at: now,
             make_token: None,
             initial_flow_credit: 0,
@@ -732,6 +735,18 @@ impl Session {
             });
         }
         self.issued_to = self.issued_to.max(last + 1);
+        // R-PATH-10: ids a device skipped are taken back, with some patience for reordering.
+        let stale: Vec<PathId> = self
+            .issued
+            .keys()
+            .copied()
+            .filter(|p| p.0 + ISSUED_MAX <= last && self.paths.get(*p).is_none())
+            .collect();
+        for path in stale {
+            if let Some(issued) = self.issued.remove(&path) {
+                self.cid_changes.push(CidChange::Remove(issued.cid));
+            }
+        }
     }
 
     /// The link is gone: everything in flight on it travels elsewhere, or waits.
@@ -1186,6 +1201,9 @@ impl Session {
     }
 }
 
+/// Ids that may be issued and unused, beside those of live paths.
+const ISSUED_MAX: u32 = 16;
+
 /// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.
 pub(crate) const CODE_DEADLINE: u64 = 0xd001;
 
@@ -1216,11 +1234,12 @@ pub(crate) fn on_said(
             }
         }
         Said::Flow { flow: id, what } if arrived => {
-            if what & (want::OPEN | want::RESET) != 0
+            if what & (want::OPEN | want::RESET | want::RESUME) != 0
                 && let Some(flow) = flows.get_mut(id)
             {
                 flow.announced |= what & want::OPEN != 0;
                 flow.reset_acked |= what & want::RESET != 0;
+                flow.claiming &= what & want::RESUME == 0;
                 flows.note_acked(id);
             }
         }

@@ -322,7 +322,8 @@ impl Session {
         let now = terms.now;
         let session_room = self.credit.peer_max.saturating_sub(self.credit.sent);
         let flush_control = terms.control
-            && (self.says != 0
+            && (self.says & !say::RESUME_END != 0
+                || (self.says & say::RESUME_END != 0 && self.flows.are_claimed())
                 || self.flows.has_dirty()
                 || self.flows.has_refusals()
                 || self.gone.iter().any(|g| g.tell)
@@ -670,10 +671,8 @@ impl Session {
             self.flows.pop_dirty();
         }
         // R-RESUME-5: a claim that was lost comes again; the end of the claims waits for the last.
-        if self.says & say::RESUME_END != 0
-            && !self.flows.iter().any(|f| f.unclaimed)
-            && w.room() >= FRAME_MAX
-        {
+        // R-RESUME-6: the last word on claims leaves when the peer has all of them, not before.
+        if self.says & say::RESUME_END != 0 && self.flows.are_claimed() && w.room() >= FRAME_MAX {
             self.says &= !say::RESUME_END;
             Frame::ResumeEnd {
                 flows: self.flows.len() as u64,

@@ -57,7 +57,6 @@ fn claims_that_are_lost_on_the_way_are_not_given_up_by_the_one_that_ends_them() 
 }
 
 #[test]
-#[ignore = "core: beyond 64 refusals in one batch the rest are forgotten (flow.rs, REFUSALS_MAX)"]
 fn every_flow_of_a_server_that_lost_everything_is_refused_however_many() {
     // R-RESUME-2
     let mut p = Pair::new();

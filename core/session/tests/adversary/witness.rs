@@ -293,7 +293,6 @@ fn a_confirmation_from_an_unproved_place_gets_no_more_than_it_sent() {
 }
 
 #[test]
-#[ignore = "core: a forged cookie makes the device knock at once, each time with a new epoch (receive.rs, handle_cookie)"]
 fn forged_cookies_do_not_burn_the_devices_epochs() {
     // A cookie is sealed with a key made of the server's public one: whoever knows that and sees
     // a SYN can make cookies without end.
@@ -319,7 +318,6 @@ fn forged_cookies_do_not_burn_the_devices_epochs() {
 }
 
 #[test]
-#[ignore = "core: the device believes a SYN+ACK from any address and sends there (receive.rs, handle_syn_ack)"]
 fn a_syn_ack_relayed_from_elsewhere_does_not_lead_the_device_astray() {
     let mut p = Pair::new();
     p.keep_log = true;
