@@ -698,7 +698,7 @@ impl Session {
     pub(crate) fn handle_syn_ack(&mut self, now: Time, from: Addresses, message: &[u8]) {
         let Some(knock) = &mut self.knock else { return };
         let Some(open) = &mut knock.open else { return };
-        // R-HS-11: the answer comes from where the question went.
+        // R-HS-14: the answer comes from where the question went.
         if (open.addresses.link, open.addresses.remote) != (from.link, from.remote) {
             return;
         }
@@ -829,7 +829,7 @@ impl Session {
         let Ok(cookie) = open_cookie(&peer, open.mac1, *nonce, sealed) else {
             return;
         };
-        // R-HS-10: the first cookie is answered at once, later ones at the timer's pace: whoever
+        // R-HS-13: the first cookie is answered at once, later ones at the timer's pace: whoever
         // sees our SYNs can forge them.
         if knock.cookie.replace(cookie).is_none() {
             knock.retry_now(now);

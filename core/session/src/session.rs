@@ -735,7 +735,7 @@ impl Session {
             });
         }
         self.issued_to = self.issued_to.max(last + 1);
-        // R-PATH-10: ids a device skipped are taken back, with some patience for reordering.
+        // R-PATH-11: ids a device skipped are taken back, with some patience for reordering.
         let stale: Vec<PathId> = self
             .issued
             .keys()

@@ -671,7 +671,7 @@ impl Session {
             self.flows.pop_dirty();
         }
         // R-RESUME-5: a claim that was lost comes again; the end of the claims waits for the last.
-        // R-RESUME-6: the last word on claims leaves when the peer has all of them, not before.
+        // R-RESUME-5: the last word on claims leaves when the peer has all of them, not before.
         if self.says & say::RESUME_END != 0 && self.flows.are_claimed() && w.room() >= FRAME_MAX {
             self.says &= !say::RESUME_END;
             Frame::ResumeEnd {

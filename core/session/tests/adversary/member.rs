@@ -273,6 +273,28 @@ fn a_path_that_is_gone_never_comes_back() {
 }
 
 #[test]
+fn a_deadline_passes_while_its_session_sleeps_as_a_record() {
+    // R-DEADLINE-3
+    let mut r = Rogue::inside(small());
+    r.say(&[Frame::Open {
+        flow: flow(0),
+        flags: Frame::OPEN_HIBERNATES,
+        priority: 0,
+        size: None,
+        deadline_ms: Some(10_000),
+    }]);
+    let id = r.session().unwrap();
+    r.server.hibernate(r.now, id).unwrap();
+    r.now += Span::from_secs(60);
+    r.enter(2);
+    r.wait(MS);
+    assert!(r.events.contains(&Event::Ended {
+        flow: flow(0),
+        end: FlowEnd::DeadlinePassed
+    }));
+}
+
+#[test]
 fn an_older_status_that_comes_late_does_not_count() {
     // R-PATH-5
     let mut r = Rogue::inside(small());
@@ -348,6 +370,7 @@ fn no_more_paths_are_opened_than_the_limit() {
 
 #[test]
 fn ids_that_were_skipped_do_not_pile_up() {
+    // R-PATH-11
     let mut r = Rogue::inside(small());
     let (mut told, mut used) = (5usize, 1usize);
     let mut next = 4u32;

@@ -294,6 +294,7 @@ fn a_confirmation_from_an_unproved_place_gets_no_more_than_it_sent() {
 
 #[test]
 fn forged_cookies_do_not_burn_the_devices_epochs() {
+    // R-HS-13
     // A cookie is sealed with a key made of the server's public one: whoever knows that and sees
     // a SYN can make cookies without end.
     let mut p = Pair::new();
@@ -319,6 +320,7 @@ fn forged_cookies_do_not_burn_the_devices_epochs() {
 
 #[test]
 fn a_syn_ack_relayed_from_elsewhere_does_not_lead_the_device_astray() {
+    // R-HS-14
     let mut p = Pair::new();
     p.keep_log = true;
     let flow = p.request(10_000, sleeps());
