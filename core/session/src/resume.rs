@@ -72,10 +72,7 @@ impl Session {
 
     /// Fills a fresh session with the flows of a record.
     pub(crate) fn restore(&mut self, now: Time, record: &Record) {
-        // A device opens flows before its next handshake: under an epoch it never used (R-FLOW-5).
-        if self.role == Role::Responder {
-            self.epoch = record.epoch;
-        }
+        self.epoch = record.epoch;
         for r in &record.flows {
             let send =
                 SendHalf::restored(r.sent_to, r.send_end, r.send_complete, r.options.durable);

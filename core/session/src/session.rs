@@ -466,7 +466,7 @@ impl Session {
         Ok(if n == 0 && at_end { None } else { Some(n) })
     }
 
-    /// R-FLOW-8: whatever frees session credit, a reader or an end, tells the peer in time.
+    /// R-FLOW-9: whatever frees session credit, a reader or an end, tells the peer in time.
     pub(crate) fn offer_credit(&mut self) {
         let window = self.config.session_window;
         if self.credit.consumed + window - self.credit.told >= window / 4 {
@@ -633,7 +633,7 @@ impl Session {
         self.forget_flow(id);
     }
 
-    /// R-DEADLINE-1
+    // R-DEADLINE-1
     /// Ends a flow here and now; the peer, which does the same by itself, is told how many bytes
     /// were sent as soon as there is a path, so that both agree on the session's credit.
     fn expire_flow(&mut self, id: FlowId) {

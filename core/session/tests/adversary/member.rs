@@ -700,7 +700,7 @@ fn a_flow_that_is_stopped_does_not_cost_an_honest_peer_its_session() {
 
 #[test]
 fn credit_of_a_flow_that_ended_comes_back() {
-    // R-FLOW-8
+    // R-FLOW-9
     let mut r = Rogue::inside(small());
     let piece = vec![5; 1000];
     for n in 0..50 {

@@ -101,7 +101,7 @@ fn a_grant_that_overtakes_the_flows_opening_counts() {
 
 #[test]
 fn a_flow_opened_after_a_crash_and_before_the_handshake_replaces_none_of_the_record() {
-    // R-FLOW-5
+    // R-FLOW-5, R-FLOW-8
     let mut p = Pair::new();
     p.wires.get_mut(&0).unwrap().rate = 500_000;
     p.open_path(0, false);
