@@ -26,7 +26,11 @@ fn here() -> SocketAddr {
 }
 
 fn addresses() -> Addresses {
-    Addresses { link: LinkId(0), local: None, remote: here() }
+    Addresses {
+        link: LinkId(0),
+        local: None,
+        remote: here(),
+    }
 }
 
 fn at(ms: u64) -> Time {
@@ -50,8 +54,16 @@ pub fn frames(bytes: &[u8]) {
         // Ranges keep their bytes, which may be longer than need be: compare what they say.
         match (frame, again) {
             (
-                Frame::Ack { path, delay_us, ranges },
-                Some(Ok(Frame::Ack { path: p, delay_us: d, ranges: r })),
+                Frame::Ack {
+                    path,
+                    delay_us,
+                    ranges,
+                },
+                Some(Ok(Frame::Ack {
+                    path: p,
+                    delay_us: d,
+                    ranges: r,
+                })),
             ) => {
                 assert_eq!((path, delay_us), (p, d));
                 assert!(ranges.iter().eq(r.iter()));
@@ -86,7 +98,13 @@ fn drain(endpoint: &mut Endpoint, now: Time) -> usize {
 }
 
 fn throw(endpoint: &mut Endpoint, now: Time, mut bytes: Vec<u8>) -> usize {
-    endpoint.handle_datagram(now, Incoming { addresses: addresses(), bytes: &mut bytes });
+    endpoint.handle_datagram(
+        now,
+        Incoming {
+            addresses: addresses(),
+            bytes: &mut bytes,
+        },
+    );
     drain(endpoint, now)
 }
 
@@ -122,7 +140,9 @@ pub fn datagram(bytes: &[u8]) {
 
 /// A record that decodes is written as it was read, and a session restored from it runs.
 pub fn record(bytes: &[u8]) {
-    let Ok(record) = Record::decode(bytes) else { return };
+    let Ok(record) = Record::decode(bytes) else {
+        return;
+    };
     assert_eq!(Record::decode(&record.encode()), Ok(record.clone()));
     if record.flows.len() > 300 {
         return; // More than a session may have open: slow, and nothing new.
@@ -149,7 +169,9 @@ pub fn record(bytes: &[u8]) {
 /// The first byte chooses: the payload of an authentic SYN, or the plaintext of authentic packets
 /// (each with its length before it, one byte) under a finished handshake.
 pub fn handshake(bytes: &[u8]) {
-    let Some((choice, rest)) = bytes.split_first() else { return };
+    let Some((choice, rest)) = bytes.split_first() else {
+        return;
+    };
     let key = SecretKey::from_bytes([22; 32]).public();
     let device = SecretKey::from_bytes([11; 32]);
     let mut good = Vec::new();
@@ -175,12 +197,22 @@ pub fn handshake(bytes: &[u8]) {
 
     let mut endpoint = server();
     let now = at(1000);
-    endpoint.handle_datagram(now, Incoming { addresses: addresses(), bytes: &mut syn });
+    endpoint.handle_datagram(
+        now,
+        Incoming {
+            addresses: addresses(),
+            bytes: &mut syn,
+        },
+    );
     let mut buf = vec![0; 65536];
-    let Some(t) = endpoint.poll_transmit(now, &mut buf) else { return };
+    let Some(t) = endpoint.poll_transmit(now, &mut buf) else {
+        return;
+    };
     assert!(t.len <= 1200);
     let mut answer = vec![0; 1200];
-    let (secrets, n) = initiator.finish(&buf[9..t.len], &mut answer).expect("it authenticates");
+    let (secrets, n) = initiator
+        .finish(&buf[9..t.len], &mut answer)
+        .expect("it authenticates");
     if n < 26 || answer[0] != 0 || choice % 2 == 0 {
         return;
     }

@@ -32,7 +32,11 @@ fn content(offset: u64) -> u8 {
 }
 
 fn addresses(link: u32, to_server: bool) -> Addresses {
-    let remote = if to_server { "203.0.113.1:443" } else { ["192.0.2.1:1", "192.0.2.2:2"][link as usize] };
+    let remote = if to_server {
+        "203.0.113.1:443"
+    } else {
+        ["192.0.2.1:1", "192.0.2.2:2"][link as usize]
+    };
     Addresses {
         link: LinkId(if to_server { link } else { 0 }),
         local: None,
@@ -41,15 +45,33 @@ fn addresses(link: u32, to_server: bool) -> Addresses {
 }
 
 fn config() -> Config {
-    Config { flow_window: 50_000, session_window: 80_000, send_buffer: 60_000, flows_max: 12, ..Config::default() }
+    Config {
+        flow_window: 50_000,
+        session_window: 80_000,
+        send_buffer: 60_000,
+        flows_max: 12,
+        ..Config::default()
+    }
 }
 
 fn server() -> Endpoint {
-    Endpoint::new(config(), SecretKey::from_bytes([22; 32]), Admission::Anybody, [3; 32], [4; 32])
+    Endpoint::new(
+        config(),
+        SecretKey::from_bytes([22; 32]),
+        Admission::Anybody,
+        [3; 32],
+        [4; 32],
+    )
 }
 
 fn device() -> Endpoint {
-    Endpoint::new(config(), SecretKey::from_bytes([11; 32]), Admission::Nobody, [1; 32], [2; 32])
+    Endpoint::new(
+        config(),
+        SecretKey::from_bytes([11; 32]),
+        Admission::Nobody,
+        [1; 32],
+        [2; 32],
+    )
 }
 
 impl World {
@@ -121,10 +143,22 @@ impl World {
                 self.kept.push(bytes.clone());
             }
             let addresses = addresses(link, false);
-            self.server.handle_datagram(self.now, Incoming { addresses, bytes: &mut bytes });
+            self.server.handle_datagram(
+                self.now,
+                Incoming {
+                    addresses,
+                    bytes: &mut bytes,
+                },
+            );
         } else {
             let addresses = addresses(link, true);
-            self.device.handle_datagram(self.now, Incoming { addresses, bytes: &mut bytes });
+            self.device.handle_datagram(
+                self.now,
+                Incoming {
+                    addresses,
+                    bytes: &mut bytes,
+                },
+            );
         }
         self.pump();
     }
@@ -147,7 +181,11 @@ impl World {
                 break;
             }
             self.now = self.now.max(next);
-            last = if last.0 == self.now { (last.0, last.1 + 1) } else { (self.now, 0) };
+            last = if last.0 == self.now {
+                (last.0, last.1 + 1)
+            } else {
+                (self.now, 0)
+            };
             assert!(last.1 < 100, "a timer fires and fires and nothing happens");
             self.device.handle_timeouts(self.now);
             self.server.handle_timeouts(self.now);
@@ -170,7 +208,11 @@ impl World {
 
     fn read_at_server(&mut self, limit: usize) {
         for id in self.server.ids() {
-            let flows = self.server.session(id).map(Session::flow_ids).unwrap_or_default();
+            let flows = self
+                .server
+                .session(id)
+                .map(Session::flow_ids)
+                .unwrap_or_default();
             for flow in flows {
                 let (read, written) = (&mut self.read, &self.written);
                 let _ = self.server.with(id, |s| {
@@ -180,7 +222,10 @@ impl World {
                             assert_eq!(*b, content(i), "flow {flow:?} has a wrong byte at {i}");
                         }
                         let end = start + c.len() as u64;
-                        assert!(written.get(&flow).is_some_and(|w| end <= *w), "more than was written");
+                        assert!(
+                            written.get(&flow).is_some_and(|w| end <= *w),
+                            "more than was written"
+                        );
                         read.insert(flow, end);
                     }
                 });
@@ -222,7 +267,10 @@ impl World {
             5 | 6 => {
                 let Some(flow) = self.flow(arg) else { return };
                 let n = u64::from(arg) * 40 + 1;
-                let start = self.device.session(self.session).and_then(|s| s.send_offsets(flow));
+                let start = self
+                    .device
+                    .session(self.session)
+                    .and_then(|s| s.send_offsets(flow));
                 let Some((start, _)) = start else { return };
                 let bytes: Vec<u8> = (start..start + n).map(content).collect();
                 if let Some(Ok(())) = self.with_device(|s| s.write(flow, Bytes::from(bytes))) {
@@ -257,7 +305,13 @@ impl World {
                 if let Some(bytes) = self.kept.get(usize::from(arg) % self.kept.len().max(1)) {
                     let mut bytes = bytes.clone();
                     let addresses = addresses(u32::from(arg & 1), false);
-                    self.server.handle_datagram(now, Incoming { addresses, bytes: &mut bytes });
+                    self.server.handle_datagram(
+                        now,
+                        Incoming {
+                            addresses,
+                            bytes: &mut bytes,
+                        },
+                    );
                     self.pump();
                 }
             }
@@ -268,20 +322,30 @@ impl World {
                 let record = if arg & 1 == 0 {
                     self.device.hibernate(now, self.session).ok()
                 } else {
-                    self.device.session(self.session).map(|s| s.record(now, true).encode())
+                    self.device
+                        .session(self.session)
+                        .map(|s| s.record(now, true).encode())
                 };
                 let Some(record) = record else { return };
                 self.device = device();
                 let epochs = self.epochs..self.epochs + 1000;
                 self.epochs += 1000;
-                self.session = self.device.restore(now, &record, epochs).expect("its own record");
+                self.session = self
+                    .device
+                    .restore(now, &record, epochs)
+                    .expect("its own record");
             }
             18 => {
-                let Some(id) = self.server.ids().first().copied() else { return };
+                let Some(id) = self.server.ids().first().copied() else {
+                    return;
+                };
                 if arg & 1 == 0 {
                     let _ = self.server.hibernate(now, id);
                 } else {
-                    let record = self.server.session(id).map(|s| s.record(now, true).encode());
+                    let record = self
+                        .server
+                        .session(id)
+                        .map(|s| s.record(now, true).encode());
                     self.server = server();
                     if let Some(record) = record.filter(|_| arg & 2 == 0) {
                         self.server.adopt(&record).expect("its own record");
@@ -290,8 +354,11 @@ impl World {
             }
             19 => {
                 let link = LinkId(u32::from(arg & 1));
-                let status = [PathStatus::Available, PathStatus::Standby, PathStatus::Frozen]
-                    [usize::from(arg >> 1) % 3];
+                let status = [
+                    PathStatus::Available,
+                    PathStatus::Standby,
+                    PathStatus::Frozen,
+                ][usize::from(arg >> 1) % 3];
                 self.with_device(|s| s.set_path_status(link, status, arg & 8 != 0, Reason::None));
             }
             20 => {
@@ -320,13 +387,20 @@ impl World {
                 let key = SecretKey::from_bytes([22; 32]);
                 if let Some(mut bytes) = syn_ack(&key, &self.last_syn, &payload) {
                     let addresses = addresses(0, true);
-                    self.device.handle_datagram(now, Incoming { addresses, bytes: &mut bytes });
+                    self.device.handle_datagram(
+                        now,
+                        Incoming {
+                            addresses,
+                            bytes: &mut bytes,
+                        },
+                    );
                     self.pump();
                 }
             }
             _ => {
                 let size = 1200 + usize::from(arg);
-                self.device.on_too_big(now, LinkId(u32::from(arg & 1)), size);
+                self.device
+                    .on_too_big(now, LinkId(u32::from(arg & 1)), size);
                 self.pump();
             }
         }

@@ -4,9 +4,7 @@ use d2tp_wire::{CID_BYTES, DATA_HEADER_BYTES, PacketKind, PathId, TAG_BYTES};
 use serde_json::Value;
 
 use crate::handshake::Secrets;
-use crate::{
-    Initiator, Macs, PacketKeys, PublicKey, Responder, SecretKey, Suite, open_cookie,
-};
+use crate::{Initiator, Macs, PacketKeys, PublicKey, Responder, SecretKey, Suite, open_cookie};
 
 fn load(text: &str) -> Value {
     serde_json::from_str(text).expect("vector files are JSON")
@@ -92,7 +90,10 @@ fn a_handshake_is_as_the_vectors_say() {
     let mut message = vec![0; 1000];
     let (theirs, n) = responder.answer(&answer, &mut message).unwrap();
     syn_ack.extend(&message[..n]);
-    assert_eq!(hex::encode(&syn_ack), file["syn_ack"]["datagram"].as_str().unwrap());
+    assert_eq!(
+        hex::encode(&syn_ack),
+        file["syn_ack"]["datagram"].as_str().unwrap()
+    );
     let (ours, n) = initiator.finish(&syn_ack[9..], &mut out).unwrap();
     assert_eq!(out[..n], answer);
     for secrets in [ours, theirs] {

@@ -191,6 +191,10 @@ impl Session {
             return;
         };
         let (reached, read_to) = (flow.recv.reached(), flow.recv.read_to());
+        let credit = self.initial_flow_credit;
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.send.set_credit(credit);
+        }
         if self.take_up(id, 0) {
             self.credit.received += reached;
             self.credit.consumed += read_to;

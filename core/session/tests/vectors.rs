@@ -29,7 +29,11 @@ fn described(r: &Record) -> Value {
             })
         })
         .collect();
-    let role = if r.role == Role::Initiator { "initiator" } else { "responder" };
+    let role = if r.role == Role::Initiator {
+        "initiator"
+    } else {
+        "responder"
+    };
     json!({
         "role": role, "peer": hex::encode(r.peer.0), "instance": r.instance, "epoch": r.epoch,
         "seen_floor": r.seen_floor, "seen": r.seen,
@@ -56,8 +60,13 @@ fn a_server_takes_the_syn_of_the_vectors_and_welcomes_its_device() {
     let file = load(include_str!("../../../docs/vectors/handshake.json"));
     let server = SecretKey::from_bytes(array(&file["server_secret"]));
     let device = SecretKey::from_bytes(array(&file["device_secret"]));
-    let mut endpoint =
-        Endpoint::new(Config::default(), server.clone(), Admission::Anybody, [1; 32], [2; 32]);
+    let mut endpoint = Endpoint::new(
+        Config::default(),
+        server.clone(),
+        Admission::Anybody,
+        [1; 32],
+        [2; 32],
+    );
     let mut syn = bytes(&file["syn"]["datagram"]);
     let addresses = Addresses {
         link: LinkId(0),
@@ -65,11 +74,20 @@ fn a_server_takes_the_syn_of_the_vectors_and_welcomes_its_device() {
         remote: "192.0.2.1:4000".parse().unwrap(),
     };
     let now = Time::from_nanos(5_000_000_000);
-    endpoint.handle_datagram(now, Incoming { addresses, bytes: &mut syn });
+    endpoint.handle_datagram(
+        now,
+        Incoming {
+            addresses,
+            bytes: &mut syn,
+        },
+    );
     assert_eq!(endpoint.counts(), (0, 0, 1));
     let mut buf = vec![0; 65536];
     let t = endpoint.poll_transmit(now, &mut buf).expect("an answer");
-    assert_eq!(buf[..9], [&[0xa1][..], &bytes(&file["syn"]["cid"])].concat());
+    assert_eq!(
+        buf[..9],
+        [&[0xa1][..], &bytes(&file["syn"]["cid"])].concat()
+    );
     let mut message = vec![0; 1200];
     let (mut initiator, _) = Initiator::start(
         &device,
@@ -81,7 +99,9 @@ fn a_server_takes_the_syn_of_the_vectors_and_welcomes_its_device() {
     )
     .unwrap();
     let mut payload = vec![0; 500];
-    let (_, n) = initiator.finish(&buf[9..t.len], &mut payload).expect("it authenticates");
+    let (_, n) = initiator
+        .finish(&buf[9..t.len], &mut payload)
+        .expect("it authenticates");
     // Welcome, then cid 8, token 16, the first suite both know, not resumed.
     assert_eq!((payload[0], payload[25], payload[26]), (0, 1, 0));
     assert_eq!(n, 27 + 4 + 4 + 1 + 4 * 24);

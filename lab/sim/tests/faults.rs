@@ -6,16 +6,7 @@ use cedos_lab_scenario::Scenario;
 use cedos_lab_sim::fuzz::{try_scenario, try_seed};
 
 /// Faults that are still there. One that is gone must leave the list.
-const OPEN: [(&str, &str); 2] = [
-    (
-        "resume-end-overtakes.toml",
-        "RESUME_END drops flows whose RESUME is still on its way; the device waits for ever",
-    ),
-    (
-        "unanswered-after-sleep.toml",
-        "flows asleep before they were answered do not go on",
-    ),
-];
+const OPEN: [(&str, &str); 0] = [];
 
 #[test]
 fn a_fault_that_was_mended_stays_mended() {

@@ -67,11 +67,22 @@ struct Helm {
 impl Transfer<'_, Proxy> {
     /// Receives until the object is whole, or a failure ends it.
     pub(super) async fn receive_proxied(&mut self) -> Result<(), Failure> {
+        let outcome = self.receive_flows().await;
+        if outcome.is_ok() {
+            self.dial.finish().await;
+        }
+        self.duplicate_bytes += self.dial.duplicate_bytes();
+        self.dial.close().await;
+        outcome
+    }
+
+    /// One flow after another, as long as it takes.
+    async fn receive_flows(&mut self) -> Result<(), Failure> {
         if self.sink.len() > 0 && self.sink.note.length == Some(self.sink.len()) {
             return Ok(());
         }
         let mut helm = Helm::default();
-        let outcome = loop {
+        loop {
             self.check_deadline()?;
             self.check_stop()?;
             match self.dial.call().await {
@@ -104,21 +115,11 @@ impl Transfer<'_, Proxy> {
             self.receiving = false;
             self.count_links(&mut helm);
             match outcome {
-                Ok(Step::Whole) => break Ok(()),
+                Ok(Step::Whole) => return Ok(()),
                 Ok(Step::ChooseAgain) => self.dial.drop_flow(),
-                Err(fault) => {
-                    if let Err(failure) = self.recover_proxied(fault, &mut helm).await {
-                        break Err(failure);
-                    }
-                }
+                Err(fault) => self.recover_proxied(fault, &mut helm).await?,
             }
-        };
-        if outcome.is_ok() {
-            self.dial.finish().await;
         }
-        self.duplicate_bytes += self.dial.duplicate_bytes();
-        self.dial.close().await;
-        outcome
     }
 
     /// One request in one flow, until its bytes end.
