@@ -581,4 +581,14 @@ mod tests {
         );
         assert_eq!(bed.recovery.probe_at(MS, MS), Time::NEVER);
     }
+
+    #[test]
+    #[ignore = "packets that hold only an ACK are remembered until something later is acknowledged"]
+    fn a_peer_that_never_acknowledges_does_not_fill_our_memory() {
+        let mut bed = Bed::new();
+        for n in 0..100_000 {
+            bed.recovery.on_sent(Sent::new(at(n)));
+        }
+        assert!(bed.recovery.sent.len() <= 10_000);
+    }
 }
