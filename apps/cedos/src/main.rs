@@ -29,6 +29,8 @@ enum Verb {
     Lab(verbs::lab::LabArgs),
     Demo(verbs::demo::DemoArgs),
     Sim(verbs::sim::SimArgs),
+    /// Measure speed and CPU cost beside other transports
+    Bench(verbs::bench::BenchArgs),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         Verb::Lab(args) => ("lab", verbs::lab::run(args)),
         Verb::Demo(args) => ("demo", verbs::demo::run(&args)),
         Verb::Sim(args) => ("sim", verbs::sim::run(args)),
+        Verb::Bench(args) => ("bench", verbs::bench::run(&args)),
     };
     result.unwrap_or_else(|error| {
         eprintln!("cedos {verb}: {error:#}");

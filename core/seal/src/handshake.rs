@@ -197,6 +197,7 @@ mod tests {
 
     #[test]
     fn a_key_of_low_order_is_refused() {
+        // R-HS-3
         let (device, _) = keys();
         let mut m1 = [0; 256];
         assert!(

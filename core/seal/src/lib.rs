@@ -16,6 +16,8 @@ mod host_key;
 mod noise;
 mod packet_keys;
 mod rng;
+#[cfg(test)]
+mod vectors;
 
 pub use cookie::{CookieJar, Macs, open_cookie, unknown_token};
 pub use handshake::{Initiator, Responder, SYN_ACK_OVERHEAD_BYTES, SYN_OVERHEAD_BYTES, Secrets};

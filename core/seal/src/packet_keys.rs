@@ -17,7 +17,7 @@ use d2tp_wire::{CID_BYTES, DATA_HEADER_BYTES, PN_BYTES, PathId, TAG_BYTES, expan
 use crate::SealError;
 use crate::handshake::Secrets;
 
-/// Packets sealed with one generation before the next one begins. Far below AES-GCM's limit of
+/// R-SEAL-3: packets sealed with one generation before the next one begins. Far below AES-GCM's limit of
 /// 2^23 full-size packets (RFC 9001 B.1.1).
 pub const KEY_UPDATE_PACKETS: u64 = 1 << 22;
 
@@ -349,6 +349,7 @@ mod tests {
 
     #[test]
     fn the_receiver_follows_a_key_update_and_still_reads_late_packets() {
+        // R-SEAL-3
         let (mut tx, mut rx) = pair(Suite::Aes128Gcm);
         let mut late = packet(b"late");
         tx.seal(PathId(0), 1, &mut late);

@@ -45,7 +45,7 @@ impl Acks {
         number < self.floor || self.seen.contains(number)
     }
 
-    /// A packet was received and its frames were handled.
+    /// A packet was received and its frames were handled. R-ACK-1.
     pub(crate) fn on_packet(&mut self, now: Time, number: u64, eliciting: bool) {
         let expected = self.expected();
         self.seen.insert(number, number + 1);
@@ -135,6 +135,7 @@ mod tests {
 
     #[test]
     fn an_ack_waits_for_the_second_packet_or_the_delay_and_not_for_a_gap() {
+        // R-ACK-1
         let mut acks = Acks::new(Span::from_millis(20));
         acks.on_packet(Time::ZERO, 0, true);
         assert_eq!(acks.due(), Time::ZERO + Span::from_millis(20));

@@ -123,6 +123,13 @@ struct Slot {
 
 type Key = (PublicKey, u64);
 
+/// A session at rest.
+struct Asleep {
+    record: Box<[u8]>,
+    /// When the record was made; none for one from before this process.
+    since: Option<Time>,
+}
+
 /// All D2TP sessions of one host and process.
 pub struct Endpoint {
     config: Config,
@@ -137,7 +144,7 @@ pub struct Endpoint {
     routes: HashMap<Cid, Route, BuildHasherDefault<CidHasher>>,
     /// A server's sessions by who they are with.
     by_key: BTreeMap<Key, SessionId>,
-    asleep: BTreeMap<Key, Box<[u8]>>,
+    asleep: BTreeMap<Key, Asleep>,
     half_open: Slab<HalfOpen>,
     half_open_by_key: BTreeMap<Key, VecDeque<usize>>,
     half_open_order: VecDeque<(Time, usize)>,
@@ -249,8 +256,13 @@ impl Endpoint {
         if decoded.role != Role::Responder {
             return Err(RecordError::Damaged);
         }
-        self.asleep
-            .insert((decoded.peer, decoded.instance), record.into());
+        self.asleep.insert(
+            (decoded.peer, decoded.instance),
+            Asleep {
+                record: record.into(),
+                since: None,
+            },
+        );
         Ok(())
     }
 
@@ -265,7 +277,13 @@ impl Endpoint {
         let record = session.record(now, false).encode();
         let key = (session.peer(), session.instance());
         if session.role() == Role::Responder {
-            self.asleep.insert(key, record.clone().into());
+            self.asleep.insert(
+                key,
+                Asleep {
+                    record: record.clone().into(),
+                    since: Some(now),
+                },
+            );
         }
         self.drop_session(id);
         Ok(record)
@@ -477,7 +495,9 @@ impl Endpoint {
 
     /// UNKNOWN names the id it was sent to, which is the peer's, not one of ours: find the path.
     fn on_stray_unknown(&mut self, now: Time, kind: PacketKind, cid: Cid, bytes: &[u8]) {
-        if kind != PacketKind::Unknown {
+        // A host with servers' sessions only knows all of them by key: nothing to look for, so a
+        // flood of strays costs nothing (R-UNKNOWN-3).
+        if kind != PacketKind::Unknown || self.by_key.len() == self.sessions.len() {
             return;
         }
         let found = self.sessions.iter().find_map(|(index, s)| {
@@ -555,6 +575,7 @@ impl Endpoint {
         if bytes.len() < DATAGRAM_FIRST_BYTES {
             return;
         }
+        // R-HS-10
         if version != VERSION {
             let mut out = vec![PacketKind::Version.first_byte()];
             out.extend(cid.0);
@@ -608,6 +629,16 @@ impl Endpoint {
         };
         let peer = responder.peer();
         let key = (peer, syn.instance);
+        // R-HS-8: a copy of a SYN gets the answer of its original and no state of its own, so that
+        // copies do not push the original out.
+        let copied = self.half_open_by_key.get(&key).and_then(|line| {
+            let mut halves = line.iter().filter_map(|i| self.half_open.get(*i));
+            halves.find(|h| h.epoch == syn.epoch)
+        });
+        if let Some(half) = copied {
+            let answer = half.answer.clone();
+            return self.answer(from, answer);
+        }
         let answer = self.judge(&syn, key);
         let mut out = vec![0; 1 + CID_BYTES + SYN_ACK_OVERHEAD_BYTES + 400];
         out[0] = PacketKind::SynAck.first_byte();
@@ -620,7 +651,7 @@ impl Endpoint {
             return;
         };
         out.truncate(1 + CID_BYTES + n);
-        self.answer(from, out);
+        self.answer(from, out.clone());
         if let SynAck::Welcome(body) = answer {
             let suite = d2tp_seal::Suite::from_code(body.suite).expect("we chose it");
             let keys = PacketKeys::new(suite, &secrets, false);
@@ -646,6 +677,7 @@ impl Endpoint {
                 own_cids: own_cids.clone(),
                 body: theirs,
                 addresses: from,
+                answer: out,
                 expires,
             });
             // The device's first packet may come on any of its links.
@@ -672,11 +704,15 @@ impl Endpoint {
 
     /// May this device come in, and with what?
     fn judge(&mut self, syn: &Syn, key: Key) -> SynAck {
+        // R-HS-11
         if !self.admission.admits(&key.0) {
             return SynAck::Refused(Reason::NotAllowed);
         }
         let existing = self.by_key.get(&key).and_then(|id| self.session(*id));
-        let sleeping = self.asleep.get(&key).and_then(|r| Record::decode(r).ok());
+        let sleeping = self
+            .asleep
+            .get(&key)
+            .and_then(|a| Record::decode(&a.record).ok());
         let confirmed = existing
             .map(|s| s.epoch)
             .or(sleeping.as_ref().map(|r| r.epoch));
@@ -747,7 +783,7 @@ impl Endpoint {
         }
     }
 
-    /// The device's first packet under the new keys: now, and only now, the session is theirs.
+    /// R-HS-12: the device's first packet under the new keys: now, and only now, the session is theirs.
     fn confirm(
         &mut self,
         now: Time,
@@ -773,9 +809,14 @@ impl Endpoint {
                 let epochs = half.epoch..half.epoch;
                 let mut session =
                     self.new_session(now, Role::Responder, half.peer, half.instance, epochs);
-                if let Some(record) = self.asleep.remove(&key)
-                    && let Ok(record) = Record::decode(&record)
+                if let Some(asleep) = self.asleep.remove(&key)
+                    && let Ok(mut record) = Record::decode(&asleep.record)
                 {
+                    // R-DEADLINE-3: deadlines go on while their session sleeps.
+                    let slept = asleep.since.map_or(Span::ZERO, |since| now.since(since));
+                    for flow in &mut record.flows {
+                        flow.deadline_left = flow.deadline_left.map(|l| l.saturating_sub(slept));
+                    }
                     session.restore(now, &record);
                 }
                 let id = self.insert(session);

@@ -61,11 +61,13 @@ pub(crate) struct Flow {
     pub(crate) pause_out: (u64, bool, Reason),
     /// The peer asked us to hold back.
     pub(crate) pause_in: (u64, bool, Reason),
-    /// Waits to be claimed or confirmed after a wake; sends nothing until then.
+    /// Waits to be claimed or confirmed after a wake; sends nothing until then (R-RESUME-3).
     pub(crate) unclaimed: bool,
     pub(crate) end: Option<FlowEnd>,
     /// The peer knows of it.
     pub(crate) announced: bool,
+    /// Its RESUME is on its way.
+    pub(crate) claiming: bool,
     /// The peer has our RESET.
     pub(crate) reset_acked: bool,
     /// The application was told the end.
@@ -95,6 +97,7 @@ impl Flow {
             unclaimed: false,
             end: None,
             announced: false,
+            claiming: false,
             reset_acked: false,
             told_end: false,
             queued: false,
@@ -141,7 +144,7 @@ pub(crate) struct Flows {
 }
 
 /// Refusals that wait to be said; more claims than that in one wake are the peer's mistake.
-const REFUSALS_MAX: usize = 64;
+const REFUSALS_MAX: usize = 1024;
 
 impl Flows {
     /// Bytes of this flow arrived at the peer.
@@ -278,6 +281,11 @@ impl Flows {
         }
     }
 
+    /// Whether the peer has every claim and every opening.
+    pub(crate) fn are_claimed(&self) -> bool {
+        self.table.values().all(|f| f.announced && !f.claiming)
+    }
+
     pub(crate) fn has_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
@@ -339,7 +347,9 @@ impl Flows {
         if self.ready.len() < 2 {
             return;
         }
-        let Some(flow) = self.table.get_mut(&id).filter(|f| f.queued) else { return };
+        let Some(flow) = self.table.get_mut(&id).filter(|f| f.queued) else {
+            return;
+        };
         flow.turn += 1;
         if flow.turn >= TURN_PACKETS {
             flow.turn = 0;

@@ -13,7 +13,7 @@
 //! Numbers are cumulative over the path's life and count payload bytes, re-sends included. A path
 //! id never comes back, so neither does a grant.
 
-use d2tp_wire::PathId;
+use d2tp_wire::{PathId, VARINT_MAX};
 
 #[derive(Clone, Copy, Debug)]
 struct In {
@@ -51,7 +51,7 @@ impl GrantsIn {
         &mut self.list[i]
     }
 
-    /// Payload bytes that may still go out on `path`.
+    /// Payload bytes that may still go out on `path` (R-GRANT-4).
     pub(crate) fn room(&self, path: PathId) -> u64 {
         self.list
             .iter()
@@ -144,6 +144,8 @@ impl GrantsOut {
     pub(crate) fn grant(&mut self, path: PathId, more: u64) {
         let g = self.entry(path);
         let max = if more == 0 { 0 } else { g.spent + more };
+        // What the peer says it spent may be any number that fits the wire.
+        let max = max.min(VARINT_MAX);
         if max != g.max {
             g.max = max;
             g.seq += 1;

@@ -143,6 +143,8 @@ pub(crate) struct HalfOpen {
     pub(crate) own_cids: Vec<Cid>,
     pub(crate) body: SynAckBody,
     pub(crate) addresses: Addresses,
+    /// What was answered: a copy of the same SYN gets the same.
+    pub(crate) answer: Vec<u8>,
     pub(crate) expires: Time,
 }
 

@@ -14,7 +14,12 @@ use crate::session::CidChange;
 
 /// Between SYNs: first and at most.
 const RETRY_FIRST: Span = Span::from_millis(600);
-const RETRY_MAX: Span = Span::from_secs(8);
+const RETRY_MAX: Span = Span::from_secs(2);
+/// SYNs after which a silent place is asked less and less often.
+const RETRY_EAGER: u32 = 10;
+/// Between SYNs to a place that has been silent for long: an access point may carry nothing for
+/// hours, and every SYN wakes the radio.
+const RETRY_PATIENT: Span = Span::from_secs(30);
 
 /// What both ends put into the transcript before anything else: protocol, version, suites.
 pub(crate) const PROLOGUE: &[u8] = &[b'D', b'2', b'T', b'P', VERSION];
@@ -133,7 +138,13 @@ impl Knock {
         }
         let (addresses, gated) = self.candidates[self.turn % self.candidates.len()];
         self.turn += 1;
-        let wait = RETRY_FIRST.times(1 << self.tries.min(5)).min(RETRY_MAX);
+        let wait = if self.tries < RETRY_EAGER {
+            RETRY_FIRST.times(1 << self.tries.min(5)).min(RETRY_MAX)
+        } else {
+            RETRY_MAX
+                .times(1 << (self.tries - RETRY_EAGER + 1).min(5))
+                .min(RETRY_PATIENT)
+        };
         self.tries += 1;
         self.next_at = now + wait;
 

@@ -178,14 +178,16 @@ impl Path {
 
     /// Asks the peer at this path's address to prove that it is there.
     pub(crate) fn challenge(&mut self, nonce: [u8; 16]) {
-        if self.challenges.len() == CHALLENGE_NONCES_MAX {
+        self.ask(nonce, self.addresses.remote);
+        self.wants |= want::CHG;
+    }
+
+    /// Notes a question asked at an address; the oldest beyond the limit is forgotten.
+    pub(crate) fn ask(&mut self, nonce: [u8; 16], remote: SocketAddr) {
+        if self.challenges.len() >= CHALLENGE_NONCES_MAX {
             self.challenges.remove(0);
         }
-        self.challenges.push(Challenge {
-            nonce,
-            remote: self.addresses.remote,
-        });
-        self.wants |= want::CHG;
+        self.challenges.push(Challenge { nonce, remote });
     }
 
     /// The question to ask at the address the path is at now.

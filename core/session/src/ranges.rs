@@ -95,6 +95,12 @@ impl RangeSet {
         self.ranges.get(i).is_some_and(|r| r.0 <= n)
     }
 
+    /// Whether `start..end` overlaps or touches a range that is there.
+    pub(crate) fn touches(&self, start: u64, end: u64) -> bool {
+        let i = self.ranges.partition_point(|r| r.1 < start);
+        self.ranges.get(i).is_some_and(|r| r.0 <= end)
+    }
+
     /// Where the range that holds `n` ends; `n` itself if none does.
     pub(crate) fn end_from(&self, n: u64) -> u64 {
         let i = self.ranges.partition_point(|r| r.1 <= n);

@@ -32,7 +32,7 @@ fn end_of(code: u64) -> FlowEnd {
 }
 
 impl Session {
-    /// A DATA packet for path `path` of handshake `generation` arrived. What does not
+    /// R-SEAL-1: a DATA packet for path `path` of handshake `generation` arrived. What does not
     /// authenticate, or was seen before, changes nothing.
     pub(crate) fn handle_data(
         &mut self,
@@ -73,7 +73,7 @@ impl Session {
         );
     }
 
-    /// The device opened a path that was promised to it.
+    /// The device opened a path that was promised to it (R-PATH-1).
     pub(crate) fn accept_path(&mut self, now: Time, id: PathId, from: Addresses) -> bool {
         if self.role == Role::Initiator || self.paths.is_full() {
             return false;
@@ -89,6 +89,8 @@ impl Session {
         }
         let mut path = Path::new(now, id, from, &self.config, (cid, token));
         path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
+        // R-PATH-10: what the path may carry, its device says; until then, nothing.
+        path.status = PathStatus::Standby;
         // R-PATH-2: nobody is believed to be at an address before it answered from there.
         path.challenge(self.rng.array());
         self.paths.push(path);
@@ -122,15 +124,17 @@ impl Session {
         }
         if let Some(nonce) = challenge {
             // R-PATH-4: the newest packet says where the peer is now; both places are asked.
-            let before = path.addresses;
+            // Only a proved place is asked and may win: else it could be a victim's (R-PATH-2).
+            if path.validated {
+                path.before = Some(Before {
+                    addresses: path.addresses,
+                    ask: true,
+                });
+            }
             path.addresses = from;
             path.validated = false;
             path.rx_bytes = datagram_bytes as u64;
             path.tx_bytes = 0;
-            path.before = Some(Before {
-                addresses: before,
-                ask: true,
-            });
             path.challenge(nonce);
         }
         if !path.validated && path.wants & path::want::CHG == 0 && !path.recovery.is_waiting() {
@@ -181,6 +185,10 @@ impl Session {
         if payload {
             self.paths.at(slot).quiet = 0;
             self.note_payload(now, slot);
+        }
+        if std::mem::take(&mut self.unkept) {
+            // As if it had been lost; the rest of it was harmless and will come again.
+            return;
         }
         self.paths.at(slot).acks.on_packet(now, number, eliciting);
     }
@@ -243,6 +251,7 @@ impl Session {
                     durable: flags & Frame::OPEN_DURABLE != 0,
                     hibernates: flags & Frame::OPEN_HIBERNATES != 0,
                 };
+                self.claim_by_open(flow);
                 if !self.accept_flow(flow, options)? && self.flows.is_beyond_memory(flow) {
                     // Nobody can tell whether it is new: its opener must hear so.
                     self.flows.refuse(flow, Reason::UnknownFlow);
@@ -309,10 +318,11 @@ impl Session {
                 path,
                 max_sent,
             } => {
-                // R-GRANT-1: only the device decides what its links may cost. The grant may come
-                // over another path before the first packet of its own.
+                // R-GRANT-1: only the device decides what its links may cost.
+                // R-GRANT-5: it may overtake the flow's opening, and its path's first packet.
                 if self.role == Role::Responder
                     && self.issued.contains_key(&path)
+                    && self.accept_flow(flow, FlowOptions::default())?
                     && let Some(f) = self.flows.get_mut(flow)
                 {
                     f.grants_in.on_grant(path, seq, max_sent);
@@ -355,7 +365,10 @@ impl Session {
                     // R-PATH-3: an answer counts only from the address that was asked.
                     let foreign =
                         from.remote != path.addresses.remote || from.link != path.addresses.link;
-                    path.answers.push((nonce, foreign.then_some(from)));
+                    // R-PATH-2: one to a place that is not the path's, no larger than its packet.
+                    if !foreign || path.answers.iter().all(|(_, at)| at.is_none()) {
+                        path.answers.push((nonce, foreign.then_some(from)));
+                    }
                 }
             }
             Frame::Rsp { nonce } => self.on_rsp(slot, from, nonce),
@@ -424,6 +437,10 @@ impl Session {
             flow.grants_out.on_received(path_id, bytes.len() as u64);
         }
         let arrival = flow.recv.on_data(id, offset, bytes, fin)?;
+        if arrival.unkept {
+            self.unkept = true;
+            return Ok(());
+        }
         let ended = flow.recv.stopped.is_some();
         let tell = arrival.readable && !flow.told_readable;
         flow.told_readable |= tell;
@@ -510,6 +527,7 @@ impl Session {
         if flow.recv.stopped.is_none() {
             self.credit.consumed += reached - flow.recv.read_to();
         }
+        self.says |= crate::session::say::CREDIT;
         flow.recv.discard();
         flow.recv.reset = Some(code);
         flow.end.get_or_insert(end_of(code));
@@ -680,6 +698,10 @@ impl Session {
     pub(crate) fn handle_syn_ack(&mut self, now: Time, from: Addresses, message: &[u8]) {
         let Some(knock) = &mut self.knock else { return };
         let Some(open) = &mut knock.open else { return };
+        // R-HS-11: the answer comes from where the question went.
+        if (open.addresses.link, open.addresses.remote) != (from.link, from.remote) {
+            return;
+        }
         let mut payload = [0; 1500];
         let Ok((secrets, n)) = open.initiator.finish(message, &mut payload) else {
             return;
@@ -807,9 +829,9 @@ impl Session {
         let Ok(cookie) = open_cookie(&peer, open.mac1, *nonce, sealed) else {
             return;
         };
-        // One retry per cookie: a second demand for the same cookie waits for the timer.
-        if knock.cookie != Some(cookie) {
-            knock.cookie = Some(cookie);
+        // R-HS-10: the first cookie is answered at once, later ones at the timer's pace: whoever
+        // sees our SYNs can forge them.
+        if knock.cookie.replace(cookie).is_none() {
             knock.retry_now(now);
         }
     }

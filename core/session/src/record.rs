@@ -125,7 +125,7 @@ impl Record {
         buf
     }
 
-    /// Reads what [`Record::encode`] wrote.
+    /// Reads what [`Record::encode`] wrote; all of it or nothing (R-REC-1).
     ///
     /// # Errors
     /// The bytes are damaged or of another format.
@@ -262,6 +262,7 @@ mod tests {
             };
             let bytes = record.encode();
             prop_assert!(bytes.len() <= HEAD_BYTES_MAX + 20 + 40 * flows as usize);
+            // R-REC-1
             prop_assert_eq!(Record::decode(&bytes), Ok(record));
             for cut in 0..bytes.len() {
                 prop_assert!(Record::decode(&bytes[..cut]).is_err());

@@ -45,6 +45,8 @@ pub(crate) struct Arrival {
     pub(crate) new: u64,
     /// There is now something to read that was not there before.
     pub(crate) readable: bool,
+    /// It could not be kept: its packet must not be acknowledged.
+    pub(crate) unkept: bool,
 }
 
 impl RecvHalf {
@@ -84,6 +86,13 @@ impl RecvHalf {
         half.final_size = final_size;
         half.end_read = end_read;
         half
+    }
+
+    /// Gaps that are kept: what one full-size packet in two missing over the window would make, and
+    /// at least [`FLOW_GAPS_MAX`]. Their bytes lie in blocks of the window, so memory is bounded by
+    /// the window whatever their number.
+    fn gaps_max(&self) -> usize {
+        FLOW_GAPS_MAX.max((self.window / 2048) as usize)
     }
 
     /// Where the contiguous bytes end.
@@ -132,6 +141,15 @@ impl RecvHalf {
                 credit: self.credit,
             });
         }
+        // R-FLOW-6: a piece that would open one gap too many is not kept, nor acknowledged.
+        let start = offset.max(self.read_to);
+        let wanted = start < end && self.reset.is_none() && self.stopped.is_none();
+        if wanted && self.received.len() >= self.gaps_max() && !self.received.touches(start, end) {
+            return Ok(Arrival {
+                unkept: true,
+                ..Arrival::default()
+            });
+        }
         if fin {
             if end < self.reached {
                 return Err(PeerFault::FinalSize {
@@ -147,17 +165,7 @@ impl RecvHalf {
         let before = self.contiguous();
         let had_end = fin && !self.end_read;
         let mut new = 0;
-        let start = offset.max(self.read_to);
-        if start < end && self.reset.is_none() && self.stopped.is_none() {
-            // R-FLOW-6: a piece that would open one gap too many is dropped; it will come again.
-            if self.received.len() >= FLOW_GAPS_MAX
-                && self.received.last().is_some_and(|(_, e)| start > e)
-            {
-                return Ok(Arrival {
-                    advanced,
-                    ..Arrival::default()
-                });
-            }
+        if wanted {
             new = self.received.insert(start, end);
             self.store(start, &data[(start - offset) as usize..]);
         }
@@ -167,6 +175,7 @@ impl RecvHalf {
             advanced,
             new,
             readable,
+            unkept: false,
         })
     }
 
@@ -392,12 +401,16 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_bounded() {
-        let mut half = RecvHalf::new(1 << 30);
+    fn gaps_are_bounded_and_memory_by_the_window() {
+        let mut half = RecvHalf::new(1 << 19);
+        let mut unkept = 0;
         for i in 0..10_000u64 {
-            half.on_data(FLOW, 1 + i * 40_000, &[7], false).unwrap();
+            let arrival = half.on_data(FLOW, 1 + i * 50, &[7], false).unwrap();
+            unkept += u64::from(arrival.unkept);
         }
-        assert!(half.received.len() <= FLOW_GAPS_MAX);
-        assert!(half.memory() <= FLOW_GAPS_MAX * BLOCK_BYTES as usize);
+        assert_eq!(half.received.len(), half.gaps_max());
+        assert_eq!(unkept, 10_000 - half.gaps_max() as u64);
+        assert!(half.memory() <= 1 << 19);
+        assert_eq!(half.reached(), 1 + 50 * (half.gaps_max() as u64 - 1) + 1);
     }
 }

@@ -116,9 +116,10 @@ impl Session {
             flow.wants |= want::CREDIT;
             if claims {
                 flow.wants |= want::RESUME;
+                flow.claiming = true;
             }
         }
-        if claims && any {
+        if claims && (any || resumed) {
             self.says |= say::RESUME_END;
         }
         self.flows.touch_all();
@@ -130,7 +131,7 @@ impl Session {
         });
     }
 
-    /// Takes up sending at `offset`; false if that cannot be.
+    /// R-RESUME-1: takes up sending at `offset`; false if that cannot be.
     fn take_up(&mut self, id: FlowId, offset: u64) -> bool {
         let Some(flow) = self.flows.get_mut(id) else {
             return false;
@@ -164,6 +165,7 @@ impl Session {
             return;
         }
         let Some(flow) = self.flows.get_mut(id) else {
+            // R-RESUME-2
             return self.flows.refuse(id, Reason::UnknownFlow);
         };
         if !flow.unclaimed {
@@ -176,6 +178,26 @@ impl Session {
         if self.take_up(id, received) {
             self.flows.want(id, want::RESUMED);
             self.retire_if_complete(id);
+        } else {
+            self.flows.refuse(id, Reason::RolledBack);
+            self.end_flow(id, FlowEnd::Refused(Reason::RolledBack));
+        }
+    }
+
+    /// R-RESUME-5: a flow the device does not know to be known is opened again after a wake. It
+    /// has heard nothing of it, so both directions begin anew, for the session's credit too.
+    pub(crate) fn claim_by_open(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(id).filter(|f| f.unclaimed) else {
+            return;
+        };
+        let (reached, read_to) = (flow.recv.reached(), flow.recv.read_to());
+        let credit = self.initial_flow_credit;
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.send.set_credit(credit);
+        }
+        if self.take_up(id, 0) {
+            self.credit.received += reached;
+            self.credit.consumed += read_to;
         } else {
             self.flows.refuse(id, Reason::RolledBack);
             self.end_flow(id, FlowEnd::Refused(Reason::RolledBack));

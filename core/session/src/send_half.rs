@@ -218,7 +218,7 @@ impl SendHalf {
         self.release()
     }
 
-    /// Frees what will never be sent again.
+    /// Frees what will never be sent again: for a durable flow, what is durable (R-DURABLE-1).
     fn release(&mut self) -> bool {
         let to = self.durable.map_or(self.acked_to, |d| d.min(self.acked_to));
         let before = self.released;
@@ -372,6 +372,7 @@ mod tests {
 
     #[test]
     fn a_durable_flow_keeps_bytes_until_they_are_safe() {
+        // R-DURABLE-1
         let mut half = SendHalf::new(1_000, true);
         half.write(Bytes::from_static(&[1; 100]));
         half.take(100, 1_000);

@@ -205,11 +205,15 @@ pub struct Session {
     pub(crate) events: VecDeque<Event>,
     pub(crate) datagrams: VecDeque<Waiting>,
     pub(crate) closing: Option<(u64, String)>,
+    /// Why it is closing, if the peer broke a rule.
+    pub(crate) broken: Option<PeerFault>,
     pub(crate) suspended_at: Option<Time>,
     pub(crate) last_rx: Time,
     pub(crate) last_payload: Option<(PathId, LinkId, Time)>,
     pub(crate) rx_key_drop_at: Time,
     pub(crate) sealed_packets: u64,
+    /// The packet being handled held something that could not be kept.
+    pub(crate) unkept: bool,
     /// When the keys in force were agreed.
     pub(crate) keys_at: Time,
     /// Tokens for the ids we issue (a server's).
@@ -259,11 +263,13 @@ impl Session {
             events: VecDeque::new(),
             datagrams: VecDeque::new(),
             closing: None,
+            broken: None,
             suspended_at: None,
             last_rx: now,
             last_payload: None,
             rx_key_drop_at: Time::NEVER,
             sealed_packets: 0,
+            unkept: false,
             keys_at: now,
             make_token: None,
             initial_flow_credit: 0,
@@ -325,7 +331,8 @@ impl Session {
 
     pub(crate) fn emit(&mut self, event: Event) {
         // A driver that does not take events is our own mistake; dropping the newest keeps order.
-        if self.events.len() < EVENTS_MAX {
+        // The end is never dropped: whoever keeps the session waits for it (R-CLOSE-1).
+        if self.events.len() < EVENTS_MAX || matches!(event, Event::Closed(_)) {
             self.events.push_back(event);
         }
     }
@@ -459,13 +466,17 @@ impl Session {
         Ok(if n == 0 && at_end { None } else { Some(n) })
     }
 
-    fn on_read(&mut self, id: FlowId, n: u64) {
-        self.credit.consumed += n;
-        if self.credit.consumed + self.config.session_window - self.credit.told
-            >= self.config.session_window / 4
-        {
+    /// R-FLOW-9: whatever frees session credit, a reader or an end, tells the peer in time.
+    pub(crate) fn offer_credit(&mut self) {
+        let window = self.config.session_window;
+        if self.credit.consumed + window - self.credit.told >= window / 4 {
             self.says |= say::CREDIT;
         }
+    }
+
+    fn on_read(&mut self, id: FlowId, n: u64) {
+        self.credit.consumed += n;
+        self.offer_credit();
         let Some(flow) = self.flows.get_mut(id) else {
             return;
         };
@@ -513,6 +524,7 @@ impl Session {
         }
         let unread = flow.recv.reached() - flow.recv.read_to();
         self.credit.consumed += unread;
+        self.says |= say::CREDIT;
         flow.recv.stopped = Some(code);
         flow.recv.discard();
         flow.end.get_or_insert(FlowEnd::Local(code));
@@ -526,7 +538,8 @@ impl Session {
         let flow = self.flow(id)?;
         if flow.options.deadline != deadline {
             flow.options.deadline = deadline;
-            flow.deadline_seq += 1;
+            // R-DEADLINE-2: a peer may have used the last number there is.
+            flow.deadline_seq = (flow.deadline_seq + 1).min(d2tp_wire::VARINT_MAX);
             flow.wants |= want::DEADLINE;
             self.flows.on_deadline_changed();
             self.flows.touch(id);
@@ -604,6 +617,7 @@ impl Session {
             if flow.recv.stopped.is_none() && flow.recv.reset.is_none() {
                 self.credit.consumed += flow.recv.reached() - flow.recv.read_to();
             }
+            self.offer_credit();
             self.duplicate_bytes += flow.recv.duplicate();
         }
     }
@@ -619,6 +633,7 @@ impl Session {
         self.forget_flow(id);
     }
 
+    // R-DEADLINE-1
     /// Ends a flow here and now; the peer, which does the same by itself, is told how many bytes
     /// were sent as soon as there is a path, so that both agree on the session's credit.
     fn expire_flow(&mut self, id: FlowId) {
@@ -720,6 +735,18 @@ impl Session {
             });
         }
         self.issued_to = self.issued_to.max(last + 1);
+        // R-PATH-10: ids a device skipped are taken back, with some patience for reordering.
+        let stale: Vec<PathId> = self
+            .issued
+            .keys()
+            .copied()
+            .filter(|p| p.0 + ISSUED_MAX <= last && self.paths.get(*p).is_none())
+            .collect();
+        for path in stale {
+            if let Some(issued) = self.issued.remove(&path) {
+                self.cid_changes.push(CidChange::Remove(issued.cid));
+            }
+        }
     }
 
     /// The link is gone: everything in flight on it travels elsewhere, or waits.
@@ -921,9 +948,13 @@ impl Session {
 
     /// The peer broke the protocol: tell it, end the session.
     pub(crate) fn fault(&mut self, fault: PeerFault) {
+        // R-CLOSE-2: the first fault is the one that is told.
+        if self.closing.is_some() {
+            return;
+        }
         let text = fault.to_string();
         self.closing = Some((u64::from(Reason::Protocol as u8), text));
-        self.emit(Event::Closed(SessionEnd::Fault(fault)));
+        self.broken = Some(fault);
     }
 
     /// Payload arrived on a path: is it another one than before?
@@ -974,12 +1005,13 @@ impl Session {
             if waits && self.expects_payload(path) {
                 at = at.min(path.ask_at(delay));
             }
-            at = at
-                .min(path.recovery.loss_at())
-                .min(path.recovery.probe_at(delay, interval));
+            at = at.min(path.recovery.loss_at());
             // What may not be sent to an unproved address waits for bytes from there, not for time.
             if path.may_speak() {
-                at = at.min(path.acks.due()).min(path.paced_until);
+                at = at
+                    .min(path.recovery.probe_at(delay, interval))
+                    .min(path.acks.due())
+                    .min(path.paced_until);
             }
         }
         if self.role == Role::Responder {
@@ -1097,7 +1129,7 @@ impl Session {
                 }
             }
             let mut silent = false;
-            if path.recovery.probe_at(delay, interval) <= now {
+            if path.may_speak() && path.recovery.probe_at(delay, interval) <= now {
                 path.recovery.on_probe_timeout(now);
                 path.probe_now = true;
                 path.wants |= path::want::PING;
@@ -1169,6 +1201,9 @@ impl Session {
     }
 }
 
+/// Ids that may be issued and unused, beside those of live paths.
+const ISSUED_MAX: u32 = 16;
+
 /// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.
 pub(crate) const CODE_DEADLINE: u64 = 0xd001;
 
@@ -1199,11 +1234,12 @@ pub(crate) fn on_said(
             }
         }
         Said::Flow { flow: id, what } if arrived => {
-            if what & (want::OPEN | want::RESET) != 0
+            if what & (want::OPEN | want::RESET | want::RESUME) != 0
                 && let Some(flow) = flows.get_mut(id)
             {
                 flow.announced |= what & want::OPEN != 0;
                 flow.reset_acked |= what & want::RESET != 0;
+                flow.claiming &= what & want::RESUME == 0;
                 flows.note_acked(id);
             }
         }

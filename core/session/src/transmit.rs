@@ -12,6 +12,7 @@ use d2tp_wire::{
 };
 
 use crate::config::PATHS_MAX;
+use crate::event::SessionEnd;
 use crate::flow::want;
 use crate::path::{self, LinkId, PathState};
 use crate::recovery::{Said, SaidData, Sent};
@@ -65,6 +66,7 @@ impl Session {
         if self.closing.is_some() {
             return self.transmit_close(now, buf);
         }
+        // R-SUSPEND-1
         if self.life != Life::Established {
             return None;
         }
@@ -158,7 +160,8 @@ impl Session {
             })
         });
         // Said once: who did not hear it hears "unknown session" on its next packet.
-        self.end(crate::event::SessionEnd::Local);
+        let why = self.broken.take();
+        self.end(why.map_or(SessionEnd::Local, SessionEnd::Fault));
         transmit
     }
 
@@ -191,10 +194,7 @@ impl Session {
         let before = path.before.as_mut().filter(|b| b.ask)?;
         before.ask = false;
         let at = before.addresses;
-        path.challenges.push(path::Challenge {
-            nonce,
-            remote: at.remote,
-        });
+        path.ask(nonce, at.remote);
         let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..]);
         Frame::Chg { nonce }.encode(&mut w);
         let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
@@ -322,7 +322,8 @@ impl Session {
         let now = terms.now;
         let session_room = self.credit.peer_max.saturating_sub(self.credit.sent);
         let flush_control = terms.control
-            && (self.says != 0
+            && (self.says & !say::RESUME_END != 0
+                || (self.says & say::RESUME_END != 0 && self.flows.are_claimed())
                 || self.flows.has_dirty()
                 || self.flows.has_refusals()
                 || self.gone.iter().any(|g| g.tell)
@@ -669,7 +670,9 @@ impl Session {
             }
             self.flows.pop_dirty();
         }
-        if self.says & say::RESUME_END != 0 && !self.flows.has_dirty() && w.room() >= FRAME_MAX {
+        // R-RESUME-5: a claim that was lost comes again; the end of the claims waits for the last.
+        // R-RESUME-6: the last word on claims leaves when the peer has all of them, not before.
+        if self.says & say::RESUME_END != 0 && self.flows.are_claimed() && w.room() >= FRAME_MAX {
             self.says &= !say::RESUME_END;
             Frame::ResumeEnd {
                 flows: self.flows.len() as u64,

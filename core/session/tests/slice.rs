@@ -45,6 +45,7 @@ fn a_download_over_a_lossy_path_is_whole() {
 
 #[test]
 fn two_paths_are_used_at_once_and_either_may_go() {
+    // R-PATH-8
     let mut p = Pair::new();
     for w in p.wires.values_mut() {
         w.rate = 500_000;
@@ -66,6 +67,7 @@ fn two_paths_are_used_at_once_and_either_may_go() {
 
 #[test]
 fn a_gated_path_carries_what_was_granted_and_not_a_byte_more() {
+    // R-GRANT-4
     let mut p = Pair::new();
     p.wires.get_mut(&1).unwrap().rate = 1_000_000;
     let flow = p.request(2_000_000, sleeps());
@@ -138,6 +140,7 @@ fn a_cut_and_a_new_address_cost_two_round_trips_at_most() {
 
 #[test]
 fn an_unannounced_silence_moves_the_data_elsewhere() {
+    // R-PATH-6
     let mut p = Pair::new();
     for w in p.wires.values_mut() {
         w.rate = 500_000;
@@ -176,6 +179,7 @@ fn a_nat_that_rebinds_is_followed_and_proved() {
 
 #[test]
 fn three_minutes_without_a_network_send_nothing_and_end_within_a_round_trip() {
+    // R-SUSPEND-1, R-SUSPEND-2
     let mut p = Pair::new();
     p.wires.get_mut(&0).unwrap().rate = 500_000;
     let flow = p.request(3_000_000, sleeps());
@@ -258,6 +262,7 @@ fn a_server_restarted_from_its_record_goes_on() {
 
 #[test]
 fn a_device_restarted_from_its_record_goes_on_and_its_old_packets_count_for_nothing() {
+    // R-HS-2
     let mut p = Pair::new();
     p.wires.get_mut(&0).unwrap().rate = 500_000;
     let flow = p.request(3_000_000, sleeps());
@@ -300,6 +305,7 @@ fn a_server_that_lost_everything_refuses_and_says_so() {
 
 #[test]
 fn a_deadline_ends_the_flow_on_both_ends_without_a_word() {
+    // R-DEADLINE-1
     let mut p = Pair::new();
     p.wires.get_mut(&0).unwrap().rate = 100_000;
     let deadline = p.now + Span::from_secs(5);
@@ -355,6 +361,7 @@ fn the_same_seed_gives_the_same_datagrams() {
 
 #[test]
 fn when_keys_are_old_new_ones_are_agreed_and_the_transfer_goes_on() {
+    // R-HS-9
     let mut p = Pair::with(Config {
         keys_max: Span::from_secs(5),
         ..config()
@@ -378,6 +385,7 @@ fn when_keys_are_old_new_ones_are_agreed_and_the_transfer_goes_on() {
 
 #[test]
 fn flows_that_end_early_do_not_use_up_the_sessions_credit() {
+    // R-FLOW-7
     let mut p = Pair::with(Config {
         session_window: 300_000,
         ..config()

@@ -165,7 +165,7 @@ impl<'a> Writer<'a> {
     pub fn u64(&mut self, v: u64) {
         self.bytes(&v.to_be_bytes());
     }
-    /// A variable-length integer in its shortest form.
+    /// A variable-length integer in its shortest form (R-WIRE-3).
     #[inline]
     pub fn varint(&mut self, v: u64) {
         assert!(v <= VARINT_MAX, "varint out of range");
@@ -189,6 +189,7 @@ mod tests {
 
     #[test]
     fn varints_of_every_length_come_back() {
+        // R-WIRE-3
         for v in [0, 63, 64, 16383, 16384, (1 << 30) - 1, 1 << 30, VARINT_MAX] {
             let mut buf = [0u8; 8];
             let mut w = Writer::new(&mut buf);

@@ -32,7 +32,7 @@
 //!  3e      CLOSE           code v, text (length v, bytes)
 //! ```
 //!
-//! Unknown types end the session: versions are negotiated, not guessed.
+//! R-WIRE-2: unknown types end the session: versions are negotiated, not guessed.
 
 use crate::codec::{DecodeError, Reader, VARINT_MAX, Writer, varint_len};
 use crate::packet::{Cid, PathId, TOKEN_BYTES};

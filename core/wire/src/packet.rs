@@ -85,7 +85,7 @@ impl PacketKind {
         }
     }
 
-    /// Splits a datagram into kind, version, cid and the rest. `None`: not D2TP at all.
+    /// R-WIRE-1: splits a datagram into kind, version, cid and the rest. `None`: not D2TP at all.
     pub fn split(datagram: &[u8]) -> Option<(PacketKind, u8, Cid, &[u8])> {
         let mut r = Reader::new(datagram);
         let (kind, version) = PacketKind::of(r.u8().ok()?)?;

@@ -127,17 +127,22 @@ impl Device {
             look_at: Time::NEVER,
             dirty: false,
         };
-        let (proxy, epochs) = (
-            SecretKey::from_bytes(identity.proxy_key()),
-            device.reserve(),
-        );
-        let now = clock::core(Time::ZERO);
-        let id = device
-            .endpoint
-            .connect(now, proxy.public(), identity.instance(), epochs);
-        device.session = Some(id);
-        device.idle_since = Some(Time::ZERO);
+        device.connect(Time::ZERO);
         device
+    }
+
+    /// A session with nothing in it yet.
+    fn connect(&mut self, now: Time) {
+        let (proxy, epochs) = (
+            SecretKey::from_bytes(self.identity.proxy_key()),
+            self.reserve(),
+        );
+        let instance = self.identity.instance();
+        let id = self
+            .endpoint
+            .connect(clock::core(now), proxy.public(), instance, epochs);
+        self.session = Some(id);
+        self.idle_since = Some(now);
     }
 
     fn reserve(&mut self) -> std::ops::Range<u32> {
@@ -270,15 +275,7 @@ impl Device {
         self.index();
         self.meters.fill(Meter::default());
         if self.asleep.is_none() {
-            let (proxy, epochs) = (
-                SecretKey::from_bytes(self.identity.proxy_key()),
-                self.reserve(),
-            );
-            let instance = self.identity.instance();
-            let id = self
-                .endpoint
-                .connect(clock::core(now), proxy.public(), instance, epochs);
-            self.session = Some(id);
+            self.connect(now);
         }
     }
 
@@ -323,6 +320,10 @@ impl Device {
 
     fn start(&mut self, now: Time, number: usize, log: &mut Log) -> Result<(), SimFault> {
         self.wake(now, log)?;
+        if self.session.is_none() {
+            // The one before was closed.
+            self.connect(now);
+        }
         let Some(session) = self.session else {
             return Ok(());
         };
@@ -499,7 +500,11 @@ impl Device {
                     self.dirty = true;
                     self.look_at = now;
                 }
-                Event::Closed(_) => self.session = None,
+                Event::Closed(_) => {
+                    self.session = None;
+                    self.idle_since = None;
+                    self.dirty = true;
+                }
                 _ => {}
             }
         }

@@ -1,5 +1,6 @@
 //! One file per verb: its command line, and nothing of its work.
 
+pub mod bench;
 pub mod demo;
 pub mod get;
 pub mod key;

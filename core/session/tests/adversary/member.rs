@@ -1,0 +1,905 @@
+//! A member finished the handshake: its packets are authentic, what they say is not to be trusted.
+
+use bytes::Bytes;
+use d2tp_session::*;
+use d2tp_wire::{AckRanges, Cid, Frame, FrameIter, VARINT_MAX, Writer};
+
+use crate::rogue::*;
+
+fn small() -> Config {
+    Config {
+        flow_window: 60_000,
+        session_window: 100_000,
+        flows_max: 16,
+        ..Config::default()
+    }
+}
+
+fn fault(rogue: &Rogue) -> PeerFault {
+    match rogue.verdict() {
+        Some(SessionEnd::Fault(fault)) => fault,
+        other => panic!("the server ended it with {other:?}"),
+    }
+}
+
+/// An ACK frame for `0..=largest` of a path, as bytes.
+fn ack(path: u32, largest: u64) -> Vec<u8> {
+    let mut buf = [0; 64];
+    let mut w = Writer::new(&mut buf);
+    Frame::encode_ack(&mut w, PathId(path), 0, [(0, largest)].into_iter());
+    let n = w.written();
+    buf[..n].to_vec()
+}
+
+fn ranges(bytes: &[u8]) -> AckRanges<'_> {
+    match FrameIter::new(bytes).next() {
+        Some(Ok(Frame::Ack { ranges, .. })) => ranges,
+        other => panic!("not an ACK: {other:?}"),
+    }
+}
+
+#[test]
+fn an_ack_of_a_packet_never_sent_ends_the_session() {
+    // R-ACK-2, R-CLOSE-2
+    let mut r = Rogue::inside(Config::default());
+    let bytes = ack(0, 1000);
+    let ranges = ranges(&bytes);
+    r.inbox.clear();
+    r.say(&[Frame::Ack {
+        path: PathId(0),
+        delay_us: 0,
+        ranges,
+    }]);
+    assert!(matches!(fault(&r), PeerFault::BadAck { acked: 1000, .. }));
+    let told = r.heard_frames(|f| match f {
+        Frame::Close { code, .. } => Some(*code),
+        _ => None,
+    });
+    assert_eq!(told, [u64::from(Reason::Protocol as u8)]);
+    assert!(r.session().is_none(), "nothing is kept");
+}
+
+#[test]
+fn an_ack_for_a_path_that_is_not_there_changes_nothing() {
+    let mut r = Rogue::inside(Config::default());
+    let bytes = ack(7, VARINT_MAX);
+    let ranges = ranges(&bytes);
+    r.say(&[Frame::Ack {
+        path: PathId(7),
+        delay_us: VARINT_MAX,
+        ranges,
+    }]);
+    assert!(r.is_alive());
+}
+
+#[test]
+fn bytes_beyond_the_flows_credit_end_the_session() {
+    // R-FLOW-3
+    let mut r = Rogue::inside(small());
+    r.say(&[data(flow(0), 59_999, &[1])]);
+    assert!(r.is_alive());
+    r.say(&[data(flow(0), 60_000, &[1])]);
+    assert!(matches!(
+        fault(&r),
+        PeerFault::OverCredit {
+            flow: Some(_),
+            end: 60_001,
+            credit: 60_000
+        }
+    ));
+}
+
+#[test]
+fn bytes_beyond_the_sessions_credit_end_the_session() {
+    // R-FLOW-3
+    let mut r = Rogue::inside(small());
+    r.say(&[data(flow(0), 49_999, &[1]), data(flow(1), 49_999, &[1])]);
+    assert!(r.is_alive());
+    r.say(&[data(flow(2), 0, &[1])]);
+    assert!(matches!(
+        fault(&r),
+        PeerFault::OverCredit {
+            flow: None,
+            end: 100_001,
+            credit: 100_000
+        }
+    ));
+}
+
+#[test]
+fn a_flow_id_that_is_the_servers_or_of_a_later_epoch_ends_the_session() {
+    // R-FLOW-1
+    for bad in [FlowId::new(1, 0, false), FlowId::new(2, 0, true)] {
+        let mut r = Rogue::inside(small());
+        r.say(&[data(bad, 0, b"x")]);
+        assert_eq!(fault(&r), PeerFault::FlowId(bad));
+    }
+}
+
+#[test]
+fn a_flow_too_many_ends_the_session() {
+    // R-FLOW-2
+    let mut r = Rogue::inside(small());
+    for n in 0..16 {
+        r.say(&[data(flow(n), 0, b"x")]);
+    }
+    assert!(r.is_alive());
+    r.say(&[data(flow(16), 0, b"x")]);
+    assert_eq!(fault(&r), PeerFault::TooManyFlows(16));
+}
+
+#[test]
+fn a_flow_that_changes_its_length_ends_the_session() {
+    // R-FLOW-4
+    let mut r = Rogue::inside(small());
+    let end = Frame::Data {
+        flow: flow(0),
+        offset: 10,
+        bytes: b"",
+        fin: true,
+    };
+    r.say(&[end, data(flow(0), 10, b"x")]);
+    assert!(matches!(
+        fault(&r),
+        PeerFault::FinalSize {
+            was: 10,
+            now: 11,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn a_reset_below_what_was_sent_ends_the_session() {
+    // R-FLOW-4
+    let mut r = Rogue::inside(small());
+    let reset = Frame::Reset {
+        flow: flow(0),
+        code: 1,
+        final_size: 3,
+    };
+    r.say(&[data(flow(0), 0, b"12345"), reset]);
+    assert!(matches!(
+        fault(&r),
+        PeerFault::FinalSize { was: 5, now: 3, .. }
+    ));
+}
+
+#[test]
+fn a_used_flow_id_opens_nothing_again() {
+    // R-FLOW-5
+    let mut r = Rogue::inside(small());
+    let over = [
+        data(flow(0), 0, b"x"),
+        Frame::Reset {
+            flow: flow(0),
+            code: 1,
+            final_size: 1,
+        },
+        Frame::Stop {
+            flow: flow(0),
+            code: 1,
+        },
+    ];
+    r.say(&over);
+    r.acknowledge();
+    let opened = |r: &Rogue| {
+        r.events
+            .iter()
+            .filter(|e| matches!(e, Event::Opened(_)))
+            .count()
+    };
+    assert_eq!(opened(&r), 1);
+    assert!(r.with_session(|s| s.flow_ids()).is_empty());
+    r.say(&[data(flow(0), 0, b"x")]);
+    assert_eq!(opened(&r), 1);
+    assert!(r.is_alive() && r.with_session(|s| s.flow_ids()).is_empty());
+}
+
+#[test]
+fn frames_that_do_not_decode_end_the_session_and_nothing_else() {
+    // R-WIRE-2
+    for bad in [&[0x3f][..], &[0x08, 0x40], &[0x1a, 0, 1, 9, 0, 0], &[0x07]] {
+        let mut r = Rogue::inside(small());
+        let packet = r.packet_of(0, 9, bad);
+        r.throw(r.home, packet);
+        assert!(matches!(fault(&r), PeerFault::BadFrame(_)), "{bad:?}");
+        assert!(r.session().is_none());
+    }
+}
+
+#[test]
+fn a_flood_of_challenges_gets_four_answers() {
+    // R-PATH-3
+    let mut r = Rogue::inside(small());
+    r.inbox.clear();
+    let nonces: Vec<[u8; 16]> = (0..60).map(|n| [n; 16]).collect();
+    let frames: Vec<Frame<'_>> = nonces.iter().map(|n| Frame::Chg { nonce: *n }).collect();
+    r.say(&frames);
+    let answers = r.heard_frames(|f| matches!(f, Frame::Rsp { .. }).then_some(()));
+    assert_eq!(answers.len(), 4);
+    assert!(r.is_alive());
+}
+
+#[test]
+fn a_flood_of_connection_ids_is_not_kept() {
+    // R-PATH-7
+    let mut r = Rogue::inside(small());
+    for n in 0..2000u32 {
+        r.say(&[Frame::PathCid {
+            path: PathId(n * 1000),
+            cid: Cid([9; 8]),
+            token: [0; 16],
+        }]);
+    }
+    assert!(r.is_alive());
+}
+
+#[test]
+fn a_path_the_server_did_not_offer_cannot_be_opened() {
+    // R-PATH-1
+    let mut r = Rogue::inside(small());
+    let cid = r.theirs[&1];
+    r.theirs.insert(77, cid);
+    let packet = r.packet(77, &[Frame::Ping]);
+    r.throw(r.home, packet);
+    assert_eq!(r.with_session(|s| s.path_stats().len()), 1);
+}
+
+#[test]
+fn a_path_that_is_gone_never_comes_back() {
+    // R-SEAL-2
+    let mut r = Rogue::inside(small());
+    let packet = r.packet(1, &[status(1, 1, false)]);
+    r.throw(r.home, packet);
+    assert_eq!(r.with_session(|s| s.path_stats().len()), 2);
+    r.say(&[Frame::PathStatus {
+        path: PathId(1),
+        seq: 2,
+        status: PathStatus::Gone,
+        gated: false,
+        reason: Reason::None,
+    }]);
+    assert_eq!(r.with_session(|s| s.path_stats().len()), 1);
+    let tell = Frame::PathCid {
+        path: PathId(1),
+        cid: r.own[&1],
+        token: [0; 16],
+    };
+    r.say(&[tell]);
+    let packet = r.packet(1, &[status(1, 3, false)]);
+    r.throw(r.home, packet);
+    assert_eq!(r.with_session(|s| s.path_stats().len()), 1);
+}
+
+#[test]
+fn an_older_status_that_comes_late_does_not_count() {
+    // R-PATH-5
+    let mut r = Rogue::inside(small());
+    r.say(&[status(0, 9, true), status(0, 8, false)]);
+    assert!(r.with_session(|s| s.path_stats()[0].gated));
+}
+
+#[test]
+fn a_claim_below_what_was_durable_is_refused_and_others_are_taken_up() {
+    // R-CRASH-1, R-RESUME-1, R-RESUME-3
+    let mut r = Rogue::inside(small());
+    for n in 0..2 {
+        r.say(&[Frame::Open {
+            flow: flow(n),
+            flags: Frame::OPEN_DURABLE,
+            priority: 0,
+            size: None,
+            deadline_ms: None,
+        }]);
+        r.with_session(|s| s.write(flow(n), vec![1; 5000].into()).unwrap());
+        r.acknowledge();
+        r.say(&[Frame::Durable {
+            flow: flow(n),
+            offset: 3000,
+        }]);
+    }
+    r.enter(2);
+    let early = r.heard_frames(|f| matches!(f, Frame::Data { .. }).then_some(()));
+    assert!(early.is_empty(), "nothing is sent before it is claimed");
+    let claim = |flow, received| Frame::Resume {
+        flow,
+        received,
+        flags: 0,
+    };
+    r.say(&[claim(flow(0), 2000), claim(flow(1), 4000)]);
+    let answers = r.heard_frames(|f| match f {
+        Frame::Refused { flow, reason } => Some((*flow, Some(*reason), 0)),
+        Frame::Data { flow, offset, .. } => Some((*flow, None, *offset)),
+        _ => None,
+    });
+    assert_eq!(
+        answers,
+        [
+            (flow(0), Some(Reason::RolledBack), 0),
+            (flow(1), None, 4000)
+        ]
+    );
+}
+
+#[test]
+fn no_more_paths_are_opened_than_the_limit() {
+    // R-PATH-1
+    let mut r = Rogue::inside(small());
+    for n in 1..20u32 {
+        r.own.insert(n, Cid([n as u8 + 1; 8]));
+        let tell = Frame::PathCid {
+            path: PathId(n),
+            cid: r.own[&n],
+            token: [0; 16],
+        };
+        r.say(&[tell]);
+        r.wait(MS.times(50));
+        r.open_inbox();
+        if !r.theirs.contains_key(&n) {
+            break;
+        }
+        let packet = r.packet(n, &[status(n, 1, false)]);
+        r.throw(r.home, packet);
+    }
+    let paths = r.with_session(|s| s.path_stats().len());
+    assert!((5..=8).contains(&paths), "{paths}");
+}
+
+#[test]
+fn ids_that_were_skipped_do_not_pile_up() {
+    let mut r = Rogue::inside(small());
+    let (mut told, mut used) = (5usize, 1usize);
+    let mut next = 4u32;
+    for _ in 0..100 {
+        let n = next;
+        r.own.insert(n, Cid([n as u8; 8]));
+        let tell = Frame::PathCid {
+            path: PathId(n),
+            cid: r.own[&n],
+            token: [0; 16],
+        };
+        r.say(&[tell]);
+        let packet = r.packet(n, &[status(n, 1, false)]);
+        r.throw(r.home, packet);
+        used += 1;
+        r.say(&[Frame::PathStatus {
+            path: PathId(n),
+            seq: 9,
+            status: PathStatus::Gone,
+            gated: false,
+            reason: Reason::None,
+        }]);
+        r.wait(MS.times(50));
+        let more: Vec<u32> = r.heard_frames(|f| match f {
+            Frame::PathCid { path, .. } => Some(path.0),
+            _ => None,
+        });
+        told += more.len();
+        let Some(last) = r.theirs.keys().max().copied().filter(|l| *l > n) else {
+            break;
+        };
+        next = last;
+    }
+    assert!(told - used > 64, "the device skipped {} ids", told - used);
+    // R-PATH-10: those skipped long ago were taken back and lead nowhere.
+    let live = |r: &mut Rogue| {
+        r.with_session(|s| s.path_stats().iter().map(|p| p.id.0).collect::<Vec<_>>())
+    };
+    for n in [1, 2, 3, 5] {
+        r.own.insert(n, Cid([n as u8; 8]));
+        let packet = r.packet(n, &[status(n, 1, false)]);
+        r.throw(r.home, packet);
+        assert!(!live(&mut r).contains(&n), "id {n} still leads here");
+    }
+}
+
+#[test]
+fn gaps_below_the_highest_are_bounded_too() {
+    // R-FLOW-6: one byte at the end of the window first, then every other byte from the start.
+    // A bounded receiver keeps 256 of them, so the bytes between fill the front, no more.
+    let mut r = Rogue::inside(small());
+    r.say(&[data(flow(0), 59_999, b"z")]);
+    for n in 0..2_000u64 {
+        r.say(&[data(flow(0), 1 + 2 * n, b"x")]);
+    }
+    for n in 0..2_000u64 {
+        r.say(&[data(flow(0), 2 * n, b"y")]);
+    }
+    let n = r.with_session(|s| {
+        let mut n = 0;
+        while let Ok(Read::Chunk(c)) = s.read(flow(0), 100_000) {
+            n += c.len();
+        }
+        n
+    });
+    assert!(n <= 1024, "{n} bytes were kept in more than 256 pieces");
+}
+
+#[test]
+fn what_one_gap_too_many_drops_is_not_acknowledged() {
+    // R-FLOW-6
+    let mut r = Rogue::inside(small());
+    r.say(&[]);
+    let before = r.numbers[&0];
+    for n in 0..300u64 {
+        r.say(&[data(flow(0), 1 + 2 * n, b"x")]);
+    }
+    let mut acked = std::collections::BTreeSet::new();
+    for (_, _, text) in r.open_inbox() {
+        for frame in FrameIter::new(&text) {
+            if let Ok(Frame::Ack { ranges, .. }) = frame {
+                for (low, high) in ranges.iter() {
+                    acked.extend(low..=high);
+                }
+            }
+        }
+    }
+    let fully = (before..before + 300).filter(|n| acked.contains(n)).count();
+    assert!(
+        fully <= 257,
+        "{fully} of 300 pieces acknowledged, 256 can be held"
+    );
+}
+
+#[test]
+fn gaps_in_packet_numbers_cost_one_range_each_and_no_more_than_the_limit() {
+    let mut r = Rogue::inside(small());
+    r.inbox.clear();
+    for n in 0..500u64 {
+        let packet = r.packet_numbered(0, 10 + 2 * n, &[Frame::Ping]);
+        r.throw(r.home, packet);
+    }
+    let most = r.heard_frames(|f| match f {
+        Frame::Ack { ranges, .. } => Some(ranges.iter().count()),
+        _ => None,
+    });
+    assert_eq!(most.iter().max(), Some(&64));
+    assert!(r.is_alive());
+}
+
+#[test]
+fn only_the_device_grants_and_only_for_paths_that_are_there() {
+    // R-GRANT-1
+    let mut r = Rogue::inside(small());
+    r.say(&[
+        data(flow(0), 0, b"x"),
+        status(0, 2, true),
+        Frame::Grant {
+            seq: 1,
+            flow: flow(0),
+            path: PathId(44),
+            max_sent: VARINT_MAX,
+        },
+    ]);
+    r.inbox.clear();
+    r.with_session(|s| s.write(flow(0), Bytes::from_static(&[7; 500])).unwrap());
+    let sent = r.heard_frames(|f| matches!(f, Frame::Data { .. }).then_some(()));
+    assert!(sent.is_empty(), "payload on a gated path without a grant");
+}
+
+#[test]
+fn an_older_grant_that_comes_late_does_not_undo_a_revocation() {
+    // R-GRANT-2, R-GRANT-3, R-GRANT-4
+    let mut r = Rogue::inside(small());
+    let grant = |seq, max_sent| Frame::Grant {
+        seq,
+        flow: flow(0),
+        path: PathId(0),
+        max_sent,
+    };
+    r.say(&[data(flow(0), 0, b"x"), status(0, 2, true), grant(1, 300)]);
+    r.with_session(|s| s.write(flow(0), Bytes::from_static(&[7; 900])).unwrap());
+    let sent: usize = r
+        .heard_frames(|f| match f {
+            Frame::Data { bytes, .. } => Some(bytes.len()),
+            _ => None,
+        })
+        .iter()
+        .sum();
+    assert_eq!(sent, 300);
+    r.say(&[grant(3, 0)]);
+    let told = r.heard_frames(|f| match f {
+        Frame::Spent { sent, .. } => Some(*sent),
+        _ => None,
+    });
+    assert!(told.contains(&300), "a revocation is answered: {told:?}");
+    r.say(&[grant(2, 100_000)]);
+    r.wait(MS.times(20));
+    let more = r.heard_frames(|f| matches!(f, Frame::Data { .. }).then_some(()));
+    assert!(more.is_empty());
+}
+
+#[test]
+fn a_path_whose_status_was_not_heard_carries_no_payload() {
+    // R-PATH-10: the packet that says "gated" may be the one that is lost.
+    let mut r = Rogue::with(small());
+    let syn = r.syn(1, None);
+    r.throw(r.home, syn);
+    let (_, answer) = r.inbox.pop().unwrap();
+    r.welcome(&answer);
+    let lost = r.packet(0, &[status(0, 1, true)]);
+    r.say(&[data(flow(0), 0, b"x")]);
+    r.with_session(|s| s.write(flow(0), Bytes::from_static(&[7; 500])).unwrap());
+    let sent = r.heard_frames(|f| matches!(f, Frame::Data { .. }).then_some(()));
+    assert!(
+        sent.is_empty(),
+        "payload on a path that turned out to be metered"
+    );
+    r.throw(r.home, lost);
+    r.wait(MS.times(20));
+    let sent = r.heard_frames(|f| matches!(f, Frame::Data { .. }).then_some(()));
+    assert!(sent.is_empty(), "it was not granted either");
+    r.say(&[status(0, 2, false)]);
+    let sent = r.heard_frames(|f| matches!(f, Frame::Data { .. }).then_some(()));
+    assert!(!sent.is_empty(), "free now");
+}
+
+#[test]
+fn a_deadline_numbered_at_the_very_end_does_not_take_the_server_down() {
+    // R-DEADLINE-2
+    let mut r = Rogue::inside(small());
+    r.say(&[
+        data(flow(0), 0, b"x"),
+        Frame::Deadline {
+            flow: flow(0),
+            seq: VARINT_MAX,
+            remaining_ms: Some(VARINT_MAX - 1),
+        },
+    ]);
+    let soon = r.now + MS.times(5000);
+    r.with_session(|s| s.set_deadline(flow(0), Some(soon)).unwrap());
+    assert!(r.is_alive());
+    let record = r.with_session(|s| s.record(soon, true).encode());
+    assert!(Record::decode(&record).is_ok());
+}
+
+#[test]
+fn a_resume_claim_beyond_everything_does_not_take_the_server_down() {
+    // R-RESUME-1
+    let mut r = Rogue::inside(small());
+    r.say(&[Frame::Open {
+        flow: flow(0),
+        flags: Frame::OPEN_HIBERNATES,
+        priority: 0,
+        size: None,
+        deadline_ms: None,
+    }]);
+    r.say(&[Frame::Resume {
+        flow: flow(0),
+        received: VARINT_MAX,
+        flags: 0,
+    }]);
+    r.with_session(|s| {
+        let _ = s.write(flow(0), Bytes::from_static(&[7; 5000]));
+        let _ = s.finish(flow(0));
+    });
+    r.wait(MS.times(100));
+    let record = r.now;
+    if r.session().is_some() {
+        r.with_session(|s| s.record(record, true).encode());
+    }
+}
+
+#[test]
+fn a_resume_in_the_middle_of_a_flow_sends_nothing_twice() {
+    // R-RESUME-4
+    let mut r = Rogue::inside(small());
+    r.say(&[data(flow(0), 0, b"x")]);
+    r.with_session(|s| s.write(flow(0), Bytes::from_static(&[7; 3000])).unwrap());
+    r.inbox.clear();
+    r.say(&[Frame::Resume {
+        flow: flow(0),
+        received: 0,
+        flags: 0,
+    }]);
+    let again = r.heard_frames(|f| match f {
+        Frame::Data { bytes, .. } => Some(bytes.len()),
+        _ => None,
+    });
+    assert!(again.is_empty(), "sent again: {again:?}");
+}
+
+#[test]
+fn a_close_behind_a_flood_of_events_still_ends_the_session() {
+    // R-CLOSE-1
+    let mut r = Rogue::inside(small());
+    r.say(&[data(flow(0), 0, b"x")]);
+    let mut run = Vec::new();
+    let mut seq = 1;
+    let mut stride = 0;
+    for _ in 0..40 {
+        let frames: Vec<Frame<'_>> = (0..150)
+            .map(|_| {
+                seq += 1;
+                Frame::Deadline {
+                    flow: flow(0),
+                    seq: (1 << 20) + seq,
+                    remaining_ms: Some(1 << 20),
+                }
+            })
+            .collect();
+        let packet = r.packet(0, &frames);
+        assert!(stride == 0 || stride == packet.len());
+        stride = packet.len();
+        run.extend(packet);
+    }
+    run.extend(r.packet(
+        0,
+        &[Frame::Close {
+            code: 0,
+            text: b"bye",
+        }],
+    ));
+    r.throw_run(r.home, &mut run, stride);
+    assert_eq!(r.server.counts().0, 0, "a session that is over is gone");
+}
+
+#[test]
+fn a_broken_rule_is_reported_once() {
+    // R-CLOSE-2
+    let mut r = Rogue::inside(small());
+    let bad = r.packet_of(0, 50, &[0x3f]);
+    let worse = r.packet_of(0, 51, &[0x3f]);
+    assert_eq!(bad.len(), worse.len());
+    let stride = bad.len();
+    let mut run = [bad, worse].concat();
+    r.throw_run(r.home, &mut run, stride);
+    let ends = r
+        .events
+        .iter()
+        .filter(|e| matches!(e, Event::Closed(_)))
+        .count();
+    assert_eq!(ends, 1, "{:?}", r.events);
+}
+
+#[test]
+fn a_peer_that_never_reads_holds_the_servers_writer_not_its_memory() {
+    // R-FLOW-3: we send no more than the peer's credit and the window; the rest waits with the
+    // application.
+    let config = Config {
+        send_buffer: 200_000,
+        ..Config::default()
+    };
+    let mut r = Rogue::inside(config);
+    r.say(&[data(flow(0), 0, b"x")]);
+    let mut taken = 0;
+    for _ in 0..100 {
+        let room = r.with_session(|s| s.write_room(flow(0)).unwrap());
+        if room == 0 {
+            break;
+        }
+        taken += room;
+        r.with_session(|s| s.write(flow(0), vec![1; room as usize].into()).unwrap());
+    }
+    assert_eq!(taken, 200_000);
+    r.wait(Span::from_secs(3600));
+    let sent: usize = r.inbox.iter().map(|(_, b)| b.len()).sum();
+    assert!(sent < 100_000, "{sent} bytes at a peer that never answers");
+}
+
+#[test]
+fn a_flow_that_is_stopped_does_not_cost_an_honest_peer_its_session() {
+    // R-FLOW-7: what was received and thrown away counts once.
+    let mut r = Rogue::inside(small());
+    let piece = vec![5; 1000];
+    for n in 0..50 {
+        r.say(&[
+            data(flow(0), n * 1000, &piece),
+            data(flow(1), n * 1000, &piece),
+        ]);
+    }
+    assert!(r.is_alive());
+    // The application gives one up; a piece that was on its way a second time arrives.
+    let id = r.session().unwrap();
+    r.server.with(id, |s| s.stop(flow(0), 1)).unwrap();
+    let late = r.packet(0, &[data(flow(0), 49_000, &piece)]);
+    r.throw(r.home, late);
+    assert_eq!(r.verdict(), None);
+}
+
+#[test]
+fn credit_of_a_flow_that_ended_comes_back() {
+    // R-FLOW-9
+    let mut r = Rogue::inside(small());
+    let piece = vec![5; 1000];
+    for n in 0..50 {
+        r.say(&[
+            data(flow(0), n * 1000, &piece),
+            data(flow(1), n * 1000, &piece),
+        ]);
+    }
+    r.inbox.clear();
+    r.with_session(|s| s.stop(flow(0), 1));
+    r.wait(MS.times(100));
+    let credit = r.heard_frames(|f| match f {
+        Frame::SessionCredit { max } => Some(*max),
+        _ => None,
+    });
+    assert!(
+        credit.iter().any(|max| *max >= 150_000),
+        "the peer may not send a byte more: {credit:?}"
+    );
+}
+
+#[test]
+fn an_unproved_place_gets_no_more_than_it_sent_wherever_the_peer_moves() {
+    // R-PATH-2: the smallest packets there are, from addresses of victims.
+    let mut r = Rogue::inside(Config::default());
+    r.say(&[data(flow(0), 0, b"x")]);
+    r.with_session(|s| s.write(flow(0), vec![1; 100_000].into()).unwrap());
+    r.inbox.clear();
+    let victims = [at("198.51.100.1:1"), at("198.51.100.2:2")];
+    let mut thrown = [0usize; 2];
+    for n in 0..40usize {
+        let number = 100 + n as u64;
+        let packet = r.packet_of(0, number, &[]);
+        thrown[n % 2] += packet.len();
+        r.throw(victims[n % 2], packet);
+        r.now += MS.times(400);
+        r.server.handle_timeouts(r.now);
+        r.pump();
+        for (victim, thrown) in victims.iter().zip(thrown) {
+            let got: usize = r
+                .inbox
+                .iter()
+                .filter(|(to, _)| to == victim)
+                .map(|(_, b)| b.len())
+                .sum();
+            assert!(
+                got <= thrown,
+                "{got} bytes for {thrown} at {victim}, step {n}"
+            );
+        }
+    }
+}
+
+#[test]
+fn answers_to_a_late_packet_are_no_larger_than_it_was() {
+    // R-PATH-2: an old number does not move the path, so answers go to where it came from.
+    let mut r = Rogue::inside(Config::default());
+    let victim = at("198.51.100.1:1");
+    let late = r.packet_numbered(0, 50, &[Frame::Ping]);
+    r.throw(r.home, late);
+    r.inbox.clear();
+    let nonces = [[1; 16], [2; 16], [3; 16], [4; 16]];
+    let frames: Vec<Frame<'_>> = nonces.iter().map(|n| Frame::Chg { nonce: *n }).collect();
+    let packet = r.packet_numbered(0, 20, &frames);
+    let thrown = packet.len();
+    r.throw(victim, packet);
+    let got: usize = r
+        .inbox
+        .iter()
+        .filter(|(to, _)| *to == victim)
+        .map(|(_, b)| b.len())
+        .sum();
+    assert!(got <= thrown, "{got} bytes for {thrown}");
+}
+
+#[test]
+fn a_thousand_frames_of_every_kind_for_flows_that_are_not_there_change_nothing() {
+    let mut r = Rogue::inside(small());
+    let f = flow(9);
+    let p = PathId(9);
+    for seq in 1..200u64 {
+        r.say(&[
+            Frame::Stop { flow: f, code: seq },
+            Frame::FlowCredit {
+                flow: f,
+                max: VARINT_MAX,
+            },
+            Frame::SessionCredit { max: VARINT_MAX },
+            Frame::Deadline {
+                flow: f,
+                seq,
+                remaining_ms: Some(0),
+            },
+            Frame::Durable {
+                flow: f,
+                offset: VARINT_MAX,
+            },
+            Frame::Committed {
+                flow: f,
+                offset: VARINT_MAX,
+            },
+            Frame::Grant {
+                seq,
+                flow: f,
+                path: p,
+                max_sent: VARINT_MAX,
+            },
+            Frame::Spent {
+                flow: f,
+                path: p,
+                sent: VARINT_MAX,
+            },
+            Frame::PathLimit {
+                path: p,
+                seq,
+                bytes: 0,
+            },
+            Frame::FlowPause {
+                flow: f,
+                seq,
+                paused: true,
+                reason: Reason::None,
+            },
+            Frame::Rsp { nonce: [0; 16] },
+            Frame::Auth { path: p },
+            Frame::Resumed {
+                flow: f,
+                received: VARINT_MAX,
+            },
+            Frame::Refused {
+                flow: f,
+                reason: Reason::UnknownFlow,
+            },
+            Frame::ResumeEnd { flows: VARINT_MAX },
+            Frame::Suspend {
+                reason: Reason::None,
+            },
+            Frame::AckRate {
+                path: p,
+                every: u32::MAX,
+                delay_us: VARINT_MAX,
+            },
+        ]);
+    }
+    assert!(r.is_alive());
+    assert!(r.with_session(|s| s.flow_ids()).is_empty());
+}
+
+#[test]
+fn claims_of_what_is_durable_are_cut_to_what_was_sent() {
+    // R-DURABLE-2
+    let mut r = Rogue::inside(small());
+    r.say(&[Frame::Open {
+        flow: flow(0),
+        flags: Frame::OPEN_DURABLE,
+        priority: 0,
+        size: None,
+        deadline_ms: None,
+    }]);
+    r.with_session(|s| s.write(flow(0), vec![1; 5000].into()).unwrap());
+    r.say(&[Frame::Durable {
+        flow: flow(0),
+        offset: VARINT_MAX,
+    }]);
+    let told = r.events.iter().find_map(|e| match e {
+        Event::PeerDurable { offset, .. } => Some(*offset),
+        _ => None,
+    });
+    assert!(told.is_some_and(|o| o <= 5000), "{told:?}");
+    let (end, acked) = r.with_session(|s| s.send_offsets(flow(0)).unwrap());
+    assert_eq!((end, acked), (5000, 0), "durable is no acknowledgement");
+}
+
+#[test]
+fn arbitrary_plaintext_never_takes_the_server_down() {
+    // R-WIRE-2
+    let mut rng = Rng::new([7; 32]);
+    for _ in 0..60 {
+        let mut r = Rogue::inside(small());
+        let mut number = 10;
+        for _ in 0..30 {
+            let len = (rng.u64() % 80) as usize;
+            let mut text = vec![0; len];
+            rng.fill(&mut text);
+            // Most random first bytes are no frame at all: steer towards those that are.
+            const TYPES: &[u8] = &[
+                0x01, 0x02, 0x03, 0x08, 0x09, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18,
+                0x19, 0x1a, 0x1b, 0x1c, 0x20, 0x21, 0x22, 0x23, 0x28, 0x29, 0x2a, 0x2b, 0x30, 0x3c,
+            ];
+            if let Some(first) = text.first_mut() {
+                *first = TYPES[usize::from(*first) % TYPES.len()];
+            }
+            if r.session().is_none() {
+                break;
+            }
+            number += 1;
+            let packet = r.packet_of(0, number, &text);
+            r.throw(r.home, packet);
+            r.wait(MS.times(rng.u64() % 100));
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The network itself as the enemy: it loses and overtakes the very packet that matters.
+
+use bytes::Bytes;
+use d2tp_session::*;
+
+use crate::pair::{Pair, config};
+use crate::rogue::MS;
+
+fn sleeps() -> FlowOptions {
+    FlowOptions {
+        hibernates: true,
+        ..FlowOptions::default()
+    }
+}
+
+/// Whatever is sent meanwhile vanishes.
+fn losing(p: &mut Pair, link: u32, act: impl FnOnce(&mut Pair)) {
+    p.wires.get_mut(&link).unwrap().lose_every = 1;
+    act(p);
+    p.wires.get_mut(&link).unwrap().lose_every = 0;
+}
+
+#[test]
+fn claims_that_are_lost_on_the_way_are_not_given_up_by_the_one_that_ends_them() {
+    // R-RESUME-5
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    let flows: Vec<FlowId> = (0..150).map(|_| p.request(4_000, sleeps())).collect();
+    p.wires.get_mut(&0).unwrap().rate = 100_000;
+    p.run_for(Span::from_secs(2));
+    p.cut(0);
+    let device = p.session;
+    let record = p.device.hibernate(p.now, device).unwrap();
+    p.session = p.device.restore(p.now, &record, 1000..2000).unwrap();
+    for flow in &flows {
+        let read = p
+            .device
+            .session(p.session)
+            .and_then(|s| s.received(*flow))
+            .map_or(0, |r| r.0);
+        p.got.get_mut(flow).unwrap().truncate(read as usize);
+    }
+    p.attach(0, "192.0.2.50:4000");
+    p.wires.get_mut(&0).unwrap().lose_every = 3;
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(5));
+    p.wires.get_mut(&0).unwrap().lose_every = 0;
+    p.run_until(Span::from_secs(120), |p| {
+        flows.iter().all(|f| p.ended.contains_key(f))
+    });
+    let lost: Vec<_> = flows
+        .iter()
+        .filter(|f| p.ended.get(f) != Some(&FlowEnd::Complete))
+        .map(|f| p.ended.get(f))
+        .collect();
+    assert_eq!(lost.len(), 0, "{:?}", lost.first());
+}
+
+#[test]
+fn every_flow_of_a_server_that_lost_everything_is_refused_however_many() {
+    // R-RESUME-2
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    let flows: Vec<FlowId> = (0..200).map(|_| p.request(2_000_000, sleeps())).collect();
+    p.wires.get_mut(&0).unwrap().rate = 500_000;
+    p.run_for(Span::from_secs(2));
+    p.server = Endpoint::new(
+        config(),
+        crate::pair::server_key(),
+        Admission::Anybody,
+        [9; 32],
+        [4; 32],
+    );
+    p.run_until(Span::from_secs(60), |p| {
+        flows.iter().all(|f| p.ended.contains_key(f))
+    });
+    let hanging = flows.iter().filter(|f| !p.ended.contains_key(f)).count();
+    assert_eq!(hanging, 0, "flows neither go on nor end");
+}
+
+#[test]
+fn a_grant_that_overtakes_the_flows_opening_counts() {
+    // R-GRANT-5
+    let mut p = Pair::new();
+    p.open_path(0, true);
+    p.run_for(Span::from_secs(1));
+    let mut flow = None;
+    losing(&mut p, 0, |p| flow = Some(p.request(5_000, sleeps())));
+    let flow = flow.unwrap();
+    let session = p.session;
+    p.device
+        .with(session, |s| s.grant(flow, LinkId(0), 100_000))
+        .unwrap();
+    p.pump();
+    assert!(
+        p.run_until(Span::from_secs(20), |p| p.is_whole(flow)),
+        "{} of 5000 bytes",
+        p.got[&flow].len()
+    );
+}
+
+#[test]
+fn a_flow_opened_after_a_crash_and_before_the_handshake_replaces_none_of_the_record() {
+    // R-FLOW-5, R-FLOW-8
+    let mut p = Pair::new();
+    p.wires.get_mut(&0).unwrap().rate = 500_000;
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    let old = p.request(1_000_000, sleeps());
+    p.run_for(Span::from_secs(1));
+    let record = p
+        .device
+        .session(p.session)
+        .unwrap()
+        .record(p.now, true)
+        .encode();
+    let kept = p.got[&old].len();
+    p.device = Endpoint::new(
+        config(),
+        crate::pair::device_key(),
+        Admission::Nobody,
+        [8; 32],
+        [2; 32],
+    );
+    p.session = p.device.restore(p.now, &record, 500..600).unwrap();
+    p.got.get_mut(&old).unwrap().truncate(kept);
+    let session = p.session;
+    let new = p
+        .device
+        .with(session, |s| {
+            let id = s.open(sleeps()).unwrap();
+            s.write(id, Bytes::from_static(&[0, 0, 0, 0, 0, 0, 4, 0]))
+                .unwrap();
+            s.finish(id).unwrap();
+            id
+        })
+        .unwrap();
+    assert_ne!(new, old);
+    p.sources.insert(new, 1024);
+    p.got.insert(new, vec![]);
+    p.attach(0, "192.0.2.33:4000");
+    p.open_path(0, false);
+    assert!(
+        p.run_until(Span::from_secs(60), |p| p.is_whole(old) && p.is_whole(new)),
+        "{:?}",
+        p.ended
+    );
+    p.assert_right(old);
+    p.assert_right(new);
+}
+
+#[test]
+fn payload_waits_until_a_metered_path_is_known_as_such_even_if_that_packet_is_lost() {
+    // R-PATH-10
+    let mut p = Pair::new();
+    p.open_path(0, true);
+    let flow = p.request(50_000, FlowOptions::default());
+    for n in 2..6 {
+        p.wires.get_mut(&0).unwrap().lose_every = n;
+        p.run_for(MS.times(300));
+    }
+    p.wires.get_mut(&0).unwrap().lose_every = 0;
+    p.run_for(Span::from_secs(10));
+    assert_eq!(p.got[&flow].len(), 0, "nothing was granted");
+}

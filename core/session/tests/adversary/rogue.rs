@@ -1,0 +1,338 @@
+//! A peer that knows the protocol and keeps none of it: a real handshake by `d2tp-seal`, then any
+//! frames in any order from any address, against a server's [`Endpoint`].
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use d2tp_seal::{Initiator, Macs, PacketKeys, SYN_OVERHEAD_BYTES};
+use d2tp_session::*;
+use d2tp_wire::{
+    Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, Frame, FrameIter, PacketKind, Reader, TAG_BYTES,
+    VERSION, Writer,
+};
+
+pub const MS: Span = Span::from_millis(1);
+pub const HOME: &str = "192.0.2.7:4000";
+const PROLOGUE: &[u8] = &[b'D', b'2', b'T', b'P', VERSION];
+
+pub fn at(address: &str) -> SocketAddr {
+    address.parse().unwrap()
+}
+
+/// A server, and one peer of it that may do anything.
+pub struct Rogue {
+    pub now: Time,
+    pub server: Endpoint,
+    pub server_key: PublicKey,
+    pub secret: SecretKey,
+    pub instance: u64,
+    pub home: SocketAddr,
+    pub keys: Option<PacketKeys>,
+    pub initiator: Option<Initiator>,
+    /// Ids the server sends to, by path.
+    pub own: BTreeMap<u32, Cid>,
+    /// Ids of the server, by path.
+    pub theirs: BTreeMap<u32, Cid>,
+    pub numbers: BTreeMap<u32, u64>,
+    pub heard: BTreeMap<u32, u64>,
+    /// What the server sent since this was last taken.
+    pub inbox: Vec<(SocketAddr, Vec<u8>)>,
+    pub events: Vec<Event>,
+}
+
+impl Rogue {
+    pub fn with(config: Config) -> Self {
+        let key = SecretKey::from_bytes([22; 32]);
+        let server_key = key.public();
+        let server = Endpoint::new(config, key, Admission::Anybody, [3; 32], [4; 32]);
+        Rogue {
+            now: Time::ZERO + MS.times(1000),
+            server,
+            server_key,
+            secret: SecretKey::from_bytes([66; 32]),
+            instance: 5,
+            home: at(HOME),
+            keys: None,
+            initiator: None,
+            own: (0..5).map(|n| (n, Cid([n as u8 + 1; 8]))).collect(),
+            theirs: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            inbox: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
+    /// A peer whose handshake is done and confirmed by `frames` on path 0.
+    pub fn inside(config: Config) -> Self {
+        let mut rogue = Rogue::with(config);
+        rogue.enter(1);
+        rogue
+    }
+
+    pub fn enter(&mut self, epoch: u32) {
+        let syn = self.syn(epoch, None);
+        self.throw(self.home, syn);
+        let (_, answer) = self.inbox.pop().expect("the server answers");
+        self.welcome(&answer);
+        self.say(&[status(0, 1, false)]);
+        assert_eq!(self.server.counts().0, 1);
+        assert_eq!(self.server.counts().2, 0);
+    }
+
+    /// A SYN of full size.
+    pub fn syn(&mut self, epoch: u32, cookie: Option<[u8; 16]>) -> Vec<u8> {
+        let mut buf = vec![0; DATAGRAM_FIRST_BYTES];
+        let mut payload = [0; DATAGRAM_FIRST_BYTES - 9 - SYN_OVERHEAD_BYTES - Macs::BYTES];
+        let mut w = Writer::new(&mut payload);
+        w.u64(self.instance);
+        w.u32(epoch);
+        w.u8(1);
+        w.u8(Suite::ChaCha20Poly1305.code());
+        w.varint(1 << 30);
+        w.varint(1 << 30);
+        w.u8(4);
+        for n in 1..=4 {
+            w.bytes(&self.own[&n].0);
+        }
+        buf[0] = PacketKind::Syn.first_byte();
+        buf[1..9].copy_from_slice(&self.own[&0].0);
+        let end = buf.len() - Macs::BYTES;
+        let mut seed = [epoch as u8; 32];
+        seed[..8].copy_from_slice(&self.instance.to_be_bytes());
+        let (initiator, n) = Initiator::start(
+            &self.secret,
+            &self.server_key,
+            PROLOGUE,
+            seed,
+            &payload,
+            &mut buf[9..end],
+        )
+        .unwrap();
+        assert_eq!(9 + n, end);
+        self.initiator = Some(initiator);
+        Macs::write(&mut buf, &self.server_key, cookie.as_ref());
+        buf
+    }
+
+    /// Takes in a SYN+ACK that welcomes us.
+    pub fn welcome(&mut self, datagram: &[u8]) {
+        let (kind, _, cid, body) = PacketKind::split(datagram).unwrap();
+        assert_eq!((kind, cid), (PacketKind::SynAck, self.own[&0]));
+        let mut payload = [0; 1500];
+        let initiator = self.initiator.as_mut().unwrap();
+        let (secrets, n) = initiator.finish(body, &mut payload).unwrap();
+        let mut r = Reader::new(&payload[..n]);
+        assert_eq!(r.u8(), Ok(0), "not a welcome");
+        self.theirs.insert(0, Cid(r.array().unwrap()));
+        let _token: [u8; 16] = r.array().unwrap();
+        let suite = Suite::from_code(r.u8().unwrap()).unwrap();
+        r.u8().unwrap();
+        r.varint().unwrap();
+        r.varint().unwrap();
+        for n in 1..=u32::from(r.u8().unwrap()) {
+            self.theirs.insert(n, Cid(r.array().unwrap()));
+            let _token: [u8; 16] = r.array().unwrap();
+        }
+        self.keys = Some(PacketKeys::new(suite, &secrets, true));
+        self.numbers.clear();
+        self.heard.clear();
+    }
+
+    /// A sealed packet of these frames with the next number of its path.
+    pub fn packet(&mut self, path: u32, frames: &[Frame<'_>]) -> Vec<u8> {
+        let number = self.numbers.entry(path).or_default();
+        let n = *number;
+        *number += 1;
+        self.packet_numbered(path, n, frames)
+    }
+
+    pub fn packet_numbered(&mut self, path: u32, number: u64, frames: &[Frame<'_>]) -> Vec<u8> {
+        let mut text = [0; 9000];
+        let mut w = Writer::new(&mut text);
+        for frame in frames {
+            frame.encode(&mut w);
+        }
+        let n = w.written();
+        self.packet_of(path, number, &text[..n])
+    }
+
+    /// A sealed packet of arbitrary plaintext.
+    pub fn packet_of(&mut self, path: u32, number: u64, text: &[u8]) -> Vec<u8> {
+        let mut packet = vec![PacketKind::Data.first_byte()];
+        packet.extend(self.theirs[&path].0);
+        packet.extend([0; 4]);
+        packet.extend(text);
+        packet.extend([0; TAG_BYTES]);
+        let keys = self.keys.as_ref().unwrap();
+        keys.seal(PathId(path), number, &mut packet);
+        packet
+    }
+
+    /// Sends frames on path 0 from home.
+    pub fn say(&mut self, frames: &[Frame<'_>]) {
+        let packet = self.packet(0, frames);
+        self.throw(self.home, packet);
+    }
+
+    /// Acknowledges everything the server sent on path 0 so far.
+    pub fn acknowledge(&mut self) {
+        self.open_inbox();
+        let Some(largest) = self.heard.get(&0).map(|n| n - 1) else {
+            return;
+        };
+        let mut buf = [0; 64];
+        let mut w = Writer::new(&mut buf);
+        Frame::encode_ack(&mut w, PathId(0), 0, [(0, largest)].into_iter());
+        let n = w.written();
+        let number = self.numbers.entry(0).or_default();
+        *number += 1;
+        let number = *number - 1;
+        let packet = self.packet_of(0, number, &buf[..n]);
+        self.throw(self.home, packet);
+    }
+
+    /// A datagram to the server, and all it has to say to that.
+    pub fn throw(&mut self, from: SocketAddr, mut bytes: Vec<u8>) {
+        self.throw_run(from, &mut bytes, usize::MAX);
+    }
+
+    /// Several datagrams of `stride` bytes at once, as a kernel hands them over.
+    pub fn throw_run(&mut self, from: SocketAddr, bytes: &mut [u8], stride: usize) {
+        let addresses = Addresses {
+            link: LinkId(0),
+            local: None,
+            remote: from,
+        };
+        let incoming = Incoming { addresses, bytes };
+        self.server.handle_datagrams(self.now, incoming, stride);
+        self.pump();
+    }
+
+    pub fn pump(&mut self) {
+        let mut buf = vec![0; 65536];
+        for _ in 0..1000 {
+            let mut idle = true;
+            while let Some(t) = self.server.poll_transmit(self.now, &mut buf) {
+                for datagram in buf[..t.len].chunks(t.segment) {
+                    self.inbox.push((t.remote, datagram.to_vec()));
+                }
+                idle = false;
+            }
+            while let Some((_, e)) = self.server.poll_event() {
+                self.events.push(e);
+                idle = false;
+            }
+            if idle {
+                return;
+            }
+        }
+        panic!("the server never falls silent");
+    }
+
+    /// Lets time pass at the server.
+    pub fn wait(&mut self, span: Span) {
+        let until = self.now + span;
+        let mut spins = (self.now, 0);
+        while self.server.next_timeout() <= until {
+            spins = if spins.0 == self.now {
+                (self.now, spins.1 + 1)
+            } else {
+                (self.now, 0)
+            };
+            assert!(spins.1 < 100, "a timer fires and fires and nothing happens");
+            self.now = self.now.max(self.server.next_timeout());
+            self.server.handle_timeouts(self.now);
+            self.pump();
+        }
+        self.now = until;
+        self.server.handle_timeouts(self.now);
+        self.pump();
+    }
+
+    pub fn session(&self) -> Option<SessionId> {
+        self.server.ids().first().copied()
+    }
+
+    pub fn with_session<R>(&mut self, f: impl FnOnce(&mut Session) -> R) -> R {
+        let id = self.session().expect("there is a session");
+        let r = self.server.with(id, f).unwrap();
+        self.pump();
+        r
+    }
+
+    pub fn is_alive(&self) -> bool {
+        self.session()
+            .and_then(|id| self.server.session(id))
+            .is_some_and(|s| s.life() == Life::Established)
+    }
+
+    /// Why the server ended the session, if it did.
+    pub fn verdict(&self) -> Option<SessionEnd> {
+        self.events.iter().find_map(|e| match e {
+            Event::Closed(end) => Some(end.clone()),
+            _ => None,
+        })
+    }
+
+    /// Everything the server sent, opened: path and plaintext of each packet.
+    pub fn open_inbox(&mut self) -> Vec<(u32, u64, Vec<u8>)> {
+        let mut out = Vec::new();
+        for (_, mut datagram) in std::mem::take(&mut self.inbox) {
+            let Some((PacketKind::Data, _, cid, _)) = PacketKind::split(&datagram) else {
+                continue;
+            };
+            let Some((path, _)) = self.own.iter().find(|(_, c)| **c == cid) else {
+                continue;
+            };
+            let path = *path;
+            let expected = self.heard.get(&path).copied().unwrap_or(0);
+            let keys = self.keys.as_mut().unwrap();
+            let opened = keys.open(PathId(path), expected, &mut datagram).unwrap();
+            self.heard.insert(path, expected.max(opened.number + 1));
+            let text = datagram[DATA_HEADER_BYTES..opened.end].to_vec();
+            for frame in FrameIter::new(&text) {
+                if let Ok(Frame::PathCid { path, cid, .. }) = frame {
+                    self.theirs.insert(path.0, cid);
+                }
+            }
+            out.push((path, opened.number, text));
+        }
+        out
+    }
+
+    /// Frames the server sent for which `pick` gives something.
+    pub fn heard_frames<T>(&mut self, mut pick: impl FnMut(&Frame<'_>) -> Option<T>) -> Vec<T> {
+        let mut found = Vec::new();
+        for (_, _, text) in self.open_inbox() {
+            for frame in FrameIter::new(&text) {
+                found.extend(pick(&frame.expect("the server's frames decode")));
+            }
+        }
+        found
+    }
+}
+
+pub fn status(path: u32, seq: u64, gated: bool) -> Frame<'static> {
+    Frame::PathStatus {
+        path: PathId(path),
+        seq,
+        status: PathStatus::Available,
+        gated,
+        reason: Reason::None,
+    }
+}
+
+pub fn data(flow: FlowId, offset: u64, bytes: &[u8]) -> Frame<'_> {
+    Frame::Data {
+        flow,
+        offset,
+        bytes,
+        fin: false,
+    }
+}
+
+/// The n-th flow a device opens in epoch 1.
+pub fn flow(n: u32) -> FlowId {
+    FlowId::new(1, n, true)
+}

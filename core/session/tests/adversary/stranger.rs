@@ -1,0 +1,307 @@
+//! A stranger knows the server's address, perhaps its public key, and no session.
+
+use d2tp_seal::{CookieJar, Macs, open_cookie};
+use d2tp_session::*;
+use d2tp_wire::{Cid, PacketKind};
+
+use crate::pair::Pair;
+use crate::rogue::*;
+
+fn kinds(r: &Rogue) -> Vec<PacketKind> {
+    r.inbox
+        .iter()
+        .map(|(_, b)| PacketKind::of(b[0]).unwrap().0)
+        .collect()
+}
+
+#[test]
+fn garbage_is_dropped_in_every_state_and_costs_no_state() {
+    // R-WIRE-1, R-SEAL-1
+    let mut rng = Rng::new([1; 32]);
+    let mut states = [
+        Rogue::with(Config::default()),
+        {
+            let mut half = Rogue::with(Config::default());
+            let syn = half.syn(1, None);
+            half.throw(half.home, syn);
+            half
+        },
+        Rogue::inside(Config::default()),
+    ];
+    for r in &mut states {
+        let before = r.server.counts();
+        for n in 0..3000 {
+            let mut bytes = vec![0; (rng.u64() % 1400) as usize];
+            rng.fill(&mut bytes);
+            if n % 2 == 0 && bytes.len() > 9 {
+                // Every kind in turn, to ids that exist where there are any.
+                bytes[0] = [0x40, 0x81, 0xa1, 0xc1, 0xe1, 0x21][n / 2 % 6];
+                if let Some(cid) = r.theirs.get(&((n % 5) as u32)) {
+                    bytes[1..9].copy_from_slice(&cid.0);
+                }
+            }
+            r.throw(r.home, bytes);
+        }
+        assert_eq!(r.server.counts(), before);
+    }
+    let [_, half, inside] = &mut states;
+    inside.say(&[data(flow(0), 0, b"still here")]);
+    assert!(inside.is_alive());
+    // The half-open handshake is confirmed after all.
+    let (_, answer) = half.inbox.remove(0);
+    half.welcome(&answer);
+    half.say(&[status(0, 1, false)]);
+    assert!(half.is_alive());
+}
+
+#[test]
+fn every_truncation_and_every_bit_flip_of_a_syn_is_dropped() {
+    // R-HS-5, R-HS-6
+    let mut r = Rogue::with(Config::default());
+    let syn = r.syn(1, None);
+    for cut in 0..syn.len() {
+        r.throw(r.home, syn[..cut].to_vec());
+    }
+    for bit in (0..syn.len() * 8).step_by(3) {
+        let mut bad = syn.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        r.throw(r.home, bad);
+    }
+    // A flipped version bit is answered with ours, a flipped mac2 does not matter without load.
+    assert!(
+        kinds(&r)
+            .iter()
+            .all(|k| matches!(k, PacketKind::Version | PacketKind::SynAck))
+    );
+    let answered = kinds(&r)
+        .iter()
+        .filter(|k| **k == PacketKind::SynAck)
+        .count();
+    assert!(
+        answered <= 128usize.div_ceil(3),
+        "only mac2 may differ: {answered}"
+    );
+    assert!(r.server.counts().2 <= 2);
+}
+
+#[test]
+fn a_syn_smaller_than_its_full_size_is_not_heard() {
+    // R-HS-5
+    let mut r = Rogue::with(Config::default());
+    let mut syn = r.syn(1, None);
+    syn.truncate(1199);
+    let key = r.server_key;
+    Macs::write(&mut syn, &key, None);
+    r.throw(r.home, syn);
+    assert!(r.inbox.is_empty() && r.server.counts().2 == 0);
+}
+
+#[test]
+fn who_does_not_know_the_servers_key_hears_nothing() {
+    // R-HS-6
+    let mut r = Rogue::with(Config::default());
+    r.server_key = SecretKey::from_bytes([23; 32]).public();
+    let syn = r.syn(1, None);
+    r.throw(r.home, syn);
+    assert!(r.inbox.is_empty() && r.server.counts().2 == 0);
+}
+
+#[test]
+fn who_knows_the_sum_but_not_the_key_gets_no_state() {
+    // R-HS-6: sums by the right key, the Noise message for another server.
+    let mut r = Rogue::with(Config::default());
+    let right = r.server_key;
+    r.server_key = SecretKey::from_bytes([23; 32]).public();
+    let mut syn = r.syn(1, None);
+    Macs::write(&mut syn, &right, None);
+    r.throw(r.home, syn);
+    assert!(r.inbox.is_empty() && r.server.counts().2 == 0);
+}
+
+#[test]
+fn a_device_that_dials_the_wrong_key_stays_outside() {
+    // R-HS-6
+    let mut p = Pair::new();
+    p.session = p
+        .device
+        .connect(p.now, SecretKey::from_bytes([99; 32]).public(), 78, 1..1000);
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(30));
+    assert_eq!(p.server.counts(), (0, 0, 0));
+    assert_eq!(
+        p.device.session(p.session).unwrap().life(),
+        Life::Handshaking
+    );
+    assert_eq!(p.wires[&0].bytes_down, 0);
+}
+
+#[test]
+fn a_client_that_is_not_on_the_list_is_refused_and_nothing_is_kept() {
+    // R-HS-11
+    let mut r = Rogue::with(Config::default());
+    r.server.set_admission(Admission::Only(Default::default()));
+    let syn = r.syn(1, None);
+    r.throw(r.home, syn);
+    assert_eq!(kinds(&r), [PacketKind::SynAck]);
+    assert_eq!(r.server.counts(), (0, 0, 0));
+}
+
+#[test]
+fn an_unknown_id_is_answered_by_less_and_not_too_often() {
+    // R-UNKNOWN-2
+    let mut r = Rogue::with(Config::default());
+    for len in 9..=25 {
+        let mut bytes = vec![9; len];
+        bytes[0] = 0x40;
+        r.throw(r.home, bytes);
+    }
+    assert!(r.inbox.is_empty(), "an answer would not be smaller");
+    for n in 0..1000u64 {
+        let mut bytes = vec![9; 26];
+        bytes[0] = 0x40;
+        bytes[1..9].copy_from_slice(&n.to_be_bytes());
+        r.throw(r.home, bytes);
+    }
+    assert_eq!(r.inbox.len(), 200);
+    assert!(r.inbox.iter().all(|(_, b)| b.len() == 25));
+    r.now += Span::from_secs(1);
+    r.throw(r.home, [[0x40].as_slice(), &[8; 40]].concat());
+    assert_eq!(r.inbox.len(), 201);
+}
+
+#[test]
+fn a_flood_of_syns_of_one_client_leaves_two_half_open_handshakes_that_end() {
+    // R-HS-8
+    let mut r = Rogue::with(Config::default());
+    for epoch in 1..50 {
+        let syn = r.syn(epoch, None);
+        r.throw(r.home, syn);
+        assert!(r.server.counts().2 <= 2);
+    }
+    r.wait(Span::from_secs(11));
+    r.instance = 6;
+    let syn = r.syn(1, None);
+    r.throw(r.home, syn);
+    assert_eq!(r.server.counts(), (0, 0, 1), "the old ones are gone");
+}
+
+#[test]
+fn under_load_an_address_is_proved_before_any_state() {
+    // R-HS-7: other clients, one address; from the third in a second on, a cookie is asked for.
+    let config = Config {
+        cookie_above: 2,
+        ..Config::default()
+    };
+    let mut r = Rogue::with(config);
+    for n in 0..40 {
+        r.instance = n;
+        r.secret = SecretKey::from_bytes([n as u8 + 1; 32]);
+        let syn = r.syn(1, None);
+        r.throw(r.home, syn);
+    }
+    let kinds = kinds(&r);
+    assert_eq!(
+        kinds.iter().filter(|k| **k == PacketKind::SynAck).count(),
+        2
+    );
+    assert_eq!(
+        kinds.iter().filter(|k| **k == PacketKind::Cookie).count(),
+        38
+    );
+    assert_eq!(r.server.counts().2, 2);
+    assert!(r.inbox.iter().all(|(_, b)| b.len() <= 1200));
+
+    // Who receives there may come in; the same cookie from another port may not.
+    let syn = r.syn(2, None);
+    let mac1 = Macs::mac1(&syn).unwrap();
+    r.inbox.clear();
+    r.throw(r.home, syn.clone());
+    let (_, answer) = r.inbox.pop().unwrap();
+    let nonce = answer[9..21].try_into().unwrap();
+    let cookie = open_cookie(&r.server_key, mac1, nonce, &answer[21..]).unwrap();
+    let mut proved = syn;
+    let key = r.server_key;
+    Macs::write(&mut proved, &key, Some(&cookie));
+    r.throw(at("192.0.2.7:4001"), proved.clone());
+    assert_eq!(r.server.counts().2, 2, "the cookie is of another port");
+    r.throw(r.home, proved);
+    assert_eq!(r.server.counts().2, 3);
+}
+
+#[test]
+fn a_syn_without_proof_under_load_costs_no_public_key_work() {
+    // R-HS-7: its Noise message is garbage under a right mac1. Without load that is silently
+    // dropped after a public-key operation; the cookie in answer shows that none was done.
+    let config = Config {
+        cookie_above: 0,
+        ..Config::default()
+    };
+    let mut r = Rogue::with(config);
+    let mut syn = r.syn(1, None);
+    syn[9..1168].fill(0);
+    let key = r.server_key;
+    Macs::write(&mut syn, &key, None);
+    r.throw(r.home, syn);
+    assert_eq!(kinds(&r), [PacketKind::Cookie]);
+    assert_eq!(r.server.counts(), (0, 0, 0));
+}
+
+#[test]
+fn another_version_is_told_ours_in_less_than_it_sent() {
+    // R-HS-10
+    let mut r = Rogue::with(Config::default());
+    let mut syn = r.syn(1, None);
+    syn[0] = 0b100 << 5 | 9;
+    r.throw(r.home, syn);
+    assert_eq!(kinds(&r), [PacketKind::Version]);
+    assert_eq!(r.inbox[0].1[9..], [1]);
+    assert_eq!(r.server.counts().2, 0);
+}
+
+#[test]
+fn a_forged_unknown_does_not_make_the_device_knock() {
+    // R-UNKNOWN-1
+    let mut p = Pair::new();
+    let flow = p.request(200_000, FlowOptions::default());
+    p.wires.get_mut(&0).unwrap().rate = 500_000;
+    p.keep_log = true;
+    p.open_path(0, false);
+    p.run_for(MS.times(100));
+    let cid: [u8; 8] = p.log.last().unwrap().2[1..9].try_into().unwrap();
+    let foreign = CookieJar::new(&SecretKey::from_bytes([1; 32]).public(), [0; 32], [77; 32]);
+    for token in [[0; 16], [0xff; 16], foreign.token(Cid(cid))] {
+        let mut bytes = vec![PacketKind::Unknown.first_byte()];
+        bytes.extend(cid);
+        bytes.extend(token);
+        p.inject(false, p.server_address, bytes.clone());
+        for cut in 0..bytes.len() {
+            p.inject(false, p.server_address, bytes[..cut].to_vec());
+        }
+    }
+    assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)));
+    let established = p
+        .device_events
+        .iter()
+        .filter(|(_, _, e)| matches!(e, Event::Established { .. }))
+        .count();
+    assert_eq!(established, 1);
+}
+
+#[test]
+fn a_client_key_cannot_fill_the_server() {
+    // R-HS-8: half-open handshakes of many instances are bounded in all.
+    let mut r = Rogue::with(Config {
+        cookie_above: 10_000,
+        ..Config::default()
+    });
+    for n in 0..3000 {
+        r.instance = n;
+        let syn = r.syn(1, None);
+        r.throw(r.home, syn);
+    }
+    let half_open = r.server.counts().2;
+    assert!(
+        half_open <= 2048,
+        "{half_open} half-open, cookies must be asked for"
+    );
+}

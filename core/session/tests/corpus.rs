@@ -1,0 +1,80 @@
+//! The fuzz targets of `fuzz/` over their corpus, and over some thousands of arbitrary inputs made
+//! from a seed: on any compiler, without a fuzzer.
+
+#[path = "../../../fuzz/src/lib.rs"]
+mod fuzz;
+
+use std::path::Path;
+
+use d2tp_session::Rng;
+
+#[allow(clippy::disallowed_methods, reason = "the corpus lies in files")]
+fn replay(target: &str, f: fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fuzz/corpus")
+        .join(target);
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .collect();
+    files.sort();
+    assert!(!files.is_empty(), "{target} has no corpus");
+    for file in files {
+        // Shown when it fails: which file, which input.
+        eprintln!("{}", file.display());
+        f(&std::fs::read(file).unwrap());
+    }
+}
+
+/// Inputs that differ with the seed only: a failure says which one it was.
+fn arbitrary(seed: u8, count: usize, len_max: u64, f: fn(&[u8])) {
+    let mut rng = Rng::new([seed; 32]);
+    for n in 0..count {
+        let mut bytes = vec![0; (rng.u64() % len_max) as usize];
+        rng.fill(&mut bytes);
+        eprintln!("seed {seed}, input {n}");
+        f(&bytes);
+    }
+}
+
+#[test]
+fn frames() {
+    replay("frames", fuzz::frames);
+    arbitrary(1, 20_000, 200, fuzz::frames);
+}
+
+#[test]
+fn datagram() {
+    replay("datagram", fuzz::datagram);
+    arbitrary(2, 1_000, 4000, fuzz::datagram);
+}
+
+#[test]
+fn record() {
+    replay("record", fuzz::record);
+    arbitrary(3, 2_000, 300, fuzz::record);
+}
+
+#[test]
+fn handshake() {
+    replay("handshake", fuzz::handshake);
+    arbitrary(4, 1_500, 300, fuzz::handshake);
+}
+
+/// Mostly what moves a transfer on, so that the rest meets one in every state.
+fn steered(bytes: &[u8]) {
+    const USUAL: [u8; 16] = [0, 1, 3, 4, 5, 5, 6, 9, 9, 11, 11, 12, 15, 15, 10, 16];
+    let mut bytes = bytes.to_vec();
+    for pair in bytes.chunks_exact_mut(2) {
+        if pair[0] >= 64 {
+            pair[0] = USUAL[usize::from(pair[0] % 16)];
+        }
+    }
+    fuzz::operations(&bytes);
+}
+
+#[test]
+fn operations() {
+    replay("operations", fuzz::operations);
+    arbitrary(5, 400, 400, steered);
+}

@@ -1,0 +1,420 @@
+//! Two endpoints, two links, and bytes read as actions: open, write, read, cut, attach, lose,
+//! replay, sleep, crash, wait. What is read must always be a prefix of what was written.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use d2tp_session::*;
+
+use super::syn_ack;
+
+struct World {
+    now: Time,
+    device: Endpoint,
+    server: Endpoint,
+    session: SessionId,
+    epochs: u32,
+    up: [bool; 2],
+    lose: u8,
+    flying: Vec<(bool, u32, Vec<u8>)>,
+    last_syn: Vec<u8>,
+    kept: Vec<Vec<u8>>,
+    /// Bytes read of each flow at the server, and whether it may have gone back by a crash.
+    read: BTreeMap<FlowId, u64>,
+    written: BTreeMap<FlowId, u64>,
+}
+
+const KEPT_MAX: usize = 64;
+const FLYING_MAX: usize = 512;
+
+fn content(offset: u64) -> u8 {
+    (offset.wrapping_mul(2_654_435_761) >> 13) as u8
+}
+
+fn addresses(link: u32, to_server: bool) -> Addresses {
+    let remote = if to_server {
+        "203.0.113.1:443"
+    } else {
+        ["192.0.2.1:1", "192.0.2.2:2"][link as usize]
+    };
+    Addresses {
+        link: LinkId(if to_server { link } else { 0 }),
+        local: None,
+        remote: remote.parse().expect("an address"),
+    }
+}
+
+fn config() -> Config {
+    Config {
+        flow_window: 50_000,
+        session_window: 80_000,
+        send_buffer: 60_000,
+        flows_max: 12,
+        ..Config::default()
+    }
+}
+
+fn server() -> Endpoint {
+    Endpoint::new(
+        config(),
+        SecretKey::from_bytes([22; 32]),
+        Admission::Anybody,
+        [3; 32],
+        [4; 32],
+    )
+}
+
+fn device() -> Endpoint {
+    Endpoint::new(
+        config(),
+        SecretKey::from_bytes([11; 32]),
+        Admission::Nobody,
+        [1; 32],
+        [2; 32],
+    )
+}
+
+impl World {
+    fn new() -> World {
+        let mut device = device();
+        let key = SecretKey::from_bytes([22; 32]).public();
+        let session = device.connect(Time::ZERO, key, 7, 1..100_000);
+        World {
+            now: Time::ZERO + Span::from_secs(1),
+            device,
+            server: server(),
+            session,
+            epochs: 100_000,
+            up: [true; 2],
+            lose: 0,
+            flying: Vec::new(),
+            last_syn: Vec::new(),
+            kept: Vec::new(),
+            read: BTreeMap::new(),
+            written: BTreeMap::new(),
+        }
+    }
+
+    fn pump(&mut self) {
+        let mut buf = vec![0; 65536];
+        for round in 0.. {
+            assert!(round < 10_000, "the two never fall silent");
+            let mut idle = true;
+            while let Some(t) = self.device.poll_transmit(self.now, &mut buf) {
+                idle = false;
+                for d in buf[..t.len].chunks(t.segment) {
+                    if d[0] >> 5 == 0b100 {
+                        self.last_syn = d.to_vec();
+                    }
+                    self.post(true, t.link.0, d);
+                }
+            }
+            while let Some(t) = self.server.poll_transmit(self.now, &mut buf) {
+                idle = false;
+                let link = u32::from(t.remote == addresses(1, false).remote);
+                for d in buf[..t.len].chunks(t.segment) {
+                    self.post(false, link, d);
+                }
+            }
+            while self.device.poll_event().is_some() {
+                idle = false;
+            }
+            while self.server.poll_event().is_some() {
+                idle = false;
+            }
+            if idle {
+                return;
+            }
+        }
+    }
+
+    fn post(&mut self, to_server: bool, link: u32, bytes: &[u8]) {
+        if self.lose > 0 {
+            self.lose -= 1;
+        } else if self.up[link as usize] && self.flying.len() < FLYING_MAX {
+            self.flying.push((to_server, link, bytes.to_vec()));
+        }
+    }
+
+    fn deliver(&mut self, i: usize) {
+        let (to_server, link, mut bytes) = self.flying.remove(i);
+        if to_server {
+            if self.kept.len() < KEPT_MAX {
+                self.kept.push(bytes.clone());
+            }
+            let addresses = addresses(link, false);
+            self.server.handle_datagram(
+                self.now,
+                Incoming {
+                    addresses,
+                    bytes: &mut bytes,
+                },
+            );
+        } else {
+            let addresses = addresses(link, true);
+            self.device.handle_datagram(
+                self.now,
+                Incoming {
+                    addresses,
+                    bytes: &mut bytes,
+                },
+            );
+        }
+        self.pump();
+    }
+
+    fn deliver_all(&mut self) {
+        for _ in 0..200 {
+            if self.flying.is_empty() {
+                return;
+            }
+            self.deliver(0);
+        }
+    }
+
+    fn wait(&mut self, span: Span) {
+        let until = self.now + span;
+        let mut last = (self.now, 0);
+        for _ in 0..400 {
+            let next = self.device.next_timeout().min(self.server.next_timeout());
+            if next > until {
+                break;
+            }
+            self.now = self.now.max(next);
+            last = if last.0 == self.now {
+                (last.0, last.1 + 1)
+            } else {
+                (self.now, 0)
+            };
+            assert!(last.1 < 100, "a timer fires and fires and nothing happens");
+            self.device.handle_timeouts(self.now);
+            self.server.handle_timeouts(self.now);
+            self.pump();
+            self.deliver_all();
+        }
+        self.now = until;
+    }
+
+    fn flow(&self, n: u8) -> Option<FlowId> {
+        let flows: Vec<FlowId> = self.written.keys().copied().collect();
+        flows.get(usize::from(n) % flows.len().max(1)).copied()
+    }
+
+    fn with_device<R>(&mut self, f: impl FnOnce(&mut Session) -> R) -> Option<R> {
+        let r = self.device.with(self.session, f).ok();
+        self.pump();
+        r
+    }
+
+    fn read_at_server(&mut self, limit: usize) {
+        for id in self.server.ids() {
+            let flows = self
+                .server
+                .session(id)
+                .map(Session::flow_ids)
+                .unwrap_or_default();
+            for flow in flows {
+                let (read, written) = (&mut self.read, &self.written);
+                let _ = self.server.with(id, |s| {
+                    let start = s.received(flow).map_or(0, |r| r.0);
+                    if let Ok(Read::Chunk(c)) = s.read(flow, limit.max(1)) {
+                        for (b, i) in c.iter().zip(start..) {
+                            assert_eq!(*b, content(i), "flow {flow:?} has a wrong byte at {i}");
+                        }
+                        let end = start + c.len() as u64;
+                        assert!(
+                            written.get(&flow).is_some_and(|w| end <= *w),
+                            "more than was written"
+                        );
+                        read.insert(flow, end);
+                    }
+                });
+            }
+        }
+        self.pump();
+    }
+
+    fn act(&mut self, op: u8, arg: u8) {
+        let now = self.now;
+        match op % 24 {
+            0 | 1 => {
+                let link = u32::from(op & 1);
+                if self.up[link as usize] {
+                    self.with_device(|s| s.open_path(now, addresses(link, true), arg & 1 == 1));
+                }
+            }
+            2 => {
+                let link = usize::from(arg & 1);
+                self.up[link] = false;
+                self.flying.retain(|f| f.1 as usize != link);
+                if arg & 2 == 0 {
+                    self.with_device(|s| s.on_link_down(now, LinkId(u32::from(arg & 1))));
+                }
+            }
+            3 => self.up[usize::from(arg & 1)] = true,
+            4 => {
+                let options = FlowOptions {
+                    priority: arg & 7,
+                    size: None,
+                    deadline: (arg & 8 != 0).then(|| now + Span::from_secs(30)),
+                    durable: arg & 16 != 0,
+                    hibernates: arg & 32 != 0,
+                };
+                if let Some(Ok(id)) = self.with_device(|s| s.open(options)) {
+                    self.written.insert(id, 0);
+                }
+            }
+            5 | 6 => {
+                let Some(flow) = self.flow(arg) else { return };
+                let n = u64::from(arg) * 40 + 1;
+                let start = self
+                    .device
+                    .session(self.session)
+                    .and_then(|s| s.send_offsets(flow));
+                let Some((start, _)) = start else { return };
+                let bytes: Vec<u8> = (start..start + n).map(content).collect();
+                if let Some(Ok(())) = self.with_device(|s| s.write(flow, Bytes::from(bytes))) {
+                    let written = self.written.entry(flow).or_default();
+                    *written = (*written).max(start + n);
+                }
+            }
+            7 => {
+                let Some(flow) = self.flow(arg) else { return };
+                self.with_device(|s| {
+                    let _ = s.finish(flow);
+                });
+            }
+            8 => {
+                let Some(flow) = self.flow(arg) else { return };
+                self.with_device(|s| match arg & 3 {
+                    0 => s.reset(flow, 1),
+                    1 => s.stop(flow, 2),
+                    2 => s.pause(flow, arg & 4 == 0, Reason::UserPaused),
+                    _ => s.grant(flow, LinkId(u32::from(arg >> 2 & 1)), u64::from(arg) * 100),
+                });
+            }
+            9 => self.read_at_server(usize::from(arg) * 100),
+            10 => {
+                if !self.flying.is_empty() {
+                    self.deliver(usize::from(arg) % self.flying.len());
+                }
+            }
+            11 | 12 => self.deliver_all(),
+            13 => self.lose = arg % 8,
+            14 => {
+                if let Some(bytes) = self.kept.get(usize::from(arg) % self.kept.len().max(1)) {
+                    let mut bytes = bytes.clone();
+                    let addresses = addresses(u32::from(arg & 1), false);
+                    self.server.handle_datagram(
+                        now,
+                        Incoming {
+                            addresses,
+                            bytes: &mut bytes,
+                        },
+                    );
+                    self.pump();
+                }
+            }
+            15 => self.wait(Span::from_millis(u64::from(arg))),
+            16 => self.wait(Span::from_secs(u64::from(arg))),
+            17 => {
+                // The device sleeps and wakes, or crashes and starts again.
+                let record = if arg & 1 == 0 {
+                    self.device.hibernate(now, self.session).ok()
+                } else {
+                    self.device
+                        .session(self.session)
+                        .map(|s| s.record(now, true).encode())
+                };
+                let Some(record) = record else { return };
+                self.device = device();
+                let epochs = self.epochs..self.epochs + 1000;
+                self.epochs += 1000;
+                self.session = self
+                    .device
+                    .restore(now, &record, epochs)
+                    .expect("its own record");
+            }
+            18 => {
+                let Some(id) = self.server.ids().first().copied() else {
+                    return;
+                };
+                if arg & 1 == 0 {
+                    let _ = self.server.hibernate(now, id);
+                } else {
+                    let record = self
+                        .server
+                        .session(id)
+                        .map(|s| s.record(now, true).encode());
+                    self.server = server();
+                    if let Some(record) = record.filter(|_| arg & 2 == 0) {
+                        self.server.adopt(&record).expect("its own record");
+                    }
+                }
+            }
+            19 => {
+                let link = LinkId(u32::from(arg & 1));
+                let status = [
+                    PathStatus::Available,
+                    PathStatus::Standby,
+                    PathStatus::Frozen,
+                ][usize::from(arg >> 1) % 3];
+                self.with_device(|s| s.set_path_status(link, status, arg & 8 != 0, Reason::None));
+            }
+            20 => {
+                let link = LinkId(u32::from(arg & 1));
+                self.with_device(|s| s.close_path(now, link, Reason::PathCost));
+            }
+            21 => {
+                let flows = self.written.keys().copied().collect::<Vec<_>>();
+                for id in self.server.ids() {
+                    let _ = self.server.with(id, |s| {
+                        for flow in &flows {
+                            if arg & 1 == 0 {
+                                let _ = s.write(*flow, Bytes::from_static(&[1; 500]));
+                            } else if let Some((read, _)) = s.received(*flow) {
+                                s.set_durable(*flow, read);
+                                s.set_committed(*flow, read);
+                            }
+                        }
+                    });
+                }
+                self.pump();
+            }
+            22 => {
+                // An answer to the newest SYN that authenticates and says anything.
+                let payload: Vec<u8> = (0..usize::from(arg)).map(|i| (i * 7 % 5) as u8).collect();
+                let key = SecretKey::from_bytes([22; 32]);
+                if let Some(mut bytes) = syn_ack(&key, &self.last_syn, &payload) {
+                    let addresses = addresses(0, true);
+                    self.device.handle_datagram(
+                        now,
+                        Incoming {
+                            addresses,
+                            bytes: &mut bytes,
+                        },
+                    );
+                    self.pump();
+                }
+            }
+            _ => {
+                let size = 1200 + usize::from(arg);
+                self.device
+                    .on_too_big(now, LinkId(u32::from(arg & 1)), size);
+                self.pump();
+            }
+        }
+    }
+}
+
+/// Pairs of bytes, each an action and its argument; at most 400 of them.
+pub fn operations(bytes: &[u8]) {
+    let mut world = World::new();
+    world.act(0, 0);
+    world.deliver_all();
+    for pair in bytes.chunks_exact(2).take(400) {
+        world.act(pair[0], pair[1]);
+    }
+    world.wait(Span::from_secs(30));
+    world.read_at_server(100_000);
+}
