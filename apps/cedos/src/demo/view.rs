@@ -39,7 +39,7 @@ impl View {
                     .unwrap_or_else(|_| ProgressStyle::default_bar());
                 all.add(bar).with_style(style)
             };
-            let bar = "{prefix:4} {bar:30} {bytes:>10}/{total_bytes} {msg}";
+            let bar = "{prefix:4} {bar:30} {decimal_bytes:>10}/{decimal_total_bytes} {msg}";
             Bars {
                 links: line(ProgressBar::new(1), "{msg}"),
                 ours: line(ProgressBar::new(bytes), bar).with_prefix("D2TP"),

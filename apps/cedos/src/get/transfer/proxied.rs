@@ -259,6 +259,7 @@ impl Transfer<'_, Proxy> {
                 helm.unanswered_since = None;
                 let reason = Reason::from(reason);
                 self.refuse_to_wait(reason, &why)?;
+                self.why = format!("waits: {why}");
                 self.say_waiting(reason, why, unblocks);
             }
             (Choice::Use { .. }, Paid::Spend { why }) if plan_spends(helm) => {
