@@ -61,16 +61,21 @@ async fn proxy(directory: &Path, listen: &str, client: Option<&str>) -> Proxy {
         "--allow-client",
         client,
     ];
-    let mut child = cedos(directory, &arguments)
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("start the proxy");
-    let out = child.stdout.take().expect("its output");
-    let mut lines = BufReader::new(out).lines();
-    let line = lines.next_line();
-    let line = tokio::time::timeout(PATIENCE, line).await;
-    let address = line.expect("in time").expect("readable").expect("a line");
-    Proxy { child, address }
+    // A port that was free a moment ago may be somebody else's for another moment.
+    for _ in 0..100 {
+        let mut child = cedos(directory, &arguments)
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("start the proxy");
+        let out = child.stdout.take().expect("its output");
+        let mut lines = BufReader::new(out).lines();
+        let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+        if let Some(address) = line.expect("in time").expect("readable") {
+            return Proxy { child, address };
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    panic!("the proxy cannot listen at {listen}");
 }
 
 struct Run {

@@ -29,6 +29,9 @@ const PERSISTENT_CONGESTION_PTOS: u64 = 3;
 /// Lost packets are remembered this many round trips, to notice that they were not.
 const LOST_KEPT_RTTS: u64 = 2;
 
+/// Packets whose fate is unknown, per path: several windows of the largest path we serve.
+const SENT_MAX: usize = 64 * 1024;
+
 /// Bytes of a flow that a packet carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SaidData {
@@ -162,6 +165,26 @@ impl Recovery {
     /// The number the next packet gets.
     pub(crate) fn next_number(&self) -> u64 {
         self.base + self.sent.len() as u64
+    }
+
+    /// R-ACK-6: notes of packets that a peer never answers are bounded. The oldest is given up as
+    /// lost when there are too many; `each` is told what it said.
+    pub(crate) fn give_up_oldest(&mut self, mut each: impl FnMut(Said, bool)) {
+        while self.sent.len() > SENT_MAX
+            && let Some(oldest) = self.sent.pop_front()
+        {
+            self.base += 1;
+            if oldest.state != State::Outstanding {
+                continue;
+            }
+            if oldest.eliciting {
+                self.in_flight -= u64::from(oldest.bytes);
+                self.outstanding_eliciting -= 1;
+            }
+            for said in oldest.said() {
+                each(said, false);
+            }
+        }
     }
 
     pub(crate) fn on_sent(&mut self, sent: Sent) {

@@ -144,7 +144,8 @@ impl RecvHalf {
         // R-FLOW-6: a piece that would open one gap too many is not kept, nor acknowledged.
         let start = offset.max(self.read_to);
         let wanted = start < end && self.reset.is_none() && self.stopped.is_none();
-        if wanted && self.received.len() >= self.gaps_max() && !self.received.touches(start, end) {
+        let gap = start > self.read_to && !self.received.touches(start, end);
+        if wanted && gap && self.received.len() >= self.gaps_max() {
             return Ok(Arrival {
                 unkept: true,
                 ..Arrival::default()

@@ -16,7 +16,7 @@ use crate::event::SessionEnd;
 use crate::flow::want;
 use crate::path::{self, LinkId, PathState};
 use crate::recovery::{Said, SaidData, Sent};
-use crate::session::{Life, Role, Session, say};
+use crate::session::{Life, Role, Session, on_said, say};
 use d2tp_seal::KEY_UPDATE_PACKETS;
 
 /// Datagrams of one batch: what kernels take in one GSO send.
@@ -227,6 +227,28 @@ impl Session {
             path.tx_bytes += packet.len() as u64;
         }
         keys.seal(path.id, number, packet);
+        let Session {
+            paths,
+            flows,
+            issued,
+            says,
+            gone,
+            ..
+        } = self;
+        let path = paths.at(slot);
+        let (id, mut own) = (path.id, path.wants);
+        path.recovery.give_up_oldest(|said, arrived| {
+            on_said(
+                said,
+                arrived,
+                flows,
+                Some((id, &mut own)),
+                issued,
+                says,
+                gone,
+            );
+        });
+        path.wants = own;
     }
 
     fn fill(&mut self, now: Time, slot: usize, control: bool, buf: &mut [u8]) -> Option<Transmit> {

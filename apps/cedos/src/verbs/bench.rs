@@ -35,5 +35,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         .args(&args.args)
         .status()
         .with_context(|| format!("cannot run {}", program.display()))?;
-    Ok(ExitCode::from(u8::try_from(status.code().unwrap_or(1)).unwrap_or(1)))
+    Ok(ExitCode::from(
+        u8::try_from(status.code().unwrap_or(1)).unwrap_or(1),
+    ))
 }
