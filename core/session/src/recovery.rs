@@ -167,7 +167,7 @@ impl Recovery {
         self.base + self.sent.len() as u64
     }
 
-    /// R-ACK-6: notes of packets that a peer never answers are bounded. The oldest is given up as
+    /// R-ACK-3: notes of packets that a peer never answers are bounded. The oldest is given up as
     /// lost when there are too many; `each` is told what it said.
     pub(crate) fn give_up_oldest(&mut self, mut each: impl FnMut(Said, bool)) {
         while self.sent.len() > SENT_MAX
@@ -616,10 +616,20 @@ mod tests {
 
     #[test]
     fn a_peer_that_never_acknowledges_does_not_fill_our_memory() {
+        // R-ACK-3
         let mut bed = Bed::new();
         for n in 0..100_000 {
             bed.recovery.on_sent(Sent::new(at(n)));
         }
         assert!(bed.recovery.sent.len() <= 10_000);
+        let mut given_up = 0;
+        for n in 0..2 * SENT_MAX as u64 {
+            bed.send(at(n));
+            bed.recovery
+                .give_up_oldest(|_, arrived| given_up += u64::from(!arrived));
+        }
+        assert_eq!(bed.recovery.sent.len(), SENT_MAX);
+        assert_eq!(given_up, SENT_MAX as u64);
+        assert_eq!(bed.recovery.in_flight, SENT_MAX as u64 * 1_000);
     }
 }
