@@ -13,6 +13,7 @@
 //! The rules it keeps are named in `docs/protocol.md` (R-ACK-2 and the like) and so marked here.
 
 mod acks;
+mod calls;
 mod config;
 mod congestion;
 mod endpoint;
@@ -21,6 +22,7 @@ mod flow;
 mod grant;
 mod half_open;
 mod knock;
+mod movement;
 mod mtu;
 mod pacer;
 mod path;
@@ -33,6 +35,7 @@ mod resume;
 mod rtt;
 mod send_half;
 mod session;
+mod timers;
 mod transmit;
 
 pub use config::{

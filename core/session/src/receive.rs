@@ -7,6 +7,7 @@ use d2tp_wire::{
     Cid, DATA_HEADER_BYTES, FlowId, Frame, FrameIter, PathId, PathStatus, Reader, Reason,
 };
 
+use crate::calls::CODE_DEADLINE;
 use crate::config::SPARE_PATHS;
 use crate::event::{Event, FlowEnd, PeerFault, SessionEnd};
 use crate::flow::{Flow, FlowOptions, want};
@@ -15,7 +16,7 @@ use crate::path::{self, Addresses, Before, Path, PathState};
 use crate::recovery::Said;
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
-use crate::session::{CODE_DEADLINE, Life, Role, Session, on_said};
+use crate::session::{Life, Role, Session, on_said};
 
 /// Answers to challenges that wait to leave; a flood gets no more than that.
 const ANSWERS_MAX: usize = 4;

@@ -1,0 +1,350 @@
+//! What a device does with a session's paths: open, close, lose, grant; and the session's own end.
+//!
+//! ```text
+//!  link up   ──▶ open_path ──▶ keys and a spare id? a new path : a knock at the server's door
+//!  link down ──▶ on_link_down ──▶ data in flight goes elsewhere, the peer hears GONE on the next path
+//! ```
+
+use d2tp_time::Time;
+use d2tp_wire::{Cid, FlowId, PathId, PathStatus, Reason, TOKEN_BYTES};
+
+use crate::config::{PATHS_MAX, SPARE_PATHS};
+use crate::event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
+use crate::knock::Knock;
+use crate::path::{self, Addresses, LinkId, Path, PathState, Paths};
+use crate::session::{CidChange, Gone, Issued, Life, Role, Session, on_said};
+
+/// Ids that may be issued and unused, beside those of live paths.
+const ISSUED_MAX: u32 = 16;
+
+impl Session {
+    /// Begins to use a link: a new path, or the first packet of a handshake where there are no
+    /// keys. `gated`: payload on it needs grants (a metered link).
+    pub fn open_path(&mut self, now: Time, addresses: Addresses, gated: bool) {
+        if self.life == Life::Closed || self.role == Role::Responder {
+            return;
+        }
+        if self
+            .paths
+            .iter()
+            .any(|p| p.addresses == addresses && p.state != PathState::Silent)
+        {
+            return;
+        }
+        // R-HS-9: after an hour asleep new keys come first.
+        let fresh = now.since(self.keys_at) < self.config.keys_max;
+        let spare = if self.keys.is_some() && fresh && !self.paths.is_full() {
+            self.spare.pop_first()
+        } else {
+            None
+        };
+        let Some((id, (cid, token))) = spare else {
+            return self.knock_at(now, addresses, gated);
+        };
+        if !self.issued.contains_key(&id) || !self.use_path_id(id) {
+            return self.knock_at(now, addresses, gated);
+        }
+        let mut path = Path::new(now, id, addresses, &self.config, (cid, token));
+        path.gated = gated;
+        path.status_seq = 1;
+        path.wants |= path::want::STATUS;
+        // Our side needs no proof of a server we already know, only that the path works.
+        path.validated = true;
+        path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
+        path.challenge(self.rng.array());
+        self.paths.push(path);
+        self.issue_ids(id.0 + SPARE_PATHS);
+        self.wake(now);
+        self.flows.touch_all();
+    }
+
+    /// True if this path id was never used under these keys; now it is.
+    pub(crate) fn use_path_id(&mut self, id: PathId) -> bool {
+        let n = u64::from(id.0);
+        self.used_paths.insert(n, n + 1) == 1
+    }
+
+    pub(crate) fn knock_at(&mut self, now: Time, addresses: Addresses, gated: bool) {
+        match &mut self.knock {
+            Some(knock) => knock.add(now, addresses, gated),
+            None => {
+                let knock = Knock::new(now, addresses, gated, &mut self.rng);
+                self.cid_changes.extend(knock.routes(self.generation + 1));
+                self.knock = Some(knock);
+                if self.life != Life::Established {
+                    self.life = Life::Handshaking;
+                }
+            }
+        }
+    }
+
+    /// Issues connection ids for all path ids up to `last`.
+    pub(crate) fn issue_ids(&mut self, last: u32) {
+        for n in self.issued_to..=last {
+            let cid = Cid(self.rng.array());
+            let token = self
+                .make_token
+                .as_ref()
+                .map_or([0; TOKEN_BYTES], |make| make(cid));
+            let path = PathId(n);
+            self.issued.insert(
+                path,
+                Issued {
+                    cid,
+                    token,
+                    tell: true,
+                },
+            );
+            self.cid_changes.push(CidChange::Add {
+                cid,
+                path,
+                generation: self.generation,
+            });
+        }
+        self.issued_to = self.issued_to.max(last + 1);
+        // R-PATH-11: ids a device skipped are taken back, with some patience for reordering.
+        let stale: Vec<PathId> = self
+            .issued
+            .keys()
+            .copied()
+            .filter(|p| p.0 + ISSUED_MAX <= last && self.paths.get(*p).is_none())
+            .collect();
+        for path in stale {
+            if let Some(issued) = self.issued.remove(&path) {
+                self.cid_changes.push(CidChange::Remove(issued.cid));
+            }
+        }
+    }
+
+    /// The link is gone: everything in flight on it travels elsewhere, or waits.
+    pub fn on_link_down(&mut self, now: Time, link: LinkId) {
+        if let Some(knock) = &mut self.knock
+            && !knock.drop_link(link)
+        {
+            self.drop_knock();
+        }
+        loop {
+            let slot = self.paths.iter().position(|p| p.addresses.link == link);
+            let Some(slot) = slot else { break };
+            let path = self.remove_path(slot);
+            self.tell_gone(path);
+        }
+        self.suspend_if_idle(now, Reason::NoPath);
+    }
+
+    /// R-PATH-8: the peer learns on whatever path comes next that this one is no more, and what
+    /// arrived on it to the last.
+    pub(crate) fn tell_gone(&mut self, path: Path) {
+        if self.gone.len() == PATHS_MAX {
+            self.gone.remove(0);
+        }
+        self.gone.push(Gone {
+            path: path.id,
+            received: path.acks.ranges().collect(),
+            tell: true,
+        });
+    }
+
+    /// Stops using a link that is still up: the peer is told on the very path, which then goes.
+    pub fn close_path(&mut self, now: Time, link: LinkId, reason: Reason) {
+        if self.keys.is_none() || self.paths.iter().all(|p| p.addresses.link != link) {
+            return self.on_link_down(now, link);
+        }
+        for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
+            path.status = PathStatus::Gone;
+            path.status_seq = u64::from(u32::MAX);
+            path.reason = reason;
+            path.wants |= path::want::STATUS;
+            path.probe_now = true;
+        }
+    }
+
+    /// Whether there is something to say that no ACK or timer brings up.
+    pub fn has_news(&self) -> bool {
+        self.says != 0 || self.flows.has_dirty()
+    }
+
+    pub(crate) fn drop_knock(&mut self) {
+        if let Some(knock) = self.knock.take() {
+            let routes = knock.routes(self.generation + 1);
+            self.cid_changes
+                .extend(routes.into_iter().filter_map(|r| match r {
+                    CidChange::Add { cid, .. } => Some(CidChange::Remove(cid)),
+                    CidChange::Remove(_) => None,
+                }));
+        }
+    }
+
+    pub(crate) fn remove_path(&mut self, slot: usize) -> Path {
+        let Session {
+            paths,
+            flows,
+            issued,
+            says,
+            gone,
+            ..
+        } = self;
+        let mut path = paths.remove(slot);
+        path.recovery.abandon(|said, arrived| {
+            on_said(said, arrived, flows, None, issued, says, gone);
+        });
+        for flow in flows.iter_mut() {
+            flow.grants_in.forget_path(path.id);
+            flow.grants_out.forget_path(path.id);
+        }
+        flows.touch_all();
+        if let Some(issued) = self.issued.remove(&path.id) {
+            self.cid_changes.push(CidChange::Remove(issued.cid));
+        }
+        self.emit(Event::PathDown {
+            path: path.id,
+            link: path.addresses.link,
+        });
+        path
+    }
+
+    pub(crate) fn suspend_if_idle(&mut self, now: Time, reason: Reason) {
+        if self.life == Life::Closed || !self.paths.is_empty() || self.knock.is_some() {
+            return;
+        }
+        if self.life != Life::Suspended || self.suspended_at.is_none() {
+            self.life = Life::Suspended;
+            self.suspended_at = Some(now);
+            self.emit(Event::Suspended(reason));
+        }
+    }
+
+    pub(crate) fn wake(&mut self, now: Time) {
+        if let Some(at) = self.suspended_at.take() {
+            self.emit(Event::Woken {
+                after: now.since(at),
+            });
+        }
+        if self.keys.is_some() && self.life != Life::Closed {
+            self.life = Life::Established;
+        }
+    }
+
+    /// Says what the path over `link` may be used for.
+    pub fn set_path_status(
+        &mut self,
+        link: LinkId,
+        status: PathStatus,
+        gated: bool,
+        reason: Reason,
+    ) {
+        for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
+            if (path.status, path.gated) != (status, gated) {
+                (path.status, path.gated, path.reason) = (status, gated, reason);
+                path.status_seq += 1;
+                path.wants |= path::want::STATUS;
+            }
+        }
+        self.flows.touch_all();
+    }
+
+    /// Lets a flow spend `more` payload bytes on the gated path over `link` from now on; zero
+    /// revokes. Counts for both directions, each with its own budget.
+    pub fn grant(&mut self, id: FlowId, link: LinkId, more: u64) {
+        let Some(path) = self
+            .paths
+            .iter()
+            .find(|p| p.addresses.link == link)
+            .map(|p| p.id)
+        else {
+            return;
+        };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        flow.grants_out.grant(path, more);
+        flow.grants_in.set_local(path, more);
+        self.flows.touch(id);
+    }
+
+    /// What the peer may still send of a flow over `link`, and what it spent there.
+    pub fn grant_left(&self, id: FlowId, link: LinkId) -> Option<(u64, u64)> {
+        let path = self.paths.iter().find(|p| p.addresses.link == link)?.id;
+        let flow = self.flows.get(id)?;
+        Some((flow.grants_out.left(path), flow.grants_out.spent(path)))
+    }
+
+    /// Whether there is a path over this link.
+    pub fn has_path(&self, link: LinkId) -> bool {
+        self.paths.iter().any(|p| p.addresses.link == link)
+            || self.knock.as_ref().is_some_and(|k| k.has_link(link))
+    }
+
+    /// The socket refused a datagram of this size.
+    pub fn on_too_big(&mut self, now: Time, link: LinkId, size: usize) {
+        for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
+            path.mtu
+                .on_too_big(now, size.min(usize::from(u16::MAX)) as u16);
+            let datagram = path.mtu.current() as u64;
+            path.recovery.controller.set_datagram(datagram);
+        }
+    }
+
+    /// Ends the session: the peer is told on every path that works, once.
+    pub fn close(&mut self, code: u64, text: &str) {
+        if self.life == Life::Closed || self.closing.is_some() {
+            return;
+        }
+        self.closing = Some((code, text.chars().take(80).collect()));
+        if self.keys.is_none() || self.paths.is_empty() {
+            self.end(SessionEnd::Local);
+        }
+    }
+
+    pub(crate) fn end(&mut self, end: SessionEnd) {
+        if self.life == Life::Closed {
+            return;
+        }
+        self.life = Life::Closed;
+        self.drop_knock();
+        for id in self.flows.ids() {
+            self.end_flow(id, FlowEnd::SessionEnded);
+        }
+        for (_, issued) in std::mem::take(&mut self.issued) {
+            self.cid_changes.push(CidChange::Remove(issued.cid));
+        }
+        self.paths = Paths::default();
+        self.keys = None;
+        self.emit(Event::Closed(end));
+    }
+
+    /// The peer broke the protocol: tell it, end the session.
+    pub(crate) fn fault(&mut self, fault: PeerFault) {
+        // R-CLOSE-2: the first fault is the one that is told.
+        if self.closing.is_some() {
+            return;
+        }
+        let text = fault.to_string();
+        self.closing = Some((u64::from(Reason::Protocol as u8), text));
+        self.broken = Some(fault);
+    }
+
+    /// Payload arrived on a path: is it another one than before?
+    pub(crate) fn note_payload(&mut self, now: Time, slot: usize) {
+        let path = self.paths.at(slot);
+        let (id, link, beside) = (path.id, path.addresses.link, path.beside_another);
+        match self.last_payload {
+            Some((before, _, _)) if before == id => {}
+            Some((_, from, at)) => {
+                let kind = if beside {
+                    SwitchKind::MakeBeforeBreak
+                } else {
+                    SwitchKind::BreakBeforeMake
+                };
+                self.emit(Event::Switched {
+                    from: Some(from),
+                    to: link,
+                    kind,
+                    silence: now.since(at),
+                });
+            }
+            None => {}
+        }
+        self.last_payload = Some((id, link, now));
+    }
+}

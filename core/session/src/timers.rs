@@ -1,0 +1,236 @@
+//! Everything a session does because time passed, and when it wants to be called for it.
+//!
+//! Each timer in a sentence: a flow's deadline ends it; a knock is repeated until answered; keys an
+//! hour old are replaced; the peer's old keys are forgotten; an ACK that was held back leaves; packets
+//! overtaken for too long count as lost; a path without answers is probed, then demoted; a device that
+//! waits for payload on a quiet path asks whether it lives; a server that hears nothing falls silent.
+
+use d2tp_time::Time;
+use d2tp_wire::{FlowId, PathStatus, Reason};
+
+use crate::event::{Event, SessionEnd};
+use crate::path::{self, Path, PathState};
+use crate::recovery::Said;
+use crate::session::{Life, Role, Session, on_said};
+
+/// Probe timeouts after which a path's data goes elsewhere.
+const PROBES_BEFORE_SILENT: u32 = 2;
+
+impl Session {
+    /// When [`Session::handle_timeouts`] wants to be called next.
+    pub fn next_timeout(&mut self) -> Time {
+        if self.life == Life::Closed {
+            return Time::NEVER;
+        }
+        let mut at = self.flows.next_deadline();
+        if let Some(knock) = &self.knock {
+            at = at.min(knock.next_at());
+        }
+        if self.life == Life::Suspended {
+            return at.min(self.absence_at());
+        }
+        at = at.min(self.rx_key_drop_at);
+        if self.role == Role::Initiator && self.knock.is_none() {
+            at = at.min(self.keys_at + self.config.keys_max);
+        }
+        let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
+        let waits = self.role == Role::Initiator;
+        for path in self.paths.iter() {
+            if waits && self.expects_payload(path) {
+                at = at.min(path.ask_at(delay));
+            }
+            at = at.min(path.recovery.loss_at());
+            // What may not be sent to an unproved address waits for bytes from there, not for time.
+            if path.may_speak() {
+                at = at
+                    .min(path.recovery.probe_at(delay, interval))
+                    .min(path.acks.due())
+                    .min(path.paced_until);
+            }
+        }
+        if self.role == Role::Responder {
+            at = at.min(self.last_rx + self.config.silence_max);
+        }
+        at
+    }
+
+    /// Whether payload could arrive on this path at any moment.
+    fn expects_payload(&self, path: &Path) -> bool {
+        path.status == PathStatus::Available
+            && self.flows.iter().any(|f| {
+                !f.recv.is_complete()
+                    && !f.pause_out.1
+                    && (!path.gated || f.grants_out.left(path.id) > 0)
+            })
+    }
+
+    fn absence_at(&self) -> Time {
+        match (self.role, self.suspended_at) {
+            (Role::Responder, Some(at))
+                if self.flows.iter().all(|f| f.options.deadline.is_none()) =>
+            {
+                at + self.config.absence_max
+            }
+            _ => Time::NEVER,
+        }
+    }
+
+    /// Lets time pass.
+    pub fn handle_timeouts(&mut self, now: Time) {
+        if self.life == Life::Closed {
+            return;
+        }
+        while self.flows.next_deadline() <= now {
+            let late: Vec<FlowId> = self
+                .flows
+                .iter()
+                .filter(|f| f.options.deadline.is_some_and(|d| d <= now))
+                .map(|f| f.id)
+                .collect();
+            for id in late {
+                self.expire_flow(id);
+            }
+        }
+        if self.rx_key_drop_at <= now {
+            self.rx_key_drop_at = Time::NEVER;
+            if let Some(keys) = &mut self.keys {
+                keys.forget_previous();
+            }
+        }
+        // R-HS-9: a session that goes on gets a fresh handshake every hour.
+        if self.role == Role::Initiator
+            && self.life == Life::Established
+            && self.knock.is_none()
+            && self.keys_at + self.config.keys_max <= now
+        {
+            let best = self.paths.iter().min_by_key(|p| p.rank());
+            if let Some((addresses, gated)) = best.map(|p| (p.addresses, p.gated)) {
+                self.knock_at(now, addresses, gated);
+            }
+        }
+        if self.life == Life::Suspended {
+            if self.absence_at() <= now {
+                self.end(SessionEnd::Local);
+            }
+            return;
+        }
+        let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
+        for slot in 0..self.paths.len() {
+            if self.role == Role::Initiator
+                && self
+                    .paths
+                    .iter()
+                    .nth(slot)
+                    .is_some_and(|p| p.ask_at(delay) <= now && self.expects_payload(p))
+            {
+                let path = self.paths.at(slot);
+                path.quiet += 1;
+                path.pad_next = true;
+                path.probe_now = true;
+                path.wants |= path::want::PING;
+            }
+            let Session {
+                paths,
+                flows,
+                issued,
+                says,
+                gone,
+                ..
+            } = self;
+            let live_besides = paths.has_live_besides(slot);
+            let path = paths.at(slot);
+            if path.recovery.loss_at() <= now {
+                let mut own = path.wants;
+                let outcome = path.recovery.on_loss_timeout(now, delay, |said, arrived| {
+                    on_said(
+                        said,
+                        arrived,
+                        flows,
+                        Some((path.id, &mut own)),
+                        issued,
+                        says,
+                        gone,
+                    );
+                });
+                path.wants = own;
+                if outcome.lost_size > 0 && path.mtu.on_loss(outcome.lost_size) {
+                    path.recovery
+                        .controller
+                        .set_datagram(path.mtu.current() as u64);
+                }
+                if outcome.mtu_lost {
+                    path.mtu.on_probe_lost(now);
+                }
+            }
+            let mut silent = false;
+            if path.may_speak() && path.recovery.probe_at(delay, interval) <= now {
+                path.recovery.on_probe_timeout(now);
+                path.probe_now = true;
+                path.wants |= path::want::PING;
+                if path.recovery.probes >= PROBES_BEFORE_SILENT && live_besides {
+                    // R-PATH-6: what it holds travels elsewhere at once; it stays, probed.
+                    silent = path.state != PathState::Silent;
+                    path.state = PathState::Silent;
+                    let mut own = path.wants;
+                    path.recovery.abandon(|said, arrived| {
+                        on_said(
+                            said,
+                            arrived,
+                            flows,
+                            Some((path.id, &mut own)),
+                            issued,
+                            says,
+                            gone,
+                        );
+                    });
+                    path.wants = own;
+                } else if let Some(oldest) = path.recovery.oldest() {
+                    let again: Vec<Said> = oldest.said().collect();
+                    let mut own = path.wants;
+                    for said in again {
+                        on_said(
+                            said,
+                            false,
+                            flows,
+                            Some((path.id, &mut own)),
+                            issued,
+                            says,
+                            gone,
+                        );
+                    }
+                    path.wants = own;
+                }
+            }
+            let (id, link) = (path.id, path.addresses.link);
+            if silent {
+                self.emit(Event::PathSilent { path: id, link });
+            }
+        }
+        if self.role == Role::Responder
+            && self.last_rx + self.config.silence_max <= now
+            && self.life == Life::Established
+        {
+            // R-SUSPEND-2: only devices wake; a server that hears nothing says nothing.
+            self.life = Life::Suspended;
+            self.suspended_at = Some(now);
+            for slot in 0..self.paths.len() {
+                let Session {
+                    paths,
+                    flows,
+                    issued,
+                    says,
+                    gone,
+                    ..
+                } = self;
+                let path = paths.at(slot);
+                path.state = PathState::Silent;
+                path.recovery.abandon(|said, arrived| {
+                    on_said(said, arrived, flows, None, issued, says, gone);
+                });
+                path.wants = 0;
+                path.probe_now = false;
+            }
+            self.emit(Event::Suspended(Reason::NoPath));
+        }
+    }
+}
