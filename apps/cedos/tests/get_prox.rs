@@ -252,3 +252,13 @@ async fn credentials_are_not_shown_to_a_proxy() {
     let run = get(directory.path(), &[url, "--prox", &address]).await;
     assert_eq!(run.code, 2);
 }
+
+#[tokio::test]
+async fn an_authority_that_only_the_proxy_could_use_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let address = format!("d2tp://127.0.0.1:9/{}", "A".repeat(43));
+    let url = "https://origin.example/a";
+    let arguments = [url, "--prox", &address, "--ca", "ca.pem"];
+    let run = get(directory.path(), &arguments).await;
+    assert_eq!(run.code, 2);
+}

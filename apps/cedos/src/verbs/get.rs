@@ -161,6 +161,13 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
                 .into(),
         ));
     }
+    if proxy.is_some() && args.ca.is_some() {
+        return Err(usage(
+            "--ca is for downloads without a proxy: with --prox it is the proxy that verifies the \
+             origin; give --ca to `cedos prox` instead"
+                .into(),
+        ));
+    }
     let job = job(&args).map_err(usage)?;
     let rules = ClassRules {
         rules: args.link.clone(),
