@@ -14,7 +14,7 @@ use d2tp_wire::{
 use crate::config::PATHS_MAX;
 use crate::event::SessionEnd;
 use crate::flow::want;
-use crate::path::{self, LinkId, PathState};
+use crate::path::{self, Addresses, LinkId, PathState};
 use crate::recovery::{Said, SaidData, Sent};
 use crate::session::{Life, Role, Session, on_said, say};
 use d2tp_seal::KEY_UPDATE_PACKETS;
@@ -165,50 +165,48 @@ impl Session {
         transmit
     }
 
+    /// One frame in a packet of its own, sent to `at` instead of the path's own address.
+    fn fill_alone(
+        &mut self,
+        now: Time,
+        slot: usize,
+        at: Addresses,
+        frame: Frame<'_>,
+        buf: &mut [u8],
+    ) -> Transmit {
+        let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..]);
+        frame.encode(&mut w);
+        let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
+        let mut sent = Sent::new(now);
+        sent.bytes = end as u16;
+        sent.eliciting = true;
+        self.seal_packet(slot, sent, &mut buf[..end]);
+        Transmit {
+            link: at.link,
+            local: at.local,
+            remote: at.remote,
+            len: end,
+            segment: end,
+        }
+    }
+
     /// Answers a challenge from where it was asked (it may have come from a path's old address).
     fn fill_answer(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<Transmit> {
         let path = self.paths.at(slot);
         let foreign = path.answers.iter().position(|(_, at)| at.is_some())?;
         let (nonce, at) = path.answers.remove(foreign);
-        let at = at?;
-        let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..]);
-        Frame::Rsp { nonce }.encode(&mut w);
-        let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
-        let mut sent = Sent::new(now);
-        sent.bytes = end as u16;
-        sent.eliciting = true;
-        self.seal_packet(slot, sent, &mut buf[..end]);
-        Some(Transmit {
-            link: at.link,
-            local: at.local,
-            remote: at.remote,
-            len: end,
-            segment: end,
-        })
+        Some(self.fill_alone(now, slot, at?, Frame::Rsp { nonce }, buf))
     }
 
     /// Asks the address a path was at before whether it is still there.
     fn fill_before(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<Transmit> {
-        let nonce = self.rng.array();
         let path = self.paths.at(slot);
         let before = path.before.as_mut().filter(|b| b.ask)?;
         before.ask = false;
         let at = before.addresses;
-        path.ask(nonce, at.remote);
-        let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..]);
-        Frame::Chg { nonce }.encode(&mut w);
-        let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
-        let mut sent = Sent::new(now);
-        sent.bytes = end as u16;
-        sent.eliciting = true;
-        self.seal_packet(slot, sent, &mut buf[..end]);
-        Some(Transmit {
-            link: at.link,
-            local: at.local,
-            remote: at.remote,
-            len: end,
-            segment: end,
-        })
+        let nonce = self.rng.array();
+        self.paths.at(slot).ask(nonce, at.remote);
+        Some(self.fill_alone(now, slot, at, Frame::Chg { nonce }, buf))
     }
 
     fn seal_packet(&mut self, slot: usize, sent: Sent, packet: &mut [u8]) {
