@@ -4,6 +4,7 @@
 
 mod demo;
 mod get;
+mod repro;
 mod verbs;
 
 use std::future::Future;
@@ -31,6 +32,7 @@ enum Verb {
     Sim(verbs::sim::SimArgs),
     /// Measure speed and CPU cost beside other transports
     Bench(verbs::bench::BenchArgs),
+    Repro(verbs::repro::ReproArgs),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Verb::Demo(args) => ("demo", verbs::demo::run(&args)),
         Verb::Sim(args) => ("sim", verbs::sim::run(args)),
         Verb::Bench(args) => ("bench", verbs::bench::run(&args)),
+        Verb::Repro(args) => ("repro", verbs::repro::run(&args)),
     };
     result.unwrap_or_else(|error| {
         eprintln!("cedos {verb}: {error:#}");

@@ -1,0 +1,105 @@
+//! The papers' results, each as a run that anybody can repeat.
+//!
+//! ```text
+//!  rows.rs: every row of the papers ──▶ its runner (switching.rs, …) ──▶ measured figures
+//!                                                                          │
+//!                                  mark.rs: what must hold of them ────────┴──▶ one JSON object
+//! ```
+//!
+//! A row that has no runner yet is listed as such; a run never invents a figure. Whether a row holds
+//! is computed from `ours` and `mark` in the printed object and from nothing else, so that anybody
+//! can compute it again.
+
+pub mod mark;
+pub mod rows;
+mod spread;
+mod switching;
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// Where a row is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Where {
+    /// Virtual time around the real core.
+    Sim,
+    /// Real sockets between network namespaces.
+    Lab,
+}
+
+impl Where {
+    /// As the user writes it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Where::Sim => "sim",
+            Where::Lab => "lab",
+        }
+    }
+}
+
+/// What a runner measured.
+pub struct Measured {
+    /// Our figures.
+    pub ours: Value,
+    /// The same of what we compare with; `null` where nothing was run beside it.
+    pub baseline: Value,
+    /// What must hold of `ours`: comparisons as [`mark::holds`] reads them.
+    pub mark: Vec<String>,
+    /// Under what conditions, and what had to be assumed.
+    pub conditions: Vec<String>,
+}
+
+/// One row, run: the object `cedos repro ID --json` prints.
+#[derive(Debug, Serialize)]
+pub struct Reproduced {
+    /// The row's name: `C3`.
+    pub id: &'static str,
+    /// Where it was run.
+    pub r#where: Where,
+    /// What the authors claim.
+    pub claim: &'static str,
+    /// What they measured.
+    pub paper: &'static str,
+    /// What we measured.
+    pub ours: Value,
+    /// What others do on the same links.
+    pub baseline: Value,
+    /// What must hold of `ours`.
+    pub mark: Vec<String>,
+    /// Whether it does.
+    pub holds: bool,
+    /// Conditions and assumptions.
+    pub conditions: Vec<String>,
+}
+
+/// Runs a row.
+///
+/// # Errors
+/// It has no runner there, or the run failed.
+pub fn run(row: &rows::Row, place: Where) -> anyhow::Result<Reproduced> {
+    let Some((_, runner)) = row.runners.iter().find(|(at, _)| *at == place) else {
+        let elsewhere: Vec<_> = row.runners.iter().map(|(at, _)| at.word()).collect();
+        if elsewhere.is_empty() {
+            anyhow::bail!("{} is not reproduced yet", row.id);
+        }
+        anyhow::bail!(
+            "{} runs only with --where {}",
+            row.id,
+            elsewhere.join(" or ")
+        );
+    };
+    let measured = runner()?;
+    let holds = mark::holds(&measured.mark, &measured.ours)?;
+    Ok(Reproduced {
+        id: row.id,
+        r#where: place,
+        claim: row.claim,
+        paper: row.paper,
+        ours: measured.ours,
+        baseline: measured.baseline,
+        mark: measured.mark,
+        holds,
+        conditions: measured.conditions,
+    })
+}

@@ -1,0 +1,62 @@
+//! How a figure is spread over its repetitions.
+
+use serde::Serialize;
+
+/// Count, mean, median, 95th percentile, least and most of what was measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// How often it was measured.
+    pub n: usize,
+    /// `None` of nothing.
+    pub mean: Option<f64>,
+    /// Median, nearest rank.
+    pub p50: Option<f64>,
+    /// 95th percentile, nearest rank.
+    pub p95: Option<f64>,
+    /// The least.
+    pub min: Option<f64>,
+    /// The most.
+    pub max: Option<f64>,
+}
+
+impl Spread {
+    /// Of these.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Spread {
+        let mut sorted: Vec<f64> = values.into_iter().collect();
+        sorted.sort_by(f64::total_cmp);
+        let n = sorted.len();
+        let rank = |share: f64| {
+            let nearest = (share * n as f64).ceil().max(1.0) as usize;
+            sorted.get(nearest - 1).copied()
+        };
+        Spread {
+            n,
+            mean: (n > 0).then(|| sorted.iter().sum::<f64>() / n as f64),
+            p50: rank(0.50),
+            p95: rank(0.95),
+            min: sorted.first().copied(),
+            max: sorted.last().copied(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spread;
+
+    #[test]
+    fn percentiles_are_those_of_the_nearest_rank() {
+        let spread = Spread::of((1..=100).rev().map(f64::from));
+        assert_eq!(
+            (spread.n, spread.mean, spread.p50, spread.p95),
+            (100, Some(50.5), Some(50.0), Some(95.0))
+        );
+        assert_eq!((spread.min, spread.max), (Some(1.0), Some(100.0)));
+    }
+
+    #[test]
+    fn nothing_has_no_mean() {
+        let spread = Spread::of([]);
+        assert_eq!((spread.n, spread.mean, spread.p95), (0, None, None));
+    }
+}

@@ -1,0 +1,113 @@
+//! `cedos repro [ID] [--where sim|lab] [--json]`: the papers' results beside ours.
+
+use crate::repro::{self, Reproduced, Where, rows};
+use anyhow::anyhow;
+use clap::Args;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+/// Reproduce the papers' results; without ID, list them.
+#[derive(Debug, Args)]
+pub struct ReproArgs {
+    /// Which result: `C3`.
+    id: Option<String>,
+    /// Where to run it: in virtual time, or on real sockets. The first place the row has, if not given.
+    #[arg(long = "where", value_name = "PLACE")]
+    place: Option<Where>,
+    /// Print JSON: one object for a row, one per line for the list.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carry out `cedos repro`. The exit code is 0 if the row holds.
+///
+/// # Errors
+/// There is no such row, or it could not be run.
+pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
+    let Some(id) = &args.id else {
+        list(args.json);
+        return Ok(ExitCode::SUCCESS);
+    };
+    let row =
+        rows::find(id).ok_or_else(|| anyhow!("there is no row {id}; `cedos repro` lists them"))?;
+    let place = args
+        .place
+        .or_else(|| row.runners.first().map(|(place, _)| *place))
+        .unwrap_or(Where::Sim);
+    let reproduced = repro::run(row, place)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&reproduced)?);
+    } else {
+        print(&reproduced);
+    }
+    Ok(if reproduced.holds {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn list(json: bool) {
+    for row in rows::ROWS {
+        let places: Vec<_> = row.runners.iter().map(|(place, _)| place.word()).collect();
+        if json {
+            let object = json!({
+                "id": row.id, "claim": row.claim, "paper": row.paper, "where": places,
+            });
+            println!("{object}");
+        } else {
+            let places = if places.is_empty() {
+                "not yet".to_owned()
+            } else {
+                places.join(", ")
+            };
+            println!("{:4} {places:9} {}", row.id, row.claim);
+        }
+    }
+}
+
+fn print(row: &Reproduced) {
+    println!("{} ({}): {}", row.id, row.r#where.word(), row.claim);
+    println!("  paper     {}", row.paper);
+    print_figures("ours", &row.ours);
+    print_figures("baseline", &row.baseline);
+    for mark in &row.mark {
+        println!("  mark      {mark}");
+    }
+    println!("  holds     {}", if row.holds { "yes" } else { "NO" });
+    for condition in &row.conditions {
+        println!("  with      {condition}");
+    }
+}
+
+/// One line for each figure or group of figures.
+fn print_figures(title: &str, figures: &Value) {
+    let Some(groups) = figures.as_object() else {
+        if !figures.is_null() {
+            println!("  {title:9} {figures}");
+        }
+        return;
+    };
+    for (name, value) in groups {
+        println!("  {title:9} {name} = {}", in_words(value));
+    }
+}
+
+fn in_words(value: &Value) -> String {
+    match value {
+        Value::Object(fields) => {
+            let fields: Vec<_> = fields
+                .iter()
+                .map(|(name, value)| format!("{name} {}", in_words(value)))
+                .collect();
+            fields.join(", ")
+        }
+        Value::Number(number) if number.is_f64() => {
+            format!("{:.4}", number.as_f64().unwrap_or(f64::NAN))
+                .trim_end_matches('0')
+                .trim_end_matches('.')
+                .to_owned()
+        }
+        other => other.to_string(),
+    }
+}
