@@ -16,6 +16,7 @@ mod acks;
 mod calls;
 mod config;
 mod congestion;
+mod delivery;
 mod endpoint;
 mod event;
 mod flow;

@@ -221,6 +221,9 @@ impl Path {
     /// Bytes per second the pacer is set to: the window over the round trip, a little faster so
     /// that the pacer is never the bottleneck (RFC 9002 §7.7), twice as fast while searching.
     pub(crate) fn pacing_rate(&self) -> u64 {
+        if let Some(rate) = self.recovery.controller.pacing_rate() {
+            return rate.min(u64::MAX >> 8);
+        }
         let rtt = self.recovery.rtt.smoothed().max(Span::from_micros(10));
         let (num, den) = if self.recovery.controller.in_slow_start() {
             (2, 1)

@@ -17,6 +17,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{AckRanges, FlowId, PathId};
 
 use crate::congestion::{Acked, Controller, Siblings};
+use crate::delivery::Delivery;
 use crate::event::PeerFault;
 use crate::rtt::{GRANULARITY, Rtt};
 
@@ -135,6 +136,8 @@ pub(crate) struct Recovery {
     episode_spurious: u64,
     pub(crate) rtt: Rtt,
     pub(crate) controller: Box<dyn Controller>,
+    /// In step with `sent`; only for a controller that wants it.
+    delivery: Option<Box<Delivery>>,
     /// Counters for reports.
     pub(crate) lost_total: u64,
     pub(crate) spurious_total: u64,
@@ -142,6 +145,9 @@ pub(crate) struct Recovery {
 
 impl Recovery {
     pub(crate) fn new(rtt_initial: Span, controller: Box<dyn Controller>) -> Self {
+        let delivery = controller
+            .wants_samples()
+            .then(|| Box::new(Delivery::new()));
         Recovery {
             sent: VecDeque::new(),
             base: 0,
@@ -157,6 +163,7 @@ impl Recovery {
             episode_spurious: 0,
             rtt: Rtt::new(rtt_initial),
             controller,
+            delivery,
             lost_total: 0,
             spurious_total: 0,
         }
@@ -167,13 +174,29 @@ impl Recovery {
         self.base + self.sent.len() as u64
     }
 
+    /// Drops the oldest note.
+    fn forget_oldest(&mut self) -> Option<Sent> {
+        let oldest = self.sent.pop_front()?;
+        self.base += 1;
+        if let Some(delivery) = &mut self.delivery {
+            delivery.on_forgotten();
+        }
+        Some(oldest)
+    }
+
+    /// There is nothing more to send although the path would take it.
+    pub(crate) fn on_nothing_to_send(&mut self) {
+        if let Some(delivery) = &mut self.delivery {
+            delivery.on_nothing_to_send(self.in_flight);
+        }
+    }
+
     /// R-ACK-3: notes of packets that a peer never answers are bounded. The oldest is given up as
     /// lost when there are too many; `each` is told what it said.
     pub(crate) fn give_up_oldest(&mut self, mut each: impl FnMut(Said, bool)) {
         while self.sent.len() > SENT_MAX
-            && let Some(oldest) = self.sent.pop_front()
+            && let Some(oldest) = self.forget_oldest()
         {
-            self.base += 1;
             if oldest.state != State::Outstanding {
                 continue;
             }
@@ -193,14 +216,16 @@ impl Recovery {
             sent.state = State::Done;
             sent.more = Vec::new();
             while self.sent.front().is_some_and(|s| s.state == State::Done) {
-                self.sent.pop_front();
-                self.base += 1;
+                self.forget_oldest();
             }
         }
         if sent.eliciting {
             self.in_flight += u64::from(sent.bytes);
             self.last_eliciting_at = sent.at;
             self.outstanding_eliciting += 1;
+        }
+        if let Some(delivery) = &mut self.delivery {
+            delivery.on_sent(sent.at, u64::from(sent.bytes), self.in_flight);
         }
         self.sent.push_back(sent);
     }
@@ -245,7 +270,8 @@ impl Recovery {
             }
             let low = low.max(self.base);
             for number in low..=high {
-                let sent = &mut self.sent[(number - self.base) as usize];
+                let index = (number - self.base) as usize;
+                let sent = &mut self.sent[index];
                 match sent.state {
                     State::Done => continue,
                     State::Lost => {
@@ -263,6 +289,9 @@ impl Recovery {
                             self.in_flight -= u64::from(sent.bytes);
                             self.outstanding_eliciting -= 1;
                             acked_bytes += u64::from(sent.bytes);
+                            if let Some(delivery) = &mut self.delivery {
+                                delivery.on_arrived(now, index, sent.at, u64::from(sent.bytes));
+                            }
                             if newest.is_none_or(|(at, _)| sent.at >= at) {
                                 newest = Some((sent.at, sent.app_limited));
                             }
@@ -303,6 +332,8 @@ impl Recovery {
         self.detect(now, ack_delay_max, &mut outcome, &mut each);
         if let Some((sent_at, app_limited)) = newest {
             self.probes = 0;
+            let rtt_min = self.rtt.min();
+            let sample = self.delivery.as_mut().and_then(|d| d.sample(rtt_min));
             self.controller.on_ack(
                 Acked {
                     now,
@@ -313,6 +344,8 @@ impl Recovery {
                     app_limited,
                     largest: ranges.largest,
                     next_number: next,
+                    in_flight: self.in_flight,
+                    sample,
                 },
                 siblings,
             );
@@ -364,6 +397,10 @@ impl Recovery {
                 outcome.mtu_lost = true;
                 continue;
             }
+            if let Some(delivery) = &mut self.delivery {
+                let fate = delivery.on_lost(i, u64::from(sent.bytes));
+                self.controller.on_packet_lost(fate);
+            }
             outcome.lost_packets += 1;
             outcome.lost_size = outcome.lost_size.max(sent.bytes);
             oldest_lost = Some(oldest_lost.map_or(sent.at, |t| t.min(sent.at)));
@@ -394,8 +431,7 @@ impl Recovery {
                 State::Outstanding => break,
                 State::Lost if now.since(front.at) < keep + self.rtt.smoothed() => break,
                 State::Lost | State::Done => {
-                    self.sent.pop_front();
-                    self.base += 1;
+                    self.forget_oldest();
                 }
             }
         }

@@ -286,6 +286,9 @@ impl Session {
             };
             let n = self.write_packet(slot, &terms, &mut buf[at..at + size]);
             if n == 0 {
+                if terms.eliciting && !probing {
+                    self.paths.at(slot).recovery.on_nothing_to_send();
+                }
                 break;
             }
             self.paths.at(slot).probe_now = false;

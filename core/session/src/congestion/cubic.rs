@@ -212,6 +212,8 @@ mod tests {
             app_limited: false,
             largest: 0,
             next_number: u64::MAX,
+            in_flight: 0,
+            sample: None,
         }
     }
 

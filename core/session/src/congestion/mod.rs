@@ -3,11 +3,16 @@
 //! One trait of few methods. A controller sees its own path's events and, through
 //! [`Siblings`], what the session's other paths are doing, which coupled methods need.
 
+mod bbr;
+#[cfg(test)]
+mod course;
 mod cubic;
 mod hystart;
 mod newreno;
 
 use d2tp_time::{Span, Time};
+
+use crate::delivery::{Fate, Sample};
 
 /// Which method a session uses on new paths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -17,6 +22,8 @@ pub enum CongestionKind {
     Cubic,
     /// NewReno as in RFC 9002 §7.
     NewReno,
+    /// BBR version 3 (draft-ietf-ccwg-bbr-04): by the rate delivered, not by loss.
+    Bbr,
 }
 
 /// Bytes a path may always have in flight: two full datagrams (RFC 9002 §7.2).
@@ -39,6 +46,10 @@ pub(crate) struct Acked {
     /// Largest packet number acknowledged, and the next one to be sent.
     pub(crate) largest: u64,
     pub(crate) next_number: u64,
+    /// Bytes still in flight.
+    pub(crate) in_flight: u64,
+    /// What the ACK tells of the path's rate, for a controller that wants to know.
+    pub(crate) sample: Option<Sample>,
 }
 
 /// What the other paths of the session are doing: `(window, smoothed RTT)` each.
@@ -58,11 +69,22 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     /// Bytes that may be in flight.
     fn window(&self) -> u64;
     fn in_slow_start(&self) -> bool;
+    /// Each packet that counts as lost, if the controller wants samples.
+    fn on_packet_lost(&mut self, _packet: Fate) {}
+    /// Bytes per second the pacer is to keep to; none if the window says it.
+    fn pacing_rate(&self) -> Option<u64> {
+        None
+    }
+    /// Whether the path's rate is to be measured.
+    fn wants_samples(&self) -> bool {
+        false
+    }
 }
 
 pub(crate) fn controller(kind: CongestionKind, datagram: u64) -> Box<dyn Controller> {
     match kind {
         CongestionKind::Cubic => Box::new(cubic::Cubic::new(datagram)),
         CongestionKind::NewReno => Box::new(newreno::NewReno::new(datagram)),
+        CongestionKind::Bbr => Box::new(bbr::Bbr::new(datagram)),
     }
 }
