@@ -9,6 +9,7 @@ use d2tp_wire::{
 
 use crate::calls::CODE_DEADLINE;
 use crate::config::SPARE_PATHS;
+use crate::congestion::Sibling;
 use crate::event::{Event, FlowEnd, PeerFault, SessionEnd};
 use crate::flow::{Flow, FlowOptions, want};
 use crate::half_open::{SynAck, SynAckBody};
@@ -555,10 +556,14 @@ impl Session {
         let Some(slot) = self.paths.slot(id) else {
             return Ok(());
         };
-        let siblings: Vec<(u64, Span)> = if self.paths.len() > 1 {
+        let siblings: Vec<Sibling> = if self.paths.len() > 1 {
             self.paths
                 .iter()
-                .map(|p| (p.recovery.controller.window(), p.recovery.rtt.smoothed()))
+                .map(|p| Sibling {
+                    window: p.recovery.controller.window(),
+                    rtt: p.recovery.rtt.smoothed(),
+                    interval: p.recovery.controller.interval(),
+                })
                 .collect()
         } else {
             Vec::new()

@@ -339,6 +339,7 @@ impl Recovery {
                     now,
                     bytes: acked_bytes,
                     sent_at,
+                    smoothed: self.rtt.smoothed(),
                     rtt: self.rtt.latest(),
                     fresh,
                     app_limited,

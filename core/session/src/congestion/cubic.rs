@@ -204,6 +204,7 @@ mod tests {
     fn acked(now: Time, bytes: u64) -> Acked {
         let rtt = Span::from_millis(50);
         Acked {
+            smoothed: Span::from_millis(50),
             now,
             bytes,
             sent_at: now - rtt,

@@ -4,6 +4,7 @@
 //! [`Siblings`], what the session's other paths are doing, which coupled methods need.
 
 mod bbr;
+mod coupled;
 #[cfg(test)]
 mod course;
 mod cubic;
@@ -13,6 +14,7 @@ mod newreno;
 use d2tp_time::{Span, Time};
 
 use crate::delivery::{Fate, Sample};
+use coupled::{Coupled, Method};
 
 /// Which method a session uses on new paths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -24,6 +26,12 @@ pub enum CongestionKind {
     NewReno,
     /// BBR version 3 (draft-ietf-ccwg-bbr-04): by the rate delivered, not by loss.
     Bbr,
+    /// LIA (RFC 6356): paths that share a bottleneck take together what one connection would.
+    Lia,
+    /// OLIA: as LIA, and leaves crowded paths sooner.
+    Olia,
+    /// BALIA: between the two, quicker to follow change.
+    Balia,
 }
 
 /// Bytes a path may always have in flight: two full datagrams (RFC 9002 §7.2).
@@ -38,6 +46,8 @@ pub(crate) struct Acked {
     pub(crate) bytes: u64,
     /// When the newest of the acknowledged packets was sent.
     pub(crate) sent_at: Time,
+    /// The path's smoothed round trip.
+    pub(crate) smoothed: Span,
     /// The path's round trip, measured by this very ACK if `fresh`.
     pub(crate) rtt: Span,
     pub(crate) fresh: bool,
@@ -52,8 +62,19 @@ pub(crate) struct Acked {
     pub(crate) sample: Option<Sample>,
 }
 
-/// What the other paths of the session are doing: `(window, smoothed RTT)` each.
-pub(crate) type Siblings<'a> = &'a [(u64, Span)];
+/// A path of the session, as coupled methods see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sibling {
+    /// Bytes it may have in flight.
+    pub(crate) window: u64,
+    /// Its smoothed round trip.
+    pub(crate) rtt: Span,
+    /// Bytes it delivers between losses ([`Controller::interval`]).
+    pub(crate) interval: u64,
+}
+
+/// All paths of the session, this one included; empty if there is no other.
+pub(crate) type Siblings<'a> = &'a [Sibling];
 
 /// A congestion controller of one path.
 pub(crate) trait Controller: Send + std::fmt::Debug {
@@ -75,6 +96,10 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     fn pacing_rate(&self) -> Option<u64> {
         None
     }
+    /// Bytes delivered since the last loss, or between the two before if that was more.
+    fn interval(&self) -> u64 {
+        0
+    }
     /// Whether the path's rate is to be measured.
     fn wants_samples(&self) -> bool {
         false
@@ -86,5 +111,8 @@ pub(crate) fn controller(kind: CongestionKind, datagram: u64) -> Box<dyn Control
         CongestionKind::Cubic => Box::new(cubic::Cubic::new(datagram)),
         CongestionKind::NewReno => Box::new(newreno::NewReno::new(datagram)),
         CongestionKind::Bbr => Box::new(bbr::Bbr::new(datagram)),
+        CongestionKind::Lia => Box::new(Coupled::new(Method::Lia, datagram)),
+        CongestionKind::Olia => Box::new(Coupled::new(Method::Olia, datagram)),
+        CongestionKind::Balia => Box::new(Coupled::new(Method::Balia, datagram)),
     }
 }
