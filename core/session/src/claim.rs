@@ -135,7 +135,10 @@ mod tests {
         for n in [1, 2, 40, 64, 200] {
             let all = claims(n);
             let (buf, fit) = bytes(&all, 1007);
-            assert!(fit >= 40.min(n as usize) && fit <= CLAIMS_MAX, "{fit} of {n}");
+            assert!(
+                fit >= 40.min(n as usize) && fit <= CLAIMS_MAX,
+                "{fit} of {n}"
+            );
             let read = Claims::decode(&mut Reader::new(&buf)).unwrap();
             assert_eq!(read.list, all.list[..fit]);
             assert_eq!(read.gated, all.gated);
@@ -170,6 +173,9 @@ mod tests {
             assert_eq!(Claims::decode(&mut Reader::new(&bytes)), None, "{bytes:?}");
         }
         let good = [1, 1, 4, 0, 0, 1];
-        assert_eq!(Claims::decode(&mut Reader::new(&good)).unwrap().list.len(), 1);
+        assert_eq!(
+            Claims::decode(&mut Reader::new(&good)).unwrap().list.len(),
+            1
+        );
     }
 }

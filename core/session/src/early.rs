@@ -166,7 +166,16 @@ impl Early {
 
     fn write_data(&mut self, session: &mut Session, w: &mut Writer<'_>, sent: &mut Sent) {
         let mut order: Vec<(u8, usize)> = (0..self.served.len())
-            .filter_map(|i| Some((session.flows.get(self.served[i].claim.flow)?.options.priority, i)))
+            .filter_map(|i| {
+                Some((
+                    session
+                        .flows
+                        .get(self.served[i].claim.flow)?
+                        .options
+                        .priority,
+                    i,
+                ))
+            })
             .collect();
         order.sort_unstable();
         for (_, i) in order {
@@ -186,7 +195,10 @@ impl Early {
             if flow.pause_in.1 || flow.send.reset.is_some() || !flow.send.holds(offset) {
                 continue;
             }
-            let end = flow.send.end().min(served.claim.received + served.claim.credit);
+            let end = flow
+                .send
+                .end()
+                .min(served.claim.received + served.claim.credit);
             let len = end
                 .saturating_sub(offset)
                 .min(self.session_credit)

@@ -753,7 +753,11 @@ impl Endpoint {
     /// Has a half-open handshake answer its claims before it is confirmed, if they are of a session
     /// we know.
     fn speak_early(&mut self, now: Time, index: usize, claims: Claims, room: u64) {
-        let Some(half) = self.half_open.get(index).filter(|_| !claims.list.is_empty()) else {
+        let Some(half) = self
+            .half_open
+            .get(index)
+            .filter(|_| !claims.list.is_empty())
+        else {
             return;
         };
         let (key, epoch) = ((half.peer, half.instance), half.epoch);
@@ -907,7 +911,11 @@ impl Endpoint {
         let half = self.drop_half_open(index).expect("it was just there");
         let key = (half.peer, half.instance);
         for index in self.half_open_by_key.get(&key).into_iter().flatten() {
-            if let Some(other) = self.half_open.get_mut(*index).and_then(|h| h.early.as_mut()) {
+            if let Some(other) = self
+                .half_open
+                .get_mut(*index)
+                .and_then(|h| h.early.as_mut())
+            {
                 other.fall_silent();
             }
         }

@@ -336,20 +336,25 @@ impl Session {
             path: id,
             link,
             at: now,
-            any_at: now,
+            gap: None,
         };
         match &mut self.in_use {
             Some(before) if before.path == id => {}
             Some(before)
                 if now.since(before.at) < SWITCHED_AFTER
-                    && self.paths.get(before.path).is_some_and(Path::takes_payload) =>
+                    && self
+                        .paths
+                        .get(before.path)
+                        .is_some_and(|p| p.status == PathStatus::Available) =>
             {
-                // Both carry, side by side.
-                before.any_at = now;
+                // Perhaps both carry, side by side.
+                let gap = now.since(before.at);
+                before.gap.get_or_insert(gap);
                 return;
             }
             Some(before) => {
-                let (from, at) = (before.link, before.any_at);
+                let (from, silence) = (before.link, now.since(before.at));
+                let silence = before.gap.unwrap_or(silence);
                 let kind = if beside {
                     SwitchKind::MakeBeforeBreak
                 } else {
@@ -359,7 +364,7 @@ impl Session {
                     from: Some(from),
                     to: link,
                     kind,
-                    silence: now.since(at),
+                    silence,
                 });
             }
             None => {}

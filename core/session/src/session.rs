@@ -163,9 +163,10 @@ pub(crate) struct Credit {
 pub(crate) struct InUse {
     pub(crate) path: PathId,
     pub(crate) link: LinkId,
-    /// When payload last arrived on it, and on any path.
+    /// When payload last arrived on it.
     pub(crate) at: Time,
-    pub(crate) any_at: Time,
+    /// From then to the first payload on another path, if there was any.
+    pub(crate) gap: Option<Span>,
 }
 
 /// An unreliable datagram that waits to leave.

@@ -314,7 +314,9 @@ fn an_upload_goes_on_behind_the_packet_that_confirms() {
     p.run_for(Span::from_secs(2));
     let server = p.server_session().unwrap();
     p.server
-        .with(server, |s| while let Ok(Read::Chunk(_)) = s.read(flow, 1 << 20) {})
+        .with(server, |s| {
+            while let Ok(Read::Chunk(_)) = s.read(flow, 1 << 20) {}
+        })
         .unwrap();
     sleep(&mut p);
     let at = p.now;
@@ -363,7 +365,13 @@ fn of_many_flows_the_most_urgent_are_claimed_in_the_syn_and_the_rest_behind_it()
     let flows: Vec<FlowId> = (0..150)
         .map(|n| {
             let priority = if n == 149 { 0 } else { 4 };
-            p.request(20_000, FlowOptions { priority, ..sleeps() })
+            p.request(
+                20_000,
+                FlowOptions {
+                    priority,
+                    ..sleeps()
+                },
+            )
         })
         .collect();
     p.run_for(Span::from_millis(300));
