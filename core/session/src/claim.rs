@@ -178,4 +178,30 @@ mod tests {
             1
         );
     }
+
+    #[test]
+    fn claims_are_as_the_vectors_say() {
+        // R-HS-15
+        let file = include_str!("../../../docs/vectors/handshake.json");
+        let file: serde_json::Value = serde_json::from_str(file).unwrap();
+        let hex = |v: &serde_json::Value| hex::decode(v["bytes"].as_str().unwrap()).unwrap();
+        for vector in file["claims"].as_array().unwrap() {
+            let (buf, gated) = (hex(vector), vector["gated"].as_bool().unwrap());
+            let list = vector["claims"].as_array().unwrap().iter();
+            let list = list.map(|c| Claim {
+                flow: FlowId(c["flow"].as_u64().unwrap()),
+                received: c["received"].as_u64().unwrap(),
+                credit: c["credit"].as_u64().unwrap(),
+                flags: c["flags"].as_u64().unwrap() as u8,
+            });
+            let list = list.collect();
+            let claims = Claims { gated, list };
+            assert_eq!(bytes(&claims, 1007).0, buf);
+            assert_eq!(Claims::decode(&mut Reader::new(&buf)), Some(claims));
+        }
+        for vector in file["claims_malformed"].as_array().unwrap() {
+            let (buf, why) = (hex(vector), &vector["why"]);
+            assert_eq!(Claims::decode(&mut Reader::new(&buf)), None, "{why}");
+        }
+    }
 }
