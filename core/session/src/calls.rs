@@ -6,7 +6,7 @@ use bytes::Bytes;
 use d2tp_time::Time;
 use d2tp_wire::{FlowId, Reason};
 
-use crate::config::DATAGRAMS_MAX;
+use crate::config::{DATAGRAMS_MAX, THAWED_BUFFER_BYTES};
 use crate::event::{Event, FlowEnd};
 use crate::flow::{Flow, FlowOptions, want};
 use crate::recv_half::RecvHalf;
@@ -47,7 +47,10 @@ impl Session {
 
     /// Bytes [`Session::write`] would take now.
     pub fn write_room(&mut self, id: FlowId) -> Result<u64, FlowError> {
-        let room = self.config.send_buffer;
+        let mut room = self.config.send_buffer;
+        if self.is_thawed() {
+            room = room.min(THAWED_BUFFER_BYTES);
+        }
         let flow = self.flow(id)?;
         if let Some(code) = flow.send.reset {
             return Err(FlowError::Stopped(code));

@@ -17,6 +17,9 @@ pub const FLOW_GAPS_MAX: usize = 256;
 pub const DATAGRAMS_MAX: usize = 64;
 /// Events not yet taken by the driver. A session that is not attended stops reading packets.
 pub const EVENTS_MAX: usize = 4096;
+/// Bytes a flow of a session takes that was thawed for a handshake nobody confirmed yet: what one
+/// packet may carry by then, and some for the moment after.
+pub const THAWED_BUFFER_BYTES: u64 = 16 * 1024;
 /// Half-open handshakes per client key and instance.
 pub const HALF_OPEN_PER_INSTANCE: usize = 2;
 

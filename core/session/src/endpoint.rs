@@ -22,7 +22,9 @@ use d2tp_wire::{
 use hashbrown::HashMap;
 use slab::Slab;
 
+use crate::claim::Claims;
 use crate::config::{Config, HALF_OPEN_PER_INSTANCE, SPARE_PATHS};
+use crate::early::Early;
 use crate::event::Event;
 use crate::half_open::{HalfOpen, Syn, SynAck, SynAckBody};
 use crate::knock::PROLOGUE;
@@ -130,6 +132,19 @@ struct Asleep {
     since: Option<Time>,
 }
 
+impl Asleep {
+    /// The record as of now.
+    fn thaw(&self, now: Time) -> Option<Record> {
+        let mut record = Record::decode(&self.record).ok()?;
+        // R-DEADLINE-3: deadlines go on while their session sleeps.
+        let slept = self.since.map_or(Span::ZERO, |since| now.since(since));
+        for flow in &mut record.flows {
+            flow.deadline_left = flow.deadline_left.map(|l| l.saturating_sub(slept));
+        }
+        Some(record)
+    }
+}
+
 /// All D2TP sessions of one host and process.
 pub struct Endpoint {
     config: Config,
@@ -145,9 +160,13 @@ pub struct Endpoint {
     /// A server's sessions by who they are with.
     by_key: BTreeMap<Key, SessionId>,
     asleep: BTreeMap<Key, Asleep>,
+    /// Sessions awake only for a handshake that is not confirmed; their records stand.
+    thawed: BTreeSet<SessionId>,
     half_open: Slab<HalfOpen>,
     half_open_by_key: BTreeMap<Key, VecDeque<usize>>,
     half_open_order: VecDeque<(Time, usize)>,
+    /// Half-open handshakes that may have something to say.
+    early: VecDeque<usize>,
     timers: BTreeSet<(Time, SessionId)>,
     ready: VecDeque<SessionId>,
     answers: VecDeque<(Addresses, Vec<u8>)>,
@@ -185,9 +204,11 @@ impl Endpoint {
             routes: HashMap::default(),
             by_key: BTreeMap::new(),
             asleep: BTreeMap::new(),
+            thawed: BTreeSet::new(),
             half_open: Slab::new(),
             half_open_by_key: BTreeMap::new(),
             half_open_order: VecDeque::new(),
+            early: VecDeque::new(),
             timers: BTreeSet::new(),
             ready: VecDeque::new(),
             answers: VecDeque::new(),
@@ -274,8 +295,15 @@ impl Endpoint {
     /// There is no such session.
     pub fn hibernate(&mut self, now: Time, id: SessionId) -> Result<Vec<u8>, UnknownSession> {
         let session = self.session(id).ok_or(UnknownSession)?;
-        let record = session.record(now, false).encode();
+        let mut record = session.record(now, false);
         let key = (session.peer(), session.instance());
+        if self.thawed.contains(&id)
+            && let Some(before) = self.asleep.get(&key).and_then(|a| a.thaw(now))
+        {
+            // R-RESUME-8: nobody confirmed where sending goes on.
+            record.keep_sending_of(&before);
+        }
+        let record = record.encode();
         if session.role() == Role::Responder {
             self.asleep.insert(
                 key,
@@ -396,6 +424,19 @@ impl Endpoint {
             slot.ready = true;
             self.ready.push_back(id);
         }
+        let key = (slot.session.peer, slot.session.instance);
+        if !self.half_open_by_key.is_empty()
+            && let Some(line) = self.half_open_by_key.get(&key)
+        {
+            for index in line {
+                if let Some(half) = self.half_open.get_mut(*index)
+                    && let Some(early) = half.early.as_mut().filter(|e| !e.queued)
+                {
+                    early.queued = true;
+                    self.early.push_back(*index);
+                }
+            }
+        }
     }
 
     fn drop_session(&mut self, id: SessionId) {
@@ -404,6 +445,7 @@ impl Endpoint {
         }
         let slot = self.sessions.remove(id.index as usize);
         self.timers.remove(&(slot.timer, id));
+        self.thawed.remove(&id);
         for issued in slot.session.issued.values() {
             self.routes.remove(&issued.cid);
         }
@@ -422,8 +464,11 @@ impl Endpoint {
     pub fn poll_event(&mut self) -> Option<(SessionId, Event)> {
         let (id, event) = self.events.pop_front()?;
         if matches!(event, Event::Closed(_))
-            && self.session(id).is_some_and(|s| s.life() == Life::Closed)
+            && let Some(session) = self.session(id).filter(|s| s.life() == Life::Closed)
         {
+            if self.thawed.contains(&id) {
+                self.asleep.remove(&(session.peer, session.instance));
+            }
             self.drop_session(id);
         }
         Some((id, event))
@@ -651,6 +696,7 @@ impl Endpoint {
             return;
         };
         out.truncate(1 + CID_BYTES + n);
+        let room = (bytes.len() as u64).saturating_sub(out.len() as u64);
         self.answer(from, out.clone());
         if let SynAck::Welcome(body) = answer {
             let suite = d2tp_seal::Suite::from_code(body.suite).expect("we chose it");
@@ -679,6 +725,7 @@ impl Endpoint {
                 addresses: from,
                 answer: out,
                 expires,
+                early: None,
             });
             // The device's first packet may come on any of its links.
             for (cid, n) in own_cids.iter().zip(0..) {
@@ -699,7 +746,55 @@ impl Endpoint {
             {
                 self.drop_half_open(oldest);
             }
+            self.speak_early(now, index, syn.claims, room);
         }
+    }
+
+    /// Has a half-open handshake answer its claims before it is confirmed, if they are of a session
+    /// we know.
+    fn speak_early(&mut self, now: Time, index: usize, claims: Claims, room: u64) {
+        let Some(half) = self
+            .half_open
+            .get(index)
+            .filter(|_| !claims.list.is_empty())
+        else {
+            return;
+        };
+        let (key, epoch) = ((half.peer, half.instance), half.epoch);
+        let (cid, credit) = (half.body.cid, half.body.session_credit);
+        let Some(id) = self.thaw(now, key, epoch) else {
+            return;
+        };
+        let early = Early::new(id, cid, claims, room, credit, &self.config);
+        if let Some(slot) = self.slot(id) {
+            for claim in early.claims() {
+                slot.session.prepare(&claim);
+            }
+        }
+        if let Some(half) = self.half_open.get_mut(index) {
+            half.early = Some(Box::new(early));
+        }
+        self.settle(id);
+    }
+
+    /// The session of this device, out of its record if need be; the record stands until a
+    /// handshake is confirmed (R-HS-12).
+    fn thaw(&mut self, now: Time, key: Key, epoch: u32) -> Option<SessionId> {
+        if let Some(id) = self.by_key.get(&key).copied()
+            && self.session(id).is_some()
+        {
+            return Some(id);
+        }
+        if self.sessions.len() >= self.config.sessions_max {
+            return None;
+        }
+        let record = self.asleep.get(&key)?.thaw(now)?;
+        let mut session = self.new_session(now, Role::Responder, key.0, key.1, epoch..epoch);
+        session.restore(now, &record);
+        let id = self.insert(session);
+        self.by_key.insert(key, id);
+        self.thawed.insert(id);
+        Some(id)
     }
 
     /// May this device come in, and with what?
@@ -777,9 +872,21 @@ impl Endpoint {
                 .half_open
                 .get(index)
                 .is_some_and(|h| h.expires == expires)
+                && let Some(half) = self.drop_half_open(index)
             {
-                self.drop_half_open(index);
+                self.sleep_again(now, (half.peer, half.instance));
             }
+        }
+    }
+
+    /// R-RESUME-8: the last handshake a session was thawed for is gone: it is its record again.
+    fn sleep_again(&mut self, now: Time, key: Key) {
+        if let Some(id) = self.by_key.get(&key).copied()
+            && self.thawed.contains(&id)
+            && !self.half_open_by_key.contains_key(&key)
+            && self.hibernate(now, id).is_ok()
+        {
+            self.events.push_back((id, Event::Asleep));
         }
     }
 
@@ -803,27 +910,33 @@ impl Endpoint {
         };
         let half = self.drop_half_open(index).expect("it was just there");
         let key = (half.peer, half.instance);
-        let id = match self.by_key.get(&key).copied() {
-            Some(id) if self.session(id).is_some() => id,
-            _ => {
+        for index in self.half_open_by_key.get(&key).into_iter().flatten() {
+            if let Some(other) = self
+                .half_open
+                .get_mut(*index)
+                .and_then(|h| h.early.as_mut())
+            {
+                other.fall_silent();
+            }
+        }
+        let id = match self.thaw(now, key, half.epoch) {
+            Some(id) => id,
+            None => {
                 let epochs = half.epoch..half.epoch;
                 let mut session =
                     self.new_session(now, Role::Responder, half.peer, half.instance, epochs);
-                if let Some(asleep) = self.asleep.remove(&key)
-                    && let Ok(mut record) = Record::decode(&asleep.record)
-                {
-                    // R-DEADLINE-3: deadlines go on while their session sleeps.
-                    let slept = asleep.since.map_or(Span::ZERO, |since| now.since(since));
-                    for flow in &mut record.flows {
-                        flow.deadline_left = flow.deadline_left.map(|l| l.saturating_sub(slept));
-                    }
+                if let Some(record) = self.asleep.get(&key).and_then(|a| a.thaw(now)) {
                     session.restore(now, &record);
                 }
                 let id = self.insert(session);
                 self.by_key.insert(key, id);
+                self.thawed.insert(id);
                 id
             }
         };
+        if self.thawed.remove(&id) {
+            self.asleep.remove(&key);
+        }
         let slot = self.slot(id).expect("it was just found or made");
         let session = &mut slot.session;
         if half.epoch <= session.epoch && session.generation > 0 {
@@ -831,6 +944,10 @@ impl Endpoint {
         }
         session.begin_generation(now, half.keys, half.epoch, &half.own_cids, &half.body);
         session.accept_path(now, path, from);
+        if path != PathId(0) && half.early.as_ref().is_some_and(|e| e.has_spoken()) {
+            // Numbers of path 0 are used up already, whichever path confirms (R-SEAL-2).
+            session.accept_path(now, PathId(0), half.addresses);
+        }
         if from.remote == half.addresses.remote
             && let Some(path) = session.paths.get_mut(path)
         {
@@ -840,6 +957,9 @@ impl Endpoint {
             path.wants = 0;
         }
         session.after_handshake(now, half.body.resumed);
+        if let Some(early) = half.early {
+            session.adopt_early(*early);
+        }
         let plaintext = &bytes[DATA_HEADER_BYTES..opened.end];
         session.handle_opened(now, path, opened.number, from, bytes.len(), plaintext);
         self.settle(id);
@@ -858,6 +978,9 @@ impl Endpoint {
                 len: bytes.len(),
                 segment: bytes.len(),
             });
+        }
+        if let Some(transmit) = self.poll_early(now, buf) {
+            return Some(transmit);
         }
         while let Some(id) = self.ready.pop_front() {
             let Some(slot) = self.slot(id) else { continue };
@@ -879,9 +1002,39 @@ impl Endpoint {
         None
     }
 
+    /// What half-open handshakes have to say.
+    fn poll_early(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
+        while let Some(index) = self.early.front().copied() {
+            let half = self.half_open.get_mut(index);
+            if let Some(half) = half
+                && let Some(early) = &mut half.early
+                && let Some(slot) = self.sessions.get_mut(early.session.index as usize)
+                && slot.serial == early.session.serial
+            {
+                let len = early.write(now, &half.keys, &mut slot.session, buf);
+                if len > 0 {
+                    return Some(Transmit {
+                        link: half.addresses.link,
+                        local: half.addresses.local,
+                        remote: half.addresses.remote,
+                        len,
+                        segment: len,
+                    });
+                }
+                early.queued = false;
+            }
+            self.early.pop_front();
+        }
+        None
+    }
+
     /// When [`Endpoint::handle_timeouts`] wants to be called next.
     pub fn next_timeout(&self) -> Time {
-        self.timers.first().map_or(Time::NEVER, |(at, _)| *at)
+        let timer = self.timers.first().map_or(Time::NEVER, |(at, _)| *at);
+        match self.half_open_order.front() {
+            Some((expires, _)) if !self.thawed.is_empty() => timer.min(*expires),
+            _ => timer,
+        }
     }
 
     /// Lets time pass.

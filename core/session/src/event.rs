@@ -141,7 +141,7 @@ pub enum Event {
         /// Its link.
         link: LinkId,
     },
-    /// Payload arrives on another path than before.
+    /// Payload arrives on another path than before, and no more on the one before.
     Switched {
         /// The path before, if it still has a name.
         from: Option<LinkId>,
@@ -190,6 +190,9 @@ pub enum Event {
     },
     /// No path is left: nothing is sent until there is one.
     Suspended(Reason),
+    /// The session was thawed for a handshake that nobody confirmed, and is its record again, as
+    /// it was. Its id is no more; the next handshake thaws it under another.
+    Asleep,
     /// Paths are back.
     Woken {
         /// How long there was none.

@@ -63,6 +63,8 @@ pub(crate) struct Flow {
     pub(crate) pause_in: (u64, bool, Reason),
     /// Waits to be claimed or confirmed after a wake; sends nothing until then (R-RESUME-3).
     pub(crate) unclaimed: bool,
+    /// The application of a thawed session was asked for bytes from here on.
+    pub(crate) asked: Option<u64>,
     pub(crate) end: Option<FlowEnd>,
     /// The peer knows of it.
     pub(crate) announced: bool,
@@ -95,6 +97,7 @@ impl Flow {
             pause_out: (0, false, Reason::None),
             pause_in: (0, false, Reason::None),
             unclaimed: false,
+            asked: None,
             end: None,
             announced: false,
             claiming: false,

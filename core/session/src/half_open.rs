@@ -5,7 +5,9 @@ use d2tp_seal::PacketKeys;
 use d2tp_time::Time;
 use d2tp_wire::{Cid, Reader, Reason, TOKEN_BYTES, Writer};
 
+use crate::claim::Claims;
 use crate::config::SPARE_PATHS;
+use crate::early::Early;
 use crate::path::Addresses;
 use d2tp_seal::PublicKey;
 
@@ -18,6 +20,7 @@ pub(crate) struct Syn {
     pub(crate) session_credit: u64,
     pub(crate) flow_credit: u64,
     pub(crate) spare: Vec<Cid>,
+    pub(crate) claims: Claims,
 }
 
 impl Syn {
@@ -36,6 +39,7 @@ impl Syn {
             .map(|_| Cid::decode(r))
             .collect::<Result<_, _>>()
             .ok()?;
+        let claims = Claims::decode(r)?;
         Some(Syn {
             instance,
             epoch,
@@ -43,6 +47,7 @@ impl Syn {
             session_credit,
             flow_credit,
             spare,
+            claims,
         })
     }
 }
@@ -146,6 +151,8 @@ pub(crate) struct HalfOpen {
     /// What was answered: a copy of the same SYN gets the same.
     pub(crate) answer: Vec<u8>,
     pub(crate) expires: Time,
+    /// What is said before the device confirmed, if it claims flows of a session we know.
+    pub(crate) early: Option<Box<Early>>,
 }
 
 #[cfg(test)]

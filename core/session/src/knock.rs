@@ -8,6 +8,7 @@ use d2tp_seal::{Initiator, Macs, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSION, Writer};
 
+use crate::claim::{Claim, Claims};
 use crate::config::{Config, SPARE_PATHS};
 use crate::path::{Addresses, LinkId};
 use crate::session::CidChange;
@@ -130,6 +131,7 @@ impl Knock {
         server: &PublicKey,
         instance: u64,
         epoch: u32,
+        claims: Vec<Claim>,
         config: &Config,
         rng: &mut Rng,
     ) -> Option<(usize, Addresses)> {
@@ -165,6 +167,8 @@ impl Knock {
         for cid in &self.cids[1..] {
             w.bytes(&cid.0);
         }
+        let list = claims;
+        Claims { gated, list }.encode(&mut w);
 
         let buf = &mut buf[..DATAGRAM_FIRST_BYTES];
         buf[0] = PacketKind::Syn.first_byte();

@@ -14,9 +14,11 @@
 
 mod acks;
 mod calls;
+mod claim;
 mod config;
 mod congestion;
 mod delivery;
+mod early;
 mod endpoint;
 mod event;
 mod flow;
@@ -41,7 +43,7 @@ mod transmit;
 
 pub use config::{
     ACK_RANGES_MAX, Config, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, HALF_OPEN_PER_INSTANCE,
-    PATHS_MAX, SPARE_PATHS,
+    PATHS_MAX, SPARE_PATHS, THAWED_BUFFER_BYTES,
 };
 pub use congestion::CongestionKind;
 pub use d2tp_seal::{PublicKey, Rng, SecretKey, Suite};

@@ -5,17 +5,21 @@
 //!  link down ──▶ on_link_down ──▶ data in flight goes elsewhere, the peer hears GONE on the next path
 //! ```
 
-use d2tp_time::Time;
+use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, PathStatus, Reason, TOKEN_BYTES};
 
 use crate::config::{PATHS_MAX, SPARE_PATHS};
 use crate::event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
 use crate::knock::Knock;
 use crate::path::{self, Addresses, LinkId, Path, PathState, Paths};
-use crate::session::{CidChange, Gone, Issued, Life, Role, Session, on_said};
+use crate::session::{CidChange, Gone, InUse, Issued, Life, Role, Session, on_said};
 
 /// Ids that may be issued and unused, beside those of live paths.
 const ISSUED_MAX: u32 = 16;
+
+/// Two paths may carry side by side; one that is there and brought no payload for so long is in
+/// use no more. A guess: longer than a burst of the other takes, shorter than anybody's patience.
+const SWITCHED_AFTER: Span = Span::from_secs(1);
 
 impl Session {
     /// Begins to use a link: a new path, or the first packet of a handshake where there are no
@@ -328,9 +332,29 @@ impl Session {
     pub(crate) fn note_payload(&mut self, now: Time, slot: usize) {
         let path = self.paths.at(slot);
         let (id, link, beside) = (path.id, path.addresses.link, path.beside_another);
-        match self.last_payload {
-            Some((before, _, _)) if before == id => {}
-            Some((_, from, at)) => {
+        let used = InUse {
+            path: id,
+            link,
+            at: now,
+            gap: None,
+        };
+        match &mut self.in_use {
+            Some(before) if before.path == id => {}
+            Some(before)
+                if now.since(before.at) < SWITCHED_AFTER
+                    && self
+                        .paths
+                        .get(before.path)
+                        .is_some_and(|p| p.status == PathStatus::Available) =>
+            {
+                // Perhaps both carry, side by side.
+                let gap = now.since(before.at);
+                before.gap.get_or_insert(gap);
+                return;
+            }
+            Some(before) => {
+                let (from, silence) = (before.link, now.since(before.at));
+                let silence = before.gap.unwrap_or(silence);
                 let kind = if beside {
                     SwitchKind::MakeBeforeBreak
                 } else {
@@ -340,11 +364,11 @@ impl Session {
                     from: Some(from),
                     to: link,
                     kind,
-                    silence: now.since(at),
+                    silence,
                 });
             }
             None => {}
         }
-        self.last_payload = Some((id, link, now));
+        self.in_use = Some(used);
     }
 }

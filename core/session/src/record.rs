@@ -3,6 +3,8 @@
 //! No packet keys, no buffers: who the two ends are, the highest epoch, and per flow how far each
 //! direction came. A flow costs about 30 bytes. Integrity on disk is the journal's business.
 
+use std::collections::BTreeMap;
+
 use d2tp_seal::PublicKey;
 use d2tp_time::Span;
 use d2tp_wire::{FlowId, Reader, VARINT_MAX, Writer};
@@ -123,6 +125,19 @@ impl Record {
         let n = w.written();
         buf.truncate(n);
         buf
+    }
+
+    /// Has the flows go on sending where `before` says, unless they ended since.
+    pub(crate) fn keep_sending_of(&mut self, before: &Record) {
+        let before: BTreeMap<FlowId, &FlowRecord> =
+            before.flows.iter().map(|f| (f.id, f)).collect();
+        for flow in &mut self.flows {
+            if let Some(old) = before.get(&flow.id)
+                && old.send_complete == flow.send_complete
+            {
+                (flow.sent_to, flow.send_end) = (old.sent_to, old.send_end);
+            }
+        }
     }
 
     /// Reads what [`Record::encode`] wrote; all of it or nothing (R-REC-1).

@@ -264,6 +264,10 @@ impl RecvHalf {
             && self.reset.is_none()
             && self.credit - self.told_credit >= self.window / 4
     }
+    /// What the peer may be told it may send up to.
+    pub(crate) fn credit(&self) -> u64 {
+        self.credit
+    }
     pub(crate) fn tell_credit(&mut self) -> u64 {
         self.told_credit = self.credit;
         self.credit

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  device                                   server
-//!   SYN / SYN+ACK / first packet
+//!   SYN with claims             ──────▶      knows the flows: early.rs speaks behind the SYN+ACK
+//!   first packet                ──────▶      the claims of the SYN are claims
 //!   RESUME flow, received r     ──────▶      knows it: sends from r on
 //!   …                           ◀──────      RESUMED flow, received s     (device sends from s on)
 //!   RESUME_END                  ──────▶      flows nobody claimed are dropped
@@ -10,8 +11,9 @@
 //! ```
 
 use d2tp_time::Time;
-use d2tp_wire::{FlowId, Reason};
+use d2tp_wire::{FlowId, Frame, Reason, VARINT_MAX};
 
+use crate::claim::{CLAIMS_MAX, Claim};
 use crate::event::{Event, FlowEnd};
 use crate::flow::{Flow, want};
 use crate::record::{FlowRecord, Record};
@@ -95,6 +97,83 @@ impl Session {
         self.suspended_at = Some(now);
     }
 
+    /// R-RESUME-6: what a device's SYN claims, the most urgent first. Where there is a path the
+    /// session goes on meanwhile, and what was true when the SYN left is not when it is answered.
+    pub(crate) fn claims(&mut self) -> Vec<Claim> {
+        if !self.paths.is_empty() {
+            return Vec::new();
+        }
+        let mut order: Vec<(u8, FlowId)> = self
+            .flows
+            .iter()
+            .filter(|f| f.announced && !f.is_over())
+            .map(|f| (f.options.priority, f.id))
+            .collect();
+        order.sort_unstable();
+        order.truncate(CLAIMS_MAX);
+        let claim = |(_, id): (u8, FlowId)| {
+            let recv = &mut self.flows.get_mut(id)?.recv;
+            let received = recv.contiguous();
+            let max = recv.tell_credit().min(VARINT_MAX);
+            let flags = if recv.is_all_received() {
+                Frame::RESUME_COMPLETE
+            } else {
+                0
+            };
+            Some(Claim {
+                flow: id,
+                received,
+                credit: max.saturating_sub(received),
+                flags,
+            })
+        };
+        order.into_iter().filter_map(claim).collect()
+    }
+
+    /// The flow of a claim, if the claim will be met once the handshake is confirmed.
+    pub(crate) fn flow_to_resume(&self, claim: &Claim) -> Option<&Flow> {
+        let flow = self.flows.get(claim.flow)?;
+        if flow.send.reset.is_some() {
+            return Some(flow);
+        }
+        // R-CRASH-1
+        if flow.options.durable && claim.received < flow.peer_durable {
+            return None;
+        }
+        let held = flow.options.hibernates || flow.send.holds(claim.received);
+        (held || claim.is_complete()).then_some(flow)
+    }
+
+    /// R-RESUME-8: a session just thawed has no bytes. The application is asked for those from
+    /// where the device will go on; no flow is taken up by that.
+    pub(crate) fn prepare(&mut self, claim: &Claim) {
+        let meets = self
+            .flow_to_resume(claim)
+            .is_some_and(|f| f.send.reset.is_none() && f.options.hibernates);
+        if !meets || claim.is_complete() || !self.is_thawed() {
+            return;
+        }
+        let Some(flow) = self.flows.get_mut(claim.flow) else {
+            return;
+        };
+        if flow.asked == Some(claim.received) {
+            return;
+        }
+        if !flow.send.rewind(claim.received) {
+            flow.send.forget(claim.received);
+        }
+        flow.asked = Some(claim.received);
+        if flow.send.buffered() == 0 && !flow.send.is_finished() {
+            let (flow, offset) = (flow.id, claim.received);
+            self.emit(Event::SendFrom { flow, offset });
+        }
+    }
+
+    /// Whether it is a server's record and nothing more: no handshake since.
+    pub(crate) fn is_thawed(&self) -> bool {
+        self.role == Role::Responder && self.generation == 0
+    }
+
     /// A handshake is complete: flows from before are claimed (device) or wait for it (server).
     pub(crate) fn after_handshake(&mut self, now: Time, resumed: bool) {
         let claims = self.role == Role::Initiator;
@@ -150,11 +229,16 @@ impl Session {
             }
             flow.send.forget(offset);
             self.emit(Event::SendFrom { flow: id, offset });
-        } else if flow.options.hibernates && flow.send.buffered() == 0 && !flow.send.is_finished() {
+        } else if flow.options.hibernates
+            && flow.send.buffered() == 0
+            && !flow.send.is_finished()
+            && flow.asked != Some(offset)
+        {
             self.emit(Event::SendFrom { flow: id, offset });
         }
         if let Some(flow) = self.flows.get_mut(id) {
             flow.unclaimed = false;
+            flow.asked = None;
         }
         self.flows.touch(id);
         true
@@ -209,7 +293,12 @@ impl Session {
             return;
         }
         if !self.take_up(id, received) {
-            self.end_flow(id, FlowEnd::Refused(Reason::RolledBack));
+            return self.end_flow(id, FlowEnd::Refused(Reason::RolledBack));
+        }
+        if let Some(flow) = self.flows.get_mut(id) {
+            // Answered to the claim in the SYN: there is nothing left to claim.
+            flow.wants &= !want::RESUME;
+            flow.claiming = false;
         }
     }
 

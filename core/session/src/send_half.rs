@@ -270,6 +270,24 @@ impl SendHalf {
         true
     }
 
+    /// Whether sending can go on at `offset` with what is held here.
+    pub(crate) fn holds(&self, offset: u64) -> bool {
+        (self.released..=self.end).contains(&offset)
+    }
+
+    /// These bytes left before sending was taken up here: they count as sent. Returns how many are
+    /// new to the session's credit.
+    pub(crate) fn on_sent_early(&mut self, offset: u64, len: u64, fin: bool) -> u64 {
+        let end = offset + len;
+        if offset > self.next || end > self.end {
+            return 0;
+        }
+        let new = end.saturating_sub(self.next);
+        self.next += new;
+        self.fin_sent |= fin && self.fin && end == self.end;
+        new
+    }
+
     /// Drops every byte: nothing of it will be sent again.
     pub(crate) fn drop_bytes(&mut self) {
         self.chunks.clear();

@@ -158,6 +158,17 @@ pub(crate) struct Credit {
     pub(crate) told: u64,
 }
 
+/// The path payload arrives on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InUse {
+    pub(crate) path: PathId,
+    pub(crate) link: LinkId,
+    /// When payload last arrived on it.
+    pub(crate) at: Time,
+    /// From then to the first payload on another path, if there was any.
+    pub(crate) gap: Option<Span>,
+}
+
 /// An unreliable datagram that waits to leave.
 #[derive(Debug)]
 pub(crate) struct Waiting {
@@ -207,7 +218,7 @@ pub struct Session {
     pub(crate) broken: Option<PeerFault>,
     pub(crate) suspended_at: Option<Time>,
     pub(crate) last_rx: Time,
-    pub(crate) last_payload: Option<(PathId, LinkId, Time)>,
+    pub(crate) in_use: Option<InUse>,
     pub(crate) rx_key_drop_at: Time,
     pub(crate) sealed_packets: u64,
     /// The packet being handled held something that could not be kept.
@@ -264,7 +275,7 @@ impl Session {
             broken: None,
             suspended_at: None,
             last_rx: now,
-            last_payload: None,
+            in_use: None,
             rx_key_drop_at: Time::NEVER,
             sealed_packets: 0,
             unkept: false,

@@ -94,10 +94,11 @@ impl Session {
     }
 
     fn poll_knock(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
-        let knock = self.knock.as_mut()?;
-        if knock.next_at() > now {
+        if self.knock.as_ref()?.next_at() > now {
             return None;
         }
+        let claims = self.claims();
+        let knock = self.knock.as_mut()?;
         // R-HS-2: an epoch is used for one SYN only, and was reserved before.
         if self.epochs.is_empty() {
             knock.failed = true;
@@ -111,6 +112,7 @@ impl Session {
             &self.peer,
             self.instance,
             epoch,
+            claims,
             &self.config,
             &mut self.rng,
         )?;

@@ -233,6 +233,188 @@ fn six_hours_asleep_as_records_on_both_ends() {
     p.assert_right(flow);
 }
 
+/// A download under way, then an hour and a half without a network: both ends are records.
+fn asleep(p: &mut Pair) -> FlowId {
+    p.wires.get_mut(&0).unwrap().rate = 500_000;
+    let flow = p.request(1_000_000, sleeps());
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    sleep(p);
+    flow
+}
+
+/// Both ends become records, and the device's is brought back.
+fn sleep(p: &mut Pair) {
+    p.cut(0);
+    p.run_for(Span::from_secs(60));
+    let server = p.server_session().unwrap();
+    p.server.hibernate(p.now, server).unwrap();
+    let session = p.session;
+    let record = p.device.hibernate(p.now, session).unwrap();
+    p.run_for(Span::from_secs(5400));
+    p.session = p.device.restore(p.now, &record, 500..600).unwrap();
+    p.attach(0, "192.0.2.200:4000");
+}
+
+#[test]
+fn a_hibernated_flow_gets_its_first_byte_one_round_trip_after_waking() {
+    // R-RESUME-6, R-RESUME-7
+    let mut p = Pair::new();
+    let flow = asleep(&mut p);
+    let before = p.got[&flow].len();
+    let (at, down) = (p.now, p.wires[&0].bytes_down);
+    p.open_path(0, false);
+    assert!(p.run_until(Span::from_secs(5), |p| p.got[&flow].len() > before));
+    // 20 ms there and back, and the time 1,200 bytes each way take at this rate.
+    assert!(p.now.since(at) <= MS.times(26), "{:?}", p.now.since(at));
+    // R-PATH-2: what came back is no more than the SYN.
+    assert!(p.wires[&0].bytes_down - down <= 1200);
+    assert!(p.run_until(Span::from_secs(30), |p| p.is_whole(flow)));
+    p.assert_right(flow);
+    let device = p.device.session(p.session).unwrap();
+    assert_eq!(device.duplicate_bytes(), 0, "nothing came twice");
+    assert_eq!(p.asked, [(flow, before as u64)], "asked for once");
+}
+
+#[test]
+fn a_gated_link_wakes_a_session_without_a_byte_of_payload() {
+    // R-RESUME-7
+    let mut p = Pair::new();
+    let flow = asleep(&mut p);
+    let before = p.got[&flow].len();
+    p.open_path(0, true);
+    p.run_for(Span::from_secs(5));
+    assert_eq!(p.got[&flow].len(), before, "nothing was granted");
+    let session = p.session;
+    p.device
+        .with(session, |s| s.grant(flow, LinkId(0), 2_000_000))
+        .unwrap();
+    p.pump();
+    assert!(p.run_until(Span::from_secs(30), |p| p.is_whole(flow)));
+    p.assert_right(flow);
+}
+
+#[test]
+fn an_upload_goes_on_behind_the_packet_that_confirms() {
+    // R-RESUME-3, R-RESUME-7
+    let mut p = Pair::new();
+    p.wires.get_mut(&0).unwrap().rate = 500_000;
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    let session = p.session;
+    let flow = p
+        .device
+        .with(session, |s| {
+            let id = s.open(sleeps()).unwrap();
+            s.write(id, vec![7; 100_000].into()).unwrap();
+            id
+        })
+        .unwrap();
+    p.pump();
+    p.run_for(Span::from_secs(2));
+    let server = p.server_session().unwrap();
+    p.server
+        .with(server, |s| {
+            while let Ok(Read::Chunk(_)) = s.read(flow, 1 << 20) {}
+        })
+        .unwrap();
+    sleep(&mut p);
+    let at = p.now;
+    p.open_path(0, false);
+    let asked = |p: &Pair| {
+        let mut events = p.device_events.iter();
+        events.any(|(_, id, e)| *id == p.session && matches!(e, Event::SendFrom { .. }))
+    };
+    assert!(p.run_until(Span::from_secs(5), asked));
+    assert!(p.now.since(at) <= MS.times(26), "{:?}", p.now.since(at));
+    let session = p.session;
+    p.device
+        .with(session, |s| s.write(flow, vec![8; 1000].into()).unwrap())
+        .unwrap();
+    p.pump();
+    let arrived = |p: &Pair| {
+        let server = p.server_session().and_then(|id| p.server.session(id));
+        server.is_some_and(|s| s.path_stats().iter().any(|p| p.payload_in >= 1000))
+    };
+    assert!(p.run_until(Span::from_secs(5), arrived));
+    assert!(p.now.since(at) <= MS.times(40), "{:?}", p.now.since(at));
+}
+
+#[test]
+fn an_answer_lost_behind_the_syn_ack_costs_time_and_no_byte() {
+    // R-RESUME-7
+    for lose_every in 2..8 {
+        let mut p = Pair::new();
+        let flow = asleep(&mut p);
+        let wire = p.wires.get_mut(&0).unwrap();
+        (wire.lose_every, wire.count) = (lose_every, 0);
+        p.open_path(0, false);
+        p.run_for(Span::from_millis(500));
+        p.wires.get_mut(&0).unwrap().lose_every = 0;
+        assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
+        p.assert_right(flow);
+    }
+}
+
+#[test]
+fn of_many_flows_the_most_urgent_are_claimed_in_the_syn_and_the_rest_behind_it() {
+    // R-RESUME-6
+    let mut p = Pair::new();
+    p.wires.get_mut(&0).unwrap().rate = 500_000;
+    p.open_path(0, false);
+    let flows: Vec<FlowId> = (0..150)
+        .map(|n| {
+            let priority = if n == 149 { 0 } else { 4 };
+            p.request(
+                20_000,
+                FlowOptions {
+                    priority,
+                    ..sleeps()
+                },
+            )
+        })
+        .collect();
+    p.run_for(Span::from_millis(300));
+    sleep(&mut p);
+    let at = p.now;
+    let had: Vec<usize> = flows.iter().map(|f| p.got[f].len()).collect();
+    assert!(had.iter().all(|n| *n < 20_000) || had[149] == 20_000);
+    p.open_path(0, false);
+    let urgent = flows[149];
+    if had[149] < 20_000 {
+        assert!(p.run_until(Span::from_secs(5), |p| p.got[&urgent].len() > had[149]));
+        assert!(p.now.since(at) <= MS.times(26), "{:?}", p.now.since(at));
+    }
+    let all = |p: &Pair| flows.iter().all(|f| p.is_whole(*f));
+    assert!(p.run_until(Span::from_secs(60), all));
+    for flow in &flows {
+        p.assert_right(*flow);
+    }
+}
+
+#[test]
+fn two_paths_that_carry_side_by_side_are_no_switch() {
+    let mut p = Pair::new();
+    for w in p.wires.values_mut() {
+        w.rate = 500_000;
+    }
+    let flow = p.request(3_000_000, sleeps());
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    p.open_path(1, false);
+    p.run_for(Span::from_secs(1));
+    let switches = |p: &Pair| {
+        let all = p.device_events.iter();
+        all.filter(|(_, _, e)| matches!(e, Event::Switched { .. }))
+            .count()
+    };
+    assert!(p.wires[&1].bytes_down > 200_000);
+    assert_eq!(switches(&p), 0);
+    p.cut(0);
+    assert!(p.run_until(Span::from_secs(30), |p| p.is_whole(flow)));
+    assert_eq!(switches(&p), 1);
+}
+
 #[test]
 fn a_server_restarted_from_its_record_goes_on() {
     let mut p = Pair::new();

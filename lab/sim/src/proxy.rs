@@ -212,6 +212,7 @@ impl Proxy {
                     }
                     self.serve(session, flow)?;
                 }
+                Event::Asleep => self.flows.values_mut().for_each(Served::wait),
                 Event::Established { .. } | Event::Ended { .. } => self.dirty = true,
                 _ => {}
             }

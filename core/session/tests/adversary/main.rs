@@ -11,4 +11,5 @@ mod rogue;
 mod member;
 mod network;
 mod stranger;
+mod waker;
 mod witness;

@@ -29,6 +29,8 @@ pub struct Rogue {
     pub home: SocketAddr,
     pub keys: Option<PacketKeys>,
     pub initiator: Option<Initiator>,
+    /// What its SYNs claim, as bytes.
+    pub claims: Vec<u8>,
     /// Ids the server sends to, by path.
     pub own: BTreeMap<u32, Cid>,
     /// Ids of the server, by path.
@@ -54,6 +56,7 @@ impl Rogue {
             home: at(HOME),
             keys: None,
             initiator: None,
+            claims: Vec::new(),
             own: (0..5).map(|n| (n, Cid([n as u8 + 1; 8]))).collect(),
             theirs: BTreeMap::new(),
             numbers: BTreeMap::new(),
@@ -95,6 +98,7 @@ impl Rogue {
         for n in 1..=4 {
             w.bytes(&self.own[&n].0);
         }
+        w.bytes(&self.claims);
         buf[0] = PacketKind::Syn.first_byte();
         buf[1..9].copy_from_slice(&self.own[&0].0);
         let end = buf.len() - Macs::BYTES;

@@ -80,6 +80,8 @@ pub struct Pair {
     pub sources: BTreeMap<FlowId, u64>,
     /// How far the server gave the source's bytes.
     pub given: BTreeMap<FlowId, u64>,
+    /// From where the server's application was asked for bytes again.
+    pub asked: Vec<(FlowId, u64)>,
     pub got: BTreeMap<FlowId, Vec<u8>>,
     pub ended: BTreeMap<FlowId, FlowEnd>,
     pub reading: bool,
@@ -131,6 +133,7 @@ impl Pair {
             keep_log: false,
             sources: BTreeMap::new(),
             given: BTreeMap::new(),
+            asked: vec![],
             got: BTreeMap::new(),
             ended: BTreeMap::new(),
             reading: true,
@@ -334,6 +337,7 @@ impl Pair {
             while let Some((id, e)) = self.server.poll_event() {
                 if let Event::SendFrom { flow, offset } = &e {
                     self.given.insert(*flow, *offset);
+                    self.asked.push((*flow, *offset));
                 }
                 self.server_events.push((self.now, id, e));
                 idle = false;
