@@ -35,6 +35,8 @@ mod resume;
 mod rtt;
 mod send_half;
 mod session;
+#[cfg(test)]
+mod tests;
 mod timers;
 mod transmit;
 

@@ -5,6 +5,7 @@ A frame is a row of a table here as there. Adding one is adding a row.
 
 from .reader import V_MAX, Malformed, Reader
 
+PADDING = 0x00
 REASONS = 15
 CLOSE_TEXT_MAX = 256
 
@@ -60,7 +61,7 @@ def ranges(largest, count, first, r):
 
 
 def ack(r):
-    path, largest, delay_us, count, first = r.v(), r.v(), r.v(), r.v(), r.v()
+    path, largest, delay_us, count, first = r.v32(), r.v(), r.v(), r.v(), r.v()
     return {"path": path, "delay_us": delay_us, "ranges": ranges(largest, count, first, r)}
 
 
@@ -82,7 +83,7 @@ def fields(*wanted):
 
 
 FRAMES = {
-    0x00: ("PADDING", fields()),
+    PADDING: ("PADDING", fields()),
     0x01: ("PING", fields()),
     0x02: ("ACK", ack),
     0x03: ("ACK_RATE", fields(("path", v32), ("every", v32), ("delay_us", v))),
@@ -122,7 +123,7 @@ FRAMES = {
 
 
 def read_frames(plaintext):
-    """Every frame as [name, fields]; Malformed if the bytes are anything but frames (R-WIRE-2)."""
+    """Every frame but PADDING as [name, fields]; Malformed if there is anything else (R-WIRE-2)."""
     r = Reader(plaintext)
     found = []
     while r.left():
@@ -130,5 +131,7 @@ def read_frames(plaintext):
         if kind not in FRAMES:
             raise Malformed(f"no frame of type {kind:02x}")
         name, read = FRAMES[kind]
-        found.append([name, read(r)])
+        said = read(r)
+        if kind != PADDING:
+            found.append([name, said])
     return found

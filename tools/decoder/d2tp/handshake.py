@@ -33,6 +33,7 @@ def read_syn_payload(payload):
 
 
 def read_syn_ack_payload(payload):
+    """What follows the fields is not read."""
     r = Reader(payload)
     answer = r.uint(1)
     if answer == 0:
@@ -41,7 +42,7 @@ def read_syn_ack_payload(payload):
             "cid": r.bytes(8).hex(),
             "token": r.bytes(16).hex(),
             "suite": r.uint(1),
-            "resumed": r.flag(),
+            "resumed": r.uint(1) == 1,
             "session_credit": r.v(),
             "flow_credit": r.v(),
             "spare": spare(r, lambda r: [r.bytes(8).hex(), r.bytes(16).hex()]),
@@ -56,7 +57,6 @@ def read_syn_ack_payload(payload):
         said = {"kind": "no suite"}
     else:
         raise Malformed(f"an answer of kind {answer}")
-    r.end()
     return said
 
 
@@ -66,18 +66,18 @@ def mac1_of(server_public, before):
 
 
 def read_syn(datagram, server_secret, cookie=None):
-    """A SYN as its server sees it: macs, the device's key, payload, and what Noise has left."""
-    said = packets.read_datagram(datagram)
-    if said["kind"] != "SYN" or said["version"] != packets.VERSION:
-        raise Malformed("not a SYN of this version")
+    """A SYN as its server sees it: whose it is, from a proved address or not, what it says."""
+    parts = packets.read_parts(datagram)
+    if parts["kind"] != "SYN":
+        raise Malformed("not a SYN")
     public = crypto.x25519_base(server_secret)
-    if mac1_of(public, datagram[:-32]).hex() != said["mac1"]:
+    if mac1_of(public, datagram[:-32]).hex() != parts["mac1"]:
         raise Malformed("mac1 is wrong")
-    proved = cookie is not None and hmac256(cookie, datagram[:-16])[:16].hex() == said["mac2"]
+    proved = cookie is not None and hmac256(cookie, datagram[:-16])[:16].hex() == parts["mac2"]
     responder = noise.Responder(PROLOGUE, server_secret)
-    device, payload = responder.read_1(bytes.fromhex(said["message"]))
+    device, payload = responder.read_1(bytes.fromhex(parts["message"]))
     return {
-        "cid": said["cid"],
+        "cid": parts["cid"],
         "device": device.hex(),
         "address_proved": proved,
         "payload": read_syn_payload(payload),
@@ -85,24 +85,31 @@ def read_syn(datagram, server_secret, cookie=None):
 
 
 def read_syn_ack(datagram, initiator):
-    """A SYN+ACK as its device sees it, with the keys that come out."""
-    said = packets.read_datagram(datagram)
-    if said["kind"] != "SYN+ACK" or said["version"] != packets.VERSION:
-        raise Malformed("not a SYN+ACK of this version")
-    payload = initiator.read_2(bytes.fromhex(said["message"]))
-    keys = dict(zip(("initiator", "responder", "transcript"), map(bytes.hex, initiator.split())))
-    return {"cid": said["cid"], "payload": read_syn_ack_payload(payload), "keys": keys}
+    """A SYN+ACK as its device sees it; the keys are then in `initiator`."""
+    parts = packets.read_parts(datagram)
+    if parts["kind"] != "SYN+ACK":
+        raise Malformed("not a SYN+ACK")
+    payload = initiator.read_2(bytes.fromhex(parts["message"]))
+    return {"cid": parts["cid"], "payload": read_syn_ack_payload(payload)}
 
 
 def read_cookie(datagram, server_public, mac1):
-    said = packets.read_datagram(datagram)
-    if said["kind"] != "COOKIE" or said["version"] != packets.VERSION:
-        raise Malformed("not a COOKIE of this version")
+    parts = packets.read_parts(datagram)
+    if parts["kind"] != "COOKIE":
+        raise Malformed("not a COOKIE")
     key = hashlib.sha256(b"d2tp cookie" + server_public).digest()
     try:
         cookie = crypto.chacha_open(
-            key, bytes.fromhex(said["nonce"]), mac1, bytes.fromhex(said["sealed"])
+            key, bytes.fromhex(parts["nonce"]), mac1, bytes.fromhex(parts["sealed"])
         )
     except Forged as forged:
         raise Malformed(str(forged)) from None
-    return {"cid": said["cid"], "cookie": cookie.hex()}
+    return {"cid": parts["cid"], "cookie": cookie.hex()}
+
+
+def read_unknown(datagram, token):
+    """UNKNOWN, if its token is the one that came with the cid (R-UNKNOWN-1)."""
+    parts = packets.read_parts(datagram)
+    if parts["kind"] != "UNKNOWN" or parts["token"] != token.hex():
+        raise Malformed("not an UNKNOWN with that token")
+    return {"cid": parts["cid"]}

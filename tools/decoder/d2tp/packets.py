@@ -6,68 +6,63 @@ VERSION = 1
 CID = 8
 TAG = 16
 SYN_MIN = 1200
-NOISE_1 = 32 + 48 + 16
 NOISE_2 = 32 + 16
 
-
-def data(first, r):
-    if r.left() < 4 + TAG:
-        raise Malformed("too short for a number and a tag")
-    return {"sealed": r.rest().hex()}
-
-
-def syn(first, r):
-    if len(r.data) < SYN_MIN:
-        raise Malformed("a SYN below 1,200 bytes")
-    message = r.bytes(r.left() - 32)
-    return {"message": message.hex(), "mac1": r.bytes(16).hex(), "mac2": r.bytes(16).hex()}
-
-
-def syn_ack(first, r):
-    if r.left() < NOISE_2:
-        raise Malformed("too short for Noise message 2")
-    return {"message": r.rest().hex()}
-
-
-def cookie(first, r):
-    said = {"nonce": r.bytes(12).hex(), "sealed": r.bytes(32).hex()}
-    r.end()
-    return said
-
-
-def unknown(first, r):
-    said = {"token": r.bytes(16).hex()}
-    r.end()
-    return said
-
-
-def version(first, r):
-    return {"versions": list(r.rest())}
-
-
 KINDS = {
-    0b010: ("DATA", data),
-    0b100: ("SYN", syn),
-    0b101: ("SYN+ACK", syn_ack),
-    0b110: ("COOKIE", cookie),
-    0b111: ("UNKNOWN", unknown),
-    0b001: ("VERSION", version),
+    0b010: "DATA",
+    0b100: "SYN",
+    0b101: "SYN+ACK",
+    0b110: "COOKIE",
+    0b111: "UNKNOWN",
+    0b001: "VERSION",
 }
 
 
-def read_datagram(datagram):
-    """Kind, version and cid of a datagram, and the parts in clear of what is ours."""
+def read_head(datagram):
+    """Kind, version, cid and the rest of any datagram that is D2TP at all (R-WIRE-1)."""
     r = Reader(datagram)
     first = r.uint(1)
     cid = r.bytes(CID)
-    if first >> 5 not in KINDS:
+    kind = KINDS.get(first >> 5)
+    if kind is None:
         raise Malformed(f"{first >> 5:03b} names no kind")
-    name, read = KINDS[first >> 5]
-    said = {"kind": name, "cid": cid.hex()}
-    if name == "DATA":
-        return said | read(first, r)
-    said["version"] = first & 0x1F
-    if said["version"] != VERSION:
-        # Another version's packet: nothing beyond the cid is known of it.
-        return said
-    return said | read(first, r)
+    version = None if kind == "DATA" else first & 0x1F
+    return {"kind": kind, "version": version, "cid": cid.hex(), "rest": r.rest().hex()}
+
+
+def body_of(datagram, kind):
+    """The cid and what follows it, if the datagram is a `kind` of our version."""
+    head = read_head(datagram)
+    if head["kind"] != kind:
+        raise Malformed(f"not a {kind}")
+    if head["version"] not in (None, VERSION):
+        raise Malformed(f"version {head['version']}")
+    return head["cid"], Reader(bytes.fromhex(head["rest"]))
+
+
+def read_parts(datagram):
+    """The fields in clear of a datagram of our version, for somebody who looks at one."""
+    head = read_head(datagram)
+    cid, r = body_of(datagram, head["kind"])
+    said = {"kind": head["kind"], "cid": cid}
+    if head["kind"] == "DATA":
+        if r.left() < 4 + TAG:
+            raise Malformed("too short for a number and a tag")
+        return said | {"sealed": r.rest().hex()}
+    if head["kind"] == "SYN":
+        if len(datagram) < SYN_MIN:
+            raise Malformed("a SYN below 1,200 bytes")
+        message = r.bytes(r.left() - 32)
+        return said | {"message": message.hex(), "mac1": r.bytes(16).hex(), "mac2": r.bytes(16).hex()}
+    if head["kind"] == "SYN+ACK":
+        if r.left() < NOISE_2:
+            raise Malformed("too short for Noise message 2")
+        return said | {"message": r.rest().hex()}
+    if head["kind"] == "VERSION":
+        return said | {"versions": list(r.rest())}
+    if head["kind"] == "COOKIE":
+        said |= {"nonce": r.bytes(12).hex(), "sealed": r.bytes(32).hex()}
+    else:
+        said |= {"token": r.bytes(16).hex()}
+    r.end()
+    return said

@@ -6,6 +6,9 @@ FORMAT = 1
 EPOCHS_MAX = 8
 RANGES_MAX = 16
 FLOWS_MAX = 65536
+COUNTERS = 2**24
+# Milliseconds a clock of 64-bit nanoseconds holds; longer ones count as this.
+MS_MAX = (2**64 - 1) // 10**6
 
 
 def counters(r):
@@ -19,8 +22,15 @@ def counters(r):
         if not many or first <= beyond:
             raise Malformed("ranges that are empty, touch or go down")
         beyond = first + many
+        if beyond > COUNTERS:
+            raise Malformed("a counter of more than 24 bits")
         runs.append([first, beyond])
     return runs
+
+
+def time_left(r):
+    told = r.some()
+    return told if told is None else min(told, MS_MAX)
 
 
 def flow(r):
@@ -36,7 +46,7 @@ def flow(r):
         "receive_complete": bool(bits & 8),
         "priority": bits >> 4 & 7,
         "size": r.some(),
-        "deadline_left_ms": r.some(),
+        "deadline_left_ms": time_left(r),
         "deadline_seq": r.v(),
         "sent_to": r.v(),
         "send_end": r.some(),

@@ -305,3 +305,46 @@ fn a_client_key_cannot_fill_the_server() {
         "{half_open} half-open, cookies must be asked for"
     );
 }
+
+#[test]
+fn an_answer_of_another_version_is_not_heard() {
+    // R-WIRE-4: the version is not authenticated, so it must not be taken for a detail.
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    let mut syn = vec![0; 65536];
+    let t = p.device.poll_transmit(p.now, &mut syn).unwrap();
+    let addresses = |remote| Addresses {
+        link: LinkId(0),
+        local: None,
+        remote,
+    };
+    let device_address = p.wires[&0].address;
+    let (now, bytes) = (p.now, &mut syn[..t.len]);
+    p.server.handle_datagram(
+        now,
+        Incoming {
+            addresses: addresses(device_address),
+            bytes,
+        },
+    );
+    let mut answer = vec![0; 65536];
+    let n = p.server.poll_transmit(now, &mut answer).unwrap().len;
+    answer.truncate(n);
+    for bit in [0, 1, 2, 3, 4, 8] {
+        let mut answer = answer.clone();
+        // The eighth bit is none of the version: the answer as it was.
+        answer[0] ^= if bit == 8 { 0 } else { 1 << bit };
+        p.device.handle_datagram(
+            now,
+            Incoming {
+                addresses: addresses(p.server_address),
+                bytes: &mut answer,
+            },
+        );
+        let mut heard = false;
+        while let Some((_, event)) = p.device.poll_event() {
+            heard |= matches!(event, Event::Established { .. });
+        }
+        assert_eq!(heard, bit == 8, "bit {bit}");
+    }
+}
