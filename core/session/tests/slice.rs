@@ -455,5 +455,8 @@ fn whatever_an_application_opens_a_flow_with_its_record_can_be_read() {
     let flow = flow.unwrap();
     let record = p.device.hibernate(p.now, p.session).unwrap();
     let record = Record::decode(&record).expect("it is ours");
-    assert_eq!((record.flows[0].id, record.flows[0].options.priority), (flow, 7));
+    assert_eq!(
+        (record.flows[0].id, record.flows[0].options.priority),
+        (flow, 7)
+    );
 }
