@@ -97,6 +97,15 @@ class Packets(unittest.TestCase):
             with self.assertRaises(reader.Malformed):
                 keys.open(packet, case["path"] + 1, near, case["generation"])
 
+    def test_packets_that_only_a_careless_sender_makes_are_refused(self):
+        told = vectors("packets")
+        for case in told["refused"]:
+            key = unhex(told["noise_key_" + case["sender"]])
+            keys = protection.Direction(case["suite"], key, unhex(told["transcript"]))
+            with self.assertRaises(reader.Malformed, msg=case["why"]) as refused:
+                keys.open(unhex(case["packet"]), case["path"], case["number"] - 1, 0)
+            self.assertIn("reserved", str(refused.exception))
+
     def test_numbers_expand_to_the_nearest(self):
         self.assertEqual(protection.number_near(0, None), 0)
         self.assertEqual(protection.number_near(0, 2**32 - 1), 2**32)

@@ -170,6 +170,26 @@ fn the_kept_inputs_say_to_us_what_their_files_say() {
 }
 
 #[test]
+fn the_second_decoder_reads_the_vectors_written_by_hand() {
+    let run = Command::new("python3")
+        .args(["-m", "unittest", "discover", "-s", "tools/decoder"])
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .current_dir(root())
+        .output();
+    match run {
+        Ok(run) => assert!(
+            run.status.success(),
+            "{}",
+            String::from_utf8_lossy(&run.stderr)
+        ),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            eprintln!("SKIPPED: python3 is not installed");
+        }
+        Err(e) => panic!("python3 did not start: {e}"),
+    }
+}
+
+#[test]
 fn a_decoder_written_from_the_document_alone_agrees_on_the_kept_inputs() {
     agree(&read_kept());
 }
