@@ -2,11 +2,12 @@
 //!
 //! - `check`: everything a change must pass. The test command; `.ci/run` calls exactly this.
 //! - `nightly`: what takes longer than a change can wait.
-//! - `rules`: only the script check of `docs/protocol.md`, part of `check`.
+//! - `rules`: only the script check of `docs/protocol.md` and `docs/security.md`, part of `check`.
 
 mod check;
 mod msrv;
 mod nightly;
+mod promises;
 mod rules;
 mod step;
 mod totals;
@@ -30,7 +31,8 @@ enum Verb {
     Check,
     /// What takes longer: fuzzing, ignored tests, every feature
     Nightly(nightly::Options),
-    /// Whether every MUST of docs/protocol.md is named in code and in a test
+    /// Whether every MUST of docs/protocol.md is named in code and in a test, and every promise of
+    /// docs/security.md has one
     Rules,
 }
 

@@ -41,7 +41,12 @@ pub fn check(root: &Path) -> Result<String> {
         }
         found.read(path, &std::fs::read_to_string(&file)?);
     }
-    judge(&text, &found)
+    let said = judge(&text, &found)?;
+    let stated = rules(&text).into_keys().collect();
+    Ok(format!(
+        "{said}\n{}",
+        crate::promises::check(root, &stated)?
+    ))
 }
 
 /// Rule names met in the source.
@@ -148,7 +153,7 @@ fn is_item(line: &str) -> bool {
 }
 
 /// Every rule name in `text`.
-fn names(text: &str) -> impl Iterator<Item = String> {
+pub(crate) fn names(text: &str) -> impl Iterator<Item = String> {
     text.match_indices("R-")
         .filter(|(at, _)| {
             // Not the tail of another word.

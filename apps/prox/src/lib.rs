@@ -45,6 +45,8 @@ pub use flow::{FlowReport, Outcome, serve_flow};
 pub use keytext::{NotAKey, parse_key, show_key};
 pub use prox::{Holdings, Prox, StartFault};
 pub use refusal::Refusal;
+#[doc(hidden)]
+pub use request::judge_head;
 pub use request::{HEAD_BYTES_MAX, HEADERS_MAX};
 pub use reset::ResetCause;
 pub use serve::{FlowListener, run, serve};

@@ -137,6 +137,22 @@ pub(crate) struct Fetch {
     pub(crate) if_range: Option<HeaderValue>,
 }
 
+/// What would be asked for by a flow that begins with `bytes`: the URL or authority, or the status
+/// of the refusal. `None`: nobody is there to answer. For the fuzzer, which knows only what is public.
+#[doc(hidden)]
+pub async fn judge_head(mut bytes: &[u8]) -> Option<Result<String, u16>> {
+    let head = match read_head(&mut bytes, Duration::MAX).await {
+        Ok(head) => head,
+        Err(NoHead::Refused(refusal)) => return Some(Err(refusal.status())),
+        Err(NoHead::Gone(_)) => return None,
+    };
+    Some(match parse(&head) {
+        Ok(Request::Fetch(fetch)) => Ok(fetch.url.into()),
+        Ok(Request::Tunnel(target)) => Ok(target.to_string()),
+        Err(refusal) => Err(refusal.status()),
+    })
+}
+
 /// Parses and checks a head.
 pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
     let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];

@@ -25,7 +25,7 @@ fn keyed(label: &[u8], key: &PublicKey) -> [u8; 32] {
         .expect("SHA-256 has 32 bytes")
 }
 
-fn sum(key: &hmac::Key, parts: &[&[u8]]) -> [u8; 16] {
+pub(crate) fn sum(key: &hmac::Key, parts: &[&[u8]]) -> [u8; 16] {
     let mut context = hmac::Context::with_key(key);
     for part in parts {
         context.update(part);

@@ -27,6 +27,15 @@ pub struct Secrets {
     pub(crate) transcript: [u8; 32],
 }
 
+impl Drop for Secrets {
+    fn drop(&mut self) {
+        self.initiator.fill(0);
+        self.responder.fill(0);
+        // Keeps the compiler from dropping the writes above as dead.
+        std::hint::black_box(&*self);
+    }
+}
+
 /// An initiator that sent its message and waits for the answer.
 pub struct Initiator {
     state: Box<snow::HandshakeState>,

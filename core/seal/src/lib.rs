@@ -18,6 +18,8 @@ mod packet_keys;
 mod rng;
 #[cfg(test)]
 mod vectors;
+#[cfg(test)]
+mod wycheproof;
 
 pub use cookie::{CookieJar, Macs, open_cookie, unknown_token};
 pub use handshake::{Initiator, Responder, SYN_ACK_OVERHEAD_BYTES, SYN_OVERHEAD_BYTES, Secrets};

@@ -30,7 +30,7 @@ impl Random for OneSeed {
 }
 
 #[derive(Default)]
-struct X25519 {
+pub(crate) struct X25519 {
     private: [u8; 32],
     public: [u8; 32],
     key: Option<agreement::PrivateKey>,
@@ -80,7 +80,7 @@ impl Dh for X25519 {
 }
 
 #[derive(Default)]
-struct ChaChaPoly(Option<aead::LessSafeKey>);
+pub(crate) struct ChaChaPoly(Option<aead::LessSafeKey>);
 
 impl ChaChaPoly {
     fn nonce(n: u64) -> aead::Nonce {

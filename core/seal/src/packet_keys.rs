@@ -50,7 +50,7 @@ impl Suite {
             _ => None,
         }
     }
-    fn aead(self) -> &'static aead::Algorithm {
+    pub(crate) fn aead(self) -> &'static aead::Algorithm {
         match self {
             Suite::Aes128Gcm => &aead::AES_128_GCM,
             Suite::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
@@ -71,7 +71,7 @@ impl hkdf::KeyType for Length {
     }
 }
 
-fn expand(secret: &[u8; 32], label: &[u8], out: &mut [u8]) {
+pub(crate) fn expand(secret: &[u8; 32], label: &[u8], out: &mut [u8]) {
     hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, secret)
         .expand(&[label], Length(out.len()))
         .and_then(|okm| okm.fill(out))
@@ -113,6 +113,15 @@ impl Generation {
             *b ^= p;
         }
         Nonce::assume_unique_for_key(n)
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        // The AEAD's own key is the library's to erase; this one leads to all that follow it.
+        self.secret.fill(0);
+        // Keeps the compiler from dropping the write above as dead.
+        std::hint::black_box(&self.secret);
     }
 }
 

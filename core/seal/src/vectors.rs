@@ -50,6 +50,14 @@ fn packets_are_protected_as_the_vectors_say() {
             assert_eq!(packet[DATA_HEADER_BYTES..opened.end], frames);
         }
     }
+    for vector in file["refused"].as_array().unwrap() {
+        let suite = Suite::from_code(vector["suite"].as_u64().unwrap() as u8).unwrap();
+        let mut rx = PacketKeys::new(suite, &secrets, vector["sender"] != "initiator");
+        let path = PathId(vector["path"].as_u64().unwrap() as u32);
+        let number = vector["number"].as_u64().unwrap();
+        let opened = rx.open(path, number, &mut bytes(&vector["packet"]));
+        assert!(opened.is_err(), "{}", vector["why"]);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use d2tp_time::Time;
-use d2tp_wire::{FlowId, Reason};
+use d2tp_wire::{FlowId, Reason, VARINT_MAX};
 
 use crate::config::{DATAGRAMS_MAX, THAWED_BUFFER_BYTES};
 use crate::event::{Event, FlowEnd};
@@ -21,7 +21,10 @@ impl Session {
     ///
     /// # Errors
     /// The session is over, or `flows_max` flows are open.
-    pub fn open(&mut self, options: FlowOptions) -> Result<FlowId, FlowError> {
+    pub fn open(&mut self, mut options: FlowOptions) -> Result<FlowId, FlowError> {
+        // What OPEN and a record can say: three bits, and a number plus one in 62.
+        options.priority = options.priority.min(7);
+        options.size = options.size.map(|size| size.min(VARINT_MAX - 1));
         if self.life == Life::Closed || self.closing.is_some() {
             return Err(FlowError::SessionOver);
         }

@@ -513,6 +513,10 @@ impl Endpoint {
         let Some((kind, version, cid, _)) = PacketKind::split(bytes) else {
             return;
         };
+        // R-WIRE-4: of another version only a SYN has a meaning for us.
+        if version != VERSION && !matches!(kind, PacketKind::Data | PacketKind::Syn) {
+            return;
+        }
         match kind {
             PacketKind::Data => self.on_data(now, addresses, cid, bytes),
             PacketKind::Syn => self.on_syn(now, addresses, version, cid, bytes),

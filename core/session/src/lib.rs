@@ -38,6 +38,8 @@ mod resume;
 mod rtt;
 mod send_half;
 mod session;
+#[cfg(test)]
+mod tests;
 mod timers;
 mod transmit;
 

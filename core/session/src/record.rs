@@ -23,6 +23,10 @@ const SEEN_BYTES_MAX: usize = SEEN_EPOCHS_MAX * (5 + SEEN_RANGES_MAX * 8);
 /// Flows of one record; more than a session may have open is not a record of ours.
 const FLOWS_MAX: u64 = 65_536;
 
+/// The longest time left that a clock of 64-bit nanoseconds holds, in whole milliseconds: 584 years.
+/// Longer ones count as this, so that a record says the same when it is written again.
+const MILLIS_MAX: u64 = u64::MAX / 1_000_000;
+
 /// Why bytes are not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
@@ -191,7 +195,8 @@ impl Record {
             let flags = r.u8().map_err(bad)?;
             let mut next = || r.varint().map_err(bad);
             let size = next()?.checked_sub(1);
-            let deadline_left = next()?.checked_sub(1).map(Span::from_millis);
+            let deadline_left = next()?.checked_sub(1);
+            let deadline_left = deadline_left.map(|ms| Span::from_millis(ms.min(MILLIS_MAX)));
             let deadline_seq = next()?;
             let sent_to = next()?;
             let send_end = next()?.checked_sub(1);

@@ -623,3 +623,22 @@ fn a_flow_opened_while_the_device_wakes_never_gets_an_old_flows_name() {
     p.open_path(0, false);
     assert!(p.run_until(Span::from_secs(5), |p| p.is_whole(second)));
 }
+
+#[test]
+fn whatever_an_application_opens_a_flow_with_its_record_can_be_read() {
+    // R-REC-1: three bits for the priority, 62 for a size plus one.
+    let mut p = Pair::new();
+    let options = FlowOptions {
+        priority: 255,
+        size: Some(u64::MAX),
+        ..sleeps()
+    };
+    let flow = p.device.with(p.session, |s| s.open(options)).unwrap();
+    let flow = flow.unwrap();
+    let record = p.device.hibernate(p.now, p.session).unwrap();
+    let record = Record::decode(&record).expect("it is ours");
+    assert_eq!(
+        (record.flows[0].id, record.flows[0].options.priority),
+        (flow, 7)
+    );
+}

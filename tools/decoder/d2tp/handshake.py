@@ -1,0 +1,115 @@
+"""SYN, COOKIE and SYN+ACK: docs/protocol.md section 3."""
+
+import hashlib
+
+from . import crypto, noise, packets
+from .crypto import Forged, hmac256
+from .frames import reason
+from .reader import Malformed, Reader
+
+PROLOGUE = b"D2TP\x01"
+SPARE_MAX = 8
+SUITES = {1: "AES-128-GCM", 2: "ChaCha20-Poly1305"}
+
+
+def spare(r, entry):
+    count = r.uint(1)
+    if count > SPARE_MAX:
+        raise Malformed(f"{count} connection ids")
+    return [entry(r) for _ in range(count)]
+
+
+def read_syn_payload(payload):
+    """Fields in their order; what follows them is padding."""
+    r = Reader(payload)
+    return {
+        "instance": r.uint(8),
+        "epoch": r.uint(4),
+        "suites": list(r.bytes(r.uint(1))),
+        "session_credit": r.v(),
+        "flow_credit": r.v(),
+        "cids": spare(r, lambda r: r.bytes(8).hex()),
+    }
+
+
+def read_syn_ack_payload(payload):
+    """What follows the fields is not read."""
+    r = Reader(payload)
+    answer = r.uint(1)
+    if answer == 0:
+        said = {
+            "kind": "welcome",
+            "cid": r.bytes(8).hex(),
+            "token": r.bytes(16).hex(),
+            "suite": r.uint(1),
+            "resumed": r.uint(1) == 1,
+            "session_credit": r.v(),
+            "flow_credit": r.v(),
+            "spare": spare(r, lambda r: [r.bytes(8).hex(), r.bytes(16).hex()]),
+        }
+        if said["suite"] not in SUITES:
+            raise Malformed(f"suite {said['suite']}")
+    elif answer == 1:
+        said = {"kind": "stale", "confirmed": r.uint(4)}
+    elif answer == 2:
+        said = {"kind": "refused", "reason": reason(r)}
+    elif answer == 3:
+        said = {"kind": "no suite"}
+    else:
+        raise Malformed(f"an answer of kind {answer}")
+    return said
+
+
+def mac1_of(server_public, before):
+    key = hashlib.sha256(b"d2tp mac1" + server_public).digest()
+    return hmac256(key, before)[:16]
+
+
+def read_syn(datagram, server_secret, cookie=None):
+    """A SYN as its server sees it: whose it is, from a proved address or not, what it says."""
+    parts = packets.read_parts(datagram)
+    if parts["kind"] != "SYN":
+        raise Malformed("not a SYN")
+    public = crypto.x25519_base(server_secret)
+    if mac1_of(public, datagram[:-32]).hex() != parts["mac1"]:
+        raise Malformed("mac1 is wrong")
+    proved = cookie is not None and hmac256(cookie, datagram[:-16])[:16].hex() == parts["mac2"]
+    responder = noise.Responder(PROLOGUE, server_secret)
+    device, payload = responder.read_1(bytes.fromhex(parts["message"]))
+    return {
+        "cid": parts["cid"],
+        "device": device.hex(),
+        "address_proved": proved,
+        "payload": read_syn_payload(payload),
+    }
+
+
+def read_syn_ack(datagram, initiator):
+    """A SYN+ACK as its device sees it; the keys are then in `initiator`."""
+    parts = packets.read_parts(datagram)
+    if parts["kind"] != "SYN+ACK":
+        raise Malformed("not a SYN+ACK")
+    payload = initiator.read_2(bytes.fromhex(parts["message"]))
+    return {"cid": parts["cid"], "payload": read_syn_ack_payload(payload)}
+
+
+def read_cookie(datagram, server_public, mac1):
+    parts = packets.read_parts(datagram)
+    if parts["kind"] != "COOKIE":
+        raise Malformed("not a COOKIE")
+    key = hashlib.sha256(b"d2tp cookie" + server_public).digest()
+    try:
+        cookie = crypto.chacha_open(
+            key, bytes.fromhex(parts["nonce"]), mac1, bytes.fromhex(parts["sealed"])
+        )
+    except Forged as forged:
+        raise Malformed(str(forged)) from None
+    return {"cid": parts["cid"], "cookie": cookie.hex()}
+
+
+def read_unknown(datagram, token):
+    """UNKNOWN, if its token is the one that came with the cid (R-UNKNOWN-1)."""
+    parts = packets.read_parts(datagram)
+    if parts["kind"] != "UNKNOWN" or parts["token"] != token.hex():
+        raise Malformed("not an UNKNOWN with that token")
+    return {"cid": parts["cid"]}

@@ -1,0 +1,172 @@
+"""python3 -m unittest discover -s tools/decoder: the decoder against the vectors and the RFCs."""
+
+import json
+import pathlib
+import unittest
+
+from d2tp import crypto, frames, handshake, noise, packets, protection, reader, records
+
+VECTORS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "vectors"
+
+
+def vectors(name):
+    return json.loads((VECTORS / f"{name}.json").read_text())
+
+
+def unhex(told):
+    return bytes.fromhex(told.replace(" ", ""))
+
+
+class Primitives(unittest.TestCase):
+    def test_x25519_gives_what_rfc_7748_5_2_says(self):
+        k = unhex("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4")
+        u = unhex("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c")
+        out = unhex("c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552")
+        self.assertEqual(crypto.x25519(k, u), out)
+
+    def test_aes_gives_what_fips_197_c_1_says(self):
+        key = unhex("000102030405060708090a0b0c0d0e0f")
+        out = crypto.Aes(key).block(unhex("00112233445566778899aabbccddeeff"))
+        self.assertEqual(out, unhex("69c4e0d86a7b0430d8cdb78070b4c55a"))
+
+    def test_hkdf_gives_what_rfc_5869_a_1_says(self):
+        key = crypto.hkdf_extract(bytes(range(13)), b"\x0b" * 22)
+        out = crypto.hkdf_expand(key, bytes(range(0xF0, 0xFA)), 42)
+        self.assertEqual(out[:8], unhex("3cb25f25faacd57a"))
+        self.assertEqual(out[-4:], unhex("34007208d5b887185865"[-8:]))
+
+    def test_poly1305_gives_what_rfc_8439_2_5_2_says(self):
+        key = unhex("85d6be7857556d337f4452fe42d506a80103808afb0db2fd4abff6af4149f51b")
+        out = crypto.poly1305(key, b"Cryptographic Forum Research Group")
+        self.assertEqual(out, unhex("a8061dc1305136c6c22b8baf0c0127a9"))
+
+    def test_one_wrong_bit_is_a_forgery(self):
+        sealed = crypto.chacha_seal(bytes(32), bytes(12), b"", b"abc")
+        self.assertEqual(crypto.chacha_open(bytes(32), bytes(12), b"", sealed), b"abc")
+        for i in range(8 * len(sealed)):
+            bad = crypto.xor(sealed, (1 << i).to_bytes(len(sealed), "big"))
+            with self.assertRaises(crypto.Forged):
+                crypto.chacha_open(bytes(32), bytes(12), b"", bad)
+
+
+class Varints(unittest.TestCase):
+    def test_every_form_is_read(self):
+        for case in vectors("varints"):
+            r = reader.Reader(unhex(case["hex"]))
+            self.assertEqual(r.v(), case["value"])
+            r.end()
+
+
+class Frames(unittest.TestCase):
+    def test_every_vector_is_read(self):
+        for case in vectors("frames")["frames"]:
+            found = frames.read_frames(unhex(case["hex"]))
+            self.assertEqual(found, [[case["name"], case["fields"]]])
+
+    def test_what_is_malformed_is_refused(self):
+        for case in vectors("frames")["malformed"]:
+            with self.assertRaises(reader.Malformed, msg=case["why"]):
+                frames.read_frames(unhex(case["hex"]))
+
+    def test_every_truncation_is_refused(self):
+        for case in vectors("frames")["frames"]:
+            whole = unhex(case["hex"])
+            for n in range(1, len(whole)):
+                with self.assertRaises(reader.Malformed, msg=case["name"]):
+                    frames.read_frames(whole[:n])
+
+
+class Packets(unittest.TestCase):
+    def test_every_packet_opens(self):
+        told = vectors("packets")
+        for case in told["packets"]:
+            keys = protection.Direction(
+                case["suite"], unhex(told["noise_key_" + case["sender"]]), unhex(told["transcript"])
+            )
+            packet = unhex(case["packet"])
+            self.assertEqual(packets.read_parts(packet)["cid"], case["cid"])
+            near = case["number"] - 1 if case["number"] else None
+            opened = keys.open(packet, case["path"], near, case["generation"])
+            self.assertEqual(opened["number"], case["number"])
+            self.assertEqual(opened["frames"], case["frames"])
+            for flipped in (0, 8, 9, len(packet) - 1):
+                bad = bytearray(packet)
+                bad[flipped] ^= 1
+                with self.assertRaises(reader.Malformed):
+                    keys.open(bytes(bad), case["path"], near, case["generation"])
+            with self.assertRaises(reader.Malformed):
+                keys.open(packet, case["path"] + 1, near, case["generation"])
+
+    def test_packets_that_only_a_careless_sender_makes_are_refused(self):
+        told = vectors("packets")
+        for case in told["refused"]:
+            key = unhex(told["noise_key_" + case["sender"]])
+            keys = protection.Direction(case["suite"], key, unhex(told["transcript"]))
+            with self.assertRaises(reader.Malformed, msg=case["why"]) as refused:
+                keys.open(unhex(case["packet"]), case["path"], case["number"] - 1, 0)
+            self.assertIn("reserved", str(refused.exception))
+
+    def test_numbers_expand_to_the_nearest(self):
+        self.assertEqual(protection.number_near(0, None), 0)
+        self.assertEqual(protection.number_near(0, 2**32 - 1), 2**32)
+        self.assertEqual(protection.number_near(2**32 - 1, 2**32), 2**32 - 1)
+        self.assertEqual(protection.number_near(5, 2**33 + 3), 2**33 + 5)
+
+
+class Handshake(unittest.TestCase):
+    def setUp(self):
+        self.told = vectors("handshake")
+
+    def test_a_syn_is_read_by_its_server(self):
+        syn = unhex(self.told["syn"]["datagram"])
+        said = handshake.read_syn(syn, unhex(self.told["server_secret"]))
+        self.assertEqual(said["device"], self.told["device_public"])
+        self.assertEqual(said["payload"], self.told["syn"]["fields"])
+        self.assertFalse(said["address_proved"])
+
+    def test_a_cookie_proves_the_address(self):
+        server = unhex(self.told["server_public"])
+        told = self.told["cookie"]
+        said = handshake.read_cookie(
+            unhex(told["datagram"]), server, unhex(self.told["syn"]["mac1"])
+        )
+        self.assertEqual(said["cookie"], told["cookie"])
+        syn = unhex(self.told["syn"]["datagram"])[:-16] + unhex(told["mac2"])
+        said = handshake.read_syn(syn, unhex(self.told["server_secret"]), unhex(told["cookie"]))
+        self.assertTrue(said["address_proved"])
+
+    def test_a_syn_ack_gives_both_ends_the_same_keys(self):
+        told = self.told
+        initiator = noise.Initiator(
+            handshake.PROLOGUE,
+            unhex(told["device_secret"]),
+            unhex(told["device_ephemeral_secret"]),
+            unhex(told["server_public"]),
+            unhex(told["syn"]["payload"]),
+        )
+        self.assertEqual(unhex(told["syn"]["datagram"])[9:-32], initiator.message_1)
+        said = handshake.read_syn_ack(unhex(told["syn_ack"]["datagram"]), initiator)
+        self.assertEqual(said["payload"], told["syn_ack"]["fields"])
+        keys = [told[n] for n in ("noise_key_initiator", "noise_key_responder", "transcript")]
+        self.assertEqual([k.hex() for k in initiator.split()], keys)
+
+    def test_the_other_answers_are_read(self):
+        for case in self.told["other_syn_ack_payloads"]:
+            said = handshake.read_syn_ack_payload(unhex(case.pop("payload")))
+            self.assertEqual(said, case)
+
+
+class Records(unittest.TestCase):
+    def test_every_record_is_read(self):
+        for case in vectors("records")["records"]:
+            said = records.read_record(unhex(case.pop("hex")))
+            self.assertEqual(said, case)
+
+    def test_damaged_ones_are_refused(self):
+        for case in vectors("records")["damaged"]:
+            with self.assertRaises(reader.Malformed, msg=case["why"]):
+                records.read_record(unhex(case["hex"]))
+
+
+if __name__ == "__main__":
+    unittest.main()
