@@ -16,7 +16,7 @@ use d2tp_seal::{
 };
 use d2tp_time::{Span, Time};
 use d2tp_wire::{
-    CID_BYTES, Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, PacketKind, PathId, Reader, Reason,
+    CID_BYTES, Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FlowId, PacketKind, PathId, Reader, Reason,
     TAG_BYTES, VERSION, Writer,
 };
 use hashbrown::HashMap;
@@ -37,6 +37,8 @@ const ANSWERS_MAX: usize = 256;
 const UNKNOWN_PER_SECOND: u32 = 200;
 /// Half-open handshakes a server keeps in all.
 const HALF_OPEN_MAX: usize = 4096;
+/// Notes of when half-open handshakes expire; those of handshakes that are no more are then dropped.
+const HALF_OPEN_NOTES_MAX: usize = 2 * HALF_OPEN_MAX;
 /// How long a cookie secret is the newest.
 const COOKIE_PERIOD: Span = Span::from_secs(120);
 
@@ -51,6 +53,17 @@ pub struct SessionId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such session")]
 pub struct UnknownSession;
+
+/// Why a session cannot sleep as a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HibernateError {
+    /// There is no such session (any more).
+    #[error(transparent)]
+    Unknown(#[from] UnknownSession),
+    /// The flow holds bytes that nobody could give again (R-SUSPEND-4).
+    #[error("flow {0:?} holds bytes that only this process has: read or flush it first")]
+    Bound(FlowId),
+}
 
 /// Who may open sessions.
 #[derive(Clone, Debug, Default)]
@@ -271,9 +284,13 @@ impl Endpoint {
     /// [`Endpoint::restore`].
     ///
     /// # Errors
-    /// There is no such session.
-    pub fn hibernate(&mut self, now: Time, id: SessionId) -> Result<Vec<u8>, UnknownSession> {
+    /// There is no such session, or it has a flow that cannot sleep ([`Session::may_hibernate`]).
+    pub fn hibernate(&mut self, now: Time, id: SessionId) -> Result<Vec<u8>, HibernateError> {
         let session = self.session(id).ok_or(UnknownSession)?;
+        // R-SUSPEND-4
+        if let Some(flow) = session.bound_awake() {
+            return Err(HibernateError::Bound(flow));
+        }
         let record = session.record(now, false).encode();
         let key = (session.peer(), session.instance());
         if session.role() == Role::Responder {
@@ -381,7 +398,9 @@ impl Endpoint {
                 }
             }
         }
+        // What waits here still counts against the session's own limit.
         while let Some(event) = slot.session.poll_event() {
+            slot.session.events_out += 1;
             self.events.push_back((id, event));
         }
         let timer = slot.session.next_timeout();
@@ -421,6 +440,9 @@ impl Endpoint {
     /// The next event of any session. After [`Event::Closed`] the session is gone.
     pub fn poll_event(&mut self) -> Option<(SessionId, Event)> {
         let (id, event) = self.events.pop_front()?;
+        if let Some(slot) = self.slot(id) {
+            slot.session.events_out -= 1;
+        }
         if matches!(event, Event::Closed(_))
             && self.session(id).is_some_and(|s| s.life() == Life::Closed)
         {
@@ -691,6 +713,11 @@ impl Endpoint {
                 );
             }
             self.half_open_order.push_back((expires, index));
+            if self.half_open_order.len() > HALF_OPEN_NOTES_MAX {
+                let half_open = &self.half_open;
+                self.half_open_order
+                    .retain(|(at, i)| half_open.get(*i).is_some_and(|h| h.expires == *at));
+            }
             let line = self.half_open_by_key.entry(key).or_default();
             line.push_back(index);
             // R-HS-8: a flood of SYNs with one key costs at most this many half-open states.
@@ -796,6 +823,11 @@ impl Endpoint {
             return;
         };
         if bytes.len() < DATA_HEADER_BYTES + TAG_BYTES {
+            return;
+        }
+        // R-HS-15: a handshake nobody confirmed in time is no more, whether or not a timer fired.
+        if half.expires <= now {
+            self.expire_half_open(now);
             return;
         }
         let Ok(opened) = half.keys.open(path, 0, bytes) else {

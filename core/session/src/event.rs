@@ -48,6 +48,14 @@ pub enum PeerFault {
         /// How many were sent.
         sent: u64,
     },
+    /// An ACK of a number that was left out: it acknowledges what it did not receive (R-ACK-4).
+    #[error("ACK of packet {number} on path {path:?}, which was left out on purpose")]
+    SkippedAck {
+        /// The path.
+        path: PathId,
+        /// The number.
+        number: u64,
+    },
     /// More bytes than it was given credit for (R-FLOW-3).
     #[error("flow {flow:?} reached {end}, credit was {credit}")]
     OverCredit {

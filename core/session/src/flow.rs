@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use d2tp_time::Time;
 use d2tp_wire::{FlowId, PathId, Reason};
 
+use crate::config::{REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX};
 use crate::event::FlowEnd;
 use crate::grant::{GrantsIn, GrantsOut};
 use crate::ranges::RangeSet;
@@ -139,12 +140,18 @@ pub(crate) struct Flows {
     deadline_stale: bool,
     /// Flows of which bytes were acknowledged since this was last taken.
     acked: Vec<FlowId>,
-    /// Claims to be answered with a refusal.
-    refused: VecDeque<(FlowId, Reason)>,
+    /// Claims to be answered with a refusal, until the peer has the answer.
+    refused: VecDeque<Refusal>,
 }
 
-/// Refusals that wait to be said; more claims than that in one wake are the peer's mistake.
-const REFUSALS_MAX: usize = 1024;
+/// A claim that could not be met.
+#[derive(Debug)]
+struct Refusal {
+    flow: FlowId,
+    reason: Reason,
+    /// It is to be said (again); otherwise it is on its way.
+    waits: bool,
+}
 
 impl Flows {
     /// Bytes of this flow arrived at the peer.
@@ -157,17 +164,41 @@ impl Flows {
     pub(crate) fn take_acked(&mut self) -> Vec<FlowId> {
         std::mem::take(&mut self.acked)
     }
-    /// A claim that cannot be met.
+    /// Whether another claim can be refused; if not, it must come again later.
+    pub(crate) fn may_refuse(&self, id: FlowId) -> bool {
+        self.refused.len() < REFUSALS_MAX || self.refused.iter().any(|r| r.flow == id)
+    }
+    /// A claim that cannot be met. One that is repeated hears the first reason (R-RESUME-6).
     pub(crate) fn refuse(&mut self, id: FlowId, reason: Reason) {
-        if self.refused.len() < REFUSALS_MAX {
-            self.refused.push_back((id, reason));
+        if let Some(refusal) = self.refused.iter_mut().find(|r| r.flow == id) {
+            refusal.waits = true;
+        } else if self.refused.len() < REFUSALS_MAX {
+            self.refused.push_back(Refusal {
+                flow: id,
+                reason,
+                waits: true,
+            });
         }
     }
     pub(crate) fn next_refusal(&mut self) -> Option<(FlowId, Reason)> {
-        self.refused.pop_front()
+        let refusal = self.refused.iter_mut().find(|r| r.waits)?;
+        refusal.waits = false;
+        Some((refusal.flow, refusal.reason))
     }
     pub(crate) fn has_refusals(&self) -> bool {
-        !self.refused.is_empty()
+        self.refused.iter().any(|r| r.waits)
+    }
+    /// A refusal arrived, or was lost and is said again as it was (R-RESUME-6).
+    pub(crate) fn on_refusal(&mut self, id: FlowId, arrived: bool) {
+        if arrived {
+            self.refused.retain(|r| r.flow != id);
+        } else if let Some(refusal) = self.refused.iter_mut().find(|r| r.flow == id) {
+            refusal.waits = true;
+        }
+    }
+    /// Keys changed: what was refused before them is claimed anew, or never again.
+    pub(crate) fn forget_refusals(&mut self) {
+        self.refused.clear();
     }
 
     pub(crate) fn get(&self, id: FlowId) -> Option<&Flow> {
@@ -210,7 +241,11 @@ impl Flows {
     /// Marks an id of the peer's as used.
     pub(crate) fn use_id(&mut self, id: FlowId) {
         let n = u64::from(id.counter());
-        self.seen.entry(id.epoch()).or_default().insert(n, n + 1);
+        let set = self.seen.entry(id.epoch()).or_default();
+        set.insert(n, n + 1);
+        if set.len() > SEEN_RANGES_AWAKE_MAX {
+            set.close_first_gap();
+        }
         while self.seen.len() > SEEN_EPOCHS_MAX {
             if let Some((epoch, _)) = self.seen.pop_first() {
                 self.seen_floor = epoch + 1;

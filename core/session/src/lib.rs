@@ -40,13 +40,13 @@ mod transmit;
 
 pub use config::{
     ACK_RANGES_MAX, Config, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, HALF_OPEN_PER_INSTANCE,
-    PATHS_MAX, SPARE_PATHS,
+    PATHS_MAX, REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX, SPARE_PATHS,
 };
 pub use congestion::CongestionKind;
 pub use d2tp_seal::{PublicKey, Rng, SecretKey, Suite};
 pub use d2tp_time::{Span, Time};
 pub use d2tp_wire::{FlowId, PathId, PathStatus, Reason};
-pub use endpoint::{Admission, Endpoint, Incoming, SessionId, UnknownSession};
+pub use endpoint::{Admission, Endpoint, HibernateError, Incoming, SessionId, UnknownSession};
 pub use event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
 pub use flow::FlowOptions;
 pub use path::{Addresses, LinkId, PathState};

@@ -50,6 +50,10 @@ impl Session {
         let known = self.paths.get(path);
         let expected = known.map_or(0, |p| p.acks.expected());
         let Ok(opened) = keys.open(path, expected, packet) else {
+            let limit = keys.suite().integrity_limit();
+            if keys.failed() >= limit.min(self.config.failed_openings_max) {
+                self.give_up_keys(now);
+            }
             return;
         };
         if known.is_some_and(|p| p.acks.is_replay(opened.number)) {
@@ -72,6 +76,29 @@ impl Session {
             packet.len(),
             &packet[DATA_HEADER_BYTES..opened.end],
         );
+    }
+
+    /// R-SEAL-5: too many packets failed to open under these keys: they open nothing more. Their
+    /// connection ids go with them, so that a device hears UNKNOWN and comes with new keys; flows stay.
+    fn give_up_keys(&mut self, now: Time) {
+        let best = self.paths.iter().min_by_key(|p| p.rank());
+        let best = best.map(|p| (p.addresses, p.gated));
+        while !self.paths.is_empty() {
+            self.remove_path(0);
+        }
+        for (_, issued) in std::mem::take(&mut self.issued) {
+            self.cid_changes
+                .push(crate::session::CidChange::Remove(issued.cid));
+        }
+        self.keys = None;
+        self.spare.clear();
+        if self.role == Role::Initiator {
+            self.life = Life::Handshaking;
+            if let (None, Some((addresses, gated))) = (&self.knock, best) {
+                self.knock_at(now, addresses, gated);
+            }
+        }
+        self.suspend_if_idle(now, Reason::Protocol);
     }
 
     /// The device opened a path that was promised to it (R-PATH-1).
@@ -255,6 +282,7 @@ impl Session {
                 self.claim_by_open(flow);
                 if !self.accept_flow(flow, options)? && self.flows.is_beyond_memory(flow) {
                     // Nobody can tell whether it is new: its opener must hear so.
+                    self.unkept |= !self.flows.may_refuse(flow);
                     self.flows.refuse(flow, Reason::UnknownFlow);
                 }
             }
@@ -799,6 +827,7 @@ impl Session {
         self.spare.insert(PathId(0), (peer.cid, peer.token));
         self.issued_to = own_cids.len() as u32;
         self.gone.clear();
+        self.flows.forget_refusals();
         self.used_paths.clear();
         self.keys = Some(keys);
         self.keys_at = now;

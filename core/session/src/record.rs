@@ -173,6 +173,9 @@ impl Record {
         let mut flows = Vec::new();
         for _ in 0..n {
             let id = FlowId(r.varint().map_err(bad)?);
+            if id.0 > FlowId::MAX {
+                return Err(RecordError::Damaged);
+            }
             let flags = r.u8().map_err(bad)?;
             let mut next = || r.varint().map_err(bad);
             let size = next()?.checked_sub(1);

@@ -65,9 +65,20 @@ impl Session {
 
     /// Whether every flow may sleep as a record: its bytes can be read again.
     pub fn may_hibernate(&self) -> bool {
-        self.flows
-            .iter()
-            .all(|f| f.options.hibernates || f.send.is_complete() || f.send.buffered() == 0)
+        self.bound_awake().is_none()
+    }
+
+    /// R-SUSPEND-4: a flow that cannot sleep as a record, if there is one: it holds bytes that
+    /// nobody could give again, because we have the only copy of what we wrote, or have
+    /// acknowledged what the application has not read.
+    pub(crate) fn bound_awake(&self) -> Option<FlowId> {
+        let bound = |f: &&Flow| {
+            let sends = !f.send.is_complete() && f.send.buffered() > 0;
+            // A durable flow's sender still has what was not called durable.
+            let reads = !f.options.durable && !f.recv.is_complete() && f.recv.readable() > 0;
+            !f.options.hibernates && (sends || reads)
+        };
+        self.flows.iter().find(bound).map(|f| f.id)
     }
 
     /// Fills a fresh session with the flows of a record.
@@ -164,6 +175,11 @@ impl Session {
         if self.role == Role::Initiator {
             return;
         }
+        if !self.flows.may_refuse(id) {
+            // R-RESUME-6: as if it had been lost; it comes again when there is a place.
+            self.unkept = true;
+            return;
+        }
         let Some(flow) = self.flows.get_mut(id) else {
             // R-RESUME-2
             return self.flows.refuse(id, Reason::UnknownFlow);
@@ -191,6 +207,10 @@ impl Session {
             return;
         };
         let (reached, read_to) = (flow.recv.reached(), flow.recv.read_to());
+        if !self.flows.may_refuse(id) {
+            self.unkept = true;
+            return;
+        }
         let credit = self.initial_flow_credit;
         if let Some(flow) = self.flows.get_mut(id) {
             flow.send.set_credit(credit);

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 use d2tp_seal::{PacketKeys, PublicKey, Rng, SecretKey};
 use d2tp_time::{Span, Time};
-use d2tp_wire::{Cid, FlowId, PathId, Reason, TOKEN_BYTES};
+use d2tp_wire::{Cid, FlowId, PathId, TOKEN_BYTES};
 
 use crate::config::{Config, EVENTS_MAX};
 use crate::event::{Event, PeerFault};
@@ -201,6 +201,8 @@ pub struct Session {
     pub(crate) next_flow: u32,
     pub(crate) cid_changes: Vec<CidChange>,
     pub(crate) events: VecDeque<Event>,
+    /// Events of this session that wait in the endpoint's queue.
+    pub(crate) events_out: usize,
     pub(crate) datagrams: VecDeque<Waiting>,
     pub(crate) closing: Option<(u64, String)>,
     /// Why it is closing, if the peer broke a rule.
@@ -259,6 +261,7 @@ impl Session {
             next_flow: 0,
             cid_changes: Vec::new(),
             events: VecDeque::new(),
+            events_out: 0,
             datagrams: VecDeque::new(),
             closing: None,
             broken: None,
@@ -330,7 +333,7 @@ impl Session {
     pub(crate) fn emit(&mut self, event: Event) {
         // A driver that does not take events is our own mistake; dropping the newest keeps order.
         // The end is never dropped: whoever keeps the session waits for it (R-CLOSE-1).
-        if self.events.len() < EVENTS_MAX || matches!(event, Event::Closed(_)) {
+        if self.events.len() + self.events_out < EVENTS_MAX || matches!(event, Event::Closed(_)) {
             self.events.push_back(event);
         }
     }
@@ -374,6 +377,7 @@ pub(crate) fn on_said(
             }
         }
         Said::Gone(path) if arrived => gone.retain(|g| g.path != path),
+        Said::Refused(flow) => flows.on_refusal(flow, arrived),
         _ if arrived => {}
         Said::Ack { .. } => {}
         Said::Flow { flow, what } => {
@@ -383,7 +387,6 @@ pub(crate) fn on_said(
             .iter_mut()
             .filter(|g| g.path == path)
             .for_each(|g| g.tell = true),
-        Said::Refused(flow) => flows.refuse(flow, Reason::UnknownFlow),
         Said::Session { what } => *says |= what,
         Said::Path { path, what } => {
             if what == path::want::CID {

@@ -210,6 +210,10 @@ impl Session {
     }
 
     fn seal_packet(&mut self, slot: usize, sent: Sent, packet: &mut [u8]) {
+        if self.paths.at(slot).recovery.is_skip_due() {
+            let draw = self.rng.u64();
+            self.paths.at(slot).recovery.skip(draw);
+        }
         let keys = self.keys.as_mut().expect("packets are sent with keys only");
         self.sealed_packets += 1;
         if self.sealed_packets >= KEY_UPDATE_PACKETS {

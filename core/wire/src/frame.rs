@@ -42,6 +42,8 @@ use crate::packet::{Cid, PathId, TOKEN_BYTES};
 pub struct FlowId(pub u64);
 
 impl FlowId {
+    /// The largest id: what lies above names no epoch (R-FLOW-10).
+    pub const MAX: u64 = (1 << 57) - 1;
     /// Flows one side may open in one epoch.
     pub const COUNTER_MAX: u32 = (1 << 24) - 1;
 
@@ -408,7 +410,11 @@ impl<'a> Frame<'a> {
             }
             ty = r.u8()?;
         }
-        let flow = |r: &mut Reader<'a>| r.varint().map(FlowId);
+        // R-FLOW-10: two ids that differ only above their 57 bits would be one flow.
+        let flow = |r: &mut Reader<'a>| match r.varint()? {
+            id @ ..=FlowId::MAX => Ok(FlowId(id)),
+            _ => Err(DecodeError::BadValue("flow id beyond 57 bits")),
+        };
         let path = |r: &mut Reader<'a>| r.varint32("path id").map(PathId);
         Ok(Some(match ty {
             0x08 | 0x09 => {

@@ -8,6 +8,7 @@
 mod pair;
 mod rogue;
 
+mod limits;
 mod member;
 mod network;
 mod stranger;
