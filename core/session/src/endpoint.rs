@@ -132,6 +132,8 @@ struct Slot {
     serial: u32,
     timer: Time,
     ready: bool,
+    /// Flows booked for its client key.
+    flows: usize,
 }
 
 type Key = (PublicKey, u64);
@@ -141,6 +143,7 @@ struct Asleep {
     record: Box<[u8]>,
     /// When the record was made; none for one from before this process.
     since: Option<Time>,
+    flows: usize,
 }
 
 /// All D2TP sessions of one host and process.
@@ -158,6 +161,8 @@ pub struct Endpoint {
     /// A server's sessions by who they are with.
     by_key: BTreeMap<Key, SessionId>,
     asleep: BTreeMap<Key, Asleep>,
+    /// Flows of each client key, awake and asleep (R-QUOTA-2).
+    flows_by_key: BTreeMap<PublicKey, usize>,
     half_open: Slab<HalfOpen>,
     half_open_by_key: BTreeMap<Key, VecDeque<usize>>,
     half_open_order: VecDeque<(Time, usize)>,
@@ -198,6 +203,7 @@ impl Endpoint {
             routes: HashMap::default(),
             by_key: BTreeMap::new(),
             asleep: BTreeMap::new(),
+            flows_by_key: BTreeMap::new(),
             half_open: Slab::new(),
             half_open_by_key: BTreeMap::new(),
             half_open_order: VecDeque::new(),
@@ -269,13 +275,12 @@ impl Endpoint {
         if decoded.role != Role::Responder {
             return Err(RecordError::Damaged);
         }
-        self.asleep.insert(
-            (decoded.peer, decoded.instance),
-            Asleep {
-                record: record.into(),
-                since: None,
-            },
-        );
+        let asleep = Asleep {
+            record: record.into(),
+            since: None,
+            flows: decoded.flows.len(),
+        };
+        self.put_to_sleep((decoded.peer, decoded.instance), asleep);
         Ok(())
     }
 
@@ -291,19 +296,73 @@ impl Endpoint {
         if let Some(flow) = session.bound_awake() {
             return Err(HibernateError::Bound(flow));
         }
-        let record = session.record(now, false).encode();
-        let key = (session.peer(), session.instance());
-        if session.role() == Role::Responder {
-            self.asleep.insert(
-                key,
-                Asleep {
-                    record: record.clone().into(),
-                    since: Some(now),
-                },
-            );
-        }
+        let record = session.record(now, false);
+        let (key, role) = ((session.peer(), session.instance()), session.role());
+        let (bytes, flows) = (record.encode(), record.flows.len());
         self.drop_session(id);
-        Ok(record)
+        if role == Role::Responder {
+            let asleep = Asleep {
+                record: bytes.clone().into(),
+                since: Some(now),
+                flows,
+            };
+            self.put_to_sleep(key, asleep);
+        }
+        Ok(bytes)
+    }
+
+    /// Ends a session, with a network or without: see [`Session::close`]. It is gone when
+    /// [`Event::Closed`] was taken.
+    ///
+    /// # Errors
+    /// There is no such session.
+    pub fn close(&mut self, id: SessionId, code: u64, text: &str) -> Result<(), UnknownSession> {
+        self.with(id, |s| s.close(code, text))
+    }
+
+    /// What the server may have in flight on a link: see [`Session::set_path_limit`].
+    ///
+    /// # Errors
+    /// There is no such session.
+    pub fn set_path_limit(
+        &mut self,
+        id: SessionId,
+        link: crate::path::LinkId,
+        bytes: Option<u64>,
+    ) -> Result<(), UnknownSession> {
+        self.with(id, |s| s.set_path_limit(link, bytes))
+    }
+
+    fn put_to_sleep(&mut self, key: Key, asleep: Asleep) {
+        let is = asleep.flows;
+        let was = self.asleep.insert(key, asleep).map_or(0, |a| a.flows);
+        self.book_flows(key.0, was, is);
+    }
+
+    /// R-QUOTA-2: a session of this client has `is` flows, it had `was`. Its others are told.
+    fn book_flows(&mut self, peer: PublicKey, was: usize, is: usize) {
+        if was == is {
+            return;
+        }
+        let total = self.flows_by_key.entry(peer).or_default();
+        *total = *total + is - was;
+        let total = *total;
+        if total == 0 {
+            self.flows_by_key.remove(&peer);
+        }
+        for (_, id) in self.by_key.range((peer, 0)..=(peer, u64::MAX)) {
+            if let Some(slot) = self.sessions.get_mut(id.index as usize) {
+                slot.session.flows_beside = total - slot.flows;
+            }
+        }
+    }
+
+    /// Sessions of a client: awake, asleep, and about to be.
+    fn instances_of(&self, peer: PublicKey) -> usize {
+        let all = (peer, 0)..=(peer, u64::MAX);
+        let new = self.half_open_by_key.range(all.clone());
+        let new = new.filter(|(k, _)| !self.by_key.contains_key(k) && !self.asleep.contains_key(k));
+        self.by_key.range(all.clone()).count() + self.asleep.range(all).count() + new.count()
     }
 
     fn new_session(
@@ -339,6 +398,7 @@ impl Endpoint {
             serial,
             timer: Time::NEVER,
             ready: false,
+            flows: 0,
         }) as u32;
         SessionId { index, serial }
     }
@@ -415,6 +475,17 @@ impl Endpoint {
             slot.ready = true;
             self.ready.push_back(id);
         }
+        // R-CLOSE-1: a session that was closed has one word left, and no packets of its own.
+        let leave = slot.session.leave.take();
+        let (was, is) = (slot.flows, slot.session.flows.len());
+        if was != is && slot.session.role == Role::Responder {
+            slot.flows = is;
+            let peer = slot.session.peer;
+            self.book_flows(peer, was, is);
+        }
+        if let Some((to, bytes)) = leave {
+            self.answer(to, bytes);
+        }
     }
 
     fn drop_session(&mut self, id: SessionId) {
@@ -435,6 +506,7 @@ impl Endpoint {
         if self.by_key.get(&key) == Some(&id) {
             self.by_key.remove(&key);
         }
+        self.book_flows(key.0, slot.flows, 0);
     }
 
     /// The next event of any session. After [`Event::Closed`] the session is gone.
@@ -550,6 +622,10 @@ impl Endpoint {
                 path,
                 generation,
             }) => {
+                // What other sessions of the client did before counts for this one (R-QUOTA-2).
+                if let Some(before) = self.touched.take_if(|before| *before != id) {
+                    self.settle(before);
+                }
                 let Some(slot) = self.slot(id) else { return };
                 slot.session.handle_data(now, path, generation, from, bytes);
                 if slot.session.cid_changes.is_empty() {
@@ -661,7 +737,9 @@ impl Endpoint {
             let answer = half.answer.clone();
             return self.answer(from, answer);
         }
-        let answer = self.judge(&syn, key);
+        let Some(answer) = self.judge(&syn, key) else {
+            return;
+        };
         let mut out = vec![0; 1 + CID_BYTES + SYN_ACK_OVERHEAD_BYTES + 400];
         out[0] = PacketKind::SynAck.first_byte();
         out[1..1 + CID_BYTES].copy_from_slice(&cid.0);
@@ -729,11 +807,11 @@ impl Endpoint {
         }
     }
 
-    /// May this device come in, and with what?
-    fn judge(&mut self, syn: &Syn, key: Key) -> SynAck {
+    /// May this device come in, and with what? None: not now.
+    fn judge(&mut self, syn: &Syn, key: Key) -> Option<SynAck> {
         // R-HS-11
         if !self.admission.admits(&key.0) {
-            return SynAck::Refused(Reason::NotAllowed);
+            return Some(SynAck::Refused(Reason::NotAllowed));
         }
         let existing = self.by_key.get(&key).and_then(|id| self.session(*id));
         let sleeping = self
@@ -747,10 +825,21 @@ impl Endpoint {
         if let Some(confirmed) = confirmed
             && syn.epoch <= confirmed
         {
-            return SynAck::Stale { confirmed };
+            return Some(SynAck::Stale { confirmed });
         }
-        if confirmed.is_none() && self.sessions.len() >= self.config.sessions_max {
-            return SynAck::Refused(Reason::LimitReached);
+        let own = self.half_open_by_key.get(&key).map_or(0, VecDeque::len);
+        let full = self.sessions.len() + self.half_open.len() - own >= self.config.sessions_max;
+        if confirmed.is_none() {
+            // R-QUOTA-1, R-QUOTA-4
+            let crowd = self.asleep.len() >= self.config.asleep_max;
+            let own_crowd = self.instances_of(key.0) >= self.config.sessions_per_key_max;
+            let again = own > 0;
+            if full || crowd || (own_crowd && !again) {
+                return Some(SynAck::Refused(Reason::LimitReached));
+            }
+        } else if full && existing.is_none() {
+            // R-QUOTA-4: to refuse would end what only sleeps; the device knocks again.
+            return None;
         }
         let Some(suite) = self
             .config
@@ -759,7 +848,7 @@ impl Endpoint {
             .map(|s| s.code())
             .find(|s| syn.suites.contains(s))
         else {
-            return SynAck::NoSuite;
+            return Some(SynAck::NoSuite);
         };
         let cid = Cid(self.rng.array());
         let spare = (0..SPARE_PATHS)
@@ -768,7 +857,7 @@ impl Endpoint {
                 (cid, self.jar_arc.token(cid))
             })
             .collect();
-        SynAck::Welcome(SynAckBody {
+        Some(SynAck::Welcome(SynAckBody {
             cid,
             token: self.jar_arc.token(cid),
             suite,
@@ -776,7 +865,7 @@ impl Endpoint {
             session_credit: self.config.session_window,
             flow_credit: self.config.flow_window,
             spare,
-        })
+        }))
     }
 
     fn drop_half_open(&mut self, index: usize) -> Option<HalfOpen> {
@@ -841,7 +930,11 @@ impl Endpoint {
                 let epochs = half.epoch..half.epoch;
                 let mut session =
                     self.new_session(now, Role::Responder, half.peer, half.instance, epochs);
-                if let Some(asleep) = self.asleep.remove(&key)
+                let asleep = self.asleep.remove(&key);
+                if let Some(asleep) = &asleep {
+                    self.book_flows(key.0, asleep.flows, 0);
+                }
+                if let Some(asleep) = asleep
                     && let Ok(mut record) = Record::decode(&asleep.record)
                 {
                     // R-DEADLINE-3: deadlines go on while their session sleeps.
@@ -849,10 +942,15 @@ impl Endpoint {
                     for flow in &mut record.flows {
                         flow.deadline_left = flow.deadline_left.map(|l| l.saturating_sub(slept));
                     }
+                    record.closing = record.closing.map(|(c, l)| (c, l.saturating_sub(slept)));
                     session.restore(now, &record);
                 }
                 let id = self.insert(session);
                 self.by_key.insert(key, id);
+                let beside = self.flows_by_key.get(&key.0).copied().unwrap_or(0);
+                if let Some(slot) = self.slot(id) {
+                    slot.session.flows_beside = beside;
+                }
                 id
             }
         };

@@ -13,6 +13,12 @@ pub enum SessionEnd {
     /// Our own side closed it.
     #[error("closed here")]
     Local,
+    /// Our own side closed it, and the peer may not have heard so: it was never there to hear.
+    #[error("closed here; the other end may not know")]
+    LocalUnheard,
+    /// The instance has used up every epoch there is; a new instance begins anew.
+    #[error("this instance has no epoch left: begin a new one")]
+    EpochsExhausted,
     /// The peer closed it.
     #[error("the peer closed the session (code {code}): {text}")]
     Peer {
@@ -79,6 +85,14 @@ pub enum PeerFault {
     /// A flow opened with an id that is not the peer's to use (R-FLOW-1).
     #[error("flow {0:?} is not the peer's to open")]
     FlowId(FlowId),
+    /// It claims to have claimed more flows than it did (R-RESUME-7).
+    #[error("RESUME_END counts {said} claims, {heard} were heard")]
+    Claims {
+        /// What it said.
+        said: u64,
+        /// What arrived.
+        heard: u64,
+    },
     /// More flows than the limit (R-FLOW-2).
     #[error("more than {0} flows")]
     TooManyFlows(usize),
@@ -198,6 +212,9 @@ pub enum Event {
     },
     /// No path is left: nothing is sent until there is one.
     Suspended(Reason),
+    /// The device used all epochs it reserved and cannot knock again: reserve more, then
+    /// [`crate::Session::add_epochs`].
+    EpochsUsedUp,
     /// Paths are back.
     Woken {
         /// How long there was none.

@@ -43,6 +43,9 @@ pub struct FlowOptions {
     pub durable: bool,
     /// The bytes sent here can be read again from their source, so the flow may sleep as a record.
     pub hibernates: bool,
+    /// The peer may want to speak at any time: while the device is awake it keeps one permitted
+    /// path open for it ([`crate::Config::keepalive`]). Others cost nothing while they are idle.
+    pub reachable: bool,
 }
 
 /// One flow.
@@ -142,6 +145,9 @@ pub(crate) struct Flows {
     acked: Vec<FlowId>,
     /// Claims to be answered with a refusal, until the peer has the answer.
     refused: VecDeque<Refusal>,
+    /// Claims of this wake that the peer has, counted where they are made and where they are heard.
+    pub(crate) claims_told: u64,
+    pub(crate) claims_heard: u64,
 }
 
 /// A claim that could not be met.
@@ -196,9 +202,11 @@ impl Flows {
             refusal.waits = true;
         }
     }
-    /// Keys changed: what was refused before them is claimed anew, or never again.
-    pub(crate) fn forget_refusals(&mut self) {
+    /// Keys changed: what was claimed and refused before them is claimed anew, or never again.
+    pub(crate) fn forget_claims(&mut self) {
         self.refused.clear();
+        self.claims_told = 0;
+        self.claims_heard = 0;
     }
 
     pub(crate) fn get(&self, id: FlowId) -> Option<&Flow> {

@@ -16,6 +16,7 @@ mod acks;
 mod calls;
 mod config;
 mod congestion;
+mod control;
 mod endpoint;
 mod event;
 mod flow;

@@ -12,7 +12,7 @@
 use d2tp_time::Time;
 use d2tp_wire::{FlowId, Reason};
 
-use crate::event::{Event, FlowEnd};
+use crate::event::{Event, FlowEnd, PeerFault};
 use crate::flow::{Flow, want};
 use crate::record::{FlowRecord, Record};
 use crate::recv_half::RecvHalf;
@@ -32,7 +32,11 @@ impl Session {
                 } else {
                     f.recv.read_to()
                 };
-                let sent_to = f.send.acked_to();
+                // Of a direction that was reset the peer needs no bytes, only how many there were.
+                let sent_to = match f.send.reset {
+                    Some(_) => f.send.next(),
+                    None => f.send.acked_to(),
+                };
                 let at_end = f.recv.final_size() == Some(received_to);
                 FlowRecord {
                     id: f.id,
@@ -48,6 +52,8 @@ impl Session {
                     received_to,
                     receive_end: f.recv.final_size().filter(|_| at_end),
                     receive_complete: at_end && f.recv.is_complete(),
+                    reset: f.send.reset.filter(|_| !f.reset_acked),
+                    stopped: f.recv.stopped,
                 }
             })
             .collect();
@@ -59,6 +65,10 @@ impl Session {
             epoch: self.epoch,
             seen_floor,
             seen,
+            closing: self
+                .closing
+                .as_ref()
+                .map(|(code, _)| (*code, self.closing_until.since(now))),
             flows,
         }
     }
@@ -100,8 +110,24 @@ impl Session {
             flow.unclaimed = true;
             flow.announced = true;
             flow.peer_durable = r.sent_to;
+            // R-CLOSE-4: what the peer did not hear before is said on the next path.
+            if r.reset.is_some() {
+                flow.send.reset = r.reset;
+                flow.wants |= want::RESET;
+            }
+            if r.stopped.is_some() {
+                flow.recv.stopped = r.stopped;
+                flow.wants |= want::STOP;
+            }
+            flow.told_end = flow.is_over();
             self.flows.insert(flow);
         }
+        if let Some((code, left)) = record.closing {
+            self.closing = Some((code, String::new()));
+            self.closing_until = now + left;
+            self.says |= say::CLOSE;
+        }
+        self.known = true;
         self.flows.restore_seen(record.seen_floor, &record.seen);
         self.suspended_at = Some(now);
     }
@@ -130,16 +156,18 @@ impl Session {
                 flow.claiming = true;
             }
         }
-        if claims && (any || resumed) {
+        if claims && (any || resumed) && self.closing.is_none() {
             self.says |= say::RESUME_END;
         }
         self.flows.touch_all();
         let peer = self.peer;
         self.wake(now);
-        self.emit(Event::Established {
-            peer,
-            resumed: resumed || self.generation > 1,
-        });
+        if self.closing.is_none() {
+            self.emit(Event::Established {
+                peer,
+                resumed: resumed || self.generation > 1,
+            });
+        }
     }
 
     /// R-RESUME-1: takes up sending at `offset`; false if that cannot be.
@@ -180,6 +208,7 @@ impl Session {
             self.unkept = true;
             return;
         }
+        self.flows.claims_heard += 1;
         let Some(flow) = self.flows.get_mut(id) else {
             // R-RESUME-2
             return self.flows.refuse(id, Reason::UnknownFlow);
@@ -233,9 +262,14 @@ impl Session {
         }
     }
 
-    pub(crate) fn on_resume_end(&mut self) {
+    pub(crate) fn on_resume_end(&mut self, said: u64) -> Result<(), PeerFault> {
         if self.role == Role::Initiator {
-            return;
+            return Ok(());
+        }
+        // R-RESUME-7: it may have been heard twice, never less than said: it left after the last.
+        let heard = self.flows.claims_heard;
+        if said > heard {
+            return Err(PeerFault::Claims { said, heard });
         }
         let unclaimed: Vec<FlowId> = self
             .flows
@@ -246,5 +280,6 @@ impl Session {
         for id in unclaimed {
             self.end_flow(id, FlowEnd::Refused(Reason::UnknownFlow));
         }
+        Ok(())
     }
 }

@@ -299,3 +299,427 @@ fn a_session_with_bytes_that_nobody_could_give_again_does_not_sleep_as_a_record(
     r.acknowledge();
     assert!(r.server.hibernate(r.now, id).is_ok());
 }
+
+fn limit(seq: u64, bytes: u64) -> Frame<'static> {
+    Frame::PathLimit {
+        path: PathId(0),
+        seq,
+        bytes,
+    }
+}
+
+#[test]
+fn the_device_bounds_what_is_in_flight_and_no_lower_than_four_datagrams() {
+    // R-PATH-12
+    let mut r = Rogue::inside(Config::default());
+    let in_flight = |r: &mut Rogue| r.with_session(|s| s.path_stats()[0].in_flight);
+    r.say(&[data(flow(0), 0, b"x"), limit(2, 8_000)]);
+    r.with_session(|s| s.write(flow(0), vec![1; 300_000].into()).unwrap());
+    r.wait(MS.times(100));
+    let n = in_flight(&mut r);
+    assert!((6_000..=8_000).contains(&n), "{n} bytes in flight");
+    // An older one that comes late does not count; a lower one takes nothing back.
+    r.say(&[limit(1, 1 << 30), limit(3, 0)]);
+    r.wait(MS.times(20));
+    assert!(in_flight(&mut r) <= 8_000);
+    for _ in 0..20 {
+        r.acknowledge();
+        r.wait(MS.times(100));
+        let n = in_flight(&mut r);
+        let mtu = r.with_session(|s| s.path_stats()[0].mtu) as u64;
+        assert!(n <= 4 * mtu, "{n} bytes in flight at a limit of nothing");
+        assert!(n > 0, "and still it goes on");
+    }
+    r.say(&[limit(4, 1 << 30)]);
+    r.acknowledge();
+    r.wait(MS.times(100));
+    assert!(in_flight(&mut r) > 8_000);
+}
+
+#[test]
+fn a_limit_set_at_the_device_holds_at_the_server_even_if_its_packet_is_lost() {
+    // R-PATH-12
+    let mut p = Pair::new();
+    p.wires.get_mut(&0).unwrap().rate = 1_000_000;
+    p.open_path(0, false);
+    let flow = p.request(2_000_000, FlowOptions::default());
+    p.run_for(MS.times(300));
+    let session = p.session;
+    p.wires.get_mut(&0).unwrap().lose_every = 1;
+    p.device
+        .set_path_limit(session, LinkId(0), Some(10_000))
+        .unwrap();
+    p.pump();
+    p.wires.get_mut(&0).unwrap().lose_every = 0;
+    p.run_for(Span::from_secs(2));
+    let server = p.server_session().unwrap();
+    let stats = &p.server.session(server).unwrap().path_stats()[0];
+    assert!(stats.in_flight <= 10_000, "{stats:?}");
+    p.device.set_path_limit(session, LinkId(0), None).unwrap();
+    assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)));
+}
+
+#[test]
+fn an_end_of_claims_that_counts_more_than_were_made_ends_the_session() {
+    // R-RESUME-7
+    let mut r = Rogue::inside(Config::default());
+    let claim = Frame::Resume {
+        flow: flow(3),
+        received: 0,
+        flags: 0,
+    };
+    r.say(&[claim, Frame::ResumeEnd { flows: 1 }]);
+    assert!(r.is_alive());
+    r.say(&[Frame::ResumeEnd { flows: 2 }]);
+    assert_eq!(fault(&r), PeerFault::Claims { said: 2, heard: 1 });
+}
+
+#[test]
+fn a_client_key_gets_its_share_of_sessions_and_others_get_theirs() {
+    // R-QUOTA-1
+    let mut r = Rogue::with(Config {
+        sessions_per_key_max: 3,
+        ..Config::default()
+    });
+    let knock = |r: &mut Rogue, instance| {
+        r.instance = instance;
+        let syn = r.syn(1, None);
+        r.throw(r.home, syn);
+        r.inbox.pop().expect("an answer").1
+    };
+    for instance in 0..3 {
+        let answer = knock(&mut r, instance);
+        r.welcome(&answer);
+        if instance < 2 {
+            r.say(&[status(0, 1, false)]);
+        }
+    }
+    assert_eq!(r.server.counts(), (2, 0, 1), "one is half open and counts");
+    knock(&mut r, 3);
+    assert_eq!(r.server.counts(), (2, 0, 1));
+    let id = r.session().unwrap();
+    r.server.hibernate(r.now, id).unwrap();
+    knock(&mut r, 4);
+    assert_eq!(r.server.counts(), (1, 1, 1), "one asleep counts too");
+    // Those that are in may wake, and another client is not concerned.
+    knock(&mut r, 1);
+    let halves = r.server.counts().2;
+    r.secret = SecretKey::from_bytes([67; 32]);
+    knock(&mut r, 9);
+    assert_eq!(r.server.counts().2, halves + 1);
+}
+
+#[test]
+fn flows_of_a_client_are_counted_over_all_its_sessions_and_refused_beyond_its_share() {
+    // R-QUOTA-2
+    let mut r = Rogue::inside(Config {
+        flows_per_key_max: 10,
+        ..Config::default()
+    });
+    for n in 0..6 {
+        r.say(&[data(flow(n), 0, b"x")]);
+    }
+    let (keys, numbers) = (r.keys.take(), r.numbers.clone());
+    let (theirs, heard) = (r.theirs.clone(), r.heard.clone());
+    r.instance = 6;
+    let own = r.own.clone();
+    (0..5).for_each(|n| {
+        r.own.insert(n, d2tp_wire::Cid([n as u8 + 50; 8]));
+    });
+    let syn = r.syn(1, None);
+    r.inbox.clear();
+    r.throw(r.home, syn);
+    let (_, answer) = r.inbox.pop().unwrap();
+    r.welcome(&answer);
+    r.events.clear();
+    for n in 0..6 {
+        r.say(&[data(flow(n), 0, b"x")]);
+    }
+    let opened = |r: &Rogue| {
+        let opened = |e: &&Event| matches!(e, Event::Opened(_));
+        r.events.iter().filter(opened).count()
+    };
+    assert_eq!(opened(&r), 4, "six there and four here");
+    let refused = r.heard_frames(|f| match f {
+        Frame::Refused { flow, reason } => Some((*flow, *reason)),
+        _ => None,
+    });
+    let over = Reason::LimitReached;
+    assert_eq!(refused[..2], [(flow(4), over), (flow(5), over)]);
+    // The first session is as good as before, and as full.
+    (r.keys, r.numbers, r.theirs, r.heard, r.own) = (keys, numbers, theirs, heard, own);
+    r.say(&[data(flow(6), 0, b"x")]);
+    assert_eq!((opened(&r), r.verdict()), (4, None));
+    r.say(&[
+        Frame::Reset {
+            flow: flow(0),
+            code: 1,
+            final_size: 1,
+        },
+        Frame::Stop {
+            flow: flow(0),
+            code: 1,
+        },
+    ]);
+    r.acknowledge();
+    r.say(&[data(flow(7), 0, b"x")]);
+    assert_eq!(opened(&r), 5, "what ends makes room");
+}
+
+#[test]
+fn a_flow_that_is_refused_gives_its_credit_back_to_an_honest_device() {
+    // R-QUOTA-2
+    let mut p = Pair::with(Config {
+        flows_per_key_max: 1,
+        session_window: 100_000,
+        ..config()
+    });
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    let hold = p.request(50_000_000, FlowOptions::default());
+    p.reading = false;
+    let session = p.session;
+    for _ in 0..30 {
+        let refused = p
+            .device
+            .with(session, |s| {
+                let id = s.open(FlowOptions::default()).unwrap();
+                s.write(id, vec![1; 9_000].into()).unwrap();
+                id
+            })
+            .unwrap();
+        p.run_for(Span::from_secs(1));
+        let over = FlowEnd::Refused(Reason::LimitReached);
+        assert_eq!(p.ended.get(&refused), Some(&over));
+    }
+    p.device
+        .with(session, |s| {
+            s.reset(hold, 1);
+            s.stop(hold, 1);
+        })
+        .unwrap();
+    p.run_for(Span::from_secs(1));
+    p.reading = true;
+    let flow = p.request(200_000, FlowOptions::default());
+    assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)));
+}
+
+#[test]
+fn a_deadline_beyond_the_horizon_is_cut_and_told() {
+    // R-QUOTA-3
+    let mut r = Rogue::inside(Config {
+        deadline_max: Span::from_secs(3600),
+        ..Config::default()
+    });
+    let told = |r: &mut Rogue| {
+        r.heard_frames(|f| match f {
+            Frame::Deadline {
+                seq, remaining_ms, ..
+            } => Some((*seq, *remaining_ms)),
+            _ => None,
+        })
+    };
+    r.say(&[Frame::Open {
+        flow: flow(0),
+        flags: 0,
+        priority: 0,
+        size: None,
+        deadline_ms: Some(1 << 60),
+    }]);
+    assert_eq!(told(&mut r), [(1, Some(3_600_000))]);
+    r.say(&[Frame::Deadline {
+        flow: flow(0),
+        seq: 2,
+        remaining_ms: Some(7_200_000),
+    }]);
+    assert!(told(&mut r).contains(&(3, Some(3_600_000))));
+    r.wait(Span::from_secs(3601));
+    let passed = Event::Ended {
+        flow: flow(0),
+        end: FlowEnd::DeadlinePassed,
+    };
+    assert!(r.events.contains(&passed));
+}
+
+#[test]
+fn a_full_server_refuses_the_new_and_keeps_the_sleeping_waiting() {
+    // R-QUOTA-4
+    let mut r = Rogue::inside(Config {
+        sessions_max: 1,
+        ..Config::default()
+    });
+    let id = r.session().unwrap();
+    r.server.hibernate(r.now, id).unwrap();
+    let first = r.instance;
+    r.instance = 6;
+    r.enter(1);
+    r.instance = first;
+    let syn = r.syn(2, None);
+    r.inbox.clear();
+    r.throw(r.home, syn);
+    assert!(r.inbox.is_empty(), "no refusal: that would end what sleeps");
+    assert_eq!(r.server.counts(), (1, 1, 0));
+    r.instance = 7;
+    let syn = r.syn(1, None);
+    r.throw(r.home, syn);
+    assert_eq!(r.inbox.len(), 1, "refused, and told");
+    assert_eq!(r.server.counts(), (1, 1, 0));
+}
+
+#[test]
+fn a_metered_path_that_was_granted_nothing_costs_next_to_nothing_whoever_asks() {
+    // R-GRANT-6: the peer asks for an answer a thousand times a second.
+    let mut r = Rogue::inside(Config::default());
+    r.say(&[status(0, 2, true)]);
+    r.inbox.clear();
+    for _ in 0..60_000 {
+        r.say(&[Frame::Ping]);
+        r.wait(MS);
+    }
+    let sent: usize = r.inbox.iter().map(|(_, b)| b.len()).sum();
+    assert!(sent <= 32 * 1024 + 61 * 1_000, "{sent} bytes in a minute");
+    assert!(r.is_alive() && sent > 1_000);
+    let stats = r.with_session(|s| s.path_stats()[0].clone());
+    assert!(stats.control_out >= sent as u64 && stats.control_in >= 60_000 * 30);
+}
+
+#[test]
+fn a_metered_path_that_was_granted_much_carries_it_at_full_speed() {
+    // R-GRANT-6
+    let mut p = Pair::new();
+    p.wires.get_mut(&0).unwrap().rate = 1_000_000;
+    p.wires.get_mut(&0).unwrap().lose_every = 50;
+    p.open_path(0, true);
+    let flow = p.request(5_000_000, FlowOptions::default());
+    let session = p.session;
+    p.device
+        .with(session, |s| s.grant(flow, LinkId(0), 50_000_000))
+        .unwrap();
+    p.pump();
+    assert!(
+        p.run_until(Span::from_secs(20), |p| p.is_whole(flow)),
+        "{} bytes",
+        p.got[&flow].len()
+    );
+    let up = p.wires[&0].bytes_up;
+    assert!(up <= 5_000_000 / 4, "{up} bytes of answers");
+}
+
+#[test]
+fn a_reachable_flow_keeps_one_path_open_and_the_server_may_speak_at_any_time() {
+    // R-ALIVE-1, R-SUSPEND-2
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    p.open_path(1, true);
+    let session = p.session;
+    let open = |p: &mut Pair, reachable| {
+        let id = p.device.with(session, |s| {
+            let id = s
+                .open(FlowOptions {
+                    reachable,
+                    ..FlowOptions::default()
+                })
+                .unwrap();
+            s.write(id, b"hello".as_slice().into()).unwrap();
+            id
+        });
+        id.unwrap()
+    };
+    let flow = open(&mut p, true);
+    p.run_for(Span::from_secs(10));
+    let (first, second) = (p.wires[&0].bytes_up, p.wires[&1].bytes_up);
+    p.run_for(Span::from_secs(600));
+    let asked = p.wires[&0].bytes_up - first;
+    assert!(asked >= 24 * 30, "{asked} bytes: it was not kept open");
+    assert_eq!(p.wires[&1].bytes_up, second, "one path, the free one");
+    let server = p.server_session().unwrap();
+    assert_eq!(p.server.session(server).unwrap().life(), Life::Established);
+    p.server
+        .with(server, |s| s.write(flow, b"now".as_slice().into()).unwrap())
+        .unwrap();
+    let at = p.now;
+    p.got.insert(flow, vec![]);
+    p.run_until(Span::from_secs(5), |p| p.got[&flow] == b"now");
+    assert!(p.now.since(at) <= MS.times(50));
+    // Without a network nothing is kept open.
+    p.cut(0);
+    p.cut(1);
+    p.run_for(Span::from_secs(600));
+    assert_eq!(p.wires[&0].packets_while_down, 0);
+}
+
+#[test]
+fn flows_that_need_not_be_reachable_cost_nothing_while_they_are_idle() {
+    // R-ALIVE-2
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    let session = p.session;
+    p.device
+        .with(session, |s| {
+            let id = s.open(FlowOptions::default()).unwrap();
+            s.write(id, b"hello".as_slice().into()).unwrap();
+            s.pause(id, true, Reason::UserPaused);
+        })
+        .unwrap();
+    p.run_for(Span::from_secs(30));
+    let (sent, count) = (p.wires[&0].bytes_up, p.wires[&0].count);
+    p.run_for(Span::from_secs(1800));
+    assert_eq!((p.wires[&0].bytes_up, p.wires[&0].count), (sent, count));
+    p.device.with(session, |s| s.set_reachable(true)).unwrap();
+    p.run_for(Span::from_secs(60));
+    assert!(p.wires[&0].bytes_up > sent, "the session itself may ask for it");
+}
+
+#[test]
+fn a_device_without_epochs_says_so_and_goes_on_with_new_ones() {
+    // R-HS-16
+    let mut p = Pair::new();
+    p.session = p
+        .device
+        .connect(p.now, crate::pair::server_key().public(), 5, 1..4);
+    p.silence(0);
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(60));
+    let told = |e: &&(Time, SessionId, Event)| e.2 == Event::EpochsUsedUp;
+    assert_eq!(p.device_events.iter().filter(told).count(), 1);
+    assert_eq!(p.wires[&0].packets_while_down, 3);
+    p.attach(0, "192.0.2.1:4000");
+    let session = p.session;
+    p.device.with(session, |s| s.add_epochs(10)).unwrap();
+    p.run_for(Span::from_secs(5));
+    assert_eq!(
+        p.device.session(session).unwrap().life(),
+        Life::Established
+    );
+    // The very last epoch is behind it: this instance can never knock again.
+    p.session = p.device.connect(
+        p.now,
+        crate::pair::server_key().public(),
+        6,
+        u32::MAX..u32::MAX,
+    );
+    p.open_path(0, false);
+    let end = Event::Closed(SessionEnd::EpochsExhausted);
+    assert!(p.device_events.iter().any(|e| e.2 == end));
+}
+
+#[test]
+fn an_answer_to_a_challenge_that_is_lost_is_given_again() {
+    // R-PATH-13: whichever packets of the device vanish after its NAT moved it, the server soon
+    // knows its new address.
+    for lost in 1..12 {
+        let mut p = Pair::new();
+        p.wires.get_mut(&0).unwrap().rate = 400_000;
+        p.open_path(0, false);
+        p.request(5_000_000, FlowOptions::default());
+        p.run_for(Span::from_secs(1));
+        p.attach(0, "192.0.2.1:4001");
+        p.wires.get_mut(&0).unwrap().lose_every = lost + 1;
+        p.run_for(MS.times(250));
+        p.wires.get_mut(&0).unwrap().lose_every = 0;
+        p.run_for(MS.times(250));
+        let server = p.server_session().unwrap();
+        let stats = &p.server.session(server).unwrap().path_stats()[0];
+        assert!(stats.proved, "every {lost}th packet lost: {stats:?}");
+    }
+}

@@ -8,6 +8,7 @@
 mod pair;
 mod rogue;
 
+mod farewell;
 mod limits;
 mod member;
 mod network;
