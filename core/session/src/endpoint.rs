@@ -16,8 +16,8 @@ use d2tp_seal::{
 };
 use d2tp_time::{Span, Time};
 use d2tp_wire::{
-    CID_BYTES, Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FlowId, PacketKind, PathId, Reader, Reason,
-    TAG_BYTES, VERSION, Writer,
+    CID_BYTES, Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FlowId, PacketKind, PathId, Reader,
+    Reason, TAG_BYTES, VERSION, Writer,
 };
 use hashbrown::HashMap;
 use slab::Slab;

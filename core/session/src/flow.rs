@@ -140,6 +140,8 @@ pub(crate) struct Flows {
     seen: BTreeMap<u32, RangeSet>,
     seen_floor: u32,
     next_deadline: Option<Time>,
+    /// One of them must stay reachable; looked at together with deadlines.
+    any_reachable: bool,
     deadline_stale: bool,
     /// Flows of which bytes were acknowledged since this was last taken.
     acked: Vec<FlowId>,
@@ -251,6 +253,7 @@ impl Flows {
         let n = u64::from(id.counter());
         let set = self.seen.entry(id.epoch()).or_default();
         set.insert(n, n + 1);
+        // R-FLOW-11
         if set.len() > SEEN_RANGES_AWAKE_MAX {
             set.close_first_gap();
         }
@@ -411,7 +414,12 @@ impl Flows {
         if self.deadline_stale {
             self.deadline_stale = false;
             self.next_deadline = self.table.values().filter_map(|f| f.options.deadline).min();
+            self.any_reachable = self.table.values().any(|f| f.options.reachable);
         }
         self.next_deadline.unwrap_or(Time::NEVER)
+    }
+    /// Whether a flow must stay reachable, as of the last [`Flows::next_deadline`].
+    pub(crate) fn any_reachable(&self) -> bool {
+        self.any_reachable
     }
 }

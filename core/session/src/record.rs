@@ -205,8 +205,7 @@ impl Record {
             let receive_end = next()?.checked_sub(1);
             let reset = next()?.checked_sub(1);
             let stopped = next()?.checked_sub(1);
-            if send_end.is_some_and(|e| e < sent_to)
-                || receive_end.is_some_and(|e| e < received_to)
+            if send_end.is_some_and(|e| e < sent_to) || receive_end.is_some_and(|e| e < received_to)
             {
                 return Err(RecordError::Damaged);
             }

@@ -310,7 +310,7 @@ impl Recovery {
             if high < self.base {
                 continue;
             }
-            // Below `first_open` only what was lost is news; it is looked up, not searched.
+            // R-ACK-5: below `first_open` only what was lost is news; it is looked up, not searched.
             let mut at = self.lost.partition_point(|n| *n < low);
             while let Some(number) = self.lost.get(at).copied().filter(|n| *n <= high) {
                 at += 1;
@@ -755,7 +755,10 @@ mod tests {
             .unwrap();
         assert_eq!((bed.recovery.lost_total, bed.recovery.in_flight), (0, 0));
         assert!(!bed.arrived.contains(&skipped) && bed.lost.is_empty());
-        assert!(bed.recovery.skipped.is_empty(), "it is not remembered for ever");
+        assert!(
+            bed.recovery.skipped.is_empty(),
+            "it is not remembered for ever"
+        );
     }
 
     #[test]
@@ -771,7 +774,10 @@ mod tests {
             bed.ack(at(1_001), &[(1, 19_998)]).unwrap();
         }
         let each = (bed.recovery.walked - first) / 1_000;
-        assert!(each <= PACKET_THRESHOLD_MAX, "{each} entries for nothing new");
+        assert!(
+            each <= PACKET_THRESHOLD_MAX,
+            "{each} entries for nothing new"
+        );
         bed.ack(at(1_002), &[(0, 19_999)]).unwrap();
         assert_eq!(bed.arrived.len(), 20_000);
         assert_eq!(bed.recovery.spurious_total, 1);

@@ -46,6 +46,13 @@ impl Session {
                 at = at.min(path.ask_at(delay));
             }
             at = at.min(path.recovery.loss_at());
+            if self.closing.is_some() {
+                // It acknowledges and paces nothing any more.
+                if path.may_speak() {
+                    at = at.min(path.recovery.probe_at(delay, interval));
+                }
+                continue;
+            }
             // What may not be sent to an unproved address waits for bytes from there, not for time.
             if path.may_speak() {
                 at = at
@@ -62,11 +69,11 @@ impl Session {
         at
     }
 
-    /// R-ALIVE-1: the one path that is kept open where something must stay reachable.
+    /// R-ALIVE-1, R-ALIVE-2: the one path that is kept open where something must stay reachable.
     fn kept_alive(&self) -> Option<&Path> {
         let wanted = self.role == Role::Initiator
             && self.closing.is_none()
-            && (self.reachable || self.flows.iter().any(|f| f.options.reachable));
+            && (self.reachable || self.flows.any_reachable());
         let paths = self.paths.iter().filter(|_| wanted);
         paths
             .filter(|p| p.state == PathState::Active && p.status == PathStatus::Available)
@@ -80,7 +87,7 @@ impl Session {
             silence_reachable_max,
             ..
         } = self.config;
-        if self.flows.iter().any(|f| f.options.reachable) {
+        if self.flows.any_reachable() {
             silence_max.max(silence_reachable_max)
         } else {
             silence_max

@@ -210,12 +210,7 @@ impl Session {
     }
 
     /// R-SUSPEND-3: says SUSPEND on one path after the other; each is given up with it.
-    fn transmit_suspend(
-        &mut self,
-        now: Time,
-        reason: Reason,
-        buf: &mut [u8],
-    ) -> Option<Transmit> {
+    fn transmit_suspend(&mut self, now: Time, reason: Reason, buf: &mut [u8]) -> Option<Transmit> {
         let mut order = [0; PATHS_MAX];
         let n = self.paths.order(&mut order);
         let transmit = order[..n].first().copied().map(|slot| {

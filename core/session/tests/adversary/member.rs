@@ -858,9 +858,6 @@ fn a_thousand_frames_of_every_kind_for_flows_that_are_not_there_change_nothing()
                 reason: Reason::UnknownFlow,
             },
             Frame::ResumeEnd { flows: 0 },
-            Frame::Suspend {
-                reason: Reason::None,
-            },
             Frame::AckRate {
                 path: p,
                 every: u32::MAX,
