@@ -259,6 +259,7 @@ impl World {
                     deadline: (arg & 8 != 0).then(|| now + Span::from_secs(30)),
                     durable: arg & 16 != 0,
                     hibernates: arg & 32 != 0,
+                    reachable: arg & 64 != 0,
                 };
                 if let Some(Ok(id)) = self.with_device(|s| s.open(options)) {
                     self.written.insert(id, 0);

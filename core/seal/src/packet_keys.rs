@@ -50,6 +50,14 @@ impl Suite {
             _ => None,
         }
     }
+    /// R-SEAL-5: packets that may fail to open under the keys of one handshake before a forgery is no
+    /// longer unlikely enough (RFC 9001 §6.6).
+    pub fn integrity_limit(self) -> u64 {
+        match self {
+            Suite::Aes128Gcm => 1 << 52,
+            Suite::ChaCha20Poly1305 => 1 << 36,
+        }
+    }
     pub(crate) fn aead(self) -> &'static aead::Algorithm {
         match self {
             Suite::Aes128Gcm => &aead::AES_128_GCM,
@@ -154,6 +162,7 @@ pub struct PacketKeys {
     rx_next: Generation,
     rx_generation: u64,
     rx_mask: quic::HeaderProtectionKey,
+    failed: u64,
 }
 
 impl PacketKeys {
@@ -184,6 +193,7 @@ impl PacketKeys {
             rx_before: None,
             rx_generation: 0,
             rx_mask: mask_key(suite, &theirs),
+            failed: 0,
         }
     }
 
@@ -212,7 +222,8 @@ impl PacketKeys {
     }
 
     /// Opens a DATA packet in place. `expected` is the number after the largest one received on
-    /// this path. Whatever fails to authenticate changes nothing here.
+    /// this path. Whatever fails to authenticate is counted ([`PacketKeys::failed`]) and changes
+    /// nothing else here.
     #[inline]
     pub fn open(
         &mut self,
@@ -240,9 +251,15 @@ impl PacketKeys {
         };
         let (header, body) = packet.split_at_mut(DATA_HEADER_BYTES);
         let text = body.len() - TAG_BYTES;
-        key.key
+        if key
+            .key
             .open_in_place(key.nonce(path, number), Aad::from(&*header), body)
-            .map_err(|_| SealError::NotAuthentic)?;
+            .is_err()
+        {
+            // R-SEAL-5
+            self.failed += 1;
+            return Err(SealError::NotAuthentic);
+        }
         if header[0] & RESERVED_BITS != 0 {
             return Err(SealError::NotAuthentic);
         }
@@ -263,6 +280,11 @@ impl PacketKeys {
     pub fn advance(&mut self) {
         self.tx = self.tx.next(self.suite);
         self.tx_generation += 1;
+    }
+
+    /// Packets that did not open, over all generations.
+    pub fn failed(&self) -> u64 {
+        self.failed
     }
 
     /// How often our own keys and the peer's were advanced.
@@ -341,6 +363,9 @@ mod tests {
                     "bit {bit} was not noticed"
                 );
             }
+            // R-SEAL-5: those that name a generation which is not there were never tried.
+            let failed = rx.failed();
+            assert!(failed >= p.len() as u64 && failed <= p.len() as u64 * 8);
             assert!(rx.open(PathId(5), 7, &mut p.clone()).is_err());
             let mut good = p.clone();
             let opened = rx.open(PathId(4), 3, &mut good).unwrap();
@@ -353,6 +378,7 @@ mod tests {
                 }
             );
             assert_eq!(&good[DATA_HEADER_BYTES..opened.end], b"some frames");
+            assert_eq!(rx.failed(), failed + 1, "only what does not open counts");
         }
     }
 

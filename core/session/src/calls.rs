@@ -37,6 +37,10 @@ impl Session {
             self.role == Role::Initiator,
         );
         self.next_flow += 1;
+        let options = FlowOptions {
+            reachable: options.reachable || self.reachable,
+            ..options
+        };
         let send = SendHalf::new(self.initial_flow_credit, options.durable);
         let mut flow = Flow::new(id, options, send, RecvHalf::new(self.config.flow_window));
         flow.wants = want::OPEN;

@@ -91,7 +91,9 @@ impl Claims {
                 credit: r.varint().ok()?,
                 flags: r.u8().ok()?,
             };
-            if claim.flags & !Frame::RESUME_COMPLETE != 0
+            // R-FLOW-10
+            if claim.flow.0 > FlowId::MAX
+                || claim.flags & !Frame::RESUME_COMPLETE != 0
                 || claim.received + claim.credit > VARINT_MAX
                 || list.iter().any(|c| c.flow == claim.flow)
             {

@@ -20,6 +20,12 @@ pub const EVENTS_MAX: usize = 4096;
 /// Bytes a flow of a session takes that was thawed for a handshake nobody confirmed yet: what one
 /// packet may carry by then, and some for the moment after.
 pub const THAWED_BUFFER_BYTES: u64 = 16 * 1024;
+/// Answers REFUSED that wait to leave or to be acknowledged. A packet whose claim finds no place is
+/// not acknowledged, so the claim comes again.
+pub const REFUSALS_MAX: usize = 64;
+/// Ranges of the peer's used flow ids kept for an epoch while the session is awake; the lowest gap
+/// counts as used beyond that. Four times the ids an honest opener may leave unheard at once.
+pub const SEEN_RANGES_AWAKE_MAX: usize = 1024;
 /// Half-open handshakes per client key and instance.
 pub const HALF_OPEN_PER_INSTANCE: usize = 2;
 
@@ -59,8 +65,27 @@ pub struct Config {
     pub half_open_max: Span,
     /// Handshakes per second above which addresses must be proved first.
     pub cookie_above: u32,
-    /// Sessions a server keeps at once.
+    /// Sessions a server keeps awake at once.
     pub sessions_max: usize,
+    /// Sessions a server keeps as records at once.
+    pub asleep_max: usize,
+    /// Sessions of one client key, awake, asleep and half open: its instances.
+    pub sessions_per_key_max: usize,
+    /// Flows of one client key in all its sessions, those asleep included.
+    pub flows_per_key_max: usize,
+    /// The furthest deadline a server takes from a device; a later one is cut to it, and told.
+    pub deadline_max: Span,
+    /// Packets that may fail to open under the keys of one handshake, if less than the suite's own
+    /// limit ([`Suite::integrity_limit`]). Only tests have a reason to lower it.
+    pub failed_openings_max: u64,
+    /// How long a device lets a path rest that must stay reachable (`FlowOptions::reachable`). Just
+    /// below what careless NATs forget UDP after; shorter costs battery.
+    pub keepalive: Span,
+    /// As [`Config::silence_max`] where the device promised to stay reachable: a few keepalives.
+    pub silence_reachable_max: Span,
+    /// How long a closed session that found no path waits to tell its peer, if no deadline of its
+    /// flows was later.
+    pub closing_max: Span,
 }
 
 impl Default for Config {
@@ -82,6 +107,16 @@ impl Default for Config {
             half_open_max: Span::from_secs(10),
             cookie_above: 500,
             sessions_max: 100_000,
+            asleep_max: 2_000_000,
+            // One in a hundred of the pool.
+            sessions_per_key_max: 1_000,
+            flows_per_key_max: 256,
+            // A guess: no download waits longer than a month.
+            deadline_max: Span::from_secs(30 * 24 * 3600),
+            failed_openings_max: u64::MAX,
+            keepalive: Span::from_secs(25),
+            silence_reachable_max: Span::from_secs(120),
+            closing_max: Span::from_secs(3600),
         }
     }
 }

@@ -105,6 +105,18 @@ impl Delivery {
         });
     }
 
+    /// A number is left out.
+    pub(crate) fn on_skipped(&mut self) {
+        self.snapshots.push_back(Snapshot {
+            delivered: self.delivered,
+            delivered_at: self.delivered_at,
+            first_sent_at: self.first_sent_at,
+            lost: self.lost,
+            in_flight: 0,
+            app_limited: true,
+        });
+    }
+
     /// The oldest packet's note is dropped.
     pub(crate) fn on_forgotten(&mut self) {
         self.snapshots.pop_front();

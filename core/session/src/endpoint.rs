@@ -16,8 +16,8 @@ use d2tp_seal::{
 };
 use d2tp_time::{Span, Time};
 use d2tp_wire::{
-    CID_BYTES, Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, PacketKind, PathId, Reader, Reason,
-    TAG_BYTES, VERSION, Writer,
+    CID_BYTES, Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FlowId, PacketKind, PathId, Reader,
+    Reason, TAG_BYTES, VERSION, Writer,
 };
 use hashbrown::HashMap;
 use slab::Slab;
@@ -39,6 +39,8 @@ const ANSWERS_MAX: usize = 256;
 const UNKNOWN_PER_SECOND: u32 = 200;
 /// Half-open handshakes a server keeps in all.
 const HALF_OPEN_MAX: usize = 4096;
+/// Notes of when half-open handshakes expire; those of handshakes that are no more are then dropped.
+const HALF_OPEN_NOTES_MAX: usize = 2 * HALF_OPEN_MAX;
 /// How long a cookie secret is the newest.
 const COOKIE_PERIOD: Span = Span::from_secs(120);
 
@@ -53,6 +55,17 @@ pub struct SessionId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such session")]
 pub struct UnknownSession;
+
+/// Why a session cannot sleep as a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HibernateError {
+    /// There is no such session (any more).
+    #[error(transparent)]
+    Unknown(#[from] UnknownSession),
+    /// The flow holds bytes that nobody could give again (R-SUSPEND-4).
+    #[error("flow {0:?} holds bytes that only this process has: read or flush it first")]
+    Bound(FlowId),
+}
 
 /// Who may open sessions.
 #[derive(Clone, Debug, Default)]
@@ -121,6 +134,8 @@ struct Slot {
     serial: u32,
     timer: Time,
     ready: bool,
+    /// Flows booked for its client key.
+    flows: usize,
 }
 
 type Key = (PublicKey, u64);
@@ -130,6 +145,7 @@ struct Asleep {
     record: Box<[u8]>,
     /// When the record was made; none for one from before this process.
     since: Option<Time>,
+    flows: usize,
 }
 
 impl Asleep {
@@ -141,6 +157,7 @@ impl Asleep {
         for flow in &mut record.flows {
             flow.deadline_left = flow.deadline_left.map(|l| l.saturating_sub(slept));
         }
+        record.closing = record.closing.map(|(c, l)| (c, l.saturating_sub(slept)));
         Some(record)
     }
 }
@@ -162,6 +179,8 @@ pub struct Endpoint {
     asleep: BTreeMap<Key, Asleep>,
     /// Sessions awake only for a handshake that is not confirmed; their records stand.
     thawed: BTreeSet<SessionId>,
+    /// Flows of each client key, awake and asleep (R-QUOTA-2).
+    flows_by_key: BTreeMap<PublicKey, usize>,
     half_open: Slab<HalfOpen>,
     half_open_by_key: BTreeMap<Key, VecDeque<usize>>,
     half_open_order: VecDeque<(Time, usize)>,
@@ -205,6 +224,7 @@ impl Endpoint {
             by_key: BTreeMap::new(),
             asleep: BTreeMap::new(),
             thawed: BTreeSet::new(),
+            flows_by_key: BTreeMap::new(),
             half_open: Slab::new(),
             half_open_by_key: BTreeMap::new(),
             half_open_order: VecDeque::new(),
@@ -277,13 +297,12 @@ impl Endpoint {
         if decoded.role != Role::Responder {
             return Err(RecordError::Damaged);
         }
-        self.asleep.insert(
-            (decoded.peer, decoded.instance),
-            Asleep {
-                record: record.into(),
-                since: None,
-            },
-        );
+        let asleep = Asleep {
+            record: record.into(),
+            since: None,
+            flows: decoded.flows.len(),
+        };
+        self.put_to_sleep((decoded.peer, decoded.instance), asleep);
         Ok(())
     }
 
@@ -292,29 +311,88 @@ impl Endpoint {
     /// [`Endpoint::restore`].
     ///
     /// # Errors
-    /// There is no such session.
-    pub fn hibernate(&mut self, now: Time, id: SessionId) -> Result<Vec<u8>, UnknownSession> {
+    /// There is no such session, or it has a flow that cannot sleep ([`Session::may_hibernate`]).
+    pub fn hibernate(&mut self, now: Time, id: SessionId) -> Result<Vec<u8>, HibernateError> {
         let session = self.session(id).ok_or(UnknownSession)?;
+        // R-SUSPEND-4
+        if let Some(flow) = session.bound_awake() {
+            return Err(HibernateError::Bound(flow));
+        }
         let mut record = session.record(now, false);
-        let key = (session.peer(), session.instance());
+        let (key, role) = ((session.peer(), session.instance()), session.role());
         if self.thawed.contains(&id)
             && let Some(before) = self.asleep.get(&key).and_then(|a| a.thaw(now))
         {
             // R-RESUME-8: nobody confirmed where sending goes on.
             record.keep_sending_of(&before);
         }
-        let record = record.encode();
-        if session.role() == Role::Responder {
-            self.asleep.insert(
-                key,
-                Asleep {
-                    record: record.clone().into(),
-                    since: Some(now),
-                },
-            );
-        }
+        let (bytes, flows) = (record.encode(), record.flows.len());
         self.drop_session(id);
-        Ok(record)
+        if role == Role::Responder {
+            let asleep = Asleep {
+                record: bytes.clone().into(),
+                since: Some(now),
+                flows,
+            };
+            self.put_to_sleep(key, asleep);
+        }
+        Ok(bytes)
+    }
+
+    /// Ends a session, with a network or without: see [`Session::close`]. It is gone when
+    /// [`Event::Closed`] was taken.
+    ///
+    /// # Errors
+    /// There is no such session.
+    pub fn close(&mut self, id: SessionId, code: u64, text: &str) -> Result<(), UnknownSession> {
+        self.with(id, |s| s.close(code, text))
+    }
+
+    /// What the server may have in flight on a link: see [`Session::set_path_limit`].
+    ///
+    /// # Errors
+    /// There is no such session.
+    pub fn set_path_limit(
+        &mut self,
+        id: SessionId,
+        link: crate::path::LinkId,
+        bytes: Option<u64>,
+    ) -> Result<(), UnknownSession> {
+        self.with(id, |s| s.set_path_limit(link, bytes))
+    }
+
+    fn put_to_sleep(&mut self, key: Key, asleep: Asleep) {
+        let is = asleep.flows;
+        let was = self.asleep.insert(key, asleep).map_or(0, |a| a.flows);
+        self.book_flows(key.0, was, is);
+    }
+
+    /// R-QUOTA-2: a session of this client has `is` flows, it had `was`. Its others are told.
+    fn book_flows(&mut self, peer: PublicKey, was: usize, is: usize) {
+        if was == is {
+            return;
+        }
+        let total = self.flows_by_key.entry(peer).or_default();
+        *total = *total + is - was;
+        let total = *total;
+        if total == 0 {
+            self.flows_by_key.remove(&peer);
+        }
+        for (_, id) in self.by_key.range((peer, 0)..=(peer, u64::MAX)) {
+            if let Some(slot) = self.sessions.get_mut(id.index as usize) {
+                slot.session.flows_beside = total - slot.flows;
+            }
+        }
+    }
+
+    /// Sessions of a client: awake, asleep, and about to be.
+    fn instances_of(&self, peer: PublicKey) -> usize {
+        let all = (peer, 0)..=(peer, u64::MAX);
+        let new = self.half_open_by_key.range(all.clone());
+        let new = new.filter(|(k, _)| !self.by_key.contains_key(k) && !self.asleep.contains_key(k));
+        let asleep = self.asleep.range(all.clone());
+        let asleep = asleep.filter(|(k, _)| !self.by_key.contains_key(k));
+        self.by_key.range(all).count() + asleep.count() + new.count()
     }
 
     fn new_session(
@@ -350,6 +428,7 @@ impl Endpoint {
             serial,
             timer: Time::NEVER,
             ready: false,
+            flows: 0,
         }) as u32;
         SessionId { index, serial }
     }
@@ -409,7 +488,9 @@ impl Endpoint {
                 }
             }
         }
+        // What waits here still counts against the session's own limit.
         while let Some(event) = slot.session.poll_event() {
+            slot.session.events_out += 1;
             self.events.push_back((id, event));
         }
         let timer = slot.session.next_timeout();
@@ -437,6 +518,18 @@ impl Endpoint {
                 }
             }
         }
+        // R-CLOSE-1: a session that was closed has one word left, and no packets of its own.
+        let leave = slot.session.leave.take();
+        let (was, is) = (slot.flows, slot.session.flows.len());
+        // Of a thawed session the record counts.
+        if was != is && slot.session.role == Role::Responder && !self.thawed.contains(&id) {
+            slot.flows = is;
+            let peer = slot.session.peer;
+            self.book_flows(peer, was, is);
+        }
+        if let Some((to, bytes)) = leave {
+            self.answer(to, bytes);
+        }
     }
 
     fn drop_session(&mut self, id: SessionId) {
@@ -458,11 +551,15 @@ impl Endpoint {
         if self.by_key.get(&key) == Some(&id) {
             self.by_key.remove(&key);
         }
+        self.book_flows(key.0, slot.flows, 0);
     }
 
     /// The next event of any session. After [`Event::Closed`] the session is gone.
     pub fn poll_event(&mut self) -> Option<(SessionId, Event)> {
         let (id, event) = self.events.pop_front()?;
+        if let Some(slot) = self.slot(id) {
+            slot.session.events_out -= 1;
+        }
         if matches!(event, Event::Closed(_))
             && let Some(session) = self.session(id).filter(|s| s.life() == Life::Closed)
         {
@@ -577,6 +674,10 @@ impl Endpoint {
                 path,
                 generation,
             }) => {
+                // What other sessions of the client did before counts for this one (R-QUOTA-2).
+                if let Some(before) = self.touched.take_if(|before| *before != id) {
+                    self.settle(before);
+                }
                 let Some(slot) = self.slot(id) else { return };
                 slot.session.handle_data(now, path, generation, from, bytes);
                 if slot.session.cid_changes.is_empty() {
@@ -688,7 +789,9 @@ impl Endpoint {
             let answer = half.answer.clone();
             return self.answer(from, answer);
         }
-        let answer = self.judge(&syn, key);
+        let Some(answer) = self.judge(&syn, key) else {
+            return;
+        };
         let mut out = vec![0; 1 + CID_BYTES + SYN_ACK_OVERHEAD_BYTES + 400];
         out[0] = PacketKind::SynAck.first_byte();
         out[1..1 + CID_BYTES].copy_from_slice(&cid.0);
@@ -742,6 +845,11 @@ impl Endpoint {
                 );
             }
             self.half_open_order.push_back((expires, index));
+            if self.half_open_order.len() > HALF_OPEN_NOTES_MAX {
+                let half_open = &self.half_open;
+                self.half_open_order
+                    .retain(|(at, i)| half_open.get(*i).is_some_and(|h| h.expires == *at));
+            }
             let line = self.half_open_by_key.entry(key).or_default();
             line.push_back(index);
             // R-HS-8: a flood of SYNs with one key costs at most this many half-open states.
@@ -801,11 +909,11 @@ impl Endpoint {
         Some(id)
     }
 
-    /// May this device come in, and with what?
-    fn judge(&mut self, syn: &Syn, key: Key) -> SynAck {
+    /// May this device come in, and with what? None: not now.
+    fn judge(&mut self, syn: &Syn, key: Key) -> Option<SynAck> {
         // R-HS-11
         if !self.admission.admits(&key.0) {
-            return SynAck::Refused(Reason::NotAllowed);
+            return Some(SynAck::Refused(Reason::NotAllowed));
         }
         let existing = self.by_key.get(&key).and_then(|id| self.session(*id));
         let sleeping = self
@@ -819,10 +927,21 @@ impl Endpoint {
         if let Some(confirmed) = confirmed
             && syn.epoch <= confirmed
         {
-            return SynAck::Stale { confirmed };
+            return Some(SynAck::Stale { confirmed });
         }
-        if confirmed.is_none() && self.sessions.len() >= self.config.sessions_max {
-            return SynAck::Refused(Reason::LimitReached);
+        let own = self.half_open_by_key.get(&key).map_or(0, VecDeque::len);
+        let full = self.sessions.len() + self.half_open.len() - own >= self.config.sessions_max;
+        if confirmed.is_none() {
+            // R-QUOTA-1, R-QUOTA-4
+            let crowd = self.asleep.len() >= self.config.asleep_max;
+            let own_crowd = self.instances_of(key.0) >= self.config.sessions_per_key_max;
+            let again = own > 0;
+            if full || crowd || (own_crowd && !again) {
+                return Some(SynAck::Refused(Reason::LimitReached));
+            }
+        } else if full && existing.is_none() {
+            // R-QUOTA-4: to refuse would end what only sleeps; the device knocks again.
+            return None;
         }
         let Some(suite) = self
             .config
@@ -831,7 +950,7 @@ impl Endpoint {
             .map(|s| s.code())
             .find(|s| syn.suites.contains(s))
         else {
-            return SynAck::NoSuite;
+            return Some(SynAck::NoSuite);
         };
         let cid = Cid(self.rng.array());
         let spare = (0..SPARE_PATHS)
@@ -840,7 +959,7 @@ impl Endpoint {
                 (cid, self.jar_arc.token(cid))
             })
             .collect();
-        SynAck::Welcome(SynAckBody {
+        Some(SynAck::Welcome(SynAckBody {
             cid,
             token: self.jar_arc.token(cid),
             suite,
@@ -848,7 +967,7 @@ impl Endpoint {
             session_credit: self.config.session_window,
             flow_credit: self.config.flow_window,
             spare,
-        })
+        }))
     }
 
     fn drop_half_open(&mut self, index: usize) -> Option<HalfOpen> {
@@ -894,6 +1013,17 @@ impl Endpoint {
         }
     }
 
+    /// A thawed session is awake for good: its record is no more, and its flows count as awake.
+    fn wake_up(&mut self, id: SessionId, key: Key) {
+        if let Some(asleep) = self.asleep.remove(&key) {
+            self.book_flows(key.0, asleep.flows, 0);
+        }
+        let beside = self.flows_by_key.get(&key.0).copied().unwrap_or(0);
+        if let Some(slot) = self.slot(id) {
+            slot.session.flows_beside = beside;
+        }
+    }
+
     /// R-HS-12: the device's first packet under the new keys: now, and only now, the session is theirs.
     fn confirm(
         &mut self,
@@ -907,6 +1037,11 @@ impl Endpoint {
             return;
         };
         if bytes.len() < DATA_HEADER_BYTES + TAG_BYTES {
+            return;
+        }
+        // R-HS-17: a handshake nobody confirmed in time is no more, whether or not a timer fired.
+        if half.expires <= now {
+            self.expire_half_open(now);
             return;
         }
         let Ok(opened) = half.keys.open(path, 0, bytes) else {
@@ -939,7 +1074,7 @@ impl Endpoint {
             }
         };
         if self.thawed.remove(&id) {
-            self.asleep.remove(&key);
+            self.wake_up(id, key);
         }
         let slot = self.slot(id).expect("it was just found or made");
         let session = &mut slot.session;

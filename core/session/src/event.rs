@@ -13,6 +13,12 @@ pub enum SessionEnd {
     /// Our own side closed it.
     #[error("closed here")]
     Local,
+    /// Our own side closed it, and the peer may not have heard so: it was never there to hear.
+    #[error("closed here; the other end may not know")]
+    LocalUnheard,
+    /// The instance has used up every epoch there is; a new instance begins anew.
+    #[error("this instance has no epoch left: begin a new one")]
+    EpochsExhausted,
     /// The peer closed it.
     #[error("the peer closed the session (code {code}): {text}")]
     Peer {
@@ -48,6 +54,14 @@ pub enum PeerFault {
         /// How many were sent.
         sent: u64,
     },
+    /// An ACK of a number that was left out: it acknowledges what it did not receive (R-ACK-4).
+    #[error("ACK of packet {number} on path {path:?}, which was left out on purpose")]
+    SkippedAck {
+        /// The path.
+        path: PathId,
+        /// The number.
+        number: u64,
+    },
     /// More bytes than it was given credit for (R-FLOW-3).
     #[error("flow {flow:?} reached {end}, credit was {credit}")]
     OverCredit {
@@ -71,6 +85,14 @@ pub enum PeerFault {
     /// A flow opened with an id that is not the peer's to use (R-FLOW-1).
     #[error("flow {0:?} is not the peer's to open")]
     FlowId(FlowId),
+    /// It claims to have claimed more flows than it did (R-RESUME-10).
+    #[error("RESUME_END counts {said} claims, {heard} were heard")]
+    Claims {
+        /// What it said.
+        said: u64,
+        /// What arrived.
+        heard: u64,
+    },
     /// More flows than the limit (R-FLOW-2).
     #[error("more than {0} flows")]
     TooManyFlows(usize),
@@ -193,6 +215,9 @@ pub enum Event {
     /// The session was thawed for a handshake that nobody confirmed, and is its record again, as
     /// it was. Its id is no more; the next handshake thaws it under another.
     Asleep,
+    /// The device used all epochs it reserved and cannot knock again: reserve more, then
+    /// [`crate::Session::add_epochs`].
+    EpochsUsedUp,
     /// Paths are back.
     Woken {
         /// How long there was none.

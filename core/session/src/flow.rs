@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use d2tp_time::Time;
 use d2tp_wire::{FlowId, PathId, Reason};
 
+use crate::config::{REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX};
 use crate::event::FlowEnd;
 use crate::grant::{GrantsIn, GrantsOut};
 use crate::ranges::RangeSet;
@@ -42,6 +43,9 @@ pub struct FlowOptions {
     pub durable: bool,
     /// The bytes sent here can be read again from their source, so the flow may sleep as a record.
     pub hibernates: bool,
+    /// The peer may want to speak at any time: while the device is awake it keeps one permitted
+    /// path open for it ([`crate::Config::keepalive`]). Others cost nothing while they are idle.
+    pub reachable: bool,
 }
 
 /// One flow.
@@ -139,15 +143,26 @@ pub(crate) struct Flows {
     seen: BTreeMap<u32, RangeSet>,
     seen_floor: u32,
     next_deadline: Option<Time>,
+    /// One of them must stay reachable; looked at together with deadlines.
+    any_reachable: bool,
     deadline_stale: bool,
     /// Flows of which bytes were acknowledged since this was last taken.
     acked: Vec<FlowId>,
-    /// Claims to be answered with a refusal.
-    refused: VecDeque<(FlowId, Reason)>,
+    /// Claims to be answered with a refusal, until the peer has the answer.
+    refused: VecDeque<Refusal>,
+    /// Claims of this wake that the peer has, counted where they are made and where they are heard.
+    pub(crate) claims_told: u64,
+    pub(crate) claims_heard: u64,
 }
 
-/// Refusals that wait to be said; more claims than that in one wake are the peer's mistake.
-const REFUSALS_MAX: usize = 1024;
+/// A claim that could not be met.
+#[derive(Debug)]
+struct Refusal {
+    flow: FlowId,
+    reason: Reason,
+    /// It is to be said (again); otherwise it is on its way.
+    waits: bool,
+}
 
 impl Flows {
     /// Bytes of this flow arrived at the peer.
@@ -160,17 +175,43 @@ impl Flows {
     pub(crate) fn take_acked(&mut self) -> Vec<FlowId> {
         std::mem::take(&mut self.acked)
     }
-    /// A claim that cannot be met.
+    /// Whether another claim can be refused; if not, it must come again later.
+    pub(crate) fn may_refuse(&self, id: FlowId) -> bool {
+        self.refused.len() < REFUSALS_MAX || self.refused.iter().any(|r| r.flow == id)
+    }
+    /// A claim that cannot be met. One that is repeated hears the first reason (R-RESUME-9).
     pub(crate) fn refuse(&mut self, id: FlowId, reason: Reason) {
-        if self.refused.len() < REFUSALS_MAX {
-            self.refused.push_back((id, reason));
+        if let Some(refusal) = self.refused.iter_mut().find(|r| r.flow == id) {
+            refusal.waits = true;
+        } else if self.refused.len() < REFUSALS_MAX {
+            self.refused.push_back(Refusal {
+                flow: id,
+                reason,
+                waits: true,
+            });
         }
     }
     pub(crate) fn next_refusal(&mut self) -> Option<(FlowId, Reason)> {
-        self.refused.pop_front()
+        let refusal = self.refused.iter_mut().find(|r| r.waits)?;
+        refusal.waits = false;
+        Some((refusal.flow, refusal.reason))
     }
     pub(crate) fn has_refusals(&self) -> bool {
-        !self.refused.is_empty()
+        self.refused.iter().any(|r| r.waits)
+    }
+    /// A refusal arrived, or was lost and is said again as it was (R-RESUME-9).
+    pub(crate) fn on_refusal(&mut self, id: FlowId, arrived: bool) {
+        if arrived {
+            self.refused.retain(|r| r.flow != id);
+        } else if let Some(refusal) = self.refused.iter_mut().find(|r| r.flow == id) {
+            refusal.waits = true;
+        }
+    }
+    /// Keys changed: what was claimed and refused before them is claimed anew, or never again.
+    pub(crate) fn forget_claims(&mut self) {
+        self.refused.clear();
+        self.claims_told = 0;
+        self.claims_heard = 0;
     }
 
     pub(crate) fn get(&self, id: FlowId) -> Option<&Flow> {
@@ -213,7 +254,12 @@ impl Flows {
     /// Marks an id of the peer's as used.
     pub(crate) fn use_id(&mut self, id: FlowId) {
         let n = u64::from(id.counter());
-        self.seen.entry(id.epoch()).or_default().insert(n, n + 1);
+        let set = self.seen.entry(id.epoch()).or_default();
+        set.insert(n, n + 1);
+        // R-FLOW-11
+        if set.len() > SEEN_RANGES_AWAKE_MAX {
+            set.close_first_gap();
+        }
         while self.seen.len() > SEEN_EPOCHS_MAX {
             if let Some((epoch, _)) = self.seen.pop_first() {
                 self.seen_floor = epoch + 1;
@@ -371,7 +417,12 @@ impl Flows {
         if self.deadline_stale {
             self.deadline_stale = false;
             self.next_deadline = self.table.values().filter_map(|f| f.options.deadline).min();
+            self.any_reachable = self.table.values().any(|f| f.options.reachable);
         }
         self.next_deadline.unwrap_or(Time::NEVER)
+    }
+    /// Whether a flow must stay reachable, as of the last [`Flows::next_deadline`].
+    pub(crate) fn any_reachable(&self) -> bool {
+        self.any_reachable
     }
 }

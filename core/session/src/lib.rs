@@ -17,6 +17,7 @@ mod calls;
 mod claim;
 mod config;
 mod congestion;
+mod control;
 mod delivery;
 mod early;
 mod endpoint;
@@ -45,13 +46,13 @@ mod transmit;
 
 pub use config::{
     ACK_RANGES_MAX, Config, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, HALF_OPEN_PER_INSTANCE,
-    PATHS_MAX, SPARE_PATHS, THAWED_BUFFER_BYTES,
+    PATHS_MAX, REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX, SPARE_PATHS, THAWED_BUFFER_BYTES,
 };
 pub use congestion::CongestionKind;
 pub use d2tp_seal::{PublicKey, Rng, SecretKey, Suite};
 pub use d2tp_time::{Span, Time};
 pub use d2tp_wire::{FlowId, PathId, PathStatus, Reason};
-pub use endpoint::{Admission, Endpoint, Incoming, SessionId, UnknownSession};
+pub use endpoint::{Admission, Endpoint, HibernateError, Incoming, SessionId, UnknownSession};
 pub use event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
 pub use flow::FlowOptions;
 pub use path::{Addresses, LinkId, PathState};

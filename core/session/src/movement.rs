@@ -6,13 +6,13 @@
 //! ```
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::{Cid, FlowId, PathId, PathStatus, Reason, TOKEN_BYTES};
+use d2tp_wire::{Cid, FlowId, PathId, PathStatus, Reason, TOKEN_BYTES, VARINT_MAX};
 
 use crate::config::{PATHS_MAX, SPARE_PATHS};
 use crate::event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
 use crate::knock::Knock;
 use crate::path::{self, Addresses, LinkId, Path, PathState, Paths};
-use crate::session::{CidChange, Gone, InUse, Issued, Life, Role, Session, on_said};
+use crate::session::{CidChange, Gone, InUse, Issued, Life, Role, Session, on_said, say};
 
 /// Ids that may be issued and unused, beside those of live paths.
 const ISSUED_MAX: u32 = 16;
@@ -219,6 +219,7 @@ impl Session {
     }
 
     pub(crate) fn wake(&mut self, now: Time) {
+        self.paused = false;
         if let Some(at) = self.suspended_at.take() {
             self.emit(Event::Woken {
                 after: now.since(at),
@@ -289,14 +290,81 @@ impl Session {
         }
     }
 
-    /// Ends the session: the peer is told on every path that works, once.
+    /// Ends the session and all its flows. The session itself stays, without anything in it, until
+    /// the peer has heard so or can be taken to have forgotten it: without a path now, it is told on
+    /// the next one. [`Event::Closed`] says when that is done, with [`SessionEnd::Local`], or was
+    /// given up, with [`SessionEnd::LocalUnheard`] (R-CLOSE-3).
     pub fn close(&mut self, code: u64, text: &str) {
         if self.life == Life::Closed || self.closing.is_some() {
             return;
         }
+        // The peer keeps what has a deadline until then, and the rest for a while.
+        let heard = self.suspended_at.unwrap_or(self.last_rx);
+        let deadlines = self.flows.iter().filter_map(|f| f.options.deadline);
+        let latest = deadlines.max().unwrap_or(heard);
+        self.closing_until = (heard + self.config.closing_max)
+            .max(latest)
+            .min(heard + self.config.deadline_max);
         self.closing = Some((code, text.chars().take(80).collect()));
-        if self.keys.is_none() || self.paths.is_empty() {
+        self.says = say::CLOSE;
+        self.datagrams.clear();
+        for id in self.flows.ids() {
+            self.end_flow(id, FlowEnd::SessionEnded);
+        }
+        if !self.known {
             self.end(SessionEnd::Local);
+        }
+    }
+
+    /// Whether it is closed and only waits for the peer to hear so.
+    pub fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
+    /// The device pauses: the server is told on each path, once, and stops at once; then there are
+    /// no paths. [`Session::open_path`] goes on (R-SUSPEND-3).
+    pub fn suspend(&mut self, now: Time, reason: Reason) {
+        if self.life == Life::Closed || self.role == Role::Responder || self.closing.is_some() {
+            return;
+        }
+        self.drop_knock();
+        if self.keys.is_some() && !self.paths.is_empty() {
+            self.pausing = Some(reason);
+        } else {
+            self.suspend_if_idle(now, reason);
+        }
+    }
+
+    /// The most bytes the server may have in flight on the path over `link`; none: as many as its
+    /// congestion control allows. Less than four datagrams count as four. It holds new sends only,
+    /// and as long as the path lives (R-PATH-12).
+    pub fn set_path_limit(&mut self, link: LinkId, bytes: Option<u64>) {
+        if self.role == Role::Responder {
+            return;
+        }
+        let bytes = bytes.unwrap_or(VARINT_MAX).min(VARINT_MAX);
+        for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
+            if path.limit_out.1 != bytes {
+                path.limit_out = (path.limit_out.0 + 1, bytes);
+                path.wants |= path::want::LIMIT;
+            }
+        }
+    }
+
+    /// Keeps one path open for the server while there is one, flows or not; flows opened from now
+    /// on are opened as reachable (R-ALIVE-1).
+    pub fn set_reachable(&mut self, reachable: bool) {
+        self.reachable = reachable;
+    }
+
+    /// More epochs, reserved in the journal before, for a device that used up its own
+    /// ([`Event::EpochsUsedUp`]): up to `end`, not included.
+    pub fn add_epochs(&mut self, end: u32) {
+        self.epochs.end = self.epochs.end.max(end);
+        if let Some(knock) = &mut self.knock
+            && !self.epochs.is_empty()
+        {
+            knock.failed = false;
         }
     }
 
@@ -325,6 +393,7 @@ impl Session {
         }
         let text = fault.to_string();
         self.closing = Some((u64::from(Reason::Protocol as u8), text));
+        self.says |= say::CLOSE;
         self.broken = Some(fault);
     }
 

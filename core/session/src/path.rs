@@ -14,6 +14,7 @@ use d2tp_wire::{Cid, PathId, PathStatus, Reason, TOKEN_BYTES};
 use crate::acks::Acks;
 use crate::config::{Config, PATHS_MAX};
 use crate::congestion::controller;
+use crate::control::Control;
 use crate::mtu::Mtu;
 use crate::pacer::Pacer;
 use crate::recovery::Recovery;
@@ -52,7 +53,12 @@ pub(crate) mod want {
     pub(crate) const PING: u16 = 1 << 3;
     pub(crate) const ACK_RATE: u16 = 1 << 4;
     pub(crate) const CID: u16 = 1 << 5;
+    pub(crate) const LIMIT: u16 = 1 << 6;
+    pub(crate) const RSP: u16 = 1 << 7;
 }
+
+/// R-PATH-12: no limit holds a path below so many datagrams: it could not even find losses.
+const LIMIT_DATAGRAMS_MIN: u64 = 4;
 
 /// Challenges outstanding per path (the newest counts, older ones are forgotten).
 const CHALLENGE_NONCES_MAX: usize = 4;
@@ -102,6 +108,12 @@ pub(crate) struct Path {
     pub(crate) challenges: Vec<Challenge>,
     pub(crate) answers: Vec<([u8; 16], Option<Addresses>)>,
     pub(crate) before: Option<Before>,
+    /// The answer to be repeated if it is lost, until AUTH (a device's).
+    pub(crate) answered: Option<[u8; 16]>,
+    /// Bytes in flight that the device allows, and the seq that said so (a server's).
+    pub(crate) limit_in: (u64, u64),
+    /// The same, as we told it (a device's).
+    pub(crate) limit_out: (u64, u64),
     /// Bytes while the address is unproved.
     pub(crate) rx_bytes: u64,
     pub(crate) tx_bytes: u64,
@@ -111,6 +123,9 @@ pub(crate) struct Path {
     pub(crate) mtu: Mtu,
     pub(crate) opened_at: Time,
     pub(crate) last_rx: Time,
+    /// When something last left, for its NAT binding.
+    pub(crate) last_tx: Time,
+    pub(crate) control: Control,
     pub(crate) probe_now: bool,
     pub(crate) ack_every: u32,
     /// Another path was alive when this one was opened.
@@ -156,6 +171,9 @@ impl Path {
             challenges: Vec::new(),
             answers: Vec::new(),
             before: None,
+            answered: None,
+            limit_in: (0, u64::MAX),
+            limit_out: (0, d2tp_wire::VARINT_MAX),
             rx_bytes: 0,
             tx_bytes: 0,
             recovery: Recovery::new(config.rtt_initial, controller(config.congestion, datagram)),
@@ -164,6 +182,8 @@ impl Path {
             mtu,
             opened_at: now,
             last_rx: now,
+            last_tx: now,
+            control: Control::new(now),
             probe_now: false,
             ack_every: 0,
             beside_another: false,
@@ -211,6 +231,24 @@ impl Path {
     /// Whether anything at all may be sent to the address.
     pub(crate) fn may_speak(&self) -> bool {
         self.unproved_room() >= SPEAK_MIN
+    }
+
+    /// Bytes that may still be put in flight: the window, and what the device allows (R-PATH-12).
+    pub(crate) fn room(&self) -> u64 {
+        let floor = LIMIT_DATAGRAMS_MIN * self.mtu.current() as u64;
+        let limit = self.limit_in.1.max(floor);
+        self.recovery
+            .room()
+            .min(limit.saturating_sub(self.recovery.in_flight))
+    }
+
+    /// When an ACK must leave.
+    pub(crate) fn ack_at(&self) -> Time {
+        if self.gated {
+            self.acks.due().max(self.control.free_at())
+        } else {
+            self.acks.due()
+        }
     }
 
     /// Whether payload may travel here at all.

@@ -122,6 +122,13 @@ impl RangeSet {
     pub(crate) fn pop_first(&mut self) -> Option<(u64, u64)> {
         (!self.ranges.is_empty()).then(|| self.ranges.remove(0))
     }
+    /// Takes in what lies between the two lowest ranges.
+    pub(crate) fn close_first_gap(&mut self) {
+        if self.ranges.len() > 1 {
+            self.ranges[1].0 = self.ranges[0].0;
+            self.ranges.remove(0);
+        }
+    }
     /// Ranges there are.
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()

@@ -17,12 +17,27 @@ use crate::path::{self, Addresses, Before, Path, PathState};
 use crate::recovery::Said;
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
-use crate::session::{Life, Role, Session, on_said};
+use crate::session::{Life, Role, Session, on_said, say};
 
 /// Answers to challenges that wait to leave; a flood gets no more than that.
 const ANSWERS_MAX: usize = 4;
 /// How long packets of the key generation before are still read, in probe timeouts.
 const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
+
+/// Whether a frame is about paths and the session as such, not about flows.
+fn is_of_paths(frame: &Frame<'_>) -> bool {
+    matches!(
+        frame,
+        Frame::Ack { .. }
+            | Frame::Ping
+            | Frame::Chg { .. }
+            | Frame::Rsp { .. }
+            | Frame::Auth { .. }
+            | Frame::PathStatus { .. }
+            | Frame::PathCid { .. }
+            | Frame::Close { .. }
+    )
+}
 
 /// What a RESET or STOP with this code means.
 fn end_of(code: u64) -> FlowEnd {
@@ -51,6 +66,10 @@ impl Session {
         let known = self.paths.get(path);
         let expected = known.map_or(0, |p| p.acks.expected());
         let Ok(opened) = keys.open(path, expected, packet) else {
+            let limit = keys.suite().integrity_limit();
+            if keys.failed() >= limit.min(self.config.failed_openings_max) {
+                self.give_up_keys(now);
+            }
             return;
         };
         if known.is_some_and(|p| p.acks.is_replay(opened.number)) {
@@ -73,6 +92,29 @@ impl Session {
             packet.len(),
             &packet[DATA_HEADER_BYTES..opened.end],
         );
+    }
+
+    /// R-SEAL-5: too many packets failed to open under these keys: they open nothing more. Their
+    /// connection ids go with them, so that a device hears UNKNOWN and comes with new keys; flows stay.
+    fn give_up_keys(&mut self, now: Time) {
+        let best = self.paths.iter().min_by_key(|p| p.rank());
+        let best = best.map(|p| (p.addresses, p.gated));
+        while !self.paths.is_empty() {
+            self.remove_path(0);
+        }
+        for (_, issued) in std::mem::take(&mut self.issued) {
+            self.cid_changes
+                .push(crate::session::CidChange::Remove(issued.cid));
+        }
+        self.keys = None;
+        self.spare.clear();
+        if self.role == Role::Initiator {
+            self.life = Life::Handshaking;
+            if let (None, Some((addresses, gated))) = (&self.knock, best) {
+                self.knock_at(now, addresses, gated);
+            }
+        }
+        self.suspend_if_idle(now, Reason::Protocol);
     }
 
     /// The device opened a path that was promised to it (R-PATH-1).
@@ -114,7 +156,9 @@ impl Session {
             return;
         };
         self.last_rx = now;
-        if self.life == Life::Suspended {
+        // R-SUSPEND-3: what was sent before SUSPEND and arrives after it does not undo it.
+        let late = self.paused && number < self.paths.at(slot).acks.expected();
+        if self.life == Life::Suspended && !late {
             self.wake(now);
             self.flows.touch_all();
         }
@@ -174,8 +218,19 @@ impl Session {
             let Some(slot) = self.paths.slot(id) else {
                 return;
             };
+            // Of a session that closes nothing but its paths and its end is of interest.
+            if self.closing.is_some() && !is_of_paths(&frame) {
+                continue;
+            }
             if let Err(fault) = self.handle_frame(now, slot, from, frame) {
                 return self.fault(fault);
+            }
+            if let Some(end) = self.heard_close.take() {
+                // R-CLOSE-1
+                if let Some(slot) = self.paths.slot(id) {
+                    self.take_leave(now, slot, number);
+                }
+                self.end(end);
             }
             if self.life == Life::Closed {
                 return;
@@ -184,6 +239,9 @@ impl Session {
         let Some(slot) = self.paths.slot(id) else {
             return;
         };
+        let path = self.paths.at(slot);
+        path.control
+            .on_received(datagram_bytes as u64, path.payload_in, path.gated);
         if payload {
             self.paths.at(slot).quiet = 0;
             self.note_payload(now, slot);
@@ -246,17 +304,23 @@ impl Session {
                 size,
                 deadline_ms,
             } => {
+                let deadline = deadline_ms.map(|ms| now + Span::from_millis(ms));
                 let options = FlowOptions {
                     priority: priority.min(7),
                     size,
-                    deadline: deadline_ms.map(|ms| now + Span::from_millis(ms)),
+                    deadline: self.cut_deadline(now, deadline),
                     durable: flags & Frame::OPEN_DURABLE != 0,
                     hibernates: flags & Frame::OPEN_HIBERNATES != 0,
+                    reachable: flags & Frame::OPEN_REACHABLE != 0,
                 };
                 self.claim_by_open(flow);
                 if !self.accept_flow(flow, options)? && self.flows.is_beyond_memory(flow) {
                     // Nobody can tell whether it is new: its opener must hear so.
+                    self.unkept |= !self.flows.may_refuse(flow);
                     self.flows.refuse(flow, Reason::UnknownFlow);
+                }
+                if options.deadline != deadline {
+                    self.tell_deadline(flow, options.deadline);
                 }
             }
             Frame::Reset {
@@ -290,13 +354,18 @@ impl Session {
                 seq,
                 remaining_ms,
             } => {
+                let asked = remaining_ms.map(|ms| now + Span::from_millis(ms));
+                let deadline = self.cut_deadline(now, asked);
                 if let Some(f) = self.flows.get_mut(flow)
                     && seq > f.deadline_seq
                 {
                     f.deadline_seq = seq;
-                    f.options.deadline = remaining_ms.map(|ms| now + Span::from_millis(ms));
+                    f.options.deadline = deadline;
                     self.flows.on_deadline_changed();
                     self.emit(Event::DeadlineChanged(flow));
+                    if deadline != asked {
+                        self.tell_deadline(flow, deadline);
+                    }
                 }
             }
             Frame::Durable { flow, offset } => {
@@ -347,7 +416,15 @@ impl Session {
             } => {
                 self.on_path_status(now, path, seq, status, gated, reason);
             }
-            Frame::PathLimit { .. } => {}
+            Frame::PathLimit { path, seq, bytes } => {
+                // R-PATH-12: the newest limit counts, and only the device knows its links.
+                if self.role == Role::Responder
+                    && let Some(path) = self.paths.get_mut(path)
+                    && seq > path.limit_in.0
+                {
+                    path.limit_in = (seq, bytes);
+                }
+            }
             Frame::FlowPause {
                 flow,
                 seq,
@@ -374,7 +451,12 @@ impl Session {
                 }
             }
             Frame::Rsp { nonce } => self.on_rsp(slot, from, nonce),
-            Frame::Auth { .. } => {}
+            Frame::Auth { path } => {
+                // R-PATH-13: the server believes us; a lost answer need not be repeated.
+                if let Some(path) = self.paths.get_mut(path) {
+                    path.answered = None;
+                }
+            }
             Frame::PathCid { path, cid, token } => {
                 // R-PATH-7: ids are kept for a few paths ahead, whatever a peer sends.
                 let ahead =
@@ -391,20 +473,30 @@ impl Session {
             } => self.on_resume(flow, received, flags),
             Frame::Resumed { flow, received } => self.on_resumed(flow, received),
             Frame::Refused { flow, reason } => {
-                if self.flows.get(flow).is_some_and(|f| !f.told_end) {
-                    self.end_flow(flow, FlowEnd::Refused(reason));
+                if reason == Reason::LimitReached
+                    && let Some(f) = self.flows.get(flow)
+                {
+                    // R-QUOTA-2: the server never counted what it did not take in.
+                    self.credit.sent = self.credit.sent.saturating_sub(f.send.next());
                 }
+                self.end_flow(flow, FlowEnd::Refused(reason));
             }
-            Frame::ResumeEnd { .. } => self.on_resume_end(),
+            Frame::ResumeEnd { flows } => self.on_resume_end(flows)?,
             Frame::Datagram { context, bytes } => {
                 self.paths.at(slot).payload_in += bytes.len() as u64;
                 let bytes = Bytes::copy_from_slice(bytes);
                 self.emit(Event::Datagram { context, bytes });
             }
-            Frame::Suspend { .. } => {}
+            Frame::Suspend { reason } => {
+                // R-SUSPEND-3: only devices wake, so only devices put to sleep.
+                if self.role == Role::Responder && self.life == Life::Established {
+                    self.paused = true;
+                    self.fall_silent(now, reason);
+                }
+            }
             Frame::Close { code, text } => {
                 let text = String::from_utf8_lossy(text).into_owned();
-                self.end(SessionEnd::Peer { code, text });
+                self.heard_close = Some(SessionEnd::Peer { code, text });
             }
         }
         Ok(())
@@ -498,6 +590,18 @@ impl Session {
         if self.flows.len() >= self.config.flows_max {
             return Err(PeerFault::TooManyFlows(self.config.flows_max));
         }
+        // R-QUOTA-2: a device cannot know what its other programs opened: refused, no fault.
+        if self.role == Role::Responder
+            && self.flows.len() + self.flows_beside >= self.config.flows_per_key_max
+        {
+            if self.flows.may_refuse(id) {
+                self.flows.use_id(id);
+                self.flows.refuse(id, Reason::LimitReached);
+            } else {
+                self.unkept = true;
+            }
+            return Ok(false);
+        }
         self.flows.use_id(id);
         let send = SendHalf::new(self.initial_flow_credit, options.durable);
         let mut flow = Flow::new(id, options, send, RecvHalf::new(self.config.flow_window));
@@ -505,6 +609,24 @@ impl Session {
         self.flows.insert(flow);
         self.emit(Event::Opened(id));
         Ok(true)
+    }
+
+    /// R-QUOTA-3: how long a device may bind a server to a flow.
+    fn cut_deadline(&self, now: Time, deadline: Option<Time>) -> Option<Time> {
+        match self.role {
+            Role::Responder => deadline.map(|d| d.min(now + self.config.deadline_max)),
+            Role::Initiator => deadline,
+        }
+    }
+
+    /// R-QUOTA-3: a deadline that was cut is told, so that both ends go by the same.
+    fn tell_deadline(&mut self, id: FlowId, deadline: Option<Time>) {
+        if let Some(flow) = self.flows.get_mut(id)
+            && flow.options.deadline == deadline
+        {
+            flow.deadline_seq = (flow.deadline_seq + 1).min(d2tp_wire::VARINT_MAX);
+            self.flows.want(id, want::DEADLINE);
+        }
     }
 
     fn on_reset(&mut self, id: FlowId, code: u64, final_size: u64) -> Result<(), PeerFault> {
@@ -529,7 +651,7 @@ impl Session {
         if flow.recv.stopped.is_none() {
             self.credit.consumed += reached - flow.recv.read_to();
         }
-        self.says |= crate::session::say::CREDIT;
+        self.says |= say::CREDIT;
         flow.recv.discard();
         flow.recv.reset = Some(code);
         flow.end.get_or_insert(end_of(code));
@@ -580,6 +702,7 @@ impl Session {
         let path = paths.at(slot);
         let mut own = path.wants;
         let mut acked_ack = None;
+        let mut close_heard = false;
         let outcome = path.recovery.on_ack(
             now,
             id,
@@ -588,8 +711,10 @@ impl Session {
             delay_max,
             &siblings,
             |said, arrived| {
-                if let (Said::Ack { largest, .. }, true) = (said, arrived) {
-                    acked_ack = acked_ack.max(Some(largest));
+                match (said, arrived) {
+                    (Said::Ack { largest, .. }, true) => acked_ack = acked_ack.max(Some(largest)),
+                    (Said::Session { what }, true) => close_heard |= what & say::CLOSE != 0,
+                    _ => {}
                 }
                 on_said(
                     said,
@@ -631,6 +756,10 @@ impl Session {
         }
         for flow in self.flows.take_acked() {
             self.after_send_progress(flow);
+        }
+        if close_heard {
+            // R-CLOSE-3
+            self.end(SessionEnd::Local);
         }
         Ok(())
     }
@@ -725,6 +854,10 @@ impl Session {
             }
             SynAck::Refused(reason) => self.end(SessionEnd::Refused(reason)),
             SynAck::NoSuite => self.end(SessionEnd::NoCommonVersion),
+            // R-CLOSE-3: the server knows nothing of what is being closed.
+            SynAck::Welcome(body) if self.closing.is_some() && !body.resumed => {
+                self.end(SessionEnd::Local);
+            }
             SynAck::Welcome(body) => {
                 let Some(suite) = Suite::from_code(body.suite) else {
                     return;
@@ -804,6 +937,7 @@ impl Session {
         self.spare.insert(PathId(0), (peer.cid, peer.token));
         self.issued_to = own_cids.len() as u32;
         self.gone.clear();
+        self.flows.forget_claims();
         self.used_paths.clear();
         self.keys = Some(keys);
         self.keys_at = now;
@@ -821,7 +955,13 @@ impl Session {
         };
         self.initial_flow_credit = peer.flow_credit;
         self.last_rx = now;
-        self.says = 0;
+        self.known = true;
+        self.paused = false;
+        self.says = if self.closing.is_some() {
+            say::CLOSE
+        } else {
+            0
+        };
     }
 
     /// The server asks for proof of our address.
@@ -861,6 +1001,10 @@ impl Session {
             return;
         }
         let (addresses, gated) = (p.addresses, p.gated);
+        if self.closing.is_some() {
+            // R-CLOSE-3: who does not know the session need not hear that it is over.
+            return self.end(SessionEnd::Local);
+        }
         if self.knock.is_none() {
             self.knock_at(now, addresses, gated);
         }

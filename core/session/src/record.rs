@@ -12,10 +12,10 @@ use d2tp_wire::{FlowId, Reader, VARINT_MAX, Writer};
 use crate::flow::FlowOptions;
 use crate::session::Role;
 
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 /// Memory a hibernated flow may take.
 pub const FLOW_RECORD_BYTES_MAX: usize = 96;
-const HEAD_BYTES_MAX: usize = 64;
+const HEAD_BYTES_MAX: usize = 80;
 /// Epochs whose used flow ids are remembered one by one, and ranges of them each.
 pub(crate) const SEEN_EPOCHS_MAX: usize = 8;
 pub(crate) const SEEN_RANGES_MAX: usize = 16;
@@ -64,6 +64,10 @@ pub struct FlowRecord {
     pub receive_end: Option<u64>,
     /// The application read the end.
     pub receive_complete: bool,
+    /// Our direction was reset with this code, and the peer has not heard it.
+    pub reset: Option<u64>,
+    /// We stopped the peer's direction with this code.
+    pub stopped: Option<u64>,
 }
 
 /// One session at rest.
@@ -81,6 +85,9 @@ pub struct Record {
     pub seen_floor: u32,
     /// Ids the peer used in later epochs: counters, half-open ranges.
     pub seen: SeenEpochs,
+    /// The session is closed and the peer does not know: the code of its CLOSE, and how long it is
+    /// worth telling.
+    pub closing: Option<(u64, Span)>,
     /// Flows that were open.
     pub flows: Vec<FlowRecord>,
 }
@@ -110,6 +117,10 @@ impl Record {
                 w.varint(end - start);
             }
         }
+        w.varint(opt(self.closing.map(|(code, _)| code)));
+        if let Some((_, left)) = self.closing {
+            w.varint(left.as_millis().min(VARINT_MAX));
+        }
         w.varint(self.flows.len() as u64);
         for f in &self.flows {
             w.varint(f.id.0);
@@ -117,7 +128,8 @@ impl Record {
                 | u8::from(f.options.hibernates) << 1
                 | u8::from(f.send_complete) << 2
                 | u8::from(f.receive_complete) << 3
-                | f.options.priority << 4);
+                | f.options.priority << 4
+                | u8::from(f.options.reachable) << 7);
             w.varint(opt(f.options.size));
             w.varint(opt(f.deadline_left.map(|d| d.as_millis())));
             w.varint(f.deadline_seq);
@@ -125,6 +137,8 @@ impl Record {
             w.varint(opt(f.send_end));
             w.varint(f.received_to);
             w.varint(opt(f.receive_end));
+            w.varint(opt(f.reset));
+            w.varint(opt(f.stopped));
         }
         let n = w.written();
         buf.truncate(n);
@@ -185,6 +199,13 @@ impl Record {
         if epochs > SEEN_EPOCHS_MAX || seen.iter().any(|(_, r)| r.len() > SEEN_RANGES_MAX) {
             return Err(RecordError::Damaged);
         }
+        let closing = match r.varint().map_err(bad)?.checked_sub(1) {
+            Some(code) => {
+                let left = r.varint().map_err(bad)?.min(MILLIS_MAX);
+                Some((code, Span::from_millis(left)))
+            }
+            None => None,
+        };
         let n = r.varint().map_err(bad)?;
         if n > FLOWS_MAX {
             return Err(RecordError::Damaged);
@@ -192,6 +213,9 @@ impl Record {
         let mut flows = Vec::new();
         for _ in 0..n {
             let id = FlowId(r.varint().map_err(bad)?);
+            if id.0 > FlowId::MAX {
+                return Err(RecordError::Damaged);
+            }
             let flags = r.u8().map_err(bad)?;
             let mut next = || r.varint().map_err(bad);
             let size = next()?.checked_sub(1);
@@ -202,20 +226,21 @@ impl Record {
             let send_end = next()?.checked_sub(1);
             let received_to = next()?;
             let receive_end = next()?.checked_sub(1);
-            if send_end.is_some_and(|e| e < sent_to)
-                || receive_end.is_some_and(|e| e < received_to)
-                || flags >> 4 > 7
+            let reset = next()?.checked_sub(1);
+            let stopped = next()?.checked_sub(1);
+            if send_end.is_some_and(|e| e < sent_to) || receive_end.is_some_and(|e| e < received_to)
             {
                 return Err(RecordError::Damaged);
             }
             flows.push(FlowRecord {
                 id,
                 options: FlowOptions {
-                    priority: flags >> 4,
+                    priority: flags >> 4 & 7,
                     size,
                     deadline: None,
                     durable: flags & 1 != 0,
                     hibernates: flags & 2 != 0,
+                    reachable: flags & 128 != 0,
                 },
                 deadline_left,
                 deadline_seq,
@@ -225,6 +250,8 @@ impl Record {
                 received_to,
                 receive_end,
                 receive_complete: flags & 8 != 0,
+                reset,
+                stopped,
             });
         }
         if !r.is_empty() {
@@ -237,6 +264,7 @@ impl Record {
             epoch,
             seen_floor,
             seen,
+            closing,
             flows,
         })
     }
@@ -256,6 +284,7 @@ mod tests {
                 deadline: None,
                 durable: n.is_multiple_of(2),
                 hibernates: true,
+                reachable: n.is_multiple_of(7),
             },
             deadline_left: Some(Span::from_millis(n)),
             deadline_seq: 2,
@@ -265,6 +294,8 @@ mod tests {
             received_to: n / 2,
             receive_end: None,
             receive_complete: n.is_multiple_of(5),
+            reset: n.is_multiple_of(4).then_some(n),
+            stopped: n.is_multiple_of(6).then_some(0),
         }
     }
 
@@ -278,6 +309,7 @@ mod tests {
                 epoch: 7,
                 seen_floor: 3,
                 seen: vec![(5, vec![(0, 4), (6, 7)]), (7, vec![(0, 1)])],
+                closing: n.is_multiple_of(2).then(|| (n, Span::from_millis(n))),
                 flows: (0..flows).map(|i| flow(i << 25, n + i)).collect(),
             };
             let bytes = record.encode();

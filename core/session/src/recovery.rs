@@ -8,6 +8,10 @@
 //!             Lost ──ACK after all──▶ Done, and the response is undone
 //! ```
 //!
+//! Numbers are left out at random: who acknowledges one of those acknowledges what it did not
+//! receive (R-ACK-4). Whatever a peer acknowledges, and however often, an ACK costs what it newly
+//! says, the reordering it may still speak of, and its ranges: `first_open` and `lost` lead there.
+//!
 //! Frames are not kept, only notes of what was said ([`Said`]): on loss their owners say it again,
 //! in whatever form is true by then.
 
@@ -32,6 +36,15 @@ const LOST_KEPT_RTTS: u64 = 2;
 
 /// Packets whose fate is unknown, per path: several windows of the largest path we serve.
 const SENT_MAX: usize = 64 * 1024;
+
+/// R-ACK-4: packets between two numbers left out, at least and beyond that at random. A guess: rare
+/// enough that the gaps cost a receiver one early ACK and one range in hundreds of packets.
+const SKIP_AFTER_MIN: u64 = 16;
+const SKIP_AFTER_SPREAD: u64 = 480;
+/// Numbers left out that are remembered; more than that in flight makes the oldest forgotten.
+const SKIPPED_MAX: usize = 512;
+/// Entries of `lost` that arrived after all, before the list is tidied.
+const LOST_STALE_MAX: usize = 32;
 
 /// Bytes of a flow that a packet carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +137,14 @@ pub(crate) struct Outcome {
 pub(crate) struct Recovery {
     sent: VecDeque<Sent>,
     base: u64,
+    /// No number below this one is outstanding.
+    first_open: u64,
+    /// Numbers that were given up and are still known, ascending. `lost_stale` of them arrived since.
+    lost: VecDeque<u64>,
+    lost_stale: usize,
+    /// Numbers left out on purpose, ascending, and the next one; none before the first packet.
+    skipped: VecDeque<u64>,
+    skip_at: Option<u64>,
     largest_acked: Option<u64>,
     pub(crate) in_flight: u64,
     loss_at: Time,
@@ -151,6 +172,11 @@ impl Recovery {
         Recovery {
             sent: VecDeque::new(),
             base: 0,
+            first_open: 0,
+            lost: VecDeque::new(),
+            lost_stale: 0,
+            skipped: VecDeque::new(),
+            skip_at: None,
             largest_acked: None,
             in_flight: 0,
             loss_at: Time::NEVER,
@@ -174,16 +200,6 @@ impl Recovery {
         self.base + self.sent.len() as u64
     }
 
-    /// Drops the oldest note.
-    fn forget_oldest(&mut self) -> Option<Sent> {
-        let oldest = self.sent.pop_front()?;
-        self.base += 1;
-        if let Some(delivery) = &mut self.delivery {
-            delivery.on_forgotten();
-        }
-        Some(oldest)
-    }
-
     /// There is nothing more to send although the path would take it.
     pub(crate) fn on_nothing_to_send(&mut self) {
         if let Some(delivery) = &mut self.delivery {
@@ -191,11 +207,51 @@ impl Recovery {
         }
     }
 
+    /// Whether [`Recovery::skip`] is to be called before the next packet.
+    #[inline]
+    pub(crate) fn is_skip_due(&self) -> bool {
+        self.skip_at.is_none_or(|at| at <= self.next_number())
+    }
+
+    /// R-ACK-4: leaves the next number out, if it is its turn, and chooses the one after it by
+    /// `draw`, which no peer can guess.
+    pub(crate) fn skip(&mut self, draw: u64) {
+        if self.skip_at.is_some() {
+            if self.skipped.len() == SKIPPED_MAX {
+                self.skipped.pop_front();
+            }
+            self.skipped.push_back(self.next_number());
+            let mut nothing = Sent::new(Time::ZERO);
+            nothing.state = State::Done;
+            if let Some(delivery) = &mut self.delivery {
+                delivery.on_skipped();
+            }
+            self.sent.push_back(nothing);
+        }
+        let after = SKIP_AFTER_MIN + draw % SKIP_AFTER_SPREAD;
+        self.skip_at = Some(self.next_number() + after);
+    }
+
+    /// Forgets the oldest packet.
+    fn pop_oldest(&mut self) -> Option<Sent> {
+        let oldest = self.sent.pop_front()?;
+        if let Some(delivery) = &mut self.delivery {
+            delivery.on_forgotten();
+        }
+        if self.lost.front() == Some(&self.base) {
+            self.lost.pop_front();
+            self.lost_stale -= usize::from(oldest.state == State::Done);
+        }
+        self.base += 1;
+        self.first_open = self.first_open.max(self.base);
+        Some(oldest)
+    }
+
     /// R-ACK-3: notes of packets that a peer never answers are bounded. The oldest is given up as
     /// lost when there are too many; `each` is told what it said.
     pub(crate) fn give_up_oldest(&mut self, mut each: impl FnMut(Said, bool)) {
         while self.sent.len() > SENT_MAX
-            && let Some(oldest) = self.forget_oldest()
+            && let Some(oldest) = self.pop_oldest()
         {
             if oldest.state != State::Outstanding {
                 continue;
@@ -216,7 +272,7 @@ impl Recovery {
             sent.state = State::Done;
             sent.more = Vec::new();
             while self.sent.front().is_some_and(|s| s.state == State::Done) {
-                self.forget_oldest();
+                self.pop_oldest();
             }
         }
         if sent.eliciting {
@@ -265,25 +321,44 @@ impl Recovery {
         let mut newest: Option<(Time, bool)> = None;
         let mut sample = None;
         for (low, high) in ranges.iter() {
-            if high < self.base {
-                break;
+            // R-ACK-4: what was never sent cannot have arrived.
+            if let Some(number) = self.skipped_within(low, high) {
+                return Err(PeerFault::SkippedAck { path, number });
             }
-            let low = low.max(self.base);
-            for number in low..=high {
+            if high < self.base {
+                continue;
+            }
+            // R-ACK-5: below `first_open` only what was lost is news; it is looked up, not searched.
+            let mut at = self.lost.partition_point(|n| *n < low);
+            while let Some(number) = self.lost.get(at).copied().filter(|n| *n <= high) {
+                at += 1;
+                let sent = &mut self.sent[(number - self.base) as usize];
+                if sent.state == State::Done {
+                    continue;
+                }
+                self.spurious_total += 1;
+                self.episode_spurious += 1;
+                let distance = self.largest_acked.unwrap_or(0).saturating_sub(number) + 1;
+                self.packet_threshold = self
+                    .packet_threshold
+                    .max(distance)
+                    .min(PACKET_THRESHOLD_MAX);
+                self.reorder_eighths = (self.reorder_eighths + 1).min(8);
+                self.lost_stale += 1;
+                sent.state = State::Done;
+                outcome.progress = true;
+                if let Some(data) = sent.data.take() {
+                    each(Said::Data(data), true);
+                }
+                for said in std::mem::take(&mut sent.more) {
+                    each(said, true);
+                }
+            }
+            for number in low.max(self.first_open)..=high {
                 let index = (number - self.base) as usize;
                 let sent = &mut self.sent[index];
                 match sent.state {
-                    State::Done => continue,
-                    State::Lost => {
-                        self.spurious_total += 1;
-                        self.episode_spurious += 1;
-                        let distance = self.largest_acked.unwrap_or(0).saturating_sub(number) + 1;
-                        self.packet_threshold = self
-                            .packet_threshold
-                            .max(distance)
-                            .min(PACKET_THRESHOLD_MAX);
-                        self.reorder_eighths = (self.reorder_eighths + 1).min(8);
-                    }
+                    State::Done | State::Lost => continue,
                     State::Outstanding => {
                         if sent.eliciting {
                             self.in_flight -= u64::from(sent.bytes);
@@ -315,6 +390,12 @@ impl Recovery {
                     each(said, true);
                 }
             }
+        }
+        if self.lost_stale > LOST_STALE_MAX && self.lost_stale * 2 > self.lost.len() {
+            let (sent, base) = (&self.sent, self.base);
+            self.lost
+                .retain(|n| sent[(n - base) as usize].state == State::Lost);
+            self.lost_stale = 0;
         }
         let fresh = sample.is_some();
         if let Some(sample) = sample {
@@ -352,7 +433,20 @@ impl Recovery {
             );
         }
         self.prune(now);
+        // An ACK that reached beyond a number left out has told the truth about it.
+        while self
+            .skipped
+            .front()
+            .is_some_and(|n| *n < self.base && Some(*n) <= self.largest_acked)
+        {
+            self.skipped.pop_front();
+        }
         Ok(outcome)
+    }
+
+    fn skipped_within(&self, low: u64, high: u64) -> Option<u64> {
+        let at = self.skipped.partition_point(|n| *n < low);
+        self.skipped.get(at).copied().filter(|n| *n <= high)
     }
 
     /// Declares lost what is too old, and arms the timer for what soon will be.
@@ -371,19 +465,23 @@ impl Recovery {
         let tolerance = (rtt + rtt.scaled(self.reorder_eighths, 8)).max(GRANULARITY);
         let mut oldest_lost: Option<Time> = None;
         let mut newest_lost: Option<Time> = None;
-        let end = (largest.saturating_sub(self.base) as usize).min(self.sent.len());
-        for i in 0..end {
-            let number = self.base + i as u64;
-            let sent = &mut self.sent[i];
+        let end = largest.min(self.next_number());
+        while self.first_open < end {
+            let number = self.first_open;
+            let sent = &mut self.sent[(number - self.base) as usize];
             if sent.state != State::Outstanding {
+                self.first_open += 1;
                 continue;
             }
             let late = sent.at + tolerance <= now;
             let overtaken = largest - number >= self.packet_threshold;
             if !late && !overtaken {
-                self.loss_at = self.loss_at.min(sent.at + tolerance);
-                continue;
+                // Those after it are later and less overtaken.
+                self.loss_at = sent.at + tolerance;
+                break;
             }
+            self.first_open += 1;
+            self.lost.push_back(number);
             sent.state = State::Lost;
             for said in sent.said() {
                 each(said, false);
@@ -399,7 +497,7 @@ impl Recovery {
                 continue;
             }
             if let Some(delivery) = &mut self.delivery {
-                let fate = delivery.on_lost(i, u64::from(sent.bytes));
+                let fate = delivery.on_lost((number - self.base) as usize, u64::from(sent.bytes));
                 self.controller.on_packet_lost(fate);
             }
             outcome.lost_packets += 1;
@@ -432,7 +530,7 @@ impl Recovery {
                 State::Outstanding => break,
                 State::Lost if now.since(front.at) < keep + self.rtt.smoothed() => break,
                 State::Lost | State::Done => {
-                    self.forget_oldest();
+                    self.pop_oldest();
                 }
             }
         }
@@ -477,16 +575,18 @@ impl Recovery {
     /// The oldest packet without an answer: what a probe should repeat.
     pub(crate) fn oldest(&self) -> Option<&Sent> {
         self.sent
-            .iter()
+            .range((self.first_open - self.base) as usize..)
             .find(|s| s.state == State::Outstanding && s.eliciting)
     }
 
     /// Gives up on everything outstanding without a congestion response: the path went silent or
     /// away, its data must travel elsewhere. Packets stay known, so a late ACK still counts.
     pub(crate) fn abandon(&mut self, mut each: impl FnMut(Said, bool)) {
-        for sent in &mut self.sent {
+        let first = (self.first_open - self.base) as usize;
+        for (sent, number) in self.sent.range_mut(first..).zip(self.first_open..) {
             if sent.state == State::Outstanding {
                 sent.state = State::Lost;
+                self.lost.push_back(number);
                 if sent.eliciting {
                     self.in_flight -= u64::from(sent.bytes);
                     self.outstanding_eliciting -= 1;
@@ -496,6 +596,7 @@ impl Recovery {
                 }
             }
         }
+        self.first_open = self.next_number();
         self.loss_at = Time::NEVER;
         self.episode_lost = 0;
         self.episode_spurious = 0;
@@ -649,6 +750,55 @@ mod tests {
             (0, window)
         );
         assert_eq!(bed.recovery.probe_at(MS, MS), Time::NEVER);
+    }
+
+    #[test]
+    fn a_number_left_out_is_neither_lost_nor_waited_for_and_its_ack_is_a_fault() {
+        // R-ACK-4
+        let mut bed = Bed::new();
+        bed.recovery.skip(0);
+        let mut skipped = 0;
+        for n in 0..40 {
+            if bed.recovery.is_skip_due() {
+                skipped = bed.recovery.next_number();
+                bed.recovery.skip(9);
+            }
+            bed.send(at(n));
+        }
+        assert_eq!(skipped, SKIP_AFTER_MIN);
+        let last = bed.recovery.next_number() - 1;
+        assert_eq!(
+            bed.ack(at(90), &[(skipped - 2, last)]),
+            Err(PeerFault::SkippedAck {
+                path: PathId(0),
+                number: skipped
+            })
+        );
+        bed.ack(at(90), &[(skipped + 1, last), (0, skipped - 1)])
+            .unwrap();
+        assert_eq!((bed.recovery.lost_total, bed.recovery.in_flight), (0, 0));
+        assert!(!bed.arrived.contains(&skipped) && bed.lost.is_empty());
+        assert!(
+            bed.recovery.skipped.is_empty(),
+            "it is not remembered for ever"
+        );
+    }
+
+    #[test]
+    fn an_ack_repeated_for_a_whole_window_costs_its_news_and_not_the_window() {
+        // R-ACK-5
+        let mut bed = Bed::new();
+        (0..20_000).for_each(|_| bed.send(at(0)));
+        // The first packet is missing, so all of the window is still known.
+        bed.ack(at(1_000), &[(1, 19_998)]).unwrap();
+        assert!(bed.recovery.sent.len() >= 20_000);
+        bed.ack(at(1_001), &[(1, 19_998)]).unwrap();
+        // Where the next ACK begins to look, and what it looks up below that.
+        assert!(19_998 - bed.recovery.first_open <= PACKET_THRESHOLD_MAX);
+        assert_eq!(bed.recovery.lost, [0]);
+        bed.ack(at(1_002), &[(0, 19_999)]).unwrap();
+        assert_eq!(bed.arrived.len(), 20_000);
+        assert_eq!(bed.recovery.spurious_total, 1);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use d2tp_time::Time;
 use d2tp_wire::{FlowId, Frame, Reason, VARINT_MAX};
 
 use crate::claim::{CLAIMS_MAX, Claim};
-use crate::event::{Event, FlowEnd};
+use crate::event::{Event, FlowEnd, PeerFault};
 use crate::flow::{Flow, want};
 use crate::record::{FlowRecord, Record};
 use crate::recv_half::RecvHalf;
@@ -34,7 +34,11 @@ impl Session {
                 } else {
                     f.recv.read_to()
                 };
-                let sent_to = f.send.acked_to();
+                // Of a direction that was reset the peer needs no bytes, only how many there were.
+                let sent_to = match f.send.reset {
+                    Some(_) => f.send.next(),
+                    None => f.send.acked_to(),
+                };
                 let at_end = f.recv.final_size() == Some(received_to);
                 FlowRecord {
                     id: f.id,
@@ -50,6 +54,8 @@ impl Session {
                     received_to,
                     receive_end: f.recv.final_size().filter(|_| at_end),
                     receive_complete: at_end && f.recv.is_complete(),
+                    reset: f.send.reset.filter(|_| !f.reset_acked),
+                    stopped: f.recv.stopped,
                 }
             })
             .collect();
@@ -61,15 +67,30 @@ impl Session {
             epoch: self.epoch,
             seen_floor,
             seen,
+            closing: self
+                .closing
+                .as_ref()
+                .map(|(code, _)| (*code, self.closing_until.since(now))),
             flows,
         }
     }
 
     /// Whether every flow may sleep as a record: its bytes can be read again.
     pub fn may_hibernate(&self) -> bool {
-        self.flows
-            .iter()
-            .all(|f| f.options.hibernates || f.send.is_complete() || f.send.buffered() == 0)
+        self.bound_awake().is_none()
+    }
+
+    /// R-SUSPEND-4: a flow that cannot sleep as a record, if there is one: it holds bytes that
+    /// nobody could give again, because we have the only copy of what we wrote, or have
+    /// acknowledged what the application has not read.
+    pub(crate) fn bound_awake(&self) -> Option<FlowId> {
+        let bound = |f: &&Flow| {
+            let sends = !f.send.is_complete() && f.send.buffered() > 0;
+            // A durable flow's sender still has what was not called durable.
+            let reads = !f.options.durable && !f.recv.is_complete() && f.recv.readable() > 0;
+            !f.options.hibernates && (sends || reads)
+        };
+        self.flows.iter().find(bound).map(|f| f.id)
     }
 
     /// Fills a fresh session with the flows of a record.
@@ -91,8 +112,24 @@ impl Session {
             flow.unclaimed = true;
             flow.announced = true;
             flow.peer_durable = r.sent_to;
+            // R-CLOSE-4: what the peer did not hear before is said on the next path.
+            if r.reset.is_some() {
+                flow.send.reset = r.reset;
+                flow.wants |= want::RESET;
+            }
+            if r.stopped.is_some() {
+                flow.recv.stopped = r.stopped;
+                flow.wants |= want::STOP;
+            }
+            flow.told_end = flow.is_over();
             self.flows.insert(flow);
         }
+        if let Some((code, left)) = record.closing {
+            self.closing = Some((code, String::new()));
+            self.closing_until = now + left;
+            self.says |= say::CLOSE;
+        }
+        self.known = true;
         self.flows.restore_seen(record.seen_floor, &record.seen);
         self.suspended_at = Some(now);
     }
@@ -198,16 +235,18 @@ impl Session {
                 flow.claiming = true;
             }
         }
-        if claims && (any || resumed) {
+        if claims && (any || resumed) && self.closing.is_none() {
             self.says |= say::RESUME_END;
         }
         self.flows.touch_all();
         let peer = self.peer;
         self.wake(now);
-        self.emit(Event::Established {
-            peer,
-            resumed: resumed || self.generation > 1,
-        });
+        if self.closing.is_none() {
+            self.emit(Event::Established {
+                peer,
+                resumed: resumed || self.generation > 1,
+            });
+        }
     }
 
     /// R-RESUME-1: takes up sending at `offset`; false if that cannot be.
@@ -248,6 +287,12 @@ impl Session {
         if self.role == Role::Initiator {
             return;
         }
+        if !self.flows.may_refuse(id) {
+            // R-RESUME-9: as if it had been lost; it comes again when there is a place.
+            self.unkept = true;
+            return;
+        }
+        self.flows.claims_heard += 1;
         let Some(flow) = self.flows.get_mut(id) else {
             // R-RESUME-2
             return self.flows.refuse(id, Reason::UnknownFlow);
@@ -275,6 +320,10 @@ impl Session {
             return;
         };
         let (reached, read_to) = (flow.recv.reached(), flow.recv.read_to());
+        if !self.flows.may_refuse(id) {
+            self.unkept = true;
+            return;
+        }
         let credit = self.initial_flow_credit;
         if let Some(flow) = self.flows.get_mut(id) {
             flow.send.set_credit(credit);
@@ -302,9 +351,14 @@ impl Session {
         }
     }
 
-    pub(crate) fn on_resume_end(&mut self) {
+    pub(crate) fn on_resume_end(&mut self, said: u64) -> Result<(), PeerFault> {
         if self.role == Role::Initiator {
-            return;
+            return Ok(());
+        }
+        // R-RESUME-10: it may have been heard twice, never less than said: it left after the last.
+        let heard = self.flows.claims_heard;
+        if said > heard {
+            return Err(PeerFault::Claims { said, heard });
         }
         let unclaimed: Vec<FlowId> = self
             .flows
@@ -315,5 +369,6 @@ impl Session {
         for id in unclaimed {
             self.end_flow(id, FlowEnd::Refused(Reason::UnknownFlow));
         }
+        Ok(())
     }
 }

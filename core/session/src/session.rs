@@ -20,7 +20,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, Reason, TOKEN_BYTES};
 
 use crate::config::{Config, EVENTS_MAX};
-use crate::event::{Event, PeerFault};
+use crate::event::{Event, PeerFault, SessionEnd};
 use crate::flow::{Flows, want};
 use crate::knock::Knock;
 use crate::path::{self, Addresses, LinkId, PathState, Paths};
@@ -31,6 +31,7 @@ use crate::recovery::Said;
 pub(crate) mod say {
     pub(crate) const CREDIT: u16 = 1;
     pub(crate) const RESUME_END: u16 = 1 << 1;
+    pub(crate) const CLOSE: u16 = 1 << 2;
 }
 
 /// Who began the session.
@@ -142,6 +143,12 @@ pub struct PathStats {
     pub payload_in: u64,
     /// Payload bytes sent, re-sends included.
     pub payload_out: u64,
+    /// Bytes sent and received that were not payload: headers, ACKs, frames about flows and paths.
+    pub control_out: u64,
+    /// The same, received.
+    pub control_in: u64,
+    /// The peer proved that it is at the address.
+    pub proved: bool,
     /// Packets that counted as lost.
     pub lost: u64,
     /// Of those, how many arrived after all.
@@ -212,8 +219,28 @@ pub struct Session {
     pub(crate) next_flow: u32,
     pub(crate) cid_changes: Vec<CidChange>,
     pub(crate) events: VecDeque<Event>,
+    /// Events of this session that wait in the endpoint's queue.
+    pub(crate) events_out: usize,
     pub(crate) datagrams: VecDeque<Waiting>,
+    /// Code and words of the CLOSE that is still to be heard (R-CLOSE-3), how often it was said, and
+    /// when that is given up.
     pub(crate) closing: Option<(u64, String)>,
+    pub(crate) closing_said: u32,
+    pub(crate) closing_until: Time,
+    /// The peer may know of this session.
+    pub(crate) known: bool,
+    /// A CLOSE arrived in the packet being handled.
+    pub(crate) heard_close: Option<SessionEnd>,
+    /// The answer to a CLOSE, for the endpoint to send: the session is no more.
+    pub(crate) leave: Option<(Addresses, Vec<u8>)>,
+    /// SUSPEND is being said (a device's).
+    pub(crate) pausing: Option<Reason>,
+    /// SUSPEND was heard (a server's).
+    pub(crate) paused: bool,
+    /// A path is kept open for the server, flows or not.
+    pub(crate) reachable: bool,
+    /// Flows of the same client key in other sessions of this server.
+    pub(crate) flows_beside: usize,
     /// Why it is closing, if the peer broke a rule.
     pub(crate) broken: Option<PeerFault>,
     pub(crate) suspended_at: Option<Time>,
@@ -270,8 +297,18 @@ impl Session {
             next_flow: 0,
             cid_changes: Vec::new(),
             events: VecDeque::new(),
+            events_out: 0,
             datagrams: VecDeque::new(),
             closing: None,
+            closing_said: 0,
+            closing_until: Time::NEVER,
+            known: false,
+            heard_close: None,
+            leave: None,
+            pausing: None,
+            paused: false,
+            reachable: false,
+            flows_beside: 0,
             broken: None,
             suspended_at: None,
             last_rx: now,
@@ -324,6 +361,9 @@ impl Session {
                 mtu: p.mtu.current(),
                 payload_in: p.payload_in,
                 payload_out: p.payload_out,
+                control_out: p.control.sent,
+                control_in: p.control.received,
+                proved: p.validated,
                 lost: p.recovery.lost_total,
                 spurious: p.recovery.spurious_total,
             })
@@ -341,7 +381,7 @@ impl Session {
     pub(crate) fn emit(&mut self, event: Event) {
         // A driver that does not take events is our own mistake; dropping the newest keeps order.
         // The end is never dropped: whoever keeps the session waits for it (R-CLOSE-1).
-        if self.events.len() < EVENTS_MAX || matches!(event, Event::Closed(_)) {
+        if self.events.len() + self.events_out < EVENTS_MAX || matches!(event, Event::Closed(_)) {
             self.events.push_back(event);
         }
     }
@@ -380,11 +420,14 @@ pub(crate) fn on_said(
             {
                 flow.announced |= what & want::OPEN != 0;
                 flow.reset_acked |= what & want::RESET != 0;
-                flow.claiming &= what & want::RESUME == 0;
+                let claimed = flow.claiming && what & want::RESUME != 0;
+                flow.claiming &= !claimed;
+                flows.claims_told += u64::from(claimed);
                 flows.note_acked(id);
             }
         }
         Said::Gone(path) if arrived => gone.retain(|g| g.path != path),
+        Said::Refused(flow) => flows.on_refusal(flow, arrived),
         _ if arrived => {}
         Said::Ack { .. } => {}
         Said::Flow { flow, what } => {
@@ -394,7 +437,6 @@ pub(crate) fn on_said(
             .iter_mut()
             .filter(|g| g.path == path)
             .for_each(|g| g.tell = true),
-        Said::Refused(flow) => flows.refuse(flow, Reason::UnknownFlow),
         Said::Session { what } => *says |= what,
         Said::Path { path, what } => {
             if what == path::want::CID {

@@ -3,11 +3,14 @@
 //! Each timer in a sentence: a flow's deadline ends it; a knock is repeated until answered; keys an
 //! hour old are replaced; the peer's old keys are forgotten; an ACK that was held back leaves; packets
 //! overtaken for too long count as lost; a path without answers is probed, then demoted; a device that
-//! waits for payload on a quiet path asks whether it lives; a server that hears nothing falls silent.
+//! waits for payload on a quiet path asks whether it lives; a path that must stay reachable is used
+//! before a NAT forgets it; a server that hears nothing falls silent; a CLOSE that nobody hears is
+//! given up.
 
-use d2tp_time::Time;
+use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, PathStatus, Reason};
 
+use crate::config::Config;
 use crate::event::{Event, SessionEnd};
 use crate::path::{self, Path, PathState};
 use crate::recovery::Said;
@@ -23,6 +26,9 @@ impl Session {
             return Time::NEVER;
         }
         let mut at = self.flows.next_deadline();
+        if self.closing.is_some() {
+            at = at.min(self.closing_until);
+        }
         if let Some(knock) = &self.knock {
             at = at.min(knock.next_at());
         }
@@ -40,18 +46,52 @@ impl Session {
                 at = at.min(path.ask_at(delay));
             }
             at = at.min(path.recovery.loss_at());
+            if self.closing.is_some() {
+                // It acknowledges and paces nothing any more.
+                if path.may_speak() {
+                    at = at.min(path.recovery.probe_at(delay, interval));
+                }
+                continue;
+            }
             // What may not be sent to an unproved address waits for bytes from there, not for time.
             if path.may_speak() {
                 at = at
                     .min(path.recovery.probe_at(delay, interval))
-                    .min(path.acks.due())
+                    .min(path.ack_at())
                     .min(path.paced_until);
             }
         }
         if self.role == Role::Responder {
-            at = at.min(self.last_rx + self.config.silence_max);
+            at = at.min(self.last_rx + self.silence_max());
+        } else if let Some(path) = self.kept_alive() {
+            at = at.min(path.last_tx + self.config.keepalive);
         }
         at
+    }
+
+    /// R-ALIVE-1, R-ALIVE-2: the one path that is kept open where something must stay reachable.
+    fn kept_alive(&self) -> Option<&Path> {
+        let wanted = self.role == Role::Initiator
+            && self.closing.is_none()
+            && (self.reachable || self.flows.any_reachable());
+        let paths = self.paths.iter().filter(|_| wanted);
+        paths
+            .filter(|p| p.state == PathState::Active && p.status == PathStatus::Available)
+            .min_by_key(|p| p.rank())
+    }
+
+    /// How long a device may be silent before a server takes it to be away (R-SUSPEND-2).
+    fn silence_max(&self) -> Span {
+        let Config {
+            silence_max,
+            silence_reachable_max,
+            ..
+        } = self.config;
+        if self.flows.any_reachable() {
+            silence_max.max(silence_reachable_max)
+        } else {
+            silence_max
+        }
     }
 
     /// Whether payload could arrive on this path at any moment.
@@ -79,6 +119,10 @@ impl Session {
     pub fn handle_timeouts(&mut self, now: Time) {
         if self.life == Life::Closed {
             return;
+        }
+        if self.closing.is_some() && self.closing_until <= now {
+            // R-CLOSE-3: by now the peer has forgotten it by itself.
+            return self.end(SessionEnd::LocalUnheard);
         }
         while self.flows.next_deadline() <= now {
             let late: Vec<FlowId> = self
@@ -115,6 +159,15 @@ impl Session {
             return;
         }
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
+        let resting = self
+            .kept_alive()
+            .filter(|p| p.last_tx + self.config.keepalive <= now)
+            .map(|p| p.id);
+        if let Some(path) = resting.and_then(|id| self.paths.get_mut(id)) {
+            path.last_tx = now;
+            path.probe_now = true;
+            path.wants |= path::want::PING;
+        }
         for slot in 0..self.paths.len() {
             if self.role == Role::Initiator
                 && self
@@ -207,30 +260,35 @@ impl Session {
             }
         }
         if self.role == Role::Responder
-            && self.last_rx + self.config.silence_max <= now
+            && self.last_rx + self.silence_max() <= now
             && self.life == Life::Established
         {
             // R-SUSPEND-2: only devices wake; a server that hears nothing says nothing.
-            self.life = Life::Suspended;
-            self.suspended_at = Some(now);
-            for slot in 0..self.paths.len() {
-                let Session {
-                    paths,
-                    flows,
-                    issued,
-                    says,
-                    gone,
-                    ..
-                } = self;
-                let path = paths.at(slot);
-                path.state = PathState::Silent;
-                path.recovery.abandon(|said, arrived| {
-                    on_said(said, arrived, flows, None, issued, says, gone);
-                });
-                path.wants = 0;
-                path.probe_now = false;
-            }
-            self.emit(Event::Suspended(Reason::NoPath));
+            self.fall_silent(now, Reason::NoPath);
         }
+    }
+
+    /// Says nothing more until the device speaks. What was in flight will be said again.
+    pub(crate) fn fall_silent(&mut self, now: Time, reason: Reason) {
+        self.life = Life::Suspended;
+        self.suspended_at = Some(now);
+        for slot in 0..self.paths.len() {
+            let Session {
+                paths,
+                flows,
+                issued,
+                says,
+                gone,
+                ..
+            } = self;
+            let path = paths.at(slot);
+            path.state = PathState::Silent;
+            path.recovery.abandon(|said, arrived| {
+                on_said(said, arrived, flows, None, issued, says, gone);
+            });
+            path.wants = 0;
+            path.probe_now = false;
+        }
+        self.emit(Event::Suspended(reason));
     }
 }

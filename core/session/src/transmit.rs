@@ -12,7 +12,7 @@ use d2tp_wire::{
 };
 
 use crate::config::PATHS_MAX;
-use crate::event::SessionEnd;
+use crate::event::{Event, SessionEnd};
 use crate::flow::want;
 use crate::path::{self, Addresses, LinkId, PathState};
 use crate::recovery::{Said, SaidData, Sent};
@@ -49,6 +49,8 @@ struct Terms {
     now: Time,
     /// May hold frames that must be acknowledged (the window has room, or it is a probe).
     eliciting: bool,
+    /// It asks whether the path lives.
+    probing: bool,
     /// May hold control frames of session and flows.
     control: bool,
 }
@@ -65,6 +67,9 @@ impl Session {
         self.keys.as_ref()?;
         if self.closing.is_some() {
             return self.transmit_close(now, buf);
+        }
+        if let Some(reason) = self.pausing {
+            return self.transmit_suspend(now, reason, buf);
         }
         // R-SUSPEND-1
         if self.life != Life::Established {
@@ -101,7 +106,13 @@ impl Session {
         let knock = self.knock.as_mut()?;
         // R-HS-2: an epoch is used for one SYN only, and was reserved before.
         if self.epochs.is_empty() {
+            // R-HS-16: nobody knocks without one, and nobody keeps silent about it.
             knock.failed = true;
+            if self.epochs.start == u32::MAX {
+                self.end(SessionEnd::EpochsExhausted);
+            } else {
+                self.emit(Event::EpochsUsedUp);
+            }
             return None;
         }
         let epoch = self.epochs.start;
@@ -127,43 +138,94 @@ impl Session {
     }
 
     fn transmit_close(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
+        if self.says & say::CLOSE == 0 {
+            return None;
+        }
         let (code, text) = self.closing.clone().expect("asked for by the caller");
         let mut order = [0; PATHS_MAX];
         let n = self.paths.order(&mut order);
         let slot = order[..n].first().copied();
         let transmit = slot.and_then(|slot| {
-            let mut packet = [0u8; 600];
-            let mut w = Writer::new(&mut packet[DATA_HEADER_BYTES..600 - TAG_BYTES]);
+            let path = self.paths.at(slot);
+            let at = path.addresses;
+            let room = usize::try_from(path.unproved_room()).unwrap_or(usize::MAX);
+            let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..]);
             Frame::Close {
                 code,
                 text: text.as_bytes(),
             }
             .encode(&mut w);
-            let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
-            let path = self.paths.at(slot);
-            if path.unproved_room() < end as u64 || buf.len() < end {
+            // R-PATH-2: its answer must fit what it brings.
+            let written = DATA_HEADER_BYTES + w.written();
+            let end = (written + TAG_BYTES).max(CLOSE_BYTES_MIN);
+            if room < end {
                 return None;
             }
+            buf[written..end - TAG_BYTES].fill(0);
             let mut sent = Sent::new(now);
             sent.bytes = end as u16;
-            let number = path.recovery.next_number();
-            packet[0] = PacketKind::Data.first_byte();
-            packet[1..1 + CID_BYTES].copy_from_slice(&path.cid_remote.0);
-            path.recovery.on_sent(sent);
-            let (id, addresses) = (path.id, path.addresses);
-            self.keys.as_ref()?.seal(id, number, &mut packet[..end]);
-            buf[..end].copy_from_slice(&packet[..end]);
+            sent.eliciting = true;
+            sent.note(Said::Session { what: say::CLOSE });
+            self.seal_packet(slot, sent, &mut buf[..end]);
             Some(Transmit {
-                link: addresses.link,
-                local: addresses.local,
-                remote: addresses.remote,
+                link: at.link,
+                local: at.local,
+                remote: at.remote,
                 len: end,
                 segment: end,
             })
         });
-        // Said once: who did not hear it hears "unknown session" on its next packet.
-        let why = self.broken.take();
-        self.end(why.map_or(SessionEnd::Local, SessionEnd::Fault));
+        if let Some(fault) = self.broken.take() {
+            // R-CLOSE-2: said once; nothing is kept of a peer that breaks the rules.
+            self.end(SessionEnd::Fault(fault));
+        } else if transmit.is_some() {
+            // R-CLOSE-3: said until it is acknowledged, or often enough.
+            self.says &= !say::CLOSE;
+            self.closing_said += 1;
+            if self.closing_said > CLOSE_SAID_MAX {
+                self.end(SessionEnd::LocalUnheard);
+                return None;
+            }
+        }
+        transmit
+    }
+
+    /// R-CLOSE-1: the one thing a session still says when it was closed: that it heard so.
+    pub(crate) fn take_leave(&mut self, now: Time, slot: usize, number: u64) {
+        let path = self.paths.at(slot);
+        let (id, at) = (path.id, path.addresses);
+        let room = path.unproved_room();
+        let mut packet = vec![0; LEAVE_BYTES_MAX];
+        let mut w = Writer::new(&mut packet[DATA_HEADER_BYTES..LEAVE_BYTES_MAX - TAG_BYTES]);
+        if !Frame::encode_ack(&mut w, id, 0, std::iter::once((number, number))) {
+            return;
+        }
+        let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
+        packet.truncate(end);
+        if room < end as u64 || self.keys.is_none() {
+            return;
+        }
+        let mut sent = Sent::new(now);
+        sent.bytes = end as u16;
+        self.seal_packet(slot, sent, &mut packet);
+        self.leave = Some((at, packet));
+    }
+
+    /// R-SUSPEND-3: says SUSPEND on one path after the other; each is given up with it.
+    fn transmit_suspend(&mut self, now: Time, reason: Reason, buf: &mut [u8]) -> Option<Transmit> {
+        let mut order = [0; PATHS_MAX];
+        let n = self.paths.order(&mut order);
+        let transmit = order[..n].first().copied().map(|slot| {
+            let at = self.paths.at(slot).addresses;
+            let transmit = self.fill_alone(now, slot, at, Frame::Suspend { reason }, buf);
+            let path = self.remove_path(slot);
+            self.tell_gone(path);
+            transmit
+        });
+        if self.paths.is_empty() {
+            self.pausing = None;
+            self.suspend_if_idle(now, reason);
+        }
         transmit
     }
 
@@ -212,6 +274,10 @@ impl Session {
     }
 
     fn seal_packet(&mut self, slot: usize, sent: Sent, packet: &mut [u8]) {
+        if self.paths.at(slot).recovery.is_skip_due() {
+            let draw = self.rng.u64();
+            self.paths.at(slot).recovery.skip(draw);
+        }
         let keys = self.keys.as_mut().expect("packets are sent with keys only");
         self.sealed_packets += 1;
         if self.sealed_packets >= KEY_UPDATE_PACKETS {
@@ -222,6 +288,9 @@ impl Session {
         let number = path.recovery.next_number();
         packet[0] = PacketKind::Data.first_byte();
         packet[1..1 + CID_BYTES].copy_from_slice(&path.cid_remote.0);
+        path.last_tx = sent.at;
+        path.control
+            .on_sent(sent.at, packet.len() as u64, path.payload_out, path.gated);
         path.recovery.on_sent(sent);
         if !path.validated {
             path.tx_bytes += packet.len() as u64;
@@ -276,7 +345,7 @@ impl Session {
                 break;
             }
             let probing = path.probe_now;
-            let window = path.recovery.room() >= size as u64;
+            let window = path.room() >= size as u64;
             let paced = path.pacer.allowance(now) >= size as u64;
             if window && !paced && !probing {
                 path.paced_until = path.pacer.next_send().max(now);
@@ -284,6 +353,7 @@ impl Session {
             let terms = Terms {
                 now,
                 eliciting: probing || (window && paced),
+                probing,
                 control,
             };
             let n = self.write_packet(slot, &terms, &mut buf[at..at + size]);
@@ -324,7 +394,7 @@ impl Session {
             || path.status != PathStatus::Available
             || path.gated
             || path.payload_in + path.payload_out < MTU_PROBE_AFTER
-            || path.recovery.room() < size as u64
+            || path.room() < size as u64
             || buf.len() < size
         {
             return None;
@@ -372,6 +442,14 @@ impl Session {
         if !other && !ack_due {
             return 0;
         }
+        // R-GRANT-6: what is not payload waits its turn on a path that costs money; probes and what
+        // travels with granted payload do not.
+        let held = gated && !terms.probing && !path.control.may_leave(now);
+        let flush_control = flush_control && !held;
+        if held && data_flow.is_none() {
+            path.paced_until = path.paced_until.min(path.control.free_at());
+            return 0;
+        }
 
         let end = buf.len() - TAG_BYTES;
         let mut sent = Sent::new(now);
@@ -393,7 +471,7 @@ impl Session {
         }
         if terms.eliciting {
             // 2. What the path wants.
-            pad = self.write_path_frames(slot, &mut w, &mut sent);
+            pad = !held && self.write_path_frames(slot, &mut w, &mut sent);
             // 3. and 4. What session and flows want.
             if flush_control {
                 self.write_session_frames(&mut w, &mut sent);
@@ -441,6 +519,13 @@ impl Session {
             path.answers.remove(0);
             Frame::Rsp { nonce }.encode(w);
             sent.eliciting = true;
+            if initiator {
+                path.answered = Some(nonce);
+                sent.note(Said::Path {
+                    path: id,
+                    what: path::want::RSP,
+                });
+            }
         }
         if path.wants == 0 {
             return pad;
@@ -491,6 +576,24 @@ impl Session {
                 delay_us: delay.as_micros(),
             };
             put(frame, path::want::ACK_RATE, &mut wants, w);
+        }
+        if wants & path::want::LIMIT != 0 {
+            let (seq, bytes) = path.limit_out;
+            let frame = Frame::PathLimit {
+                path: id,
+                seq,
+                bytes,
+            };
+            put(frame, path::want::LIMIT, &mut wants, w);
+        }
+        if wants & path::want::RSP != 0 {
+            // R-PATH-13: the answer was lost and nobody said that it was not needed.
+            match path.answered {
+                Some(nonce) => {
+                    put(Frame::Rsp { nonce }, path::want::RSP, &mut wants, w);
+                }
+                None => wants &= !path::want::RSP,
+            }
         }
         if wants & path::want::PING != 0 && w.room() > 0 {
             wants &= !path::want::PING;
@@ -602,6 +705,10 @@ impl Session {
                             Frame::OPEN_HIBERNATES
                         } else {
                             0
+                        } | if flow.options.reachable {
+                            Frame::OPEN_REACHABLE
+                        } else {
+                            0
                         },
                         priority: flow.options.priority,
                         size: flow.options.size,
@@ -700,7 +807,7 @@ impl Session {
         if self.says & say::RESUME_END != 0 && self.flows.are_claimed() && w.room() >= FRAME_MAX {
             self.says &= !say::RESUME_END;
             Frame::ResumeEnd {
-                flows: self.flows.len() as u64,
+                flows: self.flows.claims_told,
             }
             .encode(w);
             sent.eliciting = true;
@@ -794,6 +901,13 @@ impl Session {
     }
 }
 
+/// R-CLOSE-3: how often CLOSE is said at most. With probe timeouts doubling up to two seconds this
+/// is about ten seconds on a path that swallows everything.
+const CLOSE_SAID_MAX: u32 = 8;
+/// A packet with CLOSE is no smaller, so that an address that is not proved may answer it.
+const CLOSE_BYTES_MIN: usize = 64;
+/// The answer to it: a header, one ACK frame of one range, a tag.
+const LEAVE_BYTES_MAX: usize = 64;
 /// The smallest packet that may carry payload to an address that has not proved itself.
 const DATA_UNPROVED_MIN: usize = 600;
 

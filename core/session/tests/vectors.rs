@@ -26,6 +26,7 @@ fn described(r: &Record) -> Value {
                 "deadline_left_ms": f.deadline_left.map(Span::as_millis),
                 "deadline_seq": f.deadline_seq, "sent_to": f.sent_to, "send_end": f.send_end,
                 "received_to": f.received_to, "receive_end": f.receive_end,
+                "reachable": f.options.reachable, "reset": f.reset, "stopped": f.stopped,
             })
         })
         .collect();
@@ -37,6 +38,7 @@ fn described(r: &Record) -> Value {
     json!({
         "role": role, "peer": hex::encode(r.peer.0), "instance": r.instance, "epoch": r.epoch,
         "seen_floor": r.seen_floor, "seen": r.seen,
+        "closing": r.closing.map(|(code, left)| json!({"code": code, "left_ms": left.as_millis()})),
         "flows": flows, "hex": hex::encode(r.encode()),
     })
 }

@@ -42,6 +42,8 @@ use crate::packet::{Cid, PathId, TOKEN_BYTES};
 pub struct FlowId(pub u64);
 
 impl FlowId {
+    /// The largest id: what lies above names no epoch (R-FLOW-10).
+    pub const MAX: u64 = (1 << 57) - 1;
     /// Flows one side may open in one epoch.
     pub const COUNTER_MAX: u32 = (1 << 24) - 1;
 
@@ -374,6 +376,8 @@ impl Frame<'_> {
     pub const OPEN_DURABLE: u8 = 1;
     /// OPEN: the flow may sleep as a record; its bytes can be read again from their source.
     pub const OPEN_HIBERNATES: u8 = 2;
+    /// OPEN: the device keeps a path open for it while it is awake; the server may speak at any time.
+    pub const OPEN_REACHABLE: u8 = 4;
     /// RESUME: everything the peer sends was received, the end included.
     pub const RESUME_COMPLETE: u8 = 1;
     /// The longest text a CLOSE may carry.
@@ -408,7 +412,11 @@ impl<'a> Frame<'a> {
             }
             ty = r.u8()?;
         }
-        let flow = |r: &mut Reader<'a>| r.varint().map(FlowId);
+        // R-FLOW-10: two ids that differ only above their 57 bits would be one flow.
+        let flow = |r: &mut Reader<'a>| match r.varint()? {
+            id @ ..=FlowId::MAX => Ok(FlowId(id)),
+            _ => Err(DecodeError::BadValue("flow id beyond 57 bits")),
+        };
         let path = |r: &mut Reader<'a>| r.varint32("path id").map(PathId);
         Ok(Some(match ty {
             0x08 | 0x09 => {
@@ -877,7 +885,7 @@ mod tests {
         fn every_frame_comes_back(flow in v(), a in v(), b in v(), p: u32, byte: u8,
                                   nonce: [u8; 16], cid: [u8; 8],
                                   data in proptest::collection::vec(any::<u8>(), 0..200), on: bool) {
-            let flow = FlowId(flow);
+            let flow = FlowId(flow & FlowId::MAX);
             let path = PathId(p);
             let reason = Reason::from_u8(byte % 16);
             let status = [PathStatus::Available, PathStatus::Standby, PathStatus::Frozen,

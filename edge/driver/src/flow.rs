@@ -35,6 +35,7 @@ impl FlowSettings {
             deadline: self.within.map(|d| clock::now() + Span::from(d)),
             durable: self.durable,
             hibernates: true,
+            reachable: false,
         }
     }
 }

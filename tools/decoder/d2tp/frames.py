@@ -27,7 +27,7 @@ def hexed(n):
     return lambda r: r.bytes(n).hex()
 
 
-v, v32, some, flag = Reader.v, Reader.v32, Reader.some, Reader.flag
+v, v32, some, flag, flow = Reader.v, Reader.v32, Reader.some, Reader.flag, Reader.flow
 
 
 def u8(r):
@@ -67,10 +67,10 @@ def ack(r):
 
 def data(fin):
     def read(r):
-        flow, offset, carried = r.v(), r.v(), r.string()
+        ident, offset, carried = r.flow(), r.v(), r.string()
         if offset + len(carried) > V_MAX:
             raise Malformed("bytes beyond the largest offset")
-        return {"flow": flow, "offset": offset, "fin": fin, "bytes": carried.hex()}
+        return {"flow": ident, "offset": offset, "fin": fin, "bytes": carried.hex()}
 
     return read
 
@@ -91,30 +91,30 @@ FRAMES = {
     0x09: ("DATA", data(True)),
     0x10: (
         "OPEN",
-        fields(("flow", v), ("flags", u8), ("priority", u8), ("size", some), ("deadline_ms", some)),
+        fields(("flow", flow), ("flags", u8), ("priority", u8), ("size", some), ("deadline_ms", some)),
     ),
-    0x11: ("RESET", fields(("flow", v), ("code", v), ("final_size", v))),
-    0x12: ("STOP", fields(("flow", v), ("code", v))),
-    0x13: ("FLOW_CREDIT", fields(("flow", v), ("max", v))),
+    0x11: ("RESET", fields(("flow", flow), ("code", v), ("final_size", v))),
+    0x12: ("STOP", fields(("flow", flow), ("code", v))),
+    0x13: ("FLOW_CREDIT", fields(("flow", flow), ("max", v))),
     0x14: ("SESSION_CREDIT", fields(("max", v))),
-    0x15: ("DEADLINE", fields(("flow", v), ("seq", v), ("remaining_ms", some))),
-    0x16: ("DURABLE", fields(("flow", v), ("offset", v))),
-    0x17: ("COMMITTED", fields(("flow", v), ("offset", v))),
-    0x18: ("GRANT", fields(("seq", v), ("flow", v), ("path", v32), ("max_sent", v))),
-    0x19: ("SPENT", fields(("flow", v), ("path", v32), ("sent", v))),
+    0x15: ("DEADLINE", fields(("flow", flow), ("seq", v), ("remaining_ms", some))),
+    0x16: ("DURABLE", fields(("flow", flow), ("offset", v))),
+    0x17: ("COMMITTED", fields(("flow", flow), ("offset", v))),
+    0x18: ("GRANT", fields(("seq", v), ("flow", flow), ("path", v32), ("max_sent", v))),
+    0x19: ("SPENT", fields(("flow", flow), ("path", v32), ("sent", v))),
     0x1A: (
         "PATH_STATUS",
         fields(("path", v32), ("seq", v), ("status", status), ("gated", flag), ("reason", reason)),
     ),
     0x1B: ("PATH_LIMIT", fields(("path", v32), ("seq", v), ("bytes", v))),
-    0x1C: ("FLOW_PAUSE", fields(("flow", v), ("seq", v), ("paused", flag), ("reason", reason))),
+    0x1C: ("FLOW_PAUSE", fields(("flow", flow), ("seq", v), ("paused", flag), ("reason", reason))),
     0x20: ("CHG", fields(("nonce", hexed(16)))),
     0x21: ("RSP", fields(("nonce", hexed(16)))),
     0x22: ("AUTH", fields(("path", v32))),
     0x23: ("PATH_CID", fields(("path", v32), ("cid", hexed(8)), ("token", hexed(16)))),
-    0x28: ("RESUME", fields(("flow", v), ("received", v), ("flags", u8))),
-    0x29: ("RESUMED", fields(("flow", v), ("received", v))),
-    0x2A: ("REFUSED", fields(("flow", v), ("reason", reason))),
+    0x28: ("RESUME", fields(("flow", flow), ("received", v), ("flags", u8))),
+    0x29: ("RESUMED", fields(("flow", flow), ("received", v))),
+    0x2A: ("REFUSED", fields(("flow", flow), ("reason", reason))),
     0x2B: ("RESUME_END", fields(("flows", v))),
     0x30: ("DATAGRAM", fields(("context", v), ("bytes", string))),
     0x3C: ("SUSPEND", fields(("reason", reason))),

@@ -5,10 +5,11 @@ import hashlib
 from . import crypto, noise, packets
 from .crypto import Forged, hmac256
 from .frames import reason
-from .reader import Malformed, Reader
+from .reader import V_MAX, Malformed, Reader
 
 PROLOGUE = b"D2TP\x01"
 SPARE_MAX = 8
+CLAIMS_MAX = 64
 SUITES = {1: "AES-128-GCM", 2: "ChaCha20-Poly1305"}
 
 
@@ -17,6 +18,25 @@ def spare(r, entry):
     if count > SPARE_MAX:
         raise Malformed(f"{count} connection ids")
     return [entry(r) for _ in range(count)]
+
+
+def claims(r):
+    """Sections 3.1 and 10.1; R-HS-15."""
+    count = r.uint(1) if r.left() else 0
+    if count > CLAIMS_MAX:
+        raise Malformed(f"{count} claims")
+    metered = r.flag() if count else False
+    said = [claim(r) for _ in range(count)]
+    if len({c["flow"] for c in said}) < count:
+        raise Malformed("a flow is claimed twice")
+    return {"metered": metered, "claims": said}
+
+
+def claim(r):
+    said = {"flow": r.flow(), "received": r.v(), "credit": r.v(), "complete": r.flag()}
+    if said["received"] + said["credit"] > V_MAX:
+        raise Malformed("credit beyond the largest offset")
+    return said
 
 
 def read_syn_payload(payload):
@@ -29,6 +49,7 @@ def read_syn_payload(payload):
         "session_credit": r.v(),
         "flow_credit": r.v(),
         "cids": spare(r, lambda r: r.bytes(8).hex()),
+        **claims(r),
     }
 
 

@@ -39,6 +39,13 @@ class Reader:
             raise Malformed(f"{value} has more than 32 bits")
         return value
 
+    def flow(self):
+        """R-FLOW-10"""
+        value = self.v()
+        if value >= 2**57:
+            raise Malformed(f"flow id {value}")
+        return value
+
     def some(self):
         """A value + 1, where 0 is none."""
         value = self.v()

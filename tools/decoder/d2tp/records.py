@@ -2,7 +2,7 @@
 
 from .reader import V_MAX, Malformed, Reader
 
-FORMAT = 1
+FORMAT = 2
 EPOCHS_MAX = 8
 RANGES_MAX = 16
 FLOWS_MAX = 65536
@@ -34,10 +34,8 @@ def time_left(r):
 
 
 def flow(r):
-    ident = r.v()
+    ident = r.flow()
     bits = r.uint(1)
-    if bits >> 7:
-        raise Malformed("bit 7 of a flow is set")
     said = {
         "id": ident,
         "durable": bool(bits & 1),
@@ -45,6 +43,7 @@ def flow(r):
         "send_complete": bool(bits & 4),
         "receive_complete": bool(bits & 8),
         "priority": bits >> 4 & 7,
+        "reachable": bool(bits >> 7),
         "size": r.some(),
         "deadline_left_ms": time_left(r),
         "deadline_seq": r.v(),
@@ -52,6 +51,8 @@ def flow(r):
         "send_end": r.some(),
         "received_to": r.v(),
         "receive_end": r.some(),
+        "reset": r.some(),
+        "stopped": r.some(),
     }
     for at, end in (("sent_to", "send_end"), ("received_to", "receive_end")):
         if said[end] is not None and said[end] < said[at]:
@@ -77,6 +78,9 @@ def read_record(record):
     if epochs > EPOCHS_MAX:
         raise Malformed(f"{epochs} epochs")
     said["seen"] = [[r.uint(4), counters(r)] for _ in range(epochs)]
+    code = r.some()
+    closing = {"code": code, "left_ms": min(r.v(), MS_MAX)} if code is not None else None
+    said["closing"] = closing
     count = r.v()
     if count > FLOWS_MAX:
         raise Malformed(f"{count} flows")

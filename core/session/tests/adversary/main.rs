@@ -8,6 +8,8 @@
 mod pair;
 mod rogue;
 
+mod farewell;
+mod limits;
 mod member;
 mod network;
 mod stranger;

@@ -857,10 +857,7 @@ fn a_thousand_frames_of_every_kind_for_flows_that_are_not_there_change_nothing()
                 flow: f,
                 reason: Reason::UnknownFlow,
             },
-            Frame::ResumeEnd { flows: VARINT_MAX },
-            Frame::Suspend {
-                reason: Reason::None,
-            },
+            Frame::ResumeEnd { flows: 0 },
             Frame::AckRate {
                 path: p,
                 every: u32::MAX,

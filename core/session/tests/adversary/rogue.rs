@@ -1,7 +1,7 @@
 //! A peer that knows the protocol and keeps none of it: a real handshake by `d2tp-seal`, then any
 //! frames in any order from any address, against a server's [`Endpoint`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use d2tp_seal::{Initiator, Macs, PacketKeys, SYN_OVERHEAD_BYTES};
@@ -37,6 +37,8 @@ pub struct Rogue {
     pub theirs: BTreeMap<u32, Cid>,
     pub numbers: BTreeMap<u32, u64>,
     pub heard: BTreeMap<u32, u64>,
+    /// Numbers that arrived on path 0.
+    pub arrived: BTreeSet<u64>,
     /// What the server sent since this was last taken.
     pub inbox: Vec<(SocketAddr, Vec<u8>)>,
     pub events: Vec<Event>,
@@ -61,6 +63,7 @@ impl Rogue {
             theirs: BTreeMap::new(),
             numbers: BTreeMap::new(),
             heard: BTreeMap::new(),
+            arrived: BTreeSet::new(),
             inbox: Vec::new(),
             events: Vec::new(),
         }
@@ -141,6 +144,7 @@ impl Rogue {
         self.keys = Some(PacketKeys::new(suite, &secrets, true));
         self.numbers.clear();
         self.heard.clear();
+        self.arrived.clear();
     }
 
     /// A sealed packet of these frames with the next number of its path.
@@ -182,18 +186,30 @@ impl Rogue {
     /// Acknowledges everything the server sent on path 0 so far.
     pub fn acknowledge(&mut self) {
         self.open_inbox();
-        let Some(largest) = self.heard.get(&0).map(|n| n - 1) else {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for n in self.arrived.iter().rev() {
+            match ranges.last_mut() {
+                Some(last) if last.0 == n + 1 => last.0 = *n,
+                _ => ranges.push((*n, *n)),
+            }
+        }
+        if ranges.is_empty() {
             return;
-        };
-        let mut buf = [0; 64];
+        }
+        let packet = self.ack_packet(&ranges);
+        self.throw(self.home, packet);
+    }
+
+    /// A packet that acknowledges these numbers of path 0, highest first, true or not.
+    pub fn ack_packet(&mut self, ranges: &[(u64, u64)]) -> Vec<u8> {
+        let mut buf = [0; 512];
         let mut w = Writer::new(&mut buf);
-        Frame::encode_ack(&mut w, PathId(0), 0, [(0, largest)].into_iter());
+        Frame::encode_ack(&mut w, PathId(0), 0, ranges.iter().copied());
         let n = w.written();
         let number = self.numbers.entry(0).or_default();
         *number += 1;
         let number = *number - 1;
-        let packet = self.packet_of(0, number, &buf[..n]);
-        self.throw(self.home, packet);
+        self.packet_of(0, number, &buf[..n])
     }
 
     /// A datagram to the server, and all it has to say to that.
@@ -292,8 +308,14 @@ impl Rogue {
             let path = *path;
             let expected = self.heard.get(&path).copied().unwrap_or(0);
             let keys = self.keys.as_mut().unwrap();
-            let opened = keys.open(PathId(path), expected, &mut datagram).unwrap();
+            // What was sent under the keys before is of no interest.
+            let Ok(opened) = keys.open(PathId(path), expected, &mut datagram) else {
+                continue;
+            };
             self.heard.insert(path, expected.max(opened.number + 1));
+            if path == 0 {
+                self.arrived.insert(opened.number);
+            }
             let text = datagram[DATA_HEADER_BYTES..opened.end].to_vec();
             for frame in FrameIter::new(&text) {
                 if let Ok(Frame::PathCid { path, cid, .. }) = frame {

@@ -38,6 +38,14 @@ impl Draw {
     fn v(&mut self) -> u64 {
         self.bits(62)
     }
+    /// Now and then beyond what an id may be.
+    fn flow(&mut self) -> FlowId {
+        FlowId(if self.one_in(32) {
+            self.v()
+        } else {
+            self.bits(57)
+        })
+    }
     fn v32(&mut self) -> u32 {
         self.bits(32) as u32
     }
@@ -202,7 +210,7 @@ fn reason(draw: &mut Draw) -> Reason {
 }
 
 fn write_frame(draw: &mut Draw, out: &mut Vec<u8>) {
-    let flow = FlowId(draw.v());
+    let flow = draw.flow();
     let path = PathId(draw.v32());
     let (a, b, byte) = (draw.v(), draw.v(), draw.byte());
     let (nonce, cid) = (draw.0.array(), draw.cid());
@@ -537,7 +545,7 @@ fn packet(draw: &mut Draw) -> Case {
 // ---- handshakes ----
 
 fn write_syn_payload(draw: &mut Draw) -> Vec<u8> {
-    let mut buf = [0; 600];
+    let mut buf = [0; 2_400];
     let mut w = Writer::new(&mut buf);
     w.u64(draw.0.u64());
     w.u32(draw.v32());
@@ -551,8 +559,37 @@ fn write_syn_payload(draw: &mut Draw) -> Vec<u8> {
     for _ in 0..n {
         w.bytes(&draw.cid().0);
     }
+    write_claims(draw, &mut w);
     let n = w.written();
     buf[..n].to_vec()
+}
+
+fn write_claims(draw: &mut Draw, w: &mut Writer<'_>) {
+    if draw.one_in(4) {
+        return;
+    }
+    // Mostly what is allowed, now and then not.
+    let rarely = |draw: &mut Draw, often, rare| if draw.one_in(16) { rare } else { often };
+    let most = rarely(draw, 6, 70);
+    let n = draw.below(most);
+    w.u8(n as u8);
+    if n == 0 {
+        return;
+    }
+    let most = rarely(draw, 2, 256);
+    w.u8(draw.below(most) as u8);
+    let mut last = draw.flow();
+    for _ in 0..n {
+        if !draw.one_in(32) {
+            last = draw.flow();
+        }
+        w.varint(last.0);
+        w.varint(draw.v() / 2);
+        let most = rarely(draw, 40, 62);
+        w.varint(draw.bits(most as u32));
+        let most = rarely(draw, 2, 256);
+        w.u8(draw.below(most) as u8);
+    }
 }
 
 fn syn_payload(draw: &mut Draw) -> Case {
@@ -735,13 +772,14 @@ fn record(draw: &mut Draw) -> Case {
         .map(|_| {
             let (sent_to, received_to) = (draw.v() / 4, draw.v() / 4);
             FlowRecord {
-                id: FlowId(draw.v()),
+                id: draw.flow(),
                 options: FlowOptions {
                     priority: draw.below(8) as u8,
                     size: draw.some(),
                     deadline: None,
                     durable: draw.one_in(2),
                     hibernates: draw.one_in(2),
+                    reachable: draw.one_in(2),
                 },
                 deadline_left: draw.some().map(Span::from_millis),
                 deadline_seq: draw.v(),
@@ -751,6 +789,8 @@ fn record(draw: &mut Draw) -> Case {
                 received_to,
                 receive_end: draw.one_in(3).then(|| received_to + draw.bits(20)),
                 receive_complete: draw.one_in(2),
+                reset: draw.some(),
+                stopped: draw.some(),
             }
         })
         .collect();
@@ -765,6 +805,9 @@ fn record(draw: &mut Draw) -> Case {
         epoch: draw.v32(),
         seen_floor: draw.v32(),
         seen,
+        closing: draw
+            .some()
+            .map(|code| (code, Span::from_millis(draw.bits(40)))),
         flows,
     };
     let (why, bytes) = perhaps_damaged(draw, "a record", record.encode());

@@ -107,6 +107,11 @@ fn syn_fields(syn: &Syn) -> Value {
         "instance": syn.instance, "epoch": syn.epoch, "suites": syn.suites,
         "session_credit": syn.session_credit, "flow_credit": syn.flow_credit,
         "cids": syn.spare.iter().map(|c| hex::encode(c.0)).collect::<Vec<_>>(),
+        "metered": syn.claims.gated,
+        "claims": syn.claims.list.iter()
+            .map(|c| json!({"flow": c.flow.0, "received": c.received, "credit": c.credit,
+                            "complete": c.is_complete()}))
+            .collect::<Vec<_>>(),
     })
 }
 
@@ -237,6 +242,7 @@ pub(crate) fn record_fields(r: &Record) -> Value {
         .map(|f| {
             json!({
                 "id": f.id.0, "durable": f.options.durable, "hibernates": f.options.hibernates,
+                "reachable": f.options.reachable, "reset": f.reset, "stopped": f.stopped,
                 "send_complete": f.send_complete, "receive_complete": f.receive_complete,
                 "priority": f.options.priority, "size": f.options.size,
                 "deadline_left_ms": f.deadline_left.map(d2tp_time::Span::as_millis),
@@ -251,5 +257,6 @@ pub(crate) fn record_fields(r: &Record) -> Value {
         "responder"
     };
     json!({"role": role, "peer": hex::encode(r.peer.0), "instance": r.instance,
-           "epoch": r.epoch, "seen_floor": r.seen_floor, "seen": r.seen, "flows": flows})
+           "epoch": r.epoch, "seen_floor": r.seen_floor, "seen": r.seen, "flows": flows,
+           "closing": r.closing.map(|(code, left)| json!({"code": code, "left_ms": left.as_millis()}))})
 }
