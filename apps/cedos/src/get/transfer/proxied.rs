@@ -50,6 +50,8 @@ struct Helm {
     silent_since: BTreeMap<String, Moment>,
     /// Since when a link answers.
     answering_since: BTreeMap<String, Moment>,
+    /// What metered links carried when they were last paid for: without payload nothing is measured.
+    paid_rates: BTreeMap<String, f64>,
     /// Since when no path answers although one should.
     unanswered_since: Option<Moment>,
     /// The proxy answered at least once.
@@ -266,12 +268,8 @@ impl Transfer<'_, Proxy> {
                 self.why = format!("{why}, so links that cost carry it too");
                 self.watch_answers(helm)?;
             }
-            (Choice::Use { index, why }, _) => {
-                self.why = if ways[index].class == d2tp_sched::Class::Metered {
-                    "the deadline is near; free links still make it".into()
-                } else {
-                    why
-                };
+            (Choice::Use { why, .. }, _) => {
+                self.why = why;
                 self.watch_answers(helm)?;
             }
         }
@@ -483,13 +481,20 @@ impl Transfer<'_, Proxy> {
                 helm.silent_since.remove(&link.name);
                 false
             };
+            let mut rate = carrying
+                .and_then(|c| c.rate)
+                .filter(|_| now.since(answering) >= RATE_AFTER)
+                .map(|rate| rate as f64);
+            if class == d2tp_sched::Class::Metered {
+                if let Some(rate) = rate.filter(|_| spends) {
+                    helm.paid_rates.insert(link.name.clone(), rate);
+                }
+                rate = helm.paid_rates.get(&link.name).copied();
+            }
             ways.push(Way {
                 name: link.name.clone(),
                 class,
-                rate_bytes_per_s: carrying
-                    .and_then(|c| c.rate)
-                    .filter(|_| now.since(answering) >= RATE_AFTER)
-                    .map(|rate| rate as f64),
+                rate_bytes_per_s: rate,
                 metric: link.metric().unwrap_or(u32::MAX),
                 stalled,
                 in_use,
