@@ -27,7 +27,7 @@ pub const SIZE_UNKNOWN_BYTES: u64 = 100_000_000; // a guess: a podcast episode
 pub const MARGIN: Duration = Duration::from_secs(5); // a guess
 
 /// A century: keeps the arithmetic in range for sizes nobody will ever fetch.
-const NEEDED_MAX_S: f64 = 3.2e9;
+pub(crate) const NEEDED_MAX_S: f64 = 3.2e9;
 
 /// What a byte on a link costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -12,8 +12,8 @@
 use std::time::Duration;
 
 use crate::choice::{
-    Choice, Class, IfLate, METERED_RATE_FIRST_BYTES_PER_S, Need, Policy, Way, choose,
-    fastest_working, in_words, time_for, wait,
+    Choice, Class, IfLate, METERED_RATE_FIRST_BYTES_PER_S, NEEDED_MAX_S, Need, Policy,
+    SIZE_UNKNOWN_BYTES, Way, choose, fastest_working, in_words, time_for, wait,
 };
 
 /// Time kept in hand before a metered link is needed: the first round trips of its path, slow
@@ -23,9 +23,8 @@ pub const SLACK: Duration = Duration::from_secs(2); // a guess
 /// And this share of the time needed, one in so many, against rates that fall.
 pub const SLACK_SHARE: u32 = 10; // a guess
 
-/// Once paying, slack must have grown by this much before it stops, and by one share more, or a flow
-/// at the edge would begin and stop every second; by twice that before its path goes. Higher: pays
-/// longer than needed.
+/// Once paying, slack must have grown by this much before it stops, or a flow at the edge would begin
+/// and stop every second; by three times that before its path goes. Higher: pays longer than needed.
 pub const SLACK_PAYING: Duration = Duration::from_secs(1); // a guess
 
 /// How it is judged that a deadline needs links that cost.
@@ -148,14 +147,14 @@ fn by_algorithm_one(need: &Need, ways: &[Way], left: Duration) -> Paid {
 
 fn together(need: &Need, ways: &[Way], left: Duration) -> Paid {
     let free_rate: f64 = working(ways, Class::Free).map(Way::rate).sum();
-    let needed = time_for(need, free_rate + metered_rate(ways));
+    let needed = seconds_for(need, free_rate + metered_rate(ways));
     let paying = ways
         .iter()
         .any(|way| way.in_use && way.class == Class::Metered);
     let slack = |steps| with_slack(need, needed, steps);
     if left > slack(u32::from(paying)) {
         // A path costs a handshake: near the edge it stays, or is made, without payload.
-        return if left > slack(2) {
+        return if left > slack(3) {
             Paid::No
         } else {
             Paid::Ready
@@ -190,10 +189,15 @@ fn metered_rate(ways: &[Way]) -> f64 {
     }
 }
 
+/// How long what is left takes, exactly: rounded up it would be paid for early.
+fn seconds_for(need: &Need, rate: f64) -> Duration {
+    let remaining = need.remaining_bytes.unwrap_or(SIZE_UNKNOWN_BYTES);
+    Duration::from_secs_f64((remaining as f64 / rate).min(NEEDED_MAX_S))
+}
+
 /// The time needed and what is kept in hand; more of it by steps, for hysteresis.
 fn with_slack(need: &Need, needed: Duration, steps: u32) -> Duration {
-    let slack = needed / SLACK_SHARE * (1 + steps) + SLACK + SLACK_PAYING * steps;
-    let wanted = needed + slack;
+    let wanted = needed + needed / SLACK_SHARE + SLACK + SLACK_PAYING * steps;
     if need.policy == Policy::Balanced {
         return wanted.saturating_mul(2);
     }
@@ -290,12 +294,12 @@ mod tests {
     fn a_flow_at_the_edge_does_not_begin_and_stop_every_second() {
         let need = |left_s| need(Policy::FreeFirst, left_s);
         // Not enough to begin, nor to stop; then enough to stop.
-        assert!(!pays(&need(26), &[wifi(), cell()]));
-        assert!(pays(&need(26), &[wifi(), paying()]));
-        assert!(!pays(&need(28), &[wifi(), paying()]));
+        assert!(!pays(&need(25), &[wifi(), cell()]));
+        assert!(pays(&need(25), &[wifi(), paying()]));
+        assert!(!pays(&need(26), &[wifi(), paying()]));
         // Near the edge there is a path, without payload.
-        assert_eq!(decide(&need(28), &[wifi(), cell()]).paid, Paid::Ready);
-        assert_eq!(decide(&need(31), &[wifi(), cell()]).paid, Paid::No);
+        assert_eq!(decide(&need(27), &[wifi(), cell()]).paid, Paid::Ready);
+        assert_eq!(decide(&need(28), &[wifi(), cell()]).paid, Paid::No);
     }
 
     #[test]
