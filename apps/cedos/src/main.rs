@@ -4,6 +4,7 @@
 
 mod demo;
 mod get;
+mod lab;
 mod verbs;
 
 use std::future::Future;

@@ -32,6 +32,7 @@ pub mod plan;
 mod port;
 mod relay;
 mod rootless;
+pub mod web;
 mod world;
 
 pub use clock::Clock;
