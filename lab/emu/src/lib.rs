@@ -24,6 +24,7 @@
 mod clock;
 pub mod content;
 mod gate;
+mod icmp;
 mod namespace;
 mod network;
 pub mod origin;
