@@ -75,27 +75,29 @@ fn words(text: &str) -> BTreeSet<&str> {
 }
 
 const BOTH_WAYS: &str = r#"
-duration_s = 40
+duration_s = 60
 [[link]]
 name = "wlan0"
 down_mbps = 8
 up_mbps = 8
 [[link.at]]
-t_s = 1.2
+t_s = 6
 up = false
 [[link]]
 name = "wwan0"
-class = "metered"
+up = false
 down_mbps = 8
 up_mbps = 8
+[[link.at]]
+t_s = 6.5
+up = true
 [[flow]]
-bytes = 2_500_000
-deadline_s = 35
+bytes = 12_000_000
+deadline_s = 55
 policy = "any"
 [[flow]]
 direction = "up"
 bytes = 400_000
-policy = "any"
 [[expect]]
 text = "count(flows[sha256_ok=true]) == 2"
 [[expect]]
@@ -129,7 +131,7 @@ fn lab_and_simulator_print_the_same_object_with_the_keys_of_the_documentation() 
         assert_eq!(holds[0]["holds"], true, "{report}");
         assert_eq!(holds[1]["holds"], false);
         let flows = report["flows"].as_array().unwrap();
-        assert_eq!(flows[0]["deadline_s"], 35.0);
+        assert_eq!(flows[0]["deadline_s"], 55.0);
         assert_eq!(flows[0]["deadline_met"], true);
         assert_eq!(
             (&flows[1]["bytes"], &flows[1]["deadline_s"]),

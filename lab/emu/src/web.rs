@@ -212,8 +212,9 @@ impl Nginx {
              location @made {{ proxy_pass http://behind; proxy_buffering off; }}
              location /upload/ {{ {upload} }}"
         );
+        // The user is the one we are: it may be the only one there is.
         let config = format!(
-            "daemon off; master_process off; pid {dir}/nginx.pid; error_log {dir}/error.log;
+            "user root; daemon off; master_process off; pid {dir}/nginx.pid; error_log {dir}/error.log;
              worker_rlimit_nofile 4096;
              events {{ worker_connections 1024; }}
              http {{

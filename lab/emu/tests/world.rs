@@ -452,7 +452,9 @@ fn what_is_too_big_for_a_link_is_told_to_its_sender_in_both_families() {
             }
         }
         assert!(told, "the sender was not told: {origin}");
-        server.send(&[1; 1200]).expect("what fits is sent");
+        // Each packet that was too big is told of once more.
+        let fits = (0..200).any(|_| server.send(&[1; 1200]).is_ok());
+        assert!(fits, "what fits is not sent");
         assert_eq!(device.recv(&mut [0; 2000]).expect("and arrives"), 1200);
     }
 }
