@@ -4,6 +4,7 @@
 
 mod demo;
 mod get;
+mod lab;
 mod repro;
 mod verbs;
 
@@ -24,6 +25,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Get(Box<verbs::get::GetArgs>),
+    Put(Box<verbs::put::PutArgs>),
     Prox(Box<verbs::prox::ProxArgs>),
     /// Make and show the keys that hosts are known by
     Key(verbs::key::KeyArgs),
@@ -40,6 +42,10 @@ fn main() -> ExitCode {
         Verb::Get(args) => (
             "get",
             on_runtime(1, async move { Ok(verbs::get::run(*args).await) }),
+        ),
+        Verb::Put(args) => (
+            "put",
+            on_runtime(1, async move { Ok(verbs::put::run(*args).await) }),
         ),
         Verb::Prox(args) => (
             "prox",

@@ -218,6 +218,21 @@ pub(crate) fn bare_head(copy: &CopyHead, length: Option<&HeaderValue>) -> Vec<u8
     bytes(copy.status, &headers)
 }
 
+/// The head of an answer to an upload.
+pub(crate) fn relayed_head(copy: &CopyHead, length: Option<u64>) -> Vec<u8> {
+    let mut headers = copy.headers.clone();
+    if let Some(length) = length {
+        headers.insert(header::CONTENT_LENGTH, length.into());
+    }
+    mark(&mut headers, copy.version);
+    bytes(copy.status, &headers)
+}
+
+/// The head that lets a device send its body (RFC 9110 §15.2.1).
+pub(crate) fn go_on() -> &'static [u8] {
+    b"HTTP/1.1 100 Continue\r\n\r\n"
+}
+
 /// An error answer with its reason as text.
 pub(crate) fn refusal(refusal: &Refusal, to_head: bool) -> Vec<u8> {
     let reason = format!("{refusal}\n");

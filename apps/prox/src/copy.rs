@@ -64,6 +64,22 @@ impl CopyHead {
         }
     }
 
+    /// The head of an answer that is passed on once and never served again.
+    pub(crate) fn relayed(response: &Response) -> CopyHead {
+        let mut headers = response.headers.clone();
+        strip_hop_by_hop(&mut headers);
+        headers.remove(header::CONTENT_LENGTH);
+        CopyHead {
+            status: response.status,
+            version: response.version,
+            headers,
+            url: response.url.clone(),
+            redirected: false,
+            origin_validator: None,
+            selected_by: Vec::new(),
+        }
+    }
+
     /// Whether `If-Range` names exactly these bytes.
     pub(crate) fn is_named_by(&self, if_range: &HeaderValue) -> bool {
         if if_range.as_bytes().starts_with(b"\"") {

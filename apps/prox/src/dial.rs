@@ -83,14 +83,13 @@ impl Target {
     }
 }
 
-/// Connects; `until` bounds it all.
-pub(crate) async fn dial(
+/// The addresses of a target that may be connected to; at least one.
+pub(crate) async fn allowed(
     target: &Target,
     filter: &EgressFilter,
     resolver: &dyn Resolve,
     dns_timeout: Duration,
-    connect_timeout: Duration,
-) -> Result<TcpStream, Refusal> {
+) -> Result<Vec<IpAddr>, Refusal> {
     if !filter.port_allowed(target.port) {
         return Err(Refusal::PortRefused(target.port));
     }
@@ -132,6 +131,18 @@ pub(crate) async fn dial(
             },
         });
     }
+    Ok(allowed)
+}
+
+/// Connects; `until` bounds it all.
+pub(crate) async fn dial(
+    target: &Target,
+    filter: &EgressFilter,
+    resolver: &dyn Resolve,
+    dns_timeout: Duration,
+    connect_timeout: Duration,
+) -> Result<TcpStream, Refusal> {
+    let allowed = allowed(target, filter, resolver, dns_timeout).await?;
     let until = Instant::now() + connect_timeout;
     match timeout_at(until, race(alternate(allowed), target.port)).await {
         Ok(Ok(stream)) => {

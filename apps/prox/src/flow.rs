@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! admit ─▶ read head ─▶ parse ─┬─ CONNECT ──▶ tunnel.rs
+//!                              ├─ PUT, POST ─▶ upload.rs ─▶ ask the origin ─▶ ─┐
 //!                              └─ GET, HEAD ─▶ shelf or origin ─▶ part ─▶ send_source ─▶ watch
 //!                                                                                        │
 //!        delivered: free · deadline: free · broken: keep the copy for a while · fetch failed: reset
@@ -24,6 +25,7 @@ use crate::refusal::Refusal;
 use crate::request::{Fetch, NoHead, Request, parse, read_head};
 use crate::reset::ResetCause;
 use crate::tunnel;
+use crate::upload;
 use crate::watch::{Gone, Watch};
 
 /// How a flow ended.
@@ -46,7 +48,7 @@ pub struct FlowReport {
     pub served: Served,
     /// Bytes handed to the flow, heads included.
     pub bytes_down: u64,
-    /// Bytes taken from the flow, for tunnels.
+    /// Bytes taken from the flow, for tunnels and uploads.
     pub bytes_up: u64,
     /// From its acceptance to its end.
     pub lasted: Duration,
@@ -154,6 +156,11 @@ async fn conduct<F: FlowIo>(flow: &mut F, prox: &Arc<Prox>, record: &mut Record)
                 Err(refusal) => refuse(flow, prox, &mut watch, record, &refusal, false).await,
             }
         }
+        Ok(Request::Upload(request)) => {
+            let method = request.method.as_str();
+            record.asked = format!("{method} {}", without_query(&request.url));
+            upload::serve(flow, head.rest(), prox, &mut watch, record, &request).await
+        }
         Ok(Request::Fetch(request)) => {
             let method = if request.head_only { "HEAD" } else { "GET" };
             record.asked = format!("{method} {}", without_query(&request.url));
@@ -254,10 +261,7 @@ async fn serve_copy<F: FlowIo>(
         Part::Unsatisfiable { .. } => 416,
         _ => copy.head.status.as_u16(),
     });
-    let attendance = Attendance {
-        here: Some(Arc::new(())),
-        pin: copy.pin.clone(),
-    };
+    let attendance = Attendance::of(&copy.pin);
     let head = answer::copy_head(&copy.head, part, total, record.served);
     let source = AnswerSource::of_copy(head, copy.clone(), start, end, attendance.token());
     send(flow, prox, watch, record, source, Some((copy, end))).await
@@ -276,7 +280,7 @@ fn range_of(request: &Fetch, copy: &PinnedCopy) -> Option<Range> {
 }
 
 /// Hands an answer to the flow and stays until the flow is over or its copy fails.
-async fn send<F: FlowIo>(
+pub(crate) async fn send<F: FlowIo>(
     flow: &mut F,
     prox: &Prox,
     watch: &mut Watch,
@@ -301,7 +305,7 @@ async fn send<F: FlowIo>(
 }
 
 /// Sends an error answer.
-async fn refuse<F: FlowIo>(
+pub(crate) async fn refuse<F: FlowIo>(
     flow: &mut F,
     prox: &Prox,
     watch: &mut Watch,
@@ -317,7 +321,7 @@ async fn refuse<F: FlowIo>(
 }
 
 /// The outcome of a flow that went by itself.
-fn early(gone: Gone) -> Outcome {
+pub(crate) fn early(gone: Gone) -> Outcome {
     match gone {
         Gone::Delivered => Outcome::Delivered,
         Gone::Broken(error) => Outcome::Broken(error.to_string()),
@@ -328,13 +332,20 @@ fn early(gone: Gone) -> Outcome {
 
 /// Somebody stands by to reset the flow with a cause. Once dropped, the source tells failures
 /// itself.
-struct Attendance {
+pub(crate) struct Attendance {
     here: Option<Arc<()>>,
     pin: Arc<Pin>,
 }
 
 impl Attendance {
-    fn token(&self) -> std::sync::Weak<()> {
+    pub(crate) fn of(pin: &Arc<Pin>) -> Attendance {
+        Attendance {
+            here: Some(Arc::new(())),
+            pin: pin.clone(),
+        }
+    }
+
+    pub(crate) fn token(&self) -> std::sync::Weak<()> {
         self.here.as_ref().map(Arc::downgrade).unwrap_or_default()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A flow carries one ordinary HTTP/1.1 proxy request and its answer. GET and HEAD of a full URL
 //! are fetched here, once, into a *pinned copy* that the device reads at its own pace, hours later
-//! if need be; CONNECT is a tunnel.
+//! if need be; PUT and POST are spooled here and sent on when they are whole; CONNECT is a tunnel.
 //!
 //! ```text
 //!  device ══ D2TP flow ══▶ flow.rs ─▶ request.rs      fill.rs ◀── origin.rs ◀── dial.rs ── egress.rs
@@ -35,6 +35,7 @@ mod serve;
 mod shelf;
 mod tls;
 mod tunnel;
+mod upload;
 mod watch;
 
 pub use answer::Served;

@@ -6,16 +6,23 @@
 //!             └───────────────────────── at most redirects_max times ──────────────────────┘
 //! ```
 //!
+//! An upload goes to where it was sent and nowhere else: redirects of PUT and POST are the device's
+//! to follow.
+//!
 //! Each request has a connection of its own: no pool means no state that one client's request can
 //! leave behind for another's. Not done here: reusing connections between fetches of one client.
 
 use std::error::Error;
+use std::io;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Request, StatusCode, Uri, Version};
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::{http1, http2};
@@ -28,7 +35,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 use url::Url;
 
-use crate::dial::{Resolve, Target, dial};
+use crate::dial::{Resolve, Target, allowed, dial};
 use crate::egress::EgressFilter;
 use crate::refusal::Refusal;
 use crate::tls;
@@ -52,6 +59,22 @@ pub(crate) struct Upstream {
     pub(crate) response_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) redirects_max: u32,
+}
+
+/// What a request carries besides its head.
+pub(crate) struct Outgoing {
+    pub(crate) body: UnsyncBoxBody<Bytes, io::Error>,
+    /// Bytes of it that were handed to the connection.
+    pub(crate) sent: Arc<AtomicU64>,
+}
+
+impl Outgoing {
+    fn nothing() -> Outgoing {
+        Outgoing {
+            body: Empty::new().map_err(|never| match never {}).boxed_unsync(),
+            sent: Arc::default(),
+        }
+    }
 }
 
 /// An origin's answer.
@@ -125,7 +148,9 @@ impl Upstream {
         headers.append(header::VIA, HeaderValue::from_static("1.1 d2prox"));
         let mut redirects = 0;
         loop {
-            let mut response = self.ask(method, &url, &headers).await?;
+            let mut response = self
+                .ask(method, &url, &headers, Outgoing::nothing())
+                .await?;
             let Some(location) = redirect_location(response.status, &response.headers) else {
                 response.redirects = redirects;
                 return Ok(response);
@@ -146,19 +171,45 @@ impl Upstream {
         }
     }
 
+    /// Whether `url`'s host may be connected to at all, as far as its name tells.
+    pub(crate) async fn may_ask(&self, url: &Url) -> Result<(), Refusal> {
+        let target = Target::of(url).ok_or(Refusal::BadRequest("the URL has no host"))?;
+        allowed(&target, &self.filter, &*self.resolver, self.dns_timeout)
+            .await
+            .map(|_| ())
+    }
+
+    /// Sends a request with a body and takes the first answer for the last.
+    pub(crate) async fn send(
+        &self,
+        method: &Method,
+        url: &Url,
+        headers: &HeaderMap,
+        outgoing: Outgoing,
+    ) -> Result<Response, Refusal> {
+        let mut headers = headers.clone();
+        headers.append(header::VIA, HeaderValue::from_static("1.1 d2prox"));
+        // hyper leaves it out where the body is empty.
+        if let Some(length) = outgoing.body.size_hint().exact() {
+            headers.insert(header::CONTENT_LENGTH, length.into());
+        }
+        self.ask(method, url, &headers, outgoing).await
+    }
+
     /// One request, one answer.
     async fn ask(
         &self,
         method: &Method,
         url: &Url,
         headers: &HeaderMap,
+        outgoing: Outgoing,
     ) -> Result<Response, Refusal> {
         let target = Target::of(url).ok_or(Refusal::BadRequest("the URL has no host"))?;
         let until = Instant::now() + self.dns_timeout + self.connect_timeout;
         let tcp = self.connect(&target).await?;
         if url.scheme() == "http" {
             return self
-                .exchange_http1(tcp, method, url, headers, &target)
+                .exchange_http1(tcp, method, url, headers, &target, outgoing)
                 .await;
         }
         let host = target.host();
@@ -189,10 +240,10 @@ impl Upstream {
             Ok(Ok(tls)) => tls,
         };
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
-            self.exchange_http2(tls, method, url, headers, &target)
+            self.exchange_http2(tls, method, url, headers, &target, outgoing)
                 .await
         } else {
-            self.exchange_http1(tls, method, url, headers, &target)
+            self.exchange_http1(tls, method, url, headers, &target, outgoing)
                 .await
         }
     }
@@ -204,6 +255,7 @@ impl Upstream {
         url: &Url,
         headers: &HeaderMap,
         target: &Target,
+        outgoing: Outgoing,
     ) -> Result<Response, Refusal>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -211,19 +263,20 @@ impl Upstream {
         let (mut sender, connection) = http1::Builder::new()
             .max_buf_size(RESPONSE_HEAD_BYTES_MAX)
             .max_headers(RESPONSE_HEADERS_MAX)
-            .handshake::<_, Empty<Bytes>>(TokioIo::new(stream))
+            .handshake::<_, UnsyncBoxBody<Bytes, io::Error>>(TokioIo::new(stream))
             .await
             .map_err(|error| refusal_of(&error, target))?;
         let connection = AbortOnDropHandle::new(tokio::spawn(async move {
             let _ = connection.await; // Its error reaches the body or the answer.
         }));
         let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
-        let mut request = request(method, path, headers)?;
+        let Outgoing { body, sent } = outgoing;
+        let mut request = request(method, path, headers, body)?;
         let authority = &url[url::Position::BeforeHost..url::Position::AfterPort];
         let authority = HeaderValue::from_str(authority)
             .map_err(|_| Refusal::BadRequest("the host cannot be put into a header"))?;
         request.headers_mut().insert(header::HOST, authority);
-        self.answered(sender.send_request(request), url, target, connection)
+        self.answered(sender.send_request(request), &sent, url, target, connection)
             .await
     }
 
@@ -234,6 +287,7 @@ impl Upstream {
         url: &Url,
         headers: &HeaderMap,
         target: &Target,
+        outgoing: Outgoing,
     ) -> Result<Response, Refusal>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -242,36 +296,46 @@ impl Upstream {
             .max_header_list_size(RESPONSE_HEAD_BYTES_MAX as u32)
             .initial_stream_window_size(H2_WINDOW_BYTES)
             .initial_connection_window_size(H2_WINDOW_BYTES)
-            .handshake::<_, Empty<Bytes>>(TokioIo::new(stream))
+            .handshake::<_, UnsyncBoxBody<Bytes, io::Error>>(TokioIo::new(stream))
             .await
             .map_err(|error| refusal_of(&error, target))?;
         let connection = AbortOnDropHandle::new(tokio::spawn(async move {
             let _ = connection.await;
         }));
         let whole = &url[..url::Position::AfterQuery];
-        let mut request = request(method, whole, headers)?;
+        let Outgoing { body, sent } = outgoing;
+        let mut request = request(method, whole, headers, body)?;
         *request.version_mut() = Version::HTTP_2;
-        self.answered(sender.send_request(request), url, target, connection)
+        self.answered(sender.send_request(request), &sent, url, target, connection)
             .await
     }
 
     async fn answered(
         &self,
         answer: impl Future<Output = hyper::Result<http::Response<Incoming>>>,
+        sent: &AtomicU64,
         url: &Url,
         target: &Target,
         connection: AbortOnDropHandle<()>,
     ) -> Result<Response, Refusal> {
-        let response = match timeout(self.response_timeout, answer).await {
-            Err(_) => {
-                let limit = self.response_timeout;
-                return Err(Refusal::ResponseTimeout {
-                    host: target.host(),
-                    limit,
-                });
+        let mut answer = pin!(answer);
+        let mut seen = 0;
+        let response = loop {
+            match timeout(self.response_timeout, &mut answer).await {
+                // A long body is no silence as long as it moves.
+                Err(_) if sent.load(Ordering::Relaxed) != seen => {
+                    seen = sent.load(Ordering::Relaxed);
+                }
+                Err(_) => {
+                    let limit = self.response_timeout;
+                    return Err(Refusal::ResponseTimeout {
+                        host: target.host(),
+                        limit,
+                    });
+                }
+                Ok(Err(error)) => return Err(refusal_of(&error, target)),
+                Ok(Ok(response)) => break response,
             }
-            Ok(Err(error)) => return Err(refusal_of(&error, target)),
-            Ok(Ok(response)) => response,
         };
         let (head, body) = response.into_parts();
         Ok(Response {
@@ -289,16 +353,16 @@ impl Upstream {
     }
 }
 
-/// A request without a body.
-fn request(
+fn request<B>(
     method: &Method,
     target: &str,
     headers: &HeaderMap,
-) -> Result<Request<Empty<Bytes>>, Refusal> {
+    body: B,
+) -> Result<Request<B>, Refusal> {
     let uri: Uri = target
         .parse()
         .map_err(|_| Refusal::BadRequest("the URL cannot be sent as it is"))?;
-    let mut request = Request::new(Empty::new());
+    let mut request = Request::new(body);
     *request.method_mut() = method.clone();
     *request.uri_mut() = uri;
     *request.headers_mut() = headers.clone();

@@ -18,7 +18,7 @@ use crate::ledger::{FlowPermit, Full, Ledger};
 use crate::origin::{Response, Upstream};
 use crate::pin::{Pin, PinFault};
 use crate::refusal::Refusal;
-use crate::request::Fetch;
+use crate::request::{Fetch, Upload};
 use crate::shelf::Shelf;
 use crate::tls::{TlsFault, client_config};
 
@@ -177,6 +177,58 @@ impl Prox {
         Ok(Opened::Copy(copy))
     }
 
+    /// Pins the body of an answer to an upload, which nothing can continue.
+    pub(crate) fn relay(
+        &self,
+        client: HostKey,
+        request: &Upload,
+        response: Response,
+    ) -> Result<Arc<PinnedCopy>, Refusal> {
+        let asked = Fetch {
+            head_only: false,
+            url: request.url.clone(),
+            headers: http::HeaderMap::new(),
+            range: None,
+            if_range: None,
+        };
+        let head = CopyHead::relayed(&response);
+        self.take_over(client, &asked, head, response)
+    }
+
+    /// Adds bytes of an upload, kept copies going first where room is short.
+    pub(crate) async fn store(
+        &self,
+        client: HostKey,
+        pin: &Arc<Pin>,
+        bytes: bytes::Bytes,
+    ) -> Result<(), Refusal> {
+        loop {
+            match pin.append(bytes.clone()).await {
+                Ok(()) => return Ok(()),
+                Err(fault) => self.after(client, fault)?,
+            }
+        }
+    }
+
+    /// Makes room where that mends the fault.
+    fn after(&self, client: HostKey, fault: PinFault) -> Result<(), Refusal> {
+        let full = match fault {
+            PinFault::Full(full) => full,
+            PinFault::Disk(error) => {
+                tracing::error!(%error, "the state directory cannot be written");
+                return Err(Refusal::StoreFailed);
+            }
+        };
+        let whose = (full == Full::Client).then_some(client);
+        if self.shelf.make_room(whose) {
+            return Ok(());
+        }
+        Err(match full {
+            Full::Client => Refusal::ClientPinnedFull(self.ledger.client_pinned_max()),
+            Full::Memory | Full::Disk => Refusal::StoreFull,
+        })
+    }
+
     /// Pins a body and starts fetching it.
     fn take_over(
         &self,
@@ -213,7 +265,7 @@ impl Prox {
     }
 
     /// Room for an object, kept copies going first.
-    fn pin(&self, client: HostKey, total: Option<u64>) -> Result<Pin, Refusal> {
+    pub(crate) fn pin(&self, client: HostKey, total: Option<u64>) -> Result<Pin, Refusal> {
         let max = self.ledger.object_max();
         if let Some(bytes) = total.filter(|bytes| *bytes > max) {
             return Err(Refusal::ObjectTooLarge { bytes, max });
@@ -228,21 +280,7 @@ impl Prox {
             );
             match made {
                 Ok(pin) => return Ok(pin),
-                Err(PinFault::Full(full)) => {
-                    let whose = (full == Full::Client).then_some(client);
-                    if !self.shelf.make_room(whose) {
-                        return Err(match full {
-                            Full::Client => {
-                                Refusal::ClientPinnedFull(self.ledger.client_pinned_max())
-                            }
-                            Full::Memory | Full::Disk => Refusal::StoreFull,
-                        });
-                    }
-                }
-                Err(PinFault::Disk(error)) => {
-                    tracing::error!(%error, "the state directory cannot be written");
-                    return Err(Refusal::StoreFailed);
-                }
+                Err(fault) => self.after(client, fault)?,
             }
         }
     }

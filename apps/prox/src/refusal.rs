@@ -26,7 +26,9 @@ pub enum Refusal {
     RequestTimeout(Duration),
     #[error("this proxy speaks HTTP/1.1 only on the device side")]
     VersionUnsupported,
-    #[error("{0} is not served here; use GET or HEAD with a full URL, or CONNECT for the rest")]
+    #[error("Expect: only 100-continue is known")]
+    ExpectationUnknown,
+    #[error("{0} is not served here; use GET, HEAD, PUT or POST with a full URL, else CONNECT")]
     MethodUnsupported(String),
     #[error("{0}: URLs cannot be fetched here, only http: and https:; use CONNECT for the rest")]
     SchemeUnsupported(String),
@@ -47,6 +49,8 @@ pub enum Refusal {
     StoreFailed,
     #[error("the object has {bytes} bytes and this proxy holds at most {max}; use CONNECT")]
     ObjectTooLarge { bytes: u64, max: u64 },
+    #[error("the upload has {bytes} bytes and this proxy holds at most {max}; use CONNECT")]
+    UploadTooLarge { bytes: u64, max: u64 },
     #[error("the proxy is stopping; try again in a moment")]
     Stopping,
 
@@ -119,6 +123,7 @@ impl Refusal {
             BadRequest(_) => (400, "http_request_error"),
             RequestTimeout(_) => (408, "http_request_error"),
             VersionUnsupported => (505, "http_request_error"),
+            ExpectationUnknown => (417, "http_request_error"),
             MethodUnsupported(_) => (501, "http_request_error"),
             SchemeUnsupported(_) => (501, "http_request_error"),
             ClientUnknown(_) => (403, "http_request_denied"),
@@ -129,6 +134,7 @@ impl Refusal {
             StoreFull => (503, "http_request_denied"),
             StoreFailed => (500, "proxy_internal_error"),
             ObjectTooLarge { .. } => (502, "http_response_body_size"),
+            UploadTooLarge { .. } => (413, "http_request_error"),
             Stopping => (503, "http_request_denied"),
             PortRefused(_) => (403, "http_request_denied"),
             AddressRefused { .. } => (403, "destination_ip_prohibited"),

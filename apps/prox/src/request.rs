@@ -13,6 +13,7 @@
 use std::io;
 use std::time::Duration;
 
+use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use url::Url;
@@ -120,6 +121,23 @@ pub(crate) enum Request {
     Fetch(Box<Fetch>),
     /// CONNECT to a host and port.
     Tunnel(Target),
+    /// PUT or POST to a URL.
+    Upload(Box<Upload>),
+}
+
+/// A PUT or POST. Its body is what the flow carries after the head.
+#[derive(Clone, Debug)]
+pub(crate) struct Upload {
+    /// PUT or POST.
+    pub(crate) method: Method,
+    /// The absolute URL, without a fragment.
+    pub(crate) url: Url,
+    /// End-to-end headers to forward.
+    pub(crate) headers: HeaderMap,
+    /// Bytes of the body, where declared; else it goes to the flow's end.
+    pub(crate) length: Option<u64>,
+    /// The device waits for 100 before it sends the body.
+    pub(crate) expects_continue: bool,
 }
 
 /// A GET or HEAD.
@@ -181,7 +199,10 @@ pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
         return Err(Refusal::VersionUnsupported);
     }
     let headers = header_map(parsed.headers)?;
-    check_framing(&headers)?;
+    let length = body_length(&headers)?;
+    if !matches!(method, "PUT" | "POST") && length.is_some_and(|length| length > 0) {
+        return Err(Refusal::BadRequest("these requests carry no body"));
+    }
     match method {
         "CONNECT" => Ok(Request::Tunnel(Target::parse_authority(target).ok_or(
             Refusal::BadRequest("CONNECT needs host:port, such as example.org:443"),
@@ -210,6 +231,30 @@ pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
             };
             Ok(Request::Fetch(Box::new(fetch)))
         }
+        "PUT" | "POST" => {
+            let url = absolute_url(target)?;
+            let mut forward = headers;
+            let expects_continue = match forward.remove(header::EXPECT) {
+                None => false,
+                Some(value) if value.as_bytes().eq_ignore_ascii_case(b"100-continue") => true,
+                Some(_) => return Err(Refusal::ExpectationUnknown),
+            };
+            for name in [header::HOST, header::CONTENT_LENGTH, header::MAX_FORWARDS] {
+                forward.remove(name);
+            }
+            strip_hop_by_hop(&mut forward);
+            Ok(Request::Upload(Box::new(Upload {
+                method: if method == "PUT" {
+                    Method::PUT
+                } else {
+                    Method::POST
+                },
+                url,
+                headers: forward,
+                length,
+                expects_continue,
+            })))
+        }
         other => Err(Refusal::MethodUnsupported(other.chars().take(32).collect())),
     }
 }
@@ -227,8 +272,9 @@ fn header_map(fields: &[httparse::Header<'_>]) -> Result<HeaderMap, Refusal> {
     Ok(map)
 }
 
-/// Refuses heads whose end or target two readers could see differently, and requests with a body.
-fn check_framing(headers: &HeaderMap) -> Result<(), Refusal> {
+/// The declared length of the body. Refuses heads whose end or target two readers could see
+/// differently.
+fn body_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     let count = |name| headers.get_all(name).iter().count();
     match count(header::HOST) {
         0 => return Err(Refusal::BadRequest("the Host header is missing")),
@@ -237,12 +283,12 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Refusal> {
     }
     let lengths = count(header::CONTENT_LENGTH);
     match (headers.contains_key(header::TRANSFER_ENCODING), lengths) {
-        (false, 0) => return Ok(()),
+        (false, 0) => return Ok(None),
         (false, 1) => {}
         (false, _) => return Err(Refusal::BadRequest("more than one Content-Length")),
         (true, 0) => {
             return Err(Refusal::BadRequest(
-                "Transfer-Encoding: these requests carry no body",
+                "Transfer-Encoding: on a flow its own end ends the body",
             ));
         }
         (true, _) => {
@@ -251,11 +297,11 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Refusal> {
             ));
         }
     }
-    match headers[header::CONTENT_LENGTH].as_bytes() {
-        b"0" => Ok(()),
-        digits if !digits.is_empty() && digits.iter().all(u8::is_ascii_digit) => {
-            Err(Refusal::BadRequest("these requests carry no body"))
-        }
+    let text = headers[header::CONTENT_LENGTH].to_str().unwrap_or_default();
+    // `parse` alone would take a sign.
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse() {
+        Ok(length) if digits => Ok(Some(length)),
         _ => Err(Refusal::BadRequest("Content-Length is not a number")),
     }
 }
@@ -403,11 +449,56 @@ mod tests {
     }
 
     #[test]
+    fn an_upload_is_read_with_its_length_and_expectation() {
+        let upload = |text: &str| match read(text.as_bytes()) {
+            Ok(Request::Upload(upload)) => upload,
+            other => panic!("{text:?} gave {other:?}"),
+        };
+        let put = upload(
+            "PUT http://h/a HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\nExpect: 100-Continue\r\n\
+             Content-Type: text/plain\r\nConnection: X\r\nX: 1\r\n\r\n",
+        );
+        assert_eq!((put.method, put.length), (Method::PUT, Some(12)));
+        assert!(put.expects_continue);
+        let names: Vec<_> = put.headers.keys().map(|n| n.as_str()).collect();
+        assert_eq!(names, ["content-type"]);
+        let post = upload("POST http://h/ HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!((post.method, post.length), (Method::POST, None));
+        assert!(!post.expects_continue);
+    }
+
+    #[test]
+    fn uploads_that_two_readers_could_cut_differently_are_refused() {
+        for lines in [
+            "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
+            "Transfer-Encoding: chunked\r\n",
+            "Transfer-Encoding: identity\r\n",
+            "Content-Length: 3\r\nContent-Length: 3\r\n",
+            "Content-Length: 3, 3\r\n",
+            "Content-Length: +3\r\n",
+            "Content-Length: -3\r\n",
+            "Content-Length: 0x3\r\n",
+            "Content-Length: 3 \x0b\r\n",
+            "Content-Length: \r\n",
+            "Content-Length: 18446744073709551616\r\n",
+            "Content-Length : 3\r\n",
+        ] {
+            for method in ["PUT", "POST"] {
+                let text = format!("{method} http://h/ HTTP/1.1\r\nHost: h\r\n{lines}\r\nabc");
+                assert_eq!(status(&text), 400, "{text:?}");
+            }
+        }
+        let expect = "PUT http://h/ HTTP/1.1\r\nHost: h\r\nExpect: tea\r\n\r\n";
+        assert_eq!(status(expect), 417);
+    }
+
+    #[test]
     fn what_is_not_served_is_named() {
         let with = |line: &str| status(&format!("{line}\r\nHost: h\r\n\r\n"));
         assert_eq!(with("GET / HTTP/1.1"), 400);
         assert_eq!(with("OPTIONS * HTTP/1.1"), 501);
-        assert_eq!(with("POST http://h/ HTTP/1.1"), 501);
+        assert_eq!(with("PATCH http://h/ HTTP/1.1"), 501);
+        assert_eq!(with("PUT /path HTTP/1.1"), 400);
         assert_eq!(with("BREW http://h/ HTTP/1.1"), 501);
         assert_eq!(with("get http://h/ HTTP/1.1"), 501);
         assert_eq!(with("GET ftp://h/ HTTP/1.1"), 501);

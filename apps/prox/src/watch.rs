@@ -5,8 +5,9 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::BytesMut;
 use d2tp_driver::FlowIo;
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncReadExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::prox::Prox;
@@ -58,20 +59,43 @@ impl Watch {
         .await
     }
 
+    /// The next bytes of the device, into `buf`; 0 is the clean end of its direction.
+    pub(crate) async fn read<F: FlowIo>(
+        &mut self,
+        flow: &mut F,
+        prox: &Prox,
+        buf: &mut BytesMut,
+    ) -> Result<usize, Gone> {
+        let mut stopped = pin!(prox.stop.cancelled());
+        let read = std::future::poll_fn(|cx| {
+            if stopped.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Err(Gone::Stopped));
+            }
+            let reading = pin!(flow.read_buf(buf)).poll(cx);
+            match reading {
+                Poll::Ready(Ok(bytes)) => Poll::Ready(Ok(bytes)),
+                Poll::Ready(Err(error)) => Poll::Ready(Err(broken(flow, error))),
+                Poll::Pending => self.poll_overdue(cx, flow).map(|()| Err(Gone::Deadline)),
+            }
+        })
+        .await;
+        self.input_ended |= matches!(read, Ok(0));
+        read
+    }
+
     fn poll_gone<F: FlowIo>(&mut self, cx: &mut Context<'_>, flow: &mut F) -> Poll<Gone> {
         // The device's direction must be read to its end for the flow to finish.
         self.discard(cx, flow);
         match flow.poll_finished(cx) {
             Poll::Ready(Ok(())) => return Poll::Ready(Gone::Delivered),
-            Poll::Ready(Err(_)) if flow.deadline_left() == Some(Duration::ZERO) => {
-                return Poll::Ready(Gone::Deadline);
-            }
-            Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::TimedOut => {
-                return Poll::Ready(Gone::Deadline);
-            }
-            Poll::Ready(Err(error)) => return Poll::Ready(Gone::Broken(error)),
+            Poll::Ready(Err(error)) => return Poll::Ready(broken(flow, error)),
             Poll::Pending => {}
         }
+        self.poll_overdue(cx, flow).map(|()| Gone::Deadline)
+    }
+
+    /// Ready when the deadline has passed, or the time a flow without one is held.
+    fn poll_overdue<F: FlowIo>(&mut self, cx: &mut Context<'_>, flow: &F) -> Poll<()> {
         loop {
             ready!(self.alarm.as_mut().poll(cx));
             // The deadline may have been moved since the alarm was set.
@@ -81,7 +105,7 @@ impl Watch {
                 None => self.hold_until,
             };
             if until <= now {
-                return Poll::Ready(Gone::Deadline);
+                return Poll::Ready(());
             }
             self.alarm.as_mut().reset(until);
         }
@@ -101,4 +125,13 @@ impl Watch {
             }
         }
     }
+}
+
+/// What an error of a flow means.
+fn broken<F: FlowIo>(flow: &F, error: io::Error) -> Gone {
+    let late = flow.deadline_left() == Some(Duration::ZERO);
+    if late || error.kind() == io::ErrorKind::TimedOut {
+        return Gone::Deadline;
+    }
+    Gone::Broken(error)
 }

@@ -6,9 +6,8 @@
 //! ```
 //!
 //! Beyond the paper: a first estimate for links never measured, a margin with hysteresis so that
-//! a flow at the edge does not switch every second, links that carry nothing go last, a budget for
-//! metered bytes, and flows that use several links at once ([`Paid`]): those are always on every
-//! free link, so for them the question is only whether links that cost help.
+//! a flow at the edge does not switch every second, links that carry nothing go last, and a budget
+//! for metered bytes. Flows that are on several links at once: `spending.rs`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,7 +27,7 @@ pub const SIZE_UNKNOWN_BYTES: u64 = 100_000_000; // a guess: a podcast episode
 pub const MARGIN: Duration = Duration::from_secs(5); // a guess
 
 /// A century: keeps the arithmetic in range for sizes nobody will ever fetch.
-const NEEDED_MAX_S: f64 = 3.2e9;
+pub(crate) const NEEDED_MAX_S: f64 = 3.2e9;
 
 /// What a byte on a link costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -209,79 +208,13 @@ pub enum Choice {
 }
 
 impl Way {
-    fn rate(&self) -> f64 {
+    pub(crate) fn rate(&self) -> f64 {
         let first = match self.class {
             Class::Free => FREE_RATE_FIRST_BYTES_PER_S,
             Class::Metered | Class::Roaming => METERED_RATE_FIRST_BYTES_PER_S,
         };
         // A rate measured as nothing must not stop the arithmetic.
         self.rate_bytes_per_s.unwrap_or(first).max(1.0)
-    }
-}
-
-/// Whether a flow on several links at once also uses those that cost.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Paid {
-    /// Not a packet there.
-    No,
-    /// No payload, but a path that is ready: the next moment may need it.
-    Ready,
-    /// Payload, for this reason.
-    Spend {
-        /// In words.
-        why: String,
-    },
-}
-
-/// What is decided for one flow.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
-    /// For a flow that can be on one link at a time; its `Wait` holds for every kind of flow.
-    pub choice: Choice,
-    /// For a flow that is on every free link anyway.
-    pub paid: Paid,
-}
-
-/// Decides for one flow. Time is in `need.left`.
-pub fn decide(need: &Need, ways: &[Way]) -> Plan {
-    let choice = choose(need, ways);
-    let paid = match &choice {
-        Choice::Use { index, why } if ways[*index].class == Class::Metered => paid(need, ways, why),
-        _ => paid(need, ways, "the policy allows it"),
-    };
-    Plan { choice, paid }
-}
-
-fn paid(need: &Need, ways: &[Way], why: &str) -> Paid {
-    let metered = ways.iter().any(|way| way.class == Class::Metered);
-    if !metered || need.metered_bytes_left == Some(0) {
-        return Paid::No;
-    }
-    let working = |way: &&Way| way.class == Class::Free && !way.stalled;
-    let free_works = ways.iter().any(|way| working(&way));
-    match need.policy {
-        Policy::FreeOnly => Paid::No,
-        Policy::Fast => Paid::Spend { why: why.into() },
-        Policy::Any if free_works => Paid::Ready,
-        Policy::Any => Paid::Spend { why: why.into() },
-        Policy::FreeFirst | Policy::Balanced if need.if_late != IfLate::Cell => Paid::No,
-        Policy::FreeFirst | Policy::Balanced => {
-            let Some(urgent) = urgency(need, ways) else {
-                return Paid::No;
-            };
-            // A free link that was not measured yet is measured before money is spent.
-            if ways
-                .iter()
-                .any(|way| working(&way) && way.rate_bytes_per_s.is_none())
-            {
-                return Paid::Ready;
-            }
-            let free_rate: f64 = ways.iter().filter(working).map(Way::rate).sum();
-            match need.left.filter(|_| free_works) {
-                Some(left) if !is_short(need, ways, free_rate, left) => Paid::Ready,
-                _ => Paid::Spend { why: urgent },
-            }
-        }
     }
 }
 
@@ -350,7 +283,8 @@ fn urgency(need: &Need, ways: &[Way]) -> Option<String> {
         .then(|| format!("{} needed of {} left", in_words(needed), in_words(left)))
 }
 
-fn time_for(need: &Need, rate: f64) -> Duration {
+/// How long what is left takes at `rate`: ⌈f/r⌉ of the paper, in seconds.
+pub(crate) fn time_for(need: &Need, rate: f64) -> Duration {
     let remaining = need.remaining_bytes.unwrap_or(SIZE_UNKNOWN_BYTES);
     Duration::from_secs_f64((remaining as f64 / rate).ceil().min(NEEDED_MAX_S))
 }
@@ -374,7 +308,7 @@ fn is_short(need: &Need, ways: &[Way], rate: f64, left: Duration) -> bool {
 
 /// The best of some ways: working before stalled; then by rate, or by the system's preference.
 /// The one in use is kept unless another is a fifth faster.
-fn fastest_working<'a>(
+pub(crate) fn fastest_working<'a>(
     ways: impl Iterator<Item = (usize, &'a Way)>,
     by_speed: bool,
 ) -> Option<(usize, &'a Way)> {
@@ -391,7 +325,7 @@ fn fastest_working<'a>(
     })
 }
 
-fn wait(need: &Need, ways: &[Way], over_budget: bool) -> Choice {
+pub(crate) fn wait(need: &Need, ways: &[Way], over_budget: bool) -> Choice {
     let named = |class: Class| {
         let names: Vec<&str> = ways
             .iter()
@@ -618,50 +552,6 @@ mod tests {
             ..need(Policy::FreeFirst, 100_000_000, 0)
         };
         decides(&need, &[cell()], "PathCost");
-    }
-
-    fn pays(need: &Need, ways: &[Way]) -> bool {
-        matches!(decide(need, ways).paid, Paid::Spend { .. })
-    }
-
-    #[test]
-    fn a_flow_on_all_free_links_pays_only_while_they_are_not_enough() {
-        let need = |left_s| need(Policy::FreeFirst, 100_000_000, left_s);
-        assert_eq!(decide(&need(3600), &[wifi(), cell()]).paid, Paid::No);
-        // 100 MB: 50 s at the metered rate, 100 s at the free one, 11 s at a fast free one.
-        assert!(pays(&need(52), &[wifi(), cell()]));
-        let fast = way("eth0", Class::Free, 9e6);
-        assert_eq!(decide(&need(52), &[fast, cell()]).paid, Paid::Ready);
-        let new = Way {
-            rate_bytes_per_s: None,
-            ..wifi()
-        };
-        assert_eq!(decide(&need(52), &[new, cell()]).paid, Paid::Ready);
-        assert!(pays(&need(52), &[cell()]));
-        assert_eq!(decide(&need(52), &[wifi()]).paid, Paid::No);
-    }
-
-    #[test]
-    fn any_keeps_a_metered_path_ready_and_pays_when_no_free_link_works() {
-        let need = need(Policy::Any, 100_000_000, 3600);
-        assert_eq!(decide(&need, &[wifi(), cell()]).paid, Paid::Ready);
-        let dead = Way {
-            stalled: true,
-            ..wifi()
-        };
-        assert!(pays(&need, &[dead, cell()]));
-        assert!(pays(&need, &[cell()]));
-    }
-
-    #[test]
-    fn budget_and_policy_keep_a_flow_off_links_that_cost() {
-        let broke = Need {
-            metered_bytes_left: Some(0),
-            ..need(Policy::Fast, 100_000_000, 0)
-        };
-        assert_eq!(decide(&broke, &[cell()]).paid, Paid::No);
-        let never = need(Policy::FreeOnly, 100_000_000, 0);
-        assert_eq!(decide(&never, &[cell()]).paid, Paid::No);
     }
 
     #[test]

@@ -9,9 +9,11 @@
 //! again every second and at every change.
 
 mod choice;
+mod spending;
 
 pub use choice::{
     Choice, Class, FREE_RATE_FIRST_BYTES_PER_S, Hold, IfLate, MARGIN,
-    METERED_RATE_FIRST_BYTES_PER_S, Need, Paid, Plan, Policy, SIZE_UNKNOWN_BYTES, UnknownWord, Way,
-    choose, decide, in_words,
+    METERED_RATE_FIRST_BYTES_PER_S, Need, Policy, SIZE_UNKNOWN_BYTES, UnknownWord, Way, choose,
+    in_words,
 };
+pub use spending::{Paid, Plan, Rule, SLACK, SLACK_PAYING, SLACK_SHARE, decide, decide_by};

@@ -58,6 +58,13 @@ impl GrantsIn {
             .find(|g| g.path == path)
             .map_or(0, |g| g.max.saturating_sub(g.spent))
     }
+    /// Payload bytes that went out on `path`.
+    pub(crate) fn spent(&self, path: PathId) -> u64 {
+        self.list
+            .iter()
+            .find(|g| g.path == path)
+            .map_or(0, |g| g.spent)
+    }
     pub(crate) fn on_sent(&mut self, path: PathId, bytes: u64) {
         self.entry(path).spent += bytes;
     }

@@ -274,6 +274,13 @@ impl Session {
         Some((flow.grants_out.left(path), flow.grants_out.spent(path)))
     }
 
+    /// What we ourselves may still send of a flow over `link`, and what we spent there.
+    pub fn own_grant_left(&self, id: FlowId, link: LinkId) -> Option<(u64, u64)> {
+        let path = self.paths.iter().find(|p| p.addresses.link == link)?.id;
+        let flow = self.flows.get(id)?;
+        Some((flow.grants_in.room(path), flow.grants_in.spent(path)))
+    }
+
     /// Whether there is a path over this link.
     pub fn has_path(&self, link: LinkId) -> bool {
         self.paths.iter().any(|p| p.addresses.link == link)

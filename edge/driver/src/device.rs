@@ -69,7 +69,7 @@ pub struct Way {
     pub usage: LinkUse,
     /// Payload bytes received and sent over it since the device started.
     pub payload: (u64, u64),
-    /// Bytes per second received lately, once something was.
+    /// Bytes per second received and sent lately, once something was.
     pub rate: Option<u64>,
     /// Its path, if it has one that works.
     pub path: Option<PathStats>,
@@ -531,7 +531,8 @@ impl Body {
                 known.payload_before.1 += known.last_payload.1;
             }
             known.last_payload = (down, up);
-            let total = known.payload_before.0 + down;
+            let before = known.payload_before;
+            let total = before.0 + before.1 + down + up;
             let (then, before) = known.sampled;
             let span = now.since(then);
             if span >= Span::from_millis(250) {
@@ -606,9 +607,13 @@ impl Body {
                     .unwrap_or(0);
                 let ahead = rate.max(GRANT_MIN_BYTES);
                 for (flow, payer) in payers.iter_mut() {
-                    let Some((left, spent)) = session.grant_left(*flow, link) else {
+                    let (Some((theirs, got)), Some((ours, sent))) = (
+                        session.grant_left(*flow, link),
+                        session.own_grant_left(*flow, link),
+                    ) else {
                         continue;
                     };
+                    let spent = got + sent;
                     if spent < payer.last_seen {
                         payer.last_seen = 0;
                     }
@@ -618,7 +623,8 @@ impl Body {
                         .budget
                         .map_or(u64::MAX, |b| b.saturating_sub(payer.spent));
                     let want = ahead.min(may);
-                    if left * 2 < want || left > may {
+                    // One grant is for both directions; the one in use runs low.
+                    if theirs.min(ours) * 2 < want || theirs.max(ours) > may {
                         grants.push((*flow, link, want));
                     }
                 }

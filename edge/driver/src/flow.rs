@@ -97,6 +97,14 @@ impl Flow {
             .with(self.session, |s| s.set_deadline(id, deadline));
     }
 
+    /// Bytes that the other end has acknowledged without a gap.
+    pub fn acknowledged(&self) -> u64 {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        let offsets = session.and_then(|s| s.send_offsets(self.id));
+        offsets.map_or(0, |(_, acknowledged)| acknowledged)
+    }
+
     /// Everything read below `offset` is safe on disk: the sender need not keep it.
     pub fn set_durable(&self, offset: u64) {
         let id = self.id;

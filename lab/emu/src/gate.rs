@@ -8,11 +8,12 @@
 //! A packet that does not belong is dropped here, as an access network would: from an address that
 //! is not the link's present one, or to a port that no mapping leads to.
 
+use crate::icmp;
 use crate::packet::{self, Side};
 use crate::plan::{self, LinkAddresses};
-use cedos_lab_link::Nat;
+use cedos_lab_link::{Nat, Span, Time};
 use cedos_lab_scenario::{Family, NatKind};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Who is behind a NAT's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,12 +32,13 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(crate) fn new(family: Family, nat: NatKind) -> Gate {
+    /// `idle`: how long a mapping lasts that nothing leaves by; for ever if absent.
+    pub(crate) fn new(family: Family, nat: NatKind, idle: Option<Span>) -> Gate {
         Gate {
             family,
             translates_v4: nat != NatKind::None,
             addresses: None,
-            nat: Nat::new(),
+            nat: idle.map_or_else(Nat::new, Nat::with_idle),
         }
     }
 
@@ -66,13 +68,21 @@ impl Gate {
     }
 
     /// A packet that crossed the link, as it goes on; `None` if it does not.
-    pub(crate) fn outward(&mut self, mut packet: Vec<u8>) -> Option<Vec<u8>> {
+    pub(crate) fn outward(&mut self, now: Time, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         let own = self.addresses?;
         let head = packet::head(&packet)?;
         match (head.source, head.destination) {
             (IpAddr::V4(source), _) if self.family.has_v4() && source == own.v4 => {
                 if self.translates_v4 {
-                    let port = self.map(&head)?;
+                    if let Some(quote) = icmp::quote(&packet, &head) {
+                        let port =
+                            self.port_of(now, quote.protocol, quote.destination, quote.ports.1)?;
+                        let outer = (Side::Source, own.public);
+                        let quoted = (Side::Destination, own.public, port);
+                        icmp::rewrite_v4(&mut packet, &head, outer, &quote, quoted);
+                        return Some(packet);
+                    }
+                    let port = self.map(now, &head)?;
                     packet::rewrite_v4(&mut packet, &head, Side::Source, own.public, port);
                 }
                 Some(packet)
@@ -80,7 +90,20 @@ impl Gate {
             (IpAddr::V6(source), IpAddr::V6(to)) if self.family.has_v6() && source == own.v6 => {
                 match plan::behind_nat64(to) {
                     Some(to) if self.family == Family::Nat64 => {
-                        let port = self.map(&head)?;
+                        if let Some(quote) = icmp::quote(&packet, &head) {
+                            let port = self.port_of(
+                                now,
+                                quote.protocol,
+                                quote.destination,
+                                quote.ports.1,
+                            )?;
+                            let IpAddr::V6(from) = quote.source else {
+                                return None;
+                            };
+                            let quoted = (plan::behind_nat64(from)?, own.public, port);
+                            return icmp::to_v4(&packet, &head, &quote, (own.public, to), quoted);
+                        }
+                        let port = self.map(now, &head)?;
                         packet::to_v4(&packet, &head, (own.public, port), to)
                     }
                     Some(_) => None,
@@ -92,12 +115,15 @@ impl Gate {
     }
 
     /// A packet to one of the link's addresses, as it crosses the link; `None` if it does not.
-    pub(crate) fn inward(&mut self, mut packet: Vec<u8>) -> Option<Vec<u8>> {
+    pub(crate) fn inward(&mut self, now: Time, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         let own = self.addresses?;
         let head = packet::head(&packet)?;
         match (head.source, head.destination) {
             (IpAddr::V4(source), IpAddr::V4(to)) if to == own.public => {
-                let inside = self.nat.inbound(head.ports?.1)?;
+                if let Some(quote) = icmp::quote(&packet, &head) {
+                    return self.error_inward(now, packet, &head, source, &quote);
+                }
+                let inside = self.nat.inbound_at(now, head.ports?.1)?;
                 match inside.address {
                     IpAddr::V4(address) if inside.protocol == head.protocol => {
                         packet::rewrite_v4(
@@ -120,13 +146,52 @@ impl Gate {
         }
     }
 
-    fn map(&mut self, head: &packet::Head) -> Option<u16> {
+    /// An error about what left by a mapping, as it crosses the link to who sent that.
+    fn error_inward(
+        &self,
+        now: Time,
+        mut packet: Vec<u8>,
+        head: &packet::Head,
+        source: Ipv4Addr,
+        quote: &icmp::Quote,
+    ) -> Option<Vec<u8>> {
+        let inside = self.nat.inbound_at(now, quote.ports.0)?;
+        if inside.protocol != quote.protocol {
+            return None;
+        }
+        match (inside.address, quote.destination) {
+            (IpAddr::V4(address), _) => {
+                let outer = (Side::Destination, address);
+                let quoted = (Side::Source, address, inside.port);
+                icmp::rewrite_v4(&mut packet, head, outer, quote, quoted);
+                Some(packet)
+            }
+            (IpAddr::V6(address), IpAddr::V4(far)) => {
+                let outer = (plan::through_nat64(source), address);
+                let quoted = (address, inside.port, plan::through_nat64(far));
+                icmp::to_v6(&packet, head, quote, outer, quoted)
+            }
+            _ => None,
+        }
+    }
+
+    fn map(&mut self, now: Time, head: &packet::Head) -> Option<u16> {
         let (port, _) = head.ports?;
-        Some(self.nat.outbound(Inside {
+        let inside = Inside {
             protocol: head.protocol,
             address: head.source,
             port,
-        }))
+        };
+        Some(self.nat.outbound_at(now, inside))
+    }
+
+    fn port_of(&self, now: Time, protocol: u8, address: IpAddr, port: u16) -> Option<u16> {
+        let inside = Inside {
+            protocol,
+            address,
+            port,
+        };
+        self.nat.port_of(now, inside)
     }
 }
 
@@ -146,7 +211,7 @@ mod tests {
     use crate::plan::{ORIGIN_V4, link_addresses};
 
     fn gate(family: Family, nat: NatKind) -> Gate {
-        let mut gate = Gate::new(family, nat);
+        let mut gate = Gate::new(family, nat, None);
         gate.readdress(link_addresses(0, 0));
         gate
     }
@@ -156,12 +221,12 @@ mod tests {
         let mut gate = gate(Family::V4, NatKind::Stable);
         let own = link_addresses(0, 0);
         let out = gate
-            .outward(v4(UDP, (own.v4, 5000), (ORIGIN_V4, 443)))
+            .outward(Time::ZERO, v4(UDP, (own.v4, 5000), (ORIGIN_V4, 443)))
             .unwrap();
         let at = head(&out).unwrap();
         assert_eq!(at.source, IpAddr::V4(own.public));
         let answer = v4(UDP, (ORIGIN_V4, 443), (own.public, at.ports.unwrap().0));
-        let inside = gate.inward(answer.clone()).unwrap();
+        let inside = gate.inward(Time::ZERO, answer.clone()).unwrap();
         assert!(sums_up(&inside));
         let to = head(&inside).unwrap();
         assert_eq!(
@@ -169,16 +234,22 @@ mod tests {
             (IpAddr::V4(own.v4), 5000)
         );
         gate.rebind();
-        assert_eq!(gate.inward(answer), None);
+        assert_eq!(gate.inward(Time::ZERO, answer), None);
     }
 
     #[test]
     fn a_packet_from_an_old_address_goes_nowhere() {
         let mut gate = gate(Family::V4, NatKind::None);
         let old = link_addresses(0, 0).v4;
-        assert!(gate.outward(v4(TCP, (old, 1), (ORIGIN_V4, 2))).is_some());
+        assert!(
+            gate.outward(Time::ZERO, v4(TCP, (old, 1), (ORIGIN_V4, 2)))
+                .is_some()
+        );
         gate.readdress(link_addresses(0, 1));
-        assert!(gate.outward(v4(TCP, (old, 1), (ORIGIN_V4, 2))).is_none());
+        assert!(
+            gate.outward(Time::ZERO, v4(TCP, (old, 1), (ORIGIN_V4, 2)))
+                .is_none()
+        );
         assert!(!gate.leads_to(old.into()));
     }
 
@@ -187,11 +258,11 @@ mod tests {
         let mut gate = gate(Family::V4, NatKind::Stable);
         let own = link_addresses(0, 0);
         let out = gate
-            .outward(v4(UDP, (own.v4, 5000), (ORIGIN_V4, 443)))
+            .outward(Time::ZERO, v4(UDP, (own.v4, 5000), (ORIGIN_V4, 443)))
             .unwrap();
         let port = head(&out).unwrap().ports.unwrap().0;
         assert_eq!(
-            gate.inward(v4(TCP, (ORIGIN_V4, 443), (own.public, port))),
+            gate.inward(Time::ZERO, v4(TCP, (ORIGIN_V4, 443), (own.public, port))),
             None
         );
     }

@@ -24,6 +24,7 @@
 mod clock;
 pub mod content;
 mod gate;
+mod icmp;
 mod namespace;
 mod network;
 pub mod origin;
@@ -32,6 +33,7 @@ pub mod plan;
 mod port;
 mod relay;
 mod rootless;
+pub mod web;
 mod world;
 
 pub use clock::Clock;

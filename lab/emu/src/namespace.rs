@@ -1,15 +1,19 @@
 //! A network namespace: a thread that lives in it and does there what it is asked to.
 //!
-//! Nothing is named or mounted, so nothing can be left behind: the namespace is gone when its
+//! Nothing is named, and mounted only for the program that sees it, so nothing can be left behind: the namespace is gone when its
 //! thread, the threads and processes started from it and its sockets are gone. Processes started
 //! from it get SIGKILL when the thread ends, and it ends with this process at the latest.
 
 use crate::network::Network;
 use anyhow::{Context, anyhow};
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
+use std::ffi::{CStr, CString};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{Builder, JoinHandle};
@@ -21,6 +25,8 @@ pub struct Namespace {
     name: String,
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
+    /// What its programs see as `/etc/hosts`.
+    hosts: Option<CString>,
 }
 
 impl Namespace {
@@ -55,7 +61,21 @@ impl Namespace {
             name: name.to_owned(),
             jobs: Some(jobs),
             thread: Some(thread),
+            hosts: None,
         })
+    }
+
+    /// Programs started from now on see `file` as `/etc/hosts`, in a mount namespace of their own.
+    /// Whether the system lets them.
+    pub(crate) fn name_hosts(&mut self, file: &Path) -> bool {
+        let Ok(file) = CString::new(file.as_os_str().as_bytes()) else {
+            return false;
+        };
+        let tried = file.clone();
+        // On a thread that ends at once.
+        let works = std::thread::spawn(move || see_hosts(&tried).is_ok()).join();
+        self.hosts = works.unwrap_or(false).then_some(file);
+        self.hosts.is_some()
     }
 
     /// The name it was made with.
@@ -93,9 +113,16 @@ impl Namespace {
     /// When it cannot be started.
     pub fn spawn(&self, mut command: Command) -> anyhow::Result<Child> {
         let program = command.get_program().to_string_lossy().into_owned();
-        // SAFETY: between fork and exec, prctl is all that is called; it is safe there.
+        let hosts = self.hosts.clone();
+        // SAFETY: between fork and exec only plain system calls are made, on memory made before.
         unsafe {
-            command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?));
+            command.pre_exec(move || {
+                prctl::set_pdeathsig(Signal::SIGKILL)?;
+                match &hosts {
+                    Some(file) => Ok(see_hosts(file)?),
+                    None => Ok(()),
+                }
+            });
         }
         self.run(move |_| command.spawn())?
             .with_context(|| format!("{program} cannot be started in namespace {}", self.name))
@@ -113,6 +140,21 @@ impl Namespace {
         let builder = Builder::new().name(format!("{}-{name}", self.name));
         Ok(self.run(move |_| builder.spawn(work))??)
     }
+}
+
+/// Puts `file` in the place of `/etc/hosts`, for the calling thread and what it starts.
+fn see_hosts(file: &CStr) -> nix::Result<()> {
+    const NONE: Option<&CStr> = None;
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    // What is mounted here must not appear elsewhere.
+    mount(
+        NONE,
+        c"/",
+        NONE,
+        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+        NONE,
+    )?;
+    mount(Some(file), c"/etc/hosts", NONE, MsFlags::MS_BIND, NONE)
 }
 
 impl Drop for Namespace {

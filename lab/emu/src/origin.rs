@@ -3,7 +3,7 @@
 //! ```text
 //! GET, HEAD /bytes/N[?seed=S]   N bytes made from S (default: the scenario's seed); Range, If-Range,
 //!                               a strong ETag
-//! PUT, POST /upload             takes a body; answers {"bytes": N, "sha256": "…"}
+//! PUT, POST /upload[/NAME]      takes a body; answers {"bytes": N, "sha256": "…"}
 //! ```
 
 use crate::content;
@@ -17,11 +17,16 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use rustls_pki_types::PrivateKeyDer;
 use std::convert::Infallible;
+use std::error::Error;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 
 /// The largest object.
 pub const OBJECT_BYTES_MAX: u64 = 1 << 50;
@@ -30,7 +35,7 @@ const PIECE_BYTES: u64 = 64 * 1024;
 
 /// Serve on `listener` until the returned future is dropped. `seed` makes the content where a
 /// request names none.
-pub async fn serve(listener: TcpListener, seed: u64) {
+pub async fn serve(listener: TcpListener, seed: u64, tls: Option<TlsAcceptor>) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -42,17 +47,54 @@ pub async fn serve(listener: TcpListener, seed: u64) {
             }
         };
         let _ = stream.set_nodelay(true);
+        let tls = tls.clone();
         tokio::spawn(async move {
-            let service = service_fn(move |request| async move {
-                Ok::<_, Infallible>(answer(request, seed).await)
-            });
-            let served = auto::Builder::new(TokioExecutor::new())
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
+            let served = match tls {
+                None => converse(stream, seed).await,
+                Some(tls) => match tls.accept(stream).await {
+                    Ok(stream) => converse(stream, seed).await,
+                    Err(error) => Err(error.into()),
+                },
+            };
             if let Err(error) = served {
                 tracing::debug!(error = %error, "a connection to the origin ended");
             }
         });
+    }
+}
+
+async fn converse<S>(stream: S, seed: u64) -> Result<(), Box<dyn Error + Send + Sync>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service =
+        service_fn(move |request| async move { Ok::<_, Infallible>(answer(request, seed).await) });
+    auto::Builder::new(TokioExecutor::new())
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+}
+
+/// Serving over TLS as well.
+#[derive(Debug)]
+pub struct Tls {
+    /// Where.
+    pub addresses: Vec<SocketAddr>,
+    /// The certificate, DER.
+    pub certificate: Vec<u8>,
+    /// Its private key, PKCS #8 DER.
+    pub key: Vec<u8>,
+}
+
+impl Tls {
+    fn acceptor(self) -> anyhow::Result<TlsAcceptor> {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let key = PrivateKeyDer::try_from(self.key).map_err(anyhow::Error::msg)?;
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(vec![self.certificate.into()], key)?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(TlsAcceptor::from(Arc::new(config)))
     }
 }
 
@@ -62,6 +104,7 @@ pub async fn serve(listener: TcpListener, seed: u64) {
 /// When an address cannot be had.
 pub fn run(
     addresses: &[SocketAddr],
+    tls: Option<Tls>,
     seed: u64,
     ready: impl FnOnce(Vec<SocketAddr>),
     stopped: impl Future,
@@ -75,7 +118,15 @@ pub fn run(
         for address in addresses {
             let listener = TcpListener::bind(address).await?;
             bound.push(listener.local_addr()?);
-            servers.spawn(serve(listener, seed));
+            servers.spawn(serve(listener, seed, None));
+        }
+        if let Some(tls) = tls {
+            let addresses = tls.addresses.clone();
+            let acceptor = tls.acceptor()?;
+            for address in addresses {
+                let listener = TcpListener::bind(address).await?;
+                servers.spawn(serve(listener, seed, Some(acceptor.clone())));
+            }
         }
         ready(bound);
         stopped.await;
@@ -88,10 +139,16 @@ async fn answer(request: Request<Incoming>, seed: u64) -> Response<Content> {
         (&Method::GET | &Method::HEAD, path) if path.starts_with("/bytes/") => {
             object(&request, seed)
         }
-        (&Method::PUT | &Method::POST, "/upload") => upload(request).await,
-        (_, "/upload") => text(StatusCode::METHOD_NOT_ALLOWED, "PUT or POST to /upload\n"),
+        (&Method::PUT | &Method::POST, path) if is_upload(path) => upload(request).await,
+        (_, path) if is_upload(path) => {
+            text(StatusCode::METHOD_NOT_ALLOWED, "PUT or POST to /upload\n")
+        }
         _ => text(StatusCode::NOT_FOUND, "there is /bytes/N and /upload\n"),
     }
+}
+
+fn is_upload(path: &str) -> bool {
+    path == "/upload" || path.starts_with("/upload/")
 }
 
 fn object(request: &Request<Incoming>, seed: u64) -> Response<Content> {

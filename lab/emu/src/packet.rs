@@ -14,8 +14,8 @@ pub const UDP: u8 = 17;
 /// ICMP for IPv6.
 pub const ICMPV6: u8 = 58;
 
-const V4_HEADER_BYTES: usize = 20;
-const V6_HEADER_BYTES: usize = 40;
+pub(crate) const V4_HEADER_BYTES: usize = 20;
+pub(crate) const V6_HEADER_BYTES: usize = 40;
 
 /// Who sends what to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,11 +100,11 @@ fn echo(packet: &[u8], offset: usize) -> Option<(u16, u16)> {
     Some((id, id))
 }
 
-fn word(packet: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn word(packet: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([*packet.get(at)?, *packet.get(at + 1)?]))
 }
 
-fn put(packet: &mut [u8], at: usize, value: u16) {
+pub(crate) fn put(packet: &mut [u8], at: usize, value: u16) {
     packet[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
@@ -166,7 +166,7 @@ fn adjust_inner(packet: &mut [u8], protocol: u8, offset: usize, old: &[u8], new:
 }
 
 /// A checksum after `old` was replaced by `new` in what it covers. // RFC 1624, equation 3
-fn adjusted(sum: u16, old: &[u8], new: &[u8]) -> u16 {
+pub(crate) fn adjusted(sum: u16, old: &[u8], new: &[u8]) -> u16 {
     let words = |bytes: &[u8]| -> Vec<u16> {
         bytes
             .chunks(2)

@@ -21,6 +21,18 @@ pub const PROXY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 
 pub const ORIGIN_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 20);
 /// The origin's IPv6 address.
 pub const ORIGIN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0x20);
+/// What programs in the lab see as `/etc/hosts`: names for both families of both hosts.
+pub(crate) fn hosts() -> String {
+    let mut text = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
+    for (v4, v6, name) in [
+        (PROXY_V4, PROXY_V6, "proxy"),
+        (ORIGIN_V4, ORIGIN_V6, crate::web::ORIGIN_NAME),
+    ] {
+        text += &format!("{v4} {name}\n{v6} {name}\n");
+    }
+    text
+}
+
 /// Where IPv4 begins behind a NAT64. // RFC 6052 §2.1
 pub const NAT64_PREFIX: Ipv6Addr = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0);
 

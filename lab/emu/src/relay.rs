@@ -16,7 +16,7 @@ use crate::packet;
 use crate::plan::{self, LinkAddresses};
 use crate::port::Port;
 use anyhow::Context;
-use cedos_lab_link::{Condition, Counters, Link, Time, Verdict};
+use cedos_lab_link::{Condition, Counters, Link, Span, Time, Verdict};
 use cedos_lab_scenario::{Family, Scenario, Switch, SwitchMeter};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -115,7 +115,11 @@ impl Relay {
                 Attached {
                     device,
                     model: Link::new(&condition, scenario.seed, number as u64),
-                    gate: Gate::new(link.family, link.nat),
+                    gate: Gate::new(
+                        link.family,
+                        link.nat,
+                        link.nat_idle_s.map(Span::from_secs_f64),
+                    ),
                     nat64: link.family == Family::Nat64,
                     bytes_up: 0,
                     misaddressed: 0,
@@ -356,7 +360,7 @@ impl Worker {
                     }
                     continue;
                 }
-                match link.gate.inward(packet) {
+                match link.gate.inward(now, packet) {
                     Some(packet) => {
                         let bytes = packet.len() as u32;
                         link.model.down.push(now, bytes, packet);
@@ -375,7 +379,7 @@ impl Worker {
         for (number, link) in self.links.iter_mut().enumerate() {
             while let Some(packet) = link.model.upward.pop(now) {
                 moved = true;
-                let Some(packet) = link.gate.outward(packet) else {
+                let Some(packet) = link.gate.outward(now, packet) else {
                     link.misaddressed += 1;
                     continue;
                 };

@@ -14,9 +14,11 @@
 use crate::clock::Clock;
 use crate::namespace::Namespace;
 use crate::network::{self, Way};
+use crate::origin::Tls;
 use crate::plan;
 use crate::port::Port;
 use crate::relay::{Carried, Place, Relay};
+use crate::web::{self, Web};
 use anyhow::Context;
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{EventKind, Family, LinkEvent, LinkReport, Scenario, Switch};
@@ -24,6 +26,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 /// Port of the built-in origin.
@@ -64,11 +67,14 @@ pub struct World {
     time: Option<Running>,
     /// The devices the relay will carry packets between, until it starts.
     waiting: Option<(Vec<Port>, Vec<Place>)>,
+    web: Option<Web>,
     origin_server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     device: Arc<Namespace>,
     proxy: Namespace,
     origin: Namespace,
     scenario: Scenario,
+    names: bool,
+    folder: TempDir,
 }
 
 struct Running {
@@ -94,9 +100,13 @@ impl World {
     /// # Errors
     /// What the system refused.
     pub fn build(scenario: Scenario) -> anyhow::Result<World> {
-        let device = Namespace::new("device")?;
-        let proxy = Namespace::new("proxy")?;
+        let mut device = Namespace::new("device")?;
+        let mut proxy = Namespace::new("proxy")?;
         let origin = Namespace::new("origin")?;
+        let folder = tempfile::tempdir().context("no temporary folder")?;
+        let hosts = folder.path().join("hosts");
+        std::fs::write(&hosts, plan::hosts())?;
+        let names = device.name_hosts(&hosts) && proxy.name_hosts(&hosts);
         join_hosts(&proxy, &origin)?;
         // Only used where TUN devices cannot be had.
         let relay = Arc::new(Namespace::new("relay")?);
@@ -146,11 +156,14 @@ impl World {
         Ok(World {
             time: None,
             waiting: Some((devices, places)),
+            web: None,
             origin_server: None,
             device: Arc::new(device),
             proxy,
             origin,
             scenario,
+            names,
+            folder,
         })
     }
 
@@ -174,23 +187,53 @@ impl World {
         &self.scenario
     }
 
+    /// Whether programs on the device and the proxy know `origin` and `proxy` by name.
+    pub fn has_names(&self) -> bool {
+        self.names
+    }
+
+    /// The origin's web server, once [`World::start_web`] has started it.
+    pub fn web(&self) -> Option<&Web> {
+        self.web.as_ref()
+    }
+
+    /// Start the web server that the scenario asks for, over HTTP and HTTPS; it serves until the
+    /// world is dropped.
+    ///
+    /// # Errors
+    /// When nginx is asked for and not there, or a port cannot be had.
+    pub fn start_web(&mut self) -> anyhow::Result<&Web> {
+        let (mut web, builtin) = web::prepare(&self.scenario, self.folder.path())?;
+        self.serve(builtin.plain, builtin.tls)?;
+        web.listen(&self.origin, self.folder.path())?;
+        Ok(self.web.insert(web))
+    }
+
     /// Start the built-in origin; it serves until the world is dropped, on IPv4 and IPv6.
     ///
     /// # Errors
     /// When its port cannot be had, or it runs already.
     pub fn start_origin(&mut self) -> anyhow::Result<Vec<SocketAddr>> {
-        anyhow::ensure!(self.origin_server.is_none(), "the origin runs already");
-        let addresses = [
+        let addresses = vec![
             SocketAddr::new(plan::ORIGIN_V4.into(), ORIGIN_PORT),
             SocketAddr::new(plan::ORIGIN_V6.into(), ORIGIN_PORT),
         ];
+        self.serve(addresses, None)
+    }
+
+    fn serve(
+        &mut self,
+        addresses: Vec<SocketAddr>,
+        tls: Option<Tls>,
+    ) -> anyhow::Result<Vec<SocketAddr>> {
+        anyhow::ensure!(self.origin_server.is_none(), "the origin runs already");
         let seed = self.scenario.seed;
         let (stop, stopped) = oneshot::channel();
         let (ready, wait) = channel();
         let thread = self.origin.thread("server", move || {
             let told = ready.clone();
             let on_ready = move |bound| drop(told.send(Ok(bound)));
-            if let Err(error) = crate::origin::run(&addresses, seed, on_ready, stopped) {
+            if let Err(error) = crate::origin::run(&addresses, tls, seed, on_ready, stopped) {
                 let _ = ready.send(Err(error));
             }
         })?;

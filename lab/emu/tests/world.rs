@@ -16,7 +16,7 @@ fn main() {
         return;
     }
     let only = std::env::args().skip(1).find(|a| !a.starts_with('-'));
-    let tests: [(&str, fn()); 8] = [
+    let tests: [(&str, fn()); 14] = [
         (
             "a_download_is_whole_and_counted_on_its_link",
             a_download_is_whole_and_counted_on_its_link,
@@ -45,6 +45,30 @@ fn main() {
         (
             "a_dead_link_carries_nothing_and_a_stalled_one_keeps_it",
             a_dead_link_carries_nothing_and_a_stalled_one_keeps_it,
+        ),
+        (
+            "an_idle_mapping_is_forgotten_and_one_in_use_is_not",
+            an_idle_mapping_is_forgotten_and_one_in_use_is_not,
+        ),
+        (
+            "nobody_listens_is_told_through_a_nat_and_a_nat64",
+            nobody_listens_is_told_through_a_nat_and_a_nat64,
+        ),
+        (
+            "a_device_tells_through_its_nat_that_it_does_not_listen_any_more",
+            a_device_tells_through_its_nat_that_it_does_not_listen_any_more,
+        ),
+        (
+            "what_is_too_big_for_a_link_is_told_to_its_sender_in_both_families",
+            what_is_too_big_for_a_link_is_told_to_its_sender_in_both_families,
+        ),
+        (
+            "each_direction_has_its_own_rate",
+            each_direction_has_its_own_rate,
+        ),
+        (
+            "an_access_point_gives_its_own_rate_after_the_time_to_attach",
+            an_access_point_gives_its_own_rate_after_the_time_to_attach,
         ),
     ];
     for (name, test) in tests {
@@ -324,4 +348,189 @@ fn a_dead_link_carries_nothing_and_a_stalled_one_keeps_it() {
         .unwrap();
     socket.recv(&mut [0; 10]).expect("what a stall kept");
     assert!(world.now().since(stalled).as_millis_f64() > 300.0);
+}
+
+fn an_idle_mapping_is_forgotten_and_one_in_use_is_not() {
+    let mut world = world("[[link]]\nname = \"wlan0\"\nnat_idle_s = 1\n");
+    world.start(|_| {}).unwrap();
+    let to = start_echo(&world);
+    let (used, idle) = (device_socket(&world, to), device_socket(&world, to));
+    let port = |socket: &UdpSocket| {
+        socket.send(b"x").unwrap();
+        let mut answer = [0; 10];
+        socket.recv(&mut answer).expect("an answer through the NAT");
+        [answer[0], answer[1]]
+    };
+    let (used_first, idle_first) = (port(&used), port(&idle));
+    let begun = world.now();
+    while world.now().since(begun).as_millis_f64() < 1500.0 {
+        assert_eq!(port(&used), used_first);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_ne!(port(&idle), idle_first);
+}
+
+fn nobody_listens_is_told_through_a_nat_and_a_nat64() {
+    let mut world = world(
+        "[[link]]\nname = \"wlan0\"\n[[link]]\nname = \"wwan0\"\nfamily = \"v6-only-nat64\"\n",
+    );
+    world.start(|_| {}).unwrap();
+    let six = IpAddr::V6(plan::through_nat64(plan::ORIGIN_V4));
+    for (from, to) in [
+        ("0.0.0.0:0", IpAddr::V4(plan::ORIGIN_V4)),
+        ("[::]:0", six),
+        ("[::]:0", IpAddr::V6(plan::ORIGIN_V6)),
+    ] {
+        let socket = world
+            .device()
+            .run(move |_| UdpSocket::bind(from).unwrap())
+            .unwrap();
+        socket.connect((to, 9)).unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
+        socket.send(b"anybody?").unwrap();
+        let told = socket.recv(&mut [0; 10]).expect_err("nobody listens");
+        assert_eq!(told.kind(), std::io::ErrorKind::ConnectionRefused, "{to}");
+    }
+}
+
+fn a_device_tells_through_its_nat_that_it_does_not_listen_any_more() {
+    let mut world = world("[[link]]\nname = \"wlan0\"\n");
+    world.start(|_| {}).unwrap();
+    let server = world
+        .origin()
+        .run(|_| UdpSocket::bind((plan::ORIGIN_V4, 0)).unwrap())
+        .unwrap();
+    let device = device_socket(&world, server.local_addr().unwrap());
+    device.send(b"hello").unwrap();
+    let (_, from) = server.recv_from(&mut [0; 10]).unwrap();
+    server.connect(from).unwrap();
+    drop(device);
+    server
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    server.send(b"still there?").unwrap();
+    let told = server.recv(&mut [0; 10]).expect_err("nobody listens");
+    assert_eq!(told.kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
+fn what_is_too_big_for_a_link_is_told_to_its_sender_in_both_families() {
+    let mut world = world("[[link]]\nname = \"wlan0\"\nfamily = \"both\"\nmtu = 1300\n");
+    world.start(|_| {}).unwrap();
+    for (origin, any) in [
+        (IpAddr::V4(plan::ORIGIN_V4), "0.0.0.0:0"),
+        (IpAddr::V6(plan::ORIGIN_V6), "[::]:0"),
+    ] {
+        let server = world
+            .origin()
+            .run(move |_| UdpSocket::bind((origin, 0)).unwrap())
+            .unwrap();
+        let device = world
+            .device()
+            .run(move |_| UdpSocket::bind(any).unwrap())
+            .unwrap();
+        device
+            .set_read_timeout(Some(Duration::from_millis(300)))
+            .unwrap();
+        device.connect(server.local_addr().unwrap()).unwrap();
+        device.send(b"hello").unwrap();
+        let (_, from) = server.recv_from(&mut [0; 10]).unwrap();
+        // Packets of 1400 bytes and more may not be cut: the sender must hear of the limit.
+        forbid_fragments(&server);
+        server.connect(from).unwrap();
+        assert!(server.send(&[1; 1400]).is_ok());
+        assert!(device.recv(&mut [0; 2000]).is_err(), "it crossed the link");
+        let mut told = false;
+        for _ in 0..100 {
+            match server.send(&[1; 1400]) {
+                Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => {
+                    told = true;
+                    break;
+                }
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+        assert!(told, "the sender was not told: {origin}");
+        // Each packet that was too big is told of once more.
+        let fits = (0..200).any(|_| server.send(&[1; 1200]).is_ok());
+        assert!(fits, "what fits is not sent");
+        assert_eq!(device.recv(&mut [0; 2000]).expect("and arrives"), 1200);
+    }
+}
+
+/// Packets of this socket are never cut, and it hears of limits on the way.
+fn forbid_fragments(socket: &UdpSocket) {
+    use std::os::fd::AsRawFd;
+    let on: libc::c_int = libc::IP_PMTUDISC_DO;
+    for (level, option) in [
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+        (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+    ] {
+        // SAFETY: a plain option of a descriptor that lives; one of the two families refuses it.
+        unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                level,
+                option,
+                (&raw const on).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            );
+        }
+    }
+}
+
+fn each_direction_has_its_own_rate() {
+    let mut world =
+        world("[[link]]\nname = \"wlan0\"\ndown_mbps = 20\nup_mbps = 2\nqueue_bytes = 10000000\n");
+    world.start(|_| {}).unwrap();
+    const PACKETS: u32 = 300;
+    let (down, _) = flood(&world, PACKETS);
+    // The same the other way: an echo of nothing but the last packet.
+    let server = world
+        .origin()
+        .run(|_| UdpSocket::bind((plan::ORIGIN_V4, 0)).unwrap())
+        .unwrap();
+    let device = device_socket(&world, server.local_addr().unwrap());
+    server
+        .set_read_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
+    for _ in 0..PACKETS {
+        device.send(&[1; 1200]).unwrap();
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let (mut first, mut last, mut got) = (None, Instant::now(), 0u32);
+    while server.recv(&mut [0; 2000]).is_ok() {
+        last = Instant::now();
+        first.get_or_insert(last);
+        got += 1;
+    }
+    let up = last - first.expect("a packet");
+    assert_eq!(got, PACKETS);
+    let ratio = up.as_secs_f64() / down.as_secs_f64();
+    println!("  20 Mb/s down and 2 up measure a ratio of {ratio:.2}");
+    assert!((7.0..14.0).contains(&ratio), "{ratio} instead of 10");
+}
+
+fn an_access_point_gives_its_own_rate_after_the_time_to_attach() {
+    let mut world = world(
+        "[[link]]\nname = \"wlan0\"\ndown_mbps = 100\nattach_s = 0.7\nqueue_bytes = 10000000\n\
+         [[link.access_point]]\nname = \"slow\"\nsignal_dbm = -40\ndown_mbps = 5\n\
+         [[link.at]]\nt_s = 0.2\njoin = \"slow\"\n",
+    );
+    let (tell, told) = mpsc::channel();
+    world
+        .start(move |happening| drop(tell.send(happening.clone())))
+        .unwrap();
+    let up = loop {
+        let heard = told.recv_timeout(Duration::from_secs(5)).expect("an event");
+        if heard.event.access_point.is_some() && heard.addresses.is_some() {
+            break heard;
+        }
+    };
+    assert!(up.at.as_secs_f64() >= 0.9, "attached after {:?}", up.at);
+    let (took, got) = flood(&world, 500);
+    let mbps = f64::from(got - 1) * 1228.0 * 8.0 / took.as_secs_f64() / 1e6;
+    println!("  an access point of 5 Mb/s measures {mbps:.3}");
+    assert!((4.5..=5.3).contains(&mbps), "{mbps} Mb/s instead of 5");
 }

@@ -2,9 +2,11 @@
 //!
 //! One inside endpoint has one outside port whatever it talks to, and whoever knows the port may
 //! answer (endpoint-independent filtering), which is what RFC 4787 asks of a NAT. `rebind` forgets
-//! every mapping, as a rebooting router or an expired timer does: the next packet from inside gets
-//! another port, and packets to the old one reach nobody.
+//! every mapping, as a rebooting router does: the next packet from inside gets another port, and
+//! packets to the old one reach nobody. A NAT with an idle time forgets each mapping by itself when
+//! nothing has left by it for so long; packets from outside keep none alive (RFC 4787 REQ-6).
 
+use crate::time::{Span, Time};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The lowest port handed out.
@@ -29,6 +31,9 @@ pub struct Nat<E> {
     by_port: BTreeMap<u16, E>,
     oldest: VecDeque<u16>,
     next: u16,
+    idle: Option<Span>,
+    /// When something last left by a port; kept only where that matters.
+    left_at: BTreeMap<u16, Time>,
 }
 
 impl<E: Copy + Ord> Nat<E> {
@@ -39,7 +44,50 @@ impl<E: Copy + Ord> Nat<E> {
             by_port: BTreeMap::new(),
             oldest: VecDeque::new(),
             next: PORT_FIRST,
+            idle: None,
+            left_at: BTreeMap::new(),
         }
+    }
+
+    /// An empty table that forgets a mapping when nothing has left by it for `idle`.
+    pub fn with_idle(idle: Span) -> Nat<E> {
+        Nat {
+            idle: Some(idle),
+            ..Nat::new()
+        }
+    }
+
+    /// [`Nat::outbound`] at a time, for a NAT that forgets what is idle.
+    pub fn outbound_at(&mut self, now: Time, inside: E) -> u16 {
+        if let Some(port) = self.by_inside.get(&inside).copied()
+            && self.is_stale(now, port)
+        {
+            self.by_inside.remove(&inside);
+            self.by_port.remove(&port);
+            self.left_at.remove(&port);
+            self.oldest.retain(|other| *other != port);
+        }
+        let port = self.outbound(inside);
+        if self.idle.is_some() {
+            self.left_at.insert(port, now);
+        }
+        port
+    }
+
+    /// [`Nat::inbound`] at a time, for a NAT that forgets what is idle.
+    pub fn inbound_at(&self, now: Time, port: u16) -> Option<E> {
+        self.inbound(port).filter(|_| !self.is_stale(now, port))
+    }
+
+    /// The outside port that `inside` has, without giving it one.
+    pub fn port_of(&self, now: Time, inside: E) -> Option<u16> {
+        let port = self.by_inside.get(&inside).copied()?;
+        (!self.is_stale(now, port)).then_some(port)
+    }
+
+    fn is_stale(&self, now: Time, port: u16) -> bool {
+        let left_at = self.left_at.get(&port);
+        std::iter::zip(self.idle, left_at).any(|(idle, at)| now.since(*at) >= idle)
     }
 
     /// The outside port of a packet that leaves from `inside`; makes a mapping if there is none.
@@ -52,6 +100,7 @@ impl<E: Copy + Ord> Nat<E> {
             && let Some(old) = self.by_port.remove(&port)
         {
             self.by_inside.remove(&old);
+            self.left_at.remove(&port);
         }
         let mut port = self.next;
         while self.by_port.contains_key(&port) {
@@ -74,6 +123,7 @@ impl<E: Copy + Ord> Nat<E> {
         self.by_inside.clear();
         self.by_port.clear();
         self.oldest.clear();
+        self.left_at.clear();
     }
 
     /// How many mappings there are.
@@ -110,6 +160,22 @@ mod tests {
         nat.rebind();
         assert_ne!(nat.outbound(1), first);
         assert_eq!(nat.len(), 1);
+    }
+
+    #[test]
+    fn a_mapping_lasts_as_long_as_something_leaves_by_it_and_no_longer() {
+        let at = Time::from_secs_f64;
+        let mut nat = Nat::with_idle(Span::from_secs_f64(30.0));
+        let first = nat.outbound_at(at(0.0), 1);
+        assert_eq!(nat.outbound_at(at(29.0), 1), first);
+        // What comes in is let in, and keeps nothing alive.
+        assert_eq!(nat.inbound_at(at(58.0), first), Some(1));
+        assert_eq!(nat.port_of(at(58.0), 1), Some(first));
+        assert_eq!(nat.inbound_at(at(59.0), first), None);
+        assert_eq!(nat.port_of(at(59.0), 1), None);
+        let second = nat.outbound_at(at(60.0), 1);
+        assert_ne!(second, first);
+        assert_eq!((nat.len(), nat.inbound_at(at(60.0), first)), (1, None));
     }
 
     #[test]

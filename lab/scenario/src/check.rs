@@ -93,6 +93,15 @@ impl Link {
             }
             _ => {}
         }
+        match (self.nat, self.nat_idle_s) {
+            (NatKind::None, Some(_)) => {
+                return Err("nat_idle_s needs a NAT, and nat is \"none\"".to_owned());
+            }
+            (_, Some(s)) if s.is_nan() || s < 0.001 => {
+                return Err(format!("nat_idle_s is {s}, expected at least 0.001"));
+            }
+            _ => {}
+        }
         for (number, ap) in self.access_points.iter().enumerate() {
             fault(ap.properties()).map_err(|f| format!("access_point {}: {f}", ap.name))?;
             if self.access_points[..number]

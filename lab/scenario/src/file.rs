@@ -4,6 +4,7 @@
 //! because a misspelt property that is silently ignored makes a result about something else.
 
 use crate::crash::{Crash, hibernate_after_default};
+use crate::origin::OriginKind;
 use crate::properties::{Settings, table_with_properties};
 use cedos_lab_link::trace::{self, Row, Trace};
 use cedos_lab_link::{Opportunities, Time};
@@ -45,6 +46,9 @@ pub struct Scenario {
     pub seed: u64,
     /// When the run ends at the latest.
     pub duration_s: f64,
+    /// Which web server the lab takes.
+    #[serde(default)]
+    pub origin: OriginKind,
     /// The links.
     #[serde(rename = "link")]
     pub links: Vec<Link>,
@@ -80,6 +84,8 @@ table_with_properties! {
         nat: NatKind,
         /// How often a rebinding NAT forgets its mappings.
         nat_rebind_s: Option<f64>,
+        /// How long a NAT keeps a mapping that nothing leaves by.
+        nat_idle_s: Option<f64>,
         /// Time from joining to having an address.
         #[serde(default)]
         attach_s: f64,
@@ -592,6 +598,8 @@ mod tests {
             ("mtu = 100", "mtu is 100, expected 1280 to 9000"),
             ("queue_ms = 1\nqueue_bytes = 1", "keep one"),
             ("nat = \"rebinding\"", "nat_rebind_s"),
+            ("nat_idle_s = 0", "nat_idle_s is 0"),
+            ("nat = \"none\"\nnat_idle_s = 5", "nat_idle_s needs a NAT"),
             ("join = \"cafe\"", "no [[link.access_point]]"),
             ("[[flow]]", "either bytes or url"),
             (

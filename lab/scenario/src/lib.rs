@@ -26,6 +26,7 @@ mod check;
 mod crash;
 mod expect;
 mod file;
+mod origin;
 mod properties;
 mod report;
 mod suggest;
@@ -38,6 +39,7 @@ pub use file::{
     LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind, Policy, Recorded, Repeat, Scenario,
     ScenarioFault,
 };
+pub use origin::OriginKind;
 pub use properties::{
     BurstLoss, DELAY_MS_MAX, DOWN_MBPS_DEFAULT, MBPS_MAX, MTU_DEFAULT, MTU_MAX, MTU_MIN,
     QUEUE_MS_DEFAULT, REORDER_MS_DEFAULT, RTT_MS_DEFAULT, UP_MBPS_DEFAULT,

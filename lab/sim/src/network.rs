@@ -11,7 +11,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use cedos_lab_link::{Link, Nat, Packet, Time, Verdict};
+use cedos_lab_link::{Link, Nat, Packet, Span, Time, Verdict};
 use cedos_lab_scenario::{EventKind, Family, LinkEvent, LinkReport, NatKind, Scenario, Timeline};
 
 /// Where the proxy listens.
@@ -110,7 +110,10 @@ impl Network {
                     address: 0,
                     local: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
                     way: Way::Own,
-                    nat: Nat::new(),
+                    nat: link
+                        .nat_idle_s
+                        .map(Span::from_secs_f64)
+                        .map_or_else(Nat::new, Nat::with_idle),
                     bytes_up: 0,
                 }
             })
@@ -145,7 +148,7 @@ impl Network {
         match event.kind {
             EventKind::Up { address } | EventKind::NewAddress { address } => {
                 link.address = address;
-                link.nat = Nat::new();
+                link.nat.rebind();
                 self.open_socket(event.link);
             }
             EventKind::Rebind => link.nat.rebind(),
@@ -211,7 +214,7 @@ impl Network {
     ) -> Option<(usize, Verdict)> {
         let (number, from, inner) = self.links.iter().enumerate().find_map(|(number, link)| {
             let proxy = self.proxy_address(number);
-            let inner = link.inner(to)?;
+            let inner = link.inner(now, to)?;
             Some((number, proxy, inner))
         })?;
         let size = (bytes.len() + headers_bytes(inner)) as u32;
@@ -235,7 +238,7 @@ impl Network {
                 let from = match link.way {
                     Way::Own => link.local,
                     Way::Nat(outer) | Way::Nat64(outer) => {
-                        SocketAddr::from((outer, link.nat.outbound(link.local)))
+                        SocketAddr::from((outer, link.nat.outbound_at(now, link.local)))
                     }
                 };
                 return Some(Delivery {
@@ -302,14 +305,14 @@ impl Network {
 
 impl Access {
     /// Whom on this link a datagram to `to` reaches.
-    fn inner(&self, to: SocketAddr) -> Option<SocketAddr> {
+    fn inner(&self, now: Time, to: SocketAddr) -> Option<SocketAddr> {
         if !self.up {
             return None;
         }
         match self.way {
             Way::Own => (to == self.local).then_some(to),
             Way::Nat(outer) | Way::Nat64(outer) => {
-                (to.ip() == outer).then(|| self.nat.inbound(to.port()))?
+                (to.ip() == outer).then(|| self.nat.inbound_at(now, to.port()))?
             }
         }
     }

@@ -11,6 +11,8 @@
 //!                                                            └──────▶ report (bar, lines, JSON)
 //! ```
 //!
+//! `cedos put` is the same the other way round, through a proxy only: `parcel` is what it sends.
+//!
 //! `transfer` is the order of things and knows neither sockets nor files. What stands in the
 //! destination is always one whole object: bytes go to `FILE.part`, a later request continues it
 //! only if the origin's validator *and* the last bytes we hold agree, and anything else starts
@@ -22,6 +24,7 @@ pub mod direct;
 pub mod exchange;
 pub mod filename;
 pub mod outcome;
+pub mod parcel;
 pub mod partial;
 pub mod proxy;
 pub mod report;

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use cedos_prox::ResetCause;
 use d2tp_driver::{
-    Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowSettings, LinkUse,
-    PathState, SecretKey, ServerAddress, SessionEnd,
+    Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowIo as _, FlowSettings,
+    LinkUse, PathState, SecretKey, ServerAddress, SessionEnd,
 };
 use d2tp_links::{Class, Kind, Link};
 use http::{HeaderMap, StatusCode};
@@ -31,6 +31,7 @@ use url::Url;
 
 use super::dial::{Dial, Fault, Io, Via};
 use super::outcome::{Exit, Failure, Reason};
+use super::parcel::{Drawn, Parcel};
 
 /// Time for the last words to a proxy: the end of a flow, the end of the session.
 const FAREWELL: Duration = Duration::from_millis(500); // a guess: one slow round trip
@@ -53,6 +54,8 @@ pub struct Proxy {
     address: ServerAddress,
     key: SecretKey,
     links: watch::Receiver<Arc<Vec<Link>>>,
+    /// What counts is what we send.
+    sends: bool,
     state: Mutex<State>,
 }
 
@@ -69,7 +72,7 @@ struct State {
 /// A link as the session uses it.
 #[derive(Debug, Clone)]
 pub struct Carrying {
-    /// Payload bytes received over it, in all sessions.
+    /// Payload bytes received over it (sent, for uploads), in all sessions.
     pub bytes: u64,
     /// Bytes per second lately.
     pub rate: Option<u64>,
@@ -88,8 +91,40 @@ impl Proxy {
             address,
             key,
             links,
+            sends: false,
             state: Mutex::default(),
         }
+    }
+
+    /// For uploads: links are counted by what is sent over them.
+    pub fn sending(mut self) -> Proxy {
+        self.sends = true;
+        self
+    }
+
+    /// Opens a flow that sends `parcel` and then ends our direction; the answer is read from it.
+    pub fn post(&self, parcel: Arc<Parcel>) -> Result<impl Io + use<>, Fault> {
+        let size = parcel.head_bytes() + parcel.length;
+        let held = self.open(Some(size))?;
+        held.flow().send_source(Arc::new(Drawn(parcel)));
+        Ok(held)
+    }
+
+    fn open(&self, size: Option<u64>) -> Result<Held, Fault> {
+        let Some(device) = self.device() else {
+            return Err(Fault::Proxy("there is no session to the proxy".into()));
+        };
+        let settings = FlowSettings {
+            within: self.state().within,
+            size,
+            ..FlowSettings::default()
+        };
+        let flow = device
+            .open(settings)
+            .map_err(|error| Fault::Proxy(error.to_string()))?;
+        let flow = Arc::new(Mutex::new(flow));
+        self.state().flow = Some(flow.clone());
+        Ok(Held(flow))
     }
 
     /// Where the proxy is, for people.
@@ -220,7 +255,11 @@ impl Proxy {
                 rate: None,
                 answers: None,
             });
-            carrying.bytes += way.payload.0;
+            carrying.bytes += if self.sends {
+                way.payload.1
+            } else {
+                way.payload.0
+            };
             carrying.rate = way.rate;
             carrying.answers = way.path.map(|path| path.state == PathState::Active);
         }
@@ -370,19 +409,7 @@ impl AsyncWrite for Held {
 
 impl Dial for Proxy {
     async fn dial(&self, _url: &Url, _via: &Via) -> Result<Box<dyn Io>, Fault> {
-        let Some(device) = self.device() else {
-            return Err(Fault::Proxy("there is no session to the proxy".into()));
-        };
-        let settings = FlowSettings {
-            within: self.state().within,
-            ..FlowSettings::default()
-        };
-        let flow = device
-            .open(settings)
-            .map_err(|error| Fault::Proxy(error.to_string()))?;
-        let flow = Arc::new(Mutex::new(flow));
-        self.state().flow = Some(flow.clone());
-        Ok(Box::new(Held(flow)))
+        Ok(Box::new(self.open(None)?))
     }
 
     fn absolute_form(&self) -> bool {

@@ -75,6 +75,9 @@ pub enum Event {
 /// The last object of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
+    /// `get` or `put`, for messages.
+    #[serde(skip)]
+    pub verb: &'static str,
     /// The URL asked for, without credentials.
     pub url: String,
     /// Where the object is, or would have been; `-` for standard output.
@@ -107,6 +110,12 @@ pub struct Report {
     pub resumable_bytes: u64,
     /// What a proxy would have added to this run.
     pub proxy_would_add: Option<String>,
+    /// The status the origin answered an upload with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// What the origin said to an upload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
 }
 
 /// Hears what happens.
@@ -263,10 +272,11 @@ fn line(event: &Event) -> Option<String> {
                 .map(|r| format!(" ({})", r.code()))
                 .unwrap_or_default();
             let text = report.text.as_deref().unwrap_or("failed");
+            let verb = report.verb;
             match report.resumable_bytes {
-                0 => format!("cedos get:{code} {text}"),
+                0 => format!("cedos {verb}:{code} {text}"),
                 kept => format!(
-                    "cedos get:{code} {text}\n{} kept; the same command continues",
+                    "cedos {verb}:{code} {text}\n{} kept; the same command continues",
                     human_bytes(kept)
                 ),
             }

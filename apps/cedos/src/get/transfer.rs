@@ -16,6 +16,7 @@ mod ending;
 mod joining;
 mod proxied;
 mod reach;
+mod upload;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -39,6 +40,7 @@ use super::report::{Event, Observer, Report};
 use super::sink::{OVERLAP_BYTES_MAX, Sink};
 
 pub(super) use reach::on_link;
+pub use upload::run_upload;
 
 /// The scheduling epoch of the Cedos paper (§III.D): rates are averages over it.
 const EPOCH: Duration = Duration::from_secs(1);
@@ -64,6 +66,8 @@ pub enum Destination {
     Named,
     /// Standard output.
     Output,
+    /// Nothing comes: an upload.
+    Nowhere,
 }
 
 /// A download, as the user asked for it.
@@ -130,6 +134,8 @@ struct Transfer<'a, D> {
     receiving: bool,
     encoding: Option<String>,
     offered_name: Option<String>,
+    /// What is sent, where something is.
+    outgoing: Option<upload::Outgoing>,
 }
 
 /// Runs a download straight from its origin to its end and reports it. `stop` turning true leaves
@@ -162,7 +168,7 @@ pub async fn run_proxied(
     match begin(job, proxy, links, stop, observer) {
         Ok((mut transfer, named)) => {
             transfer.greet();
-            let outcome = transfer.receive_proxied().await;
+            let outcome = transfer.exchange_proxied().await;
             transfer.finish(outcome, named).await
         }
         Err(exit) => exit,
@@ -189,11 +195,13 @@ fn begin<'a, D: Dial>(
         }),
         Destination::Named => Sink::file(&named, &url),
         Destination::Output => Ok(Sink::output(Box::new(std::io::stdout()), &url)),
+        Destination::Nowhere => Ok(Sink::output(Box::new(std::io::sink()), &url)),
     };
     let sink = match opened {
         Ok(sink) => sink,
         Err(failure) => {
             let report = Report {
+                verb: "get",
                 url,
                 file: display(&job.destination, &named),
                 bytes: 0,
@@ -210,6 +218,8 @@ fn begin<'a, D: Dial>(
                 text: Some(failure.text),
                 resumable_bytes: 0,
                 proxy_would_add: None,
+                status: None,
+                answer: None,
             };
             observer.tell(&Event::Error(report));
             return Err(failure.exit);
@@ -242,6 +252,7 @@ fn begin<'a, D: Dial>(
         receiving: false,
         encoding: None,
         offered_name: None,
+        outgoing: None,
     };
     Ok((transfer, named))
 }
@@ -604,15 +615,27 @@ impl<D: Dial> Transfer<'_, D> {
 
     fn need(&self) -> Need {
         Need {
-            remaining_bytes: self
-                .sink
-                .note
-                .length
-                .map(|l| l.saturating_sub(self.sink.len())),
+            remaining_bytes: self.length().map(|l| l.saturating_sub(self.done())),
             left: self.left(),
             policy: self.job.policy,
             if_late: self.job.if_late,
             metered_bytes_left: self.metered_bytes_worth_using(),
+        }
+    }
+
+    /// Bytes that are where they belong.
+    fn done(&self) -> u64 {
+        match &self.outgoing {
+            Some(outgoing) => outgoing.acknowledged,
+            None => self.sink.len(),
+        }
+    }
+
+    /// Bytes of the object, when known.
+    fn length(&self) -> Option<u64> {
+        match &self.outgoing {
+            Some(outgoing) => Some(outgoing.parcel.length),
+            None => self.sink.note.length,
         }
     }
 
@@ -657,8 +680,8 @@ impl<D: Dial> Transfer<'_, D> {
     fn tell_progress(&mut self, link: &str, rate_bytes_per_s: f64) {
         let event = Event::Progress {
             t_s: self.t_s(),
-            bytes: self.sink.len(),
-            length: self.sink.note.length,
+            bytes: self.done(),
+            length: self.length(),
             rate_bytes_per_s,
             link: link.to_owned(),
             bytes_by_link: self.bytes_by_link.clone(),
@@ -682,7 +705,7 @@ impl<D: Dial> Transfer<'_, D> {
 
 fn display(destination: &Destination, file: &std::path::Path) -> String {
     match destination {
-        Destination::Output => "-".into(),
+        Destination::Output | Destination::Nowhere => "-".into(),
         Destination::File(path) => path.display().to_string(),
         Destination::Named => file.display().to_string(),
     }

@@ -1,10 +1,12 @@
-//! One file per verb: its command line, and nothing of its work.
+//! One file per verb: its command line, and nothing of its work. `how.rs` is what two share.
 
 pub mod bench;
 pub mod demo;
 pub mod get;
+pub mod how;
 pub mod key;
 pub mod lab;
 pub mod prox;
+pub mod put;
 pub mod repro;
 pub mod sim;

@@ -53,6 +53,7 @@ impl<D: Dial> Transfer<'_, D> {
         };
         let whole = text.is_none();
         let report = Report {
+            verb: "get",
             url: public(&self.job.url),
             file: display(&self.job.destination, &file),
             bytes,
@@ -73,6 +74,8 @@ impl<D: Dial> Transfer<'_, D> {
                  byte twice, and survives origins that cannot resume"
                     .into()
             }),
+            status: None,
+            answer: None,
         };
         self.observer.tell(&if whole {
             Event::Done(report)

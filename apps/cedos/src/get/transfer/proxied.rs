@@ -1,4 +1,4 @@
-//! A download through a proxy: one flow that is on every free link, and on others when it must.
+//! A transfer through a proxy: one flow that is on every free link, and on others when it must.
 //!
 //! ```text
 //!  every second, and at every change of a link:
@@ -43,13 +43,15 @@ const LIFT_DEADLINE: Duration = Duration::from_secs(3); // a guess: more than a 
 
 /// What is known of the session while a download steers it.
 #[derive(Default)]
-struct Helm {
-    events: Option<mpsc::UnboundedReceiver<SessionEvent>>,
+pub(super) struct Helm {
+    pub(super) events: Option<mpsc::UnboundedReceiver<SessionEvent>>,
     paid: Option<Paid>,
     /// Since when a link that should work does not answer.
     silent_since: BTreeMap<String, Moment>,
     /// Since when a link answers.
     answering_since: BTreeMap<String, Moment>,
+    /// What metered links carried when they were last paid for: without payload nothing is measured.
+    paid_rates: BTreeMap<String, f64>,
     /// Since when no path answers although one should.
     unanswered_since: Option<Moment>,
     /// The proxy answered at least once.
@@ -60,14 +62,14 @@ struct Helm {
     /// Metered links that work and were left because nothing may be spent there.
     left: BTreeSet<String>,
     /// When the last byte came, while one could have.
-    last_byte: Option<Moment>,
+    pub(super) last_byte: Option<Moment>,
     last_counts: BTreeMap<String, u64>,
 }
 
 impl Transfer<'_, Proxy> {
-    /// Receives until the object is whole, or a failure ends it.
-    pub(super) async fn receive_proxied(&mut self) -> Result<(), Failure> {
-        let outcome = self.receive_flows().await;
+    /// Receives or sends until the object is whole, or a failure ends it.
+    pub(super) async fn exchange_proxied(&mut self) -> Result<(), Failure> {
+        let outcome = self.exchange_flows().await;
         if outcome.is_ok() {
             self.dial.finish().await;
         }
@@ -77,7 +79,7 @@ impl Transfer<'_, Proxy> {
     }
 
     /// One flow after another, as long as it takes.
-    async fn receive_flows(&mut self) -> Result<(), Failure> {
+    async fn exchange_flows(&mut self) -> Result<(), Failure> {
         if self.sink.len() > 0 && self.sink.note.length == Some(self.sink.len()) {
             return Ok(());
         }
@@ -111,7 +113,11 @@ impl Transfer<'_, Proxy> {
                 .set_within(self.left().filter(|left| !left.is_zero()));
             helm.lifted = self.left().is_none_or(|left| left.is_zero());
             helm.paid = None;
-            let outcome = self.attempt_proxied(&mut helm).await;
+            let parcel = self.outgoing.as_ref().map(|o| o.parcel.clone());
+            let outcome = match parcel {
+                Some(parcel) => self.attempt_upload(parcel, &mut helm).await,
+                None => self.attempt_proxied(&mut helm).await,
+            };
             self.receiving = false;
             self.count_links(&mut helm);
             match outcome {
@@ -223,7 +229,7 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Decides whether this flow may spend on links that cost, and says why it waits if it does.
-    fn steer(&mut self, helm: &mut Helm) -> Result<(), Failure> {
+    pub(super) fn steer(&mut self, helm: &mut Helm) -> Result<(), Failure> {
         self.check_deadline()?;
         let ways = self.proxied_ways(helm);
         let plan = decide(&self.need(), &ways);
@@ -266,12 +272,8 @@ impl Transfer<'_, Proxy> {
                 self.why = format!("{why}, so links that cost carry it too");
                 self.watch_answers(helm)?;
             }
-            (Choice::Use { index, why }, _) => {
-                self.why = if ways[index].class == d2tp_sched::Class::Metered {
-                    "the deadline is near; free links still make it".into()
-                } else {
-                    why
-                };
+            (Choice::Use { why, .. }, _) => {
+                self.why = why;
                 self.watch_answers(helm)?;
             }
         }
@@ -345,7 +347,7 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Takes in what happened in the session.
-    fn heed(&mut self, event: SessionEvent, helm: &mut Helm) -> Result<(), Failure> {
+    pub(super) fn heed(&mut self, event: SessionEvent, helm: &mut Helm) -> Result<(), Failure> {
         let name = |id| {
             let device = self.dial.device()?;
             device.link_name(id)
@@ -418,7 +420,7 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Says on which link the first byte came.
-    fn say_begun(&mut self, helm: &mut Helm) {
+    pub(super) fn say_begun(&mut self, helm: &mut Helm) {
         let busiest = self
             .dial
             .carried()
@@ -483,13 +485,20 @@ impl Transfer<'_, Proxy> {
                 helm.silent_since.remove(&link.name);
                 false
             };
+            let mut rate = carrying
+                .and_then(|c| c.rate)
+                .filter(|_| now.since(answering) >= RATE_AFTER)
+                .map(|rate| rate as f64);
+            if class == d2tp_sched::Class::Metered {
+                if let Some(rate) = rate.filter(|_| spends) {
+                    helm.paid_rates.insert(link.name.clone(), rate);
+                }
+                rate = helm.paid_rates.get(&link.name).copied();
+            }
             ways.push(Way {
                 name: link.name.clone(),
                 class,
-                rate_bytes_per_s: carrying
-                    .and_then(|c| c.rate)
-                    .filter(|_| now.since(answering) >= RATE_AFTER)
-                    .map(|rate| rate as f64),
+                rate_bytes_per_s: rate,
                 metric: link.metric().unwrap_or(u32::MAX),
                 stalled,
                 in_use,
@@ -501,7 +510,7 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Brings the shares of the links up to date; returns those that carried since the last time.
-    fn count_links(&mut self, helm: &mut Helm) -> String {
+    pub(super) fn count_links(&mut self, helm: &mut Helm) -> String {
         let mut used = Vec::new();
         if self.dial.needs_no_link() {
             used.push("any".to_owned());
@@ -519,7 +528,7 @@ impl Transfer<'_, Proxy> {
     }
 
     /// What a broken exchange is really about: the flow knows better than HTTP.
-    fn cause(&self, fault: Fault) -> Fault {
+    pub(super) fn cause(&self, fault: Fault) -> Fault {
         match self.dial.lost() {
             Err(failure) => Fault::Final(failure),
             Ok(None) => fault,
@@ -584,7 +593,9 @@ fn plan_spends(helm: &Helm) -> bool {
 }
 
 /// The next event of the session; never, if there is none to come.
-async fn next_event(events: &mut Option<mpsc::UnboundedReceiver<SessionEvent>>) -> SessionEvent {
+pub(super) async fn next_event(
+    events: &mut Option<mpsc::UnboundedReceiver<SessionEvent>>,
+) -> SessionEvent {
     match events {
         Some(receiver) => match receiver.recv().await {
             Some(event) => event,

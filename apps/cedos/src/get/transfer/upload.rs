@@ -1,0 +1,247 @@
+//! An upload through a proxy: one flow that draws from a file, and the origin's answer.
+//!
+//! ```text
+//!  file ── flow, over links as `sched` allows ──▶ proxy's spool ── whole ──▶ origin
+//!  what the proxy acknowledged is progress           answer ◀──────────────┘
+//! ```
+//!
+//! The flow moves between links and sleeps like any other. If the proxy forgets it (a restart), the
+//! upload begins again from the file's first byte: a proxy keeps no half-sent body.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::{LOCATION, RETRY_AFTER};
+use tokio::io::AsyncReadExt;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::proxied::{Helm, next_event};
+use super::*;
+use crate::get::parcel::{ANSWER_BYTES_MAX, Answer as Answered, Parcel};
+use crate::get::proxy;
+
+/// An upload under way.
+pub(super) struct Outgoing {
+    pub(super) parcel: Arc<Parcel>,
+    /// Bytes of the file that the proxy has.
+    pub(super) acknowledged: u64,
+    answer: Option<Answered>,
+}
+
+/// Runs an upload through a proxy to its end and reports it.
+pub async fn run_upload(
+    job: &Job,
+    parcel: Parcel,
+    proxy: &Proxy,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    stop: watch::Receiver<bool>,
+    observer: &mut dyn Observer,
+) -> Exit {
+    match begin(job, proxy, links, stop, observer) {
+        Ok((mut transfer, _)) => {
+            transfer.outgoing = Some(Outgoing {
+                parcel: Arc::new(parcel),
+                acknowledged: 0,
+                answer: None,
+            });
+            let outcome = transfer.exchange_proxied().await;
+            transfer.finish_upload(outcome)
+        }
+        Err(exit) => exit,
+    }
+}
+
+impl Transfer<'_, Proxy> {
+    /// Sends the file in one flow and reads the answer.
+    pub(super) async fn attempt_upload(
+        &mut self,
+        parcel: Arc<Parcel>,
+        helm: &mut Helm,
+    ) -> Result<Step, Fault> {
+        let mut held = self.dial.post(parcel.clone())?;
+        self.note_acknowledged(0);
+        self.receiving = true;
+        let mut epoch = interval(EPOCH);
+        epoch.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut links, mut stop) = (self.links.clone(), self.stop.clone());
+        let (mut epoch_start, mut epoch_bytes) = (Moment::now(), 0u64);
+        let (mut kept, mut total) = (Vec::new(), 0u64);
+        let mut piece = [0; 8192];
+        loop {
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return Ok(Step::ChooseAgain),
+                Ok(()) = links.changed() => self.steer(helm).map_err(Fault::Final)?,
+                event = next_event(&mut helm.events) => self.heed(event, helm).map_err(Fault::Final)?,
+                _ = epoch.tick() => {
+                    let now = Moment::now();
+                    self.look(&parcel, helm);
+                    let done = self.acknowledged();
+                    let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
+                    let used = self.count_links(helm);
+                    self.steer(helm).map_err(Fault::Final)?;
+                    self.tell_progress(&used, done.saturating_sub(epoch_bytes) as f64 / seconds);
+                    (epoch_start, epoch_bytes) = (now, done);
+                }
+                read = held.read(&mut piece) => match read {
+                    Ok(0) => break,
+                    Ok(bytes) => {
+                        total += bytes as u64;
+                        let room = ANSWER_BYTES_MAX - kept.len();
+                        kept.extend_from_slice(&piece[..bytes.min(room)]);
+                    }
+                    Err(error) => {
+                        parcel.check_unchanged().map_err(Fault::Final)?;
+                        let fault = self.cause(Fault::Proxy(error.to_string()));
+                        return Err(self.once_only(fault));
+                    }
+                },
+            }
+        }
+        self.look(&parcel, helm);
+        let answer = Answered::read(&kept, total)
+            .map_err(|what| self.once_only(Fault::Proxy(what.into())))?;
+        self.judge(&parcel, answer)
+    }
+
+    /// Brings the progress up to date.
+    fn look(&mut self, parcel: &Parcel, helm: &mut Helm) {
+        let far = self.dial.with_flow(|_, flow| flow.acknowledged());
+        let done = far.unwrap_or(0).saturating_sub(parcel.head_bytes());
+        if done > self.acknowledged() {
+            self.note_acknowledged(done);
+            helm.last_byte = Some(Moment::now());
+            self.said_waiting = None;
+            self.tries = 0;
+            if self.last_link.is_none() {
+                self.say_begun(helm);
+            }
+        }
+    }
+
+    fn note_acknowledged(&mut self, bytes: u64) {
+        if let Some(outgoing) = &mut self.outgoing {
+            outgoing.acknowledged = bytes;
+        }
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.outgoing.as_ref().map_or(0, |o| o.acknowledged)
+    }
+
+    /// A POST that the origin may have seen is not sent again.
+    fn once_only(&self, fault: Fault) -> Fault {
+        let whole = |o: &Outgoing| o.parcel.post && o.acknowledged == o.parcel.length;
+        let text = match &fault {
+            Fault::Final(_) => return fault,
+            Fault::Origin { text, .. } | Fault::Path(text) | Fault::Proxy(text) => text,
+        };
+        if !self.outgoing.as_ref().is_some_and(whole) {
+            return fault;
+        }
+        Fault::Final(Failure::error(format!(
+            "{text}; whether the origin has the POST is not known, so it is not sent again"
+        )))
+    }
+
+    /// What the answer means.
+    fn judge(&mut self, parcel: &Parcel, answer: Answered) -> Result<Step, Fault> {
+        let host = self.job.url.host_str().unwrap_or_default();
+        if let Some(fault) = proxy::refusal(answer.status, &answer.headers, &answer.words) {
+            // The proxy's words say whether it reached the origin; only these two leave it open.
+            let told = answer.headers.get("proxy-status");
+            let told = told.and_then(|told| told.to_str().ok()).unwrap_or_default();
+            let open = ["connection_terminated", "http_response_timeout"];
+            let open = open.iter().any(|token| told.contains(token));
+            return Err(if open { self.once_only(fault) } else { fault });
+        }
+        let text = |name| Some(answer.headers.get(name)?.to_str().ok()?.to_owned());
+        match answer.status {
+            status if status.is_success() => {
+                parcel.check_unchanged().map_err(Fault::Final)?;
+                self.note_acknowledged(parcel.length);
+                if let Some(outgoing) = &mut self.outgoing {
+                    outgoing.answer = Some(answer);
+                }
+                Ok(Step::Whole)
+            }
+            status if status.is_redirection() => {
+                let to = text(LOCATION).unwrap_or_else(|| "nowhere".into());
+                let text = format!("{host} did not take it ({status}) and points to {to}");
+                Err(Fault::Final(Failure::error(text)))
+            }
+            StatusCode::UNAUTHORIZED => {
+                let text = format!("{host} wants credentials ({})", answer.status);
+                Err(Fault::Final(Failure::of(
+                    Exit::Error,
+                    Reason::AuthRequired,
+                    text,
+                )))
+            }
+            status => {
+                let words: String = answer.words.trim().chars().take(200).collect();
+                let text_of_fault = format!("{host} answers {status}: {words}");
+                let not_now = matches!(status.as_u16(), 408 | 425 | 429 | 503);
+                if not_now || (status.is_server_error() && !parcel.post) {
+                    let wait = text(RETRY_AFTER).and_then(|wait| wait.trim().parse().ok());
+                    return Err(Fault::Origin {
+                        text: text_of_fault,
+                        retry_after: wait.map(Duration::from_secs),
+                    });
+                }
+                Err(Fault::Final(Failure::error(text_of_fault)))
+            }
+        }
+    }
+
+    /// Reports.
+    fn finish_upload(mut self, outcome: Result<(), Failure>) -> Exit {
+        let late = self.left() == Some(Duration::ZERO);
+        let duration_s = self.t_s();
+        let (exit, reason, text) = match outcome {
+            Ok(()) if late => (Exit::DeadlineMissed, None, None),
+            Ok(()) => (Exit::Done, None, None),
+            Err(failure) => (failure.exit, failure.reason, Some(failure.text)),
+        };
+        let whole = text.is_none();
+        let Some(outgoing) = self.outgoing.take() else {
+            return exit;
+        };
+        let carried: u64 = self.bytes_by_link.values().sum();
+        let report = Report {
+            verb: "put",
+            url: public(&self.job.url),
+            file: PathBuf::from(&outgoing.parcel.path).display().to_string(),
+            bytes: outgoing.acknowledged,
+            sha256: outgoing.parcel.sha256.clone(),
+            // What the links carried beyond one copy and its head.
+            duplicate_bytes: carried
+                .saturating_sub(outgoing.acknowledged + outgoing.parcel.head_bytes()),
+            bytes_by_link: self.bytes_by_link,
+            duration_s,
+            deadline_s: self.job.within.map(|within| within.as_secs_f64()),
+            deadline_met: self.job.within.map(|_| whole && !late),
+            switches: self.switches,
+            content_encoding: None,
+            exit: exit as u8,
+            reason,
+            text,
+            resumable_bytes: 0,
+            proxy_would_add: None,
+            status: outgoing
+                .answer
+                .as_ref()
+                .map(|answer| answer.status.as_u16()),
+            answer: outgoing.answer.map(|answer| answer.words),
+        };
+        self.observer.tell(&if whole {
+            Event::Done(report)
+        } else {
+            Event::Error(report)
+        });
+        exit
+    }
+}

@@ -1,0 +1,312 @@
+//! The scenario's flows in the lab: a `cedos get` or `cedos put` each, from its start to its end,
+//! through the crashes that the scenario asks for.
+//!
+//! A crash of the device is SIGKILL for all of them; `for_s` later the same commands run again and
+//! continue what they can. A crash of the proxy is SIGKILL for it, and the same command later.
+
+use anyhow::{Context, bail};
+use cedos_lab_emu::{World, content, web};
+use cedos_lab_link::Time;
+use cedos_lab_scenario::{Direction, Flow, FlowReport, Who};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use super::prox::{Prox, through};
+use super::{LOOK, classes, end, file_sha256, is_interrupted, origin_named, origin_url};
+
+/// A flow's process, and what is known of those before it.
+struct Transfer<'a> {
+    flow: &'a Flow,
+    url: String,
+    /// Where a download goes, or what an upload sends.
+    file: PathBuf,
+    /// One per process.
+    logs: Vec<PathBuf>,
+    /// None while it is crashed, and at the end.
+    child: Option<Child>,
+    finished: Option<(Time, bool)>,
+}
+
+/// Something that happens to a process.
+#[derive(Clone, Copy)]
+enum Blow {
+    Crash(Who),
+    Return(Who),
+}
+
+/// The crashes and returns of a scenario, the last first.
+fn blows(world: &World) -> Vec<(Time, Blow)> {
+    let mut blows = Vec::new();
+    for crash in &world.scenario().crashes {
+        let at = |s| Time::from_secs_f64(s);
+        blows.push((at(crash.t_s), Blow::Crash(crash.who)));
+        blows.push((at(crash.t_s + crash.for_s), Blow::Return(crash.who)));
+    }
+    blows.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    blows
+}
+
+/// Runs all flows until they end or the scenario does.
+///
+/// # Errors
+/// What kept a flow from being started.
+pub fn run(
+    world: &World,
+    program: &Path,
+    folder: &Path,
+    mut prox: Option<&mut Prox>,
+) -> anyhow::Result<Vec<FlowReport>> {
+    let scenario = world.scenario();
+    let uploads = |flow: &&Flow| flow.direction == Direction::Up;
+    if let Some(flow) = scenario
+        .flows
+        .iter()
+        .find(uploads)
+        .filter(|_| prox.is_none())
+    {
+        bail!("flow {}: uploads go through a proxy, not --direct", flow.id);
+    }
+    let end_at = Time::from_secs_f64(scenario.duration_s);
+    let mut waiting: Vec<&Flow> = scenario.flows.iter().collect();
+    waiting.sort_by(|a, b| b.start_s.total_cmp(&a.start_s));
+    let mut blows = blows(world);
+    let mut device_is_there = true;
+    let mut transfers: Vec<Transfer> = Vec::new();
+    while world.now() < end_at && world.fault().is_none() && !is_interrupted() {
+        while let Some((_, blow)) = blows.pop_if(|(at, _)| *at <= world.now()) {
+            eprintln!("{:9.3} s  {}", world.now().as_secs_f64(), told(blow));
+            match (blow, prox.as_deref_mut()) {
+                (Blow::Crash(Who::Proxy), Some(prox)) => prox.crash(),
+                (Blow::Return(Who::Proxy), Some(prox)) => prox.begin(world)?,
+                (_, _) if matches!(blow, Blow::Crash(Who::Device)) => {
+                    device_is_there = false;
+                    for child in transfers.iter_mut().filter_map(|t| t.child.as_mut()) {
+                        let _ = child.kill();
+                        let _ = child.wait();
+                    }
+                    for transfer in transfers.iter_mut().filter(|t| t.finished.is_none()) {
+                        transfer.child = None;
+                    }
+                }
+                (_, prox) if matches!(blow, Blow::Return(Who::Device)) => {
+                    device_is_there = true;
+                    for transfer in transfers.iter_mut().filter(|t| t.finished.is_none()) {
+                        transfer.begin(world, program, prox.as_deref())?;
+                    }
+                }
+                _ => {} // A proxy that is not there cannot crash.
+            }
+        }
+        while device_is_there
+            && let Some(flow) =
+                waiting.pop_if(|flow| Time::from_secs_f64(flow.start_s) <= world.now())
+        {
+            let mut transfer = Transfer::new(world, folder, flow)?;
+            transfer.begin(world, program, prox.as_deref())?;
+            transfers.push(transfer);
+        }
+        let mut active = !device_is_there;
+        for transfer in transfers.iter_mut().filter(|t| t.finished.is_none()) {
+            match transfer
+                .child
+                .as_mut()
+                .map(Child::try_wait)
+                .transpose()?
+                .flatten()
+            {
+                Some(status) => transfer.finished = Some((world.now(), status.success())),
+                None => active = true,
+            }
+        }
+        if !active {
+            world.idle();
+            if waiting.is_empty() {
+                break;
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    for transfer in transfers.iter_mut().filter(|t| t.finished.is_none()) {
+        if let Some(child) = &mut transfer.child {
+            end(child);
+        }
+    }
+    let report = |flow: &Flow| {
+        let transfer = transfers.iter().find(|t| t.flow.id == flow.id);
+        transfer.map_or_else(|| never_started(flow), |t| t.report(world))
+    };
+    Ok(scenario.flows.iter().map(report).collect())
+}
+
+fn told(blow: Blow) -> &'static str {
+    match blow {
+        Blow::Crash(Who::Device) => "device   crashes",
+        Blow::Crash(Who::Proxy) => "proxy    crashes",
+        Blow::Return(Who::Device) => "device   is back",
+        Blow::Return(Who::Proxy) => "proxy    is back",
+    }
+}
+
+impl<'a> Transfer<'a> {
+    fn new(world: &World, folder: &Path, flow: &'a Flow) -> anyhow::Result<Transfer<'a>> {
+        let file = folder.join(format!("flow-{}", flow.id.replace('/', "_")));
+        let origin = origin_named(world);
+        let url = match (&flow.url, flow.bytes, flow.direction) {
+            (Some(url), ..) if world.has_names() => url.clone(),
+            (Some(url), ..) => url.replace("http://origin", &origin_url()),
+            (None, bytes, Direction::Down) => format!("{origin}/bytes/{}", bytes.unwrap_or(0)),
+            (None, _, Direction::Up) => format!("{origin}/upload/{}", upload_name(flow)),
+        };
+        if flow.direction == Direction::Up {
+            let bytes = flow.bytes.context("an upload needs bytes")?;
+            web::write_content(&file, world.scenario().seed, bytes)?;
+        }
+        Ok(Transfer {
+            flow,
+            url,
+            file,
+            logs: Vec::new(),
+            child: None,
+            finished: None,
+        })
+    }
+
+    /// Starts its process, for the first time or after a crash.
+    fn begin(&mut self, world: &World, program: &Path, prox: Option<&Prox>) -> anyhow::Result<()> {
+        let flow = self.flow;
+        let log = self
+            .file
+            .with_extension(format!("{}.json", self.logs.len()));
+        let mut command = Command::new(program);
+        match flow.direction {
+            Direction::Down => command.arg("get").arg(&self.url).arg("-o").arg(&self.file),
+            Direction::Up => command.arg("put").arg(&self.file).arg(&self.url),
+        };
+        command.args(["--json", "--policy", flow.policy.word()]);
+        if let Some(prox) = prox {
+            through(&mut command, prox, world);
+        }
+        if let Some(deadline_s) = flow.deadline_s {
+            // What is left of it by now.
+            let left_s = (deadline_s - world.now().as_secs_f64()).max(0.0);
+            command.args(["--within", &format!("{}s", left_s.floor().max(1.0))]);
+        }
+        if let Some(bytes) = flow.metered_bytes_max {
+            command.args(["--max-cell", &bytes.to_string()]);
+        }
+        classes(&mut command, world.scenario());
+        command
+            .stdout(Stdio::from(File::create(&log)?))
+            .stderr(Stdio::inherit());
+        self.child = Some(world.device().spawn(command)?);
+        self.logs.push(log);
+        Ok(())
+    }
+
+    /// Whether the content is where it belongs, and how much of it.
+    fn judge(&self, world: &World, last: &Value) -> (u64, bool) {
+        let seed = world.scenario().seed;
+        let named = || {
+            let (_, bytes) = self.flow.url.as_ref()?.split_once("://origin/bytes/")?;
+            bytes.parse().ok()
+        };
+        let expected = self.flow.bytes.or_else(named);
+        let digest = |bytes| content::sha256(seed, bytes);
+        if self.flow.direction == Direction::Down {
+            let bytes = std::fs::metadata(&self.file).map_or(0, |file| file.len());
+            return match expected {
+                Some(expected) => (bytes, file_sha256(&self.file) == Some(digest(expected))),
+                // For other people's objects the download's own word is all there is.
+                None => (bytes, last["event"] == "done"),
+            };
+        }
+        // What the origin has: a file of nginx's, or the digest the built-in server answered with.
+        let bytes = last["bytes"].as_u64().unwrap_or(0);
+        let wanted = expected.map(digest);
+        let answer = last["answer"].as_str().unwrap_or_default();
+        let said: Value = serde_json::from_str(answer).unwrap_or(Value::Null);
+        let has = match said["sha256"].as_str() {
+            Some(said) => hex::decode(said).ok(),
+            None => {
+                let file = world
+                    .web()
+                    .and_then(|web| web.upload(&upload_name(self.flow)));
+                file.and_then(|file| file_sha256(&file)).map(Vec::from)
+            }
+        };
+        let ok = wanted.is_some_and(|wanted| has.as_deref() == Some(wanted.as_slice()));
+        (bytes, ok)
+    }
+
+    fn report(&self, world: &World) -> FlowReport {
+        let told: Vec<Value> = self.logs.iter().map(|log| last_carried(log)).collect();
+        let null = Value::Null;
+        let last = told.last().unwrap_or(&null);
+        let (bytes, sha256_ok) = self.judge(world, last);
+        let finished = self
+            .finished
+            .filter(|(_, success)| *success && sha256_ok)
+            .map(|(at, _)| at.as_secs_f64());
+        if finished.is_none() {
+            eprintln!(
+                "lab: flow {} ({}) did not finish: {last}",
+                self.flow.id, self.url
+            );
+        }
+        let mut bytes_by_link = BTreeMap::new();
+        for links in told
+            .iter()
+            .filter_map(|told| told["bytes_by_link"].as_object())
+        {
+            for (name, bytes) in links {
+                *bytes_by_link.entry(name.clone()).or_default() += bytes.as_u64().unwrap_or(0);
+            }
+        }
+        let duplicate = last["duplicate_bytes"].as_u64().unwrap_or(0);
+        let carried: u64 = bytes_by_link.values().sum();
+        FlowReport {
+            id: self.flow.id.clone(),
+            bytes,
+            sha256_ok,
+            finished_s: finished,
+            deadline_s: self.flow.deadline_s,
+            deadline_met: finished.is_some_and(|at| self.flow.deadline_s.is_none_or(|by| at <= by)),
+            bytes_by_link,
+            // What a crash undid was carried twice, and no process knows it.
+            duplicate_bytes: if self.logs.len() > 1 {
+                duplicate.max(carried.saturating_sub(bytes))
+            } else {
+                duplicate
+            },
+        }
+    }
+}
+
+/// The name of a flow's upload at the origin.
+fn upload_name(flow: &Flow) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    flow.id.chars().map(safe).collect()
+}
+
+fn never_started(flow: &Flow) -> FlowReport {
+    FlowReport {
+        id: flow.id.clone(),
+        deadline_s: flow.deadline_s,
+        ..FlowReport::default()
+    }
+}
+
+/// The last JSON object of a program that says what its links carried, `null` if it printed none.
+fn last_carried(log: &Path) -> Value {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let mut objects = text
+        .lines()
+        .rev()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    objects
+        .find(|object| object["bytes_by_link"].is_object())
+        .unwrap_or(Value::Null)
+}

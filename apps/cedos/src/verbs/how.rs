@@ -1,0 +1,149 @@
+//! The options that downloads and uploads share: by when, over what, through whom.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgAction, Args};
+use d2tp_driver::{AddressError, ServerAddress};
+use d2tp_links::ClassRule;
+use d2tp_sched::{IfLate, Policy};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::get::outcome::Exit;
+use crate::get::report::{Bar, JsonLines, Lines, Observer};
+use crate::get::when;
+
+/// Deadline of a transfer that names none.
+const WITHIN_DEFAULT: Duration = Duration::from_secs(6 * 3600);
+
+/// How a transfer is to go.
+#[derive(Debug, Args)]
+pub struct How {
+    /// Be ready by TIME: 07:30 (the next one), RFC 3339, or +45m
+    #[arg(long, value_name = "TIME", group = "when")]
+    by: Option<String>,
+
+    /// Be ready within this long: 2h, 45m, 1h30m [default: 6h]
+    #[arg(long, value_name = "SPAN", group = "when", value_parser = when::parse_span)]
+    within: Option<Duration>,
+
+    /// No deadline: wait for free networks however long it takes
+    #[arg(long, group = "when")]
+    when_free: bool,
+
+    /// Start at once on any network, or fail
+    #[arg(long, group = "when")]
+    pub now: bool,
+
+    /// How to weigh money against time [default: free-first; any with --now; free-only with
+    /// --when-free]
+    #[arg(long, value_parser = words::<Policy, 5>(Policy::ALL.map(Policy::word)))]
+    policy: Option<Policy>,
+
+    /// Bytes that metered networks may carry at most: 50M, 1.5G
+    #[arg(long, value_name = "SIZE", value_parser = when::parse_bytes)]
+    pub max_cell: Option<u64>,
+
+    /// What to do when free networks alone will not make the deadline
+    #[arg(long, default_value = "cell", value_parser = words::<IfLate, 3>(IfLate::ALL.map(IfLate::word)))]
+    pub if_late: IfLate,
+
+    /// Go through this proxy: d2tp://host:port/KEY
+    #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
+    prox: Option<String>,
+
+    /// This device's private key file, by which the proxy knows it [default: $CEDOS_KEY_FILE, or
+    /// ~/.config/cedos/key, which is made on first use]
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
+    /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
+    #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
+    pub link: Vec<ClassRule>,
+
+    /// Tries without a new byte before giving up on the origin
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tries: u32,
+
+    /// Drop a connection that has been silent this long
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = when::parse_span)]
+    pub stall: Duration,
+
+    /// Print one JSON object per line: progress, switch, waiting, note, and last done or error
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Reads one of some words, which `--help` lists.
+fn words<T, const N: usize>(words: [&'static str; N]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err = d2tp_sched::UnknownWord> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(words).try_map(|word| word.parse::<T>())
+}
+
+impl How {
+    /// The proxy to go through, if one was named.
+    pub fn proxy(&self) -> Result<Option<ServerAddress>, String> {
+        match self.prox.as_deref().filter(|text| !text.is_empty()) {
+            Some(text) => Ok(Some(text.parse().map_err(|e: AddressError| e.to_string())?)),
+            None => Ok(None),
+        }
+    }
+
+    /// The time there is.
+    pub fn within(&self) -> Result<Option<Duration>, String> {
+        Ok(match (&self.by, self.within) {
+            (Some(by), _) => Some(when::parse_by(by, &jiff::Zoned::now())?),
+            (None, Some(within)) => Some(within),
+            (None, None) if self.when_free || self.now => None,
+            (None, None) => Some(WITHIN_DEFAULT),
+        })
+    }
+
+    /// Money against time.
+    pub fn policy(&self) -> Policy {
+        self.policy.unwrap_or(match (self.when_free, self.now) {
+            (true, _) => Policy::FreeOnly,
+            (_, true) => Policy::Any,
+            _ => Policy::FreeFirst,
+        })
+    }
+
+    /// Who hears what happens; `output_taken`: standard output carries the object.
+    pub fn observer(&self, output_taken: bool) -> Box<dyn Observer> {
+        if self.json && output_taken {
+            Box::new(JsonLines(std::io::stderr()))
+        } else if self.json {
+            Box::new(JsonLines(std::io::stdout()))
+        } else if std::io::stderr().is_terminal() {
+            Box::new(Bar::new())
+        } else {
+            Box::new(Lines)
+        }
+    }
+}
+
+/// Ctrl-C and SIGTERM ask for a clean stop; a second one ends the process at once.
+pub fn stop_on_signal(stop: watch::Sender<bool>) -> std::io::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::spawn(async move {
+        for first in [true, false] {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            if first {
+                stop.send_replace(true);
+            } else {
+                std::process::exit(Exit::Cancelled as i32);
+            }
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,280 @@
+//! `cedos lab run` and `cedos sim run`, as programs: the same report from both, uploads that the
+//! origin has, commands on the device, crashes. Where the system forbids namespaces each test says
+//! so and passes.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn cedos(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_cedos"))
+        .args(arguments)
+        .env_remove("CEDOS_PROX")
+        .env_remove("CEDOS_KEY_FILE")
+        .output()
+        .expect("cedos")
+}
+
+struct File {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl File {
+    fn name(&self) -> &str {
+        self.path.to_str().expect("a path")
+    }
+}
+
+fn scenario(text: &str) -> File {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("test.toml");
+    std::fs::write(&path, text).expect("written");
+    File {
+        _folder: folder,
+        path,
+    }
+}
+
+/// The output of a lab run, unless there can be none on this machine.
+fn lab(file: &File, more: &[&str]) -> Option<Output> {
+    let output = cedos(&[&["lab", "run", file.name()], more].concat());
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let forbidden = [
+        "refuses unprivileged user namespaces",
+        "lets nobody make network namespaces",
+    ];
+    if forbidden.iter().any(|words| told.contains(words)) {
+        eprintln!("skipped, no lab on this machine: {told}");
+        return None;
+    }
+    Some(output)
+}
+
+fn report(output: &Output) -> Value {
+    let told = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(told.trim())
+        .unwrap_or_else(|_| panic!("one object: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+fn installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    folders.any(|folder| folder.join(program).is_file())
+}
+
+fn keys(value: &Value) -> BTreeSet<&str> {
+    let object = value.as_object().expect("an object");
+    object.keys().map(String::as_str).collect()
+}
+
+fn words(text: &str) -> BTreeSet<&str> {
+    text.split_whitespace().collect()
+}
+
+const BOTH_WAYS: &str = r#"
+duration_s = 60
+[[link]]
+name = "wlan0"
+down_mbps = 8
+up_mbps = 8
+[[link.at]]
+t_s = 6
+up = false
+[[link]]
+name = "wwan0"
+up = false
+down_mbps = 8
+up_mbps = 8
+[[link.at]]
+t_s = 6.5
+up = true
+[[flow]]
+bytes = 12_000_000
+deadline_s = 55
+policy = "any"
+[[flow]]
+direction = "up"
+bytes = 400_000
+[[expect]]
+text = "count(flows[sha256_ok=true]) == 2"
+[[expect]]
+text = "1 == 2"
+"#;
+
+#[test]
+fn lab_and_simulator_print_the_same_object_with_the_keys_of_the_documentation() {
+    let file = scenario(BOTH_WAYS);
+    let simulated = cedos(&["sim", "run", file.name(), "--json"]);
+    let emulated = lab(&file, &["--json"]);
+    for output in [Some(simulated), emulated].into_iter().flatten() {
+        assert_eq!(output.status.code(), Some(1), "an expectation fails");
+        let report = report(&output);
+        assert_eq!(keys(&report), words("flows links switches expectations"));
+        let each = |list: &str, wanted: &str| {
+            let list = report[list].as_array().expect("a list");
+            assert!(!list.is_empty(), "{wanted}: {report}");
+            for value in list {
+                assert_eq!(keys(value), words(wanted));
+            }
+        };
+        each(
+            "flows",
+            "id bytes sha256_ok finished_s deadline_s deadline_met bytes_by_link duplicate_bytes",
+        );
+        each("links", "name class bytes_down bytes_up packets_while_down");
+        each("switches", "at_s from to kind silence_ms");
+        each("expectations", "text holds");
+        let holds: Vec<_> = report["expectations"].as_array().unwrap().iter().collect();
+        assert_eq!(holds[0]["holds"], true, "{report}");
+        assert_eq!(holds[1]["holds"], false);
+        let flows = report["flows"].as_array().unwrap();
+        assert_eq!(flows[0]["deadline_s"], 55.0);
+        assert_eq!(flows[0]["deadline_met"], true);
+        assert_eq!(
+            (&flows[1]["bytes"], &flows[1]["deadline_s"]),
+            (&400_000.into(), &Value::Null)
+        );
+        for link in ["wlan0", "wwan0"] {
+            assert!(
+                flows[0]["bytes_by_link"][link].as_u64() > Some(0),
+                "{link}: {report}"
+            );
+        }
+    }
+}
+
+const LINK: &str = "duration_s = 60\n[[link]]\nname = \"wlan0\"\ndown_mbps = 20\nup_mbps = 20\n";
+
+#[test]
+fn each_origin_serves_both_ways_over_http_and_https() {
+    for origin in ["builtin", "nginx"] {
+        if origin == "nginx" && !installed("nginx") {
+            eprintln!("skipped: nginx is not installed");
+            continue;
+        }
+        let file = scenario(&format!(
+            "origin = \"{origin}\"\n{LINK}
+             [[flow]]\nbytes = 300_000
+             [[flow]]\nurl = \"https://origin/bytes/300000\"
+             [[flow]]\nurl = \"https://origin/bytes/70001\"
+             [[flow]]\ndirection = \"up\"\nbytes = 300_000
+             [[expect]]\ntext = \"count(flows[sha256_ok=true]) == 4\"\n"
+        ));
+        let Some(output) = lab(&file, &["--json"]) else {
+            return;
+        };
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{origin}: {told}");
+        let who = if origin == "nginx" {
+            "the origin is nginx/"
+        } else {
+            "the built-in server"
+        };
+        assert!(told.contains(who), "{told}");
+    }
+}
+
+#[test]
+fn an_origin_that_is_not_one_is_an_error() {
+    let file = scenario(&format!("origin = \"apache\"\n{LINK}"));
+    let output = cedos(&["lab", "run", file.name()]);
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("nginx"));
+}
+
+#[test]
+fn a_command_runs_on_the_device_and_is_told_where_everything_is() {
+    let file = scenario(LINK);
+    let script = r#"
+        set -e
+        test "$CEDOS_LINK_CLASS" = wlan0=free
+        test -s "$CEDOS_KEY_FILE" && test -s "$CEDOS_LAB_CA"
+        "$0" get "$CEDOS_LAB_ORIGIN/bytes/50000" -o "$1/direct" --link wlan0=free
+        "$0" get "$CEDOS_LAB_ORIGIN_TLS/bytes/50000" -o "$1/tls" --link wlan0=free --ca "$CEDOS_LAB_CA"
+        "$0" get "$CEDOS_LAB_ORIGIN_TLS/bytes/50000" -o "$1/proxied" --prox "$CEDOS_LAB_PROX" --link wlan0=free
+        cmp "$1/direct" "$1/tls" && cmp "$1/direct" "$1/proxied"
+        echo "seen from here: $(wc -c < "$1/direct")"
+    "#;
+    let folder = tempfile::tempdir().expect("a folder");
+    let to = folder.path().to_str().expect("a path");
+    let arguments = ["--", "sh", "-c", script, env!("CARGO_BIN_EXE_cedos"), to];
+    let Some(output) = lab(&file, &arguments) else {
+        return;
+    };
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(out.contains("seen from here: 50000"), "{out}");
+    let failing = lab(&file, &["--", "false"]).expect("a lab");
+    assert_eq!(failing.status.code(), Some(1));
+    let absent = lab(&file, &["--", "/no/such/program"]).expect("a lab");
+    let told = String::from_utf8_lossy(&absent.stderr);
+    assert!(
+        told.contains("/no/such/program cannot be started"),
+        "{told}"
+    );
+}
+
+#[test]
+fn transfers_come_through_kill_9_of_either_end() {
+    for who in ["device", "proxy"] {
+        let file = scenario(&format!(
+            "duration_s = 90\n[[link]]\nname = \"wlan0\"\ndown_mbps = 4\nup_mbps = 4
+             [[crash]]\nwho = \"{who}\"\nt_s = 2\nfor_s = 0.5
+             [[flow]]\nbytes = 2_000_000
+             [[flow]]\ndirection = \"up\"\nbytes = 1_500_000
+             [[expect]]\ntext = \"count(flows[sha256_ok=true]) == 2\"\n"
+        ));
+        let Some(output) = lab(&file, &["--json"]) else {
+            return;
+        };
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{who}: {told}");
+        assert!(
+            told.contains("crashes") && told.contains("is back"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
+fn the_lab_is_there_for_an_ordinary_user_too() {
+    use std::os::unix::process::CommandExt;
+    const NOBODY: u32 = 65534;
+    if !nix::unistd::geteuid().is_root() {
+        return; // Then every other test has shown it.
+    }
+    // The program and the scenario where nobody in particular may read them.
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = |name: &str| folder.path().join(name);
+    let open = |path: &Path| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("opened");
+    };
+    std::fs::copy(env!("CARGO_BIN_EXE_cedos"), place("cedos")).expect("copied");
+    let text =
+        format!("{LINK}[[flow]]\nbytes = 100_000\n[[expect]]\ntext = \"flows[0].sha256_ok\"\n");
+    std::fs::write(place("test.toml"), text).expect("written");
+    for path in [folder.path().to_owned(), place("cedos"), place("test.toml")] {
+        open(&path);
+    }
+    let output = Command::new(place("cedos"))
+        .args(["lab", "run"])
+        .arg(place("test.toml"))
+        .current_dir(folder.path())
+        .env("TMPDIR", folder.path())
+        .env("HOME", folder.path())
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .expect("cedos");
+    let told = String::from_utf8_lossy(&output.stderr);
+    if told.contains("refuses unprivileged user namespaces") {
+        eprintln!("skipped: {told}");
+        return;
+    }
+    assert!(output.status.success(), "{told}");
+}
