@@ -1,5 +1,6 @@
 //! One GET: request, redirects, the answer's head, and its body as it comes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
@@ -18,6 +19,7 @@ use url::Url;
 
 use super::dial::{Dial, Fault, Via};
 use super::filename;
+use super::header::Field;
 use super::outcome::{Exit, Failure, Reason};
 use super::proxy;
 use super::validator::Validator;
@@ -26,7 +28,7 @@ use super::validator::Validator;
 pub const REDIRECTS_MAX: usize = 20;
 
 /// Time for the head of an answer to come.
-const HEAD_MAX: Duration = Duration::from_secs(30); // a guess
+pub const HEAD_MAX: Duration = Duration::from_secs(30); // a guess
 
 /// A refusal in words that is longer is not read.
 const WORDS_BYTES_MAX: usize = 4096;
@@ -49,6 +51,8 @@ pub struct Ask {
     pub if_range: Option<Validator>,
     /// Follow a redirect from `https` to `http`.
     pub allow_downgrade: bool,
+    /// Fields of the user's own.
+    pub fields: Arc<[Field]>,
 }
 
 /// What the bytes that follow are.
@@ -111,12 +115,12 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
     let credentials = credentials(&url);
     for _ in 0..=REDIRECTS_MAX {
         let same_origin = url.origin() == ask.url.origin();
-        let request = request(
-            dial,
-            ask,
-            &url,
-            credentials.as_deref().filter(|_| same_origin),
-        )?;
+        let credentials = credentials.as_deref().filter(|_| same_origin);
+        let fields = ask
+            .fields
+            .iter()
+            .filter(|field| same_origin || !field.is_credential());
+        let request = request(dial, ask, &url, credentials, fields)?;
         let stream = dial.dial(&url, via).await?;
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
         let (mut sender, connection) = handshake.await.map_err(|e| broken(&e))?;
@@ -185,11 +189,12 @@ async fn words(body: Incoming) -> String {
     }
 }
 
-fn request(
+fn request<'a>(
     dial: &impl Dial,
     ask: &Ask,
     url: &Url,
     credentials: Option<&str>,
+    fields: impl Iterator<Item = &'a Field>,
 ) -> Result<Request<Empty<Bytes>>, Fault> {
     let mut plain = url.clone();
     plain.set_fragment(None);
@@ -215,9 +220,20 @@ fn request(
     if let Some(credentials) = credentials {
         request = request.header(AUTHORIZATION, credentials);
     }
-    request
+    let mut request = request
         .body(Empty::new())
-        .map_err(|e| Fault::Final(Failure::error(format!("{url} cannot be asked for: {e}"))))
+        .map_err(|e| Fault::Final(Failure::error(format!("{url} cannot be asked for: {e}"))))?;
+    // The user's word wins over ours, and a name given twice is sent twice.
+    let (headers, mut named) = (request.headers_mut(), Vec::new());
+    for field in fields {
+        if named.contains(&&field.name) {
+            headers.append(&field.name, field.value.clone());
+        } else {
+            headers.insert(&field.name, field.value.clone());
+            named.push(&field.name);
+        }
+    }
+    Ok(request)
 }
 
 /// `host` or `host:port`, as the Host header wants it.
@@ -306,7 +322,8 @@ fn part(status: StatusCode, headers: &HeaderMap, ask: &Ask, url: &Url) -> Result
                 Exit::Error,
                 Reason::AuthRequired,
                 format!(
-                    "{host} wants credentials ({status}); write them as https://user:password@{host}/…"
+                    "{host} wants credentials ({status}); write them as https://user:password@{host}/… \
+                     or --header 'Authorization: …'"
                 ),
             )))
         }

@@ -60,6 +60,8 @@ pub enum Reason {
     UserPaused,
     /// A link is up and carries nothing.
     PathTooSlow,
+    /// A link asks to sign in before it carries anything.
+    Portal,
     /// The proxy does not answer, or is not who its address says.
     ProxyUnreachable,
 }
@@ -113,6 +115,14 @@ impl Failure {
             exit,
             reason: Some(reason),
             text: text.into(),
+        }
+    }
+
+    /// A command line that makes no sense.
+    pub fn usage(text: impl Into<String>) -> Failure {
+        Failure {
+            exit: Exit::Usage,
+            ..Failure::error(text)
         }
     }
 

@@ -30,7 +30,9 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::dial::{Dial, Fault, Io, Via};
+use super::mode::Mode;
 use super::outcome::{Exit, Failure, Reason};
+use super::tunnel::Tunnel;
 
 /// Time for the last words to a proxy: the end of a flow, the end of the session.
 const FAREWELL: Duration = Duration::from_millis(500); // a guess: one slow round trip
@@ -53,6 +55,8 @@ pub struct Proxy {
     address: ServerAddress,
     key: SecretKey,
     links: watch::Receiver<Arc<Vec<Link>>>,
+    /// The device speaks to origins itself, through this.
+    tunnel: Option<Tunnel>,
     state: Mutex<State>,
 }
 
@@ -83,11 +87,13 @@ impl Proxy {
         address: ServerAddress,
         key: SecretKey,
         links: watch::Receiver<Arc<Vec<Link>>>,
+        tunnel: Option<Tunnel>,
     ) -> Proxy {
         Proxy {
             address,
             key,
             links,
+            tunnel,
             state: Mutex::default(),
         }
     }
@@ -369,7 +375,7 @@ impl AsyncWrite for Held {
 }
 
 impl Dial for Proxy {
-    async fn dial(&self, _url: &Url, _via: &Via) -> Result<Box<dyn Io>, Fault> {
+    async fn dial(&self, url: &Url, _via: &Via) -> Result<Box<dyn Io>, Fault> {
         let Some(device) = self.device() else {
             return Err(Fault::Proxy("there is no session to the proxy".into()));
         };
@@ -382,15 +388,17 @@ impl Dial for Proxy {
             .map_err(|error| Fault::Proxy(error.to_string()))?;
         let flow = Arc::new(Mutex::new(flow));
         self.state().flow = Some(flow.clone());
-        Ok(Box::new(Held(flow)))
+        match &self.tunnel {
+            Some(tunnel) => tunnel.through(Held(flow), url).await,
+            None => Ok(Box::new(Held(flow))),
+        }
     }
 
-    fn absolute_form(&self) -> bool {
-        true
-    }
-
-    fn moves_by_itself(&self) -> bool {
-        true
+    fn mode(&self) -> Mode {
+        match &self.tunnel {
+            Some(_) => Mode::Sealed,
+            None => Mode::ProxyFetch,
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use d2tp_sched::in_words;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use super::mode::Mode;
 use super::outcome::Reason;
 
 /// What happens while a download runs.
@@ -30,6 +31,8 @@ pub enum Event {
         bytes_by_link: BTreeMap<String, u64>,
         /// Why this link, in words.
         why: String,
+        /// Who speaks to the origin.
+        mode: Mode,
     },
     /// The transfer goes on over another link.
     Switch {
@@ -77,6 +80,8 @@ pub enum Event {
 pub struct Report {
     /// The URL asked for, without credentials.
     pub url: String,
+    /// Who spoke to the origin.
+    pub mode: Mode,
     /// Where the object is, or would have been; `-` for standard output.
     pub file: String,
     /// Bytes of the object held, from now or earlier runs.
@@ -163,6 +168,7 @@ impl Observer for Bar {
                 bytes_by_link,
                 link,
                 why,
+                mode,
                 ..
             } => {
                 let template = match length {
@@ -178,8 +184,12 @@ impl Observer for Bar {
                 self.bar.set_position(*bytes);
                 let rate = human_bytes(*rate_bytes_per_s as u64);
                 let shares = shares(bytes_by_link);
+                let sealed = match mode {
+                    Mode::Sealed => " · sealed",
+                    Mode::Direct | Mode::ProxyFetch => "",
+                };
                 self.bar
-                    .set_message(format!("{rate}/s on {link} · {shares} · {why}"));
+                    .set_message(format!("{rate}/s on {link} · {shares} · {why}{sealed}"));
             }
             Event::Waiting {
                 reason,

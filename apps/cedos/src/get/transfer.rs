@@ -33,6 +33,7 @@ use super::clock::Moment;
 use super::dial::{Dial, Fault, Via};
 use super::exchange::{Answer, Ask, Part, exchange};
 use super::filename;
+use super::header::Field;
 use super::outcome::{Exit, Failure, Reason};
 use super::proxy::Proxy;
 use super::report::{Event, Observer, Report};
@@ -91,6 +92,8 @@ pub struct Job {
     pub stall: Duration,
     /// Follow redirects from https to http.
     pub allow_downgrade: bool,
+    /// Fields of the user's own for the request.
+    pub fields: Arc<[Field]>,
 }
 
 /// Why an attempt ended without a fault.
@@ -195,6 +198,7 @@ fn begin<'a, D: Dial>(
         Err(failure) => {
             let report = Report {
                 url,
+                mode: dial.mode(),
                 file: display(&job.destination, &named),
                 bytes: 0,
                 sha256: String::new(),
@@ -429,6 +433,7 @@ impl<D: Dial> Transfer<'_, D> {
             to: None,
             if_range: self.sink.note.validator.clone().filter(|_| continues),
             allow_downgrade: self.job.allow_downgrade,
+            fields: self.job.fields.clone(),
         }
     }
 
@@ -450,6 +455,7 @@ impl<D: Dial> Transfer<'_, D> {
     async fn recover(&mut self, fault: Fault, link: &str) -> Result<(), Failure> {
         let (text, reason, retry_after, counts) = match fault {
             Fault::Final(failure) => return Err(failure),
+            Fault::Stranger(text) | Fault::Portal(text) => return Err(Failure::error(text)),
             Fault::Path(_) if self.via(link).is_none() => return Ok(()), // an outage, not a fault
             Fault::Path(text) => {
                 self.stalled_until
@@ -663,6 +669,7 @@ impl<D: Dial> Transfer<'_, D> {
             link: link.to_owned(),
             bytes_by_link: self.bytes_by_link.clone(),
             why: self.why.clone(),
+            mode: self.dial.mode(),
         };
         self.observer.tell(&event);
     }

@@ -17,10 +17,14 @@ use url::Url;
 
 use super::key;
 use crate::get::direct::Direct;
+use crate::get::header::{self, Field};
+use crate::get::mode::Mode;
 use crate::get::outcome::{Exit, Failure};
 use crate::get::proxy::Proxy;
 use crate::get::report::{Bar, JsonLines, Lines, Observer};
+use crate::get::tls::Tls;
 use crate::get::transfer::{self, Destination, Job};
+use crate::get::tunnel::Tunnel;
 use crate::get::when;
 
 /// Deadline of a download that names none.
@@ -83,6 +87,16 @@ pub struct GetArgs {
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 
+    /// Have the proxy open a tunnel only: this device asks the origin itself, and with https the
+    /// proxy sees nothing but host and port. Always so for URLs with credentials
+    #[arg(long)]
+    sealed: bool,
+
+    /// Add a field to the request, as 'Accept: audio/mpeg'; repeatable. Those that look like
+    /// credentials go to no other origin, and to no proxy (see --sealed)
+    #[arg(short = 'H', long, value_name = "FIELD", value_parser = header::parse)]
+    header: Vec<Field>,
+
     /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
     #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
     link: Vec<ClassRule>,
@@ -136,39 +150,9 @@ pub async fn run(args: GetArgs) -> ExitCode {
 }
 
 async fn start(args: GetArgs) -> Result<Exit, Failure> {
-    let usage = |text: String| Failure {
-        exit: Exit::Usage,
-        reason: None,
-        text,
-    };
-    if !matches!(args.url.scheme(), "http" | "https") || !args.url.has_host() {
-        return Err(usage(format!(
-            "{} is not an http:// or https:// URL",
-            args.url
-        )));
-    }
-    let proxy: Option<ServerAddress> = match args.prox.as_deref().filter(|text| !text.is_empty()) {
-        Some(text) => Some(
-            text.parse()
-                .map_err(|e: AddressError| usage(e.to_string()))?,
-        ),
-        None => None,
-    };
-    if proxy.is_some() && (!args.url.username().is_empty() || args.url.password().is_some()) {
-        return Err(usage(
-            "the URL carries credentials, which the proxy would see; download it without --prox \
-             (and CEDOS_PROX)"
-                .into(),
-        ));
-    }
-    if proxy.is_some() && args.ca.is_some() {
-        return Err(usage(
-            "--ca is for downloads without a proxy: with --prox it is the proxy that verifies the \
-             origin; give --ca to `cedos prox` instead"
-                .into(),
-        ));
-    }
-    let job = job(&args).map_err(usage)?;
+    let proxy = proxy_address(&args)?;
+    let mode = mode(&args, proxy.is_some())?;
+    let job = job(&args).map_err(Failure::usage)?;
     let rules = ClassRules {
         rules: args.link.clone(),
     };
@@ -180,16 +164,56 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     let mut observer = observer(&args);
     let links = monitor.subscribe();
     let Some(address) = proxy else {
-        let dial = Direct::new(args.ca.as_deref())?;
+        let dial = Direct::new(Tls::new(args.ca.as_deref())?);
         return Ok(transfer::run(&job, &dial, links, stopped, observer.as_mut()).await);
+    };
+    let tunnel = match mode {
+        Mode::Sealed => Some(Tunnel::new(Tls::new(args.ca.as_deref())?)),
+        Mode::Direct | Mode::ProxyFetch => None,
     };
     let key = key::of_device(args.key.as_deref())
         .map_err(|error| Failure::error(format!("{error:#}")))?;
-    let proxy = Proxy::new(address, key, links.clone());
+    let proxy = Proxy::new(address, key, links.clone(), tunnel);
     Ok(transfer::run_proxied(&job, &proxy, links, stopped, observer.as_mut()).await)
 }
 
+fn proxy_address(args: &GetArgs) -> Result<Option<ServerAddress>, Failure> {
+    let text = args.prox.as_deref().filter(|text| !text.is_empty());
+    text.map(|text| {
+        text.parse()
+            .map_err(|e: AddressError| Failure::usage(e.to_string()))
+    })
+    .transpose()
+}
+
+/// Who speaks to the origin. What proves who the user is, no proxy gets to see unasked.
+fn mode(args: &GetArgs, through_proxy: bool) -> Result<Mode, Failure> {
+    let refuse = |text: &str| Err(Failure::usage(text));
+    if !through_proxy {
+        return match args.sealed {
+            true => refuse("--sealed is a way of using a proxy: give --prox too, or leave it out"),
+            false => Ok(Mode::Direct),
+        };
+    }
+    let secret = !args.url.username().is_empty()
+        || args.url.password().is_some()
+        || args.header.iter().any(Field::is_credential);
+    if args.sealed || secret {
+        return Ok(Mode::Sealed);
+    }
+    if args.ca.is_some() {
+        return refuse(
+            "--ca is for downloads whose origin this device verifies: add --sealed, or give --ca \
+             to `cedos prox`, which verifies it otherwise",
+        );
+    }
+    Ok(Mode::ProxyFetch)
+}
+
 fn job(args: &GetArgs) -> Result<Job, String> {
+    if !matches!(args.url.scheme(), "http" | "https") || !args.url.has_host() {
+        return Err(format!("{} is not an http:// or https:// URL", args.url));
+    }
     let within = match (&args.by, args.within) {
         (Some(by), _) => Some(when::parse_by(by, &jiff::Zoned::now())?),
         (None, Some(within)) => Some(within),
@@ -219,6 +243,7 @@ fn job(args: &GetArgs) -> Result<Job, String> {
         tries_max: args.tries,
         stall: args.stall,
         allow_downgrade: args.allow_downgrade,
+        fields: args.header.as_slice().into(),
     })
 }
 

@@ -54,6 +54,7 @@ impl<D: Dial> Transfer<'_, D> {
         let whole = text.is_none();
         let report = Report {
             url: public(&self.job.url),
+            mode: self.dial.mode(),
             file: display(&self.job.destination, &file),
             bytes,
             sha256,

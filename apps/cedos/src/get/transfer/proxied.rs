@@ -18,8 +18,9 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::super::clock::Moment;
-use super::super::dial::{Fault, Via};
-use super::super::exchange::{Answer, Ask, exchange};
+use super::super::dial::{Dial, Fault, Via};
+use super::super::exchange::{Answer, Ask, HEAD_MAX, exchange};
+use super::super::mode::Mode;
 use super::super::outcome::{Exit, Failure, Reason};
 use super::super::proxy::{Lost, Proxy};
 use super::super::report::Event;
@@ -59,6 +60,10 @@ struct Helm {
     first: Option<(String, u64)>,
     /// Metered links that work and were left because nothing may be spent there.
     left: BTreeSet<String>,
+    /// The policy lets no link carry it for now.
+    waits: bool,
+    /// Since when a tunnel brings nothing although it could.
+    quiet_since: Option<Moment>,
     /// When the last byte came, while one could have.
     last_byte: Option<Moment>,
     last_counts: BTreeMap<String, u64>,
@@ -125,6 +130,7 @@ impl Transfer<'_, Proxy> {
     /// One request in one flow, until its bytes end.
     async fn attempt_proxied(&mut self, helm: &mut Helm) -> Result<Step, Fault> {
         let ask = self.ask_whole();
+        helm.quiet_since = None;
         let mut epoch = interval(EPOCH);
         epoch.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut answer = match self.ask_proxy(helm, &ask, &mut epoch).await? {
@@ -154,6 +160,7 @@ impl Transfer<'_, Proxy> {
                     self.tell_progress(&used, epoch_bytes as f64 / seconds);
                     (epoch_start, epoch_bytes) = (now, 0);
                     self.sink.tick().await.map_err(Fault::Final)?;
+                    self.check_tunnel(helm, self.job.stall)?;
                 }
                 data = answer.next() => {
                     let Some(data) = data else { break };
@@ -163,6 +170,7 @@ impl Transfer<'_, Proxy> {
                         *self.bytes_by_link.entry("any".into()).or_default() += data.len() as u64;
                     }
                     helm.last_byte = Some(Moment::now());
+                    helm.quiet_since = None;
                     self.said_waiting = None;
                     if self.last_link.is_none() {
                         self.say_begun(helm);
@@ -219,7 +227,27 @@ impl Transfer<'_, Proxy> {
                 _ = epoch.tick() => {}
             }
             self.steer(helm).map_err(Fault::Final)?;
+            self.check_tunnel(helm, HEAD_MAX)?;
         }
+    }
+
+    /// Behind a tunnel is one connection of the proxy to the origin, which can hang while the proxy
+    /// is well: it is given up after `limit` in which bytes could have come.
+    fn check_tunnel(&self, helm: &mut Helm, limit: Duration) -> Result<(), Fault> {
+        if self.dial.mode() != Mode::Sealed || helm.waits || !self.dial.answers() {
+            helm.quiet_since = None;
+            return Ok(());
+        }
+        let quiet = Moment::now().since(*helm.quiet_since.get_or_insert_with(Moment::now));
+        if quiet < limit {
+            return Ok(());
+        }
+        helm.quiet_since = None;
+        let text = format!("not a byte through the tunnel for {}", in_words(quiet));
+        Err(Fault::Origin {
+            text,
+            retry_after: None,
+        })
     }
 
     /// Decides whether this flow may spend on links that cost, and says why it waits if it does.
@@ -227,6 +255,7 @@ impl Transfer<'_, Proxy> {
         self.check_deadline()?;
         let ways = self.proxied_ways(helm);
         let plan = decide(&self.need(), &ways);
+        helm.waits = matches!(plan.choice, Choice::Wait { .. });
         let on_time = self.left().is_none_or(|left| left > LIFT_DEADLINE);
         if !on_time && !helm.lifted && self.job.if_late != IfLate::Fail {
             // Late is better than never: neither end may drop the flow now.
@@ -539,6 +568,7 @@ impl Transfer<'_, Proxy> {
     async fn recover_proxied(&mut self, fault: Fault, helm: &mut Helm) -> Result<(), Failure> {
         let (text, reason, retry_after, counts) = match fault {
             Fault::Final(failure) => return Err(failure),
+            Fault::Stranger(text) | Fault::Portal(text) => return Err(Failure::error(text)),
             Fault::Origin { text, retry_after } => (text, Reason::OriginWait, retry_after, true),
             Fault::Path(text) | Fault::Proxy(text) => (text, Reason::ProxyUnreachable, None, false),
         };
