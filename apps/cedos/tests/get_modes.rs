@@ -51,7 +51,7 @@ async fn well_behaved_objects_of_every_form_arrive_whole_in_every_mode() {
                     reply("200 OK", &head, &chunked(&object(100_000, 2)))
                 }
                 "/gzip" => {
-                    let head = [("Content-Encoding", "gzip"), ("Content-Length", "9")];
+                    let head = [("Content-Encoding", "gzip"), ("Content-Length", "10")];
                     reply("200 OK", &head, b"\x1f\x8bnot gzip")
                 }
                 "/moved" => reply("302 Found", &[("Location", "/object?x=1")], b""),

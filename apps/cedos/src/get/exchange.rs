@@ -6,10 +6,10 @@ use std::time::Duration;
 use base64::Engine;
 use bytes::Bytes;
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HOST,
-    IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE,
+    HOST, IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
 };
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
@@ -53,6 +53,8 @@ pub struct Ask {
     pub allow_downgrade: bool,
     /// Fields of the user's own.
     pub fields: Arc<[Field]>,
+    /// Ask for the head alone.
+    pub head_only: bool,
 }
 
 /// What the bytes that follow are.
@@ -83,6 +85,8 @@ pub struct Answer {
     pub encoding: Option<String>,
     /// The name the origin gives the file.
     pub name: Option<String>,
+    /// The bytes are a web page.
+    pub is_page: bool,
     body: Incoming,
     connection: AbortHandle,
 }
@@ -172,12 +176,21 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
             validator: Validator::in_headers(&head.headers),
             encoding: text(CONTENT_ENCODING).filter(|e| !e.eq_ignore_ascii_case("identity")),
             name: filename::from_headers(&head.headers),
+            is_page: text(CONTENT_TYPE).is_some_and(|kind| is_page(&kind)),
             body,
             connection,
         });
     }
     let text = format!("more than {REDIRECTS_MAX} redirects: the origin sends us in circles");
     Err(Fault::Final(Failure::error(text)))
+}
+
+/// Whether a media type is that of pages for people.
+fn is_page(media_type: &str) -> bool {
+    let essence = media_type.split(';').next().unwrap_or_default().trim();
+    ["text/html", "application/xhtml+xml"]
+        .iter()
+        .any(|page| essence.eq_ignore_ascii_case(page))
 }
 
 /// The first words of a body that is text for people.
@@ -205,7 +218,14 @@ fn request<'a>(
     } else {
         plain[url::Position::BeforePath..].to_owned()
     };
-    let mut request = Request::get(target)
+    let method = if ask.head_only {
+        Method::HEAD
+    } else {
+        Method::GET
+    };
+    let mut request = Request::builder()
+        .method(method)
+        .uri(target)
         .header(HOST, host(url))
         .header(USER_AGENT, AGENT)
         // A coding would give the bytes a second identity that ranges and digests cannot follow.
@@ -313,9 +333,19 @@ fn part(status: StatusCode, headers: &HeaderMap, ask: &Ask, url: &Url) -> Result
                 .and_then(parse_content_range)
                 .unwrap_or(Part::Unsatisfiable(None)))
         }
+        // Some origins answer no HEAD and would answer GET.
+        StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED | StatusCode::FORBIDDEN
+            if ask.head_only =>
+        {
+            Err(patience(status, None, host))
+        }
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
             Err(patience(status, text(RETRY_AFTER), host))
         }
+        // RFC 6585 §6: by design never from the origin.
+        StatusCode::NETWORK_AUTHENTICATION_REQUIRED => Err(Fault::Portal(format!(
+            "the network wants somebody to sign in ({status})"
+        ))),
         _ if status.is_server_error() => Err(patience(status, text(RETRY_AFTER), host)),
         StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
             Err(Fault::Final(Failure::of(

@@ -15,6 +15,17 @@ use super::outcome::Reason;
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
+    /// The first: the place for the bytes is open.
+    Begun {
+        /// The URL asked for, without credentials.
+        url: String,
+        /// Where the object goes; `-` for standard output.
+        file: String,
+        /// Who speaks to the origin.
+        mode: Mode,
+        /// Bytes of it from an earlier run.
+        held_bytes: u64,
+    },
     /// Once a second while bytes come.
     Progress {
         /// Seconds since the start.
@@ -205,17 +216,42 @@ impl Observer for Bar {
                 self.bar.finish_and_clear();
                 Lines.tell(event);
             }
-            Event::Switch { .. } | Event::Note { .. } => {
-                let line = line(event).unwrap_or_default();
-                self.bar.suspend(|| eprintln!("{line}"));
+            Event::Begun { .. } | Event::Switch { .. } | Event::Note { .. } => {
+                if let Some(line) = line(event) {
+                    self.bar.suspend(|| eprintln!("{line}"));
+                }
             }
         }
+    }
+}
+
+/// Tells two.
+pub struct Both(pub Box<dyn Observer>, pub Box<dyn Observer>);
+
+impl Observer for Both {
+    fn tell(&mut self, event: &Event) {
+        self.0.tell(event);
+        self.1.tell(event);
     }
 }
 
 fn line(event: &Event) -> Option<String> {
     Some(match event {
         Event::Progress { .. } => return None,
+        Event::Begun {
+            mode: Mode::Sealed,
+            url,
+            ..
+        } => {
+            let reads = if url.starts_with("https:") {
+                "the proxy opens a tunnel and sees host and port only"
+            } else {
+                "the proxy opens a tunnel, but http is not encrypted: it can read along, and so can \
+                 everybody between it and the origin"
+            };
+            format!("sealed: {reads}")
+        }
+        Event::Begun { .. } => return None,
         Event::Switch {
             from: None,
             to,
@@ -292,6 +328,6 @@ fn shares(bytes_by_link: &BTreeMap<String, u64>) -> String {
     shares.join(", ")
 }
 
-fn human_bytes(bytes: u64) -> String {
+pub(crate) fn human_bytes(bytes: u64) -> String {
     indicatif::DecimalBytes(bytes).to_string()
 }

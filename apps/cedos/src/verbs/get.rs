@@ -15,13 +15,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use url::Url;
 
-use super::key;
+use super::{get_plan, key};
 use crate::get::direct::Direct;
 use crate::get::header::{self, Field};
+use crate::get::jobs::{self, Standing};
 use crate::get::mode::Mode;
 use crate::get::outcome::{Exit, Failure};
 use crate::get::proxy::Proxy;
-use crate::get::report::{Bar, JsonLines, Lines, Observer};
+use crate::get::report::{Bar, Both, JsonLines, Lines, Observer};
 use crate::get::tls::Tls;
 use crate::get::transfer::{self, Destination, Job};
 use crate::get::tunnel::Tunnel;
@@ -34,14 +35,15 @@ const WITHIN_DEFAULT: Duration = Duration::from_secs(6 * 3600);
 ///
 /// Exit codes: 0 done, 1 error, 2 usage, 3 stopped (run again to continue), 10 deadline missed
 /// (without --if-late fail the file is whole, only late), 11 budget exhausted, 12 wrong digest,
-/// 13 the origin keeps changing the bytes, 14 no permitted network and --now.
+/// 13 the origin keeps changing the bytes, 14 no permitted network and --now, or none at the
+/// deadline and --if-late fail.
 #[derive(Debug, Args)]
 pub struct GetArgs {
     /// What to download: http:// or https://
     url: Url,
 
-    /// Write to FILE, replacing it when the download is whole; `-` is standard output [default:
-    /// a new file named by the URL or the origin]
+    /// Write to FILE, replacing it when the download is whole; into FILE if that is a directory;
+    /// `-` is standard output [default: a new file named by the URL or the origin]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -117,7 +119,21 @@ pub struct GetArgs {
     #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = when::parse_span)]
     stall: Duration,
 
-    /// Print one JSON object per line: progress, switch, waiting, note, and last done or error
+    /// Say what would be done and why, and do nothing. The origin is asked for the size, if a free
+    /// network is up
+    #[arg(long, conflicts_with = "detach")]
+    dry_run: bool,
+
+    /// With --dry-run: ask nobody
+    #[arg(long, requires = "dry_run")]
+    offline: bool,
+
+    /// Go on in the background, with no terminal; `cedos ls`, `status` and `cancel` find it by the
+    /// number that is printed
+    #[arg(long)]
+    detach: bool,
+
+    /// Print one JSON object per line: begun, progress, switch, waiting, note, and last done or error
     #[arg(long)]
     json: bool,
 }
@@ -153,28 +169,123 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     let proxy = proxy_address(&args)?;
     let mode = mode(&args, proxy.is_some())?;
     let job = job(&args).map_err(Failure::usage)?;
+    // Everything that can be wrong with the command line is said before anything is started.
+    let tls = match mode {
+        Mode::Direct | Mode::Sealed => Some(Tls::new(args.ca.as_deref())?),
+        Mode::ProxyFetch => None,
+    };
+    let key = match &proxy {
+        Some(_) => Some(
+            key::of_device(args.key.as_deref())
+                .map_err(|error| Failure::error(format!("{error:#}")))?,
+        ),
+        None => None,
+    };
+    if args.detach {
+        return detach(&job, args.json);
+    }
+    let own = jobs::Own::claim().map_err(|e| Failure::storage("cannot keep the state", &e))?;
     let rules = ClassRules {
         rules: args.link.clone(),
     };
     let (_, monitor) = LinkMonitor::start(rules)
         .await
         .map_err(|error| Failure::error(error.to_string()))?;
+    let links = monitor.subscribe();
+    let way = match (proxy, key, tls) {
+        (Some(address), Some(key), tls) => {
+            let tunnel = tls.map(Tunnel::new);
+            Way::Proxied(Proxy::new(address, key, links.clone(), tunnel))
+        }
+        (_, _, Some(tls)) => Way::Straight(Direct::new(tls)),
+        (_, _, None) => unreachable!("a download without a proxy has its own trust"),
+    };
+    if args.dry_run {
+        let plan = match &way {
+            Way::Straight(dial) => transfer::rehearse(&job, dial, links, args.offline).await,
+            Way::Proxied(proxy) => {
+                transfer::rehearse_proxied(&job, proxy, links, args.offline).await
+            }
+        }?;
+        println!(
+            "{}",
+            if args.json {
+                json_of(&plan)
+            } else {
+                get_plan::screen(&plan)
+            }
+        );
+        return Ok(Exit::Done);
+    }
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
-    let mut observer = observer(&args);
-    let links = monitor.subscribe();
-    let Some(address) = proxy else {
-        let dial = Direct::new(Tls::new(args.ca.as_deref())?);
-        return Ok(transfer::run(&job, &dial, links, stopped, observer.as_mut()).await);
+    let mut observer: Box<dyn Observer> = match own {
+        Some(own) => Box::new(Both(Box::new(Lines), Box::new(own))),
+        None => observer(&args),
     };
-    let tunnel = match mode {
-        Mode::Sealed => Some(Tunnel::new(Tls::new(args.ca.as_deref())?)),
-        Mode::Direct | Mode::ProxyFetch => None,
+    Ok(match &way {
+        Way::Straight(dial) => transfer::run(&job, dial, links, stopped, observer.as_mut()).await,
+        Way::Proxied(proxy) => {
+            transfer::run_proxied(&job, proxy, links, stopped, observer.as_mut()).await
+        }
+    })
+}
+
+enum Way {
+    Straight(Direct),
+    Proxied(Proxy),
+}
+
+fn json_of(what: &impl serde::Serialize) -> String {
+    serde_json::to_string(what).expect("plain data")
+}
+
+/// Hands this command line to a process in the background.
+fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
+    if matches!(job.destination, Destination::Output) {
+        return Err(Failure::usage(
+            "--detach leaves the terminal, so there is no standard output to write to; name a file \
+             with -o",
+        ));
+    }
+    let named = std::path::absolute(job.named())
+        .map_err(|e| Failure::error(format!("the working directory: {e}")))?;
+    let now = jiff::Zoned::now();
+    let asked = jobs::Asked {
+        url: transfer::public(&job.url),
+        file: named,
+        since: now.timestamp().to_string(),
+        deadline: job
+            .within
+            .and_then(|within| jiff::SignedDuration::try_from(within).ok())
+            .and_then(|within| now.timestamp().checked_add(within).ok())
+            .map(|at| at.to_string()),
     };
-    let key = key::of_device(args.key.as_deref())
-        .map_err(|error| Failure::error(format!("{error:#}")))?;
-    let proxy = Proxy::new(address, key, links.clone(), tunnel);
-    Ok(transfer::run_proxied(&job, &proxy, links, stopped, observer.as_mut()).await)
+    let arguments: Vec<_> = std::env::args_os()
+        .filter(|argument| argument != "--detach")
+        .collect();
+    let begun =
+        jobs::start(&asked, &arguments).map_err(|error| Failure::error(format!("{error:#}")))?;
+    if begun.standing() == Standing::Failed {
+        let text = begun.event["text"].as_str().unwrap_or("it failed at once");
+        return Err(Failure::error(text));
+    }
+    if json {
+        println!(
+            "{}",
+            serde_json::json!({"event": "detached", "id": begun.id, "pid": begun.pid,
+                               "file": asked.file, "log": begun.log()})
+        );
+    } else {
+        println!("{}", begun.id);
+        let (id, log) = (begun.id, begun.log());
+        eprintln!(
+            "download {id} goes on in the background; cedos status {id} | cedos ls | cedos cancel \
+             {id}; log: {}",
+            log.display()
+        );
+    }
+    Ok(Exit::Done)
 }
 
 fn proxy_address(args: &GetArgs) -> Result<Option<ServerAddress>, Failure> {
@@ -227,9 +338,9 @@ fn job(args: &GetArgs) -> Result<Job, String> {
     });
     let destination = match &args.output {
         Some(path) if path.as_os_str() == "-" => Destination::Output,
-        Some(path) if path.is_dir() => return Err(format!("{} is a directory", path.display())),
+        Some(path) if path.is_dir() => Destination::Named(path.clone()),
         Some(path) => Destination::File(path.clone()),
-        None => Destination::Named,
+        None => Destination::Named(PathBuf::new()),
     };
     Ok(Job {
         url: args.url.clone(),
@@ -264,15 +375,28 @@ fn observer(args: &GetArgs) -> Box<dyn Observer> {
     }
 }
 
-/// Ctrl-C and SIGTERM ask for a clean stop; a second one ends the process at once.
+/// Ctrl-C, SIGTERM and a closed terminal ask for a clean stop; a second one ends the process at
+/// once.
 fn stop_on_signal(stop: watch::Sender<bool>) -> std::io::Result<()> {
+    // Under nohup, and when detached, a closed terminal is none of our business.
+    let hangup_counts = !jobs::hangup_is_ignored();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = match hangup_counts {
+        true => Some(signal(SignalKind::hangup())?),
+        false => None,
+    };
     tokio::spawn(async move {
         for first in [true, false] {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
+                () = async {
+                    match &mut hangup {
+                        Some(hangup) => drop(hangup.recv().await),
+                        None => std::future::pending().await,
+                    }
+                } => {}
             }
             if first {
                 stop.send_replace(true);

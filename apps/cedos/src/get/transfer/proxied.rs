@@ -256,6 +256,9 @@ impl Transfer<'_, Proxy> {
         let ways = self.proxied_ways(helm);
         let plan = decide(&self.need(), &ways);
         helm.waits = matches!(plan.choice, Choice::Wait { .. });
+        if !helm.waits {
+            self.held = None;
+        }
         let on_time = self.left().is_none_or(|left| left > LIFT_DEADLINE);
         if !on_time && !helm.lifted && self.job.if_late != IfLate::Fail {
             // Late is better than never: neither end may drop the flow now.
@@ -288,6 +291,7 @@ impl Transfer<'_, Proxy> {
                 helm.unanswered_since = None;
                 let reason = Reason::from(reason);
                 self.refuse_to_wait(reason, &why)?;
+                self.held = Some((reason, why.clone()));
                 self.why = format!("waits: {why}");
                 self.say_waiting(reason, why, unblocks);
             }
@@ -466,6 +470,11 @@ impl Transfer<'_, Proxy> {
             kind: None,
             silence_ms: None,
         });
+    }
+
+    /// The links before anything was tried on them.
+    pub(super) fn ways_to_proxy(&mut self) -> Vec<Way> {
+        self.proxied_ways(&mut Helm::default())
     }
 
     /// The links, as the scheduler sees them.
