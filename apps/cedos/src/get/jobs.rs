@@ -358,12 +358,13 @@ impl Observer for Own {
     }
 }
 
-/// True when whoever started us said that the end of the terminal is not ours: nohup, or the
-/// download runs in the background.
+/// True when this process is a download in the background.
+pub fn is_in_background() -> bool {
+    std::env::var_os(FOLDER_VARIABLE).is_some()
+}
+
+/// True when whoever started us said that the end of the terminal is not ours: nohup.
 pub fn hangup_is_ignored() -> bool {
-    if std::env::var_os(FOLDER_VARIABLE).is_some() {
-        return true;
-    }
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status
         .lines()

@@ -378,14 +378,17 @@ fn observer(args: &GetArgs) -> Box<dyn Observer> {
 /// Ctrl-C, SIGTERM and a closed terminal ask for a clean stop; a second one ends the process at
 /// once.
 fn stop_on_signal(stop: watch::Sender<bool>) -> std::io::Result<()> {
-    // Under nohup, and when detached, a closed terminal is none of our business.
-    let hangup_counts = !jobs::hangup_is_ignored();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = match hangup_counts {
-        true => Some(signal(SignalKind::hangup())?),
-        false => None,
+    // Under nohup a closed terminal is none of our business, and the system keeps it from us. In
+    // the background it is caught, and not heeded.
+    let mut hangup = match jobs::hangup_is_ignored() {
+        true => None,
+        false => Some(signal(SignalKind::hangup())?),
     };
+    if jobs::is_in_background() {
+        hangup = None;
+    }
     tokio::spawn(async move {
         for first in [true, false] {
             tokio::select! {
