@@ -302,6 +302,11 @@ impl Transfer<'_, Proxy> {
             (Choice::Use { index, why }, _) => {
                 self.why = if ways[index].class == d2tp_sched::Class::Metered {
                     "the deadline is near; free links still make it".into()
+                } else if ways[index].stalled {
+                    format!(
+                        "{} is up and free, but the proxy does not answer on it",
+                        ways[index].name
+                    )
                 } else {
                     why
                 };
