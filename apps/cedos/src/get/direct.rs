@@ -67,7 +67,14 @@ async fn addresses(host: &Host<&str>, port: u16) -> Result<Vec<SocketAddr>, Faul
     };
     match timeout(LOOKUP_MAX, tokio::net::lookup_host((name, port))).await {
         Ok(Ok(found)) => Ok(found.collect()),
-        Ok(Err(error)) => Err(Fault::Path(format!("cannot look up {name}: {error}"))),
+        Ok(Err(error)) => {
+            let error = error.to_string();
+            // The standard library's own words in front say nothing more.
+            let why = error.rsplit(": ").next().unwrap_or(&error);
+            Err(Fault::Path(format!(
+                "cannot find the address of {name} ({why}); check the name"
+            )))
+        }
         Err(_) => Err(Fault::Path(format!(
             "cannot look up {name}: no answer in {LOOKUP_MAX:?}"
         ))),
@@ -151,7 +158,7 @@ async fn connect_from(
 fn connect_fault(address: SocketAddr, error: &io::Error) -> Fault {
     if error.kind() == io::ErrorKind::ConnectionRefused {
         return Fault::Origin {
-            text: format!("{address} refuses connections"),
+            text: format!("{address} refuses connections: no server runs there"),
             retry_after: None,
         };
     }

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::ffi::OsString;
 
-use super::report::{Event, Observer};
+use super::report::{Event, Observer, complain};
 
 /// Tells a process that it is this download, by its folder.
 const FOLDER_VARIABLE: &str = "CEDOS_JOB";
@@ -353,7 +353,7 @@ impl Observer for Own {
             return;
         }
         if let Err(error) = replace(&self.folder.join("state.json"), event) {
-            eprintln!("note: the state cannot be written down: {error}");
+            complain(&format!("note: the state cannot be written down: {error}"));
         }
     }
 }

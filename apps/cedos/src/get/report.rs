@@ -150,9 +150,15 @@ pub struct Lines;
 impl Observer for Lines {
     fn tell(&mut self, event: &Event) {
         if let Some(line) = line(event) {
-            eprintln!("{line}");
+            complain(&line);
         }
     }
+}
+
+/// A line on standard error. Nobody may be listening any more (`2>&1 | head`, a terminal that is
+/// gone): that must not stop a download, as the panic of `eprintln!` would.
+pub fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// A bar on a terminal, with the lines of [`Lines`] above it.
@@ -218,7 +224,7 @@ impl Observer for Bar {
             }
             Event::Begun { .. } | Event::Switch { .. } | Event::Note { .. } => {
                 if let Some(line) = line(event) {
-                    self.bar.suspend(|| eprintln!("{line}"));
+                    self.bar.suspend(|| complain(&line));
                 }
             }
         }

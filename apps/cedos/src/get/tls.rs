@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::RootCertStore;
-use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, ServerName};
 use tokio_rustls::TlsConnector;
 use url::{Host, Url};
@@ -70,8 +70,12 @@ impl Tls {
 
 fn add_authorities(roots: &mut RootCertStore, path: &Path) -> Result<(), String> {
     let mut count = 0;
-    for certificate in CertificateDer::pem_file_iter(path).map_err(|e| e.to_string())? {
-        let certificate = certificate.map_err(|e| e.to_string())?;
+    let words = |error: pem::Error| match error {
+        pem::Error::Io(error) => format!("cannot be read: {error}"),
+        error => error.to_string(),
+    };
+    for certificate in CertificateDer::pem_file_iter(path).map_err(words)? {
+        let certificate = certificate.map_err(words)?;
         roots.add(certificate).map_err(|e| e.to_string())?;
         count += 1;
     }
@@ -90,6 +94,10 @@ fn fault(host: &Host<&str>, error: io::Error) -> Fault {
         Some(rustls::Error::InvalidCertificate(why)) => Fault::Stranger(format!(
             "{host} is not who it says: {why}; if its authority is your own, name it with --ca FILE"
         )),
+        Some(rustls::Error::InvalidMessage(why)) => Fault::Final(Failure::error(format!(
+            "TLS with {host} failed: what comes from there is not TLS ({why:?}); is http:// meant, or \
+             another port?"
+        ))),
         Some(why) => Fault::Final(Failure::error(format!("TLS with {host} failed: {why}"))),
         None => Fault::Path(format!("TLS with {host} was cut off: {error}")),
     }

@@ -22,7 +22,7 @@ use crate::get::jobs::{self, Standing};
 use crate::get::mode::Mode;
 use crate::get::outcome::{Exit, Failure};
 use crate::get::proxy::Proxy;
-use crate::get::report::{Bar, Both, JsonLines, Lines, Observer};
+use crate::get::report::{Bar, Both, JsonLines, Lines, Observer, complain};
 use crate::get::tls::Tls;
 use crate::get::transfer::{self, Destination, Job};
 use crate::get::tunnel::Tunnel;
@@ -40,6 +40,7 @@ const WITHIN_DEFAULT: Duration = Duration::from_secs(6 * 3600);
 #[derive(Debug, Args)]
 pub struct GetArgs {
     /// What to download: http:// or https://
+    #[arg(value_parser = parse_url)]
     url: Url,
 
     /// Write to FILE, replacing it when the download is whole; into FILE if that is a directory;
@@ -52,7 +53,7 @@ pub struct GetArgs {
     by: Option<String>,
 
     /// Be ready within this long: 2h, 45m, 1h30m [default: 6h]
-    #[arg(long, value_name = "SPAN", group = "when", value_parser = when::parse_span)]
+    #[arg(long, value_name = "SPAN", group = "when", value_parser = when::parse_span, allow_hyphen_values = true)]
     within: Option<Duration>,
 
     /// No deadline: wait for free networks however long it takes
@@ -69,7 +70,7 @@ pub struct GetArgs {
     policy: Option<Policy>,
 
     /// Bytes that metered networks may carry at most: 50M, 1.5G
-    #[arg(long, value_name = "SIZE", value_parser = when::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = when::parse_bytes, allow_hyphen_values = true)]
     max_cell: Option<u64>,
 
     /// What to do when free networks alone will not make the deadline
@@ -116,7 +117,7 @@ pub struct GetArgs {
     tries: u32,
 
     /// Drop a connection that has been silent this long
-    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = when::parse_span)]
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = when::parse_span, allow_hyphen_values = true)]
     stall: Duration,
 
     /// Say what would be done and why, and do nothing. The origin is asked for the size, if a free
@@ -146,6 +147,24 @@ where
     PossibleValuesParser::new(words).try_map(|word| word.parse::<T>())
 }
 
+fn parse_url(text: &str) -> Result<Url, String> {
+    let refuse = |why: &str| {
+        let meant = match text.split_once("://") {
+            None if text.contains('.') => format!("; is https://{text} meant?"),
+            _ => String::new(),
+        };
+        Err(format!(
+            "`{text}` is not an http:// or https:// URL: {why}{meant}"
+        ))
+    };
+    match text.parse::<Url>() {
+        Ok(url) if matches!(url.scheme(), "http" | "https") => Ok(url),
+        Ok(url) => refuse(&format!("{}: is another kind", url.scheme())),
+        Err(url::ParseError::RelativeUrlWithoutBase) => refuse("it has no https:// in front"),
+        Err(error) => refuse(&error.to_string()),
+    }
+}
+
 fn parse_integrity(text: &str) -> Result<[u8; 32], String> {
     let refuse = || format!("`{text}` is not sha256: and 64 hexadecimal digits");
     let digits = text.strip_prefix("sha256:").ok_or_else(refuse)?;
@@ -159,7 +178,7 @@ pub async fn run(args: GetArgs) -> ExitCode {
     match start(args).await {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            eprintln!("cedos get: {}", failure.text);
+            complain(&format!("cedos get: {}", failure.text));
             failure.exit.into()
         }
     }
@@ -322,9 +341,6 @@ fn mode(args: &GetArgs, through_proxy: bool) -> Result<Mode, Failure> {
 }
 
 fn job(args: &GetArgs) -> Result<Job, String> {
-    if !matches!(args.url.scheme(), "http" | "https") || !args.url.has_host() {
-        return Err(format!("{} is not an http:// or https:// URL", args.url));
-    }
     let within = match (&args.by, args.within) {
         (Some(by), _) => Some(when::parse_by(by, &jiff::Zoned::now())?),
         (None, Some(within)) => Some(within),

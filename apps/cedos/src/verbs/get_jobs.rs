@@ -25,6 +25,7 @@ pub struct LsArgs {
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     /// Its number, from `cedos get --detach` or `cedos ls`
+    #[arg(value_parser = parse_id)]
     id: u64,
     /// Print one JSON object
     #[arg(long)]
@@ -34,11 +35,18 @@ pub struct StatusArgs {
 /// Stop a download in the background; it leaves a partial, which the same command continues
 #[derive(Debug, Args)]
 pub struct CancelArgs {
-    /// Its number
+    /// Its number, from `cedos get --detach` or `cedos ls`
+    #[arg(value_parser = parse_id)]
     id: u64,
     /// Print one JSON object: where it stood
     #[arg(long)]
     json: bool,
+}
+
+fn parse_id(text: &str) -> Result<u64, String> {
+    text.trim_start_matches('#')
+        .parse()
+        .map_err(|_| format!("`{text}` is not the number of a download; `cedos ls` lists them"))
 }
 
 /// Lists them.

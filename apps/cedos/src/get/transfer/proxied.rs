@@ -104,6 +104,10 @@ impl Transfer<'_, Proxy> {
                     } else {
                         Reason::ProxyUnreachable
                     };
+                    if self.job.now && reason == Reason::ProxyUnreachable {
+                        let text = format!("{error}; --now does not wait");
+                        return Err(Failure::of(Exit::Error, reason, text));
+                    }
                     self.refuse_to_wait(reason, &error.to_string())?;
                     self.give_up_on_proxy(&helm, &error.to_string())?;
                     let unblocks = "any network | the right --prox address".to_owned();
@@ -347,7 +351,7 @@ impl Transfer<'_, Proxy> {
             )
         };
         if self.job.now && !helm.known {
-            let text = format!("{text} --now does not wait");
+            let text = format!("{text} (--now does not wait)");
             return Err(Failure::of(Exit::Error, Reason::ProxyUnreachable, text));
         }
         self.give_up_on_proxy(helm, &text)?;
