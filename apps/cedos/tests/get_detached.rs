@@ -173,6 +173,11 @@ async fn what_cannot_go_on_in_the_background_is_said_in_front() {
     run(home, &nowhere)
         .await
         .ends_with(1, "no directory no/such");
+    std::fs::write(home.join("a"), "old").expect("write");
+    let exists = ["get", "--detach", "http://127.0.0.1:9/a"];
+    run(home, &exists)
+        .await
+        .ends_with(2, "a exists; -o a replaces it");
     let child = cedos(home, &["ls", "--json"]).output().await.expect("run");
     let listed = String::from_utf8_lossy(&child.stdout);
     assert!(!listed.contains("running"), "{listed}");

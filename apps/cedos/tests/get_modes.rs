@@ -6,10 +6,16 @@ mod get_origin;
 mod get_rig;
 
 use std::collections::HashMap;
+use std::process::Stdio;
 use std::sync::Mutex;
 
 use get_origin::{Asked, End, Reply, cut, object, proper, reply};
-use get_rig::{MODES, Rig};
+use get_rig::{MODES, PATIENCE, Rig};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
 
 const TAG: &str = "\"v1\"";
 
@@ -247,4 +253,125 @@ async fn fields_of_the_users_own_go_on_and_secrets_stay_with_their_origin() {
     let there = &other.asked()[0].headers;
     assert_eq!(there["user-agent"], "me");
     assert!(!there.contains_key("x-api-key"), "{there:?}");
+}
+
+#[tokio::test]
+async fn standard_output_gets_the_bytes_and_only_the_bytes_in_every_mode() {
+    for mode in MODES {
+        let rig = Rig::new(
+            mode,
+            by_path(|asked, count| {
+                let answer = proper(asked, &object(300_000, 9), TAG);
+                match count {
+                    0 => Reply(cut(answer, 100_000), End::Close),
+                    _ => Reply(answer, End::Close),
+                }
+            }),
+        )
+        .await;
+        let run = rig.get("/object", &["-o", "-"]).await;
+        assert_eq!(run.code, 0, "{mode}: {}", run.errors);
+        assert!(run.output == object(300_000, 9), "{mode}: other bytes");
+        assert!(rig.names().is_empty(), "{mode}: {:?}", rig.names());
+    }
+}
+
+#[tokio::test]
+async fn a_sealed_download_continues_with_a_range_after_its_proxy_was_killed() {
+    let mut rig = Rig::new(
+        "sealed",
+        by_path(|asked, count| {
+            let answer = proper(asked, &object(2_000_000, 10), TAG);
+            match count {
+                0 => Reply(cut(answer, 1_000_000), End::Silence),
+                _ => Reply(answer, End::Close),
+            }
+        }),
+    )
+    .await;
+    let mut child = rig
+        .command("/object", &["--stall", "60s"])
+        .spawn()
+        .expect("start");
+    let mut lines = BufReader::new(child.stdout.take().expect("output")).lines();
+    let half = async {
+        while let Some(line) = lines.next_line().await.expect("readable") {
+            let event: Value = serde_json::from_str(&line).expect("JSON");
+            if event["event"] == "progress" && event["bytes"] == 1_000_000 {
+                return;
+            }
+        }
+        panic!("ended before it had half");
+    };
+    tokio::time::timeout(PATIENCE, half).await.expect("half");
+    let mut first = rig.proxy.take().expect("a proxy");
+    first.child.kill().await.expect("kill");
+    let listen = first.address.trim_start_matches("d2tp://");
+    let listen = listen.split('/').next().expect("a place");
+    rig.proxy = Some(get_rig::proxy(rig.home(), listen, &[]).await);
+    let mut last = Value::Null;
+    let rest = async {
+        while let Some(line) = lines.next_line().await.expect("readable") {
+            last = serde_json::from_str(&line).expect("JSON");
+        }
+    };
+    tokio::time::timeout(PATIENCE, rest).await.expect("an end");
+    assert_eq!(last["event"], "done", "{last:#}");
+    let got = std::fs::read(rig.place().join("out")).expect("the file");
+    assert!(got == object(2_000_000, 10), "other bytes");
+    let asked = rig.origin.asked();
+    assert_eq!(asked.len(), 2);
+    assert_eq!(asked[1].headers["if-range"], TAG);
+    assert!(asked[1].range_from() >= Some(1_000_000 - 16 * 1024));
+    assert!(
+        last["duplicate_bytes"].as_u64() <= Some(16 * 1024 + 5_000),
+        "{last}"
+    );
+}
+
+#[tokio::test]
+async fn a_terminal_that_closes_leaves_a_partial_unless_nohup_says_otherwise() {
+    let rig = Rig::new("direct", |asked| {
+        let answer = proper(asked, &object(200_000, 11), TAG);
+        match asked.range_from() {
+            None => Reply(cut(answer, 100_000), End::Silence),
+            Some(_) => Reply(answer, End::Close),
+        }
+    })
+    .await;
+    let hung_up = async |mut child: Child| {
+        let mut lines = BufReader::new(child.stdout.take().expect("output")).lines();
+        while let Some(line) = lines.next_line().await.expect("readable") {
+            if line.contains("\"bytes\":100000") {
+                break;
+            }
+        }
+        let pid = child.id().expect("it runs") as i32;
+        kill(Pid::from_raw(pid), Signal::SIGHUP).expect("send");
+        while lines.next_line().await.expect("readable").is_some() {}
+        child.wait().await.expect("it ends").code()
+    };
+    let child = rig
+        .command("/a", &["--stall", "60s"])
+        .spawn()
+        .expect("start");
+    let code = tokio::time::timeout(PATIENCE, hung_up(child)).await;
+    assert_eq!(code.expect("in time"), Some(3));
+    assert_eq!(rig.names(), ["out.part", "out.part.json"]);
+    std::fs::remove_file(rig.place().join("out.part.json")).expect("remove");
+
+    let get = rig.command("/a", &["--stall", "2s"]);
+    let get = get.as_std();
+    let mut nohup = Command::new("nohup");
+    nohup
+        .arg(get.get_program())
+        .args(get.get_args())
+        .current_dir(rig.place())
+        .env_remove("CEDOS_PROX")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    let code = tokio::time::timeout(PATIENCE, hung_up(nohup.spawn().expect("start"))).await;
+    assert_eq!(code.expect("in time"), Some(0));
 }

@@ -188,12 +188,67 @@ fn a_portal_that_comes_in_between_is_waited_out() {
     });
 }
 
-/// An origin and a proxy for the device whose home is `directory`; the proxy hears nothing by Wi-Fi
-/// until the rule is removed.
+#[test]
+fn a_tunnel_moves_between_networks_and_its_origin_is_asked_once() {
+    in_namespace(
+        "a_tunnel_moves_between_networks_and_its_origin_is_asked_once",
+        || async {
+            let directory = tempfile::tempdir().expect("a directory");
+            let home = directory.path().to_owned();
+            let (origin, proxy) = origin_namespace(|| near_proxy(home));
+            wifi_on("198.51.100.7");
+            let url = origin.url("/episode.mp3");
+            let arguments = [
+                "get", "--json", "-o", "out", &url, "--prox", &proxy, "--sealed",
+            ];
+            let arguments = [&arguments[..], &["--policy", "any"]].concat();
+            let mut child = cedos(directory.path(), &arguments).spawn().expect("start");
+            let mut lines = BufReader::new(child.stdout.take().expect("output")).lines();
+            let mut last = Value::Null;
+            let mut moved = false;
+            let running = async {
+                while let Some(line) = lines.next_line().await.expect("readable") {
+                    last = serde_json::from_str(&line).expect("JSON");
+                    if !moved && last["event"] == "progress" && last["bytes"] != 0 {
+                        moved = true;
+                        wifi_off();
+                        // A while without any network: the tunnel sleeps, and is the same one after.
+                        tokio::time::sleep(Duration::from_secs(2)).await;
+                        cell_on();
+                    }
+                }
+            };
+            tokio::time::timeout(PATIENCE, running)
+                .await
+                .expect("an end");
+            assert_eq!(last["event"], "done", "{last:#}");
+            assert_eq!(last["mode"], "sealed", "{last:#}");
+            let got = std::fs::read(directory.path().join("out")).expect("the file");
+            assert!(got == object(OBJECT_BYTES, 1), "other bytes");
+            assert!(
+                last["bytes_by_link"]["wwan0"].as_u64() > Some(0),
+                "{last:#}"
+            );
+            assert!(
+                last["bytes_by_link"]["wlan0"].as_u64() > Some(0),
+                "{last:#}"
+            );
+            assert_eq!(origin.asked().len(), 1);
+        },
+    );
+}
+
+/// An origin and a proxy for the device whose home is `directory`; the proxy hears nothing by
+/// Wi-Fi.
 async fn behind_proxy(directory: PathBuf) -> (Origin, String) {
     sh("ip rule add pref 10 lookup local
         ip rule del pref 0
         ip rule add pref 5 iif ap0 ipproto udp blackhole");
+    near_proxy(directory).await
+}
+
+/// The same, with a proxy that hears everything.
+async fn near_proxy(directory: PathBuf) -> (Origin, String) {
     let origin = Origin::start_at("192.0.2.1", origins).await;
     let proxy = get_rig::proxy(&directory, "192.0.2.1:0", &[]).await;
     let address = proxy.address.clone();

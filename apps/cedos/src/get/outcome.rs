@@ -27,6 +27,26 @@ pub enum Exit {
     NoPermittedPath = 14,
 }
 
+impl Exit {
+    /// All of them.
+    pub const ALL: [Exit; 9] = [
+        Exit::Done,
+        Exit::Error,
+        Exit::Usage,
+        Exit::Cancelled,
+        Exit::DeadlineMissed,
+        Exit::BudgetExhausted,
+        Exit::IntegrityMismatch,
+        Exit::OriginChanged,
+        Exit::NoPermittedPath,
+    ];
+
+    /// The one with this number.
+    pub fn of(number: u64) -> Option<Exit> {
+        Exit::ALL.into_iter().find(|exit| *exit as u64 == number)
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {
         ExitCode::from(exit as u8)

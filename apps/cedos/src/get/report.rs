@@ -161,6 +161,11 @@ pub fn complain(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
+/// A line on standard output, with the same patience.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
 /// A bar on a terminal, with the lines of [`Lines`] above it.
 pub struct Bar {
     bar: ProgressBar,

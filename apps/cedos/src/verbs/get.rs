@@ -22,7 +22,7 @@ use crate::get::jobs::{self, Standing};
 use crate::get::mode::Mode;
 use crate::get::outcome::{Exit, Failure};
 use crate::get::proxy::Proxy;
-use crate::get::report::{Bar, Both, JsonLines, Lines, Observer, complain};
+use crate::get::report::{Bar, Both, JsonLines, Lines, Observer, complain, say};
 use crate::get::tls::Tls;
 use crate::get::transfer::{self, Destination, Job};
 use crate::get::tunnel::Tunnel;
@@ -226,14 +226,11 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
                 transfer::rehearse_proxied(&job, proxy, links, args.offline).await
             }
         }?;
-        println!(
-            "{}",
-            if args.json {
-                json_of(&plan)
-            } else {
-                get_plan::screen(&plan)
-            }
-        );
+        let text = match args.json {
+            true => json_of(&plan),
+            false => get_plan::screen(&plan),
+        };
+        say(&text);
         return Ok(Exit::Done);
     }
     let (stop, stopped) = watch::channel(false);
@@ -287,22 +284,24 @@ fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
         jobs::start(&asked, &arguments).map_err(|error| Failure::error(format!("{error:#}")))?;
     if begun.standing() == Standing::Failed {
         let text = begun.event["text"].as_str().unwrap_or("it failed at once");
-        return Err(Failure::error(text));
+        let exit = begun.event["exit"].as_u64().and_then(Exit::of);
+        return Err(Failure {
+            exit: exit.unwrap_or(Exit::Error),
+            ..Failure::error(text)
+        });
     }
     if json {
-        println!(
-            "{}",
-            serde_json::json!({"event": "detached", "id": begun.id, "pid": begun.pid,
-                               "file": asked.file, "log": begun.log()})
-        );
+        let told = serde_json::json!({"event": "detached", "id": begun.id, "pid": begun.pid,
+                                      "file": asked.file, "log": begun.log()});
+        say(&told.to_string());
     } else {
-        println!("{}", begun.id);
+        say(&begun.id.to_string());
         let (id, log) = (begun.id, begun.log());
-        eprintln!(
+        complain(&format!(
             "download {id} goes on in the background; cedos status {id} | cedos ls | cedos cancel \
              {id}; log: {}",
             log.display()
-        );
+        ));
     }
     Ok(Exit::Done)
 }

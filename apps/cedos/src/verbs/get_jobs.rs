@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::get::jobs::{self, Job, Standing};
-use crate::get::report::human_bytes;
+use crate::get::report::{complain, human_bytes, say};
 
 /// Exit code of `status` for a download that has not ended: come back later.
 const STILL_WAITING: u8 = 75; // EX_TEMPFAIL of sysexits.h
@@ -54,13 +54,13 @@ pub fn ls(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let jobs = jobs::list()?;
     for job in &jobs {
         if args.json {
-            println!("{}", object(job));
+            say(&object(job).to_string());
         } else {
-            println!("{}", headline(job));
+            say(&headline(job));
         }
     }
     if jobs.is_empty() && !args.json {
-        eprintln!("no downloads in the background; `cedos get --detach URL` starts one");
+        complain("no downloads in the background; `cedos get --detach URL` starts one");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -69,11 +69,11 @@ pub fn ls(args: &LsArgs) -> anyhow::Result<ExitCode> {
 pub fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let job = jobs::find(args.id)?;
     if args.json {
-        println!("{}", object(&job));
+        say(&object(&job).to_string());
     } else {
-        println!("{}", headline(&job));
+        say(&headline(&job));
         for (label, text) in details(&job) {
-            println!("  {label:9} {text}");
+            say(&format!("  {label:9} {text}"));
         }
     }
     Ok(ExitCode::from(match job.standing() {
@@ -88,9 +88,9 @@ pub fn cancel(args: &CancelArgs) -> anyhow::Result<ExitCode> {
     jobs::find(args.id)?.cancel()?;
     let job = jobs::find(args.id)?;
     if args.json {
-        println!("{}", object(&job));
+        say(&object(&job).to_string());
     } else {
-        println!("{}", headline(&job));
+        say(&headline(&job));
     }
     Ok(ExitCode::SUCCESS)
 }

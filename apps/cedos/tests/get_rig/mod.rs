@@ -188,7 +188,10 @@ impl Rig {
         let url = self.origin.url(path);
         let ca = self.home().join("ca.pem");
         let ca = ca.to_str().expect("text");
-        let mut arguments = vec!["get", "--json", "-o", "out", &url];
+        let mut arguments = vec!["get", "--json", &url];
+        if !more.contains(&"-o") {
+            arguments.extend(["-o", "out"]);
+        }
         if let Some(proxy) = &self.proxy {
             arguments.extend(["--prox", &proxy.address]);
         }
