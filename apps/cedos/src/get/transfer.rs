@@ -96,6 +96,21 @@ pub struct Job {
 }
 
 impl Job {
+    /// A file that nobody mentioned is not replaced.
+    ///
+    /// # Errors
+    /// It is there.
+    pub fn refuse_existing(&self) -> Result<(), Failure> {
+        let named = self.named();
+        if matches!(self.destination, Destination::Named(_)) && named.exists() {
+            let named = named.display();
+            return Err(Failure::usage(format!(
+                "{named} exists; -o {named} replaces it"
+            )));
+        }
+        Ok(())
+    }
+
     /// Where the bytes would go, by the name known before the origin is asked.
     pub fn named(&self) -> PathBuf {
         let name = || filename::from_url(&self.url);
@@ -201,11 +216,9 @@ fn begin<'a, D: Dial>(
     let named = job.named();
     let opened = match &job.destination {
         Destination::File(path) => Sink::file(path, &url),
-        Destination::Named(_) if named.exists() => Err(Failure::usage(format!(
-            "{} exists; -o {0} replaces it",
-            named.display()
-        ))),
-        Destination::Named(_) => Sink::file(&named, &url),
+        Destination::Named(_) => job
+            .refuse_existing()
+            .and_then(|()| Sink::file(&named, &url)),
         Destination::Output => Ok(Sink::output(Box::new(std::io::stdout()), &url)),
     };
     let sink = match opened {

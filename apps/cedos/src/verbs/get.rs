@@ -214,12 +214,13 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     let way = match (proxy, key, tls) {
         (Some(address), Some(key), tls) => {
             let tunnel = tls.map(Tunnel::new);
-            Way::Proxied(Proxy::new(address, key, links.clone(), tunnel))
+            Way::Proxied(Box::new(Proxy::new(address, key, links.clone(), tunnel)))
         }
         (_, _, Some(tls)) => Way::Straight(Direct::new(tls)),
         (_, _, None) => unreachable!("a download without a proxy has its own trust"),
     };
     if args.dry_run {
+        job.refuse_existing()?;
         let plan = match &way {
             Way::Straight(dial) => transfer::rehearse(&job, dial, links, args.offline).await,
             Way::Proxied(proxy) => {
@@ -249,7 +250,7 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
 
 enum Way {
     Straight(Direct),
-    Proxied(Proxy),
+    Proxied(Box<Proxy>),
 }
 
 fn json_of(what: &impl serde::Serialize) -> String {
