@@ -26,6 +26,9 @@ struct Cli {
 enum Verb {
     Get(Box<verbs::get::GetArgs>),
     Put(Box<verbs::put::PutArgs>),
+    Ls(verbs::get_jobs::LsArgs),
+    Status(verbs::get_jobs::StatusArgs),
+    Cancel(verbs::get_jobs::CancelArgs),
     Prox(Box<verbs::prox::ProxArgs>),
     /// Make and show the keys that hosts are known by
     Key(verbs::key::KeyArgs),
@@ -38,7 +41,11 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let (verb, result) = match Cli::parse().verb {
+    let cli = match get::jobs::handed_over() {
+        Some(arguments) => Cli::parse_from(arguments),
+        None => Cli::parse(),
+    };
+    let (verb, result) = match cli.verb {
         Verb::Get(args) => (
             "get",
             on_runtime(1, async move { Ok(verbs::get::run(*args).await) }),
@@ -47,6 +54,9 @@ fn main() -> ExitCode {
             "put",
             on_runtime(1, async move { Ok(verbs::put::run(*args).await) }),
         ),
+        Verb::Ls(args) => ("ls", verbs::get_jobs::ls(&args)),
+        Verb::Status(args) => ("status", verbs::get_jobs::status(&args)),
+        Verb::Cancel(args) => ("cancel", verbs::get_jobs::cancel(&args)),
         Verb::Prox(args) => (
             "prox",
             on_runtime(PROX_THREADS_MAX, async move {

@@ -1,29 +1,19 @@
 //! `cedos get` over two real links in a network namespace: a free one that is lost and found
 //! again at another address, and a metered one that must not be touched before it may.
 //!
-//! ```text
-//!  device namespace                           origin namespace
-//!  wlan0 198.51.100.7  ── veth, 20 Mb/s ──  ap0    198.51.100.1 ┐
-//!  wwan0 203.0.113.7   ── veth, 20 Mb/s ──  tower0 203.0.113.1  ┴ origin at 192.0.2.1
-//! ```
-//!
-//! What crossed a link is read from the kernel's counters. Each test runs itself again under
-//! `unshare -Urn`; where the system forbids that, it says so and passes.
+//! What crossed a link is read from the kernel's counters.
 
+mod get_namespace;
 mod get_origin;
 
 use std::process::Stdio;
 use std::time::Duration;
 
+use get_namespace::{PATIENCE, cell_on, origin_namespace, received, wifi_off, wifi_on};
 use get_origin::{End, Origin, Reply, object, proper};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
-
-const INSIDE: &str = "CEDOS_TEST_INSIDE_NAMESPACE";
-
-/// Upper bound for what is certain to happen, so that a failure is not a hang.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 const OBJECT_BYTES: usize = 8_000_000; // 3.2 s at 20 Mb/s
 
@@ -31,107 +21,17 @@ const OBJECT_BYTES: usize = 8_000_000; // 3.2 s at 20 Mb/s
 const CONTROL_BYTES_MAX: u64 = 3_000;
 
 fn in_namespace<F: Future<Output = ()>>(name: &str, body: impl FnOnce(String) -> F) {
-    if std::env::var_os(INSIDE).is_some() {
-        let url = origin_namespace();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        return runtime.expect("a runtime").block_on(body(url));
-    }
-    let attempt = "ip link add a0 type veth peer name a1 && tc qdisc add dev a0 root tbf rate 1mbit \
-                   burst 10k latency 50ms";
-    let allowed = std::process::Command::new("unshare")
-        .args(["-Urn", "sh", "-c", attempt])
-        .output()
-        .is_ok_and(|output| output.status.success());
-    if !allowed {
-        eprintln!("skipped: this system does not let us make namespaces with veth links and tbf");
-        return;
-    }
-    let status = std::process::Command::new("unshare")
-        .arg("-Urn")
-        .arg(std::env::current_exe().expect("path of this test"))
-        .args(["--exact", name, "--nocapture"])
-        .env(INSIDE, "1")
-        .status()
-        .expect("run unshare");
-    assert!(status.success(), "inside the namespace: {status}");
-}
-
-fn sh(commands: &str) {
-    let output = std::process::Command::new("sh")
-        .args(["-ec", commands])
-        .output()
-        .expect("run sh");
-    assert!(
-        output.status.success(),
-        "{commands}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-/// Makes the second namespace on a thread that stays in it, with an origin; returns its URL.
-fn origin_namespace() -> String {
-    let device = std::process::id();
-    let (tell, told) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a second namespace");
-        sh(&format!(
-            "ip link set lo up
-             ip addr add 192.0.2.1/32 dev lo
-             ip link add ap0 type veth peer name wlan0 netns {device}
-             ip link add tower0 type veth peer name wwan0 netns {device}
-             ip addr add 198.51.100.1/24 dev ap0
-             ip addr add 203.0.113.1/24 dev tower0
-             ip link set ap0 up
-             ip link set tower0 up
-             tc qdisc add dev ap0 root tbf rate 20mbit burst 20k latency 100ms
-             tc qdisc add dev tower0 root tbf rate 20mbit burst 20k latency 100ms"
-        ));
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        runtime.expect("a runtime").block_on(async {
-            let body = object(OBJECT_BYTES, 1);
+    get_namespace::in_namespace(name, || async {
+        let url = origin_namespace(|| async {
+            let bytes = object(OBJECT_BYTES, 1);
             let origin = Origin::start_at("192.0.2.1", move |asked| {
-                Reply(proper(asked, &body, "\"v1\""), End::Close)
+                Reply(proper(asked, &bytes, "\"v1\""), End::Close)
             })
             .await;
-            tell.send(origin.url("/object")).expect("the test listens");
-            std::future::pending::<()>().await;
+            origin.url("/object")
         });
+        body(url).await;
     });
-    told.recv_timeout(PATIENCE).expect("the origin starts")
-}
-
-fn wifi_on(address: &str) {
-    sh(&format!(
-        "ip link set wlan0 up
-         ip addr add {address}/24 dev wlan0
-         ip route add default via 198.51.100.1 dev wlan0 metric 600"
-    ));
-}
-
-fn wifi_off() {
-    sh("ip addr flush dev wlan0; ip link set wlan0 down");
-}
-
-fn cell_on() {
-    sh("ip link set wwan0 up
-        ip addr add 203.0.113.7/24 dev wwan0
-        ip route add default via 203.0.113.1 dev wwan0 metric 700");
-}
-
-/// Bytes the kernel received on a link.
-fn received(link: &str) -> u64 {
-    let output = std::process::Command::new("ip")
-        .args(["-s", "-j", "link", "show", link])
-        .output()
-        .expect("run ip");
-    let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    shown[0]["stats64"]["rx"]["bytes"]
-        .as_u64()
-        .expect("a counter")
 }
 
 struct Get {
@@ -337,4 +237,89 @@ fn without_any_network_now_fails_and_later_waits() {
             get.done(0).await;
         },
     );
+}
+
+#[test]
+fn at_the_deadline_a_network_that_may_not_be_used_has_its_own_exit_code() {
+    in_namespace(
+        "at_the_deadline_a_network_that_may_not_be_used_has_its_own_exit_code",
+        |url| async move {
+            let fail = ["--within", "2s", "--if-late", "fail"];
+            let done = Get::start(&url, &fail).done(10).await;
+            assert_eq!(done["reason"], "no_path", "{done}");
+            cell_on();
+            let before = received("wwan0");
+            let free_only = [&fail[..], &["--policy", "free-only"]].concat();
+            let done = Get::start(&url, &free_only).done(14).await;
+            assert_eq!(done["reason"], "path_cost", "{done}");
+            assert!(received("wwan0") - before < CONTROL_BYTES_MAX);
+            // Late is better than never where nothing else was said: it waits on.
+            let mut get = Get::start(&url, &["--within", "1s", "--if-late", "wait"]);
+            get.until("a wait", |e| e["event"] == "waiting").await;
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            wifi_on("198.51.100.7");
+            let done = get.done(10).await;
+            assert_eq!(done["event"], "done", "whole, only late: {done}");
+            assert_eq!(done["bytes_by_link"]["wwan0"], Value::Null, "{done}");
+        },
+    );
+}
+
+#[test]
+fn when_free_never_pays_and_a_budget_that_ends_before_the_deadline_waits() {
+    in_namespace(
+        "when_free_never_pays_and_a_budget_that_ends_before_the_deadline_waits",
+        |url| async move {
+            cell_on();
+            let mut get = Get::start(&url, &["--when-free"]);
+            let waiting = get.until("a wait", |e| e["event"] == "waiting").await;
+            assert_eq!(waiting["reason"], "path_cost", "{waiting}");
+            drop(get);
+            // Urgent by the first estimate; the budget is used up, and then only Wi-Fi helps.
+            let mut get = Get::start(&url, &["--within", "25s", "--max-cell", "1M"]);
+            let spent = |e: &Value| e["event"] == "waiting" && e["reason"] != "path_too_slow";
+            get.until("a wait", spent).await;
+            wifi_on("198.51.100.7");
+            let done = get.done(0).await;
+            assert!(
+                done["bytes_by_link"]["wwan0"].as_u64() <= Some(1_000_000),
+                "{done}"
+            );
+        },
+    );
+}
+
+#[test]
+fn a_rehearsal_asks_over_free_networks_only() {
+    in_namespace(
+        "a_rehearsal_asks_over_free_networks_only",
+        |url| async move {
+            cell_on();
+            let before = received("wwan0");
+            let plan = rehearsed(&url, &[]).await;
+            assert_eq!(plan["length"], Value::Null, "{plan}");
+            assert_eq!(plan["reason"], "path_cost", "{plan}");
+            assert!(received("wwan0") - before < CONTROL_BYTES_MAX);
+            wifi_on("198.51.100.7");
+            let plan = rehearsed(&url, &["--within", "1h"]).await;
+            assert_eq!(plan["length"], OBJECT_BYTES as u64, "{plan}");
+            assert_eq!(plan["link"], "wlan0", "{plan}");
+            assert_eq!(plan["forecast"]["feasible"], true, "{plan}");
+            assert_eq!(plan["forecast"]["metered_bytes_expected"], 0, "{plan}");
+            assert_eq!(plan["forecast"]["metered_bytes_worst"], OBJECT_BYTES as u64);
+            let plan = rehearsed(&url, &["--within", "1s", "--max-cell", "0"]).await;
+            assert_eq!(plan["forecast"]["feasible"], false, "{plan}");
+        },
+    );
+}
+
+async fn rehearsed(url: &str, more: &[&str]) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_cedos"))
+        .args(["get", "--dry-run", "--json", url])
+        .args(more)
+        .env_remove("CEDOS_PROX")
+        .output()
+        .await
+        .expect("run cedos");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
 }

@@ -2,6 +2,9 @@
 //! redirects, gzip, errors and trust, by a server nobody here wrote. Passes, saying so, where
 //! nginx is not installed.
 
+mod get_origin;
+mod get_rig;
+
 use std::path::Path;
 use std::process::{Child, Command, Output};
 use std::time::Duration;
@@ -225,4 +228,48 @@ fn trust_is_never_assumed_and_errors_name_their_cause() {
     nginx.assert_fails(mistaken, 1, "TLS with 127.0.0.1 failed");
     let late = nginx.get("/cut", &["--within", "1s", "--if-late", "fail"]);
     nginx.assert_fails(late, 10, "the deadline has passed");
+}
+
+#[tokio::test]
+async fn nginx_over_https_serves_a_proxy_and_a_tunnel_alike() {
+    let Some(nginx) = start() else { return };
+    let home = nginx.directory.path();
+    let proxy = get_rig::proxy(home, "127.0.0.1:0", &["--ca", "ca.pem"]).await;
+    let page = "<p>hello</p>\n".repeat(1000);
+    for (mode, more) in [
+        ("proxy-fetch", &[][..]),
+        ("sealed", &["--sealed", "--ca", "ca.pem"]),
+    ] {
+        for (path, wanted) in [
+            ("/object", object()),
+            ("/empty", Vec::new()),
+            ("/one", b"1".to_vec()),
+            ("/moved", object()),
+            ("/page.html", page.clone().into_bytes()),
+        ] {
+            let url = format!("https://localhost:{}{path}", nginx.tls_port);
+            let start = ["get", "--json", "-o", "out", &url, "--prox", &proxy.address];
+            let run = get_rig::run(home, &[&start[..], more].concat()).await;
+            assert_eq!(
+                run.code, 0,
+                "{mode} {path}: {:#?}\n{}",
+                run.events, run.errors
+            );
+            assert_eq!(run.last()["mode"], mode, "{path}");
+            let got = std::fs::read(home.join("out")).expect("the file");
+            assert!(got == wanted, "{mode} {path}: other bytes");
+        }
+        let url = format!("https://localhost:{}/none", nginx.tls_port);
+        let start = [
+            "get",
+            "--json",
+            "-o",
+            "none",
+            &url,
+            "--prox",
+            &proxy.address,
+        ];
+        let run = get_rig::run(home, &[&start[..], more].concat()).await;
+        run.ends_with(1, "404 Not Found");
+    }
 }

@@ -245,15 +245,6 @@ async fn an_error_of_the_origin_passes_through_the_proxy() {
 }
 
 #[tokio::test]
-async fn credentials_are_not_shown_to_a_proxy() {
-    let directory = tempfile::tempdir().unwrap();
-    let address = format!("d2tp://127.0.0.1:9/{}", "A".repeat(43));
-    let url = "http://me:secret@origin.example/a";
-    let run = get(directory.path(), &[url, "--prox", &address]).await;
-    assert_eq!(run.code, 2);
-}
-
-#[tokio::test]
 async fn an_authority_that_only_the_proxy_could_use_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let address = format!("d2tp://127.0.0.1:9/{}", "A".repeat(43));

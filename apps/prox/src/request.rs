@@ -167,6 +167,7 @@ pub async fn judge_head(mut bytes: &[u8]) -> Option<Result<String, u16>> {
     Some(match parse(&head) {
         Ok(Request::Fetch(fetch)) => Ok(fetch.url.into()),
         Ok(Request::Tunnel(target)) => Ok(target.to_string()),
+        Ok(Request::Upload(upload)) => Ok(upload.url.into()),
         Err(refusal) => Err(refusal.status()),
     })
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use url::Url;
 
+use super::mode::Mode;
 use super::outcome::Failure;
 
 /// A byte stream that can carry one HTTP/1.1 exchange.
@@ -37,6 +38,10 @@ pub enum Fault {
     },
     /// The flow at the proxy is lost; a new one may continue.
     Proxy(String),
+    /// Somebody answers who cannot prove to be the origin: another link may lead to it.
+    Stranger(String),
+    /// The link leads to a page that asks to sign in, whatever is asked for.
+    Portal(String),
     /// Trying again will not help.
     Final(Failure),
 }
@@ -44,19 +49,22 @@ pub enum Fault {
 /// Opens byte streams towards origins.
 ///
 /// [`super::direct::Direct`] opens TCP and TLS bound to a link. [`super::proxy::Proxy`] opens a flow
-/// that moves between links by itself, for absolute-form requests.
+/// that moves between links by itself, for absolute-form requests or with a tunnel in it.
 pub trait Dial: Send {
     /// Opens a stream for one request to `url`'s origin, leaving by `via`.
     fn dial(&self, url: &Url, via: &Via)
     -> impl Future<Output = Result<Box<dyn Io>, Fault>> + Send;
 
+    /// Who speaks to the origin.
+    fn mode(&self) -> Mode;
+
     /// True when requests carry the whole URL, as a proxy wants it.
     fn absolute_form(&self) -> bool {
-        false
+        self.mode() == Mode::ProxyFetch
     }
 
     /// True when a stream outlives its link, so that a lost link is no reason to drop it.
     fn moves_by_itself(&self) -> bool {
-        false
+        self.mode() != Mode::Direct
     }
 }

@@ -6,20 +6,16 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::RootCertStore;
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 use url::{Host, Url};
 
 use super::dial::{Dial, Fault, Io, Via};
+use super::mode::Mode;
 use super::outcome::Failure;
+use super::tls::Tls;
 
 /// Time for one address to answer a TCP SYN before the next is tried.
 const CONNECT_MAX: Duration = Duration::from_secs(10); // a guess: cellular start-up takes up to 3 s
@@ -32,35 +28,13 @@ const LOOKUP_MAX: Duration = Duration::from_secs(10); // two tries of glibc's re
 
 /// Opens TCP connections, with TLS for `https`.
 pub struct Direct {
-    tls: TlsConnector,
+    tls: Tls,
 }
 
 impl Direct {
-    /// Trusts what the system trusts, and the authorities in `extra_ca` (PEM) besides.
-    ///
-    /// # Errors
-    /// An `extra_ca` that cannot be read or holds no certificate.
-    pub fn new(extra_ca: Option<&Path>) -> Result<Direct, Failure> {
-        let mut roots = RootCertStore::empty();
-        let (_, unfit) =
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        if unfit > 0 {
-            tracing::debug!(unfit, "certificates of the system's store not understood");
-        }
-        if let Some(path) = extra_ca {
-            add_authorities(&mut roots, path)
-                .map_err(|why| Failure::error(format!("--ca {}: {why}", path.display())))?;
-        }
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut config = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| Failure::error(format!("TLS: {error}")))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Direct {
-            tls: TlsConnector::from(Arc::new(config)),
-        })
+    /// With this trust in origins.
+    pub fn new(tls: Tls) -> Direct {
+        Direct { tls }
     }
 }
 
@@ -72,37 +46,16 @@ impl Dial for Direct {
         let port = url.port_or_known_default().unwrap_or(80);
         let stream = connect(&addresses(&host, port).await?, via).await?;
         let _ = stream.set_nodelay(true);
-        if url.scheme() != "https" {
-            return Ok(Box::new(stream));
-        }
-        let name = match &host {
-            Host::Domain(name) => ServerName::try_from(name.to_string()).map_err(|e| {
-                Fault::Final(Failure::error(format!("`{name}` is not a host: {e}")))
-            })?,
-            Host::Ipv4(ip) => ServerName::from(IpAddr::V4(*ip)),
-            Host::Ipv6(ip) => ServerName::from(IpAddr::V6(*ip)),
-        };
-        match timeout(HANDSHAKE_MAX, self.tls.connect(name, stream)).await {
-            Ok(Ok(stream)) => Ok(Box::new(stream)),
-            Ok(Err(error)) => Err(tls_fault(&host, error)),
+        match timeout(HANDSHAKE_MAX, self.tls.over(url, stream)).await {
+            Ok(stream) => stream,
             Err(_) => Err(Fault::Path(format!(
                 "{host}: no TLS handshake in {HANDSHAKE_MAX:?}"
             ))),
         }
     }
-}
 
-fn add_authorities(roots: &mut RootCertStore, path: &Path) -> Result<(), String> {
-    let mut count = 0;
-    for certificate in CertificateDer::pem_file_iter(path).map_err(|e| e.to_string())? {
-        let certificate = certificate.map_err(|e| e.to_string())?;
-        roots.add(certificate).map_err(|e| e.to_string())?;
-        count += 1;
-    }
-    if count == 0 {
-        Err("no certificate in it (PEM is expected)".into())
-    } else {
-        Ok(())
+    fn mode(&self) -> Mode {
+        Mode::Direct
     }
 }
 
@@ -114,7 +67,14 @@ async fn addresses(host: &Host<&str>, port: u16) -> Result<Vec<SocketAddr>, Faul
     };
     match timeout(LOOKUP_MAX, tokio::net::lookup_host((name, port))).await {
         Ok(Ok(found)) => Ok(found.collect()),
-        Ok(Err(error)) => Err(Fault::Path(format!("cannot look up {name}: {error}"))),
+        Ok(Err(error)) => {
+            let error = error.to_string();
+            // The standard library's own words in front say nothing more.
+            let why = error.rsplit(": ").next().unwrap_or(&error);
+            Err(Fault::Path(format!(
+                "cannot find the address of {name} ({why}); check the name"
+            )))
+        }
         Err(_) => Err(Fault::Path(format!(
             "cannot look up {name}: no answer in {LOOKUP_MAX:?}"
         ))),
@@ -198,22 +158,9 @@ async fn connect_from(
 fn connect_fault(address: SocketAddr, error: &io::Error) -> Fault {
     if error.kind() == io::ErrorKind::ConnectionRefused {
         return Fault::Origin {
-            text: format!("{address} refuses connections"),
+            text: format!("{address} refuses connections: no server runs there"),
             retry_after: None,
         };
     }
     Fault::Path(format!("cannot connect to {address}: {error}"))
-}
-
-fn tls_fault(host: &Host<&str>, error: io::Error) -> Fault {
-    let inner = error
-        .get_ref()
-        .and_then(|e| e.downcast_ref::<rustls::Error>());
-    match inner {
-        Some(rustls::Error::InvalidCertificate(why)) => Fault::Final(Failure::error(format!(
-            "{host} is not who it says: {why}; if its authority is your own, name it with --ca FILE"
-        ))),
-        Some(why) => Fault::Final(Failure::error(format!("TLS with {host} failed: {why}"))),
-        None => Fault::Path(format!("TLS with {host} was cut off: {error}")),
-    }
 }

@@ -1,14 +1,15 @@
 //! One GET: request, redirects, the answer's head, and its body as it comes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
 use bytes::Bytes;
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HOST,
-    IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE,
+    HOST, IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
 };
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
@@ -18,6 +19,7 @@ use url::Url;
 
 use super::dial::{Dial, Fault, Via};
 use super::filename;
+use super::header::Field;
 use super::outcome::{Exit, Failure, Reason};
 use super::proxy;
 use super::validator::Validator;
@@ -26,7 +28,7 @@ use super::validator::Validator;
 pub const REDIRECTS_MAX: usize = 20;
 
 /// Time for the head of an answer to come.
-const HEAD_MAX: Duration = Duration::from_secs(30); // a guess
+pub const HEAD_MAX: Duration = Duration::from_secs(30); // a guess
 
 /// A refusal in words that is longer is not read.
 const WORDS_BYTES_MAX: usize = 4096;
@@ -49,6 +51,10 @@ pub struct Ask {
     pub if_range: Option<Validator>,
     /// Follow a redirect from `https` to `http`.
     pub allow_downgrade: bool,
+    /// Fields of the user's own.
+    pub fields: Arc<[Field]>,
+    /// Ask for the head alone.
+    pub head_only: bool,
 }
 
 /// What the bytes that follow are.
@@ -79,6 +85,8 @@ pub struct Answer {
     pub encoding: Option<String>,
     /// The name the origin gives the file.
     pub name: Option<String>,
+    /// The bytes are a web page.
+    pub is_page: bool,
     body: Incoming,
     connection: AbortHandle,
 }
@@ -111,12 +119,12 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
     let credentials = credentials(&url);
     for _ in 0..=REDIRECTS_MAX {
         let same_origin = url.origin() == ask.url.origin();
-        let request = request(
-            dial,
-            ask,
-            &url,
-            credentials.as_deref().filter(|_| same_origin),
-        )?;
+        let credentials = credentials.as_deref().filter(|_| same_origin);
+        let fields = ask
+            .fields
+            .iter()
+            .filter(|field| same_origin || !field.is_credential());
+        let request = request(dial, ask, &url, credentials, fields)?;
         let stream = dial.dial(&url, via).await?;
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
         let (mut sender, connection) = handshake.await.map_err(|e| broken(&e))?;
@@ -168,12 +176,21 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
             validator: Validator::in_headers(&head.headers),
             encoding: text(CONTENT_ENCODING).filter(|e| !e.eq_ignore_ascii_case("identity")),
             name: filename::from_headers(&head.headers),
+            is_page: text(CONTENT_TYPE).is_some_and(|kind| is_page(&kind)),
             body,
             connection,
         });
     }
     let text = format!("more than {REDIRECTS_MAX} redirects: the origin sends us in circles");
     Err(Fault::Final(Failure::error(text)))
+}
+
+/// Whether a media type is that of pages for people.
+fn is_page(media_type: &str) -> bool {
+    let essence = media_type.split(';').next().unwrap_or_default().trim();
+    ["text/html", "application/xhtml+xml"]
+        .iter()
+        .any(|page| essence.eq_ignore_ascii_case(page))
 }
 
 /// The first words of a body that is text for people.
@@ -185,11 +202,12 @@ async fn words(body: Incoming) -> String {
     }
 }
 
-fn request(
+fn request<'a>(
     dial: &impl Dial,
     ask: &Ask,
     url: &Url,
     credentials: Option<&str>,
+    fields: impl Iterator<Item = &'a Field>,
 ) -> Result<Request<Empty<Bytes>>, Fault> {
     let mut plain = url.clone();
     plain.set_fragment(None);
@@ -200,7 +218,14 @@ fn request(
     } else {
         plain[url::Position::BeforePath..].to_owned()
     };
-    let mut request = Request::get(target)
+    let method = if ask.head_only {
+        Method::HEAD
+    } else {
+        Method::GET
+    };
+    let mut request = Request::builder()
+        .method(method)
+        .uri(target)
         .header(HOST, host(url))
         .header(USER_AGENT, AGENT)
         // A coding would give the bytes a second identity that ranges and digests cannot follow.
@@ -215,9 +240,20 @@ fn request(
     if let Some(credentials) = credentials {
         request = request.header(AUTHORIZATION, credentials);
     }
-    request
+    let mut request = request
         .body(Empty::new())
-        .map_err(|e| Fault::Final(Failure::error(format!("{url} cannot be asked for: {e}"))))
+        .map_err(|e| Fault::Final(Failure::error(format!("{url} cannot be asked for: {e}"))))?;
+    // The user's word wins over ours, and a name given twice is sent twice.
+    let (headers, mut named) = (request.headers_mut(), Vec::new());
+    for field in fields {
+        if named.contains(&&field.name) {
+            headers.append(&field.name, field.value.clone());
+        } else {
+            headers.insert(&field.name, field.value.clone());
+            named.push(&field.name);
+        }
+    }
+    Ok(request)
 }
 
 /// `host` or `host:port`, as the Host header wants it.
@@ -297,16 +333,27 @@ fn part(status: StatusCode, headers: &HeaderMap, ask: &Ask, url: &Url) -> Result
                 .and_then(parse_content_range)
                 .unwrap_or(Part::Unsatisfiable(None)))
         }
+        // Some origins answer no HEAD and would answer GET.
+        StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED | StatusCode::FORBIDDEN
+            if ask.head_only =>
+        {
+            Err(patience(status, None, host))
+        }
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
             Err(patience(status, text(RETRY_AFTER), host))
         }
+        // RFC 6585 §6: by design never from the origin.
+        StatusCode::NETWORK_AUTHENTICATION_REQUIRED => Err(Fault::Portal(format!(
+            "the network wants somebody to sign in ({status})"
+        ))),
         _ if status.is_server_error() => Err(patience(status, text(RETRY_AFTER), host)),
         StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
             Err(Fault::Final(Failure::of(
                 Exit::Error,
                 Reason::AuthRequired,
                 format!(
-                    "{host} wants credentials ({status}); write them as https://user:password@{host}/…"
+                    "{host} wants credentials ({status}); write them as https://user:password@{host}/… \
+                     or --header 'Authorization: …'"
                 ),
             )))
         }

@@ -5,7 +5,8 @@
 //!                 └──────┬──────────────┘
 //!                 sched ──── use this link / wait, and why
 //!                        │
-//!   dial (a byte stream to the origin: TCP and TLS bound to the link, or a flow to a proxy)
+//!   dial (a byte stream to the origin: TCP and TLS bound to the link, a flow to a proxy,
+//!        │                                         or TLS in a tunnel in such a flow)
 //!                        │
 //!   exchange (one GET, redirects, Range and If-Range) ──▶ transfer ──▶ sink (FILE.part → FILE)
 //!                                                            └──────▶ report (bar, lines, JSON)
@@ -23,12 +24,18 @@ pub mod dial;
 pub mod direct;
 pub mod exchange;
 pub mod filename;
+pub mod forecast;
+pub mod header;
+pub mod jobs;
+pub mod mode;
 pub mod outcome;
 pub mod parcel;
 pub mod partial;
 pub mod proxy;
 pub mod report;
 pub mod sink;
+pub mod tls;
 pub mod transfer;
+pub mod tunnel;
 pub mod validator;
 pub mod when;

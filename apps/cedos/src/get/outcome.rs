@@ -27,6 +27,26 @@ pub enum Exit {
     NoPermittedPath = 14,
 }
 
+impl Exit {
+    /// All of them.
+    pub const ALL: [Exit; 9] = [
+        Exit::Done,
+        Exit::Error,
+        Exit::Usage,
+        Exit::Cancelled,
+        Exit::DeadlineMissed,
+        Exit::BudgetExhausted,
+        Exit::IntegrityMismatch,
+        Exit::OriginChanged,
+        Exit::NoPermittedPath,
+    ];
+
+    /// The one with this number.
+    pub fn of(number: u64) -> Option<Exit> {
+        Exit::ALL.into_iter().find(|exit| *exit as u64 == number)
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {
         ExitCode::from(exit as u8)
@@ -60,6 +80,8 @@ pub enum Reason {
     UserPaused,
     /// A link is up and carries nothing.
     PathTooSlow,
+    /// A link asks to sign in before it carries anything.
+    Portal,
     /// The proxy does not answer, or is not who its address says.
     ProxyUnreachable,
 }
@@ -113,6 +135,14 @@ impl Failure {
             exit,
             reason: Some(reason),
             text: text.into(),
+        }
+    }
+
+    /// A command line that makes no sense.
+    pub fn usage(text: impl Into<String>) -> Failure {
+        Failure {
+            exit: Exit::Usage,
+            ..Failure::error(text)
         }
     }
 

@@ -179,6 +179,14 @@ impl Partial {
     }
 }
 
+/// What an earlier run left for `destination` of `url`, without opening or changing it.
+pub fn left_over(destination: &Path, url: &str) -> Option<Note> {
+    let note = read_note(&beside(destination, ".part.json"))?;
+    let part = std::fs::metadata(beside(destination, ".part")).ok()?;
+    let fits = note.version == NOTE_VERSION && note.url == url && part.len() >= note.durable_bytes;
+    fits.then_some(note)
+}
+
 fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);

@@ -30,8 +30,10 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::dial::{Dial, Fault, Io, Via};
+use super::mode::Mode;
 use super::outcome::{Exit, Failure, Reason};
 use super::parcel::{Drawn, Parcel};
+use super::tunnel::Tunnel;
 
 /// Time for the last words to a proxy: the end of a flow, the end of the session.
 const FAREWELL: Duration = Duration::from_millis(500); // a guess: one slow round trip
@@ -56,6 +58,8 @@ pub struct Proxy {
     links: watch::Receiver<Arc<Vec<Link>>>,
     /// What counts is what we send.
     sends: bool,
+    /// The device speaks to origins itself, through this.
+    tunnel: Option<Tunnel>,
     state: Mutex<State>,
 }
 
@@ -86,12 +90,14 @@ impl Proxy {
         address: ServerAddress,
         key: SecretKey,
         links: watch::Receiver<Arc<Vec<Link>>>,
+        tunnel: Option<Tunnel>,
     ) -> Proxy {
         Proxy {
             address,
             key,
             links,
             sends: false,
+            tunnel,
             state: Mutex::default(),
         }
     }
@@ -408,16 +414,19 @@ impl AsyncWrite for Held {
 }
 
 impl Dial for Proxy {
-    async fn dial(&self, _url: &Url, _via: &Via) -> Result<Box<dyn Io>, Fault> {
-        Ok(Box::new(self.open(None)?))
+    async fn dial(&self, url: &Url, _via: &Via) -> Result<Box<dyn Io>, Fault> {
+        let held = self.open(None)?;
+        match &self.tunnel {
+            Some(tunnel) => tunnel.through(held, url).await,
+            None => Ok(Box::new(held)),
+        }
     }
 
-    fn absolute_form(&self) -> bool {
-        true
-    }
-
-    fn moves_by_itself(&self) -> bool {
-        true
+    fn mode(&self) -> Mode {
+        match &self.tunnel {
+            Some(_) => Mode::Sealed,
+            None => Mode::ProxyFetch,
+        }
     }
 }
 

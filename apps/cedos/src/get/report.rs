@@ -8,12 +8,24 @@ use d2tp_sched::in_words;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use super::mode::Mode;
 use super::outcome::Reason;
 
 /// What happens while a download runs.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
+    /// The first: the place for the bytes is open.
+    Begun {
+        /// The URL asked for, without credentials.
+        url: String,
+        /// Where the object goes; `-` for standard output.
+        file: String,
+        /// Who speaks to the origin.
+        mode: Mode,
+        /// Bytes of it from an earlier run.
+        held_bytes: u64,
+    },
     /// Once a second while bytes come.
     Progress {
         /// Seconds since the start.
@@ -30,6 +42,8 @@ pub enum Event {
         bytes_by_link: BTreeMap<String, u64>,
         /// Why this link, in words.
         why: String,
+        /// Who speaks to the origin.
+        mode: Mode,
     },
     /// The transfer goes on over another link.
     Switch {
@@ -80,6 +94,8 @@ pub struct Report {
     pub verb: &'static str,
     /// The URL asked for, without credentials.
     pub url: String,
+    /// Who spoke to the origin.
+    pub mode: Mode,
     /// Where the object is, or would have been; `-` for standard output.
     pub file: String,
     /// Bytes of the object held, from now or earlier runs.
@@ -143,9 +159,20 @@ pub struct Lines;
 impl Observer for Lines {
     fn tell(&mut self, event: &Event) {
         if let Some(line) = line(event) {
-            eprintln!("{line}");
+            complain(&line);
         }
     }
+}
+
+/// A line on standard error. Nobody may be listening any more (`2>&1 | head`, a terminal that is
+/// gone): that must not stop a download, as the panic of `eprintln!` would.
+pub fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// A line on standard output, with the same patience.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// A bar on a terminal, with the lines of [`Lines`] above it.
@@ -172,6 +199,7 @@ impl Observer for Bar {
                 bytes_by_link,
                 link,
                 why,
+                mode,
                 ..
             } => {
                 let template = match length {
@@ -187,8 +215,12 @@ impl Observer for Bar {
                 self.bar.set_position(*bytes);
                 let rate = human_bytes(*rate_bytes_per_s as u64);
                 let shares = shares(bytes_by_link);
+                let sealed = match mode {
+                    Mode::Sealed => " · sealed",
+                    Mode::Direct | Mode::ProxyFetch => "",
+                };
                 self.bar
-                    .set_message(format!("{rate}/s on {link} · {shares} · {why}"));
+                    .set_message(format!("{rate}/s on {link} · {shares} · {why}{sealed}"));
             }
             Event::Waiting {
                 reason,
@@ -204,17 +236,42 @@ impl Observer for Bar {
                 self.bar.finish_and_clear();
                 Lines.tell(event);
             }
-            Event::Switch { .. } | Event::Note { .. } => {
-                let line = line(event).unwrap_or_default();
-                self.bar.suspend(|| eprintln!("{line}"));
+            Event::Begun { .. } | Event::Switch { .. } | Event::Note { .. } => {
+                if let Some(line) = line(event) {
+                    self.bar.suspend(|| complain(&line));
+                }
             }
         }
+    }
+}
+
+/// Tells two.
+pub struct Both(pub Box<dyn Observer>, pub Box<dyn Observer>);
+
+impl Observer for Both {
+    fn tell(&mut self, event: &Event) {
+        self.0.tell(event);
+        self.1.tell(event);
     }
 }
 
 fn line(event: &Event) -> Option<String> {
     Some(match event {
         Event::Progress { .. } => return None,
+        Event::Begun {
+            mode: Mode::Sealed,
+            url,
+            ..
+        } => {
+            let reads = if url.starts_with("https:") {
+                "the proxy opens a tunnel and sees host and port only"
+            } else {
+                "the proxy opens a tunnel, but http is not encrypted: it can read along, and so can \
+                 everybody between it and the origin"
+            };
+            format!("sealed: {reads}")
+        }
+        Event::Begun { .. } => return None,
         Event::Switch {
             from: None,
             to,
@@ -292,6 +349,6 @@ fn shares(bytes_by_link: &BTreeMap<String, u64>) -> String {
     shares.join(", ")
 }
 
-fn human_bytes(bytes: u64) -> String {
+pub(crate) fn human_bytes(bytes: u64) -> String {
     indicatif::DecimalBytes(bytes).to_string()
 }

@@ -46,10 +46,35 @@ impl Sink {
     pub fn file(destination: &Path, url: &str) -> Result<Sink, Failure> {
         let opened = Partial::open(destination, url).map_err(|error| {
             let what = format!("cannot write {}.part", destination.display());
+            let directory = destination
+                .parent()
+                .filter(|p| !p.as_os_str().is_empty())
+                .unwrap_or(Path::new("."));
             match error.kind() {
-                io::ErrorKind::WouldBlock => {
-                    Failure::error(format!("{what}: another cedos get is writing it"))
+                io::ErrorKind::WouldBlock => Failure::error(format!(
+                    "{what}: another cedos get is writing it; wait for that one, or name another \
+                     file with -o"
+                )),
+                io::ErrorKind::NotFound => Failure::error(format!(
+                    "{what}: there is no directory {}; mkdir -p makes it",
+                    directory.display()
+                )),
+                io::ErrorKind::NotADirectory => Failure::error(format!(
+                    "{what}: {} is a file; a directory is needed there",
+                    directory.display()
+                )),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                    Failure::error(format!(
+                        "{what}: {} may not be written to; name another place with -o",
+                        directory.display()
+                    ))
                 }
+                io::ErrorKind::IsADirectory => Failure::error(format!(
+                    "{what}: that is a directory; move it away or name another file with -o"
+                )),
+                io::ErrorKind::InvalidFilename => Failure::error(format!(
+                    "{what}: the name is too long; give a shorter one with -o"
+                )),
                 _ => Failure::storage(&what, &error),
             }
         });

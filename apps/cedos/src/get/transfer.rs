@@ -12,20 +12,24 @@
 //! strong validator must be the same, the length too, and the last bytes we hold must come again
 //! equal. If any of it fails the download starts from zero and says `origin_changed`.
 
+mod budget;
+mod doubt;
 mod ending;
 mod joining;
+mod patience;
 mod proxied;
 mod reach;
+mod rehearsal;
 mod upload;
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_links::{Class, Link};
-use d2tp_sched::{Choice, IfLate, Need, Policy, Way, choose};
+use d2tp_sched::{Choice, IfLate, Policy, Way, choose};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
@@ -34,12 +38,16 @@ use super::clock::Moment;
 use super::dial::{Dial, Fault, Via};
 use super::exchange::{Answer, Ask, Part, exchange};
 use super::filename;
+use super::header::Field;
 use super::outcome::{Exit, Failure, Reason};
 use super::proxy::Proxy;
 use super::report::{Event, Observer, Report};
 use super::sink::{OVERLAP_BYTES_MAX, Sink};
 
+use doubt::Doubts;
+use patience::BACKOFF_FIRST;
 pub(super) use reach::on_link;
+pub use rehearsal::{Rehearsal, rehearse, rehearse_proxied};
 pub use upload::run_upload;
 
 /// The scheduling epoch of the Cedos paper (§III.D): rates are averages over it.
@@ -48,22 +56,14 @@ const EPOCH: Duration = Duration::from_secs(1);
 /// Starts from zero before we call the origin unusable: each costs a whole object at worst.
 pub const RESTARTS_MAX: u32 = 5; // a guess
 
-/// First wait after a fault; it doubles up to [`BACKOFF_MAX`].
-const BACKOFF_FIRST: Duration = Duration::from_millis(250); // a guess
-
-/// Longest wait between tries.
-const BACKOFF_MAX: Duration = Duration::from_secs(30); // a guess
-
-/// How long a link that carried nothing is taken as the worst choice.
-const STALL_MEMORY: Duration = Duration::from_secs(30); // a guess
-
 /// Where the object goes.
 #[derive(Debug, Clone)]
 pub enum Destination {
     /// This file, replaced when the object is whole.
     File(PathBuf),
-    /// A file in the working directory, named by the URL or the origin; must not exist.
-    Named,
+    /// A file in this directory (empty: the working directory), named by the URL or the origin;
+    /// must not exist.
+    Named(PathBuf),
     /// Standard output.
     Output,
     /// Nothing comes: an upload.
@@ -95,6 +95,35 @@ pub struct Job {
     pub stall: Duration,
     /// Follow redirects from https to http.
     pub allow_downgrade: bool,
+    /// Fields of the user's own for the request.
+    pub fields: Arc<[Field]>,
+}
+
+impl Job {
+    /// A file that nobody mentioned is not replaced.
+    ///
+    /// # Errors
+    /// It is there.
+    pub fn refuse_existing(&self) -> Result<(), Failure> {
+        let named = self.named();
+        if matches!(self.destination, Destination::Named(_)) && named.exists() {
+            let named = named.display();
+            return Err(Failure::usage(format!(
+                "{named} exists; -o {named} replaces it"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Where the bytes would go, by the name known before the origin is asked.
+    pub fn named(&self) -> PathBuf {
+        let name = || filename::from_url(&self.url);
+        match &self.destination {
+            Destination::File(path) => path.clone(),
+            Destination::Named(directory) => directory.join(name()),
+            Destination::Output | Destination::Nowhere => name().into(),
+        }
+    }
 }
 
 /// Why an attempt ended without a fault.
@@ -114,6 +143,11 @@ struct Transfer<'a, D> {
     rates: HashMap<String, f64>,
     stalled_until: HashMap<String, Moment>,
     classes: HashMap<String, Class>,
+    doubts: Doubts,
+    /// The last answer that was the object was a web page.
+    was_page: Option<bool>,
+    /// Why no link may be used, while that is so.
+    held: Option<(Reason, String)>,
     bytes_by_link: BTreeMap<String, u64>,
     current: Option<String>,
     last_link: Option<String>,
@@ -149,7 +183,7 @@ pub async fn run<D: Dial>(
 ) -> Exit {
     match begin(job, dial, links, stop, observer) {
         Ok((mut transfer, named)) => {
-            transfer.greet();
+            transfer.greet(&named);
             let outcome = transfer.receive().await;
             transfer.finish(outcome, named).await
         }
@@ -167,7 +201,7 @@ pub async fn run_proxied(
 ) -> Exit {
     match begin(job, proxy, links, stop, observer) {
         Ok((mut transfer, named)) => {
-            transfer.greet();
+            transfer.greet(&named);
             let outcome = transfer.exchange_proxied().await;
             transfer.finish(outcome, named).await
         }
@@ -185,15 +219,12 @@ fn begin<'a, D: Dial>(
 ) -> Result<(Transfer<'a, D>, PathBuf), Exit> {
     let start = Moment::now();
     let url = public(&job.url);
-    let named = PathBuf::from(filename::from_url(&job.url));
+    let named = job.named();
     let opened = match &job.destination {
         Destination::File(path) => Sink::file(path, &url),
-        Destination::Named if named.exists() => Err(Failure {
-            exit: Exit::Usage,
-            reason: None,
-            text: format!("{} exists; -o {0} replaces it", named.display()),
-        }),
-        Destination::Named => Sink::file(&named, &url),
+        Destination::Named(_) => job
+            .refuse_existing()
+            .and_then(|()| Sink::file(&named, &url)),
         Destination::Output => Ok(Sink::output(Box::new(std::io::stdout()), &url)),
         Destination::Nowhere => Ok(Sink::output(Box::new(std::io::sink()), &url)),
     };
@@ -203,6 +234,7 @@ fn begin<'a, D: Dial>(
             let report = Report {
                 verb: "get",
                 url,
+                mode: dial.mode(),
                 file: display(&job.destination, &named),
                 bytes: 0,
                 sha256: String::new(),
@@ -225,7 +257,21 @@ fn begin<'a, D: Dial>(
             return Err(failure.exit);
         }
     };
-    let transfer = Transfer {
+    let transfer = with_sink(job, dial, links, stop, observer, sink, start);
+    Ok((transfer, named))
+}
+
+/// A download that begins at `start` and has what `sink` holds.
+fn with_sink<'a, D: Dial>(
+    job: &'a Job,
+    dial: &'a D,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    stop: watch::Receiver<bool>,
+    observer: &'a mut dyn Observer,
+    sink: Sink,
+    start: Moment,
+) -> Transfer<'a, D> {
+    Transfer {
         job,
         dial,
         links,
@@ -237,6 +283,9 @@ fn begin<'a, D: Dial>(
         rates: HashMap::new(),
         stalled_until: HashMap::new(),
         classes: HashMap::new(),
+        doubts: Doubts::default(),
+        was_page: None,
+        held: None,
         bytes_by_link: BTreeMap::new(),
         current: None,
         last_link: None,
@@ -253,12 +302,17 @@ fn begin<'a, D: Dial>(
         encoding: None,
         offered_name: None,
         outgoing: None,
-    };
-    Ok((transfer, named))
+    }
 }
 
 impl<D: Dial> Transfer<'_, D> {
-    fn greet(&mut self) {
+    fn greet(&mut self, named: &Path) {
+        self.observer.tell(&Event::Begun {
+            url: public(&self.job.url),
+            file: display(&self.job.destination, named),
+            mode: self.dial.mode(),
+            held_bytes: self.sink.len(),
+        });
         if self.sink.len() > 0 {
             let held = self.sink.len();
             self.note(
@@ -286,10 +340,19 @@ impl<D: Dial> Transfer<'_, D> {
                     let reason = Reason::from(reason);
                     self.refuse_to_wait(reason, &why)?;
                     self.current = None;
-                    self.wait(reason, why, unblocks, EPOCH).await?;
+                    self.held = Some((reason, why.clone()));
+                    match self.doubted() {
+                        Some(doubted) => {
+                            let why = format!("{doubted} leads to a sign-in page; {why}");
+                            let unblocks = format!("signing in on {doubted} | {unblocks}");
+                            self.wait(Reason::Portal, why, unblocks, EPOCH).await?;
+                        }
+                        None => self.wait(reason, why, unblocks, EPOCH).await?,
+                    }
                     continue;
                 }
             };
+            self.held = None;
             self.take(&way, &why);
             self.why = why;
             let outcome = self.attempt(&way.name).await;
@@ -330,6 +393,7 @@ impl<D: Dial> Transfer<'_, D> {
                 }
             }
         };
+        self.refuse_portal(&answer, link)?;
         let Some(mut overlap) = self.accept(&answer, &ask)? else {
             return Ok(Step::ChooseAgain);
         };
@@ -440,6 +504,8 @@ impl<D: Dial> Transfer<'_, D> {
             to: None,
             if_range: self.sink.note.validator.clone().filter(|_| continues),
             allow_downgrade: self.job.allow_downgrade,
+            fields: self.job.fields.clone(),
+            head_only: false,
         }
     }
 
@@ -455,113 +521,6 @@ impl<D: Dial> Transfer<'_, D> {
             .map(|allowed| whole.from + allowed.max(overlap + 1) - 1)
             .filter(|to| self.sink.note.length.is_none_or(|length| to + 1 < length));
         Ask { to, ..whole }
-    }
-
-    /// After a fault: give up, or wait a little and say so.
-    async fn recover(&mut self, fault: Fault, link: &str) -> Result<(), Failure> {
-        let (text, reason, retry_after, counts) = match fault {
-            Fault::Final(failure) => return Err(failure),
-            Fault::Path(_) if self.via(link).is_none() => return Ok(()), // an outage, not a fault
-            Fault::Path(text) => {
-                self.stalled_until
-                    .insert(link.to_owned(), Moment::now().after(STALL_MEMORY));
-                // Once the origin has answered, a bad network is waited out.
-                (
-                    format!("{link}: {text}"),
-                    Reason::PathTooSlow,
-                    None,
-                    self.best_length == 0,
-                )
-            }
-            Fault::Origin { text, retry_after } => (text, Reason::OriginWait, retry_after, true),
-            Fault::Proxy(text) => (text, Reason::ProxyUnreachable, None, true),
-        };
-        self.tries += 1;
-        if counts && self.tries >= self.job.tries_max {
-            let text = format!(
-                "{text}; gave up after {} tries without a new byte",
-                self.tries
-            );
-            return Err(Failure::of(Exit::Error, reason, text));
-        }
-        let doublings = self.tries.saturating_sub(1).min(10);
-        let pause = retry_after.unwrap_or((BACKOFF_FIRST * 2u32.pow(doublings)).min(BACKOFF_MAX));
-        let next = format!("the next try in {:.1} s", pause.as_secs_f64());
-        let until = Moment::now().after(pause);
-        self.said_waiting = None;
-        loop {
-            let left = until.since(Moment::now());
-            if left.is_zero() {
-                return Ok(());
-            }
-            self.check_deadline()?;
-            let before = self.links.borrow().clone();
-            self.wait(reason, text.clone(), next.clone(), left.min(EPOCH))
-                .await?;
-            if before != *self.links.borrow() && retry_after.is_none() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Sleeps until something changes, saying why once per reason.
-    async fn wait(
-        &mut self,
-        reason: Reason,
-        why: String,
-        unblocks: String,
-        at_most: Duration,
-    ) -> Result<(), Failure> {
-        if self.said_waiting != Some(reason) {
-            self.said_waiting = Some(reason);
-            self.observer.tell(&Event::Waiting {
-                t_s: self.t_s(),
-                reason,
-                why,
-                unblocks,
-            });
-        }
-        self.check_stop()?;
-        self.sink.tick().await?;
-        let (links, stop) = (&mut self.links, &mut self.stop);
-        tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => {}
-            Ok(()) = links.changed() => {}
-            () = tokio::time::sleep(at_most) => {}
-        }
-        self.check_stop()
-    }
-
-    fn check_stop(&self) -> Result<(), Failure> {
-        if *self.stop.borrow() {
-            return Err(Failure::of(Exit::Cancelled, Reason::UserPaused, "stopped"));
-        }
-        Ok(())
-    }
-
-    fn check_deadline(&self) -> Result<(), Failure> {
-        if self.left() == Some(Duration::ZERO) && self.job.if_late == IfLate::Fail {
-            let text = "the deadline has passed and --if-late fail was asked for";
-            return Err(Failure {
-                exit: Exit::DeadlineMissed,
-                reason: None,
-                text: text.into(),
-            });
-        }
-        Ok(())
-    }
-
-    fn refuse_to_wait(&self, reason: Reason, why: &str) -> Result<(), Failure> {
-        let timeless = matches!(self.job.policy, Policy::Any | Policy::Fast);
-        if reason == Reason::OverBudget && (timeless || self.left() == Some(Duration::ZERO)) {
-            let text = format!("{why} (--max-cell), and no free network is up");
-            return Err(Failure::of(Exit::BudgetExhausted, reason, text));
-        }
-        if self.job.now && self.bytes_by_link.is_empty() {
-            let text = format!("{why}, and --now does not wait");
-            return Err(Failure::of(Exit::NoPermittedPath, reason, text));
-        }
-        Ok(())
     }
 
     /// True when the transfer should go on elsewhere, or not at all for now.
@@ -613,16 +572,6 @@ impl<D: Dial> Transfer<'_, D> {
         self.current = Some(way.name.clone());
     }
 
-    fn need(&self) -> Need {
-        Need {
-            remaining_bytes: self.length().map(|l| l.saturating_sub(self.done())),
-            left: self.left(),
-            policy: self.job.policy,
-            if_late: self.job.if_late,
-            metered_bytes_left: self.metered_bytes_worth_using(),
-        }
-    }
-
     /// Bytes that are where they belong.
     fn done(&self) -> u64 {
         match &self.outgoing {
@@ -639,44 +588,6 @@ impl<D: Dial> Transfer<'_, D> {
         }
     }
 
-    fn left(&self) -> Option<Duration> {
-        let within = self.job.within?;
-        Some(within.saturating_sub(Moment::now().since(self.start)))
-    }
-
-    /// What metered links may still carry.
-    fn metered_bytes_left(&self) -> Option<u64> {
-        let max = self.job.metered_bytes_max?;
-        let metered = self
-            .bytes_by_link
-            .iter()
-            .filter(|(link, _)| self.is_metered(link));
-        Some(max.saturating_sub(metered.map(|(_, bytes)| bytes).sum()))
-    }
-
-    /// The same as an argument for using a metered link: nothing, if a new request would spend it
-    /// on overlap alone.
-    fn metered_bytes_worth_using(&self) -> Option<u64> {
-        let left = self.metered_bytes_left()?;
-        let wasted = !self.receiving && left <= self.sink.tail().len() as u64;
-        Some(if wasted { 0 } else { left })
-    }
-
-    fn is_metered(&self, link: &str) -> bool {
-        self.classes
-            .get(link)
-            .is_some_and(|class| *class != Class::Free)
-    }
-
-    /// Half old, half new: one epoch of silence does not make a link worthless.
-    fn measure(&mut self, link: &str, rate_bytes_per_s: f64) {
-        let rate = self
-            .rates
-            .entry(link.to_owned())
-            .or_insert(rate_bytes_per_s);
-        *rate = (*rate + rate_bytes_per_s) / 2.0;
-    }
-
     fn tell_progress(&mut self, link: &str, rate_bytes_per_s: f64) {
         let event = Event::Progress {
             t_s: self.t_s(),
@@ -686,6 +597,7 @@ impl<D: Dial> Transfer<'_, D> {
             link: link.to_owned(),
             bytes_by_link: self.bytes_by_link.clone(),
             why: self.why.clone(),
+            mode: self.dial.mode(),
         };
         self.observer.tell(&event);
     }
@@ -703,16 +615,16 @@ impl<D: Dial> Transfer<'_, D> {
     }
 }
 
-fn display(destination: &Destination, file: &std::path::Path) -> String {
+pub(super) fn display(destination: &Destination, file: &Path) -> String {
     match destination {
         Destination::Output | Destination::Nowhere => "-".into(),
         Destination::File(path) => path.display().to_string(),
-        Destination::Named => file.display().to_string(),
+        Destination::Named(_) => file.display().to_string(),
     }
 }
 
 /// The URL without credentials or fragment: what may be written down.
-fn public(url: &Url) -> String {
+pub fn public(url: &Url) -> String {
     let mut url = url.clone();
     let _ = url.set_username("");
     let _ = url.set_password(None);

@@ -9,30 +9,48 @@ use tokio::sync::watch;
 use url::Url;
 
 use super::how::{How, stop_on_signal};
-use super::key;
+use super::{get_plan, key};
 use crate::get::direct::Direct;
+use crate::get::header::{self, Field};
+use crate::get::jobs::{self, Standing};
+use crate::get::mode::Mode;
 use crate::get::outcome::{Exit, Failure};
 use crate::get::proxy::Proxy;
+use crate::get::report::{Both, Lines, Observer, complain, say};
+use crate::get::tls::Tls;
 use crate::get::transfer::{self, Destination, Job};
+use crate::get::tunnel::Tunnel;
 
 /// Download URL over the networks there are, free ones first, by a deadline.
 ///
 /// Exit codes: 0 done, 1 error, 2 usage, 3 stopped (run again to continue), 10 deadline missed
 /// (without --if-late fail the file is whole, only late), 11 budget exhausted, 12 wrong digest,
-/// 13 the origin keeps changing the bytes, 14 no permitted network and --now.
+/// 13 the origin keeps changing the bytes, 14 no permitted network and --now, or none at the
+/// deadline and --if-late fail.
 #[derive(Debug, Args)]
 pub struct GetArgs {
     /// What to download: http:// or https://
+    #[arg(value_parser = parse_url)]
     url: Url,
 
-    /// Write to FILE, replacing it when the download is whole; `-` is standard output [default:
-    /// a new file named by the URL or the origin]
+    /// Write to FILE, replacing it when the download is whole; into FILE if that is a directory;
+    /// `-` is standard output [default: a new file named by the URL or the origin]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
     /// Refuse bytes with another digest: sha256:HEX. They are put aside as FILE.bad
     #[arg(long, value_name = "sha256:HEX", value_parser = parse_integrity)]
     integrity: Option<[u8; 32]>,
+
+    /// Have the proxy open a tunnel only: this device asks the origin itself, and with https the
+    /// proxy sees nothing but host and port. Always so for URLs with credentials
+    #[arg(long)]
+    sealed: bool,
+
+    /// Add a field to the request, as 'Accept: audio/mpeg'; repeatable. Those that look like
+    /// credentials go to no other origin, and to no proxy (see --sealed)
+    #[arg(short = 'H', long, value_name = "FIELD", value_parser = header::parse)]
+    header: Vec<Field>,
 
     /// Trust the certificate authorities in FILE (PEM) besides the system's
     #[arg(long, value_name = "FILE")]
@@ -42,8 +60,40 @@ pub struct GetArgs {
     #[arg(long)]
     allow_downgrade: bool,
 
+    /// Say what would be done and why, and do nothing. The origin is asked for the size, if a free
+    /// network is up
+    #[arg(long, conflicts_with = "detach")]
+    dry_run: bool,
+
+    /// With --dry-run: ask nobody
+    #[arg(long, requires = "dry_run")]
+    offline: bool,
+
+    /// Go on in the background, with no terminal; `cedos ls`, `status` and `cancel` find it by the
+    /// number that is printed
+    #[arg(long)]
+    detach: bool,
+
     #[command(flatten)]
     how: How,
+}
+
+fn parse_url(text: &str) -> Result<Url, String> {
+    let refuse = |why: &str| {
+        let meant = match text.split_once("://") {
+            None if text.contains('.') => format!("; is https://{text} meant?"),
+            _ => String::new(),
+        };
+        Err(format!(
+            "`{text}` is not an http:// or https:// URL: {why}{meant}"
+        ))
+    };
+    match text.parse::<Url>() {
+        Ok(url) if matches!(url.scheme(), "http" | "https") => Ok(url),
+        Ok(url) => refuse(&format!("{}: is another kind", url.scheme())),
+        Err(url::ParseError::RelativeUrlWithoutBase) => refuse("it has no https:// in front"),
+        Err(error) => refuse(&error.to_string()),
+    }
 }
 
 fn parse_integrity(text: &str) -> Result<[u8; 32], String> {
@@ -59,67 +109,167 @@ pub async fn run(args: GetArgs) -> ExitCode {
     match start(args).await {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            eprintln!("cedos get: {}", failure.text);
+            complain(&format!("cedos get: {}", failure.text));
             failure.exit.into()
         }
     }
 }
 
 async fn start(args: GetArgs) -> Result<Exit, Failure> {
-    let usage = |text: String| Failure {
-        exit: Exit::Usage,
-        reason: None,
-        text,
+    let proxy = args.how.proxy().map_err(Failure::usage)?;
+    let mode = mode(&args, proxy.is_some())?;
+    let job = job(&args).map_err(Failure::usage)?;
+    // Everything that can be wrong with the command line is said before anything is started.
+    let tls = match mode {
+        Mode::Direct | Mode::Sealed => Some(Tls::new(args.ca.as_deref())?),
+        Mode::ProxyFetch => None,
     };
-    if !matches!(args.url.scheme(), "http" | "https") || !args.url.has_host() {
-        return Err(usage(format!(
-            "{} is not an http:// or https:// URL",
-            args.url
-        )));
+    let key = match &proxy {
+        Some(_) => Some(
+            key::of_device(args.how.key.as_deref())
+                .map_err(|error| Failure::error(format!("{error:#}")))?,
+        ),
+        None => None,
+    };
+    if args.detach {
+        return detach(&job, args.how.json);
     }
-    let proxy = args.how.proxy().map_err(usage)?;
-    if proxy.is_some() && (!args.url.username().is_empty() || args.url.password().is_some()) {
-        return Err(usage(
-            "the URL carries credentials, which the proxy would see; download it without --prox \
-             (and CEDOS_PROX)"
-                .into(),
-        ));
-    }
-    if proxy.is_some() && args.ca.is_some() {
-        return Err(usage(
-            "--ca is for downloads without a proxy: with --prox it is the proxy that verifies the \
-             origin; give --ca to `cedos prox` instead"
-                .into(),
-        ));
-    }
-    let job = job(&args).map_err(usage)?;
+    let own = jobs::Own::claim().map_err(|e| Failure::storage("cannot keep the state", &e))?;
     let rules = ClassRules {
         rules: args.how.link.clone(),
     };
     let (_, monitor) = LinkMonitor::start(rules)
         .await
         .map_err(|error| Failure::error(error.to_string()))?;
+    let links = monitor.subscribe();
+    let way = match (proxy, key, tls) {
+        (Some(address), Some(key), tls) => {
+            let tunnel = tls.map(Tunnel::new);
+            Way::Proxied(Box::new(Proxy::new(address, key, links.clone(), tunnel)))
+        }
+        (_, _, Some(tls)) => Way::Straight(Direct::new(tls)),
+        (_, _, None) => unreachable!("a download without a proxy has its own trust"),
+    };
+    if args.dry_run {
+        job.refuse_existing()?;
+        let plan = match &way {
+            Way::Straight(dial) => transfer::rehearse(&job, dial, links, args.offline).await,
+            Way::Proxied(proxy) => {
+                transfer::rehearse_proxied(&job, proxy, links, args.offline).await
+            }
+        }?;
+        let text = match args.how.json {
+            true => json_of(&plan),
+            false => get_plan::screen(&plan),
+        };
+        say(&text);
+        return Ok(Exit::Done);
+    }
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
-    let to_stdout = matches!(job.destination, Destination::Output);
-    let mut observer = args.how.observer(to_stdout);
-    let links = monitor.subscribe();
-    let Some(address) = proxy else {
-        let dial = Direct::new(args.ca.as_deref())?;
-        return Ok(transfer::run(&job, &dial, links, stopped, observer.as_mut()).await);
+    let mut observer: Box<dyn Observer> = match own {
+        Some(own) => Box::new(Both(Box::new(Lines), Box::new(own))),
+        None => args
+            .how
+            .observer(matches!(job.destination, Destination::Output)),
     };
-    let key = key::of_device(args.how.key.as_deref())
-        .map_err(|error| Failure::error(format!("{error:#}")))?;
-    let proxy = Proxy::new(address, key, links.clone());
-    Ok(transfer::run_proxied(&job, &proxy, links, stopped, observer.as_mut()).await)
+    Ok(match &way {
+        Way::Straight(dial) => transfer::run(&job, dial, links, stopped, observer.as_mut()).await,
+        Way::Proxied(proxy) => {
+            transfer::run_proxied(&job, proxy, links, stopped, observer.as_mut()).await
+        }
+    })
+}
+
+enum Way {
+    Straight(Direct),
+    Proxied(Box<Proxy>),
+}
+
+fn json_of(what: &impl serde::Serialize) -> String {
+    serde_json::to_string(what).expect("plain data")
+}
+
+/// Hands this command line to a process in the background.
+fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
+    if matches!(job.destination, Destination::Output) {
+        return Err(Failure::usage(
+            "--detach leaves the terminal, so there is no standard output to write to; name a file \
+             with -o",
+        ));
+    }
+    let named = std::path::absolute(job.named())
+        .map_err(|e| Failure::error(format!("the working directory: {e}")))?;
+    let now = jiff::Zoned::now();
+    let asked = jobs::Asked {
+        url: transfer::public(&job.url),
+        file: named,
+        since: now.timestamp().to_string(),
+        deadline: job
+            .within
+            .and_then(|within| jiff::SignedDuration::try_from(within).ok())
+            .and_then(|within| now.timestamp().checked_add(within).ok())
+            .map(|at| at.to_string()),
+    };
+    let arguments: Vec<_> = std::env::args_os()
+        .filter(|argument| argument != "--detach")
+        .collect();
+    let begun =
+        jobs::start(&asked, &arguments).map_err(|error| Failure::error(format!("{error:#}")))?;
+    if begun.standing() == Standing::Failed {
+        let text = begun.event["text"].as_str().unwrap_or("it failed at once");
+        let exit = begun.event["exit"].as_u64().and_then(Exit::of);
+        return Err(Failure {
+            exit: exit.unwrap_or(Exit::Error),
+            ..Failure::error(text)
+        });
+    }
+    if json {
+        let told = serde_json::json!({"event": "detached", "id": begun.id, "pid": begun.pid,
+                                      "file": asked.file, "log": begun.log()});
+        say(&told.to_string());
+    } else {
+        say(&begun.id.to_string());
+        let (id, log) = (begun.id, begun.log());
+        complain(&format!(
+            "download {id} goes on in the background; cedos status {id} | cedos ls | cedos cancel \
+             {id}; log: {}",
+            log.display()
+        ));
+    }
+    Ok(Exit::Done)
+}
+
+/// Who speaks to the origin. What proves who the user is, no proxy gets to see unasked.
+fn mode(args: &GetArgs, through_proxy: bool) -> Result<Mode, Failure> {
+    let refuse = |text: &str| Err(Failure::usage(text));
+    if !through_proxy {
+        return match args.sealed {
+            true => refuse("--sealed is a way of using a proxy: give --prox too, or leave it out"),
+            false => Ok(Mode::Direct),
+        };
+    }
+    let secret = !args.url.username().is_empty()
+        || args.url.password().is_some()
+        || args.header.iter().any(Field::is_credential);
+    if args.sealed || secret {
+        return Ok(Mode::Sealed);
+    }
+    if args.ca.is_some() {
+        return refuse(
+            "--ca is for downloads whose origin this device verifies: add --sealed, or give --ca \
+             to `cedos prox`, which verifies it otherwise",
+        );
+    }
+    Ok(Mode::ProxyFetch)
 }
 
 fn job(args: &GetArgs) -> Result<Job, String> {
     let destination = match &args.output {
         Some(path) if path.as_os_str() == "-" => Destination::Output,
-        Some(path) if path.is_dir() => return Err(format!("{} is a directory", path.display())),
+        Some(path) if path.is_dir() => Destination::Named(path.clone()),
         Some(path) => Destination::File(path.clone()),
-        None => Destination::Named,
+        None => Destination::Named(PathBuf::new()),
     };
     Ok(Job {
         url: args.url.clone(),
@@ -133,5 +283,6 @@ fn job(args: &GetArgs) -> Result<Job, String> {
         tries_max: args.how.tries,
         stall: args.how.stall,
         allow_downgrade: args.allow_downgrade,
+        fields: args.header.as_slice().into(),
     })
 }

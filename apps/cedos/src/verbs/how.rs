@@ -13,6 +13,7 @@ use d2tp_sched::{IfLate, Policy};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::get::jobs;
 use crate::get::outcome::Exit;
 use crate::get::report::{Bar, JsonLines, Lines, Observer};
 use crate::get::when;
@@ -28,7 +29,7 @@ pub struct How {
     by: Option<String>,
 
     /// Be ready within this long: 2h, 45m, 1h30m [default: 6h]
-    #[arg(long, value_name = "SPAN", group = "when", value_parser = when::parse_span)]
+    #[arg(long, value_name = "SPAN", group = "when", value_parser = when::parse_span, allow_hyphen_values = true)]
     within: Option<Duration>,
 
     /// No deadline: wait for free networks however long it takes
@@ -45,7 +46,7 @@ pub struct How {
     policy: Option<Policy>,
 
     /// Bytes that metered networks may carry at most: 50M, 1.5G
-    #[arg(long, value_name = "SIZE", value_parser = when::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = when::parse_bytes, allow_hyphen_values = true)]
     pub max_cell: Option<u64>,
 
     /// What to do when free networks alone will not make the deadline
@@ -70,10 +71,10 @@ pub struct How {
     pub tries: u32,
 
     /// Drop a connection that has been silent this long
-    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = when::parse_span)]
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = when::parse_span, allow_hyphen_values = true)]
     pub stall: Duration,
 
-    /// Print one JSON object per line: progress, switch, waiting, note, and last done or error
+    /// Print one JSON object per line: begun, progress, switch, waiting, note, and last done or error
     #[arg(long)]
     pub json: bool,
 }
@@ -128,15 +129,31 @@ impl How {
     }
 }
 
-/// Ctrl-C and SIGTERM ask for a clean stop; a second one ends the process at once.
+/// Ctrl-C, SIGTERM and a closed terminal ask for a clean stop; a second one ends the process at
+/// once.
 pub fn stop_on_signal(stop: watch::Sender<bool>) -> std::io::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    // Under nohup a closed terminal is none of our business, and the system keeps it from us. In
+    // the background it is caught, and not heeded.
+    let mut hangup = match jobs::hangup_is_ignored() {
+        true => None,
+        false => Some(signal(SignalKind::hangup())?),
+    };
+    if jobs::is_in_background() {
+        hangup = None;
+    }
     tokio::spawn(async move {
         for first in [true, false] {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
+                () = async {
+                    match &mut hangup {
+                        Some(hangup) => drop(hangup.recv().await),
+                        None => std::future::pending().await,
+                    }
+                } => {}
             }
             if first {
                 stop.send_replace(true);

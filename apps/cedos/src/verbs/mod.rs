@@ -3,6 +3,8 @@
 pub mod bench;
 pub mod demo;
 pub mod get;
+pub mod get_jobs;
+pub mod get_plan;
 pub mod how;
 pub mod key;
 pub mod lab;

@@ -88,6 +88,7 @@ async fn start(args: PutArgs) -> Result<Exit, Failure> {
         tries_max: args.how.tries,
         stall: args.how.stall,
         allow_downgrade: false,
+        fields: [].into(),
     };
     let parcel = Parcel::open(
         &args.file,
@@ -107,6 +108,6 @@ async fn start(args: PutArgs) -> Result<Exit, Failure> {
     let links = monitor.subscribe();
     let key = key::of_device(args.how.key.as_deref())
         .map_err(|error| Failure::error(format!("{error:#}")))?;
-    let proxy = Proxy::new(address, key, links.clone()).sending();
+    let proxy = Proxy::new(address, key, links.clone(), None).sending();
     Ok(transfer::run_upload(&job, parcel, &proxy, links, stopped, observer.as_mut()).await)
 }

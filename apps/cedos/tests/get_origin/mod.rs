@@ -6,14 +6,18 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 /// One request, as it came in.
 #[derive(Debug, Clone)]
 pub struct Asked {
     /// Its place among all requests, from 0.
     pub count: usize,
+    pub method: String,
     pub path: String,
     pub headers: HashMap<String, String>,
 }
@@ -45,9 +49,61 @@ pub enum End {
 /// The bytes to answer with, head included, and what follows them.
 pub struct Reply(pub Vec<u8>, pub End);
 
+/// What an answer goes out on: TCP, or TLS over it.
+trait Wire: AsyncRead + AsyncWrite + Unpin {
+    fn tcp(&self) -> &TcpStream;
+}
+
+impl Wire for TcpStream {
+    fn tcp(&self) -> &TcpStream {
+        self
+    }
+}
+
+impl Wire for TlsStream<TcpStream> {
+    fn tcp(&self) -> &TcpStream {
+        self.get_ref().0
+    }
+}
+
+/// An authority of a test's own, and a certificate of it for this machine.
+pub struct Authority {
+    /// What `--ca` needs.
+    pub pem: String,
+    acceptor: TlsAcceptor,
+}
+
+impl Authority {
+    pub fn new() -> Authority {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key"))
+            .expect("an authority");
+        let key = KeyPair::generate().expect("a key");
+        let names = ["localhost", "127.0.0.1", "192.0.2.1"].map(str::to_owned);
+        let certificate = CertificateParams::new(names)
+            .expect("names")
+            .signed_by(&key, &issuer)
+            .expect("a certificate");
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let key = rustls_pki_types::PrivatePkcs8KeyDer::from(key.serialize_der());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.der().clone()], key.into())
+            .expect("its certificate");
+        Authority {
+            pem: issuer.pem(),
+            acceptor: TlsAcceptor::from(Arc::new(config)),
+        }
+    }
+}
+
 /// An origin on a port of its own.
 pub struct Origin {
     pub address: SocketAddr,
+    secure: bool,
     asked: Arc<Mutex<Vec<Asked>>>,
 }
 
@@ -63,19 +119,57 @@ impl Origin {
         script: impl Fn(&Asked) -> Reply + Send + Sync + 'static,
     ) -> Origin {
         let listener = TcpListener::bind((host, 0)).await.expect("a port");
+        Origin::serve(listener, None, script)
+    }
+
+    /// Starts answering over TLS.
+    pub async fn start_tls(
+        authority: &Authority,
+        script: impl Fn(&Asked) -> Reply + Send + Sync + 'static,
+    ) -> Origin {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        Origin::serve(listener, Some(authority.acceptor.clone()), script)
+    }
+
+    /// Starts answering whoever comes to `listener`, over TLS with an authority.
+    pub fn serve_at(
+        listener: TcpListener,
+        authority: Option<&Authority>,
+        script: impl Fn(&Asked) -> Reply + Send + Sync + 'static,
+    ) -> Origin {
+        Origin::serve(listener, authority.map(|a| a.acceptor.clone()), script)
+    }
+
+    fn serve(
+        listener: TcpListener,
+        tls: Option<TlsAcceptor>,
+        script: impl Fn(&Asked) -> Reply + Send + Sync + 'static,
+    ) -> Origin {
         let address = listener.local_addr().expect("its address");
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let (seen, script) = (asked.clone(), Arc::new(script));
+        let (seen, script, secure) = (asked.clone(), Arc::new(script), tls.is_some());
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(answer(stream, seen.clone(), script.clone()));
+                let (seen, script) = (seen.clone(), script.clone());
+                match tls.clone() {
+                    None => drop(tokio::spawn(answer(stream, seen, script))),
+                    Some(tls) => drop(tokio::spawn(async move {
+                        let stream = tls.accept(stream).await.ok()?;
+                        answer(stream, seen, script).await
+                    })),
+                }
             }
         });
-        Origin { address, asked }
+        Origin {
+            address,
+            secure,
+            asked,
+        }
     }
 
     pub fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address)
+        let scheme = if self.secure { "https" } else { "http" };
+        format!("{scheme}://{}{path}", self.address)
     }
 
     /// Everything asked so far.
@@ -85,14 +179,15 @@ impl Origin {
 }
 
 async fn answer(
-    stream: TcpStream,
+    stream: impl Wire,
     seen: Arc<Mutex<Vec<Asked>>>,
     script: Arc<impl Fn(&Asked) -> Reply>,
 ) -> Option<()> {
     let mut stream = BufReader::new(stream);
     let mut line = String::new();
     stream.read_line(&mut line).await.ok()?;
-    let path = line.split(' ').nth(1)?.to_owned();
+    let mut words = line.split(' ').map(str::to_owned);
+    let (method, path) = (words.next()?, words.next()?);
     let mut headers = HashMap::new();
     loop {
         line.clear();
@@ -107,6 +202,7 @@ async fn answer(
         let count = seen.len();
         seen.push(Asked {
             count,
+            method,
             path,
             headers,
         });
@@ -120,7 +216,7 @@ async fn answer(
             // Until the other side has closed too, or unread bytes would turn this into a reset.
             let _ = stream.read_to_end(&mut Vec::new()).await;
         }
-        End::Reset => socket2::SockRef::from(stream.get_ref())
+        End::Reset => socket2::SockRef::from(stream.get_ref().tcp())
             .set_linger(Some(std::time::Duration::ZERO))
             .ok()?,
         End::Silence => {

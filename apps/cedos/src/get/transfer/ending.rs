@@ -15,8 +15,10 @@ impl<D: Dial> Transfer<'_, D> {
         let file = match (&self.job.destination, &outcome, &self.offered_name) {
             (Destination::File(path), ..) => path.clone(),
             // The origin's name, unless it would replace a file nobody mentioned.
-            (Destination::Named, Ok(()), Some(name)) if !PathBuf::from(name).exists() => {
-                name.into()
+            (Destination::Named(directory), Ok(()), Some(name))
+                if !directory.join(name).exists() =>
+            {
+                directory.join(name)
             }
             _ => named.clone(),
         };
@@ -55,6 +57,7 @@ impl<D: Dial> Transfer<'_, D> {
         let report = Report {
             verb: "get",
             url: public(&self.job.url),
+            mode: self.dial.mode(),
             file: display(&self.job.destination, &file),
             bytes,
             sha256,

@@ -18,8 +18,9 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::super::clock::Moment;
-use super::super::dial::{Fault, Via};
-use super::super::exchange::{Answer, Ask, exchange};
+use super::super::dial::{Dial, Fault, Via};
+use super::super::exchange::{Answer, Ask, HEAD_MAX, exchange};
+use super::super::mode::Mode;
 use super::super::outcome::{Exit, Failure, Reason};
 use super::super::proxy::{Lost, Proxy};
 use super::super::report::Event;
@@ -61,6 +62,10 @@ pub(super) struct Helm {
     first: Option<(String, u64)>,
     /// Metered links that work and were left because nothing may be spent there.
     left: BTreeSet<String>,
+    /// The policy lets no link carry it for now.
+    waits: bool,
+    /// Since when a tunnel brings nothing although it could.
+    quiet_since: Option<Moment>,
     /// When the last byte came, while one could have.
     pub(super) last_byte: Option<Moment>,
     last_counts: BTreeMap<String, u64>,
@@ -101,6 +106,10 @@ impl Transfer<'_, Proxy> {
                     } else {
                         Reason::ProxyUnreachable
                     };
+                    if self.job.now && reason == Reason::ProxyUnreachable {
+                        let text = format!("{error}; --now does not wait");
+                        return Err(Failure::of(Exit::Error, reason, text));
+                    }
                     self.refuse_to_wait(reason, &error.to_string())?;
                     self.give_up_on_proxy(&helm, &error.to_string())?;
                     let unblocks = "any network | the right --prox address".to_owned();
@@ -131,6 +140,7 @@ impl Transfer<'_, Proxy> {
     /// One request in one flow, until its bytes end.
     async fn attempt_proxied(&mut self, helm: &mut Helm) -> Result<Step, Fault> {
         let ask = self.ask_whole();
+        helm.quiet_since = None;
         let mut epoch = interval(EPOCH);
         epoch.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut answer = match self.ask_proxy(helm, &ask, &mut epoch).await? {
@@ -160,6 +170,7 @@ impl Transfer<'_, Proxy> {
                     self.tell_progress(&used, epoch_bytes as f64 / seconds);
                     (epoch_start, epoch_bytes) = (now, 0);
                     self.sink.tick().await.map_err(Fault::Final)?;
+                    self.check_tunnel(helm, self.job.stall)?;
                 }
                 data = answer.next() => {
                     let Some(data) = data else { break };
@@ -169,6 +180,7 @@ impl Transfer<'_, Proxy> {
                         *self.bytes_by_link.entry("any".into()).or_default() += data.len() as u64;
                     }
                     helm.last_byte = Some(Moment::now());
+                    helm.quiet_since = None;
                     self.said_waiting = None;
                     if self.last_link.is_none() {
                         self.say_begun(helm);
@@ -225,7 +237,27 @@ impl Transfer<'_, Proxy> {
                 _ = epoch.tick() => {}
             }
             self.steer(helm).map_err(Fault::Final)?;
+            self.check_tunnel(helm, HEAD_MAX)?;
         }
+    }
+
+    /// Behind a tunnel is one connection of the proxy to the origin, which can hang while the proxy
+    /// is well: it is given up after `limit` in which bytes could have come.
+    fn check_tunnel(&self, helm: &mut Helm, limit: Duration) -> Result<(), Fault> {
+        if self.dial.mode() != Mode::Sealed || helm.waits || !self.dial.answers() {
+            helm.quiet_since = None;
+            return Ok(());
+        }
+        let quiet = Moment::now().since(*helm.quiet_since.get_or_insert_with(Moment::now));
+        if quiet < limit {
+            return Ok(());
+        }
+        helm.quiet_since = None;
+        let text = format!("not a byte through the tunnel for {}", in_words(quiet));
+        Err(Fault::Origin {
+            text,
+            retry_after: None,
+        })
     }
 
     /// Decides whether this flow may spend on links that cost, and says why it waits if it does.
@@ -233,6 +265,10 @@ impl Transfer<'_, Proxy> {
         self.check_deadline()?;
         let ways = self.proxied_ways(helm);
         let plan = decide(&self.need(), &ways);
+        helm.waits = matches!(plan.choice, Choice::Wait { .. });
+        if !helm.waits {
+            self.held = None;
+        }
         let on_time = self.left().is_none_or(|left| left > LIFT_DEADLINE);
         if !on_time && !helm.lifted && self.job.if_late != IfLate::Fail {
             // Late is better than never: neither end may drop the flow now.
@@ -265,6 +301,7 @@ impl Transfer<'_, Proxy> {
                 helm.unanswered_since = None;
                 let reason = Reason::from(reason);
                 self.refuse_to_wait(reason, &why)?;
+                self.held = Some((reason, why.clone()));
                 self.why = format!("waits: {why}");
                 self.say_waiting(reason, why, unblocks);
             }
@@ -272,8 +309,15 @@ impl Transfer<'_, Proxy> {
                 self.why = format!("{why}, so links that cost carry it too");
                 self.watch_answers(helm)?;
             }
-            (Choice::Use { why, .. }, _) => {
-                self.why = why;
+            (Choice::Use { index, why }, _) => {
+                self.why = if ways[index].stalled {
+                    format!(
+                        "{} is up and free, but the proxy does not answer on it",
+                        ways[index].name
+                    )
+                } else {
+                    why
+                };
                 self.watch_answers(helm)?;
             }
         }
@@ -311,7 +355,7 @@ impl Transfer<'_, Proxy> {
             )
         };
         if self.job.now && !helm.known {
-            let text = format!("{text} --now does not wait");
+            let text = format!("{text} (--now does not wait)");
             return Err(Failure::of(Exit::Error, Reason::ProxyUnreachable, text));
         }
         self.give_up_on_proxy(helm, &text)?;
@@ -441,6 +485,11 @@ impl Transfer<'_, Proxy> {
         });
     }
 
+    /// The links before anything was tried on them.
+    pub(super) fn ways_to_proxy(&mut self) -> Vec<Way> {
+        self.proxied_ways(&mut Helm::default())
+    }
+
     /// The links, as the scheduler sees them.
     fn proxied_ways(&mut self, helm: &mut Helm) -> Vec<Way> {
         if self.dial.needs_no_link() {
@@ -548,6 +597,7 @@ impl Transfer<'_, Proxy> {
     async fn recover_proxied(&mut self, fault: Fault, helm: &mut Helm) -> Result<(), Failure> {
         let (text, reason, retry_after, counts) = match fault {
             Fault::Final(failure) => return Err(failure),
+            Fault::Stranger(text) | Fault::Portal(text) => return Err(Failure::error(text)),
             Fault::Origin { text, retry_after } => (text, Reason::OriginWait, retry_after, true),
             Fault::Path(text) | Fault::Proxy(text) => (text, Reason::ProxyUnreachable, None, false),
         };

@@ -23,6 +23,7 @@ impl<D: Dial> Transfer<'_, D> {
                 .filter(|link| {
                     link.is_usable() || matches!(&near, Some(Near::OnLink(n, _)) if *n == link.name)
                 })
+                .filter(|link| !self.is_doubted(&link.name, &link.addresses))
                 .map(|link| {
                     (
                         link.name.clone(),

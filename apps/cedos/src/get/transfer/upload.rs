@@ -137,7 +137,11 @@ impl Transfer<'_, Proxy> {
         let whole = |o: &Outgoing| o.parcel.post && o.acknowledged == o.parcel.length;
         let text = match &fault {
             Fault::Final(_) => return fault,
-            Fault::Origin { text, .. } | Fault::Path(text) | Fault::Proxy(text) => text,
+            Fault::Origin { text, .. }
+            | Fault::Path(text)
+            | Fault::Proxy(text)
+            | Fault::Stranger(text)
+            | Fault::Portal(text) => text,
         };
         if !self.outgoing.as_ref().is_some_and(whole) {
             return fault;
@@ -213,6 +217,7 @@ impl Transfer<'_, Proxy> {
         let carried: u64 = self.bytes_by_link.values().sum();
         let report = Report {
             verb: "put",
+            mode: self.dial.mode(),
             url: public(&self.job.url),
             file: PathBuf::from(&outgoing.parcel.path).display().to_string(),
             bytes: outgoing.acknowledged,

@@ -1,0 +1,375 @@
+//! Downloads in the background: `cedos get --detach`, and what `ls`, `status` and `cancel` know.
+//!
+//! ```text
+//! $XDG_STATE_HOME/cedos/get/7/  job.json   what was asked for, never credentials
+//!                               lock       held while it runs; its process id is in it
+//!                               state.json the last event; replaced as a whole
+//!                               log        what the download would have said on a terminal
+//! ```
+//!
+//! Each is a process in a session of its own, so that no terminal takes it along. There is no
+//! daemon: after a restart of the machine nothing runs, and the same command continues.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, setsid};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::ffi::OsString;
+
+use super::report::{Event, Observer, complain};
+
+/// Tells a process that it is this download, by its folder.
+const FOLDER_VARIABLE: &str = "CEDOS_JOB";
+
+/// Downloads that ended and are still listed; older ones are forgotten.
+const ENDED_KEPT_MAX: usize = 100; // a guess
+
+/// Bytes of a command line that are handed over.
+const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
+
+/// Time for a background process to say that it has begun.
+const BEGIN_MAX: Duration = Duration::from_secs(30); // a guess: a machine under load
+
+/// Time for a download to leave a partial after it was cancelled.
+const CANCEL_MAX: Duration = Duration::from_secs(30); // a guess: a sync on a slow disk
+
+/// Between two looks at a file of another process.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What was asked for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Asked {
+    /// The URL, without credentials.
+    pub url: String,
+    /// The file, as an absolute path.
+    pub file: PathBuf,
+    /// When it was asked for.
+    pub since: String,
+    /// The moment of the deadline.
+    pub deadline: Option<String>,
+}
+
+/// One download in the background, as its folder tells it.
+#[derive(Debug)]
+pub struct Job {
+    /// Its number.
+    pub id: u64,
+    /// What was asked for.
+    pub asked: Asked,
+    /// Its last event; null before the first.
+    pub event: Value,
+    /// Its process, while it runs.
+    pub pid: Option<i32>,
+    folder: PathBuf,
+}
+
+/// How a download in the background stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// Bytes are coming, or about to.
+    Running,
+    /// Nothing moves; the reason is told.
+    Waiting,
+    /// The object is whole.
+    Done,
+    /// It failed, or was cancelled.
+    Failed,
+    /// Its process is gone without a last word: killed, or the machine was restarted.
+    Gone,
+}
+
+impl Job {
+    /// How it stands.
+    pub fn standing(&self) -> Standing {
+        match (self.event["event"].as_str(), self.pid) {
+            (Some("done"), _) => Standing::Done,
+            (Some("error"), _) => Standing::Failed,
+            (_, None) => Standing::Gone,
+            (Some("waiting"), _) => Standing::Waiting,
+            _ => Standing::Running,
+        }
+    }
+
+    /// What it said, for people.
+    pub fn log(&self) -> PathBuf {
+        self.folder.join("log")
+    }
+
+    /// Asks it to stop and waits until it has.
+    ///
+    /// # Errors
+    /// It does not run, or does not stop.
+    pub fn cancel(&self) -> anyhow::Result<()> {
+        let Some(pid) = self.pid else {
+            bail!("download {} does not run any more", self.id);
+        };
+        kill(Pid::from_raw(pid), Signal::SIGTERM)
+            .with_context(|| format!("cannot stop process {pid}"))?;
+        let begun = Instant::now();
+        while running(&self.folder).is_some() {
+            if begun.elapsed() > CANCEL_MAX {
+                bail!("process {pid} was asked to stop and is still there; kill {pid} ends it");
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+}
+
+/// Where the folders are: `$XDG_STATE_HOME/cedos/get`, else `~/.local/state/cedos/get`.
+fn root() -> anyhow::Result<PathBuf> {
+    // XDG Base Directory Specification: a path that is not absolute is to be ignored.
+    let absolute = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    absolute("XDG_STATE_HOME")
+        .or_else(|| Some(absolute("HOME")?.join(".local/state")))
+        .map(|state| state.join("cedos/get"))
+        .context("neither XDG_STATE_HOME nor HOME says where to keep the state of downloads")
+}
+
+/// All downloads there are, oldest first.
+///
+/// # Errors
+/// The state cannot be read.
+pub fn list() -> anyhow::Result<Vec<Job>> {
+    let root = root()?;
+    let entries = match std::fs::read_dir(&root) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(anyhow!("cannot read {}: {error}", root.display())),
+    };
+    let mut jobs: Vec<Job> = entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter_map(|id: u64| read(&root, id))
+        .collect();
+    jobs.sort_by_key(|job| job.id);
+    Ok(jobs)
+}
+
+/// The download of this number.
+///
+/// # Errors
+/// There is none.
+pub fn find(id: u64) -> anyhow::Result<Job> {
+    read(&root()?, id)
+        .with_context(|| format!("there is no download {id}; `cedos ls` lists those there are"))
+}
+
+fn read(root: &Path, id: u64) -> Option<Job> {
+    let folder = root.join(id.to_string());
+    let json = |name: &str| std::fs::read(folder.join(name)).ok();
+    let asked = serde_json::from_slice(&json("job.json")?).ok()?;
+    // The process first: if it ends in between, its last word is there.
+    let pid = running(&folder);
+    let event = json("state.json").and_then(|text| serde_json::from_slice(&text).ok());
+    Some(Job {
+        id,
+        asked,
+        event: event.unwrap_or(Value::Null),
+        pid,
+        folder,
+    })
+}
+
+/// The process that holds the lock.
+fn running(folder: &Path) -> Option<i32> {
+    let mut lock = File::open(folder.join("lock")).ok()?;
+    match lock.try_lock_shared() {
+        Ok(()) => None,
+        Err(_) => {
+            let mut text = String::new();
+            lock.read_to_string(&mut text).ok()?;
+            text.trim().parse().ok()
+        }
+    }
+}
+
+/// Starts `arguments` (those of this process, less `--detach`) as a process of its own, and returns
+/// once it has begun or failed to.
+///
+/// # Errors
+/// It cannot be started, or says nothing.
+pub fn start(asked: &Asked, arguments: &[OsString]) -> anyhow::Result<Job> {
+    let root = root()?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&root)
+        .with_context(|| format!("cannot make {}", root.display()))?;
+    forget_old(&root);
+    let id = claim(&root)?;
+    let folder = root.join(id.to_string());
+    replace(&folder.join("job.json"), asked)?;
+    let log = OpenOptions::new()
+        .create_new(true)
+        .append(true)
+        .mode(0o600)
+        .open(folder.join("log"))?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .env(FOLDER_VARIABLE, &folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .context("cannot start a process in the background")?;
+    // Not as its command line: that everybody on this machine can read for as long as it runs, and
+    // there may be credentials in it.
+    let told: Vec<&[u8]> = arguments.iter().map(|a| a.as_bytes()).collect();
+    let mut pipe = child.stdin.take().context("no pipe to it")?;
+    pipe.write_all(&told.join(&0))?;
+    drop(pipe);
+    until_begun(&mut child, &folder)?;
+    read(&root, id).context("its state is gone")
+}
+
+fn until_begun(child: &mut Child, folder: &Path) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    while !folder.join("state.json").exists() {
+        if let Some(status) = child.try_wait()? {
+            // It may have said why a moment ago.
+            if folder.join("state.json").exists() {
+                return Ok(());
+            }
+            let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
+            let _ = std::fs::remove_dir_all(folder);
+            let said = log.trim().trim_start_matches("cedos get: ");
+            bail!("it did not begin ({status}): {said}");
+        }
+        if begun.elapsed() > BEGIN_MAX {
+            bail!(
+                "it has said nothing for {BEGIN_MAX:?}; look at {}",
+                folder.join("log").display()
+            );
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
+/// Makes the folder of the next number.
+fn claim(root: &Path) -> anyhow::Result<u64> {
+    loop {
+        let last = list()?.last().map_or(0, |job| job.id);
+        for id in last + 1..last + 100 {
+            match DirBuilder::new()
+                .mode(0o700)
+                .create(root.join(id.to_string()))
+            {
+                Ok(()) => return Ok(id),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => bail!("cannot make a folder in {}: {error}", root.display()),
+            }
+        }
+    }
+}
+
+fn forget_old(root: &Path) {
+    let ended: Vec<Job> = list()
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|job| job.pid.is_none())
+        .collect();
+    let surplus = ended.len().saturating_sub(ENDED_KEPT_MAX);
+    for job in &ended[..surplus] {
+        let _ = std::fs::remove_dir_all(root.join(job.id.to_string()));
+    }
+}
+
+fn replace(path: &Path, what: &impl Serialize) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&fresh)?;
+    file.write_all(&serde_json::to_vec(what)?)?;
+    std::fs::rename(&fresh, path)
+}
+
+/// The command line handed over to this process, if it is a download in the background.
+pub fn handed_over() -> Option<Vec<OsString>> {
+    std::env::var_os(FOLDER_VARIABLE)?;
+    let mut bytes = Vec::new();
+    let stdin = io::stdin().lock();
+    stdin
+        .take(ARGUMENTS_BYTES_MAX)
+        .read_to_end(&mut bytes)
+        .ok()?;
+    let arguments = bytes.split(|byte| *byte == 0);
+    Some(arguments.map(|a| OsString::from_vec(a.to_vec())).collect())
+}
+
+/// This process as a download in the background: holds its lock and writes down what happens.
+pub struct Own {
+    folder: PathBuf,
+    _lock: File,
+}
+
+impl Own {
+    /// Leaves the terminal and takes the lock, if this process is one.
+    ///
+    /// # Errors
+    /// The folder cannot be written to.
+    pub fn claim() -> io::Result<Option<Own>> {
+        let Some(folder) = std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from) else {
+            return Ok(None);
+        };
+        // No terminal, no signal of one. Fails only for who leads a group already.
+        let _ = setsid();
+        let mut lock = OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .open(folder.join("lock"))?;
+        // Somebody who looks holds it for a moment, never longer.
+        lock.lock()?;
+        write!(lock, "{}", std::process::id())?;
+        Ok(Some(Own {
+            folder,
+            _lock: lock,
+        }))
+    }
+}
+
+impl Observer for Own {
+    fn tell(&mut self, event: &Event) {
+        // What `status` shows is where it stands; what happened in passing is in the log.
+        if matches!(event, Event::Note { .. }) {
+            return;
+        }
+        if let Err(error) = replace(&self.folder.join("state.json"), event) {
+            complain(&format!("note: the state cannot be written down: {error}"));
+        }
+    }
+}
+
+/// True when this process is a download in the background.
+pub fn is_in_background() -> bool {
+    std::env::var_os(FOLDER_VARIABLE).is_some()
+}
+
+/// True when whoever started us said that the end of the terminal is not ours: nohup.
+pub fn hangup_is_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // Bit n-1 is signal n (proc(5)).
+    mask.is_some_and(|mask| mask >> (Signal::SIGHUP as u32 - 1) & 1 == 1)
+}

@@ -1,0 +1,28 @@
+//! Who speaks to the origin, and who could read along.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// How the bytes come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// This device asks the origin itself, over one link at a time.
+    Direct,
+    /// A proxy asks the origin and keeps the bytes until the device has them; it sees everything.
+    ProxyFetch,
+    /// This device asks the origin itself, through a tunnel that a proxy opens: the proxy sees host
+    /// and port, and what is inside only if the URL is `http`.
+    Sealed,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::Direct => "direct",
+            Mode::ProxyFetch => "proxy-fetch",
+            Mode::Sealed => "sealed",
+        })
+    }
+}

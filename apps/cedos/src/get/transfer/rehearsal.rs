@@ -1,0 +1,264 @@
+//! A download that is only thought through (`--dry-run`): which links there are, what would be done
+//! and why, what to expect. Nothing is written, and of the origin at most the head is asked, over a
+//! free link.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_links::Link;
+use d2tp_sched::{Choice, Need, Way, choose};
+use serde::Serialize;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::super::forecast::{Forecast, forecast};
+use super::super::mode::Mode;
+use super::super::partial;
+use super::super::proxy::Proxy;
+use super::super::report::{Event, Observer};
+use super::{
+    Answer, Ask, Destination, Dial, Failure, Fault, Job, Moment, Part, Reason, Sink, Transfer, Via,
+    display, exchange, public, with_sink,
+};
+
+/// Time for the origin to answer a question that is asked out of curiosity.
+const LOOK_MAX: Duration = Duration::from_secs(15); // a guess
+
+/// What would be done, and why.
+#[derive(Debug, Clone, Serialize)]
+pub struct Rehearsal {
+    /// The URL asked for, without credentials.
+    pub url: String,
+    /// Where the object would go.
+    pub file: String,
+    /// Who would speak to the origin.
+    pub mode: Mode,
+    /// Every link the system has.
+    pub links: Vec<Seen>,
+    /// Bytes an earlier run left to continue from.
+    pub held_bytes: u64,
+    /// The size of the object, when known.
+    pub length: Option<u64>,
+    /// Who told the size, or why nobody was asked.
+    pub length_from: String,
+    /// Whether a broken download can be continued, when known.
+    pub resumable: Option<bool>,
+    /// The link that would be used now; none is a wait.
+    pub link: Option<String>,
+    /// The reason code of a wait.
+    pub reason: Option<Reason>,
+    /// Why, in words.
+    pub why: String,
+    /// What would end a wait.
+    pub unblocks: Option<String>,
+    /// Seconds until the deadline.
+    pub deadline_s: Option<f64>,
+    /// What to expect.
+    pub forecast: Forecast,
+}
+
+/// A link, as it was seen.
+#[derive(Debug, Clone, Serialize)]
+pub struct Seen {
+    /// Its name.
+    pub name: String,
+    /// What it is made of.
+    pub kind: d2tp_links::Kind,
+    /// What a byte on it costs.
+    pub class: d2tp_links::Class,
+    /// Who says so.
+    pub class_because: String,
+    /// It has an address and a route.
+    pub usable: bool,
+}
+
+/// Hears nothing.
+struct Deaf;
+
+impl Observer for Deaf {
+    fn tell(&mut self, _event: &Event) {}
+}
+
+/// Thinks a download without a proxy through.
+pub async fn rehearse<D: Dial>(
+    job: &Job,
+    dial: &D,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    offline: bool,
+) -> Result<Rehearsal, Failure> {
+    let mut deaf = Deaf;
+    let (_stop, stopped) = watch::channel(false);
+    let mut transfer = imagined(job, dial, links, stopped, &mut deaf);
+    let ways = transfer.ways();
+    let (told, from) = match transfer.may_look(&ways, offline) {
+        Ok(link) => match transfer.via(&link) {
+            Some(via) => look(dial, &transfer.question(), &via, &format!("over {link}")).await,
+            None => (None, "the link went away".into()),
+        },
+        Err(why) => (None, why),
+    };
+    transfer.conclude(told, from, &ways, false)
+}
+
+/// Thinks a download through a proxy through.
+pub async fn rehearse_proxied(
+    job: &Job,
+    proxy: &Proxy,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    offline: bool,
+) -> Result<Rehearsal, Failure> {
+    let mut deaf = Deaf;
+    let (_stop, stopped) = watch::channel(false);
+    let mut transfer = imagined(job, proxy, links, stopped, &mut deaf);
+    let ways = transfer.ways_to_proxy();
+    let (told, from) = match transfer.may_look(&ways, offline) {
+        Ok(_) => match proxy.call().await {
+            Ok(_) => {
+                let via = Via {
+                    device: None,
+                    sources: Vec::new(),
+                };
+                proxy.set_within(Some(LOOK_MAX));
+                look(proxy, &transfer.question(), &via, "through the proxy").await
+            }
+            Err(error) => (None, error.to_string()),
+        },
+        Err(why) => (None, why),
+    };
+    let answers = proxy.answers();
+    proxy.close().await;
+    let from = if told.is_none() && !answers && from.contains("no answer") {
+        format!("the proxy {} did not answer in {LOOK_MAX:?}", proxy.place())
+    } else {
+        from
+    };
+    transfer.conclude(told, from, &ways, true)
+}
+
+/// A download whose bytes would go nowhere, and that knows what an earlier run left.
+fn imagined<'a, D: Dial>(
+    job: &'a Job,
+    dial: &'a D,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    stop: watch::Receiver<bool>,
+    deaf: &'a mut Deaf,
+) -> Transfer<'a, D> {
+    let url = public(&job.url);
+    let sink = Sink::output(Box::new(std::io::sink()), &url);
+    let mut transfer = with_sink(job, dial, links, stop, deaf, sink, Moment::now());
+    if let Some(note) = partial::left_over(&job.named(), &url)
+        && !matches!(job.destination, Destination::Output)
+    {
+        transfer.sink.note = note;
+    }
+    transfer
+}
+
+impl<D: Dial> Transfer<'_, D> {
+    fn imagined_need(&self) -> Need {
+        let note = &self.sink.note;
+        Need {
+            remaining_bytes: note.length.map(|l| l.saturating_sub(note.durable_bytes)),
+            ..self.need()
+        }
+    }
+
+    /// The free link to ask over, or why the origin is not asked.
+    fn may_look(&self, ways: &[Way], offline: bool) -> Result<String, String> {
+        if self.sink.note.length.is_some() {
+            return Err("an earlier run".into());
+        }
+        if offline {
+            return Err("nobody was asked (--offline)".into());
+        }
+        match choose(&self.imagined_need(), ways) {
+            Choice::Use { index, .. } if ways[index].class == d2tp_sched::Class::Free => {
+                Ok(ways[index].name.clone())
+            }
+            _ => Err("nobody was asked: no free network is up".into()),
+        }
+    }
+
+    fn question(&self) -> Ask {
+        Ask {
+            from: 0,
+            to: None,
+            if_range: None,
+            head_only: true,
+            ..self.ask_whole()
+        }
+    }
+
+    fn conclude(
+        mut self,
+        told: Option<Result<Answer, Failure>>,
+        from: String,
+        ways: &[Way],
+        together: bool,
+    ) -> Result<Rehearsal, Failure> {
+        let mut resumable = self.sink.note.validator.as_ref().map(|_| true);
+        if let Some(answer) = told {
+            let answer = answer?;
+            resumable = Some(answer.validator.is_some() || self.dial.mode() == Mode::ProxyFetch);
+            if let Part::Whole(length) = answer.part {
+                self.sink.note.length = length;
+            }
+        }
+        let need = self.imagined_need();
+        let (link, reason, why, unblocks) = match choose(&need, ways) {
+            Choice::Use { index, why } => (Some(ways[index].name.clone()), None, why, None),
+            Choice::Wait {
+                reason,
+                why,
+                unblocks,
+            } => (None, Some(Reason::from(reason)), why, Some(unblocks)),
+        };
+        let links = self.links.borrow().clone();
+        let links = links.iter().map(|link| Seen {
+            name: link.name.clone(),
+            kind: link.kind,
+            class: link.class.class,
+            class_because: link.class.because.to_string(),
+            usable: link.is_usable(),
+        });
+        let named: PathBuf = self.job.named();
+        Ok(Rehearsal {
+            url: public(&self.job.url),
+            file: display(&self.job.destination, &named),
+            mode: self.dial.mode(),
+            links: links.collect(),
+            held_bytes: self.sink.note.durable_bytes,
+            length: self.sink.note.length,
+            length_from: from,
+            resumable,
+            link,
+            reason,
+            why,
+            unblocks,
+            deadline_s: self.job.within.map(|within| within.as_secs_f64()),
+            forecast: forecast(&need, ways, together),
+        })
+    }
+}
+
+/// Asks for the head. What it told, and the way it came or why there is nothing.
+async fn look<D: Dial>(
+    dial: &D,
+    ask: &Ask,
+    via: &Via,
+    way: &str,
+) -> (Option<Result<Answer, Failure>>, String) {
+    match timeout(LOOK_MAX, exchange(dial, ask, via)).await {
+        Ok(Ok(answer)) => (Some(Ok(answer)), format!("the origin, asked {way}")),
+        Ok(Err(Fault::Final(failure))) => (Some(Err(failure)), String::new()),
+        Ok(Err(
+            Fault::Path(text)
+            | Fault::Proxy(text)
+            | Fault::Stranger(text)
+            | Fault::Portal(text)
+            | Fault::Origin { text, .. },
+        )) => (None, text),
+        Err(_) => (None, format!("no answer {way} in {LOOK_MAX:?}")),
+    }
+}

@@ -1,0 +1,158 @@
+//! A tunnel through a proxy to one origin: CONNECT over a flow, and TLS inside where the URL says
+//! so. The flow moves between links and sleeps through outages; the proxy's connection to the
+//! origin lasts only as long as that origin's patience.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+use url::Url;
+
+use super::dial::{Fault, Io};
+use super::outcome::Failure;
+use super::proxy;
+use super::tls::Tls;
+
+/// Bytes of a proxy's answer to CONNECT; ours take 200.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+
+/// Header fields in it.
+const FIELDS_MAX: usize = 64;
+
+/// A refusal in words that is longer is not read.
+const WORDS_BYTES_MAX: u64 = 4096;
+
+/// Time for the words of a refusal whose head is here.
+const WORDS_WITHIN: Duration = Duration::from_secs(10); // a guess
+
+/// Makes a flow to a proxy a stream to an origin.
+pub struct Tunnel {
+    tls: Tls,
+}
+
+impl Tunnel {
+    /// With this trust in origins.
+    pub fn new(tls: Tls) -> Tunnel {
+        Tunnel { tls }
+    }
+
+    /// Asks the proxy on `flow` for a connection to `url`'s origin and speaks TLS through it.
+    ///
+    /// # Errors
+    /// The proxy's refusal, an origin that is not who it says, or a flow that broke.
+    pub async fn through(&self, mut flow: impl Io, url: &Url) -> Result<Box<dyn Io>, Fault> {
+        connect(&mut flow, url).await?;
+        match self.tls.over(url, flow).await {
+            // The proxy is known to be ours, so nobody on the way can have played the origin.
+            Err(Fault::Stranger(text)) => Err(Fault::Final(Failure::error(text))),
+            Err(Fault::Path(text)) => Err(Fault::Origin {
+                text,
+                retry_after: None,
+            }),
+            stream => stream,
+        }
+    }
+}
+
+async fn connect(flow: &mut impl Io, url: &Url) -> Result<(), Fault> {
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port_or_known_default().unwrap_or(80);
+    let broken = |error: std::io::Error| Fault::Path(format!("the flow broke: {error}"));
+    let request = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
+    flow.write_all(request.as_bytes()).await.map_err(broken)?;
+    flow.flush().await.map_err(broken)?;
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        if head.len() == HEAD_BYTES_MAX {
+            return Err(unfit("its head has no end"));
+        }
+        // Byte by byte: what follows the head is the origin's.
+        head.push(flow.read_u8().await.map_err(broken)?);
+    }
+    let (status, headers) = parse(&head)?;
+    if status.is_success() {
+        return Ok(());
+    }
+    let mut words = Vec::new();
+    let mut rest = flow.take(WORDS_BYTES_MAX);
+    let _ = timeout(WORDS_WITHIN, rest.read_to_end(&mut words)).await;
+    let words = String::from_utf8_lossy(&words);
+    Err(proxy::refusal(status, &headers, &words)
+        .unwrap_or_else(|| unfit(&format!("it answers CONNECT with {status}"))))
+}
+
+fn unfit(why: &str) -> Fault {
+    Fault::Final(Failure::error(format!(
+        "the proxy does not open tunnels as it should: {why}"
+    )))
+}
+
+fn parse(head: &[u8]) -> Result<(StatusCode, HeaderMap), Fault> {
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    let mut response = httparse::Response::new(&mut fields);
+    response
+        .parse(head)
+        .map_err(|error| unfit(&error.to_string()))?;
+    let status = response.code.and_then(|c| StatusCode::from_u16(c).ok());
+    let headers = response
+        .headers
+        .iter()
+        .filter_map(|field| {
+            let name = HeaderName::from_bytes(field.name.as_bytes()).ok()?;
+            Some((name, HeaderValue::from_bytes(field.value).ok()?))
+        })
+        .collect();
+    Ok((
+        status.ok_or_else(|| unfit("its answer has no status"))?,
+        headers,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::DuplexStream;
+
+    fn url() -> Url {
+        "http://origin.example/a".parse().unwrap()
+    }
+
+    async fn answered(answer: &'static [u8]) -> (Result<(), Fault>, DuplexStream, String) {
+        let (mut ours, mut proxys) = tokio::io::duplex(1 << 16);
+        proxys.write_all(answer).await.unwrap();
+        let outcome = connect(&mut ours, &url()).await;
+        let mut asked = vec![0; 1024];
+        let n = proxys.read(&mut asked).await.unwrap();
+        asked.truncate(n);
+        (outcome, ours, String::from_utf8(asked).unwrap())
+    }
+
+    #[tokio::test]
+    async fn what_follows_the_proxys_head_is_the_origins() {
+        let (outcome, mut ours, asked) =
+            answered(b"HTTP/1.1 200 OK\r\nVia: x\r\n\r\norigin's").await;
+        assert!(outcome.is_ok());
+        assert!(asked.starts_with("CONNECT origin.example:80 HTTP/1.1\r\n"));
+        let mut rest = [0; 8];
+        ours.read_exact(&mut rest).await.unwrap();
+        assert_eq!(&rest, b"origin's");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_told_in_the_proxys_words_and_nonsense_as_nonsense() {
+        let refused =
+            b"HTTP/1.1 403 Forbidden\r\nProxy-Status: d2prox; error=http_request_denied\r\n\
+                        Content-Length: 9\r\n\r\nport 25\n.";
+        let (outcome, ours, _) = answered(refused).await;
+        drop(ours);
+        match outcome {
+            Err(Fault::Final(failure)) => assert!(failure.text.contains("port 25"), "{failure:?}"),
+            other => panic!("{other:?}"),
+        }
+        for nonsense in [&b"SSH-2.0-x\r\n\r\n"[..], b"HTTP/1.1 302 Found\r\n\r\n"] {
+            let (outcome, ..) = answered(nonsense).await;
+            assert!(matches!(outcome, Err(Fault::Final(_))), "{outcome:?}");
+        }
+    }
+}

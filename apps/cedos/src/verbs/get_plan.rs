@@ -1,0 +1,75 @@
+//! What `cedos get --dry-run` prints.
+
+use std::time::Duration;
+
+use d2tp_sched::in_words;
+
+use crate::get::report::human_bytes;
+use crate::get::transfer::Rehearsal;
+
+/// One screen for people.
+pub fn screen(plan: &Rehearsal) -> String {
+    let mut lines = vec![format!("{} → {} ({})", plan.url, plan.file, plan.mode)];
+    let mut say = |label: &str, text: String| lines.push(format!("  {label:9} {text}"));
+    let told = &plan.forecast;
+    let guess = if told.size_is_a_guess {
+        format!("unknown, {} assumed", human_bytes(told.remaining_bytes))
+    } else {
+        human_bytes(plan.length.unwrap_or(told.remaining_bytes))
+    };
+    say("Size", format!("{guess} ({})", plan.length_from));
+    if plan.held_bytes > 0 {
+        let held = human_bytes(plan.held_bytes);
+        say("Held", format!("{held} of an earlier run, continued"));
+    }
+    if plan.resumable == Some(false) {
+        let text = "no: the origin names no strong validator, so a break means from zero again";
+        say("Resumes", text.into());
+    }
+    for link in &plan.links {
+        let usable = if link.usable { "" } else { ", not usable now" };
+        let (name, kind, why) = (&link.name, link.kind, &link.class_because);
+        say(
+            "Link",
+            format!("{name}: {kind}, {} ({why}){usable}", link.class),
+        );
+    }
+    match (&plan.link, &plan.reason) {
+        (None, Some(reason)) => {
+            let unblocks = plan.unblocks.as_deref().unwrap_or("nothing known");
+            let why = &plan.why;
+            say("Now", format!("waits ({}): {why}", reason.code()));
+            say("Unblocks", unblocks.into());
+        }
+        _ => say("Now", format!("starts: {}", plan.why)),
+    }
+    let needed = match told.free_needed_s {
+        Some(needed_s) => format!(
+            "about {} on free links, if they carry {}/s",
+            in_words(Duration::from_secs_f64(needed_s.min(1e9))),
+            human_bytes(told.free_rate_bytes_per_s as u64)
+        ),
+        None => "no free link is up".into(),
+    };
+    match plan.deadline_s {
+        Some(deadline_s) => {
+            let left = in_words(Duration::from_secs_f64(deadline_s));
+            let verdict = match told.feasible {
+                Some(true) => "feasible",
+                Some(false) => "not feasible with what is up now",
+                None => "cannot tell: no network is up",
+            };
+            say("Deadline", format!("in {left}: {verdict}; {needed}"));
+        }
+        None => say("Deadline", format!("none; {needed}")),
+    }
+    say(
+        "Metered",
+        format!(
+            "{} expected, {} at worst",
+            human_bytes(told.metered_bytes_expected),
+            human_bytes(told.metered_bytes_worst)
+        ),
+    );
+    lines.join("\n")
+}

@@ -1,0 +1,98 @@
+//! `cedos get --dry-run`: what would be done and why, without doing it.
+
+mod get_origin;
+mod get_rig;
+
+use get_origin::{End, Origin, Reply, cut, object, proper, reply};
+use get_rig::{MODES, Rig, run};
+
+const TAG: &str = "\"v1\"";
+
+#[tokio::test]
+async fn the_origin_is_asked_for_its_head_alone_in_every_mode() {
+    for mode in MODES {
+        let rig = Rig::new(mode, |asked| {
+            let answer = proper(asked, &object(3_000_000, 1), TAG);
+            let bytes = if asked.method == "HEAD" {
+                cut(answer, 0)
+            } else {
+                answer
+            };
+            Reply(bytes, End::Close)
+        })
+        .await;
+        let run = rig.get("/show.mp3", &["--dry-run", "--within", "1h"]).await;
+        assert_eq!(run.code, 0, "{mode}: {}", run.errors);
+        let plan = run.last();
+        assert_eq!(plan["mode"], mode, "{plan}");
+        assert_eq!(plan["length"], 3_000_000, "{plan}");
+        assert_eq!(plan["resumable"], true, "{plan}");
+        assert_eq!(plan["forecast"]["feasible"], true, "{plan}");
+        assert_eq!(plan["forecast"]["metered_bytes_worst"], 3_000_000, "{plan}");
+        let asked = rig.origin.asked();
+        assert_eq!(asked.len(), 1, "{mode}");
+        assert_eq!(asked[0].method, "HEAD", "{mode}");
+        assert!(rig.names().is_empty(), "{mode}: {:?}", rig.names());
+    }
+}
+
+#[tokio::test]
+async fn offline_asks_nobody_and_says_that_the_size_is_a_guess() {
+    let origin = Origin::start(|_| Reply(Vec::new(), End::Close)).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let url = origin.url("/show.mp3");
+    let arguments = ["get", "--dry-run", "--offline", &url, "--by", "+5s"];
+    let shown = run(directory.path(), &arguments).await;
+    shown.ends_with(0, "unknown, 100.00 MB assumed (nobody was asked");
+    shown.ends_with(0, "not feasible");
+    shown.ends_with(0, "→ show.mp3 (direct)");
+    assert!(origin.asked().is_empty());
+}
+
+#[tokio::test]
+async fn what_an_earlier_run_left_is_counted_and_nobody_asked() {
+    let origin = Origin::start(|asked| {
+        let answer = proper(asked, &object(400_000, 2), TAG);
+        Reply(cut(answer, 100_000), End::Close)
+    })
+    .await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let url = origin.url("/show.mp3");
+    // Cut for ever, and given up after one try without a new byte.
+    let get = ["get", "--json", "-o", "out", &url, "--tries", "1"];
+    let broken = run(directory.path(), &get).await;
+    assert_eq!(broken.code, 1);
+    let asked = origin.asked().len();
+    let plan = run(directory.path(), &[&get[..], &["--dry-run"]].concat()).await;
+    let held = broken.last()["resumable_bytes"].as_u64().expect("a number");
+    let plan = plan.last();
+    assert_eq!(plan["held_bytes"], held, "{plan}");
+    assert_eq!(
+        plan["forecast"]["remaining_bytes"],
+        400_000 - held,
+        "{plan}"
+    );
+    assert_eq!(origin.asked().len(), asked);
+    assert!(directory.path().join("out.part").exists());
+}
+
+#[tokio::test]
+async fn an_origin_without_the_object_is_an_error_and_one_without_heads_is_not() {
+    let origin = Origin::start(|asked| {
+        let status = match asked.path.as_str() {
+            "/none" => "404 Not Found",
+            _ => "405 Method Not Allowed",
+        };
+        Reply(reply(status, &[("Content-Length", "0")], b""), End::Close)
+    })
+    .await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let none = run(
+        directory.path(),
+        &["get", "--dry-run", &origin.url("/none")],
+    )
+    .await;
+    none.ends_with(1, "404 Not Found");
+    let mute = run(directory.path(), &["get", "--dry-run", &origin.url("/a")]).await;
+    mute.ends_with(0, "answers 405");
+}
