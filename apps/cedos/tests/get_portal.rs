@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use get_namespace::{cell_on, in_namespace, origin_namespace, sh, wifi_off, wifi_on};
 use get_origin::{Asked, Authority, End, Origin, Reply, object, proper, reply};
-use get_rig::{PATIENCE, Run, cedos, run};
+use get_rig::{PATIENCE, Proxy, Run, cedos, run};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
@@ -199,7 +199,14 @@ fn a_tunnel_moves_between_networks_and_its_origin_is_asked_once() {
             wifi_on("198.51.100.7");
             let url = origin.url("/episode.mp3");
             let arguments = [
-                "get", "--json", "-o", "out", &url, "--prox", &proxy, "--sealed",
+                "get",
+                "--json",
+                "-o",
+                "out",
+                &url,
+                "--prox",
+                &proxy.address,
+                "--sealed",
             ];
             let arguments = [&arguments[..], &["--policy", "any"]].concat();
             let mut child = cedos(directory.path(), &arguments).spawn().expect("start");
@@ -240,7 +247,7 @@ fn a_tunnel_moves_between_networks_and_its_origin_is_asked_once() {
 
 /// An origin and a proxy for the device whose home is `directory`; the proxy hears nothing by
 /// Wi-Fi.
-async fn behind_proxy(directory: PathBuf) -> (Origin, String) {
+async fn behind_proxy(directory: PathBuf) -> (Origin, Proxy) {
     sh("ip rule add pref 10 lookup local
         ip rule del pref 0
         ip rule add pref 5 iif ap0 ipproto udp blackhole");
@@ -248,12 +255,10 @@ async fn behind_proxy(directory: PathBuf) -> (Origin, String) {
 }
 
 /// The same, with a proxy that hears everything.
-async fn near_proxy(directory: PathBuf) -> (Origin, String) {
+async fn near_proxy(directory: PathBuf) -> (Origin, Proxy) {
     let origin = Origin::start_at("192.0.2.1", origins).await;
     let proxy = get_rig::proxy(&directory, "192.0.2.1:0", &[]).await;
-    let address = proxy.address.clone();
-    std::mem::forget(proxy); // until the namespace ends, and everything in it
-    (origin, address)
+    (origin, proxy)
 }
 
 #[test]
@@ -274,7 +279,7 @@ fn a_wifi_on_which_the_proxy_never_answers_is_passed_over_within_seconds() {
                 &["--within", "20s"],
                 &["--policy", "any", "--sealed"],
             ] {
-                let more = [&["--prox", &proxy], more].concat();
+                let more = [&["--prox", &proxy.address], more].concat();
                 let run = get(directory.path(), &url, &more).await;
                 assert_whole(directory.path(), &run);
                 let last = run.last();

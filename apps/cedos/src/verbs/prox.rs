@@ -40,7 +40,8 @@ pub struct ProxArgs {
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Public key of a client that may use this proxy (repeatable)
-    #[arg(long = "allow-client", value_name = "KEY", value_parser = parse_key)]
+    // One key in 64 begins with a hyphen.
+    #[arg(long = "allow-client", value_name = "KEY", value_parser = parse_key, allow_hyphen_values = true)]
     pub allow_clients: Vec<[u8; 32]>,
     /// Serve any client. The proxy is then open to whoever knows its address
     #[arg(long)]
@@ -262,6 +263,15 @@ mod tests {
         assert!(!config.allow_private && !config.allow_any_client);
         assert_eq!(args.log, LogForm::Json);
         assert_eq!(args.listen.to_string(), LISTEN_DEFAULT);
+    }
+
+    #[test]
+    fn a_key_that_begins_with_a_hyphen_is_a_key() {
+        let key = PublicKey([0xf8; 32]).to_string();
+        assert!(key.starts_with('-'), "{key}");
+        let args = parse(&format!("prox --allow-client {key} --allow-private")).unwrap();
+        assert_eq!(args.config().allow_clients, [[0xf8; 32]]);
+        assert!(args.allow_private);
     }
 
     #[test]
