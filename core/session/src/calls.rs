@@ -6,12 +6,11 @@ use bytes::Bytes;
 use d2tp_time::Time;
 use d2tp_wire::{FlowId, Reason};
 
-use crate::config::DATAGRAMS_MAX;
 use crate::event::{Event, FlowEnd};
 use crate::flow::{Flow, FlowOptions, want};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
-use crate::session::{FlowError, Life, Read, Role, Session, Waiting, say};
+use crate::session::{FlowError, Life, Read, Role, Session, say};
 
 /// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.
 pub(crate) const CODE_DEADLINE: u64 = 0xd001;
@@ -258,18 +257,6 @@ impl Session {
             flow.pause_out = (flow.pause_out.0 + 1, paused, reason);
             self.flows.want(id, want::PAUSE);
         }
-    }
-
-    /// Sends an unreliable datagram, unless it is still here at `expires`.
-    pub fn send_datagram(&mut self, context: u64, bytes: Bytes, expires: Time) {
-        if self.datagrams.len() == DATAGRAMS_MAX {
-            self.datagrams.pop_front();
-        }
-        self.datagrams.push_back(Waiting {
-            context,
-            bytes,
-            expires,
-        });
     }
 
     pub(crate) fn retire_if_complete(&mut self, id: FlowId) {

@@ -397,6 +397,7 @@ impl Session {
             Frame::ResumeEnd { .. } => self.on_resume_end(),
             Frame::Datagram { context, bytes } => {
                 self.paths.at(slot).payload_in += bytes.len() as u64;
+                self.datagrams.stats.received += 1;
                 let bytes = Bytes::copy_from_slice(bytes);
                 self.emit(Event::Datagram { context, bytes });
             }

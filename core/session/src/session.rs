@@ -20,6 +20,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, Reason, TOKEN_BYTES};
 
 use crate::config::{Config, EVENTS_MAX};
+use crate::datagrams::Datagrams;
 use crate::event::{Event, PeerFault};
 use crate::flow::{Flows, want};
 use crate::knock::Knock;
@@ -158,14 +159,6 @@ pub(crate) struct Credit {
     pub(crate) told: u64,
 }
 
-/// An unreliable datagram that waits to leave.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    pub(crate) context: u64,
-    pub(crate) bytes: Bytes,
-    pub(crate) expires: Time,
-}
-
 /// A D2TP session.
 pub struct Session {
     pub(crate) role: Role,
@@ -201,7 +194,7 @@ pub struct Session {
     pub(crate) next_flow: u32,
     pub(crate) cid_changes: Vec<CidChange>,
     pub(crate) events: VecDeque<Event>,
-    pub(crate) datagrams: VecDeque<Waiting>,
+    pub(crate) datagrams: Datagrams,
     pub(crate) closing: Option<(u64, String)>,
     /// Why it is closing, if the peer broke a rule.
     pub(crate) broken: Option<PeerFault>,
@@ -259,7 +252,7 @@ impl Session {
             next_flow: 0,
             cid_changes: Vec::new(),
             events: VecDeque::new(),
-            datagrams: VecDeque::new(),
+            datagrams: Datagrams::default(),
             closing: None,
             broken: None,
             suspended_at: None,

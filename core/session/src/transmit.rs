@@ -706,27 +706,13 @@ impl Session {
     }
 
     fn write_datagrams(&mut self, now: Time, slot: usize, w: &mut Writer<'_>, sent: &mut Sent) {
-        while let Some(front) = self.datagrams.front() {
-            if front.expires <= now {
-                self.datagrams.pop_front();
-                continue;
-            }
-            let need = 1 + 8 + 4 + front.bytes.len();
-            if w.room() < need {
-                // What no packet can carry will never leave: drop it rather than block the rest.
-                if need > DATAGRAM_FIRST_BYTES - DATA_HEADER_BYTES - TAG_BYTES && w.written() == 0 {
-                    self.datagrams.pop_front();
-                    continue;
-                }
-                return;
-            }
+        while let Some(next) = self.datagrams.next(now, w.room(), w.written() == 0) {
             Frame::Datagram {
-                context: front.context,
-                bytes: &front.bytes,
+                context: next.context,
+                bytes: &next.bytes,
             }
             .encode(w);
-            self.paths.at(slot).payload_out += front.bytes.len() as u64;
-            self.datagrams.pop_front();
+            self.paths.at(slot).payload_out += next.bytes.len() as u64;
             sent.eliciting = true;
         }
     }

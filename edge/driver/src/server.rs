@@ -8,6 +8,7 @@ use std::time::Duration;
 use d2tp_session::{Admission, Config, Endpoint, PublicKey, SecretKey};
 use d2tp_udp::{BindOptions, LinkSocket};
 
+use crate::datagrams::Connection;
 use crate::engine::{DriverError, Shared};
 use crate::flow::Flow;
 
@@ -87,6 +88,17 @@ impl Server {
             Poll::Pending
         })
         .await
+    }
+
+    /// All sessions that are awake.
+    pub fn connections(&self) -> Vec<Connection> {
+        let inner = self.shared.inner.lock();
+        let ids = inner.core.ids().into_iter();
+        ids.filter_map(|id| {
+            let peer = inner.core.session(id)?.peer();
+            Some(Connection::new(self.shared.clone(), id, peer))
+        })
+        .collect()
     }
 
     /// Sessions awake, asleep and half open.
