@@ -70,7 +70,13 @@ impl TcpRelays {
             .name("lab-tcp".to_owned())
             .spawn(move || {
                 let told = ready.clone();
-                let served = serve(listening, origin, seed, |at| drop(told.send(Ok(at))), stopped);
+                let served = serve(
+                    listening,
+                    origin,
+                    seed,
+                    |at| drop(told.send(Ok(at))),
+                    stopped,
+                );
                 if let Err(error) = served {
                     let _ = ready.send(Err(error));
                 }

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use cedos_prox::ResetCause;
 use d2tp_driver::{
-    Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowSettings, LinkUse,
-    PathState, SecretKey, ServerAddress, SessionEnd,
+    Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowSettings, GivenLinks,
+    LinkUse, PathState, SecretKey, ServerAddress, SessionEnd,
 };
 use d2tp_links::{Class, Kind, Link};
 use http::{HeaderMap, StatusCode};
@@ -53,6 +53,8 @@ pub struct Proxy {
     address: ServerAddress,
     key: SecretKey,
     links: watch::Receiver<Arc<Vec<Link>>>,
+    /// Links that are not the kernel's, where the program brought its own.
+    given: Option<Arc<GivenLinks>>,
     state: Mutex<State>,
 }
 
@@ -88,7 +90,16 @@ impl Proxy {
             address,
             key,
             links,
+            given: None,
             state: Mutex::default(),
+        }
+    }
+
+    /// The same over links that the program describes itself.
+    pub fn over(address: ServerAddress, key: SecretKey, given: Arc<GivenLinks>) -> Proxy {
+        Proxy {
+            given: Some(given.clone()),
+            ..Proxy::new(address, key, given.subscribe())
         }
     }
 
@@ -124,12 +135,15 @@ impl Proxy {
         if self.state().device.is_some() {
             return Ok(None);
         }
-        let mut device = Device::new(DeviceOptions {
+        let options = DeviceOptions {
             server: self.address.clone(),
             key: self.key.clone(),
             config: Config::default(),
-        })
-        .await?;
+        };
+        let mut device = match &self.given {
+            Some(given) => Device::attached_by(options, given.clone()).await?,
+            None => Device::new(options).await?,
+        };
         let mut events = device.events();
         let (tell, told) = mpsc::unbounded_channel();
         // Readable comes for every batch of packets; only the rare events are kept.
@@ -158,6 +172,9 @@ impl Proxy {
 
     /// Whether the proxy is on this machine, or reached by a route that is no way to everywhere.
     pub fn needs_no_link(&self) -> bool {
+        if self.given.is_some() {
+            return false;
+        }
         let links = self.links.borrow();
         let ip: IpAddr = match self.address.host.parse() {
             Ok(ip) => ip,
