@@ -11,6 +11,7 @@ use crate::flow::{Flow, FlowOptions, want};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 use crate::session::{FlowError, Life, Read, Role, Session, say};
+use crate::trace::TraceRecord;
 
 /// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.
 pub(crate) const CODE_DEADLINE: u64 = 0xd001;
@@ -37,6 +38,9 @@ impl Session {
         let mut flow = Flow::new(id, options, send, RecvHalf::new(self.config.flow_window));
         flow.wants = want::OPEN;
         self.flows.insert(flow);
+        if let Some(trace) = &mut self.trace {
+            trace.note(TraceRecord::FlowOpened(id));
+        }
         Ok(id)
     }
 

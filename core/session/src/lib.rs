@@ -37,6 +37,7 @@ mod rtt;
 mod send_half;
 mod session;
 mod timers;
+mod trace;
 mod transmit;
 
 pub use config::{
@@ -54,4 +55,5 @@ pub use flow::FlowOptions;
 pub use path::{Addresses, LinkId, PathState};
 pub use record::{FlowRecord, Record, RecordError, SeenEpochs};
 pub use session::{FlowError, Life, PathStats, Read, Role, Session};
+pub use trace::{TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 pub use transmit::Transmit;

@@ -17,6 +17,7 @@ use crate::recovery::Said;
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 use crate::session::{Life, Role, Session, on_said};
+use crate::trace::TraceRecord;
 
 /// Answers to challenges that wait to leave; a flood gets no more than that.
 const ANSWERS_MAX: usize = 4;
@@ -56,6 +57,9 @@ impl Session {
             return;
         }
         if opened.key_advanced {
+            if let Some(trace) = &mut self.trace {
+                trace.at(now).note(TraceRecord::KeysUpdated { sent: false });
+            }
             let pto = known.map_or(Span::from_secs(1), |p| {
                 p.recovery.rtt.probe_timeout(self.config.ack_delay_max)
             });
@@ -92,6 +96,9 @@ impl Session {
         path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
         // R-PATH-10: what the path may carry, its device says; until then, nothing.
         path.status = PathStatus::Standby;
+        if let Some(trace) = &mut self.trace {
+            trace.at(now).note(TraceRecord::opened(&path));
+        }
         // R-PATH-2: nobody is believed to be at an address before it answered from there.
         path.challenge(self.rng.array());
         self.paths.push(path);
@@ -113,6 +120,11 @@ impl Session {
             return;
         };
         self.last_rx = now;
+        if let Some(trace) = &mut self.trace {
+            trace
+                .at(now)
+                .packet(false, id, number, datagram_bytes, plaintext);
+        }
         if self.life == Life::Suspended {
             self.wake(now);
             self.flows.touch_all();
@@ -625,6 +637,9 @@ impl Session {
         if outcome.progress {
             path.want_ack_rate();
         }
+        if let Some(trace) = &mut self.trace {
+            trace.at(now).look_at(path);
+        }
         for flow in self.flows.take_acked() {
             self.after_send_progress(flow);
         }
@@ -704,6 +719,9 @@ impl Session {
         if (open.addresses.link, open.addresses.remote) != (from.link, from.remote) {
             return;
         }
+        if let Some(trace) = &mut self.trace {
+            trace.at(now);
+        }
         let mut payload = [0; 1500];
         let Ok((secrets, n)) = open.initiator.finish(message, &mut payload) else {
             return;
@@ -741,6 +759,9 @@ impl Session {
                 path.status_seq = 1;
                 path.wants |= path::want::STATUS | path::want::PING;
                 let link = from.link;
+                if let Some(trace) = &mut self.trace {
+                    trace.note(TraceRecord::opened(&path));
+                }
                 self.spare.remove(&PathId(0));
                 self.use_path_id(PathId(0));
                 self.paths.push(path);

@@ -27,6 +27,7 @@ use crate::knock::Knock;
 use crate::path::{self, Addresses, LinkId, PathState, Paths};
 use crate::ranges::RangeSet;
 use crate::recovery::Said;
+use crate::trace::Trace;
 
 /// What the session as a whole still has to say.
 pub(crate) mod say {
@@ -212,6 +213,8 @@ pub struct Session {
     pub(crate) initial_flow_credit: u64,
     /// Highest absolute number of bytes delivered twice, for reports.
     pub(crate) duplicate_bytes: u64,
+    /// Where everything is told, if somebody wants to know.
+    pub(crate) trace: Option<Box<Trace>>,
 }
 
 impl Session {
@@ -265,6 +268,7 @@ impl Session {
             make_token: None,
             initial_flow_credit: 0,
             duplicate_bytes: 0,
+            trace: None,
         }
     }
 
@@ -321,6 +325,9 @@ impl Session {
     }
 
     pub(crate) fn emit(&mut self, event: Event) {
+        if let Some(trace) = &mut self.trace {
+            trace.event(&event);
+        }
         // A driver that does not take events is our own mistake; dropping the newest keeps order.
         // The end is never dropped: whoever keeps the session waits for it (R-CLOSE-1).
         if self.events.len() < EVENTS_MAX || matches!(event, Event::Closed(_)) {

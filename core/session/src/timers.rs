@@ -80,6 +80,9 @@ impl Session {
         if self.life == Life::Closed {
             return;
         }
+        if let Some(trace) = &mut self.trace {
+            trace.at(now);
+        }
         while self.flows.next_deadline() <= now {
             let late: Vec<FlowId> = self
                 .flows
@@ -202,6 +205,9 @@ impl Session {
                 }
             }
             let (id, link) = (path.id, path.addresses.link);
+            if let Some(trace) = &mut self.trace {
+                trace.look_at(path);
+            }
             if silent {
                 self.emit(Event::PathSilent { path: id, link });
             }

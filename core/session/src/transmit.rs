@@ -17,6 +17,7 @@ use crate::flow::want;
 use crate::path::{self, Addresses, LinkId, PathState};
 use crate::recovery::{Said, SaidData, Sent};
 use crate::session::{Life, Role, Session, on_said, say};
+use crate::trace::TraceRecord;
 use d2tp_seal::KEY_UPDATE_PACKETS;
 
 /// Datagrams of one batch: what kernels take in one GSO send.
@@ -115,6 +116,10 @@ impl Session {
             &mut self.rng,
         )?;
         self.epochs.start += 1;
+        if let Some(trace) = &mut self.trace {
+            let link = addresses.link;
+            trace.at(now).note(TraceRecord::Knocked { link, epoch });
+        }
         Some(Transmit {
             link: addresses.link,
             local: addresses.local,
@@ -149,6 +154,9 @@ impl Session {
             packet[1..1 + CID_BYTES].copy_from_slice(&path.cid_remote.0);
             path.recovery.on_sent(sent);
             let (id, addresses) = (path.id, path.addresses);
+            if let Some(trace) = &mut self.trace {
+                trace.at(now).packet(true, id, number, end, &[]);
+            }
             self.keys.as_ref()?.seal(id, number, &mut packet[..end]);
             buf[..end].copy_from_slice(&packet[..end]);
             Some(Transmit {
@@ -215,11 +223,23 @@ impl Session {
         if self.sealed_packets >= KEY_UPDATE_PACKETS {
             self.sealed_packets = 0;
             keys.advance();
+            if let Some(trace) = &mut self.trace {
+                trace
+                    .at(sent.at)
+                    .note(TraceRecord::KeysUpdated { sent: true });
+            }
         }
         let path = self.paths.at(slot);
         let number = path.recovery.next_number();
         packet[0] = PacketKind::Data.first_byte();
         packet[1..1 + CID_BYTES].copy_from_slice(&path.cid_remote.0);
+        if let Some(trace) = &mut self.trace {
+            let plaintext = &packet[DATA_HEADER_BYTES..packet.len() - TAG_BYTES];
+            let bytes = packet.len();
+            trace
+                .at(sent.at)
+                .packet(true, path.id, number, bytes, plaintext);
+        }
         path.recovery.on_sent(sent);
         if !path.validated {
             path.tx_bytes += packet.len() as u64;

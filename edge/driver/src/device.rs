@@ -25,6 +25,7 @@ use crate::clock;
 use crate::datagrams::Connection;
 use crate::engine::{DriverError, Entry, Shared};
 use crate::flow::{Flow, FlowSettings};
+use crate::qlog::{self, Qlog};
 use crate::renew::Renewal;
 use crate::server::{CLOSE_GRACE, seed};
 
@@ -155,6 +156,9 @@ pub(crate) struct Body {
     pub(crate) session: SessionId,
     remotes: Vec<SocketAddr>,
     attach: Arc<dyn Attach>,
+    /// Held while sockets are made, before the others.
+    aligning: Mutex<()>,
+    /// Taken after the core's lock where both are needed.
     pub(crate) state: Mutex<State>,
 }
 
@@ -207,6 +211,7 @@ impl Device {
             session,
             remotes,
             attach,
+            aligning: Mutex::default(),
             state: Mutex::default(),
         });
         let ticker = tokio::spawn(tick(body.clone()));
@@ -333,6 +338,33 @@ impl Device {
     /// at most one renewal a second.
     pub fn network_changed(&self) {
         self.body.want_renewal();
+    }
+
+    /// Writes what the session does from now on to `log`.
+    pub fn log_to(&self, log: &Arc<Qlog>) {
+        self.body.shared.log_to(log);
+        let names = self.body.state.lock().names.clone();
+        if let Some(feed) = &self.body.shared.inner.lock().feed {
+            for (id, name) in &names {
+                feed.name_link(*id, name);
+            }
+        }
+    }
+
+    /// Adds a line of the program's own to the session's log, if there is one: why it chose a link,
+    /// say. `name` is `schema:event`.
+    pub fn note(&self, name: &str, data: impl FnOnce() -> serde_json::Value) {
+        let mut inner = self.body.shared.inner.lock();
+        qlog::drain(&mut inner);
+        let Some(mut feed) = inner.feed.take() else {
+            return;
+        };
+        let session = self.body.session;
+        if let Some(s) = inner.core.session(session) {
+            feed.begin(session, s.role(), s.peer().to_string());
+        }
+        feed.note(session, clock::now(), name.to_owned(), data());
+        inner.feed = Some(feed);
     }
 
     /// The session as a whole: its datagrams.
@@ -480,37 +512,56 @@ impl Body {
     }
 
     /// Opens and closes paths until they are what [`LinkUse`] and the payers ask for.
+    ///
+    /// Sockets are made with no lock of links held: the core's lock may be held by who waits for it.
     pub(crate) fn align(&self) {
+        let _one_at_a_time = self.aligning.lock();
         self.sample();
         let mut open: Vec<(LinkId, SocketAddr, bool)> = Vec::new();
         let mut close: Vec<LinkId> = Vec::new();
+        let mut bare: Vec<(Link, bool)> = Vec::new();
         {
             let mut state = self.state.lock();
             let pays = !state.payers.is_empty();
-            let State { links, names, .. } = &mut *state;
-            for (name, known) in links.iter_mut() {
+            for known in state.links.values_mut() {
                 if !known.is_wanted(pays) {
                     close.extend(known.take_sockets());
                 } else if known.ids.is_empty() {
-                    let found = match self.attach.attach(&known.link, &self.remotes) {
-                        Ok(found) => found,
-                        Err(error) => {
-                            tracing::warn!(link = %name, %error, "cannot use this link");
-                            continue;
-                        }
-                    };
-                    known.opened = clock::now();
-                    for attachment in found {
-                        let id = self.shared.add_socket(attachment.socket, false);
-                        names.insert(id, name.clone());
-                        known.later.push((id, attachment.remote));
-                    }
-                    if !known.later.is_empty() {
-                        let (id, remote) = known.later.remove(0);
-                        known.ids.push(id);
-                        open.push((id, remote, known.is_gated()));
-                    }
+                    bare.push((known.link.clone(), known.is_gated()));
                 }
+            }
+        }
+        for (link, gated) in bare {
+            let found = match self.attach.attach(&link, &self.remotes) {
+                Ok(found) => found,
+                Err(error) => {
+                    tracing::warn!(link = %link.name, %error, "cannot use this link");
+                    continue;
+                }
+            };
+            let mut sockets: Vec<(LinkId, SocketAddr)> = Vec::new();
+            for attachment in found {
+                let id = self.shared.add_socket(attachment.socket, false);
+                if let Some(feed) = &self.shared.inner.lock().feed {
+                    feed.name_link(id, &link.name);
+                }
+                sockets.push((id, attachment.remote));
+            }
+            let mut state = self.state.lock();
+            let State { links, names, .. } = &mut *state;
+            names.extend(sockets.iter().map(|(id, _)| (*id, link.name.clone())));
+            let known = links.get_mut(&link.name);
+            let Some(known) = known.filter(|k| k.link == link && k.ids.is_empty()) else {
+                // It changed meanwhile, and whoever changed it aligns again.
+                close.extend(sockets.iter().map(|(id, _)| *id));
+                continue;
+            };
+            known.opened = clock::now();
+            known.later = sockets;
+            if !known.later.is_empty() {
+                let (id, remote) = known.later.remove(0);
+                known.ids.push(id);
+                open.push((id, remote, gated));
             }
         }
         for link in close {

@@ -24,6 +24,7 @@ use tokio::sync::broadcast;
 
 use crate::clock;
 use crate::datagrams::Inbox;
+use crate::qlog::{self, Feed, Qlog};
 use crate::source::Source;
 
 /// Receive calls in one turn before sending has its chance.
@@ -123,6 +124,7 @@ pub(crate) struct Inner {
     /// Links whose sockets go as soon as their paths have said their last word.
     pub(crate) closing: Vec<LinkId>,
     pub(crate) inboxes: BTreeMap<SessionId, Inbox>,
+    pub(crate) feed: Option<Feed>,
 }
 
 /// What the task and all handles share.
@@ -151,6 +153,7 @@ impl Shared {
                 parting: BTreeMap::new(),
                 closing: Vec::new(),
                 inboxes: BTreeMap::new(),
+                feed: None,
             }),
             task: Mutex::new(None),
             woken: AtomicBool::new(false),
@@ -199,6 +202,13 @@ impl Shared {
         drop(inner);
         self.wake();
         id
+    }
+
+    /// Tells `log` what sessions do from now on.
+    pub(crate) fn log_to(&self, log: &Arc<Qlog>) {
+        let mut inner = self.inner.lock();
+        inner.core.set_trace(clock::now(), Some(log.level()));
+        inner.feed = Some(log.feed());
     }
 
     /// Does something with a session and has the result sent.
@@ -358,6 +368,9 @@ impl Engine {
     fn dispatch(&mut self) {
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
+        if inner.feed.is_some() {
+            qlog::drain(inner);
+        }
         while let Some((session, event)) = inner.core.poll_event() {
             let wake = |flow: FlowId, f: fn(&mut Entry), inner: &mut Inner| {
                 if let Some(entry) = inner.flows.get_mut(&(session, flow)) {

@@ -11,6 +11,7 @@ use d2tp_udp::{BindOptions, LinkSocket};
 use crate::datagrams::Connection;
 use crate::engine::{DriverError, Shared};
 use crate::flow::Flow;
+use crate::qlog::Qlog;
 
 /// How a server listens.
 #[derive(Clone, Debug)]
@@ -88,6 +89,11 @@ impl Server {
             Poll::Pending
         })
         .await
+    }
+
+    /// Writes what sessions do from now on to `log`, each into a file of its own.
+    pub fn log_to(&self, log: &Arc<Qlog>) {
+        self.shared.log_to(log);
     }
 
     /// All sessions that are awake.

@@ -19,7 +19,7 @@ use std::time::Duration;
 use cedos_prox::ResetCause;
 use d2tp_driver::{
     Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowSettings, GivenLinks,
-    LinkUse, PathState, SecretKey, ServerAddress, SessionEnd,
+    LinkUse, PathState, Qlog, SecretKey, ServerAddress, SessionEnd,
 };
 use d2tp_links::{Class, Kind, Link};
 use http::{HeaderMap, StatusCode};
@@ -55,6 +55,7 @@ pub struct Proxy {
     links: watch::Receiver<Arc<Vec<Link>>>,
     /// Links that are not the kernel's, where the program brought its own.
     given: Option<Arc<GivenLinks>>,
+    log: Option<Arc<Qlog>>,
     state: Mutex<State>,
 }
 
@@ -91,6 +92,7 @@ impl Proxy {
             key,
             links,
             given: None,
+            log: None,
             state: Mutex::default(),
         }
     }
@@ -101,6 +103,11 @@ impl Proxy {
             given: Some(given.clone()),
             ..Proxy::new(address, key, given.subscribe())
         }
+    }
+
+    /// Has sessions write what they do to `log`.
+    pub fn log_to(&mut self, log: Arc<Qlog>) {
+        self.log = Some(log);
     }
 
     /// Where the proxy is, for people.
@@ -144,6 +151,9 @@ impl Proxy {
             Some(given) => Device::attached_by(options, given.clone()).await?,
             None => Device::new(options).await?,
         };
+        if let Some(log) = &self.log {
+            device.log_to(log);
+        }
         let mut events = device.events();
         let (tell, told) = mpsc::unbounded_channel();
         // Readable comes for every batch of packets; only the rare events are kept.

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use url::Url;
 
 use super::key;
+use super::qlog::QlogArgs;
 use crate::get::direct::Direct;
 use crate::get::outcome::{Exit, Failure};
 use crate::get::proxy::Proxy;
@@ -103,6 +104,9 @@ pub struct GetArgs {
     #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = when::parse_span)]
     stall: Duration,
 
+    #[command(flatten)]
+    qlog: QlogArgs,
+
     /// Print one JSON object per line: progress, switch, waiting, note, and last done or error
     #[arg(long)]
     json: bool,
@@ -169,6 +173,7 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
         ));
     }
     let job = job(&args).map_err(usage)?;
+    let log = args.qlog.open().map_err(|e| usage(format!("{e:#}")))?;
     let rules = ClassRules {
         rules: args.link.clone(),
     };
@@ -185,8 +190,15 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     };
     let key = key::of_device(args.key.as_deref())
         .map_err(|error| Failure::error(format!("{error:#}")))?;
-    let proxy = Proxy::new(address, key, links.clone());
-    Ok(transfer::run_proxied(&job, &proxy, links, stopped, observer.as_mut()).await)
+    let mut proxy = Proxy::new(address, key, links.clone());
+    if let Some(log) = &log {
+        proxy.log_to(log.clone());
+    }
+    let exit = transfer::run_proxied(&job, &proxy, links, stopped, observer.as_mut()).await;
+    if let Some(log) = log {
+        log.finish();
+    }
+    Ok(exit)
 }
 
 fn job(args: &GetArgs) -> Result<Job, String> {

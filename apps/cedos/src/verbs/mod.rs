@@ -6,4 +6,5 @@ pub mod get;
 pub mod key;
 pub mod lab;
 pub mod prox;
+pub mod qlog;
 pub mod sim;
