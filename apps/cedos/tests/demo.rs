@@ -80,7 +80,8 @@ fn the_demonstration_holds_without_namespaces() {
     assert_eq!(told["mode"], "loopback");
     assert_eq!(told["sha256_ok"], true, "{told}\n{said}");
     assert_eq!(told["bytes"], 20_000_000);
-    assert_eq!(told["address_changes"], 2, "{told}");
+    // The third comes after seven seconds, when a fast run may be over.
+    assert!(told["address_changes"].as_u64() >= Some(2), "{told}");
     assert_eq!(told["packets_while_down"], 0, "{told}");
     let wasted = told["wasted_bytes"].as_u64().unwrap();
     assert!(wasted <= 200_000, "more than 1 % twice: {told}");

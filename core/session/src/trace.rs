@@ -190,7 +190,7 @@ impl Trace {
     ) {
         let told = match self.level {
             TraceLevel::Events => false,
-            TraceLevel::Sampled => number < SAMPLED_FIRST || number % SAMPLED_ONE_IN == 0,
+            TraceLevel::Sampled => number < SAMPLED_FIRST || number.is_multiple_of(SAMPLED_ONE_IN),
             TraceLevel::Packets => true,
         };
         if told {
