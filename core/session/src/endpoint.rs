@@ -396,7 +396,8 @@ impl Endpoint {
             let mut taken = trace.take();
             self.traces
                 .extend(taken.by_ref().take(room).map(|(at, r)| (id, at, r)));
-            let dropped = taken.count() as u64;
+            // A count that finds no room is part of the next one.
+            let dropped: u64 = taken.map(|(_, record)| record.stands_for()).sum();
             trace.dropped += dropped;
         }
         let timer = slot.session.next_timeout();

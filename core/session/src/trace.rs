@@ -111,6 +111,14 @@ pub enum TraceRecord {
 }
 
 impl TraceRecord {
+    /// How many records are lost when this one is.
+    pub(crate) fn stands_for(&self) -> u64 {
+        match self {
+            TraceRecord::Dropped(count) => *count,
+            _ => 1,
+        }
+    }
+
     pub(crate) fn opened(path: &Path) -> TraceRecord {
         TraceRecord::PathOpened {
             path: path.id,
