@@ -6,12 +6,13 @@ use bytes::Bytes;
 use d2tp_time::Time;
 use d2tp_wire::{FlowId, Reason, VARINT_MAX};
 
-use crate::config::{DATAGRAMS_MAX, THAWED_BUFFER_BYTES};
+use crate::config::THAWED_BUFFER_BYTES;
 use crate::event::{Event, FlowEnd};
 use crate::flow::{Flow, FlowOptions, want};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
-use crate::session::{FlowError, Life, Read, Role, Session, Waiting, say};
+use crate::session::{FlowError, Life, Read, Role, Session, say};
+use crate::trace::TraceRecord;
 
 /// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.
 pub(crate) const CODE_DEADLINE: u64 = 0xd001;
@@ -45,6 +46,9 @@ impl Session {
         let mut flow = Flow::new(id, options, send, RecvHalf::new(self.config.flow_window));
         flow.wants = want::OPEN;
         self.flows.insert(flow);
+        if let Some(trace) = &mut self.trace {
+            trace.note(TraceRecord::FlowOpened(id));
+        }
         Ok(id)
     }
 
@@ -268,18 +272,6 @@ impl Session {
             flow.pause_out = (flow.pause_out.0 + 1, paused, reason);
             self.flows.want(id, want::PAUSE);
         }
-    }
-
-    /// Sends an unreliable datagram, unless it is still here at `expires`.
-    pub fn send_datagram(&mut self, context: u64, bytes: Bytes, expires: Time) {
-        if self.datagrams.len() == DATAGRAMS_MAX {
-            self.datagrams.pop_front();
-        }
-        self.datagrams.push_back(Waiting {
-            context,
-            bytes,
-            expires,
-        });
     }
 
     pub(crate) fn retire_if_complete(&mut self, id: FlowId) {

@@ -31,6 +31,7 @@ use crate::knock::PROLOGUE;
 use crate::path::Addresses;
 use crate::record::{Record, RecordError};
 use crate::session::{CidChange, Life, Role, Session};
+use crate::trace::{TRACE_RECORDS_MAX, Trace, TraceLevel, TraceRecord};
 use crate::transmit::Transmit;
 
 /// Stateless answers that wait to leave; more are dropped, their senders try again.
@@ -194,6 +195,8 @@ pub struct Endpoint {
     unknown_window: (Time, u32),
     /// The session whose changes are not booked yet.
     touched: Option<SessionId>,
+    trace_level: Option<TraceLevel>,
+    traces: VecDeque<(SessionId, Time, TraceRecord)>,
 }
 
 impl Endpoint {
@@ -236,6 +239,8 @@ impl Endpoint {
             syn_window: (Time::ZERO, 0),
             unknown_window: (Time::ZERO, 0),
             touched: None,
+            trace_level: None,
+            traces: VecDeque::new(),
         }
     }
 
@@ -413,6 +418,8 @@ impl Endpoint {
             self.rng.fork(),
             now,
         );
+        let trace = |level| Box::new(Trace::new(level, now));
+        session.trace = self.trace_level.map(trace);
         if role == Role::Responder {
             let jar = self.jar_arc.clone();
             session.make_token = Some(Arc::new(move |cid| jar.token(cid)));
@@ -493,6 +500,15 @@ impl Endpoint {
             slot.session.events_out += 1;
             self.events.push_back((id, event));
         }
+        if let Some(trace) = &mut slot.session.trace {
+            let room = TRACE_RECORDS_MAX.saturating_sub(self.traces.len());
+            let mut taken = trace.take();
+            self.traces
+                .extend(taken.by_ref().take(room).map(|(at, r)| (id, at, r)));
+            // A count that finds no room is part of the next one.
+            let dropped: u64 = taken.map(|(_, record)| record.stands_for()).sum();
+            trace.dropped += dropped;
+        }
         let timer = slot.session.next_timeout();
         if timer != slot.timer {
             self.timers.remove(&(slot.timer, id));
@@ -569,6 +585,20 @@ impl Endpoint {
             self.drop_session(id);
         }
         Some((id, event))
+    }
+
+    /// Has sessions tell everything they do, or no longer. They are told apart by their ids; take
+    /// what they tell with [`Endpoint::poll_trace`].
+    pub fn set_trace(&mut self, now: Time, level: Option<TraceLevel>) {
+        self.trace_level = level;
+        for (_, slot) in &mut self.sessions {
+            slot.session.trace = level.map(|level| Box::new(Trace::new(level, now)));
+        }
+    }
+
+    /// The next thing a session told, and when it happened.
+    pub fn poll_trace(&mut self) -> Option<(SessionId, Time, TraceRecord)> {
+        self.traces.pop_front()
     }
 
     /// Whether [`Endpoint::poll_event`] has something.

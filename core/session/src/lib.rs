@@ -18,6 +18,7 @@ mod claim;
 mod config;
 mod congestion;
 mod control;
+mod datagrams;
 mod delivery;
 mod early;
 mod endpoint;
@@ -42,6 +43,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod trace;
 mod transmit;
 
 pub use config::{
@@ -52,10 +54,12 @@ pub use congestion::CongestionKind;
 pub use d2tp_seal::{PublicKey, Rng, SecretKey, Suite};
 pub use d2tp_time::{Span, Time};
 pub use d2tp_wire::{FlowId, PathId, PathStatus, Reason};
+pub use datagrams::DatagramStats;
 pub use endpoint::{Admission, Endpoint, HibernateError, Incoming, SessionId, UnknownSession};
 pub use event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
 pub use flow::FlowOptions;
 pub use path::{Addresses, LinkId, PathState};
 pub use record::{FlowRecord, Record, RecordError, SeenEpochs};
 pub use session::{FlowError, Life, PathStats, Read, Role, Session};
+pub use trace::{TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 pub use transmit::Transmit;

@@ -13,6 +13,7 @@ use crate::event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
 use crate::knock::Knock;
 use crate::path::{self, Addresses, LinkId, Path, PathState, Paths};
 use crate::session::{CidChange, Gone, InUse, Issued, Life, Role, Session, on_said, say};
+use crate::trace::TraceRecord;
 
 /// Ids that may be issued and unused, beside those of live paths.
 const ISSUED_MAX: u32 = 16;
@@ -56,6 +57,9 @@ impl Session {
         path.validated = true;
         path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
         path.challenge(self.rng.array());
+        if let Some(trace) = &mut self.trace {
+            trace.at(now).note(TraceRecord::opened(&path));
+        }
         self.paths.push(path);
         self.issue_ids(id.0 + SPARE_PATHS);
         self.wake(now);
@@ -122,6 +126,9 @@ impl Session {
 
     /// The link is gone: everything in flight on it travels elsewhere, or waits.
     pub fn on_link_down(&mut self, now: Time, link: LinkId) {
+        if let Some(trace) = &mut self.trace {
+            trace.at(now);
+        }
         if let Some(knock) = &mut self.knock
             && !knock.drop_link(link)
         {

@@ -18,6 +18,7 @@ use crate::recovery::Said;
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 use crate::session::{Life, Role, Session, on_said, say};
+use crate::trace::TraceRecord;
 
 /// Answers to challenges that wait to leave; a flood gets no more than that.
 const ANSWERS_MAX: usize = 4;
@@ -76,6 +77,9 @@ impl Session {
             return;
         }
         if opened.key_advanced {
+            if let Some(trace) = &mut self.trace {
+                trace.at(now).note(TraceRecord::KeysUpdated { sent: false });
+            }
             let pto = known.map_or(Span::from_secs(1), |p| {
                 p.recovery.rtt.probe_timeout(self.config.ack_delay_max)
             });
@@ -135,6 +139,9 @@ impl Session {
         path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
         // R-PATH-10: what the path may carry, its device says; until then, nothing.
         path.status = PathStatus::Standby;
+        if let Some(trace) = &mut self.trace {
+            trace.at(now).note(TraceRecord::opened(&path));
+        }
         // R-PATH-2: nobody is believed to be at an address before it answered from there.
         path.challenge(self.rng.array());
         self.paths.push(path);
@@ -156,6 +163,11 @@ impl Session {
             return;
         };
         self.last_rx = now;
+        if let Some(trace) = &mut self.trace {
+            trace
+                .at(now)
+                .packet(false, id, number, datagram_bytes, plaintext);
+        }
         // R-SUSPEND-3: what was sent before SUSPEND and arrives after it does not undo it.
         let late = self.paused && number < self.paths.at(slot).acks.expected();
         if self.life == Life::Suspended && !late {
@@ -484,6 +496,7 @@ impl Session {
             Frame::ResumeEnd { flows } => self.on_resume_end(flows)?,
             Frame::Datagram { context, bytes } => {
                 self.paths.at(slot).payload_in += bytes.len() as u64;
+                self.datagrams.stats.received += 1;
                 let bytes = Bytes::copy_from_slice(bytes);
                 self.emit(Event::Datagram { context, bytes });
             }
@@ -754,6 +767,9 @@ impl Session {
         if outcome.progress {
             path.want_ack_rate();
         }
+        if let Some(trace) = &mut self.trace {
+            trace.at(now).look_at(path);
+        }
         for flow in self.flows.take_acked() {
             self.after_send_progress(flow);
         }
@@ -837,6 +853,9 @@ impl Session {
         if (open.addresses.link, open.addresses.remote) != (from.link, from.remote) {
             return;
         }
+        if let Some(trace) = &mut self.trace {
+            trace.at(now);
+        }
         let mut payload = [0; 1500];
         let Ok((secrets, n)) = open.initiator.finish(message, &mut payload) else {
             return;
@@ -878,6 +897,9 @@ impl Session {
                 path.status_seq = 1;
                 path.wants |= path::want::STATUS | path::want::PING;
                 let link = from.link;
+                if let Some(trace) = &mut self.trace {
+                    trace.note(TraceRecord::opened(&path));
+                }
                 self.spare.remove(&PathId(0));
                 self.use_path_id(PathId(0));
                 self.paths.push(path);

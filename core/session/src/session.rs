@@ -20,12 +20,14 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, Reason, TOKEN_BYTES};
 
 use crate::config::{Config, EVENTS_MAX};
+use crate::datagrams::Datagrams;
 use crate::event::{Event, PeerFault, SessionEnd};
 use crate::flow::{Flows, want};
 use crate::knock::Knock;
 use crate::path::{self, Addresses, LinkId, PathState, Paths};
 use crate::ranges::RangeSet;
 use crate::recovery::Said;
+use crate::trace::Trace;
 
 /// What the session as a whole still has to say.
 pub(crate) mod say {
@@ -176,14 +178,6 @@ pub(crate) struct InUse {
     pub(crate) gap: Option<Span>,
 }
 
-/// An unreliable datagram that waits to leave.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    pub(crate) context: u64,
-    pub(crate) bytes: Bytes,
-    pub(crate) expires: Time,
-}
-
 /// A D2TP session.
 pub struct Session {
     pub(crate) role: Role,
@@ -221,7 +215,7 @@ pub struct Session {
     pub(crate) events: VecDeque<Event>,
     /// Events of this session that wait in the endpoint's queue.
     pub(crate) events_out: usize,
-    pub(crate) datagrams: VecDeque<Waiting>,
+    pub(crate) datagrams: Datagrams,
     /// Code and words of the CLOSE that is still to be heard (R-CLOSE-3), how often it was said, and
     /// when that is given up.
     pub(crate) closing: Option<(u64, String)>,
@@ -257,6 +251,8 @@ pub struct Session {
     pub(crate) initial_flow_credit: u64,
     /// Highest absolute number of bytes delivered twice, for reports.
     pub(crate) duplicate_bytes: u64,
+    /// Where everything is told, if somebody wants to know.
+    pub(crate) trace: Option<Box<Trace>>,
 }
 
 impl Session {
@@ -298,7 +294,7 @@ impl Session {
             cid_changes: Vec::new(),
             events: VecDeque::new(),
             events_out: 0,
-            datagrams: VecDeque::new(),
+            datagrams: Datagrams::default(),
             closing: None,
             closing_said: 0,
             closing_until: Time::NEVER,
@@ -320,6 +316,7 @@ impl Session {
             make_token: None,
             initial_flow_credit: 0,
             duplicate_bytes: 0,
+            trace: None,
         }
     }
 
@@ -379,6 +376,9 @@ impl Session {
     }
 
     pub(crate) fn emit(&mut self, event: Event) {
+        if let Some(trace) = &mut self.trace {
+            trace.event(&event);
+        }
         // A driver that does not take events is our own mistake; dropping the newest keeps order.
         // The end is never dropped: whoever keeps the session waits for it (R-CLOSE-1).
         if self.events.len() + self.events_out < EVENTS_MAX || matches!(event, Event::Closed(_)) {

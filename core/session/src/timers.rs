@@ -120,6 +120,9 @@ impl Session {
         if self.life == Life::Closed {
             return;
         }
+        if let Some(trace) = &mut self.trace {
+            trace.at(now);
+        }
         if self.closing.is_some() && self.closing_until <= now {
             // R-CLOSE-3: by now the peer has forgotten it by itself.
             return self.end(SessionEnd::LocalUnheard);
@@ -255,6 +258,9 @@ impl Session {
                 }
             }
             let (id, link) = (path.id, path.addresses.link);
+            if let Some(trace) = &mut self.trace {
+                trace.look_at(path);
+            }
             if silent {
                 self.emit(Event::PathSilent { path: id, link });
             }

@@ -17,6 +17,7 @@ use crate::flow::want;
 use crate::path::{self, Addresses, LinkId, PathState};
 use crate::recovery::{Said, SaidData, Sent};
 use crate::session::{Life, Role, Session, on_said, say};
+use crate::trace::TraceRecord;
 use d2tp_seal::KEY_UPDATE_PACKETS;
 
 /// Datagrams of one batch: what kernels take in one GSO send.
@@ -128,6 +129,10 @@ impl Session {
             &mut self.rng,
         )?;
         self.epochs.start += 1;
+        if let Some(trace) = &mut self.trace {
+            let link = addresses.link;
+            trace.at(now).note(TraceRecord::Knocked { link, epoch });
+        }
         Some(Transmit {
             link: addresses.link,
             local: addresses.local,
@@ -283,6 +288,11 @@ impl Session {
         if self.sealed_packets >= KEY_UPDATE_PACKETS {
             self.sealed_packets = 0;
             keys.advance();
+            if let Some(trace) = &mut self.trace {
+                trace
+                    .at(sent.at)
+                    .note(TraceRecord::KeysUpdated { sent: true });
+            }
         }
         let path = self.paths.at(slot);
         let number = path.recovery.next_number();
@@ -291,6 +301,13 @@ impl Session {
         path.last_tx = sent.at;
         path.control
             .on_sent(sent.at, packet.len() as u64, path.payload_out, path.gated);
+        if let Some(trace) = &mut self.trace {
+            let plaintext = &packet[DATA_HEADER_BYTES..packet.len() - TAG_BYTES];
+            let bytes = packet.len();
+            trace
+                .at(sent.at)
+                .packet(true, path.id, number, bytes, plaintext);
+        }
         path.recovery.on_sent(sent);
         if !path.validated {
             path.tx_bytes += packet.len() as u64;
@@ -818,27 +835,13 @@ impl Session {
     }
 
     fn write_datagrams(&mut self, now: Time, slot: usize, w: &mut Writer<'_>, sent: &mut Sent) {
-        while let Some(front) = self.datagrams.front() {
-            if front.expires <= now {
-                self.datagrams.pop_front();
-                continue;
-            }
-            let need = 1 + 8 + 4 + front.bytes.len();
-            if w.room() < need {
-                // What no packet can carry will never leave: drop it rather than block the rest.
-                if need > DATAGRAM_FIRST_BYTES - DATA_HEADER_BYTES - TAG_BYTES && w.written() == 0 {
-                    self.datagrams.pop_front();
-                    continue;
-                }
-                return;
-            }
+        while let Some(next) = self.datagrams.next(now, w.room(), w.written() == 0) {
             Frame::Datagram {
-                context: front.context,
-                bytes: &front.bytes,
+                context: next.context,
+                bytes: &next.bytes,
             }
             .encode(w);
-            self.paths.at(slot).payload_out += front.bytes.len() as u64;
-            self.datagrams.pop_front();
+            self.paths.at(slot).payload_out += next.bytes.len() as u64;
             sent.eliciting = true;
         }
     }

@@ -542,6 +542,54 @@ fn the_same_seed_gives_the_same_datagrams() {
 }
 
 #[test]
+fn being_watched_changes_no_datagram_and_losses_are_told() {
+    let run = |level| {
+        let mut p = Pair::new();
+        p.keep_log = true;
+        p.device.set_trace(p.now, level);
+        p.server.set_trace(p.now, level);
+        p.wires.get_mut(&0).unwrap().lose_every = 13;
+        let flow = p.request(200_000, sleeps());
+        p.open_path(0, false);
+        assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
+        let told: Vec<TraceRecord> =
+            std::iter::from_fn(|| p.server.poll_trace().map(|(_, _, record)| record)).collect();
+        (p.log, told)
+    };
+    let (unwatched, nothing) = run(None);
+    let (watched, told) = run(Some(TraceLevel::Packets));
+    assert!(nothing.is_empty());
+    assert!(watched == unwatched);
+    let is_lost = |record: &TraceRecord| matches!(record, TraceRecord::Lost { .. });
+    assert!(told.iter().any(is_lost));
+}
+
+#[test]
+fn a_trace_that_nobody_takes_is_bounded_and_says_what_is_missing() {
+    let mut p = Pair::new();
+    p.server.set_trace(p.now, Some(TraceLevel::Packets));
+    let flow = p.request(30_000_000, sleeps());
+    p.open_path(0, false);
+    assert!(p.run_until(Span::from_secs(600), |p| p.is_whole(flow)));
+    let mut count = 0;
+    while p.server.poll_trace().is_some() {
+        count += 1;
+    }
+    assert!(count <= TRACE_RECORDS_MAX, "{count}");
+    let server = p.server_session().unwrap();
+    // The next thing that happens brings the count.
+    let now = p.now;
+    p.server.with(server, |s| s.close(0, "enough")).unwrap();
+    let mut buffer = vec![0; 65_536];
+    while p.server.poll_transmit(now, &mut buffer).is_some() {}
+    let next = p.server.poll_trace().map(|(_, _, record)| record);
+    assert!(
+        matches!(next, Some(TraceRecord::Dropped(n)) if n > 1_000),
+        "{next:?}"
+    );
+}
+
+#[test]
 fn when_keys_are_old_new_ones_are_agreed_and_the_transfer_goes_on() {
     // R-HS-9
     let mut p = Pair::with(Config {

@@ -5,14 +5,14 @@
 //! there, and then with grants of at most a second's worth of bytes.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_links::{Class, Link};
 use d2tp_session::{
-    Addresses, Admission, Config, Endpoint, Event, FlowId, LinkId, PathStats, Reason, SecretKey,
-    SessionEnd, SessionId, Span, Time,
+    Addresses, Admission, Config, Endpoint, Event, FlowId, LinkId, PathStats, PublicKey, Reason,
+    SecretKey, SessionEnd, SessionId, Span, Time,
 };
 use d2tp_udp::{BindOptions, LinkSocket};
 use parking_lot::Mutex;
@@ -20,17 +20,19 @@ use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
 use crate::address::ServerAddress;
+use crate::attach::{Attach, KernelLinks};
 use crate::clock;
+use crate::datagrams::Connection;
 use crate::engine::{DriverError, Entry, Shared};
 use crate::flow::{Flow, FlowSettings};
+use crate::qlog::{self, Qlog};
+use crate::renew::Renewal;
 use crate::server::{CLOSE_GRACE, seed};
 
 /// Epochs reserved for one process: an instance is new for each, so none was used before.
 const EPOCHS: std::ops::Range<u32> = 1..u32::MAX / 2;
 /// How often grants and rates are looked at.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a link stays without a path before it gets another socket.
-const HEAL_AFTER: Span = Span::from_secs(1);
 /// The least that is granted at once on a paid link: less would stop and go.
 const GRANT_MIN_BYTES: u64 = 64 * 1024;
 /// Weight of a new rate sample, in tenths.
@@ -75,39 +77,89 @@ pub struct Way {
     pub path: Option<PathStats>,
 }
 
-struct Known {
+pub(crate) struct Known {
     link: Link,
     usage: LinkUse,
-    ids: Vec<LinkId>,
+    /// Its sockets that are in use.
+    pub(crate) ids: Vec<LinkId>,
+    /// Of its other address family, to be tried if those do not answer.
+    pub(crate) later: Vec<(LinkId, SocketAddr)>,
+    /// When the last of its sockets was taken into use.
+    pub(crate) opened: Time,
     /// Of paths that are gone.
     payload_before: (u64, u64),
     last_payload: (u64, u64),
     rate: Option<u64>,
     sampled: (Time, u64),
     /// When it last had a path, or was given another try.
-    healed: Time,
+    pub(crate) healed: Time,
+    /// Tries since anybody answered.
+    pub(crate) tries: u32,
+}
+
+impl Known {
+    fn new(link: &Link, usage: LinkUse) -> Known {
+        let now = clock::now();
+        Known {
+            usage,
+            link: link.clone(),
+            ids: Vec::new(),
+            later: Vec::new(),
+            opened: now,
+            payload_before: (0, 0),
+            last_payload: (0, 0),
+            rate: None,
+            sampled: (now, 0),
+            healed: now,
+            tries: 0,
+        }
+    }
+
+    /// Whether it should have a path now; `pays`: some flow may spend on paid links.
+    pub(crate) fn is_wanted(&self, pays: bool) -> bool {
+        match self.usage {
+            LinkUse::Off => false,
+            LinkUse::Free => self.link.is_usable(),
+            LinkUse::Paid => self.link.is_usable() && pays,
+        }
+    }
+
+    pub(crate) fn is_gated(&self) -> bool {
+        self.usage == LinkUse::Paid
+    }
+
+    pub(crate) fn take_sockets(&mut self) -> Vec<LinkId> {
+        let mut ids = std::mem::take(&mut self.ids);
+        ids.extend(self.later.drain(..).map(|(id, _)| id));
+        ids
+    }
 }
 
 #[derive(Default)]
-struct State {
-    links: BTreeMap<String, Known>,
+pub(crate) struct State {
+    pub(crate) links: BTreeMap<String, Known>,
     names: BTreeMap<LinkId, String>,
     /// Flows that may pay, with what is left of their budgets.
-    payers: BTreeMap<FlowId, Payer>,
+    pub(crate) payers: BTreeMap<FlowId, Payer>,
+    pub(crate) renewal: Renewal,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Payer {
+pub(crate) struct Payer {
     budget: Option<u64>,
     spent: u64,
     last_seen: u64,
 }
 
-struct Body {
-    shared: Arc<Shared>,
-    session: SessionId,
+pub(crate) struct Body {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) session: SessionId,
     remotes: Vec<SocketAddr>,
-    state: Mutex<State>,
+    attach: Arc<dyn Attach>,
+    /// Held while sockets are made, before the others.
+    aligning: Mutex<()>,
+    /// Taken after the core's lock where both are needed.
+    pub(crate) state: Mutex<State>,
 }
 
 /// A device with a session to one server.
@@ -125,6 +177,18 @@ impl Device {
     /// # Errors
     /// The server's name has no address.
     pub async fn new(options: DeviceOptions) -> Result<Device, DriverError> {
+        Device::attached_by(options, Arc::new(KernelLinks)).await
+    }
+
+    /// A device whose links get their sockets from `attach`: from [`crate::GivenLinks`], where the
+    /// links are not the kernel's.
+    ///
+    /// # Errors
+    /// The server's name has no address.
+    pub async fn attached_by(
+        options: DeviceOptions,
+        attach: Arc<dyn Attach>,
+    ) -> Result<Device, DriverError> {
         let DeviceOptions {
             server,
             key,
@@ -146,6 +210,8 @@ impl Device {
             shared,
             session,
             remotes,
+            attach,
+            aligning: Mutex::default(),
             state: Mutex::default(),
         });
         let ticker = tokio::spawn(tick(body.clone()));
@@ -266,6 +332,47 @@ impl Device {
         self.body.align();
     }
 
+    /// Something about the networks changed that we may not see: every link gets a new socket, and
+    /// a probe on it at once. For platforms that tell programs of a wake or of another network and
+    /// do not let them watch; where the links are followed it is not needed. Calling it often costs
+    /// at most one renewal a second.
+    pub fn network_changed(&self) {
+        self.body.want_renewal();
+    }
+
+    /// Writes what the session does from now on to `log`.
+    pub fn log_to(&self, log: &Arc<Qlog>) {
+        self.body.shared.log_to(log);
+        let names = self.body.state.lock().names.clone();
+        if let Some(feed) = &self.body.shared.inner.lock().feed {
+            for (id, name) in &names {
+                feed.name_link(*id, name);
+            }
+        }
+    }
+
+    /// Adds a line of the program's own to the session's log, if there is one: why it chose a link,
+    /// say. `name` is `schema:event`.
+    pub fn note(&self, name: &str, data: impl FnOnce() -> serde_json::Value) {
+        let mut inner = self.body.shared.inner.lock();
+        qlog::drain(&mut inner);
+        let Some(mut feed) = inner.feed.take() else {
+            return;
+        };
+        let session = self.body.session;
+        if let Some(s) = inner.core.session(session) {
+            feed.begin(session, s.role(), s.peer().to_string());
+        }
+        feed.note(session, clock::now(), name.to_owned(), data());
+        inner.feed = Some(feed);
+    }
+
+    /// The session as a whole: its datagrams.
+    pub fn connection(&self) -> Connection {
+        let peer = PublicKey(self.peer);
+        Connection::new(self.body.shared.clone(), self.body.session, peer)
+    }
+
     /// Links as they are used now.
     pub fn ways(&self) -> Vec<Way> {
         self.body.ways()
@@ -356,7 +463,8 @@ impl Body {
                         && l.is_usable()
                 });
                 if !same {
-                    lost.append(&mut k.ids);
+                    lost.extend(k.take_sockets());
+                    k.tries = 0;
                 }
                 match now {
                     Some(link) => k.link = link.clone(),
@@ -368,59 +476,92 @@ impl Body {
                 k.usage = usage(&k.link);
             }
             for link in links {
-                known.entry(link.name.clone()).or_insert_with(|| Known {
-                    usage: usage(link),
-                    link: link.clone(),
-                    ids: Vec::new(),
-                    payload_before: (0, 0),
-                    last_payload: (0, 0),
-                    rate: None,
-                    sampled: (clock::now(), 0),
-                    healed: clock::now(),
-                });
+                known
+                    .entry(link.name.clone())
+                    .or_insert_with(|| Known::new(link, usage(link)));
             }
             // Names of links that went stay known: events about them may still be on their way.
             let _ = names;
         }
-        for link in lost {
-            self.shared
-                .with(self.session, |s| s.on_link_down(clock::now(), link));
-            let mut inner = self.shared.inner.lock();
-            inner.sockets.remove(&link);
-            inner.parting.remove(&link);
-        }
+        self.drop_links(&lost);
+        self.look_for_sleep();
         self.align();
     }
 
+    /// These sockets are of no use any more.
+    pub(crate) fn drop_links(&self, links: &[LinkId]) {
+        for link in links {
+            self.shared
+                .with(self.session, |s| s.on_link_down(clock::now(), *link));
+            let mut inner = self.shared.inner.lock();
+            inner.sockets.remove(link);
+            inner.parting.remove(link);
+        }
+    }
+
+    /// Begins to use a link's socket.
+    pub(crate) fn open_path(&self, link: LinkId, remote: SocketAddr, gated: bool) {
+        let addresses = Addresses {
+            link,
+            local: None,
+            remote,
+        };
+        self.shared.with(self.session, |s| {
+            s.open_path(clock::now(), addresses, gated)
+        });
+    }
+
     /// Opens and closes paths until they are what [`LinkUse`] and the payers ask for.
-    fn align(&self) {
+    ///
+    /// Sockets are made with no lock of links held: the core's lock may be held by who waits for it.
+    pub(crate) fn align(&self) {
+        let _one_at_a_time = self.aligning.lock();
         self.sample();
-        let mut open: Vec<(LinkId, bool)> = Vec::new();
+        let mut open: Vec<(LinkId, SocketAddr, bool)> = Vec::new();
         let mut close: Vec<LinkId> = Vec::new();
+        let mut bare: Vec<(Link, bool)> = Vec::new();
         {
             let mut state = self.state.lock();
             let pays = !state.payers.is_empty();
-            let State { links, names, .. } = &mut *state;
-            for (name, known) in links.iter_mut() {
-                let wanted = match known.usage {
-                    LinkUse::Off => false,
-                    LinkUse::Free => known.link.is_usable(),
-                    LinkUse::Paid => known.link.is_usable() && pays,
-                };
-                let gated = known.usage == LinkUse::Paid;
-                if !wanted {
-                    close.append(&mut known.ids);
+            for known in state.links.values_mut() {
+                if !known.is_wanted(pays) {
+                    close.extend(known.take_sockets());
                 } else if known.ids.is_empty() {
-                    match self.bind(name, &known.link) {
-                        Ok(Some(id)) => {
-                            names.insert(id, name.clone());
-                            known.ids.push(id);
-                            open.push((id, gated));
-                        }
-                        Ok(None) => {}
-                        Err(error) => tracing::warn!(link = %name, %error, "cannot use this link"),
-                    }
+                    bare.push((known.link.clone(), known.is_gated()));
                 }
+            }
+        }
+        for (link, gated) in bare {
+            let found = match self.attach.attach(&link, &self.remotes) {
+                Ok(found) => found,
+                Err(error) => {
+                    tracing::warn!(link = %link.name, %error, "cannot use this link");
+                    continue;
+                }
+            };
+            let mut sockets: Vec<(LinkId, SocketAddr)> = Vec::new();
+            for attachment in found {
+                let id = self.shared.add_socket(attachment.socket, false);
+                if let Some(feed) = &self.shared.inner.lock().feed {
+                    feed.name_link(id, &link.name);
+                }
+                sockets.push((id, attachment.remote));
+            }
+            let mut state = self.state.lock();
+            let State { links, names, .. } = &mut *state;
+            names.extend(sockets.iter().map(|(id, _)| (*id, link.name.clone())));
+            let known = links.get_mut(&link.name);
+            let Some(known) = known.filter(|k| k.link == link && k.ids.is_empty()) else {
+                // It changed meanwhile, and whoever changed it aligns again.
+                close.extend(sockets.iter().map(|(id, _)| *id));
+                continue;
+            };
+            known.opened = clock::now();
+            known.later = sockets;
+            if !known.later.is_empty() {
+                let (id, remote) = known.later.remove(0);
+                known.ids.push(id);
+                open.push((id, remote, gated));
             }
         }
         for link in close {
@@ -429,76 +570,9 @@ impl Body {
             });
             self.shared.inner.lock().closing.push(link);
         }
-        for (link, gated) in open {
-            let Some(remote) = self.remote_of(link) else {
-                continue;
-            };
-            let addresses = Addresses {
-                link,
-                local: None,
-                remote,
-            };
-            self.shared.with(self.session, |s| {
-                s.open_path(clock::now(), addresses, gated)
-            });
+        for (link, remote, gated) in open {
+            self.open_path(link, remote, gated);
         }
-    }
-
-    fn bind(&self, name: &str, link: &Link) -> Result<Option<LinkId>, DriverError> {
-        let source = self.remotes.iter().find_map(|r| {
-            // An IPv6-only link reaches an IPv4 server through its network's NAT64.
-            let through = nat64(*r).and_then(|r| link.source_for(r.ip()));
-            link.source_for(r.ip()).or(through)
-        });
-        let Some(source) = source else {
-            return Ok(None);
-        };
-        let options = BindOptions::at(SocketAddr::new(source, 0)).on_device(name);
-        Ok(Some(
-            self.shared.add_socket(LinkSocket::bind(&options)?, false),
-        ))
-    }
-
-    /// The server's address in the family of a link's socket.
-    fn remote_of(&self, link: LinkId) -> Option<SocketAddr> {
-        let inner = self.shared.inner.lock();
-        let local = inner.sockets.get(&link)?.io.local_addr();
-        let same = self
-            .remotes
-            .iter()
-            .find(|r| r.is_ipv6() == local.is_ipv6())
-            .copied();
-        same.or_else(|| self.remotes.iter().find_map(|r| nat64(*r)))
-    }
-
-    /// A link that is up but lost its path (a socket error, a new handshake) gets another one.
-    fn heal(&self) {
-        let now = clock::now();
-        let mut lost = Vec::new();
-        {
-            let inner = self.shared.inner.lock();
-            let Some(session) = inner.core.session(self.session) else {
-                return;
-            };
-            let mut state = self.state.lock();
-            for known in state.links.values_mut().filter(|k| !k.ids.is_empty()) {
-                if known.ids.iter().any(|id| session.has_path(*id)) {
-                    known.healed = now;
-                } else if now.since(known.healed) >= HEAL_AFTER {
-                    known.healed = now;
-                    lost.append(&mut known.ids);
-                }
-            }
-        }
-        if lost.is_empty() {
-            return;
-        }
-        for link in lost {
-            let mut inner = self.shared.inner.lock();
-            inner.sockets.remove(&link);
-            inner.parting.remove(&link);
-        }
-        self.align();
     }
 
     fn paths(&self) -> Vec<PathStats> {
@@ -637,17 +711,6 @@ impl Body {
     }
 }
 
-/// An IPv4 address as it is reached through NAT64 with the well-known prefix (RFC 6052 §2.1).
-fn nat64(remote: SocketAddr) -> Option<SocketAddr> {
-    let SocketAddr::V4(v4) = remote else {
-        return None;
-    };
-    let [a, b, c, d] = v4.ip().octets();
-    let low = [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])];
-    let ip = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, low[0], low[1]);
-    Some((ip, v4.port()).into())
-}
-
 async fn tick(body: Arc<Body>) {
     let mut interval = tokio::time::interval(TICK);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -657,8 +720,11 @@ async fn tick(body: Arc<Body>) {
         if body.state.lock().links.is_empty() {
             continue;
         }
+        body.look_for_sleep();
+        body.renew_if_due();
         body.sample();
         body.heal();
+        body.race();
         body.grant();
     }
 }

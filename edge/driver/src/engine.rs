@@ -23,6 +23,8 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use crate::clock;
+use crate::datagrams::Inbox;
+use crate::qlog::{self, Feed, Qlog};
 use crate::source::Source;
 
 /// Receive calls in one turn before sending has its chance.
@@ -31,6 +33,8 @@ const RECEIVES_PER_TURN: usize = 8;
 const SENDS_PER_TURN: usize = 16;
 /// Bytes drawn from a source at once.
 const SOURCE_PIECE_BYTES: usize = 256 * 1024;
+/// Failed sends in a row after which a device's socket is given up for another one.
+const SOCKET_FAULTS_MAX: u32 = 3; // a guess: one may be a firewall rule being replaced
 /// Runs of datagrams taken from a socket at once.
 const RECEIVE_RUNS: usize = 8;
 
@@ -99,6 +103,8 @@ pub(crate) struct Socket {
     pub(crate) tells_local: bool,
     /// A batch the socket would not take yet.
     pub(crate) stuck: Option<(Transmit, Vec<u8>)>,
+    /// Sends in a row that failed in a way that is the socket's own fault.
+    pub(crate) faults: u32,
 }
 
 /// Core and bookkeeping, behind the one lock.
@@ -117,6 +123,8 @@ pub(crate) struct Inner {
     pub(crate) parting: BTreeMap<LinkId, (u64, u64)>,
     /// Links whose sockets go as soon as their paths have said their last word.
     pub(crate) closing: Vec<LinkId>,
+    pub(crate) inboxes: BTreeMap<SessionId, Inbox>,
+    pub(crate) feed: Option<Feed>,
 }
 
 /// What the task and all handles share.
@@ -124,6 +132,7 @@ pub(crate) struct Shared {
     pub(crate) inner: Mutex<Inner>,
     task: Mutex<Option<Waker>>,
     woken: AtomicBool,
+    rearm: AtomicBool,
     pub(crate) events: broadcast::Sender<(Time, Event)>,
 }
 
@@ -143,9 +152,12 @@ impl Shared {
                 gone: Vec::new(),
                 parting: BTreeMap::new(),
                 closing: Vec::new(),
+                inboxes: BTreeMap::new(),
+                feed: None,
             }),
             task: Mutex::new(None),
             woken: AtomicBool::new(false),
+            rearm: AtomicBool::new(false),
             events: broadcast::channel(1024).0,
         });
         tokio::spawn(Engine {
@@ -167,6 +179,12 @@ impl Shared {
         }
     }
 
+    /// The runtime's clock stood still: the task must set its timer anew.
+    pub(crate) fn rearm(&self) {
+        self.rearm.store(true, Ordering::Release);
+        self.wake();
+    }
+
     /// Adds a socket as a link of its own.
     pub(crate) fn add_socket(&self, io: LinkSocket, tells_local: bool) -> LinkId {
         let mut inner = self.inner.lock();
@@ -178,11 +196,19 @@ impl Shared {
                 io: Arc::new(io),
                 tells_local,
                 stuck: None,
+                faults: 0,
             },
         );
         drop(inner);
         self.wake();
         id
+    }
+
+    /// Tells `log` what sessions do from now on.
+    pub(crate) fn log_to(&self, log: &Arc<Qlog>) {
+        let mut inner = self.inner.lock();
+        inner.core.set_trace(clock::now(), Some(log.level()));
+        inner.feed = Some(log.feed());
     }
 
     /// Does something with a session and has the result sent.
@@ -226,7 +252,10 @@ impl Engine {
                         // ICMP errors surface here; they are hints at most.
                         tracing::debug!(?link, %error, "receive");
                         if d2tp_udp::is_link_gone(&error) {
-                            self.shared.inner.lock().gone.push(link);
+                            let mut inner = self.shared.inner.lock();
+                            if !inner.accepts {
+                                inner.gone.push(link);
+                            }
                             break;
                         }
                     }
@@ -278,7 +307,7 @@ impl Engine {
                 segment_size: (piece.len() > transmit.segment).then_some(transmit.segment),
             });
             match result {
-                Ok(()) => {}
+                Ok(()) => socket.faults = 0,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let rest = Transmit {
                         len: bytes.len() - at,
@@ -296,7 +325,11 @@ impl Engine {
                 }
                 Err(error) => {
                     tracing::debug!(link = ?transmit.link, %error, "send");
-                    if d2tp_udp::is_link_gone(&error) {
+                    socket.faults += u32::from(d2tp_udp::is_socket_unfit(&error));
+                    // A server does not move: an error is about whom it sends to, and one peer at
+                    // a bad address must not cost the others their paths.
+                    let unfit = socket.faults >= SOCKET_FAULTS_MAX;
+                    if !inner.accepts && (unfit || d2tp_udp::is_link_gone(&error)) {
                         inner.gone.push(transmit.link);
                     }
                     return true;
@@ -335,6 +368,9 @@ impl Engine {
     fn dispatch(&mut self) {
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
+        if inner.feed.is_some() {
+            qlog::drain(inner);
+        }
         while let Some((session, event)) = inner.core.poll_event() {
             let wake = |flow: FlowId, f: fn(&mut Entry), inner: &mut Inner| {
                 if let Some(entry) = inner.flows.get_mut(&(session, flow)) {
@@ -387,7 +423,15 @@ impl Engine {
                         }
                     }
                 }
+                Event::Datagram { context, bytes } => {
+                    let inbox = inner.inboxes.entry(session).or_default();
+                    inbox.push(*context, bytes.clone());
+                    continue;
+                }
                 Event::Closed(end) => {
+                    if let Some(mut inbox) = inner.inboxes.remove(&session) {
+                        inbox.wake();
+                    }
                     inner.ended.insert(session, end.clone());
                     for (_, entry) in inner.flows.iter_mut().filter(|((s, _), _)| *s == session) {
                         entry.end.get_or_insert(FlowEnd::SessionEnded);
@@ -519,7 +563,8 @@ impl Future for Engine {
             return Poll::Pending;
         }
         if next != Time::NEVER {
-            if next != this.armed || this.timer.is_elapsed() {
+            let stood_still = this.shared.rearm.swap(false, Ordering::AcqRel);
+            if next != this.armed || stood_still || this.timer.is_elapsed() {
                 this.armed = next;
                 let span = next.since(now).max(Span::from_nanos(1));
                 this.timer

@@ -7,10 +7,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_session::{FlowEnd, FlowError, FlowId, FlowOptions, Read, SessionId, Span, Time};
+use d2tp_session::{
+    FlowEnd, FlowError, FlowId, FlowOptions, PublicKey, Read, SessionId, Span, Time,
+};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock;
+use crate::datagrams::Connection;
 use crate::engine::{Drawn, Shared};
 use crate::source::{FlowIo, HostKey, Source};
 
@@ -87,6 +90,11 @@ impl Flow {
 
     pub(crate) fn flow_id(&self) -> FlowId {
         self.id
+    }
+
+    /// The session it belongs to.
+    pub fn connection(&self) -> Connection {
+        Connection::new(self.shared.clone(), self.session, PublicKey(self.peer))
     }
 
     /// Changes the deadline, or takes it away; the other end learns it.

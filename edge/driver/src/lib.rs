@@ -12,20 +12,30 @@
 //! instead of a buffer.
 
 mod address;
+mod attach;
 mod clock;
+mod datagrams;
 mod device;
 mod engine;
 mod flow;
+mod given;
+mod qlog;
+mod qlog_words;
+mod renew;
 mod server;
 mod source;
 
 pub use address::{AddressError, ServerAddress};
+pub use attach::{Attach, Attachment, KernelLinks};
 pub use d2tp_session::{
-    Admission, Config, CongestionKind, Event, FlowEnd, LinkId, PathState, PathStats, PublicKey,
-    Reason, SecretKey, SessionEnd, Suite, SwitchKind,
+    Admission, Config, CongestionKind, DATAGRAMS_MAX, DatagramStats, Event, FlowEnd, LinkId,
+    PathState, PathStats, PublicKey, Reason, SecretKey, SessionEnd, Suite, SwitchKind, TraceLevel,
 };
+pub use datagrams::{Connection, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};
 pub use device::{Device, DeviceOptions, LinkUse, Way};
 pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
+pub use given::{GivenLink, GivenLinks};
+pub use qlog::{OpenLog, QLOG_QUEUE_MAX, Qlog};
 pub use server::{Server, ServerOptions};
 pub use source::{FlowIo, HostKey, Source};

@@ -8,8 +8,10 @@ use std::time::Duration;
 use d2tp_session::{Admission, Config, Endpoint, PublicKey, SecretKey};
 use d2tp_udp::{BindOptions, LinkSocket};
 
+use crate::datagrams::Connection;
 use crate::engine::{DriverError, Shared};
 use crate::flow::Flow;
+use crate::qlog::Qlog;
 
 /// How a server listens.
 #[derive(Clone, Debug)]
@@ -87,6 +89,22 @@ impl Server {
             Poll::Pending
         })
         .await
+    }
+
+    /// Writes what sessions do from now on to `log`, each into a file of its own.
+    pub fn log_to(&self, log: &Arc<Qlog>) {
+        self.shared.log_to(log);
+    }
+
+    /// All sessions that are awake.
+    pub fn connections(&self) -> Vec<Connection> {
+        let inner = self.shared.inner.lock();
+        let ids = inner.core.ids().into_iter();
+        ids.filter_map(|id| {
+            let peer = inner.core.session(id)?.peer();
+            Some(Connection::new(self.shared.clone(), id, peer))
+        })
+        .collect()
     }
 
     /// Sessions awake, asleep and half open.

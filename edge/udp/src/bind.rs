@@ -4,6 +4,7 @@
 //! bind a socket that is not yet bound (since 5.7), and because a source address alone does not
 //! choose the way out: the routing table does. Where the system refuses, `IP_UNICAST_IF` (or its
 //! IPv6 twin) steers routing instead; replies arriving on other devices are then not filtered.
+//! Where it refuses that too, the link's address is all that says which link is meant.
 
 use std::fmt;
 use std::io;
@@ -25,6 +26,10 @@ pub struct BindOptions {
     pub local: SocketAddr,
     /// The network device to stay on, for example `wlan0`. `None`: whatever routing says.
     pub device: Option<String>,
+    /// The firmest confinement to the device to try; what the system refuses gives way to the
+    /// next looser one. Anything looser than [`Confinement::Device`] is for tests and for programs
+    /// that share a device with a VPN on purpose.
+    pub firmest: Confinement,
     /// Lets several sockets (one per worker) share the port.
     pub reuse_port: bool,
     /// Send buffer asked of the kernel, in bytes; 0 keeps the system's default.
@@ -39,6 +44,7 @@ impl BindOptions {
         BindOptions {
             local,
             device: None,
+            firmest: Confinement::Device,
             reuse_port: false,
             send_buffer_bytes: SOCKET_BUFFER_BYTES,
             recv_buffer_bytes: SOCKET_BUFFER_BYTES,
@@ -61,6 +67,9 @@ pub enum Confinement {
     Device,
     /// `IP_UNICAST_IF`: what we send leaves by the device; arrivals are not filtered.
     Egress,
+    /// Only the source address is the link's: routing may still send it out by another device,
+    /// unless it chooses by source address as phones do.
+    Address,
 }
 
 /// Why a socket could not be bound.
@@ -131,24 +140,63 @@ pub(crate) fn bind(options: &BindOptions) -> Result<(std::net::UdpSocket, Confin
     }
     let confinement = match &options.device {
         None => Confinement::None,
-        Some(device) => confine(&socket, domain, device).map_err(fail("SO_BINDTODEVICE"))?,
+        Some(device) => {
+            confine(&socket, domain, device, options.firmest).map_err(fail("SO_BINDTODEVICE"))?
+        }
     };
     enlarge(&socket, options);
     socket.bind(&options.local.into()).map_err(fail("bind"))?;
     Ok((socket.into(), confinement))
 }
 
-fn confine(socket: &Socket, domain: Domain, device: &str) -> io::Result<Confinement> {
-    let refused = match socket.bind_device(Some(device.as_bytes())) {
-        Ok(()) => return Ok(Confinement::Device),
-        Err(error) => error,
-    };
-    if !matches!(
-        refused.raw_os_error(),
-        Some(libc::EPERM) | Some(libc::EACCES)
-    ) {
-        return Err(refused);
+/// Keeps a socket on a device as firmly as the system lets us. The bound address is what is left
+/// where it lets us do neither.
+fn confine(
+    socket: &Socket,
+    domain: Domain,
+    device: &str,
+    firmest: Confinement,
+) -> io::Result<Confinement> {
+    if firmest == Confinement::Device {
+        match socket.bind_device(Some(device.as_bytes())) {
+            Ok(()) => return Ok(Confinement::Device),
+            Err(error) if is_refusal(&error) => {
+                tracing::info!(device, %error, "SO_BINDTODEVICE refused");
+            }
+            Err(error) => return Err(error),
+        }
     }
+    if firmest != Confinement::Address {
+        match prefer_for_sending(socket, domain, device) {
+            Ok(()) => {
+                tracing::info!(device, "only what is sent keeps to the device");
+                return Ok(Confinement::Egress);
+            }
+            Err(error) if is_refusal(&error) => {
+                tracing::info!(device, %error, "IP_UNICAST_IF refused");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    tracing::warn!(
+        device,
+        "the socket has the link's address, but the system's routing chooses the way out: what is \
+         meant for this link may leave by another. CAP_NET_RAW, Linux 5.7, or routing by source \
+         address keeps it there"
+    );
+    Ok(Confinement::Address)
+}
+
+/// We may not, or this system does not know how; as opposed to "there is no such device".
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EPERM | libc::EACCES | libc::ENOPROTOOPT | libc::EOPNOTSUPP | libc::ENOSYS)
+    )
+}
+
+/// Has routing use the device for what the socket sends.
+fn prefer_for_sending(socket: &Socket, domain: Domain, device: &str) -> io::Result<()> {
     let name =
         std::ffi::CString::new(device).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
     // SAFETY: `name` is a NUL-terminated string that outlives the call.
@@ -163,12 +211,7 @@ fn confine(socket: &Socket, domain: Domain, device: &str) -> io::Result<Confinem
     } else {
         (libc::IPPROTO_IP, libc::IP_UNICAST_IF)
     };
-    set_option(socket, level, option, index).map_err(|_| refused)?;
-    tracing::info!(
-        device,
-        "SO_BINDTODEVICE refused; only what is sent keeps to the device"
-    );
-    Ok(Confinement::Egress)
+    set_option(socket, level, option, index)
 }
 
 /// Asks for the buffer sizes, beyond the system's limit where we may. Less is not an error.

@@ -23,6 +23,26 @@ pub fn is_too_big(error: &io::Error) -> bool {
     errno_within(error) == Some(libc::EMSGSIZE)
 }
 
+/// True when the error is about the socket or what we may do with it, not about one datagram or
+/// a passing shortage: several in a row mean that the socket is of no use any more (a firewall or
+/// a sandbox turned against it, its descriptor was closed, its address lost its meaning).
+pub fn is_socket_unfit(error: &io::Error) -> bool {
+    matches!(
+        errno_within(error),
+        Some(
+            libc::EPERM
+                | libc::EACCES
+                | libc::EBADF
+                | libc::ENOTSOCK
+                | libc::EINVAL
+                | libc::EAFNOSUPPORT
+                | libc::ENOTCONN
+                | libc::EDESTADDRREQ
+                | libc::EPIPE
+        )
+    )
+}
+
 /// The system's error number, also when it sits inside a [`BindError`].
 fn errno_within(error: &io::Error) -> Option<i32> {
     error.raw_os_error().or_else(|| {
@@ -56,6 +76,20 @@ mod tests {
         ] {
             assert!(
                 !is_link_gone(&io::Error::from_raw_os_error(errno)),
+                "errno {errno}"
+            );
+        }
+        for errno in [libc::EPERM, libc::EBADF, libc::EINVAL] {
+            assert!(is_socket_unfit(&io::Error::from_raw_os_error(errno)));
+        }
+        for errno in [
+            libc::EAGAIN,
+            libc::ENOBUFS,
+            libc::EMSGSIZE,
+            libc::ECONNREFUSED,
+        ] {
+            assert!(
+                !is_socket_unfit(&io::Error::from_raw_os_error(errno)),
                 "errno {errno}"
             );
         }

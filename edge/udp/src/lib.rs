@@ -21,6 +21,6 @@ mod socket;
 
 pub use batch::{RECV_BATCH_DATAGRAMS_MAX, RECV_BUFFER_BYTES, Received, RecvBatch};
 pub use bind::{BindError, BindOptions, Confinement, SOCKET_BUFFER_BYTES};
-pub use fault::{is_link_gone, is_too_big};
+pub use fault::{is_link_gone, is_socket_unfit, is_too_big};
 pub use quinn_udp::EcnCodepoint as Ecn;
 pub use socket::{LinkSocket, Transmit};

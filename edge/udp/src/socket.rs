@@ -67,6 +67,23 @@ impl LinkSocket {
         })
     }
 
+    /// Takes over a socket that the program bound itself. Must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// The socket cannot be made non-blocking, or refuses the options for batches.
+    pub fn from_std(socket: std::net::UdpSocket) -> std::io::Result<LinkSocket> {
+        socket.set_nonblocking(true)?;
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        let io = UdpSocket::from_std(socket)?;
+        let local = io.local_addr()?;
+        Ok(LinkSocket {
+            io,
+            state,
+            confinement: Confinement::None,
+            local,
+        })
+    }
+
     /// The address and port we are bound to.
     pub fn local_addr(&self) -> SocketAddr {
         self.local

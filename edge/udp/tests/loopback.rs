@@ -204,3 +204,50 @@ async fn two_workers_share_a_port() {
         "{error}"
     );
 }
+
+#[tokio::test]
+async fn where_a_device_may_not_be_bound_looser_ways_of_staying_on_it_carry_datagrams() {
+    for firmest in [Confinement::Egress, Confinement::Address] {
+        for at in [V4, V6] {
+            if at.is_ipv6() && without_ipv6() {
+                continue;
+            }
+            let receiver = bound(at);
+            let options = BindOptions {
+                firmest,
+                ..BindOptions::at(at).on_device("lo")
+            };
+            let sender = LinkSocket::bind(&options).expect("an unprivileged way");
+            assert_eq!(sender.confinement(), firmest);
+            sender
+                .try_send(&to(receiver.local_addr(), b"here"))
+                .expect("it leaves");
+            let (datagrams, ..) = collect(&receiver, 1).await;
+            assert_eq!(datagrams, [b"here"]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_device_that_does_not_exist_is_no_reason_to_bind_more_loosely() {
+    let options = BindOptions {
+        firmest: Confinement::Egress,
+        ..BindOptions::at(V4).on_device("nosuchdev0")
+    };
+    let error = LinkSocket::bind(&options).expect_err("it would leave by another");
+    assert_eq!(error.step, "SO_BINDTODEVICE");
+    assert!(is_link_gone(&error.into()));
+}
+
+#[tokio::test]
+async fn a_socket_of_the_programs_own_is_taken_over() {
+    let own = std::net::UdpSocket::bind(V4).expect("loopback");
+    let address = own.local_addr().expect("bound");
+    let socket = LinkSocket::from_std(own).expect("an ordinary socket");
+    assert_eq!(socket.local_addr(), address);
+    bound(V4)
+        .try_send(&to(address, b"to yours"))
+        .expect("it leaves");
+    let (datagrams, ..) = collect(&socket, 1).await;
+    assert_eq!(datagrams, [b"to yours"]);
+}

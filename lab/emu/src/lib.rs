@@ -20,11 +20,14 @@
 //! No `netem`: the kernel's part is TUN devices, namespaces and routes; delay, rate, loss, queues
 //! and NAT are ours, in one relay thread. Works as root, and as anybody where the system allows
 //! user namespaces. Where `/dev/net/tun` may not be opened, pairs of Ethernet devices stand in.
+//! Where namespaces are forbidden, [`Loopback`] and [`TcpRelays`] run the models between sockets on
+//! the loopback interface instead.
 
 mod clock;
 pub mod content;
 mod gate;
 mod icmp;
+pub mod loopback;
 mod namespace;
 mod network;
 pub mod origin;
@@ -33,12 +36,15 @@ pub mod plan;
 mod port;
 mod relay;
 mod rootless;
+mod tcp_relay;
 pub mod web;
 mod world;
 
 pub use clock::Clock;
+pub use loopback::{Loopback, LoopbackHappening};
 pub use namespace::Namespace;
 pub use network::Network;
 pub use relay::{Carried, DATA_PACKET_BYTES_MIN, QUANTUM};
 pub use rootless::{Forbidden, enter};
+pub use tcp_relay::TcpRelays;
 pub use world::{Happening, ORIGIN_PORT, Seen, World};

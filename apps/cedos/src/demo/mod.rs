@@ -6,8 +6,11 @@
 //!               same links, same losses, same times      └─▶ view ─▶ summary
 //! ```
 //!
-//! What happens to the links is in `lab/scenarios/demo.toml`, which `cedos lab run` runs too.
+//! The worlds are network namespaces; where the system forbids those, sockets on the loopback
+//! interface with the same link models between them (`loopback.rs`). What happens to the links is
+//! in `lab/scenarios/demo.toml`, which `cedos lab run` runs too.
 
+mod loopback;
 mod plain;
 mod summary;
 mod view;
@@ -20,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use cedos_lab_emu::{Happening, World, content, enter};
+use cedos_lab_emu::{Forbidden, Happening, Seen, World, content, enter};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{EventKind, Scenario, ScenarioFault};
 use serde_json::Value;
@@ -38,6 +41,11 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long after the deadline the plain download may go on.
 const GRACE_S: f64 = 10.0;
 
+/// The worlds are namespaces.
+const NAMESPACES: &str = "namespaces";
+/// The worlds are sockets on the loopback interface.
+const LOOPBACK: &str = "loopback";
+
 /// What the download told so far.
 #[derive(Default)]
 struct Told {
@@ -47,33 +55,123 @@ struct Told {
     news: Vec<String>,
 }
 
-/// Runs the demonstration.
+impl Told {
+    /// Takes in what `cedos get --json` tells.
+    fn hear(&mut self, event: Value) {
+        if let Some(bytes) = event["bytes"].as_u64() {
+            self.bytes = bytes;
+        }
+        self.news.extend(view::news(&event));
+        if event["bytes_by_link"].is_object() {
+            self.last = event;
+        }
+    }
+}
+
+/// What a demonstration is about.
+struct Matter {
+    scenario: Scenario,
+    bytes: u64,
+    deadline_s: f64,
+    wanted: [u8; 32],
+    folder: tempfile::TempDir,
+    file: PathBuf,
+}
+
+impl Matter {
+    fn new(scenario: Scenario) -> anyhow::Result<Matter> {
+        let flow = scenario.flows.first().context("the scenario has no flow")?;
+        let (bytes, deadline_s) = (
+            flow.bytes.context("the flow has no size")?,
+            flow.deadline_s.context("the flow has no deadline")?,
+        );
+        let folder = tempfile::tempdir().context("no temporary folder")?;
+        Ok(Matter {
+            bytes,
+            deadline_s,
+            // Making the object's digest takes as long as a handover: before time begins.
+            wanted: content::sha256(scenario.seed, bytes),
+            file: folder.path().join("object"),
+            folder,
+            scenario,
+        })
+    }
+}
+
+/// Where our download runs.
+trait Stage {
+    fn now(&self) -> Time;
+    fn idle(&self);
+    fn fault(&self) -> Option<String>;
+    fn seen(&self) -> Option<Seen>;
+    /// Whether the download is over, and whether it succeeded.
+    fn ended(&mut self) -> anyhow::Result<Option<bool>>;
+}
+
+/// Runs the demonstration: in namespaces unless told otherwise, or forbidden.
 ///
 /// # Errors
 /// What kept it from being one.
-pub fn run() -> anyhow::Result<Summary> {
-    enter().context(
-        "the demonstration needs network namespaces of its own, which this system refuses",
-    )?;
+pub fn run(without_namespaces: bool, file: Option<&Path>) -> anyhow::Result<Summary> {
+    let scenario = match file {
+        Some(file) => Scenario::load(file)?,
+        None => scenario()?,
+    };
+    if without_namespaces {
+        lab::heed_interrupts()?;
+        return loopback::run(Matter::new(scenario)?);
+    }
+    match enter() {
+        Ok(()) => {}
+        Err(error @ Forbidden::Threads { .. }) => return Err(error.into()),
+        Err(refused) => {
+            eprintln!(
+                "No network namespaces here, so the links are emulated between loopback sockets of \
+                 this program: the same models and events, without interfaces and routes.\n\
+                 ({refused})"
+            );
+            lab::heed_interrupts()?;
+            return loopback::run(Matter::new(scenario)?);
+        }
+    }
     lab::heed_interrupts()?;
-    let scenario = scenario()?;
-    let flow = scenario.flows.first().context("the scenario has no flow")?;
-    let (bytes, deadline_s) = (
-        flow.bytes.context("the flow has no size")?,
-        flow.deadline_s.context("the flow has no deadline")?,
-    );
-    let seed = scenario.seed;
+    run_in_namespaces(Matter::new(scenario)?)
+}
+
+/// A world of namespaces with a download in it.
+struct Namespaces {
+    world: World,
+    child: Child,
+}
+
+impl Stage for Namespaces {
+    fn now(&self) -> Time {
+        self.world.now()
+    }
+    fn idle(&self) {
+        self.world.idle();
+    }
+    fn fault(&self) -> Option<String> {
+        self.world.fault()
+    }
+    fn seen(&self) -> Option<Seen> {
+        Some(self.world.seen())
+    }
+    fn ended(&mut self) -> anyhow::Result<Option<bool>> {
+        Ok(self.child.try_wait()?.map(|status| status.success()))
+    }
+}
+
+fn run_in_namespaces(matter: Matter) -> anyhow::Result<Summary> {
+    let scenario = &matter.scenario;
     let program = std::env::current_exe().context("this program's own file is not known")?;
-    let folder = tempfile::tempdir().context("no temporary folder")?;
     let mut ours = World::build(scenario.clone())?;
     let mut theirs = World::build(scenario.clone())?;
     ours.start_origin()?;
     theirs.start_origin()?;
-    let prox = lab::start_prox(&ours, &program, folder.path())?;
-    // Making the object's digest takes as long as a handover: before time begins.
-    let wanted = content::sha256(seed, bytes);
+    let prox = lab::start_prox(&ours, &program, matter.folder.path())?;
 
-    let view = Arc::new(View::new(bytes, deadline_s));
+    let view = Arc::new(View::new(matter.bytes, matter.deadline_s));
     let happenings: Arc<Mutex<Vec<Happening>>> = Arc::default();
     let (seen, shown) = (happenings.clone(), view.clone());
     theirs.start(|_| {})?;
@@ -82,80 +180,123 @@ pub fn run() -> anyhow::Result<Summary> {
         lock(&seen).push(happening.clone());
     })?;
 
-    let file = folder.path().join("object");
-    let mut child = download(&ours, &program, &prox, &scenario, &file, folder.path())?;
+    let folder = matter.folder.path();
+    let mut child = download(&ours, &program, &prox, scenario, &matter.file, folder)?;
     let told = follow(&mut child)?;
-    let plain = Plain::start(&theirs, bytes)?;
+    let plain = Plain::start_in(&theirs, matter.bytes)?;
+    let mut stage = Namespaces { world: ours, child };
+    let run = watch(&matter, &mut stage, &view, &told, &plain)?;
+    if let Some(fault) = theirs.fault() {
+        return Err(no_run(&fault));
+    }
+    if run.finished.is_none() {
+        lab::end(&mut stage.child);
+    }
+    let summary = summarise(&matter, &stage, run, &told, &plain, &lock(&happenings));
+    lab::stop_prox(prox);
+    summary.map(|summary| Summary {
+        mode: NAMESPACES,
+        ..summary
+    })
+}
 
-    let end_at = Time::from_secs_f64(deadline_s + GRACE_S);
-    let mut finished: Option<(f64, bool)> = None;
-    let mut plain_finished: Option<f64> = None;
+/// When the two downloads ended, if they did.
+struct Run {
+    finished: Option<(f64, bool)>,
+    plain_finished: Option<f64>,
+}
+
+/// Looks on until both downloads are over or nobody waits for them any longer.
+fn watch(
+    matter: &Matter,
+    ours: &mut impl Stage,
+    view: &View,
+    told: &Mutex<Told>,
+    plain: &Plain,
+) -> anyhow::Result<Run> {
+    let end_at = Time::from_secs_f64(matter.deadline_s + GRACE_S);
+    let mut run = Run {
+        finished: None,
+        plain_finished: None,
+    };
     while ours.now() < end_at && !lab::is_interrupted() {
-        if finished.is_none()
-            && let Some(status) = child.try_wait()?
+        let now_s = ours.now().as_secs_f64();
+        if run.finished.is_none()
+            && let Some(succeeded) = ours.ended()?
         {
             ours.idle();
-            finished = Some((ours.now().as_secs_f64(), status.success()));
+            run.finished = Some((now_s, succeeded));
         }
-        if plain_finished.is_none() && plain.is_whole() {
-            plain_finished = Some(theirs.now().as_secs_f64());
+        if run.plain_finished.is_none() && plain.is_whole() {
+            run.plain_finished = Some(now_s);
         }
         {
-            let mut told = lock(&told);
+            let mut told = lock(told);
             for news in told.news.drain(..) {
-                view.say(ours.now().as_secs_f64(), &news);
+                view.say(now_s, &news);
             }
-            view.update(
-                ours.now().as_secs_f64(),
-                told.bytes,
-                &told.last,
-                plain.held(),
-            );
+            view.update(now_s, told.bytes, &told.last, plain.held());
         }
-        if finished.is_some() && plain_finished.is_some() {
+        if run.finished.is_some() && run.plain_finished.is_some() {
             break;
         }
         std::thread::sleep(LOOK);
     }
     plain.stop();
     view.end();
-    for world in [&ours, &theirs] {
-        if let Some(fault) = world.fault() {
-            return Err(anyhow!(
-                "the emulated links could not keep up, so the run shows nothing: {fault}"
-            ));
-        }
+    match ours.fault() {
+        Some(fault) => Err(no_run(&fault)),
+        None => Ok(run),
     }
-    if finished.is_none() {
-        lab::end(&mut child);
-    }
-    let seen = ours.seen();
-    lab::stop_prox(prox);
-    let last = lock(&told).last.clone();
-    let of_link = |name: &str| last["bytes_by_link"][name].as_u64().unwrap_or(0);
-    let carried = of_link("wlan0") + of_link("wwan0");
+}
+
+fn no_run(fault: &str) -> anyhow::Error {
+    anyhow!("the emulated links could not keep up, so the run shows nothing: {fault}")
+}
+
+fn summarise(
+    matter: &Matter,
+    ours: &impl Stage,
+    run: Run,
+    told: &Mutex<Told>,
+    plain: &Plain,
+    happened: &[Happening],
+) -> anyhow::Result<Summary> {
+    let seen = ours.seen().context("the emulated links are gone")?;
+    let last = lock(told).last.clone();
+    let links = &matter.scenario.links;
+    let of_class = |free: bool| -> u64 {
+        links
+            .iter()
+            .filter(|link| (link.class == cedos_lab_scenario::Class::Free) == free)
+            .map(|link| last["bytes_by_link"][&link.name].as_u64().unwrap_or(0))
+            .sum()
+    };
+    let (wifi_bytes, cell_bytes) = (of_class(true), of_class(false));
+    let carried = wifi_bytes + cell_bytes;
     let again = last["duplicate_bytes"].as_u64().unwrap_or(u64::MAX);
-    let sha256_ok = lab::file_sha256(&file) == Some(wanted);
-    let finished_s = finished.filter(|(_, ok)| *ok).map(|(at, _)| at);
-    let happened = lock(&happenings);
+    let sha256_ok = lab::file_sha256(&matter.file) == Some(matter.wanted);
+    let finished_s = run.finished.filter(|(_, ok)| *ok).map(|(at, _)| at);
+    let deadline_s = matter.deadline_s;
     Ok(Summary {
+        mode: LOOPBACK,
         sha256_ok,
-        bytes: std::fs::metadata(&file).map_or(0, |file| file.len()),
-        wifi_bytes: of_link("wlan0"),
-        cell_bytes: of_link("wwan0"),
+        bytes: std::fs::metadata(&matter.file).map_or(0, |file| file.len()),
+        wifi_bytes,
+        cell_bytes,
         // Two counts of the same thing; the larger one cannot flatter.
-        wasted_bytes: carried.saturating_sub(bytes).max(again),
+        wasted_bytes: carried.saturating_sub(matter.bytes).max(again),
         handovers: seen.switches.len(),
-        address_changes: address_changes(&happened),
-        outage_s: outage_s(&happened, &scenario, finished_s.unwrap_or(deadline_s)),
+        address_changes: address_changes(happened),
+        outage_s: outage_s(happened, &matter.scenario, finished_s.unwrap_or(deadline_s)),
         deadline_s,
         finished_s,
         deadline_met: sha256_ok && finished_s.is_some_and(|at| at <= deadline_s),
         switch_ms: Spread::of(seen.switches.iter().map(|switch| switch.silence_ms)),
         packets_while_down: seen.links.iter().map(|link| link.packets_while_down).sum(),
         tcp_baseline: Baseline {
-            completed: plain_finished.is_some_and(|at| at <= deadline_s),
-            finished_s: plain_finished,
+            completed: run.plain_finished.is_some_and(|at| at <= deadline_s),
+            finished_s: run.plain_finished,
             bytes_refetched: plain.refetched(),
             starts: plain.starts(),
         },
@@ -206,14 +347,7 @@ fn follow(child: &mut Child) -> anyhow::Result<Arc<Mutex<Told>>> {
             let Ok(event) = serde_json::from_str::<Value>(&line) else {
                 continue;
             };
-            let mut told = lock(&tell);
-            if let Some(bytes) = event["bytes"].as_u64() {
-                told.bytes = bytes;
-            }
-            told.news.extend(view::news(&event));
-            if event["bytes_by_link"].is_object() {
-                told.last = event;
-            }
+            lock(&tell).hear(event);
         }
     });
     Ok(told)

@@ -31,15 +31,38 @@ pub(super) struct Plain(Arc<Counts>);
 
 impl Plain {
     /// Begins on the device of `world`.
-    pub(super) fn start(world: &World, bytes: u64) -> anyhow::Result<Plain> {
+    pub(super) fn start_in(world: &World, bytes: u64) -> anyhow::Result<Plain> {
+        let origin = SocketAddr::new(IpAddr::V4(plan::ORIGIN_V4), ORIGIN_PORT);
+        let (plain, download) = Plain::prepare(bytes, move || Some(origin));
+        world.device().thread("plain", download)?;
+        Ok(plain)
+    }
+
+    /// Begins on a thread of this program; `way` says where a connection to the origin goes now.
+    pub(super) fn start_by(
+        way: impl Fn() -> Option<SocketAddr> + Send + 'static,
+        bytes: u64,
+    ) -> anyhow::Result<Plain> {
+        let (plain, download) = Plain::prepare(bytes, way);
+        std::thread::Builder::new()
+            .name("plain".to_owned())
+            .spawn(download)?;
+        Ok(plain)
+    }
+
+    /// The thread ends by itself: every wait in it is bounded, and `stop` is asked for after each.
+    fn prepare(
+        bytes: u64,
+        way: impl Fn() -> Option<SocketAddr> + Send + 'static,
+    ) -> (Plain, impl FnOnce() + Send + 'static) {
         let counts: Arc<Counts> = Arc::default();
         let mine = counts.clone();
-        let origin = SocketAddr::new(IpAddr::V4(plan::ORIGIN_V4), ORIGIN_PORT);
-        // The thread ends by itself: every wait in it is bounded, and `stop` is asked for after each.
-        world.device().thread("plain", move || {
+        let download = move || {
             while !mine.stop.load(Ordering::Relaxed) {
-                // Whatever was wrong, the remedy is the same.
-                let _ = fetch(origin, bytes, &mine);
+                if let Some(at) = way() {
+                    // Whatever was wrong, the remedy is the same.
+                    let _ = fetch(at, bytes, &mine);
+                }
                 let held = mine.held.load(Ordering::Relaxed);
                 if held == bytes {
                     mine.whole.store(true, Ordering::Relaxed);
@@ -49,8 +72,8 @@ impl Plain {
                 mine.refetched.fetch_add(held, Ordering::Relaxed);
                 std::thread::sleep(RETRY);
             }
-        })?;
-        Ok(Plain(counts))
+        };
+        (Plain(counts), download)
     }
 
     /// Bytes held now.

@@ -10,6 +10,8 @@ const WASTE_PERCENT_MAX: u64 = 1;
 /// The object that `cedos demo --json` prints.
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary {
+    /// `namespaces`, or `loopback` where the system forbids those.
+    pub mode: &'static str,
     /// The file has the digest of the origin's object.
     pub sha256_ok: bool,
     /// Bytes of the file.
@@ -103,6 +105,12 @@ impl fmt::Display for Summary {
             f,
             "                         D2TP                  plain TCP, same events"
         )?;
+        if self.mode == super::LOOPBACK {
+            writeln!(
+                f,
+                "(links emulated between loopback sockets of this program)"
+            )?;
+        }
         let mut row =
             |what: &str, ours: String, theirs: String| writeln!(f, "{what:24} {ours:21} {theirs}");
         row(

@@ -19,7 +19,7 @@ use std::time::Duration;
 use cedos_prox::ResetCause;
 use d2tp_driver::{
     Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowIo as _, FlowSettings,
-    LinkUse, PathState, SecretKey, ServerAddress, SessionEnd,
+    GivenLinks, LinkUse, PathState, Qlog, SecretKey, ServerAddress, SessionEnd,
 };
 use d2tp_links::{Class, Kind, Link};
 use http::{HeaderMap, StatusCode};
@@ -60,6 +60,9 @@ pub struct Proxy {
     sends: bool,
     /// The device speaks to origins itself, through this.
     tunnel: Option<Tunnel>,
+    /// Links that are not the kernel's, where the program brought its own.
+    given: Option<Arc<GivenLinks>>,
+    log: Option<Arc<Qlog>>,
     state: Mutex<State>,
 }
 
@@ -98,6 +101,8 @@ impl Proxy {
             links,
             sends: false,
             tunnel,
+            given: None,
+            log: None,
             state: Mutex::default(),
         }
     }
@@ -133,6 +138,19 @@ impl Proxy {
         Ok(Held(flow))
     }
 
+    /// The same over links that the program describes itself.
+    pub fn over(address: ServerAddress, key: SecretKey, given: Arc<GivenLinks>) -> Proxy {
+        Proxy {
+            given: Some(given.clone()),
+            ..Proxy::new(address, key, given.subscribe(), None)
+        }
+    }
+
+    /// Has sessions write what they do to `log`.
+    pub fn log_to(&mut self, log: Arc<Qlog>) {
+        self.log = Some(log);
+    }
+
     /// Where the proxy is, for people.
     pub fn place(&self) -> String {
         let host = &self.address.host;
@@ -165,12 +183,18 @@ impl Proxy {
         if self.state().device.is_some() {
             return Ok(None);
         }
-        let mut device = Device::new(DeviceOptions {
+        let options = DeviceOptions {
             server: self.address.clone(),
             key: self.key.clone(),
             config: Config::default(),
-        })
-        .await?;
+        };
+        let mut device = match &self.given {
+            Some(given) => Device::attached_by(options, given.clone()).await?,
+            None => Device::new(options).await?,
+        };
+        if let Some(log) = &self.log {
+            device.log_to(log);
+        }
         let mut events = device.events();
         let (tell, told) = mpsc::unbounded_channel();
         // Readable comes for every batch of packets; only the rare events are kept.
@@ -199,6 +223,9 @@ impl Proxy {
 
     /// Whether the proxy is on this machine, or reached by a route that is no way to everywhere.
     pub fn needs_no_link(&self) -> bool {
+        if self.given.is_some() {
+            return false;
+        }
         let links = self.links.borrow();
         let ip: IpAddr = match self.address.host.parse() {
             Ok(ip) => ip,

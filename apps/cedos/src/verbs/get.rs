@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use url::Url;
 
 use super::how::{How, stop_on_signal};
+use super::qlog::QlogArgs;
 use super::{get_plan, key};
 use crate::get::direct::Direct;
 use crate::get::header::{self, Field};
@@ -68,6 +69,9 @@ pub struct GetArgs {
     /// With --dry-run: ask nobody
     #[arg(long, requires = "dry_run")]
     offline: bool,
+
+    #[command(flatten)]
+    qlog: QlogArgs,
 
     /// Go on in the background, with no terminal; `cedos ls`, `status` and `cancel` find it by the
     /// number that is printed
@@ -135,6 +139,10 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
         return detach(&job, args.how.json);
     }
     let own = jobs::Own::claim().map_err(|e| Failure::storage("cannot keep the state", &e))?;
+    let log = args
+        .qlog
+        .open()
+        .map_err(|e| Failure::usage(format!("{e:#}")))?;
     let rules = ClassRules {
         rules: args.how.link.clone(),
     };
@@ -145,7 +153,11 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     let way = match (proxy, key, tls) {
         (Some(address), Some(key), tls) => {
             let tunnel = tls.map(Tunnel::new);
-            Way::Proxied(Box::new(Proxy::new(address, key, links.clone(), tunnel)))
+            let mut proxy = Proxy::new(address, key, links.clone(), tunnel);
+            if let Some(log) = &log {
+                proxy.log_to(log.clone());
+            }
+            Way::Proxied(Box::new(proxy))
         }
         (_, _, Some(tls)) => Way::Straight(Direct::new(tls)),
         (_, _, None) => unreachable!("a download without a proxy has its own trust"),
@@ -173,12 +185,16 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
             .how
             .observer(matches!(job.destination, Destination::Output)),
     };
-    Ok(match &way {
+    let exit = match &way {
         Way::Straight(dial) => transfer::run(&job, dial, links, stopped, observer.as_mut()).await,
         Way::Proxied(proxy) => {
             transfer::run_proxied(&job, proxy, links, stopped, observer.as_mut()).await
         }
-    })
+    };
+    if let Some(log) = log {
+        log.finish();
+    }
+    Ok(exit)
 }
 
 enum Way {

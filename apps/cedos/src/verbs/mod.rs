@@ -10,5 +10,6 @@ pub mod key;
 pub mod lab;
 pub mod prox;
 pub mod put;
+pub mod qlog;
 pub mod repro;
 pub mod sim;

@@ -17,6 +17,7 @@ use ipnet::IpNet;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::key;
+use super::qlog::QlogArgs;
 
 /// Where D2Prox listens unless told otherwise: every address, both families.
 pub const LISTEN_DEFAULT: &str = "[::]:4433";
@@ -64,6 +65,8 @@ pub struct ProxArgs {
     /// Disk for pinned copies, such as 16G [default: 16G]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub disk_quota: Option<u64>,
+    #[command(flatten)]
+    pub qlog: QlogArgs,
     /// How to write the log
     #[arg(long, value_name = "FORM", default_value = "text")]
     pub log: LogForm,
@@ -151,6 +154,10 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         admission,
         config: Config::default(),
     })?);
+    let log = args.qlog.open()?;
+    if let Some(log) = &log {
+        server.log_to(log);
+    }
     let local = server.local_addr();
     let address = ServerAddress {
         host: host_for_devices(local).await.to_string(),
@@ -168,6 +175,9 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     println!("{address}");
     cedos_prox::serve(server.clone(), prox, stop).await;
     server.close().await;
+    if let Some(log) = log {
+        log.finish();
+    }
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use d2tp_driver::{Event as SessionEvent, SwitchKind};
 use d2tp_links::Kind;
-use d2tp_sched::{Choice, IfLate, Paid, Way, decide, in_words};
+use d2tp_sched::{Choice, IfLate, Paid, Plan, Way, decide, in_words};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -69,6 +69,8 @@ pub(super) struct Helm {
     /// When the last byte came, while one could have.
     pub(super) last_byte: Option<Moment>,
     last_counts: BTreeMap<String, u64>,
+    /// The decision that was logged last, without its figures.
+    logged: Option<(String, &'static str)>,
 }
 
 impl Transfer<'_, Proxy> {
@@ -269,6 +271,7 @@ impl Transfer<'_, Proxy> {
         if !helm.waits {
             self.held = None;
         }
+        self.log_decision(&plan, &ways, helm);
         let on_time = self.left().is_none_or(|left| left > LIFT_DEADLINE);
         if !on_time && !helm.lifted && self.job.if_late != IfLate::Fail {
             // Late is better than never: neither end may drop the flow now.
@@ -322,6 +325,46 @@ impl Transfer<'_, Proxy> {
             }
         }
         Ok(())
+    }
+
+    /// Adds a decision of the scheduler to the session's log, when it is another one than before.
+    fn log_decision(&self, plan: &Plan, ways: &[Way], helm: &mut Helm) {
+        let paid = match &plan.paid {
+            Paid::No => "no",
+            Paid::Ready => "ready",
+            Paid::Spend { .. } => "spend",
+        };
+        let (chosen, why) = match &plan.choice {
+            Choice::Use { index, why } => (ways[*index].name.clone(), why),
+            Choice::Wait { reason, why, .. } => (Reason::from(*reason).code().to_owned(), why),
+        };
+        if helm.logged.as_ref() == Some(&(chosen.clone(), paid)) {
+            return;
+        }
+        helm.logged = Some((chosen.clone(), paid));
+        let Some(device) = self.dial.device() else {
+            return;
+        };
+        device.note("cedos:decision", || {
+            let waits = matches!(plan.choice, Choice::Wait { .. });
+            serde_json::json!({
+                "decision": if waits { "wait" } else { "use" },
+                "link": (!waits).then_some(&chosen),
+                "reason": waits.then_some(&chosen),
+                "why": why,
+                "paid_links": paid,
+                "paid_because": match &plan.paid {
+                    Paid::Spend { why } => Some(why),
+                    _ => None,
+                },
+                "links": ways.iter().map(|way| serde_json::json!({
+                    "name": way.name,
+                    "class": format!("{:?}", way.class).to_lowercase(),
+                    "rate_bytes_per_s": way.rate_bytes_per_s,
+                    "stalled": way.stalled,
+                })).collect::<Vec<_>>(),
+            })
+        });
     }
 
     /// Says so if a proxy that could be reached does not answer.

@@ -1,0 +1,273 @@
+//! The demonstration without namespaces: everything in this one process, on loopback.
+//!
+//! ```text
+//!  device (given links) ══ Loopback: wlan0, wwan0 ══ proxy ── origin      D2TP
+//!  a plain GET ─────────── TcpRelays: the same ────────────── origin      TCP
+//! ```
+//!
+//! What is not shown here is the part between us and the kernel: interfaces, routes, and hearing of
+//! their changes. The device is told of its links instead.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::Context;
+use cedos_lab_emu::{Happening, Loopback, LoopbackHappening, Seen, TcpRelays, origin};
+use cedos_lab_link::Time;
+use cedos_lab_scenario::Class as ScenarioClass;
+use cedos_prox::{Prox, ProxConfig};
+use d2tp_driver::{
+    Admission, Config, GivenLink, GivenLinks, SecretKey, Server, ServerAddress, ServerOptions,
+};
+use d2tp_links::{Class, Kind};
+use d2tp_sched::IfLate;
+use tokio::sync::{oneshot, watch};
+
+use super::{Matter, Plain, Stage, Summary, Told, View, lock, summarise, watch as look_on};
+use crate::get::proxy::Proxy;
+use crate::get::report::{Event, Observer};
+use crate::get::transfer::{self, Destination, Job};
+use crate::verbs::key;
+
+/// Something that serves on a thread and a runtime of its own until it is dropped.
+struct Serving {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Serving {
+    /// Runs `serve` on a thread; returns what it says once it is ready.
+    fn start<T: Send + 'static>(
+        name: &str,
+        serve: impl FnOnce(std::sync::mpsc::Sender<anyhow::Result<T>>, oneshot::Receiver<()>)
+        + Send
+        + 'static,
+    ) -> anyhow::Result<(T, Serving)> {
+        let (stop, stopped) = oneshot::channel();
+        let (ready, wait) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || serve(ready, stopped))?;
+        let serving = Serving {
+            stop: Some(stop),
+            thread: Some(thread),
+        };
+        let told = wait
+            .recv()
+            .with_context(|| format!("the {name} died"))?
+            .with_context(|| format!("the {name} cannot start"))?;
+        Ok((told, serving))
+    }
+}
+
+fn start_origin(seed: u64) -> anyhow::Result<(SocketAddr, Serving)> {
+    Serving::start("origin", move |ready, stopped| {
+        let at = [SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
+        let told = ready.clone();
+        let served = origin::run(&at, None, seed, |at| drop(told.send(Ok(at[0]))), stopped);
+        if let Err(error) = served {
+            let _ = ready.send(Err(error));
+        }
+    })
+}
+
+fn start_prox(folder: &Path, device: &SecretKey) -> anyhow::Result<(ServerAddress, Serving)> {
+    let (folder, client, key) = (folder.to_owned(), device.public(), key::generate()?);
+    Serving::start("proxy", move |ready, stopped| {
+        let serve = async {
+            let prox = Prox::new(ProxConfig {
+                allow_clients: vec![client.0],
+                // The origin is on loopback, and so is everything else here.
+                allow_private: true,
+                state_dir: folder,
+                ..ProxConfig::default()
+            })?;
+            let server = Arc::new(Server::bind(ServerOptions {
+                listen: (Ipv4Addr::LOCALHOST, 0).into(),
+                key,
+                admission: Admission::Only([client].into()),
+                config: Config::default(),
+            })?);
+            let _ = ready.send(Ok(ServerAddress {
+                host: server.local_addr().ip().to_string(),
+                port: server.local_addr().port(),
+                key: server.public_key(),
+            }));
+            let stop = async { drop(stopped.await) };
+            cedos_prox::serve(server.clone(), prox, stop).await;
+            server.close().await;
+            anyhow::Ok(())
+        };
+        if let Err(error) = on_runtime(serve).and_then(|served| served) {
+            let _ = ready.send(Err(error));
+        }
+    })
+}
+
+fn on_runtime<T>(f: impl Future<Output = T>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    Ok(runtime.block_on(f))
+}
+
+/// Hears what a download tells.
+struct Telling(Arc<Mutex<Told>>);
+
+impl Observer for Telling {
+    fn tell(&mut self, event: &Event) {
+        if let Ok(event) = serde_json::to_value(event) {
+            lock(&self.0).hear(event);
+        }
+    }
+}
+
+/// Links of sockets, with a download on a thread.
+struct OnLoopback {
+    relay: Loopback,
+    download: Option<JoinHandle<anyhow::Result<bool>>>,
+    stop: watch::Sender<bool>,
+}
+
+impl Stage for OnLoopback {
+    fn now(&self) -> Time {
+        self.relay.now()
+    }
+    fn idle(&self) {
+        self.relay.idle();
+    }
+    fn fault(&self) -> Option<String> {
+        self.relay.fault()
+    }
+    fn seen(&self) -> Option<Seen> {
+        self.relay.seen()
+    }
+    fn ended(&mut self) -> anyhow::Result<Option<bool>> {
+        let over = self.download.take_if(|thread| thread.is_finished());
+        match over.map(JoinHandle::join) {
+            None => Ok(None),
+            Some(Ok(outcome)) => outcome.map(Some),
+            Some(Err(_)) => anyhow::bail!("the download panicked"),
+        }
+    }
+}
+
+impl OnLoopback {
+    /// Has the download keep what it has, and waits for that.
+    fn abandon(&mut self) {
+        self.stop.send_replace(true);
+        if let Some(download) = self.download.take() {
+            let _ = download.join();
+        }
+    }
+}
+
+/// Tells the device of a link.
+fn give(links: &GivenLinks, classes: &[(String, ScenarioClass)], told: &LoopbackHappening) {
+    let happening = &told.happening;
+    let (Some(addresses), Some(proxy_at)) = (happening.addresses, told.proxy_at) else {
+        return links.take(&happening.link);
+    };
+    let (_, class) = &classes[happening.event.link];
+    let (kind, class) = match class {
+        ScenarioClass::Free => (Kind::Wifi, Class::Free),
+        ScenarioClass::Metered => (Kind::Cellular, Class::Metered),
+        ScenarioClass::Roaming => (Kind::Cellular, Class::Roaming),
+    };
+    let link = GivenLink::new(&happening.link, addresses.v4.into()).costing(class);
+    links.give(GivenLink { kind, ..link }.reaching(proxy_at));
+}
+
+/// Runs the demonstration on loopback.
+pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
+    let scenario = &matter.scenario;
+    let (origin, _origin) = start_origin(scenario.seed)?;
+    let device = key::generate()?;
+    let (address, _prox) = start_prox(matter.folder.path(), &device)?;
+    let proxy_at = SocketAddr::new(address.host.parse()?, address.port);
+    let relays = Arc::new(TcpRelays::start(scenario, origin)?);
+    let links = GivenLinks::new();
+
+    let view = Arc::new(View::new(matter.bytes, matter.deadline_s));
+    let happenings: Arc<Mutex<Vec<Happening>>> = Arc::default();
+    let relay = {
+        let (seen, shown) = (happenings.clone(), view.clone());
+        let (links, relays) = (links.clone(), relays.clone());
+        let classes: Vec<_> = scenario
+            .links
+            .iter()
+            .map(|link| (link.name.clone(), link.class))
+            .collect();
+        Loopback::start(scenario, proxy_at, move |told| {
+            use cedos_lab_scenario::EventKind::{Down, NewAddress, Up};
+            if matches!(
+                told.happening.event.kind,
+                Up { .. } | NewAddress { .. } | Down
+            ) {
+                give(&links, &classes, told);
+            }
+            relays.happened(&told.happening);
+            shown.happened(&told.happening);
+            lock(&seen).push(told.happening.clone());
+        })?
+    };
+
+    let told: Arc<Mutex<Told>> = Arc::default();
+    let (stop, stopped) = watch::channel(false);
+    let within = (matter.deadline_s - relay.now().as_secs_f64())
+        .floor()
+        .max(1.0);
+    let flow = &scenario.flows[0];
+    let job = Job {
+        url: format!("http://{origin}/bytes/{}", matter.bytes).parse()?,
+        destination: Destination::File(matter.file.clone()),
+        within: Some(Duration::from_secs_f64(within)),
+        policy: flow.policy.word().parse()?,
+        if_late: IfLate::Cell,
+        now: false,
+        metered_bytes_max: flow.metered_bytes_max,
+        integrity: None,
+        tries_max: 8,
+        stall: Duration::from_secs(10),
+        allow_downgrade: false,
+        fields: [].into(),
+    };
+    let mut telling = Telling(told.clone());
+    let download = std::thread::Builder::new()
+        .name("device".to_owned())
+        .spawn(move || {
+            on_runtime(async {
+                let proxy = Proxy::over(address, device, links.clone());
+                let links = links.subscribe();
+                let exit = transfer::run_proxied(&job, &proxy, links, stopped, &mut telling).await;
+                exit == crate::get::outcome::Exit::Done
+            })
+        })?;
+    let plain = {
+        let relays = relays.clone();
+        Plain::start_by(move || relays.way(), matter.bytes)?
+    };
+    let mut stage = OnLoopback {
+        relay,
+        download: Some(download),
+        stop,
+    };
+    let run = look_on(&matter, &mut stage, &view, &told, &plain)?;
+    if run.finished.is_none() {
+        stage.abandon();
+    }
+    let happened = lock(&happenings).clone();
+    summarise(&matter, &stage, run, &told, &plain, &happened)
+}

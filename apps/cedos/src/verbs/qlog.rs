@@ -1,0 +1,51 @@
+//! `--qlog DIR`: where sessions write what they do, the same for every verb that has any.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use d2tp_driver::{Qlog, TraceLevel};
+
+/// Which packets a log lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Packets {
+    /// None
+    None,
+    /// The first 16 of each path and one in 64 after that
+    Sampled,
+    /// Every one
+    All,
+}
+
+/// Options of the log.
+#[derive(Debug, Args)]
+pub struct QlogArgs {
+    /// Write what each session does into a file of this directory, as qlog (docs/qlog.md)
+    #[arg(long, value_name = "DIR", env = "QLOGDIR")]
+    qlog: Option<PathBuf>,
+    /// Which packets the qlog lists; events and figures are always there
+    #[arg(long, value_name = "WHICH", default_value = "sampled")]
+    qlog_packets: Packets,
+}
+
+impl QlogArgs {
+    /// The log, if one was asked for.
+    ///
+    /// # Errors
+    /// The directory cannot be had.
+    pub fn open(&self) -> anyhow::Result<Option<Arc<Qlog>>> {
+        // An empty variable is as good as none.
+        let Some(folder) = self.qlog.as_ref().filter(|f| !f.as_os_str().is_empty()) else {
+            return Ok(None);
+        };
+        let level = match self.qlog_packets {
+            Packets::None => TraceLevel::Events,
+            Packets::Sampled => TraceLevel::Sampled,
+            Packets::All => TraceLevel::Packets,
+        };
+        let log = Qlog::in_folder(folder, level)
+            .with_context(|| format!("cannot write qlogs into {}", folder.display()))?;
+        Ok(Some(log))
+    }
+}

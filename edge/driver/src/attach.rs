@@ -1,0 +1,157 @@
+//! How a link gets a socket: from the kernel's devices, or from whatever the program brings.
+//!
+//! ```text
+//!  link comes up ─▶ Attach::attach(link, server's addresses) ─▶ a socket and where the server is,
+//!  socket broken ─┘                                              one for each address family
+//! ```
+
+use std::net::{Ipv6Addr, SocketAddr};
+
+use d2tp_links::Link;
+use d2tp_udp::{BindError, BindOptions, LinkSocket};
+
+/// A socket on a link, and the server's address as it is reached there.
+#[derive(Debug)]
+pub struct Attachment {
+    /// Bound to the link.
+    pub socket: LinkSocket,
+    /// Where its datagrams for the server go.
+    pub remote: SocketAddr,
+}
+
+/// Makes the sockets of links.
+///
+/// A device asks for one when a link becomes usable and whenever the old one is of no use any
+/// more: so an implementation makes a new socket each time it can.
+pub trait Attach: Send + Sync + 'static {
+    /// Sockets by which a server with these addresses is reached over `link`, the best first: at
+    /// most one for each family, none if there is no way. The second is tried when the first does
+    /// not answer soon.
+    ///
+    /// # Errors
+    /// A socket that should be possible could not be had. The link is asked for again later.
+    fn attach(&self, link: &Link, servers: &[SocketAddr]) -> Result<Vec<Attachment>, BindError>;
+}
+
+/// The links of this machine: sockets bound to the kernel's devices.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelLinks;
+
+impl Attach for KernelLinks {
+    fn attach(&self, link: &Link, servers: &[SocketAddr]) -> Result<Vec<Attachment>, BindError> {
+        let mut found = Vec::new();
+        for remote in ways(link, servers) {
+            let Some(source) = link.source_for(remote.ip()) else {
+                continue;
+            };
+            let options = BindOptions::at(SocketAddr::new(source, 0)).on_device(&link.name);
+            match LinkSocket::bind(&options) {
+                Ok(socket) => found.push(Attachment { socket, remote }),
+                // One family that works is enough.
+                Err(error) if !found.is_empty() => {
+                    tracing::info!(link = %link.name, %error, "one address family less");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The addresses at which a server is reached over a link: the first of each family that the link
+/// has, in the resolver's order; through NAT64 where a link has IPv6 only and the server IPv4 only.
+fn ways(link: &Link, servers: &[SocketAddr]) -> Vec<SocketAddr> {
+    let mut found: Vec<SocketAddr> = Vec::new();
+    for server in servers {
+        let reached = link.source_for(server.ip()).is_some();
+        if reached && !found.iter().any(|f| f.is_ipv6() == server.is_ipv6()) {
+            found.push(*server);
+        }
+    }
+    if found.is_empty() {
+        let through = servers.iter().find_map(|s| nat64(*s));
+        found.extend(through.filter(|r| link.source_for(r.ip()).is_some()));
+    }
+    found
+}
+
+/// An IPv4 address as it is reached through NAT64 with the well-known prefix (RFC 6052 §2.1).
+fn nat64(remote: SocketAddr) -> Option<SocketAddr> {
+    let SocketAddr::V4(v4) = remote else {
+        return None;
+    };
+    let [a, b, c, d] = v4.ip().octets();
+    let low = [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])];
+    let ip = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, low[0], low[1]);
+    Some((ip, v4.port()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use d2tp_links::{Class, DefaultRoute, Judgement, Kind};
+
+    use super::*;
+
+    fn link(addresses: &[&str]) -> Link {
+        let addresses: Vec<std::net::IpAddr> =
+            addresses.iter().map(|a| a.parse().unwrap()).collect();
+        Link {
+            name: "wlan0".into(),
+            index: 3,
+            kind: Kind::Wifi,
+            class: Judgement {
+                class: Class::Free,
+                because: "test".into(),
+            },
+            up: true,
+            carrier: true,
+            mtu_bytes: 1500,
+            routes: addresses
+                .iter()
+                .map(|a| DefaultRoute {
+                    metric: 1,
+                    ipv6: a.is_ipv6(),
+                    gateway: None,
+                    table: 254,
+                })
+                .collect(),
+            addresses,
+        }
+    }
+
+    fn told(addresses: &[&str], servers: &[&str]) -> Vec<String> {
+        let servers: Vec<SocketAddr> = servers.iter().map(|s| s.parse().unwrap()).collect();
+        let found = ways(&link(addresses), &servers);
+        found.iter().map(SocketAddr::to_string).collect()
+    }
+
+    const BOTH: [&str; 4] = [
+        "[2001:db8::1]:4433",
+        "[2001:db8::2]:4433",
+        "192.0.2.1:4433",
+        "192.0.2.2:4433",
+    ];
+
+    #[test]
+    fn a_link_with_both_families_tries_the_first_address_of_each_in_the_resolvers_order() {
+        let dual = ["2001:db8:1::7", "198.51.100.7"];
+        assert_eq!(told(&dual, &BOTH), ["[2001:db8::1]:4433", "192.0.2.1:4433"]);
+    }
+
+    #[test]
+    fn a_link_with_one_family_uses_the_servers_address_of_that_family() {
+        assert_eq!(told(&["198.51.100.7"], &BOTH), ["192.0.2.1:4433"]);
+        assert_eq!(told(&["2001:db8:1::7"], &BOTH), ["[2001:db8::1]:4433"]);
+    }
+
+    #[test]
+    fn an_ipv6_only_link_reaches_an_ipv4_server_through_nat64_and_only_such_a_one() {
+        let v4 = ["192.0.2.1:4433"];
+        assert_eq!(told(&["2001:db8:1::7"], &v4), ["[64:ff9b::c000:201]:4433"]);
+        assert_eq!(
+            told(&["198.51.100.7"], &["[2001:db8::1]:4433"]),
+            [""; 0],
+            "there is no such way back"
+        );
+    }
+}

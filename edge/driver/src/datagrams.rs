@@ -1,0 +1,225 @@
+//! Unreliable datagrams: small messages that are worth more now than complete later.
+//!
+//! ```text
+//!  send_datagram ─▶ core's queue (DATAGRAMS_MAX, oldest out) ─▶ whatever free path there is
+//!  recv_datagram ◀─ inbox (DATAGRAMS_UNREAD_MAX, oldest out) ◀─ engine
+//! ```
+//!
+//! They move between links as the session does, are never sent twice, and never travel on a gated
+//! path, where every byte needs a grant and grants are for flows: on a metered link alone a
+//! datagram waits for its expiry. Whoever needs more, a reliable message or one that pays, opens a
+//! flow.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_session::{DatagramStats, PublicKey, SessionEnd, SessionId, Span};
+
+use crate::clock;
+use crate::engine::Shared;
+
+/// Datagrams of a session that arrived and were not read yet; the oldest is dropped and counted.
+/// With a reader that keeps up two or three are enough; more only delays what is read.
+pub const DATAGRAMS_UNREAD_MAX: usize = 256;
+
+/// A datagram from the peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// What it belongs to, as the peer says; 0 unless the two agreed on something.
+    pub context: u64,
+    /// Its bytes.
+    pub bytes: Bytes,
+}
+
+/// Why a datagram was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DatagramError {
+    /// No packet can carry it whole, and it is never cut.
+    #[error("a datagram of {bytes} bytes is too large: {max} fit a packet now")]
+    TooBig {
+        /// Its size.
+        bytes: usize,
+        /// The largest that is taken now.
+        max: usize,
+    },
+    /// The session is over.
+    #[error("the session is over: {0}")]
+    Over(SessionEnd),
+}
+
+/// Datagrams of one session that were not read yet.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    unread: VecDeque<Datagram>,
+    unread_dropped: u64,
+    reader: Option<Waker>,
+}
+
+impl Inbox {
+    pub(crate) fn push(&mut self, context: u64, bytes: Bytes) {
+        if self.unread.len() == DATAGRAMS_UNREAD_MAX {
+            self.unread.pop_front();
+            self.unread_dropped += 1;
+        }
+        self.unread.push_back(Datagram { context, bytes });
+        self.wake();
+    }
+
+    pub(crate) fn wake(&mut self) {
+        if let Some(waker) = self.reader.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// A session as a whole, for what belongs to no flow: its datagrams.
+///
+/// From [`crate::Device::connection`], [`crate::Flow::connection`] or
+/// [`crate::Server::connections`]; does not keep the session alive.
+///
+/// ```
+/// # use d2tp_driver::*;
+/// # use std::time::Duration;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> anyhow::Result<()> {
+/// # let server = Server::bind(ServerOptions { listen: "127.0.0.1:0".parse()?,
+/// #     key: SecretKey::from_bytes([2; 32]), admission: Admission::Anybody, config: Config::default() })?;
+/// # let device = Device::new(DeviceOptions { key: SecretKey::from_bytes([1; 32]), config: Config::default(),
+/// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key() } }).await?;
+/// # device.use_default_route()?;
+/// # let _flow = { use tokio::io::AsyncWriteExt; let mut f = device.open(FlowSettings::default())?; f.write_all(b"x").await?; f };
+/// # let far = server.accept().await.unwrap().connection();
+/// let connection = device.connection();
+/// // Worth sending for a fifth of a second, then forgotten.
+/// connection.send_datagram(b"where I am now".as_slice().into(), Duration::from_millis(200))?;
+/// # if false {
+/// let answer = connection.recv_datagram().await;
+/// # }
+/// # assert_eq!(far.recv_datagram().await.unwrap().bytes, &b"where I am now"[..]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Connection {
+    shared: Arc<Shared>,
+    session: SessionId,
+    peer: PublicKey,
+}
+
+impl Connection {
+    pub(crate) fn new(shared: Arc<Shared>, session: SessionId, peer: PublicKey) -> Connection {
+        Connection {
+            shared,
+            session,
+            peer,
+        }
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> PublicKey {
+        self.peer
+    }
+
+    /// The largest datagram that is taken now. It grows and shrinks with the paths in use, so ask
+    /// again after [`DatagramError::TooBig`]; some 1,100 bytes always fit.
+    pub fn datagram_max(&self) -> Option<usize> {
+        let inner = self.shared.inner.lock();
+        inner.core.session(self.session).map(|s| s.datagram_max())
+    }
+
+    /// Sends a datagram, unless no free path could take it within `expiry`. Returns at once.
+    ///
+    /// [`crate::DATAGRAMS_MAX`] wait at most; a newer one pushes the oldest out. What became of
+    /// them is counted ([`Connection::datagram_stats`]), not reported one by one.
+    ///
+    /// # Errors
+    /// It is too large, or the session is over.
+    pub fn send_datagram(&self, bytes: Bytes, expiry: Duration) -> Result<(), DatagramError> {
+        self.send_datagram_in(0, bytes, expiry)
+    }
+
+    /// The same within a context: a number below 2^62 that tells datagrams of one session apart.
+    ///
+    /// # Errors
+    /// As for [`Connection::send_datagram`].
+    ///
+    /// # Panics
+    /// The context is 2^62 or more.
+    pub fn send_datagram_in(
+        &self,
+        context: u64,
+        bytes: Bytes,
+        expiry: Duration,
+    ) -> Result<(), DatagramError> {
+        assert!(context < 1 << 62, "a context is a number below 2^62");
+        let expires = clock::now() + Span::from(expiry);
+        let sent = self.shared.with(self.session, |s| {
+            let (len, max) = (bytes.len(), s.datagram_max());
+            if len > max {
+                return Err(DatagramError::TooBig { bytes: len, max });
+            }
+            s.send_datagram(context, bytes, expires);
+            Ok(())
+        });
+        sent.unwrap_or_else(|| Err(DatagramError::Over(self.end())))
+    }
+
+    /// The next datagram of the peer; `None` when the session is over.
+    ///
+    /// [`DATAGRAMS_UNREAD_MAX`] wait to be read; beyond that the oldest goes. One task at a time
+    /// may wait here.
+    pub async fn recv_datagram(&self) -> Option<Datagram> {
+        std::future::poll_fn(|cx| {
+            let mut inner = self.shared.inner.lock();
+            let over = inner.core.session(self.session).is_none() || inner.stopped;
+            let inbox = match inner.inboxes.get_mut(&self.session) {
+                Some(inbox) => inbox,
+                None if over => return Poll::Ready(None),
+                None => inner.inboxes.entry(self.session).or_default(),
+            };
+            if let Some(datagram) = inbox.unread.pop_front() {
+                return Poll::Ready(Some(datagram));
+            }
+            if over {
+                return Poll::Ready(None);
+            }
+            inbox.reader = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// What became of the datagrams so far, and how many arrived that nobody read in time.
+    pub fn datagram_stats(&self) -> Option<(DatagramStats, u64)> {
+        let inner = self.shared.inner.lock();
+        let stats = inner.core.session(self.session)?.datagram_stats();
+        let dropped = inner
+            .inboxes
+            .get(&self.session)
+            .map_or(0, |inbox| inbox.unread_dropped);
+        Some((stats, dropped))
+    }
+
+    fn end(&self) -> SessionEnd {
+        let inner = self.shared.inner.lock();
+        let end = inner.ended.get(&self.session).cloned();
+        end.unwrap_or(SessionEnd::Local)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unread_inbox_keeps_the_newest_and_counts_the_rest() {
+        let mut inbox = Inbox::default();
+        for n in 0..DATAGRAMS_UNREAD_MAX + 3 {
+            inbox.push(n as u64, Bytes::new());
+        }
+        assert_eq!(inbox.unread.len(), DATAGRAMS_UNREAD_MAX);
+        assert_eq!(inbox.unread.front().map(|d| d.context), Some(3));
+        assert_eq!(inbox.unread_dropped, 3);
+    }
+}

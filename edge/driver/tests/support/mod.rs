@@ -1,0 +1,94 @@
+//! A server, a device over links of the test's own, and patience.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_driver::{
+    Admission, Attach, Config, Device, DeviceOptions, Flow, FlowSettings, GivenLink, GivenLinks,
+    LinkUse, PathState, SecretKey, Server, ServerAddress, ServerOptions,
+};
+use d2tp_links::{Class, Link};
+use tokio::io::AsyncWriteExt;
+
+pub fn key(n: u8) -> SecretKey {
+    SecretKey::from_bytes([n; 32])
+}
+
+pub fn server() -> Server {
+    Server::bind(ServerOptions {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        key: key(2),
+        admission: Admission::Anybody,
+        config: Config::default(),
+    })
+    .unwrap()
+}
+
+/// A free link is free, a metered one paid.
+pub fn usage(link: &Link) -> LinkUse {
+    match link.class.class {
+        Class::Free => LinkUse::Free,
+        _ => LinkUse::Paid,
+    }
+}
+
+pub async fn device(server: &Server, links: &Arc<GivenLinks>, attach: Arc<dyn Attach>) -> Device {
+    let options = DeviceOptions {
+        server: ServerAddress {
+            host: "127.0.0.1".into(),
+            port: server.local_addr().port(),
+            key: server.public_key(),
+        },
+        key: key(1),
+        config: Config::default(),
+    };
+    let mut device = Device::attached_by(options, attach).await.unwrap();
+    device.follow(links.subscribe(), usage);
+    device
+}
+
+pub fn at(last: u8) -> IpAddr {
+    [127, 0, 0, last].into()
+}
+
+pub fn wifi(last: u8) -> GivenLink {
+    GivenLink::new("wifi", at(last))
+}
+
+/// A flow that both ends hold.
+pub async fn flow(device: &Device, server: &Server) -> (Flow, Flow) {
+    let mut near = device.open(FlowSettings::default()).unwrap();
+    near.write_all(b"!").await.unwrap();
+    let far = within(server.accept()).await.unwrap();
+    (near, far)
+}
+
+pub async fn within<T>(f: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), f)
+        .await
+        .expect("it takes too long")
+}
+
+/// Waits until something is so; looking is what takes time here, not the thing itself.
+pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), wait)
+        .await
+        .unwrap_or_else(|_| panic!("never: {what}"));
+}
+
+/// Where the paths of a link that answer send from: one port for each socket.
+pub fn active(device: &Device, name: &str) -> Vec<d2tp_driver::LinkId> {
+    device
+        .paths()
+        .iter()
+        .filter(|p| p.state == PathState::Active)
+        .map(|p| p.addresses.link)
+        .filter(|link| device.link_name(*link).as_deref() == Some(name))
+        .collect()
+}

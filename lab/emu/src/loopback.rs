@@ -1,0 +1,437 @@
+//! The lab without namespaces: the same link models between UDP sockets of this machine's loopback.
+//!
+//! ```text
+//!  device ──▶ near socket ─▶ upward pipe ─▶ mapping ──▶ proxy
+//!  127.64.g.2   127.64.g.1                  127.128.g.1
+//!         ◀──             ◀─ down pipe    ◀─        ◀──
+//! ```
+//!
+//! The device takes the near socket for the proxy; the proxy sees the mapping's address, another
+//! one for each attachment and each of the device's sockets, as behind a NAT. One thread carries
+//! packets and follows the scenario's timeline.
+//!
+//! A kernel refuses what is sent on an interface that is gone. Loopback never goes, so what the
+//! device sends within [`LEAVE_GRACE`] of losing a link is thrown away uncounted; what it sends
+//! later is its mistake and counted, as in the lab.
+
+use crate::clock::Clock;
+use crate::plan::LinkAddresses;
+use crate::relay::{Carried, DATA_PACKET_BYTES_MIN, QUANTUM};
+use crate::world::{Happening, Seen};
+use anyhow::Context;
+use cedos_lab_link::{Link, Packet, Span, Time, Verdict};
+use cedos_lab_scenario::{EventKind, LinkEvent, LinkReport, Scenario, SwitchMeter, Timeline};
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::TimeSpec;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long after losing a link the device's packets on it are those a kernel would have refused.
+pub const LEAVE_GRACE: Span = Span::from_millis(50); // a guess: a busy machine's scheduling delay
+/// Sockets of the device that a link remembers; the oldest is forgotten.
+const MAPPINGS_MAX: usize = 16;
+/// Packets taken from one socket before the others have their turn.
+const BATCH: usize = 256;
+/// The longest sleep: how late an order may be heard.
+const SLEEP_MAX: Duration = Duration::from_millis(10);
+/// Receive buffer asked of the kernel: what may arrive while the thread is not scheduled.
+const BUFFER_BYTES: usize = 4 << 20;
+/// Bytes of IPv4 and UDP headers, which the models carry and loopback does not show.
+const HEADER_BYTES: u32 = 28;
+
+/// An event of the scenario, as the device must hear of it.
+#[derive(Clone, Debug)]
+pub struct LoopbackHappening {
+    /// What happened.
+    pub happening: Happening,
+    /// Where the device reaches the proxy over this link after it; `None` if it does not.
+    pub proxy_at: Option<SocketAddr>,
+}
+
+enum Order {
+    Idle,
+    Report(Sender<Seen>),
+    Stop,
+}
+
+/// Emulated links on loopback, following a scenario.
+pub struct Loopback {
+    orders: Sender<Order>,
+    clock: Clock,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Loopback {
+    /// Lets the scenario's time begin, between a device of the caller's and the proxy at `proxy`.
+    /// `on_event` hears of each event before packets feel it, on the relay's own thread: it must
+    /// not take long.
+    ///
+    /// # Errors
+    /// The first links cannot be made, or the thread not be started.
+    pub fn start(
+        scenario: &Scenario,
+        proxy: SocketAddr,
+        on_event: impl FnMut(&LoopbackHappening) + Send + 'static,
+    ) -> anyhow::Result<Loopback> {
+        let clock = Clock::start();
+        let (orders, inbox) = channel();
+        let links = (0..scenario.links.len()).map(|number| {
+            let mut condition = scenario.condition_at_start(number);
+            condition.up = false;
+            Attached {
+                model: Link::new(&condition, scenario.seed, number as u64),
+                near: None,
+                mappings: Vec::new(),
+                addresses: None,
+                lost_at: Time::ZERO,
+                bytes_up: 0,
+            }
+        });
+        let mut worker = Worker {
+            clock,
+            proxy,
+            links: links.collect(),
+            meter: SwitchMeter::new(scenario.links.iter().map(|link| link.name.clone())),
+            timeline: scenario.timeline(),
+            scenario: scenario.clone(),
+            inbox,
+            on_event: Box::new(on_event),
+        };
+        worker.follow(Time::ZERO)?;
+        let thread = std::thread::Builder::new()
+            .name("lab-loopback".to_owned())
+            .spawn(move || worker.run())
+            .context("the relay's thread cannot be started")?;
+        Ok(Loopback {
+            orders,
+            clock,
+            thread: Some(thread),
+        })
+    }
+
+    /// Now, in the scenario's time.
+    pub fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// Why the scenario is not followed any more, if so: the run then shows nothing.
+    pub fn fault(&self) -> Option<String> {
+        let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        ended.then(|| "the relay between the loopback sockets ended; its log says why".to_owned())
+    }
+
+    /// No flow is active from here on.
+    pub fn idle(&self) {
+        let _ = self.orders.send(Order::Idle);
+    }
+
+    /// What was seen so far.
+    pub fn seen(&self) -> Option<Seen> {
+        let (to, from) = channel();
+        let _ = self.orders.send(Order::Report(to));
+        from.recv().ok()
+    }
+}
+
+impl Drop for Loopback {
+    fn drop(&mut self) {
+        let _ = self.orders.send(Order::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the loopback relay panicked");
+        }
+    }
+}
+
+/// The addresses of link `link` when it has its address number `number`.
+pub fn link_addresses(link: usize, number: u32) -> LinkAddresses {
+    let (i, g) = (link as u8 % 64, (number % 250) as u8 + 1);
+    LinkAddresses {
+        v4: Ipv4Addr::new(127, 64 + i, g, 2),
+        gateway_v4: Ipv4Addr::new(127, 64 + i, g, 1),
+        v6: Ipv6Addr::UNSPECIFIED,
+        gateway_v6: Ipv6Addr::UNSPECIFIED,
+        public: Ipv4Addr::new(127, 128 + i, g, 1),
+    }
+}
+
+/// A datagram on its way, and which of the device's sockets it belongs to.
+#[derive(Clone)]
+struct Parcel {
+    bytes: Vec<u8>,
+    device: SocketAddr,
+}
+
+impl Packet for Parcel {
+    fn corrupt(&mut self, entropy: u64) {
+        self.bytes.corrupt(entropy);
+    }
+}
+
+struct Attached {
+    model: Link<Parcel>,
+    near: Option<UdpSocket>,
+    mappings: Vec<(SocketAddr, UdpSocket)>,
+    addresses: Option<LinkAddresses>,
+    lost_at: Time,
+    bytes_up: u64,
+}
+
+struct Worker {
+    clock: Clock,
+    proxy: SocketAddr,
+    links: Vec<Attached>,
+    meter: SwitchMeter,
+    timeline: Timeline,
+    scenario: Scenario,
+    inbox: Receiver<Order>,
+    on_event: Box<dyn FnMut(&LoopbackHappening) + Send>,
+}
+
+impl Worker {
+    fn run(&mut self) {
+        loop {
+            let begun = self.clock.now();
+            while let Ok(order) = self.inbox.try_recv() {
+                match order {
+                    Order::Idle => self.meter.on_idle(),
+                    Order::Report(to) => drop(to.send(self.seen())),
+                    Order::Stop => return,
+                }
+            }
+            if let Err(error) = self.follow(begun) {
+                tracing::error!(error = %format!("{error:#}"), "the scenario cannot be followed");
+                return;
+            }
+            let moved = self.take_in(begun) | self.hand_over();
+            if moved {
+                let spent = Duration::from_nanos(self.clock.now().since(begun).as_nanos());
+                std::thread::sleep(QUANTUM.saturating_sub(spent));
+            } else {
+                self.wait();
+            }
+        }
+    }
+
+    /// Does what the timeline says should have happened by `now`.
+    fn follow(&mut self, now: Time) -> anyhow::Result<()> {
+        while self.timeline.next_at().is_some_and(|at| at <= now)
+            && let Some(event) = self.timeline.next()
+        {
+            self.act(event)?;
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, event: LinkEvent) -> anyhow::Result<()> {
+        let number = event.link;
+        let now = self.clock.now();
+        match event.kind {
+            EventKind::Down => {
+                self.links[number].addresses = None;
+                self.tell(&event, None);
+                self.lose(number, now);
+                self.links[number].model.apply(now, &event.condition);
+            }
+            EventKind::Up { address } | EventKind::NewAddress { address } => {
+                if matches!(event.kind, EventKind::NewAddress { .. }) {
+                    self.lose(number, now);
+                }
+                let addresses = link_addresses(number, address);
+                let near = bound(addresses.gateway_v4)?;
+                let proxy_at = near.local_addr()?;
+                let link = &mut self.links[number];
+                link.near = Some(near);
+                link.mappings.clear();
+                link.addresses = Some(addresses);
+                link.model.apply(now, &event.condition);
+                self.tell(&event, Some(proxy_at));
+                self.meter.on_up(self.clock.now(), number);
+            }
+            EventKind::Rebind => {
+                self.links[number].mappings.clear();
+                self.tell_unmoved(&event);
+            }
+            EventKind::Attaching | EventKind::Changed => {
+                self.links[number].model.apply(now, &event.condition);
+                self.tell_unmoved(&event);
+            }
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, number: usize, now: Time) {
+        self.links[number].lost_at = now;
+        self.links[number].mappings.clear();
+        self.meter.on_down(now, number);
+    }
+
+    fn tell_unmoved(&mut self, event: &LinkEvent) {
+        let link = &self.links[event.link];
+        let at = link
+            .near
+            .as_ref()
+            .filter(|_| link.addresses.is_some())
+            .and_then(|near| near.local_addr().ok());
+        self.tell(event, at);
+    }
+
+    fn tell(&mut self, event: &LinkEvent, proxy_at: Option<SocketAddr>) {
+        (self.on_event)(&LoopbackHappening {
+            happening: Happening {
+                at: self.clock.now(),
+                link: self.scenario.links[event.link].name.clone(),
+                addresses: self.links[event.link].addresses,
+                event: event.clone(),
+            },
+            proxy_at,
+        });
+    }
+
+    fn take_in(&mut self, now: Time) -> bool {
+        let mut moved = false;
+        let mut landing = [0; 65_536];
+        for link in &mut self.links {
+            for _ in 0..BATCH {
+                let Some(near) = &link.near else { break };
+                let Ok((bytes, device)) = near.recv_from(&mut landing) else {
+                    break;
+                };
+                moved = true;
+                let away = !link.model.upward.is_up();
+                if away && now.since(link.lost_at) < LEAVE_GRACE {
+                    continue;
+                }
+                let size = bytes as u32 + HEADER_BYTES;
+                let parcel = Parcel {
+                    bytes: landing[..bytes].to_vec(),
+                    device,
+                };
+                if link.model.upward.push(now, size, parcel) != Verdict::Down {
+                    link.bytes_up += u64::from(size);
+                }
+            }
+            for (device, far) in &link.mappings {
+                for _ in 0..BATCH {
+                    let Ok(bytes) = far.recv(&mut landing) else {
+                        break;
+                    };
+                    moved = true;
+                    let parcel = Parcel {
+                        bytes: landing[..bytes].to_vec(),
+                        device: *device,
+                    };
+                    let size = bytes as u32 + HEADER_BYTES;
+                    link.model.down.push(now, size, parcel);
+                }
+            }
+        }
+        moved
+    }
+
+    /// Hands over what has crossed a link by now. A send that fails is a packet lost in the air.
+    fn hand_over(&mut self) -> bool {
+        let now = self.clock.now();
+        let mut moved = false;
+        for (number, link) in self.links.iter_mut().enumerate() {
+            while let Some(parcel) = link.model.upward.pop(now) {
+                moved = true;
+                let Some(own) = link.addresses else { continue };
+                match mapping(&mut link.mappings, own.public, parcel.device) {
+                    Ok(far) => drop(far.send_to(&parcel.bytes, self.proxy)),
+                    Err(error) => tracing::warn!(%error, "no mapping for a packet"),
+                }
+            }
+            while let Some(parcel) = link.model.down.pop(now) {
+                moved = true;
+                if parcel.bytes.len() >= DATA_PACKET_BYTES_MIN {
+                    self.meter.on_data(now, number);
+                }
+                if let Some(near) = &link.near {
+                    let _ = near.send_to(&parcel.bytes, parcel.device);
+                }
+            }
+        }
+        moved
+    }
+
+    /// Sleeps until a packet or the next event of models or scenario, not for long.
+    fn wait(&self) {
+        let models = self.links.iter().filter_map(|l| l.model.next_event());
+        let next = models.chain(self.timeline.next_at()).min();
+        let timeout = next.map_or(SLEEP_MAX, |at| self.clock.until(at).min(SLEEP_MAX));
+        let sockets = self
+            .links
+            .iter()
+            .flat_map(|l| l.near.iter().chain(l.mappings.iter().map(|(_, far)| far)));
+        let mut fds: Vec<PollFd> = sockets
+            .map(|s| PollFd::new(s.as_fd(), PollFlags::POLLIN))
+            .collect();
+        let _ = ppoll(&mut fds, Some(TimeSpec::from(timeout)), None);
+    }
+
+    fn seen(&self) -> Seen {
+        let carried: Vec<Carried> = self
+            .links
+            .iter()
+            .map(|link| Carried {
+                down: *link.model.down.counters(),
+                upward: *link.model.upward.counters(),
+                bytes_up: link.bytes_up,
+                packets_misaddressed: 0,
+            })
+            .collect();
+        let links = self
+            .scenario
+            .links
+            .iter()
+            .zip(&carried)
+            .map(|(link, carried)| LinkReport {
+                name: link.name.clone(),
+                class: link.class.word().to_owned(),
+                bytes_down: carried.down.bytes_delivered,
+                bytes_up: carried.bytes_up,
+                packets_while_down: carried.upward.packets_while_down,
+            });
+        Seen {
+            links: links.collect(),
+            switches: self.meter.clone().into_switches(),
+            carried,
+        }
+    }
+}
+
+/// The socket by which the internet sees one of the device's.
+fn mapping(
+    mappings: &mut Vec<(SocketAddr, UdpSocket)>,
+    public: Ipv4Addr,
+    device: SocketAddr,
+) -> anyhow::Result<&UdpSocket> {
+    let known = mappings.iter().position(|(d, _)| *d == device);
+    let index = match known {
+        Some(index) => index,
+        None => {
+            if mappings.len() == MAPPINGS_MAX {
+                mappings.remove(0);
+            }
+            mappings.push((device, bound(public)?));
+            mappings.len() - 1
+        }
+    };
+    Ok(&mappings[index].1)
+}
+
+fn bound(at: Ipv4Addr) -> anyhow::Result<UdpSocket> {
+    let socket = UdpSocket::bind((at, 0)).with_context(|| {
+        format!("{at} cannot be had: is all of 127.0.0.0/8 on the loopback interface?")
+    })?;
+    socket.set_nonblocking(true)?;
+    // Less than asked for is not an error.
+    let _ = setsockopt(&socket, sockopt::RcvBuf, &BUFFER_BYTES);
+    Ok(socket)
+}

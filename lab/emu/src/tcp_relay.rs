@@ -1,0 +1,236 @@
+//! Plain TCP over the emulated links of [`crate::Loopback`]: what a connection without D2TP gets.
+//!
+//! ```text
+//!  client ─TCP─▶ relay of the link ─▶ upward pipe ─▶ ─TCP─▶ origin
+//!         ◀─         of the way    ◀─  down pipe  ◀─
+//! ```
+//!
+//! The models delay and pace the bytes; nothing is lost or reordered, since TCP would repair that,
+//! and no slow start is imitated. A connection is reset when its link is lost or gets another
+//! address, where a real one would hang until somebody's patience ends. All three favour TCP.
+
+use crate::clock::Clock;
+use crate::world::Happening;
+use anyhow::Context;
+use cedos_lab_link::{Condition, Link, Loss, Profile, Queue, Time};
+use cedos_lab_scenario::{EventKind, Scenario};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+
+/// Bytes of a piece as the models see it: one segment.
+const PIECE_BYTES: usize = 1448;
+/// What the models count per segment beside its payload: IPv4 and TCP headers.
+const HEADER_BYTES: u32 = 52;
+/// Bytes of a connection inside a link at most: more than any link of a demonstration needs to be
+/// full, and what a cut throws away at worst.
+const WINDOW_BYTES: usize = 256 * 1024; // a guess: 60 Mb/s times 34 ms
+
+#[derive(Clone)]
+struct State {
+    condition: Condition,
+    /// Grows when connections must not survive.
+    attachment: u64,
+}
+
+/// Relays for TCP, one for each link of a scenario.
+pub struct TcpRelays {
+    states: Vec<watch::Sender<State>>,
+    at: Vec<SocketAddr>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TcpRelays {
+    /// Relays to the origin at `origin`; every link is down.
+    ///
+    /// # Errors
+    /// A port or a thread cannot be had.
+    pub fn start(scenario: &Scenario, origin: SocketAddr) -> anyhow::Result<TcpRelays> {
+        let (mut states, mut listening) = (Vec::new(), Vec::new());
+        for number in 0..scenario.links.len() {
+            let mut condition = scenario.condition_at_start(number);
+            condition.up = false;
+            let attachment = 0;
+            let (tell, told) = watch::channel(State {
+                condition,
+                attachment,
+            });
+            states.push(tell);
+            listening.push(told);
+        }
+        let seed = scenario.seed;
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (ready, wait) = channel();
+        let thread = std::thread::Builder::new()
+            .name("lab-tcp".to_owned())
+            .spawn(move || {
+                let told = ready.clone();
+                let served = serve(
+                    listening,
+                    origin,
+                    seed,
+                    |at| drop(told.send(Ok(at))),
+                    stopped,
+                );
+                if let Err(error) = served {
+                    let _ = ready.send(Err(error));
+                }
+            })
+            .context("the TCP relays' thread cannot be started")?;
+        let at = wait.recv().context("the TCP relays died")??;
+        Ok(TcpRelays {
+            states,
+            at,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    /// Something happened to a link.
+    pub fn happened(&self, happening: &Happening) {
+        let event = &happening.event;
+        let moved = matches!(event.kind, EventKind::NewAddress { .. } | EventKind::Down);
+        self.states[event.link].send_modify(|state| {
+            state.condition = event.condition.clone();
+            state.attachment += u64::from(moved);
+        });
+    }
+
+    /// Where a new connection to the origin goes: over the first link that is up, as the routing
+    /// of a device prefers its Wi-Fi.
+    pub fn way(&self) -> Option<SocketAddr> {
+        let up = self.states.iter().position(|s| s.borrow().condition.up)?;
+        Some(self.at[up])
+    }
+}
+
+impl Drop for TcpRelays {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(
+    links: Vec<watch::Receiver<State>>,
+    origin: SocketAddr,
+    seed: u64,
+    ready: impl FnOnce(Vec<SocketAddr>),
+    stopped: oneshot::Receiver<()>,
+) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let clock = Clock::start();
+        let (mut servers, mut at) = (JoinSet::new(), Vec::new());
+        for told in links {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+            at.push(listener.local_addr()?);
+            servers.spawn(async move {
+                let mut connections = JoinSet::new();
+                while let Ok((client, _)) = listener.accept().await {
+                    while connections.try_join_next().is_some() {}
+                    let told = told.clone();
+                    connections.spawn(async move {
+                        if let Err(error) = carry(client, origin, told, clock, seed).await {
+                            tracing::debug!(%error, "a TCP connection ended");
+                        }
+                    });
+                }
+            });
+        }
+        ready(at);
+        let _ = stopped.await;
+        Ok(())
+    })
+}
+
+/// One connection, until it ends or its link goes.
+async fn carry(
+    mut client: TcpStream,
+    origin: SocketAddr,
+    mut told: watch::Receiver<State>,
+    clock: Clock,
+    seed: u64,
+) -> std::io::Result<()> {
+    let State {
+        condition,
+        attachment,
+    } = told.borrow_and_update().clone();
+    if !condition.up {
+        return client.set_zero_linger();
+    }
+    let mut server = TcpStream::connect(origin).await?;
+    let mut link: Link<Vec<u8>> = Link::new(&lossless(&condition), seed, 0);
+    let (mut inside, mut ended) = (0, false);
+    let (mut from_server, mut from_client) = (vec![0; 32 * 1024], vec![0; 4096]);
+    loop {
+        let now = clock.now();
+        while let Some(piece) = link.down.pop(now) {
+            inside -= piece.len();
+            client.write_all(&piece).await?;
+        }
+        while let Some(piece) = link.upward.pop(now) {
+            server.write_all(&piece).await?;
+        }
+        if ended && inside == 0 {
+            return client.shutdown().await;
+        }
+        let next = link.next_event().map(|at| clock.until(at));
+        tokio::select! {
+            biased;
+            changed = told.changed() => {
+                let state = told.borrow_and_update().clone();
+                if changed.is_err() || !state.condition.up || state.attachment != attachment {
+                    return client.set_zero_linger();
+                }
+                link.apply(clock.now(), &lossless(&state.condition));
+            }
+            () = tokio::time::sleep(next.unwrap_or_default()), if next.is_some() => {}
+            read = server.read(&mut from_server), if !ended && inside < WINDOW_BYTES => {
+                let n = read?;
+                ended = n == 0;
+                inside += n;
+                push(&mut link.down, clock.now(), &from_server[..n]);
+            }
+            read = client.read(&mut from_client) => {
+                let n = read?;
+                if n == 0 {
+                    return Ok(());
+                }
+                push(&mut link.upward, clock.now(), &from_client[..n]);
+            }
+        }
+    }
+}
+
+fn push(pipe: &mut cedos_lab_link::Pipe<Vec<u8>>, now: Time, bytes: &[u8]) {
+    for piece in bytes.chunks(PIECE_BYTES) {
+        pipe.push(now, piece.len() as u32 + HEADER_BYTES, piece.to_vec());
+    }
+}
+
+/// The link as TCP's user sees it: rate and delay, repaired.
+fn lossless(condition: &Condition) -> Condition {
+    let repaired = |profile: &Profile| Profile {
+        loss: Loss::default(),
+        queue: Queue::Bytes(u64::MAX),
+        reorder: 0.0,
+        duplicate: 0.0,
+        corrupt: 0.0,
+        ..profile.clone()
+    };
+    Condition {
+        down: repaired(&condition.down),
+        upward: repaired(&condition.upward),
+        ..condition.clone()
+    }
+}
