@@ -1,0 +1,185 @@
+//! `cedos put` and `cedos prox`, two processes on loopback: the origin's answer comes back, and what
+//! cannot be sent is said.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn cedos(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cedos"));
+    command
+        .current_dir(folder)
+        .args(arguments)
+        .env_remove("CEDOS_PROX")
+        .env_remove("CEDOS_KEY_FILE")
+        .env("XDG_CONFIG_HOME", folder);
+    command
+}
+
+struct Proxy {
+    child: Child,
+    address: String,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn proxy(folder: &Path) -> Proxy {
+    let shown = cedos(folder, &["key", "show"]).output().expect("a key");
+    let key = String::from_utf8(shown.stdout).expect("text");
+    let arguments = [
+        "prox",
+        "--listen",
+        "127.0.0.1:0",
+        "--allow-private",
+        "--allow-client",
+    ];
+    let mut child = cedos(folder, &[&arguments[..], &[key.trim()]].concat())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a proxy");
+    let mut line = String::new();
+    let out = child.stdout.take().expect("its output");
+    BufReader::new(out)
+        .read_line(&mut line)
+        .expect("its address");
+    Proxy {
+        child,
+        address: line.trim().to_owned(),
+    }
+}
+
+/// An origin that takes bodies by `Content-Length` and answers as `answer` says of (number, body).
+fn origin(answer: impl Fn(usize, &str, &[u8]) -> String + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!(
+        "http://{}/place",
+        listener.local_addr().expect("an address")
+    );
+    std::thread::spawn(move || {
+        for (number, stream) in listener.incoming().enumerate() {
+            let Ok(mut stream) = stream else { return };
+            let Some((head, body)) = request(&mut stream) else {
+                continue;
+            };
+            let _ = stream.write_all(answer(number, &head, &body).as_bytes());
+        }
+    });
+    url
+}
+
+fn request(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
+    let mut reader = BufReader::new(stream);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if reader.read_line(&mut head).ok()? == 0 {
+            return None;
+        }
+    }
+    let lower = head.to_ascii_lowercase();
+    let (_, rest) = lower.split_once("content-length: ")?;
+    let mut body = vec![0; rest.lines().next()?.trim().parse().ok()?];
+    reader.read_exact(&mut body).ok()?;
+    Some((head, body))
+}
+
+fn last(output: &Output) -> Value {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().last().unwrap_or_default();
+    serde_json::from_str(line).unwrap_or_else(|_| panic!("{output:?}"))
+}
+
+fn put(folder: &Path, url: &str, proxy: &Proxy, more: &[&str]) -> Output {
+    let arguments = ["put", "file", url, "--json", "--prox", &proxy.address];
+    let mut command = cedos(folder, &[&arguments[..], more].concat());
+    command.output().expect("cedos put")
+}
+
+#[test]
+fn a_file_reaches_its_origin_and_the_answer_comes_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = proxy(folder.path());
+    for length in [0usize, 1, 3_000_000] {
+        let content: Vec<u8> = (0..length).map(|i| (i * 7 + i / 256) as u8).collect();
+        std::fs::write(folder.path().join("file"), &content).expect("written");
+        let url = origin(move |_, head, body| {
+            let same = body == content && head.starts_with("PUT /place HTTP/1.1\r\n");
+            let word = if same { "same" } else { "else" };
+            format!("HTTP/1.1 201 Created\r\nContent-Length: 4\r\n\r\n{word}")
+        });
+        let output = put(folder.path(), &url, &proxy, &[]);
+        assert!(output.status.success(), "{output:?}");
+        let done = last(&output);
+        assert_eq!(
+            (&done["event"], &done["status"]),
+            (&"done".into(), &201.into())
+        );
+        assert_eq!(
+            (&done["answer"], &done["bytes"]),
+            (&"same".into(), &length.into())
+        );
+    }
+}
+
+#[test]
+fn what_the_origin_says_no_to_is_told_in_its_words_and_a_put_is_tried_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = proxy(folder.path());
+    std::fs::write(folder.path().join("file"), b"abc").expect("written");
+    let no = |words: &'static str| {
+        origin(move |_, _, _| {
+            let length = words.len();
+            format!("HTTP/1.1 409 Conflict\r\nContent-Length: {length}\r\n\r\n{words}")
+        })
+    };
+    let output = put(folder.path(), &no("there is one already"), &proxy, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = last(&output)["text"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    assert!(
+        text.contains("409") && text.contains("there is one already"),
+        "{text}"
+    );
+
+    let busy = || {
+        origin(|number, _, _| match number {
+            0 => "HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n".into(),
+            _ => "HTTP/1.1 204 No Content\r\n\r\n".into(),
+        })
+    };
+    let output = put(folder.path(), &busy(), &proxy, &[]);
+    assert!(output.status.success(), "{output:?}");
+    let output = put(folder.path(), &busy(), &proxy, &["--post"]);
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "a POST is sent once: {output:?}"
+    );
+}
+
+#[test]
+fn without_a_proxy_or_a_file_nothing_is_sent() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("file"), b"abc").expect("written");
+    let said = |arguments: &[&str], code: i32| {
+        let output = cedos(folder.path(), arguments).output().expect("cedos put");
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(said(&["put", "file", "http://h/"], 2).contains("--prox"));
+    let prox = format!("d2tp://127.0.0.1:9/{}", "A".repeat(43));
+    let absent = ["put", "absent", "http://h/", "--prox", &prox];
+    assert!(said(&absent, 1).contains("cannot be read"));
+    let folder = ["put", ".", "http://h/", "--prox", &prox];
+    assert!(said(&folder, 1).contains("no ordinary file"));
+}
