@@ -8,6 +8,7 @@ use d2tp_wire::{
 };
 
 use crate::calls::CODE_DEADLINE;
+use crate::resume::CODE_ROLLED_BACK;
 use crate::config::SPARE_PATHS;
 use crate::event::{Event, FlowEnd, PeerFault, SessionEnd};
 use crate::flow::{Flow, FlowOptions, want};
@@ -25,10 +26,10 @@ const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
 
 /// What a RESET or STOP with this code means.
 fn end_of(code: u64) -> FlowEnd {
-    if code == CODE_DEADLINE {
-        FlowEnd::DeadlinePassed
-    } else {
-        FlowEnd::Reset(code)
+    match code {
+        CODE_DEADLINE => FlowEnd::DeadlinePassed,
+        CODE_ROLLED_BACK => FlowEnd::Refused(Reason::RolledBack),
+        code => FlowEnd::Reset(code),
     }
 }
 

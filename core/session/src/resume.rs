@@ -19,6 +19,9 @@ use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 use crate::session::{Role, Session, say};
 
+/// RESET and STOP code of a flow of which the peer lost what it had called durable.
+pub(crate) const CODE_ROLLED_BACK: u64 = 0xd002;
+
 impl Session {
     /// The session as a record. With `safe` only what both ends made durable counts (for a
     /// journal that must survive a crash); without it what the application has read.
@@ -32,7 +35,8 @@ impl Session {
                 } else {
                     f.recv.read_to()
                 };
-                let sent_to = f.send.acked_to();
+                // R-CRASH-1: what is only acknowledged may be asked for again after a crash.
+                let sent_to = f.send.safe_to();
                 let at_end = f.recv.final_size() == Some(received_to);
                 FlowRecord {
                     id: f.id,
@@ -172,10 +176,15 @@ impl Session {
             // R-RESUME-4: claimed once already; a repeated claim is only answered again.
             return self.flows.want(id, want::RESUMED);
         }
-        if flags & d2tp_wire::Frame::RESUME_COMPLETE != 0 {
+        let complete = flags & d2tp_wire::Frame::RESUME_COMPLETE != 0;
+        if complete {
             flow.send.complete_at(received);
         }
         if self.take_up(id, received) {
+            if let Some(flow) = self.flows.get_mut(id).filter(|_| complete) {
+                // Taking up doubts every end; this one was just confirmed.
+                flow.send.complete_at(received);
+            }
             self.flows.want(id, want::RESUMED);
             self.retire_if_complete(id);
         } else {
@@ -209,8 +218,20 @@ impl Session {
             return;
         }
         if !self.take_up(id, received) {
-            self.end_flow(id, FlowEnd::Refused(Reason::RolledBack));
+            // The server knows the flow and would keep it: it hears that it is over.
+            self.refuse_here(id, Reason::RolledBack);
         }
+    }
+
+    /// Ends a flow that the peer still knows, and tells the peer.
+    fn refuse_here(&mut self, id: FlowId, reason: Reason) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        flow.unclaimed = false;
+        flow.end.get_or_insert(FlowEnd::Refused(reason));
+        self.reset(id, CODE_ROLLED_BACK);
+        self.stop(id, CODE_ROLLED_BACK);
     }
 
     pub(crate) fn on_resume_end(&mut self) {

@@ -22,7 +22,6 @@
 //! user namespaces. Where `/dev/net/tun` may not be opened, pairs of Ethernet devices stand in.
 
 mod clock;
-pub mod content;
 mod gate;
 mod namespace;
 mod network;
@@ -34,6 +33,7 @@ mod relay;
 mod rootless;
 mod world;
 
+pub use cedos_lab_scenario::content;
 pub use clock::Clock;
 pub use namespace::Namespace;
 pub use network::Network;

@@ -6,7 +6,7 @@
 //! PUT, POST /upload             takes a body; answers {"bytes": N, "sha256": "…"}
 //! ```
 
-use crate::content;
+use cedos_lab_scenario::content;
 use bytes::Bytes;
 use http::header::{
     ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, RANGE,
