@@ -8,6 +8,8 @@ use d2tp_wire::FlowId;
 use crate::config::{
     ACK_RANGES_MAX, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, PATHS_MAX, SPARE_PATHS,
 };
+use crate::flow::Flow;
+use crate::path::PathState;
 use crate::session::{Life, Session};
 
 /// Where a flow is between its opening and its end.
@@ -50,18 +52,37 @@ pub struct Holdings {
     pub flows: usize,
 }
 
+/// A piece of a flow that a datagram carried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arrived {
+    /// The flow.
+    pub flow: FlowId,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Those that had not arrived before.
+    pub new: u64,
+}
+
 impl Session {
+    /// Takes what the datagram handled last carried, of which flows: for exact accounts per flow
+    /// and link. Ask after each datagram: the next one makes them forgotten.
+    pub fn take_arrivals(&mut self) -> Vec<Arrived> {
+        std::mem::take(&mut self.arrivals)
+    }
+
     /// Where a flow is; none if it is over.
     pub fn flow_state(&self, id: FlowId) -> Option<FlowState> {
-        let flow = self.flows.get(id)?;
-        let (here, there) = (flow.send.is_finished(), flow.recv.final_size().is_some());
-        Some(match (flow.unclaimed, here, there) {
-            (true, ..) => FlowState::Unclaimed,
-            (_, false, false) => FlowState::Open,
-            (_, true, false) => FlowState::HalfClosedHere,
-            (_, false, true) => FlowState::HalfClosedThere,
-            (_, true, true) => FlowState::Draining,
-        })
+        self.flows.get(id).map(state_of)
+    }
+
+    /// Where each path is.
+    pub fn path_states(&self) -> impl Iterator<Item = PathState> {
+        self.paths.iter().map(|p| p.state)
+    }
+
+    /// Where each flow is that is not over.
+    pub fn flow_states(&self) -> impl Iterator<Item = FlowState> {
+        self.flows.iter().map(state_of)
     }
 
     /// Whether it has been established before and waits for a handshake or for claims to be met.
@@ -116,6 +137,17 @@ impl Session {
         ];
         let over = bounds.iter().find(|(_, held, max)| held > max)?;
         Some(format!("{}: {} held, {} allowed", over.0, over.1, over.2))
+    }
+}
+
+fn state_of(flow: &Flow) -> FlowState {
+    let (here, there) = (flow.send.is_finished(), flow.recv.final_size().is_some());
+    match (flow.unclaimed, here, there) {
+        (true, ..) => FlowState::Unclaimed,
+        (_, false, false) => FlowState::Open,
+        (_, true, false) => FlowState::HalfClosedHere,
+        (_, false, true) => FlowState::HalfClosedThere,
+        (_, true, true) => FlowState::Draining,
     }
 }
 

@@ -39,7 +39,7 @@ mod session;
 mod timers;
 mod transmit;
 
-pub use census::{FlowState, Holdings};
+pub use census::{Arrived, FlowState, Holdings};
 pub use config::{
     ACK_RANGES_MAX, Config, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, HALF_OPEN_PER_INSTANCE,
     PATHS_MAX, SPARE_PATHS,

@@ -8,6 +8,7 @@ use d2tp_wire::{
 };
 
 use crate::calls::CODE_DEADLINE;
+use crate::census::Arrived;
 use crate::resume::CODE_ROLLED_BACK;
 use crate::config::SPARE_PATHS;
 use crate::event::{Event, FlowEnd, PeerFault, SessionEnd};
@@ -44,6 +45,7 @@ impl Session {
         from: Addresses,
         packet: &mut [u8],
     ) {
+        self.arrivals.clear();
         if generation != self.generation || self.life == Life::Closed {
             return;
         }
@@ -110,6 +112,7 @@ impl Session {
         datagram_bytes: usize,
         plaintext: &[u8],
     ) {
+        self.arrivals.clear();
         let Some(slot) = self.paths.slot(id) else {
             return;
         };
@@ -423,6 +426,12 @@ impl Session {
         let path = self.paths.at(slot);
         path.payload_in += bytes.len() as u64;
         let (path_id, gated) = (path.id, path.gated);
+        let at = self.arrivals.len();
+        self.arrivals.push(Arrived {
+            flow: id,
+            bytes: bytes.len() as u64,
+            new: 0,
+        });
         if self.flows.get(id).is_none() {
             // A flow's first packets may be reordered: DATA opens it with defaults.
             let _ = now;
@@ -443,6 +452,7 @@ impl Session {
             self.unkept = true;
             return Ok(());
         }
+        self.arrivals[at].new = arrival.new;
         let ended = flow.recv.stopped.is_some();
         let tell = arrival.readable && !flow.told_readable;
         flow.told_readable |= tell;

@@ -19,6 +19,7 @@ use d2tp_seal::{PacketKeys, PublicKey, Rng, SecretKey};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, Reason, TOKEN_BYTES};
 
+use crate::census::Arrived;
 use crate::config::{Config, EVENTS_MAX};
 use crate::event::{Event, PeerFault};
 use crate::flow::{Flows, want};
@@ -219,6 +220,8 @@ pub struct Session {
     pub(crate) initial_flow_credit: u64,
     /// Highest absolute number of bytes delivered twice, for reports.
     pub(crate) duplicate_bytes: u64,
+    /// Payload of the datagram handled last.
+    pub(crate) arrivals: Vec<Arrived>,
 }
 
 impl Session {
@@ -272,6 +275,7 @@ impl Session {
             make_token: None,
             initial_flow_credit: 0,
             duplicate_bytes: 0,
+            arrivals: Vec::new(),
         }
     }
 

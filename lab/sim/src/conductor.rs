@@ -8,28 +8,17 @@ use cedos_lab_scenario::{Class, Direction};
 use d2tp_session::{Addresses, LinkId};
 
 use crate::clock;
-use crate::device::{Device, Progress};
+use crate::device::Device;
 use crate::fault::SimFault;
 use crate::log::Log;
 use crate::network::Network;
+use crate::transfer::Progress;
 use crate::policy::{Need, Offer, Verdict, decide};
 
 /// How often grants are renewed: a grant holds one second of rate.
 const TICK: Span = Span::from_millis(100);
 
 impl Device {
-    /// Tells the session what happened to a link.
-    pub(crate) fn on_link_down(&mut self, now: Time, link: usize) {
-        self.meters[link] = Default::default();
-        if let Some(id) = self.session.filter(|_| !self.is_away()) {
-            let down = |s: &mut d2tp_session::Session| {
-                s.on_link_down(clock::core(now), LinkId(link as u32));
-            };
-            // A session that is over has no paths to lose.
-            let _ = self.endpoint.with(id, down);
-        }
-    }
-
     /// Looks at links and flows, and acts. True if some permitted link carries packets.
     pub(crate) fn conduct(
         &mut self,
@@ -38,7 +27,7 @@ impl Device {
         log: &mut Log,
     ) -> Result<bool, SimFault> {
         self.look_at = Time::NEVER;
-        if self.is_away() {
+        if self.host.is_away() {
             return Ok(false);
         }
         let links = self.classes.len();
@@ -85,7 +74,7 @@ impl Device {
         let spec = &self.specs[number];
         let spent: u64 = (0..self.classes.len())
             .filter(|l| self.classes[*l] != Class::Free)
-            .map(|l| self.books[number].by_link[l])
+            .map(|l| self.accounts[number].of_link(l))
             .sum();
         Need {
             remaining: self.remaining(number),
@@ -102,8 +91,7 @@ impl Device {
     fn measure(&mut self, now: Time, network: &Network, active: bool) {
         for link in 0..self.classes.len() {
             let granted = self
-                .session
-                .and_then(|id| self.endpoint.session(id))
+                .core()
                 .is_some_and(|s| {
                     let mut ids = self.transfers.iter().filter_map(|t| t.id);
                     s.has_path(LinkId(link as u32))
@@ -133,7 +121,7 @@ impl Device {
             return Ok(());
         };
         let number = LinkId(link as u32);
-        if self.endpoint.session(id).is_none_or(|s| s.has_path(number)) {
+        if self.core().is_none_or(|s| s.has_path(number)) {
             return Ok(());
         }
         let remote = network.proxy_address(link);
@@ -147,6 +135,7 @@ impl Device {
             remote,
         };
         let _ = self
+            .host
             .endpoint
             .with(id, |s| s.open_path(clock::core(now), addresses, gated));
         Ok(())
@@ -176,10 +165,7 @@ impl Device {
             let (Some(session), Some(id)) = (self.session, id) else {
                 continue;
             };
-            let left = self
-                .endpoint
-                .session(session)
-                .and_then(|s| s.grant_left(id, number));
+            let left = self.core().and_then(|s| s.grant_left(id, number));
             let Some((left, _)) = left else { continue };
             // What is left of an upload's grant is the session's own business, and not told.
             let upload = self.specs[*flow].direction == Direction::Up;
@@ -192,7 +178,7 @@ impl Device {
                 log.note(now, "device", || {
                     format!("grants {grant} on link {link}: {verdict:?}")
                 });
-                let _ = self.endpoint.with(session, |s| s.grant(id, number, grant));
+                let _ = self.host.endpoint.with(session, |s| s.grant(id, number, grant));
             }
         }
         look_at

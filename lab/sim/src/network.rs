@@ -11,8 +11,12 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use cedos_lab_link::{Link, Nat, Packet, Time, Verdict};
-use cedos_lab_scenario::{EventKind, Family, LinkEvent, LinkReport, NatKind, Scenario, Timeline};
+use cedos_lab_link::{Counters, Link, Nat, Packet, Time, Verdict};
+use cedos_lab_scenario::{
+    EventKind, Family, LinkEvent, LinkReport, NatKind, Scenario, Timeline, Who,
+};
+
+use crate::archive::Archive;
 
 /// Where the proxy listens.
 const PROXY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
@@ -86,6 +90,8 @@ pub(crate) struct Network {
     links: Vec<Access>,
     timeline: Timeline,
     next_port: u16,
+    /// What was sent to the device and to the proxy, if it may be sent again.
+    archives: Option<[Archive; 2]>,
 }
 
 impl Network {
@@ -119,6 +125,8 @@ impl Network {
             links,
             timeline: scenario.timeline(),
             next_port: DEVICE_PORT_FIRST,
+            archives: (!scenario.replays.is_empty())
+                .then(|| [0, 1].map(|n| Archive::new(scenario.seed, n))),
         }
     }
 
@@ -190,6 +198,10 @@ impl Network {
     ) -> Verdict {
         let link = &mut self.links[number];
         let size = (bytes.len() + headers_bytes(link.local)) as u32;
+        if let Some([_, to_proxy]) = self.archives.as_mut().filter(|_| link.up) {
+            let from = link.seen_from();
+            to_proxy.offer(number, from, bytes);
+        }
         let datagram = Datagram {
             from: link.local,
             to,
@@ -215,6 +227,9 @@ impl Network {
             Some((number, proxy, inner))
         })?;
         let size = (bytes.len() + headers_bytes(inner)) as u32;
+        if let Some([to_device, _]) = &mut self.archives {
+            to_device.offer(number, from, bytes);
+        }
         let datagram = Datagram {
             from,
             to: inner,
@@ -232,15 +247,9 @@ impl Network {
                 if datagram.from != link.local || !reaches_proxy(datagram.to) {
                     continue;
                 }
-                let from = match link.way {
-                    Way::Own => link.local,
-                    Way::Nat(outer) | Way::Nat64(outer) => {
-                        SocketAddr::from((outer, link.nat.outbound(link.local)))
-                    }
-                };
                 return Some(Delivery {
                     link: number,
-                    from,
+                    from: link.seen_from(),
                     bytes: datagram.bytes,
                 });
             }
@@ -264,6 +273,49 @@ impl Network {
             }
         }
         None
+    }
+
+    /// Some datagram that was sent to this end, as it would arrive if it were sent again. None if
+    /// there is none or, for the device, no link is up.
+    pub(crate) fn replayed(&mut self, to: Who, elsewhere: bool) -> Option<Delivery> {
+        let [to_device, to_proxy] = self.archives.as_mut()?;
+        let archive = match to {
+            Who::Device => to_device,
+            Who::Proxy => to_proxy,
+        };
+        let copy = archive.draw()?;
+        let from = if elsewhere {
+            archive.elsewhere()
+        } else {
+            copy.from
+        };
+        let mut link = copy.link;
+        if to == Who::Device && !self.links[link].up {
+            link = self.links.iter().position(|l| l.up)?;
+        }
+        Some(Delivery {
+            link,
+            from,
+            bytes: copy.bytes,
+        })
+    }
+
+    /// What both pipes of each link did so far, added up.
+    pub(crate) fn counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        for link in &self.links {
+            for pipe in [&link.pipes.down, &link.pipes.upward] {
+                let c = pipe.counters();
+                sum.packets_queue_full += c.packets_queue_full;
+                sum.packets_too_big += c.packets_too_big;
+                sum.packets_lost += c.packets_lost;
+                sum.packets_cut += c.packets_cut;
+                sum.packets_duplicated += c.packets_duplicated;
+                sum.packets_reordered += c.packets_reordered;
+                sum.packets_corrupted += c.packets_corrupted;
+            }
+        }
+        sum
     }
 
     /// Whether the device has an address on the link.
@@ -301,6 +353,16 @@ impl Network {
 }
 
 impl Access {
+    /// The device's address as the proxy sees it.
+    fn seen_from(&mut self) -> SocketAddr {
+        match self.way {
+            Way::Own => self.local,
+            Way::Nat(outer) | Way::Nat64(outer) => {
+                SocketAddr::from((outer, self.nat.outbound(self.local)))
+            }
+        }
+    }
+
     /// Whom on this link a datagram to `to` reaches.
     fn inner(&self, to: SocketAddr) -> Option<SocketAddr> {
         if !self.up {
