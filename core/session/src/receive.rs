@@ -9,7 +9,6 @@ use d2tp_wire::{
 
 use crate::calls::CODE_DEADLINE;
 use crate::census::Arrived;
-use crate::resume::CODE_ROLLED_BACK;
 use crate::config::SPARE_PATHS;
 use crate::event::{Event, FlowEnd, PeerFault, SessionEnd};
 use crate::flow::{Flow, FlowOptions, want};
@@ -17,6 +16,7 @@ use crate::half_open::{SynAck, SynAckBody};
 use crate::path::{self, Addresses, Before, Path, PathState};
 use crate::recovery::Said;
 use crate::recv_half::RecvHalf;
+use crate::resume::CODE_ROLLED_BACK;
 use crate::send_half::SendHalf;
 use crate::session::{Life, Role, Session, on_said};
 

@@ -3,11 +3,11 @@
 //! Each fault says the table, the key, the value and what was expected.
 
 use crate::crash::{CRASHES_MAX, REPLAYED_MAX};
-use crate::properties::MTU_V6_MIN;
 use crate::file::{
     DURATION_S_MAX, FLOWS_MAX, Flow, Handover, LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind,
     Scenario,
 };
+use crate::properties::MTU_V6_MIN;
 
 impl Scenario {
     pub(crate) fn check(&self) -> Result<(), String> {

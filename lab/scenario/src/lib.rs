@@ -43,8 +43,8 @@ pub use file::{
     ScenarioFault,
 };
 pub use properties::{
-    BurstLoss, DELAY_MS_MAX, DOWN_MBPS_DEFAULT, MBPS_MAX, MTU_DEFAULT, MTU_MAX, MTU_MIN, MTU_V6_MIN,
-    QUEUE_MS_DEFAULT, REORDER_MS_DEFAULT, RTT_MS_DEFAULT, UP_MBPS_DEFAULT,
+    BurstLoss, DELAY_MS_MAX, DOWN_MBPS_DEFAULT, MBPS_MAX, MTU_DEFAULT, MTU_MAX, MTU_MIN,
+    MTU_V6_MIN, QUEUE_MS_DEFAULT, REORDER_MS_DEFAULT, RTT_MS_DEFAULT, UP_MBPS_DEFAULT,
 };
 pub use report::{Expectation, FlowReport, LinkReport, Report, Switch, SwitchKind};
 pub use switches::SwitchMeter;

@@ -4,11 +4,9 @@ use cedos_lab_link::Time;
 use cedos_lab_scenario::{Direction, Flow, FlowReport};
 use d2tp_session::Arrived;
 
-use cedos_lab_scenario::content;
-
 use crate::device::Device;
 use crate::proxy::Proxy;
-use crate::stream::REQUEST_BYTES;
+use crate::stream::{REQUEST_BYTES, receipt};
 use crate::transfer::{Progress, Transfer};
 
 /// The account of one transfer.
@@ -68,14 +66,14 @@ impl Device {
             Progress::Done(at) => Some(at),
             _ => None,
         };
-        let (bytes, digest) = match spec.direction {
-            Direction::Down => (t.sink.content_bytes(), Some(t.sink.digest())),
+        let (bytes, shown) = match spec.direction {
+            Direction::Down => (t.sink.content_bytes(), Some(t.sink.receipt())),
             Direction::Up => {
                 let told = t.sink.whole_head().and_then(|d| d.try_into().ok());
                 (t.id.map_or(0, |id| proxy.upload_bytes(id)), told)
             }
         };
-        let sha256_ok = finished.is_some() && digest == Some(content::sha256(t.seed, size));
+        let sha256_ok = finished.is_some() && shown == Some(receipt(t.seed, size));
         let finished_s = finished.filter(|_| sha256_ok).map(Time::as_secs_f64);
         let carried = self.names.iter().zip(&account.by_link);
         FlowReport {

@@ -12,8 +12,8 @@ use crate::device::Device;
 use crate::fault::SimFault;
 use crate::log::Log;
 use crate::network::Network;
-use crate::transfer::Progress;
 use crate::policy::{Need, Offer, Verdict, decide};
+use crate::transfer::Progress;
 
 /// How often grants are renewed: a grant holds one second of rate.
 const TICK: Span = Span::from_millis(100);
@@ -90,17 +90,15 @@ impl Device {
     /// Meters run while their link is in use.
     fn measure(&mut self, now: Time, network: &Network, active: bool) {
         for link in 0..self.classes.len() {
-            let granted = self
-                .core()
-                .is_some_and(|s| {
-                    let mut ids = self.transfers.iter().filter_map(|t| t.id);
-                    s.has_path(LinkId(link as u32))
-                        && (self.classes[link] == Class::Free
-                            || ids.any(|id| {
-                                s.grant_left(id, LinkId(link as u32))
-                                    .is_some_and(|(left, _)| left > 0)
-                            }))
-                });
+            let granted = self.core().is_some_and(|s| {
+                let mut ids = self.transfers.iter().filter_map(|t| t.id);
+                s.has_path(LinkId(link as u32))
+                    && (self.classes[link] == Class::Free
+                        || ids.any(|id| {
+                            s.grant_left(id, LinkId(link as u32))
+                                .is_some_and(|(left, _)| left > 0)
+                        }))
+            });
             if active && network.is_up(link) && granted {
                 self.meters[link].tick(now);
             } else {
@@ -178,7 +176,10 @@ impl Device {
                 log.note(now, "device", || {
                     format!("grants {grant} on link {link}: {verdict:?}")
                 });
-                let _ = self.host.endpoint.with(session, |s| s.grant(id, number, grant));
+                let _ = self
+                    .host
+                    .endpoint
+                    .with(session, |s| s.grant(id, number, grant));
             }
         }
         look_at

@@ -1,6 +1,6 @@
 //! Which pairs of fault and state cannot occur, and why.
 
-use crate::coverage::{FaultKind, Pair, State};
+use crate::coverage::{Pair, State};
 
 /// Why this pair cannot occur, if it cannot.
 pub(crate) fn impossible(pair: Pair) -> Option<&'static str> {

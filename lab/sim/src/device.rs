@@ -89,10 +89,10 @@ impl Device {
     fn connect(&mut self, now: Time) {
         let proxy = SecretKey::from_bytes(self.identity.proxy_key());
         let (instance, epochs) = (self.identity.instance(), self.reserve());
-        let id =
-            self.host
-                .endpoint
-                .connect(clock::core(now), proxy.public(), instance, epochs);
+        let id = self
+            .host
+            .endpoint
+            .connect(clock::core(now), proxy.public(), instance, epochs);
         self.session = Some(id);
         self.host.idle_since = Some(now);
     }
@@ -155,6 +155,16 @@ impl Device {
         self.transfers.iter().all(Transfer::is_over)
     }
 
+    /// Flows that failed for another reason than their deadline: id and reason.
+    pub(crate) fn failures(&self) -> Vec<(String, String)> {
+        let flows = self.specs.iter().zip(&self.transfers);
+        let failed = flows.filter_map(|(spec, t)| match &t.progress {
+            Progress::Failed(why) => Some((spec.id.clone(), why.clone())),
+            _ => None,
+        });
+        failed.collect()
+    }
+
     /// Bytes taken and acknowledged in all, to see progress.
     pub(crate) fn moved(&self) -> u64 {
         let moved = |t: &Transfer| t.sink.content_bytes() + t.acked;
@@ -165,7 +175,10 @@ impl Device {
     pub(crate) fn remaining(&self, number: usize) -> u64 {
         let (spec, t) = (&self.specs[number], &self.transfers[number]);
         match spec.direction {
-            Direction::Down => spec.bytes.unwrap_or(0).saturating_sub(t.sink.content_bytes()),
+            Direction::Down => spec
+                .bytes
+                .unwrap_or(0)
+                .saturating_sub(t.sink.content_bytes()),
             Direction::Up => t.source.total().saturating_sub(t.acked),
         }
     }
@@ -273,7 +286,9 @@ impl Device {
             *transfer = kept;
             transfer.source.wait();
             if let Some(id) = transfer.id
-                && known.get(&id).is_some_and(|known| *known > transfer.sink.offset)
+                && known
+                    .get(&id)
+                    .is_some_and(|known| *known > transfer.sink.offset)
             {
                 self.forbidden.push(id);
             }
@@ -526,7 +541,7 @@ impl Device {
                 if by.is_none_or(|by| now + DEADLINE_ROUNDING < by) {
                     return Err(SimFault::EndedEarly { flow: id });
                 }
-                transfer.progress = Progress::Failed(end.to_string());
+                transfer.progress = Progress::Late;
             }
             FlowEnd::Refused(_) | FlowEnd::SessionEnded => {
                 log.note(now, "device", || format!("asks again for {}", spec.id));

@@ -108,7 +108,11 @@ impl<S: Clone> Host<S> {
             Some(_) => {}
         }
         let found = self.stopped.take().and_then(|stopped| stopped.found);
-        let how = if found.is_some() { "restarts" } else { "goes on" };
+        let how = if found.is_some() {
+            "restarts"
+        } else {
+            "goes on"
+        };
         log.note(now, self.name, || how.to_owned());
         match found {
             Some(found) => {

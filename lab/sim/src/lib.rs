@@ -22,6 +22,7 @@ mod conductor;
 pub mod coverage;
 mod coverage_limits;
 mod device;
+mod draw;
 mod fault;
 pub mod fuzz;
 mod host;

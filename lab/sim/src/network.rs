@@ -11,9 +11,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use cedos_lab_link::{Counters, Link, Nat, Packet, Time, Verdict};
+use cedos_lab_link::{Counters, Link, Nat, Packet, Span, Time, Verdict};
 use cedos_lab_scenario::{
-    EventKind, Family, LinkEvent, LinkReport, NatKind, Scenario, Timeline, Who,
+    EventKind, Family, LinkEvent, LinkReport, MTU_V6_MIN, NatKind, Scenario, Timeline, Who,
 };
 
 use crate::archive::Archive;
@@ -27,6 +27,10 @@ const OUTER: u32 = u32::from_be_bytes([198, 18, 0, 0]);
 const OUTER_PER_LINK: u32 = 4096;
 /// The first port of the device's sockets; each new socket takes the next one.
 const DEVICE_PORT_FIRST: u16 = 40_000;
+/// What a link must do at least for progress to be demanded of it. // guesses: a full-size packet
+/// in a fifth of a second, and every probe's answer well before the run is called stuck
+const GOOD_BITS_PER_SECOND: u64 = 50_000;
+const GOOD_DELAY: Span = Span::from_millis(2_000);
 /// Bytes of the IP and UDP headers.
 const HEADERS_V4_BYTES: usize = 28;
 const HEADERS_V6_BYTES: usize = 48;
@@ -323,13 +327,19 @@ impl Network {
         self.links[number].up
     }
 
-    /// Whether the link carries at least half of what it is given, both ways.
+    /// Whether the link carries at least half of what it is given, both ways, and soon enough for
+    /// progress to be demanded.
     pub(crate) fn is_good(&self, number: usize) -> bool {
         let link = &self.links[number];
         let carries = |profile: &cedos_lab_link::Profile| {
             profile.loss.random < 0.3
                 && profile.loss.burst.is_none_or(|b| b.enter <= b.leave)
-                && profile.rate != cedos_lab_link::Rate::BitsPerSecond(0)
+                && profile
+                    .rate
+                    .bits_per_second()
+                    .is_none_or(|bps| bps >= GOOD_BITS_PER_SECOND)
+                && profile.delay <= GOOD_DELAY
+                && profile.mtu_bytes >= MTU_V6_MIN
                 && profile.corrupt < 0.3
         };
         link.up
@@ -400,7 +410,6 @@ fn headers_bytes(local: SocketAddr) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cedos_lab_link::Span;
 
     fn network(link: &str) -> Network {
         let text = format!("duration_s = 60\n[[link]]\nname = \"wlan0\"\n{link}");

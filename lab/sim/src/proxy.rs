@@ -128,10 +128,7 @@ impl Proxy {
     ) -> Result<(), SimFault> {
         self.identity.lives += 1;
         self.host.endpoint = endpoint(&self.identity, self.identity.lives);
-        let kept = found
-            .as_ref()
-            .map(|f| f.state.clone())
-            .unwrap_or_default();
+        let kept = found.as_ref().map(|f| f.state.clone()).unwrap_or_default();
         for (id, flow) in &self.flows {
             let offset = kept.get(id).map_or(0, |kept| kept.sink.offset);
             *self.undone.entry(*id).or_default() += flow.sink.offset - offset;
@@ -323,7 +320,7 @@ fn answer(sink: &Sink) -> Option<Source> {
         ));
     }
     sink.ended
-        .then(|| Source::new(sink.digest().to_vec(), 0, 0, 0))
+        .then(|| Source::new(sink.receipt().to_vec(), 0, 0, 0))
 }
 
 fn endpoint(identity: &Identity, life: u64) -> Endpoint {

@@ -44,6 +44,8 @@ pub struct Outcome {
     pub steps: u64,
     /// Which faults hit which states.
     pub coverage: Coverage,
+    /// Flows that failed for another reason than their deadline: id and reason.
+    pub failed: Vec<(String, String)>,
 }
 
 /// Runs a scenario; all its chance comes from the scenario's seed. `log` gets the event log.
@@ -101,6 +103,7 @@ pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<Outcome, 
         ended_s: now.as_secs_f64(),
         steps,
         coverage,
+        failed: device.failures(),
     })
 }
 
@@ -190,7 +193,6 @@ impl<'a> Run<'a> {
             });
         }
         self.now = self.now.max(at);
-        let now = self.now;
         self.coverage.look(&self.device, &self.proxy);
         self.stop();
         let mut look = self.change_links();

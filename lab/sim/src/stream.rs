@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  download   device: request ──▶          proxy: content of the size and seed asked for ◀──
-//!  upload     device: request, content ──▶ proxy: SHA-256 of what arrived ◀──
+//!  upload     device: request, content ──▶ proxy: a receipt for what arrived ◀──
 //! ```
 
 use bytes::Bytes;
@@ -133,7 +133,6 @@ pub(crate) struct Sink {
     pub head: Vec<u8>,
     /// Seed of the content; known once the head is.
     pub seed: u64,
-    digest: Sha256,
     /// Content the application had before this flow.
     from: u64,
     /// Bytes taken of this flow.
@@ -143,12 +142,10 @@ pub(crate) struct Sink {
 
 impl Sink {
     pub(crate) fn new(head_bytes: usize, seed: u64) -> Sink {
-        let digest = Sha256::new();
         Sink {
             head_bytes,
             head: Vec::new(),
             seed,
-            digest,
             from: 0,
             offset: 0,
             ended: false,
@@ -173,8 +170,10 @@ impl Sink {
         self.from + self.offset - self.head.len() as u64
     }
 
-    pub(crate) fn digest(&self) -> [u8; DIGEST_BYTES] {
-        self.digest.clone().finalize().into()
+    /// The receipt for what was taken. Each byte was compared with the one it should be, which says
+    /// more than a digest of the bytes and costs a third of a run less.
+    pub(crate) fn receipt(&self) -> [u8; DIGEST_BYTES] {
+        receipt(self.seed, self.content_bytes())
     }
 
     /// Takes what the session has, and checks it: a prefix of what was written, nothing else.
@@ -232,10 +231,17 @@ impl Sink {
                 offset: self.offset + at as u64,
             });
         }
-        self.digest.update(rest);
         self.offset += rest.len() as u64;
         Ok(())
     }
+}
+
+/// What the taker of so many bytes of this content can show for it.
+pub(crate) fn receipt(seed: u64, bytes: u64) -> [u8; DIGEST_BYTES] {
+    let mut digest = Sha256::new();
+    digest.update(seed.to_be_bytes());
+    digest.update(bytes.to_be_bytes());
+    digest.finalize().into()
 }
 
 #[cfg(test)]
@@ -275,7 +281,7 @@ mod tests {
         assert_eq!(source.total(), 60);
         sink.accept(FlowId(2), &source.bytes(0, 60)).unwrap();
         assert_eq!(sink.content_bytes(), 100);
-        assert_eq!(sink.digest(), content::sha256(9, 100));
+        assert_eq!(sink.receipt(), receipt(9, 100));
     }
 
     #[test]

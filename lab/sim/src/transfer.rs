@@ -24,6 +24,8 @@ pub(crate) enum Progress {
     Active,
     /// It was complete then.
     Done(Time),
+    /// Its deadline passed.
+    Late,
     /// It is over and not complete.
     Failed(String),
 }
@@ -92,6 +94,6 @@ impl Transfer {
 
     /// Whether it is complete or given up.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.progress, Progress::Done(_) | Progress::Failed(_))
+        !matches!(self.progress, Progress::Waiting | Progress::Active)
     }
 }
