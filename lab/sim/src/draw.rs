@@ -264,7 +264,9 @@ impl Draw {
             if self.chance(p) {
                 let every_s = self.between(4.0, 40.0);
                 let for_s = self.between(0.1, every_s - 0.5);
-                let until_s = heal_s - 45.0;
+                // What is taken back must be, before the long outage begins.
+                let from = self.outage.map_or(heal_s, |(from, _)| from);
+                let until_s = (heal_s - 45.0).min(from - for_s - 0.1).max(0.0);
                 writeln!(
                     out,
                     "\n[[link.repeat]]\nevery_s = {every_s}\nfor_s = {for_s}\n{what}\nuntil_s = {until_s}"
@@ -302,7 +304,7 @@ impl Draw {
         if let Some(t_s) = off {
             writeln!(out, "\n[[link.at]]\nt_s = {t_s}\nup = false")?;
         }
-        if let Some((_, to)) = self.outage.filter(|(_, to)| *to < HEAL_S - 5.0) {
+        if let Some((_, to)) = self.outage.filter(|(_, to)| *to < HEAL_S - 10.0) {
             writeln!(out, "\n[[link.at]]\nt_s = {to}\nup = true")?;
         }
         writeln!(out, "\n[[link.at]]\nt_s = {heal_s}")?;

@@ -332,15 +332,16 @@ impl Network {
     pub(crate) fn is_good(&self, number: usize) -> bool {
         let link = &self.links[number];
         let carries = |profile: &cedos_lab_link::Profile| {
-            profile.loss.random < 0.3
-                && profile.loss.burst.is_none_or(|b| b.enter <= b.leave)
+            let burst = profile.loss.burst;
+            let in_bursts = burst.map_or(0.0, |b| b.enter / (b.enter + b.leave));
+            let arrives = (1.0 - profile.loss.random) * (1.0 - in_bursts) * (1.0 - profile.corrupt);
+            arrives >= 0.5
                 && profile
                     .rate
                     .bits_per_second()
                     .is_none_or(|bps| bps >= GOOD_BITS_PER_SECOND)
                 && profile.delay <= GOOD_DELAY
                 && profile.mtu_bytes >= MTU_V6_MIN
-                && profile.corrupt < 0.3
         };
         link.up
             && !link.dead
