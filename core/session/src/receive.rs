@@ -867,8 +867,7 @@ impl Session {
             return;
         }
         let (addresses, gated) = (p.addresses, p.gated);
-        if self.knock.is_none() {
-            self.knock_at(now, addresses, gated);
-        }
+        // Even while it knocks elsewhere: the door that answered may be the only one that opens.
+        self.knock_at(now, addresses, gated);
     }
 }

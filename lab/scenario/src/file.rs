@@ -318,6 +318,9 @@ pub struct Flow {
     pub policy: Policy,
     /// Bytes it may spend on links that are not free.
     pub metered_bytes_max: Option<u64>,
+    /// Whether the device ends its direction only after it read the other's end (simulator only).
+    #[serde(default)]
+    pub late_end: bool,
     /// Whether bytes are kept by their sender until they are safe at the receiver (simulator only).
     #[serde(default)]
     pub durable: bool,

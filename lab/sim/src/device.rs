@@ -502,6 +502,7 @@ impl Device {
         let before = transfer.sink.offset;
         let outcome = self.host.endpoint.with(session, |s| {
             transfer.sink.take(s, id)?;
+            transfer.source.open_ended &= !transfer.sink.ended;
             transfer.source.give(s, id);
             Ok::<_, SimFault>(())
         });

@@ -123,6 +123,9 @@ impl Draw {
         if self.chance(0.4) {
             writeln!(out, "durable = true")?;
         }
+        if self.chance(0.3) {
+            writeln!(out, "late_end = true")?;
+        }
         let by = self.chance(0.25).then(|| start + self.between(0.2, 200.0));
         match by {
             Some(by) if self.chance(0.5) => {

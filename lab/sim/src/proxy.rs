@@ -319,8 +319,8 @@ fn answer(sink: &Sink) -> Option<Source> {
             request.size,
         ));
     }
-    sink.ended
-        .then(|| Source::new(sink.receipt().to_vec(), 0, 0, 0))
+    // The device may keep its direction open until it has the answer.
+    (sink.content_bytes() == request.size).then(|| Source::new(sink.receipt().to_vec(), 0, 0, 0))
 }
 
 fn endpoint(identity: &Identity, life: u64) -> Endpoint {

@@ -63,6 +63,8 @@ pub(crate) struct Source {
     pub size: u64,
     /// Where the next byte to be given is; unknown while the session says where to begin.
     pub cursor: Option<u64>,
+    /// The end is to be held back.
+    pub open_ended: bool,
     finished: bool,
 }
 
@@ -74,6 +76,7 @@ impl Source {
             from: from.min(size),
             size,
             cursor: Some(0),
+            open_ended: false,
             finished: false,
         }
     }
@@ -112,7 +115,7 @@ impl Source {
             cursor += n;
         }
         self.cursor = Some(cursor);
-        self.finished = session.finish(id).is_ok();
+        self.finished = !self.open_ended && session.finish(id).is_ok();
     }
 
     fn bytes(&self, offset: u64, n: u64) -> Bytes {

@@ -75,6 +75,7 @@ impl Transfer {
         };
         let sent = if upload { size } else { 0 };
         self.source = Source::new(request.encode(), self.seed, 0, sent);
+        self.source.open_ended = spec.late_end;
     }
 
     /// The flow is no more: the next one goes on from where the application is. False if there were
