@@ -8,6 +8,7 @@ mod check;
 mod msrv;
 mod nightly;
 mod rules;
+mod seeds;
 mod step;
 mod totals;
 

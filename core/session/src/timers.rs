@@ -231,6 +231,11 @@ impl Session {
                 } = self;
                 let path = paths.at(slot);
                 path.state = PathState::Silent;
+                if path.recovery.in_flight > 0 && path.mtu.on_silence() {
+                    path.recovery
+                        .controller
+                        .set_datagram(path.mtu.current() as u64);
+                }
                 path.recovery.abandon(|said, arrived| {
                     on_said(said, arrived, flows, None, issued, says, gone);
                 });
