@@ -16,7 +16,7 @@
 
 use crate::loss::{Loss, LossState, chance};
 use crate::rate::{Rate, Server};
-use crate::time::{Span, Time};
+use d2tp_time::{Span, Time};
 use rand::Rng;
 use rand_pcg::Pcg32;
 use std::cmp::Reverse;

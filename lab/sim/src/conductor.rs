@@ -7,7 +7,6 @@ use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Class, Direction};
 use d2tp_session::{Addresses, LinkId};
 
-use crate::clock;
 use crate::device::Device;
 use crate::fault::SimFault;
 use crate::log::Log;
@@ -80,7 +79,7 @@ impl Device {
             remaining: self.remaining(number),
             left: spec.deadline_s.map(|by| {
                 let left = Time::from_secs_f64(by).since(now);
-                d2tp_session::Span::from_nanos(left.as_nanos())
+                left
             }),
             policy: spec.policy,
             budget: spec.metered_bytes_max.map(|max| max.saturating_sub(spent)),
@@ -132,10 +131,11 @@ impl Device {
             local: None,
             remote,
         };
+        let core_now = self.host.clock.core(now);
         let _ = self
             .host
             .endpoint
-            .with(id, |s| s.open_path(clock::core(now), addresses, gated));
+            .with(id, |s| s.open_path(core_now, addresses, gated));
         Ok(())
     }
 

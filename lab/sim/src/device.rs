@@ -19,7 +19,6 @@ use d2tp_session::{
 };
 
 use crate::account::Account;
-use crate::clock;
 use crate::fault::SimFault;
 use crate::host::{Back, Host};
 use crate::identity::Identity;
@@ -89,10 +88,11 @@ impl Device {
     fn connect(&mut self, now: Time) {
         let proxy = SecretKey::from_bytes(self.identity.proxy_key());
         let (instance, epochs) = (self.identity.instance(), self.reserve());
+        let core_now = self.host.clock.core(now);
         let id = self
             .host
             .endpoint
-            .connect(clock::core(now), proxy.public(), instance, epochs);
+            .connect(core_now, proxy.public(), instance, epochs);
         self.session = Some(id);
         self.host.idle_since = Some(now);
     }
@@ -209,9 +209,10 @@ impl Device {
             return;
         }
         if let Some(id) = self.session {
+            let core_now = self.host.clock.core(now);
             // A session that is over has no paths to lose.
             let _ = self.host.endpoint.with(id, |s| {
-                s.on_link_down(clock::core(now), LinkId(link as u32));
+                s.on_link_down(core_now, LinkId(link as u32));
             });
         }
     }
@@ -245,7 +246,8 @@ impl Device {
             // What the application hears of it comes from the session.
             self.wake(now, log)?;
         }
-        self.host.endpoint.handle_timeouts(clock::core(now));
+        let core_now = self.host.clock.core(now);
+        self.host.endpoint.handle_timeouts(core_now);
         if self.host.hibernate_at() <= now {
             self.hibernate(now, log);
         }
@@ -323,7 +325,8 @@ impl Device {
         if !self.core().is_some_and(Session::may_hibernate) {
             return;
         }
-        let Ok(record) = self.host.endpoint.hibernate(clock::core(now), id) else {
+        let core_now = self.host.clock.core(now);
+        let Ok(record) = self.host.endpoint.hibernate(core_now, id) else {
             return;
         };
         log.note(now, "device", || {
@@ -343,7 +346,7 @@ impl Device {
         log.note(now, "device", || "wakes".to_owned());
         let record = aged(&record, now.since(since))?;
         let epochs = self.reserve();
-        let core_now = clock::core(now);
+        let core_now = self.host.clock.core(now);
         let id = self.host.endpoint.restore(core_now, &record, epochs)?;
         self.session = Some(id);
         self.host.idle_since = Some(now);
@@ -360,10 +363,10 @@ impl Device {
         let Some(session) = self.session else {
             return Ok(());
         };
-        let spec = &self.specs[number];
+        let (spec, clock) = (&self.specs[number], self.host.clock);
         let options = FlowOptions {
             size: spec.bytes,
-            deadline: spec.deadline_s.map(|s| clock::core(Time::from_secs_f64(s))),
+            deadline: spec.deadline_s.map(|s| clock.core(Time::from_secs_f64(s))),
             hibernates: true,
             durable: spec.durable,
             ..FlowOptions::default()
@@ -564,7 +567,7 @@ impl Device {
         buf: &mut [u8],
         log: &mut Log,
     ) -> Result<bool, SimFault> {
-        let names = &self.names;
+        let (names, core_now) = (&self.names, self.host.clock.core(now));
         self.host.transmit(now, buf, |endpoint, t, datagram| {
             let link = t.link.0 as usize;
             let verdict = network.send_up(now, link, t.remote, datagram);
@@ -573,7 +576,7 @@ impl Device {
                 format!("sends {bytes} on {name}, {hash:08x}: {verdict:?}")
             });
             if verdict == cedos_lab_link::Verdict::TooBig {
-                endpoint.on_too_big(clock::core(now), t.link, datagram.len());
+                endpoint.on_too_big(core_now, t.link, datagram.len());
             }
         })
     }
@@ -587,7 +590,7 @@ impl Device {
         }
         let (made_at, record) = match (self.core(), &self.asleep) {
             (Some(session), _) => {
-                let record = session.record(clock::core(now), false);
+                let record = session.record(self.host.clock.core(now), false);
                 (now, Some(record.encode()))
             }
             // Its deadlines were counted when it was made.

@@ -57,8 +57,13 @@ impl Draw {
 
     /// Between two values, each order of magnitude as likely as the next.
     fn of_magnitude(&mut self, min: f64, max: f64) -> f64 {
-        let drawn = min * (max / min).powf(self.rng.random::<f64>());
-        ((drawn * 1000.0).round() / 1000.0).clamp(min, max)
+        // No power functions: their last bits differ between platforms.
+        let mut decades = vec![min];
+        while decades[decades.len() - 1] * 10.0 < max {
+            decades.push(decades[decades.len() - 1] * 10.0);
+        }
+        let from = self.one_of(&decades);
+        self.between(from, (from * 10.0).min(max)).clamp(min, max)
     }
 
     fn one_of<T: Copy>(&mut self, list: &[T]) -> T {
@@ -139,16 +144,16 @@ impl Draw {
 
     fn crash(&mut self, out: &mut String) -> std::fmt::Result {
         let who = self.one_of(&["device", "proxy"]);
-        // Sometimes both within moments, and sometimes long before they are needed again.
-        let t_s = if self.chance(0.3) {
-            60.0
-        } else {
-            self.between(0.0, HEAL_S - 20.0)
+        // Mostly while flows are under way, and sometimes both ends within moments.
+        let t_s = match self.one_of(&[0, 1, 2, 2]) {
+            0 => 20.0,
+            1 => self.between(0.0, HEAL_S - 20.0),
+            _ => self.between(0.0, 40.0),
         };
         writeln!(out, "\n[[crash]]\nwho = \"{who}\"\nt_s = {t_s}")?;
         writeln!(out, "for_s = {}", self.between(0.0, 10.0))?;
         if self.chance(0.5) {
-            writeln!(out, "after_events = {}", self.rng.random_range(0..2000))?;
+            writeln!(out, "after_events = {}", self.rng.random_range(0..1000))?;
         }
         if self.chance(0.3) {
             writeln!(out, "how = \"freeze\"")?;

@@ -14,7 +14,7 @@ use d2tp_session::{
     Addresses, Arrived, Endpoint, FlowId, Incoming, Life, LinkId, Session, SessionId, Transmit,
 };
 
-use crate::clock;
+use crate::clock::Clock;
 use crate::fault::SimFault;
 use crate::journal::{Commit, Journal};
 use crate::log::Log;
@@ -46,6 +46,7 @@ struct Stopped<S> {
 pub(crate) struct Host<S> {
     name: &'static str,
     pub endpoint: Endpoint,
+    pub clock: Clock,
     stopped: Option<Stopped<S>>,
     /// What arrived while it stood still.
     inbox: VecDeque<Delivery>,
@@ -64,6 +65,7 @@ impl<S: Clone> Host<S> {
         Host {
             name,
             endpoint,
+            clock: Clock::boot(Time::ZERO),
             stopped: None,
             inbox: VecDeque::new(),
             idle_since: None,
@@ -117,6 +119,7 @@ impl<S: Clone> Host<S> {
         match found {
             Some(found) => {
                 self.idle_since = None;
+                self.clock = Clock::boot(now);
                 self.peer_durable.clear();
                 Back::FromCrash(found)
             }
@@ -128,7 +131,8 @@ impl<S: Clone> Host<S> {
         if let Some(stopped) = &self.stopped {
             return stopped.until;
         }
-        clock::run(self.endpoint.next_timeout())
+        self.clock
+            .run(self.endpoint.next_timeout())
             .min(self.hibernate_at())
             .min(self.journal.next_at())
     }
@@ -169,7 +173,8 @@ impl<S: Clone> Host<S> {
             addresses,
             bytes: &mut bytes,
         };
-        self.endpoint.handle_datagram(clock::core(now), incoming);
+        self.endpoint
+            .handle_datagram(self.clock.core(now), incoming);
         // A session that came with this datagram was not there before.
         let session = session.or_else(|| self.endpoint.ids().first().copied());
         let arrived = session.and_then(|id| self.endpoint.with(id, Session::take_arrivals).ok());
@@ -199,7 +204,7 @@ impl<S: Clone> Host<S> {
             return Ok(false);
         }
         let mut sent = 0;
-        while let Some(t) = self.endpoint.poll_transmit(clock::core(now), buf) {
+        while let Some(t) = self.endpoint.poll_transmit(self.clock.core(now), buf) {
             for datagram in buf[..t.len].chunks(t.segment) {
                 sent += 1;
                 send(&mut self.endpoint, &t, datagram);

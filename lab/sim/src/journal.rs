@@ -93,7 +93,6 @@ impl<S: Clone> Journal<S> {
 /// A record with its deadlines moved on by `by`: they go on while nobody holds the session.
 pub(crate) fn aged(record: &[u8], by: Span) -> Result<Vec<u8>, RecordError> {
     let mut record = Record::decode(record)?;
-    let by = d2tp_session::Span::from_nanos(by.as_nanos());
     for flow in &mut record.flows {
         flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(by));
     }

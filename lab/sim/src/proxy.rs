@@ -11,7 +11,6 @@ use d2tp_session::{
     Admission, Arrived, Endpoint, Event, FlowId, LinkId, SecretKey, Session, SessionId,
 };
 
-use crate::clock;
 use crate::fault::SimFault;
 use crate::host::{Back, Host};
 use crate::identity::Identity;
@@ -113,7 +112,8 @@ impl Proxy {
         if let Some(safe) = self.host.synced(now) {
             self.tell_durable(&safe);
         }
-        self.host.endpoint.handle_timeouts(clock::core(now));
+        let core_now = self.host.clock.core(now);
+        self.host.endpoint.handle_timeouts(core_now);
         if self.host.hibernate_at() <= now {
             self.hibernate(now, log);
         }
@@ -164,7 +164,8 @@ impl Proxy {
         if !self.session().is_some_and(Session::may_hibernate) {
             return;
         }
-        let Ok(record) = self.host.endpoint.hibernate(clock::core(now), id) else {
+        let core_now = self.host.clock.core(now);
+        let Ok(record) = self.host.endpoint.hibernate(core_now, id) else {
             return;
         };
         log.note(now, "proxy", || format!("hibernates in {} B", record.len()));
@@ -277,7 +278,7 @@ impl Proxy {
         if self.host.wants_commit(pace)
             && let Some(session) = self.session()
         {
-            let record = session.record(clock::core(now), false).encode();
+            let record = session.record(self.host.clock.core(now), false).encode();
             self.host.commit(now, Some(record), self.flows.clone());
         }
     }
@@ -287,7 +288,7 @@ impl Proxy {
         let session = self.session().filter(|_| !self.host.is_away())?;
         let late = |id: &FlowId| {
             let deadline = session.deadline(*id);
-            deadline.is_some_and(|at| clock::core(now) > at)
+            deadline.is_some_and(|at| self.host.clock.core(now) > at)
         };
         session.flow_ids().into_iter().find(late)
     }
