@@ -104,13 +104,26 @@ impl Session {
         let claims = self.role == Role::Initiator;
         let credit = self.initial_flow_credit;
         let mut any = false;
+        let mut from_the_start = Vec::new();
         for flow in self.flows.iter_mut() {
-            // A flow that was never announced is simply opened now.
+            // A flow that was never announced is simply opened now. Its first bytes may have arrived
+            // all the same, without its OPEN, and be gone here.
             if !flow.announced {
-                flow.send.rewind(0);
-                flow.send.set_credit(credit);
-                flow.wants |= want::OPEN;
-                continue;
+                let held = flow.send.rewind(0);
+                if held || flow.options.hibernates {
+                    if !held {
+                        flow.send.forget(0);
+                        from_the_start.push(flow.id);
+                    }
+                    flow.send.set_credit(credit);
+                    flow.wants |= want::OPEN;
+                    continue;
+                }
+                // Who acknowledged bytes knows the flow, if not all that its OPEN said.
+                flow.announced = true;
+                if flow.options.deadline.is_some() {
+                    flow.wants |= want::DEADLINE;
+                }
             }
             flow.unclaimed = true;
             any = true;
@@ -127,6 +140,9 @@ impl Session {
             self.says |= say::RESUME_END;
         }
         self.flows.touch_all();
+        for flow in from_the_start {
+            self.emit(Event::SendFrom { flow, offset: 0 });
+        }
         let peer = self.peer;
         self.wake(now);
         self.emit(Event::Established {

@@ -30,8 +30,8 @@ use crate::transfer::{Progress, Transfer};
 
 /// Epochs reserved in the journal at a time; every SYN spends one.
 const EPOCHS_RESERVED: u32 = 100_000;
-/// How exact a deadline is on the wire.
-const DEADLINE_ROUNDING: Span = Span::from_millis(2);
+/// How exact a deadline is: each sleep and each crash rounds it to a millisecond.
+const DEADLINE_ROUNDING: Span = Span::from_millis(50);
 
 /// The device.
 pub(crate) struct Device {

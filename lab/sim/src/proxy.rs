@@ -243,6 +243,10 @@ impl Proxy {
             flow.sink.take(s, id)?;
             if flow.source.is_none() {
                 flow.source = answer(&flow.sink);
+                // A request that a crash made this end forget comes again, its answer does not.
+                if let (Some(source), Some((next, _))) = (&mut flow.source, s.send_offsets(id)) {
+                    source.begin_at(next);
+                }
             }
             if let Some(source) = &mut flow.source {
                 source.give(s, id);
