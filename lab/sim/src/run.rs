@@ -433,8 +433,13 @@ impl<'a> Run<'a> {
             self.switches.on_idle();
         }
         self.check_bounds()?;
-        if self.device.is_done() && self.crashes.is_empty() && self.replays.is_empty() {
+        let quiet = self.crashes.is_empty() && self.replays.is_empty();
+        let here = !self.device.host.is_away() && !self.proxy.host.is_away();
+        if self.device.is_done() && quiet && here {
             self.done_at.get_or_insert(self.now);
+        } else {
+            // A crash may have undone what was done.
+            self.done_at = None;
         }
         if self.stuck_at() <= self.now {
             return Err(SimFault::Stuck {
