@@ -77,10 +77,7 @@ impl Device {
             .sum();
         Need {
             remaining: self.remaining(number),
-            left: spec.deadline_s.map(|by| {
-                let left = Time::from_secs_f64(by).since(now);
-                left
-            }),
+            left: spec.deadline_s.map(|by| Time::from_secs_f64(by).since(now)),
             policy: spec.policy,
             budget: spec.metered_bytes_max.map(|max| max.saturating_sub(spent)),
         }

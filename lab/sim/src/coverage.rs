@@ -327,8 +327,10 @@ mod tests {
 
     #[test]
     fn a_fault_counts_for_every_state_of_its_instant_once() {
-        let mut coverage = Coverage::default();
-        coverage.states = vec![(true, State::Established), (false, State::PathSilent)];
+        let mut coverage = Coverage {
+            states: vec![(true, State::Established), (false, State::PathSilent)],
+            ..Coverage::default()
+        };
         coverage.on_fault(FaultKind::Loss);
         coverage.on_fault(FaultKind::Loss);
         let pair = |at_device, state| Pair {

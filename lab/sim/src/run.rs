@@ -223,7 +223,7 @@ impl<'a> Run<'a> {
             }
             Came::Thawed => {
                 for delivery in self.device.host.take_inbox() {
-                    self.to_device(delivery)?;
+                    self.hand_to_device(delivery)?;
                 }
             }
         }
@@ -231,7 +231,7 @@ impl<'a> Run<'a> {
         let lives = self.proxy.lives();
         if self.proxy.on_time(now, known, &mut self.log)? {
             for delivery in self.proxy.host.take_inbox() {
-                self.to_proxy(delivery)?;
+                self.hand_to_proxy(delivery)?;
             }
         }
         if self.proxy.lives() != lives {
@@ -268,8 +268,8 @@ impl<'a> Run<'a> {
                     break;
                 };
                 match replay.to {
-                    Who::Device => self.to_device(delivery)?,
-                    Who::Proxy => self.to_proxy(delivery)?,
+                    Who::Device => self.hand_to_device(delivery)?,
+                    Who::Proxy => self.hand_to_proxy(delivery)?,
                 }
             }
         }
@@ -357,15 +357,15 @@ impl<'a> Run<'a> {
     fn deliver(&mut self) -> Result<(), SimFault> {
         let now = self.now;
         while let Some(delivery) = self.network.next_for_device(now) {
-            self.to_device(delivery)?;
+            self.hand_to_device(delivery)?;
         }
         while let Some(delivery) = self.network.next_for_proxy(now) {
-            self.to_proxy(delivery)?;
+            self.hand_to_proxy(delivery)?;
         }
         Ok(())
     }
 
-    fn to_device(&mut self, delivery: Delivery) -> Result<(), SimFault> {
+    fn hand_to_device(&mut self, delivery: Delivery) -> Result<(), SimFault> {
         let link = delivery.link;
         if self.device.on_datagram(self.now, delivery, &mut self.log)? {
             self.switches.on_data(self.now, link);
@@ -373,7 +373,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn to_proxy(&mut self, delivery: Delivery) -> Result<(), SimFault> {
+    fn hand_to_proxy(&mut self, delivery: Delivery) -> Result<(), SimFault> {
         let link = delivery.link;
         let arrived = self.proxy.on_datagram(self.now, delivery);
         self.proxy.attend(self.now, &mut self.log)?;

@@ -38,6 +38,8 @@ fn drawn_scenarios_complete() {
         .map(|f| format!("{}\n  {}", f.replay(), f.what))
         .collect();
     assert!(failing.is_empty(), "\n{}", failing.join("\n"));
+    // However the threads share them.
+    assert_eq!(tried.coverage, try_seeds(0..40, 0, |_| ()).coverage);
     assert!(
         tried.coverage.surprising().is_empty(),
         "{:?}",
