@@ -1,7 +1,7 @@
 //! `cargo xtask check`: everything a change must pass.
 //!
 //! ```text
-//!  format ▸ lints ▸ tests ▸ documentation ▸ rules ▸ MSRV ▸ dependencies
+//!  format ▸ lints ▸ tests ▸ random scenarios ▸ documentation ▸ rules ▸ MSRV ▸ dependencies
 //! ```
 //!
 //! Every step runs even after one has failed. Lints carry the promise of `core/` too:
@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 
 use crate::step::{Outcome, Steps, cargo, has_subcommand, run as run_command};
 use crate::totals::Totals;
-use crate::{msrv, root, rules};
+use crate::{msrv, root, rules, seeds};
 
 /// Runs every step; whether all held.
 pub fn run() -> Result<bool> {
@@ -38,6 +38,7 @@ pub fn run() -> Result<bool> {
         ]),
     );
     steps.run("tests", || tests(&mut totals, &[]));
+    steps.command("random scenarios", &mut seeds::check());
     steps.command(
         "documentation",
         cargo(["doc", "--workspace", "--no-deps", "--locked", "--quiet"])

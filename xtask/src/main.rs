@@ -9,6 +9,7 @@ mod msrv;
 mod nightly;
 mod promises;
 mod rules;
+mod seeds;
 mod step;
 mod totals;
 

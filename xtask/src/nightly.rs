@@ -1,8 +1,10 @@
 //! `cargo xtask nightly`: what takes longer than a change can wait.
 //!
 //! Everything of `check` in its long form: every test, also those marked `#[ignore]`, optimised;
-//! every fuzz target for a while; every feature; advisories. A run that needs a tool which is not
+//! many random scenarios; every fuzz target for a while; every feature; advisories. A run that needs a tool which is not
 //! there says so and is not counted as held.
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 
@@ -16,6 +18,12 @@ pub struct Options {
     /// Seconds for each fuzz target
     #[arg(long, default_value_t = 600)]
     fuzz_seconds: u32,
+    /// Random scenarios to run
+    #[arg(long, default_value_t = crate::seeds::NIGHT_SEEDS)]
+    seeds: u64,
+    /// Other scenarios for the same seeds; the number of today where nothing is said
+    #[arg(long)]
+    salt: Option<u64>,
 }
 
 /// Runs every long step; whether none failed.
@@ -38,6 +46,11 @@ pub fn run(options: &Options) -> Result<bool> {
     steps.run("tests, optimised, ignored ones too", || {
         crate::check::tests(&mut totals, &["--release", "--", "--include-ignored"])
     });
+    let salt = options.salt.unwrap_or_else(today);
+    steps.command(
+        &format!("random scenarios, salt {salt}"),
+        &mut crate::seeds::night(options.seeds, salt),
+    );
     for target in fuzz_targets()? {
         steps.run(&format!("fuzz {target}"), || fuzz(&target, options));
     }
@@ -51,6 +64,12 @@ pub fn run(options: &Options) -> Result<bool> {
     let held = steps.summarise();
     println!("{} passed, {} failed", totals.passed, totals.failed);
     Ok(held && totals.failed == 0)
+}
+
+/// Days since 1970: every night tries scenarios that none tried before.
+fn today() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs() / 86_400)
 }
 
 /// Names of `fuzz/fuzz_targets/*.rs`; none where there is no such folder.

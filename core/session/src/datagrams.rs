@@ -57,6 +57,11 @@ impl Datagrams {
         self.waiting.push_back(waiting);
     }
 
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()

@@ -290,7 +290,10 @@ impl Endpoint {
             first..epochs.end,
         );
         session.restore(now, &record);
-        Ok(self.insert(session))
+        let id = self.insert(session);
+        // Its deadlines are timers, whether there is a link or not.
+        self.settle(id);
+        Ok(id)
     }
 
     /// A server takes in the record of a session asleep.

@@ -14,6 +14,7 @@
 
 mod acks;
 mod calls;
+mod census;
 mod claim;
 mod config;
 mod congestion;
@@ -46,6 +47,7 @@ mod timers;
 mod trace;
 mod transmit;
 
+pub use census::{Arrived, FlowState, Holdings};
 pub use config::{
     ACK_RANGES_MAX, Config, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, HALF_OPEN_PER_INSTANCE,
     PATHS_MAX, REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX, SPARE_PATHS, THAWED_BUFFER_BYTES,

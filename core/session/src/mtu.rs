@@ -115,6 +115,21 @@ impl Mtu {
         self.current = DATAGRAM_FIRST_BYTES as u16;
         true
     }
+    /// Nothing comes back: what the path carried once it may carry no more, and while every packet
+    /// is too large nothing says so. Small packets go first, the size from before is asked for
+    /// again when the path answers. True if that is a change.
+    pub(crate) fn on_silence(&mut self) -> bool {
+        if self.current <= DATAGRAM_FIRST_BYTES as u16 {
+            return false;
+        }
+        let before = self.current;
+        self.current = DATAGRAM_FIRST_BYTES as u16;
+        self.next = self.below(before + 1);
+        self.in_flight = false;
+        self.failures = 0;
+        self.large_losses = 0;
+        true
+    }
     pub(crate) fn on_ack(&mut self, now: Time, size: u16) {
         if size > DATAGRAM_FIRST_BYTES as u16 {
             self.large_losses = 0;
@@ -151,6 +166,22 @@ mod tests {
         assert_eq!(search(1280, 1472), 1252);
         assert_eq!(search(1200, 1472), 1200);
         assert_eq!(search(9000, DATAGRAM_MAX_BYTES as u16), DATAGRAM_MAX_BYTES);
+    }
+
+    #[test]
+    fn on_a_silent_path_small_packets_go_first_and_the_old_size_is_asked_for_again() {
+        let mut mtu = Mtu::new(1472);
+        mtu.on_probe_sent();
+        mtu.on_probe_acked(1472);
+        assert_eq!(mtu.probe(), None);
+        assert!(mtu.on_silence());
+        assert_eq!((mtu.current(), mtu.probe()), (1200, Some(1472)));
+        assert!(!mtu.on_silence());
+        for _ in 0..2 {
+            mtu.on_probe_sent();
+            mtu.on_probe_lost(Time::ZERO);
+        }
+        assert_eq!(mtu.probe(), Some(1452));
     }
 
     #[test]

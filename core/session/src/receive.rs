@@ -8,6 +8,7 @@ use d2tp_wire::{
 };
 
 use crate::calls::CODE_DEADLINE;
+use crate::census::Arrived;
 use crate::config::SPARE_PATHS;
 use crate::congestion::Sibling;
 use crate::event::{Event, FlowEnd, PeerFault, SessionEnd};
@@ -16,6 +17,7 @@ use crate::half_open::{SynAck, SynAckBody};
 use crate::path::{self, Addresses, Before, Path, PathState};
 use crate::recovery::Said;
 use crate::recv_half::RecvHalf;
+use crate::resume::CODE_ROLLED_BACK;
 use crate::send_half::SendHalf;
 use crate::session::{Life, Role, Session, on_said, say};
 use crate::trace::TraceRecord;
@@ -42,10 +44,10 @@ fn is_of_paths(frame: &Frame<'_>) -> bool {
 
 /// What a RESET or STOP with this code means.
 fn end_of(code: u64) -> FlowEnd {
-    if code == CODE_DEADLINE {
-        FlowEnd::DeadlinePassed
-    } else {
-        FlowEnd::Reset(code)
+    match code {
+        CODE_DEADLINE => FlowEnd::DeadlinePassed,
+        CODE_ROLLED_BACK => FlowEnd::Refused(Reason::RolledBack),
+        code => FlowEnd::Reset(code),
     }
 }
 
@@ -60,6 +62,7 @@ impl Session {
         from: Addresses,
         packet: &mut [u8],
     ) {
+        self.arrivals.clear();
         if generation != self.generation || self.life == Life::Closed {
             return;
         }
@@ -159,6 +162,7 @@ impl Session {
         datagram_bytes: usize,
         plaintext: &[u8],
     ) {
+        self.arrivals.clear();
         let Some(slot) = self.paths.slot(id) else {
             return;
         };
@@ -528,6 +532,12 @@ impl Session {
         let path = self.paths.at(slot);
         path.payload_in += bytes.len() as u64;
         let (path_id, gated) = (path.id, path.gated);
+        let at = self.arrivals.len();
+        self.arrivals.push(Arrived {
+            flow: id,
+            bytes: bytes.len() as u64,
+            new: 0,
+        });
         if self.flows.get(id).is_none() {
             // A flow's first packets may be reordered: DATA opens it with defaults.
             let _ = now;
@@ -548,6 +558,7 @@ impl Session {
             self.unkept = true;
             return Ok(());
         }
+        self.arrivals[at].new = arrival.new;
         let ended = flow.recv.stopped.is_some();
         let tell = arrival.readable && !flow.told_readable;
         flow.told_readable |= tell;
@@ -1027,8 +1038,7 @@ impl Session {
             // R-CLOSE-3: who does not know the session need not hear that it is over.
             return self.end(SessionEnd::Local);
         }
-        if self.knock.is_none() {
-            self.knock_at(now, addresses, gated);
-        }
+        // Even while it knocks elsewhere: the door that answered may be the only one that opens.
+        self.knock_at(now, addresses, gated);
     }
 }

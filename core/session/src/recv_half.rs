@@ -95,6 +95,11 @@ impl RecvHalf {
         FLOW_GAPS_MAX.max((self.window / 2048) as usize)
     }
 
+    /// Gaps in what was received.
+    pub(crate) fn gaps(&self) -> usize {
+        self.received.len()
+    }
+
     /// Where the contiguous bytes end.
     pub(crate) fn contiguous(&self) -> u64 {
         self.received.end_from(self.read_to).max(self.read_to)

@@ -21,6 +21,9 @@ use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 use crate::session::{Role, Session, say};
 
+/// RESET and STOP code of a flow of which the peer lost what it had called durable.
+pub(crate) const CODE_ROLLED_BACK: u64 = 0xd002;
+
 impl Session {
     /// The session as a record. With `safe` only what both ends made durable counts (for a
     /// journal that must survive a crash); without it what the application has read.
@@ -35,9 +38,10 @@ impl Session {
                     f.recv.read_to()
                 };
                 // Of a direction that was reset the peer needs no bytes, only how many there were.
+                // R-CRASH-1: what is only acknowledged may be asked for again after a crash.
                 let sent_to = match f.send.reset {
                     Some(_) => f.send.next(),
-                    None => f.send.acked_to(),
+                    None => f.send.safe_to(),
                 };
                 let at_end = f.recv.final_size() == Some(received_to);
                 FlowRecord {
@@ -216,13 +220,26 @@ impl Session {
         let claims = self.role == Role::Initiator;
         let credit = self.initial_flow_credit;
         let mut any = false;
+        let mut from_the_start = Vec::new();
         for flow in self.flows.iter_mut() {
-            // A flow that was never announced is simply opened now.
+            // A flow that was never announced is simply opened now. Its first bytes may have arrived
+            // all the same, without its OPEN, and be gone here.
             if !flow.announced {
-                flow.send.rewind(0);
-                flow.send.set_credit(credit);
-                flow.wants |= want::OPEN;
-                continue;
+                let held = flow.send.rewind(0);
+                if held || flow.options.hibernates {
+                    if !held {
+                        flow.send.forget(0);
+                        from_the_start.push(flow.id);
+                    }
+                    flow.send.set_credit(credit);
+                    flow.wants |= want::OPEN;
+                    continue;
+                }
+                // Who acknowledged bytes knows the flow, if not all that its OPEN said.
+                flow.announced = true;
+                if flow.options.deadline.is_some() {
+                    flow.wants |= want::DEADLINE;
+                }
             }
             flow.unclaimed = true;
             any = true;
@@ -239,6 +256,9 @@ impl Session {
             self.says |= say::RESUME_END;
         }
         self.flows.touch_all();
+        for flow in from_the_start {
+            self.emit(Event::SendFrom { flow, offset: 0 });
+        }
         let peer = self.peer;
         self.wake(now);
         if self.closing.is_none() {
@@ -301,10 +321,15 @@ impl Session {
             // R-RESUME-4: claimed once already; a repeated claim is only answered again.
             return self.flows.want(id, want::RESUMED);
         }
-        if flags & d2tp_wire::Frame::RESUME_COMPLETE != 0 {
+        let complete = flags & d2tp_wire::Frame::RESUME_COMPLETE != 0;
+        if complete {
             flow.send.complete_at(received);
         }
         if self.take_up(id, received) {
+            if let Some(flow) = self.flows.get_mut(id).filter(|_| complete) {
+                // Taking up doubts every end; this one was just confirmed.
+                flow.send.complete_at(received);
+            }
             self.flows.want(id, want::RESUMED);
             self.retire_if_complete(id);
         } else {
@@ -342,13 +367,25 @@ impl Session {
             return;
         }
         if !self.take_up(id, received) {
-            return self.end_flow(id, FlowEnd::Refused(Reason::RolledBack));
+            // The server knows the flow and would keep it: it hears that it is over.
+            return self.refuse_here(id, Reason::RolledBack);
         }
         if let Some(flow) = self.flows.get_mut(id) {
             // Answered to the claim in the SYN: there is nothing left to claim.
             flow.wants &= !want::RESUME;
             flow.claiming = false;
         }
+    }
+
+    /// Ends a flow that the peer still knows, and tells the peer.
+    fn refuse_here(&mut self, id: FlowId, reason: Reason) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        flow.unclaimed = false;
+        flow.end.get_or_insert(FlowEnd::Refused(reason));
+        self.reset(id, CODE_ROLLED_BACK);
+        self.stop(id, CODE_ROLLED_BACK);
     }
 
     pub(crate) fn on_resume_end(&mut self, said: u64) -> Result<(), PeerFault> {

@@ -107,6 +107,10 @@ impl SendHalf {
     pub(crate) fn acked_to(&self) -> u64 {
         self.acked_to
     }
+    /// Below this the peer will never ask again: arrived, and for a durable flow safe there too.
+    pub(crate) fn safe_to(&self) -> u64 {
+        self.durable.map_or(self.acked_to, |d| d.min(self.acked_to))
+    }
     /// Offset below which everything was sent at least once.
     pub(crate) fn next(&self) -> u64 {
         self.next
@@ -220,7 +224,7 @@ impl SendHalf {
 
     /// Frees what will never be sent again: for a durable flow, what is durable (R-DURABLE-1).
     fn release(&mut self) -> bool {
-        let to = self.durable.map_or(self.acked_to, |d| d.min(self.acked_to));
+        let to = self.safe_to();
         let before = self.released;
         while let Some(front) = self.chunks.front_mut() {
             let len = front.len() as u64;
@@ -263,9 +267,9 @@ impl SendHalf {
         self.lost.clear();
         self.acked_to = offset;
         self.next = offset;
-        if !self.fin_acked {
-            self.fin_sent = false;
-        }
+        // A peer that crashed may have forgotten the end it once acknowledged.
+        self.fin_sent = false;
+        self.fin_acked = false;
         self.release();
         true
     }
@@ -308,6 +312,7 @@ impl SendHalf {
         self.hint = (0, offset);
         self.fin = false;
         self.fin_sent = false;
+        self.fin_acked = false;
     }
 
     /// The peer has everything up to `offset`, which is the end.
@@ -398,6 +403,38 @@ mod tests {
         assert_eq!((half.buffered(), half.acked_to()), (100, 100));
         half.on_durable(100);
         assert_eq!(half.buffered(), 0);
+    }
+
+    #[test]
+    fn after_a_rewind_the_end_is_sent_until_it_is_acknowledged_again() {
+        // Its packet had arrived before an earlier one, and the peer forgot both.
+        let mut half = SendHalf::new(1_000, false);
+        half.write(Bytes::from_static(&[1; 100]));
+        half.finish();
+        assert_eq!(half.take(50, 1_000), Some((0, 50, false, 50)));
+        assert_eq!(half.take(50, 1_000), Some((50, 50, true, 50)));
+        half.on_acked(50, 50, true);
+        assert!(half.rewind(0));
+        assert_eq!(half.take(100, 1_000), Some((0, 100, true, 100)));
+        half.on_lost(0, 100, true);
+        assert_eq!(half.take(100, 1_000), Some((0, 100, true, 0)));
+        half.on_acked(0, 100, true);
+        assert!(half.is_complete());
+        half.forget(10);
+        half.write(Bytes::from_static(&[1; 90]));
+        half.finish();
+        assert!(!half.is_complete() && !half.is_fin_acked());
+    }
+
+    #[test]
+    fn a_durable_flow_goes_back_only_to_what_is_safe() {
+        // R-CRASH-1: a record of it promises no more.
+        let mut half = SendHalf::new(1_000, true);
+        half.write(Bytes::from_static(&[1; 100]));
+        half.take(100, 1_000);
+        half.on_acked(0, 100, false);
+        half.on_durable(60);
+        assert_eq!(half.safe_to(), 60);
     }
 
     #[test]

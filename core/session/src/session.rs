@@ -19,6 +19,7 @@ use d2tp_seal::{PacketKeys, PublicKey, Rng, SecretKey};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, Reason, TOKEN_BYTES};
 
+use crate::census::Arrived;
 use crate::config::{Config, EVENTS_MAX};
 use crate::datagrams::Datagrams;
 use crate::event::{Event, PeerFault, SessionEnd};
@@ -253,6 +254,8 @@ pub struct Session {
     pub(crate) duplicate_bytes: u64,
     /// Where everything is told, if somebody wants to know.
     pub(crate) trace: Option<Box<Trace>>,
+    /// Payload of the datagram handled last.
+    pub(crate) arrivals: Vec<Arrived>,
 }
 
 impl Session {
@@ -317,6 +320,7 @@ impl Session {
             initial_flow_credit: 0,
             duplicate_bytes: 0,
             trace: None,
+            arrivals: Vec::new(),
         }
     }
 

@@ -18,6 +18,8 @@ use crate::session::{Life, Role, Session, on_said};
 
 /// Probe timeouts after which a path's data goes elsewhere.
 const PROBES_BEFORE_SILENT: u32 = 2;
+/// Probe timeouts after which packets are made small. // RFC 8899 §4.3 leaves the number open
+const PROBES_BEFORE_SMALL: u32 = 3;
 
 impl Session {
     /// When [`Session::handle_timeouts`] wants to be called next.
@@ -221,6 +223,11 @@ impl Session {
             let mut silent = false;
             if path.may_speak() && path.recovery.probe_at(delay, interval) <= now {
                 path.recovery.on_probe_timeout(now);
+                if path.recovery.probes >= PROBES_BEFORE_SMALL && path.mtu.on_silence() {
+                    path.recovery
+                        .controller
+                        .set_datagram(path.mtu.current() as u64);
+                }
                 path.probe_now = true;
                 path.wants |= path::want::PING;
                 if path.recovery.probes >= PROBES_BEFORE_SILENT && live_besides {
@@ -289,6 +296,11 @@ impl Session {
             } = self;
             let path = paths.at(slot);
             path.state = PathState::Silent;
+            if path.recovery.in_flight > 0 && path.mtu.on_silence() {
+                path.recovery
+                    .controller
+                    .set_datagram(path.mtu.current() as u64);
+            }
             path.recovery.abandon(|said, arrived| {
                 on_said(said, arrived, flows, None, issued, says, gone);
             });

@@ -25,6 +25,11 @@ impl Time {
     pub const fn from_nanos(ns: u64) -> Self {
         Time(ns)
     }
+    /// The point `s` seconds after counting began, to the nearest nanosecond; negative values are
+    /// clamped.
+    pub fn from_secs_f64(s: f64) -> Self {
+        Time((s * 1e9).round() as u64)
+    }
     /// Nanoseconds since counting began.
     pub const fn as_nanos(self) -> u64 {
         self.0
@@ -61,9 +66,13 @@ impl Span {
     pub const fn from_secs(s: u64) -> Self {
         Span(s.saturating_mul(1_000_000_000))
     }
-    /// A span of seconds with a fraction; negative becomes zero.
+    /// A span of seconds with a fraction, to the nearest nanosecond; negative becomes zero.
     pub fn from_secs_f64(s: f64) -> Self {
-        Span((s.max(0.0) * 1e9) as u64)
+        Span((s * 1e9).round() as u64)
+    }
+    /// A span of milliseconds with a fraction, to the nearest nanosecond; negative becomes zero.
+    pub fn from_millis_f64(ms: f64) -> Self {
+        Span((ms * 1e6).round() as u64)
     }
     /// Whole nanoseconds.
     pub const fn as_nanos(self) -> u64 {
@@ -76,6 +85,10 @@ impl Span {
     /// Whole milliseconds, rounded down.
     pub const fn as_millis(self) -> u64 {
         self.0 / 1_000_000
+    }
+    /// Milliseconds with a fraction.
+    pub fn as_millis_f64(self) -> f64 {
+        self.0 as f64 / 1e6
     }
     /// Seconds with a fraction.
     pub fn as_secs_f64(self) -> f64 {

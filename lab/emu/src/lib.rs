@@ -24,7 +24,6 @@
 //! the loopback interface instead.
 
 mod clock;
-pub mod content;
 mod gate;
 mod icmp;
 pub mod loopback;
@@ -40,6 +39,7 @@ mod tcp_relay;
 pub mod web;
 mod world;
 
+pub use cedos_lab_scenario::content;
 pub use clock::Clock;
 pub use loopback::{Loopback, LoopbackHappening};
 pub use namespace::Namespace;

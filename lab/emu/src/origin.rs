@@ -6,8 +6,8 @@
 //! PUT, POST /upload[/NAME]      takes a body; answers {"bytes": N, "sha256": "…"}
 //! ```
 
-use crate::content;
 use bytes::Bytes;
+use cedos_lab_scenario::content;
 use http::header::{
     ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, RANGE,
 };

@@ -15,9 +15,9 @@ mod loss;
 mod nat;
 mod pipe;
 mod rate;
-mod time;
 pub mod trace;
 
+pub use d2tp_time::{Span, Time};
 pub use link::{Condition, Link, seeded};
 pub use loss::{Burst, Loss};
 pub use nat::{MAPPINGS_MAX, Nat, PORT_FIRST};
@@ -25,4 +25,3 @@ pub use pipe::{
     Counters, FLIGHT_PACKETS_MAX, Packet, Pipe, Profile, QUEUE_PACKETS_MAX, Queue, Verdict,
 };
 pub use rate::{OPPORTUNITY_BYTES, Opportunities, Rate};
-pub use time::{Span, Time};

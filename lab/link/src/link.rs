@@ -1,7 +1,7 @@
 //! A link: two pipes that share their fate.
 
 use crate::pipe::{Packet, Pipe, Profile};
-use crate::time::Time;
+use d2tp_time::Time;
 use rand_pcg::Pcg32;
 
 /// The whole condition of a link at an instant.

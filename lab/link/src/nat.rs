@@ -6,7 +6,7 @@
 //! packets to the old one reach nobody. A NAT with an idle time forgets each mapping by itself when
 //! nothing has left by it for so long; packets from outside keep none alive (RFC 4787 REQ-6).
 
-use crate::time::{Span, Time};
+use d2tp_time::{Span, Time};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The lowest port handed out.

@@ -16,7 +16,7 @@
 
 use crate::loss::{Loss, LossState, chance};
 use crate::rate::{Rate, Server};
-use crate::time::{Span, Time};
+use d2tp_time::{Span, Time};
 use rand::Rng;
 use rand_pcg::Pcg32;
 use std::cmp::Reverse;
@@ -133,6 +133,10 @@ pub struct Counters {
     pub packets_while_down: u64,
     /// Packets larger than the MTU.
     pub packets_too_big: u64,
+    /// Packets held back to be overtaken.
+    pub packets_reordered: u64,
+    /// Packets damaged.
+    pub packets_corrupted: u64,
     /// Packets lost in the air, a dead pipe's included.
     pub packets_lost: u64,
     /// Packets thrown away because the pipe went down.
@@ -389,10 +393,12 @@ impl<P: Packet> Pipe<P> {
         let mut packet = head.packet;
         if chance(&mut self.rng, self.profile.corrupt) {
             packet.corrupt(self.rng.random());
+            self.counters.packets_corrupted += 1;
         }
         let twin = chance(&mut self.rng, self.profile.duplicate).then(|| packet.clone());
         if chance(&mut self.rng, self.profile.reorder) {
             let at = at + self.profile.reorder_by;
+            self.counters.packets_reordered += 1;
             self.sent += 1;
             let order = self.sent;
             self.stragglers.push(Reverse(Flying {

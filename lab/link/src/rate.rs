@@ -9,7 +9,7 @@
 //!     |----- 3 Mb/s --------|------- 1 Mb/s -------|
 //! ```
 
-use crate::time::{Span, Time};
+use d2tp_time::{Span, Time};
 use std::sync::Arc;
 
 const NANOS_PER_SEC: u128 = 1_000_000_000;

@@ -10,7 +10,7 @@
 //! leave. It repeats after its last line.
 
 use crate::rate::{OPPORTUNITY_BYTES, Opportunities};
-use crate::time::{Span, Time};
+use d2tp_time::{Span, Time};
 use thiserror::Error;
 
 /// The header every CSV trace begins with.

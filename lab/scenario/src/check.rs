@@ -2,11 +2,12 @@
 //!
 //! Each fault says the table, the key, the value and what was expected.
 
-use crate::crash::CRASHES_MAX;
+use crate::crash::{CRASHES_MAX, REPLAYED_MAX};
 use crate::file::{
     DURATION_S_MAX, FLOWS_MAX, Flow, Handover, LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind,
     Scenario,
 };
+use crate::properties::MTU_V6_MIN;
 
 impl Scenario {
     pub(crate) fn check(&self) -> Result<(), String> {
@@ -57,6 +58,17 @@ impl Scenario {
                 .check(self.duration_s)
                 .map_err(|fault| format!("crash: {fault}"))?;
         }
+        if self.replays.len() > REPLAYED_MAX as usize {
+            return Err(format!(
+                "{} replays, at most {REPLAYED_MAX}",
+                self.replays.len()
+            ));
+        }
+        for replay in &self.replays {
+            replay
+                .check(self.duration_s)
+                .map_err(|fault| format!("replay: {fault}"))?;
+        }
         for expect in &self.expectations {
             crate::expect::check(&expect.text)
                 .map_err(|fault| format!("expect `{}`: {fault}", expect.text))?;
@@ -79,6 +91,17 @@ impl Link {
         }
         let fault = |p: crate::properties::Properties| p.fault().map_or(Ok(()), Err);
         fault(self.properties())?;
+        let mtus = (self.at.iter().map(|at| at.mtu))
+            .chain(self.repeat.iter().map(|repeat| repeat.mtu))
+            .chain(self.access_points.iter().map(|ap| ap.mtu))
+            .chain([self.mtu]);
+        if let Some(mtu) = mtus.flatten().find(|mtu| *mtu < MTU_V6_MIN)
+            && self.family.has_v6()
+        {
+            return Err(format!(
+                "mtu is {mtu}, but a link with IPv6 has at least {MTU_V6_MIN}"
+            ));
+        }
         seconds("attach_s", self.attach_s, DURATION_S_MAX)?;
         seconds("trace_start_s", self.trace_start_s, 1e9)?;
         match (self.nat, self.nat_rebind_s) {

@@ -11,6 +11,9 @@ pub const CRASH_FOR_S_DEFAULT: f64 = 1.0;
 /// Crashes a scenario has at most.
 pub const CRASHES_MAX: usize = 1_000;
 
+/// Packets replayed at a time, and replays of a scenario, at most.
+pub const REPLAYED_MAX: u32 = 1_000;
+
 /// Which end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -21,7 +24,19 @@ pub enum Who {
     Proxy,
 }
 
-/// An end stops without a word and comes back from its journal.
+/// How an end stops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stop {
+    /// The process is killed and comes back from its journal.
+    #[default]
+    Crash,
+    /// The process stands still with all it holds, as in a suspended machine: when it goes on, its
+    /// clock has jumped.
+    Freeze,
+}
+
+/// An end stops without a word and comes back: from its journal, or as it stood.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Crash {
@@ -32,6 +47,31 @@ pub struct Crash {
     /// How long it is away.
     #[serde(default = "crash_for_default")]
     pub for_s: f64,
+    /// How it stops.
+    #[serde(default)]
+    pub how: Stop,
+    /// It stops only after this many more things happened in the run, so that any instant between
+    /// two of them can be hit.
+    #[serde(default)]
+    pub after_events: u64,
+    /// Commits that were reported safe and are lost all the same: a disk that lied.
+    #[serde(default)]
+    pub lost_commits: u32,
+}
+
+/// Packets sent so far arrive once more.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Replay {
+    /// Who receives them.
+    pub to: Who,
+    /// When.
+    pub t_s: f64,
+    /// How many, drawn from all that were ever sent that way.
+    pub packets: u32,
+    /// From another address than the first time.
+    #[serde(default)]
+    pub elsewhere: bool,
 }
 
 fn crash_for_default() -> f64 {
@@ -46,5 +86,17 @@ impl Crash {
     pub(crate) fn check(&self, duration_s: f64) -> Result<(), String> {
         seconds("t_s", self.t_s, duration_s)?;
         seconds("for_s", self.for_s, duration_s)
+    }
+}
+
+impl Replay {
+    pub(crate) fn check(&self, duration_s: f64) -> Result<(), String> {
+        if self.packets > REPLAYED_MAX {
+            return Err(format!(
+                "packets is {}, at most {REPLAYED_MAX}",
+                self.packets
+            ));
+        }
+        seconds("t_s", self.t_s, duration_s)
     }
 }

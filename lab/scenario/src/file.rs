@@ -3,7 +3,7 @@
 //! Files are strict: a key that is not known is an error that says which one was probably meant,
 //! because a misspelt property that is silently ignored makes a result about something else.
 
-use crate::crash::{Crash, hibernate_after_default};
+use crate::crash::{Crash, Replay, hibernate_after_default};
 use crate::origin::OriginKind;
 use crate::properties::{Settings, table_with_properties};
 use cedos_lab_link::trace::{self, Row, Trace};
@@ -63,6 +63,9 @@ pub struct Scenario {
     /// Crashes of either end.
     #[serde(default, rename = "crash")]
     pub crashes: Vec<Crash>,
+    /// Packets that arrive once more.
+    #[serde(default, rename = "replay")]
+    pub replays: Vec<Replay>,
     /// What must hold of the report.
     #[serde(default, rename = "expect")]
     pub expectations: Vec<Expect>,
@@ -321,6 +324,12 @@ pub struct Flow {
     pub policy: Policy,
     /// Bytes it may spend on links that are not free.
     pub metered_bytes_max: Option<u64>,
+    /// Whether the device ends its direction only after it read the other's end (simulator only).
+    #[serde(default)]
+    pub late_end: bool,
+    /// Whether bytes are kept by their sender until they are safe at the receiver (simulator only).
+    #[serde(default)]
+    pub durable: bool,
     /// Whether the digest is compared with what the origin sent.
     #[serde(default = "yes")]
     pub integrity: bool,
@@ -595,7 +604,7 @@ mod tests {
             ("loss = 2", "link wlan0: loss is 2, expected 0 to 1"),
             ("rtt_ms = -1", "rtt_ms is -1"),
             ("rtt_ms = nan", "rtt_ms is NaN"),
-            ("mtu = 100", "mtu is 100, expected 1280 to 9000"),
+            ("mtu = 100", "mtu is 100, expected 576 to 9000"),
             ("queue_ms = 1\nqueue_bytes = 1", "keep one"),
             ("nat = \"rebinding\"", "nat_rebind_s"),
             ("nat_idle_s = 0", "nat_idle_s is 0"),

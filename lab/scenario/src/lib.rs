@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+pub mod content;
 mod crash;
 mod expect;
 mod file;
@@ -33,7 +34,10 @@ mod suggest;
 mod switches;
 mod timeline;
 
-pub use crash::{CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, HIBERNATE_AFTER_S_DEFAULT, Who};
+pub use crash::{
+    CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, HIBERNATE_AFTER_S_DEFAULT, REPLAYED_MAX, Replay, Stop,
+    Who,
+};
 pub use file::{
     AccessPoint, At, Class, DURATION_S_MAX, Direction, Expect, FLOWS_MAX, Family, Flow, Handover,
     LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind, Policy, Recorded, Repeat, Scenario,
@@ -42,7 +46,7 @@ pub use file::{
 pub use origin::OriginKind;
 pub use properties::{
     BurstLoss, DELAY_MS_MAX, DOWN_MBPS_DEFAULT, MBPS_MAX, MTU_DEFAULT, MTU_MAX, MTU_MIN,
-    QUEUE_MS_DEFAULT, REORDER_MS_DEFAULT, RTT_MS_DEFAULT, UP_MBPS_DEFAULT,
+    MTU_V6_MIN, QUEUE_MS_DEFAULT, REORDER_MS_DEFAULT, RTT_MS_DEFAULT, UP_MBPS_DEFAULT,
 };
 pub use report::{Expectation, FlowReport, LinkReport, Report, Switch, SwitchKind};
 pub use switches::SwitchMeter;

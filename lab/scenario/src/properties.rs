@@ -17,8 +17,10 @@ pub const RTT_MS_DEFAULT: f64 = 20.0;
 pub const QUEUE_MS_DEFAULT: f64 = 100.0;
 /// MTU where nothing is said.
 pub const MTU_DEFAULT: u32 = 1500;
-/// The smallest MTU: what IPv6 needs. // RFC 8200 §5
-pub const MTU_MIN: u32 = 1280;
+/// The smallest MTU: what every IPv4 host takes. // RFC 791 §3.1
+pub const MTU_MIN: u32 = 576;
+/// The smallest MTU of a link with IPv6. // RFC 8200 §5
+pub const MTU_V6_MIN: u32 = 1280;
 /// The largest MTU: what a TUN device takes.
 pub const MTU_MAX: u32 = 9000;
 /// How long a reordered packet is held back where nothing is said.

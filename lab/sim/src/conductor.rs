@@ -7,29 +7,17 @@ use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Class, Direction};
 use d2tp_session::{Addresses, LinkId};
 
-use crate::clock;
-use crate::device::{Device, Progress};
+use crate::device::Device;
 use crate::fault::SimFault;
 use crate::log::Log;
 use crate::network::Network;
 use crate::policy::{Need, Offer, Verdict, decide};
+use crate::transfer::Progress;
 
 /// How often grants are renewed: a grant holds one second of rate.
 const TICK: Span = Span::from_millis(100);
 
 impl Device {
-    /// Tells the session what happened to a link.
-    pub(crate) fn on_link_down(&mut self, now: Time, link: usize) {
-        self.meters[link] = Default::default();
-        if let Some(id) = self.session.filter(|_| !self.is_away()) {
-            let down = |s: &mut d2tp_session::Session| {
-                s.on_link_down(clock::core(now), LinkId(link as u32));
-            };
-            // A session that is over has no paths to lose.
-            let _ = self.endpoint.with(id, down);
-        }
-    }
-
     /// Looks at links and flows, and acts. True if some permitted link carries packets.
     pub(crate) fn conduct(
         &mut self,
@@ -38,7 +26,7 @@ impl Device {
         log: &mut Log,
     ) -> Result<bool, SimFault> {
         self.look_at = Time::NEVER;
-        if self.is_away() {
+        if self.host.is_away() {
             return Ok(false);
         }
         let links = self.classes.len();
@@ -85,14 +73,11 @@ impl Device {
         let spec = &self.specs[number];
         let spent: u64 = (0..self.classes.len())
             .filter(|l| self.classes[*l] != Class::Free)
-            .map(|l| self.books[number].by_link[l])
+            .map(|l| self.accounts[number].of_link(l))
             .sum();
         Need {
             remaining: self.remaining(number),
-            left: spec.deadline_s.map(|by| {
-                let left = Time::from_secs_f64(by).since(now);
-                d2tp_session::Span::from_nanos(left.as_nanos())
-            }),
+            left: spec.deadline_s.map(|by| Time::from_secs_f64(by).since(now)),
             policy: spec.policy,
             budget: spec.metered_bytes_max.map(|max| max.saturating_sub(spent)),
         }
@@ -101,18 +86,15 @@ impl Device {
     /// Meters run while their link is in use.
     fn measure(&mut self, now: Time, network: &Network, active: bool) {
         for link in 0..self.classes.len() {
-            let granted = self
-                .session
-                .and_then(|id| self.endpoint.session(id))
-                .is_some_and(|s| {
-                    let mut ids = self.transfers.iter().filter_map(|t| t.id);
-                    s.has_path(LinkId(link as u32))
-                        && (self.classes[link] == Class::Free
-                            || ids.any(|id| {
-                                s.grant_left(id, LinkId(link as u32))
-                                    .is_some_and(|(left, _)| left > 0)
-                            }))
-                });
+            let granted = self.core().is_some_and(|s| {
+                let mut ids = self.transfers.iter().filter_map(|t| t.id);
+                s.has_path(LinkId(link as u32))
+                    && (self.classes[link] == Class::Free
+                        || ids.any(|id| {
+                            s.grant_left(id, LinkId(link as u32))
+                                .is_some_and(|(left, _)| left > 0)
+                        }))
+            });
             if active && network.is_up(link) && granted {
                 self.meters[link].tick(now);
             } else {
@@ -133,7 +115,7 @@ impl Device {
             return Ok(());
         };
         let number = LinkId(link as u32);
-        if self.endpoint.session(id).is_none_or(|s| s.has_path(number)) {
+        if self.core().is_none_or(|s| s.has_path(number)) {
             return Ok(());
         }
         let remote = network.proxy_address(link);
@@ -146,9 +128,11 @@ impl Device {
             local: None,
             remote,
         };
+        let core_now = self.host.clock.core(now);
         let _ = self
+            .host
             .endpoint
-            .with(id, |s| s.open_path(clock::core(now), addresses, gated));
+            .with(id, |s| s.open_path(core_now, addresses, gated));
         Ok(())
     }
 
@@ -176,10 +160,7 @@ impl Device {
             let (Some(session), Some(id)) = (self.session, id) else {
                 continue;
             };
-            let left = self
-                .endpoint
-                .session(session)
-                .and_then(|s| s.grant_left(id, number));
+            let left = self.core().and_then(|s| s.grant_left(id, number));
             let Some((left, _)) = left else { continue };
             // What is left of an upload's grant is the session's own business, and not told.
             let upload = self.specs[*flow].direction == Direction::Up;
@@ -192,7 +173,10 @@ impl Device {
                 log.note(now, "device", || {
                     format!("grants {grant} on link {link}: {verdict:?}")
                 });
-                let _ = self.endpoint.with(session, |s| s.grant(id, number, grant));
+                let _ = self
+                    .host
+                    .endpoint
+                    .with(session, |s| s.grant(id, number, grant));
             }
         }
         look_at

@@ -12,94 +12,57 @@
 use std::collections::BTreeMap;
 
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::{Class, Direction, Flow, FlowReport, Scenario};
+use cedos_lab_scenario::{Class, Crash, Direction, Flow, Scenario};
 use d2tp_session::{
-    Addresses, Admission, Endpoint, Event, FlowEnd, FlowId, FlowOptions, Incoming, Life, LinkId,
-    Reason, Record, SecretKey, SessionId,
+    Admission, Arrived, Endpoint, Event, FlowEnd, FlowId, FlowOptions, LinkId, SecretKey, Session,
+    SessionId,
 };
 
-use crate::clock;
-use crate::content;
+use crate::account::Account;
 use crate::fault::SimFault;
+use crate::host::{Back, Host};
 use crate::identity::Identity;
+use crate::journal::{Commit, aged};
 use crate::log::{self, Log};
 use crate::meter::Meter;
 use crate::network::{Delivery, Network};
-use crate::proxy::{BURST_MAX, Proxy};
-use crate::stream::{DIGEST_BYTES, Request, Sink, Source};
+use crate::transfer::{Progress, Transfer};
 
 /// Epochs reserved in the journal at a time; every SYN spends one.
 const EPOCHS_RESERVED: u32 = 100_000;
-
-/// How far a transfer got.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Progress {
-    /// It has not started.
-    Waiting,
-    /// It is under way.
-    Active,
-    /// It was complete then.
-    Done(Time),
-    /// It is over and not complete.
-    Failed(String),
-}
-
-/// What the device's application knows of a flow.
-#[derive(Clone, Debug)]
-pub(crate) struct Transfer {
-    pub id: Option<FlowId>,
-    pub progress: Progress,
-    source: Source,
-    sink: Sink,
-    /// Bytes the proxy has of what is sent.
-    acked: u64,
-}
-
-/// What is counted of a flow from outside; no crash undoes it.
-#[derive(Clone, Debug)]
-pub(crate) struct Book {
-    pub by_link: Vec<u64>,
-    pub duplicate: u64,
-}
-
-/// What survives a crash.
-#[derive(Clone, Debug, Default)]
-struct Journal {
-    record: Option<(Time, Vec<u8>)>,
-    transfers: Vec<Transfer>,
-}
+/// How exact a deadline is: each sleep and each crash rounds it to a millisecond.
+const DEADLINE_ROUNDING: Span = Span::from_millis(50);
 
 /// The device.
 pub(crate) struct Device {
-    pub(crate) endpoint: Endpoint,
+    pub(crate) host: Host<Vec<Transfer>>,
     identity: Identity,
     pub(crate) session: Option<SessionId>,
     asleep: Option<(Time, Vec<u8>)>,
     pub(crate) specs: Vec<Flow>,
     pub(crate) classes: Vec<Class>,
-    names: Vec<String>,
+    pub(crate) names: Vec<String>,
     pub(crate) transfers: Vec<Transfer>,
-    pub(crate) books: Vec<Book>,
+    pub(crate) accounts: Vec<Account>,
     pub(crate) meters: Vec<Meter>,
-    /// Which flow last gained from each link.
-    served_last: Vec<Option<usize>>,
     by_id: BTreeMap<FlowId, usize>,
-    journal: Journal,
     epochs_next: u32,
-    away_until: Option<Time>,
-    idle_since: Option<Time>,
-    hibernate_after: Span,
     /// When the conductor wants to look again.
     pub(crate) look_at: Time,
-    dirty: bool,
+    /// Flows that must be refused: this end lost what the peer knows to be durable.
+    forbidden: Vec<FlowId>,
+    /// Links lost while the process stood still.
+    missed: Vec<usize>,
 }
 
 impl Device {
     pub(crate) fn new(scenario: &Scenario, identity: Identity) -> Device {
         let links = scenario.links.len();
+        // Flows differ in content, or one flow's bytes in another would go unnoticed.
+        let seed = |number: usize| scenario.seed.wrapping_add(number as u64);
         let transfers = scenario.flows.iter().enumerate();
         let mut device = Device {
-            endpoint: endpoint(&identity, 0),
+            host: Host::new("device", endpoint(&identity, 0), scenario),
             identity,
             session: None,
             asleep: None,
@@ -107,25 +70,15 @@ impl Device {
             classes: scenario.links.iter().map(|l| l.class).collect(),
             names: scenario.links.iter().map(|l| l.name.clone()).collect(),
             transfers: transfers
-                .map(|(n, f)| transfer(f, scenario.seed, n))
+                .map(|(n, spec)| Transfer::new(spec, seed(n)))
                 .collect(),
-            books: vec![
-                Book {
-                    by_link: vec![0; links],
-                    duplicate: 0
-                };
-                scenario.flows.len()
-            ],
+            accounts: vec![Account::new(links); scenario.flows.len()],
             meters: vec![Meter::default(); links],
-            served_last: vec![None; links],
             by_id: BTreeMap::new(),
-            journal: Journal::default(),
             epochs_next: 1,
-            away_until: None,
-            idle_since: None,
-            hibernate_after: Span::from_secs_f64(scenario.hibernate_after_s),
             look_at: Time::NEVER,
-            dirty: false,
+            forbidden: Vec::new(),
+            missed: Vec::new(),
         };
         device.connect(Time::ZERO);
         device
@@ -133,16 +86,15 @@ impl Device {
 
     /// A session with nothing in it yet.
     fn connect(&mut self, now: Time) {
-        let (proxy, epochs) = (
-            SecretKey::from_bytes(self.identity.proxy_key()),
-            self.reserve(),
-        );
-        let instance = self.identity.instance();
+        let proxy = SecretKey::from_bytes(self.identity.proxy_key());
+        let (instance, epochs) = (self.identity.instance(), self.reserve());
+        let core_now = self.host.clock.core(now);
         let id = self
+            .host
             .endpoint
-            .connect(clock::core(now), proxy.public(), instance, epochs);
+            .connect(core_now, proxy.public(), instance, epochs);
         self.session = Some(id);
-        self.idle_since = Some(now);
+        self.host.idle_since = Some(now);
     }
 
     fn reserve(&mut self) -> std::ops::Range<u32> {
@@ -151,29 +103,26 @@ impl Device {
         first..self.epochs_next
     }
 
-    pub(crate) fn is_away(&self) -> bool {
-        self.away_until.is_some()
+    pub(crate) fn core(&self) -> Option<&Session> {
+        self.session.and_then(|id| self.host.endpoint.session(id))
+    }
+
+    /// Whether its session is a record.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.asleep.is_some()
     }
 
     pub(crate) fn next_at(&self) -> Time {
-        if let Some(until) = self.away_until {
-            return until;
+        let host = self.host.next_at();
+        if self.host.is_away() {
+            return host;
         }
-        let asleep = if self.asleep.is_some() {
+        let asleep = if self.is_asleep() {
             self.next_deadline()
         } else {
             Time::NEVER
         };
-        clock::run(self.endpoint.next_timeout())
-            .min(self.hibernate_at())
-            .min(self.look_at)
-            .min(self.next_start())
-            .min(asleep)
-    }
-
-    fn hibernate_at(&self) -> Time {
-        self.idle_since
-            .map_or(Time::NEVER, |since| since + self.hibernate_after)
+        host.min(self.look_at).min(self.next_start()).min(asleep)
     }
 
     fn next_start(&self) -> Time {
@@ -197,55 +146,109 @@ impl Device {
 
     /// Whether a transfer is under way.
     pub(crate) fn is_active(&self) -> bool {
-        self.transfers
-            .iter()
-            .any(|t| t.progress == Progress::Active)
+        let mut transfers = self.transfers.iter();
+        transfers.any(|t| t.progress == Progress::Active)
     }
 
     /// Whether every transfer is over.
     pub(crate) fn is_done(&self) -> bool {
-        let over = |t: &Transfer| matches!(t.progress, Progress::Done(_) | Progress::Failed(_));
-        self.transfers.iter().all(over)
+        self.transfers.iter().all(Transfer::is_over)
+    }
+
+    /// Flows that failed for another reason than their deadline: id and reason.
+    pub(crate) fn failures(&self) -> Vec<(String, String)> {
+        let flows = self.specs.iter().zip(&self.transfers);
+        let failed = flows.filter_map(|(spec, t)| match &t.progress {
+            Progress::Failed(why) => Some((spec.id.clone(), why.clone())),
+            _ => None,
+        });
+        failed.collect()
     }
 
     /// Bytes taken and acknowledged in all, to see progress.
     pub(crate) fn moved(&self) -> u64 {
-        self.transfers.iter().map(|t| t.sink.offset + t.acked).sum()
+        let moved = |t: &Transfer| t.sink.content_bytes() + t.acked;
+        self.transfers.iter().map(moved).sum()
     }
 
     /// Bytes a transfer still needs.
     pub(crate) fn remaining(&self, number: usize) -> u64 {
         let (spec, t) = (&self.specs[number], &self.transfers[number]);
         match spec.direction {
-            Direction::Down => spec.bytes.unwrap_or(0).saturating_sub(t.sink.offset),
+            Direction::Down => spec
+                .bytes
+                .unwrap_or(0)
+                .saturating_sub(t.sink.content_bytes()),
             Direction::Up => t.source.total().saturating_sub(t.acked),
         }
+    }
+
+    /// A transfer that is not over long after its deadline, if there is one.
+    pub(crate) fn overdue(&self, now: Time) -> Option<FlowId> {
+        let late = |n: usize| {
+            let by = self.specs[n].deadline_s.map(Time::from_secs_f64);
+            self.transfers[n].progress == Progress::Active
+                && by.is_some_and(|by| now > by + DEADLINE_ROUNDING)
+        };
+        let number = (0..self.specs.len()).find(|n| !self.host.is_away() && late(*n))?;
+        self.transfers[number].id
     }
 
     // ---- sleep, crash, time ----
 
     /// The process stops without a word.
-    pub(crate) fn crash(&mut self, now: Time, away: Span, log: &mut Log) {
-        log.note(now, "device", || "crashes".to_owned());
-        self.away_until = Some(now + away);
+    pub(crate) fn stop(&mut self, now: Time, crash: &Crash, log: &mut Log) {
+        self.host.stop(now, crash, log);
     }
 
-    /// Lets time pass. True if the device has just come back from a crash.
-    pub(crate) fn on_time(&mut self, now: Time, log: &mut Log) -> Result<bool, SimFault> {
-        let mut restarted = false;
-        if let Some(until) = self.away_until {
-            if now < until {
-                return Ok(false);
-            }
-            restarted = true;
-            self.restart(now, log);
+    /// Tells the session that a link is gone.
+    pub(crate) fn on_link_down(&mut self, now: Time, link: usize) {
+        self.meters[link] = Meter::default();
+        if self.host.is_away() {
+            self.missed.push(link);
+            return;
         }
-        if self.asleep.is_some() && self.next_deadline() <= now {
+        if let Some(id) = self.session {
+            let core_now = self.host.clock.core(now);
+            // A session that is over has no paths to lose.
+            let _ = self.host.endpoint.with(id, |s| {
+                s.on_link_down(core_now, LinkId(link as u32));
+            });
+        }
+    }
+
+    /// Lets time pass. `known`: what the proxy knows to be durable here. True if the process has
+    /// just come back, in whatever way: then all links are to be looked at again.
+    pub(crate) fn on_time(
+        &mut self,
+        now: Time,
+        known: &BTreeMap<FlowId, u64>,
+        log: &mut Log,
+    ) -> Result<Came, SimFault> {
+        let came = match self.host.come_back(now, log) {
+            Back::Away => return Ok(Came::Not),
+            Back::Ran => Came::Not,
+            Back::FromFreeze => {
+                let missed = std::mem::take(&mut self.missed);
+                missed.iter().for_each(|link| self.on_link_down(now, *link));
+                Came::Thawed
+            }
+            Back::FromCrash(found) => {
+                self.missed.clear();
+                self.restart(now, found, known);
+                Came::Anew
+            }
+        };
+        if let Some(safe) = self.host.synced(now) {
+            self.tell_durable(&safe);
+        }
+        if self.is_asleep() && self.next_deadline() <= now {
             // What the application hears of it comes from the session.
             self.wake(now, log)?;
         }
-        self.endpoint.handle_timeouts(clock::core(now));
-        if self.hibernate_at() <= now {
+        let core_now = self.host.clock.core(now);
+        self.host.endpoint.handle_timeouts(core_now);
+        if self.host.hibernate_at() <= now {
             self.hibernate(now, log);
         }
         for number in 0..self.specs.len() {
@@ -254,38 +257,76 @@ impl Device {
                 self.start(now, number, log)?;
             }
         }
-        Ok(restarted)
+        Ok(came)
     }
 
-    fn restart(&mut self, now: Time, log: &mut Log) {
-        log.note(now, "device", || "restarts".to_owned());
-        self.away_until = None;
+    fn restart(
+        &mut self,
+        now: Time,
+        found: Option<Commit<Vec<Transfer>>>,
+        known: &BTreeMap<FlowId, u64>,
+    ) {
         self.identity.lives += 1;
-        self.endpoint = endpoint(&self.identity, self.identity.lives);
+        self.host.endpoint = endpoint(&self.identity, self.identity.lives);
         self.session = None;
-        self.idle_since = None;
-        for (number, kept) in self.journal.transfers.iter().enumerate() {
+        let (record, kept) = match found {
+            Some(f) => (f.record.map(|r| (f.made_at, r)), Some(f.state)),
+            None => (None, None),
+        };
+        self.forbidden.clear();
+        for (number, spec) in self.specs.iter().enumerate() {
             let transfer = &mut self.transfers[number];
+            let kept = match &kept {
+                Some(kept) => kept[number].clone(),
+                None => Transfer::new(spec, transfer.seed),
+            };
             // What was read since comes again.
-            self.books[number].duplicate += transfer.sink.offset - kept.sink.offset;
-            *transfer = kept.clone();
+            let undone = transfer.sink.content_bytes() - kept.sink.content_bytes();
+            if spec.direction == Direction::Down {
+                self.accounts[number].duplicate += undone;
+            }
+            *transfer = kept;
             transfer.source.wait();
+            if let Some(id) = transfer.id
+                && known
+                    .get(&id)
+                    .is_some_and(|known| *known > transfer.sink.offset)
+            {
+                self.forbidden.push(id);
+            }
         }
-        self.asleep = self.journal.record.clone();
+        self.asleep = record;
         self.index();
         self.meters.fill(Meter::default());
         if self.asleep.is_none() {
+            // Its flows were in a session that nobody remembers.
+            for (number, spec) in self.specs.iter().enumerate() {
+                if self.transfers[number].progress == Progress::Active {
+                    self.transfers[number].again(spec);
+                }
+            }
             self.connect(now);
         }
     }
 
+    /// Whether what the proxy knew to be durable is gone: the disk must have lied.
+    pub(crate) fn rolled_back(&self) -> bool {
+        !self.forbidden.is_empty()
+    }
+
+    /// The proxy forgot what it knew: it may resume anything again.
+    pub(crate) fn forgive(&mut self) {
+        self.forbidden.clear();
+    }
+
     fn hibernate(&mut self, now: Time, log: &mut Log) {
-        self.idle_since = None;
+        self.host.idle_since = None;
         let Some(id) = self.session else { return };
-        if !self.endpoint.session(id).is_some_and(|s| s.may_hibernate()) {
+        if !self.core().is_some_and(Session::may_hibernate) {
             return;
         }
-        let Ok(record) = self.endpoint.hibernate(clock::core(now), id) else {
+        let core_now = self.host.clock.core(now);
+        let Ok(record) = self.host.endpoint.hibernate(core_now, id) else {
             return;
         };
         log.note(now, "device", || {
@@ -294,7 +335,7 @@ impl Device {
         self.session = None;
         self.transfers.iter_mut().for_each(|t| t.source.wait());
         self.asleep = Some((now, record));
-        self.dirty = true;
+        self.host.dirty = true;
     }
 
     /// The session out of its record, with what is left of its deadlines.
@@ -303,18 +344,13 @@ impl Device {
             return Ok(());
         };
         log.note(now, "device", || "wakes".to_owned());
-        let mut record = Record::decode(&record)?;
-        let slept = d2tp_session::Span::from_nanos(now.since(since).as_nanos());
-        for flow in &mut record.flows {
-            flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(slept));
-        }
+        let record = aged(&record, now.since(since))?;
         let epochs = self.reserve();
-        let id = self
-            .endpoint
-            .restore(clock::core(now), &record.encode(), epochs)?;
+        let core_now = self.host.clock.core(now);
+        let id = self.host.endpoint.restore(core_now, &record, epochs)?;
         self.session = Some(id);
-        self.idle_since = Some(now);
-        self.dirty = true;
+        self.host.idle_since = Some(now);
+        self.host.dirty = true;
         Ok(())
     }
 
@@ -327,17 +363,18 @@ impl Device {
         let Some(session) = self.session else {
             return Ok(());
         };
-        let spec = &self.specs[number];
+        let (spec, clock) = (&self.specs[number], self.host.clock);
         let options = FlowOptions {
             size: spec.bytes,
-            deadline: spec.deadline_s.map(|s| clock::core(Time::from_secs_f64(s))),
+            deadline: spec.deadline_s.map(|s| clock.core(Time::from_secs_f64(s))),
             hibernates: true,
+            durable: spec.durable,
             ..FlowOptions::default()
         };
         log.note(now, "device", || format!("starts flow {}", spec.id));
         let transfer = &mut self.transfers[number];
         transfer.source.begin_at(0);
-        let opened = self.endpoint.with(session, |s| {
+        let opened = self.host.endpoint.with(session, |s| {
             let id = s.open(options)?;
             transfer.source.give(s, id);
             Ok::<_, d2tp_session::FlowError>(id)
@@ -350,8 +387,9 @@ impl Device {
             Ok(Err(error)) => transfer.progress = Progress::Failed(error.to_string()),
             Err(error) => transfer.progress = Progress::Failed(error.to_string()),
         }
+        self.accounts[number].on_request();
         self.index();
-        self.dirty = true;
+        self.host.dirty = true;
         self.look_at = now;
         Ok(())
     }
@@ -372,119 +410,49 @@ impl Device {
         delivery: Delivery,
         log: &mut Log,
     ) -> Result<bool, SimFault> {
-        if self.is_away() {
+        let link = delivery.link;
+        let number = LinkId(link as u32);
+        let Some(arrived) = self.host.take_in(now, number, delivery, self.session) else {
             return Ok(false);
+        };
+        let payload: u64 = arrived.iter().map(|a| a.bytes).sum();
+        for piece in &arrived {
+            self.account(link, Direction::Down, piece);
         }
-        let (before, offsets) = (self.totals(), self.offsets());
-        let Delivery {
-            link,
-            from,
-            mut bytes,
-        } = delivery;
-        let addresses = Addresses {
-            link: LinkId(link as u32),
-            local: None,
-            remote: from,
-        };
-        let incoming = Incoming {
-            addresses,
-            bytes: &mut bytes,
-        };
-        self.endpoint.handle_datagram(clock::core(now), incoming);
-        let after = self.totals();
         self.attend(now, log)?;
-        let payload = after.0.saturating_sub(before.0);
         if payload > 0 {
             self.meters[link].on_payload(payload);
-            let mut gained: Vec<usize> = (0..offsets.len())
-                .filter(|n| self.transfers[*n].sink.offset > offsets[*n])
-                .collect();
-            // An answer to an upload is not content.
-            let answers: u64 = gained
-                .iter()
-                .map(|n| self.transfers[*n].sink.head.len() as u64)
-                .sum();
-            let repeated = after.1.saturating_sub(before.1);
-            let content = payload.saturating_sub(answers);
-            gained.retain(|n| self.specs[*n].direction == Direction::Down);
-            self.book(link, Direction::Down, gained, content, repeated);
         }
         Ok(payload > 0)
     }
 
-    /// Payload reached the proxy over this link. `before` and `after`: flow, bytes taken of it, and
-    /// how many of those were its request.
-    pub(crate) fn on_uploaded(
-        &mut self,
-        link: usize,
-        payload: u64,
-        repeated: u64,
-        before: &[(FlowId, u64, u64)],
-        after: &[(FlowId, u64, u64)],
-    ) {
-        let (mut gained, mut requests) = (Vec::new(), 0);
-        for (id, taken, request) in after {
-            let was = before.iter().find(|(known, _, _)| known == id);
-            let (was_taken, was_request) = was.map_or((0, 0), |(_, t, r)| (*t, *r));
-            requests += request.saturating_sub(was_request);
-            let number = self.by_id.get(id).copied();
-            let upload = |n: &usize| self.specs[*n].direction == Direction::Up;
-            gained.extend(number.filter(|_| *taken > was_taken).filter(upload));
-        }
-        let content = payload.saturating_sub(requests);
-        if content > 0 {
+    /// Payload reached the proxy over this link.
+    pub(crate) fn on_uploaded(&mut self, link: usize, arrived: &[Arrived]) {
+        for piece in arrived {
+            let content = self.account(link, Direction::Up, piece);
             self.meters[link].on_payload(content);
-            self.book(link, Direction::Up, gained, content, repeated);
         }
     }
 
-    /// Books payload to a flow. With one flow in that direction it is that one; with several, the
-    /// one that could read on, else the last one that did over this link. (The core does not tell
-    /// whose bytes a packet held.)
-    fn book(
-        &mut self,
-        link: usize,
-        way: Direction,
-        gained: Vec<usize>,
-        payload: u64,
-        repeated: u64,
-    ) {
-        let open = |n: &usize| {
-            self.specs[*n].direction == way && self.transfers[*n].progress != Progress::Waiting
+    /// Books a piece of a flow; how much of it was content.
+    fn account(&mut self, link: usize, way: Direction, piece: &Arrived) -> u64 {
+        let Some(number) = self.by_id.get(&piece.flow).copied() else {
+            return 0;
         };
-        let candidates: Vec<usize> = (0..self.specs.len()).filter(open).collect();
-        let last = self.served_last[link].filter(|n| candidates.contains(n));
-        let number = match (&candidates[..], &gained[..]) {
-            ([], _) => return,
-            _ if payload == 0 => return,
-            ([only], _) => *only,
-            (_, [one, ..]) => *one,
-            ([first, ..], _) => last.unwrap_or(*first),
-        };
-        self.served_last[link] = Some(number);
-        self.books[number].by_link[link] += payload;
-        self.books[number].duplicate += repeated;
-    }
-
-    fn offsets(&self) -> Vec<u64> {
-        self.transfers.iter().map(|t| t.sink.offset).collect()
-    }
-
-    fn totals(&self) -> (u64, u64) {
-        let Some(session) = self.session.and_then(|id| self.endpoint.session(id)) else {
-            return (0, 0);
-        };
-        let payload = session.path_stats().iter().map(|p| p.payload_in).sum();
-        (payload, session.duplicate_bytes())
+        // An answer to an upload is not content, nor is a request.
+        if self.specs[number].direction != way {
+            return 0;
+        }
+        self.accounts[number].on_arrived(link, way, piece)
     }
 
     /// Lets the applications act on what the core tells them.
     pub(crate) fn attend(&mut self, now: Time, log: &mut Log) -> Result<bool, SimFault> {
-        if self.is_away() {
+        if self.host.is_away() {
             return Ok(false);
         }
         let mut any = false;
-        while let Some((session, event)) = self.endpoint.poll_event() {
+        while let Some((session, event)) = self.host.endpoint.poll_event() {
             any = true;
             log.note(now, "device", || format!("{event:?}"));
             match event {
@@ -495,32 +463,33 @@ impl Device {
                     }
                     self.use_flow(now, session, flow)?;
                 }
+                Event::PeerDurable { flow, offset } => {
+                    let known = self.host.peer_durable.entry(flow).or_default();
+                    *known = offset.max(*known);
+                }
                 Event::Ended { flow, end } => self.on_ended(now, flow, end, log)?,
                 Event::Established { .. } => {
-                    self.dirty = true;
+                    self.host.dirty = true;
                     self.look_at = now;
                 }
-                Event::Closed(_) => {
+                Event::Closed(end) => {
+                    SimFault::of_end("device", &end)?;
                     self.session = None;
-                    self.idle_since = None;
-                    self.dirty = true;
+                    self.host.idle_since = None;
+                    self.host.dirty = true;
                 }
                 _ => {}
             }
         }
-        self.note_state(now);
+        self.host.note_idle(now, self.session);
+        self.note_acked();
         Ok(any)
     }
 
-    fn note_state(&mut self, now: Time) {
-        let Some(session) = self.session.and_then(|id| self.endpoint.session(id)) else {
+    fn note_acked(&mut self) {
+        let Some(session) = self.session.and_then(|id| self.host.endpoint.session(id)) else {
             return;
         };
-        if session.life() == Life::Suspended {
-            self.idle_since.get_or_insert(now);
-        } else {
-            self.idle_since = None;
-        }
         for transfer in &mut self.transfers {
             if let Some((_, acked)) = transfer.id.and_then(|id| session.send_offsets(id)) {
                 transfer.acked = acked;
@@ -533,15 +502,20 @@ impl Device {
             return Ok(());
         };
         let transfer = &mut self.transfers[number];
-        let outcome = self.endpoint.with(session, |s| {
+        let before = transfer.sink.offset;
+        let outcome = self.host.endpoint.with(session, |s| {
             transfer.sink.take(s, id)?;
+            transfer.source.open_ended &= !transfer.sink.ended;
             transfer.source.give(s, id);
             Ok::<_, SimFault>(())
         });
         outcome.unwrap_or(Ok(()))?;
+        if transfer.sink.offset > before && self.forbidden.contains(&id) {
+            return Err(SimFault::RolledBack { flow: id });
+        }
         if transfer.sink.ended && transfer.progress == Progress::Active {
             transfer.progress = Progress::Done(now);
-            self.dirty = true;
+            self.host.dirty = true;
             self.look_at = now;
         }
         Ok(())
@@ -557,27 +531,31 @@ impl Device {
         let Some(number) = self.by_id.get(&id).copied() else {
             return Ok(());
         };
-        let transfer = &mut self.transfers[number];
-        self.dirty = true;
+        let (transfer, spec) = (&mut self.transfers[number], &self.specs[number]);
+        self.host.dirty = true;
+        self.look_at = now;
         if transfer.progress != Progress::Active {
             return Ok(());
         }
-        let untouched = transfer.sink.offset == 0 && transfer.acked == 0;
-        if end == FlowEnd::Refused(Reason::UnknownFlow) && untouched {
-            // The request never got there: an application asks again.
-            log.note(now, "device", || {
-                format!("asks again for flow {}", self.specs[number].id)
-            });
-            let seed = transfer.source.seed;
-            self.transfers[number] = transfer_of(&self.specs[number], seed);
-            return self.start(now, number, log);
-        }
-        transfer.progress = match end {
+        match end {
             // Reading the last byte may end the flow at once, without a separate end to read.
-            FlowEnd::Complete => Progress::Done(now),
-            end => Progress::Failed(end.to_string()),
-        };
-        self.look_at = now;
+            FlowEnd::Complete => transfer.progress = Progress::Done(now),
+            FlowEnd::DeadlinePassed => {
+                let by = spec.deadline_s.map(Time::from_secs_f64);
+                if by.is_none_or(|by| now + DEADLINE_ROUNDING < by) {
+                    return Err(SimFault::EndedEarly { flow: id });
+                }
+                transfer.progress = Progress::Late;
+            }
+            FlowEnd::Refused(_) | FlowEnd::SessionEnded => {
+                log.note(now, "device", || format!("asks again for {}", spec.id));
+                if !transfer.again(spec) {
+                    transfer.progress = Progress::Failed("it is refused for ever".to_owned());
+                }
+                self.index();
+            }
+            end => transfer.progress = Progress::Failed(end.to_string()),
+        }
         Ok(())
     }
 
@@ -589,123 +567,80 @@ impl Device {
         buf: &mut [u8],
         log: &mut Log,
     ) -> Result<bool, SimFault> {
-        if self.is_away() {
-            return Ok(false);
-        }
-        let mut sent = 0;
-        while let Some(t) = self.endpoint.poll_transmit(clock::core(now), buf) {
+        let (names, core_now) = (&self.names, self.host.clock.core(now));
+        self.host.transmit(now, buf, |endpoint, t, datagram| {
             let link = t.link.0 as usize;
-            for datagram in buf[..t.len].chunks(t.segment) {
-                sent += 1;
-                let verdict = network.send_up(now, link, t.remote, datagram);
-                log.note(now, "device", || {
-                    let (hash, name) = (log::hash(datagram), &self.names[link]);
-                    format!(
-                        "sends {} on {name}, {hash:08x}: {verdict:?}",
-                        datagram.len()
-                    )
-                });
-                if verdict == cedos_lab_link::Verdict::TooBig {
-                    let core_now = clock::core(now);
-                    self.endpoint.on_too_big(core_now, t.link, datagram.len());
-                }
+            let verdict = network.send_up(now, link, t.remote, datagram);
+            log.note(now, "device", || {
+                let (bytes, hash, name) = (datagram.len(), log::hash(datagram), &names[link]);
+                format!("sends {bytes} on {name}, {hash:08x}: {verdict:?}")
+            });
+            if verdict == cedos_lab_link::Verdict::TooBig {
+                endpoint.on_too_big(core_now, t.link, datagram.len());
             }
-            if sent > BURST_MAX {
-                let what = "the device sends without end".to_owned();
-                return Err(SimFault::LiveLock {
-                    at_s: now.as_secs_f64(),
-                    what,
-                });
-            }
-        }
-        Ok(sent > 0)
+        })
     }
+
+    // ---- the journal ----
 
     /// Writes the journal: at the scenario's pace, or because something must not be lost.
     pub(crate) fn keep(&mut self, now: Time, pace: bool) {
-        if self.is_away() || !(pace || self.dirty) {
+        if !self.host.wants_commit(pace) {
             return;
         }
-        self.dirty = false;
-        let session = self.session.and_then(|id| self.endpoint.session(id));
-        let record = session.map(|s| (now, s.record(clock::core(now), true).encode()));
-        self.journal.record = record.or_else(|| self.asleep.clone());
-        self.journal.transfers = self.transfers.clone();
-    }
-
-    // ---- what came of it ----
-
-    pub(crate) fn reports(&self, proxy: &Proxy) -> Vec<FlowReport> {
-        let flows = self.specs.iter().zip(&self.transfers).zip(&self.books);
-        flows
-            .map(|((spec, t), book)| self.report(spec, t, book, proxy))
-            .collect()
-    }
-
-    fn report(&self, spec: &Flow, t: &Transfer, book: &Book, proxy: &Proxy) -> FlowReport {
-        let size = spec.bytes.unwrap_or(0);
-        let finished = match t.progress {
-            Progress::Done(at) => Some(at),
-            _ => None,
-        };
-        let (bytes, digest) = match spec.direction {
-            Direction::Down => (t.sink.content_bytes(), Some(t.sink.digest())),
-            Direction::Up => {
-                let told = t.sink.whole_head().and_then(|d| d.try_into().ok());
-                (t.id.map_or(0, |id| proxy.upload_bytes(id)), told)
+        let (made_at, record) = match (self.core(), &self.asleep) {
+            (Some(session), _) => {
+                let record = session.record(self.host.clock.core(now), false);
+                (now, Some(record.encode()))
             }
+            // Its deadlines were counted when it was made.
+            (None, Some((since, record))) => (*since, Some(record.clone())),
+            (None, None) => (now, None),
         };
-        let sha256_ok = finished.is_some() && digest == Some(content::sha256(t.source.seed, size));
-        let finished_s = finished.filter(|_| sha256_ok).map(Time::as_secs_f64);
-        let carried = self
-            .names
-            .iter()
-            .zip(&book.by_link)
-            .filter(|(_, n)| **n > 0);
-        FlowReport {
-            id: spec.id.clone(),
-            bytes,
-            sha256_ok,
-            finished_s,
-            deadline_s: spec.deadline_s,
-            deadline_met: finished_s.is_some_and(|at| spec.deadline_s.is_none_or(|by| at <= by)),
-            bytes_by_link: carried.map(|(name, n)| (name.clone(), *n)).collect(),
-            duplicate_bytes: book.duplicate + t.id.map_or(0, |id| proxy.undone(id)),
-        }
+        let transfers = self.transfers.clone();
+        let record = record.map(|r| aged(&r, now.since(made_at)).unwrap_or(r));
+        self.host.commit(now, record, transfers);
+    }
+
+    /// The applications' bytes of a commit are safe.
+    fn tell_durable(&mut self, safe: &[Transfer]) {
+        let Some(session) = self.session else { return };
+        let _ = self.host.endpoint.with(session, |s| {
+            for transfer in safe {
+                if let Some(id) = transfer.id
+                    && s.options(id).is_some_and(|o| o.durable)
+                {
+                    s.set_durable(id, transfer.sink.offset);
+                    s.set_committed(id, transfer.sink.offset);
+                }
+            }
+        });
     }
 
     /// The state in a few words.
     pub(crate) fn state(&self) -> String {
-        let session = self.session.and_then(|id| self.endpoint.session(id));
-        let life = session.map(|s| (s.life(), s.path_stats()));
+        let life = self.core().map(|s| (s.life(), s.path_stats()));
         let flows: Vec<_> = self
             .transfers
             .iter()
-            .map(|t| (&t.progress, t.sink.offset, t.acked))
+            .map(|t| (t.id, &t.progress, t.sink.content_bytes(), t.acked))
             .collect();
         format!(
             "device: {life:?}, asleep {}, flows {flows:?}",
-            self.asleep.is_some()
+            self.is_asleep()
         )
     }
 }
 
-fn transfer(spec: &Flow, seed: u64, number: usize) -> Transfer {
-    // Flows differ in content, or one flow's bytes in another would go unnoticed.
-    transfer_of(spec, seed.wrapping_add(number as u64))
-}
-
-fn transfer_of(spec: &Flow, seed: u64) -> Transfer {
-    let size = spec.bytes.unwrap_or(0);
-    let upload = spec.direction == Direction::Up;
-    let request = Request { upload, size, seed };
-    Transfer {
-        id: None,
-        progress: Progress::Waiting,
-        source: Source::new(request.encode(), seed, if upload { size } else { 0 }),
-        sink: Sink::new(if upload { DIGEST_BYTES } else { 0 }, seed),
-        acked: 0,
-    }
+/// How the device's process came back at an instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Came {
+    /// It did not.
+    Not,
+    /// It had stood still.
+    Thawed,
+    /// As a new process, with new sockets.
+    Anew,
 }
 
 fn endpoint(identity: &Identity, life: u64) -> Endpoint {

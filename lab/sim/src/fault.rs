@@ -1,7 +1,7 @@
 //! Why a run is no result: the scenario asks for what the simulator cannot do, or an invariant of
 //! the core broke.
 
-use d2tp_session::FlowId;
+use d2tp_session::{FlowId, SessionEnd};
 
 /// What ended a run before its report.
 #[derive(Debug, thiserror::Error)]
@@ -58,10 +58,66 @@ pub enum SimFault {
         /// Both ends in a few words.
         state: String,
     },
+    /// An end went on below what the other knew to be durable there.
+    #[error("the core is wrong: flow {flow:?} was rolled back and not refused")]
+    RolledBack {
+        /// The flow.
+        flow: FlowId,
+    },
+    /// A journal without a lost commit did not hold what had been called durable.
+    #[error("the core is wrong: the {who} called durable what its journal does not hold")]
+    NotDurable {
+        /// Which end.
+        who: &'static str,
+    },
+    /// A flow ended for its deadline, before its deadline.
+    #[error("the core is wrong: flow {flow:?} ended before its deadline")]
+    EndedEarly {
+        /// The flow.
+        flow: FlowId,
+    },
+    /// A flow is still there after its deadline.
+    #[error("the core is wrong: flow {flow:?} is still open at the {who} after its deadline")]
+    Overdue {
+        /// The flow.
+        flow: FlowId,
+        /// Which end.
+        who: &'static str,
+    },
+    /// A session ended by a fault, though both ends are honest.
+    #[error("the core is wrong: the {who}'s session ended: {end}")]
+    Ended {
+        /// Which end.
+        who: &'static str,
+        /// Why.
+        end: SessionEnd,
+    },
+    /// An end holds more of something than it may.
+    #[error("the core is wrong: a bound is broken at {at_s} s: {what}")]
+    Bound {
+        /// When.
+        at_s: f64,
+        /// Which, and by how much.
+        what: String,
+    },
     /// An end cannot read the record that it wrote itself.
     #[error("the core is wrong: a record does not come back: {0}")]
     Record(#[from] d2tp_session::RecordError),
     /// The log could not be written.
     #[error("the log cannot be written: {0}")]
     Log(#[from] std::io::Error),
+}
+
+impl SimFault {
+    /// Whether a session may end like this between honest ends.
+    pub(crate) fn of_end(who: &'static str, end: &SessionEnd) -> Result<(), SimFault> {
+        match end {
+            // A server that waited in vain, and what it answers then.
+            SessionEnd::Local => Ok(()),
+            end => Err(SimFault::Ended {
+                who,
+                end: end.clone(),
+            }),
+        }
+    }
 }

@@ -15,13 +15,19 @@
 //! packets carries progress.
 #![forbid(unsafe_code)]
 
+mod account;
+mod archive;
 mod clock;
 mod conductor;
-mod content;
+pub mod coverage;
+mod coverage_limits;
 mod device;
+mod draw;
 mod fault;
 pub mod fuzz;
+mod host;
 mod identity;
+mod journal;
 mod log;
 mod meter;
 mod network;
@@ -29,6 +35,8 @@ pub mod policy;
 mod proxy;
 mod run;
 mod stream;
+mod transfer;
 
+pub use coverage::Coverage;
 pub use fault::SimFault;
 pub use run::{Outcome, STUCK_AFTER, run};

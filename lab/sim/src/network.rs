@@ -11,8 +11,12 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use cedos_lab_link::{Link, Nat, Packet, Span, Time, Verdict};
-use cedos_lab_scenario::{EventKind, Family, LinkEvent, LinkReport, NatKind, Scenario, Timeline};
+use cedos_lab_link::{Counters, Link, Nat, Packet, Span, Time, Verdict};
+use cedos_lab_scenario::{
+    EventKind, Family, LinkEvent, LinkReport, MTU_V6_MIN, NatKind, Scenario, Timeline, Who,
+};
+
+use crate::archive::Archive;
 
 /// Where the proxy listens.
 const PROXY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
@@ -23,6 +27,10 @@ const OUTER: u32 = u32::from_be_bytes([198, 18, 0, 0]);
 const OUTER_PER_LINK: u32 = 4096;
 /// The first port of the device's sockets; each new socket takes the next one.
 const DEVICE_PORT_FIRST: u16 = 40_000;
+/// What a link must do at least for progress to be demanded of it. // guesses: a full-size packet
+/// in a fifth of a second, and every probe's answer well before the run is called stuck
+const GOOD_BITS_PER_SECOND: u64 = 50_000;
+const GOOD_DELAY: Span = Span::from_millis(2_000);
 /// Bytes of the IP and UDP headers.
 const HEADERS_V4_BYTES: usize = 28;
 const HEADERS_V6_BYTES: usize = 48;
@@ -86,6 +94,8 @@ pub(crate) struct Network {
     links: Vec<Access>,
     timeline: Timeline,
     next_port: u16,
+    /// What was sent to the device and to the proxy, if it may be sent again.
+    archives: Option<[Archive; 2]>,
 }
 
 impl Network {
@@ -122,6 +132,8 @@ impl Network {
             links,
             timeline: scenario.timeline(),
             next_port: DEVICE_PORT_FIRST,
+            archives: (!scenario.replays.is_empty())
+                .then(|| [0, 1].map(|n| Archive::new(scenario.seed, n))),
         }
     }
 
@@ -193,6 +205,10 @@ impl Network {
     ) -> Verdict {
         let link = &mut self.links[number];
         let size = (bytes.len() + headers_bytes(link.local)) as u32;
+        if let Some([_, to_proxy]) = self.archives.as_mut().filter(|_| link.up) {
+            let from = link.seen_from(now);
+            to_proxy.offer(number, from, bytes);
+        }
         let datagram = Datagram {
             from: link.local,
             to,
@@ -218,6 +234,9 @@ impl Network {
             Some((number, proxy, inner))
         })?;
         let size = (bytes.len() + headers_bytes(inner)) as u32;
+        if let Some([to_device, _]) = &mut self.archives {
+            to_device.offer(number, from, bytes);
+        }
         let datagram = Datagram {
             from,
             to: inner,
@@ -235,15 +254,9 @@ impl Network {
                 if datagram.from != link.local || !reaches_proxy(datagram.to) {
                     continue;
                 }
-                let from = match link.way {
-                    Way::Own => link.local,
-                    Way::Nat(outer) | Way::Nat64(outer) => {
-                        SocketAddr::from((outer, link.nat.outbound_at(now, link.local)))
-                    }
-                };
                 return Some(Delivery {
                     link: number,
-                    from,
+                    from: link.seen_from(now),
                     bytes: datagram.bytes,
                 });
             }
@@ -269,19 +282,69 @@ impl Network {
         None
     }
 
+    /// Some datagram that was sent to this end, as it would arrive if it were sent again. None if
+    /// there is none or, for the device, no link is up.
+    pub(crate) fn replayed(&mut self, to: Who, elsewhere: bool) -> Option<Delivery> {
+        let [to_device, to_proxy] = self.archives.as_mut()?;
+        let archive = match to {
+            Who::Device => to_device,
+            Who::Proxy => to_proxy,
+        };
+        let copy = archive.draw()?;
+        let from = if elsewhere {
+            archive.elsewhere()
+        } else {
+            copy.from
+        };
+        let mut link = copy.link;
+        if to == Who::Device && !self.links[link].up {
+            link = self.links.iter().position(|l| l.up)?;
+        }
+        Some(Delivery {
+            link,
+            from,
+            bytes: copy.bytes,
+        })
+    }
+
+    /// What both pipes of each link did so far, added up.
+    pub(crate) fn counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        for link in &self.links {
+            for pipe in [&link.pipes.down, &link.pipes.upward] {
+                let c = pipe.counters();
+                sum.packets_queue_full += c.packets_queue_full;
+                sum.packets_too_big += c.packets_too_big;
+                sum.packets_lost += c.packets_lost;
+                sum.packets_cut += c.packets_cut;
+                sum.packets_duplicated += c.packets_duplicated;
+                sum.packets_reordered += c.packets_reordered;
+                sum.packets_corrupted += c.packets_corrupted;
+            }
+        }
+        sum
+    }
+
     /// Whether the device has an address on the link.
     pub(crate) fn is_up(&self, number: usize) -> bool {
         self.links[number].up
     }
 
-    /// Whether the link carries at least half of what it is given, both ways.
+    /// Whether the link carries at least half of what it is given, both ways, and soon enough for
+    /// progress to be demanded.
     pub(crate) fn is_good(&self, number: usize) -> bool {
         let link = &self.links[number];
         let carries = |profile: &cedos_lab_link::Profile| {
-            profile.loss.random < 0.3
-                && profile.loss.burst.is_none_or(|b| b.enter <= b.leave)
-                && profile.rate != cedos_lab_link::Rate::BitsPerSecond(0)
-                && profile.corrupt < 0.3
+            let burst = profile.loss.burst;
+            let in_bursts = burst.map_or(0.0, |b| b.enter / (b.enter + b.leave));
+            let arrives = (1.0 - profile.loss.random) * (1.0 - in_bursts) * (1.0 - profile.corrupt);
+            arrives >= 0.5
+                && profile
+                    .rate
+                    .bits_per_second()
+                    .is_none_or(|bps| bps >= GOOD_BITS_PER_SECOND)
+                && profile.delay <= GOOD_DELAY
+                && profile.mtu_bytes >= MTU_V6_MIN
         };
         link.up
             && !link.dead
@@ -304,6 +367,16 @@ impl Network {
 }
 
 impl Access {
+    /// The device's address as the proxy sees it.
+    fn seen_from(&mut self, now: Time) -> SocketAddr {
+        match self.way {
+            Way::Own => self.local,
+            Way::Nat(outer) | Way::Nat64(outer) => {
+                SocketAddr::from((outer, self.nat.outbound_at(now, self.local)))
+            }
+        }
+    }
+
     /// Whom on this link a datagram to `to` reaches.
     fn inner(&self, now: Time, to: SocketAddr) -> Option<SocketAddr> {
         if !self.up {
@@ -341,7 +414,6 @@ fn headers_bytes(local: SocketAddr) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cedos_lab_link::Span;
 
     fn network(link: &str) -> Network {
         let text = format!("duration_s = 60\n[[link]]\nname = \"wlan0\"\n{link}");

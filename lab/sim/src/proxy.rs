@@ -1,93 +1,83 @@
-//! The proxy's end: the core, the application that serves flows, a journal.
+//! The proxy's end: the application that serves flows, its journal and its sleep.
 //!
 //! The application makes up what it is asked for, from any offset, so its flows may sleep as
-//! records. The journal holds the session's record and, as of the same instant, what the
-//! application knows of its flows; a crash goes back to it.
+//! records.
 
 use std::collections::BTreeMap;
 
-use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::Scenario;
+use cedos_lab_link::Time;
+use cedos_lab_scenario::{Crash, Scenario};
 use d2tp_session::{
-    Addresses, Admission, Endpoint, Event, FlowId, Incoming, Life, LinkId, SecretKey, SessionId,
+    Admission, Arrived, Endpoint, Event, FlowId, LinkId, SecretKey, Session, SessionId,
 };
 
-use crate::clock;
 use crate::fault::SimFault;
+use crate::host::{Back, Host};
 use crate::identity::Identity;
+use crate::journal::{Commit, aged};
 use crate::log::{self, Log};
 use crate::network::{Delivery, Network};
 use crate::stream::{REQUEST_BYTES, Request, Sink, Source};
 
-/// Datagrams one end may send at one instant; more is a live-lock.
-pub(crate) const BURST_MAX: usize = 20_000;
-
 /// What the proxy's application knows of a flow.
 #[derive(Clone, Debug)]
-struct Served {
+pub(crate) struct Served {
     sink: Sink,
     source: Option<Source>,
 }
 
-/// What survives a crash.
-#[derive(Clone, Debug, Default)]
-struct Journal {
-    record: Option<Vec<u8>>,
-    flows: BTreeMap<FlowId, Served>,
-}
-
 /// The proxy.
 pub(crate) struct Proxy {
-    endpoint: Endpoint,
+    pub(crate) host: Host<BTreeMap<FlowId, Served>>,
     identity: Identity,
     flows: BTreeMap<FlowId, Served>,
-    journal: Journal,
-    /// Away after a crash until then.
-    away_until: Option<Time>,
-    idle_since: Option<Time>,
-    hibernate_after: Span,
-    dirty: bool,
     /// Bytes of each flow that crashes undid; no crash undoes this.
     undone: BTreeMap<FlowId, u64>,
+    /// Flows that must be refused: this end lost what the peer knows to be durable.
+    forbidden: Vec<FlowId>,
 }
 
 impl Proxy {
     pub(crate) fn new(scenario: &Scenario, identity: Identity) -> Proxy {
         Proxy {
-            endpoint: endpoint(&identity, 0),
+            host: Host::new("proxy", endpoint(&identity, 0), scenario),
             identity,
             flows: BTreeMap::new(),
-            journal: Journal::default(),
-            away_until: None,
-            idle_since: None,
-            hibernate_after: Span::from_secs_f64(scenario.hibernate_after_s),
-            dirty: false,
             undone: BTreeMap::new(),
+            forbidden: Vec::new(),
         }
     }
 
-    fn session(&self) -> Option<SessionId> {
-        self.endpoint.ids().first().copied()
+    pub(crate) fn session_id(&self) -> Option<SessionId> {
+        self.host.endpoint.ids().first().copied()
+    }
+
+    pub(crate) fn session(&self) -> Option<&Session> {
+        self.session_id()
+            .and_then(|id| self.host.endpoint.session(id))
+    }
+
+    /// Whether its session is a record.
+    pub(crate) fn is_asleep(&self) -> bool {
+        let (_, asleep, _) = self.host.endpoint.counts();
+        asleep > 0
+    }
+
+    /// Restarts so far.
+    pub(crate) fn lives(&self) -> u64 {
+        self.identity.lives
     }
 
     pub(crate) fn next_at(&self) -> Time {
-        if let Some(until) = self.away_until {
-            return until;
-        }
-        clock::run(self.endpoint.next_timeout()).min(self.hibernate_at())
+        self.host.next_at()
     }
 
-    fn hibernate_at(&self) -> Time {
-        self.idle_since
-            .map_or(Time::NEVER, |since| since + self.hibernate_after)
-    }
-
-    /// Content bytes taken in all, to see progress.
+    /// Bytes taken in all, to see progress.
     pub(crate) fn taken(&self) -> u64 {
         self.flows.values().map(|f| f.sink.offset).sum()
     }
 
-    /// Content bytes taken of each upload, by the device's flow.
+    /// Content bytes taken of an upload, by the device's flow.
     pub(crate) fn upload_bytes(&self, id: FlowId) -> u64 {
         self.flows.get(&id).map_or(0, |f| f.sink.content_bytes())
     }
@@ -97,111 +87,129 @@ impl Proxy {
         self.undone.get(&id).copied().unwrap_or(0)
     }
 
-    /// Per flow, how many bytes were taken and how many of them were a request, not content.
-    pub(crate) fn taken_by_flow(&self) -> Vec<(FlowId, u64, u64)> {
-        let flows = self.flows.iter();
-        flows
-            .map(|(id, f)| (*id, f.sink.offset, f.sink.head.len() as u64))
-            .collect()
-    }
-
     /// The process stops without a word.
-    pub(crate) fn crash(&mut self, now: Time, away: Span, log: &mut Log) {
-        log.note(now, "proxy", || "crashes".to_owned());
-        self.away_until = Some(now + away);
+    pub(crate) fn stop(&mut self, now: Time, crash: &Crash, log: &mut Log) {
+        self.host.stop(now, crash, log);
     }
 
-    /// Lets time pass.
-    pub(crate) fn on_time(&mut self, now: Time, log: &mut Log) -> Result<(), SimFault> {
-        if let Some(until) = self.away_until {
-            if now < until {
-                return Ok(());
+    /// Lets time pass. `known`: what the device knows to be durable here. True if the process has
+    /// just gone on after standing still.
+    pub(crate) fn on_time(
+        &mut self,
+        now: Time,
+        known: &BTreeMap<FlowId, u64>,
+        log: &mut Log,
+    ) -> Result<bool, SimFault> {
+        let thawed = match self.host.come_back(now, log) {
+            Back::Away => return Ok(false),
+            Back::Ran => false,
+            Back::FromFreeze => true,
+            Back::FromCrash(found) => {
+                self.restart(now, found, known)?;
+                false
             }
-            log.note(now, "proxy", || "restarts".to_owned());
-            self.away_until = None;
-            self.idle_since = None;
-            self.identity.lives += 1;
-            self.endpoint = endpoint(&self.identity, self.identity.lives);
-            for (id, flow) in &self.flows {
-                let kept = self
-                    .journal
-                    .flows
-                    .get(id)
-                    .map_or(0, |kept| kept.sink.offset);
-                *self.undone.entry(*id).or_default() += flow.sink.offset - kept;
-            }
-            self.flows = self.journal.flows.clone();
-            self.flows.values_mut().for_each(Served::wait);
-            if let Some(record) = &self.journal.record {
-                self.endpoint.adopt(record)?;
+        };
+        if let Some(safe) = self.host.synced(now) {
+            self.tell_durable(&safe);
+        }
+        let core_now = self.host.clock.core(now);
+        self.host.endpoint.handle_timeouts(core_now);
+        if self.host.hibernate_at() <= now {
+            self.hibernate(now, log);
+        }
+        Ok(thawed)
+    }
+
+    fn restart(
+        &mut self,
+        now: Time,
+        found: Option<Commit<BTreeMap<FlowId, Served>>>,
+        known: &BTreeMap<FlowId, u64>,
+    ) -> Result<(), SimFault> {
+        self.identity.lives += 1;
+        self.host.endpoint = endpoint(&self.identity, self.identity.lives);
+        let kept = found.as_ref().map(|f| f.state.clone()).unwrap_or_default();
+        for (id, flow) in &self.flows {
+            let offset = kept.get(id).map_or(0, |kept| kept.sink.offset);
+            *self.undone.entry(*id).or_default() += flow.sink.offset - offset;
+        }
+        self.flows = kept;
+        self.flows.values_mut().for_each(Served::wait);
+        self.forbidden.clear();
+        for (id, flow) in &self.flows {
+            if known.get(id).is_some_and(|known| *known > flow.sink.offset) {
+                self.forbidden.push(*id);
             }
         }
-        self.endpoint.handle_timeouts(clock::core(now));
-        if self.hibernate_at() <= now {
-            self.idle_since = None;
-            if let Some(id) = self.session()
-                && self.endpoint.session(id).is_some_and(|s| s.may_hibernate())
-                && let Ok(record) = self.endpoint.hibernate(clock::core(now), id)
-            {
-                log.note(now, "proxy", || format!("hibernates in {} B", record.len()));
-                self.flows.values_mut().for_each(Served::wait);
-                self.journal = Journal {
-                    record: Some(record),
-                    flows: self.flows.clone(),
-                };
-            }
+        if let Some((made_at, record)) = found.and_then(|f| Some((f.made_at, f.record?))) {
+            let record = aged(&record, now.since(made_at))?;
+            self.host.endpoint.adopt(&record)?;
         }
         Ok(())
     }
 
-    /// A datagram arrives. Tells the payload bytes in it, new ones and repeated ones.
-    pub(crate) fn on_datagram(&mut self, now: Time, delivery: Delivery) -> (u64, u64) {
-        if self.away_until.is_some() {
-            return (0, 0);
-        }
-        let before = self.totals();
-        let Delivery {
-            from, mut bytes, ..
-        } = delivery;
-        let addresses = Addresses {
-            link: LinkId(0),
-            local: None,
-            remote: from,
-        };
-        let incoming = Incoming {
-            addresses,
-            bytes: &mut bytes,
-        };
-        self.endpoint.handle_datagram(clock::core(now), incoming);
-        let after = self.totals();
-        (
-            after.0.saturating_sub(before.0),
-            after.1.saturating_sub(before.1),
-        )
+    /// Whether what the device knew to be durable is gone: the disk must have lied.
+    pub(crate) fn rolled_back(&self) -> bool {
+        !self.forbidden.is_empty()
     }
 
-    fn totals(&self) -> (u64, u64) {
-        let Some(session) = self.session().and_then(|id| self.endpoint.session(id)) else {
-            return (0, 0);
+    /// The device forgot what it knew: it may resume anything again.
+    pub(crate) fn forgive(&mut self) {
+        self.forbidden.clear();
+    }
+
+    fn hibernate(&mut self, now: Time, log: &mut Log) {
+        self.host.idle_since = None;
+        let Some(id) = self.session_id() else { return };
+        if !self.session().is_some_and(Session::may_hibernate) {
+            return;
+        }
+        let core_now = self.host.clock.core(now);
+        let Ok(record) = self.host.endpoint.hibernate(core_now, id) else {
+            return;
         };
-        let payload = session.path_stats().iter().map(|p| p.payload_in).sum();
-        (payload, session.duplicate_bytes())
+        log.note(now, "proxy", || format!("hibernates in {} B", record.len()));
+        self.flows.values_mut().for_each(Served::wait);
+        self.host.commit(now, Some(record), self.flows.clone());
+    }
+
+    /// The applications' bytes of a commit are safe.
+    fn tell_durable(&mut self, safe: &BTreeMap<FlowId, Served>) {
+        let Some(session) = self.session_id() else {
+            return;
+        };
+        let _ = self.host.endpoint.with(session, |s| {
+            for (id, flow) in safe {
+                if s.options(*id).is_some_and(|o| o.durable) {
+                    s.set_durable(*id, flow.sink.offset);
+                    s.set_committed(*id, flow.sink.offset);
+                }
+            }
+        });
+    }
+
+    /// A datagram arrives. Tells what it carried.
+    pub(crate) fn on_datagram(&mut self, now: Time, delivery: Delivery) -> Vec<Arrived> {
+        let session = self.session_id();
+        self.host
+            .take_in(now, LinkId(0), delivery, session)
+            .unwrap_or_default()
     }
 
     /// Lets the application act on what the core tells it.
     pub(crate) fn attend(&mut self, now: Time, log: &mut Log) -> Result<bool, SimFault> {
-        if self.away_until.is_some() {
+        if self.host.is_away() {
             return Ok(false);
         }
         let mut any = false;
-        while let Some((session, event)) = self.endpoint.poll_event() {
+        while let Some((session, event)) = self.host.endpoint.poll_event() {
             any = true;
             log.note(now, "proxy", || format!("{event:?}"));
             match event {
                 Event::Opened(id) => {
                     let sink = Sink::new(REQUEST_BYTES, 0);
                     self.flows.insert(id, Served { sink, source: None });
-                    self.dirty = true;
+                    self.host.dirty = true;
                     self.serve(session, id)?;
                 }
                 Event::Readable(id) | Event::Writable(id) => self.serve(session, id)?,
@@ -213,42 +221,43 @@ impl Proxy {
                     self.serve(session, flow)?;
                 }
                 Event::Asleep => self.flows.values_mut().for_each(Served::wait),
-                Event::Established { .. } | Event::Ended { .. } => self.dirty = true,
+                Event::PeerDurable { flow, offset } => {
+                    let known = self.host.peer_durable.entry(flow).or_default();
+                    *known = offset.max(*known);
+                }
+                Event::Established { .. } | Event::Ended { .. } => self.host.dirty = true,
+                Event::Closed(end) => SimFault::of_end("proxy", &end)?,
                 _ => {}
             }
-            self.note_idle(now);
         }
+        let session = self.session_id();
+        self.host.note_idle(now, session);
         Ok(any)
-    }
-
-    fn note_idle(&mut self, now: Time) {
-        let suspended = self
-            .session()
-            .and_then(|id| self.endpoint.session(id))
-            .is_some_and(|s| s.life() == Life::Suspended);
-        if suspended {
-            self.idle_since.get_or_insert(now);
-        } else {
-            self.idle_since = None;
-        }
     }
 
     fn serve(&mut self, session: SessionId, id: FlowId) -> Result<(), SimFault> {
         let Some(flow) = self.flows.get_mut(&id) else {
             return Ok(());
         };
-        let ended_before = flow.sink.ended;
-        let outcome = self.endpoint.with(session, |s| {
+        let before = (flow.sink.ended, flow.sink.offset);
+        let outcome = self.host.endpoint.with(session, |s| {
             flow.sink.take(s, id)?;
             if flow.source.is_none() {
                 flow.source = answer(&flow.sink);
+                // A request that a crash made this end forget comes again, its answer does not.
+                if let (Some(source), Some((next, _))) = (&mut flow.source, s.send_offsets(id)) {
+                    source.begin_at(next);
+                }
             }
             if let Some(source) = &mut flow.source {
                 source.give(s, id);
             }
             Ok(())
         });
-        self.dirty |= flow.sink.ended != ended_before;
+        self.host.dirty |= flow.sink.ended != before.0;
+        if flow.sink.offset > before.1 && self.forbidden.contains(&id) {
+            return Err(SimFault::RolledBack { flow: id });
+        }
         outcome.unwrap_or(Ok(()))
     }
 
@@ -260,54 +269,39 @@ impl Proxy {
         buf: &mut [u8],
         log: &mut Log,
     ) -> Result<bool, SimFault> {
-        if self.away_until.is_some() {
-            return Ok(false);
-        }
-        let mut sent = 0;
-        while let Some(t) = self.endpoint.poll_transmit(clock::core(now), buf) {
-            for datagram in buf[..t.len].chunks(t.segment) {
-                sent += 1;
-                let outcome = network.send_down(now, t.remote, datagram);
-                log.note(now, "proxy", || {
-                    let hash = log::hash(datagram);
-                    format!(
-                        "sends {} to {}, {hash:08x}: {outcome:?}",
-                        datagram.len(),
-                        t.remote
-                    )
-                });
-            }
-            if sent > BURST_MAX {
-                let what = "the proxy sends without end".to_owned();
-                return Err(SimFault::LiveLock {
-                    at_s: now.as_secs_f64(),
-                    what,
-                });
-            }
-        }
-        Ok(sent > 0)
+        self.host.transmit(now, buf, |_, t, datagram| {
+            let outcome = network.send_down(now, t.remote, datagram);
+            log.note(now, "proxy", || {
+                let (bytes, hash) = (datagram.len(), log::hash(datagram));
+                format!("sends {bytes} to {}, {hash:08x}: {outcome:?}", t.remote)
+            });
+        })
     }
 
     /// Writes the journal: at the scenario's pace, or because something must not be lost.
     pub(crate) fn keep(&mut self, now: Time, pace: bool) {
-        if self.away_until.is_some() || !(pace || self.dirty) {
-            return;
+        if self.host.wants_commit(pace)
+            && let Some(session) = self.session()
+        {
+            let record = session.record(self.host.clock.core(now), false).encode();
+            self.host.commit(now, Some(record), self.flows.clone());
         }
-        self.dirty = false;
-        if let Some(session) = self.session().and_then(|id| self.endpoint.session(id)) {
-            let record = session.record(clock::core(now), true).encode();
-            self.journal = Journal {
-                record: Some(record),
-                flows: self.flows.clone(),
-            };
-        }
+    }
+
+    /// A flow that is still open long after its deadline, if there is one.
+    pub(crate) fn overdue(&self, now: Time) -> Option<FlowId> {
+        let session = self.session().filter(|_| !self.host.is_away())?;
+        let late = |id: &FlowId| {
+            let deadline = session.deadline(*id);
+            deadline.is_some_and(|at| self.host.clock.core(now) > at)
+        };
+        session.flow_ids().into_iter().find(late)
     }
 
     /// The state in a few words.
     pub(crate) fn state(&self) -> String {
-        let (awake, asleep, half_open) = self.endpoint.counts();
-        let session = self.session().and_then(|id| self.endpoint.session(id));
-        let life = session.map(|s| (s.life(), s.path_stats()));
+        let (awake, asleep, half_open) = self.host.endpoint.counts();
+        let life = self.session().map(|s| (s.life(), s.path_stats()));
         format!("proxy: {awake} awake, {asleep} asleep, {half_open} half open, {life:?}")
     }
 }
@@ -324,10 +318,15 @@ impl Served {
 fn answer(sink: &Sink) -> Option<Source> {
     let request = Request::decode(sink.whole_head()?)?;
     if !request.upload {
-        return Some(Source::new(Vec::new(), request.seed, request.size));
+        return Some(Source::new(
+            Vec::new(),
+            request.seed,
+            request.from,
+            request.size,
+        ));
     }
-    sink.ended
-        .then(|| Source::new(sink.digest().to_vec(), 0, 0))
+    // The device may keep its direction open until it has the answer.
+    (sink.content_bytes() == request.size).then(|| Source::new(sink.receipt().to_vec(), 0, 0, 0))
 }
 
 fn endpoint(identity: &Identity, life: u64) -> Endpoint {

@@ -11,13 +11,15 @@
 use std::io::Write;
 
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::{EventKind, Report, Scenario, SwitchMeter, Who};
+use cedos_lab_scenario::{Crash, EventKind, Replay, Report, Scenario, Stop, SwitchMeter, Who};
 
-use crate::device::Device;
+use crate::coverage::{Coverage, FaultKind};
+use crate::device::{Came, Device};
 use crate::fault::SimFault;
+use crate::host::journals;
 use crate::identity::Identity;
 use crate::log::Log;
-use crate::network::Network;
+use crate::network::{Delivery, Network};
 use crate::proxy::Proxy;
 
 /// No progress for so long over a permitted link that carries packets is a fault of the core.
@@ -40,6 +42,10 @@ pub struct Outcome {
     pub ended_s: f64,
     /// Instants at which something happened.
     pub steps: u64,
+    /// Which faults hit which states.
+    pub coverage: Coverage,
+    /// Flows that failed for another reason than their deadline: id and reason.
+    pub failed: Vec<(String, String)>,
 }
 
 /// Runs a scenario; all its chance comes from the scenario's seed. `log` gets the event log.
@@ -78,6 +84,7 @@ pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<Outcome, 
         log,
         now,
         steps,
+        coverage,
         ..
     } = run;
     if let Some(fault) = log.into_fault() {
@@ -95,6 +102,8 @@ pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<Outcome, 
         report,
         ended_s: now.as_secs_f64(),
         steps,
+        coverage,
+        failed: device.failures(),
     })
 }
 
@@ -106,7 +115,13 @@ struct Run<'a> {
     proxy: Proxy,
     switches: SwitchMeter,
     /// Crashes to come, the next one last.
-    crashes: Vec<(Time, Span, Who)>,
+    crashes: Vec<Crash>,
+    /// Replays to come, the next one last.
+    replays: Vec<Replay>,
+    /// There are journals, written now and then.
+    journals: bool,
+    /// Whose disks lied so far.
+    liars: Vec<Who>,
     journal_at: Time,
     done_at: Option<Time>,
     /// The last progress, and how much there had been by then.
@@ -116,6 +131,7 @@ struct Run<'a> {
     stuck_after: Span,
     steps: u64,
     steps_here: u32,
+    coverage: Coverage,
     buf: Vec<u8>,
     log: Log<'a>,
 }
@@ -123,31 +139,24 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(scenario: &Scenario, log: Log<'a>) -> Run<'a> {
         let identity = Identity::new(scenario.seed);
-        let mut crashes: Vec<_> = scenario
-            .crashes
-            .iter()
-            .map(|c| {
-                (
-                    Time::from_secs_f64(c.t_s),
-                    Span::from_secs_f64(c.for_s),
-                    c.who,
-                )
-            })
-            .collect();
-        crashes.sort_by_key(|(at, _, _)| std::cmp::Reverse(*at));
+        let mut crashes = scenario.crashes.clone();
+        crashes.sort_by(|a, b| b.t_s.total_cmp(&a.t_s));
+        let mut replays = scenario.replays.clone();
+        replays.sort_by(|a, b| b.t_s.total_cmp(&a.t_s));
+        let network = Network::new(scenario);
+        let coverage = Coverage::new(network.counters());
         Run {
             now: Time::ZERO,
             end: Time::from_secs_f64(scenario.duration_s),
-            network: Network::new(scenario),
+            network,
             device: Device::new(scenario, identity),
             proxy: Proxy::new(scenario, identity),
             switches: SwitchMeter::new(scenario.links.iter().map(|l| l.name.as_str())),
-            journal_at: if crashes.is_empty() {
-                Time::NEVER
-            } else {
-                Time::ZERO
-            },
+            journals: journals(scenario),
+            liars: Vec::new(),
+            journal_at: Time::ZERO,
             crashes,
+            replays,
             done_at: None,
             moved: (Time::ZERO, 0),
             good_since: None,
@@ -155,6 +164,7 @@ impl<'a> Run<'a> {
             stuck_after: STUCK_AFTER + Span::from_millis_f64(8.0 * scenario.rtt_ms()),
             steps: 0,
             steps_here: 0,
+            coverage,
             buf: vec![0; BATCH_BYTES],
             log,
         }
@@ -183,34 +193,107 @@ impl<'a> Run<'a> {
             });
         }
         self.now = self.now.max(at);
-        let now = self.now;
-        self.crash();
+        self.coverage.look(&self.device, &self.proxy);
+        self.stop();
         let mut look = self.change_links();
         self.deliver()?;
-        if self.device.on_time(now, &mut self.log)? {
-            look = true;
-            // The new process has new sockets.
-            (0..self.device.classes.len()).for_each(|link| self.network.open_socket(link));
-        }
-        self.proxy.on_time(now, &mut self.log)?;
+        look |= self.let_time_pass()?;
+        self.replay()?;
         self.talk(look)?;
+        self.coverage.on_counters(self.network.counters());
         self.keep();
         self.check()?;
         Ok(true)
     }
 
+    /// Timers, restarts. Whether the links are to be looked at.
+    fn let_time_pass(&mut self) -> Result<bool, SimFault> {
+        let now = self.now;
+        let known = &self.proxy.host.peer_durable;
+        let came = self.device.on_time(now, known, &mut self.log)?;
+        match came {
+            Came::Not => {}
+            Came::Anew => {
+                // The new process has new sockets.
+                (0..self.device.classes.len()).for_each(|link| self.network.open_socket(link));
+                if self.device.rolled_back() && !self.disk_lied(Who::Device) {
+                    return Err(SimFault::NotDurable { who: "device" });
+                }
+                self.proxy.forgive();
+            }
+            Came::Thawed => {
+                for delivery in self.device.host.take_inbox() {
+                    self.hand_to_device(delivery)?;
+                }
+            }
+        }
+        let known = &self.device.host.peer_durable;
+        let lives = self.proxy.lives();
+        if self.proxy.on_time(now, known, &mut self.log)? {
+            for delivery in self.proxy.host.take_inbox() {
+                self.hand_to_proxy(delivery)?;
+            }
+        }
+        if self.proxy.lives() != lives {
+            if self.proxy.rolled_back() && !self.disk_lied(Who::Proxy) {
+                return Err(SimFault::NotDurable { who: "proxy" });
+            }
+            self.device.forgive();
+        }
+        Ok(came != Came::Not)
+    }
+
+    /// Whether commits of this end were lost that had been reported safe.
+    fn disk_lied(&self, who: Who) -> bool {
+        self.liars.contains(&who)
+    }
+
+    /// Packets of the past arrive once more.
+    fn replay(&mut self) -> Result<(), SimFault> {
+        while let Some(replay) = self.replays.pop() {
+            if Time::from_secs_f64(replay.t_s) > self.now {
+                self.replays.push(replay);
+                return Ok(());
+            }
+            self.log.note(self.now, "net", || {
+                format!("{} packets again to {:?}", replay.packets, replay.to)
+            });
+            self.coverage.on_fault(if replay.elsewhere {
+                FaultKind::ReplayElsewhere
+            } else {
+                FaultKind::Replay
+            });
+            for _ in 0..replay.packets {
+                let Some(delivery) = self.network.replayed(replay.to, replay.elsewhere) else {
+                    break;
+                };
+                match replay.to {
+                    Who::Device => self.hand_to_device(delivery)?,
+                    Who::Proxy => self.hand_to_proxy(delivery)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn next_at(&self) -> Time {
-        let crash = self.crashes.last().map_or(Time::NEVER, |(at, _, _)| *at);
-        let journal = if self.crashes.is_empty() || !self.is_moving() {
-            Time::NEVER
-        } else {
+        let crash = self.crashes.last();
+        let crash = crash.map_or(Time::NEVER, |c| Time::from_secs_f64(c.t_s));
+        // A crash that waits for events has no time of its own.
+        let crash = if crash > self.now { crash } else { Time::NEVER };
+        let replay = self.replays.last();
+        let replay = replay.map_or(Time::NEVER, |r| Time::from_secs_f64(r.t_s));
+        let journal = if self.journals && self.is_moving() {
             self.journal_at
+        } else {
+            Time::NEVER
         };
         self.network
             .next_at()
             .min(self.device.next_at())
             .min(self.proxy.next_at())
             .min(crash)
+            .min(replay)
             .min(journal)
             .min(self.stuck_at())
     }
@@ -220,15 +303,28 @@ impl<'a> Run<'a> {
         self.device.is_active() && self.now.since(self.moved.0) < Span::from_millis(2_000)
     }
 
-    fn crash(&mut self) {
-        while let Some((at, away, who)) = self.crashes.pop() {
-            if at > self.now {
-                self.crashes.push((at, away, who));
+    /// Stops whoever is to be stopped now.
+    fn stop(&mut self) {
+        while let Some(mut crash) = self.crashes.pop() {
+            let due = Time::from_secs_f64(crash.t_s) <= self.now;
+            if !due || crash.after_events > 0 {
+                crash.after_events = crash.after_events.saturating_sub(u64::from(due));
+                self.crashes.push(crash);
                 return;
             }
-            match who {
-                Who::Device => self.device.crash(self.now, away, &mut self.log),
-                Who::Proxy => self.proxy.crash(self.now, away, &mut self.log),
+            self.coverage.on_fault(match (crash.how, crash.who) {
+                (Stop::Freeze, Who::Device) => FaultKind::FreezeDevice,
+                (Stop::Freeze, Who::Proxy) => FaultKind::FreezeProxy,
+                (Stop::Crash, Who::Device) => FaultKind::CrashDevice,
+                (Stop::Crash, Who::Proxy) => FaultKind::CrashProxy,
+            });
+            if crash.lost_commits > 0 {
+                self.coverage.on_fault(FaultKind::LostCommits);
+                self.liars.push(crash.who);
+            }
+            match crash.who {
+                Who::Device => self.device.stop(self.now, &crash, &mut self.log),
+                Who::Proxy => self.proxy.stop(self.now, &crash, &mut self.log),
             }
         }
     }
@@ -237,6 +333,7 @@ impl<'a> Run<'a> {
         let mut any = false;
         while let Some(event) = self.network.next_event(self.now) {
             any = true;
+            self.coverage.on_link_event(&event);
             let at = event.at;
             self.log.note(at, "net", || {
                 format!("link {} {:?}", event.link, event.kind)
@@ -260,22 +357,27 @@ impl<'a> Run<'a> {
     fn deliver(&mut self) -> Result<(), SimFault> {
         let now = self.now;
         while let Some(delivery) = self.network.next_for_device(now) {
-            let link = delivery.link;
-            if self.device.on_datagram(now, delivery, &mut self.log)? {
-                self.switches.on_data(now, link);
-            }
+            self.hand_to_device(delivery)?;
         }
         while let Some(delivery) = self.network.next_for_proxy(now) {
-            let link = delivery.link;
-            let before = self.proxy.taken_by_flow();
-            let (payload, repeated) = self.proxy.on_datagram(now, delivery);
-            self.proxy.attend(now, &mut self.log)?;
-            if payload > 0 {
-                let after = self.proxy.taken_by_flow();
-                self.device
-                    .on_uploaded(link, payload, repeated, &before, &after);
-            }
+            self.hand_to_proxy(delivery)?;
         }
+        Ok(())
+    }
+
+    fn hand_to_device(&mut self, delivery: Delivery) -> Result<(), SimFault> {
+        let link = delivery.link;
+        if self.device.on_datagram(self.now, delivery, &mut self.log)? {
+            self.switches.on_data(self.now, link);
+        }
+        Ok(())
+    }
+
+    fn hand_to_proxy(&mut self, delivery: Delivery) -> Result<(), SimFault> {
+        let link = delivery.link;
+        let arrived = self.proxy.on_datagram(self.now, delivery);
+        self.proxy.attend(self.now, &mut self.log)?;
+        self.device.on_uploaded(link, &arrived);
         Ok(())
     }
 
@@ -330,8 +432,14 @@ impl<'a> Run<'a> {
         if !self.device.is_active() {
             self.switches.on_idle();
         }
-        if self.device.is_done() && self.crashes.is_empty() {
+        self.check_bounds()?;
+        let quiet = self.crashes.is_empty() && self.replays.is_empty();
+        let here = !self.device.host.is_away() && !self.proxy.host.is_away();
+        if self.device.is_done() && quiet && here {
             self.done_at.get_or_insert(self.now);
+        } else {
+            // A crash may have undone what was done.
+            self.done_at = None;
         }
         if self.stuck_at() <= self.now {
             return Err(SimFault::Stuck {
@@ -345,6 +453,25 @@ impl<'a> Run<'a> {
             });
         }
         Ok(())
+    }
+
+    fn check_bounds(&self) -> Result<(), SimFault> {
+        if let Some(flow) = self.device.overdue(self.now) {
+            let who = "device";
+            return Err(SimFault::Overdue { flow, who });
+        }
+        if let Some(flow) = self.proxy.overdue(self.now) {
+            let who = "proxy";
+            return Err(SimFault::Overdue { flow, who });
+        }
+        let broken = self.device.host.broken_bound();
+        match broken.or_else(|| self.proxy.host.broken_bound()) {
+            Some(what) => Err(SimFault::Bound {
+                at_s: self.now.as_secs_f64(),
+                what,
+            }),
+            None => Ok(()),
+        }
     }
 
     fn stuck_at(&self) -> Time {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cedos_lab_scenario::Scenario;
+use cedos_lab_sim::fuzz::scenario_text;
 use cedos_lab_sim::run;
 
 /// Scenarios that do not hold yet, and what is missing. One that holds must leave the list.
@@ -68,6 +69,17 @@ fn the_same_seed_gives_the_same_log_and_another_seed_another_one() {
     assert!(first == log_of(&scenario));
     scenario.seed += 1;
     assert!(first != log_of(&scenario));
+}
+
+#[test]
+fn a_drawn_scenario_gives_the_same_log_each_time() {
+    for seed in [3, 41, 205] {
+        let text = scenario_text(seed, 2);
+        let scenario = Scenario::parse("drawn", &text, &mut |_| unreachable!()).unwrap();
+        let first = log_of(&scenario);
+        assert!(first.len() > 1_000);
+        assert!(first == log_of(&scenario), "seed {seed}");
+    }
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! `cedos sim run FILE [--seed N] [--json] [--log FILE]`: a scenario in virtual time.
-//! `cedos sim fuzz --seeds N [--salt S] [--json]`: scenarios drawn from seeds, in search of faults.
+//! `cedos sim fuzz --seeds N [--salt S] [--json] [--require-coverage]`: scenarios drawn from seeds,
+//! in search of faults.
 
 use anyhow::Context;
 use cedos_lab_scenario::{Report, Scenario};
+use cedos_lab_sim::coverage::Pair;
 use cedos_lab_sim::fuzz;
 use clap::{Args, Subcommand};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -54,6 +57,9 @@ struct FuzzArgs {
     /// Print one JSON object instead of lines.
     #[arg(long)]
     json: bool,
+    /// Fail if a fault never hit a state that it can hit.
+    #[arg(long)]
+    require_coverage: bool,
     /// Write the scenarios that fail into this folder.
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
@@ -110,43 +116,80 @@ fn run_many(args: &FuzzArgs) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &args.keep {
         std::fs::create_dir_all(folder).with_context(|| format!("{}", folder.display()))?;
     }
-    let mut failed = Vec::new();
-    for seed in args.first..args.first.saturating_add(args.seeds) {
-        let Err(fault) = fuzz::try_seed(seed, args.salt) else {
-            continue;
-        };
-        if let Some(folder) = &args.keep {
-            let path = folder.join(format!("fuzz-{}-{seed}.toml", args.salt));
-            std::fs::write(&path, fuzz::scenario_text(seed, args.salt))
+    let seeds = args.first..args.first.saturating_add(args.seeds);
+    let tried = fuzz::try_seeds(seeds, args.salt, |failing| {
+        eprintln!("seed {}: {}", failing.seed, failing.what);
+    });
+    if let Some(folder) = &args.keep {
+        for failing in &tried.failing {
+            let path = folder.join(format!("fuzz-{}-{}.toml", failing.salt, failing.seed));
+            std::fs::write(&path, fuzz::scenario_text(failing.seed, failing.salt))
                 .with_context(|| format!("{}", path.display()))?;
         }
-        if !args.json {
-            println!("seed {seed}: {fault}");
-        }
-        failed.push((seed, fault));
     }
+    let missed = tried.coverage.missed();
     if args.json {
-        let failed: Vec<_> = failed
-            .iter()
-            .map(|(seed, fault)| {
-                let repeat = format!(
-                    "cedos sim fuzz --first {seed} --seeds 1 --salt {} --keep .",
-                    args.salt
-                );
-                serde_json::json!({ "seed": seed, "fault": fault, "repeat": repeat })
-            })
-            .collect();
-        let report = serde_json::json!({
-            "seeds": args.seeds, "first": args.first, "salt": args.salt, "failed": failed,
-        });
-        println!("{report}");
+        println!("{}", fuzz_json(args, &tried));
     } else {
-        println!("{} of {} seeds failed", failed.len(), args.seeds);
+        for failing in &tried.failing {
+            println!("{}\n  {}", failing.replay(), failing.what);
+        }
+        println!(
+            "{} of {} seeds failed; {} pairs of fault and state never tried",
+            tried.failing.len(),
+            args.seeds,
+            missed.len()
+        );
     }
-    Ok(if failed.is_empty() {
+    let mut good = tried.failing.is_empty();
+    if args.require_coverage {
+        for pair in &missed {
+            eprintln!("never tried: {} × {}", pair.fault.word(), pair.state_word());
+        }
+        for pair in tried.coverage.surprising() {
+            let (fault, state) = (pair.fault.word(), pair.state_word());
+            eprintln!("listed as impossible and tried: {fault} × {state}");
+            good = false;
+        }
+        good &= missed.is_empty();
+    }
+    Ok(if good {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    })
+}
+
+/// What came of many seeds, for machines.
+fn fuzz_json(args: &FuzzArgs, tried: &fuzz::Tried) -> serde_json::Value {
+    let failing = tried.failing.iter().map(|f| {
+        serde_json::json!({
+            "seed": f.seed, "salt": f.salt, "what": f.what, "replay": f.replay(),
+        })
+    });
+    let named =
+        |pair: &Pair| serde_json::json!({ "fault": pair.fault.word(), "state": pair.state_word() });
+    let (mut matrix, mut impossible) = (BTreeMap::new(), Vec::new());
+    for pair in Pair::all() {
+        if let Some(why) = pair.impossible() {
+            let mut pair = named(&pair);
+            pair["why"] = why.into();
+            impossible.push(pair);
+            continue;
+        }
+        let row: &mut BTreeMap<_, _> = matrix.entry(pair.fault.word()).or_default();
+        row.insert(pair.state_word(), tried.coverage.of(pair));
+    }
+    serde_json::json!({
+        "seeds": args.seeds,
+        "first": args.first,
+        "salt": args.salt,
+        "violations": tried.failing.len(),
+        "failing": failing.collect::<Vec<_>>(),
+        "coverage": matrix,
+        "missed": tried.coverage.missed().iter().map(named).collect::<Vec<_>>(),
+        "surprising": tried.coverage.surprising().iter().map(named).collect::<Vec<_>>(),
+        "impossible": impossible,
     })
 }
 

@@ -1,16 +1,18 @@
-//! The bytes of the built-in origin: made up from a seed, each byte from its offset alone, so any
-//! range can be served without the rest and any receiver can tell what it should have got.
+//! The bytes that flows carry: made up from a seed, each from its offset alone, so that either end
+//! can go on from any offset and whoever reads them can tell what they should be.
+
+use sha2::{Digest, Sha256};
 
 /// Bytes made from one draw.
 const BLOCK_BYTES: u64 = 8;
 
-/// Fill `out` with the bytes from `offset` on.
+/// Fills `out` with the bytes from `offset` on.
 ///
 /// ```
 /// let mut whole = [0; 100];
-/// cedos_lab_emu::content::fill(7, 0, &mut whole);
+/// cedos_lab_scenario::content::fill(7, 0, &mut whole);
 /// let mut part = [0; 10];
-/// cedos_lab_emu::content::fill(7, 33, &mut part);
+/// cedos_lab_scenario::content::fill(7, 33, &mut part);
 /// assert_eq!(part, whole[33..43]);
 /// ```
 pub fn fill(seed: u64, offset: u64, out: &mut [u8]) {
@@ -36,7 +38,6 @@ fn draw(seed: u64, index: u64) -> u64 {
 
 /// The SHA-256 of the first `bytes` bytes.
 pub fn sha256(seed: u64, bytes: u64) -> [u8; 32] {
-    use sha2::{Digest, Sha256};
     let mut digest = Sha256::new();
     let mut chunk = vec![0; 1 << 16];
     let mut offset = 0;
@@ -47,4 +48,20 @@ pub fn sha256(seed: u64, bytes: u64) -> [u8; 32] {
         offset += taken as u64;
     }
     digest.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_part_equals_that_part_of_the_whole() {
+        let mut whole = [0; 100];
+        fill(7, 0, &mut whole);
+        let mut part = [0; 31];
+        fill(7, 33, &mut part);
+        assert_eq!(part, whole[33..64]);
+        fill(8, 33, &mut part);
+        assert_ne!(part, whole[33..64]);
+    }
 }

@@ -1,0 +1,114 @@
+//! What a transfer cost, exactly: bytes by link, and bytes that came twice. No crash undoes it.
+
+use cedos_lab_link::Time;
+use cedos_lab_scenario::{Direction, Flow, FlowReport};
+use d2tp_session::Arrived;
+
+use crate::device::Device;
+use crate::proxy::Proxy;
+use crate::stream::{REQUEST_BYTES, receipt};
+use crate::transfer::{Progress, Transfer};
+
+/// The account of one transfer.
+#[derive(Clone, Debug)]
+pub(crate) struct Account {
+    by_link: Vec<u64>,
+    pub duplicate: u64,
+    /// Bytes of an upload's request that have not arrived: they are not content.
+    request_left: u64,
+}
+
+impl Account {
+    pub(crate) fn new(links: usize) -> Account {
+        Account {
+            by_link: vec![0; links],
+            duplicate: 0,
+            request_left: 0,
+        }
+    }
+
+    /// A flow is opened: it begins with a request.
+    pub(crate) fn on_request(&mut self) {
+        self.request_left = REQUEST_BYTES as u64;
+    }
+
+    /// Books a piece that arrived over a link; how much of it was content.
+    pub(crate) fn on_arrived(&mut self, link: usize, way: Direction, piece: &Arrived) -> u64 {
+        let request = match way {
+            Direction::Up => self.request_left.min(piece.new),
+            Direction::Down => 0,
+        };
+        self.request_left -= request;
+        let content = piece.bytes - request;
+        self.by_link[link] += content;
+        self.duplicate += piece.bytes - piece.new;
+        content
+    }
+
+    /// Bytes carried by a link.
+    pub(crate) fn of_link(&self, link: usize) -> u64 {
+        self.by_link[link]
+    }
+}
+
+impl Device {
+    /// What came of all transfers.
+    pub(crate) fn reports(&self, proxy: &Proxy) -> Vec<FlowReport> {
+        let flows = self.specs.iter().zip(&self.transfers).zip(&self.accounts);
+        flows
+            .map(|((spec, t), account)| self.report(spec, t, account, proxy))
+            .collect()
+    }
+
+    fn report(&self, spec: &Flow, t: &Transfer, account: &Account, proxy: &Proxy) -> FlowReport {
+        let size = spec.bytes.unwrap_or(0);
+        let finished = match t.progress {
+            Progress::Done(at) => Some(at),
+            _ => None,
+        };
+        let (bytes, shown) = match spec.direction {
+            Direction::Down => (t.sink.content_bytes(), Some(t.sink.receipt())),
+            Direction::Up => {
+                let told = t.sink.whole_head().and_then(|d| d.try_into().ok());
+                (t.id.map_or(0, |id| proxy.upload_bytes(id)), told)
+            }
+        };
+        let sha256_ok = finished.is_some() && shown == Some(receipt(t.seed, size));
+        let finished_s = finished.filter(|_| sha256_ok).map(Time::as_secs_f64);
+        let carried = self.names.iter().zip(&account.by_link);
+        FlowReport {
+            id: spec.id.clone(),
+            bytes,
+            sha256_ok,
+            finished_s,
+            deadline_s: spec.deadline_s,
+            deadline_met: finished_s.is_some_and(|at| spec.deadline_s.is_none_or(|by| at <= by)),
+            bytes_by_link: carried
+                .filter(|(_, n)| **n > 0)
+                .map(|(name, n)| (name.clone(), *n))
+                .collect(),
+            duplicate_bytes: account.duplicate + t.id.map_or(0, |id| proxy.undone(id)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use d2tp_session::FlowId;
+
+    #[test]
+    fn a_request_is_not_content_and_what_came_twice_is_counted() {
+        let mut account = Account::new(2);
+        account.on_request();
+        let piece = |bytes, new| Arrived {
+            flow: FlowId(0),
+            bytes,
+            new,
+        };
+        assert_eq!(account.on_arrived(1, Direction::Up, &piece(125, 125)), 100);
+        assert_eq!(account.on_arrived(0, Direction::Up, &piece(50, 20)), 50);
+        assert_eq!((account.of_link(0), account.of_link(1)), (50, 100));
+        assert_eq!(account.duplicate, 30);
+    }
+}

@@ -1,0 +1,363 @@
+//! Which faults hit which states: a matrix that says what random runs never tried.
+//!
+//! ```text
+//!                 device:suspended  proxy:path-silent  device:flow-draining  …
+//!  loss                      0              1204                     88
+//!  crash-proxy              12                31                      3
+//! ```
+//!
+//! A fault counts for each state that the two ends are in when it happens: of the session, of each
+//! path and of each flow. States are noted once at an instant, before anything happens in it.
+
+use std::collections::BTreeMap;
+
+use cedos_lab_link::Counters;
+use cedos_lab_scenario::{EventKind, LinkEvent};
+use d2tp_session::{FlowState, Life, PathState, Session};
+
+use crate::device::Device;
+use crate::proxy::Proxy;
+
+macro_rules! named {
+    ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $word:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum $name { $($(#[$variant_meta])* $variant,)* }
+        impl $name {
+            /// All of them.
+            pub const ALL: &[$name] = &[$($name::$variant,)*];
+            /// The word used in reports.
+            pub fn word(self) -> &'static str {
+                match self { $($name::$variant => $word,)* }
+            }
+        }
+    };
+}
+
+named! {
+    /// What goes wrong.
+    FaultKind {
+        /// A packet is lost in the air, a dead link's included.
+        Loss = "loss",
+        /// A packet is overtaken.
+        Reorder = "reorder",
+        /// A packet arrives twice.
+        Duplicate = "duplicate",
+        /// A packet arrives damaged.
+        Corrupt = "corrupt",
+        /// A packet finds the queue full.
+        QueueFull = "queue-full",
+        /// A packet is larger than the link takes.
+        TooBig = "too-big",
+        /// A link is lost, with what was on it.
+        LinkDown = "link-down",
+        /// A link is back, with another address.
+        LinkUp = "link-up",
+        /// A link goes dead: attached, carries nothing.
+        Dead = "dead",
+        /// A link stalls with its queue.
+        Stall = "stall",
+        /// A link carries one way only.
+        OneWay = "one-way",
+        /// A link has another address at once.
+        NewAddress = "new-address",
+        /// The NAT forgets all ports.
+        Rebind = "rebind",
+        /// Rate, delay or loss change.
+        Change = "change",
+        /// Packets of the past arrive again.
+        Replay = "replay",
+        /// The same, from another address.
+        ReplayElsewhere = "replay-elsewhere",
+        /// The device's process is killed.
+        CrashDevice = "crash-device",
+        /// The proxy's process is killed.
+        CrashProxy = "crash-proxy",
+        /// A disk loses commits that it called safe.
+        LostCommits = "lost-commits",
+        /// The device stands still; its clock jumps.
+        FreezeDevice = "freeze-device",
+        /// The proxy stands still; its clock jumps.
+        FreezeProxy = "freeze-proxy",
+    }
+}
+
+named! {
+    /// Where a session, one of its paths or one of its flows is.
+    State {
+        /// There is no session.
+        None = "no-session",
+        /// A first handshake is under way.
+        Handshaking = "handshaking",
+        /// The session works.
+        Established = "established",
+        /// It has no path.
+        Suspended = "suspended",
+        /// It is a record.
+        Hibernated = "hibernated",
+        /// It knocks again, or claims its flows.
+        Waking = "waking",
+        /// The process is not there.
+        Away = "away",
+        /// A path on which nothing was heard yet.
+        PathOpening = "path-opening",
+        /// A path that works.
+        PathActive = "path-active",
+        /// A path that stopped answering.
+        PathSilent = "path-silent",
+        /// A flow that waits to be claimed.
+        FlowUnclaimed = "flow-unclaimed",
+        /// A flow that is open both ways.
+        FlowOpen = "flow-open",
+        /// A flow of which this end wrote its end.
+        FlowHalfClosedHere = "flow-half-closed-here",
+        /// A flow of which the other end wrote its end.
+        FlowHalfClosedThere = "flow-half-closed-there",
+        /// A flow of which both ends are known.
+        FlowDraining = "flow-draining",
+    }
+}
+
+/// Which end, which fault, which state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pair {
+    /// What went wrong.
+    pub fault: FaultKind,
+    /// At the device, or else at the proxy.
+    pub at_device: bool,
+    /// In what state that end was.
+    pub state: State,
+}
+
+impl Pair {
+    /// Every pair there is.
+    pub fn all() -> impl Iterator<Item = Pair> {
+        let faults = FaultKind::ALL.iter();
+        faults.flat_map(|fault| {
+            [true, false].into_iter().flat_map(move |at_device| {
+                State::ALL.iter().map(move |state| Pair {
+                    fault: *fault,
+                    at_device,
+                    state: *state,
+                })
+            })
+        })
+    }
+
+    /// The state's name with its end.
+    pub fn state_word(&self) -> String {
+        let end = if self.at_device { "device" } else { "proxy" };
+        format!("{end}:{}", self.state.word())
+    }
+
+    /// Why this pair cannot occur, if it cannot.
+    pub fn impossible(&self) -> Option<&'static str> {
+        crate::coverage_limits::impossible(*self)
+    }
+}
+
+/// How often each fault hit each state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Coverage {
+    counts: BTreeMap<Pair, u64>,
+    /// The states at this instant: at the device or not, which.
+    states: Vec<(bool, State)>,
+    counters: Counters,
+}
+
+impl Coverage {
+    pub(crate) fn new(counters: Counters) -> Coverage {
+        Coverage {
+            counters,
+            ..Coverage::default()
+        }
+    }
+
+    /// Notes where both ends are.
+    pub(crate) fn look(&mut self, device: &Device, proxy: &Proxy) {
+        self.states.clear();
+        let (away, asleep) = (device.host.is_away(), device.is_asleep());
+        self.look_at(true, device.core(), away, asleep);
+        let (away, asleep) = (proxy.host.is_away(), proxy.is_asleep());
+        self.look_at(false, proxy.session(), away, asleep);
+    }
+
+    fn look_at(&mut self, at_device: bool, session: Option<&Session>, away: bool, asleep: bool) {
+        let mut note = |state| {
+            if !self.states.contains(&(at_device, state)) {
+                self.states.push((at_device, state));
+            }
+        };
+        if away {
+            return note(State::Away);
+        }
+        let Some(session) = session else {
+            return note(if asleep {
+                State::Hibernated
+            } else {
+                State::None
+            });
+        };
+        note(match session.life() {
+            _ if session.is_waking() => State::Waking,
+            Life::Suspended => State::Suspended,
+            Life::Handshaking => State::Handshaking,
+            Life::Established => State::Established,
+            Life::Closed => State::None,
+        });
+        for path in session.path_states() {
+            note(match path {
+                PathState::Opening => State::PathOpening,
+                PathState::Active => State::PathActive,
+                PathState::Silent => State::PathSilent,
+            });
+        }
+        for flow in session.flow_states() {
+            note(match flow {
+                FlowState::Unclaimed => State::FlowUnclaimed,
+                FlowState::Open => State::FlowOpen,
+                FlowState::HalfClosedHere => State::FlowHalfClosedHere,
+                FlowState::HalfClosedThere => State::FlowHalfClosedThere,
+                FlowState::Draining => State::FlowDraining,
+            });
+        }
+    }
+
+    pub(crate) fn on_fault(&mut self, fault: FaultKind) {
+        for (at_device, state) in &self.states {
+            let pair = Pair {
+                fault,
+                at_device: *at_device,
+                state: *state,
+            };
+            *self.counts.entry(pair).or_default() += 1;
+        }
+    }
+
+    pub(crate) fn on_link_event(&mut self, event: &LinkEvent) {
+        let condition = &event.condition;
+        match event.kind {
+            EventKind::Down => self.on_fault(FaultKind::LinkDown),
+            EventKind::Up { .. } => self.on_fault(FaultKind::LinkUp),
+            EventKind::NewAddress { .. } => self.on_fault(FaultKind::NewAddress),
+            EventKind::Rebind => self.on_fault(FaultKind::Rebind),
+            EventKind::Attaching => {}
+            EventKind::Changed if !condition.up => {}
+            EventKind::Changed => {
+                let (down, up) = (condition.down.loss.random, condition.upward.loss.random);
+                self.on_fault(if condition.dead {
+                    FaultKind::Dead
+                } else if condition.stalled {
+                    FaultKind::Stall
+                } else if (down >= 1.0) != (up >= 1.0) {
+                    FaultKind::OneWay
+                } else {
+                    FaultKind::Change
+                });
+            }
+        }
+    }
+
+    /// What the links did since the last time.
+    pub(crate) fn on_counters(&mut self, now: Counters) {
+        let before = std::mem::replace(&mut self.counters, now);
+        for (fault, was, is) in [
+            (FaultKind::Loss, before.packets_lost, now.packets_lost),
+            (
+                FaultKind::Reorder,
+                before.packets_reordered,
+                now.packets_reordered,
+            ),
+            (
+                FaultKind::Duplicate,
+                before.packets_duplicated,
+                now.packets_duplicated,
+            ),
+            (
+                FaultKind::Corrupt,
+                before.packets_corrupted,
+                now.packets_corrupted,
+            ),
+            (
+                FaultKind::QueueFull,
+                before.packets_queue_full,
+                now.packets_queue_full,
+            ),
+            (
+                FaultKind::TooBig,
+                before.packets_too_big,
+                now.packets_too_big,
+            ),
+        ] {
+            if is > was {
+                self.on_fault(fault);
+            }
+        }
+    }
+
+    /// Adds what another run hit.
+    pub fn add(&mut self, other: &Coverage) {
+        for (pair, n) in &other.counts {
+            *self.counts.entry(*pair).or_default() += n;
+        }
+    }
+
+    /// How often this pair was hit.
+    pub fn of(&self, pair: Pair) -> u64 {
+        self.counts.get(&pair).copied().unwrap_or(0)
+    }
+
+    /// Pairs that can occur and were never hit.
+    pub fn missed(&self) -> Vec<Pair> {
+        Pair::all()
+            .filter(|pair| pair.impossible().is_none() && self.of(*pair) == 0)
+            .collect()
+    }
+
+    /// Pairs said to be impossible that were hit all the same: the list is wrong.
+    pub fn surprising(&self) -> Vec<Pair> {
+        let hit = self.counts.keys().copied();
+        hit.filter(|pair| pair.impossible().is_some()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_counts_for_every_state_of_its_instant_once() {
+        let mut coverage = Coverage {
+            states: vec![(true, State::Established), (false, State::PathSilent)],
+            ..Coverage::default()
+        };
+        coverage.on_fault(FaultKind::Loss);
+        coverage.on_fault(FaultKind::Loss);
+        let pair = |at_device, state| Pair {
+            fault: FaultKind::Loss,
+            at_device,
+            state,
+        };
+        assert_eq!(coverage.of(pair(true, State::Established)), 2);
+        assert_eq!(coverage.of(pair(false, State::PathSilent)), 2);
+        assert_eq!(coverage.of(pair(true, State::PathSilent)), 0);
+        let mut sum = Coverage::default();
+        sum.add(&coverage);
+        sum.add(&coverage);
+        assert_eq!(sum.of(pair(true, State::Established)), 4);
+        let missed = sum.missed();
+        assert!(missed.contains(&pair(true, State::PathSilent)));
+        assert!(!missed.contains(&pair(true, State::Established)));
+    }
+
+    #[test]
+    fn names_of_faults_and_states_differ() {
+        let mut words: Vec<_> = Pair::all()
+            .map(|p| (p.fault.word(), p.state_word()))
+            .collect();
+        let all = words.len();
+        words.sort();
+        words.dedup();
+        assert_eq!(words.len(), all);
+    }
+}

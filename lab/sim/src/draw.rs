@@ -1,0 +1,353 @@
+//! The scenario of a seed: networks that do their worst, then heal.
+//!
+//! ```text
+//!  0 s            faults: everything RELIABILITY asks for, at random              heal      end
+//!  ├── links ─────access points, NATs that forget, new addresses, crashes ─────────┤──────────┤
+//!      └ flows start                                                       one link good
+//! ```
+//!
+//! Each is text in the form of a scenario file, so a seed that fails is at once a file to keep.
+
+use std::fmt::Write;
+
+use cedos_lab_link::seeded;
+use rand::Rng;
+use rand_pcg::Pcg32;
+
+/// When the network heals, where no long outage comes before.
+const HEAL_S: f64 = 120.0;
+/// Time after healing in which all must complete: 9 MB over 2 Mb/s, and patience.
+const AFTER_S: f64 = 300.0;
+/// The longest time without any network.
+const OUTAGE_S_MAX: f64 = 7.0 * 86_400.0;
+/// The latest that a packet comes again.
+const REPLAY_S_MAX: f64 = 86_400.0;
+/// The stream of chance that scenarios are drawn from; runs use lower ones.
+const FUZZ_STREAM: u64 = 1 << 33;
+
+/// The scenario file of a seed.
+pub fn scenario_text(seed: u64, salt: u64) -> String {
+    let mut draw = Draw {
+        rng: seeded(seed ^ salt.rotate_left(32), FUZZ_STREAM),
+        heal_s: HEAL_S,
+        outage: None,
+    };
+    let mut out = String::new();
+    draw.scenario(&mut out, seed).expect("a string takes text");
+    out
+}
+
+struct Draw {
+    rng: Pcg32,
+    heal_s: f64,
+    /// From when to when no link is up.
+    outage: Option<(f64, f64)>,
+}
+
+impl Draw {
+    fn chance(&mut self, p: f64) -> bool {
+        self.rng.random::<f64>() < p
+    }
+
+    fn between(&mut self, min: f64, max: f64) -> f64 {
+        let drawn = min + (max - min) * self.rng.random::<f64>();
+        // Three digits, so that the file says exactly what runs.
+        (drawn * 1000.0).round() / 1000.0
+    }
+
+    /// Between two values, each order of magnitude as likely as the next.
+    fn of_magnitude(&mut self, min: f64, max: f64) -> f64 {
+        // No power functions: their last bits differ between platforms.
+        let mut decades = vec![min];
+        while decades[decades.len() - 1] * 10.0 < max {
+            decades.push(decades[decades.len() - 1] * 10.0);
+        }
+        let from = self.one_of(&decades);
+        self.between(from, (from * 10.0).min(max)).clamp(min, max)
+    }
+
+    fn one_of<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.rng.random_range(0..list.len())]
+    }
+
+    fn scenario(&mut self, out: &mut String, seed: u64) -> std::fmt::Result {
+        let links = self.rng.random_range(1..=3usize);
+        let flows = self.rng.random_range(1..=3usize);
+        if self.chance(0.12) {
+            let from = self.between(2.0, 60.0);
+            let length = self.of_magnitude(1.0, OUTAGE_S_MAX);
+            self.outage = Some((from, from + length));
+            self.heal_s = HEAL_S.max(from + length + 5.0);
+        }
+        let replays = self.replays();
+        let last_replay = replays.iter().map(|(t_s, _)| *t_s).fold(0.0, f64::max);
+        let end_s = (self.heal_s + AFTER_S).max(last_replay + 60.0);
+        let heal_s = self.heal_s;
+        writeln!(
+            out,
+            "about = \"Drawn from a seed: faults until {heal_s} s, then one link heals.\""
+        )?;
+        writeln!(out, "seed = {seed}\nduration_s = {end_s}")?;
+        if self.chance(0.5) {
+            writeln!(out, "hibernate_after_s = {}", self.between(0.0, 30.0))?;
+        }
+        let healed = self.rng.random_range(0..links);
+        let others_stay = self.chance(0.3);
+        for number in 0..links {
+            self.link(out, number, healed, others_stay)?;
+        }
+        let mut expected = Vec::new();
+        for number in 0..flows {
+            if self.flow(out, number)? {
+                expected.push(number);
+            }
+        }
+        for _ in 0..self.one_of(&[0, 0, 0, 1, 1, 2, 3]) {
+            self.crash(out)?;
+        }
+        for (_, text) in replays {
+            out.push_str(&text);
+        }
+        for number in expected {
+            writeln!(out, "\n[[expect]]\ntext = \"flows[{number}].sha256_ok\"")?;
+        }
+        writeln!(
+            out,
+            "\n[[expect]]\ntext = \"sum(links.packets_while_down) == 0\""
+        )
+    }
+
+    /// True if it must complete: a deadline may pass.
+    fn flow(&mut self, out: &mut String, number: usize) -> Result<bool, std::fmt::Error> {
+        let direction = if self.chance(0.35) { "up" } else { "down" };
+        let bytes = self.one_of(&[0, 1, 1200, 70_000, 1_000_000, 3_000_000]);
+        writeln!(out, "\n[[flow]]\nid = \"f{number}\"\nbytes = {bytes}")?;
+        writeln!(out, "direction = \"{direction}\"")?;
+        let start = self.between(0.0, 30.0);
+        writeln!(out, "start_s = {start}")?;
+        if self.chance(0.4) {
+            writeln!(out, "durable = true")?;
+        }
+        if self.chance(0.3) {
+            writeln!(out, "late_end = true")?;
+        }
+        let by = self.chance(0.25).then(|| start + self.between(0.2, 200.0));
+        match by {
+            Some(by) if self.chance(0.5) => {
+                writeln!(out, "deadline_s = {by}\npolicy = \"free-first\"")?;
+            }
+            Some(by) => writeln!(out, "deadline_s = {by}\npolicy = \"any\"")?,
+            None => writeln!(out, "policy = \"any\"")?,
+        }
+        Ok(by.is_none())
+    }
+
+    fn crash(&mut self, out: &mut String) -> std::fmt::Result {
+        let who = self.one_of(&["device", "proxy"]);
+        // Mostly while flows are under way, and sometimes both ends within moments.
+        let t_s = match self.one_of(&[0, 1, 2, 2]) {
+            0 => 20.0,
+            1 => self.between(0.0, HEAL_S - 20.0),
+            _ => self.between(0.0, 40.0),
+        };
+        writeln!(out, "\n[[crash]]\nwho = \"{who}\"\nt_s = {t_s}")?;
+        writeln!(out, "for_s = {}", self.between(0.0, 10.0))?;
+        if self.chance(0.5) {
+            writeln!(out, "after_events = {}", self.rng.random_range(0..1000))?;
+        }
+        if self.chance(0.3) {
+            writeln!(out, "how = \"freeze\"")?;
+        } else if self.chance(0.2) {
+            writeln!(out, "lost_commits = {}", self.rng.random_range(1..=8))?;
+        }
+        Ok(())
+    }
+
+    /// When, and the text.
+    fn replays(&mut self) -> Vec<(f64, String)> {
+        let number = self.one_of(&[0, 0, 1, 2]);
+        let mut all = Vec::new();
+        for _ in 0..number {
+            let t_s = if self.chance(0.2) {
+                self.of_magnitude(1.0, REPLAY_S_MAX)
+            } else {
+                self.between(1.0, HEAL_S + 20.0)
+            };
+            let to = self.one_of(&["device", "proxy"]);
+            let packets = self.rng.random_range(1..200);
+            let elsewhere = self.chance(0.4);
+            all.push((
+                t_s,
+                format!(
+                    "\n[[replay]]\nto = \"{to}\"\nt_s = {t_s}\npackets = {packets}\nelsewhere = {elsewhere}\n"
+                ),
+            ));
+        }
+        all
+    }
+
+    fn link(
+        &mut self,
+        out: &mut String,
+        number: usize,
+        healed: usize,
+        others_stay: bool,
+    ) -> std::fmt::Result {
+        let family = self.one_of(&["v4", "v4", "v6", "both", "v6-only-nat64"]);
+        writeln!(
+            out,
+            "\n[[link]]\nname = \"link{number}\"\nfamily = \"{family}\""
+        )?;
+        if self.chance(0.3) {
+            writeln!(out, "class = \"metered\"")?;
+        }
+        let (down, up) = if self.chance(0.2) {
+            // 1 kb/s to 1 Gb/s
+            (
+                self.of_magnitude(0.001, 1000.0),
+                self.of_magnitude(0.001, 1000.0),
+            )
+        } else {
+            (self.between(0.2, 30.0), self.between(0.1, 10.0))
+        };
+        writeln!(out, "down_mbps = {down}\nup_mbps = {up}")?;
+        let far = self.chance(0.05);
+        let rtt = if far {
+            self.of_magnitude(1_000.0, 2_400_000.0)
+        } else {
+            self.between(1.0, 400.0)
+        };
+        writeln!(out, "rtt_ms = {rtt}")?;
+        writeln!(out, "attach_s = {}", self.between(0.0, 2.0))?;
+        if self.chance(0.5) {
+            let packets = self.of_magnitude(1.0, 10_000.0) as u64;
+            writeln!(out, "queue_bytes = {}", packets * 1500)?;
+        }
+        if self.chance(0.4) {
+            writeln!(out, "loss = {}", self.between(0.0, 0.3))?;
+        }
+        if self.chance(0.3) {
+            let (loss, length) = (self.between(0.01, 0.4), self.between(1.0, 10.0));
+            writeln!(out, "burst = {{ loss = {loss}, length = {length} }}")?;
+        }
+        for key in ["reorder", "duplicate", "corrupt"] {
+            if self.chance(0.3) {
+                writeln!(out, "{key} = {}", self.between(0.0, 0.5))?;
+                if key == "reorder" && self.chance(0.3) {
+                    writeln!(out, "reorder_ms = {}", self.of_magnitude(1.0, 1_200_000.0))?;
+                }
+            }
+        }
+        if self.chance(0.3) {
+            writeln!(out, "jitter_ms = {}", self.between(0.0, 50.0))?;
+        }
+        let sizes: &[u32] = if family == "v4" {
+            &[576, 1000, 1227, 1228, 1280, 1400, 1492, 9000]
+        } else {
+            &[1280, 1340, 1400, 1492, 9000]
+        };
+        if self.chance(0.25) {
+            writeln!(out, "mtu = {}", self.one_of(sizes))?;
+        }
+        self.changes(out, sizes)?;
+        self.end(out, number == healed, others_stay, far)
+    }
+
+    /// What happens to a link until it heals.
+    fn changes(&mut self, out: &mut String, sizes: &[u32]) -> std::fmt::Result {
+        let heal_s = HEAL_S;
+        for what in [
+            "up = false",
+            "dead = true",
+            "stall = true",
+            "loss_down = 1",
+            "loss_up = 1",
+            "down_mbps = 0.05\nup_mbps = 0.05\nrtt_ms = 900",
+        ] {
+            let p = if what.starts_with("loss") || what.starts_with("down") {
+                0.15
+            } else {
+                0.35
+            };
+            if self.chance(p) {
+                let every_s = self.between(4.0, 40.0);
+                let for_s = self.between(0.1, every_s - 0.5);
+                // What is taken back must be, before the long outage begins.
+                let from = self.outage.map_or(heal_s, |(from, _)| from);
+                let until_s = (heal_s - 45.0).min(from - for_s - 0.1).max(0.0);
+                writeln!(
+                    out,
+                    "\n[[link.repeat]]\nevery_s = {every_s}\nfor_s = {for_s}\n{what}\nuntil_s = {until_s}"
+                )?;
+            }
+        }
+        for what in ["rebind = true", "new_address = true"] {
+            if self.chance(0.3) {
+                let (every_s, until_s) = (self.between(1.0, 30.0), heal_s - 1.0);
+                writeln!(
+                    out,
+                    "\n[[link.repeat]]\nevery_s = {every_s}\n{what}\nuntil_s = {until_s}"
+                )?;
+            }
+        }
+        if self.chance(0.2) {
+            let (t_s, mtu) = (self.between(1.0, heal_s - 10.0), self.one_of(sizes));
+            writeln!(out, "\n[[link.at]]\nt_s = {t_s}\nmtu = {mtu}")?;
+        }
+        Ok(())
+    }
+
+    /// The long outage, and healing.
+    fn end(
+        &mut self,
+        out: &mut String,
+        healed: bool,
+        others_stay: bool,
+        far: bool,
+    ) -> std::fmt::Result {
+        let heal_s = self.heal_s;
+        let outage = self.outage.map(|(from, _)| from);
+        // What is on a far link's way would keep what comes after it from arriving.
+        let off = outage.or_else(|| (far && healed).then_some(heal_s - 1.0));
+        if let Some(t_s) = off {
+            writeln!(out, "\n[[link.at]]\nt_s = {t_s}\nup = false")?;
+        }
+        if let Some((_, to)) = self.outage.filter(|(_, to)| *to < HEAL_S - 10.0) {
+            writeln!(out, "\n[[link.at]]\nt_s = {to}\nup = true")?;
+        }
+        writeln!(out, "\n[[link.at]]\nt_s = {heal_s}")?;
+        if healed || others_stay {
+            writeln!(out, "up = true\ndead = false\nstall = false")?;
+        }
+        if healed {
+            writeln!(
+                out,
+                "loss = 0\nburst = {{ loss = 0, length = 1 }}\nreorder = 0"
+            )?;
+            writeln!(out, "duplicate = 0\ncorrupt = 0\njitter_ms = 0\nmtu = 1400")?;
+            writeln!(
+                out,
+                "down_mbps = 5\nup_mbps = 2\nrtt_ms = 40\nqueue_ms = 200"
+            )?;
+        } else if !others_stay {
+            writeln!(out, "up = false")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cedos_lab_scenario::Scenario;
+
+    #[test]
+    fn every_drawn_scenario_is_one_and_a_salt_changes_it() {
+        for seed in 0..500 {
+            let text = scenario_text(seed, 3);
+            Scenario::parse("drawn", &text, &mut |_| unreachable!())
+                .unwrap_or_else(|fault| panic!("seed {seed}: {fault}\n{text}"));
+            assert_ne!(text, scenario_text(seed, 4));
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What the device's application knows of a transfer, through all the flows that it may take.
+//!
+//! ```text
+//!  Waiting ──open──▶ Active ──▶ Done
+//!     ▲                 ├─────▶ Failed            (deadline; anything else is a fault of the core)
+//!     └── refused, session gone: a new flow from where the application is
+//! ```
+
+use cedos_lab_link::Time;
+use cedos_lab_scenario::{Direction, Flow};
+use d2tp_session::FlowId;
+
+use crate::stream::{DIGEST_BYTES, Request, Sink, Source};
+
+/// Flows that one transfer may take; more is a live-lock.
+const FLOWS_MAX: u32 = 200;
+
+/// How far a transfer got.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Progress {
+    /// It has not started, or starts again.
+    Waiting,
+    /// It is under way.
+    Active,
+    /// It was complete then.
+    Done(Time),
+    /// Its deadline passed.
+    Late,
+    /// It is over and not complete.
+    Failed(String),
+}
+
+/// What the device's application knows of a transfer.
+#[derive(Clone, Debug)]
+pub(crate) struct Transfer {
+    pub id: Option<FlowId>,
+    pub progress: Progress,
+    pub source: Source,
+    pub sink: Sink,
+    /// Bytes the proxy has of what is sent.
+    pub acked: u64,
+    /// Of its content.
+    pub seed: u64,
+    flows: u32,
+}
+
+impl Transfer {
+    pub(crate) fn new(spec: &Flow, seed: u64) -> Transfer {
+        let answer = if spec.direction == Direction::Up {
+            DIGEST_BYTES
+        } else {
+            0
+        };
+        let mut transfer = Transfer {
+            id: None,
+            progress: Progress::Waiting,
+            source: Source::new(Vec::new(), seed, 0, 0),
+            sink: Sink::new(answer, seed),
+            acked: 0,
+            seed,
+            flows: 0,
+        };
+        transfer.ask(spec);
+        transfer
+    }
+
+    fn ask(&mut self, spec: &Flow) {
+        let size = spec.bytes.unwrap_or(0);
+        let upload = spec.direction == Direction::Up;
+        let request = Request {
+            upload,
+            size,
+            from: self.sink.content_bytes(),
+            seed: self.seed,
+        };
+        let sent = if upload { size } else { 0 };
+        self.source = Source::new(request.encode(), self.seed, 0, sent);
+        self.source.open_ended = spec.late_end;
+    }
+
+    /// The flow is no more: the next one goes on from where the application is. False if there were
+    /// too many flows already.
+    pub(crate) fn again(&mut self, spec: &Flow) -> bool {
+        self.flows += 1;
+        self.id = None;
+        self.acked = 0;
+        self.progress = Progress::Waiting;
+        match spec.direction {
+            Direction::Down => self.sink.go_on(),
+            Direction::Up => self.sink = Sink::new(DIGEST_BYTES, self.seed),
+        }
+        self.ask(spec);
+        self.flows < FLOWS_MAX
+    }
+
+    /// Whether it is complete or given up.
+    pub(crate) fn is_over(&self) -> bool {
+        !matches!(self.progress, Progress::Waiting | Progress::Active)
+    }
+}

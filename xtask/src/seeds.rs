@@ -1,0 +1,34 @@
+//! Random scenarios in the simulator: some at every check, many at night.
+//!
+//! A check runs the program that the tests have built anyway. For the long run a build with every
+//! check on, optimised, is worth its minutes.
+
+use std::process::Command;
+
+use crate::step::cargo;
+
+/// Seeds of a check: about two minutes on two cores, unoptimised.
+pub const CHECK_SEEDS: u64 = 2_000;
+/// Seeds of a night.
+pub const NIGHT_SEEDS: u64 = 100_000;
+
+/// A few seeds, always the same ones.
+pub fn check() -> Command {
+    let mut command = example(&[]);
+    command.args(["fuzz", "--seeds", &CHECK_SEEDS.to_string()]);
+    command
+}
+
+/// Many seeds; a fault that never hit a state it can hit is a failure too.
+pub fn night(seeds: u64, salt: u64) -> Command {
+    let mut command = example(&["--profile", "sim"]);
+    command.args(["fuzz", "--seeds", &seeds.to_string()]);
+    command.args(["--salt", &salt.to_string(), "--require-coverage"]);
+    command
+}
+
+fn example(profile: &[&str]) -> Command {
+    let mut command = cargo(["run", "--locked", "--quiet", "-p", "cedos-lab-sim"]);
+    command.args(["--example", "sim"]).args(profile).arg("--");
+    command
+}
