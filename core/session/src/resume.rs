@@ -106,13 +106,16 @@ impl Session {
         let mut any = false;
         let mut from_the_start = Vec::new();
         for flow in self.flows.iter_mut() {
+            flow.grants_in.forget_all();
+            flow.grants_out.forget_all();
             // A flow that was never announced is simply opened now. Its first bytes may have arrived
             // all the same, without its OPEN, and be gone here.
             if !flow.announced {
-                let held = flow.send.rewind(0);
+                let held = flow.send.reset.is_some() || flow.send.rewind(0);
                 if held || flow.options.hibernates {
                     if !held {
                         flow.send.forget(0);
+                        flow.rewinding = true;
                         from_the_start.push(flow.id);
                     }
                     flow.send.set_credit(credit);
@@ -169,8 +172,10 @@ impl Session {
                 return false;
             }
             flow.send.forget(offset);
+            flow.rewinding = true;
             self.emit(Event::SendFrom { flow: id, offset });
         } else if flow.options.hibernates && flow.send.buffered() == 0 && !flow.send.is_finished() {
+            flow.rewinding = true;
             self.emit(Event::SendFrom { flow: id, offset });
         }
         if let Some(flow) = self.flows.get_mut(id) {
