@@ -91,7 +91,10 @@ impl Session {
             let mut flow = Flow::new(r.id, options, send, recv);
             flow.deadline_seq = r.deadline_seq;
             flow.unclaimed = true;
-            flow.announced = true;
+            // R-RESUME-5: of a flow that nothing came of yet, nobody knows whether the server knows it.
+            let ours = r.id.by_initiator() == (self.role == Role::Initiator);
+            let untouched = r.sent_to == 0 && r.received_to == 0 && r.receive_end.is_none();
+            flow.announced = self.role == Role::Responder || !(ours && untouched);
             flow.peer_durable = r.sent_to;
             self.flows.insert(flow);
         }
@@ -115,9 +118,13 @@ impl Session {
                 if held || flow.options.hibernates {
                     if !held {
                         flow.send.forget(0);
+                    }
+                    let empty = flow.send.buffered() == 0 && !flow.send.is_finished();
+                    if !held || (flow.unclaimed && flow.options.hibernates && empty) {
                         flow.rewinding = true;
                         from_the_start.push(flow.id);
                     }
+                    flow.unclaimed = false;
                     flow.send.set_credit(credit);
                     flow.wants |= want::OPEN;
                     continue;
@@ -190,7 +197,10 @@ impl Session {
             return;
         }
         let Some(flow) = self.flows.get_mut(id) else {
-            // R-RESUME-2
+            // R-RESUME-2: nor may a frame that comes after the claim begin it.
+            if id.by_initiator() && id.epoch() <= self.epoch {
+                self.flows.use_id(id);
+            }
             return self.flows.refuse(id, Reason::UnknownFlow);
         };
         if !flow.unclaimed {
