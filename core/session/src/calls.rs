@@ -196,7 +196,9 @@ impl Session {
         }
         flow.send.reset = Some(code);
         flow.end.get_or_insert(FlowEnd::Local(code));
-        flow.wants |= want::RESET;
+        if !flow.unclaimed {
+            flow.wants |= want::RESET;
+        }
         self.flows.touch(id);
         self.retire_if_complete(id);
     }

@@ -113,8 +113,8 @@ impl Session {
             flow.grants_out.forget_all();
             // A flow that was never announced is simply opened now. Its first bytes may have arrived
             // all the same, without its OPEN, and be gone here.
-            if !flow.announced {
-                let held = flow.send.reset.is_some() || flow.send.rewind(0);
+            if !flow.announced && flow.send.reset.is_none() {
+                let held = flow.send.rewind(0);
                 if held || flow.options.hibernates {
                     if !held {
                         flow.send.forget(0);
@@ -130,17 +130,21 @@ impl Session {
                     continue;
                 }
                 // Who acknowledged bytes knows the flow, if not all that its OPEN said.
-                flow.announced = true;
                 if flow.options.deadline.is_some() {
                     flow.wants |= want::DEADLINE;
                 }
             }
+            flow.announced = true;
             flow.unclaimed = true;
             any = true;
             flow.recv.forget_gaps();
             flow.recv.retell_credit();
-            flow.wants &= want::RESET | want::STOP | want::DEADLINE | want::DURABLE;
+            // R-RESUME-3: a RESET waits for the claim, which says how far the peer counts.
+            flow.wants &= want::STOP | want::DEADLINE | want::DURABLE;
             flow.wants |= want::CREDIT;
+            if !flow.recv.is_counted() {
+                flow.wants |= want::STOP;
+            }
             if claims {
                 flow.wants |= want::RESUME;
                 flow.claiming = true;
@@ -167,7 +171,12 @@ impl Session {
             return false;
         };
         if flow.send.reset.is_some() {
+            // R-FLOW-4: after a crash either end may remember more of the flow than the other. The
+            // length that is told is the one that both count from now on.
+            flow.send.forget(offset);
             flow.unclaimed = false;
+            flow.reset_acked = false;
+            self.flows.want(id, want::RESET);
             return true;
         }
         if flow.options.durable && offset < flow.peer_durable {
