@@ -74,11 +74,15 @@ impl Session {
     }
 
     /// Hands bytes over to be sent. More than [`Session::write_room`] is taken too: the limit is
-    /// the caller's to keep.
+    /// the caller's to keep. What is written while [`Event::SendFrom`] waits to be taken is dropped:
+    /// the caller does not know yet that its place changed, and gives it again from there.
     pub fn write(&mut self, id: FlowId, bytes: Bytes) -> Result<(), FlowError> {
         let flow = self.flow(id)?;
         if let Some(code) = flow.send.reset {
             return Err(FlowError::Stopped(code));
+        }
+        if flow.rewinding {
+            return Ok(());
         }
         if flow.send.is_finished() {
             return Err(FlowError::Gone);
@@ -88,13 +92,22 @@ impl Session {
         Ok(())
     }
 
+    /// The application knows from where to give the flow's bytes.
+    pub(crate) fn on_send_from_taken(&mut self, id: FlowId) {
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.rewinding = false;
+        }
+    }
+
     /// No more bytes will be written: the peer reads an end after the last one.
     pub fn finish(&mut self, id: FlowId) -> Result<(), FlowError> {
         let flow = self.flow(id)?;
         if let Some(code) = flow.send.reset {
             return Err(FlowError::Stopped(code));
         }
-        flow.send.finish();
+        if !flow.rewinding {
+            flow.send.finish();
+        }
         self.flows.touch(id);
         Ok(())
     }
@@ -197,7 +210,9 @@ impl Session {
         }
         flow.send.reset = Some(code);
         flow.end.get_or_insert(FlowEnd::Local(code));
-        flow.wants |= want::RESET;
+        if !flow.unclaimed {
+            flow.wants |= want::RESET;
+        }
         self.flows.touch(id);
         self.retire_if_complete(id);
     }

@@ -92,6 +92,29 @@ impl Session {
             && self.life != Life::Suspended
     }
 
+    /// What keeps each flow from sending, for whoever has to find out why nothing moves.
+    pub fn explain(&self) -> String {
+        let flow = |f: &Flow| {
+            let (send, window) = (&f.send, (f.send.next(), f.send.end(), f.send.acked_to()));
+            format!(
+                "{:?} {:?}: next, end, acked {window:?}, credit {}, fin acked {}, wants {:#x}, announced {}, \
+                 held back {}, rewinding {}, grants in {:?}, out {:?}",
+                f.id,
+                state_of(f),
+                send.credit(),
+                send.is_fin_acked(),
+                f.wants,
+                f.announced,
+                f.pause_in.1,
+                f.rewinding,
+                f.grants_in,
+                f.grants_out
+            )
+        };
+        let flows: Vec<String> = self.flows.iter().map(flow).collect();
+        format!("{:?}; {}", self.credit, flows.join("; "))
+    }
+
     /// What it holds now.
     pub fn holdings(&self) -> Holdings {
         let ranges = self.paths.iter().map(|p| p.acks.ranges().count());

@@ -587,6 +587,11 @@ impl Endpoint {
             }
             self.drop_session(id);
         }
+        if let Event::SendFrom { flow, .. } = event
+            && let Some(slot) = self.slot(id)
+        {
+            slot.session.on_send_from_taken(flow);
+        }
         Some((id, event))
     }
 

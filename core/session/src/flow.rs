@@ -83,6 +83,9 @@ pub(crate) struct Flow {
     turn: u32,
     pub(crate) told_readable: bool,
     pub(crate) wants_writable: bool,
+    /// SendFrom is on its way to the application: what it gives before it took that, it gives from
+    /// where it was, and will give again.
+    pub(crate) rewinding: bool,
 }
 
 impl Flow {
@@ -112,6 +115,7 @@ impl Flow {
             turn: 0,
             told_readable: false,
             wants_writable: false,
+            rewinding: false,
         }
     }
 

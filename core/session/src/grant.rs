@@ -112,6 +112,10 @@ impl GrantsIn {
     pub(crate) fn forget_path(&mut self, path: PathId) {
         self.list.retain(|g| g.path != path);
     }
+    /// New keys: path ids mean other paths now, those that were granted before they came too.
+    pub(crate) fn forget_all(&mut self) {
+        self.list.clear();
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -196,6 +200,10 @@ impl GrantsOut {
     }
     pub(crate) fn forget_path(&mut self, path: PathId) {
         self.list.retain(|g| g.path != path);
+    }
+    /// New keys: path ids mean other paths now.
+    pub(crate) fn forget_all(&mut self) {
+        self.list.clear();
     }
 }
 

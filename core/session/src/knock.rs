@@ -83,6 +83,11 @@ impl Knock {
     pub(crate) fn drop_link(&mut self, link: LinkId) -> bool {
         self.candidates.retain(|(a, _)| a.link != link);
         self.turn = 0;
+        if self.open.as_ref().is_some_and(|o| o.addresses.link == link) {
+            // An answer may still lie in a socket. It would begin a path on a link that is gone.
+            self.open = None;
+            self.next_at = Time::ZERO;
+        }
         !self.candidates.is_empty()
     }
     pub(crate) fn has_link(&self, link: LinkId) -> bool {

@@ -351,7 +351,9 @@ impl Session {
                 {
                     f.send.reset = Some(code);
                     f.end.get_or_insert(end_of(code));
-                    f.wants |= want::RESET;
+                    if !f.unclaimed {
+                        f.wants |= want::RESET;
+                    }
                     self.flows.touch(flow);
                     self.emit(Event::Writable(flow));
                 }

@@ -566,9 +566,10 @@ impl Recovery {
             return Time::NEVER;
         }
         let base = self.rtt.probe_timeout(ack_delay_max);
-        let span = base
-            .times(1 << self.probes.min(10))
-            .min(interval_max.max(base));
+        // One answer that came after a long stall must not make the next question wait as long; only
+        // a path whose every answer is slow is asked that slowly.
+        let most = interval_max.max(self.rtt.min().times(2));
+        let span = base.times(1 << self.probes.min(10)).min(most);
         self.last_eliciting_at + span
     }
 
@@ -721,6 +722,18 @@ mod tests {
             }
         });
         assert_eq!(bed.lost, [0]);
+    }
+
+    #[test]
+    fn one_answer_after_a_long_stall_does_not_make_the_next_question_wait() {
+        let mut bed = Bed::new();
+        bed.send(at(0));
+        bed.ack(at(40), &[(0, 0)]).unwrap();
+        bed.send(at(100));
+        bed.ack(at(17_100), &[(0, 1)]).unwrap();
+        bed.send(at(20_000));
+        let (delay, most) = (MS.times(20), MS.times(2_000));
+        assert!(bed.recovery.probe_at(delay, most) <= at(22_000));
     }
 
     #[test]

@@ -114,7 +114,10 @@ impl Session {
             let mut flow = Flow::new(r.id, options, send, recv);
             flow.deadline_seq = r.deadline_seq;
             flow.unclaimed = true;
-            flow.announced = true;
+            // R-RESUME-5: of a flow that nothing came of yet, nobody knows whether the server knows it.
+            let ours = r.id.by_initiator() == (self.role == Role::Initiator);
+            let untouched = r.sent_to == 0 && r.received_to == 0 && r.receive_end.is_none();
+            flow.announced = self.role == Role::Responder || !(ours && untouched);
             flow.peer_durable = r.sent_to;
             // R-CLOSE-4: what the peer did not hear before is said on the next path.
             if r.reset.is_some() {
@@ -222,31 +225,42 @@ impl Session {
         let mut any = false;
         let mut from_the_start = Vec::new();
         for flow in self.flows.iter_mut() {
+            flow.grants_in.forget_all();
+            flow.grants_out.forget_all();
             // A flow that was never announced is simply opened now. Its first bytes may have arrived
             // all the same, without its OPEN, and be gone here.
-            if !flow.announced {
+            if !flow.announced && flow.send.reset.is_none() {
                 let held = flow.send.rewind(0);
                 if held || flow.options.hibernates {
                     if !held {
                         flow.send.forget(0);
+                    }
+                    let empty = flow.send.buffered() == 0 && !flow.send.is_finished();
+                    if !held || (flow.unclaimed && flow.options.hibernates && empty) {
+                        flow.rewinding = true;
                         from_the_start.push(flow.id);
                     }
+                    flow.unclaimed = false;
                     flow.send.set_credit(credit);
                     flow.wants |= want::OPEN;
                     continue;
                 }
                 // Who acknowledged bytes knows the flow, if not all that its OPEN said.
-                flow.announced = true;
                 if flow.options.deadline.is_some() {
                     flow.wants |= want::DEADLINE;
                 }
             }
+            flow.announced = true;
             flow.unclaimed = true;
             any = true;
             flow.recv.forget_gaps();
             flow.recv.retell_credit();
-            flow.wants &= want::RESET | want::STOP | want::DEADLINE | want::DURABLE;
+            // R-RESUME-3: a RESET waits for the claim, which says how far the peer counts.
+            flow.wants &= want::STOP | want::DEADLINE | want::DURABLE;
             flow.wants |= want::CREDIT;
+            if !flow.recv.is_counted() {
+                flow.wants |= want::STOP;
+            }
             if claims {
                 flow.wants |= want::RESUME;
                 flow.claiming = true;
@@ -275,7 +289,12 @@ impl Session {
             return false;
         };
         if flow.send.reset.is_some() {
+            // R-FLOW-4: after a crash either end may remember more of the flow than the other. The
+            // length that is told is the one that both count from now on.
+            flow.send.forget(offset);
             flow.unclaimed = false;
+            flow.reset_acked = false;
+            self.flows.want(id, want::RESET);
             return true;
         }
         if flow.options.durable && offset < flow.peer_durable {
@@ -287,12 +306,18 @@ impl Session {
                 return false;
             }
             flow.send.forget(offset);
+            flow.rewinding = true;
             self.emit(Event::SendFrom { flow: id, offset });
+<<<<<<< HEAD
         } else if flow.options.hibernates
             && flow.send.buffered() == 0
             && !flow.send.is_finished()
             && flow.asked != Some(offset)
         {
+=======
+        } else if flow.options.hibernates && flow.send.buffered() == 0 && !flow.send.is_finished() {
+            flow.rewinding = true;
+>>>>>>> simfuzz
             self.emit(Event::SendFrom { flow: id, offset });
         }
         if let Some(flow) = self.flows.get_mut(id) {
@@ -314,7 +339,10 @@ impl Session {
         }
         self.flows.claims_heard += 1;
         let Some(flow) = self.flows.get_mut(id) else {
-            // R-RESUME-2
+            // R-RESUME-2: nor may a frame that comes after the claim begin it.
+            if id.by_initiator() && id.epoch() <= self.epoch {
+                self.flows.use_id(id);
+            }
             return self.flows.refuse(id, Reason::UnknownFlow);
         };
         if !flow.unclaimed {

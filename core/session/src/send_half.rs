@@ -115,6 +115,10 @@ impl SendHalf {
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
+    /// How far the peer lets us send.
+    pub(crate) fn credit(&self) -> u64 {
+        self.credit
+    }
     pub(crate) fn set_credit(&mut self, max: u64) {
         self.credit = self.credit.max(max);
     }

@@ -249,7 +249,13 @@ impl Session {
         let mut sent = Sent::new(now);
         sent.bytes = end as u16;
         sent.eliciting = true;
+        let path = self.paths.at(slot);
+        let (elsewhere, told) = (path.addresses != at, path.tx_bytes);
         self.seal_packet(slot, sent, &mut buf[..end]);
+        if elsewhere {
+            // R-PATH-2 bounds what the address in use is sent; this goes to another.
+            self.paths.at(slot).tx_bytes = told;
+        }
         Transmit {
             link: at.link,
             local: at.local,

@@ -371,6 +371,13 @@ impl Device {
             durable: spec.durable,
             ..FlowOptions::default()
         };
+        if spec
+            .deadline_s
+            .is_some_and(|by| Time::from_secs_f64(by) <= now)
+        {
+            self.transfers[number].progress = Progress::Late;
+            return Ok(());
+        }
         log.note(now, "device", || format!("starts flow {}", spec.id));
         let transfer = &mut self.transfers[number];
         transfer.source.begin_at(0);
@@ -626,8 +633,9 @@ impl Device {
             .map(|t| (t.id, &t.progress, t.sink.content_bytes(), t.acked))
             .collect();
         format!(
-            "device: {life:?}, asleep {}, flows {flows:?}",
-            self.is_asleep()
+            "device: {life:?}, asleep {}, flows {flows:?}, {}",
+            self.is_asleep(),
+            self.core().map(Session::explain).unwrap_or_default()
         )
     }
 }

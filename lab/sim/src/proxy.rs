@@ -302,7 +302,8 @@ impl Proxy {
     pub(crate) fn state(&self) -> String {
         let (awake, asleep, half_open) = self.host.endpoint.counts();
         let life = self.session().map(|s| (s.life(), s.path_stats()));
-        format!("proxy: {awake} awake, {asleep} asleep, {half_open} half open, {life:?}")
+        let flows = self.session().map(Session::explain).unwrap_or_default();
+        format!("proxy: {awake} awake, {asleep} asleep, {half_open} half open, {life:?}, {flows}")
     }
 }
 
