@@ -208,6 +208,7 @@ impl Session {
         }
         flow.asked = Some(claim.received);
         if flow.send.buffered() == 0 && !flow.send.is_finished() {
+            flow.rewinding = true;
             let (flow, offset) = (flow.id, claim.received);
             self.emit(Event::SendFrom { flow, offset });
         }
@@ -308,16 +309,12 @@ impl Session {
             flow.send.forget(offset);
             flow.rewinding = true;
             self.emit(Event::SendFrom { flow: id, offset });
-<<<<<<< HEAD
         } else if flow.options.hibernates
             && flow.send.buffered() == 0
             && !flow.send.is_finished()
             && flow.asked != Some(offset)
         {
-=======
-        } else if flow.options.hibernates && flow.send.buffered() == 0 && !flow.send.is_finished() {
             flow.rewinding = true;
->>>>>>> simfuzz
             self.emit(Event::SendFrom { flow: id, offset });
         }
         if let Some(flow) = self.flows.get_mut(id) {
