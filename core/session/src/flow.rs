@@ -86,6 +86,8 @@ pub(crate) struct Flow {
     /// SendFrom is on its way to the application: what it gives before it took that, it gives from
     /// where it was, and will give again.
     pub(crate) rewinding: bool,
+    /// It came out of a record and its application was not told yet from where to give its bytes.
+    pub(crate) restored: bool,
 }
 
 impl Flow {
@@ -116,6 +118,7 @@ impl Flow {
             told_readable: false,
             wants_writable: false,
             rewinding: false,
+            restored: false,
         }
     }
 

@@ -560,6 +560,11 @@ impl Recovery {
         self.last_eliciting_at = now;
     }
 
+    /// Whether anything sent here ever arrived.
+    pub(crate) fn ever_answered(&self) -> bool {
+        self.largest_acked.is_some()
+    }
+
     /// When to probe, if nothing is heard until then.
     pub(crate) fn probe_at(&self, ack_delay_max: Span, interval_max: Span) -> Time {
         if !self.is_waiting() {

@@ -114,6 +114,7 @@ impl Session {
             let mut flow = Flow::new(r.id, options, send, recv);
             flow.deadline_seq = r.deadline_seq;
             flow.unclaimed = true;
+            flow.restored = true;
             // R-RESUME-5: of a flow that nothing came of yet, nobody knows whether the server knows it.
             let ours = r.id.by_initiator() == (self.role == Role::Initiator);
             let untouched = r.sent_to == 0 && r.received_to == 0 && r.receive_end.is_none();
@@ -237,11 +238,12 @@ impl Session {
                         flow.send.forget(0);
                     }
                     let empty = flow.send.buffered() == 0 && !flow.send.is_finished();
-                    if !held || (flow.unclaimed && flow.options.hibernates && empty) {
+                    if !held || (flow.restored && empty) {
                         flow.rewinding = true;
                         from_the_start.push(flow.id);
                     }
                     flow.unclaimed = false;
+                    flow.restored = false;
                     flow.send.set_credit(credit);
                     flow.wants |= want::OPEN;
                     continue;
@@ -309,7 +311,7 @@ impl Session {
             flow.send.forget(offset);
             flow.rewinding = true;
             self.emit(Event::SendFrom { flow: id, offset });
-        } else if flow.options.hibernates
+        } else if (flow.options.hibernates || flow.restored)
             && flow.send.buffered() == 0
             && !flow.send.is_finished()
             && flow.asked != Some(offset)
@@ -320,6 +322,7 @@ impl Session {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.unclaimed = false;
             flow.asked = None;
+            flow.restored = false;
         }
         self.flows.touch(id);
         true

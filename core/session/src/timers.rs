@@ -2,10 +2,10 @@
 //!
 //! Each timer in a sentence: a flow's deadline ends it; a knock is repeated until answered; keys an
 //! hour old are replaced; the peer's old keys are forgotten; an ACK that was held back leaves; packets
-//! overtaken for too long count as lost; a path without answers is probed, then demoted; a device that
-//! waits for payload on a quiet path asks whether it lives; a path that must stay reachable is used
-//! before a NAT forgets it; a server that hears nothing falls silent; a CLOSE that nobody hears is
-//! given up.
+//! overtaken for too long count as lost; a path without answers is probed, then demoted, and where it
+//! never answered and is the only one a new handshake is asked for; a device that waits for payload on
+//! a quiet path asks whether it lives; a path that must stay reachable is used before a NAT forgets it;
+//! a server that hears nothing falls silent; a CLOSE that nobody hears is given up.
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, PathStatus, Reason};
@@ -20,6 +20,8 @@ use crate::session::{Life, Role, Session, on_said};
 const PROBES_BEFORE_SILENT: u32 = 2;
 /// Probe timeouts after which packets are made small. // RFC 8899 §4.3 leaves the number open
 const PROBES_BEFORE_SMALL: u32 = 3;
+/// Probe timeouts on a path that never answered after which a device asks for a new handshake.
+const PROBES_BEFORE_KNOCK: u32 = 5;
 
 impl Session {
     /// When [`Session::handle_timeouts`] wants to be called next.
@@ -173,6 +175,7 @@ impl Session {
             path.probe_now = true;
             path.wants |= path::want::PING;
         }
+        let mut knock = None;
         for slot in 0..self.paths.len() {
             if self.role == Role::Initiator
                 && self
@@ -230,6 +233,15 @@ impl Session {
                 }
                 path.probe_now = true;
                 path.wants |= path::want::PING;
+                if self.role == Role::Initiator
+                    && path.recovery.probes >= PROBES_BEFORE_KNOCK
+                    && !path.recovery.ever_answered()
+                    && !live_besides
+                {
+                    // The server may be missing what it needs to take this path, an id of ours that
+                    // never reached it: then it hears us and may not answer.
+                    knock = Some((path.addresses, path.gated));
+                }
                 if path.recovery.probes >= PROBES_BEFORE_SILENT && live_besides {
                     // R-PATH-6: what it holds travels elsewhere at once; it stays, probed.
                     silent = path.state != PathState::Silent;
@@ -271,6 +283,9 @@ impl Session {
             if silent {
                 self.emit(Event::PathSilent { path: id, link });
             }
+        }
+        if let Some((addresses, gated)) = knock {
+            self.knock_at(now, addresses, gated);
         }
         if self.role == Role::Responder
             && self.last_rx + self.silence_max() <= now

@@ -308,8 +308,8 @@ impl Draw {
         let heal_s = self.heal_s;
         let outage = self.outage.map(|(from, _)| from);
         // What is on a far link's way would keep what comes after it from arriving.
-        let off = outage.or_else(|| (far && healed).then_some(heal_s - 1.0));
-        if let Some(t_s) = off {
+        let off = (far && healed).then_some(heal_s - 1.0);
+        for t_s in outage.into_iter().chain(off) {
             writeln!(out, "\n[[link.at]]\nt_s = {t_s}\nup = false")?;
         }
         if let Some((_, to)) = self.outage.filter(|(_, to)| *to < HEAL_S - 10.0) {
