@@ -257,8 +257,9 @@ impl Session {
                     hibernates: flags & Frame::OPEN_HIBERNATES != 0,
                 };
                 self.claim_by_open(flow);
-                if !self.accept_flow(flow, options)? && self.flows.is_beyond_memory(flow) {
-                    // Nobody can tell whether it is new: its opener must hear so.
+                if !self.accept_flow(flow, options)? {
+                    // R-FLOW-5: used up, or too old to tell. An opener that came back from a crash may
+                    // not know that the flow is over, and must hear it; to others it says nothing new.
                     self.flows.refuse(flow, Reason::UnknownFlow);
                 }
             }
@@ -396,7 +397,10 @@ impl Session {
             } => self.on_resume(flow, received, flags),
             Frame::Resumed { flow, received } => self.on_resumed(flow, received),
             Frame::Refused { flow, reason } => {
-                if self.flows.get(flow).is_some_and(|f| !f.told_end) {
+                // A flow of which something came is not refused: this answers an OPEN that came twice.
+                let silent = |f: &Flow| f.recv.reached() == 0 && f.recv.final_size().is_none();
+                let asked = |f: &Flow| !f.told_end && (f.unclaimed || silent(f));
+                if self.flows.get(flow).is_some_and(asked) {
                     self.end_flow(flow, FlowEnd::Refused(reason));
                 }
             }
