@@ -365,7 +365,10 @@ impl Paths {
     /// Whether some other path could take this one's data.
     pub(crate) fn has_live_besides(&self, slot: usize) -> bool {
         self.list.iter().enumerate().any(|(i, p)| {
-            i != slot && p.state == PathState::Active && p.status == PathStatus::Available
+            i != slot
+                && p.state == PathState::Active
+                && p.status == PathStatus::Available
+                && p.validated
         })
     }
 }

@@ -330,8 +330,9 @@ impl Session {
                     reachable: flags & Frame::OPEN_REACHABLE != 0,
                 };
                 self.claim_by_open(flow);
-                if !self.accept_flow(flow, options)? && self.flows.is_beyond_memory(flow) {
-                    // Nobody can tell whether it is new: its opener must hear so.
+                if !self.accept_flow(flow, options)? {
+                    // R-FLOW-5: used up, or too old to tell. An opener that came back from a crash may
+                    // not know that the flow is over, and must hear it; to others it says nothing new.
                     self.unkept |= !self.flows.may_refuse(flow);
                     self.flows.refuse(flow, Reason::UnknownFlow);
                 }
@@ -491,13 +492,17 @@ impl Session {
             } => self.on_resume(flow, received, flags),
             Frame::Resumed { flow, received } => self.on_resumed(flow, received),
             Frame::Refused { flow, reason } => {
-                if reason == Reason::LimitReached
-                    && let Some(f) = self.flows.get(flow)
-                {
-                    // R-QUOTA-2: the server never counted what it did not take in.
-                    self.credit.sent = self.credit.sent.saturating_sub(f.send.next());
+                // A flow of which something came is not refused: this answers an OPEN that came twice.
+                let silent = |f: &Flow| f.recv.reached() == 0 && f.recv.final_size().is_none();
+                let asked = |f: &&Flow| !f.told_end && (f.unclaimed || silent(f));
+                let sent = self.flows.get(flow).filter(asked).map(|f| f.send.next());
+                if let Some(sent) = sent {
+                    if reason == Reason::LimitReached {
+                        // R-QUOTA-2: the server never counted what it did not take in.
+                        self.credit.sent = self.credit.sent.saturating_sub(sent);
+                    }
+                    self.end_flow(flow, FlowEnd::Refused(reason));
                 }
-                self.end_flow(flow, FlowEnd::Refused(reason));
             }
             Frame::ResumeEnd { flows } => self.on_resume_end(flows)?,
             Frame::Datagram { context, bytes } => {

@@ -246,6 +246,11 @@ impl Session {
                     // R-PATH-6: what it holds travels elsewhere at once; it stays, probed.
                     silent = path.state != PathState::Silent;
                     path.state = PathState::Silent;
+                    if path.mtu.on_silence() {
+                        path.recovery
+                            .controller
+                            .set_datagram(path.mtu.current() as u64);
+                    }
                     let mut own = path.wants;
                     path.recovery.abandon(|said, arrived| {
                         on_said(
