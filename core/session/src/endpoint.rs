@@ -22,6 +22,7 @@ use d2tp_wire::{
 use hashbrown::HashMap;
 use slab::Slab;
 
+use crate::asleep::{ASLEEP_MAX, Key, Lapsed, Sleepers};
 use crate::config::{Config, HALF_OPEN_PER_INSTANCE, SPARE_PATHS};
 use crate::event::Event;
 use crate::half_open::{HalfOpen, Syn, SynAck, SynAckBody};
@@ -121,15 +122,6 @@ struct Slot {
     ready: bool,
 }
 
-type Key = (PublicKey, u64);
-
-/// A session at rest.
-struct Asleep {
-    record: Box<[u8]>,
-    /// When the record was made; none for one from before this process.
-    since: Option<Time>,
-}
-
 /// All D2TP sessions of one host and process.
 pub struct Endpoint {
     config: Config,
@@ -144,7 +136,7 @@ pub struct Endpoint {
     routes: HashMap<Cid, Route, BuildHasherDefault<CidHasher>>,
     /// A server's sessions by who they are with.
     by_key: BTreeMap<Key, SessionId>,
-    asleep: BTreeMap<Key, Asleep>,
+    asleep: Sleepers,
     half_open: Slab<HalfOpen>,
     half_open_by_key: BTreeMap<Key, VecDeque<usize>>,
     half_open_order: VecDeque<(Time, usize)>,
@@ -172,6 +164,7 @@ impl Endpoint {
         let public = local.public();
         let jar = CookieJar::new(&public, rng.array(), token_seed);
         let jar_arc = Arc::new(CookieJar::new(&public, [0; 32], token_seed));
+        let salt = rng.fork().array();
         Endpoint {
             config,
             local,
@@ -184,7 +177,7 @@ impl Endpoint {
             next_serial: 0,
             routes: HashMap::default(),
             by_key: BTreeMap::new(),
-            asleep: BTreeMap::new(),
+            asleep: Sleepers::new(salt),
             half_open: Slab::new(),
             half_open_by_key: BTreeMap::new(),
             half_open_order: VecDeque::new(),
@@ -247,23 +240,41 @@ impl Endpoint {
         Ok(self.insert(session))
     }
 
-    /// A server takes in the record of a session asleep.
+    /// A server takes in the record of a session asleep, of which nobody knows for how long.
     ///
     /// # Errors
     /// The record is damaged, or not a server's.
     pub fn adopt(&mut self, record: &[u8]) -> Result<(), RecordError> {
+        self.take_in_asleep(None, record)
+    }
+
+    /// The same, as if the record had been made now: its deadlines run from here.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::adopt`].
+    pub fn adopt_at(&mut self, now: Time, record: &[u8]) -> Result<(), RecordError> {
+        self.take_in_asleep(Some(now), record)
+    }
+
+    fn take_in_asleep(&mut self, since: Option<Time>, record: &[u8]) -> Result<(), RecordError> {
         let decoded = Record::decode(record)?;
         if decoded.role != Role::Responder {
             return Err(RecordError::Damaged);
         }
-        self.asleep.insert(
-            (decoded.peer, decoded.instance),
-            Asleep {
-                record: record.into(),
-                since: None,
-            },
-        );
+        let key = (decoded.peer, decoded.instance);
+        let absence = self.config.absence_max;
+        self.asleep.insert(key, record.into(), since, absence);
         Ok(())
+    }
+
+    /// Whether there is room for one more session asleep.
+    pub fn has_room_asleep(&self) -> bool {
+        self.asleep.len() < ASLEEP_MAX
+    }
+
+    /// What of the sessions asleep is over since this was last asked.
+    pub fn poll_lapsed(&mut self) -> Option<Lapsed> {
+        self.asleep.poll_lapsed()
     }
 
     /// Puts a session to sleep: from now on it is its record, which is also returned. A server
@@ -277,13 +288,9 @@ impl Endpoint {
         let record = session.record(now, false).encode();
         let key = (session.peer(), session.instance());
         if session.role() == Role::Responder {
-            self.asleep.insert(
-                key,
-                Asleep {
-                    record: record.clone().into(),
-                    since: Some(now),
-                },
-            );
+            let absence = self.config.absence_max;
+            self.asleep
+                .insert(key, record.clone().into(), Some(now), absence);
         }
         self.drop_session(id);
         Ok(record)
@@ -881,7 +888,8 @@ impl Endpoint {
 
     /// When [`Endpoint::handle_timeouts`] wants to be called next.
     pub fn next_timeout(&self) -> Time {
-        self.timers.first().map_or(Time::NEVER, |(at, _)| *at)
+        let awake = self.timers.first().map_or(Time::NEVER, |(at, _)| *at);
+        awake.min(self.asleep.next_timeout())
     }
 
     /// Lets time pass.
@@ -899,6 +907,7 @@ impl Endpoint {
             }
         }
         self.expire_half_open(now);
+        self.asleep.expire(now, self.config.absence_max);
     }
 
     /// The socket of a link refused a datagram of `size` bytes.

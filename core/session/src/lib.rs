@@ -13,10 +13,12 @@
 //! The rules it keeps are named in `docs/protocol.md` (R-ACK-2 and the like) and so marked here.
 
 mod acks;
+mod asleep;
 mod calls;
 mod config;
 mod congestion;
 mod endpoint;
+mod epochs;
 mod event;
 mod flow;
 mod grant;
@@ -38,6 +40,7 @@ mod session;
 mod timers;
 mod transmit;
 
+pub use asleep::{ASLEEP_MAX, Lapsed};
 pub use config::{
     ACK_RANGES_MAX, Config, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, HALF_OPEN_PER_INSTANCE,
     PATHS_MAX, SPARE_PATHS,

@@ -16,6 +16,7 @@ mod clock;
 mod device;
 mod engine;
 mod flow;
+mod journal;
 mod server;
 mod source;
 
@@ -27,5 +28,6 @@ pub use d2tp_session::{
 pub use device::{Device, DeviceOptions, LinkUse, Way};
 pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
+pub use journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
 pub use server::{Server, ServerOptions};
 pub use source::{FlowIo, HostKey, Source};
