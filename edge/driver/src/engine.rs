@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use d2tp_session::{
     Addresses, Endpoint, Event, FlowEnd, FlowId, Incoming, LinkId, Session, SessionEnd, SessionId,
     Span, Time, Transmit,
@@ -23,6 +24,7 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use crate::clock;
+use crate::rest::{self, Rest};
 use crate::source::Source;
 
 /// Receive calls in one turn before sending has its chance.
@@ -51,6 +53,9 @@ pub enum DriverError {
     /// The links of this machine could not be read.
     #[error("cannot read the machine's network links: {0}")]
     Links(String),
+    /// What must survive the process cannot be read or written.
+    #[error(transparent)]
+    Journal(#[from] crate::journal::JournalError),
     /// The session is over.
     #[error("{0}")]
     Session(SessionEnd),
@@ -70,6 +75,10 @@ pub(crate) struct Entry {
     /// Why the source failed, if it did.
     pub(crate) source_error: Option<String>,
     pub(crate) detached: bool,
+    /// What the application needs to take the flow up again, if it may sleep.
+    pub(crate) memo: Option<Bytes>,
+    /// The flow sleeps: this handle is over.
+    pub(crate) asleep: bool,
 }
 
 /// A source a flow sends from.
@@ -117,6 +126,8 @@ pub(crate) struct Inner {
     pub(crate) parting: BTreeMap<LinkId, (u64, u64)>,
     /// Links whose sockets go as soon as their paths have said their last word.
     pub(crate) closing: Vec<LinkId>,
+    /// Sessions at rest.
+    pub(crate) rest: Rest,
 }
 
 /// What the task and all handles share.
@@ -143,6 +154,7 @@ impl Shared {
                 gone: Vec::new(),
                 parting: BTreeMap::new(),
                 closing: Vec::new(),
+                rest: Rest::default(),
             }),
             task: Mutex::new(None),
             woken: AtomicBool::new(false),
@@ -194,7 +206,13 @@ impl Shared {
 
     /// Ends the task; sessions are closed first by whoever calls.
     pub(crate) fn stop(&self) {
-        self.inner.lock().stopped = true;
+        let mut inner = self.inner.lock();
+        inner.stopped = true;
+        if let Some(waker) = inner.acceptor.take() {
+            waker.wake();
+        }
+        inner.rest.on_stop();
+        drop(inner);
         self.wake();
     }
 }
@@ -336,6 +354,7 @@ impl Engine {
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
         while let Some((session, event)) = inner.core.poll_event() {
+            rest::on_event(inner, session, &event);
             let wake = |flow: FlowId, f: fn(&mut Entry), inner: &mut Inner| {
                 if let Some(entry) = inner.flows.get_mut(&(session, flow)) {
                     f(entry);
@@ -475,6 +494,7 @@ impl Future for Engine {
             }
         }
         this.dispatch();
+        rest::on_time(&mut this.shared.inner.lock(), now);
         this.draw(cx);
         let more = this.transmit(cx);
         this.dispatch();
@@ -509,7 +529,8 @@ impl Future for Engine {
                 }
                 used
             });
-            (inner.core.next_timeout(), inner.stopped)
+            let next = inner.core.next_timeout().min(inner.rest.next_timeout());
+            (next, inner.stopped)
         };
         if stopped {
             return Poll::Ready(());

@@ -16,7 +16,9 @@ mod clock;
 mod device;
 mod engine;
 mod flow;
+mod instance;
 mod journal;
+mod rest;
 mod server;
 mod source;
 
@@ -29,5 +31,6 @@ pub use device::{Device, DeviceOptions, LinkUse, Way};
 pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
 pub use journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
-pub use server::{Server, ServerOptions};
-pub use source::{FlowIo, HostKey, Source};
+pub use instance::{Claim, Instance};
+pub use server::{RestOptions, Server, ServerOptions};
+pub use source::{Asleep, FlowIo, HostKey, Source};
