@@ -19,6 +19,7 @@ mod answer;
 mod config;
 mod copy;
 mod dial;
+mod dormant;
 mod egress;
 mod fill;
 mod flow;
@@ -35,6 +36,8 @@ mod serve;
 mod shelf;
 mod tls;
 mod tunnel;
+mod vault;
+mod waking;
 mod watch;
 
 pub use answer::Served;

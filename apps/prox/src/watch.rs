@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use d2tp_driver::FlowIo;
+use d2tp_driver::{Asleep, FORGOTTEN, FlowEnd, FlowIo};
 use tokio::io::ReadBuf;
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -25,6 +25,19 @@ pub(crate) enum Gone {
     Deadline,
     /// The proxy stops.
     Stopped,
+    /// It sleeps: another handle will come for it.
+    Asleep,
+    /// The device does not want it any more.
+    Forgotten,
+}
+
+fn is_asleep(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|e| e.is::<Asleep>())
+}
+
+fn is_forgotten(error: &io::Error) -> bool {
+    let end = error.get_ref().and_then(|e| e.downcast_ref::<FlowEnd>());
+    end == Some(&FlowEnd::Reset(FORGOTTEN))
 }
 
 /// The watch over one flow.
@@ -63,6 +76,10 @@ impl Watch {
         self.discard(cx, flow);
         match flow.poll_finished(cx) {
             Poll::Ready(Ok(())) => return Poll::Ready(Gone::Delivered),
+            Poll::Ready(Err(error)) if is_asleep(&error) => return Poll::Ready(Gone::Asleep),
+            Poll::Ready(Err(error)) if is_forgotten(&error) => {
+                return Poll::Ready(Gone::Forgotten);
+            }
             Poll::Ready(Err(_)) if flow.deadline_left() == Some(Duration::ZERO) => {
                 return Poll::Ready(Gone::Deadline);
             }

@@ -15,7 +15,7 @@ pub(crate) fn now() -> Time {
 }
 
 /// Tells one boot of the machine from another; zero where the system does not say.
-pub(crate) fn boot() -> u32 {
+pub fn boot() -> u32 {
     static BOOT: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
     *BOOT.get_or_init(|| {
         let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

@@ -114,6 +114,14 @@ impl Flow {
         self.shared.wake();
     }
 
+    /// Leaves the flow as it is when the handle is dropped: the process ends, the flow does not.
+    pub fn leave_open(&self) {
+        let mut inner = self.shared.inner.lock();
+        if let Some(entry) = inner.flows.get_mut(&self.key()) {
+            entry.asleep = true;
+        }
+    }
+
     /// Changes the deadline, or takes it away; the other end learns it.
     pub fn set_deadline(&self, within: Option<Duration>) {
         let deadline = within.map(|d| clock::now() + Span::from(d));

@@ -35,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Instances looked at before another one is made.
 const LOOKED_AT_MAX: usize = 256;
 /// Reset code of a flow that nobody wants any more.
-pub(crate) const FORGOTTEN: u64 = 0xd102;
+pub const FORGOTTEN: u64 = 0xd102;
 
 const OWNERS: &[u8] = b"owners";
 const EPOCHS: &[u8] = b"epochs";

@@ -31,6 +31,7 @@ pub use device::{Device, DeviceOptions, LinkUse, Way};
 pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
 pub use journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
-pub use instance::{Claim, Instance};
+pub use clock::boot;
+pub use instance::{Claim, FORGOTTEN, Instance};
 pub use server::{RestOptions, Server, ServerOptions};
 pub use source::{Asleep, FlowIo, HostKey, Source};

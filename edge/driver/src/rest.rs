@@ -392,7 +392,7 @@ pub(crate) fn load(inner: &mut Inner, journal: &Journal) -> Result<usize, Journa
     let now = clock::now();
     let mut kept: HashMap<SessionKey, Vec<FlowId>> = HashMap::new();
     journal.memos(|key, _| kept.entry(key.session).or_default().push(key.flow))?;
-    let mut loaded = 0;
+    let (mut loaded, mut over) = (0, Vec::new());
     let Inner { core, rest, .. } = inner;
     journal.sessions(|key, stored| {
         let flows = kept.remove(&key).unwrap_or_default();
@@ -411,17 +411,15 @@ pub(crate) fn load(inner: &mut Inner, journal: &Journal) -> Result<usize, Journa
         }
         let known = |id: &FlowId| record.flows.iter().any(|f| f.id == *id);
         for flow in flows.iter().filter(|id| !known(id)) {
-            let key = FlowKey {
-                session: key,
-                flow: *flow,
-            };
-            rest.batch.memos.insert(key, None);
+            over.push((key, *flow));
         }
     })?;
     for (session, flows) in kept {
-        for flow in flows {
-            rest.batch.memos.insert(FlowKey { session, flow }, None);
-        }
+        over.extend(flows.into_iter().map(|flow| (session, flow)));
+    }
+    // Its session is not there: whoever kept it frees what it held.
+    for (session, flow) in over {
+        rest.lapse(session, flow);
     }
     Ok(loaded)
 }
