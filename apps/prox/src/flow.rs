@@ -231,12 +231,7 @@ async fn serve_fetch<F: FlowIo>(
 }
 
 /// What becomes of a copy when a flow needs it no more.
-pub(crate) fn put_by<F: FlowIo>(
-    flow: &F,
-    prox: &Prox,
-    outcome: &Outcome,
-    copy: Arc<PinnedCopy>,
-) {
+pub(crate) fn put_by<F: FlowIo>(flow: &F, prox: &Prox, outcome: &Outcome, copy: Arc<PinnedCopy>) {
     let client = flow.peer();
     let intact = !matches!(copy.pin.extent().end, End::Failed(_));
     if *outcome == Outcome::Asleep {

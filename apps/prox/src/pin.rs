@@ -190,7 +190,11 @@ impl Pin {
             len: found.have,
             counted: found.counted,
             total: found.total,
-            end: if found.whole { End::Whole } else { End::Growing },
+            end: if found.whole {
+                End::Whole
+            } else {
+                End::Growing
+            },
             waiting: Vec::new(),
             synced: found.have,
             noted: found.whole,

@@ -179,7 +179,8 @@ impl Vault {
     pub(crate) fn read(&self, id: u64) -> Option<(Entry, Progress)> {
         let read = |kind| {
             let note = self.journal.note(&name(kind, id));
-            note.inspect_err(|error| tracing::error!(%error, "a copy is lost")).ok()?
+            note.inspect_err(|error| tracing::error!(%error, "a copy is lost"))
+                .ok()?
         };
         let entry = serde_json::from_slice(&read(b'c')?).ok()?;
         let progress = read(b'p').and_then(|json| serde_json::from_slice(&json).ok());
@@ -200,7 +201,11 @@ impl Vault {
         for name in over {
             self.note(name, None, None);
         }
-        for entry in std::fs::read_dir(&self.copies).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(&self.copies)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let file = entry.file_name();
             let id = file.to_str().and_then(|n| u64::from_str_radix(n, 16).ok());
             if !id.is_some_and(&wanted) {
@@ -214,7 +219,9 @@ impl Vault {
 /// Writes notes down.
 async fn keep(vault: std::sync::Weak<Vault>) {
     loop {
-        let Some(strong) = vault.upgrade() else { return };
+        let Some(strong) = vault.upgrade() else {
+            return;
+        };
         let woken = tokio::time::timeout(AGAIN_AFTER, strong.news.notified()).await;
         if woken.is_ok() {
             tokio::time::sleep(GATHER).await;

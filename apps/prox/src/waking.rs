@@ -46,10 +46,18 @@ impl Prox {
             let boot = d2tp_driver::boot();
             // In the same boot what was written is there, synced or not.
             let same = boot != 0 && (entry.boot == boot || progress.boot == boot);
-            let have = if same { file.len() } else { progress.synced.min(file.len()) };
+            let have = if same {
+                file.len()
+            } else {
+                progress.synced.min(file.len())
+            };
             let whole = progress.whole && have >= progress.synced;
             let counted = entry.total.unwrap_or(0).max(have);
-            if self.ledger.take(entry.client, Place::Disk, counted).is_err() {
+            if self
+                .ledger
+                .take(entry.client, Place::Disk, counted)
+                .is_err()
+            {
                 tracing::warn!(id, "a copy does not fit the quotas any more");
                 continue;
             }
@@ -80,7 +88,11 @@ impl Prox {
         let found = Found {
             have: have.unwrap_or(progress.synced),
             counted,
-            total: if whole { Some(progress.synced) } else { entry.total },
+            total: if whole {
+                Some(progress.synced)
+            } else {
+                entry.total
+            },
             whole,
         };
         let home = Home { vault, id };
@@ -101,7 +113,9 @@ impl Prox {
         let copy = self.load(id, resting.counted, None);
         match &copy {
             Some(copy) if !last => self.dormant.is_loaded(copy),
-            None if last => self.ledger.give(resting.client, Place::Disk, resting.counted),
+            None if last => self
+                .ledger
+                .give(resting.client, Place::Disk, resting.counted),
             _ => {}
         }
         copy

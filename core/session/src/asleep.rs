@@ -185,7 +185,8 @@ impl Sleepers {
                 instance: key.1,
                 flow,
             };
-            self.lapsed.extend(over.into_iter().map(|id| lapse(Some(id))));
+            self.lapsed
+                .extend(over.into_iter().map(|id| lapse(Some(id))));
             if gone {
                 self.lapsed.push_back(lapse(None));
             } else {
@@ -291,7 +292,11 @@ mod tests {
         sleepers.expire(at(2_000), ABSENCE);
         let flows = std::iter::from_fn(|| sleepers.poll_lapsed());
         assert_eq!(flows.filter(|l| l.flow.is_some()).count(), 500);
-        assert_eq!(sleepers.next_timeout(), at(3_601), "without flows an hour is left");
+        assert_eq!(
+            sleepers.next_timeout(),
+            at(3_601),
+            "without flows an hour is left"
+        );
         sleepers.expire(at(4_000), ABSENCE);
         assert_eq!((sleepers.len(), sleepers.due.len()), (0, 0));
     }

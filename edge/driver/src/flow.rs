@@ -338,12 +338,7 @@ impl FlowIo for Flow {
         self.draw_from(source, 0);
     }
     fn keep(&mut self, memo: Bytes) {
-        rest::keep(
-            &mut self.shared.inner.lock(),
-            self.session,
-            self.id,
-            memo,
-        );
+        rest::keep(&mut self.shared.inner.lock(), self.session, self.id, memo);
     }
     fn memo(&self) -> Option<Bytes> {
         let inner = self.shared.inner.lock();

@@ -166,7 +166,8 @@ impl Instance {
     /// server does not know yet.
     fn write(&self, record: Option<Record>, kept: &[(FlowId, Bytes)]) -> Result<(), JournalError> {
         let mut batch = Batch::default();
-        self.journal.memos(|key, _| drop(batch.memos.insert(key, None)))?;
+        self.journal
+            .memos(|key, _| drop(batch.memos.insert(key, None)))?;
         let record = record.filter(|record| !record.flows.is_empty());
         for (flow, memo) in kept {
             let session = self.key;

@@ -147,7 +147,11 @@ impl Journal {
     ///
     /// # Errors
     /// As for [`Journal::sessions`].
-    pub fn notes(&self, prefix: &[u8], mut f: impl FnMut(&[u8], &[u8])) -> Result<(), JournalError> {
+    pub fn notes(
+        &self,
+        prefix: &[u8],
+        mut f: impl FnMut(&[u8], &[u8]),
+    ) -> Result<(), JournalError> {
         self.read(|db| {
             each(db, 2, |key, value| {
                 if key.starts_with(prefix) {

@@ -23,6 +23,7 @@ mod server;
 mod source;
 
 pub use address::{AddressError, ServerAddress};
+pub use clock::boot;
 pub use d2tp_session::{
     Admission, Config, CongestionKind, Event, FlowEnd, LinkId, PathState, PathStats, PublicKey,
     Reason, SecretKey, SessionEnd, Suite, SwitchKind,
@@ -30,8 +31,7 @@ pub use d2tp_session::{
 pub use device::{Device, DeviceOptions, LinkUse, Way};
 pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
-pub use journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
-pub use clock::boot;
 pub use instance::{Claim, FORGOTTEN, Instance};
+pub use journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
 pub use server::{RestOptions, Server, ServerOptions};
 pub use source::{Asleep, FlowIo, HostKey, Source};

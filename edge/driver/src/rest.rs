@@ -397,7 +397,10 @@ pub(crate) fn load(inner: &mut Inner, journal: &Journal) -> Result<usize, Journa
     journal.sessions(|key, stored| {
         let flows = kept.remove(&key).unwrap_or_default();
         let Ok(mut record) = Record::decode(&stored.record) else {
-            tracing::warn!(instance = key.instance, "a session's record has another form; dropped");
+            tracing::warn!(
+                instance = key.instance,
+                "a session's record has another form; dropped"
+            );
             rest.batch.sessions.insert(key, None);
             return;
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use base64::Engine;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HOST,
     IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
@@ -12,11 +12,12 @@ use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use tokio::io::AsyncReadExt;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use url::Url;
 
-use super::dial::{Dial, Fault, Via};
+use super::dial::{Dial, Fault, Io, Via};
 use super::filename;
 use super::outcome::{Exit, Failure, Reason};
 use super::proxy;
@@ -79,22 +80,61 @@ pub struct Answer {
     pub encoding: Option<String>,
     /// The name the origin gives the file.
     pub name: Option<String>,
-    body: Incoming,
-    connection: AbortHandle,
+    body: Body,
+}
+
+enum Body {
+    /// Behind a head that was read here.
+    Http(Incoming, AbortHandle),
+    /// The rest of one whose head an earlier process read.
+    Rest(Box<dyn Io>),
 }
 
 impl Drop for Answer {
     fn drop(&mut self) {
         // Nothing more may arrive on a link we have left.
-        self.connection.abort();
+        if let Body::Http(_, connection) = &self.body {
+            connection.abort();
+        }
     }
 }
 
+/// Bytes read at once of the rest of an answer.
+const REST_READ_BYTES: usize = 64 * 1024;
+
 impl Answer {
+    /// The rest of an answer, from byte `from` of the object on.
+    pub fn rest(
+        stream: Box<dyn Io>,
+        from: u64,
+        total: Option<u64>,
+        validator: Option<Validator>,
+    ) -> Answer {
+        let to = total.map_or(u64::MAX, |total| total.saturating_sub(1));
+        Answer {
+            part: Part::Range { from, to, total },
+            validator,
+            encoding: None,
+            name: None,
+            body: Body::Rest(stream),
+        }
+    }
+
     /// The next bytes; `None` at the clean end, a fault when the origin stopped short of it.
     pub async fn next(&mut self) -> Option<Result<Bytes, Fault>> {
+        let body = match &mut self.body {
+            Body::Http(body, _) => body,
+            Body::Rest(stream) => {
+                let mut bytes = BytesMut::with_capacity(REST_READ_BYTES);
+                return match stream.read_buf(&mut bytes).await {
+                    Ok(0) => None,
+                    Ok(_) => Some(Ok(bytes.freeze())),
+                    Err(error) => Some(Err(Fault::Proxy(error.to_string()))),
+                };
+            }
+        };
         loop {
-            return match self.body.frame().await? {
+            return match body.frame().await? {
                 Ok(frame) => match frame.into_data() {
                     Ok(data) => Some(Ok(data)),
                     Err(_trailers) => continue,
@@ -168,8 +208,7 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
             validator: Validator::in_headers(&head.headers),
             encoding: text(CONTENT_ENCODING).filter(|e| !e.eq_ignore_ascii_case("identity")),
             name: filename::from_headers(&head.headers),
-            body,
-            connection,
+            body: Body::Http(body, connection),
         });
     }
     let text = format!("more than {REDIRECTS_MAX} redirects: the origin sends us in circles");

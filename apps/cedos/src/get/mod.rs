@@ -21,6 +21,7 @@ pub mod dial;
 pub mod direct;
 pub mod exchange;
 pub mod filename;
+pub mod forget;
 pub mod outcome;
 pub mod partial;
 pub mod proxy;

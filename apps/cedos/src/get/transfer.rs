@@ -689,7 +689,7 @@ fn display(destination: &Destination, file: &std::path::Path) -> String {
 }
 
 /// The URL without credentials or fragment: what may be written down.
-fn public(url: &Url) -> String {
+pub fn public(url: &Url) -> String {
     let mut url = url.clone();
     let _ = url.set_username("");
     let _ = url.set_password(None);

@@ -17,6 +17,8 @@ use url::Url;
 
 use super::key;
 use crate::get::direct::Direct;
+use crate::get::filename;
+use crate::get::forget::forget;
 use crate::get::outcome::{Exit, Failure};
 use crate::get::proxy::Proxy;
 use crate::get::report::{Bar, JsonLines, Lines, Observer};
@@ -82,6 +84,11 @@ pub struct GetArgs {
     /// ~/.config/cedos/key, which is made on first use]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+
+    /// Give up a download that was stopped: remove its part, and tell the proxy that it may let go
+    /// of its copy
+    #[arg(long)]
+    forget: bool,
 
     /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
     #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
@@ -180,13 +187,51 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     let mut observer = observer(&args);
     let links = monitor.subscribe();
     let Some(address) = proxy else {
+        if args.forget {
+            return give_up(&job, None).await;
+        }
         let dial = Direct::new(args.ca.as_deref())?;
         return Ok(transfer::run(&job, &dial, links, stopped, observer.as_mut()).await);
     };
     let key = key::of_device(args.key.as_deref())
         .map_err(|error| Failure::error(format!("{error:#}")))?;
-    let proxy = Proxy::new(address, key, links.clone());
+    let mut proxy = Proxy::new(address, key, links.clone());
+    if let Some(directory) = instances() {
+        proxy = proxy.keep_in(directory);
+    }
+    if args.forget {
+        return give_up(&job, Some(&proxy)).await;
+    }
     Ok(transfer::run_proxied(&job, &proxy, links, stopped, observer.as_mut()).await)
+}
+
+/// Where this user's instances are kept: `$XDG_STATE_HOME/cedos/instances`.
+fn instances() -> Option<PathBuf> {
+    let absolute = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute())
+    };
+    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    Some(state?.join("cedos/instances"))
+}
+
+async fn give_up(job: &Job, proxy: Option<&Proxy>) -> Result<Exit, Failure> {
+    let url = transfer::public(&job.url);
+    let file = match &job.destination {
+        Destination::File(path) => path.clone(),
+        Destination::Named => filename::from_url(&job.url).into(),
+        Destination::Output => {
+            let text = "standard output leaves nothing to give up".into();
+            return Err(Failure {
+                exit: Exit::Usage,
+                reason: None,
+                text,
+            });
+        }
+    };
+    eprintln!("{}", forget(&file, &url, proxy).await?);
+    Ok(Exit::Done)
 }
 
 fn job(args: &GetArgs) -> Result<Job, String> {

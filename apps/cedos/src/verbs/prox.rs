@@ -40,7 +40,8 @@ pub struct ProxArgs {
     /// UDP address to listen on
     #[arg(long, value_name = "ADDR", default_value = LISTEN_DEFAULT)]
     pub listen: SocketAddr,
-    /// Private key file, from `cedos key gen`; without it a key is made for this run only
+    /// Private key file, from `cedos key gen`; without it a key is made, kept in --state-dir or for
+    /// this run only
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Public key of a client that may use this proxy (repeatable)
@@ -107,9 +108,18 @@ impl ProxArgs {
     /// # Errors
     /// When the file is no usable key file.
     pub fn secret_key(&self) -> anyhow::Result<SecretKey> {
-        match &self.key {
-            Some(path) => key::read(path),
-            None => {
+        match (&self.key, &self.state_dir) {
+            (Some(path), _) => key::read(path),
+            (None, Some(dir)) => {
+                let path = dir.join("key");
+                if !path.exists() {
+                    std::fs::create_dir_all(dir)
+                        .with_context(|| format!("cannot make {}", dir.display()))?;
+                    key::write_new(&key::generate()?, &path)?;
+                }
+                key::read(&path)
+            }
+            (None, None) => {
                 tracing::warn!("no --key: this proxy's address changes at every start");
                 key::generate()
             }

@@ -54,7 +54,13 @@ macro_rules! from_redb {
         }
     )*};
 }
-from_redb!(DatabaseError, StorageError, TransactionError, TableError, CommitError);
+from_redb!(
+    DatabaseError,
+    StorageError,
+    TransactionError,
+    TableError,
+    CommitError
+);
 
 /// A journal cannot be used.
 #[derive(Debug, thiserror::Error)]
