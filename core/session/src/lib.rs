@@ -13,6 +13,7 @@
 //! The rules it keeps are named in `docs/protocol.md` (R-ACK-2 and the like) and so marked here.
 
 mod acks;
+mod asleep;
 mod calls;
 mod claim;
 mod config;
@@ -22,6 +23,7 @@ mod datagrams;
 mod delivery;
 mod early;
 mod endpoint;
+mod epochs;
 mod event;
 mod flow;
 mod grant;
@@ -46,6 +48,7 @@ mod timers;
 mod trace;
 mod transmit;
 
+pub use asleep::Lapsed;
 pub use config::{
     ACK_RANGES_MAX, Config, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, HALF_OPEN_PER_INSTANCE,
     PATHS_MAX, REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX, SPARE_PATHS, THAWED_BUFFER_BYTES,

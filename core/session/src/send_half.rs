@@ -263,6 +263,8 @@ impl SendHalf {
         self.lost.clear();
         self.acked_to = offset;
         self.next = offset;
+        // A peer that had the end and claims from before it has crashed since.
+        self.fin_acked &= offset == self.end;
         if !self.fin_acked {
             self.fin_sent = false;
         }
@@ -308,6 +310,7 @@ impl SendHalf {
         self.hint = (0, offset);
         self.fin = false;
         self.fin_sent = false;
+        self.fin_acked = false;
     }
 
     /// The peer has everything up to `offset`, which is the end.
