@@ -24,6 +24,7 @@ fn cedos(directory: &Path, arguments: &[&str]) -> Command {
         .env_remove("CEDOS_PROX")
         .env_remove("CEDOS_KEY_FILE")
         .env("XDG_CONFIG_HOME", directory)
+        .env("XDG_STATE_HOME", directory)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true);

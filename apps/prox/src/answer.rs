@@ -78,6 +78,16 @@ impl AnswerSource {
         }
     }
 
+    /// The head, as it is sent.
+    pub(crate) fn head(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// The first byte of the copy that is sent.
+    pub(crate) fn start(&self) -> u64 {
+        self.body.as_ref().map_or(0, |body| body.start)
+    }
+
     /// Bytes handed to the flow so far, the head included.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)

@@ -102,6 +102,11 @@ pub struct ProxConfig {
     #[serde(rename = "tunnel_idle_s", with = "seconds")]
     pub tunnel_idle: Duration,
 
+    /// How long a device may be silent before its flows sleep: their keys and buffers are freed,
+    /// and waking costs a handshake. Default 60 s.
+    #[serde(rename = "sleep_after_s", with = "seconds")]
+    pub sleep_after: Duration,
+
     /// How long running flows may finish after the order to stop. Default 10 s.
     #[serde(rename = "stop_grace_s", with = "seconds")]
     pub stop_grace: Duration,
@@ -137,6 +142,7 @@ impl Default for ProxConfig {
             origin_patience: Duration::from_secs(1800),
             redirects_max: 10,
             tunnel_idle: 24 * HOUR,
+            sleep_after: Duration::from_secs(60),
             stop_grace: Duration::from_secs(10),
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use d2tp_driver::HostKey;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{StatusCode, Version};
 use tokio_util::task::AbortOnDropHandle;
@@ -11,6 +12,7 @@ use url::Url;
 use crate::origin::Response;
 use crate::pin::Pin;
 use crate::request::{Fetch, strip_hop_by_hop};
+use crate::vault::{self, Entry};
 
 /// How much older than `Date` a `Last-Modified` must be to count as strong. RFC 9110 §8.8.2.2
 /// asks for one second; a minute leaves room for clocks that disagree.
@@ -32,11 +34,22 @@ pub(crate) struct CopyHead {
     selected_by: Vec<(HeaderName, Vec<HeaderValue>)>,
 }
 
+/// What a device asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) url: Url,
+    pub(crate) headers: HeaderMap,
+}
+
 /// A pinned copy. Dropping the last handle stops the fetch and frees the bytes.
 #[derive(Debug)]
 pub(crate) struct PinnedCopy {
+    /// Its name, in memos and in the vault.
+    pub(crate) id: u64,
     pub(crate) head: CopyHead,
     pub(crate) pin: Arc<Pin>,
+    /// What was asked for, in case it must be asked for again by another process.
+    pub(crate) asked: Asked,
     pub(crate) _fetch: AbortOnDropHandle<()>,
 }
 
@@ -78,6 +91,57 @@ impl CopyHead {
             origin_validator: None,
             selected_by: Vec::new(),
         }
+    }
+
+    /// What the vault keeps of it.
+    pub(crate) fn entry(&self, client: HostKey, asked: &Asked, total: Option<u64>) -> Entry {
+        Entry {
+            client,
+            asked_url: asked.url.to_string(),
+            asked_headers: vault::fields(&asked.headers),
+            status: self.status.as_u16(),
+            http2: self.version == Version::HTTP_2,
+            headers: vault::fields(&self.headers),
+            url: self.url.to_string(),
+            redirected: self.redirected,
+            origin_validator: self.origin_validator.as_ref().map(vault::text),
+            selected_by: self
+                .selected_by
+                .iter()
+                .map(|(n, had)| (n.as_str().to_owned(), had.iter().map(vault::text).collect()))
+                .collect(),
+            total,
+            boot: d2tp_driver::boot(),
+        }
+    }
+
+    /// What [`CopyHead::entry`] was made from.
+    pub(crate) fn of_entry(entry: &Entry) -> Option<(CopyHead, Asked)> {
+        let selected_by = entry.selected_by.iter().map(|(name, had)| {
+            let values: Option<Vec<_>> = had.iter().map(|text| vault::value(text)).collect();
+            Some((name.parse().ok()?, values?))
+        });
+        let validator = entry.origin_validator.as_ref();
+        let head = CopyHead {
+            status: StatusCode::from_u16(entry.status).ok()?,
+            version: match entry.http2 {
+                true => Version::HTTP_2,
+                false => Version::HTTP_11,
+            },
+            headers: vault::headers(&entry.headers)?,
+            url: entry.url.parse().ok()?,
+            redirected: entry.redirected,
+            origin_validator: match validator {
+                Some(text) => Some(vault::value(text)?),
+                None => None,
+            },
+            selected_by: selected_by.collect::<Option<_>>()?,
+        };
+        let asked = Asked {
+            url: entry.asked_url.parse().ok()?,
+            headers: vault::headers(&entry.asked_headers)?,
+        };
+        Some((head, asked))
     }
 
     /// Whether `If-Range` names exactly these bytes.

@@ -72,7 +72,7 @@ enum Continued {
 
 impl Filler {
     /// Fetches until the copy is whole or has failed.
-    pub(crate) async fn run(mut self, body: OriginBody) {
+    pub(crate) async fn run(mut self, body: Option<OriginBody>) {
         match self.fetch(body).await {
             Ok(()) => self.pin.finish(),
             Err(cause) => {
@@ -84,12 +84,21 @@ impl Filler {
         }
     }
 
-    async fn fetch(&mut self, mut body: OriginBody) -> Result<(), ResetCause> {
+    async fn fetch(&mut self, mut body: Option<OriginBody>) -> Result<(), ResetCause> {
         let mut skip = 0;
         let mut wait = self.retry_wait;
         loop {
             let before = self.pin.extent().have;
-            match self.drain(body, skip).await? {
+            let drained = match body.take() {
+                Some(body) => self.drain(body, skip).await?,
+                // Begun by a process that is no more: the rest is asked for at once.
+                None if self.total == Some(before) => return Ok(()),
+                None => {
+                    wait = Duration::ZERO;
+                    Drained::Broke("the proxy was restarted".into())
+                }
+            };
+            match drained {
                 Drained::Whole => return Ok(()),
                 Drained::Broke(why) => {
                     let have = self.pin.extent().have;
@@ -106,14 +115,14 @@ impl Filler {
                     return Err(ResetCause::OriginGone);
                 };
                 tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(RETRY_WAIT_MAX);
+                wait = (wait * 2).clamp(self.retry_wait, RETRY_WAIT_MAX.max(self.retry_wait));
                 match self.carry_on(&validator).await? {
                     Continued::Whole => return Ok(()),
                     Continued::Body {
                         body: next,
                         skip: already,
                     } => {
-                        (body, skip) = (next, already);
+                        (body, skip) = (Some(next), already);
                         break;
                     }
                     Continued::Later(why) if Instant::now() < give_up => {

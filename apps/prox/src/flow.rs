@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::answer::{self, AnswerSource, Served};
 use crate::copy::PinnedCopy;
+use crate::dormant::Memo;
 use crate::keytext::show_key;
 use crate::origin::without_query;
 use crate::pin::{End, Pin};
@@ -26,6 +27,7 @@ use crate::request::{Fetch, NoHead, Request, parse, read_head};
 use crate::reset::ResetCause;
 use crate::tunnel;
 use crate::upload;
+use crate::waking;
 use crate::watch::{Gone, Watch};
 
 /// How a flow ended.
@@ -37,6 +39,10 @@ pub enum Outcome {
     Broken(String),
     /// We reset the flow.
     Reset(ResetCause),
+    /// It sleeps, and will be served again when its device comes back.
+    Asleep,
+    /// The device said that it does not want it any more.
+    Forgotten,
 }
 
 /// One line about a flow that ended.
@@ -101,6 +107,8 @@ impl FlowReport {
             Outcome::Delivered => ("delivered", String::new()),
             Outcome::Broken(cause) => ("broken", cause.clone()),
             Outcome::Reset(cause) => (cause.word(), cause.to_string()),
+            Outcome::Asleep => ("asleep", String::new()),
+            Outcome::Forgotten => ("forgotten", String::new()),
         };
         let from = match self.served {
             Served::Origin => "origin",
@@ -125,11 +133,27 @@ impl FlowReport {
 }
 
 async fn conduct<F: FlowIo>(flow: &mut F, prox: &Arc<Prox>, record: &mut Record) -> Outcome {
+    if let Some(memo) = flow.memo() {
+        return waking::serve_on(flow, prox, record, memo).await;
+    }
     let mut watch = Watch::new(prox);
-    let _permit = match prox.admit(flow.peer(), flow.deadline_left()) {
-        Ok(permit) => permit,
-        Err(refusal) => return refuse(flow, prox, &mut watch, record, &refusal, false).await,
-    };
+    match prox.admit(flow.peer(), flow.deadline_left()) {
+        Ok(permit) => {
+            let outcome = serve_new(flow, prox, watch, record).await;
+            permit.settle(&outcome);
+            outcome
+        }
+        Err(refusal) => refuse(flow, prox, &mut watch, record, &refusal, false).await,
+    }
+}
+
+/// Serves a flow from its request on.
+async fn serve_new<F: FlowIo>(
+    flow: &mut F,
+    prox: &Arc<Prox>,
+    mut watch: Watch,
+    record: &mut Record,
+) -> Outcome {
     let head = tokio::select! {
         head = read_head(flow, prox.config.request_timeout) => head,
         () = prox.stop.cancelled() => return Outcome::Reset(ResetCause::Stopping),
@@ -202,15 +226,27 @@ async fn serve_fetch<F: FlowIo>(
         Ok(Opened::Bare(head, length)) => {
             record.status = Some(head.status.as_u16());
             let source = AnswerSource::head_only(answer::bare_head(&head, length.as_ref()));
-            return send(flow, prox, watch, record, source, None).await;
+            return send(flow, prox, watch, record, source, None, Keeping::New).await;
         }
         Err(refusal) => {
             return refuse(flow, prox, watch, record, &refusal, request.head_only).await;
         }
     };
     let outcome = serve_copy(flow, prox, watch, record, request, &copy).await;
+    put_by(flow, prox, &outcome, copy);
+    outcome
+}
+
+/// What becomes of a copy when a flow needs it no more.
+pub(crate) fn put_by<F: FlowIo>(flow: &F, prox: &Prox, outcome: &Outcome, copy: Arc<PinnedCopy>) {
+    let client = flow.peer();
     let intact = !matches!(copy.pin.extent().end, End::Failed(_));
-    if matches!(outcome, Outcome::Broken(_)) && intact && copy.head.status == http::StatusCode::OK {
+    if *outcome == Outcome::Asleep {
+        prox.lay_down(client, copy);
+    } else if matches!(outcome, Outcome::Broken(_))
+        && intact
+        && copy.head.status == http::StatusCode::OK
+    {
         // After the flow's deadline nobody wants it.
         let grace = flow
             .deadline_left()
@@ -221,7 +257,6 @@ async fn serve_fetch<F: FlowIo>(
         drop(copy);
         prox.shelf.tidy(client);
     }
-    outcome
 }
 
 /// Answers from a copy, which may still grow.
@@ -261,10 +296,11 @@ async fn serve_copy<F: FlowIo>(
         Part::Unsatisfiable { .. } => 416,
         _ => copy.head.status.as_u16(),
     });
-    let attendance = Attendance::of(&copy.pin);
+    let attendance = Attendance::of(copy);
     let head = answer::copy_head(&copy.head, part, total, record.served);
     let source = AnswerSource::of_copy(head, copy.clone(), start, end, attendance.token());
-    send(flow, prox, watch, record, source, Some((copy, end))).await
+    let part = Some((copy, end));
+    send(flow, prox, watch, record, source, part, Keeping::New).await
 }
 
 /// The range to answer with, if the request has one that applies to this copy.
@@ -279,6 +315,17 @@ fn range_of(request: &Fetch, copy: &PinnedCopy) -> Option<Range> {
     }
 }
 
+/// Whether the flow has a memo already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeping {
+    /// It gets one now.
+    New,
+    /// It has: it slept.
+    Kept,
+    /// It gets none, and its session stays awake: nothing could go on with it.
+    Never,
+}
+
 /// Hands an answer to the flow and stays until the flow is over or its copy fails.
 pub(crate) async fn send<F: FlowIo>(
     flow: &mut F,
@@ -287,18 +334,52 @@ pub(crate) async fn send<F: FlowIo>(
     record: &mut Record,
     source: AnswerSource,
     copy: Option<(&Arc<PinnedCopy>, Option<u64>)>,
+    keeping: Keeping,
 ) -> Outcome {
     let source = Arc::new(source);
-    flow.send_source(source.clone() as Arc<dyn Source>);
+    let slept = keeping == Keeping::Kept;
+    let mut kept = keeping != Keeping::New;
+    if slept {
+        flow.send_source_again(source.clone() as Arc<dyn Source>);
+    } else {
+        flow.send_source(source.clone() as Arc<dyn Source>);
+    }
+    let memo = Memo {
+        copy: copy.map(|(copy, _)| copy.id),
+        head: source.head().iter().map(|b| char::from(*b)).collect(),
+        start: source.start(),
+        end: copy.and_then(|(_, end)| end),
+        status: record.status.unwrap_or(0),
+        pinned: record.served == Served::Pinned,
+        asked: record.asked.clone(),
+    };
+    // Only what the vault knows can be promised.
+    let stored = async {
+        if let (Some((copy, _)), Some(vault), false) = (copy, &prox.vault, slept) {
+            let total = copy.pin.extent().total;
+            let entry = copy.head.entry(copy.pin.client(), &copy.asked, total);
+            if vault.store(copy.id, &entry).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    let mut stored = std::pin::pin!(stored);
     let failed = async {
         match copy {
             Some((copy, end)) => copy.pin.failed_before(end).await,
             None => std::future::pending().await,
         }
     };
-    let outcome = tokio::select! {
-        gone = watch.gone(flow, prox) => early(gone),
-        cause = failed => Outcome::Reset(cause),
+    let mut failed = std::pin::pin!(failed);
+    let outcome = loop {
+        tokio::select! {
+            gone = watch.gone(flow, prox) => break early(gone),
+            cause = &mut failed => break Outcome::Reset(cause),
+            () = &mut stored, if !kept => {
+                kept = true;
+                flow.keep(memo.encode());
+            }
+        }
     };
     record.bytes_down = source.sent();
     outcome
@@ -317,7 +398,7 @@ pub(crate) async fn refuse<F: FlowIo>(
     record.status = Some(refusal.status());
     record.served = Served::Proxy;
     let source = AnswerSource::head_only(answer::refusal(refusal, to_head));
-    send(flow, prox, watch, record, source, None).await
+    send(flow, prox, watch, record, source, None, Keeping::New).await
 }
 
 /// The outcome of a flow that went by itself.
@@ -327,6 +408,8 @@ pub(crate) fn early(gone: Gone) -> Outcome {
         Gone::Broken(error) => Outcome::Broken(error.to_string()),
         Gone::Deadline => Outcome::Reset(ResetCause::Deadline),
         Gone::Stopped => Outcome::Reset(ResetCause::Stopping),
+        Gone::Asleep => Outcome::Asleep,
+        Gone::Forgotten => Outcome::Forgotten,
     }
 }
 
@@ -338,10 +421,10 @@ pub(crate) struct Attendance {
 }
 
 impl Attendance {
-    pub(crate) fn of(pin: &Arc<Pin>) -> Attendance {
+    pub(crate) fn of(copy: &PinnedCopy) -> Attendance {
         Attendance {
             here: Some(Arc::new(())),
-            pin: pin.clone(),
+            pin: copy.pin.clone(),
         }
     }
 

@@ -9,6 +9,7 @@ use d2tp_driver::HostKey;
 use parking_lot::Mutex;
 
 use crate::config::ProxConfig;
+use crate::flow::Outcome;
 use crate::refusal::Refusal;
 
 /// Where pinned bytes lie.
@@ -90,6 +91,21 @@ impl Ledger {
             ledger: self.clone(),
             client,
         })
+    }
+
+    /// Counts a flow that sleeps and was admitted by another process.
+    pub(crate) fn count(&self, client: HostKey) {
+        let mut used = self.used.lock();
+        used.flows += 1;
+        used.clients.entry(client).or_default().flows += 1;
+    }
+
+    /// The permit of a flow that slept, and counted meanwhile.
+    pub(crate) fn readmit(self: &Arc<Ledger>, client: HostKey) -> FlowPermit {
+        FlowPermit {
+            ledger: self.clone(),
+            client,
+        }
     }
 
     /// Takes `bytes` for a client.
@@ -175,6 +191,15 @@ impl Used {
 pub(crate) struct FlowPermit {
     ledger: Arc<Ledger>,
     client: HostKey,
+}
+
+impl FlowPermit {
+    /// A flow that fell asleep counts on; any other does not.
+    pub(crate) fn settle(self, outcome: &Outcome) {
+        if *outcome == Outcome::Asleep {
+            std::mem::forget(self);
+        }
+    }
 }
 
 impl Drop for FlowPermit {

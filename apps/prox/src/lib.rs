@@ -19,6 +19,7 @@ mod answer;
 mod config;
 mod copy;
 mod dial;
+mod dormant;
 mod egress;
 mod fill;
 mod flow;
@@ -36,6 +37,8 @@ mod shelf;
 mod tls;
 mod tunnel;
 mod upload;
+mod vault;
+mod waking;
 mod watch;
 
 pub use answer::Served;

@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 
 use crate::ledger::{Full, Ledger, Place};
 use crate::reset::ResetCause;
+use crate::vault::{Progress, SYNC_EVERY_BYTES, Vault};
 
 /// Size of a memory block.
 const BLOCK_BYTES: usize = 64 * 1024;
@@ -69,7 +70,16 @@ pub(crate) struct Pin {
     client: HostKey,
     state_dir: PathBuf,
     memory_max: u64,
+    /// Where its file has a name, if it has one.
+    home: Option<Home>,
     state: Mutex<State>,
+}
+
+/// A named place on disk.
+#[derive(Clone, Debug)]
+pub(crate) struct Home {
+    pub(crate) vault: Arc<Vault>,
+    pub(crate) id: u64,
 }
 
 #[derive(Debug)]
@@ -81,6 +91,12 @@ struct State {
     total: Option<u64>,
     end: End,
     waiting: Vec<Waker>,
+    /// Bytes of a named file for which a sync was asked.
+    synced: u64,
+    /// The vault knows that it is whole.
+    noted: bool,
+    /// File and count stay when the object goes from memory.
+    stays: bool,
 }
 
 #[derive(Debug)]
@@ -106,13 +122,14 @@ impl Pin {
         state_dir: PathBuf,
         memory_max: u64,
         total: Option<u64>,
+        home: Option<Home>,
     ) -> Result<Pin, PinFault> {
         let mut store = Store::Memory {
             blocks: Vec::new(),
             tail: BytesMut::new(),
         };
         let counted = total.unwrap_or(0);
-        let in_memory = counted <= memory_max;
+        let in_memory = counted <= memory_max && home.is_none();
         match if in_memory {
             ledger.take(client, Place::Memory, counted)
         } else {
@@ -123,7 +140,11 @@ impl Pin {
                 ledger
                     .take(client, Place::Disk, counted)
                     .map_err(PinFault::Full)?;
-                match nameless(&state_dir) {
+                let file = match &home {
+                    Some(home) => home.vault.create(home.id),
+                    None => nameless(&state_dir),
+                };
+                match file {
                     Ok(file) => store = Store::Disk(Arc::new(file)),
                     Err(error) => {
                         ledger.give(client, Place::Disk, counted);
@@ -140,14 +161,111 @@ impl Pin {
             total,
             end: End::Growing,
             waiting: Vec::new(),
+            synced: 0,
+            noted: false,
+            stays: false,
         };
         Ok(Pin {
             ledger,
             client,
             state_dir,
             memory_max,
+            home,
             state: Mutex::new(state),
         })
+    }
+
+    /// An object whose file is there and whose bytes, `counted` of them, are counted already.
+    pub(crate) fn found(
+        ledger: Arc<Ledger>,
+        client: HostKey,
+        home: Home,
+        found: Found,
+    ) -> io::Result<Pin> {
+        let file = home.vault.reopen(home.id)?;
+        // What lies beyond is not known to be right.
+        file.set_len(found.have)?;
+        let state = State {
+            store: Store::Disk(Arc::new(file)),
+            len: found.have,
+            counted: found.counted,
+            total: found.total,
+            end: if found.whole {
+                End::Whole
+            } else {
+                End::Growing
+            },
+            waiting: Vec::new(),
+            synced: found.have,
+            noted: found.whole,
+            stays: false,
+        };
+        Ok(Pin {
+            ledger,
+            client,
+            state_dir: PathBuf::new(),
+            memory_max: 0,
+            home: Some(home),
+            state: Mutex::new(state),
+        })
+    }
+
+    /// The object goes from memory, its file and its count stay. Returns that count; none if it
+    /// has no name, or is not whole.
+    pub(crate) fn stay(&self) -> Option<u64> {
+        let mut state = self.state.lock();
+        if self.home.is_none() || state.end != End::Whole || !state.noted {
+            return None;
+        }
+        state.stays = true;
+        Some(state.counted)
+    }
+
+    /// Whose it is.
+    pub(crate) fn client(&self) -> HostKey {
+        self.client
+    }
+
+    /// Has a named file synced and noted, if it is time.
+    fn sync(self: &Arc<Pin>) {
+        let Some(home) = self.home.clone() else {
+            return;
+        };
+        let mut state = self.state.lock();
+        let whole = state.end == End::Whole;
+        if !whole && state.len < state.synced + SYNC_EVERY_BYTES {
+            return;
+        }
+        state.synced = state.len;
+        let len = state.len;
+        let Store::Disk(file) = &state.store else {
+            return;
+        };
+        let (file, pin) = (file.clone(), Arc::downgrade(self));
+        drop(state);
+        tokio::task::spawn_blocking(move || match file.sync_data() {
+            Ok(()) => {
+                let progress = Progress {
+                    synced: len,
+                    whole,
+                    boot: d2tp_driver::boot(),
+                };
+                let told = home.vault.progress(home.id, progress);
+                if told.blocking_recv().is_ok()
+                    && let Some(pin) = pin.upgrade()
+                {
+                    pin.state.lock().noted = whole;
+                }
+            }
+            Err(error) => {
+                // Nothing of the file can be believed now; a second sync would say it is well.
+                let path = home.vault.path(home.id);
+                tracing::error!(%error, path = %path.display(), "a copy is lost: its sync failed");
+                if let Some(pin) = pin.upgrade() {
+                    pin.fail(ResetCause::StoreFailed);
+                }
+            }
+        });
     }
 
     /// Adds bytes at the end. There is one writer.
@@ -166,16 +284,18 @@ impl Pin {
             .map_err(|error| PinFault::Disk(io::Error::other(error)))?
             .map_err(PinFault::Disk)?;
         self.wake();
+        self.sync();
         Ok(())
     }
 
     /// The object is whole.
-    pub(crate) fn finish(&self) {
+    pub(crate) fn finish(self: &Arc<Pin>) {
         let mut state = self.state.lock();
         state.end = End::Whole;
         state.total = Some(state.len);
         drop(state);
         self.wake();
+        self.sync();
     }
 
     /// The object will never be whole.
@@ -370,9 +490,24 @@ impl State {
 impl Drop for Pin {
     fn drop(&mut self) {
         let state = self.state.get_mut();
+        if state.stays {
+            return;
+        }
         self.ledger
             .give(self.client, state.store.place(), state.counted);
+        if let Some(home) = &self.home {
+            home.vault.remove(home.id);
+        }
     }
+}
+
+/// What is known of an object whose file is there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) have: u64,
+    pub(crate) counted: u64,
+    pub(crate) total: Option<u64>,
+    pub(crate) whole: bool,
 }
 
 /// Why a read failed.
@@ -417,7 +552,7 @@ mod tests {
 
     fn pin(ledger: &Arc<Ledger>, memory_max: u64, total: Option<u64>) -> Arc<Pin> {
         let dir = std::env::temp_dir();
-        Arc::new(Pin::new(ledger.clone(), CLIENT, dir, memory_max, total).unwrap())
+        Arc::new(Pin::new(ledger.clone(), CLIENT, dir, memory_max, total, None).unwrap())
     }
 
     fn pattern(len: usize) -> Bytes {

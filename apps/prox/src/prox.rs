@@ -3,24 +3,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_driver::HostKey;
+use d2tp_driver::{HostKey, Journal};
 use http::{Method, StatusCode};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::ProxConfig;
-use crate::copy::{CopyHead, PinnedCopy};
+use crate::copy::{Asked, CopyHead, PinnedCopy};
 use crate::dial::{Resolve, SystemResolver};
+use crate::dormant::Dormant;
 use crate::egress::EgressFilter;
 use crate::fill::Filler;
 use crate::keytext::show_key;
 use crate::ledger::{FlowPermit, Full, Ledger};
-use crate::origin::{Response, Upstream};
-use crate::pin::{Pin, PinFault};
+use crate::origin::{OriginBody, Response, Upstream};
+use crate::pin::{End, Home, Pin, PinFault};
 use crate::refusal::Refusal;
 use crate::request::{Fetch, Upload};
 use crate::shelf::Shelf;
 use crate::tls::{TlsFault, client_config};
+use crate::vault::Vault;
 
 /// Why a proxy cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +56,8 @@ pub struct Holdings {
     pub disk_bytes: u64,
     /// Copies kept for devices that may come back.
     pub kept_copies: usize,
+    /// Copies on which flows sleep.
+    pub dormant_copies: usize,
 }
 
 /// A proxy, shared by all its flows.
@@ -62,6 +66,9 @@ pub struct Prox {
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) shelf: Arc<Shelf>,
+    pub(crate) dormant: Dormant,
+    /// Where copies have names, if they are to outlive the process.
+    pub(crate) vault: Option<Arc<Vault>>,
     /// Ends every flow.
     pub(crate) stop: CancellationToken,
 }
@@ -91,6 +98,19 @@ impl Prox {
         config: ProxConfig,
         resolver: Arc<dyn Resolve>,
     ) -> Result<Arc<Prox>, StartFault> {
+        Prox::with_journal(config, resolver, None)
+    }
+
+    /// A proxy whose flows and copies outlive the process, in `state_dir` and this journal. Must
+    /// be called on a runtime; [`Prox::take_up`] follows.
+    ///
+    /// # Errors
+    /// As [`Prox::new`].
+    pub fn with_journal(
+        config: ProxConfig,
+        resolver: Arc<dyn Resolve>,
+        journal: Option<Arc<Journal>>,
+    ) -> Result<Arc<Prox>, StartFault> {
         if !config.allow_any_client && config.allow_clients.is_empty() {
             return Err(StartFault::NoClients);
         }
@@ -98,6 +118,11 @@ impl Prox {
             let path = config.state_dir.display().to_string();
             return Err(StartFault::StateDir { path, cause });
         }
+        let vault = journal.map(|journal| Vault::open(&config.state_dir, journal));
+        let vault = vault.transpose().map_err(|cause| StartFault::StateDir {
+            path: config.state_dir.display().to_string(),
+            cause,
+        })?;
         let upstream = Arc::new(Upstream {
             filter: EgressFilter {
                 allow_private: config.allow_private,
@@ -115,6 +140,8 @@ impl Prox {
         Ok(Arc::new(Prox {
             ledger: Arc::new(Ledger::new(&config)),
             shelf: Arc::new(Shelf::default()),
+            dormant: Dormant::default(),
+            vault,
             stop: CancellationToken::new(),
             upstream,
             config,
@@ -129,6 +156,7 @@ impl Prox {
             memory_bytes,
             disk_bytes,
             kept_copies: self.shelf.kept(),
+            dormant_copies: self.dormant.len(),
         }
     }
 
@@ -170,7 +198,8 @@ impl Prox {
                 length.filter(|_| request.head_only),
             ));
         }
-        let copy = self.take_over(client, request, head, response)?;
+        let name = Some(rand::random());
+        let copy = self.take_over(client, request, head, response, name)?;
         if copy.head.status == StatusCode::OK {
             self.shelf.list(client, request.url.as_str(), &copy);
         }
@@ -192,7 +221,7 @@ impl Prox {
             if_range: None,
         };
         let head = CopyHead::relayed(&response);
-        self.take_over(client, &asked, head, response)
+        self.take_over(client, &asked, head, response, None)
     }
 
     /// Adds bytes of an upload, kept copies going first where room is short.
@@ -229,43 +258,76 @@ impl Prox {
         })
     }
 
-    /// Pins a body and starts fetching it.
+    /// Pins a body, by this name in the vault if it has one, and starts fetching it.
     fn take_over(
         &self,
         client: HostKey,
         request: &Fetch,
         head: CopyHead,
         response: Response,
+        name: Option<u64>,
     ) -> Result<Arc<PinnedCopy>, Refusal> {
         let total = response.body.size();
-        let pin = Arc::new(self.pin(client, total)?);
+        let id = name.unwrap_or_else(rand::random);
+        let pin = Arc::new(self.pin(client, total, name)?);
+        let asked = Asked {
+            url: request.url.clone(),
+            headers: request.headers.clone(),
+        };
+        Ok(self.fill(client, id, head, pin, asked, Some(response.body)))
+    }
+
+    /// A copy that is being fetched, or fetched on if there is no body yet.
+    pub(crate) fn fill(
+        &self,
+        client: HostKey,
+        id: u64,
+        head: CopyHead,
+        pin: Arc<Pin>,
+        asked: Asked,
+        body: Option<OriginBody>,
+    ) -> Arc<PinnedCopy> {
         let filler = Filler {
             upstream: self.upstream.clone(),
             shelf: Arc::downgrade(&self.shelf),
             client,
             pin: pin.clone(),
-            asked_url: request.url.clone(),
-            url: response.url,
-            headers: request.headers.clone(),
+            asked_url: asked.url.clone(),
+            url: head.url.clone(),
+            headers: asked.headers.clone(),
             // Only a complete answer can be continued.
             validator: head
                 .origin_validator
                 .clone()
                 .filter(|_| head.status == StatusCode::OK),
-            total,
+            total: pin.extent().total,
             retry_wait: self.config.retry_wait,
             patience: self.config.origin_patience,
         };
-        let fetch = AbortOnDropHandle::new(tokio::spawn(filler.run(response.body)));
-        Ok(Arc::new(PinnedCopy {
+        let whole = pin.extent().end == End::Whole;
+        let work = async move {
+            if !whole {
+                filler.run(body).await;
+            }
+        };
+        Arc::new(PinnedCopy {
+            id,
             head,
             pin,
-            _fetch: fetch,
-        }))
+            asked,
+            _fetch: AbortOnDropHandle::new(tokio::spawn(work)),
+        })
     }
 
-    /// Room for an object, kept copies going first.
-    pub(crate) fn pin(&self, client: HostKey, total: Option<u64>) -> Result<Pin, Refusal> {
+    /// Room for an object, kept copies going first; by this name in the vault, if it has one.
+    pub(crate) fn pin(
+        &self,
+        client: HostKey,
+        total: Option<u64>,
+        id: Option<u64>,
+    ) -> Result<Pin, Refusal> {
+        let home = self.vault.clone().zip(id);
+        let home = home.map(|(vault, id)| Home { vault, id });
         let max = self.ledger.object_max();
         if let Some(bytes) = total.filter(|bytes| *bytes > max) {
             return Err(Refusal::ObjectTooLarge { bytes, max });
@@ -277,6 +339,7 @@ impl Prox {
                 self.config.state_dir.clone(),
                 self.config.object_memory_bytes_max,
                 total,
+                home.clone(),
             );
             match made {
                 Ok(pin) => return Ok(pin),

@@ -73,6 +73,8 @@ pub(crate) async fn serve<F: FlowIo>(
             Gone::Broken(error) => Outcome::Broken(error.to_string()),
             Gone::Deadline => Outcome::Reset(ResetCause::Deadline),
             Gone::Stopped => Outcome::Reset(ResetCause::Stopping),
+            Gone::Asleep => Outcome::Asleep,
+            Gone::Forgotten => Outcome::Forgotten,
         },
         Err(outcome) => {
             // The origin must not take what it has for all there was.

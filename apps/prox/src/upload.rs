@@ -35,7 +35,7 @@ use tokio::time::Instant;
 
 use crate::answer::{self, AnswerSource, Served};
 use crate::copy::CopyHead;
-use crate::flow::{Attendance, Outcome, Record, early, refuse, send};
+use crate::flow::{Attendance, Keeping, Outcome, Record, early, refuse, send};
 use crate::origin::{Outgoing, Response};
 use crate::pin::{Pin, PinReadFault};
 use crate::prox::Prox;
@@ -108,7 +108,7 @@ async fn take<F: FlowIo>(
         return Err(Refusal::UploadTooLarge { bytes, max }.into());
     }
     let client = flow.peer();
-    let spool = Arc::new(prox.pin(client, request.length)?);
+    let spool = Arc::new(prox.pin(client, request.length, None)?);
     // A device that did not wait for it needs no leave.
     if request.expects_continue && first.is_empty() {
         let said = async {
@@ -225,7 +225,7 @@ async fn pass_on<F: FlowIo>(
     if matches!(response.status.as_u16(), 204 | 304) {
         let head = answer::relayed_head(&CopyHead::relayed(&response), None);
         let source = AnswerSource::head_only(head);
-        return send(flow, prox, watch, record, source, None).await;
+        return send(flow, prox, watch, record, source, None, Keeping::New).await;
     }
     let total = response.body.size();
     let copy = match prox.relay(flow.peer(), request, response) {
@@ -235,10 +235,11 @@ async fn pass_on<F: FlowIo>(
         Err(Refusal::StoreFailed) => return Outcome::Reset(ResetCause::StoreFailed),
         Err(_) => return Outcome::Reset(ResetCause::StoreFull),
     };
-    let attendance = Attendance::of(&copy.pin);
+    let attendance = Attendance::of(&copy);
     let head = answer::relayed_head(&copy.head, total);
     let source = AnswerSource::of_copy(head, copy.clone(), 0, None, attendance.token());
-    send(flow, prox, watch, record, source, Some((&copy, None))).await
+    let part = Some((&copy, None));
+    send(flow, prox, watch, record, source, part, Keeping::Never).await
 }
 
 /// A whole spool as the body of a request.

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use d2tp_driver::FlowIo;
+use d2tp_driver::{Asleep, FORGOTTEN, FlowEnd, FlowIo};
 use tokio::io::{AsyncReadExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -26,6 +26,19 @@ pub(crate) enum Gone {
     Deadline,
     /// The proxy stops.
     Stopped,
+    /// It sleeps: another handle will come for it.
+    Asleep,
+    /// The device does not want it any more.
+    Forgotten,
+}
+
+fn is_asleep(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|e| e.is::<Asleep>())
+}
+
+fn is_forgotten(error: &io::Error) -> bool {
+    let end = error.get_ref().and_then(|e| e.downcast_ref::<FlowEnd>());
+    end == Some(&FlowEnd::Reset(FORGOTTEN))
 }
 
 /// The watch over one flow.
@@ -129,6 +142,12 @@ impl Watch {
 
 /// What an error of a flow means.
 fn broken<F: FlowIo>(flow: &F, error: io::Error) -> Gone {
+    if is_asleep(&error) {
+        return Gone::Asleep;
+    }
+    if is_forgotten(&error) {
+        return Gone::Forgotten;
+    }
     let late = flow.deadline_left() == Some(Duration::ZERO);
     if late || error.kind() == io::ErrorKind::TimedOut {
         return Gone::Deadline;

@@ -22,6 +22,7 @@ use d2tp_wire::{
 use hashbrown::HashMap;
 use slab::Slab;
 
+use crate::asleep::{Key, Lapsed, Sleepers};
 use crate::claim::Claims;
 use crate::config::{Config, HALF_OPEN_PER_INSTANCE, SPARE_PATHS};
 use crate::early::Early;
@@ -139,30 +140,6 @@ struct Slot {
     flows: usize,
 }
 
-type Key = (PublicKey, u64);
-
-/// A session at rest.
-struct Asleep {
-    record: Box<[u8]>,
-    /// When the record was made; none for one from before this process.
-    since: Option<Time>,
-    flows: usize,
-}
-
-impl Asleep {
-    /// The record as of now.
-    fn thaw(&self, now: Time) -> Option<Record> {
-        let mut record = Record::decode(&self.record).ok()?;
-        // R-DEADLINE-3: deadlines go on while their session sleeps.
-        let slept = self.since.map_or(Span::ZERO, |since| now.since(since));
-        for flow in &mut record.flows {
-            flow.deadline_left = flow.deadline_left.map(|l| l.saturating_sub(slept));
-        }
-        record.closing = record.closing.map(|(c, l)| (c, l.saturating_sub(slept)));
-        Some(record)
-    }
-}
-
 /// All D2TP sessions of one host and process.
 pub struct Endpoint {
     config: Config,
@@ -177,7 +154,7 @@ pub struct Endpoint {
     routes: HashMap<Cid, Route, BuildHasherDefault<CidHasher>>,
     /// A server's sessions by who they are with.
     by_key: BTreeMap<Key, SessionId>,
-    asleep: BTreeMap<Key, Asleep>,
+    asleep: Sleepers,
     /// Sessions awake only for a handshake that is not confirmed; their records stand.
     thawed: BTreeSet<SessionId>,
     /// Flows of each client key, awake and asleep (R-QUOTA-2).
@@ -213,6 +190,7 @@ impl Endpoint {
         let public = local.public();
         let jar = CookieJar::new(&public, rng.array(), token_seed);
         let jar_arc = Arc::new(CookieJar::new(&public, [0; 32], token_seed));
+        let salt = rng.fork().array();
         Endpoint {
             config,
             local,
@@ -225,7 +203,7 @@ impl Endpoint {
             next_serial: 0,
             routes: HashMap::default(),
             by_key: BTreeMap::new(),
-            asleep: BTreeMap::new(),
+            asleep: Sleepers::new(salt),
             thawed: BTreeSet::new(),
             flows_by_key: BTreeMap::new(),
             half_open: Slab::new(),
@@ -296,22 +274,40 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// A server takes in the record of a session asleep.
+    /// A server takes in the record of a session asleep, of which nobody knows for how long.
     ///
     /// # Errors
     /// The record is damaged, or not a server's.
     pub fn adopt(&mut self, record: &[u8]) -> Result<(), RecordError> {
+        self.take_in_asleep(None, record)
+    }
+
+    /// The same, as if the record had been made now: its deadlines run from here.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::adopt`].
+    pub fn adopt_at(&mut self, now: Time, record: &[u8]) -> Result<(), RecordError> {
+        self.take_in_asleep(Some(now), record)
+    }
+
+    fn take_in_asleep(&mut self, since: Option<Time>, record: &[u8]) -> Result<(), RecordError> {
         let decoded = Record::decode(record)?;
         if decoded.role != Role::Responder {
             return Err(RecordError::Damaged);
         }
-        let asleep = Asleep {
-            record: record.into(),
-            since: None,
-            flows: decoded.flows.len(),
-        };
-        self.put_to_sleep((decoded.peer, decoded.instance), asleep);
+        let key = (decoded.peer, decoded.instance);
+        self.put_to_sleep(key, &decoded, record.into(), since);
         Ok(())
+    }
+
+    /// Whether there is room for one more session asleep.
+    pub fn has_room_asleep(&self) -> bool {
+        self.asleep.len() < self.config.asleep_max
+    }
+
+    /// What of the sessions asleep is over since this was last asked.
+    pub fn poll_lapsed(&mut self) -> Option<Lapsed> {
+        self.asleep.poll_lapsed()
     }
 
     /// Puts a session to sleep: from now on it is its record, which is also returned. A server
@@ -333,16 +329,13 @@ impl Endpoint {
         {
             // R-RESUME-8: nobody confirmed where sending goes on.
             record.keep_sending_of(&before);
+            let ends = |id| !record.flows.iter().any(|f| f.id == id);
+            self.asleep.lapse(&key, &before, ends);
         }
-        let (bytes, flows) = (record.encode(), record.flows.len());
+        let bytes = record.encode();
         self.drop_session(id);
         if role == Role::Responder {
-            let asleep = Asleep {
-                record: bytes.clone().into(),
-                since: Some(now),
-                flows,
-            };
-            self.put_to_sleep(key, asleep);
+            self.put_to_sleep(key, &record, bytes.clone().into(), Some(now));
         }
         Ok(bytes)
     }
@@ -369,10 +362,17 @@ impl Endpoint {
         self.with(id, |s| s.set_path_limit(link, bytes))
     }
 
-    fn put_to_sleep(&mut self, key: Key, asleep: Asleep) {
-        let is = asleep.flows;
-        let was = self.asleep.insert(key, asleep).map_or(0, |a| a.flows);
-        self.book_flows(key.0, was, is);
+    fn put_to_sleep(&mut self, key: Key, record: &Record, bytes: Box<[u8]>, since: Option<Time>) {
+        let absence = self.config.absence_max;
+        let was = self.asleep.insert(key, record, bytes, since, absence);
+        self.book_flows(key.0, was.map_or(0, |a| a.flows()), record.flows.len());
+    }
+
+    /// A session asleep is no more, and neither are its flows.
+    fn let_go(&mut self, key: Key) {
+        if let Some(asleep) = self.asleep.remove(&key) {
+            self.book_flows(key.0, asleep.flows(), 0);
+        }
     }
 
     /// R-QUOTA-2: a session of this client has `is` flows, it had `was`. Its others are told.
@@ -397,10 +397,10 @@ impl Endpoint {
     fn instances_of(&self, peer: PublicKey) -> usize {
         let all = (peer, 0)..=(peer, u64::MAX);
         let new = self.half_open_by_key.range(all.clone());
-        let new = new.filter(|(k, _)| !self.by_key.contains_key(k) && !self.asleep.contains_key(k));
-        let asleep = self.asleep.range(all.clone());
-        let asleep = asleep.filter(|(k, _)| !self.by_key.contains_key(k));
-        self.by_key.range(all).count() + asleep.count() + new.count()
+        let new = new.filter(|(k, _)| !self.by_key.contains_key(k) && !self.asleep.contains(k));
+        let awake = self.by_key.range(all);
+        let awake = awake.filter(|(k, _)| !self.asleep.contains(k));
+        self.asleep.len_of(&peer) + awake.count() + new.count()
     }
 
     fn new_session(
@@ -582,8 +582,12 @@ impl Endpoint {
         if matches!(event, Event::Closed(_))
             && let Some(session) = self.session(id).filter(|s| s.life() == Life::Closed)
         {
+            let key = (session.peer, session.instance);
             if self.thawed.contains(&id) {
-                self.asleep.remove(&(session.peer, session.instance));
+                if let Some(record) = self.asleep.get(&key).and_then(|a| a.decode()) {
+                    self.asleep.lapse_all(&key, &record);
+                }
+                self.let_go(key);
             }
             self.drop_session(id);
         }
@@ -939,6 +943,8 @@ impl Endpoint {
             return None;
         }
         let record = self.asleep.get(&key)?.thaw(now)?;
+        // From here the session's own timers are the ones that count.
+        self.asleep.hold(&key);
         let mut session = self.new_session(now, Role::Responder, key.0, key.1, epoch..epoch);
         session.restore(now, &record);
         let id = self.insert(session);
@@ -954,10 +960,7 @@ impl Endpoint {
             return Some(SynAck::Refused(Reason::NotAllowed));
         }
         let existing = self.by_key.get(&key).and_then(|id| self.session(*id));
-        let sleeping = self
-            .asleep
-            .get(&key)
-            .and_then(|a| Record::decode(&a.record).ok());
+        let sleeping = self.asleep.get(&key).and_then(|a| a.decode());
         let confirmed = existing
             .map(|s| s.epoch)
             .or(sleeping.as_ref().map(|r| r.epoch));
@@ -1053,9 +1056,15 @@ impl Endpoint {
 
     /// A thawed session is awake for good: its record is no more, and its flows count as awake.
     fn wake_up(&mut self, id: SessionId, key: Key) {
-        if let Some(asleep) = self.asleep.remove(&key) {
-            self.book_flows(key.0, asleep.flows, 0);
+        if let Some(asleep) = self.asleep.get(&key)
+            && let Some(session) = self.session(id)
+            && asleep.flows() != session.flows.len()
+            && let Some(before) = asleep.decode()
+        {
+            let left: BTreeSet<FlowId> = session.flows.iter().map(|f| f.id).collect();
+            self.asleep.lapse(&key, &before, |id| !left.contains(&id));
         }
+        self.let_go(key);
         let beside = self.flows_by_key.get(&key.0).copied().unwrap_or(0);
         if let Some(slot) = self.slot(id) {
             slot.session.flows_beside = beside;
@@ -1208,6 +1217,7 @@ impl Endpoint {
     /// When [`Endpoint::handle_timeouts`] wants to be called next.
     pub fn next_timeout(&self) -> Time {
         let timer = self.timers.first().map_or(Time::NEVER, |(at, _)| *at);
+        let timer = timer.min(self.asleep.next_timeout());
         match self.half_open_order.front() {
             Some((expires, _)) if !self.thawed.is_empty() => timer.min(*expires),
             _ => timer,
@@ -1229,6 +1239,9 @@ impl Endpoint {
             }
         }
         self.expire_half_open(now);
+        for (peer, was, is) in self.asleep.expire(now, self.config.absence_max) {
+            self.book_flows(peer, was, is);
+        }
     }
 
     /// The socket of a link refused a datagram of `size` bytes.

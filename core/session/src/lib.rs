@@ -13,6 +13,7 @@
 //! The rules it keeps are named in `docs/protocol.md` (R-ACK-2 and the like) and so marked here.
 
 mod acks;
+mod asleep;
 mod calls;
 mod census;
 mod claim;
@@ -23,6 +24,7 @@ mod datagrams;
 mod delivery;
 mod early;
 mod endpoint;
+mod epochs;
 mod event;
 mod flow;
 mod grant;
@@ -47,6 +49,7 @@ mod timers;
 mod trace;
 mod transmit;
 
+pub use asleep::Lapsed;
 pub use census::{Arrived, FlowState, Holdings};
 pub use config::{
     ACK_RANGES_MAX, Config, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, HALF_OPEN_PER_INSTANCE,

@@ -97,6 +97,18 @@ impl Session {
         self.flows.iter().find(bound).map(|f| f.id)
     }
 
+    /// Whether bytes, or an end, arrived that the application has not read.
+    pub fn has_unread(&self, id: FlowId) -> bool {
+        self.flows
+            .get(id)
+            .is_some_and(|f| f.recv.stopped.is_none() && f.recv.reached() > f.recv.read_to())
+    }
+
+    /// How long the session has been without a network or an answer, if it is.
+    pub fn suspended_for(&self, now: Time) -> Option<d2tp_time::Span> {
+        self.suspended_at.map(|at| now.since(at))
+    }
+
     /// Fills a fresh session with the flows of a record.
     pub(crate) fn restore(&mut self, now: Time, record: &Record) {
         self.epoch = record.epoch;
@@ -216,7 +228,7 @@ impl Session {
     }
 
     /// Whether it is a server's record and nothing more: no handshake since.
-    pub(crate) fn is_thawed(&self) -> bool {
+    pub fn is_thawed(&self) -> bool {
         self.role == Role::Responder && self.generation == 0
     }
 

@@ -22,3 +22,19 @@ fn read(clock: libc::clockid_t) -> Time {
     assert_eq!(r, 0, "the system's clocks cannot be read");
     Time::from_nanos(ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64)
 }
+
+/// Tells one boot of the machine from another; zero where the system does not say.
+pub fn boot() -> u32 {
+    static BOOT: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    *BOOT.get_or_init(|| {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let first = id.split('-').next().unwrap_or_default();
+        u32::from_str_radix(first, 16).unwrap_or(0)
+    })
+}
+
+/// Milliseconds since 1970 by the wall clock, which may jump.
+pub(crate) fn wall_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |since| since.as_millis() as u64)
+}

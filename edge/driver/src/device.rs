@@ -168,6 +168,8 @@ pub struct Device {
     peer: [u8; 32],
     ticker: JoinHandle<()>,
     watcher: Option<JoinHandle<()>>,
+    /// Its instance's journal, if it has one.
+    pub(crate) keeping: Option<crate::instance::Keeping>,
 }
 
 impl Device {
@@ -189,6 +191,18 @@ impl Device {
         options: DeviceOptions,
         attach: Arc<dyn Attach>,
     ) -> Result<Device, DriverError> {
+        let number = u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes"));
+        let server = options.server.key;
+        let connect = |core: &mut Endpoint| Ok(core.connect(clock::now(), server, number, EPOCHS));
+        Device::begin(options, attach, connect).await
+    }
+
+    /// A device whose session `make` puts into the core.
+    pub(crate) async fn begin(
+        options: DeviceOptions,
+        attach: Arc<dyn Attach>,
+        make: impl FnOnce(&mut Endpoint) -> Result<SessionId, DriverError>,
+    ) -> Result<Device, DriverError> {
         let DeviceOptions {
             server,
             key,
@@ -203,8 +217,7 @@ impl Device {
             .map_err(resolve)?
             .collect();
         let mut core = Endpoint::new(config, key, Admission::Nobody, seed(), seed());
-        let instance = u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes"));
-        let session = core.connect(clock::now(), server.key, instance, EPOCHS);
+        let session = make(&mut core)?;
         let shared = Shared::start(core, false);
         let body = Arc::new(Body {
             shared,
@@ -220,7 +233,13 @@ impl Device {
             peer: server.key.0,
             ticker,
             watcher: None,
+            keeping: None,
         })
+    }
+
+    /// What [`crate::instance`] needs of it.
+    pub(crate) fn parts(&self) -> (&Arc<Shared>, SessionId, [u8; 32]) {
+        (&self.body.shared, self.body.session, self.peer)
     }
 
     /// Follows the machine's links: what `usage` says of each is done now and at every change.

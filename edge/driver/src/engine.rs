@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use d2tp_session::{
     Addresses, Endpoint, Event, FlowEnd, FlowId, Incoming, LinkId, Session, SessionEnd, SessionId,
     Span, Time, Transmit,
@@ -25,6 +26,7 @@ use tokio::sync::broadcast;
 use crate::clock;
 use crate::datagrams::Inbox;
 use crate::qlog::{self, Feed, Qlog};
+use crate::rest::{self, Rest};
 use crate::source::Source;
 
 /// Receive calls in one turn before sending has its chance.
@@ -55,6 +57,9 @@ pub enum DriverError {
     /// The links of this machine could not be read.
     #[error("cannot read the machine's network links: {0}")]
     Links(String),
+    /// What must survive the process cannot be read or written.
+    #[error(transparent)]
+    Journal(#[from] crate::journal::JournalError),
     /// The session is over.
     #[error("{0}")]
     Session(SessionEnd),
@@ -74,6 +79,10 @@ pub(crate) struct Entry {
     /// Why the source failed, if it did.
     pub(crate) source_error: Option<String>,
     pub(crate) detached: bool,
+    /// What the application needs to take the flow up again, if it may sleep.
+    pub(crate) memo: Option<Bytes>,
+    /// The flow sleeps: this handle is over.
+    pub(crate) asleep: bool,
 }
 
 /// A source a flow sends from.
@@ -125,6 +134,20 @@ pub(crate) struct Inner {
     pub(crate) closing: Vec<LinkId>,
     pub(crate) inboxes: BTreeMap<SessionId, Inbox>,
     pub(crate) feed: Option<Feed>,
+    /// Sessions at rest.
+    pub(crate) rest: Rest,
+}
+
+impl Inner {
+    /// A session is its record from now on: what was kept for it awake goes.
+    pub(crate) fn on_asleep(&mut self, id: SessionId) {
+        if let Some(mut inbox) = self.inboxes.remove(&id) {
+            inbox.wake();
+        }
+        if let Some(feed) = &mut self.feed {
+            feed.end(id);
+        }
+    }
 }
 
 /// What the task and all handles share.
@@ -154,6 +177,7 @@ impl Shared {
                 closing: Vec::new(),
                 inboxes: BTreeMap::new(),
                 feed: None,
+                rest: Rest::default(),
             }),
             task: Mutex::new(None),
             woken: AtomicBool::new(false),
@@ -220,7 +244,13 @@ impl Shared {
 
     /// Ends the task; sessions are closed first by whoever calls.
     pub(crate) fn stop(&self) {
-        self.inner.lock().stopped = true;
+        let mut inner = self.inner.lock();
+        inner.stopped = true;
+        if let Some(waker) = inner.acceptor.take() {
+            waker.wake();
+        }
+        inner.rest.on_stop();
+        drop(inner);
         self.wake();
     }
 }
@@ -372,6 +402,7 @@ impl Engine {
             qlog::drain(inner);
         }
         while let Some((session, event)) = inner.core.poll_event() {
+            rest::on_event(inner, session, &event);
             let wake = |flow: FlowId, f: fn(&mut Entry), inner: &mut Inner| {
                 if let Some(entry) = inner.flows.get_mut(&(session, flow)) {
                     f(entry);
@@ -428,6 +459,7 @@ impl Engine {
                     inbox.push(*context, bytes.clone());
                     continue;
                 }
+                Event::Asleep => inner.on_asleep(session),
                 Event::Closed(end) => {
                     if let Some(mut inbox) = inner.inboxes.remove(&session) {
                         inbox.wake();
@@ -519,6 +551,7 @@ impl Future for Engine {
             }
         }
         this.dispatch();
+        rest::on_time(&mut this.shared.inner.lock(), now);
         this.draw(cx);
         let more = this.transmit(cx);
         this.dispatch();
@@ -553,7 +586,8 @@ impl Future for Engine {
                 }
                 used
             });
-            (inner.core.next_timeout(), inner.stopped)
+            let next = inner.core.next_timeout().min(inner.rest.next_timeout());
+            (next, inner.stopped)
         };
         if stopped {
             return Poll::Ready(());

@@ -15,7 +15,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::clock;
 use crate::datagrams::Connection;
 use crate::engine::{Drawn, Shared};
-use crate::source::{FlowIo, HostKey, Source};
+use crate::rest;
+use crate::source::{Asleep, FlowIo, HostKey, Source};
 
 /// What a flow is opened with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -95,6 +96,39 @@ impl Flow {
     /// The session it belongs to.
     pub fn connection(&self) -> Connection {
         Connection::new(self.shared.clone(), self.session, PublicKey(self.peer))
+    }
+
+    /// Where the next byte of our direction goes.
+    fn send_end(&self) -> u64 {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session
+            .and_then(|s| s.send_offsets(self.id))
+            .map_or(0, |(end, _)| end)
+    }
+
+    fn draw_from(&self, source: Arc<dyn Source>, base: u64) {
+        let next = self.send_end().max(base);
+        let mut inner = self.shared.inner.lock();
+        let entry = inner.flows.get_mut(&self.key());
+        if let Some(entry) = entry.filter(|e| e.end.is_none() && !e.asleep) {
+            entry.source = Some(Drawn {
+                source,
+                base,
+                next,
+                done: false,
+            });
+        }
+        drop(inner);
+        self.shared.wake();
+    }
+
+    /// Leaves the flow as it is when the handle is dropped: the process ends, the flow does not.
+    pub fn leave_open(&self) {
+        let mut inner = self.shared.inner.lock();
+        if let Some(entry) = inner.flows.get_mut(&self.key()) {
+            entry.asleep = true;
+        }
     }
 
     /// Changes the deadline, or takes it away; the other end learns it.
@@ -314,23 +348,18 @@ impl FlowIo for Flow {
         Some(deadline.since(clock::now()).into())
     }
     fn send_source(&mut self, source: Arc<dyn Source>) {
-        let key = self.key();
-        let mut inner = self.shared.inner.lock();
-        let base = inner
-            .core
-            .session(self.session)
-            .and_then(|s| s.send_offsets(self.id))
-            .map_or(0, |(end, _)| end);
-        if let Some(entry) = inner.flows.get_mut(&key).filter(|e| e.end.is_none()) {
-            entry.source = Some(Drawn {
-                source,
-                base,
-                next: base,
-                done: false,
-            });
-        }
-        drop(inner);
-        self.shared.wake();
+        let base = self.send_end();
+        self.draw_from(source, base);
+    }
+    fn send_source_again(&mut self, source: Arc<dyn Source>) {
+        self.draw_from(source, 0);
+    }
+    fn keep(&mut self, memo: Bytes) {
+        rest::keep(&mut self.shared.inner.lock(), self.session, self.id, memo);
+    }
+    fn memo(&self) -> Option<Bytes> {
+        let inner = self.shared.inner.lock();
+        inner.flows.get(&self.key())?.memo.clone()
     }
     fn reset(&mut self, code: u64) {
         let id = self.id;
@@ -344,6 +373,7 @@ impl FlowIo for Flow {
         let mut inner = self.shared.inner.lock();
         match inner.flows.get_mut(&key) {
             Some(entry) => match entry.end {
+                _ if entry.asleep => Poll::Ready(Err(io::Error::other(Asleep))),
                 Some(FlowEnd::Complete) => Poll::Ready(Ok(())),
                 Some(end) => Poll::Ready(Err(error_of(end))),
                 None => {
@@ -357,7 +387,7 @@ impl FlowIo for Flow {
 }
 
 /// Reset code of a flow that was dropped before its end.
-const DROPPED: u64 = 0xd101;
+pub(crate) const DROPPED: u64 = 0xd101;
 
 impl Drop for Flow {
     fn drop(&mut self) {
@@ -367,7 +397,7 @@ impl Drop for Flow {
         let Some(entry) = inner.flows.get_mut(&key) else {
             return;
         };
-        if entry.end.is_some() {
+        if entry.end.is_some() || entry.asleep {
             inner.flows.remove(&key);
             return;
         }

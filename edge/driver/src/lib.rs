@@ -19,14 +19,18 @@ mod device;
 mod engine;
 mod flow;
 mod given;
+mod instance;
+mod journal;
 mod qlog;
 mod qlog_words;
 mod renew;
+mod rest;
 mod server;
 mod source;
 
 pub use address::{AddressError, ServerAddress};
 pub use attach::{Attach, Attachment, KernelLinks};
+pub use clock::boot;
 pub use d2tp_session::{
     Admission, Config, CongestionKind, DATAGRAMS_MAX, DatagramStats, Event, FlowEnd, LinkId,
     PathState, PathStats, PublicKey, Reason, SecretKey, SessionEnd, Suite, SwitchKind, TraceLevel,
@@ -36,6 +40,8 @@ pub use device::{Device, DeviceOptions, LinkUse, Way};
 pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
 pub use given::{GivenLink, GivenLinks};
+pub use instance::{Claim, FORGOTTEN, Instance};
+pub use journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
 pub use qlog::{OpenLog, QLOG_QUEUE_MAX, Qlog};
-pub use server::{Server, ServerOptions};
-pub use source::{FlowIo, HostKey, Source};
+pub use server::{RestOptions, Server, ServerOptions};
+pub use source::{Asleep, FlowIo, HostKey, Source};

@@ -200,7 +200,7 @@ impl Feed {
         self.put(Message::Named { feed, link, name });
     }
 
-    fn end(&mut self, id: SessionId) {
+    pub(crate) fn end(&mut self, id: SessionId) {
         let key = (self.number, id);
         self.dropped.remove(&id);
         if self.begun.remove(&id) {

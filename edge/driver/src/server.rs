@@ -5,13 +5,17 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use bytes::Bytes;
 use d2tp_session::{Admission, Config, Endpoint, PublicKey, SecretKey};
 use d2tp_udp::{BindOptions, LinkSocket};
 
 use crate::datagrams::Connection;
 use crate::engine::{DriverError, Shared};
 use crate::flow::Flow;
+use crate::journal::{Journal, JournalError};
 use crate::qlog::Qlog;
+use crate::rest::{self, Rest};
+use crate::source::HostKey;
 
 /// How a server listens.
 #[derive(Clone, Debug)]
@@ -24,6 +28,16 @@ pub struct ServerOptions {
     pub admission: Admission,
     /// Protocol settings.
     pub config: Config,
+}
+
+/// What becomes of sessions whose devices are away.
+#[derive(Clone, Debug, Default)]
+pub struct RestOptions {
+    /// How long a device may be silent before its session becomes a record; never if none. Keys
+    /// and buffers go then, and waking costs a handshake.
+    pub sleep_after: Option<Duration>,
+    /// Where sessions are written down, so that they survive this process.
+    pub journal: Option<Arc<Journal>>,
 }
 
 /// A listening host.
@@ -39,6 +53,14 @@ impl Server {
     /// # Errors
     /// The socket could not be bound.
     pub fn bind(options: ServerOptions) -> Result<Server, DriverError> {
+        Server::bind_with(options, RestOptions::default())
+    }
+
+    /// The same, for a server whose sessions may sleep.
+    ///
+    /// # Errors
+    /// The socket could not be bound, or the journal could not be read.
+    pub fn bind_with(options: ServerOptions, rest: RestOptions) -> Result<Server, DriverError> {
         let sockets = bind_all(options.listen)?;
         let local = sockets[0].local_addr();
         let public = options.key.public();
@@ -53,6 +75,12 @@ impl Server {
             token_seed,
         );
         let shared = Shared::start(core, true);
+        shared.inner.lock().rest = Rest::new(rest.sleep_after, rest.journal.clone());
+        if let Some(journal) = rest.journal {
+            let sessions = rest::load(&mut shared.inner.lock(), &journal)?;
+            tracing::info!(sessions, "sessions taken up from the journal");
+            tokio::spawn(rest::keeper(shared.clone()));
+        }
         for socket in sockets {
             shared.add_socket(socket, options.listen.ip().is_unspecified());
         }
@@ -110,6 +138,37 @@ impl Server {
     /// Sessions awake, asleep and half open.
     pub fn counts(&self) -> (usize, usize, usize) {
         self.shared.inner.lock().core.counts()
+    }
+
+    /// The next memo of a flow that was over while it slept, and whose it was. `None` when the
+    /// server has stopped.
+    pub async fn lapsed(&self) -> Option<(HostKey, Bytes)> {
+        let (key, memo) = rest::lapsed(&self.shared).await?;
+        Some((key.peer.0, memo))
+    }
+
+    /// Has the application's own note written down with the next changes; none takes it away.
+    pub fn note(&self, name: Vec<u8>, value: Option<Bytes>) {
+        self.shared.inner.lock().rest.note(name, value);
+    }
+
+    /// Stops without a word to devices whose flows may sleep: whoever has the journal next goes on
+    /// with them. Flows that may not are reset with `code`.
+    ///
+    /// # Errors
+    /// The journal could not be written.
+    pub async fn leave(&self, code: u64) -> Result<(), JournalError> {
+        rest::lie_down(&mut self.shared.inner.lock(), code);
+        self.shared.wake();
+        // The resets leave in the task's next turn.
+        tokio::time::sleep(CLOSE_GRACE).await;
+        let journal = self.shared.inner.lock().rest.journal.clone();
+        let written = match journal {
+            Some(journal) => rest::write_down(&self.shared, &journal).await,
+            None => Ok(()),
+        };
+        self.shared.stop();
+        written
     }
 
     /// Tells every device that this host stops, and stops.

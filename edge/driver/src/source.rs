@@ -29,6 +29,11 @@ pub trait Source: Send + Sync + 'static {
     ) -> Poll<io::Result<Bytes>>;
 }
 
+/// The flow sleeps: this handle is over, the flow is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the flow sleeps")]
+pub struct Asleep;
+
 /// A flow as programs see it. [`AsyncWrite::poll_shutdown`] sends the end of our direction.
 pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// The flow's id, unique within its session for ever.
@@ -40,6 +45,19 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// From here on, everything this end sends is what `source` holds from its offset 0 (after
     /// what was written before), then the end. Returns at once; the flow keeps the source.
     fn send_source(&mut self, source: Arc<dyn Source>);
+    /// The same after a sleep, whatever was sent before: offset 0 of `source` is the first byte
+    /// this end ever sent.
+    fn send_source_again(&mut self, source: Arc<dyn Source>) {
+        self.send_source(source);
+    }
+    /// From now on the flow may sleep, and outlive the process where the server has a journal: it
+    /// sends from its source alone, and is accepted again with this memo. Its handle then ends
+    /// with [`Asleep`].
+    fn keep(&mut self, _memo: Bytes) {}
+    /// What was kept of this flow, if it slept before.
+    fn memo(&self) -> Option<Bytes> {
+        None
+    }
     /// Ends both directions at once with an error code the peer sees.
     fn reset(&mut self, code: u64);
     /// Ready when the flow is over: `Ok` when both directions ended and the peer has everything,

@@ -13,9 +13,6 @@ pub(crate) fn impossible(pair: Pair) -> Option<&'static str> {
         (_, false, State::Handshaking) => {
             Some("a server has no session before its first handshake is complete")
         }
-        (_, false, State::PathOpening) => {
-            Some("a server's path begins with a packet that was heard on it")
-        }
         (_, true, State::None) => Some("the device's session is never closed, only asleep or away"),
         _ => None,
     }

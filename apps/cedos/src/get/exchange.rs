@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE,
     HOST, IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
@@ -13,11 +13,12 @@ use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use tokio::io::AsyncReadExt;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use url::Url;
 
-use super::dial::{Dial, Fault, Via};
+use super::dial::{Dial, Fault, Io, Via};
 use super::filename;
 use super::header::Field;
 use super::outcome::{Exit, Failure, Reason};
@@ -87,22 +88,62 @@ pub struct Answer {
     pub name: Option<String>,
     /// The bytes are a web page.
     pub is_page: bool,
-    body: Incoming,
-    connection: AbortHandle,
+    body: Body,
+}
+
+enum Body {
+    /// Behind a head that was read here.
+    Http(Incoming, AbortHandle),
+    /// The rest of one whose head an earlier process read.
+    Rest(Box<dyn Io>),
 }
 
 impl Drop for Answer {
     fn drop(&mut self) {
         // Nothing more may arrive on a link we have left.
-        self.connection.abort();
+        if let Body::Http(_, connection) = &self.body {
+            connection.abort();
+        }
     }
 }
 
+/// Bytes read at once of the rest of an answer.
+const REST_READ_BYTES: usize = 64 * 1024;
+
 impl Answer {
+    /// The rest of an answer, from byte `from` of the object on.
+    pub fn rest(
+        stream: Box<dyn Io>,
+        from: u64,
+        total: Option<u64>,
+        validator: Option<Validator>,
+    ) -> Answer {
+        let to = total.map_or(u64::MAX, |total| total.saturating_sub(1));
+        Answer {
+            part: Part::Range { from, to, total },
+            validator,
+            encoding: None,
+            name: None,
+            is_page: false,
+            body: Body::Rest(stream),
+        }
+    }
+
     /// The next bytes; `None` at the clean end, a fault when the origin stopped short of it.
     pub async fn next(&mut self) -> Option<Result<Bytes, Fault>> {
+        let body = match &mut self.body {
+            Body::Http(body, _) => body,
+            Body::Rest(stream) => {
+                let mut bytes = BytesMut::with_capacity(REST_READ_BYTES);
+                return match stream.read_buf(&mut bytes).await {
+                    Ok(0) => None,
+                    Ok(_) => Some(Ok(bytes.freeze())),
+                    Err(error) => Some(Err(Fault::Proxy(error.to_string()))),
+                };
+            }
+        };
         loop {
-            return match self.body.frame().await? {
+            return match body.frame().await? {
                 Ok(frame) => match frame.into_data() {
                     Ok(data) => Some(Ok(data)),
                     Err(_trailers) => continue,
@@ -177,8 +218,7 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
             encoding: text(CONTENT_ENCODING).filter(|e| !e.eq_ignore_ascii_case("identity")),
             name: filename::from_headers(&head.headers),
             is_page: text(CONTENT_TYPE).is_some_and(|kind| is_page(&kind)),
-            body,
-            connection,
+            body: Body::Http(body, connection),
         });
     }
     let text = format!("more than {REDIRECTS_MAX} redirects: the origin sends us in circles");

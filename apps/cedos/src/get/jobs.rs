@@ -126,8 +126,17 @@ impl Job {
     }
 }
 
-/// Where the folders are: `$XDG_STATE_HOME/cedos/get`, else `~/.local/state/cedos/get`.
+/// Where the folders are.
 fn root() -> anyhow::Result<PathBuf> {
+    state().map(|state| state.join("get"))
+}
+
+/// Where this user's downloads keep what outlives them: `$XDG_STATE_HOME/cedos`, else
+/// `~/.local/state/cedos`.
+///
+/// # Errors
+/// Nobody says where.
+pub fn state() -> anyhow::Result<PathBuf> {
     // XDG Base Directory Specification: a path that is not absolute is to be ignored.
     let absolute = |name: &str| {
         std::env::var_os(name)
@@ -136,7 +145,7 @@ fn root() -> anyhow::Result<PathBuf> {
     };
     absolute("XDG_STATE_HOME")
         .or_else(|| Some(absolute("HOME")?.join(".local/state")))
-        .map(|state| state.join("cedos/get"))
+        .map(|state| state.join("cedos"))
         .context("neither XDG_STATE_HOME nor HOME says where to keep the state of downloads")
 }
 

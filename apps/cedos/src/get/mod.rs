@@ -25,6 +25,7 @@ pub mod direct;
 pub mod exchange;
 pub mod filename;
 pub mod forecast;
+pub mod forget;
 pub mod header;
 pub mod jobs;
 pub mod mode;

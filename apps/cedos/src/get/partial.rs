@@ -31,6 +31,28 @@ pub struct Note {
     pub length: Option<u64>,
     /// Bytes of the part that are synced to the disk.
     pub durable_bytes: u64,
+    /// The flow at the proxy that the rest comes in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow: Option<FlowNote>,
+}
+
+/// A flow that outlives the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowNote {
+    /// The instance it belongs to.
+    pub instance: u64,
+    /// Its id there.
+    pub flow: u64,
+    /// What is added to a byte's place in the file for its place in the flow: the answer's head
+    /// comes before it, and what was not asked for is missing.
+    pub lead: i64,
+}
+
+impl FlowNote {
+    /// Where in the flow the byte at `offset` of the file is.
+    pub fn place_of(&self, offset: u64) -> Option<u64> {
+        offset.checked_add_signed(self.lead)
+    }
 }
 
 impl Note {
@@ -42,7 +64,14 @@ impl Note {
             validator: None,
             length: None,
             durable_bytes: 0,
+            flow: None,
         }
+    }
+
+    /// Whether the note at this path goes on with this flow.
+    pub fn wants(path: &Path, instance: u64, flow: u64) -> bool {
+        let named = read_note(path).and_then(|note| note.flow);
+        named.is_some_and(|f| (f.instance, f.flow) == (instance, flow))
     }
 }
 
@@ -171,6 +200,11 @@ impl Partial {
     pub fn discard(self) -> io::Result<()> {
         std::fs::remove_file(&self.part)?;
         self.forget()
+    }
+
+    /// Where the note is.
+    pub fn note_path(&self) -> &Path {
+        &self.note_path
     }
 
     /// Where the bytes are until they are whole.

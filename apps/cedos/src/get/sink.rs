@@ -229,6 +229,45 @@ impl Sink {
         Some((self.note.durable_bytes, path)) // the previous note still holds
     }
 
+    /// Has everything held synced and noted now.
+    ///
+    /// # Errors
+    /// A failed sync: the disk can no longer be believed.
+    pub async fn settle(&mut self) -> Result<(), Failure> {
+        let Place::File {
+            partial,
+            checkpoint,
+            ..
+        } = &mut self.place
+        else {
+            return Ok(());
+        };
+        let failed = |error: &io::Error| Failure::storage("cannot sync the partial file", error);
+        if let Some(running) = checkpoint.take() {
+            let outcome = running
+                .await
+                .unwrap_or_else(|panic| Err(io::Error::other(panic)));
+            self.note.durable_bytes = outcome.map_err(|e| failed(&e))?;
+        }
+        let note = Note {
+            durable_bytes: self.length,
+            ..self.note.clone()
+        };
+        let work = partial.checkpoint(note).map_err(|e| failed(&e))?;
+        let outcome = tokio::task::spawn_blocking(work).await;
+        let outcome = outcome.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        self.note.durable_bytes = outcome.map_err(|e| failed(&e))?;
+        Ok(())
+    }
+
+    /// Where the note of a part is; none on standard output.
+    pub fn note_path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::File { partial, .. } => Some(partial.note_path()),
+            Place::Output(_) => None,
+        }
+    }
+
     /// The digest of everything held, in hex.
     pub fn sha256_hex(&self) -> String {
         hex::encode(self.digest.clone().finalize())

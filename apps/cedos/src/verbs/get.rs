@@ -12,6 +12,7 @@ use super::how::{How, stop_on_signal};
 use super::qlog::QlogArgs;
 use super::{get_plan, key};
 use crate::get::direct::Direct;
+use crate::get::forget::forget;
 use crate::get::header::{self, Field};
 use crate::get::jobs::{self, Standing};
 use crate::get::mode::Mode;
@@ -47,6 +48,11 @@ pub struct GetArgs {
     /// proxy sees nothing but host and port. Always so for URLs with credentials
     #[arg(long)]
     sealed: bool,
+
+    /// Give up a download that was stopped: remove its part, and tell the proxy that it may let go
+    /// of its copy
+    #[arg(long, conflicts_with_all = ["detach", "dry_run"])]
+    forget: bool,
 
     /// Add a field to the request, as 'Accept: audio/mpeg'; repeatable. Those that look like
     /// credentials go to no other origin, and to no proxy (see --sealed)
@@ -157,11 +163,19 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
             if let Some(log) = &log {
                 proxy.log_to(log.clone());
             }
+            // Only a flow of which the proxy knows what it carries goes on in another process.
+            let lasts = args.forget || (mode == Mode::ProxyFetch && !args.dry_run);
+            if let Some(directory) = jobs::state().ok().filter(|_| lasts) {
+                proxy = proxy.keep_in(directory.join("instances"));
+            }
             Way::Proxied(Box::new(proxy))
         }
         (_, _, Some(tls)) => Way::Straight(Direct::new(tls)),
         (_, _, None) => unreachable!("a download without a proxy has its own trust"),
     };
+    if args.forget {
+        return give_up(&job, way.proxy()).await;
+    }
     if args.dry_run {
         job.refuse_existing()?;
         let plan = match &way {
@@ -200,6 +214,23 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
 enum Way {
     Straight(Direct),
     Proxied(Box<Proxy>),
+}
+
+impl Way {
+    fn proxy(&self) -> Option<&Proxy> {
+        match self {
+            Way::Straight(_) => None,
+            Way::Proxied(proxy) => Some(proxy),
+        }
+    }
+}
+
+async fn give_up(job: &Job, proxy: Option<&Proxy>) -> Result<Exit, Failure> {
+    if matches!(job.destination, Destination::Output) {
+        return Err(Failure::usage("standard output leaves nothing to give up"));
+    }
+    complain(&forget(&job.named(), &transfer::public(&job.url), proxy).await?);
+    Ok(Exit::Done)
 }
 
 fn json_of(what: &impl serde::Serialize) -> String {

@@ -5,13 +5,17 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use cedos_prox::{ProxConfig, StartFault, parse_key};
 use clap::{Args, ValueEnum};
-use d2tp_driver::{Admission, Config, PublicKey, SecretKey, Server, ServerAddress, ServerOptions};
+use d2tp_driver::{
+    Admission, Batch, Config, Journal, PublicKey, RestOptions, SecretKey, Server, ServerAddress,
+    ServerOptions,
+};
 use d2tp_links::{ClassRules, Kind, Link, LinkMonitor};
 use ipnet::IpNet;
 use tokio::signal::unix::{SignalKind, signal};
@@ -37,7 +41,8 @@ pub struct ProxArgs {
     /// UDP address to listen on
     #[arg(long, value_name = "ADDR", default_value = LISTEN_DEFAULT)]
     pub listen: SocketAddr,
-    /// Private key file, from `cedos key gen`; without it a key is made for this run only
+    /// Private key file, from `cedos key gen`; without it a key is made, kept in --state-dir or for
+    /// this run only
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Public key of a client that may use this proxy (repeatable)
@@ -56,7 +61,8 @@ pub struct ProxArgs {
     /// PEM file with further authorities that origins may be signed by
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
-    /// Directory for copies that outgrow memory [default: the system's temporary directory]
+    /// Directory for copies, sessions and flows, which then survive a restart and a crash. Without
+    /// it nothing does, and copies that outgrow memory go to the system's temporary directory
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Memory for pinned copies, such as 256M [default: 256M]
@@ -65,6 +71,9 @@ pub struct ProxArgs {
     /// Disk for pinned copies, such as 16G [default: 16G]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub disk_quota: Option<u64>,
+    /// How long a device may be silent before its session becomes a small record, such as 60s
+    #[arg(long, value_name = "SPAN", value_parser = crate::get::when::parse_span)]
+    pub sleep_after: Option<Duration>,
     #[command(flatten)]
     pub qlog: QlogArgs,
     /// How to write the log
@@ -86,6 +95,9 @@ impl ProxArgs {
         if let Some(dir) = &self.state_dir {
             config.state_dir = dir.clone();
         }
+        if let Some(span) = self.sleep_after {
+            config.sleep_after = span;
+        }
         if let Some(bytes) = self.memory_quota {
             config.memory_quota_bytes = bytes;
         }
@@ -100,9 +112,18 @@ impl ProxArgs {
     /// # Errors
     /// When the file is no usable key file.
     pub fn secret_key(&self) -> anyhow::Result<SecretKey> {
-        match &self.key {
-            Some(path) => key::read(path),
-            None => {
+        match (&self.key, &self.state_dir) {
+            (Some(path), _) => key::read(path),
+            (None, Some(dir)) => {
+                let path = dir.join("key");
+                if !path.exists() {
+                    std::fs::create_dir_all(dir)
+                        .with_context(|| format!("cannot make {}", dir.display()))?;
+                    key::write_new(&key::generate()?, &path)?;
+                }
+                key::read(&path)
+            }
+            (None, None) => {
                 tracing::warn!("no --key: this proxy's address changes at every start");
                 key::generate()
             }
@@ -147,17 +168,38 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         let keys: BTreeSet<PublicKey> = args.allow_clients.iter().copied().map(PublicKey).collect();
         Admission::Only(keys)
     };
-    let prox = cedos_prox::Prox::new(args.config())?;
-    let server = Arc::new(Server::bind(ServerOptions {
+    let config = args.config();
+    let key = args.secret_key()?;
+    let journal = match &args.state_dir {
+        Some(dir) => Some(Arc::new(open_journal(dir, &key)?)),
+        None => None,
+    };
+    let sleep_after = Some(config.sleep_after);
+    let mut protocol = Config::default();
+    // A session that may sleep sooner counts as silent sooner.
+    protocol.silence_max = protocol.silence_max.min(config.sleep_after.into());
+    let resolver = Arc::new(cedos_prox::SystemResolver);
+    let prox = cedos_prox::Prox::with_journal(config, resolver, journal.clone())?;
+    if let Some(journal) = &journal {
+        let copies = prox.take_up(journal)?;
+        tracing::info!(copies, journal = %journal.path().display(), "copies taken up");
+    }
+    let options = ServerOptions {
         listen: args.listen,
-        key: args.secret_key()?,
+        key,
         admission,
-        config: Config::default(),
-    })?);
+        config: protocol,
+    };
+    let rest = RestOptions {
+        sleep_after,
+        journal: journal.clone(),
+    };
+    let server = Arc::new(Server::bind_with(options, rest)?);
     let log = args.qlog.open()?;
     if let Some(log) = &log {
         server.log_to(log);
     }
+    tokio::spawn(prox.clone().follow(server.clone()));
     let local = server.local_addr();
     let address = ServerAddress {
         host: host_for_devices(local).await.to_string(),
@@ -173,12 +215,51 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     }
     tracing::info!(%address, "ready");
     println!("{address}");
-    cedos_prox::serve(server.clone(), prox, stop).await;
-    server.close().await;
+    if journal.is_none() {
+        cedos_prox::serve(server.clone(), prox, stop).await;
+        server.close().await;
+    } else {
+        let (leaving, leaver) = (prox.clone(), server.clone());
+        let left = async move {
+            stop.await;
+            // Flows that may sleep do; the next process goes on with them.
+            let stopping = cedos_prox::ResetCause::Stopping.code();
+            if let Err(error) = leaver.leave(stopping).await {
+                tracing::error!(%error, "devices will have to ask again");
+            }
+            if let Err(error) = leaving.leave().await {
+                tracing::error!(%error, "copies will have to be fetched again");
+            }
+        };
+        cedos_prox::serve(server, prox, left).await;
+    }
     if let Some(log) = log {
         log.finish();
     }
     Ok(())
+}
+
+/// The journal in a state directory, which belongs to one key.
+fn open_journal(dir: &Path, key: &SecretKey) -> anyhow::Result<Journal> {
+    std::fs::create_dir_all(dir)
+        .with_context(|| format!("cannot make the state directory {}", dir.display()))?;
+    let journal = Journal::open(&dir.join("journal"))?;
+    let ours = key.public().0.to_vec();
+    match journal.note(b"key")? {
+        Some(theirs) if theirs != ours => anyhow::bail!(
+            "the state in {} belongs to another key ({}); start with that key, or name another \
+             directory",
+            dir.display(),
+            PublicKey(theirs.try_into().unwrap_or_default())
+        ),
+        Some(_) => {}
+        None => {
+            let mut batch = Batch::default();
+            batch.notes.insert(b"key".to_vec(), Some(ours.into()));
+            journal.commit(&batch)?;
+        }
+    }
+    Ok(journal)
 }
 
 /// The host to write into the address: what is listened on, or for a wildcard this machine's best

@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::super::clock::Moment;
 use super::super::dial::{Dial, Fault, Via};
-use super::super::exchange::{Answer, Ask, HEAD_MAX, exchange};
+use super::super::exchange::{Answer, Ask, HEAD_MAX, Part, exchange};
 use super::super::mode::Mode;
 use super::super::outcome::{Exit, Failure, Reason};
 use super::super::proxy::{Lost, Proxy};
@@ -58,6 +58,8 @@ pub(super) struct Helm {
     /// The proxy answered at least once.
     known: bool,
     lifted: bool,
+    /// The flow at hand is written down.
+    remembered: bool,
     /// The first link on which the proxy answered, and how soon in milliseconds.
     first: Option<(String, u64)>,
     /// Metered links that work and were left because nothing may be spent there.
@@ -76,12 +78,24 @@ pub(super) struct Helm {
 impl Transfer<'_, Proxy> {
     /// Receives or sends until the object is whole, or a failure ends it.
     pub(super) async fn exchange_proxied(&mut self) -> Result<(), Failure> {
-        let outcome = self.exchange_flows().await;
+        let may_claim = self.dial.mode() == Mode::ProxyFetch;
+        if let Some(flow) = self.sink.note.flow.as_ref().filter(|_| may_claim) {
+            self.dial.claim(flow, self.sink.note.durable_bytes);
+        }
+        let mut outcome = self.exchange_flows().await;
         if outcome.is_ok() {
-            self.dial.finish().await;
+            // The proxy forgets what it is told has arrived: it must be safe before.
+            outcome = self.sink.settle().await;
         }
         self.duplicate_bytes += self.dial.duplicate_bytes();
-        self.dial.close().await;
+        match &outcome {
+            Ok(()) => {
+                self.dial.finish().await;
+                self.dial.close().await;
+            }
+            Err(_) if may_claim && self.sink.note.flow.is_some() => self.dial.leave().await,
+            Err(_) => self.dial.close().await,
+        }
         outcome
     }
 
@@ -99,6 +113,10 @@ impl Transfer<'_, Proxy> {
                     helm = Helm {
                         events: Some(events),
                         ..Helm::default()
+                    };
+                    if let Some(trouble) = self.dial.take_trouble() {
+                        let text = format!("this download would not survive a crash: {trouble}");
+                        self.note(None, text);
                     }
                 }
                 Ok(None) => {}
@@ -133,7 +151,10 @@ impl Transfer<'_, Proxy> {
             self.count_links(&mut helm);
             match outcome {
                 Ok(Step::Whole) => return Ok(()),
-                Ok(Step::ChooseAgain) => self.dial.drop_flow(),
+                Ok(Step::ChooseAgain) => {
+                    self.check_stop()?; // that leaves the flow as it is
+                    self.dial.drop_flow();
+                }
                 Err(fault) => self.recover_proxied(fault, &mut helm).await?,
             }
         }
@@ -145,13 +166,27 @@ impl Transfer<'_, Proxy> {
         helm.quiet_since = None;
         let mut epoch = interval(EPOCH);
         epoch.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut answer = match self.ask_proxy(helm, &ask, &mut epoch).await? {
+        let mut answer = match self.claimed_rest() {
             Some(answer) => answer,
-            None => return Ok(Step::ChooseAgain),
+            None => {
+                self.sink.note.flow = None;
+                match self.ask_proxy(helm, &ask, &mut epoch).await? {
+                    Some(answer) => answer,
+                    None => return Ok(Step::ChooseAgain),
+                }
+            }
         };
         let Some(mut overlap) = self.accept(&answer, &ask)? else {
             return Ok(Step::ChooseAgain);
         };
+        if self.sink.note.flow.is_none() {
+            let from = match answer.part {
+                Part::Range { from, .. } => from,
+                _ => 0,
+            };
+            self.sink.note.flow = self.dial.flow_note(from);
+            helm.remembered = false;
+        }
         self.receiving = true;
         let held = self.sink.len();
         let mut links = self.links.clone();
@@ -171,6 +206,7 @@ impl Transfer<'_, Proxy> {
                     self.steer(helm).map_err(Fault::Final)?;
                     self.tell_progress(&used, epoch_bytes as f64 / seconds);
                     (epoch_start, epoch_bytes) = (now, 0);
+                    self.remember(helm).await;
                     self.sink.tick().await.map_err(Fault::Final)?;
                     self.check_tunnel(helm, self.job.stall)?;
                 }
@@ -206,6 +242,32 @@ impl Transfer<'_, Proxy> {
                 retry_after: None,
             }),
             step => Ok(step),
+        }
+    }
+
+    /// The rest of the answer that an earlier process began to read.
+    fn claimed_rest(&mut self) -> Option<Answer> {
+        let stream = self.dial.take_claimed()?;
+        let left = self.left().filter(|left| !left.is_zero());
+        self.dial.with_flow(|_, flow| flow.set_deadline(left));
+        let note = &self.sink.note;
+        let (total, validator) = (note.length, note.validator.clone());
+        Some(Answer::rest(stream, self.sink.len(), total, validator))
+    }
+
+    /// Has it written down, as soon as that is possible, how the next process goes on.
+    async fn remember(&mut self, helm: &mut Helm) {
+        let flow = self.sink.note.flow.map(|note| note.flow);
+        let (false, Some(flow), Some(path)) = (helm.remembered, flow, self.sink.note_path()) else {
+            return;
+        };
+        match self.dial.remember(flow, path).await {
+            Ok(done) => helm.remembered = done,
+            Err(error) => {
+                helm.remembered = true;
+                let text = format!("this download would not survive a crash: {error}");
+                self.note(None, text);
+            }
         }
     }
 

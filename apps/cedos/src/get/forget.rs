@@ -1,0 +1,47 @@
+//! `cedos get --forget`: a part is given up, and the proxy frees what it holds for it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::outcome::Failure;
+use super::partial::Partial;
+use super::proxy::Proxy;
+
+/// How long the proxy is tried to be told. Without a network the next download tells it.
+const TELL_MAX: Duration = Duration::from_secs(5); // a guess
+
+/// Removes the part for `destination`; returns what to say about it.
+///
+/// # Errors
+/// From the disk, or when another program is writing the part.
+pub async fn forget(
+    destination: &Path,
+    url: &str,
+    proxy: Option<&Proxy>,
+) -> Result<String, Failure> {
+    let what = format!("cannot give up {}.part", destination.display());
+    let failed = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::WouldBlock => {
+            Failure::error(format!("{what}: another cedos get is writing it"))
+        }
+        _ => Failure::storage(&what, &error),
+    };
+    let (partial, note) = Partial::open(destination, url).map_err(failed)?;
+    partial.discard().map_err(failed)?;
+    let file = destination.display();
+    let Some(flow) = note.and_then(|note| note.flow) else {
+        return Ok(format!("{file}.part is removed"));
+    };
+    let told = match proxy {
+        Some(proxy) => proxy.give_up(flow.instance, TELL_MAX).await,
+        None => false,
+    };
+    Ok(if told {
+        format!("{file}.part is removed, and the proxy has let go of its copy")
+    } else {
+        format!(
+            "{file}.part is removed; the proxy will be told by the next download through it that \
+             finds a network"
+        )
+    })
+}

@@ -1,0 +1,210 @@
+//! Flows that fall asleep and wake: what becomes of their copies, and how a new process takes both up.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use d2tp_driver::{FlowIo, HostKey, Journal, JournalError, Server};
+
+use crate::answer::AnswerSource;
+use crate::copy::{CopyHead, PinnedCopy};
+use crate::dormant::Memo;
+use crate::flow::{Attendance, Keeping, Outcome, Record, send};
+use crate::ledger::Place;
+use crate::pin::{Found, Home, Pin};
+use crate::prox::Prox;
+use crate::reset::ResetCause;
+use crate::vault::Progress;
+use crate::watch::Watch;
+
+impl Prox {
+    /// Takes up what the journal holds: copies that sleeping flows will read are here again, those
+    /// half fetched are fetched on, the rest is let go of. Returns how many copies.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub fn take_up(&self, journal: &Journal) -> Result<usize, JournalError> {
+        let Some(vault) = &self.vault else {
+            return Ok(0);
+        };
+        let mut flows: HashMap<u64, u32> = HashMap::new();
+        journal.memos(|key, bytes| {
+            self.ledger.count(key.session.peer.0);
+            if let Some(id) = Memo::decode(bytes).and_then(|memo| memo.copy) {
+                *flows.entry(id).or_default() += 1;
+            }
+        })?;
+        vault.sweep(|id| flows.contains_key(&id))?;
+        let mut here = 0;
+        for (id, flows) in flows {
+            let Some((entry, progress)) = vault.read(id) else {
+                continue; // Its flows are reset when they wake.
+            };
+            let Ok(file) = std::fs::metadata(vault.path(id)) else {
+                continue;
+            };
+            let boot = d2tp_driver::boot();
+            // In the same boot what was written is there, synced or not.
+            let same = boot != 0 && (entry.boot == boot || progress.boot == boot);
+            let have = if same {
+                file.len()
+            } else {
+                progress.synced.min(file.len())
+            };
+            let whole = progress.whole && have >= progress.synced;
+            let counted = entry.total.unwrap_or(0).max(have);
+            if self
+                .ledger
+                .take(entry.client, Place::Disk, counted)
+                .is_err()
+            {
+                tracing::warn!(id, "a copy does not fit the quotas any more");
+                continue;
+            }
+            here += 1;
+            self.dormant.found(id, flows, entry.client, counted);
+            if !whole {
+                let synced = if same { progress.synced } else { have };
+                let progress = Progress {
+                    synced,
+                    whole,
+                    boot,
+                };
+                drop(vault.progress(id, progress));
+                if let Some(copy) = self.load(id, counted, Some(have)) {
+                    self.dormant.is_loaded(&copy);
+                }
+            }
+        }
+        Ok(here)
+    }
+
+    /// Brings a copy from the vault to memory; `have` bytes of it, or all.
+    fn load(&self, id: u64, counted: u64, have: Option<u64>) -> Option<Arc<PinnedCopy>> {
+        let vault = self.vault.clone()?;
+        let (entry, progress) = vault.read(id)?;
+        let (head, asked) = CopyHead::of_entry(&entry)?;
+        let whole = have.is_none();
+        let found = Found {
+            have: have.unwrap_or(progress.synced),
+            counted,
+            total: if whole {
+                Some(progress.synced)
+            } else {
+                entry.total
+            },
+            whole,
+        };
+        let home = Home { vault, id };
+        let pin = Pin::found(self.ledger.clone(), entry.client, home, found)
+            .inspect_err(|error| tracing::error!(%error, "a copy is lost"))
+            .ok()?;
+        let copy = self.fill(entry.client, id, head, Arc::new(pin), asked, None);
+        self.shelf.list(entry.client, &entry.asked_url, &copy);
+        Some(copy)
+    }
+
+    /// The copy of a flow that woke.
+    fn rouse(&self, id: u64) -> Option<Arc<PinnedCopy>> {
+        let (resting, last) = self.dormant.rouse(id)?;
+        if let Some(copy) = resting.copy {
+            return Some(copy);
+        }
+        let copy = self.load(id, resting.counted, None);
+        match &copy {
+            Some(copy) if !last => self.dormant.is_loaded(copy),
+            None if last => self
+                .ledger
+                .give(resting.client, Place::Disk, resting.counted),
+            _ => {}
+        }
+        copy
+    }
+
+    /// A flow fell asleep on this copy.
+    pub(crate) fn lay_down(&self, client: HostKey, copy: Arc<PinnedCopy>) {
+        let id = copy.id;
+        self.dormant.lay_down(client, copy);
+        if self.vault.is_some() {
+            self.dormant.put_away(id);
+        }
+    }
+
+    /// A flow was over while it slept.
+    pub(crate) fn lapse(&self, client: HostKey, memo: &[u8]) {
+        drop(self.ledger.readmit(client));
+        let Some(id) = Memo::decode(memo).and_then(|memo| memo.copy) else {
+            return;
+        };
+        if let Some((resting, true)) = self.dormant.rouse(id) {
+            match (resting.copy, &self.vault) {
+                (None, Some(vault)) => {
+                    vault.remove(id);
+                    self.ledger.give(client, Place::Disk, resting.counted);
+                }
+                (copy, _) => drop(copy),
+            }
+            self.shelf.tidy(client);
+        }
+    }
+
+    /// Frees what flows held that are over while they sleep, until the server stops.
+    pub async fn follow(self: Arc<Prox>, server: Arc<Server>) {
+        while let Some((client, memo)) = server.lapsed().await {
+            self.lapse(client, &memo);
+        }
+    }
+
+    /// From now on copies stay where they are, for the next process.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub async fn leave(&self) -> Result<(), JournalError> {
+        match &self.vault {
+            Some(vault) => {
+                vault.close();
+                vault.flush().await
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Serves a flow that slept, from where its device says.
+pub(crate) async fn serve_on<F: FlowIo>(
+    flow: &mut F,
+    prox: &Arc<Prox>,
+    record: &mut Record,
+    memo: Bytes,
+) -> Outcome {
+    let permit = prox.ledger.readmit(flow.peer());
+    let lost = Outcome::Reset(ResetCause::StoreFailed);
+    let Some(memo) = Memo::decode(&memo) else {
+        return lost;
+    };
+    record.asked.clone_from(&memo.asked);
+    record.status = Some(memo.status);
+    record.served = memo.served();
+    let Some(head) = memo.head_bytes() else {
+        return lost;
+    };
+    let mut watch = Watch::new(prox);
+    let Some(id) = memo.copy else {
+        let source = AnswerSource::head_only(head);
+        let outcome = send(flow, prox, &mut watch, record, source, None, Keeping::Kept).await;
+        permit.settle(&outcome);
+        return outcome;
+    };
+    let Some(copy) = prox.rouse(id) else {
+        return lost;
+    };
+    let attendance = Attendance::of(&copy);
+    let token = attendance.token();
+    let source = AnswerSource::of_copy(head, copy.clone(), memo.start, memo.end, token);
+    let part = Some((&copy, memo.end));
+    let outcome = send(flow, prox, &mut watch, record, source, part, Keeping::Kept).await;
+    drop(attendance);
+    permit.settle(&outcome);
+    crate::flow::put_by(flow, prox, &outcome, copy);
+    outcome
+}

@@ -1,0 +1,406 @@
+//! A device's instance: its number, its epochs and its session's record, in a file that one process owns.
+//!
+//! ```text
+//!  DIR/<number>.journal ── lock ──▶ epochs reserved in steps, before use
+//!        │                           record and flows, so that the next process claims them
+//!        └── no flow of it is wanted any more? the next process takes it over, and its first words
+//!            to the server are that those flows are over
+//! ```
+//!
+//! So a flow that was given up without a network is told of at the next one, by whatever process
+//! comes then.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_session::{FlowId, FlowRecord, PublicKey, Reason, Record, SessionId};
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+use crate::attach::KernelLinks;
+use crate::clock;
+use crate::device::{Device, DeviceOptions};
+use crate::engine::{DriverError, Entry, Shared};
+use crate::flow::Flow;
+use crate::journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
+use crate::server::{CLOSE_GRACE, seed};
+
+/// Epochs reserved at once: a sync for each thousand SYNs, which on a dead network is one in eight
+/// hours.
+const EPOCH_STEP: u32 = 1024;
+/// How often the epochs that are left are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Instances looked at before another one is made.
+const LOOKED_AT_MAX: usize = 256;
+/// Reset code of a flow that nobody wants any more.
+pub const FORGOTTEN: u64 = 0xd102;
+
+const OWNERS: &[u8] = b"owners";
+const EPOCHS: &[u8] = b"epochs";
+
+/// A flow to be claimed: all bytes below `received` are safe here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Its id.
+    pub flow: u64,
+    /// Where the server's sending goes on.
+    pub received: u64,
+}
+
+/// One instance of a device towards one server, owned by this process.
+#[derive(Debug)]
+pub struct Instance {
+    journal: Journal,
+    key: SessionKey,
+}
+
+/// What a device writes down of itself.
+pub(crate) struct Keeping {
+    instance: Arc<Instance>,
+    upkeep: JoinHandle<()>,
+    /// Flows that are wanted beyond this process, with what is noted of each.
+    kept: Mutex<Vec<(FlowId, Bytes)>>,
+}
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        self.upkeep.abort();
+    }
+}
+
+impl Instance {
+    /// Takes an instance in `dir` that nobody else has: number `first` if given and possible, else
+    /// one of which no flow is `wanted` any more (by its number, the flow's id and what was kept of
+    /// it), else a new one. Blocks.
+    ///
+    /// # Errors
+    /// The disk. A damaged file is passed over.
+    pub fn take(
+        dir: &Path,
+        device: PublicKey,
+        server: PublicKey,
+        first: Option<u64>,
+        wanted: impl Fn(u64, u64, &[u8]) -> bool,
+    ) -> Result<Instance, JournalError> {
+        let owners = [device.0, server.0].concat();
+        let open = |number: u64| {
+            let path = file_of(dir, number);
+            let journal = match path.exists().then(|| Journal::open(&path)) {
+                Some(Ok(journal)) => journal,
+                Some(Err(error)) => {
+                    if !matches!(error, JournalError::Taken { .. }) {
+                        tracing::warn!(%error, "an instance cannot be used");
+                    }
+                    return None;
+                }
+                None => return None,
+            };
+            let ours = journal.note(OWNERS).ok()?? == owners;
+            let key = SessionKey {
+                peer: server,
+                instance: number,
+            };
+            ours.then_some(Instance { journal, key })
+        };
+        if let Some(instance) = first.and_then(open) {
+            return Ok(instance);
+        }
+        for number in numbers(dir) {
+            let Some(instance) = open(number) else {
+                continue;
+            };
+            let mut free = true;
+            instance
+                .journal
+                .memos(|key, memo| free &= !wanted(number, key.flow.0, memo))?;
+            if free {
+                return Ok(instance);
+            }
+        }
+        let number = u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes"));
+        let journal = Journal::open(&file_of(dir, number))?;
+        let mut batch = Batch::default();
+        batch.notes.insert(OWNERS.to_vec(), Some(owners.into()));
+        journal.commit(&batch)?;
+        Ok(Instance {
+            journal,
+            key: SessionKey {
+                peer: server,
+                instance: number,
+            },
+        })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.key.instance
+    }
+
+    // R-HS-2
+    /// Reserves epochs that no process has used, from `from` on at least.
+    fn reserve(&self, from: u32) -> Result<std::ops::Range<u32>, JournalError> {
+        let told = self.journal.note(EPOCHS)?;
+        let next = told.and_then(|b| Some(u32::from_be_bytes(b.try_into().ok()?)));
+        let start = next.unwrap_or(1).max(from);
+        let end = start.saturating_add(EPOCH_STEP);
+        let mut batch = Batch::default();
+        let value = Bytes::copy_from_slice(&end.to_be_bytes());
+        batch.notes.insert(EPOCHS.to_vec(), Some(value));
+        self.journal.commit(&batch)?;
+        Ok(start..end)
+    }
+
+    fn record(&self) -> Result<Option<(Record, Stored)>, JournalError> {
+        let mut found = None;
+        self.journal.sessions(|key, stored| {
+            if key == self.key {
+                found = Record::decode(&stored.record).ok().map(|r| (r, stored));
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// Writes down what is left of the session: flows that are kept, and those whose end the
+    /// server does not know yet.
+    fn write(&self, record: Option<Record>, kept: &[(FlowId, Bytes)]) -> Result<(), JournalError> {
+        let mut batch = Batch::default();
+        self.journal
+            .memos(|key, _| drop(batch.memos.insert(key, None)))?;
+        let record = record.filter(|record| !record.flows.is_empty());
+        for (flow, memo) in kept {
+            let session = self.key;
+            let key = FlowKey {
+                session,
+                flow: *flow,
+            };
+            let known = record.iter().flat_map(|r| &r.flows).any(|f| f.id == *flow);
+            if known {
+                batch.memos.insert(key, Some(memo.clone()));
+            }
+        }
+        let stored = record.map(|record| Stored::now(record.encode()));
+        batch.sessions.insert(self.key, stored);
+        self.journal.commit(&batch)
+    }
+}
+
+fn file_of(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("{number:016x}.journal"))
+}
+
+fn numbers(dir: &Path) -> Vec<u64> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let name = name.to_str()?.strip_suffix(".journal")?;
+            u64::from_str_radix(name, 16).ok()
+        })
+        .take(LOOKED_AT_MAX)
+        .collect()
+}
+
+impl Device {
+    /// A device that goes on as `instance`: with the flow it claims, if its record is there. The
+    /// server is told that the record's other flows are over. Must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// The server's name has no address, or the journal cannot be used.
+    pub async fn resume(
+        options: DeviceOptions,
+        instance: Arc<Instance>,
+        claim: Option<Claim>,
+    ) -> Result<(Device, Option<Flow>), DriverError> {
+        let at_work = instance.clone();
+        let read = move || -> Result<_, JournalError> {
+            let found = at_work.record()?;
+            let after = found.as_ref().map_or(0, |(r, _)| r.epoch.saturating_add(1));
+            Ok((found, at_work.reserve(after)?))
+        };
+        let (found, epochs) = blocking(read).await?;
+        let mut record = found.map(|(mut record, stored)| {
+            let age = stored.age();
+            // Whoever comes next has something to say.
+            record.closing = None;
+            for flow in &mut record.flows {
+                flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(age));
+                if let Some(claim) = claim.filter(|c| c.flow == flow.id.0) {
+                    take_claim(flow, claim);
+                }
+            }
+            record
+        });
+        let server = options.server.key;
+        let number = instance.number();
+        let claimed = claim.map(|c| FlowId(c.flow)).filter(|id| {
+            let flows = record.iter().flat_map(|r| &r.flows);
+            flows.clone().any(|f| f.id == *id)
+        });
+        let given_up: Vec<FlowId> = record
+            .iter_mut()
+            .flat_map(|r| &r.flows)
+            .map(|f| f.id)
+            .filter(|id| Some(*id) != claimed)
+            .collect();
+        let bytes = record.map(|r| r.encode());
+        let mut device = Device::begin(options, Arc::new(KernelLinks), move |core| {
+            let now = clock::now();
+            let restored = bytes.and_then(|b| core.restore(now, &b, epochs.clone()).ok());
+            let id = restored.unwrap_or_else(|| core.connect(now, server, number, epochs));
+            let _ = core.with(id, |s| {
+                for flow in given_up {
+                    s.reset(flow, FORGOTTEN);
+                    s.stop(flow, FORGOTTEN);
+                }
+            });
+            Ok(id)
+        })
+        .await?;
+        let (shared, session, peer) = device.parts();
+        let flow = claimed.map(|id| {
+            let mut inner = shared.inner.lock();
+            inner.flows.insert((session, id), Entry::default());
+            Flow::new(shared.clone(), session, id, peer)
+        });
+        let upkeep = tokio::spawn(upkeep(shared.clone(), session, instance.clone()));
+        device.keeping = Some(Keeping {
+            instance,
+            upkeep,
+            kept: Mutex::default(),
+        });
+        Ok((device, flow))
+    }
+
+    /// Writes down that the flow is wanted beyond this process, with what is needed to go on with
+    /// it. False if it is too early for that: the server has not taken all that was written.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub async fn remember(&self, flow: u64, memo: Bytes) -> Result<bool, DriverError> {
+        let Some(keeping) = &self.keeping else {
+            return Ok(false);
+        };
+        let (shared, session, _) = self.parts();
+        let id = FlowId(flow);
+        let record = {
+            let inner = shared.inner.lock();
+            inner
+                .core
+                .session(session)
+                .filter(|s| s.is_flushed(id) && s.flow_ids().contains(&id))
+                .map(|s| s.record(clock::now(), true))
+        };
+        let Some(record) = record else {
+            return Ok(false);
+        };
+        let kept = {
+            let mut kept = keeping.kept.lock();
+            kept.retain(|(known, _)| *known != id);
+            kept.push((id, memo));
+            kept.clone()
+        };
+        let instance = keeping.instance.clone();
+        blocking(move || instance.write(Some(record), &kept)).await?;
+        Ok(true)
+    }
+
+    /// Whether the server knows the end of every flow that is over.
+    pub fn is_settled(&self) -> bool {
+        let (shared, session, _) = self.parts();
+        let inner = shared.inner.lock();
+        inner
+            .core
+            .session(session)
+            .is_none_or(|s| s.flow_ids().is_empty())
+    }
+
+    /// Leaves without ending the session: what was remembered and is not over is there for the next
+    /// process, and so is what the server still has to be told.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub async fn leave(self) -> Result<(), DriverError> {
+        let (shared, session, _) = self.parts();
+        let now = clock::now();
+        let record = {
+            let mut inner = shared.inner.lock();
+            let links: Vec<_> = inner.sockets.keys().copied().collect();
+            let _ = inner.core.with(session, |s| {
+                for link in links {
+                    s.close_path(now, link, Reason::NoPath);
+                }
+            });
+            inner.core.session(session).map(|s| s.record(now, true))
+        };
+        shared.wake();
+        if let Some(keeping) = &self.keeping {
+            let (instance, kept) = (keeping.instance.clone(), keeping.kept.lock().clone());
+            blocking(move || instance.write(record, &kept)).await?;
+        }
+        // The last word on each path leaves in the task's next turn.
+        tokio::time::sleep(CLOSE_GRACE).await;
+        Ok(())
+    }
+
+    /// The session is over: nothing of it is kept.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub async fn forget(&self) -> Result<(), DriverError> {
+        match &self.keeping {
+            Some(keeping) => {
+                keeping.kept.lock().clear();
+                let instance = keeping.instance.clone();
+                blocking(move || instance.write(None, &[])).await
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Changes of a deadline that another process may have told and not written down.
+const DEADLINES_SKIPPED: u64 = 1 << 20;
+
+fn take_claim(flow: &mut FlowRecord, claim: Claim) {
+    // Nothing ends here before the server was asked, however long it was; whoever claims says anew
+    // how long there is, and that must count.
+    flow.deadline_left = None;
+    flow.deadline_seq = (flow.deadline_seq + DEADLINES_SKIPPED).min(1 << 60);
+    flow.received_to = claim.received;
+    flow.receive_end = None;
+    flow.receive_complete = false;
+}
+
+async fn blocking<R: Send + 'static>(
+    work: impl FnOnce() -> Result<R, JournalError> + Send + 'static,
+) -> Result<R, DriverError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Ok(done?),
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+/// Reserves more epochs before those that are left run out.
+async fn upkeep(shared: Arc<Shared>, session: SessionId, instance: Arc<Instance>) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let left = {
+            let inner = shared.inner.lock();
+            inner.core.session(session).map(|s| s.epochs_left())
+        };
+        let Some(left) = left else { return };
+        if left.end.saturating_sub(left.start) > EPOCH_STEP / 4 {
+            continue;
+        }
+        let instance = instance.clone();
+        match blocking(move || instance.reserve(left.start)).await {
+            Ok(more) => {
+                shared.with(session, |s| s.extend_epochs(more.end));
+            }
+            Err(error) => tracing::error!(%error, "no more epochs can be had"),
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! What must survive the process: sessions, their flows, and what the application notes, in one file.
+//!
+//! ```text
+//!  marks ──▶ Batch (the newest word on each key) ──▶ commit: one transaction, one sync ──▶ FILE
+//!                     ▲                                  │ any error: the file is not believed any more
+//!                     └────────── put back ◀─────────────┘ the next commit copies what is good to a new file
+//! ```
+//!
+//! `redb` keeps the file: copy-on-write pages, two commit slots, checksums over all pages, a lock.
+//! Each value carries a checksum of ours over table, key and value beside that, since the store
+//! checks its pages only when it repairs. A file that was damaged is refused when it is opened, with its
+//! name and what to do; what was committed is then either all there or nothing is served from it.
+//!
+//! After an I/O error nothing is assumed of the file, and its sync is never repeated: what can still
+//! be read of the last commit is copied to a new file, which is synced and takes the old one's name.
+
+mod batch;
+mod fault;
+mod format;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+
+pub use batch::{Batch, FlowKey, SessionKey, Stored};
+pub use fault::JournalError;
+use format::{seal, unseal};
+
+/// Memory the store may use to hold pages. The file's pages are in the system's cache anyway.
+const CACHE_BYTES: usize = 4 << 20;
+
+type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
+const SESSIONS: Table = TableDefinition::new("sessions");
+const FLOWS: Table = TableDefinition::new("flows");
+const NOTES: Table = TableDefinition::new("notes");
+const TABLES: [(u8, Table); 3] = [(1, SESSIONS), (2, FLOWS), (3, NOTES)];
+
+/// An open journal. Its file is locked against every other process.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    store: Mutex<Option<Database>>,
+}
+
+impl Journal {
+    /// Opens a journal, or makes an empty one where there is none.
+    ///
+    /// # Errors
+    /// Another process has it, the disk refuses, or the file is damaged: then it is left as it is.
+    pub fn open(path: &Path) -> Result<Journal, JournalError> {
+        let fault = |cause| JournalError::new(path, cause);
+        if !path.exists() {
+            // Made under another name, so that a file of this name was whole once.
+            create(path, &BTreeMap::new()).map_err(fault)?;
+        }
+        let store = open_whole(path).map_err(fault)?;
+        Ok(Journal {
+            path: path.to_owned(),
+            store: Mutex::new(Some(store)),
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes a batch permanent, all of it or nothing. Blocks until the disk has it.
+    ///
+    /// # Errors
+    /// The disk refused. What was committed before stands; the batch may be given again.
+    pub fn commit(&self, batch: &Batch) -> Result<(), JournalError> {
+        let mut store = self.store.lock();
+        let committed = self.renewed(&mut store).and_then(|db| write(db, batch));
+        committed.map_err(|cause| {
+            *store = None;
+            JournalError::new(&self.path, cause)
+        })
+    }
+
+    /// The store; after a fault, a copy of what the old one held.
+    fn renewed<'a>(&self, store: &'a mut Option<Database>) -> Result<&'a Database, fault::Cause> {
+        match store {
+            Some(db) => Ok(db),
+            None => {
+                let old = open_whole(&self.path)?;
+                let held = everything(&old)?;
+                create(&self.path, &held)?;
+                // Only now: until the new file has the name, nobody else may take the old one.
+                drop(old);
+                Ok(store.insert(open_whole(&self.path)?))
+            }
+        }
+    }
+
+    fn read<R>(
+        &self,
+        f: impl FnOnce(&Database) -> Result<R, fault::Cause>,
+    ) -> Result<R, JournalError> {
+        let mut store = self.store.lock();
+        let read = self.renewed(&mut store).and_then(f);
+        read.map_err(|cause| JournalError::new(&self.path, cause))
+    }
+
+    /// Hands every session to `f`.
+    ///
+    /// # Errors
+    /// The disk, or a record that is not what was written.
+    pub fn sessions(&self, mut f: impl FnMut(SessionKey, Stored)) -> Result<(), JournalError> {
+        self.read(|db| {
+            each(db, 0, |key, value| {
+                let key = SessionKey::read(key).ok_or(fault::Cause::Damaged("session key"))?;
+                let stored = Stored::read(value).ok_or(fault::Cause::Damaged("session"))?;
+                f(key, stored);
+                Ok(())
+            })
+        })
+    }
+
+    /// Hands every flow's note to `f`, those of one session together.
+    ///
+    /// # Errors
+    /// As for [`Journal::sessions`].
+    pub fn memos(&self, mut f: impl FnMut(FlowKey, &[u8])) -> Result<(), JournalError> {
+        self.read(|db| {
+            each(db, 1, |key, value| {
+                let key = FlowKey::read(key).ok_or(fault::Cause::Damaged("flow key"))?;
+                f(key, value);
+                Ok(())
+            })
+        })
+    }
+
+    /// The note of one flow.
+    ///
+    /// # Errors
+    /// As for [`Journal::sessions`].
+    pub fn memo(&self, key: FlowKey) -> Result<Option<Vec<u8>>, JournalError> {
+        self.read(|db| one(db, 1, &key.bytes()))
+    }
+
+    /// Hands every note of the application whose name begins with `prefix` to `f`.
+    ///
+    /// # Errors
+    /// As for [`Journal::sessions`].
+    pub fn notes(
+        &self,
+        prefix: &[u8],
+        mut f: impl FnMut(&[u8], &[u8]),
+    ) -> Result<(), JournalError> {
+        self.read(|db| {
+            each(db, 2, |key, value| {
+                if key.starts_with(prefix) {
+                    f(key, value);
+                }
+                Ok(())
+            })
+        })
+    }
+
+    /// One note of the application.
+    ///
+    /// # Errors
+    /// As for [`Journal::sessions`].
+    pub fn note(&self, name: &[u8]) -> Result<Option<Vec<u8>>, JournalError> {
+        self.read(|db| one(db, 2, name))
+    }
+}
+
+type Held = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
+
+/// Opens a file that was whole once, and sees whether it still is.
+fn open_whole(path: &Path) -> Result<Database, fault::Cause> {
+    if fs::metadata(path)?.len() == 0 {
+        return Err(fault::Cause::Damaged("the whole file: it is empty"));
+    }
+    // The store panics on some kinds of damage.
+    let opened = catch_unwind(AssertUnwindSafe(|| -> Result<Database, fault::Cause> {
+        let mut db = Database::builder().set_cache_size(CACHE_BYTES).open(path)?;
+        if !db.check_integrity()? {
+            return Err(fault::Cause::Damaged("its pages"));
+        }
+        for table in 0..TABLES.len() {
+            each(&db, table, |_, _| Ok(()))?;
+        }
+        Ok(db)
+    }));
+    opened.unwrap_or(Err(fault::Cause::Damaged("its structure")))
+}
+
+/// Writes a new file with these values and gives it its name.
+fn create(path: &Path, held: &Held) -> Result<(), fault::Cause> {
+    let new = path.with_extension("new");
+    let _ = fs::remove_file(&new);
+    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        fs::create_dir_all(dir)?;
+    }
+    let file = private(&new)?;
+    {
+        let db = Database::builder()
+            .set_cache_size(CACHE_BYTES)
+            .create_file(file)?;
+        let transaction = db.begin_write()?;
+        for (number, (_, table)) in TABLES.iter().enumerate() {
+            let mut table = transaction.open_table(*table)?;
+            for ((_, key), value) in held.iter().filter(|((n, _), _)| *n == number) {
+                table.insert(key.as_slice(), value.as_slice())?;
+            }
+        }
+        transaction.commit()?;
+    }
+    fs::rename(&new, path)?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()?;
+    Ok(())
+}
+
+/// Requests may hold credentials: a journal is its owner's alone.
+fn private(path: &Path) -> std::io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+}
+
+fn write(db: &Database, batch: &Batch) -> Result<(), fault::Cause> {
+    let transaction = db.begin_write()?;
+    for (number, (tag, table)) in TABLES.iter().enumerate() {
+        let mut table = transaction.open_table(*table)?;
+        for (key, value) in batch.of_table(number) {
+            match value {
+                Some(value) => {
+                    let sealed = seal(*tag, &key, &value);
+                    table.insert(key.as_slice(), sealed.as_slice())?;
+                }
+                None => drop(table.remove(key.as_slice())?),
+            }
+        }
+    }
+    Ok(transaction.commit()?)
+}
+
+/// Hands each key and value of a table to `f`, checked.
+fn each(
+    db: &Database,
+    table: usize,
+    mut f: impl FnMut(&[u8], &[u8]) -> Result<(), fault::Cause>,
+) -> Result<(), fault::Cause> {
+    let (tag, definition) = TABLES[table];
+    for entry in db.begin_read()?.open_table(definition)?.iter()? {
+        let (key, value) = entry?;
+        let value = unseal(tag, key.value(), value.value())?;
+        f(key.value(), value)?;
+    }
+    Ok(())
+}
+
+fn one(db: &Database, table: usize, key: &[u8]) -> Result<Option<Vec<u8>>, fault::Cause> {
+    let (tag, definition) = TABLES[table];
+    match db.begin_read()?.open_table(definition)?.get(key)? {
+        Some(value) => Ok(Some(unseal(tag, key, value.value())?.to_vec())),
+        None => Ok(None),
+    }
+}
+
+/// All there is, as it lies there.
+fn everything(db: &Database) -> Result<Held, fault::Cause> {
+    let mut held = Held::new();
+    for (number, (tag, definition)) in TABLES.iter().enumerate() {
+        for entry in db.begin_read()?.open_table(*definition)?.iter()? {
+            let (key, value) = entry?;
+            unseal(*tag, key.value(), value.value())?;
+            held.insert((number, key.value().to_vec()), value.value().to_vec());
+        }
+    }
+    Ok(held)
+}

@@ -1,0 +1,164 @@
+//! What is to be written next: the newest word on each key, so that it never holds more than there is.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use d2tp_session::{FlowId, PublicKey, Span, Time};
+
+use crate::clock;
+
+/// Who a session is with: what names it across sleep, restarts and new keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionKey {
+    /// The other host.
+    pub peer: PublicKey,
+    /// The device's instance.
+    pub instance: u64,
+}
+
+impl SessionKey {
+    pub(crate) fn bytes(self) -> [u8; 40] {
+        let mut bytes = [0; 40];
+        bytes[..32].copy_from_slice(&self.peer.0);
+        bytes[32..].copy_from_slice(&self.instance.to_be_bytes());
+        bytes
+    }
+
+    pub(super) fn read(bytes: &[u8]) -> Option<SessionKey> {
+        let (peer, instance) = bytes.split_at_checked(32)?;
+        Some(SessionKey {
+            peer: PublicKey(peer.try_into().ok()?),
+            instance: u64::from_be_bytes(instance.try_into().ok()?),
+        })
+    }
+}
+
+/// One flow of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowKey {
+    /// Its session.
+    pub session: SessionKey,
+    /// Its id there.
+    pub flow: FlowId,
+}
+
+impl FlowKey {
+    pub(super) fn bytes(self) -> Vec<u8> {
+        [&self.session.bytes()[..], &self.flow.0.to_be_bytes()].concat()
+    }
+
+    pub(super) fn read(bytes: &[u8]) -> Option<FlowKey> {
+        let (session, flow) = bytes.split_at_checked(40)?;
+        Some(FlowKey {
+            session: SessionKey::read(session)?,
+            flow: FlowId(u64::from_be_bytes(flow.try_into().ok()?)),
+        })
+    }
+}
+
+/// A session's record and when it was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// What [`d2tp_session::Record::encode`] wrote.
+    pub record: Vec<u8>,
+    boot: u32,
+    since_boot: Time,
+    wall_ms: u64,
+}
+
+impl Stored {
+    /// A record made now.
+    pub fn now(record: Vec<u8>) -> Stored {
+        Stored {
+            record,
+            boot: clock::boot(),
+            since_boot: clock::now(),
+            wall_ms: clock::wall_ms(),
+        }
+    }
+
+    /// How long ago it was made: by the clock that does not jump if the machine still runs, else by
+    /// the wall clock, which is a hint.
+    pub fn age(&self) -> Span {
+        if self.boot == clock::boot() {
+            clock::now().since(self.since_boot)
+        } else {
+            Span::from_millis(clock::wall_ms().saturating_sub(self.wall_ms))
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        [
+            &self.boot.to_be_bytes()[..],
+            &self.since_boot.as_nanos().to_be_bytes(),
+            &self.wall_ms.to_be_bytes(),
+            &self.record,
+        ]
+        .concat()
+    }
+
+    pub(super) fn read(bytes: &[u8]) -> Option<Stored> {
+        let (boot, rest) = bytes.split_first_chunk()?;
+        let (since_boot, rest) = rest.split_first_chunk()?;
+        let (wall_ms, record) = rest.split_first_chunk()?;
+        Some(Stored {
+            record: record.to_vec(),
+            boot: u32::from_be_bytes(*boot),
+            since_boot: Time::from_nanos(u64::from_be_bytes(*since_boot)),
+            wall_ms: u64::from_be_bytes(*wall_ms),
+        })
+    }
+}
+
+/// Changes that belong together. `None` takes a key away.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Sessions.
+    pub sessions: BTreeMap<SessionKey, Option<Stored>>,
+    /// What applications need to take their flows up again.
+    pub memos: BTreeMap<FlowKey, Option<Bytes>>,
+    /// What applications note beside them, by name.
+    pub notes: BTreeMap<Vec<u8>, Option<Bytes>>,
+}
+
+impl Batch {
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.sessions.is_empty() && self.memos.is_empty() && self.notes.is_empty()
+    }
+
+    /// Puts an older batch, which was not written, under this one.
+    pub fn put_under(&mut self, older: Batch) {
+        fn under<K: Ord, V>(newer: &mut BTreeMap<K, V>, older: BTreeMap<K, V>) {
+            for (key, value) in older {
+                newer.entry(key).or_insert(value);
+            }
+        }
+        under(&mut self.sessions, older.sessions);
+        under(&mut self.memos, older.memos);
+        under(&mut self.notes, older.notes);
+    }
+
+    pub(super) fn of_table(&self, table: usize) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+        match table {
+            0 => {
+                let sessions = self.sessions.iter();
+                sessions
+                    .map(|(k, v)| (k.bytes().to_vec(), v.as_ref().map(Stored::bytes)))
+                    .collect()
+            }
+            1 => {
+                let memos = self.memos.iter();
+                memos
+                    .map(|(k, v)| (k.bytes(), v.as_ref().map(|v| v.to_vec())))
+                    .collect()
+            }
+            _ => {
+                let notes = self.notes.iter();
+                notes
+                    .map(|(k, v)| (k.clone(), v.as_ref().map(|v| v.to_vec())))
+                    .collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,475 @@
+//! Sessions at rest on a server: when one may sleep, what is written down of it, and who takes up its
+//! flows when it wakes.
+//!
+//! ```text
+//!  keep(memo) ──▶ entry ──▶ Batch ──▶ keeper task ──▶ journal     (awake, and safe against a crash)
+//!  suspended for long, every flow has a memo ──▶ record and memos  (keys and buffers go)
+//!  the device knocks ──▶ flows without a handle ──▶ accepted again, each with its memo
+//!  a deadline passes meanwhile ──▶ the memo goes to whoever asks `lapsed`
+//! ```
+//!
+//! A handle belongs to one time awake: the handle of a flow that fell asleep says so and is dropped;
+//! the flow comes back as a new one. So nothing is renamed, and a flow at rest has no task.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_session::{Event, FlowId, Life, Record, Role, SessionId, Span, Time};
+use tokio::sync::Notify;
+
+use crate::clock;
+use crate::engine::{Entry, Inner, Shared};
+use crate::journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
+use crate::qlog;
+
+/// How long changes gather before they are written together.
+const GATHER: Duration = Duration::from_millis(50); // a guess: a sync costs some milliseconds
+/// How long a journal that could not be written is left alone.
+const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
+
+/// What a server knows of sessions at rest, and of those that may come to it.
+#[derive(Default)]
+pub(crate) struct Rest {
+    after: Option<Span>,
+    pub(crate) journal: Option<Arc<Journal>>,
+    /// Suspended sessions, by when they may sleep.
+    drowsy: BTreeSet<(Time, SessionId)>,
+    /// Memos of flows asleep, where there is no journal to hold them.
+    memos: HashMap<SessionKey, BTreeMap<FlowId, Bytes>>,
+    /// Sessions whose record in the journal is old.
+    stale: BTreeSet<SessionKey>,
+    /// Sessions awake that have flows to be kept, both ways round.
+    awake: HashMap<SessionKey, SessionId>,
+    keys: HashMap<SessionId, SessionKey>,
+    /// Flows that woke and of which nothing was kept.
+    orphans: Vec<(SessionId, FlowId)>,
+    batch: Batch,
+    pub(crate) news: Arc<Notify>,
+    lapsed: VecDeque<(SessionKey, Bytes)>,
+    lapse_waker: Option<Waker>,
+}
+
+impl Rest {
+    pub(crate) fn new(after: Option<Duration>, journal: Option<Arc<Journal>>) -> Rest {
+        Rest {
+            after: after.map(Span::from),
+            journal,
+            ..Rest::default()
+        }
+    }
+
+    /// Whoever waits learns that nothing more comes.
+    pub(crate) fn on_stop(&mut self) {
+        self.news.notify_one();
+        if let Some(waker) = self.lapse_waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// When a session may sleep.
+    pub(crate) fn next_timeout(&self) -> Time {
+        self.drowsy.first().map_or(Time::NEVER, |(at, _)| *at)
+    }
+
+    /// Notes something of the application's.
+    pub(crate) fn note(&mut self, name: Vec<u8>, value: Option<Bytes>) {
+        if self.journal.is_some() {
+            self.batch.notes.insert(name, value);
+            self.news.notify_one();
+        }
+    }
+
+    fn write_memo(&mut self, session: SessionKey, flow: FlowId, memo: Option<Bytes>) {
+        if self.journal.is_some() {
+            self.batch.memos.insert(FlowKey { session, flow }, memo);
+            self.stale.insert(session);
+            self.news.notify_one();
+        }
+    }
+
+    /// What the application noted of a flow that sleeps.
+    fn memo(&mut self, session: SessionKey, flow: FlowId) -> Option<Bytes> {
+        let key = FlowKey { session, flow };
+        if let Some(memo) = self.batch.memos.get(&key) {
+            return memo.clone();
+        }
+        if let Some(journal) = &self.journal {
+            return match journal.memo(key) {
+                Ok(memo) => memo.map(Bytes::from),
+                Err(error) => {
+                    tracing::error!(%error, "a sleeping flow cannot be woken");
+                    None
+                }
+            };
+        }
+        let memos = self.memos.get_mut(&session)?;
+        let memo = memos.remove(&flow);
+        if memos.is_empty() {
+            self.memos.remove(&session);
+        }
+        memo
+    }
+
+    /// A flow that slept is over: its memo is the application's again.
+    fn lapse(&mut self, session: SessionKey, flow: FlowId) {
+        if let Some(memo) = self.memo(session, flow) {
+            self.lapsed.push_back((session, memo));
+            if let Some(waker) = self.lapse_waker.take() {
+                waker.wake();
+            }
+        }
+        if self.journal.is_some() {
+            // The session's record stands: a flow without a memo is not loaded.
+            let key = FlowKey { session, flow };
+            self.batch.memos.insert(key, None);
+            self.news.notify_one();
+        }
+    }
+
+    fn is_awake(&mut self, key: SessionKey, id: SessionId) {
+        self.awake.insert(key, id);
+        self.keys.insert(id, key);
+    }
+
+    fn is_over(&mut self, id: SessionId) -> Option<SessionKey> {
+        let key = self.keys.remove(&id)?;
+        self.awake.remove(&key);
+        Some(key)
+    }
+}
+
+fn key_of(inner: &Inner, id: SessionId) -> Option<SessionKey> {
+    let session = inner.core.session(id)?;
+    (session.role() == Role::Responder).then(|| SessionKey {
+        peer: session.peer(),
+        instance: session.instance(),
+    })
+}
+
+/// From now on the flow may sleep, and `memo` is what its application needs afterwards.
+pub(crate) fn keep(inner: &mut Inner, id: SessionId, flow: FlowId, memo: Bytes) {
+    let Some(key) = key_of(inner, id) else { return };
+    let Some(entry) = inner.flows.get_mut(&(id, flow)) else {
+        return;
+    };
+    if entry.end.is_none() {
+        entry.memo = Some(memo.clone());
+        inner.rest.is_awake(key, id);
+        inner.rest.write_memo(key, flow, Some(memo));
+        look_again(inner, id);
+    }
+}
+
+/// What kept a suspended session awake may be over.
+fn look_again(inner: &mut Inner, id: SessionId) {
+    let suspended = inner.core.session(id).map(|s| s.life()) == Some(Life::Suspended);
+    if let Some(after) = inner.rest.after.filter(|_| inner.accepts && suspended) {
+        inner.rest.drowsy.insert((clock::now() + after, id));
+    }
+}
+
+/// Something happened in a session.
+pub(crate) fn on_event(inner: &mut Inner, id: SessionId, event: &Event) {
+    match event {
+        Event::Suspended(_) => look_again(inner, id),
+        Event::Established { .. } if inner.accepts => on_awake(inner, id),
+        Event::Ended { flow, .. } => {
+            let kept = inner
+                .flows
+                .get_mut(&(id, *flow))
+                .and_then(|entry| entry.memo.take());
+            if kept.is_some()
+                && let Some(key) = key_of(inner, id)
+            {
+                inner.rest.write_memo(key, *flow, None);
+            }
+            look_again(inner, id);
+        }
+        Event::Closed(_) => {
+            if let Some(key) = inner.rest.is_over(id) {
+                let kept = inner.flows.iter_mut().filter(|((s, _), _)| *s == id);
+                let kept = kept.filter_map(|((_, f), e)| e.memo.take().map(|_| *f));
+                for flow in kept.collect::<Vec<_>>() {
+                    inner.rest.write_memo(key, flow, None);
+                }
+                inner.rest.stale.insert(key);
+                inner.rest.news.notify_one();
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A session has new keys: flows that nobody holds slept until now.
+fn on_awake(inner: &mut Inner, id: SessionId) {
+    let Some(key) = key_of(inner, id) else { return };
+    let flows = inner.core.session(id).map(|s| s.flow_ids());
+    for flow in flows.into_iter().flatten() {
+        if inner.flows.contains_key(&(id, flow)) {
+            continue;
+        }
+        match inner.rest.memo(key, flow) {
+            Some(memo) => {
+                let entry = Entry {
+                    memo: Some(memo),
+                    ..Entry::default()
+                };
+                inner.flows.insert((id, flow), entry);
+                inner.accepted.push_back((id, flow));
+                inner.rest.is_awake(key, id);
+                inner.rest.stale.insert(key);
+                inner.rest.news.notify_one();
+            }
+            // Or it was opened just now, and its event follows.
+            None => inner.rest.orphans.push((id, flow)),
+        }
+    }
+    if let Some(waker) = inner.acceptor.take() {
+        waker.wake();
+    }
+}
+
+/// Time passed.
+pub(crate) fn on_time(inner: &mut Inner, now: Time) {
+    for (id, flow) in std::mem::take(&mut inner.rest.orphans) {
+        if !inner.flows.contains_key(&(id, flow)) {
+            // Nobody can go on with it.
+            let _ = inner.core.with(id, |s| {
+                s.reset(flow, crate::flow::DROPPED);
+                s.stop(flow, crate::flow::DROPPED);
+            });
+        }
+    }
+    while let Some((at, id)) = inner.rest.drowsy.first().copied() {
+        if at > now {
+            break;
+        }
+        inner.rest.drowsy.pop_first();
+        let after = inner.rest.after.unwrap_or(Span::ZERO);
+        let silent = inner.core.session(id).is_some_and(|s| {
+            s.life() == Life::Suspended && s.suspended_for(now).is_some_and(|span| span >= after)
+        });
+        if silent {
+            put_to_sleep(inner, id, now);
+        }
+    }
+    while let Some(lapsed) = inner.core.poll_lapsed() {
+        let key = SessionKey {
+            peer: lapsed.peer,
+            instance: lapsed.instance,
+        };
+        match lapsed.flow {
+            Some(flow) => inner.rest.lapse(key, flow),
+            None if inner.rest.journal.is_some() => {
+                inner.rest.batch.sessions.insert(key, None);
+                inner.rest.news.notify_one();
+            }
+            None => {}
+        }
+    }
+}
+
+/// Puts a session to sleep if nothing of it would be lost. Whether it did.
+fn put_to_sleep(inner: &mut Inner, id: SessionId, now: Time) -> bool {
+    let Some(session) = inner.core.session(id) else {
+        return false;
+    };
+    let Some(key) = key_of(inner, id) else {
+        return false;
+    };
+    let flows = session.flow_ids();
+    // What was received and not read would be lost with its buffer.
+    let bare = flows.iter().any(|flow| {
+        let entry = inner.flows.get(&(id, *flow));
+        entry.is_none_or(|e| e.memo.is_none()) || session.has_unread(*flow)
+    });
+    if bare || !session.may_hibernate() || !inner.core.has_room_asleep() {
+        return false;
+    }
+    qlog::drain(inner);
+    let Ok(record) = inner.core.hibernate(now, id) else {
+        return false;
+    };
+    tracing::debug!(flows = flows.len(), "a session sleeps");
+    let mut memos = BTreeMap::new();
+    for flow in &flows {
+        if let Some(entry) = inner.flows.get_mut(&(id, *flow)) {
+            entry.asleep = true;
+            entry.source = None;
+            memos.extend(entry.memo.take().map(|memo| (*flow, memo)));
+            entry.wake_all();
+            if entry.detached {
+                inner.flows.remove(&(id, *flow));
+            }
+        }
+    }
+    inner.rest.is_over(id);
+    inner.on_asleep(id);
+    if inner.rest.journal.is_none() {
+        if !memos.is_empty() {
+            inner.rest.memos.insert(key, memos);
+        }
+    } else if !flows.is_empty() {
+        let stored = Some(Stored::now(record));
+        inner.rest.batch.sessions.insert(key, stored);
+        inner.rest.stale.remove(&key);
+        inner.rest.news.notify_one();
+    }
+    true
+}
+
+/// Everything that changed since this was last asked, as it is now.
+fn take_batch(inner: &mut Inner) -> Batch {
+    let now = clock::now();
+    for key in std::mem::take(&mut inner.rest.stale) {
+        let session = inner.rest.awake.get(&key).copied();
+        let session = session.and_then(|id| Some((id, inner.core.session(id)?)));
+        let stored = session.and_then(|(id, session)| {
+            let mut record = session.record(now, true);
+            // What has no memo cannot be taken up after a crash.
+            record.flows.retain(|f| {
+                let entry = inner.flows.get(&(id, f.id));
+                entry.is_some_and(|e| e.memo.is_some())
+            });
+            (!record.flows.is_empty()).then(|| Stored::now(record.encode()))
+        });
+        if stored.is_some() || session.is_some() || !inner.rest.batch.sessions.contains_key(&key) {
+            inner.rest.batch.sessions.insert(key, stored);
+        }
+    }
+    std::mem::take(&mut inner.rest.batch)
+}
+
+/// Writes changes down for as long as the server lives.
+pub(crate) async fn keeper(shared: Arc<Shared>) {
+    let (journal, news) = {
+        let inner = shared.inner.lock();
+        let Some(journal) = inner.rest.journal.clone() else {
+            return;
+        };
+        (journal, inner.rest.news.clone())
+    };
+    loop {
+        news.notified().await;
+        tokio::time::sleep(GATHER).await;
+        if shared.inner.lock().stopped {
+            return;
+        }
+        if let Err(error) = write_down(&shared, &journal).await {
+            tracing::error!(%error, "what sleeps would not survive a crash now");
+            tokio::time::sleep(AGAIN_AFTER).await;
+            news.notify_one();
+        }
+    }
+}
+
+/// Writes down what changed.
+pub(crate) async fn write_down(
+    shared: &Arc<Shared>,
+    journal: &Arc<Journal>,
+) -> Result<(), JournalError> {
+    let batch = take_batch(&mut shared.inner.lock());
+    if batch.is_empty() {
+        return Ok(());
+    }
+    let journal = journal.clone();
+    let work = move || {
+        let written = journal.commit(&batch);
+        (batch, written)
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok((_, Ok(()))) => Ok(()),
+        Ok((batch, Err(error))) => {
+            shared.inner.lock().rest.batch.put_under(batch);
+            Err(error)
+        }
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+/// Takes in what the journal holds: sessions sleep, their flows wait. Returns how many sessions.
+pub(crate) fn load(inner: &mut Inner, journal: &Journal) -> Result<usize, JournalError> {
+    let now = clock::now();
+    let mut kept: HashMap<SessionKey, Vec<FlowId>> = HashMap::new();
+    journal.memos(|key, _| kept.entry(key.session).or_default().push(key.flow))?;
+    let (mut loaded, mut over) = (0, Vec::new());
+    let Inner { core, rest, .. } = inner;
+    journal.sessions(|key, stored| {
+        let flows = kept.remove(&key).unwrap_or_default();
+        let Ok(mut record) = Record::decode(&stored.record) else {
+            tracing::warn!(
+                instance = key.instance,
+                "a session's record has another form; dropped"
+            );
+            rest.batch.sessions.insert(key, None);
+            return;
+        };
+        let age = stored.age();
+        record.flows.retain(|flow| flows.contains(&flow.id));
+        record.closing = record.closing.map(|(c, l)| (c, l.saturating_sub(age)));
+        for flow in &mut record.flows {
+            flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(age));
+        }
+        if core.adopt_at(now, &record.encode()).is_ok() {
+            loaded += 1;
+        }
+        let known = |id: &FlowId| record.flows.iter().any(|f| f.id == *id);
+        for flow in flows.iter().filter(|id| !known(id)) {
+            over.push((key, *flow));
+        }
+    })?;
+    for (session, flows) in kept {
+        over.extend(flows.into_iter().map(|flow| (session, flow)));
+    }
+    // Its session is not there: whoever kept it frees what it held.
+    for (session, flow) in over {
+        rest.lapse(session, flow);
+    }
+    Ok(loaded)
+}
+
+/// Stops without a word: what may sleep does, and is written down; what may not is reset with `code`.
+pub(crate) fn lie_down(inner: &mut Inner, code: u64) {
+    let now = clock::now();
+    for id in inner.core.ids() {
+        // A session read out of its record for a handshake under way is still that record.
+        if inner.core.session(id).is_some_and(|s| s.is_thawed()) {
+            continue;
+        }
+        if !put_to_sleep(inner, id, now) {
+            let flows = inner.core.session(id).map(|s| s.flow_ids());
+            for flow in flows.into_iter().flatten() {
+                let entry = inner.flows.get_mut(&(id, flow));
+                if let Some(entry) = entry.filter(|e| e.memo.is_some()) {
+                    entry.asleep = true;
+                    entry.source = None;
+                    entry.wake_all();
+                } else {
+                    let _ = inner.core.with(id, |s| {
+                        s.reset(flow, code);
+                        s.stop(flow, code);
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// The next memo of a flow that was over while it slept.
+pub(crate) async fn lapsed(shared: &Shared) -> Option<(SessionKey, Bytes)> {
+    std::future::poll_fn(|cx| {
+        let mut inner = shared.inner.lock();
+        if let Some(lapsed) = inner.rest.lapsed.pop_front() {
+            return Poll::Ready(Some(lapsed));
+        }
+        if inner.stopped {
+            return Poll::Ready(None);
+        }
+        inner.rest.lapse_waker = Some(cx.waker().clone());
+        Poll::Pending
+    })
+    .await
+}

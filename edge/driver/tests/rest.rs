@@ -1,0 +1,436 @@
+//! Sessions at rest: a server that forgets all but a record, a journal that outlives both ends.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_driver::{
+    Admission, Asleep, Batch, Claim, Config, Device, DeviceOptions, FORGOTTEN, Flow, FlowIo,
+    FlowKey, FlowSettings, Instance, Journal, RestOptions, SecretKey, Server, ServerAddress,
+    ServerOptions, SessionKey, Source, Stored,
+};
+use d2tp_session::{FlowId, FlowOptions, FlowRecord, PublicKey, Record, Role, Span};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const SIZE: u64 = 3_000_000;
+
+fn key(n: u8) -> SecretKey {
+    SecretKey::from_bytes([n; 32])
+}
+
+fn server_at(listen: &str, journal: Option<Arc<Journal>>) -> Server {
+    let options = ServerOptions {
+        listen: listen.parse().unwrap(),
+        key: key(2),
+        admission: Admission::Anybody,
+        config: Config::default(),
+    };
+    let rest = RestOptions {
+        sleep_after: Some(Duration::from_millis(50)),
+        journal,
+    };
+    Server::bind_with(options, rest).unwrap()
+}
+
+fn options(server: &Server) -> DeviceOptions {
+    DeviceOptions {
+        server: ServerAddress {
+            host: "127.0.0.1".into(),
+            port: server.local_addr().port(),
+            key: server.public_key(),
+        },
+        key: key(1),
+        config: Config::default(),
+    }
+}
+
+fn instance(dir: &Path, wanted: bool) -> Arc<Instance> {
+    let (ours, theirs) = (key(1).public(), key(2).public());
+    Arc::new(Instance::take(dir, ours, theirs, None, |_, _, _| wanted).unwrap())
+}
+
+async fn within<T>(f: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), f)
+        .await
+        .expect("it takes too long")
+}
+
+async fn until(mut true_now: impl FnMut() -> bool) {
+    within(async {
+        while !true_now() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+struct Pattern;
+
+fn pattern(offset: u64) -> u8 {
+    (offset.wrapping_mul(0x9e37_79b9) >> 11) as u8
+}
+
+impl Source for Pattern {
+    fn poll_read_at(&self, _: &mut Context<'_>, at: u64, max: usize) -> Poll<io::Result<Bytes>> {
+        let n = (SIZE - at).min(max as u64);
+        Poll::Ready(Ok((at..at + n).map(pattern).collect::<Vec<u8>>().into()))
+    }
+}
+
+async fn read_to(flow: &mut Flow, from: u64, to: u64) {
+    let mut at = from;
+    let mut buf = vec![0; 65_536];
+    while at < to {
+        let most = ((to - at) as usize).min(buf.len());
+        let n = within(flow.read(&mut buf[..most])).await.unwrap();
+        assert!(n > 0, "ended at {at}");
+        for b in &buf[..n] {
+            assert_eq!(*b, pattern(at));
+            at += 1;
+        }
+    }
+}
+
+/// A device asks and reads some; the server keeps the flow with a memo.
+async fn begun(server: &Server, device: &Device, read: u64) -> (Flow, Flow) {
+    let mut flow = device.open(FlowSettings::default()).unwrap();
+    flow.write_all(b"get").await.unwrap();
+    let mut far = within(server.accept()).await.unwrap();
+    let mut asked = [0; 3];
+    within(far.read_exact(&mut asked)).await.unwrap();
+    far.send_source(Arc::new(Pattern));
+    far.keep(Bytes::from_static(b"what it needs"));
+    read_to(&mut flow, 0, read).await;
+    within(async {
+        while !device
+            .remember(flow.id(), Bytes::from_static(b"part"))
+            .await
+            .unwrap()
+        {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    (flow, far)
+}
+
+/// The device is gone, without a word about the flow.
+async fn gone(device: Device, flow: Flow) {
+    flow.leave_open();
+    drop(flow);
+    device.leave().await.unwrap();
+}
+
+async fn again(server: &Server, dir: &Path, id: u64, received: u64) -> (Device, Option<Flow>) {
+    let claim = Claim { flow: id, received };
+    let (device, flow) = Device::resume(options(server), instance(dir, false), Some(claim))
+        .await
+        .unwrap();
+    device.use_default_route().unwrap();
+    (device, flow)
+}
+
+#[tokio::test]
+async fn a_flow_sleeps_in_memory_and_goes_on_where_its_device_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = server_at("127.0.0.1:0", None);
+    let (device, _) = Device::resume(options(&server), instance(dir.path(), false), None)
+        .await
+        .unwrap();
+    device.use_default_route().unwrap();
+    let (flow, mut far) = begun(&server, &device, 100_000).await;
+    let id = flow.id();
+    gone(device, flow).await;
+    let end = within(std::future::poll_fn(|cx| far.poll_finished(cx))).await;
+    assert!(end.unwrap_err().get_ref().unwrap().is::<Asleep>());
+    drop(far);
+    assert_eq!(server.counts(), (0, 1, 0));
+
+    // Less is safe there than had arrived.
+    let (_device, flow) = again(&server, dir.path(), id, 70_000).await;
+    let mut far = within(server.accept()).await.unwrap();
+    assert_eq!(far.memo().unwrap(), "what it needs");
+    assert_eq!(far.id(), id);
+    far.send_source_again(Arc::new(Pattern));
+    read_to(&mut flow.unwrap(), 70_000, SIZE).await;
+    assert_eq!(server.counts().1, 0);
+}
+
+#[tokio::test]
+async fn a_flow_outlives_both_processes_and_a_flow_without_a_memo_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = || Some(Arc::new(Journal::open(&dir.path().join("server")).unwrap()));
+    let server = server_at("127.0.0.1:0", journal());
+    let listen = server.local_addr().to_string();
+    let (device, _) = Device::resume(options(&server), instance(dir.path(), false), None)
+        .await
+        .unwrap();
+    device.use_default_route().unwrap();
+    let (flow, far) = begun(&server, &device, 100_000).await;
+    let id = flow.id();
+    gone(device, flow).await;
+    // Dies without a chance to say or write anything more than it has.
+    until(|| server.counts() == (0, 1, 0)).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    drop((server, far));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+
+    let server = server_at(&listen, journal());
+    assert_eq!(server.counts().1, 1);
+    let (device, flow) = again(&server, dir.path(), id, 50_000).await;
+    let mut bare = device.open(FlowSettings::default()).unwrap();
+    bare.write_all(b"x").await.unwrap();
+    let mut far = within(server.accept()).await.unwrap();
+    assert_eq!(far.memo().unwrap(), "what it needs");
+    far.send_source_again(Arc::new(Pattern));
+    let new = within(server.accept()).await.unwrap();
+    assert_eq!(new.memo(), None);
+    read_to(&mut flow.unwrap(), 50_000, SIZE).await;
+}
+
+#[tokio::test]
+async fn a_flow_nobody_wants_any_more_is_told_of_by_the_next_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = server_at("127.0.0.1:0", None);
+    let (device, _) = Device::resume(options(&server), instance(dir.path(), false), None)
+        .await
+        .unwrap();
+    device.use_default_route().unwrap();
+    let (flow, far) = begun(&server, &device, 100_000).await;
+    gone(device, flow).await;
+    drop(far);
+    until(|| server.counts().1 == 1).await;
+    let (device, flow) = Device::resume(options(&server), instance(dir.path(), false), None)
+        .await
+        .unwrap();
+    assert!(flow.is_none());
+    assert!(!device.is_settled());
+    device.use_default_route().unwrap();
+    let mut far = within(server.accept()).await.unwrap();
+    let end = within(std::future::poll_fn(|cx| far.poll_finished(cx))).await;
+    let end = end.unwrap_err().to_string();
+    assert!(end.contains(&FORGOTTEN.to_string()), "{end}");
+    drop(far);
+    until(|| device.is_settled()).await;
+}
+
+#[test]
+fn an_instance_belongs_to_one_process_and_its_epochs_never_come_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = instance(dir.path(), false);
+    let second = instance(dir.path(), false);
+    assert_ne!(first.number(), second.number());
+    let number = first.number();
+    drop((first, second));
+    let (ours, theirs) = (key(1).public(), key(2).public());
+    let again = Instance::take(dir.path(), ours, theirs, Some(number), |_, _, _| true).unwrap();
+    assert_eq!(again.number(), number);
+    drop(again);
+    let other = Instance::take(
+        dir.path(),
+        ours,
+        key(3).public(),
+        Some(number),
+        |_, _, _| false,
+    );
+    assert_ne!(other.unwrap().number(), number, "it is with another server");
+}
+
+fn stored(n: u64, left_s: u64) -> (SessionKey, Stored, FlowKey) {
+    let mut peer = [0; 32];
+    peer[..8].copy_from_slice(&n.to_be_bytes());
+    let session = SessionKey {
+        peer: PublicKey(peer),
+        instance: n,
+    };
+    let flow = FlowId::new(1, 0, true);
+    let record = Record {
+        role: Role::Responder,
+        peer: session.peer,
+        instance: n,
+        epoch: 1,
+        seen_floor: 0,
+        seen: vec![(1, vec![(0, 1)])],
+        flows: vec![FlowRecord {
+            id: flow,
+            options: FlowOptions {
+                hibernates: true,
+                ..FlowOptions::default()
+            },
+            deadline_left: Some(Span::from_secs(left_s)),
+            deadline_seq: 0,
+            sent_to: 5,
+            send_end: None,
+            send_complete: false,
+            received_to: 3,
+            receive_end: None,
+            receive_complete: false,
+        }],
+    };
+    (
+        session,
+        Stored::now(record.encode()),
+        FlowKey { session, flow },
+    )
+}
+
+fn filled(path: &Path, n: u64, left_s: u64) -> Journal {
+    let journal = Journal::open(path).unwrap();
+    let mut batch = Batch::default();
+    for n in 0..n {
+        let (session, stored, flow) = stored(n, left_s);
+        batch.sessions.insert(session, Some(stored));
+        batch.memos.insert(flow, Some(n.to_string().into()));
+    }
+    journal.commit(&batch).unwrap();
+    journal
+}
+
+#[tokio::test]
+async fn a_thousand_sessions_that_sleep_end_at_their_deadlines_and_give_their_memos_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Arc::new(filled(&dir.path().join("j"), 1_000, 1));
+    let server = server_at("127.0.0.1:0", Some(journal.clone()));
+    assert_eq!(server.counts().1, 1_000);
+    let mut told = Vec::new();
+    while told.len() < 1_000 {
+        let (_, memo) = within(server.lapsed()).await.unwrap();
+        told.push(
+            String::from_utf8(memo.to_vec())
+                .unwrap()
+                .parse::<u64>()
+                .unwrap(),
+        );
+    }
+    told.sort_unstable();
+    assert!(told.into_iter().eq(0..1_000));
+    let left = || {
+        let mut left = 0;
+        journal.memos(|_, _| left += 1).unwrap();
+        left
+    };
+    until(|| left() == 0).await;
+}
+
+/// Everything in a journal; none if it is refused.
+fn content(path: &Path) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
+    let journal = Journal::open(path).ok()?;
+    let mut all = Vec::new();
+    journal
+        .sessions(|key, stored| all.push((key.peer.0.to_vec(), stored.record)))
+        .ok()?;
+    journal
+        .memos(|key, memo| all.push((key.session.peer.0.to_vec(), memo.to_vec())))
+        .ok()?;
+    Some(all)
+}
+
+#[test]
+fn a_journal_that_was_cut_or_flipped_is_refused_or_holds_all_that_was_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    drop(filled(&path, 20, 1_000));
+    let good = std::fs::read(&path).unwrap();
+    let all = content(&path).unwrap();
+    assert_eq!(all.len(), 40);
+    // The store's panics on damage are caught; their words are not wanted here.
+    let words = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if panic
+            .location()
+            .is_none_or(|at| !at.file().contains("redb"))
+        {
+            words(panic);
+        }
+    }));
+    let copy = dir.path().join("copy");
+    let try_out = |bytes: &[u8], what: String| {
+        std::fs::write(&copy, bytes).unwrap();
+        if let Some(found) = content(&copy) {
+            assert_eq!(found, all, "{what}");
+        }
+        let refused = Journal::open(&copy).err();
+        if let Some(error) = refused {
+            let text = error.to_string();
+            assert!(text.contains(copy.to_str().unwrap()), "{text}");
+        }
+    };
+    let used: Vec<usize> = (0..good.len()).filter(|i| good[*i] != 0).collect();
+    let last = *used.last().unwrap();
+    for length in (0..64).chain((64..=last).step_by(997)) {
+        try_out(&good[..length], format!("cut at {length}"));
+    }
+    for (n, at) in used.iter().step_by(used.len() / 300).enumerate() {
+        let mut bytes = good.clone();
+        bytes[*at] ^= 1 << (n % 8);
+        try_out(&bytes, format!("bit {} of byte {at}", n % 8));
+    }
+}
+
+#[test]
+fn a_journal_that_is_open_elsewhere_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let _first = Journal::open(&path).unwrap();
+    let error = Journal::open(&path).unwrap_err().to_string();
+    assert!(error.contains("in use by another process"), "{error}");
+}
+
+/// Names the file to a child of this test whose files may not grow beyond a limit.
+const CHILD: &str = "D2TP_TEST_FULL_DISK";
+
+#[test]
+fn a_full_disk_is_told_and_takes_nothing_that_was_written() {
+    const NAME: &str = "a_full_disk_is_told_and_takes_nothing_that_was_written";
+    if let Some(path) = std::env::var_os(CHILD) {
+        return fill_the_disk(Path::new(&path));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    drop(filled(&path, 20, 1_000));
+    let all = content(&path).unwrap();
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env(CHILD, &path)
+        .status()
+        .unwrap();
+    assert!(child.success());
+    assert_eq!(content(&path).unwrap(), all);
+}
+
+fn fill_the_disk(path: &Path) {
+    let journal = Journal::open(path).unwrap();
+    let most = std::fs::metadata(path).unwrap().len() + (64 << 10);
+    let limit = libc::rlimit {
+        rlim_cur: most,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: plain system calls on this process, which is the test's own child.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0);
+    }
+    let mut batch = Batch::default();
+    batch
+        .notes
+        .insert(b"large".to_vec(), Some(vec![7; 8 << 20].into()));
+    let error = journal.commit(&batch).unwrap_err().to_string();
+    assert!(error.contains("the disk is full; make room"), "{error}");
+    assert!(error.contains(path.to_str().unwrap()), "{error}");
+    // With room again the same journal goes on, in a new file.
+    let limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: as above.
+    unsafe { assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0) };
+    journal.commit(&batch).unwrap();
+    let large = journal.note(b"large").unwrap().unwrap();
+    assert_eq!(large.len(), 8 << 20);
+    let mut small = Batch::default();
+    small.notes.insert(b"large".to_vec(), None);
+    journal.commit(&small).unwrap();
+}
