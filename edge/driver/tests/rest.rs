@@ -254,6 +254,7 @@ fn stored(n: u64, left_s: u64) -> (SessionKey, Stored, FlowKey) {
         epoch: 1,
         seen_floor: 0,
         seen: vec![(1, vec![(0, 1)])],
+        closing: None,
         flows: vec![FlowRecord {
             id: flow,
             options: FlowOptions {
@@ -268,6 +269,8 @@ fn stored(n: u64, left_s: u64) -> (SessionKey, Stored, FlowKey) {
             received_to: 3,
             receive_end: None,
             receive_complete: false,
+            reset: None,
+            stopped: None,
         }],
     };
     (
