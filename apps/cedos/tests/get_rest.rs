@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 /// Upper bound for what is certain to happen, so that a failure is not a hang.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
 const TAG: &str = "\"v1\"";
 const SIZE: usize = 2_000_000;
 const HALF: usize = 1_000_000;
@@ -54,7 +54,7 @@ impl Stage {
         let origin = Origin::start(move |asked| {
             if asked.count == 0 {
                 let first = cut(proper(asked, &served, TAG), HALF);
-                return Reply(first, End::Reset);
+                return Reply(first, End::Close);
             }
             if !gate.load(Ordering::SeqCst) {
                 let later = reply("503 Later", &[("Content-Length", "0")], b"");
@@ -139,7 +139,10 @@ impl Stage {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, safe).await.expect("half");
+        if tokio::time::timeout(PATIENCE, safe).await.is_err() {
+            let note = std::fs::read_to_string(&note);
+            panic!("half is not safe: {note:?}, {:#?}", self.origin.asked());
+        }
         // The journals write what happened a moment later.
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
@@ -289,7 +292,16 @@ async fn a_download_given_up_frees_the_proxy_at_once_or_at_the_next_network() {
             assert_eq!(stage.copies().len(), 1, "nobody told it");
             // Another download by another process: its first words are about the old one.
             let refused = stage.origin.url("/b");
-            let arguments = ["get", "-o", "b", &refused, "--tries", "1", "--prox", &stage.address];
+            let arguments = [
+                "get",
+                "-o",
+                "b",
+                &refused,
+                "--tries",
+                "1",
+                "--prox",
+                &stage.address,
+            ];
             let other = cedos(stage.path(), &arguments).spawn().unwrap();
             assert_ne!(ended(other).await.0, 0, "the origin serves nothing now");
         }
@@ -307,7 +319,10 @@ async fn a_session_of_a_silent_device_sleeps_and_wakes() {
     let mut stage = Stage::new(7).await;
     stage.kill_proxy().await;
     let place = stage.address.trim_start_matches("d2tp://").to_owned();
-    let key = cedos(stage.path(), &["key", "show"]).output().await.unwrap();
+    let key = cedos(stage.path(), &["key", "show"])
+        .output()
+        .await
+        .unwrap();
     let key = String::from_utf8(key.stdout).unwrap();
     let arguments = [
         "prox",
@@ -340,7 +355,9 @@ async fn a_session_of_a_silent_device_sleeps_and_wakes() {
         }
         panic!("the proxy ended");
     };
-    tokio::time::timeout(PATIENCE, asleep).await.expect("asleep");
+    tokio::time::timeout(PATIENCE, asleep)
+        .await
+        .expect("asleep");
     tokio::spawn(async move { while let Ok(Some(_)) = log.next_line().await {} });
     signal(&device, nix::sys::signal::Signal::SIGCONT);
     stage.let_the_rest_come();

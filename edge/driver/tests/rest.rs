@@ -339,7 +339,10 @@ fn a_journal_that_was_cut_or_flipped_is_refused_or_holds_all_that_was_written() 
     // The store's panics on damage are caught; their words are not wanted here.
     let words = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        if panic.location().is_none_or(|at| !at.file().contains("redb")) {
+        if panic
+            .location()
+            .is_none_or(|at| !at.file().contains("redb"))
+        {
             words(panic);
         }
     }));
