@@ -259,6 +259,30 @@ async fn both_killed_in_the_middle_lose_nothing() {
 }
 
 #[tokio::test]
+async fn a_copy_that_became_whole_while_nobody_was_there_is_not_fetched_again() {
+    let mut stage = Stage::new(8).await;
+    let mut device = stage.get(&[]);
+    stage.half_is_safe().await;
+    device.kill().await.unwrap();
+    stage.let_the_rest_come();
+    let whole = async {
+        while std::fs::metadata(&stage.copies()[0]).unwrap().len() < SIZE as u64 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, whole).await.expect("whole");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    stage.kill_proxy().await;
+    let asked = stage.origin.asked().len();
+    stage.restart_proxy().await;
+    let (code, last) = ended(stage.get(&[])).await;
+    assert_eq!(code, 0, "{last:#}");
+    stage.assert_whole(&last);
+    assert_eq!(received(&last), (SIZE - HALF) as u64);
+    assert_eq!(stage.origin.asked().len(), asked);
+}
+
+#[tokio::test]
 async fn a_download_that_was_stopped_goes_on_in_the_same_flow() {
     let stage = Stage::new(5).await;
     let device = stage.get(&[]);

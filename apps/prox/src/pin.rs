@@ -524,14 +524,28 @@ mod tests {
         let ledger = ledger(100, 150);
         let _pin = pin(&ledger, 100, Some(100));
         assert_eq!(ledger.pinned(), (100, 0));
-        let second = Pin::new(ledger.clone(), CLIENT, std::env::temp_dir(), 100, Some(151));
+        let second = Pin::new(
+            ledger.clone(),
+            CLIENT,
+            std::env::temp_dir(),
+            100,
+            Some(151),
+            None,
+        );
         assert!(matches!(second, Err(PinFault::Full(Full::Disk))));
     }
 
     #[test]
     fn a_state_directory_that_is_gone_is_a_disk_fault_and_is_not_counted() {
         let ledger = ledger(0, 150);
-        let pin = Pin::new(ledger.clone(), CLIENT, "/nonexistent".into(), 100, Some(5));
+        let pin = Pin::new(
+            ledger.clone(),
+            CLIENT,
+            "/nonexistent".into(),
+            100,
+            Some(5),
+            None,
+        );
         assert!(matches!(pin, Err(PinFault::Disk(_))));
         assert_eq!(ledger.pinned(), (0, 0));
     }

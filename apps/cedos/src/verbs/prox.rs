@@ -45,7 +45,8 @@ pub struct ProxArgs {
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Public key of a client that may use this proxy (repeatable)
-    #[arg(long = "allow-client", value_name = "KEY", value_parser = parse_key)]
+    // A key may begin with a hyphen.
+    #[arg(long = "allow-client", value_name = "KEY", value_parser = parse_key, allow_hyphen_values = true)]
     pub allow_clients: Vec<[u8; 32]>,
     /// Serve any client. The proxy is then open to whoever knows its address
     #[arg(long)]
