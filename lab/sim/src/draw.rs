@@ -16,8 +16,9 @@ use rand_pcg::Pcg32;
 
 /// When the network heals, where no long outage comes before.
 const HEAL_S: f64 = 120.0;
-/// Time after healing in which all must complete: 9 MB over 2 Mb/s, and patience.
-const AFTER_S: f64 = 300.0;
+/// Time after healing in which all must complete: 9 MB over 2 Mb/s beside links that stay bad, and
+/// patience. Whether anything moves at all is asked much sooner (`STUCK_AFTER`).
+const AFTER_S: f64 = 900.0;
 /// The longest time without any network.
 const OUTAGE_S_MAX: f64 = 7.0 * 86_400.0;
 /// The latest that a packet comes again.
