@@ -262,7 +262,7 @@ impl Endpoint {
             return Err(RecordError::Damaged);
         }
         let key = (decoded.peer, decoded.instance);
-        let absence = self.config.absence_max;
+        let absence = self.config.rest_max;
         self.asleep.insert(key, record.into(), since, absence);
         Ok(())
     }
@@ -288,7 +288,7 @@ impl Endpoint {
         let record = session.record(now, false).encode();
         let key = (session.peer(), session.instance());
         if session.role() == Role::Responder {
-            let absence = self.config.absence_max;
+            let absence = self.config.rest_max;
             self.asleep
                 .insert(key, record.clone().into(), Some(now), absence);
         }
@@ -907,7 +907,7 @@ impl Endpoint {
             }
         }
         self.expire_half_open(now);
-        self.asleep.expire(now, self.config.absence_max);
+        self.asleep.expire(now, self.config.rest_max);
     }
 
     /// The socket of a link refused a datagram of `size` bytes.
