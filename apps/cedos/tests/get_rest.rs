@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 /// Upper bound for what is certain to happen, so that a failure is not a hang.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
 const TAG: &str = "\"v1\"";
 const SIZE: usize = 2_000_000;
 const HALF: usize = 1_000_000;
@@ -54,7 +54,7 @@ impl Stage {
         let origin = Origin::start(move |asked| {
             if asked.count == 0 {
                 let first = cut(proper(asked, &served, TAG), HALF);
-                return Reply(first, End::Reset);
+                return Reply(first, End::Close);
             }
             if !gate.load(Ordering::SeqCst) {
                 let later = reply("503 Later", &[("Content-Length", "0")], b"");
@@ -139,7 +139,10 @@ impl Stage {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, safe).await.expect("half");
+        if tokio::time::timeout(PATIENCE, safe).await.is_err() {
+            let note = std::fs::read_to_string(&note);
+            panic!("half is not safe: {note:?}, {:#?}", self.origin.asked());
+        }
         // The journals write what happened a moment later.
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
@@ -253,6 +256,30 @@ async fn both_killed_in_the_middle_lose_nothing() {
         }
     };
     tokio::time::timeout(PATIENCE, empty).await.expect("freed");
+}
+
+#[tokio::test]
+async fn a_copy_that_became_whole_while_nobody_was_there_is_not_fetched_again() {
+    let mut stage = Stage::new(8).await;
+    let mut device = stage.get(&[]);
+    stage.half_is_safe().await;
+    device.kill().await.unwrap();
+    stage.let_the_rest_come();
+    let whole = async {
+        while std::fs::metadata(&stage.copies()[0]).unwrap().len() < SIZE as u64 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, whole).await.expect("whole");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    stage.kill_proxy().await;
+    let asked = stage.origin.asked().len();
+    stage.restart_proxy().await;
+    let (code, last) = ended(stage.get(&[])).await;
+    assert_eq!(code, 0, "{last:#}");
+    stage.assert_whole(&last);
+    assert_eq!(received(&last), (SIZE - HALF) as u64);
+    assert_eq!(stage.origin.asked().len(), asked);
 }
 
 #[tokio::test]

@@ -58,6 +58,9 @@ pub struct Config {
     pub silence_max: Span,
     /// How long flows without a deadline are kept for a device that is away.
     pub absence_max: Span,
+    /// How long a server keeps a session asleep whose flows have no deadline: a record costs less
+    /// than a session.
+    pub rest_max: Span,
     /// The longest that keys of one handshake are in use. Shorter: less is lost with a key;
     /// each handshake costs a round trip and re-sends what is in flight.
     pub keys_max: Span,
@@ -103,6 +106,7 @@ impl Default for Config {
             probe_interval_max: Span::from_secs(2),
             silence_max: Span::from_secs(15),
             absence_max: Span::from_secs(3600),
+            rest_max: Span::from_secs(24 * 3600),
             keys_max: Span::from_secs(3600),
             half_open_max: Span::from_secs(10),
             cookie_above: 500,

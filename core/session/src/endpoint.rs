@@ -360,7 +360,7 @@ impl Endpoint {
     }
 
     fn put_to_sleep(&mut self, key: Key, record: &Record, bytes: Box<[u8]>, since: Option<Time>) {
-        let absence = self.config.absence_max;
+        let absence = self.config.rest_max;
         let was = self.asleep.insert(key, record, bytes, since, absence);
         self.book_flows(key.0, was.map_or(0, |a| a.flows()), record.flows.len());
     }
@@ -1231,7 +1231,7 @@ impl Endpoint {
             }
         }
         self.expire_half_open(now);
-        for (peer, was, is) in self.asleep.expire(now, self.config.absence_max) {
+        for (peer, was, is) in self.asleep.expire(now, self.config.rest_max) {
             self.book_flows(peer, was, is);
         }
     }

@@ -27,3 +27,48 @@ impl Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use d2tp_seal::{PublicKey, SecretKey};
+    use d2tp_time::{Span, Time};
+
+    use crate::config::Config;
+    use crate::endpoint::{Admission, Endpoint};
+    use crate::path::{Addresses, LinkId};
+
+    #[test]
+    fn a_device_knocks_with_reserved_epochs_only_and_goes_on_when_there_are_more() {
+        // R-HS-2
+        let key = SecretKey::from_bytes([1; 32]);
+        let server: PublicKey = SecretKey::from_bytes([2; 32]).public();
+        let config = Config::default();
+        let mut device = Endpoint::new(config, key, Admission::Nobody, [3; 32], [4; 32]);
+        let mut now = Time::ZERO;
+        let id = device.connect(now, server, 7, 5..7);
+        let addresses = Addresses {
+            link: LinkId(0),
+            local: None,
+            remote: "192.0.2.1:4433".parse().unwrap(),
+        };
+        let _ = device.with(id, |s| s.open_path(now, addresses, false));
+        let mut syns = 0;
+        let mut buf = vec![0; 65_536];
+        let mut knock = |device: &mut Endpoint, now: &mut Time| {
+            for _ in 0..60 {
+                *now += Span::from_secs(1);
+                device.handle_timeouts(*now);
+                // Asked as a driver asks after every turn.
+                let _ = device.with(id, |_| ());
+                while device.poll_transmit(*now, &mut buf).is_some() {
+                    syns += 1;
+                }
+            }
+            syns
+        };
+        assert_eq!(knock(&mut device, &mut now), 2);
+        assert!(device.session(id).unwrap().epochs_left().is_empty());
+        let _ = device.with(id, |s| s.extend_epochs(8));
+        assert_eq!(knock(&mut device, &mut now), 3);
+    }
+}

@@ -415,6 +415,28 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_lost_what_it_had_gets_the_end_again() {
+        for forgets in [false, true] {
+            let mut half = SendHalf::new(1_000, true);
+            half.write(Bytes::from_static(&[1; 10]));
+            half.finish();
+            half.take(10, 10);
+            half.on_acked(0, 10, true);
+            assert!(half.is_fin_acked());
+            if forgets {
+                half.forget(4);
+                half.write(Bytes::from_static(&[1; 6]));
+                half.finish();
+            } else {
+                assert!(half.rewind(4));
+            }
+            assert_eq!(half.take(10, 10), Some((4, 6, true, 6)));
+            half.on_lost(4, 6, true);
+            assert_eq!(half.take(10, 10), Some((4, 6, true, 0)), "with its end");
+        }
+    }
+
+    #[test]
     fn credit_bounds_new_bytes_only() {
         let mut half = SendHalf::new(10, false);
         half.write(Bytes::from_static(&[1; 100]));

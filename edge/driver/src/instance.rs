@@ -307,6 +307,11 @@ impl Device {
         Ok(true)
     }
 
+    /// Whether it has an instance that outlives it.
+    pub fn is_kept(&self) -> bool {
+        self.keeping.is_some()
+    }
+
     /// Whether the server knows the end of every flow that is over.
     pub fn is_settled(&self) -> bool {
         let (shared, session, _) = self.parts();

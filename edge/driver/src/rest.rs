@@ -176,23 +176,23 @@ pub(crate) fn on_event(inner: &mut Inner, id: SessionId, event: &Event) {
     match event {
         Event::Suspended(_) => look_again(inner, id),
         Event::Established { .. } if inner.accepts => on_awake(inner, id),
+        // The entry keeps its memo: whoever has not taken the flow up yet must still learn what
+        // it was to free it.
         Event::Ended { flow, .. } => {
             let kept = inner
                 .flows
-                .get_mut(&(id, *flow))
-                .and_then(|entry| entry.memo.take());
-            if kept.is_some()
-                && let Some(key) = key_of(inner, id)
-            {
+                .get(&(id, *flow))
+                .is_some_and(|e| e.memo.is_some());
+            if let Some(key) = key_of(inner, id).filter(|_| kept) {
                 inner.rest.write_memo(key, *flow, None);
             }
             look_again(inner, id);
         }
         Event::Closed(_) => {
             if let Some(key) = inner.rest.is_over(id) {
-                let kept = inner.flows.iter_mut().filter(|((s, _), _)| *s == id);
-                let kept = kept.filter_map(|((_, f), e)| e.memo.take().map(|_| *f));
-                for flow in kept.collect::<Vec<_>>() {
+                let flows = inner.flows.range((id, FlowId(0))..=(id, FlowId(u64::MAX)));
+                let kept = flows.filter(|(_, entry)| entry.memo.is_some());
+                for flow in kept.map(|((_, flow), _)| *flow).collect::<Vec<_>>() {
                     inner.rest.write_memo(key, flow, None);
                 }
                 inner.rest.stale.insert(key);
@@ -284,7 +284,7 @@ fn put_to_sleep(inner: &mut Inner, id: SessionId, now: Time) -> bool {
     // What was received and not read would be lost with its buffer.
     let bare = flows.iter().any(|flow| {
         let entry = inner.flows.get(&(id, *flow));
-        entry.is_none_or(|e| e.memo.is_none()) || session.has_unread(*flow)
+        entry.is_none_or(|e| e.memo.is_none() || e.end.is_some()) || session.has_unread(*flow)
     });
     if bare || !session.may_hibernate() || !inner.core.has_room_asleep() {
         return false;
@@ -332,7 +332,7 @@ fn take_batch(inner: &mut Inner) -> Batch {
             // What has no memo cannot be taken up after a crash.
             record.flows.retain(|f| {
                 let entry = inner.flows.get(&(id, f.id));
-                entry.is_some_and(|e| e.memo.is_some())
+                entry.is_some_and(|e| e.memo.is_some() && e.end.is_none())
             });
             (!record.flows.is_empty()).then(|| Stored::now(record.encode()))
         });

@@ -437,3 +437,42 @@ fn fill_the_disk(path: &Path) {
     small.notes.insert(b"large".to_vec(), None);
     journal.commit(&small).unwrap();
 }
+
+/// Names the journal to a child of this test that loads it in a process of its own.
+const LOADER: &str = "D2TP_TEST_LOADER";
+
+/// Prints memory and time for a tenth of a million sleepers, one flow each.
+#[tokio::test]
+#[ignore = "a measurement: cargo test -p d2tp-driver --test rest --profile sim -- --ignored --nocapture"]
+async fn what_a_hundred_thousand_sleepers_cost() {
+    const NAME: &str = "what_a_hundred_thousand_sleepers_cost";
+    const COUNT: u64 = 100_000;
+    if let Some(path) = std::env::var_os(LOADER) {
+        let before = resident_kb();
+        let began = std::time::Instant::now();
+        let journal = Arc::new(Journal::open(Path::new(&path)).unwrap());
+        let server = server_at("127.0.0.1:0", Some(journal));
+        let (took, after) = (began.elapsed(), resident_kb());
+        assert_eq!(server.counts().1, COUNT as usize);
+        let each = (after - before) * 1024 / COUNT;
+        println!("{COUNT} sleepers: {each} bytes each, loaded in {took:?}");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    drop(filled(&path, COUNT, 100_000));
+    let bytes = std::fs::metadata(&path).unwrap().len();
+    println!("on disk: {} bytes each", bytes / COUNT);
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--ignored", "--nocapture"])
+        .env(LOADER, &path)
+        .status()
+        .unwrap();
+    assert!(child.success());
+}
+
+fn resident_kb() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}

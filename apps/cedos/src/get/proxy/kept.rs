@@ -1,0 +1,196 @@
+//! What of a download through a proxy outlives the process: its instance, the flow it claims, and
+//! where in the flow the object begins.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_driver::{Claim, Device, DriverError, FlowIo, Instance};
+use tokio::time::timeout;
+
+use super::{Held, Proxy};
+use crate::get::dial::Io;
+use crate::get::partial::{FlowNote, Note};
+
+/// Finds where an answer's head ends, as its bytes go by.
+#[derive(Debug, Default)]
+pub(super) struct HeadMeter {
+    bytes: u64,
+    matched: usize,
+}
+
+impl HeadMeter {
+    const END: &[u8; 4] = b"\r\n\r\n";
+
+    pub(super) fn see(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if self.matched == Self::END.len() {
+                return;
+            }
+            self.bytes += 1;
+            self.matched = match *byte == Self::END[self.matched] {
+                true => self.matched + 1,
+                false => usize::from(*byte == b'\r'),
+            };
+        }
+    }
+
+    pub(super) fn end(&self) -> Option<u64> {
+        (self.matched == Self::END.len()).then_some(self.bytes)
+    }
+}
+
+/// Ready when the proxy knows of every flow that is over.
+pub(super) async fn settled(device: &Device) {
+    while !device.is_settled() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+impl Proxy {
+    /// Keeps what must outlive this process in `directory`. Not with links of the program's own.
+    pub fn keep_in(mut self, directory: PathBuf) -> Proxy {
+        self.instances = Some(directory);
+        self
+    }
+
+    /// The next session goes on with this flow, of which `durable_bytes` of the file are safe.
+    pub fn claim(&self, flow: &FlowNote, durable_bytes: u64) {
+        let claim = flow.place_of(durable_bytes).map(|received| Claim {
+            flow: flow.flow,
+            received,
+        });
+        self.state().claim = Some((flow.instance, claim));
+    }
+
+    /// The flow that was claimed, to be read from where it was claimed; once.
+    pub fn take_claimed(&self) -> Option<Box<dyn Io>> {
+        let mut state = self.state();
+        if !std::mem::take(&mut state.claimed) {
+            return None;
+        }
+        let flow = state.flow.clone()?;
+        Some(Box::new(Held { flow, head: None }))
+    }
+
+    /// What a later process needs to go on with the flow at hand, of whose answer the object's
+    /// byte `from` is the first.
+    pub fn flow_note(&self, from: u64) -> Option<FlowNote> {
+        let state = self.state();
+        let instance = state.instance.as_ref()?.number();
+        let flow = state.flow.as_ref()?;
+        let flow = flow.lock().unwrap_or_else(PoisonError::into_inner).id();
+        let head = state.head.as_ref()?;
+        let head = head.lock().unwrap_or_else(PoisonError::into_inner).end()?;
+        let lead = i64::try_from(head).ok()?.checked_sub_unsigned(from)?;
+        Some(FlowNote {
+            instance,
+            flow,
+            lead,
+        })
+    }
+
+    /// Has it written down that the part whose note this is goes on with the flow at hand. False
+    /// if it is too early.
+    pub async fn remember(&self, flow: u64, note: &Path) -> Result<bool, DriverError> {
+        let Some(device) = self.device() else {
+            return Ok(false);
+        };
+        let note = std::path::absolute(note).unwrap_or_else(|_| note.to_owned());
+        let memo = Bytes::copy_from_slice(note.as_os_str().as_bytes());
+        device.remember(flow, memo).await
+    }
+
+    /// Why nothing can be written down, said once.
+    pub fn take_trouble(&self) -> Option<String> {
+        self.state().trouble.take()
+    }
+
+    pub(super) async fn instance(&self) -> Option<Arc<Instance>> {
+        let first = {
+            let state = self.state();
+            if let Some(instance) = &state.instance {
+                return Some(instance.clone());
+            }
+            state.claim.map(|(instance, _)| instance)
+        };
+        let directory = self.instances.clone().filter(|_| self.given.is_none())?;
+        let (ours, theirs) = (self.key.public(), self.address.key);
+        let take = move || {
+            Instance::take(&directory, ours, theirs, first, |instance, flow, memo| {
+                Note::wants(Path::new(OsStr::from_bytes(memo)), instance, flow)
+            })
+        };
+        match tokio::task::spawn_blocking(take).await {
+            Ok(Ok(instance)) => {
+                let instance = Arc::new(instance);
+                let mut state = self.state();
+                if first != Some(instance.number()) {
+                    state.claim = None;
+                }
+                state.instance = Some(instance.clone());
+                Some(instance)
+            }
+            Ok(Err(error)) => {
+                self.state().trouble = Some(error.to_string());
+                None
+            }
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        }
+    }
+
+    /// Tells the proxy that the flows of an instance are not wanted any more. True if it knows.
+    pub async fn give_up(&self, instance: u64, patience: Duration) -> bool {
+        self.state().claim = Some((instance, None));
+        if self.call().await.is_err() {
+            return false;
+        }
+        let told = match self.device() {
+            Some(device) => timeout(patience, settled(&device)).await.is_ok(),
+            None => false,
+        };
+        if told {
+            self.close().await;
+        } else {
+            self.leave().await;
+        }
+        told
+    }
+
+    /// Goes without ending the flow at hand: the next process may claim it.
+    pub async fn leave(&self) {
+        let device = {
+            let mut state = self.state();
+            if let Some(flow) = state.flow.take() {
+                flow.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .leave_open();
+            }
+            state.device.take()
+        };
+        if let Some(device) = device.and_then(Arc::into_inner)
+            && let Err(error) = device.leave().await
+        {
+            tracing::warn!(%error, "the download will not go on in the same flow");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_head_is_found_however_its_bytes_come() {
+        let answer = b"HTTP/1.1 200 OK\r\nX: a\r\r\n\r\nbody\r\n\r\n";
+        for cut in 0..answer.len() {
+            let mut meter = HeadMeter::default();
+            meter.see(&answer[..cut]);
+            meter.see(&answer[cut..]);
+            assert_eq!(meter.end(), Some(27), "cut at {cut}");
+        }
+    }
+}
