@@ -399,7 +399,7 @@ mod tests {
     fn what_is_held_does_not_lapse_and_its_flows_still_count() {
         // R-QUOTA-2, R-RESUME-8
         let mut sleepers = Sleepers::new([2; 16]);
-        let with_deadlines = record(4, &[Some(1), Some(2)]);
+        let with_deadlines = record(4, &[Some(1), Some(20)]);
         put(&mut sleepers, 4, &with_deadlines, Some(at(0)));
         sleepers.hold(&key(4));
         assert!(sleepers.expire(at(1_000_000), ABSENCE).is_empty());
