@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::step::cargo;
 
-/// Seeds of a check: about two minutes on two cores, unoptimised.
+/// Seeds of a check: 70 s of a core and a half minute or more on two of them.
 pub const CHECK_SEEDS: u64 = 2_000;
 /// Seeds of a night.
 pub const NIGHT_SEEDS: u64 = 100_000;

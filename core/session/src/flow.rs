@@ -72,6 +72,8 @@ pub(crate) struct Flow {
     pub(crate) end: Option<FlowEnd>,
     /// The peer knows of it.
     pub(crate) announced: bool,
+    /// The peer has our OPEN, not only bytes of it.
+    pub(crate) opened: bool,
     /// Its RESUME is on its way.
     pub(crate) claiming: bool,
     /// The peer has our RESET.
@@ -109,6 +111,7 @@ impl Flow {
             asked: None,
             end: None,
             announced: false,
+            opened: false,
             claiming: false,
             reset_acked: false,
             told_end: false,

@@ -825,6 +825,9 @@ impl Session {
             return;
         }
         let Some(slot) = self.paths.slot(id) else {
+            if status == PathStatus::Gone {
+                self.never_begin(id);
+            }
             return;
         };
         let path = self.paths.at(slot);
@@ -837,6 +840,21 @@ impl Session {
             self.suspend_if_idle(now, reason);
         }
         self.flows.touch_all();
+    }
+
+    /// A path was gone before anything of it arrived: what is still on its way must not begin it,
+    /// there is nobody at its other end.
+    fn never_begin(&mut self, id: PathId) {
+        let Some(issued) = self.issued.get(&id).copied() else {
+            return;
+        };
+        if self.use_path_id(id) {
+            self.issued.remove(&id);
+            self.spare.remove(&id);
+            self.cid_changes
+                .push(crate::session::CidChange::Remove(issued.cid));
+            self.issue_ids(id.0 + SPARE_PATHS);
+        }
     }
 
     fn on_rsp(&mut self, slot: usize, from: Addresses, nonce: [u8; 16]) {

@@ -127,6 +127,7 @@ impl Session {
             flow.deadline_seq = r.deadline_seq;
             flow.unclaimed = true;
             flow.restored = true;
+            flow.opened = true;
             // R-RESUME-5: of a flow that nothing came of yet, nobody knows whether the server knows it.
             let ours = r.id.by_initiator() == (self.role == Role::Initiator);
             let untouched = r.sent_to == 0 && r.received_to == 0 && r.receive_end.is_none();
@@ -241,29 +242,19 @@ impl Session {
         for flow in self.flows.iter_mut() {
             flow.grants_in.forget_all();
             flow.grants_out.forget_all();
-            // A flow that was never announced is simply opened now. Its first bytes may have arrived
-            // all the same, without its OPEN, and be gone here.
+            // A flow that was never announced is simply opened now: it still has all its bytes, or its
+            // application has.
             if !flow.announced && flow.send.reset.is_none() {
-                let held = flow.send.rewind(0);
-                if held || flow.options.hibernates {
-                    if !held {
-                        flow.send.forget(0);
-                    }
-                    let empty = flow.send.buffered() == 0 && !flow.send.is_finished();
-                    if !held || (flow.restored && empty) {
-                        flow.rewinding = true;
-                        from_the_start.push(flow.id);
-                    }
-                    flow.unclaimed = false;
-                    flow.restored = false;
-                    flow.send.set_credit(credit);
-                    flow.wants |= want::OPEN;
-                    continue;
+                flow.send.rewind(0);
+                if flow.restored && flow.send.buffered() == 0 && !flow.send.is_finished() {
+                    flow.rewinding = true;
+                    from_the_start.push(flow.id);
                 }
-                // Who acknowledged bytes knows the flow, if not all that its OPEN said.
-                if flow.options.deadline.is_some() {
-                    flow.wants |= want::DEADLINE;
-                }
+                flow.unclaimed = false;
+                flow.restored = false;
+                flow.send.set_credit(credit);
+                flow.wants |= want::OPEN;
+                continue;
             }
             flow.announced = true;
             flow.unclaimed = true;
@@ -331,10 +322,15 @@ impl Session {
             flow.rewinding = true;
             self.emit(Event::SendFrom { flow: id, offset });
         }
+        let ours = id.by_initiator() == (self.role == Role::Initiator);
         if let Some(flow) = self.flows.get_mut(id) {
             flow.unclaimed = false;
             flow.asked = None;
             flow.restored = false;
+            if ours && !flow.opened {
+                // The peer knows its bytes, not what it was opened with.
+                flow.wants |= want::OPEN;
+            }
         }
         self.flows.touch(id);
         true

@@ -410,6 +410,8 @@ pub(crate) fn on_said(
         Said::Data(d) => {
             if let Some(flow) = flows.get_mut(d.flow) {
                 if arrived {
+                    // Bytes open a flow as well as an OPEN does.
+                    flow.announced = true;
                     flow.send.on_acked(d.offset, u64::from(d.len), d.fin);
                     flows.note_acked(d.flow);
                 } else {
@@ -423,6 +425,7 @@ pub(crate) fn on_said(
                 && let Some(flow) = flows.get_mut(id)
             {
                 flow.announced |= what & want::OPEN != 0;
+                flow.opened |= what & want::OPEN != 0;
                 flow.reset_acked |= what & want::RESET != 0;
                 let claimed = flow.claiming && what & want::RESUME != 0;
                 flow.claiming &= !claimed;

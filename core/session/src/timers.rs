@@ -63,6 +63,8 @@ impl Session {
                     .min(path.recovery.probe_at(delay, interval))
                     .min(path.ack_at())
                     .min(path.paced_until);
+            } else if path.recovery.in_flight > 0 {
+                at = at.min(path.recovery.probe_at(delay, interval));
             }
         }
         if self.role == Role::Responder {
@@ -280,6 +282,26 @@ impl Session {
                     }
                     path.wants = own;
                 }
+            }
+            if !path.may_speak()
+                && path.recovery.in_flight > 0
+                && path.recovery.probe_at(delay, interval) <= now
+            {
+                // Nothing may be asked there, and perhaps nobody is: what it holds travels elsewhere.
+                path.state = PathState::Silent;
+                let mut own = path.wants;
+                path.recovery.abandon(|said, arrived| {
+                    on_said(
+                        said,
+                        arrived,
+                        flows,
+                        Some((path.id, &mut own)),
+                        issued,
+                        says,
+                        gone,
+                    );
+                });
+                path.wants = own;
             }
             let (id, link) = (path.id, path.addresses.link);
             if let Some(trace) = &mut self.trace {
