@@ -136,6 +136,11 @@ impl Dormant {
         Some((roused, last))
     }
 
+    /// The copy some flow sleeps on: in memory, or in the vault if the inner one is none.
+    pub(crate) fn look(&self, id: u64) -> Option<Option<Arc<PinnedCopy>>> {
+        self.copies.lock().get(&id).map(|r| r.copy.clone())
+    }
+
     /// Copies on which flows sleep.
     pub(crate) fn len(&self) -> usize {
         self.copies.lock().len()

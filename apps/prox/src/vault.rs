@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -185,6 +185,16 @@ impl Vault {
         let entry = serde_json::from_slice(&read(b'c')?).ok()?;
         let progress = read(b'p').and_then(|json| serde_json::from_slice(&json).ok());
         Some((entry, progress.unwrap_or_default()))
+    }
+
+    /// Bytes of a whole copy that lies here, `max` at most.
+    pub(crate) fn peek(&self, id: u64, at: u64, max: usize) -> Option<Bytes> {
+        let (_, progress) = self.read(id)?;
+        let len = progress.synced.checked_sub(at)?.min(max as u64) as usize;
+        let mut bytes = vec![0; if progress.whole { len } else { 0 }];
+        let file = File::open(self.path(id)).ok()?;
+        file.read_exact_at(&mut bytes, at).ok()?;
+        Some(bytes.into())
     }
 
     /// Lets go of every copy that is not in `wanted`.

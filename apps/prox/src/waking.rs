@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use d2tp_driver::{FlowIo, HostKey, Journal, JournalError, Server};
@@ -119,6 +120,32 @@ impl Prox {
             _ => {}
         }
         copy
+    }
+
+    /// Bytes of a flow at rest, from `offset` on; takes nothing up.
+    pub fn peek(&self, memo: &[u8], offset: u64, max: usize) -> Option<Bytes> {
+        let memo = Memo::decode(memo)?;
+        let head = memo.head_bytes()?;
+        let body = offset.checked_sub(head.len() as u64);
+        let Some(body) = body else {
+            let from = usize::try_from(offset).ok()?;
+            let to = head.len().min(from.saturating_add(max));
+            return Some(Bytes::copy_from_slice(&head[from..to]));
+        };
+        let at = memo.start.checked_add(body)?;
+        let left = memo.end.map_or(u64::MAX, |end| end.saturating_sub(at));
+        let max = usize::try_from(left).unwrap_or(usize::MAX).min(max);
+        let id = memo.copy?;
+        match self.dormant.look(id)? {
+            Some(copy) => {
+                let mut nobody = Context::from_waker(Waker::noop());
+                match copy.pin.poll_read_at(&mut nobody, at, max) {
+                    Poll::Ready(read) => read.ok(),
+                    Poll::Pending => None,
+                }
+            }
+            None => self.vault.as_ref()?.peek(id, at, max),
+        }
     }
 
     /// A flow fell asleep on this copy.

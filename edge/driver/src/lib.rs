@@ -43,5 +43,6 @@ pub use given::{GivenLink, GivenLinks};
 pub use instance::{Claim, FORGOTTEN, Instance};
 pub use journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
 pub use qlog::{OpenLog, QLOG_QUEUE_MAX, Qlog};
+pub use rest::Peek;
 pub use server::{RestOptions, Server, ServerOptions};
 pub use source::{Asleep, FlowIo, HostKey, Source};

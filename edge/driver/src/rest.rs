@@ -30,6 +30,10 @@ const GATHER: Duration = Duration::from_millis(50); // a guess: a sync costs som
 /// How long a journal that could not be written is left alone.
 const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
 
+/// Reads bytes of a flow at rest: what was kept of it, an offset of the flow, how many at most.
+/// Changes nothing and does not wait; none where nothing can be had at once.
+pub type Peek = dyn Fn(&[u8], u64, usize) -> Option<Bytes> + Send + Sync;
+
 /// What a server knows of sessions at rest, and of those that may come to it.
 #[derive(Default)]
 pub(crate) struct Rest {
@@ -50,6 +54,8 @@ pub(crate) struct Rest {
     pub(crate) news: Arc<Notify>,
     lapsed: VecDeque<(SessionKey, Bytes)>,
     lapse_waker: Option<Waker>,
+    /// Who can read a flow at rest, if anybody can.
+    pub(crate) peek: Option<Arc<Peek>>,
 }
 
 impl Rest {
@@ -91,7 +97,7 @@ impl Rest {
     }
 
     /// What the application noted of a flow that sleeps.
-    fn memo(&mut self, session: SessionKey, flow: FlowId) -> Option<Bytes> {
+    fn memo(&self, session: SessionKey, flow: FlowId) -> Option<Bytes> {
         let key = FlowKey { session, flow };
         if let Some(memo) = self.batch.memos.get(&key) {
             return memo.clone();
@@ -105,17 +111,24 @@ impl Rest {
                 }
             };
         }
-        let memos = self.memos.get_mut(&session)?;
-        let memo = memos.remove(&flow);
-        if memos.is_empty() {
-            self.memos.remove(&session);
+        self.memos.get(&session)?.get(&flow).cloned()
+    }
+
+    /// The same; without a journal it is the caller's alone from now on.
+    fn take_memo(&mut self, session: SessionKey, flow: FlowId) -> Option<Bytes> {
+        let memo = self.memo(session, flow);
+        if let Some(memos) = self.memos.get_mut(&session) {
+            memos.remove(&flow);
+            if memos.is_empty() {
+                self.memos.remove(&session);
+            }
         }
         memo
     }
 
     /// A flow that slept is over: its memo is the application's again.
     fn lapse(&mut self, session: SessionKey, flow: FlowId) {
-        if let Some(memo) = self.memo(session, flow) {
+        if let Some(memo) = self.take_memo(session, flow) {
             self.lapsed.push_back((session, memo));
             if let Some(waker) = self.lapse_waker.take() {
                 waker.wake();
@@ -176,6 +189,7 @@ pub(crate) fn on_event(inner: &mut Inner, id: SessionId, event: &Event) {
     match event {
         Event::Suspended(_) => look_again(inner, id),
         Event::Established { .. } if inner.accepts => on_awake(inner, id),
+        Event::SendFrom { flow, offset } if inner.accepts => speak_early(inner, id, *flow, *offset),
         // The entry keeps its memo: whoever has not taken the flow up yet must still learn what
         // it was to free it.
         Event::Ended { flow, .. } => {
@@ -203,6 +217,25 @@ pub(crate) fn on_event(inner: &mut Inner, id: SessionId, event: &Event) {
     }
 }
 
+// R-RESUME-7
+/// A device knocked for a flow at rest: what can be read of it at once goes out behind the answer.
+/// Nobody takes the flow up before the device confirmed.
+fn speak_early(inner: &mut Inner, id: SessionId, flow: FlowId, offset: u64) {
+    if inner.flows.contains_key(&(id, flow)) {
+        return;
+    }
+    let Some(key) = key_of(inner, id) else { return };
+    let (Some(peek), Some(memo)) = (inner.rest.peek.clone(), inner.rest.memo(key, flow)) else {
+        return;
+    };
+    let _ = inner.core.with(id, |s| {
+        let room = s.write_room(flow).unwrap_or(0) as usize;
+        if let Some(bytes) = peek(&memo, offset, room).filter(|_| s.is_thawed()) {
+            let _ = s.write(flow, bytes.slice(..bytes.len().min(room)));
+        }
+    });
+}
+
 /// A session has new keys: flows that nobody holds slept until now.
 fn on_awake(inner: &mut Inner, id: SessionId) {
     let Some(key) = key_of(inner, id) else { return };
@@ -211,7 +244,7 @@ fn on_awake(inner: &mut Inner, id: SessionId) {
         if inner.flows.contains_key(&(id, flow)) {
             continue;
         }
-        match inner.rest.memo(key, flow) {
+        match inner.rest.take_memo(key, flow) {
             Some(memo) => {
                 let entry = Entry {
                     memo: Some(memo),

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -157,6 +157,45 @@ async fn a_flow_sleeps_in_memory_and_goes_on_where_its_device_says() {
     far.send_source_again(Arc::new(Pattern));
     read_to(&mut flow.unwrap(), 70_000, SIZE).await;
     assert_eq!(server.counts().1, 0);
+}
+
+#[tokio::test]
+async fn a_sleeping_flow_is_read_before_it_is_taken_up_and_no_byte_comes_twice() {
+    // R-RESUME-7: nobody accepts the flow before its first bytes have arrived.
+    let dir = tempfile::tempdir().unwrap();
+    for journal in [None, Some("server")] {
+        let dir = dir.path().join(journal.unwrap_or("memory"));
+        std::fs::create_dir_all(&dir).unwrap();
+        let journal = journal.map(|name| Arc::new(Journal::open(&dir.join(name)).unwrap()));
+        let server = server_at("127.0.0.1:0", journal);
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let heard = asked.clone();
+        server.peek_with(Arc::new(move |memo, offset, max| {
+            heard.lock().unwrap().push((memo.to_vec(), offset));
+            // A tenth of what would fit, so that the source goes on within the first packet.
+            let end = offset + max as u64 / 10;
+            Some((offset..end).map(pattern).collect::<Vec<u8>>().into())
+        }));
+        let (device, _) = Device::resume(options(&server), instance(&dir, false), None)
+            .await
+            .unwrap();
+        device.use_default_route().unwrap();
+        let (flow, far) = begun(&server, &device, 100_000).await;
+        let id = flow.id();
+        gone(device, flow).await;
+        drop(far);
+        until(|| server.counts() == (0, 1, 0)).await;
+
+        let (_device, flow) = again(&server, &dir, id, 70_000).await;
+        let mut flow = flow.unwrap();
+        read_to(&mut flow, 70_000, 70_050).await;
+        let mut far = within(server.accept()).await.unwrap();
+        assert_eq!(far.memo().unwrap(), "what it needs");
+        far.send_source_again(Arc::new(Pattern));
+        read_to(&mut flow, 70_050, SIZE).await;
+        let asked = asked.lock().unwrap();
+        assert_eq!(*asked, [(b"what it needs".to_vec(), 70_000)]);
+    }
 }
 
 #[tokio::test]

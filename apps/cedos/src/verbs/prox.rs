@@ -195,6 +195,10 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         journal: journal.clone(),
     };
     let server = Arc::new(Server::bind_with(options, rest)?);
+    let reader = prox.clone();
+    server.peek_with(Arc::new(move |memo, offset, max| {
+        reader.peek(memo, offset, max)
+    }));
     let log = args.qlog.open()?;
     if let Some(log) = &log {
         server.log_to(log);
