@@ -4,14 +4,14 @@
 //! sources, send what the core has to say. The core sits behind one lock, taken once per turn and
 //! once per application call, never per packet.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -93,6 +93,23 @@ pub(crate) struct Drawn {
     /// Flow offset of the next byte to draw.
     pub(crate) next: u64,
     pub(crate) done: bool,
+    /// For when bytes that were not there yet are.
+    pub(crate) waker: Waker,
+}
+
+/// A source has bytes that it did not have when it was asked.
+pub(crate) struct Again {
+    pub(crate) shared: Weak<Shared>,
+    pub(crate) flow: (SessionId, FlowId),
+}
+
+impl Wake for Again {
+    fn wake(self: Arc<Self>) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.ready.lock().push(self.flow);
+            shared.wake();
+        }
+    }
 }
 
 impl Entry {
@@ -120,6 +137,8 @@ pub(crate) struct Socket {
 pub(crate) struct Inner {
     pub(crate) core: Endpoint,
     pub(crate) flows: BTreeMap<(SessionId, FlowId), Entry>,
+    /// Flows whose sources may have something to give, and whose buffers may have room.
+    pub(crate) to_draw: BTreeSet<(SessionId, FlowId)>,
     pub(crate) sockets: BTreeMap<LinkId, Socket>,
     pub(crate) next_link: u32,
     pub(crate) accepted: VecDeque<(SessionId, FlowId)>,
@@ -156,6 +175,8 @@ pub(crate) struct Shared {
     task: Mutex<Option<Waker>>,
     woken: AtomicBool,
     rearm: AtomicBool,
+    /// Flows whose sources called. Its own lock: a source may call from within the engine's turn.
+    ready: Mutex<Vec<(SessionId, FlowId)>>,
     pub(crate) events: broadcast::Sender<(Time, Event)>,
 }
 
@@ -165,6 +186,7 @@ impl Shared {
             inner: Mutex::new(Inner {
                 core,
                 flows: BTreeMap::new(),
+                to_draw: BTreeSet::new(),
                 sockets: BTreeMap::new(),
                 next_link: 0,
                 accepted: VecDeque::new(),
@@ -182,6 +204,7 @@ impl Shared {
             task: Mutex::new(None),
             woken: AtomicBool::new(false),
             rearm: AtomicBool::new(false),
+            ready: Mutex::default(),
             events: broadcast::channel(1024).0,
         });
         tokio::spawn(Engine {
@@ -425,15 +448,18 @@ impl Engine {
                     },
                     inner,
                 ),
-                Event::Writable(flow) => wake(
-                    *flow,
-                    |e| {
-                        if let Some(w) = e.writer.take() {
-                            w.wake();
-                        }
-                    },
-                    inner,
-                ),
+                Event::Writable(flow) => {
+                    inner.to_draw.insert((session, *flow));
+                    wake(
+                        *flow,
+                        |e| {
+                            if let Some(w) = e.writer.take() {
+                                w.wake();
+                            }
+                        },
+                        inner,
+                    );
+                }
                 Event::SendFrom { flow, offset } => {
                     if let Some(drawn) = inner
                         .flows
@@ -442,6 +468,7 @@ impl Engine {
                     {
                         drawn.next = (*offset).max(drawn.base);
                         drawn.done = false;
+                        inner.to_draw.insert((session, *flow));
                     }
                 }
                 Event::Ended { flow, end } => {
@@ -477,59 +504,64 @@ impl Engine {
         }
     }
 
-    /// Fills send buffers from sources.
-    fn draw(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Fills send buffers from sources: those of flows whose buffers got room, or whose sources
+    /// called.
+    fn draw(&mut self) {
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
-        let mut any = false;
-        for ((session, flow), entry) in &mut inner.flows {
+        inner.to_draw.extend(self.shared.ready.lock().drain(..));
+        while let Some((session, flow)) = inner.to_draw.pop_first() {
+            let entry = inner.flows.get_mut(&(session, flow));
+            let Some(entry) = entry else { continue };
             let Some(drawn) = entry.source.as_mut().filter(|d| !d.done) else {
                 continue;
             };
-            let core = &mut inner.core;
-            let mut failed = None;
-            let turn = core.with(*session, |s| {
-                let mut any = false;
-                // After a rewind the core asks from another offset than we are at.
-                match s.send_offsets(*flow) {
-                    Some((end, _)) if end == drawn.next => {}
-                    Some((end, _)) if end >= drawn.base => drawn.next = end,
-                    _ => return any,
-                }
-                while let Ok(room @ 1..) = s.write_room(*flow) {
-                    let max = (room as usize).min(SOURCE_PIECE_BYTES);
-                    match drawn.source.poll_read_at(cx, drawn.next - drawn.base, max) {
-                        Poll::Pending => break,
-                        Poll::Ready(Ok(bytes)) if bytes.is_empty() => {
-                            drawn.done = true;
-                            let _ = s.finish(*flow);
-                            any = true;
-                            break;
-                        }
-                        Poll::Ready(Ok(bytes)) => {
-                            drawn.next += bytes.len() as u64;
-                            if s.write(*flow, bytes).is_err() {
-                                drawn.done = true;
-                                break;
-                            }
-                            any = true;
-                        }
-                        Poll::Ready(Err(error)) => {
-                            drawn.done = true;
-                            s.reset(*flow, SOURCE_FAILED);
-                            failed = Some(error.to_string());
-                            any = true;
-                            break;
-                        }
-                    }
-                }
-                any
-            });
-            entry.source_error = entry.source_error.take().or(failed);
-            any |= turn.unwrap_or(false);
+            let outcome = inner.core.with(session, |s| draw_one(s, flow, drawn));
+            if let Ok(Err(error)) = outcome {
+                entry.source_error.get_or_insert(error.to_string());
+            }
         }
-        any
     }
+}
+
+/// Fills one flow's send buffer.
+fn draw_one(s: &mut Session, flow: FlowId, drawn: &mut Drawn) -> io::Result<()> {
+    // After a rewind the core asks from another offset than we are at.
+    match s.send_offsets(flow) {
+        Some((end, _)) if end == drawn.next => {}
+        Some((end, _)) if end >= drawn.base => drawn.next = end,
+        _ => return Ok(()),
+    }
+    let waker = drawn.waker.clone();
+    let mut cx = Context::from_waker(&waker);
+    // Without room the core says so when there is some again.
+    while let Ok(room @ 1..) = s.write_room(flow) {
+        let max = (room as usize).min(SOURCE_PIECE_BYTES);
+        match drawn
+            .source
+            .poll_read_at(&mut cx, drawn.next - drawn.base, max)
+        {
+            Poll::Pending => break,
+            Poll::Ready(Ok(bytes)) if bytes.is_empty() => {
+                drawn.done = true;
+                let _ = s.finish(flow);
+                break;
+            }
+            Poll::Ready(Ok(bytes)) => {
+                drawn.next += bytes.len() as u64;
+                if s.write(flow, bytes).is_err() {
+                    drawn.done = true;
+                    break;
+                }
+            }
+            Poll::Ready(Err(error)) => {
+                drawn.done = true;
+                s.reset(flow, SOURCE_FAILED);
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Reset code of a flow whose source failed.
@@ -552,7 +584,7 @@ impl Future for Engine {
         }
         this.dispatch();
         rest::on_time(&mut this.shared.inner.lock(), now);
-        this.draw(cx);
+        this.draw();
         let more = this.transmit(cx);
         this.dispatch();
         let (next, stopped) = {

@@ -327,7 +327,7 @@ impl Device {
     ///
     /// # Errors
     /// The journal cannot be written.
-    pub async fn leave(self) -> Result<(), DriverError> {
+    pub async fn leave(mut self) -> Result<(), DriverError> {
         let (shared, session, _) = self.parts();
         let now = clock::now();
         let record = {
@@ -347,6 +347,11 @@ impl Device {
         }
         // The last word on each path leaves in the task's next turn.
         tokio::time::sleep(CLOSE_GRACE).await;
+        if let Some(keeping) = &mut self.keeping {
+            // Whoever comes next finds the instance free.
+            keeping.upkeep.abort();
+            let _ = (&mut keeping.upkeep).await;
+        }
         Ok(())
     }
 
