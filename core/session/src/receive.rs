@@ -668,6 +668,9 @@ impl Session {
             return Ok(());
         }
         let reached = flow.recv.reached();
+        // R-CRASH-1: who fell behind what it had said does not know how much that was.
+        let rolled_back = flow.end == Some(FlowEnd::Refused(Reason::RolledBack));
+        let final_size = final_size.max(if rolled_back { reached } else { 0 });
         if final_size < reached {
             return Err(PeerFault::FinalSize {
                 flow: id,
