@@ -139,11 +139,19 @@ impl Instance {
         self.key.instance
     }
 
+    /// The first epoch that no process has reserved, by an instance's journal.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub fn first_free_epoch(journal: &Journal) -> Result<Option<u32>, JournalError> {
+        let told = journal.note(EPOCHS)?;
+        Ok(told.and_then(|b| Some(u32::from_be_bytes(b.try_into().ok()?))))
+    }
+
     // R-HS-2
     /// Reserves epochs that no process has used, from `from` on at least.
     fn reserve(&self, from: u32) -> Result<std::ops::Range<u32>, JournalError> {
-        let told = self.journal.note(EPOCHS)?;
-        let next = told.and_then(|b| Some(u32::from_be_bytes(b.try_into().ok()?)));
+        let next = Instance::first_free_epoch(&self.journal)?;
         let start = next.unwrap_or(1).max(from);
         let end = start.saturating_add(EPOCH_STEP);
         let mut batch = Batch::default();
