@@ -8,22 +8,30 @@ use std::path::Path;
 
 use d2tp_session::Rng;
 
-#[allow(clippy::disallowed_methods, reason = "the corpus lies in files")]
 fn replay(target: &str, f: fn(&[u8])) {
+    for (name, bytes) in inputs(target) {
+        // Shown when it fails: which file, which input.
+        eprintln!("{target}/{name}");
+        f(&bytes);
+    }
+}
+
+/// A target's corpus, by name.
+#[allow(clippy::disallowed_methods, reason = "the corpus lies in files")]
+fn inputs(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")
         .join(target);
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|e| e.unwrap().path())
+    let entries = std::fs::read_dir(folder).unwrap().map(Result::unwrap);
+    let mut files: Vec<_> = entries
+        .map(|e| {
+            let name = e.file_name().to_string_lossy().into_owned();
+            (name, std::fs::read(e.path()).unwrap())
+        })
         .collect();
     files.sort();
     assert!(!files.is_empty(), "{target} has no corpus");
-    for file in files {
-        // Shown when it fails: which file, which input.
-        eprintln!("{}", file.display());
-        f(&std::fs::read(file).unwrap());
-    }
+    files
 }
 
 /// Inputs that differ with the seed only: a failure says which one it was.
@@ -52,6 +60,13 @@ fn datagram() {
 #[test]
 fn record() {
     replay("record", fuzz::record);
+    // A corpus of another format would fuzz its refusal only.
+    let valid = inputs("record").into_iter().filter(|(name, bytes)| {
+        let reads = d2tp_session::Record::decode(bytes).is_ok();
+        assert_eq!(reads, !name.starts_with("bad-"), "{name}");
+        reads
+    });
+    assert!(valid.count() >= 5);
     arbitrary(3, 2_000, 300, fuzz::record);
 }
 

@@ -226,7 +226,9 @@ impl Transfer<'_, Proxy> {
                     if !self.take_in(&data, &mut overlap)? {
                         return Ok(Step::ChooseAgain);
                     }
-                    if self.sink.note.length == Some(self.sink.len()) {
+                    let whole = self.sink.note.length == Some(self.sink.len());
+                    // All may be held and only now be known to be all: what is compared must come.
+                    if whole && overlap.is_empty() {
                         break;
                     }
                 }

@@ -65,8 +65,8 @@ impl Origin {
                     let book = book.clone();
                     async move { Ok::<_, Infallible>(answer(&request, &book)) }
                 });
-                let served =
-                    hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+                let served = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service);
                 tokio::spawn(async move { drop(served.await) });
             }
         });
@@ -117,7 +117,9 @@ fn answer(request: &Request<Incoming>, book: &Book) -> Response<Body> {
     let head = Response::builder();
     let Some(object) = object(&path) else {
         let head = head.status(StatusCode::NOT_FOUND);
-        return head.body(Empty::new().boxed_unsync()).expect("a valid head");
+        return head
+            .body(Empty::new().boxed_unsync())
+            .expect("a valid head");
     };
     let range = range(request.headers(), object.bytes);
     let number = {
@@ -133,8 +135,12 @@ fn answer(request: &Request<Incoming>, book: &Book) -> Response<Body> {
     let (from, to) = range.unwrap_or((0, object.bytes - 1));
     if from > to {
         let whole = format!("bytes */{}", object.bytes);
-        let head = head.status(StatusCode::RANGE_NOT_SATISFIABLE).header(CONTENT_RANGE, whole);
-        return head.body(Empty::new().boxed_unsync()).expect("a valid head");
+        let head = head
+            .status(StatusCode::RANGE_NOT_SATISFIABLE)
+            .header(CONTENT_RANGE, whole);
+        return head
+            .body(Empty::new().boxed_unsync())
+            .expect("a valid head");
     }
     let mut head = match range {
         Some(_) => head
@@ -150,7 +156,10 @@ fn answer(request: &Request<Incoming>, book: &Book) -> Response<Body> {
         let (book, path) = (book.clone(), path.clone());
         let (seed, rate) = (object.seed, object.rate);
         async move {
-            let taken = (to + 1).checked_sub(at).filter(|n| *n > 0)?.min(PIECE_BYTES);
+            let taken = (to + 1)
+                .checked_sub(at)
+                .filter(|n| *n > 0)?
+                .min(PIECE_BYTES);
             tokio::time::sleep(Duration::from_secs_f64(taken as f64 / rate as f64)).await;
             let mut piece = vec![0; taken as usize];
             content::fill(seed, at, &mut piece);
@@ -161,5 +170,6 @@ fn answer(request: &Request<Incoming>, book: &Book) -> Response<Body> {
             Some((Ok(Frame::data(Bytes::from(piece))), at + taken))
         }
     });
-    head.body(StreamBody::new(pieces).boxed_unsync()).expect("a valid head")
+    head.body(StreamBody::new(pieces).boxed_unsync())
+        .expect("a valid head")
 }

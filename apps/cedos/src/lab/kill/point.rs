@@ -75,17 +75,17 @@ pub struct Call {
 /// What matters: everything that changes a file, and everything that goes to the network or comes
 /// from there. // maxima: counted with strace -f -c over transfers of every shape
 pub const CALLS: [Call; 11] = [
-    call("openat", "/^openat$", 60, 60, true),
-    call("write", "/^write$", 400, 300, true),
+    call("openat", "/^openat$", 40, 160, true),
+    call("write", "/^write$", 150, 80, true),
     call("pwrite64", "/^pwrite64$", 40, 200, true),
-    call("fsync", "/^fsync$", 4, 4, true),
-    call("fdatasync", "/^fdatasync$", 12, 16, true),
-    call("ftruncate", "/^ftruncate$", 6, 6, true),
-    call("rename", "/^rename", 6, 2, true),
-    call("unlink", "/^unlink", 3, 3, false),
-    call("sendmsg", "/^send(msg|mmsg|to)$", 400, 600, false),
-    call("recvmsg", "/^recv(msg|mmsg|from)$", 600, 600, false),
-    call("close", "/^close$", 60, 60, false),
+    call("fsync", "/^fsync$", 2, 2, true),
+    call("fdatasync", "/^fdatasync$", 22, 13, true),
+    call("ftruncate", "/^ftruncate$", 1, 1, true),
+    call("rename", "/^rename", 5, 1, true),
+    call("unlink", "/^unlink", 1, 1, false),
+    call("sendmsg", "/^send(msg|mmsg|to)$", 120, 80, false),
+    call("recvmsg", "/^recv(msg|mmsg|from)$", 240, 150, false),
+    call("close", "/^close$", 40, 160, false),
 ];
 
 const fn call(
@@ -270,9 +270,15 @@ mod tests {
                 assert_eq!(point, Point::draw(5, index, kind));
             }
         }
-        for wrong in ["", "device", "moon:write:1", "device:fork:1", "device:write:x",
-            "device:write:1:late", "device:write:1+device:fsync:1"]
-        {
+        for wrong in [
+            "",
+            "device",
+            "moon:write:1",
+            "device:fork:1",
+            "device:write:x",
+            "device:write:1:late",
+            "device:write:1+device:fsync:1",
+        ] {
             assert!(wrong.parse::<Blows>().is_err(), "{wrong}");
         }
     }
@@ -283,7 +289,12 @@ mod tests {
         for who in [Victim::Device, Victim::Proxy] {
             for call in &CALLS {
                 let hits = |p: &&Point| p.on(who).is_some_and(|blow| blow.call == call.name);
-                assert_eq!(points.iter().filter(hits).count(), 2, "{} of {who:?}", call.name);
+                assert_eq!(
+                    points.iter().filter(hits).count(),
+                    2,
+                    "{} of {who:?}",
+                    call.name
+                );
             }
         }
     }

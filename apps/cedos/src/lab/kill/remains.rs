@@ -13,8 +13,6 @@ use serde_json::Value;
 pub struct DeviceRemains {
     /// Bytes that its note says are safe.
     pub durable: u64,
-    /// A flow is named that the rest comes in.
-    pub has_flow: bool,
     /// For each instance the first epoch that no process may have used.
     pub epochs: BTreeMap<u64, u32>,
     /// The file is there under its own name.
@@ -28,8 +26,6 @@ pub struct DeviceRemains {
 pub struct ProxyRemains {
     /// Lengths of the copies that its journal knows a flow for.
     pub copies: Vec<u64>,
-    /// Flows it will take up.
-    pub flows: usize,
     /// Its journal cannot be read.
     pub damage: Option<String>,
 }
@@ -51,11 +47,14 @@ impl DeviceRemains {
         let has_part = fs::metadata(folder.join("got.part")).is_ok();
         let mut remains = DeviceRemains {
             durable: durable.filter(|_| has_part).unwrap_or(0),
-            has_flow: note.is_some_and(|n| n["flow"].is_object()),
             is_whole: folder.join("got").exists(),
             ..DeviceRemains::default()
         };
-        for file in fs::read_dir(folder.join("device/cedos/instances")).into_iter().flatten().flatten() {
+        for file in fs::read_dir(folder.join("device/cedos/instances"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let path = file.path();
             let number = path.file_stem().and_then(OsStr::to_str);
             let number = number.and_then(|hex| u64::from_str_radix(hex, 16).ok());
@@ -71,7 +70,9 @@ impl DeviceRemains {
                 }
             };
             let free = Instance::first_free_epoch(&journal);
-            remains.epochs.insert(number, free.ok().flatten().unwrap_or(0));
+            remains
+                .epochs
+                .insert(number, free.ok().flatten().unwrap_or(0));
         }
         remains
     }
@@ -94,7 +95,6 @@ impl ProxyRemains {
         };
         let mut flows = Vec::new();
         let _ = journal.memos(|_, memo| flows.push(memo.to_vec()));
-        remains.flows = flows.len();
         for memo in flows {
             let memo: Value = serde_json::from_slice(&memo).unwrap_or_default();
             let copy = memo["copy"].as_u64();

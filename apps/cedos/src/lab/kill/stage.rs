@@ -105,8 +105,17 @@ impl<'a> Case<'a> {
         // From half a second to five, so that every timer has its turn in some.
         let millis = 400 + draws.below(4_200);
         let rate = bytes * 1000 / millis;
-        let length = if draws.below(4) == 0 { "unknown" } else { "known" };
-        let unique = folder.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let length = if draws.below(4) == 0 {
+            "unknown"
+        } else {
+            "known"
+        };
+        let unique = folder
+            .path()
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         let device_key = key::generate()?;
         key::write_new(&device_key, &folder.path().join("device.key"))?;
         key::write_new(&key::generate()?, &folder.path().join("proxy.key"))?;
@@ -157,7 +166,9 @@ impl<'a> Case<'a> {
         (0..self.devices)
             .map(|n| {
                 let text = self.said(&format!("device-{n}.json"));
-                text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+                text.lines()
+                    .filter_map(|line| serde_json::from_str(line).ok())
+                    .collect()
             })
             .collect()
     }
@@ -202,7 +213,12 @@ impl<'a> Case<'a> {
                 return self.lose("the proxy does not start any more".into());
             }
             let mut command = self.command(blow.take());
-            command.args(["prox", "--listen", &self.place.to_string(), "--allow-private"]);
+            command.args([
+                "prox",
+                "--listen",
+                &self.place.to_string(),
+                "--allow-private",
+            ]);
             command.args(["--key", "proxy.key", "--state-dir", "proxy"]);
             command.args(["--allow-client", &self.client, "--log", "json"]);
             command.stdout(Stdio::piped());
@@ -239,7 +255,9 @@ impl<'a> Case<'a> {
         let first = self.proxy_remains.is_none();
         let remains = ProxyRemains::of(&self.folder().join("proxy"), &scratch);
         if let Some(damage) = &remains.damage {
-            self.verdict.lost.push(format!("the proxy's journal: {damage}"));
+            self.verdict
+                .lost
+                .push(format!("the proxy's journal: {damage}"));
         }
         self.proxy_remains = Some(remains);
         match self.point.on(Victim::Proxy) {
@@ -295,13 +313,18 @@ impl<'a> Case<'a> {
         if expected {
             let remains = DeviceRemains::of(self.folder(), &self.scratch());
             for damage in &remains.damage {
-                self.verdict.lost.push(format!("the device's journal: {damage}"));
+                self.verdict
+                    .lost
+                    .push(format!("the device's journal: {damage}"));
             }
             let whole = remains.is_whole;
             self.device_remains = Some(remains);
             return Ok(whole);
         }
-        let last = self.reports().pop().and_then(|report| report.last().cloned());
+        let last = self
+            .reports()
+            .pop()
+            .and_then(|report| report.last().cloned());
         let text = last.map_or_else(|| self.said("device.err"), |last| last["text"].to_string());
         self.lose(format!("the device ended with {status}: {text}"))
     }
@@ -357,7 +380,9 @@ impl<'a> Case<'a> {
             ended => return self.lose(format!("the next download fails: {ended:?}")),
         }
         if !self.is_freed(proxy).await? {
-            self.verdict.wrong.push("the proxy keeps a copy that nobody wants".into());
+            self.verdict
+                .wrong
+                .push("the proxy keeps a copy that nobody wants".into());
         }
         Ok(())
     }
@@ -425,7 +450,11 @@ impl<'a> Case<'a> {
 
     /// What the reports, the journals and the origin's book say.
     fn judge(&mut self) {
-        let disk = self.point.blows.iter().any(|blow| blow.fault != Fault::Kill);
+        let disk = self
+            .point
+            .blows
+            .iter()
+            .any(|blow| blow.fault != Fault::Kill);
         self.judge_resumption();
         self.judge_epochs();
         if !disk {
@@ -442,7 +471,10 @@ impl<'a> Case<'a> {
         if let (Some(remains), Some(second)) = (&self.device_remains, reports.get(1)) {
             let held = event(second, "begun").and_then(|b| b["held_bytes"].as_u64());
             if !remains.is_whole && held.is_some_and(|held| held < remains.durable) {
-                let text = format!("{} bytes were safe, it began with {held:?}", remains.durable);
+                let text = format!(
+                    "{} bytes were safe, it began with {held:?}",
+                    remains.durable
+                );
                 self.verdict.lost.push(text);
             }
         }
@@ -458,7 +490,10 @@ impl<'a> Case<'a> {
                 .filter_map(|(_, bytes)| bytes.as_u64())
                 .sum();
             // At each new flow a little comes again, to be compared.
-            let again = report.iter().filter(|line| line["reason"] == "proxy_unreachable").count();
+            let again = report
+                .iter()
+                .filter(|line| line["reason"] == "proxy_unreachable")
+                .count();
             let most = self.bytes.saturating_sub(held) + OVERLAP_BYTES * (again as u64 + 1);
             if came > most && done["file"] == "got" {
                 let text = format!("{came} bytes came, of {} with {held} held", self.bytes);
@@ -470,16 +505,28 @@ impl<'a> Case<'a> {
     /// R3: no epoch twice, and none that an earlier process may have used.
     fn judge_epochs(&mut self) {
         let used = self.epochs();
-        let mut all: Vec<u64> = used.iter().flatten().copied().collect();
-        all.sort_unstable();
-        let many = all.len();
-        all.dedup();
         let now = DeviceRemains::of(self.folder(), &self.scratch());
-        if now.epochs.len() != 1 {
-            return; // Epochs of several instances may well be equal.
+        let before = self.device_remains.as_ref().map(|remains| &remains.epochs);
+        // Epochs of several instances may well be equal; one of which none was reserved was not used.
+        let same = before.is_some_and(|before| {
+            let was_used = before.values().all(|free| *free > 0);
+            was_used && !before.is_empty() && before.keys().eq(now.epochs.keys())
+        });
+        let runs: Vec<Vec<u64>> = match same {
+            true => vec![used.concat()],
+            false => used.clone(),
+        };
+        for mut epochs in runs {
+            epochs.sort_unstable();
+            let many = epochs.len();
+            epochs.dedup();
+            if epochs.len() < many {
+                let text = format!("an epoch was used twice: {used:?}");
+                self.verdict.wrong.push(text);
+            }
         }
-        if all.len() < many {
-            self.verdict.wrong.push(format!("an epoch was used twice: {used:?}"));
+        if !same {
+            return;
         }
         let Some(remains) = &self.device_remains else {
             return;
@@ -488,7 +535,8 @@ impl<'a> Case<'a> {
             let later = used.iter().skip(1).flatten();
             let early = later.clone().find(|epoch| **epoch < u64::from(*free));
             if let (Some(epoch), true) = (early, now.epochs.contains_key(instance)) {
-                let text = format!("epoch {epoch} was reserved by the process before ({free} is free)");
+                let text =
+                    format!("epoch {epoch} was reserved by the process before ({free} is free)");
                 self.verdict.wrong.push(text);
             }
         }
@@ -507,10 +555,14 @@ impl<'a> Case<'a> {
         let unknown = proxy.as_ref().is_some_and(|proxy| proxy.copies.is_empty());
         let allowed = 1 + usize::from(from_zero) + usize::from(unknown);
         if whole > allowed {
-            self.verdict.repeated.push(format!("the origin was asked for all of it: {asked:?}"));
+            self.verdict
+                .repeated
+                .push(format!("the origin was asked for all of it: {asked:?}"));
         }
         for from in asked.iter().filter_map(|asked| asked.from) {
-            let had = proxy.as_ref().is_some_and(|proxy| proxy.copies.contains(&from));
+            let had = proxy
+                .as_ref()
+                .is_some_and(|proxy| proxy.copies.contains(&from));
             if !had {
                 let copies = proxy.as_ref().map(|proxy| proxy.copies.clone());
                 let text = format!("asked from {from}, the proxy had {copies:?}: {asked:?}");
@@ -519,11 +571,14 @@ impl<'a> Case<'a> {
         }
         if whole > 1 && device.is_none() {
             let reports = self.reports();
-            let told = reports.iter().flatten().any(|line| {
-                line["reason"] == "proxy_unreachable" || line["event"] == "note"
-            });
+            let told = reports
+                .iter()
+                .flatten()
+                .any(|line| line["reason"] == "proxy_unreachable" || line["event"] == "note");
             if !told {
-                self.verdict.wrong.push("a flow was begun anew without a word".into());
+                self.verdict
+                    .wrong
+                    .push("a flow was begun anew without a word".into());
             }
         }
     }

@@ -49,7 +49,9 @@ pub fn command(program: &Path, blow: Option<&Blow>, log: &Path, paths: &[&Path])
     }
     let trace = format!("trace={pattern},/^f(data)?sync$");
     command.args(["-e", "signal=none", "-e", &trace, "-e"]);
-    command.arg(format!("inject={pattern}:{action}")).arg(program);
+    command
+        .arg(format!("inject={pattern}:{action}"))
+        .arg(program);
     command
 }
 
@@ -84,6 +86,9 @@ mod tests {
         let once = "7 fdatasync(9</a/b>) = -1 EIO (Input/output error) (INJECTED)\n";
         let other = "7 fsync(9</a/c>) = 0\n";
         assert!(synced_again(&format!("{once}{other}")).is_empty());
-        assert_eq!(synced_again(&format!("{once}{other}7 fsync(11</a/b>) = 0")), ["/a/b"]);
+        assert_eq!(
+            synced_again(&format!("{once}{other}7 fsync(11</a/b>) = 0")),
+            ["/a/b"]
+        );
     }
 }

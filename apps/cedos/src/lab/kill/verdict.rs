@@ -22,7 +22,10 @@ impl Verdict {
     /// All of it in one line.
     pub fn words(&self) -> String {
         let named = |what: &'static str, found: &[String]| {
-            found.iter().map(|text| format!("{what}: {text}")).collect::<Vec<_>>()
+            found
+                .iter()
+                .map(|text| format!("{what}: {text}"))
+                .collect::<Vec<_>>()
         };
         [
             named("lost", &self.lost),
