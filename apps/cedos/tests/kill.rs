@@ -51,6 +51,7 @@ fn points_that_once_failed_hold() {
         ("device:fdatasync:1:eio", "2018415445"),
         ("device:pwrite64:2:eio", "3722208605"),
         ("device:fsync:1:eio", "2245108251"),
+        ("device:fdatasync:22", "1735107149"),
     ];
     std::thread::scope(|scope| {
         for (at, seed) in found {

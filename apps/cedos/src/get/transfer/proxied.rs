@@ -84,6 +84,8 @@ impl Transfer<'_, Proxy> {
         }
         let mut outcome = self.exchange_flows().await;
         if outcome.is_ok() {
+            // Nobody can be asked for the length any more, if nobody knew it before.
+            self.sink.note.length = Some(self.sink.len());
             // The proxy forgets what it is told has arrived: it must be safe before.
             outcome = self.sink.settle().await;
         }
