@@ -88,8 +88,54 @@ fn steered(bytes: &[u8]) {
     fuzz::operations(&bytes);
 }
 
+/// The fewest pairs of actions that still fail, found by leaving some out. None if it does not fail.
+fn shrunk(bytes: &[u8], fails: impl Fn(&[u8]) -> bool) -> Option<Vec<u8>> {
+    let mut least = bytes.to_vec();
+    if !fails(&least) {
+        return None;
+    }
+    let mut chunk = (least.len() / 4).max(1) * 2;
+    while chunk >= 2 {
+        let mut at = 0;
+        while at < least.len() {
+            let mut fewer = least.clone();
+            fewer.drain(at..(at + chunk).min(fewer.len()));
+            if fails(&fewer) {
+                least = fewer;
+            } else {
+                at += chunk;
+            }
+        }
+        chunk = chunk / 4 * 2;
+    }
+    Some(least)
+}
+
+/// Runs actions; if they fail, the fewest of them that do are run once more, to be listed.
+fn told(bytes: &[u8]) {
+    let quietly = |bytes: &[u8]| {
+        let bytes = bytes.to_vec();
+        std::panic::catch_unwind(move || steered(&bytes)).is_err()
+    };
+    if let Some(least) = shrunk(bytes, quietly) {
+        eprintln!("the fewest actions that fail: {least:?}");
+        steered(&least);
+    }
+}
+
 #[test]
 fn operations() {
     replay("operations", fuzz::operations);
-    arbitrary(5, 400, 400, steered);
+    arbitrary(5, 400, 400, told);
+}
+
+#[test]
+fn a_failure_shrinks_to_the_actions_it_needs() {
+    let bytes: Vec<u8> = (0..200).collect();
+    let fails = |bytes: &[u8]| {
+        let pairs: Vec<&[u8]> = bytes.chunks_exact(2).collect();
+        pairs.contains(&&[20, 21][..]) && pairs.contains(&&[150, 151][..])
+    };
+    assert_eq!(shrunk(&bytes, fails), Some(vec![20, 21, 150, 151]));
+    assert_eq!(shrunk(&bytes[..100], fails), None);
 }
