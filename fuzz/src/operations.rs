@@ -1,5 +1,6 @@
 //! Two endpoints, two links, and bytes read as actions: open, write, read, cut, attach, lose,
-//! replay, sleep, crash, wait. What is read must always be a prefix of what was written.
+//! replay, sleep, crash, wait. What is read must always be a prefix of what was written, at both ends,
+//! and after each action every bound must hold. A run that fails lists its actions by name.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +8,84 @@ use bytes::Bytes;
 use d2tp_session::*;
 
 use super::syn_ack;
+
+/// What a pair of bytes means: the name of an action. The second byte is its argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    OpenPath0,
+    OpenPath1,
+    CutLink,
+    AttachLink,
+    OpenFlow,
+    Write,
+    WriteMore,
+    FinishFlow,
+    ResetStopPauseOrGrant,
+    ReadAtBothEnds,
+    DeliverOne,
+    DeliverAll,
+    DeliverAllAgain,
+    LoseSome,
+    ReplayOne,
+    WaitMillis,
+    WaitSeconds,
+    DeviceSleepsOrCrashes,
+    ServerSleepsOrCrashes,
+    SetPathStatus,
+    ClosePath,
+    ServerWritesOrTellsDurable,
+    AnswerTheSynWithAnything,
+    SayTooBig,
+}
+
+impl Action {
+    const ALL: [Action; 24] = [
+        Action::OpenPath0,
+        Action::OpenPath1,
+        Action::CutLink,
+        Action::AttachLink,
+        Action::OpenFlow,
+        Action::Write,
+        Action::WriteMore,
+        Action::FinishFlow,
+        Action::ResetStopPauseOrGrant,
+        Action::ReadAtBothEnds,
+        Action::DeliverOne,
+        Action::DeliverAll,
+        Action::DeliverAllAgain,
+        Action::LoseSome,
+        Action::ReplayOne,
+        Action::WaitMillis,
+        Action::WaitSeconds,
+        Action::DeviceSleepsOrCrashes,
+        Action::ServerSleepsOrCrashes,
+        Action::SetPathStatus,
+        Action::ClosePath,
+        Action::ServerWritesOrTellsDurable,
+        Action::AnswerTheSynWithAnything,
+        Action::SayTooBig,
+    ];
+
+    fn of(byte: u8) -> Action {
+        Action::ALL[usize::from(byte) % Action::ALL.len()]
+    }
+}
+
+/// Says what was done, if that was too much.
+struct Story(Vec<(Action, u8)>);
+
+impl Drop for Story {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for (action, argument) in &self.0 {
+                eprintln!("  {action:?} {argument}");
+            }
+        }
+    }
+}
+
+/// The largest chunk an application here hands over at once.
+const CHUNK_MAX: u64 = 255 * 40 + 1;
 
 struct World {
     now: Time,
@@ -24,6 +103,8 @@ struct World {
     written: BTreeMap<FlowId, u64>,
 }
 
+/// What the server writes at once.
+const ANSWER_BYTES: u64 = 500;
 const KEPT_MAX: usize = 64;
 const FLYING_MAX: usize = 512;
 
@@ -234,16 +315,44 @@ impl World {
         self.pump();
     }
 
-    fn act(&mut self, op: u8, arg: u8) {
+    fn read_at_device(&mut self, limit: usize) {
+        let flows = self.device.session(self.session).map(Session::flow_ids);
+        for flow in flows.unwrap_or_default() {
+            let _ = self.device.with(self.session, |s| {
+                let start = s.received(flow).map_or(0, |r| r.0);
+                if let Ok(Read::Chunk(c)) = s.read(flow, limit.max(1)) {
+                    for (b, i) in c.iter().zip(start..) {
+                        assert_eq!(*b, content(i), "flow {flow:?} has a wrong byte at {i}");
+                    }
+                }
+            });
+        }
+        self.pump();
+    }
+
+    /// No queue holds more than it may, whatever was done.
+    fn see_bounds(&self) {
+        let device = self.device.session(self.session);
+        let sessions = self
+            .server
+            .ids()
+            .into_iter()
+            .filter_map(|id| self.server.session(id));
+        for session in device.into_iter().chain(sessions) {
+            assert_eq!(session.broken_bound(CHUNK_MAX), None);
+        }
+    }
+
+    fn act(&mut self, action: Action, arg: u8) {
         let now = self.now;
-        match op % 24 {
-            0 | 1 => {
-                let link = u32::from(op & 1);
+        match action {
+            Action::OpenPath0 | Action::OpenPath1 => {
+                let link = u32::from(action == Action::OpenPath1);
                 if self.up[link as usize] {
                     self.with_device(|s| s.open_path(now, addresses(link, true), arg & 1 == 1));
                 }
             }
-            2 => {
+            Action::CutLink => {
                 let link = usize::from(arg & 1);
                 self.up[link] = false;
                 self.flying.retain(|f| f.1 as usize != link);
@@ -251,8 +360,8 @@ impl World {
                     self.with_device(|s| s.on_link_down(now, LinkId(u32::from(arg & 1))));
                 }
             }
-            3 => self.up[usize::from(arg & 1)] = true,
-            4 => {
+            Action::AttachLink => self.up[usize::from(arg & 1)] = true,
+            Action::OpenFlow => {
                 let options = FlowOptions {
                     priority: arg & 7,
                     size: None,
@@ -265,7 +374,7 @@ impl World {
                     self.written.insert(id, 0);
                 }
             }
-            5 | 6 => {
+            Action::Write | Action::WriteMore => {
                 let Some(flow) = self.flow(arg) else { return };
                 let n = u64::from(arg) * 40 + 1;
                 let start = self
@@ -273,19 +382,23 @@ impl World {
                     .session(self.session)
                     .and_then(|s| s.send_offsets(flow));
                 let Some((start, _)) = start else { return };
+                let room = self.with_device(|s| s.write_room(flow));
+                if !room.is_some_and(|room| room.is_ok_and(|room| room > 0)) {
+                    return;
+                }
                 let bytes: Vec<u8> = (start..start + n).map(content).collect();
                 if let Some(Ok(())) = self.with_device(|s| s.write(flow, Bytes::from(bytes))) {
                     let written = self.written.entry(flow).or_default();
                     *written = (*written).max(start + n);
                 }
             }
-            7 => {
+            Action::FinishFlow => {
                 let Some(flow) = self.flow(arg) else { return };
                 self.with_device(|s| {
                     let _ = s.finish(flow);
                 });
             }
-            8 => {
+            Action::ResetStopPauseOrGrant => {
                 let Some(flow) = self.flow(arg) else { return };
                 self.with_device(|s| match arg & 3 {
                     0 => s.reset(flow, 1),
@@ -294,15 +407,18 @@ impl World {
                     _ => s.grant(flow, LinkId(u32::from(arg >> 2 & 1)), u64::from(arg) * 100),
                 });
             }
-            9 => self.read_at_server(usize::from(arg) * 100),
-            10 => {
+            Action::ReadAtBothEnds => {
+                self.read_at_server(usize::from(arg) * 100);
+                self.read_at_device(usize::from(arg) * 100);
+            }
+            Action::DeliverOne => {
                 if !self.flying.is_empty() {
                     self.deliver(usize::from(arg) % self.flying.len());
                 }
             }
-            11 | 12 => self.deliver_all(),
-            13 => self.lose = arg % 8,
-            14 => {
+            Action::DeliverAll | Action::DeliverAllAgain => self.deliver_all(),
+            Action::LoseSome => self.lose = arg % 8,
+            Action::ReplayOne => {
                 if let Some(bytes) = self.kept.get(usize::from(arg) % self.kept.len().max(1)) {
                     let mut bytes = bytes.clone();
                     let addresses = addresses(u32::from(arg & 1), false);
@@ -316,9 +432,9 @@ impl World {
                     self.pump();
                 }
             }
-            15 => self.wait(Span::from_millis(u64::from(arg))),
-            16 => self.wait(Span::from_secs(u64::from(arg))),
-            17 => {
+            Action::WaitMillis => self.wait(Span::from_millis(u64::from(arg))),
+            Action::WaitSeconds => self.wait(Span::from_secs(u64::from(arg))),
+            Action::DeviceSleepsOrCrashes => {
                 // The device sleeps and wakes, or crashes and starts again.
                 let record = if arg & 1 == 0 {
                     self.device.hibernate(now, self.session).ok()
@@ -336,7 +452,7 @@ impl World {
                     .restore(now, &record, epochs)
                     .expect("its own record");
             }
-            18 => {
+            Action::ServerSleepsOrCrashes => {
                 let Some(id) = self.server.ids().first().copied() else {
                     return;
                 };
@@ -353,7 +469,7 @@ impl World {
                     }
                 }
             }
-            19 => {
+            Action::SetPathStatus => {
                 let link = LinkId(u32::from(arg & 1));
                 let status = [
                     PathStatus::Available,
@@ -362,17 +478,24 @@ impl World {
                 ][usize::from(arg >> 1) % 3];
                 self.with_device(|s| s.set_path_status(link, status, arg & 8 != 0, Reason::None));
             }
-            20 => {
+            Action::ClosePath => {
                 let link = LinkId(u32::from(arg & 1));
                 self.with_device(|s| s.close_path(now, link, Reason::PathCost));
             }
-            21 => {
+            Action::ServerWritesOrTellsDurable => {
                 let flows = self.written.keys().copied().collect::<Vec<_>>();
                 for id in self.server.ids() {
                     let _ = self.server.with(id, |s| {
                         for flow in &flows {
                             if arg & 1 == 0 {
-                                let _ = s.write(*flow, Bytes::from_static(&[1; 500]));
+                                let Some((start, _)) = s.send_offsets(*flow) else {
+                                    continue;
+                                };
+                                if s.write_room(*flow).is_ok_and(|room| room >= ANSWER_BYTES) {
+                                    let end = start + ANSWER_BYTES;
+                                    let bytes: Vec<u8> = (start..end).map(content).collect();
+                                    let _ = s.write(*flow, Bytes::from(bytes));
+                                }
                             } else if let Some((read, _)) = s.received(*flow) {
                                 s.set_durable(*flow, read);
                                 s.set_committed(*flow, read);
@@ -382,7 +505,7 @@ impl World {
                 }
                 self.pump();
             }
-            22 => {
+            Action::AnswerTheSynWithAnything => {
                 // An answer to the newest SYN that authenticates and says anything.
                 let payload: Vec<u8> = (0..usize::from(arg)).map(|i| (i * 7 % 5) as u8).collect();
                 let key = SecretKey::from_bytes([22; 32]);
@@ -398,7 +521,7 @@ impl World {
                     self.pump();
                 }
             }
-            _ => {
+            Action::SayTooBig => {
                 let size = 1200 + usize::from(arg);
                 self.device
                     .on_too_big(now, LinkId(u32::from(arg & 1)), size);
@@ -411,11 +534,17 @@ impl World {
 /// Pairs of bytes, each an action and its argument; at most 400 of them.
 pub fn operations(bytes: &[u8]) {
     let mut world = World::new();
-    world.act(0, 0);
+    let mut story = Story(Vec::new());
+    world.act(Action::OpenPath0, 0);
     world.deliver_all();
     for pair in bytes.chunks_exact(2).take(400) {
-        world.act(pair[0], pair[1]);
+        let action = Action::of(pair[0]);
+        story.0.push((action, pair[1]));
+        world.act(action, pair[1]);
+        world.see_bounds();
     }
     world.wait(Span::from_secs(30));
     world.read_at_server(100_000);
+    world.read_at_device(100_000);
+    world.see_bounds();
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask nightly`: what takes longer than a change can wait.
 //!
 //! Everything of `check` in its long form: every test, also those marked `#[ignore]`, optimised;
-//! many random scenarios; every fuzz target for a while; every feature; advisories. A run that needs a tool which is not
+//! many random scenarios; thousands of kill points; every fuzz target for a while; every feature; advisories. A run that needs a tool which is not
 //! there says so and is not counted as held.
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -21,7 +21,10 @@ pub struct Options {
     /// Random scenarios to run
     #[arg(long, default_value_t = crate::seeds::NIGHT_SEEDS)]
     seeds: u64,
-    /// Other scenarios for the same seeds; the number of today where nothing is said
+    /// System calls to kill a download and its proxy at
+    #[arg(long, default_value_t = crate::kills::NIGHT_POINTS)]
+    kill_points: u64,
+    /// Other scenarios for the same seeds, and other kill points; the number of today where nothing is said
     #[arg(long)]
     salt: Option<u64>,
 }
@@ -51,6 +54,9 @@ pub fn run(options: &Options) -> Result<bool> {
         &format!("random scenarios, salt {salt}"),
         &mut crate::seeds::night(options.seeds, salt),
     );
+    for (what, mut command) in crate::kills::night(options.kill_points, salt) {
+        steps.command(&what, &mut command);
+    }
     for target in fuzz_targets()? {
         steps.run(&format!("fuzz {target}"), || fuzz(&target, options));
     }

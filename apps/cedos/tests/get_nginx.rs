@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output};
 use std::time::Duration;
 
+use get_origin::note;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -194,13 +195,9 @@ fn nginx_continues_a_download_that_was_stopped() {
         &object()[..1_000_000],
     )
     .expect("write");
-    let note = serde_json::json!({
-        "version": 1, "url": url, "validator": { "etag": etag },
-        "length": object().len(), "durable_bytes": 1_000_000,
-    });
     std::fs::write(
         nginx.directory.path().join("out.part.json"),
-        note.to_string(),
+        note(&url, &etag, Some(object().len()), 1_000_000),
     )
     .expect("write");
     let (_, last) = nginx.get("/object", &[]);

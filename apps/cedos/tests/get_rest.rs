@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use get_origin::{End, Origin, Reply, cut, object, proper, reply};
+use get_origin::{End, Origin, Reply, cut, note, object, proper, reply};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -389,4 +389,18 @@ async fn a_session_of_a_silent_device_sleeps_and_wakes() {
     assert_eq!(code, 0, "{last:#}");
     stage.assert_whole(&last);
     assert_eq!(received(&last), SIZE as u64);
+}
+
+#[tokio::test]
+async fn a_part_that_is_all_there_of_an_unknown_length_is_compared_and_not_thrown_away() {
+    let stage = Stage::new(9).await;
+    stage.let_the_rest_come();
+    let url = stage.origin.url("/a");
+    std::fs::write(stage.path().join("got.part"), &stage.body).unwrap();
+    let note = note(&url, TAG, None, SIZE);
+    std::fs::write(stage.path().join("got.part.json"), note).unwrap();
+    let (code, last) = ended(stage.get(&[])).await;
+    assert_eq!(code, 0, "{last:#}");
+    assert!(std::fs::read(stage.path().join("got")).unwrap() == stage.body);
+    assert_eq!(received(&last), 16 * 1024);
 }

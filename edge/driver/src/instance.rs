@@ -35,6 +35,8 @@ const EPOCH_STEP: u32 = 1024;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Instances looked at before another one is made.
 const LOOKED_AT_MAX: usize = 256;
+/// A journal is made in milliseconds: one that has no name after so long will not get one.
+const UNNAMED_FOR_MAX: Duration = Duration::from_secs(3600);
 /// Reset code of a flow that nobody wants any more.
 pub const FORGOTTEN: u64 = 0xd102;
 
@@ -98,7 +100,11 @@ impl Instance {
                 }
                 None => return None,
             };
-            let ours = journal.note(OWNERS).ok()?? == owners;
+            let ours = match journal.note(OWNERS).ok()? {
+                Some(theirs) => theirs == owners,
+                // Its maker was ended before it was anybody's.
+                None => own(&journal, &owners).is_ok(),
+            };
             let key = SessionKey {
                 peer: server,
                 instance: number,
@@ -122,9 +128,8 @@ impl Instance {
         }
         let number = u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes"));
         let journal = Journal::open(&file_of(dir, number))?;
-        let mut batch = Batch::default();
-        batch.notes.insert(OWNERS.to_vec(), Some(owners.into()));
-        journal.commit(&batch)?;
+        own(&journal, &owners)?;
+        sweep(dir);
         Ok(Instance {
             journal,
             key: SessionKey {
@@ -139,11 +144,19 @@ impl Instance {
         self.key.instance
     }
 
+    /// The first epoch that no process has reserved, by an instance's journal.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub fn first_free_epoch(journal: &Journal) -> Result<Option<u32>, JournalError> {
+        let told = journal.note(EPOCHS)?;
+        Ok(told.and_then(|b| Some(u32::from_be_bytes(b.try_into().ok()?))))
+    }
+
     // R-HS-2
     /// Reserves epochs that no process has used, from `from` on at least.
     fn reserve(&self, from: u32) -> Result<std::ops::Range<u32>, JournalError> {
-        let told = self.journal.note(EPOCHS)?;
-        let next = told.and_then(|b| Some(u32::from_be_bytes(b.try_into().ok()?)));
+        let next = Instance::first_free_epoch(&self.journal)?;
         let start = next.unwrap_or(1).max(from);
         let end = start.saturating_add(EPOCH_STEP);
         let mut batch = Batch::default();
@@ -189,6 +202,26 @@ impl Instance {
 
 fn file_of(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{number:016x}.journal"))
+}
+
+/// Notes whose an instance is: before anything else, so that no epoch of it was used without.
+fn own(journal: &Journal, owners: &[u8]) -> Result<(), JournalError> {
+    let mut batch = Batch::default();
+    let owners = Bytes::copy_from_slice(owners);
+    batch.notes.insert(OWNERS.to_vec(), Some(owners));
+    journal.commit(&batch)
+}
+
+/// Removes journals whose makers were ended before they had a name.
+fn sweep(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let written = entry.metadata().and_then(|about| about.modified());
+        let old = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > UNNAMED_FOR_MAX));
+        if old && path.extension().is_some_and(|kind| kind == "new") {
+            let _ = fs::remove_file(path);
+        }
+    }
 }
 
 fn numbers(dir: &Path) -> Vec<u64> {

@@ -15,6 +15,7 @@
 //! be read of the last commit is copied to a new file, which is synced and takes the old one's name.
 
 mod batch;
+mod cautious;
 mod fault;
 mod format;
 
@@ -24,9 +25,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
+use redb::backends::FileBackend;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 
 pub use batch::{Batch, FlowKey, SessionKey, Stored};
+use cautious::Cautious;
 pub use fault::JournalError;
 use format::{seal, unseal};
 
@@ -180,13 +183,18 @@ fn open_whole(path: &Path) -> Result<Database, fault::Cause> {
     }
     // The store panics on some kinds of damage.
     let opened = catch_unwind(AssertUnwindSafe(|| -> Result<Database, fault::Cause> {
-        let mut db = Database::builder().set_cache_size(CACHE_BYTES).open(path)?;
+        let file = File::options().read(true).write(true).open(path)?;
+        let file = Cautious::new(FileBackend::new(file)?)?;
+        let mut db = Database::builder()
+            .set_cache_size(CACHE_BYTES)
+            .create_with_backend(file.clone())?;
         if !db.check_integrity()? {
             return Err(fault::Cause::Damaged("its pages"));
         }
         for table in 0..TABLES.len() {
             each(&db, table, |_, _| Ok(()))?;
         }
+        file.believe()?;
         Ok(db)
     }));
     opened.unwrap_or(Err(fault::Cause::Damaged("its structure")))
@@ -199,12 +207,25 @@ fn create(path: &Path, held: &Held) -> Result<(), fault::Cause> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         fs::create_dir_all(dir)?;
     }
-    let file = private(&new)?;
+    let made = write_new(&new, held).and_then(|()| Ok(fs::rename(&new, path)?));
+    if made.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    made?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()?;
+    Ok(())
+}
+
+/// A file that has no name of its own yet, with these values.
+fn write_new(new: &Path, held: &Held) -> Result<(), fault::Cause> {
+    let file = private(new)?;
     {
         let db = Database::builder()
             .set_cache_size(CACHE_BYTES)
             .create_file(file)?;
-        let transaction = db.begin_write()?;
+        let mut transaction = db.begin_write()?;
+        transaction.set_two_phase_commit(true);
         for (number, (_, table)) in TABLES.iter().enumerate() {
             let mut table = transaction.open_table(*table)?;
             for ((_, key), value) in held.iter().filter(|((n, _), _)| *n == number) {
@@ -213,9 +234,6 @@ fn create(path: &Path, held: &Held) -> Result<(), fault::Cause> {
         }
         transaction.commit()?;
     }
-    fs::rename(&new, path)?;
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()?;
     Ok(())
 }
 
@@ -231,7 +249,9 @@ fn private(path: &Path) -> std::io::Result<File> {
 }
 
 fn write(db: &Database, batch: &Batch) -> Result<(), fault::Cause> {
-    let transaction = db.begin_write()?;
+    let mut transaction = db.begin_write()?;
+    // What was told to be safe is never given up for the commit before; see `cautious`.
+    transaction.set_two_phase_commit(true);
     for (number, (tag, table)) in TABLES.iter().enumerate() {
         let mut table = transaction.open_table(*table)?;
         for (key, value) in batch.of_table(number) {

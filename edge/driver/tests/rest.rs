@@ -372,15 +372,8 @@ fn content(path: &Path) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
     Some(all)
 }
 
-#[test]
-fn a_journal_that_was_cut_or_flipped_is_refused_or_holds_all_that_was_written() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("journal");
-    drop(filled(&path, 20, 1_000));
-    let good = std::fs::read(&path).unwrap();
-    let all = content(&path).unwrap();
-    assert_eq!(all.len(), 40);
-    // The store's panics on damage are caught; their words are not wanted here.
+/// The store's panics on damage are caught; their words are not wanted here.
+fn hush_the_store() {
     let words = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         if panic
@@ -390,28 +383,149 @@ fn a_journal_that_was_cut_or_flipped_is_refused_or_holds_all_that_was_written() 
             words(panic);
         }
     }));
-    let copy = dir.path().join("copy");
-    let try_out = |bytes: &[u8], what: String| {
-        std::fs::write(&copy, bytes).unwrap();
-        if let Some(found) = content(&copy) {
-            assert_eq!(found, all, "{what}");
-        }
-        let refused = Journal::open(&copy).err();
-        if let Some(error) = refused {
-            let text = error.to_string();
-            assert!(text.contains(copy.to_str().unwrap()), "{text}");
-        }
-    };
+}
+
+/// Hands `f` what a file may have become: cut at any length, any bit flipped where anything is
+/// written; all of it, or `some` of each kind.
+fn damage(good: &[u8], some: Option<usize>, mut f: impl FnMut(&[u8], &str)) {
     let used: Vec<usize> = (0..good.len()).filter(|i| good[*i] != 0).collect();
     let last = *used.last().unwrap();
-    for length in (0..64).chain((64..=last).step_by(997)) {
-        try_out(&good[..length], format!("cut at {length}"));
+    let cut_step = some.map_or(1, |some| (last / some).max(1));
+    for length in (0..64).chain((64..=last).step_by(cut_step)) {
+        f(&good[..length], &format!("cut at {length}"));
     }
-    for (n, at) in used.iter().step_by(used.len() / 300).enumerate() {
-        let mut bytes = good.clone();
+    // Where nothing is written a bit changes nothing, or a number that was zero: some of those too.
+    let bits = 8 * used.len();
+    let bit_step = some.map_or(1, |some| (bits / some).max(1) | 1);
+    let mut bytes = good.to_vec();
+    for bit in (0..bits).step_by(bit_step) {
+        let at = used[bit / 8];
+        bytes[at] ^= 1 << (bit % 8);
+        f(&bytes, &format!("bit {} of byte {at}", bit % 8));
+        bytes[at] = good[at];
+    }
+    let zeros: Vec<usize> = (0..=last).filter(|i| good[*i] == 0).collect();
+    let zero_step = some.map_or(5, |some| (zeros.len() / some).max(1) | 1);
+    for (n, at) in zeros.iter().step_by(zero_step).enumerate() {
         bytes[*at] ^= 1 << (n % 8);
-        try_out(&bytes, format!("bit {} of byte {at}", n % 8));
+        f(&bytes, &format!("bit {} of byte {at}", n % 8));
+        bytes[*at] = good[*at];
     }
+}
+
+fn damage_a_servers_journal(some: Option<usize>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let journal = filled(&path, 19, 1_000);
+    let mut last = Batch::default();
+    let (session, stored, flow) = stored(19, 1_000);
+    last.sessions.insert(session, Some(stored));
+    last.memos.insert(flow, Some(Bytes::from_static(b"19")));
+    journal.commit(&last).unwrap();
+    // As a crash leaves it, and as an orderly end does.
+    let crashed = std::fs::read(&path).unwrap();
+    drop(journal);
+    let closed = std::fs::read(&path).unwrap();
+    let all = content(&path).unwrap();
+    assert_eq!(all.len(), 40);
+    hush_the_store();
+    let copy = dir.path().join("copy");
+    let try_out = |bytes: &[u8], what: &str| {
+        std::fs::write(&copy, bytes).unwrap();
+        match Journal::open(&copy) {
+            Ok(journal) => {
+                drop(journal);
+                assert_eq!(content(&copy).as_ref(), Some(&all), "{what}");
+            }
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains(copy.to_str().unwrap()), "{what}: {text}");
+                // Whoever looks into it finds what lay there.
+                assert!(std::fs::read(&copy).unwrap() == bytes, "{what}");
+            }
+        }
+    };
+    for (state, good) in [("closed", closed), ("crashed", crashed)] {
+        damage(&good, some, |bytes, what| {
+            try_out(bytes, &format!("{state}, {what}"));
+        });
+    }
+}
+
+#[test]
+fn a_journal_that_was_cut_or_flipped_is_refused_or_holds_all_that_was_written() {
+    damage_a_servers_journal(Some(80));
+}
+
+#[test]
+#[ignore = "minutes: every bit of a file of some ten kilobytes"]
+fn a_journal_survives_every_cut_and_every_flip_or_is_refused() {
+    damage_a_servers_journal(None);
+}
+
+// R-HS-2
+/// Whatever happened to its file, an instance is what it was or another one takes its place: no epoch
+/// comes again, and no flow is claimed at another byte.
+async fn damage_a_devices_journal(some: Option<usize>) {
+    let dir = tempfile::tempdir().unwrap();
+    let server = server_at("127.0.0.1:0", None);
+    let first = instance(dir.path(), false);
+    let number = first.number();
+    let (device, _) = Device::resume(options(&server), first.clone(), None)
+        .await
+        .unwrap();
+    device.use_default_route().unwrap();
+    let (flow, far) = begun(&server, &device, 100_000).await;
+    let id = flow.id();
+    gone(device, flow).await;
+    drop((first, far));
+    let path = dir.path().join(format!("{number:016x}.journal"));
+    let held = |path: &Path| {
+        let journal = Journal::open(path).ok()?;
+        let mut records = Vec::new();
+        journal
+            .sessions(|key, stored| records.push((key.instance, stored.record)))
+            .ok()?;
+        let mut memos = Vec::new();
+        journal
+            .memos(|key, memo| memos.push((key.flow, memo.to_vec())))
+            .ok()?;
+        Some((Instance::first_free_epoch(&journal).ok()?, records, memos))
+    };
+    let mut before = None;
+    // Its owner lets go of it in a moment.
+    until(|| {
+        before = held(&path);
+        before.is_some()
+    })
+    .await;
+    let before = before.unwrap();
+    assert!(before.0 > Some(1) && before.2[0].0 == FlowId(id));
+    let good = std::fs::read(&path).unwrap();
+    hush_the_store();
+    let (ours, theirs) = (key(1).public(), key(2).public());
+    damage(&good, some, |bytes, what| {
+        for file in std::fs::read_dir(dir.path()).unwrap().flatten() {
+            std::fs::remove_file(file.path()).unwrap();
+        }
+        std::fs::write(&path, bytes).unwrap();
+        let taken = Instance::take(dir.path(), ours, theirs, Some(number), |_, _, _| true).unwrap();
+        if taken.number() == number {
+            drop(taken);
+            assert_eq!(held(&path).as_ref(), Some(&before), "{what}");
+        }
+    });
+}
+
+#[tokio::test]
+async fn an_instance_whose_file_was_cut_or_flipped_is_what_it_was_or_passed_over() {
+    damage_a_devices_journal(Some(60)).await;
+}
+
+#[tokio::test]
+#[ignore = "minutes: every bit of a file of some kilobytes"]
+async fn an_instance_survives_every_cut_and_every_flip_of_its_file_or_is_passed_over() {
+    damage_a_devices_journal(None).await;
 }
 
 #[test]

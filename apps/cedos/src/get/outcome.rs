@@ -153,7 +153,9 @@ impl Failure {
             let text = format!("{what}: {error}; make room and run the same command to continue");
             return Failure::of(Exit::Error, Reason::StorageFull, text);
         }
-        Failure::error(format!("{what}: {error}"))
+        Failure::error(format!(
+            "{what}: {error}; check that disk, or name a file on another one with -o"
+        ))
     }
 }
 

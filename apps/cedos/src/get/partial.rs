@@ -2,13 +2,17 @@
 //!
 //! The note says which object the part belongs to and how many bytes are on the disk for
 //! certain (synced). It is replaced atomically, and only after the sync it speaks of, so it never
-//! promises too much; after a crash the part is cut back to it. When the object is whole, the
+//! promises too much; after a crash the part is cut back to it. So it is after a sync that failed: the
+//! system may have dropped what it could not write and would call a second sync a success, so there is
+//! none, and what the note before promised is all that counts. When the object is whole, the
 //! file and then its directory are synced around the rename, so FILE is either absent (or the
 //! old one) or whole.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -16,7 +20,7 @@ use sha2::{Digest, Sha256};
 use super::validator::Validator;
 
 /// Version of the note's form; a note of another version is not believed.
-const NOTE_VERSION: u32 = 1;
+const NOTE_VERSION: u32 = 2;
 
 /// What the note beside a part says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +35,9 @@ pub struct Note {
     pub length: Option<u64>,
     /// Bytes of the part that are synced to the disk.
     pub durable_bytes: u64,
+    /// Their digest in hex, where it was known when the note was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
     /// The flow at the proxy that the rest comes in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<FlowNote>,
@@ -64,13 +71,14 @@ impl Note {
             validator: None,
             length: None,
             durable_bytes: 0,
+            sha256: None,
             flow: None,
         }
     }
 
     /// Whether the note at this path goes on with this flow.
     pub fn wants(path: &Path, instance: u64, flow: u64) -> bool {
-        let named = read_note(path).and_then(|note| note.flow);
+        let named = read_note(path).note().and_then(|note| note.flow);
         named.is_some_and(|f| (f.instance, f.flow) == (instance, flow))
     }
 }
@@ -82,6 +90,50 @@ pub struct Partial {
     part: PathBuf,
     note_path: PathBuf,
     destination: PathBuf,
+    /// A sync of the part failed.
+    lost: Arc<AtomicBool>,
+    /// Why what lay there is not continued, where something is wrong with it.
+    distrust: Option<&'static str>,
+}
+
+/// A note as it lies on the disk: with the digest of the rest, so that no damage goes unseen.
+#[derive(Serialize, Deserialize)]
+struct Sealed {
+    #[serde(flatten)]
+    note: Note,
+    sum: String,
+}
+
+impl Sealed {
+    fn of(note: Note) -> io::Result<Sealed> {
+        let digest = Sha256::digest(serde_json::to_vec(&note)?);
+        let sum = hex::encode(&digest[..SUM_BYTES]);
+        Ok(Sealed { note, sum })
+    }
+}
+
+/// Enough of a digest to notice damage.
+const SUM_BYTES: usize = 8;
+
+/// What lies where a note may be.
+enum Lying {
+    Nothing,
+    Damaged,
+    Note(Note),
+}
+
+impl Lying {
+    fn note(self) -> Option<Note> {
+        match self {
+            Lying::Note(note) => Some(note),
+            Lying::Nothing | Lying::Damaged => None,
+        }
+    }
+}
+
+/// Why a part is not synced any more.
+fn lost() -> io::Error {
+    io::Error::other("an earlier sync of it failed")
 }
 
 impl Partial {
@@ -102,9 +154,21 @@ impl Partial {
             .truncate(false)
             .open(&part)?;
         file.try_lock()?;
-        let note = read_note(&note_path)
+        let lying = read_note(&note_path);
+        let mut distrust = match lying {
+            Lying::Damaged => Some("the note beside the partial file is damaged"),
+            Lying::Nothing | Lying::Note(_) => None,
+        };
+        let note = lying
+            .note()
             .filter(|note| note.version == NOTE_VERSION && note.url == url)
-            .filter(|note| file.metadata().is_ok_and(|m| m.len() >= note.durable_bytes))
+            .filter(|note| {
+                let is_there = file.metadata().is_ok_and(|m| m.len() >= note.durable_bytes);
+                if !is_there {
+                    distrust = Some("the partial file is shorter than its note says");
+                }
+                is_there
+            })
             .filter(|note| note.durable_bytes > 0);
         file.set_len(note.as_ref().map_or(0, |note| note.durable_bytes))?;
         let mut partial = Partial {
@@ -112,6 +176,8 @@ impl Partial {
             part,
             note_path,
             destination: destination.to_owned(),
+            lost: Arc::default(),
+            distrust,
         };
         partial.file.seek(SeekFrom::End(0))?;
         Ok((partial, note))
@@ -156,19 +222,33 @@ impl Partial {
     /// is allowed.
     ///
     /// # Errors
-    /// From the disk. After a failed sync nothing may be assumed of the part beyond the previous
-    /// note, so the caller gives up and never syncs again.
+    /// From the disk. After a failed sync of the part every other checkpoint fails too.
     pub fn checkpoint(
         &self,
         note: Note,
     ) -> io::Result<impl FnOnce() -> io::Result<u64> + Send + use<>> {
         let file = self.file.try_clone()?;
         let path = self.note_path.clone();
+        let given_up = self.lost.clone();
         Ok(move || {
-            file.sync_data()?;
+            if given_up.load(Ordering::Acquire) {
+                return Err(lost());
+            }
+            file.sync_data()
+                .inspect_err(|_| given_up.store(true, Ordering::Release))?;
             write_note(&path, &note)?;
             Ok(note.durable_bytes)
         })
+    }
+
+    /// Whether a sync of the part failed: only what the last note promises is there.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Why what lay there is not continued, where something is wrong with it.
+    pub fn distrust(&self) -> Option<&'static str> {
+        self.distrust
     }
 
     /// Forgets the note, so that the part is not continued.
@@ -180,8 +260,13 @@ impl Partial {
     }
 
     /// Makes the part the destination: sync, rename, sync the directory, drop the note.
-    pub fn commit(self, destination: &Path) -> io::Result<()> {
-        self.file.sync_all()?;
+    pub fn commit(&self, destination: &Path) -> io::Result<()> {
+        if self.is_lost() {
+            return Err(lost());
+        }
+        self.file
+            .sync_all()
+            .inspect_err(|_| self.lost.store(true, Ordering::Release))?;
         std::fs::rename(&self.part, destination)?;
         let directory = destination.parent().filter(|p| !p.as_os_str().is_empty());
         File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
@@ -215,7 +300,7 @@ impl Partial {
 
 /// What an earlier run left for `destination` of `url`, without opening or changing it.
 pub fn left_over(destination: &Path, url: &str) -> Option<Note> {
-    let note = read_note(&beside(destination, ".part.json"))?;
+    let note = read_note(&beside(destination, ".part.json")).note()?;
     let part = std::fs::metadata(beside(destination, ".part")).ok()?;
     let fits = note.version == NOTE_VERSION && note.url == url && part.len() >= note.durable_bytes;
     fits.then_some(note)
@@ -227,15 +312,29 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn read_note(path: &Path) -> Option<Note> {
-    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+fn read_note(path: &Path) -> Lying {
+    let Ok(bytes) = std::fs::read(path) else {
+        return Lying::Nothing;
+    };
+    let read = serde_json::from_slice::<Sealed>(&bytes).ok();
+    let sealed = read.and_then(|Sealed { note, sum }| {
+        let again = Sealed::of(note).ok()?;
+        (again.sum == sum).then_some(again)
+    });
+    match sealed {
+        // What it means it must also say, byte for byte.
+        Some(sealed) if serde_json::to_vec(&sealed).is_ok_and(|same| same == bytes) => {
+            Lying::Note(sealed.note)
+        }
+        _ => Lying::Damaged,
+    }
 }
 
 fn write_note(path: &Path, note: &Note) -> io::Result<()> {
     let fresh = beside(path, ".new");
     let written = (|| {
         let mut file = File::create(&fresh)?;
-        file.write_all(&serde_json::to_vec(note)?)?;
+        file.write_all(&serde_json::to_vec(&Sealed::of(note.clone())?)?)?;
         file.sync_data()?;
         std::fs::rename(&fresh, path)
     })();
@@ -256,6 +355,7 @@ mod tests {
         Note {
             durable_bytes,
             length: Some(10),
+            sha256: Some("ab".repeat(32)),
             ..Note::new(URL)
         }
     }
@@ -303,13 +403,19 @@ mod tests {
         let destination = written(directory.path(), b"0123", note(4));
         let path = beside(&destination, ".part.json");
         let good = std::fs::read(&path).expect("the note");
+        let try_out = |bytes: &[u8], what: String| {
+            std::fs::write(&path, bytes).expect("damage");
+            let (partial, found) = Partial::open(&destination, URL).expect("open");
+            assert_eq!(found, None, "{what}");
+            assert!(partial.distrust().is_some(), "{what}");
+        };
         for length in 0..good.len() {
-            std::fs::write(&path, &good[..length]).expect("truncate");
-            assert_eq!(
-                Partial::open(&destination, URL).expect("open").1,
-                None,
-                "{length} bytes"
-            );
+            try_out(&good[..length], format!("{length} bytes"));
+        }
+        for bit in 0..8 * good.len() {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            try_out(&bytes, format!("bit {bit}"));
         }
     }
 

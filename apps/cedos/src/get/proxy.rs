@@ -425,8 +425,10 @@ impl Proxy {
         let Some(device) = device.and_then(Arc::into_inner) else {
             return;
         };
+        // A session that ends before its flows have would break them off.
+        let is_settled = timeout(FAREWELL, kept::settled(&device)).await.is_ok();
         // What the proxy does not know by then, the next process tells it.
-        if device.is_kept() && timeout(FAREWELL, kept::settled(&device)).await.is_err() {
+        if device.is_kept() && !is_settled {
             if let Err(error) = device.leave().await {
                 tracing::warn!(%error, "the proxy will not be told what is over");
             }
@@ -488,6 +490,11 @@ impl AsyncWrite for Held {
         Pin::new(&mut *self.flow()).poll_flush(cx)
     }
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.head.is_some() {
+            // HTTP is done with the flow as soon as it has the answer. The end of our direction tells
+            // the proxy that the bytes are safe, which only `Proxy::finish` knows.
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut *self.flow()).poll_shutdown(cx)
     }
 }

@@ -39,6 +39,8 @@ pub struct Sink {
     length: u64,
     /// What is known of the object; written beside a part.
     pub note: Note,
+    /// Why an earlier run's part is not continued, where something is wrong with it.
+    pub distrust: Option<&'static str>,
 }
 
 impl Sink {
@@ -79,16 +81,27 @@ impl Sink {
             }
         });
         let (mut partial, found) = opened?;
-        let note = found.unwrap_or_else(|| Note::new(url));
+        let mut note = found.unwrap_or_else(|| Note::new(url));
+        let mut distrust = partial.distrust();
         let mut digest = Sha256::new();
-        let tail = partial
+        let mut tail = partial
             .rehash(note.durable_bytes, &mut digest, OVERLAP_BYTES_MAX)
             .map_err(|e| Failure::storage("cannot read the partial file", &e))?;
+        let held = hex::encode(digest.clone().finalize());
+        if note.sha256.as_ref().is_some_and(|noted| *noted != held) {
+            distrust = Some("the partial file has other bytes than were written");
+            partial
+                .forget()
+                .and_then(|()| partial.cut(0))
+                .map_err(|e| Failure::storage("cannot empty the partial file", &e))?;
+            (note, digest, tail) = (Note::new(url), Sha256::new(), Vec::new());
+        }
         Ok(Sink {
             length: note.durable_bytes,
             digest,
             tail,
             note,
+            distrust,
             place: Place::File {
                 partial,
                 checkpoint: None,
@@ -105,6 +118,7 @@ impl Sink {
             tail: Vec::new(),
             length: 0,
             note: Note::new(url),
+            distrust: None,
         }
     }
 
@@ -156,11 +170,21 @@ impl Sink {
         Ok(true)
     }
 
+    /// The note that speaks of everything held.
+    fn note_of_all(&self) -> Note {
+        Note {
+            durable_bytes: self.length,
+            sha256: Some(self.sha256_hex()),
+            ..self.note.clone()
+        }
+    }
+
     /// Called now and then: syncs and writes the note in the background when it is time.
     ///
     /// # Errors
     /// A failed sync: the disk can no longer be believed.
     pub async fn tick(&mut self) -> Result<(), Failure> {
+        let all = self.note_of_all();
         let Place::File {
             partial,
             checkpoint,
@@ -183,11 +207,7 @@ impl Sink {
         let now = Moment::now();
         if self.length > self.note.durable_bytes && now.since(*last) >= CHECKPOINT_EVERY {
             *last = now;
-            let note = Note {
-                durable_bytes: self.length,
-                ..self.note.clone()
-            };
-            let work = partial.checkpoint(note).map_err(|e| failed(&e))?;
+            let work = partial.checkpoint(all).map_err(|e| failed(&e))?;
             *checkpoint = Some(tokio::task::spawn_blocking(work));
         }
         Ok(())
@@ -195,6 +215,7 @@ impl Sink {
 
     /// Leaves a part that can be continued; returns how many bytes it keeps and where.
     pub async fn suspend(mut self) -> Option<(u64, PathBuf)> {
+        let digest = self.sha256_hex();
         if let Place::Output(output) = &mut self.place {
             let _ = output.flush();
         }
@@ -214,12 +235,20 @@ impl Sink {
             return None;
         }
         let path = partial.path().to_owned();
+        if partial.is_lost() {
+            // No second sync: what the last note promises is what is left.
+            return match self.note.durable_bytes {
+                0 => partial.discard().ok().and(None),
+                bytes => partial.cut(bytes).ok().map(|()| (bytes, path)),
+            };
+        }
         // On a full disk there is no room for the note either: give up a little of the part.
         for length in [self.length, self.length.saturating_sub(NOTE_ROOM_BYTES)] {
             // A write that failed half-way may have left a torn end.
             let _ = partial.cut(length);
             let note = Note {
                 durable_bytes: length,
+                sha256: (length == self.length).then(|| digest.clone()),
                 ..self.note.clone()
             };
             if let Ok(bytes) = partial.checkpoint(note).and_then(|work| work()) {
@@ -229,11 +258,20 @@ impl Sink {
         Some((self.note.durable_bytes, path)) // the previous note still holds
     }
 
+    /// Bytes that a later run can continue from, whatever happens now.
+    pub fn safe_bytes(&self) -> u64 {
+        match &self.place {
+            Place::File { .. } => self.note.durable_bytes,
+            Place::Output(_) => 0,
+        }
+    }
+
     /// Has everything held synced and noted now.
     ///
     /// # Errors
     /// A failed sync: the disk can no longer be believed.
     pub async fn settle(&mut self) -> Result<(), Failure> {
+        let all = self.note_of_all();
         let Place::File {
             partial,
             checkpoint,
@@ -249,11 +287,7 @@ impl Sink {
                 .unwrap_or_else(|panic| Err(io::Error::other(panic)));
             self.note.durable_bytes = outcome.map_err(|e| failed(&e))?;
         }
-        let note = Note {
-            durable_bytes: self.length,
-            ..self.note.clone()
-        };
-        let work = partial.checkpoint(note).map_err(|e| failed(&e))?;
+        let work = partial.checkpoint(all).map_err(|e| failed(&e))?;
         let outcome = tokio::task::spawn_blocking(work).await;
         let outcome = outcome.unwrap_or_else(|panic| Err(io::Error::other(panic)));
         self.note.durable_bytes = outcome.map_err(|e| failed(&e))?;

@@ -313,6 +313,9 @@ impl<D: Dial> Transfer<'_, D> {
             mode: self.dial.mode(),
             held_bytes: self.sink.len(),
         });
+        if let Some(why) = self.sink.distrust.take() {
+            self.note(None, format!("{why}; beginning with the first byte"));
+        }
         if self.sink.len() > 0 {
             let held = self.sink.len();
             self.note(

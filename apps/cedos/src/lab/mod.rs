@@ -6,6 +6,7 @@
 //!                                      └──────────────────────────────┘
 //! ```
 
+pub mod kill;
 pub mod prox;
 pub mod transfers;
 

@@ -12,6 +12,7 @@ use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
+use crate::lab::kill::{self, KillArgs};
 pub use crate::lab::prox::{Prox, start_prox, stop_prox, through};
 use crate::lab::{LOOK, link_classes, origin_named, transfers};
 pub use crate::lab::{classes, end, file_sha256, heed_interrupts, is_interrupted, origin_url};
@@ -30,6 +31,8 @@ pub struct LabArgs {
 enum LabVerb {
     /// Run a scenario: its flows through D2TP, or a command on its device.
     Run(RunArgs),
+    /// Strike a download and its proxy at system calls, and see that nothing is lost.
+    Kill(KillArgs),
 }
 
 #[derive(Debug, Args)]
@@ -53,7 +56,10 @@ struct RunArgs {
 /// # Errors
 /// What kept the run from being one.
 pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
-    let LabVerb::Run(args) = args.verb;
+    let args = match args.verb {
+        LabVerb::Run(args) => args,
+        LabVerb::Kill(args) => return strike(&args),
+    };
     enter()?;
     heed_interrupts()?;
     let mut world = World::build(Scenario::load(&args.file)?)?;
@@ -107,6 +113,18 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
             ExitCode::FAILURE
         },
     )
+}
+
+/// The exit code is 0 if every point was reached and held.
+fn strike(args: &KillArgs) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start")?;
+    Ok(match runtime.block_on(kill::run(args))? {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }
 
 fn tell(happening: &Happening) {

@@ -289,3 +289,18 @@ pub fn object(length: usize, seed: u32) -> Vec<u8> {
     .take(length)
     .collect()
 }
+
+/// The note beside a part, as an earlier run leaves it: `durable` bytes are safe, and no flow brings
+/// the rest.
+pub fn note(url: &str, etag: &str, length: Option<usize>, durable: usize) -> String {
+    use sha2::Digest;
+    let text = |text: &str| serde_json::Value::from(text);
+    let length = length.map_or("null".to_owned(), |length| length.to_string());
+    let note = format!(
+        r#""version":2,"url":{},"validator":{{"etag":{}}},"length":{length},"durable_bytes":{durable}"#,
+        text(url),
+        text(etag),
+    );
+    let sum = hex::encode(&sha2::Sha256::digest(format!("{{{note}}}"))[..8]);
+    format!(r#"{{{note},"sum":"{sum}"}}"#)
+}

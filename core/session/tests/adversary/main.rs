@@ -9,6 +9,7 @@ mod pair;
 mod rogue;
 
 mod farewell;
+mod lessons;
 mod limits;
 mod member;
 mod network;

@@ -42,7 +42,14 @@ impl<D: Dial> Transfer<'_, D> {
                     text,
                 })
             }
-            Ok(()) => self.sink.commit(&file).await,
+            Ok(()) => {
+                let safe = self.sink.safe_bytes();
+                let committed = self.sink.commit(&file).await;
+                if committed.is_err() {
+                    resumable_bytes = safe;
+                }
+                committed
+            }
             Err(failure) => {
                 resumable_bytes = self.sink.suspend().await.map_or(0, |(bytes, _)| bytes);
                 Err(failure)

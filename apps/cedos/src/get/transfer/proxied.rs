@@ -84,6 +84,8 @@ impl Transfer<'_, Proxy> {
         }
         let mut outcome = self.exchange_flows().await;
         if outcome.is_ok() {
+            // Nobody can be asked for the length any more, if nobody knew it before.
+            self.sink.note.length = Some(self.sink.len());
             // The proxy forgets what it is told has arrived: it must be safe before.
             outcome = self.sink.settle().await;
         }
@@ -226,7 +228,9 @@ impl Transfer<'_, Proxy> {
                     if !self.take_in(&data, &mut overlap)? {
                         return Ok(Step::ChooseAgain);
                     }
-                    if self.sink.note.length == Some(self.sink.len()) {
+                    let whole = self.sink.note.length == Some(self.sink.len());
+                    // All may be held and only now be known to be all: what is compared must come.
+                    if whole && overlap.is_empty() {
                         break;
                     }
                 }

@@ -1,0 +1,170 @@
+//! Kill points: `cedos get` and `cedos prox` struck at a system call, begun again, and judged by what
+//! the recovery contract promises.
+//!
+//! ```text
+//!   seed ─▶ Point: who, call, N ─▶ Stage: origin ◀─ cedos prox ◀─ cedos get, one of them under strace
+//!                                     │  struck: what lies on the disk is noted, it is begun again
+//!                                     ▼
+//!                                  Verdict: whole? anything twice? what was confirmed still there?
+//! ```
+
+mod origin;
+mod point;
+mod remains;
+mod stage;
+mod strace;
+mod verdict;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use origin::Origin;
+use point::{Blows, Kind, Point};
+use stage::Stage;
+use verdict::Verdict;
+
+/// Draws for each point asked for, before a run gives up: some come too late in a transfer to fall.
+const DRAWS_PER_POINT_MAX: u64 = 4;
+/// Transfers at once: they mostly wait for the origin's pace.
+const AT_ONCE: usize = 12; // a guess: two cores are busy then
+
+/// Options of the verb.
+#[derive(Debug, clap::Args)]
+pub struct KillArgs {
+    /// How many points to try
+    #[arg(long, default_value_t = 40)]
+    points: u64,
+    /// Other points
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// What happens at them
+    #[arg(long, value_enum, default_value = "kill")]
+    fault: Kind,
+    /// One point alone, such as device:fsync:2 or proxy:write:9+device:openat:30; --seed is then its
+    /// transfer's
+    #[arg(long, value_name = "WHO:CALL:N")]
+    at: Option<Blows>,
+    /// Transfers at once
+    #[arg(long, value_name = "N", default_value_t = AT_ONCE)]
+    jobs: usize,
+    /// Leave the folders of points that fail, here
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came of all points.
+#[derive(Default)]
+struct Tally {
+    /// Points that were reached.
+    points: u64,
+    /// Transfers that ended before their point came.
+    missed: u64,
+    failing: Vec<(Point, Verdict)>,
+}
+
+/// Tries the points. True if all of them held.
+///
+/// # Errors
+/// What kept the run from being one: no strace, no port, no folder.
+pub async fn run(args: &KillArgs) -> anyhow::Result<bool> {
+    strace::is_there().await.map_err(anyhow::Error::msg)?;
+    let program = std::env::current_exe().context("this program's own file is not known")?;
+    if let Some(folder) = &args.keep {
+        std::fs::create_dir_all(folder).with_context(|| format!("{}", folder.display()))?;
+    }
+    let stage = Arc::new(Stage {
+        origin: Origin::start().await?,
+        program,
+        keep: args.keep.clone(),
+    });
+    let next: Box<dyn FnMut() -> Option<Point>> = match &args.at {
+        Some(Blows(blows)) => {
+            let mut point = Some(Point {
+                blows: blows.clone(),
+                seed: args.seed,
+            });
+            Box::new(move || point.take())
+        }
+        None => {
+            let (seed, fault) = (args.seed, args.fault);
+            let index = AtomicU64::new(0);
+            let most = args.points.saturating_mul(DRAWS_PER_POINT_MAX);
+            Box::new(move || {
+                let index = index.fetch_add(1, Ordering::Relaxed);
+                (index < most).then(|| Point::draw(seed, index, fault))
+            })
+        }
+    };
+    let wanted = if args.at.is_some() { 1 } else { args.points };
+    let tally = try_points(stage, next, wanted, args.jobs.max(1)).await?;
+    tell(args, &tally);
+    Ok(tally.failing.is_empty() && (args.at.is_some() || tally.points >= args.points))
+}
+
+async fn try_points(
+    stage: Arc<Stage>,
+    mut next: Box<dyn FnMut() -> Option<Point>>,
+    wanted: u64,
+    jobs: usize,
+) -> anyhow::Result<Tally> {
+    let mut tally = Tally::default();
+    let mut running = JoinSet::new();
+    loop {
+        // No more at once than may still be needed.
+        while running.len() < jobs
+            && tally.points + (running.len() as u64) < wanted
+            && let Some(point) = next()
+        {
+            let stage = stage.clone();
+            running.spawn(async move {
+                let verdict = stage.run(&point).await;
+                (point, verdict)
+            });
+        }
+        let Some(ended) = running.join_next().await else {
+            return Ok(tally);
+        };
+        let (point, verdict) = ended.context("a point's task")?;
+        let verdict = verdict.with_context(|| point.replay())?;
+        tally.points += u64::from(verdict.struck);
+        tally.missed += u64::from(!verdict.struck);
+        if !verdict.holds() {
+            eprintln!("{}\n  {}", point.replay(), verdict.words());
+            tally.failing.push((point, verdict));
+        }
+    }
+}
+
+fn tell(args: &KillArgs, tally: &Tally) {
+    let count = |f: fn(&Verdict) -> bool| tally.failing.iter().filter(|(_, v)| f(v)).count();
+    let lost = count(|v| !v.lost.is_empty());
+    let repeated = count(|v| !v.repeated.is_empty());
+    if args.json {
+        let failing: Vec<Value> = tally
+            .failing
+            .iter()
+            .map(|(point, verdict)| json!({ "replay": point.replay(), "what": verdict.words() }))
+            .collect();
+        let told = json!({
+            "points": tally.points, "missed": tally.missed, "seed": args.seed,
+            "lost": lost, "repeated": repeated, "failing": failing,
+        });
+        println!("{told}");
+    } else {
+        println!(
+            "{} points, {} ended before theirs; {lost} lost something, {repeated} had something twice, \
+             {} fail",
+            tally.points,
+            tally.missed,
+            tally.failing.len()
+        );
+    }
+}

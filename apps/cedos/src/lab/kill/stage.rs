@@ -1,0 +1,610 @@
+//! One point, from an empty folder to a verdict: an origin, a proxy with a state folder, a device that
+//! downloads, blows that fall, and programs that are begun again.
+
+use std::fs::{File, OpenOptions};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use cedos_lab_scenario::content;
+use nix::libc::SIGKILL;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::origin::{Asked, Origin};
+use super::point::{Blow, Draws, Fault, Point, Victim};
+use super::remains::{DeviceRemains, ProxyRemains};
+use super::strace;
+use super::verdict::Verdict;
+use crate::lab::file_sha256;
+use crate::verbs::key;
+
+/// Until a transfer that hangs is called lost. Those here last five seconds at most.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Until a proxy that was told of the end has freed its copy.
+const FREED_WITHIN: Duration = Duration::from_secs(10);
+/// Starts of one program before something is wrong with it.
+const STARTS_MAX: usize = 8;
+/// Bytes that come again when a download is continued in another flow (docs/download.md).
+const OVERLAP_BYTES: u64 = 16 * 1024;
+
+/// What all points share.
+#[derive(Debug)]
+pub struct Stage {
+    /// Serves all of them.
+    pub origin: Origin,
+    /// `cedos`.
+    pub program: PathBuf,
+    /// Where folders of points that fail are left.
+    pub keep: Option<PathBuf>,
+}
+
+/// One point being tried.
+pub(super) struct Case<'a> {
+    stage: &'a Stage,
+    pub(super) point: &'a Point,
+    folder: TempDir,
+    /// The object at the origin.
+    path: String,
+    pub(super) seed: u64,
+    pub(super) bytes: u64,
+    /// The proxy's.
+    place: SocketAddr,
+    client: String,
+    /// `d2tp://…`, once a proxy said so.
+    address: String,
+    proxies: usize,
+    devices: usize,
+    pub(super) device_remains: Option<DeviceRemains>,
+    pub(super) proxy_remains: Option<ProxyRemains>,
+    pub(super) verdict: Verdict,
+}
+
+/// The transfer cannot be judged any further.
+pub(super) struct Hopeless;
+
+impl Stage {
+    /// Tries one point.
+    ///
+    /// # Errors
+    /// What kept it from being tried.
+    pub async fn run(&self, point: &Point) -> anyhow::Result<Verdict> {
+        let mut case = Case::new(self, point)?;
+        let _ = case.play().await;
+        case.look_for_words();
+        let verdict = std::mem::take(&mut case.verdict);
+        if let Some(keep) = self.keep.as_ref().filter(|_| !verdict.holds()) {
+            let from = case.folder.keep();
+            let name = format!("{point}@{}", point.seed);
+            // Another file system would want a copy; then it stays where it is.
+            let to = keep.join(name);
+            match std::fs::rename(&from, &to) {
+                Ok(()) => eprintln!("  kept in {}", to.display()),
+                Err(_) => eprintln!("  kept in {}", from.display()),
+            }
+        }
+        Ok(verdict)
+    }
+}
+
+impl<'a> Case<'a> {
+    fn new(stage: &'a Stage, point: &'a Point) -> anyhow::Result<Case<'a>> {
+        let folder = match &stage.keep {
+            Some(keep) => tempfile::tempdir_in(keep),
+            None => tempfile::tempdir(),
+        }
+        .context("no folder")?;
+        let mut draws = Draws::of(point.seed);
+        let bytes = 800_000 + draws.below(3_200_000);
+        // From half a second to five, so that every timer has its turn in some.
+        let millis = 400 + draws.below(4_200);
+        let rate = bytes * 1000 / millis;
+        let length = if draws.below(4) == 0 {
+            "unknown"
+        } else {
+            "known"
+        };
+        let unique = folder
+            .path()
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let device_key = key::generate()?;
+        key::write_new(&device_key, &folder.path().join("device.key"))?;
+        key::write_new(&key::generate()?, &folder.path().join("proxy.key"))?;
+        std::fs::create_dir(folder.path().join("scratch"))?;
+        Ok(Case {
+            stage,
+            point,
+            path: format!("/{unique}/{}/{bytes}/{rate}/{length}", point.seed),
+            seed: point.seed,
+            bytes,
+            place: place_of_its_own()?,
+            client: device_key.public().to_string(),
+            address: String::new(),
+            folder,
+            proxies: 0,
+            devices: 0,
+            device_remains: None,
+            proxy_remains: None,
+            verdict: Verdict::default(),
+        })
+    }
+
+    fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn scratch(&self) -> PathBuf {
+        self.folder().join("scratch")
+    }
+
+    pub(super) fn asked(&self) -> Vec<Asked> {
+        self.stage.origin.asked(&self.path)
+    }
+
+    fn append(&self, name: &str) -> std::io::Result<File> {
+        let path = self.folder().join(name);
+        OpenOptions::new().create(true).append(true).open(path)
+    }
+
+    /// What a program said on standard error, of all its starts.
+    pub(super) fn said(&self, name: &str) -> String {
+        let bytes = std::fs::read(self.folder().join(name)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// What the devices reported, one list for each start.
+    pub(super) fn reports(&self) -> Vec<Vec<Value>> {
+        (0..self.devices)
+            .map(|n| {
+                let text = self.said(&format!("device-{n}.json"));
+                text.lines()
+                    .filter_map(|line| serde_json::from_str(line).ok())
+                    .collect()
+            })
+            .collect()
+    }
+
+    /// Epochs that each start of the device used, as far as its log tells.
+    pub(super) fn epochs(&self) -> Vec<Vec<u64>> {
+        (0..self.devices)
+            .map(|n| epochs_in(&self.folder().join(format!("qlog-{n}"))))
+            .collect()
+    }
+
+    fn command(&self, blow: Option<&Blow>) -> Command {
+        let log = self.folder().join(match blow.map(|blow| blow.who) {
+            Some(Victim::Proxy) => "strace-proxy",
+            _ => "strace-device",
+        });
+        let written = ["got.part", "got.part.json.new"].map(|name| self.folder().join(name));
+        let paths: Vec<&Path> = written.iter().map(PathBuf::as_path).collect();
+        // Elsewhere a write is also a wake-up of a thread, which no disk can fail.
+        let paths = match blow {
+            Some(blow) if blow.call == "write" => &paths[..],
+            _ => &[],
+        };
+        let mut command = strace::command(&self.stage.program, blow, &log, paths);
+        command
+            .current_dir(self.folder())
+            .env_remove("CEDOS_PROX")
+            .env_remove("QLOGDIR")
+            .env("CEDOS_KEY_FILE", self.folder().join("device.key"))
+            .env("XDG_CONFIG_HOME", self.folder())
+            .env("XDG_STATE_HOME", self.folder().join("device"))
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        command
+    }
+
+    /// A proxy that answers; struck on its way there it is begun again.
+    async fn start_proxy(&mut self, mut blow: Option<&Blow>) -> Result<Child, Hopeless> {
+        loop {
+            self.proxies += 1;
+            if self.proxies > STARTS_MAX {
+                return self.lose("the proxy does not start any more".into());
+            }
+            let mut command = self.command(blow.take());
+            command.args([
+                "prox",
+                "--listen",
+                &self.place.to_string(),
+                "--allow-private",
+            ]);
+            command.args(["--key", "proxy.key", "--state-dir", "proxy"]);
+            command.args(["--allow-client", &self.client, "--log", "json"]);
+            command.stdout(Stdio::piped());
+            let said = self.append("proxy.err").map(Stdio::from);
+            let spawned = said.and_then(|said| command.stderr(said).spawn());
+            let mut child = match spawned {
+                Ok(child) => child,
+                Err(error) => return self.lose(format!("the proxy cannot be run: {error}")),
+            };
+            let Some(out) = child.stdout.take() else {
+                return self.lose("the proxy has no output".into());
+            };
+            let mut lines = BufReader::new(out).lines();
+            match timeout(PATIENCE, lines.next_line()).await {
+                Ok(Ok(Some(address))) => {
+                    self.address = address;
+                    return Ok(child);
+                }
+                Ok(_) => {
+                    let ended = child.wait().await;
+                    self.proxy_ended(ended.map_err(|error| error.to_string()))?;
+                }
+                Err(_) => return self.lose("the proxy starts and says nothing".into()),
+            }
+        }
+    }
+
+    fn proxy_ended(&mut self, ended: Result<ExitStatus, String>) -> Result<(), Hopeless> {
+        let status = match ended {
+            Ok(status) => status,
+            Err(error) => return self.lose(error),
+        };
+        let scratch = self.scratch();
+        let first = self.proxy_remains.is_none();
+        let remains = ProxyRemains::of(&self.folder().join("proxy"), &scratch);
+        if let Some(damage) = &remains.damage {
+            self.verdict
+                .lost
+                .push(format!("the proxy's journal: {damage}"));
+        }
+        self.proxy_remains = Some(remains);
+        match self.point.on(Victim::Proxy) {
+            Some(blow) if first => {
+                if status.signal() == Some(SIGKILL) && blow.fault == Fault::Kill {
+                    return Ok(());
+                }
+                if blow.fault != Fault::Kill && status.signal().is_none() {
+                    return Ok(()); // Its words are looked at later.
+                }
+            }
+            _ => {}
+        }
+        let said = self.said("proxy.err");
+        let last = said.lines().last().unwrap_or_default().to_owned();
+        self.lose(format!("the proxy ended by itself ({status}): {last}"))
+    }
+
+    fn start_device(&mut self, blow: Option<&Blow>, more: Option<&str>) -> Result<Child, Hopeless> {
+        let n = self.devices;
+        self.devices += 1;
+        if n > STARTS_MAX {
+            return self.lose("the device does not come to an end".into());
+        }
+        let (output, qlog) = (format!("device-{n}.json"), format!("qlog-{n}"));
+        let url = self.stage.origin.url(more.unwrap_or(&self.path));
+        let file = if more.is_some() { "other" } else { "got" };
+        let mut command = self.command(blow);
+        command.args(["get", "--json", "-o", file, &url, "--prox", &self.address]);
+        command.args(["--qlog", &qlog, "--qlog-packets", "none"]);
+        let spawned = self.append(&output).and_then(|out| {
+            let said = self.append("device.err")?;
+            command.stdout(out).stderr(said).spawn()
+        });
+        spawned.or_else(|error| self.lose(format!("the device cannot be run: {error}")))
+    }
+
+    /// Whether the transfer is over.
+    fn device_ended(&mut self, ended: std::io::Result<ExitStatus>) -> Result<bool, Hopeless> {
+        let status = match ended {
+            Ok(status) => status,
+            Err(error) => return self.lose(error.to_string()),
+        };
+        if status.success() {
+            return Ok(true);
+        }
+        let first = self.device_remains.is_none();
+        let blow = self.point.on(Victim::Device).filter(|_| first);
+        let expected = blow.is_some_and(|blow| match blow.fault {
+            Fault::Kill => status.signal() == Some(SIGKILL),
+            Fault::Full | Fault::Io => status.code().is_some(),
+        });
+        if expected {
+            let remains = DeviceRemains::of(self.folder(), &self.scratch());
+            for damage in &remains.damage {
+                self.verdict
+                    .lost
+                    .push(format!("the device's journal: {damage}"));
+            }
+            let whole = remains.is_whole;
+            self.device_remains = Some(remains);
+            return Ok(whole);
+        }
+        let last = self
+            .reports()
+            .pop()
+            .and_then(|report| report.last().cloned());
+        let text = last.map_or_else(|| self.said("device.err"), |last| last["text"].to_string());
+        self.lose(format!("the device ended with {status}: {text}"))
+    }
+
+    pub(super) fn lose<T>(&mut self, text: String) -> Result<T, Hopeless> {
+        self.verdict.lost.push(text);
+        Err(Hopeless)
+    }
+
+    async fn play(&mut self) -> Result<(), Hopeless> {
+        let point = self.point;
+        let mut proxy = self.start_proxy(point.on(Victim::Proxy)).await?;
+        let mut device = self.start_device(point.on(Victim::Device), None)?;
+        let until = Instant::now() + PATIENCE;
+        loop {
+            tokio::select! {
+                ended = device.wait() => {
+                    if self.device_ended(ended)? {
+                        break;
+                    }
+                    device = self.start_device(None, None)?;
+                }
+                ended = proxy.wait() => {
+                    self.proxy_ended(ended.map_err(|error| error.to_string()))?;
+                    proxy = self.start_proxy(None).await?;
+                }
+                () = sleep(until.saturating_duration_since(Instant::now())) => {
+                    let text = format!("no end after {PATIENCE:?}: {:?}", self.last_words());
+                    return self.lose(text);
+                }
+            }
+        }
+        self.judge_bytes();
+        self.see_it_freed(&mut proxy).await?;
+        let _ = proxy.kill().await;
+        self.judge();
+        Ok(())
+    }
+
+    /// The proxy lets go of a copy that has arrived: at once, or when it hears of it next.
+    async fn see_it_freed(&mut self, proxy: &mut Child) -> Result<(), Hopeless> {
+        if self.device_remains.is_some() {
+            return Ok(()); // What the proxy keeps for a device that died it keeps for an hour.
+        }
+        if self.is_freed(proxy).await? {
+            return Ok(());
+        }
+        // It may have died with the news. Whoever comes next tells it again.
+        let small = format!("/{}-small/1/1000/1000000/known", self.seed);
+        let mut other = self.start_device(None, Some(&small))?;
+        match timeout(PATIENCE, other.wait()).await {
+            Ok(Ok(status)) if status.success() => {}
+            ended => return self.lose(format!("the next download fails: {ended:?}")),
+        }
+        if !self.is_freed(proxy).await? {
+            self.verdict
+                .wrong
+                .push("the proxy keeps a copy that nobody wants".into());
+        }
+        Ok(())
+    }
+
+    async fn is_freed(&mut self, proxy: &mut Child) -> Result<bool, Hopeless> {
+        let until = Instant::now() + FREED_WITHIN;
+        let copies = self.folder().join("proxy/copies");
+        let copies = || std::fs::read_dir(&copies).map_or(0, Iterator::count);
+        let mut dead_at_first = false;
+        while copies() > 0 {
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            let soon = Instant::now() + Duration::from_millis(20);
+            if let Ok(ended) = timeout_at(soon, proxy.wait()).await {
+                self.proxy_ended(ended.map_err(|error| error.to_string()))?;
+                *proxy = self.start_proxy(None).await?;
+                if dead_at_first {
+                    return Ok(false);
+                }
+                dead_at_first = true;
+            }
+        }
+        Ok(true)
+    }
+
+    fn last_words(&self) -> Option<Value> {
+        self.reports().pop()?.pop()
+    }
+
+    /// What programs said, and whether the blows fell.
+    fn look_for_words(&mut self) {
+        let mut struck = true;
+        for blow in &self.point.blows {
+            let (log, said, remains) = match blow.who {
+                Victim::Device => ("strace-device", "device.err", self.device_remains.is_some()),
+                Victim::Proxy => ("strace-proxy", "proxy.err", self.proxy_remains.is_some()),
+            };
+            let log = self.said(log);
+            struck &= match blow.fault {
+                Fault::Kill => remains,
+                Fault::Full | Fault::Io => log.contains("(INJECTED)"),
+            };
+            for file in strace::synced_again(&log) {
+                let text = format!("{file} was synced again after a failed sync");
+                self.verdict.wrong.push(text);
+            }
+            let said = self.said(said);
+            if let Some(line) = said.lines().find(|line| line.contains("panicked at")) {
+                self.verdict.wrong.push(line.to_owned());
+            }
+        }
+        self.verdict.struck = struck;
+    }
+
+    /// R2, R5: the file is the object.
+    fn judge_bytes(&mut self) {
+        let right = content::sha256(self.seed, self.bytes);
+        match file_sha256(&self.folder().join("got")) {
+            Some(sum) if sum == right => {}
+            Some(_) => self.verdict.lost.push("the file has other bytes".into()),
+            None => self.verdict.lost.push("there is no file".into()),
+        }
+    }
+
+    /// What the reports, the journals and the origin's book say.
+    fn judge(&mut self) {
+        let disk = self
+            .point
+            .blows
+            .iter()
+            .any(|blow| blow.fault != Fault::Kill);
+        self.judge_resumption();
+        self.judge_epochs();
+        if !disk {
+            self.judge_origin();
+        }
+    }
+
+    /// R1: what was safe counts, and does not come again.
+    fn judge_resumption(&mut self) {
+        let reports = self.reports();
+        let event = |report: &[Value], name: &str| {
+            report.iter().find(|line| line["event"] == name).cloned()
+        };
+        if let (Some(remains), Some(second)) = (&self.device_remains, reports.get(1)) {
+            let held = event(second, "begun").and_then(|b| b["held_bytes"].as_u64());
+            if !remains.is_whole && held.is_some_and(|held| held < remains.durable) {
+                let text = format!(
+                    "{} bytes were safe, it began with {held:?}",
+                    remains.durable
+                );
+                self.verdict.lost.push(text);
+            }
+        }
+        for report in &reports {
+            let (Some(begun), Some(done)) = (event(report, "begun"), event(report, "done")) else {
+                continue;
+            };
+            let held = begun["held_bytes"].as_u64().unwrap_or(0);
+            let came: u64 = done["bytes_by_link"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .filter_map(|(_, bytes)| bytes.as_u64())
+                .sum();
+            // At each new flow a little comes again, to be compared.
+            let again = report
+                .iter()
+                .filter(|line| line["reason"] == "proxy_unreachable")
+                .count();
+            let most = self.bytes.saturating_sub(held) + OVERLAP_BYTES * (again as u64 + 1);
+            if came > most && done["file"] == "got" {
+                let text = format!("{came} bytes came, of {} with {held} held", self.bytes);
+                self.verdict.repeated.push(text);
+            }
+        }
+    }
+
+    /// R3: no epoch twice, and none that an earlier process may have used.
+    fn judge_epochs(&mut self) {
+        let used = self.epochs();
+        let now = DeviceRemains::of(self.folder(), &self.scratch());
+        let before = self.device_remains.as_ref().map(|remains| &remains.epochs);
+        // Epochs of several instances may well be equal; one of which none was reserved was not used.
+        let same = before.is_some_and(|before| {
+            let was_used = before.values().all(|free| *free > 0);
+            was_used && !before.is_empty() && before.keys().eq(now.epochs.keys())
+        });
+        let runs: Vec<Vec<u64>> = match same {
+            true => vec![used.concat()],
+            false => used.clone(),
+        };
+        for mut epochs in runs {
+            epochs.sort_unstable();
+            let many = epochs.len();
+            epochs.dedup();
+            if epochs.len() < many {
+                let text = format!("an epoch was used twice: {used:?}");
+                self.verdict.wrong.push(text);
+            }
+        }
+        if !same {
+            return;
+        }
+        let Some(remains) = &self.device_remains else {
+            return;
+        };
+        for (instance, free) in &remains.epochs {
+            let later = used.iter().skip(1).flatten();
+            let early = later.clone().find(|epoch| **epoch < u64::from(*free));
+            if let (Some(epoch), true) = (early, now.epochs.contains_key(instance)) {
+                let text =
+                    format!("epoch {epoch} was reserved by the process before ({free} is free)");
+                self.verdict.wrong.push(text);
+            }
+        }
+    }
+
+    /// The origin is asked for nothing that the proxy has, and again for all of it only where the
+    /// documents say so, and then the device says why.
+    fn judge_origin(&mut self) {
+        let asked = self.asked();
+        let whole = asked.iter().filter(|asked| asked.from.is_none()).count();
+        let device = self.device_remains.clone();
+        let proxy = self.proxy_remains.clone();
+        // Nothing of it was safe on the device: it begins anew.
+        let from_zero = device.as_ref().is_some_and(|device| device.durable == 0);
+        // The flow was younger than the journal is quick.
+        let unknown = proxy.as_ref().is_some_and(|proxy| proxy.copies.is_empty());
+        let allowed = 1 + usize::from(from_zero) + usize::from(unknown);
+        if whole > allowed {
+            self.verdict
+                .repeated
+                .push(format!("the origin was asked for all of it: {asked:?}"));
+        }
+        for from in asked.iter().filter_map(|asked| asked.from) {
+            let had = proxy
+                .as_ref()
+                .is_some_and(|proxy| proxy.copies.contains(&from));
+            if !had {
+                let copies = proxy.as_ref().map(|proxy| proxy.copies.clone());
+                let text = format!("asked from {from}, the proxy had {copies:?}: {asked:?}");
+                self.verdict.repeated.push(text);
+            }
+        }
+        if whole > 1 && device.is_none() {
+            let reports = self.reports();
+            let told = reports
+                .iter()
+                .flatten()
+                .any(|line| line["reason"] == "proxy_unreachable" || line["event"] == "note");
+            if !told {
+                self.verdict
+                    .wrong
+                    .push("a flow was begun anew without a word".into());
+            }
+        }
+    }
+}
+
+/// An address that no other point has: all of 127/8 is this machine.
+fn place_of_its_own() -> anyhow::Result<SocketAddr> {
+    let mut random = [0; 3];
+    aws_lc_rs::rand::fill(&mut random).map_err(|_| anyhow::anyhow!("no randomness"))?;
+    let [a, b, c] = random;
+    let host = Ipv4Addr::new(127, 1 + a % 250, b, 1 + c % 250);
+    let socket = UdpSocket::bind((host, 0)).context("no port for the proxy")?;
+    Ok(socket.local_addr()?)
+}
+
+/// Epochs of the SYNs that a folder's logs speak of.
+fn epochs_in(folder: &Path) -> Vec<u64> {
+    let mut epochs = Vec::new();
+    for file in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let bytes = std::fs::read(file.path()).unwrap_or_default();
+        for record in bytes.split(|byte| *byte == 0x1e) {
+            let event: Value = serde_json::from_slice(record).unwrap_or_default();
+            if event["name"] == "d2tp:handshake_sent" {
+                epochs.extend(event["data"]["epoch"].as_u64());
+            }
+        }
+    }
+    epochs
+}

@@ -1,0 +1,94 @@
+//! A program under strace, which strikes it at a system call.
+//!
+//! strace runs beside the program (`-D`), so that the program is our own child: it is waited for and
+//! ended as if nobody watched.
+
+use std::path::Path;
+
+use tokio::process::Command;
+
+use super::point::{Blow, Call, Fault};
+
+/// Calls that fail one after the other: a full disk is seldom full for one call.
+const FAILING: u32 = 3;
+
+/// Whether there is a strace that may watch programs here; if not, why.
+pub async fn is_there() -> Result<(), String> {
+    let mut command = Command::new("strace");
+    command.args(["-D", "-qq", "-e", "trace=none", "true"]);
+    match command.output().await {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(format!(
+            "strace may not watch programs here: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )),
+        Err(error) => Err(format!("strace cannot be run ({error}); install it")),
+    }
+}
+
+/// A command for `program`, struck by `blow` if there is one. Calls on files and what came of them are
+/// listed in `log`. `paths` are the files whose calls count where a disk fails.
+pub fn command(program: &Path, blow: Option<&Blow>, log: &Path, paths: &[&Path]) -> Command {
+    let Some(blow) = blow else {
+        return Command::new(program);
+    };
+    let pattern = Call::named(blow.call).map_or(blow.call, |call| call.pattern);
+    let (first, last) = (blow.nth, blow.nth + FAILING - 1);
+    let action = match blow.fault {
+        Fault::Kill => format!("signal=SIGKILL:when={first}"),
+        Fault::Full => format!("error=ENOSPC:when={first}..{last}"),
+        Fault::Io => format!("error=EIO:when={first}..{last}"),
+    };
+    let mut command = Command::new("strace");
+    // -y names the file behind a descriptor.
+    command.args(["-D", "-f", "-qq", "-y", "-o"]).arg(log);
+    if blow.fault != Fault::Kill {
+        for path in paths {
+            command.arg("-P").arg(path);
+        }
+    }
+    let trace = format!("trace={pattern},/^f(data)?sync$");
+    command.args(["-e", "signal=none", "-e", &trace, "-e"]);
+    command
+        .arg(format!("inject={pattern}:{action}"))
+        .arg(program);
+    command
+}
+
+/// Files that were synced again after a sync of theirs had failed, by a log of [`command`].
+pub fn synced_again(log: &str) -> Vec<String> {
+    let mut failed = Vec::new();
+    let mut again = Vec::new();
+    for line in log.lines() {
+        let Some((_, rest)) = line.split_once("sync(") else {
+            continue;
+        };
+        let Some(file) = rest.split_once('<').and_then(|(_, r)| r.split_once('>')) else {
+            continue;
+        };
+        let file = file.0.to_owned();
+        if failed.contains(&file) && !again.contains(&file) {
+            again.push(file.clone());
+        }
+        if rest.contains("(INJECTED)") {
+            failed.push(file);
+        }
+    }
+    again
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sync_that_is_repeated_is_seen() {
+        let once = "7 fdatasync(9</a/b>) = -1 EIO (Input/output error) (INJECTED)\n";
+        let other = "7 fsync(9</a/c>) = 0\n";
+        assert!(synced_again(&format!("{once}{other}")).is_empty());
+        assert_eq!(
+            synced_again(&format!("{once}{other}7 fsync(11</a/b>) = 0")),
+            ["/a/b"]
+        );
+    }
+}

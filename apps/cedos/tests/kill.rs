@@ -1,0 +1,61 @@
+//! The recovery contract under real blows: `cedos get` and `cedos prox`, killed and failed at system
+//! calls drawn from a seed (`cedos lab kill`). The nightly run tries thousands.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Runs the verb; nothing where programs cannot be watched.
+fn run(arguments: &[&str]) -> Option<Value> {
+    let output = Command::new(env!("CARGO_BIN_EXE_cedos"))
+        .args(["lab", "kill", "--json"])
+        .args(arguments)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("strace cannot be run") || said.contains("strace may not watch") {
+        eprintln!("NOT TRIED: {said}");
+        return None;
+    }
+    let told: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
+    assert!(output.status.success(), "{told:#}\n{said}");
+    Some(told)
+}
+
+// R-CRASH-1, R-HS-2
+#[test]
+fn forty_kills_at_system_calls_of_either_end_and_both_lose_and_repeat_nothing() {
+    let Some(told) = run(&["--points", "40"]) else {
+        return;
+    };
+    assert_eq!(told["points"], 40);
+    assert_eq!((&told["lost"], &told["repeated"]), (&0.into(), &0.into()));
+}
+
+#[test]
+fn a_disk_that_is_full_or_breaks_at_a_system_call_is_told_and_survived() {
+    if let Some(told) = run(&["--fault", "disk", "--points", "14"]) {
+        assert_eq!(told["points"], 14);
+    }
+}
+
+/// What long runs found, each once a fault of ours: a proxy that was told of the end before the bytes
+/// were safe; a sync repeated; a flow broken off by the end of its session; a whole object taken for a
+/// short one.
+#[test]
+fn points_that_once_failed_hold() {
+    let found = [
+        ("device:rename:4", "1484857517"),
+        ("device:rename:3", "2980329912"),
+        ("device:fdatasync:1:eio", "2018415445"),
+        ("device:pwrite64:2:eio", "3722208605"),
+        ("device:fsync:1:eio", "2245108251"),
+        ("device:fdatasync:22", "1735107149"),
+    ];
+    std::thread::scope(|scope| {
+        for (at, seed) in found {
+            scope.spawn(move || run(&["--at", at, "--seed", seed]));
+        }
+    });
+}

@@ -1,0 +1,28 @@
+//! Kill points: `cedos lab kill`, a few of them in the tests, thousands at night.
+
+use std::process::Command;
+
+use crate::step::cargo;
+
+/// Points of a night: an hour and a half of two cores.
+pub const NIGHT_POINTS: u64 = 5_000;
+/// For how many of them one call fails for want of a disk.
+const DISK_SHARE: u64 = 10;
+
+/// The long run: SIGKILL, then failing disks.
+pub fn night(points: u64, seed: u64) -> [(String, Command); 2] {
+    [("kill", points), ("disk", points / DISK_SHARE)].map(|(fault, points)| {
+        let mut command = cargo([
+            "run",
+            "--release",
+            "--locked",
+            "--quiet",
+            "-p",
+            "cedos",
+            "--",
+        ]);
+        command.args(["lab", "kill", "--fault", fault]);
+        command.args(["--points", &points.to_string(), "--seed", &seed.to_string()]);
+        (format!("{points} points, {fault}, seed {seed}"), command)
+    })
+}
