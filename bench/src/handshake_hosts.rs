@@ -105,8 +105,6 @@ pub struct Host {
     session: SessionId,
     cids: Vec<[u8; 8]>,
     timer: Time,
-    /// When it was told to begin.
-    pub began: Instant,
 }
 
 impl Host {
@@ -179,11 +177,6 @@ impl Crowd {
         Time::from_nanos(1_000_000_000 + self.started.elapsed().as_nanos() as u64)
     }
 
-    /// Hosts there are.
-    pub fn len(&self) -> usize {
-        self.hosts.len() - self.free.len()
-    }
-
     /// A host, by its place.
     pub fn host(&mut self, place: usize) -> Option<&mut Host> {
         self.hosts.get_mut(place)?.as_mut()
@@ -237,7 +230,6 @@ impl Crowd {
             session,
             cids: Vec::new(),
             timer: Time::NEVER,
-            began: Instant::now(),
         };
         let place = match self.free.pop() {
             Some(place) => {

@@ -125,6 +125,16 @@ pub fn run(options: &Options) -> Result<()> {
             pid: std::process::id(),
         })?;
         let accepted = Arc::new(AtomicU64::new(0));
+        let known_at = Arc::new(std::sync::OnceLock::new());
+        tokio::spawn({
+            let (server, known_at) = (server.clone(), known_at.clone());
+            async move {
+                while !server.knows_all() {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                let _ = known_at.set(started.elapsed().as_secs_f64());
+            }
+        });
         tokio::spawn(serve(server.clone(), accepted.clone()));
         let (asked, mut asks) = tokio::sync::mpsc::unbounded_channel();
         std::thread::spawn(move || {
@@ -146,8 +156,8 @@ pub fn run(options: &Options) -> Result<()> {
                 half_open,
                 cpu_s: cpu_s(),
                 accepted: accepted.load(Ordering::Relaxed),
-                all_known: true,
-                all_known_s: Some(started.elapsed().as_secs_f64()),
+                all_known: server.knows_all(),
+                all_known_s: known_at.get().copied(),
             })?;
         }
         Ok(())

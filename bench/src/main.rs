@@ -15,6 +15,7 @@ mod credential;
 mod handshake;
 mod handshake_hosts;
 mod handshake_server;
+mod idle;
 mod idle_fill;
 mod meter;
 mod network;
@@ -44,6 +45,8 @@ enum Verb {
     Throughput(throughput::Options),
     /// Handshakes and wakes a second, both ends on this machine
     Handshake(handshake::Options),
+    /// Memory of a million sleeping flows, how fast they wake, and what a crash costs
+    Idle(idle::Options),
     /// The serving process of `handshake` and `idle`
     #[command(hide = true)]
     RestServe(handshake_server::Options),
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().verb {
         Verb::Throughput(options) => throughput::run(&options),
         Verb::Handshake(options) => handshake::run(&options),
+        Verb::Idle(options) => idle::run(&options),
         Verb::RestServe(options) => handshake_server::run(&options),
         Verb::FlowReceive(options) => process::receive(&options),
         Verb::FlowSend(options) => process::send(&options),

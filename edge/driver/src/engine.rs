@@ -4,14 +4,14 @@
 //! sources, send what the core has to say. The core sits behind one lock, taken once per turn and
 //! once per application call, never per packet.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -136,9 +136,17 @@ pub(crate) struct Inner {
     pub(crate) feed: Option<Feed>,
     /// Sessions at rest.
     pub(crate) rest: Rest,
+    /// Flows whose sources are to be asked for bytes.
+    drawing: BTreeSet<(SessionId, FlowId)>,
 }
 
 impl Inner {
+    /// The flow's source is asked for bytes in the next turn: it is new, there is room for more, or
+    /// the place changed. So a turn costs what has something to give, not what there is.
+    pub(crate) fn draw_from(&mut self, session: SessionId, flow: FlowId) {
+        self.drawing.insert((session, flow));
+    }
+
     /// A session is its record from now on: what was kept for it awake goes.
     pub(crate) fn on_asleep(&mut self, id: SessionId) {
         if let Some(mut inbox) = self.inboxes.remove(&id) {
@@ -154,6 +162,8 @@ impl Inner {
 pub(crate) struct Shared {
     pub(crate) inner: Mutex<Inner>,
     task: Mutex<Option<Waker>>,
+    /// Flows whose sources said that they have bytes again.
+    ready_sources: Mutex<BTreeSet<(SessionId, FlowId)>>,
     woken: AtomicBool,
     rearm: AtomicBool,
     pub(crate) events: broadcast::Sender<(Time, Event)>,
@@ -178,8 +188,10 @@ impl Shared {
                 inboxes: BTreeMap::new(),
                 feed: None,
                 rest: Rest::default(),
+                drawing: BTreeSet::new(),
             }),
             task: Mutex::new(None),
+            ready_sources: Mutex::default(),
             woken: AtomicBool::new(false),
             rearm: AtomicBool::new(false),
             events: broadcast::channel(1024).0,
@@ -425,15 +437,18 @@ impl Engine {
                     },
                     inner,
                 ),
-                Event::Writable(flow) => wake(
-                    *flow,
-                    |e| {
-                        if let Some(w) = e.writer.take() {
-                            w.wake();
-                        }
-                    },
-                    inner,
-                ),
+                Event::Writable(flow) => {
+                    inner.draw_from(session, *flow);
+                    wake(
+                        *flow,
+                        |e| {
+                            if let Some(w) = e.writer.take() {
+                                w.wake();
+                            }
+                        },
+                        inner,
+                    );
+                }
                 Event::SendFrom { flow, offset } => {
                     if let Some(drawn) = inner
                         .flows
@@ -442,6 +457,7 @@ impl Engine {
                     {
                         drawn.next = (*offset).max(drawn.base);
                         drawn.done = false;
+                        inner.draw_from(session, *flow);
                     }
                 }
                 Event::Ended { flow, end } => {
@@ -465,7 +481,8 @@ impl Engine {
                         inbox.wake();
                     }
                     inner.ended.insert(session, end.clone());
-                    for (_, entry) in inner.flows.iter_mut().filter(|((s, _), _)| *s == session) {
+                    let all = (session, FlowId(0))..=(session, FlowId(u64::MAX));
+                    for (_, entry) in inner.flows.range_mut(all) {
                         entry.end.get_or_insert(FlowEnd::SessionEnded);
                         entry.wake_all();
                     }
@@ -478,57 +495,77 @@ impl Engine {
     }
 
     /// Fills send buffers from sources.
-    fn draw(&mut self, cx: &mut Context<'_>) -> bool {
+    fn draw(&mut self) {
+        for (session, flow) in std::mem::take(&mut *self.shared.ready_sources.lock()) {
+            self.shared.inner.lock().draw_from(session, flow);
+        }
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
-        let mut any = false;
-        for ((session, flow), entry) in &mut inner.flows {
-            let Some(drawn) = entry.source.as_mut().filter(|d| !d.done) else {
+        for (session, flow) in std::mem::take(&mut inner.drawing) {
+            let entry = inner.flows.get_mut(&(session, flow));
+            let Some((drawn, error)) = entry.and_then(|e| e.source.as_mut().zip(Some(&mut e.source_error)))
+            else {
                 continue;
             };
-            let core = &mut inner.core;
+            if drawn.done {
+                continue;
+            }
+            let waker = Waker::from(Arc::new(ReadySource {
+                shared: Arc::downgrade(&self.shared),
+                key: (session, flow),
+            }));
+            let mut cx = Context::from_waker(&waker);
             let mut failed = None;
-            let turn = core.with(*session, |s| {
-                let mut any = false;
+            let _ = inner.core.with(session, |s| {
                 // After a rewind the core asks from another offset than we are at.
-                match s.send_offsets(*flow) {
+                match s.send_offsets(flow) {
                     Some((end, _)) if end == drawn.next => {}
                     Some((end, _)) if end >= drawn.base => drawn.next = end,
-                    _ => return any,
+                    _ => return,
                 }
-                while let Ok(room @ 1..) = s.write_room(*flow) {
+                while let Ok(room @ 1..) = s.write_room(flow) {
                     let max = (room as usize).min(SOURCE_PIECE_BYTES);
-                    match drawn.source.poll_read_at(cx, drawn.next - drawn.base, max) {
+                    match drawn.source.poll_read_at(&mut cx, drawn.next - drawn.base, max) {
                         Poll::Pending => break,
                         Poll::Ready(Ok(bytes)) if bytes.is_empty() => {
                             drawn.done = true;
-                            let _ = s.finish(*flow);
-                            any = true;
+                            let _ = s.finish(flow);
                             break;
                         }
                         Poll::Ready(Ok(bytes)) => {
                             drawn.next += bytes.len() as u64;
-                            if s.write(*flow, bytes).is_err() {
+                            if s.write(flow, bytes).is_err() {
                                 drawn.done = true;
                                 break;
                             }
-                            any = true;
                         }
-                        Poll::Ready(Err(error)) => {
+                        Poll::Ready(Err(cause)) => {
                             drawn.done = true;
-                            s.reset(*flow, SOURCE_FAILED);
-                            failed = Some(error.to_string());
-                            any = true;
+                            s.reset(flow, SOURCE_FAILED);
+                            failed = Some(cause.to_string());
                             break;
                         }
                     }
                 }
-                any
             });
-            entry.source_error = entry.source_error.take().or(failed);
-            any |= turn.unwrap_or(false);
+            *error = error.take().or(failed);
         }
-        any
+    }
+}
+
+/// Wakes the task for a source that has bytes again.
+struct ReadySource {
+    shared: Weak<Shared>,
+    key: (SessionId, FlowId),
+}
+
+impl Wake for ReadySource {
+    fn wake(self: Arc<Self>) {
+        if let Some(shared) = self.shared.upgrade() {
+            // Not the core's lock: a source may wake us while it is asked under it.
+            shared.ready_sources.lock().insert(self.key);
+            shared.wake();
+        }
     }
 }
 
@@ -546,16 +583,17 @@ impl Future for Engine {
         let now = clock::now();
         {
             let mut inner = this.shared.inner.lock();
+            rest::seek(&mut inner);
             if inner.core.next_timeout() <= now {
                 inner.core.handle_timeouts(now);
             }
         }
         this.dispatch();
         rest::on_time(&mut this.shared.inner.lock(), now);
-        this.draw(cx);
+        this.draw();
         let more = this.transmit(cx);
         this.dispatch();
-        let (next, stopped) = {
+        let (next, stopped, draws) = {
             let mut inner = this.shared.inner.lock();
             for link in std::mem::take(&mut inner.gone) {
                 for id in inner.core.ids() {
@@ -587,12 +625,12 @@ impl Future for Engine {
                 used
             });
             let next = inner.core.next_timeout().min(inner.rest.next_timeout());
-            (next, inner.stopped)
+            (next, inner.stopped, !inner.drawing.is_empty())
         };
         if stopped {
             return Poll::Ready(());
         }
-        if received || more || this.shared.woken.load(Ordering::Acquire) {
+        if received || more || draws || this.shared.woken.load(Ordering::Acquire) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }

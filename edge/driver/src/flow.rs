@@ -118,6 +118,7 @@ impl Flow {
                 next,
                 done: false,
             });
+            inner.draw_from(self.session, self.id);
         }
         drop(inner);
         self.shared.wake();

@@ -41,7 +41,7 @@ pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
 pub use given::{GivenLink, GivenLinks};
 pub use instance::{Claim, FORGOTTEN, Instance};
-pub use journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
+pub use journal::{Batch, FlowKey, Journal, JournalError, Kept, Part, SessionKey, Stored};
 pub use qlog::{OpenLog, QLOG_QUEUE_MAX, Qlog};
 pub use server::{RestOptions, Server, ServerOptions};
 pub use source::{Asleep, FlowIo, HostKey, Source};
