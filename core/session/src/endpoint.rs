@@ -143,7 +143,7 @@ struct Slot {
 
 /// All D2TP sessions of one host and process.
 pub struct Endpoint {
-    config: Config,
+    config: Arc<Config>,
     local: SecretKey,
     admission: Admission,
     rng: Rng,
@@ -196,7 +196,7 @@ impl Endpoint {
         let jar_arc = Arc::new(CookieJar::new(&public, [0; 32], token_seed));
         let salt = rng.fork().array();
         Endpoint {
-            config,
+            config: config.into(),
             local,
             admission,
             rng,
@@ -1277,7 +1277,7 @@ impl Endpoint {
                 && let Some(slot) = self.sessions.get_mut(early.session.index as usize)
                 && slot.serial == early.session.serial
             {
-                let len = early.write(now, &half.keys, &mut slot.session, buf);
+                let len = early.write(now, &mut half.keys, &mut slot.session, buf);
                 if len > 0 {
                     return Some(Transmit {
                         link: half.addresses.link,

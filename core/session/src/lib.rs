@@ -14,6 +14,7 @@
 
 mod acks;
 mod asleep;
+mod by_path;
 mod calls;
 mod census;
 mod claim;

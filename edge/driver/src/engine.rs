@@ -21,7 +21,7 @@ use d2tp_session::{
 };
 use d2tp_udp::{LinkSocket, RecvBatch};
 use parking_lot::Mutex;
-use tokio::sync::broadcast;
+use tokio::sync::{Notify, broadcast};
 
 use crate::clock;
 use crate::datagrams::Inbox;
@@ -166,6 +166,8 @@ pub(crate) struct Shared {
     ready_sources: Mutex<BTreeSet<(SessionId, FlowId)>>,
     woken: AtomicBool,
     rearm: AtomicBool,
+    /// Something moved: for who looks after a device's links.
+    pub(crate) stirred: Notify,
     pub(crate) events: broadcast::Sender<(Time, Event)>,
 }
 
@@ -194,6 +196,7 @@ impl Shared {
             ready_sources: Mutex::default(),
             woken: AtomicBool::new(false),
             rearm: AtomicBool::new(false),
+            stirred: Notify::new(),
             events: broadcast::channel(1024).0,
         });
         tokio::spawn(Engine {
@@ -202,6 +205,7 @@ impl Shared {
             buffer: vec![0; 65_536],
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             armed: Time::ZERO,
+            sent: false,
         });
         shared
     }
@@ -213,6 +217,11 @@ impl Shared {
         {
             waker.wake_by_ref();
         }
+    }
+
+    /// The links or what goes over them changed.
+    pub(crate) fn stir(&self) {
+        self.stirred.notify_one();
     }
 
     /// The runtime's clock stood still: the task must set its timer anew.
@@ -273,6 +282,8 @@ struct Engine {
     buffer: Vec<u8>,
     timer: Pin<Box<tokio::time::Sleep>>,
     armed: Time,
+    /// Something was sent in this turn.
+    sent: bool,
 }
 
 impl Engine {
@@ -400,6 +411,7 @@ impl Engine {
             let Some(transmit) = inner.core.poll_transmit(now, &mut self.buffer) else {
                 return false;
             };
+            self.sent = true;
             if !Self::send(inner, cx, transmit, &self.buffer[..transmit.len], now) {
                 return false;
             }
@@ -591,11 +603,14 @@ impl Future for Engine {
         this.dispatch();
         rest::on_time(&mut this.shared.inner.lock(), now);
         this.draw();
+        this.sent = false;
         let more = this.transmit(cx);
         this.dispatch();
+        let mut moved = received || this.sent;
         let (next, stopped, draws) = {
             let mut inner = this.shared.inner.lock();
             for link in std::mem::take(&mut inner.gone) {
+                moved = true;
                 for id in inner.core.ids() {
                     let stats = inner.core.session(id).map(|s| s.path_stats());
                     for path in stats.into_iter().flatten() {
@@ -625,8 +640,13 @@ impl Future for Engine {
                 used
             });
             let next = inner.core.next_timeout().min(inner.rest.next_timeout());
+            // Nobody looks after a server's links.
+            moved &= !inner.accepts;
             (next, inner.stopped, !inner.drawing.is_empty())
         };
+        if moved {
+            this.shared.stir();
+        }
         if stopped {
             return Poll::Ready(());
         }

@@ -27,6 +27,7 @@ mod renew;
 mod rest;
 mod server;
 mod source;
+mod standby;
 
 pub use address::{AddressError, ServerAddress};
 pub use attach::{Attach, Attachment, KernelLinks};
