@@ -12,6 +12,11 @@
 //! ```
 
 mod credential;
+mod handshake;
+mod handshake_hosts;
+mod handshake_server;
+mod idle;
+mod idle_fill;
 mod meter;
 mod network;
 mod peers;
@@ -38,6 +43,13 @@ struct Cli {
 enum Verb {
     /// One flow between two processes: Gb/s and CPU-seconds per GB of each side
     Throughput(throughput::Options),
+    /// Handshakes and wakes a second, both ends on this machine
+    Handshake(handshake::Options),
+    /// Memory of a million sleeping flows, how fast they wake, and what a crash costs
+    Idle(idle::Options),
+    /// The serving process of `handshake` and `idle`
+    #[command(hide = true)]
+    RestServe(handshake_server::Options),
     /// The receiving process of one measurement
     #[command(hide = true)]
     FlowReceive(process::ReceiveOptions),
@@ -49,6 +61,9 @@ enum Verb {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().verb {
         Verb::Throughput(options) => throughput::run(&options),
+        Verb::Handshake(options) => handshake::run(&options),
+        Verb::Idle(options) => idle::run(&options),
+        Verb::RestServe(options) => handshake_server::run(&options),
         Verb::FlowReceive(options) => process::receive(&options),
         Verb::FlowSend(options) => process::send(&options),
     };

@@ -47,9 +47,10 @@ pub struct Responder {
     peer: PublicKey,
 }
 
-fn builder(seed: [u8; 32]) -> snow::Builder<'static> {
+fn builder(seed: [u8; 32], local: &SecretKey) -> snow::Builder<'static> {
     let params = PATTERN.parse().expect("the pattern is a constant");
-    snow::Builder::with_resolver(params, Box::new(Resolver { seed }))
+    let local = local.clone();
+    snow::Builder::with_resolver(params, Box::new(Resolver { seed, local }))
 }
 
 fn secrets_of(state: &mut snow::HandshakeState) -> Secrets {
@@ -78,7 +79,7 @@ impl Initiator {
         out: &mut [u8],
     ) -> Result<(Initiator, usize), SealError> {
         let secret = local.to_bytes();
-        let mut state = builder(seed)
+        let mut state = builder(seed, local)
             .prologue(prologue)
             .and_then(|b| b.local_private_key(&secret))
             .and_then(|b| b.remote_public_key(&remote.0))
@@ -120,7 +121,7 @@ impl Responder {
         payload: &mut [u8],
     ) -> Result<(Responder, usize), SealError> {
         let secret = local.to_bytes();
-        let mut state = builder(seed)
+        let mut state = builder(seed, local)
             .prologue(prologue)
             .and_then(|b| b.local_private_key(&secret))
             .and_then(|b| b.build_responder())

@@ -1,8 +1,10 @@
 //! A host's static key pair. Its public half *is* the host id.
 
 use std::fmt;
+use std::sync::Arc;
 
 use aws_lc_rs::agreement;
+use aws_lc_rs::constant_time::verify_slices_are_equal;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
@@ -10,11 +12,15 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicKey(pub [u8; 32]);
 
-/// A host's private key. Whoever holds it is that host.
+/// A host's private key. Whoever holds it is that host. Copies share one place in memory.
 #[derive(Clone)]
-pub struct SecretKey {
+pub struct SecretKey(Arc<Pair>);
+
+struct Pair {
     secret: [u8; 32],
     public: PublicKey,
+    /// Ready to be multiplied with: to make it anew is a point multiplication of its own.
+    key: agreement::PrivateKey,
 }
 
 /// Why a text is not a key.
@@ -42,19 +48,37 @@ impl SecretKey {
                 .try_into()
                 .expect("X25519 keys have 32 bytes"),
         );
-        SecretKey { secret, public }
+        SecretKey(Arc::new(Pair {
+            secret,
+            public,
+            key,
+        }))
     }
     /// Its public half.
     pub fn public(&self) -> PublicKey {
-        self.public
+        self.0.public
+    }
+    /// The key as its library wants it.
+    pub(crate) fn key(&self) -> &agreement::PrivateKey {
+        &self.0.key
+    }
+    pub(crate) fn public_bytes(&self) -> &[u8; 32] {
+        &self.0.public.0
+    }
+    pub(crate) fn secret_bytes(&self) -> &[u8; 32] {
+        &self.0.secret
+    }
+    /// Whether these are its secret bytes; takes the same time whatever they are.
+    pub(crate) fn is(&self, secret: &[u8]) -> bool {
+        verify_slices_are_equal(&self.0.secret, secret).is_ok()
     }
     /// The secret bytes, to be kept in a file nobody else can read.
     pub fn to_bytes(&self) -> [u8; 32] {
-        self.secret
+        self.0.secret
     }
     /// The secret as text, as in a key file.
     pub fn to_text(&self) -> String {
-        URL_SAFE_NO_PAD.encode(self.secret)
+        URL_SAFE_NO_PAD.encode(self.0.secret)
     }
     /// Reads what [`SecretKey::to_text`] wrote.
     ///
@@ -89,11 +113,11 @@ impl fmt::Debug for PublicKey {
 
 impl fmt::Debug for SecretKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SecretKey of {:?}", self.public)
+        write!(f, "SecretKey of {:?}", self.0.public)
     }
 }
 
-impl Drop for SecretKey {
+impl Drop for Pair {
     fn drop(&mut self) {
         self.secret.fill(0);
         // Keeps the compiler from dropping the write above as dead.

@@ -7,12 +7,16 @@ use snow::params::{CipherChoice, DHChoice, HashChoice};
 use snow::resolvers::CryptoResolver;
 use snow::types::{Cipher, Dh, Hash, Random};
 
+use crate::host_key::SecretKey;
+
 /// The one pattern spoken: IK, the responder's key known beforehand.
 pub(crate) const PATTERN: &str = "Noise_IK_25519_ChaChaPoly_SHA256";
 
-/// Gives `snow` our primitives and, as its randomness, one seed handed in by the caller.
+/// Gives `snow` our primitives and, as its randomness, one seed handed in by the caller. It knows
+/// the host's own key, so that none of its handshakes computes the public half again.
 pub(crate) struct Resolver {
     pub(crate) seed: [u8; 32],
+    pub(crate) local: SecretKey,
 }
 
 /// Hands out its seed once: a handshake message draws one ephemeral key and nothing else.
@@ -29,11 +33,40 @@ impl Random for OneSeed {
     }
 }
 
-#[derive(Default)]
 pub(crate) struct X25519 {
+    host: SecretKey,
+    held: Held,
+}
+
+enum Held {
+    Nothing,
+    /// The host's own.
+    Host,
+    Ephemeral(Box<Ephemeral>),
+}
+
+struct Ephemeral {
     private: [u8; 32],
     public: [u8; 32],
-    key: Option<agreement::PrivateKey>,
+    key: agreement::PrivateKey,
+}
+
+impl Drop for Ephemeral {
+    fn drop(&mut self) {
+        self.private.fill(0);
+        // Keeps the compiler from dropping the write above as dead.
+        std::hint::black_box(&self.private);
+    }
+}
+
+impl X25519 {
+    /// For a handshake of this host.
+    pub(crate) fn of(host: &SecretKey) -> Self {
+        X25519 {
+            host: host.clone(),
+            held: Held::Nothing,
+        }
+    }
 }
 
 impl Dh for X25519 {
@@ -47,14 +80,21 @@ impl Dh for X25519 {
         32
     }
     fn set(&mut self, privkey: &[u8]) {
-        self.private.copy_from_slice(privkey);
+        if self.host.is(privkey) {
+            self.held = Held::Host;
+            return;
+        }
         let key = agreement::PrivateKey::from_private_key(&agreement::X25519, privkey)
             .expect("any 32 bytes are an X25519 private key");
         let public = key
             .compute_public_key()
             .expect("X25519 public keys always exist");
-        self.public.copy_from_slice(public.as_ref());
-        self.key = Some(key);
+        let bytes = |b: &[u8]| b.try_into().expect("X25519 keys have 32 bytes");
+        self.held = Held::Ephemeral(Box::new(Ephemeral {
+            private: bytes(privkey),
+            public: bytes(public.as_ref()),
+            key,
+        }));
     }
     fn generate(&mut self, rng: &mut dyn Random) -> Result<(), snow::Error> {
         let mut private = [0; 32];
@@ -63,13 +103,25 @@ impl Dh for X25519 {
         Ok(())
     }
     fn pubkey(&self) -> &[u8] {
-        &self.public
+        match &self.held {
+            Held::Nothing => &[0; 32],
+            Held::Host => self.host.public_bytes(),
+            Held::Ephemeral(pair) => &pair.public,
+        }
     }
     fn privkey(&self) -> &[u8] {
-        &self.private
+        match &self.held {
+            Held::Nothing => &[0; 32],
+            Held::Host => self.host.secret_bytes(),
+            Held::Ephemeral(pair) => &pair.private,
+        }
     }
     fn dh(&self, pubkey: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
-        let key = self.key.as_ref().ok_or(snow::Error::Dh)?;
+        let key = match &self.held {
+            Held::Nothing => return Err(snow::Error::Dh),
+            Held::Host => self.host.key(),
+            Held::Ephemeral(pair) => &pair.key,
+        };
         let peer = agreement::UnparsedPublicKey::new(&agreement::X25519, &pubkey[..32]);
         // R-HS-3: aws-lc refuses an all-zero result, so a peer cannot choose the secret.
         agreement::agree(key, peer, snow::Error::Dh, |shared| {
@@ -167,7 +219,8 @@ impl CryptoResolver for Resolver {
         Some(Box::new(OneSeed(Some(self.seed))))
     }
     fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
-        matches!(choice, DHChoice::Curve25519).then(|| Box::new(X25519::default()) as Box<dyn Dh>)
+        let dh = || X25519::of(&self.local);
+        matches!(choice, DHChoice::Curve25519).then(|| Box::new(dh()) as Box<dyn Dh>)
     }
     fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
         matches!(choice, HashChoice::SHA256)

@@ -86,30 +86,52 @@ pub(crate) fn expand(secret: &[u8; 32], label: &[u8], out: &mut [u8]) {
         .expect("far below HKDF's limit of 255 blocks");
 }
 
+/// Keys of one generation. What the cipher makes of them is twenty times their size, so a session
+/// that rests does without it.
 struct Generation {
     secret: [u8; 32],
+    warm: Option<Warm>,
+}
+
+struct Warm {
     key: LessSafeKey,
     iv: [u8; 12],
 }
 
 impl Generation {
-    fn new(suite: Suite, secret: [u8; 32]) -> Self {
+    fn new(secret: [u8; 32]) -> Self {
+        Generation { secret, warm: None }
+    }
+    fn next(&self) -> Generation {
+        let mut secret = [0; 32];
+        expand(&self.secret, b"d2tp next", &mut secret);
+        Generation::new(secret)
+    }
+    #[inline]
+    fn warm(&mut self, suite: Suite) -> &Warm {
+        if self.warm.is_none() {
+            self.warm = Some(Warm::new(suite, &self.secret));
+        }
+        self.warm.as_ref().expect("just made")
+    }
+}
+
+impl Warm {
+    #[cold]
+    fn new(suite: Suite, secret: &[u8; 32]) -> Self {
         let mut bytes = [0u8; 32];
         let bytes = &mut bytes[..suite.aead().key_len()];
-        expand(&secret, b"d2tp key", bytes);
+        expand(secret, b"d2tp key", bytes);
         let mut iv = [0; 12];
-        expand(&secret, b"d2tp iv", &mut iv);
+        expand(secret, b"d2tp iv", &mut iv);
         let key = UnboundKey::new(suite.aead(), bytes).expect("the length is the algorithm's own");
-        Generation {
-            secret,
+        bytes.fill(0);
+        // Keeps the compiler from dropping the write above as dead.
+        std::hint::black_box(&bytes);
+        Warm {
             key: LessSafeKey::new(key),
             iv,
         }
-    }
-    fn next(&self, suite: Suite) -> Generation {
-        let mut secret = [0; 32];
-        expand(&self.secret, b"d2tp next", &mut secret);
-        Generation::new(suite, secret)
     }
     #[inline]
     fn nonce(&self, path: PathId, number: u64) -> Nonce {
@@ -133,11 +155,36 @@ impl Drop for Generation {
     }
 }
 
-fn mask_key(suite: Suite, secret: &[u8; 32]) -> quic::HeaderProtectionKey {
-    let mut bytes = [0u8; 32];
-    let bytes = &mut bytes[..suite.mask().key_len()];
-    expand(secret, b"d2tp mask", bytes);
-    quic::HeaderProtectionKey::new(suite.mask(), bytes).expect("the length is the algorithm's own")
+/// What hides packet numbers: the same for all generations. Its own bytes are kept and not the root
+/// they came from, which leads to every generation there was.
+struct Mask {
+    bytes: [u8; 32],
+    warm: Option<Box<quic::HeaderProtectionKey>>,
+}
+
+impl Mask {
+    fn new(suite: Suite, root: &[u8; 32]) -> Mask {
+        let mut bytes = [0u8; 32];
+        expand(root, b"d2tp mask", &mut bytes[..suite.mask().key_len()]);
+        Mask { bytes, warm: None }
+    }
+    #[inline]
+    fn warm(&mut self, suite: Suite) -> &quic::HeaderProtectionKey {
+        let bytes = &self.bytes;
+        self.warm.get_or_insert_with(|| {
+            let key =
+                quic::HeaderProtectionKey::new(suite.mask(), &bytes[..suite.mask().key_len()]);
+            Box::new(key.expect("the length is the algorithm's own"))
+        })
+    }
+}
+
+impl Drop for Mask {
+    fn drop(&mut self) {
+        self.bytes.fill(0);
+        // Keeps the compiler from dropping the write above as dead.
+        std::hint::black_box(&self.bytes);
+    }
 }
 
 /// A packet that authenticated.
@@ -156,12 +203,15 @@ pub struct PacketKeys {
     suite: Suite,
     tx: Generation,
     tx_generation: u64,
-    tx_mask: quic::HeaderProtectionKey,
+    tx_mask: Mask,
     rx: Generation,
     rx_before: Option<Generation>,
-    rx_next: Generation,
+    /// Made when the first packet says it is of that generation, whether it authenticates or not:
+    /// how long that takes tells nothing but that it was the first, and a session that never gets
+    /// there does without.
+    rx_next: Option<Box<Generation>>,
     rx_generation: u64,
-    rx_mask: quic::HeaderProtectionKey,
+    rx_mask: Mask,
     failed: u64,
 }
 
@@ -182,17 +232,16 @@ impl PacketKeys {
         } else {
             (root(&secrets.responder), root(&secrets.initiator))
         };
-        let rx = Generation::new(suite, theirs);
         PacketKeys {
             suite,
-            tx: Generation::new(suite, ours),
+            tx_mask: Mask::new(suite, &ours),
+            tx: Generation::new(ours),
             tx_generation: 0,
-            tx_mask: mask_key(suite, &ours),
-            rx_next: rx.next(suite),
-            rx,
+            rx_mask: Mask::new(suite, &theirs),
+            rx: Generation::new(theirs),
             rx_before: None,
+            rx_next: None,
             rx_generation: 0,
-            rx_mask: mask_key(suite, &theirs),
             failed: 0,
         }
     }
@@ -205,20 +254,20 @@ impl PacketKeys {
     /// Seals a DATA packet in place. `packet` is header (first byte, cid, four bytes for the
     /// number), frames, and [`TAG_BYTES`] free bytes at the end.
     #[inline]
-    pub fn seal(&self, path: PathId, number: u64, packet: &mut [u8]) {
+    pub fn seal(&mut self, path: PathId, number: u64, packet: &mut [u8]) {
         assert!(packet.len() >= DATA_HEADER_BYTES + TAG_BYTES);
         packet[0] =
             (packet[0] & !FIRST_BYTE_MASK) | ((self.tx_generation as u8 & 3) << GENERATION_SHIFT);
         packet[1 + CID_BYTES..DATA_HEADER_BYTES].copy_from_slice(&(number as u32).to_be_bytes());
         let (header, body) = packet.split_at_mut(DATA_HEADER_BYTES);
         let (text, tag) = body.split_at_mut(body.len() - TAG_BYTES);
-        let made = self
-            .tx
+        let warm = self.tx.warm(self.suite);
+        let made = warm
             .key
-            .seal_in_place_separate_tag(self.tx.nonce(path, number), Aad::from(&*header), text)
+            .seal_in_place_separate_tag(warm.nonce(path, number), Aad::from(&*header), text)
             .expect("a datagram is far below the AEAD's limit");
         tag.copy_from_slice(made.as_ref());
-        Self::toggle_mask(&self.tx_mask, packet);
+        Self::toggle_mask(self.tx_mask.warm(self.suite), packet);
     }
 
     /// Opens a DATA packet in place. `expected` is the number after the largest one received on
@@ -234,26 +283,31 @@ impl PacketKeys {
         if packet.len() < DATA_HEADER_BYTES + TAG_BYTES {
             return Err(SealError::BadLength);
         }
-        Self::toggle_mask(&self.rx_mask, packet);
+        Self::toggle_mask(self.rx_mask.warm(self.suite), packet);
         let generation = (packet[0] >> GENERATION_SHIFT) & 3;
         let mut low = [0; PN_BYTES];
         low.copy_from_slice(&packet[1 + CID_BYTES..DATA_HEADER_BYTES]);
         let number = expand_packet_number(expected, u32::from_be_bytes(low));
         let current = self.rx_generation as u8 & 3;
         let (key, key_advanced) = match generation.wrapping_sub(current) & 3 {
-            0 => (&self.rx, false),
-            1 => (&self.rx_next, true),
+            0 => (&mut self.rx, false),
+            1 => {
+                let rx = &self.rx;
+                let next = self.rx_next.get_or_insert_with(|| Box::new(rx.next()));
+                (&mut **next, true)
+            }
             3 => (
-                self.rx_before.as_ref().ok_or(SealError::NotAuthentic)?,
+                self.rx_before.as_mut().ok_or(SealError::NotAuthentic)?,
                 false,
             ),
             _ => return Err(SealError::NotAuthentic),
         };
         let (header, body) = packet.split_at_mut(DATA_HEADER_BYTES);
         let text = body.len() - TAG_BYTES;
-        if key
+        let warm = key.warm(self.suite);
+        if warm
             .key
-            .open_in_place(key.nonce(path, number), Aad::from(&*header), body)
+            .open_in_place(warm.nonce(path, number), Aad::from(&*header), body)
             .is_err()
         {
             // R-SEAL-5
@@ -263,10 +317,8 @@ impl PacketKeys {
         if header[0] & RESERVED_BITS != 0 {
             return Err(SealError::NotAuthentic);
         }
-        if key_advanced {
-            let after = self.rx_next.next(self.suite);
-            let now = std::mem::replace(&mut self.rx_next, after);
-            self.rx_before = Some(std::mem::replace(&mut self.rx, now));
+        if key_advanced && let Some(now) = self.rx_next.take() {
+            self.rx_before = Some(std::mem::replace(&mut self.rx, *now));
             self.rx_generation += 1;
         }
         Ok(Opened {
@@ -278,7 +330,7 @@ impl PacketKeys {
 
     /// Begins the next generation of our own packets.
     pub fn advance(&mut self) {
-        self.tx = self.tx.next(self.suite);
+        self.tx = self.tx.next();
         self.tx_generation += 1;
     }
 
@@ -290,6 +342,16 @@ impl PacketKeys {
     /// How often our own keys and the peer's were advanced.
     pub fn generations(&self) -> (u64, u64) {
         (self.tx_generation, self.rx_generation)
+    }
+
+    /// The session rests: what the ciphers made of the keys goes, and is made again with the next
+    /// packet either way.
+    pub fn cool(&mut self) {
+        self.tx.warm = None;
+        self.tx_mask.warm = None;
+        self.rx.warm = None;
+        self.rx_mask.warm = None;
+        self.rx_next = None;
     }
 
     /// Forgets the peer's previous generation: its late packets are no longer expected.
@@ -352,7 +414,7 @@ mod tests {
     #[test]
     fn a_sealed_packet_opens_only_unaltered_and_on_its_own_path() {
         for suite in [Suite::Aes128Gcm, Suite::ChaCha20Poly1305] {
-            let (tx, mut rx) = pair(suite);
+            let (mut tx, mut rx) = pair(suite);
             let mut p = packet(b"some frames");
             tx.seal(PathId(4), 7, &mut p);
             for bit in 0..p.len() * 8 {

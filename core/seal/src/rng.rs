@@ -4,19 +4,18 @@
 use aws_lc_rs::aead;
 
 /// A generator of unpredictable bytes; the same seed gives the same bytes on every machine.
+///
+/// Every session has one and asks it a dozen times in its life: it keeps its seed, a twentieth of
+/// what the cipher's own state takes.
 pub struct Rng {
-    key: aead::LessSafeKey,
+    seed: [u8; 32],
     blocks: u64,
 }
 
 impl Rng {
     /// A generator that starts from `seed`.
     pub fn new(seed: [u8; 32]) -> Self {
-        let key = aead::UnboundKey::new(&aead::CHACHA20_POLY1305, &seed).expect("32 bytes");
-        Rng {
-            key: aead::LessSafeKey::new(key),
-            blocks: 0,
-        }
+        Rng { seed, blocks: 0 }
     }
 
     /// Fills `out`.
@@ -25,8 +24,8 @@ impl Rng {
         let mut nonce = [0; 12];
         nonce[4..].copy_from_slice(&self.blocks.to_be_bytes());
         self.blocks += 1;
-        let _tag = self
-            .key
+        let key = aead::UnboundKey::new(&aead::CHACHA20_POLY1305, &self.seed).expect("32 bytes");
+        let _tag = aead::LessSafeKey::new(key)
             .seal_in_place_separate_tag(
                 aead::Nonce::assume_unique_for_key(nonce),
                 aead::Aad::empty(),
@@ -50,5 +49,13 @@ impl Rng {
     /// A generator of its own for somebody else.
     pub fn fork(&mut self) -> Rng {
         Rng::new(self.array())
+    }
+}
+
+impl Drop for Rng {
+    fn drop(&mut self) {
+        self.seed.fill(0);
+        // Keeps the compiler from dropping the write above as dead.
+        std::hint::black_box(&self.seed);
     }
 }

@@ -1,14 +1,16 @@
 //! Sessions at rest on a server: a record each, found by who they are with, let go of when time is up.
 //!
 //! ```text
-//!  by_key  hash(peer, instance) ─▶ place ─┐
-//!  due     (second, place), earliest first ┼─▶ slots[place]: record, since when, until when
+//!  by_peer hash(peer) ─▶ places of its sessions ┐
+//!  due     (second, place), earliest first      ┼─▶ slots[place]: record, since when, until when
 //! ```
 //!
-//! There may be a million of them, so the key is not stored beside the record that begins with it,
-//! and there is one ordered set instead of a timer per flow.
+//! There may be a million of them, so nothing is stored twice: the key is read from the record that
+//! begins with it, what a client has in all is counted when it is asked for, and there is one ordered
+//! set instead of a timer per flow. A client has a thousand sessions at most (R-QUOTA-1), so looking
+//! at all of one client's costs a fraction of its handshake.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroU32;
 
 use d2tp_seal::PublicKey;
@@ -48,8 +50,8 @@ impl Lapsed {
 /// A session at rest.
 pub(crate) struct Asleep {
     record: Box<[u8]>,
-    /// When the record was made; none for one that nobody said it of.
-    since: Option<Time>,
+    /// When the record was made; never for one that nobody said it of.
+    since: Time,
     /// When something of it is over, in seconds; none while nobody knows, or it is held.
     due_s: Option<NonZeroU32>,
     flows: u32,
@@ -70,7 +72,7 @@ impl Asleep {
     pub(crate) fn thaw(&self, now: Time) -> Option<Record> {
         let mut record = self.decode()?;
         // R-DEADLINE-3: deadlines go on while their session sleeps.
-        let slept = self.since.map_or(Span::ZERO, |since| now.since(since));
+        let slept = now.since(self.since);
         for flow in &mut record.flows {
             flow.deadline_left = flow.deadline_left.map(|l| l.saturating_sub(slept));
         }
@@ -83,12 +85,10 @@ impl Asleep {
 #[derive(Default)]
 pub(crate) struct Sleepers {
     slots: Slab<Asleep>,
-    by_key: HashTable<u32>,
+    by_peer: HashTable<u32>,
     /// Stirred into every hash, so that nobody can choose keys that collide.
     salt: [u64; 2],
     due: BTreeSet<(NonZeroU32, u32)>,
-    /// Sessions of each peer.
-    by_peer: BTreeMap<PublicKey, u32>,
     lapsed: VecDeque<Lapsed>,
 }
 
@@ -97,9 +97,14 @@ fn key_of(record: &[u8]) -> Option<&[u8]> {
     record.get(2..42)
 }
 
-fn hash(salt: [u64; 2], key: &[u8]) -> u64 {
+/// The first part of the key: who it is with.
+fn peer_of(record: &[u8]) -> Option<&[u8]> {
+    record.get(2..34)
+}
+
+fn hash(salt: [u64; 2], peer: &[u8]) -> u64 {
     let mut h = salt[0];
-    for chunk in key.chunks(8) {
+    for chunk in peer.chunks(8) {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);
         let mixed = u128::from(h ^ u64::from_le_bytes(word)) * u128::from(salt[1] | 1);
@@ -130,9 +135,16 @@ impl Sleepers {
     }
 
     fn place(&self, key: &Key) -> Option<u32> {
-        let key = key_bytes(key);
-        let same = |place: &u32| key_of(&self.slots[*place as usize].record) == Some(&key[..]);
-        self.by_key.find(hash(self.salt, &key), same).copied()
+        let bytes = key_bytes(key);
+        let same = |place: &u32| key_of(&self.slots[*place as usize].record) == Some(&bytes[..]);
+        self.by_peer.find(hash(self.salt, &key.0.0), same).copied()
+    }
+
+    /// Sessions of this peer.
+    fn of<'a>(&'a self, peer: &'a PublicKey) -> impl Iterator<Item = &'a Asleep> {
+        let places = self.by_peer.iter_hash(hash(self.salt, &peer.0));
+        let all = places.map(|place| &self.slots[*place as usize]);
+        all.filter(|asleep| peer_of(&asleep.record) == Some(&peer.0[..]))
     }
 
     pub(crate) fn get(&self, key: &Key) -> Option<&Asleep> {
@@ -143,9 +155,14 @@ impl Sleepers {
         self.place(key).is_some()
     }
 
-    /// Sessions of this peer.
+    /// How many sessions of this peer there are.
     pub(crate) fn len_of(&self, peer: &PublicKey) -> usize {
-        self.by_peer.get(peer).map_or(0, |n| *n as usize)
+        self.of(peer).count()
+    }
+
+    /// Flows of all sessions of this peer.
+    pub(crate) fn flows_of(&self, peer: &PublicKey) -> usize {
+        self.of(peer).map(Asleep::flows).sum()
     }
 
     /// Takes a session in, whose record is `bytes`. `absence`: how long one without deadlines is
@@ -162,7 +179,7 @@ impl Sleepers {
         let due_s = since.map(|since| second(ends_at(record, since, absence)));
         let asleep = Asleep {
             record: bytes,
-            since,
+            since: since.unwrap_or(Time::NEVER),
             due_s,
             flows: record.flows.len() as u32,
         };
@@ -170,14 +187,13 @@ impl Sleepers {
         if let Some(due_s) = due_s {
             self.due.insert((due_s, place));
         }
-        *self.by_peer.entry(key.0).or_default() += 1;
         let (slots, salt) = (&self.slots, self.salt);
         let again = |place: &u32| {
             let record = &slots[*place as usize].record;
-            hash(salt, key_of(record).unwrap_or_default())
+            hash(salt, peer_of(record).unwrap_or_default())
         };
-        let hashed = hash(salt, &key_bytes(&key));
-        self.by_key.insert_unique(hashed, place, again);
+        let hashed = hash(salt, &key.0.0);
+        self.by_peer.insert_unique(hashed, place, again);
         before
     }
 
@@ -193,19 +209,13 @@ impl Sleepers {
 
     pub(crate) fn remove(&mut self, key: &Key) -> Option<Asleep> {
         let place = self.place(key)?;
-        let hashed = hash(self.salt, &key_bytes(key));
-        if let Ok(entry) = self.by_key.find_entry(hashed, |p| *p == place) {
+        let hashed = hash(self.salt, &key.0.0);
+        if let Ok(entry) = self.by_peer.find_entry(hashed, |p| *p == place) {
             entry.remove();
         }
         let asleep = self.slots.remove(place as usize);
         if let Some(due_s) = asleep.due_s {
             self.due.remove(&(due_s, place));
-        }
-        if let Some(n) = self.by_peer.get_mut(&key.0) {
-            *n -= 1;
-            if *n == 0 {
-                self.by_peer.remove(&key.0);
-            }
         }
         Some(asleep)
     }
@@ -227,7 +237,7 @@ impl Sleepers {
                 break;
             }
             let asleep = &self.slots[place as usize];
-            let since = asleep.since.expect("due, so it is known since when");
+            let since = asleep.since;
             let was = asleep.flows();
             let mut record = asleep.decode().expect("decoded when it came in");
             let key = (record.peer, record.instance);

@@ -108,7 +108,7 @@ impl Early {
     pub(crate) fn write(
         &mut self,
         now: Time,
-        keys: &PacketKeys,
+        keys: &mut PacketKeys,
         session: &mut Session,
         buf: &mut [u8],
     ) -> usize {

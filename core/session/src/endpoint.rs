@@ -32,6 +32,7 @@ use crate::knock::PROLOGUE;
 use crate::path::Addresses;
 use crate::record::{Record, RecordError};
 use crate::session::{CidChange, Life, Role, Session};
+use crate::sought::{Sought, SoughtQueue};
 use crate::trace::{TRACE_RECORDS_MAX, Trace, TraceLevel, TraceRecord};
 use crate::transmit::Transmit;
 
@@ -142,7 +143,7 @@ struct Slot {
 
 /// All D2TP sessions of one host and process.
 pub struct Endpoint {
-    config: Config,
+    config: Arc<Config>,
     local: SecretKey,
     admission: Admission,
     rng: Rng,
@@ -155,9 +156,12 @@ pub struct Endpoint {
     /// A server's sessions by who they are with.
     by_key: BTreeMap<Key, SessionId>,
     asleep: Sleepers,
+    /// There are more than those: whoever comes and is not known is sought first.
+    sleepers_elsewhere: bool,
+    sought: SoughtQueue,
     /// Sessions awake only for a handshake that is not confirmed; their records stand.
     thawed: BTreeSet<SessionId>,
-    /// Flows of each client key, awake and asleep (R-QUOTA-2).
+    /// Flows, awake and asleep, of each client key that has a session awake (R-QUOTA-2).
     flows_by_key: BTreeMap<PublicKey, usize>,
     half_open: Slab<HalfOpen>,
     half_open_by_key: BTreeMap<Key, VecDeque<usize>>,
@@ -192,7 +196,7 @@ impl Endpoint {
         let jar_arc = Arc::new(CookieJar::new(&public, [0; 32], token_seed));
         let salt = rng.fork().array();
         Endpoint {
-            config,
+            config: config.into(),
             local,
             admission,
             rng,
@@ -204,6 +208,8 @@ impl Endpoint {
             routes: HashMap::default(),
             by_key: BTreeMap::new(),
             asleep: Sleepers::new(salt),
+            sleepers_elsewhere: false,
+            sought: SoughtQueue::default(),
             thawed: BTreeSet::new(),
             flows_by_key: BTreeMap::new(),
             half_open: Slab::new(),
@@ -300,6 +306,37 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Whether the owner has records of sleepers that it has not given to [`Endpoint::adopt_at`]
+    /// yet. Until it says no, a SYN of an unknown session waits for [`Endpoint::poll_sought`].
+    pub fn set_sleepers_elsewhere(&mut self, elsewhere: bool) {
+        self.sleepers_elsewhere = elsewhere;
+    }
+
+    /// The next device at the door whose session may sleep in a record that is elsewhere. Give the
+    /// record to [`Endpoint::adopt_at`] if there is one, then go on with [`Endpoint::go_on`].
+    pub fn poll_sought(&mut self) -> Option<Sought> {
+        self.sought.next()
+    }
+
+    /// Whoever was sought was found and adopted, or is new: the SYN is answered.
+    pub fn go_on(&mut self, now: Time, sought: Sought) {
+        let Sought {
+            from,
+            cid,
+            len,
+            syn,
+            responder,
+            ..
+        } = sought;
+        self.answer_syn(now, from, cid, len, syn, responder);
+    }
+
+    /// Whether this session is here, awake or asleep.
+    pub fn knows(&self, peer: PublicKey, instance: u64) -> bool {
+        let key = (peer, instance);
+        self.by_key.contains_key(&key) || self.asleep.contains(&key)
+    }
+
     /// Whether there is room for one more session asleep.
     pub fn has_room_asleep(&self) -> bool {
         self.asleep.len() < self.config.asleep_max
@@ -380,12 +417,12 @@ impl Endpoint {
         if was == is {
             return;
         }
-        let total = self.flows_by_key.entry(peer).or_default();
+        // Of a client that only sleeps nobody asks.
+        let Some(total) = self.flows_by_key.get_mut(&peer) else {
+            return;
+        };
         *total = *total + is - was;
         let total = *total;
-        if total == 0 {
-            self.flows_by_key.remove(&peer);
-        }
         for (_, id) in self.by_key.range((peer, 0)..=(peer, u64::MAX)) {
             if let Some(slot) = self.sessions.get_mut(id.index as usize) {
                 slot.session.flows_beside = total - slot.flows;
@@ -567,10 +604,27 @@ impl Endpoint {
             }
         }
         let key = (slot.session.peer, slot.session.instance);
+        self.book_flows(key.0, slot.flows, 0);
         if self.by_key.get(&key) == Some(&id) {
             self.by_key.remove(&key);
+            let mut others = self.by_key.range((key.0, 0)..=(key.0, u64::MAX));
+            if others.next().is_none() {
+                self.flows_by_key.remove(&key.0);
+            }
         }
-        self.book_flows(key.0, slot.flows, 0);
+    }
+
+    /// A session of a client is awake, or about to be.
+    fn enlist(&mut self, key: Key, id: SessionId) {
+        let Endpoint {
+            flows_by_key,
+            asleep,
+            ..
+        } = self;
+        flows_by_key
+            .entry(key.0)
+            .or_insert_with(|| asleep.flows_of(&key.0));
+        self.by_key.insert(key, id);
     }
 
     /// The next event of any session. After [`Event::Closed`] the session is gone.
@@ -819,8 +873,34 @@ impl Endpoint {
         let Some(syn) = Syn::decode(&mut Reader::new(&payload[..n])) else {
             return;
         };
-        let peer = responder.peer();
-        let key = (peer, syn.instance);
+        let key = (responder.peer(), syn.instance);
+        // Whoever is not admitted is refused, whatever lies elsewhere.
+        if self.sleepers_elsewhere && self.admission.admits(&key.0) && !self.knows(key.0, key.1) {
+            let len = bytes.len();
+            return self.sought.ask(Sought {
+                key,
+                from,
+                cid,
+                len,
+                syn,
+                responder,
+            });
+        }
+        self.answer_syn(now, from, cid, bytes.len(), syn, responder);
+    }
+
+    /// Answers a SYN that was read.
+    fn answer_syn(
+        &mut self,
+        now: Time,
+        from: Addresses,
+        cid: Cid,
+        len: usize,
+        syn: Syn,
+        responder: Responder,
+    ) {
+        let key = (responder.peer(), syn.instance);
+        let peer = key.0;
         // R-HS-8: a copy of a SYN gets the answer of its original and no state of its own, so that
         // copies do not push the original out.
         let copied = self.half_open_by_key.get(&key).and_then(|line| {
@@ -845,7 +925,7 @@ impl Endpoint {
             return;
         };
         out.truncate(1 + CID_BYTES + n);
-        let room = (bytes.len() as u64).saturating_sub(out.len() as u64);
+        let room = (len as u64).saturating_sub(out.len() as u64);
         self.answer(from, out.clone());
         if let SynAck::Welcome(body) = answer {
             let suite = d2tp_seal::Suite::from_code(body.suite).expect("we chose it");
@@ -948,7 +1028,7 @@ impl Endpoint {
         let mut session = self.new_session(now, Role::Responder, key.0, key.1, epoch..epoch);
         session.restore(now, &record);
         let id = self.insert(session);
-        self.by_key.insert(key, id);
+        self.enlist(key, id);
         self.thawed.insert(id);
         Some(id)
     }
@@ -1115,7 +1195,7 @@ impl Endpoint {
                     session.restore(now, &record);
                 }
                 let id = self.insert(session);
-                self.by_key.insert(key, id);
+                self.enlist(key, id);
                 self.thawed.insert(id);
                 id
             }
@@ -1197,7 +1277,7 @@ impl Endpoint {
                 && let Some(slot) = self.sessions.get_mut(early.session.index as usize)
                 && slot.serial == early.session.serial
             {
-                let len = early.write(now, &half.keys, &mut slot.session, buf);
+                let len = early.write(now, &mut half.keys, &mut slot.session, buf);
                 if len > 0 {
                     return Some(Transmit {
                         link: half.addresses.link,

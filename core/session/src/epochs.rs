@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use crate::event::SessionEnd;
 use crate::session::{Life, Session};
 
 impl Session {
@@ -13,13 +14,18 @@ impl Session {
         self.epochs.clone()
     }
 
-    /// The journal has reserved everything below `end` now. A handshake that had run out of epochs
-    /// goes on.
-    pub fn extend_epochs(&mut self, end: u32) {
+    /// More epochs, reserved in the journal before, for a device that used up its own
+    /// ([`crate::Event::EpochsUsedUp`]): up to `end`, not included. A handshake that waited for them
+    /// goes on; where there are none left to reserve, the session ends.
+    pub fn add_epochs(&mut self, end: u32) {
         if self.life == Life::Closed {
             return;
         }
         self.epochs.end = self.epochs.end.max(end);
+        if self.epochs.is_empty() && self.epochs.start == u32::MAX {
+            // R-HS-16
+            return self.end(SessionEnd::EpochsExhausted);
+        }
         if let Some(knock) = &mut self.knock
             && !self.epochs.is_empty()
         {
@@ -35,6 +41,7 @@ mod tests {
 
     use crate::config::Config;
     use crate::endpoint::{Admission, Endpoint};
+    use crate::event::{Event, SessionEnd};
     use crate::path::{Addresses, LinkId};
 
     #[test]
@@ -68,7 +75,21 @@ mod tests {
         };
         assert_eq!(knock(&mut device, &mut now), 2);
         assert!(device.session(id).unwrap().epochs_left().is_empty());
-        let _ = device.with(id, |s| s.extend_epochs(8));
+        let _ = device.with(id, |s| s.add_epochs(8));
         assert_eq!(knock(&mut device, &mut now), 3);
+    }
+
+    #[test]
+    fn a_device_without_another_epoch_in_the_world_is_told_that_its_session_ends() {
+        // R-HS-16
+        let (key, last) = (SecretKey::from_bytes([1; 32]), u32::MAX - 1);
+        let config = Config::default();
+        let mut device = Endpoint::new(config, key.clone(), Admission::Nobody, [3; 32], [4; 32]);
+        let id = device.connect(Time::ZERO, key.public(), 7, last..u32::MAX);
+        let _ = device.with(id, |s| s.epochs.start = u32::MAX);
+        let _ = device.with(id, |s| s.add_epochs(u32::MAX));
+        let told: Vec<_> = std::iter::from_fn(|| device.poll_event()).collect();
+        let end = Event::Closed(SessionEnd::EpochsExhausted);
+        assert!(told.contains(&(id, end)), "{told:?}");
     }
 }

@@ -182,6 +182,13 @@ impl Flows {
             self.acked.push(id);
         }
     }
+    /// Gives back room that nothing is in.
+    pub(crate) fn shrink(&mut self) {
+        self.ready.shrink_to_fit();
+        self.dirty.shrink_to_fit();
+        self.acked.shrink_to_fit();
+        self.refused.shrink_to_fit();
+    }
     pub(crate) fn take_acked(&mut self) -> Vec<FlowId> {
         std::mem::take(&mut self.acked)
     }

@@ -14,6 +14,7 @@
 
 mod acks;
 mod asleep;
+mod by_path;
 mod calls;
 mod census;
 mod claim;
@@ -43,6 +44,7 @@ mod resume;
 mod rtt;
 mod send_half;
 mod session;
+mod sought;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -66,5 +68,6 @@ pub use flow::FlowOptions;
 pub use path::{Addresses, LinkId, PathState};
 pub use record::{FlowRecord, Record, RecordError, SeenEpochs};
 pub use session::{FlowError, Life, PathStats, Read, Role, Session};
+pub use sought::{SOUGHT_MAX, Sought};
 pub use trace::{TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 pub use transmit::Transmit;

@@ -221,6 +221,7 @@ impl Session {
         if self.life != Life::Suspended || self.suspended_at.is_none() {
             self.life = Life::Suspended;
             self.suspended_at = Some(now);
+            self.cool();
             self.emit(Event::Suspended(reason));
         }
     }
@@ -369,17 +370,6 @@ impl Session {
     /// on are opened as reachable (R-ALIVE-1).
     pub fn set_reachable(&mut self, reachable: bool) {
         self.reachable = reachable;
-    }
-
-    /// More epochs, reserved in the journal before, for a device that used up its own
-    /// ([`Event::EpochsUsedUp`]): up to `end`, not included.
-    pub fn add_epochs(&mut self, end: u32) {
-        self.epochs.end = self.epochs.end.max(end);
-        if let Some(knock) = &mut self.knock
-            && !self.epochs.is_empty()
-        {
-            knock.failed = false;
-        }
     }
 
     pub(crate) fn end(&mut self, end: SessionEnd) {

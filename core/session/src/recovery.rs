@@ -585,6 +585,13 @@ impl Recovery {
             .find(|s| s.state == State::Outstanding && s.eliciting)
     }
 
+    /// Gives back room that nothing is in.
+    pub(crate) fn shrink(&mut self) {
+        self.sent.shrink_to_fit();
+        self.lost.shrink_to_fit();
+        self.skipped.shrink_to_fit();
+    }
+
     /// Gives up on everything outstanding without a congestion response: the path went silent or
     /// away, its data must travel elsewhere. Packets stay known, so a late ACK still counts.
     pub(crate) fn abandon(&mut self, mut each: impl FnMut(Said, bool)) {

@@ -12,13 +12,15 @@
 //!                                                         └──── close ──▶ Closed
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use d2tp_seal::{PacketKeys, PublicKey, Rng, SecretKey};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, Reason, TOKEN_BYTES};
 
+use crate::by_path::ByPath;
 use crate::census::Arrived;
 use crate::config::{Config, EVENTS_MAX};
 use crate::datagrams::Datagrams;
@@ -182,7 +184,7 @@ pub(crate) struct InUse {
 /// A D2TP session.
 pub struct Session {
     pub(crate) role: Role,
-    pub(crate) config: Config,
+    pub(crate) config: Arc<Config>,
     pub(crate) local: SecretKey,
     pub(crate) peer: PublicKey,
     pub(crate) instance: u64,
@@ -202,8 +204,8 @@ pub struct Session {
     pub(crate) says: u16,
     /// Paths that are no more and of which the peer does not know it yet.
     pub(crate) gone: Vec<Gone>,
-    pub(crate) issued: BTreeMap<PathId, Issued>,
-    pub(crate) spare: BTreeMap<PathId, (Cid, [u8; TOKEN_BYTES])>,
+    pub(crate) issued: ByPath<Issued>,
+    pub(crate) spare: ByPath<(Cid, [u8; TOKEN_BYTES])>,
     /// Path ids ever in use under these keys: none comes back (R-SEAL-2).
     pub(crate) used_paths: RangeSet,
     /// Ids issued so far, the next one.
@@ -248,7 +250,7 @@ pub struct Session {
     /// When the keys in force were agreed.
     pub(crate) keys_at: Time,
     /// Tokens for the ids we issue (a server's).
-    pub(crate) make_token: Option<std::sync::Arc<dyn Fn(Cid) -> [u8; TOKEN_BYTES] + Send + Sync>>,
+    pub(crate) make_token: Option<Arc<dyn Fn(Cid) -> [u8; TOKEN_BYTES] + Send + Sync>>,
     pub(crate) initial_flow_credit: u64,
     /// Highest absolute number of bytes delivered twice, for reports.
     pub(crate) duplicate_bytes: u64,
@@ -261,7 +263,7 @@ pub struct Session {
 impl Session {
     pub(crate) fn new(
         role: Role,
-        config: Config,
+        config: impl Into<Arc<Config>>,
         local: SecretKey,
         peer: PublicKey,
         instance: u64,
@@ -272,7 +274,7 @@ impl Session {
         let flow_epoch = epochs.start;
         Session {
             role,
-            config,
+            config: config.into(),
             local,
             peer,
             instance,
@@ -288,8 +290,8 @@ impl Session {
             credit: Credit::default(),
             says: 0,
             gone: Vec::new(),
-            issued: BTreeMap::new(),
-            spare: BTreeMap::new(),
+            issued: ByPath::default(),
+            spare: ByPath::default(),
             used_paths: RangeSet::default(),
             issued_to: 0,
             flow_epoch,
@@ -402,7 +404,7 @@ pub(crate) fn on_said(
     arrived: bool,
     flows: &mut Flows,
     own_path: Option<(PathId, &mut u16)>,
-    issued: &mut BTreeMap<PathId, Issued>,
+    issued: &mut ByPath<Issued>,
     says: &mut u16,
     gone: &mut Vec<Gone>,
 ) {

@@ -92,7 +92,7 @@ impl Session {
             silence_max,
             silence_reachable_max,
             ..
-        } = self.config;
+        } = *self.config;
         if self.flows.any_reachable() {
             silence_max.max(silence_reachable_max)
         } else {
@@ -349,6 +349,25 @@ impl Session {
             path.wants = 0;
             path.probe_now = false;
         }
+        self.cool();
         self.emit(Event::Suspended(reason));
+    }
+
+    /// Nothing is said until somebody moves, which may take hours: gives back what only a busy
+    /// session needs. It is there again with the next packet.
+    pub(crate) fn cool(&mut self) {
+        if let Some(keys) = &mut self.keys {
+            keys.cool();
+        }
+        self.events.shrink_to_fit();
+        self.cid_changes.shrink_to_fit();
+        self.arrivals = Vec::new();
+        self.gone.shrink_to_fit();
+        for path in self.paths.iter_mut() {
+            path.recovery.shrink();
+            path.challenges.shrink_to_fit();
+            path.answers.shrink_to_fit();
+        }
+        self.flows.shrink();
     }
 }

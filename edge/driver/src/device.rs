@@ -28,10 +28,11 @@ use crate::flow::{Flow, FlowSettings};
 use crate::qlog::{self, Qlog};
 use crate::renew::Renewal;
 use crate::server::{CLOSE_GRACE, seed};
+use crate::standby::Standby;
 
 /// Epochs reserved for one process: an instance is new for each, so none was used before.
-const EPOCHS: std::ops::Range<u32> = 1..u32::MAX / 2;
-/// How often grants and rates are looked at.
+const EPOCHS: std::ops::Range<u32> = 1..u32::MAX;
+/// How often grants, rates and paths are looked at while something moves.
 const TICK: Duration = Duration::from_millis(100);
 /// The least that is granted at once on a paid link: less would stop and go.
 const GRANT_MIN_BYTES: u64 = 64 * 1024;
@@ -91,8 +92,10 @@ pub(crate) struct Known {
     last_payload: (u64, u64),
     rate: Option<u64>,
     sampled: (Time, u64),
-    /// When it last had a path, or was given another try.
+    /// When it lost its path, or was given another try since.
     pub(crate) healed: Time,
+    /// It had no path when it was last looked at.
+    pub(crate) pathless: bool,
     /// Tries since anybody answered.
     pub(crate) tries: u32,
 }
@@ -111,6 +114,7 @@ impl Known {
             rate: None,
             sampled: (now, 0),
             healed: now,
+            pathless: true,
             tries: 0,
         }
     }
@@ -142,6 +146,8 @@ pub(crate) struct State {
     /// Flows that may pay, with what is left of their budgets.
     pub(crate) payers: BTreeMap<FlowId, Payer>,
     pub(crate) renewal: Renewal,
+    /// Payload moved when rates were last looked at.
+    moving: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -592,6 +598,7 @@ impl Body {
         for (link, remote, gated) in open {
             self.open_path(link, remote, gated);
         }
+        self.shared.stir();
     }
 
     fn paths(&self) -> Vec<PathStats> {
@@ -609,6 +616,7 @@ impl Body {
         let parting = self.shared.inner.lock().parting.clone();
         let now = clock::now();
         let mut state = self.state.lock();
+        let mut moving = false;
         for known in state.links.values_mut() {
             let mine = paths
                 .iter()
@@ -623,6 +631,7 @@ impl Body {
                 known.payload_before.0 += known.last_payload.0;
                 known.payload_before.1 += known.last_payload.1;
             }
+            moving |= known.last_payload != (down, up);
             known.last_payload = (down, up);
             let before = known.payload_before;
             let total = before.0 + before.1 + down + up;
@@ -641,6 +650,22 @@ impl Body {
                 known.sampled = (now, total);
             }
         }
+        state.moving = moving;
+    }
+
+    /// When the links are to be looked at again if nothing stirs before: in a tick while payload
+    /// moves, when something waits for its time, or never.
+    fn next_look(&self) -> Option<Time> {
+        let state = self.state.lock();
+        if state.moving {
+            return Some(clock::now());
+        }
+        let pays = !state.payers.is_empty();
+        let links = state.links.values().filter(|k| k.is_wanted(pays));
+        links
+            .filter_map(Known::next_try)
+            .chain(state.renewal.next_at())
+            .min()
     }
 
     fn ways(&self) -> Vec<Way> {
@@ -730,20 +755,42 @@ impl Body {
     }
 }
 
+/// Looks after links for as long as something moves, and then not until something does: an idle
+/// device wakes for nothing.
 async fn tick(body: Arc<Body>) {
-    let mut interval = tokio::time::interval(TICK);
-    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let standby = Standby::watch()
+        .inspect_err(|error| tracing::warn!(%error, "a sleep of the machine is noticed late"))
+        .ok();
     loop {
-        interval.tick().await;
-        // Nothing to count and nothing to grant: do not wake for it.
-        if body.state.lock().links.is_empty() {
-            continue;
-        }
         body.look_for_sleep();
         body.renew_if_due();
         body.sample();
         body.heal();
         body.race();
         body.grant();
+        let stirred = async {
+            match &standby {
+                Some(standby) => tokio::select! {
+                    () = body.shared.stirred.notified() => {}
+                    () = standby.over() => {}
+                },
+                None => body.shared.stirred.notified().await,
+            }
+        };
+        let wait = body
+            .next_look()
+            .map(|at| Duration::from(at.since(clock::now())));
+        let moved = match wait {
+            None => {
+                stirred.await;
+                true
+            }
+            Some(wait) if wait <= TICK => true,
+            Some(wait) => tokio::time::timeout(wait, stirred).await.is_ok(),
+        };
+        // Not at every packet: a tick later.
+        if moved {
+            tokio::time::sleep(TICK).await;
+        }
     }
 }

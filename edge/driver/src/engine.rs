@@ -21,7 +21,7 @@ use d2tp_session::{
 };
 use d2tp_udp::{LinkSocket, RecvBatch};
 use parking_lot::Mutex;
-use tokio::sync::broadcast;
+use tokio::sync::{Notify, broadcast};
 
 use crate::clock;
 use crate::datagrams::Inbox;
@@ -93,23 +93,6 @@ pub(crate) struct Drawn {
     /// Flow offset of the next byte to draw.
     pub(crate) next: u64,
     pub(crate) done: bool,
-    /// For when bytes that were not there yet are.
-    pub(crate) waker: Waker,
-}
-
-/// A source has bytes that it did not have when it was asked.
-pub(crate) struct Again {
-    pub(crate) shared: Weak<Shared>,
-    pub(crate) flow: (SessionId, FlowId),
-}
-
-impl Wake for Again {
-    fn wake(self: Arc<Self>) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.ready.lock().push(self.flow);
-            shared.wake();
-        }
-    }
 }
 
 impl Entry {
@@ -137,8 +120,6 @@ pub(crate) struct Socket {
 pub(crate) struct Inner {
     pub(crate) core: Endpoint,
     pub(crate) flows: BTreeMap<(SessionId, FlowId), Entry>,
-    /// Flows whose sources may have something to give, and whose buffers may have room.
-    pub(crate) to_draw: BTreeSet<(SessionId, FlowId)>,
     pub(crate) sockets: BTreeMap<LinkId, Socket>,
     pub(crate) next_link: u32,
     pub(crate) accepted: VecDeque<(SessionId, FlowId)>,
@@ -155,9 +136,17 @@ pub(crate) struct Inner {
     pub(crate) feed: Option<Feed>,
     /// Sessions at rest.
     pub(crate) rest: Rest,
+    /// Flows whose sources are to be asked for bytes.
+    drawing: BTreeSet<(SessionId, FlowId)>,
 }
 
 impl Inner {
+    /// The flow's source is asked for bytes in the next turn: it is new, there is room for more, or
+    /// the place changed. So a turn costs what has something to give, not what there is.
+    pub(crate) fn draw_from(&mut self, session: SessionId, flow: FlowId) {
+        self.drawing.insert((session, flow));
+    }
+
     /// A session is its record from now on: what was kept for it awake goes.
     pub(crate) fn on_asleep(&mut self, id: SessionId) {
         if let Some(mut inbox) = self.inboxes.remove(&id) {
@@ -173,10 +162,12 @@ impl Inner {
 pub(crate) struct Shared {
     pub(crate) inner: Mutex<Inner>,
     task: Mutex<Option<Waker>>,
+    /// Flows whose sources said that they have bytes again.
+    ready_sources: Mutex<BTreeSet<(SessionId, FlowId)>>,
     woken: AtomicBool,
     rearm: AtomicBool,
-    /// Flows whose sources called. Its own lock: a source may call from within the engine's turn.
-    ready: Mutex<Vec<(SessionId, FlowId)>>,
+    /// Something moved: for who looks after a device's links.
+    pub(crate) stirred: Notify,
     pub(crate) events: broadcast::Sender<(Time, Event)>,
 }
 
@@ -186,7 +177,6 @@ impl Shared {
             inner: Mutex::new(Inner {
                 core,
                 flows: BTreeMap::new(),
-                to_draw: BTreeSet::new(),
                 sockets: BTreeMap::new(),
                 next_link: 0,
                 accepted: VecDeque::new(),
@@ -200,11 +190,13 @@ impl Shared {
                 inboxes: BTreeMap::new(),
                 feed: None,
                 rest: Rest::default(),
+                drawing: BTreeSet::new(),
             }),
             task: Mutex::new(None),
+            ready_sources: Mutex::default(),
             woken: AtomicBool::new(false),
             rearm: AtomicBool::new(false),
-            ready: Mutex::default(),
+            stirred: Notify::new(),
             events: broadcast::channel(1024).0,
         });
         tokio::spawn(Engine {
@@ -213,6 +205,7 @@ impl Shared {
             buffer: vec![0; 65_536],
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             armed: Time::ZERO,
+            sent: false,
         });
         shared
     }
@@ -224,6 +217,11 @@ impl Shared {
         {
             waker.wake_by_ref();
         }
+    }
+
+    /// The links or what goes over them changed.
+    pub(crate) fn stir(&self) {
+        self.stirred.notify_one();
     }
 
     /// The runtime's clock stood still: the task must set its timer anew.
@@ -284,6 +282,8 @@ struct Engine {
     buffer: Vec<u8>,
     timer: Pin<Box<tokio::time::Sleep>>,
     armed: Time,
+    /// Something was sent in this turn.
+    sent: bool,
 }
 
 impl Engine {
@@ -411,6 +411,7 @@ impl Engine {
             let Some(transmit) = inner.core.poll_transmit(now, &mut self.buffer) else {
                 return false;
             };
+            self.sent = true;
             if !Self::send(inner, cx, transmit, &self.buffer[..transmit.len], now) {
                 return false;
             }
@@ -449,7 +450,7 @@ impl Engine {
                     inner,
                 ),
                 Event::Writable(flow) => {
-                    inner.to_draw.insert((session, *flow));
+                    inner.draw_from(session, *flow);
                     wake(
                         *flow,
                         |e| {
@@ -468,7 +469,7 @@ impl Engine {
                     {
                         drawn.next = (*offset).max(drawn.base);
                         drawn.done = false;
-                        inner.to_draw.insert((session, *flow));
+                        inner.draw_from(session, *flow);
                     }
                 }
                 Event::Ended { flow, end } => {
@@ -492,7 +493,8 @@ impl Engine {
                         inbox.wake();
                     }
                     inner.ended.insert(session, end.clone());
-                    for (_, entry) in inner.flows.iter_mut().filter(|((s, _), _)| *s == session) {
+                    let all = (session, FlowId(0))..=(session, FlowId(u64::MAX));
+                    for (_, entry) in inner.flows.range_mut(all) {
                         entry.end.get_or_insert(FlowEnd::SessionEnded);
                         entry.wake_all();
                     }
@@ -504,64 +506,83 @@ impl Engine {
         }
     }
 
-    /// Fills send buffers from sources: those of flows whose buffers got room, or whose sources
-    /// called.
+    /// Fills send buffers from sources.
     fn draw(&mut self) {
+        for (session, flow) in std::mem::take(&mut *self.shared.ready_sources.lock()) {
+            self.shared.inner.lock().draw_from(session, flow);
+        }
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
-        inner.to_draw.extend(self.shared.ready.lock().drain(..));
-        while let Some((session, flow)) = inner.to_draw.pop_first() {
+        for (session, flow) in std::mem::take(&mut inner.drawing) {
             let entry = inner.flows.get_mut(&(session, flow));
-            let Some(entry) = entry else { continue };
-            let Some(drawn) = entry.source.as_mut().filter(|d| !d.done) else {
+            let Some((drawn, error)) =
+                entry.and_then(|e| e.source.as_mut().zip(Some(&mut e.source_error)))
+            else {
                 continue;
             };
-            let outcome = inner.core.with(session, |s| draw_one(s, flow, drawn));
-            if let Ok(Err(error)) = outcome {
-                entry.source_error.get_or_insert(error.to_string());
+            if drawn.done {
+                continue;
             }
+            let waker = Waker::from(Arc::new(ReadySource {
+                shared: Arc::downgrade(&self.shared),
+                key: (session, flow),
+            }));
+            let mut cx = Context::from_waker(&waker);
+            let mut failed = None;
+            let _ = inner.core.with(session, |s| {
+                // After a rewind the core asks from another offset than we are at.
+                match s.send_offsets(flow) {
+                    Some((end, _)) if end == drawn.next => {}
+                    Some((end, _)) if end >= drawn.base => drawn.next = end,
+                    _ => return,
+                }
+                while let Ok(room @ 1..) = s.write_room(flow) {
+                    let max = (room as usize).min(SOURCE_PIECE_BYTES);
+                    match drawn
+                        .source
+                        .poll_read_at(&mut cx, drawn.next - drawn.base, max)
+                    {
+                        Poll::Pending => break,
+                        Poll::Ready(Ok(bytes)) if bytes.is_empty() => {
+                            drawn.done = true;
+                            let _ = s.finish(flow);
+                            break;
+                        }
+                        Poll::Ready(Ok(bytes)) => {
+                            drawn.next += bytes.len() as u64;
+                            if s.write(flow, bytes).is_err() {
+                                drawn.done = true;
+                                break;
+                            }
+                        }
+                        Poll::Ready(Err(cause)) => {
+                            drawn.done = true;
+                            s.reset(flow, SOURCE_FAILED);
+                            failed = Some(cause.to_string());
+                            break;
+                        }
+                    }
+                }
+            });
+            *error = error.take().or(failed);
         }
     }
 }
 
-/// Fills one flow's send buffer.
-fn draw_one(s: &mut Session, flow: FlowId, drawn: &mut Drawn) -> io::Result<()> {
-    // After a rewind the core asks from another offset than we are at.
-    match s.send_offsets(flow) {
-        Some((end, _)) if end == drawn.next => {}
-        Some((end, _)) if end >= drawn.base => drawn.next = end,
-        _ => return Ok(()),
-    }
-    let waker = drawn.waker.clone();
-    let mut cx = Context::from_waker(&waker);
-    // Without room the core says so when there is some again.
-    while let Ok(room @ 1..) = s.write_room(flow) {
-        let max = (room as usize).min(SOURCE_PIECE_BYTES);
-        match drawn
-            .source
-            .poll_read_at(&mut cx, drawn.next - drawn.base, max)
-        {
-            Poll::Pending => break,
-            Poll::Ready(Ok(bytes)) if bytes.is_empty() => {
-                drawn.done = true;
-                let _ = s.finish(flow);
-                break;
-            }
-            Poll::Ready(Ok(bytes)) => {
-                drawn.next += bytes.len() as u64;
-                if s.write(flow, bytes).is_err() {
-                    drawn.done = true;
-                    break;
-                }
-            }
-            Poll::Ready(Err(error)) => {
-                drawn.done = true;
-                s.reset(flow, SOURCE_FAILED);
-                return Err(error);
-            }
+/// Wakes the task for a source that has bytes again.
+struct ReadySource {
+    shared: Weak<Shared>,
+    key: (SessionId, FlowId),
+}
+
+impl Wake for ReadySource {
+    fn wake(self: Arc<Self>) {
+        if let Some(shared) = self.shared.upgrade() {
+            // Not the core's lock: a source may wake us while it is asked under it.
+            shared.ready_sources.lock().insert(self.key);
+            shared.wake();
         }
     }
-    Ok(())
 }
 
 /// Reset code of a flow whose source failed.
@@ -578,6 +599,7 @@ impl Future for Engine {
         let now = clock::now();
         {
             let mut inner = this.shared.inner.lock();
+            rest::seek(&mut inner);
             if inner.core.next_timeout() <= now {
                 inner.core.handle_timeouts(now);
             }
@@ -585,11 +607,14 @@ impl Future for Engine {
         this.dispatch();
         rest::on_time(&mut this.shared.inner.lock(), now);
         this.draw();
+        this.sent = false;
         let more = this.transmit(cx);
         this.dispatch();
-        let (next, stopped) = {
+        let mut moved = received || this.sent;
+        let (next, stopped, draws) = {
             let mut inner = this.shared.inner.lock();
             for link in std::mem::take(&mut inner.gone) {
+                moved = true;
                 for id in inner.core.ids() {
                     let stats = inner.core.session(id).map(|s| s.path_stats());
                     for path in stats.into_iter().flatten() {
@@ -619,12 +644,17 @@ impl Future for Engine {
                 used
             });
             let next = inner.core.next_timeout().min(inner.rest.next_timeout());
-            (next, inner.stopped)
+            // Nobody looks after a server's links.
+            moved &= !inner.accepts;
+            (next, inner.stopped, !inner.drawing.is_empty())
         };
+        if moved {
+            this.shared.stir();
+        }
         if stopped {
             return Poll::Ready(());
         }
-        if received || more || this.shared.woken.load(Ordering::Acquire) {
+        if received || more || draws || this.shared.woken.load(Ordering::Acquire) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock;
 use crate::datagrams::Connection;
-use crate::engine::{Again, Drawn, Shared};
+use crate::engine::{Drawn, Shared};
 use crate::rest;
 use crate::source::{Asleep, FlowIo, HostKey, Source};
 
@@ -109,24 +109,18 @@ impl Flow {
 
     fn draw_from(&self, source: Arc<dyn Source>, base: u64) {
         let next = self.send_end().max(base);
-        let mut guard = self.shared.inner.lock();
-        let inner = &mut *guard;
+        let mut inner = self.shared.inner.lock();
         let entry = inner.flows.get_mut(&self.key());
         if let Some(entry) = entry.filter(|e| e.end.is_none() && !e.asleep) {
-            let again = Again {
-                shared: Arc::downgrade(&self.shared),
-                flow: self.key(),
-            };
             entry.source = Some(Drawn {
                 source,
                 base,
                 next,
                 done: false,
-                waker: Arc::new(again).into(),
             });
-            inner.to_draw.insert(self.key());
+            inner.draw_from(self.session, self.id);
         }
-        drop(guard);
+        drop(inner);
         self.shared.wake();
     }
 

@@ -16,8 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_session::{FlowId, FlowRecord, PublicKey, Reason, Record, SessionId};
+use d2tp_session::{Event, FlowId, FlowRecord, PublicKey, Reason, Record, SessionId, Time};
 use parking_lot::Mutex;
+use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinHandle;
 
 use crate::attach::KernelLinks;
@@ -31,8 +32,8 @@ use crate::server::{CLOSE_GRACE, seed};
 /// Epochs reserved at once: a sync for each thousand SYNs, which on a dead network is one in eight
 /// hours.
 const EPOCH_STEP: u32 = 1024;
-/// How often the epochs that are left are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How long a journal that could not reserve epochs is left alone.
+const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
 /// Instances looked at before another one is made.
 const LOOKED_AT_MAX: usize = 256;
 /// A journal is made in milliseconds: one that has no name after so long will not get one.
@@ -298,7 +299,8 @@ impl Device {
             inner.flows.insert((session, id), Entry::default());
             Flow::new(shared.clone(), session, id, peer)
         });
-        let upkeep = tokio::spawn(upkeep(shared.clone(), session, instance.clone()));
+        let events = shared.events.subscribe();
+        let upkeep = tokio::spawn(upkeep(shared.clone(), session, instance.clone(), events));
         device.keeping = Some(Keeping {
             instance,
             upkeep,
@@ -426,24 +428,39 @@ async fn blocking<R: Send + 'static>(
     }
 }
 
-/// Reserves more epochs before those that are left run out.
-async fn upkeep(shared: Arc<Shared>, session: SessionId, instance: Arc<Instance>) {
+/// Reserves more epochs when the session has used up those it had: until then nothing wakes.
+async fn upkeep(
+    shared: Arc<Shared>,
+    session: SessionId,
+    instance: Arc<Instance>,
+    mut events: broadcast::Receiver<(Time, Event)>,
+) {
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
         let left = {
             let inner = shared.inner.lock();
             inner.core.session(session).map(|s| s.epochs_left())
         };
         let Some(left) = left else { return };
-        if left.end.saturating_sub(left.start) > EPOCH_STEP / 4 {
-            continue;
-        }
-        let instance = instance.clone();
-        match blocking(move || instance.reserve(left.start)).await {
-            Ok(more) => {
-                shared.with(session, |s| s.extend_epochs(more.end));
+        if left.is_empty() {
+            let instance = instance.clone();
+            match blocking(move || instance.reserve(left.start)).await {
+                // Where there are no more, the session ends and says so.
+                Ok(more) => {
+                    shared.with(session, |s| s.add_epochs(more.end));
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the device cannot call: no more epochs can be reserved");
+                    tokio::time::sleep(AGAIN_AFTER).await;
+                    continue;
+                }
             }
-            Err(error) => tracing::error!(%error, "no more epochs can be had"),
+        }
+        loop {
+            match events.recv().await {
+                Ok((_, Event::EpochsUsedUp)) | Err(RecvError::Lagged(_)) => break,
+                Ok(_) => {}
+                Err(RecvError::Closed) => return,
+            }
         }
     }
 }

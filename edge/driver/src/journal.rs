@@ -21,9 +21,11 @@ mod format;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use d2tp_session::FlowId;
 use parking_lot::Mutex;
 use redb::backends::FileBackend;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
@@ -117,10 +119,75 @@ impl Journal {
         self.read(|db| {
             each(db, 0, |key, value| {
                 let key = SessionKey::read(key).ok_or(fault::Cause::Damaged("session key"))?;
-                let stored = Stored::read(value).ok_or(fault::Cause::Damaged("session"))?;
-                f(key, stored);
+                f(key, stored(value)?);
                 Ok(())
             })
+        })
+    }
+
+    /// A session with the flows that have a note, if it is there.
+    ///
+    /// # Errors
+    /// As for [`Journal::sessions`].
+    pub fn session(&self, key: SessionKey) -> Result<Option<Kept>, JournalError> {
+        self.read(|db| {
+            let Some(value) = one(db, 0, &key.bytes())? else {
+                return Ok(None);
+            };
+            let mut flows = Vec::new();
+            let notes = (
+                Bound::Included(FlowKey::first_of(key)),
+                Bound::Included(FlowKey::last_of(key)),
+            );
+            within(db, 1, notes, |found, _| {
+                flows.push(flow_key(found)?.flow);
+                Ok(true)
+            })?;
+            Ok(Some(Kept {
+                key,
+                stored: stored(&value)?,
+                flows,
+            }))
+        })
+    }
+
+    /// The next sessions after `after`, or the first, at most `most`; with the notes of flows between
+    /// them whose session is not there.
+    ///
+    /// # Errors
+    /// As for [`Journal::sessions`].
+    pub fn part(&self, after: Option<SessionKey>, most: usize) -> Result<Part, JournalError> {
+        self.read(|db| {
+            let mut part = Part::default();
+            let from = after.map_or(Bound::Unbounded, |key| {
+                Bound::Excluded(key.bytes().to_vec())
+            });
+            within(db, 0, (from, Bound::Unbounded), |key, value| {
+                let key = SessionKey::read(key).ok_or(fault::Cause::Damaged("session key"))?;
+                let (stored, flows) = (stored(value)?, Vec::new());
+                part.sessions.push(Kept { key, stored, flows });
+                Ok(part.sessions.len() < most)
+            })?;
+            part.is_last = part.sessions.len() < most;
+            // Both tables go up by session: one walk beside the other finds whose notes they are.
+            let from = after.map_or(Bound::Unbounded, |key| {
+                Bound::Excluded(FlowKey::last_of(key))
+            });
+            let to = match part.sessions.last().filter(|_| !part.is_last) {
+                Some(last) => Bound::Included(FlowKey::last_of(last.key)),
+                None => Bound::Unbounded,
+            };
+            let mut sessions = part.sessions.iter_mut().peekable();
+            within(db, 1, (from, to), |found, _| {
+                let found = flow_key(found)?;
+                while sessions.next_if(|s| s.key < found.session).is_some() {}
+                match sessions.peek_mut().filter(|s| s.key == found.session) {
+                    Some(kept) => kept.flows.push(found.flow),
+                    None => part.bare.push(found),
+                }
+                Ok(true)
+            })?;
+            Ok(part)
         })
     }
 
@@ -131,8 +198,7 @@ impl Journal {
     pub fn memos(&self, mut f: impl FnMut(FlowKey, &[u8])) -> Result<(), JournalError> {
         self.read(|db| {
             each(db, 1, |key, value| {
-                let key = FlowKey::read(key).ok_or(fault::Cause::Damaged("flow key"))?;
-                f(key, value);
+                f(flow_key(key)?, value);
                 Ok(())
             })
         })
@@ -172,6 +238,36 @@ impl Journal {
     pub fn note(&self, name: &[u8]) -> Result<Option<Vec<u8>>, JournalError> {
         self.read(|db| one(db, 2, name))
     }
+}
+
+/// A session as the journal has it, with those of its flows that have a note.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// Whose it is.
+    pub key: SessionKey,
+    /// Its record.
+    pub stored: Stored,
+    /// Its flows.
+    pub flows: Vec<FlowId>,
+}
+
+/// Sessions that follow each other.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    /// In ascending order.
+    pub sessions: Vec<Kept>,
+    /// Flows that have a note and no session.
+    pub bare: Vec<FlowKey>,
+    /// Nothing follows.
+    pub is_last: bool,
+}
+
+fn flow_key(bytes: &[u8]) -> Result<FlowKey, fault::Cause> {
+    FlowKey::read(bytes).ok_or(fault::Cause::Damaged("flow key"))
+}
+
+fn stored(bytes: &[u8]) -> Result<Stored, fault::Cause> {
+    Stored::read(bytes).ok_or(fault::Cause::Damaged("session"))
 }
 
 type Held = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
@@ -273,11 +369,32 @@ fn each(
     table: usize,
     mut f: impl FnMut(&[u8], &[u8]) -> Result<(), fault::Cause>,
 ) -> Result<(), fault::Cause> {
+    let all = (Bound::Unbounded, Bound::Unbounded);
+    within(db, table, all, |key, value| f(key, value).map(|()| true))
+}
+
+/// The same for keys within bounds, as long as `f` says to go on.
+fn within(
+    db: &Database,
+    table: usize,
+    bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
+    mut f: impl FnMut(&[u8], &[u8]) -> Result<bool, fault::Cause>,
+) -> Result<(), fault::Cause> {
     let (tag, definition) = TABLES[table];
-    for entry in db.begin_read()?.open_table(definition)?.iter()? {
+    let bounds = (
+        bounds.0.as_ref().map(Vec::as_slice),
+        bounds.1.as_ref().map(Vec::as_slice),
+    );
+    for entry in db
+        .begin_read()?
+        .open_table(definition)?
+        .range::<&[u8]>(bounds)?
+    {
         let (key, value) = entry?;
         let value = unseal(tag, key.value(), value.value())?;
-        f(key.value(), value)?;
+        if !f(key.value(), value)? {
+            break;
+        }
     }
     Ok(())
 }

@@ -27,6 +27,7 @@ mod renew;
 mod rest;
 mod server;
 mod source;
+mod standby;
 
 pub use address::{AddressError, ServerAddress};
 pub use attach::{Attach, Attachment, KernelLinks};
@@ -41,7 +42,7 @@ pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
 pub use given::{GivenLink, GivenLinks};
 pub use instance::{Claim, FORGOTTEN, Instance};
-pub use journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
+pub use journal::{Batch, FlowKey, Journal, JournalError, Kept, Part, SessionKey, Stored};
 pub use qlog::{OpenLog, QLOG_QUEUE_MAX, Qlog};
 pub use rest::Peek;
 pub use server::{RestOptions, Server, ServerOptions};

@@ -49,6 +49,28 @@ pub(crate) struct Renewal {
     due: bool,
 }
 
+impl Renewal {
+    /// When it may be done, if it is asked for.
+    pub(crate) fn next_at(&self) -> Option<Time> {
+        let last = self.last.unwrap_or(Time::ZERO);
+        self.due.then_some(last + RENEW_INTERVAL_MIN)
+    }
+}
+
+impl Known {
+    /// How long it is left without a path before it gets another socket.
+    fn patience(&self) -> Span {
+        HEAL_AFTER.times(1 << self.tries.min(HEAL_DOUBLINGS_MAX))
+    }
+
+    /// When it gets another socket or address family, as things are.
+    pub(crate) fn next_try(&self) -> Option<Time> {
+        let heal = self.pathless.then(|| self.healed + self.patience());
+        let race = (!self.later.is_empty()).then(|| self.opened + RACE_AFTER);
+        heal.into_iter().chain(race).min()
+    }
+}
+
 impl Body {
     /// Looks whether the machine slept since the last time.
     pub(crate) fn look_for_sleep(&self) {
@@ -131,10 +153,11 @@ impl Body {
                 if known.ids.iter().any(|id| active.contains(id)) {
                     known.tries = 0;
                 }
-                let wait = HEAL_AFTER.times(1 << known.tries.min(HEAL_DOUBLINGS_MAX));
-                if known.ids.iter().any(|id| session.has_path(*id)) {
+                let had_path = !known.pathless;
+                known.pathless = !known.ids.iter().any(|id| session.has_path(*id));
+                if !known.pathless || had_path {
                     known.healed = now;
-                } else if now.since(known.healed) >= wait {
+                } else if now.since(known.healed) >= known.patience() {
                     known.healed = now;
                     known.tries += 1;
                     again = true;

@@ -11,7 +11,7 @@
 //! A handle belongs to one time awake: the handle of a flow that fell asleep says so and is dropped;
 //! the flow comes back as a new one. So nothing is renamed, and a flow at rest has no task.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -22,11 +22,13 @@ use tokio::sync::Notify;
 
 use crate::clock;
 use crate::engine::{Entry, Inner, Shared};
-use crate::journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
+use crate::journal::{Batch, FlowKey, Journal, JournalError, Kept, Part, SessionKey, Stored};
 use crate::qlog;
 
 /// How long changes gather before they are written together.
 const GATHER: Duration = Duration::from_millis(50); // a guess: a sync costs some milliseconds
+/// Sessions taken in at once: a millisecond in which nothing is received.
+const PART: usize = 500;
 /// How long a journal that could not be written is left alone.
 const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
 
@@ -56,6 +58,10 @@ pub(crate) struct Rest {
     lapse_waker: Option<Waker>,
     /// Who can read a flow at rest, if anybody can.
     pub(crate) peek: Option<Arc<Peek>>,
+    /// Sessions taken in from the journal.
+    loaded: u64,
+    /// While not all of the journal was read: who came to the door.
+    met: Option<HashSet<SessionKey>>,
 }
 
 impl Rest {
@@ -73,6 +79,11 @@ impl Rest {
         if let Some(waker) = self.lapse_waker.take() {
             waker.wake();
         }
+    }
+
+    /// Whether all of the journal was read.
+    pub(crate) fn knows_all(&self) -> bool {
+        self.met.is_none()
     }
 
     /// When a session may sleep.
@@ -423,45 +434,140 @@ pub(crate) async fn write_down(
     }
 }
 
-/// Takes in what the journal holds: sessions sleep, their flows wait. Returns how many sessions.
-pub(crate) fn load(inner: &mut Inner, journal: &Journal) -> Result<usize, JournalError> {
+/// Takes in a session the journal holds: it sleeps, its flows wait.
+fn take_in(inner: &mut Inner, now: Time, kept: Kept) {
+    let Kept { key, stored, flows } = kept;
+    let Ok(mut record) = Record::decode(&stored.record) else {
+        let instance = key.instance;
+        tracing::warn!(instance, "a session's record has another form; dropped");
+        inner.rest.batch.sessions.insert(key, None);
+        return lapse_all(inner, key, flows);
+    };
+    let age = stored.age();
+    record.flows.retain(|flow| flows.contains(&flow.id));
+    record.closing = record.closing.map(|(c, l)| (c, l.saturating_sub(age)));
+    for flow in &mut record.flows {
+        flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(age));
+    }
+    // One that is no server's is dropped like one of another form.
+    let taken = inner.core.adopt_at(now, &record.encode()).is_ok();
+    inner.rest.loaded += u64::from(taken);
+    let known = |id: &FlowId| taken && record.flows.iter().any(|f| f.id == *id);
+    let over = flows.into_iter().filter(|id| !known(id)).collect();
+    lapse_all(inner, key, over);
+}
+
+/// Their session is not there: whoever kept them frees what they held.
+fn lapse_all(inner: &mut Inner, session: SessionKey, flows: Vec<FlowId>) {
+    for flow in flows {
+        inner.rest.lapse(session, flow);
+    }
+}
+
+/// Takes in what the journal holds, from where the last call stopped. Sessions that were met at the
+/// door meanwhile are further than their records. Whether that was all.
+fn take_in_part(inner: &mut Inner, part: Part) -> bool {
     let now = clock::now();
-    let mut kept: HashMap<SessionKey, Vec<FlowId>> = HashMap::new();
-    journal.memos(|key, _| kept.entry(key.session).or_default().push(key.flow))?;
-    let (mut loaded, mut over) = (0, Vec::new());
-    let Inner { core, rest, .. } = inner;
-    journal.sessions(|key, stored| {
-        let flows = kept.remove(&key).unwrap_or_default();
-        let Ok(mut record) = Record::decode(&stored.record) else {
-            tracing::warn!(
-                instance = key.instance,
-                "a session's record has another form; dropped"
-            );
-            rest.batch.sessions.insert(key, None);
-            return;
+    let is_met = |inner: &Inner, key: &SessionKey| {
+        let met = inner.rest.met.as_ref().is_some_and(|met| met.contains(key));
+        met || inner.core.knows(key.peer, key.instance)
+    };
+    for kept in part.sessions {
+        if !is_met(inner, &kept.key) {
+            take_in(inner, now, kept);
+        }
+    }
+    for bare in part.bare {
+        if !is_met(inner, &bare.session) {
+            lapse_all(inner, bare.session, vec![bare.flow]);
+        }
+    }
+    if part.is_last {
+        inner.core.set_sleepers_elsewhere(false);
+        inner.rest.met = None;
+        let sessions = inner.rest.loaded;
+        tracing::info!(sessions, "sessions taken up from the journal");
+    }
+    part.is_last
+}
+
+/// Begins to take in what the journal holds: the first of it now, so that a small journal is known
+/// before anybody is served. Where to go on, if there is more.
+pub(crate) fn load(
+    inner: &mut Inner,
+    journal: &Journal,
+) -> Result<Option<SessionKey>, JournalError> {
+    let part = journal.part(None, PART)?;
+    let last = part.sessions.last().map(|kept| kept.key);
+    if take_in_part(inner, part) {
+        return Ok(None);
+    }
+    inner.core.set_sleepers_elsewhere(true);
+    inner.rest.met = Some(HashSet::new());
+    Ok(last)
+}
+
+/// Takes in the rest while the server serves. Who comes before its record was read is looked for in
+/// [`seek`], so nobody waits for this but deadlines.
+pub(crate) async fn loader(shared: Arc<Shared>, journal: Arc<Journal>, mut after: SessionKey) {
+    loop {
+        let from = journal.clone();
+        let read = tokio::task::spawn_blocking(move || from.part(Some(after), PART)).await;
+        let part = match read {
+            Ok(Ok(part)) => part,
+            Ok(Err(error)) => {
+                // What was not read is not lost: each is still looked for when it comes.
+                tracing::error!(%error, "not all that sleeps is known");
+                return;
+            }
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         };
-        let age = stored.age();
-        record.flows.retain(|flow| flows.contains(&flow.id));
-        record.closing = record.closing.map(|(c, l)| (c, l.saturating_sub(age)));
-        for flow in &mut record.flows {
-            flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(age));
+        if let Some(last) = part.sessions.last() {
+            after = last.key;
         }
-        if core.adopt_at(now, &record.encode()).is_ok() {
-            loaded += 1;
+        let done = {
+            let mut inner = shared.inner.lock();
+            inner.stopped || take_in_part(&mut inner, part)
+        };
+        // New sleepers may be due before all others.
+        shared.wake();
+        if done {
+            return;
         }
-        let known = |id: &FlowId| record.flows.iter().any(|f| f.id == *id);
-        for flow in flows.iter().filter(|id| !known(id)) {
-            over.push((key, *flow));
-        }
-    })?;
-    for (session, flows) in kept {
-        over.extend(flows.into_iter().map(|flow| (session, flow)));
+        tokio::task::yield_now().await;
     }
-    // Its session is not there: whoever kept it frees what it held.
-    for (session, flow) in over {
-        rest.lapse(session, flow);
+}
+
+/// Looks in the journal for devices at the door whose sessions were not taken in yet.
+pub(crate) fn seek(inner: &mut Inner) {
+    while let Some(sought) = inner.core.poll_sought() {
+        let now = clock::now();
+        let key = SessionKey {
+            peer: sought.peer(),
+            instance: sought.instance(),
+        };
+        let Inner { core, rest, .. } = inner;
+        let known = core.knows(key.peer, key.instance);
+        // Who was met before and is not known is new, or was here and is over.
+        let first = rest.met.as_mut().is_some_and(|met| met.insert(key));
+        if !known
+            && first
+            && let Some(journal) = rest.journal.clone()
+        {
+            match journal.session(key) {
+                Ok(Some(kept)) => take_in(inner, now, kept),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::error!(%error, "a device that may sleep here is not answered");
+                    if let Some(met) = &mut inner.rest.met {
+                        met.remove(&key);
+                    }
+                    continue;
+                }
+            }
+        }
+        inner.core.go_on(now, sought);
     }
-    Ok(loaded)
 }
 
 /// Stops without a word: what may sleep does, and is written down; what may not is reset with `code`.

@@ -77,8 +77,10 @@ impl Server {
         let shared = Shared::start(core, true);
         shared.inner.lock().rest = Rest::new(rest.sleep_after, rest.journal.clone());
         if let Some(journal) = rest.journal {
-            let sessions = rest::load(&mut shared.inner.lock(), &journal)?;
-            tracing::info!(sessions, "sessions taken up from the journal");
+            let more = rest::load(&mut shared.inner.lock(), &journal)?;
+            if let Some(after) = more {
+                tokio::spawn(rest::loader(shared.clone(), journal, after));
+            }
             tokio::spawn(rest::keeper(shared.clone()));
         }
         for socket in sockets {
@@ -133,6 +135,12 @@ impl Server {
             Some(Connection::new(self.shared.clone(), id, peer))
         })
         .collect()
+    }
+
+    /// Whether everything that sleeps in the journal is known. Until then each is looked for when
+    /// its device comes; only deadlines of those not known yet have to wait.
+    pub fn knows_all(&self) -> bool {
+        self.shared.inner.lock().rest.knows_all()
     }
 
     /// Sessions awake, asleep and half open.

@@ -47,6 +47,15 @@ impl FlowKey {
         [&self.session.bytes()[..], &self.flow.0.to_be_bytes()].concat()
     }
 
+    /// Where the flows of a session begin and end among all flows.
+    pub(super) fn first_of(session: SessionKey) -> Vec<u8> {
+        session.bytes().to_vec()
+    }
+
+    pub(super) fn last_of(session: SessionKey) -> Vec<u8> {
+        [&session.bytes()[..], &[0xff; 8]].concat()
+    }
+
     pub(super) fn read(bytes: &[u8]) -> Option<FlowKey> {
         let (session, flow) = bytes.split_at_checked(40)?;
         Some(FlowKey {

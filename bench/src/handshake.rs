@@ -1,0 +1,224 @@
+//! `cedos-bench handshake`: how many devices a second come in, and how many wake.
+//!
+//! Both ends are processes of their own, with the sockets, the driver and the journal that a proxy
+//! has. A handshake counts when the device has its keys and its first packet left; a wake when the
+//! first byte of the flow that slept is there.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use d2tp_session::{Event, Role};
+use serde::Serialize;
+
+use crate::handshake_hosts::{Crowd, READ_BEFORE_BYTES, flow_id, key_of, record_of};
+use crate::handshake_server::{Serving, cpu_s};
+use crate::idle_fill::fill;
+
+/// Handshakes under way at once: enough that neither end waits for the other.
+const AT_ONCE: usize = 64;
+/// Sockets of all devices together.
+const SOCKETS: usize = 4;
+/// Numbers of hosts that wake begin here, so that none of them came in before.
+const SLEEPERS: u64 = 1 << 32;
+
+/// Options of the verb.
+#[derive(clap::Args)]
+pub struct Options {
+    /// How many devices come in, and how many wake, in each round
+    #[arg(long, default_value_t = 15_000)]
+    hosts: u64,
+    /// Rounds of each; the median counts
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Have the server ask every device to prove its address first, as under load
+    #[arg(long)]
+    cookies: bool,
+    /// One JSON object on standard output instead of words
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came out.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    handshakes_per_s: f64,
+    wakes_per_s: f64,
+    /// What two cores could do if a handshake were nothing but its X25519 products.
+    x25519_bound_per_s: f64,
+    hosts: u64,
+    rounds: usize,
+    cookies: bool,
+    server_cpu_us_per_handshake: f64,
+    device_cpu_us_per_handshake: f64,
+    server_cpu_us_per_wake: f64,
+    device_cpu_us_per_wake: f64,
+    failed: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Round {
+    per_s: f64,
+    server_us: f64,
+    device_us: f64,
+    failed: u64,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// The serving process fails, or no device came in.
+pub fn run(options: &Options) -> Result<()> {
+    let mut handshakes = Vec::new();
+    let mut wakes = Vec::new();
+    for _ in 0..options.rounds.max(1) {
+        handshakes.push(round(options, false)?);
+        wakes.push(round(options, true)?);
+    }
+    let failed = handshakes.iter().chain(&wakes).map(|r| r.failed).sum();
+    let (handshake, wake) = (median(handshakes), median(wakes));
+    let outcome = Outcome {
+        handshakes_per_s: handshake.per_s.round(),
+        wakes_per_s: wake.per_s.round(),
+        x25519_bound_per_s: x25519_bound().round(),
+        hosts: options.hosts,
+        rounds: options.rounds,
+        cookies: options.cookies,
+        server_cpu_us_per_handshake: handshake.server_us.round(),
+        device_cpu_us_per_handshake: handshake.device_us.round(),
+        server_cpu_us_per_wake: wake.server_us.round(),
+        device_cpu_us_per_wake: wake.device_us.round(),
+        failed,
+    };
+    if options.json {
+        println!("{}", serde_json::to_string(&outcome)?);
+    } else {
+        println!(
+            "handshakes   {:>7.0} a second   (CPU: server {:.0} µs, device {:.0} µs each)\n\
+             wakes        {:>7.0} a second   (CPU: server {:.0} µs, device {:.0} µs each)\n\
+             X25519 alone {:>7.0} a second   on two cores",
+            outcome.handshakes_per_s,
+            outcome.server_cpu_us_per_handshake,
+            outcome.device_cpu_us_per_handshake,
+            outcome.wakes_per_s,
+            outcome.server_cpu_us_per_wake,
+            outcome.device_cpu_us_per_wake,
+            outcome.x25519_bound_per_s,
+        );
+    }
+    ensure!(failed == 0, "{failed} devices did not get through");
+    Ok(())
+}
+
+fn median(mut rounds: Vec<Round>) -> Round {
+    rounds.sort_by(|a, b| a.per_s.total_cmp(&b.per_s));
+    rounds[rounds.len() / 2]
+}
+
+/// One server, and everybody at its door.
+fn round(options: &Options, wake: bool) -> Result<Round> {
+    let dir = tempfile::tempdir()?;
+    let journal = dir.path().join("journal");
+    let first = if wake { SLEEPERS } else { 0 };
+    if wake {
+        fill(&journal, first..first + options.hosts)?;
+    }
+    let above = if options.cookies { 0 } else { u32::MAX };
+    let hour = Duration::from_secs(3600);
+    let mut serving = Serving::start(&journal, "127.0.0.1:0".parse()?, hour, above)?;
+    serving.wait(Duration::from_secs(60), |f| f.all_known)?;
+    // Keys are older than the handshake, on a device.
+    let mut keys: Vec<_> = (first..first + options.hosts)
+        .map(|n| (n, key_of(n)))
+        .collect();
+    let mut crowd = Crowd::new(serving.address, Serving::key(), SOCKETS)?;
+    let (mut under_way, mut done) = (HashMap::new(), 0);
+    let mut told = Vec::new();
+    let server_before = serving.figures()?.cpu_s;
+    let (begun, cpu_before) = (Instant::now(), cpu_s());
+    let mut last = Instant::now();
+    while done < options.hosts && last.elapsed() < Duration::from_secs(10) {
+        while under_way.len() < AT_ONCE
+            && let Some((number, key)) = keys.pop()
+        {
+            let place = if wake {
+                let record = record_of(Role::Initiator, Serving::key(), number).encode();
+                crowd.wake(number, key, &record, 2)?
+            } else {
+                crowd.begin(number, key, |_| {})
+            };
+            under_way.insert(place, number);
+        }
+        crowd.turn(Duration::from_millis(5), &mut told)?;
+        for (place, event) in told.drain(..) {
+            let through = match event {
+                Event::Established { .. } => !wake,
+                Event::Readable(flow) => wake && flow == flow_id() && has_more(&mut crowd, place),
+                _ => false,
+            };
+            if through && under_way.remove(&place).is_some() {
+                done += 1;
+                last = Instant::now();
+            }
+        }
+    }
+    let took = last.duration_since(begun).as_secs_f64();
+    let device = cpu_s() - cpu_before;
+    let figures = serving.figures()?;
+    let server = figures.cpu_s - server_before;
+    ensure!(done > 0, "nobody came in");
+    if !wake {
+        // The device has its keys; the server must have them too.
+        let all = |f: &crate::handshake_server::Figures| f.awake as u64 >= done;
+        let (so, figures) = serving.wait(Duration::from_secs(5), all)?;
+        ensure!(
+            so,
+            "{done} devices came in and the server knows {}",
+            figures.awake
+        );
+    }
+    let each = |cpu: f64| cpu * 1e6 / done as f64;
+    Ok(Round {
+        per_s: done as f64 / took,
+        server_us: each(server),
+        device_us: each(device),
+        failed: options.hosts - done,
+    })
+}
+
+/// Whether a byte is there that was not before the sleep.
+fn has_more(crowd: &mut Crowd, place: usize) -> bool {
+    let received = |s: &mut d2tp_session::Session| s.read(flow_id(), usize::MAX).is_ok();
+    crowd
+        .host(place)
+        .and_then(|h| h.with(received))
+        .unwrap_or(false)
+        && crowd
+            .host(place)
+            .and_then(|h| h.with(|s| s.received(flow_id())))
+            .flatten()
+            .is_some_and(|(at, _)| at > READ_BEFORE_BYTES)
+}
+
+/// Handshakes a second if both ends did nothing but their products: a key pair and four products
+/// each, on two cores.
+fn x25519_bound() -> f64 {
+    const TIMES: u64 = 2_000;
+    use aws_lc_rs::agreement::{PrivateKey, UnparsedPublicKey, X25519, agree};
+    let peer = key_of(1).public();
+    let private = PrivateKey::from_private_key(&X25519, &key_of(2).to_bytes()).expect("32 bytes");
+    let begun = Instant::now();
+    for _ in 0..TIMES {
+        let peer = UnparsedPublicKey::new(&X25519, &peer.0);
+        let product = agree(&private, peer, (), |shared| Ok(shared[0]));
+        std::hint::black_box(product).expect("a key of ours");
+    }
+    let product = begun.elapsed().as_secs_f64() / TIMES as f64;
+    let begun = Instant::now();
+    for n in 0..TIMES {
+        std::hint::black_box(key_of(n));
+    }
+    let pair = begun.elapsed().as_secs_f64() / TIMES as f64;
+    // Two cores do the two sides side by side.
+    1.0 / (4.0 * product + pair)
+}

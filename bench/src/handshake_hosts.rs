@@ -1,0 +1,437 @@
+//! A crowd of devices in one process: a core and a key each, and a few sockets for all of them.
+//!
+//! ```text
+//!  host 0 … host n    each an `Endpoint` with one session, as on a device of its own
+//!      ╲  │  ╱
+//!   socket 0 … k      the connection id of a datagram says whose it is
+//! ```
+//!
+//! A driver for each would be as many tasks and timers; here one loop turns all of them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::IoSliceMut;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use d2tp_session::{
+    Addresses, Admission, Config, Endpoint, Event, FlowId, FlowOptions, FlowRecord, Incoming,
+    LinkId, PublicKey, Record, Role, SecretKey, Session, SessionId, Span, Time,
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
+
+/// Bytes of each receive buffer: the server sends single datagrams and short runs.
+const BUFFER_BYTES: usize = 64 * 1024;
+/// What a crowd's socket may hold: a thousand hosts answer at once.
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+/// First bytes of the kinds that lead to a host by the id in them: SYN, and what answers it.
+const SYN_BITS: u8 = 0b100;
+
+/// Bytes every flow carries in all.
+pub const FLOW_BYTES: u64 = 8 * 1024;
+/// Of those, what a device has when it falls asleep.
+pub const READ_BEFORE_BYTES: u64 = 1024;
+/// Time a flow at rest has left.
+pub const DEADLINE: Span = Span::from_secs(6 * 3600);
+
+/// The byte at `offset` of the flow of host `number`.
+pub fn content(number: u64, offset: u64) -> u8 {
+    let word = mix(number.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (offset / 8));
+    word.to_le_bytes()[(offset % 8) as usize]
+}
+
+fn mix(n: u64) -> u64 {
+    let mut z = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The key of host `number`. Nothing here is secret.
+pub fn key_of(number: u64) -> SecretKey {
+    let mut bytes = [0; 32];
+    for (i, word) in bytes.chunks_mut(8).enumerate() {
+        word.copy_from_slice(&mix(number * 4 + i as u64).to_le_bytes());
+    }
+    SecretKey::from_bytes(bytes)
+}
+
+/// The flow of every host: the first it opens.
+pub fn flow_id() -> FlowId {
+    FlowId::new(1, 0, true)
+}
+
+/// What either end writes down of a session that sleeps with one flow: the device asked with eight
+/// bytes and has the first part of the answer.
+pub fn record_of(role: Role, peer: PublicKey, number: u64) -> Record {
+    let server = role == Role::Responder;
+    let (asked, had) = (8, READ_BEFORE_BYTES);
+    let (sent_to, received_to) = if server { (had, asked) } else { (asked, had) };
+    Record {
+        role,
+        peer,
+        instance: number,
+        epoch: 1,
+        seen_floor: 0,
+        seen: if server {
+            vec![(1, vec![(0, 1)])]
+        } else {
+            Vec::new()
+        },
+        closing: None,
+        flows: vec![FlowRecord {
+            id: flow_id(),
+            options: FlowOptions {
+                hibernates: true,
+                ..FlowOptions::default()
+            },
+            deadline_left: Some(DEADLINE),
+            deadline_seq: 0,
+            sent_to,
+            send_end: (!server).then_some(asked),
+            send_complete: !server,
+            received_to,
+            receive_end: server.then_some(asked),
+            receive_complete: server,
+            reset: None,
+            stopped: None,
+        }],
+    }
+}
+
+/// One device.
+pub struct Host {
+    /// Which one.
+    pub number: u64,
+    core: Endpoint,
+    session: SessionId,
+    cids: Vec<[u8; 8]>,
+    timer: Time,
+}
+
+impl Host {
+    /// Does something with its session.
+    pub fn with<R>(&mut self, f: impl FnOnce(&mut Session) -> R) -> Option<R> {
+        self.core.with(self.session, f).ok()
+    }
+
+    /// Turns the session into its record.
+    pub fn hibernate(&mut self, now: Time) -> Result<Vec<u8>> {
+        Ok(self.core.hibernate(now, self.session)?)
+    }
+}
+
+/// All of them.
+pub struct Crowd {
+    server: SocketAddr,
+    server_key: PublicKey,
+    config: Config,
+    sockets: Vec<(UdpSocket, UdpSocketState)>,
+    hosts: Vec<Option<Host>>,
+    free: Vec<usize>,
+    by_cid: HashMap<[u8; 8], usize>,
+    timers: BTreeSet<(Time, usize)>,
+    buffers: Vec<u8>,
+    out: Vec<u8>,
+    started: Instant,
+    turned: usize,
+}
+
+impl Crowd {
+    /// Nobody yet, with `sockets` sockets towards the server.
+    ///
+    /// # Errors
+    /// No sockets.
+    pub fn new(server: SocketAddr, server_key: PublicKey, sockets: usize) -> Result<Crowd> {
+        let open = |_| -> Result<_> {
+            let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+            socket.set_nonblocking(true)?;
+            let known = socket2::SockRef::from(&socket);
+            known.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
+            known.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+            let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+            Ok((socket, state))
+        };
+        Ok(Crowd {
+            server,
+            server_key,
+            // A window of what a sleeper has read before: the server holds the rest back.
+            config: Config {
+                flow_window: READ_BEFORE_BYTES,
+                session_window: 2 * FLOW_BYTES,
+                ..Config::default()
+            },
+            sockets: (0..sockets).map(open).collect::<Result<_>>()?,
+            hosts: Vec::new(),
+            free: Vec::new(),
+            by_cid: HashMap::new(),
+            timers: BTreeSet::new(),
+            buffers: vec![0; BATCH_SIZE * BUFFER_BYTES],
+            out: vec![0; BUFFER_BYTES],
+            started: Instant::now(),
+            turned: 0,
+        })
+    }
+
+    /// The time the hosts live in.
+    pub fn now(&self) -> Time {
+        // Not zero: a core takes zero for long ago.
+        Time::from_nanos(1_000_000_000 + self.started.elapsed().as_nanos() as u64)
+    }
+
+    /// A host, by its place.
+    pub fn host(&mut self, place: usize) -> Option<&mut Host> {
+        self.hosts.get_mut(place)?.as_mut()
+    }
+
+    fn core(&self, number: u64, key: SecretKey) -> Endpoint {
+        let seed = |salt: u64| {
+            let mut seed = [0; 32];
+            seed[..8].copy_from_slice(&number.to_le_bytes());
+            seed[8..16].copy_from_slice(&salt.to_le_bytes());
+            let since = self.started.elapsed().as_nanos() as u64;
+            seed[16..24].copy_from_slice(&since.to_le_bytes());
+            seed[24..28].copy_from_slice(&std::process::id().to_le_bytes());
+            seed
+        };
+        Endpoint::new(
+            self.config.clone(),
+            key,
+            Admission::Nobody,
+            seed(1),
+            seed(2),
+        )
+    }
+
+    /// A host that was never here begins: `prepare` says what it wants of its session.
+    pub fn begin(
+        &mut self,
+        number: u64,
+        key: SecretKey,
+        prepare: impl FnOnce(&mut Session),
+    ) -> usize {
+        let now = self.now();
+        let mut core = self.core(number, key);
+        let session = core.connect(now, self.server_key, number, 1..1_000);
+        let _ = core.with(session, prepare);
+        self.take_in(number, core, session)
+    }
+
+    /// A host that slept wakes, with epochs it did not use before.
+    ///
+    /// # Errors
+    /// The record is damaged.
+    pub fn wake(
+        &mut self,
+        number: u64,
+        key: SecretKey,
+        record: &[u8],
+        epoch: u32,
+    ) -> Result<usize> {
+        let now = self.now();
+        let mut core = self.core(number, key);
+        let session = core.restore(now, record, epoch..epoch + 1_000)?;
+        Ok(self.take_in(number, core, session))
+    }
+
+    fn take_in(&mut self, number: u64, mut core: Endpoint, session: SessionId) -> usize {
+        let now = self.now();
+        self.turned += 1;
+        let addresses = Addresses {
+            link: LinkId((self.turned % self.sockets.len()) as u32),
+            local: None,
+            remote: self.server,
+        };
+        let _ = core.with(session, |s| s.open_path(now, addresses, false));
+        let host = Host {
+            number,
+            core,
+            session,
+            cids: Vec::new(),
+            timer: Time::NEVER,
+        };
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.hosts[place] = Some(host);
+                place
+            }
+            None => {
+                self.hosts.push(Some(host));
+                self.hosts.len() - 1
+            }
+        };
+        self.pump(place, now);
+        place
+    }
+
+    /// A host leaves without a word.
+    pub fn drop_host(&mut self, place: usize) {
+        if let Some(host) = self.hosts.get_mut(place).and_then(Option::take) {
+            self.timers.remove(&(host.timer, place));
+            for cid in host.cids {
+                self.by_cid.remove(&cid);
+            }
+            self.free.push(place);
+        }
+    }
+
+    /// Has a host say what it wants to say.
+    pub fn pump(&mut self, place: usize, now: Time) {
+        let Some(Some(host)) = self.hosts.get_mut(place) else {
+            return;
+        };
+        while let Some(transmit) = host.core.poll_transmit(now, &mut self.out) {
+            let bytes = &self.out[..transmit.len];
+            if bytes[0] >> 5 == SYN_BITS {
+                let cid: [u8; 8] = bytes[1..9].try_into().expect("eight bytes");
+                if self.by_cid.insert(cid, place).is_none() {
+                    host.cids.push(cid);
+                }
+            }
+            let (socket, state) = &self.sockets[transmit.link.0 as usize];
+            for datagram in bytes.chunks(transmit.segment.max(1)) {
+                let message = quinn_udp::Transmit {
+                    destination: transmit.remote,
+                    ecn: None,
+                    contents: datagram,
+                    segment_size: None,
+                    src_ip: None,
+                };
+                // A full socket is a lossy network: recovery sends it again.
+                let _ = state.try_send(UdpSockRef::from(socket), &message);
+            }
+        }
+        let timer = host.core.next_timeout();
+        if timer != host.timer {
+            self.timers.remove(&(host.timer, place));
+            host.timer = timer;
+            if timer != Time::NEVER {
+                self.timers.insert((timer, place));
+            }
+        }
+    }
+
+    /// Receives, lets time pass, sends; waits at most `patience` if there is nothing to do. What
+    /// happened goes to `told`, with whose it is.
+    ///
+    /// # Errors
+    /// A socket failed.
+    pub fn turn(&mut self, patience: Duration, told: &mut Vec<(usize, Event)>) -> Result<()> {
+        let any = self.receive(told)?;
+        let now = self.now();
+        while let Some((at, place)) = self.timers.first().copied() {
+            if at > now {
+                break;
+            }
+            if let Some(Some(host)) = self.hosts.get_mut(place) {
+                host.core.handle_timeouts(now);
+            }
+            self.take_events(place, told);
+            self.pump(place, now);
+            if self.timers.first() == Some(&(at, place)) {
+                // It wants nothing now after all: no sooner than in a millisecond.
+                self.timers.remove(&(at, place));
+                let later = now + Span::from_millis(1);
+                self.timers.insert((later, place));
+                if let Some(Some(host)) = self.hosts.get_mut(place) {
+                    host.timer = later;
+                }
+            }
+        }
+        if !any && !patience.is_zero() {
+            let until = self
+                .timers
+                .first()
+                .map_or(Span::MAX, |(at, _)| at.since(now));
+            let wait = patience.min(until.into());
+            let mut polled: Vec<PollFd> = self
+                .sockets
+                .iter()
+                .map(|(socket, _)| PollFd::new(socket.as_fd(), PollFlags::POLLIN))
+                .collect();
+            let wait = u16::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u16::MAX);
+            let _ = poll(&mut polled, PollTimeout::from(wait));
+        }
+        Ok(())
+    }
+
+    fn take_events(&mut self, place: usize, told: &mut Vec<(usize, Event)>) {
+        if let Some(Some(host)) = self.hosts.get_mut(place) {
+            while let Some((_, event)) = host.core.poll_event() {
+                told.push((place, event));
+            }
+        }
+    }
+
+    fn receive(&mut self, told: &mut Vec<(usize, Event)>) -> Result<bool> {
+        let mut any = false;
+        let mut touched: Vec<usize> = Vec::new();
+        for index in 0..self.sockets.len() {
+            let (socket, state) = &self.sockets[index];
+            let mut meta = [RecvMeta::default(); BATCH_SIZE];
+            let mut slices: Vec<IoSliceMut<'_>> = self
+                .buffers
+                .chunks_mut(BUFFER_BYTES)
+                .map(IoSliceMut::new)
+                .collect();
+            let received = match state.recv(UdpSockRef::from(socket), &mut slices, &mut meta) {
+                Ok(n) => n,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+                // The server is being started again.
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => continue,
+                Err(error) => return Err(error.into()),
+            };
+            any = true;
+            let now = self.now();
+            let addresses = Addresses {
+                link: LinkId(index as u32),
+                local: None,
+                remote: self.server,
+            };
+            for (buffer, meta) in self.buffers.chunks_mut(BUFFER_BYTES).zip(&meta[..received]) {
+                for bytes in buffer[..meta.len].chunks_mut(meta.stride.max(1)) {
+                    let Some(place) = bytes.get(1..9).and_then(|cid| self.by_cid.get(cid)) else {
+                        continue;
+                    };
+                    if let Some(Some(host)) = self.hosts.get_mut(*place) {
+                        host.core
+                            .handle_datagram(now, Incoming { addresses, bytes });
+                        if touched.last() != Some(place) {
+                            touched.push(*place);
+                        }
+                    }
+                }
+            }
+        }
+        let now = self.now();
+        for place in touched {
+            self.take_events(place, told);
+            self.pump(place, now);
+        }
+        Ok(any)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_made_here_is_one_the_core_reads() {
+        let server = key_of(0).public();
+        let ours = record_of(Role::Initiator, server, 7);
+        assert_eq!(Record::decode(&ours.encode()), Ok(ours));
+        let theirs = record_of(Role::Responder, key_of(7).public(), 7);
+        assert_eq!(Record::decode(&theirs.encode()), Ok(theirs));
+    }
+
+    #[test]
+    fn hosts_have_keys_and_contents_of_their_own() {
+        assert_ne!(key_of(1).public(), key_of(2).public());
+        let of = |n| (0..64).map(|at| content(n, at)).collect::<Vec<_>>();
+        assert_ne!(of(1), of(2));
+        assert_eq!(of(1)[9], content(1, 9));
+    }
+}

@@ -1,0 +1,617 @@
+//! `cedos-bench idle`: what a server pays for devices that are away, and how fast they come back.
+//!
+//! ```text
+//!  fill ──▶ journal ──▶ server ◀── some fall asleep by real sessions
+//!                         │  memory of a million
+//!                         ◀── a thousand at random wake: every byte is looked at
+//!                         ◀── a storm: so many a second, time to the first byte
+//!                         ✗ SIGKILL, started again: who is answered when, all known when
+//!  another server        ◀── sessions that are awake and idle: memory of each
+//! ```
+//!
+//! Most sleepers are written to the journal in bulk, as the driver writes them; the output says how
+//! many. From there on nothing tells them apart: the server reads them as after a restart.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use d2tp_session::{Event, FlowOptions, Read, Reason, Role, SecretKey};
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use serde::Serialize;
+
+use crate::handshake_hosts::{
+    Crowd, DEADLINE, FLOW_BYTES, READ_BEFORE_BYTES, content, flow_id, key_of, record_of,
+};
+use crate::handshake_server::{Figures, Serving};
+use crate::idle_fill::fill;
+
+/// Sockets of all devices together.
+const SOCKETS: usize = 8;
+/// Devices under way at once where no pace is asked for.
+const AT_ONCE: usize = 64;
+/// How long a server lets a suspended session be before it sleeps, here.
+const SLEEP_AFTER: Duration = Duration::from_secs(1);
+/// How long a device may take before it counts as lost.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Wakes a second in a storm in which a tenth of a million comes back within a minute.
+const STORM_PER_S: f64 = 1_667.0;
+
+/// Options of the verb.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Sleeping flows, each of a host of its own
+    #[arg(long, default_value_t = 1_000_000)]
+    flows: u64,
+    /// How many of them fall asleep by real sessions; the rest is written to the journal in bulk
+    #[arg(long, default_value_t = 10_000)]
+    real: u64,
+    /// Sleepers, chosen at random, that wake and whose bytes are looked at
+    #[arg(long, default_value_t = 1_000)]
+    wake: u64,
+    /// Seconds of the storm; 0 leaves it out
+    #[arg(long, default_value_t = 15.0)]
+    storm_s: f64,
+    /// Sessions awake and idle, measured on a server of their own; 0 leaves them out
+    #[arg(long, default_value_t = 10_000)]
+    live: u64,
+    /// Leaves out the crash
+    #[arg(long)]
+    no_reload: bool,
+    /// Where the journal lies while this runs; a temporary directory if not given
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Chooses who wakes
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// One JSON object on standard output instead of words
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came out.
+#[derive(Debug, Default, Serialize)]
+struct Outcome {
+    flows: u64,
+    rss_bytes: u64,
+    woken: u64,
+    woken_ok: u64,
+    by_real_sessions: u64,
+    written_in_bulk: u64,
+    /// Resident memory over the number of flows: program and caches shared out too.
+    bytes_per_flow: f64,
+    rss_bytes_empty: u64,
+    disk_bytes: u64,
+    storm: Option<Storm>,
+    reload: Option<Reload>,
+    live: Option<Live>,
+}
+
+#[derive(Debug, Serialize)]
+struct Storm {
+    seconds: f64,
+    per_s: f64,
+    woken: u64,
+    ok: u64,
+    p50_ms: f64,
+    p99_ms: f64,
+    max_ms: f64,
+    rss_bytes_after: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Reload {
+    /// From the kill until the new process has a socket.
+    listening_s: f64,
+    /// From the kill to the first byte of the first sleeper that came back.
+    first_answer_s: f64,
+    /// From the kill to the first new device that came in.
+    first_new_s: f64,
+    /// From the kill until every sleeper was known again.
+    all_known_s: f64,
+    /// Sleepers that came while not all were known, and those whose bytes were right.
+    woken: u64,
+    ok: u64,
+    rss_bytes: u64,
+    asleep: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Live {
+    sessions: u64,
+    /// Resident memory of each when it has just become quiet.
+    bytes_each: f64,
+    /// The same when the server has fallen silent; it goes on with its keys.
+    bytes_each_silent: f64,
+}
+
+/// A device that wakes, and how far it is.
+struct Waking {
+    number: u64,
+    at: u64,
+    right: bool,
+    due: Instant,
+    first: Option<Duration>,
+}
+
+/// How wakes went.
+#[derive(Default)]
+struct Woken {
+    ok: u64,
+    all: u64,
+    first: Vec<Duration>,
+    first_at: Option<Instant>,
+}
+
+/// The devices' side of what sleeps: those that did it for real have records of their own.
+struct Sleepers {
+    real: HashMap<u64, Vec<u8>>,
+    epochs: HashMap<u64, u32>,
+}
+
+impl Sleepers {
+    /// An epoch that the host did not use before (R-HS-2).
+    fn next_epoch(&mut self, number: u64) -> u32 {
+        let next = self.epochs.entry(number).or_insert(2_000);
+        *next += 1_000;
+        *next
+    }
+
+    fn record(&self, number: u64) -> Vec<u8> {
+        match self.real.get(&number) {
+            Some(record) => record.clone(),
+            None => record_of(Role::Initiator, Serving::key(), number).encode(),
+        }
+    }
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// A process or the disk fails.
+pub fn run(options: &Options) -> Result<()> {
+    ensure!(options.real <= options.flows, "--real is more than --flows");
+    let temporary = tempfile::tempdir()?;
+    let dir = options.dir.as_deref().unwrap_or(temporary.path());
+    let outcome = measure(options, dir)?;
+    if options.json {
+        println!("{}", serde_json::to_string(&outcome)?);
+    } else {
+        println!("{}", serde_json::to_string_pretty(&outcome)?);
+    }
+    Ok(())
+}
+
+fn measure(options: &Options, dir: &Path) -> Result<Outcome> {
+    let mut random = rand::rngs::StdRng::seed_from_u64(options.seed);
+    let journal = dir.join("journal");
+    let bulk = options.flows - options.real;
+    let mut outcome = Outcome {
+        flows: options.flows,
+        by_real_sessions: options.real,
+        written_in_bulk: bulk,
+        ..Outcome::default()
+    };
+    if options.flows > 0 {
+        let mut empty = start(&dir.join("empty"), "127.0.0.1:0".parse()?)?;
+        outcome.rss_bytes_empty = empty.figures()?.rss_bytes;
+        drop(empty);
+        note(&format!("writing {bulk} sleepers"));
+        fill(&journal, 0..bulk)?;
+        note("starting the server");
+        let mut serving = start(&journal, "127.0.0.1:0".parse()?)?;
+        serving.wait(Duration::from_secs(120), |f| f.all_known)?;
+        let mut crowd = Crowd::new(serving.address, Serving::key(), SOCKETS)?;
+        let mut sleepers = Sleepers {
+            real: HashMap::new(),
+            epochs: HashMap::new(),
+        };
+        note(&format!("{} fall asleep by real sessions", options.real));
+        fall_asleep(&mut crowd, &mut sleepers, bulk..options.flows)?;
+        let all = |f: &Figures| f.asleep as u64 == options.flows && f.awake == 0;
+        let (so, figures) = serving.wait(Duration::from_secs(60), all)?;
+        ensure!(
+            so,
+            "{} of {} sleep: {figures:?}",
+            figures.asleep,
+            options.flows
+        );
+        // What was just written is given back to the system, or is not.
+        std::thread::sleep(Duration::from_secs(2));
+        let figures = serving.figures()?;
+        outcome.rss_bytes = figures.rss_bytes;
+        outcome.bytes_per_flow = figures.rss_bytes as f64 / options.flows as f64;
+        outcome.disk_bytes = std::fs::metadata(&journal)?.len();
+
+        let mut chosen: Vec<u64> = (0..options.flows).collect();
+        chosen.shuffle(&mut random);
+        let mut chosen = chosen.into_iter();
+        note(&format!("{} wake", options.wake));
+        let some: Vec<u64> = chosen.by_ref().take(options.wake as usize).collect();
+        let woken = wake(&mut crowd, &mut sleepers, &some, None)?;
+        (outcome.woken, outcome.woken_ok) = (woken.all, woken.ok);
+
+        if options.storm_s > 0.0 {
+            note(&format!("a storm of {} s", options.storm_s));
+            let n = (options.storm_s * STORM_PER_S) as usize;
+            let some: Vec<u64> = chosen.by_ref().take(n).collect();
+            let begun = Instant::now();
+            let mut woken = wake(&mut crowd, &mut sleepers, &some, Some(STORM_PER_S))?;
+            let took = begun.elapsed().as_secs_f64();
+            woken.first.sort();
+            let at = |part: f64| ms(&woken.first, part);
+            outcome.storm = Some(Storm {
+                seconds: took,
+                per_s: woken.all as f64 / took,
+                woken: woken.all,
+                ok: woken.ok,
+                p50_ms: at(0.5),
+                p99_ms: at(0.99),
+                max_ms: at(1.0),
+                rss_bytes_after: serving.figures()?.rss_bytes,
+            });
+        }
+        if !options.no_reload {
+            note("a crash");
+            let some: Vec<u64> = chosen.by_ref().take(2_000).collect();
+            outcome.reload = Some(reload(serving, &journal, &mut crowd, &mut sleepers, &some)?);
+        }
+    }
+    if options.live > 0 {
+        note(&format!("{} sessions awake and idle", options.live));
+        outcome.live = Some(live(&dir.join("live"), options.live, random.random())?);
+    }
+    Ok(outcome)
+}
+
+fn note(what: &str) {
+    eprintln!("idle: {what}");
+}
+
+fn start(journal: &Path, listen: std::net::SocketAddr) -> Result<Serving> {
+    // The protocol's own bound on SYNs a second: above it devices prove their addresses.
+    let cookie_above = d2tp_session::Config::default().cookie_above;
+    Serving::start(journal, listen, SLEEP_AFTER, cookie_above)
+}
+
+fn ms(sorted: &[Duration], part: f64) -> f64 {
+    let last = sorted.len().saturating_sub(1);
+    let at = (last as f64 * part).round() as usize;
+    sorted.get(at).map_or(f64::NAN, |d| d.as_secs_f64() * 1e3)
+}
+
+/// Each host opens its flow, asks, reads the first part, and goes to sleep saying so.
+fn fall_asleep(
+    crowd: &mut Crowd,
+    sleepers: &mut Sleepers,
+    hosts: std::ops::Range<u64>,
+) -> Result<()> {
+    let mut left = hosts.clone();
+    let mut under_way: HashMap<usize, Instant> = HashMap::new();
+    let mut told = Vec::new();
+    loop {
+        while under_way.len() < AT_ONCE
+            && let Some(number) = left.next()
+        {
+            let deadline = crowd.now() + DEADLINE;
+            let place = crowd.begin(number, key_of(number), |s| {
+                let options = FlowOptions {
+                    hibernates: true,
+                    deadline: Some(deadline),
+                    ..FlowOptions::default()
+                };
+                let id = s.open(options).expect("its first flow");
+                let asked = Bytes::copy_from_slice(&number.to_be_bytes());
+                s.write(id, asked).expect("an open flow");
+                s.finish(id).expect("an open flow");
+            });
+            under_way.insert(place, Instant::now());
+        }
+        if under_way.is_empty() {
+            return Ok(());
+        }
+        crowd.turn(Duration::from_millis(5), &mut told)?;
+        for (place, event) in told.drain(..) {
+            match event {
+                Event::Suspended(_) if under_way.contains_key(&place) => {
+                    let now = crowd.now();
+                    let host = crowd.host(place).context("it is there")?;
+                    let record = host.hibernate(now)?;
+                    sleepers.real.insert(host.number, record);
+                    under_way.remove(&place);
+                    crowd.drop_host(place);
+                }
+                _ => {}
+            }
+        }
+        let now = crowd.now();
+        let places: Vec<usize> = under_way.keys().copied().collect();
+        for place in places {
+            let Some(host) = crowd.host(place) else {
+                continue;
+            };
+            let ready = host.with(|s| {
+                while let Ok(Read::Chunk(_)) = s.read(flow_id(), usize::MAX) {}
+                let read = s
+                    .received(flow_id())
+                    .is_some_and(|(at, _)| at >= READ_BEFORE_BYTES);
+                read && s.is_flushed(flow_id()) && s.life() == d2tp_session::Life::Established
+            });
+            if ready == Some(true) {
+                host.with(|s| s.suspend(now, Reason::UserPaused));
+                crowd.pump(place, now);
+            }
+        }
+        let late = under_way
+            .values()
+            .filter(|begun| begun.elapsed() > PATIENCE);
+        ensure!(
+            late.count() == 0,
+            "a device did not fall asleep in {PATIENCE:?}"
+        );
+    }
+}
+
+/// Sleepers wake, all at once or so many a second, and read their flows to the end.
+fn wake(
+    crowd: &mut Crowd,
+    sleepers: &mut Sleepers,
+    hosts: &[u64],
+    per_s: Option<f64>,
+) -> Result<Woken> {
+    // Keys are older than the wake, on a device.
+    let keys: Vec<(u64, SecretKey)> = hosts.iter().map(|n| (*n, key_of(*n))).collect();
+    let begun = Instant::now();
+    let mut left = keys.into_iter().enumerate().peekable();
+    let mut under_way: HashMap<usize, Waking> = HashMap::new();
+    let mut woken = Woken::default();
+    let mut told = Vec::new();
+    loop {
+        let due = |i: usize| {
+            begun + per_s.map_or(Duration::ZERO, |r| Duration::from_secs_f64(i as f64 / r))
+        };
+        let may = |under_way: &HashMap<usize, Waking>| per_s.is_some() || under_way.len() < AT_ONCE;
+        while may(&under_way)
+            && let Some((i, (number, key))) = left.next_if(|(i, _)| due(*i) <= Instant::now())
+        {
+            let epoch = sleepers.next_epoch(number);
+            let place = crowd.wake(number, key, &sleepers.record(number), epoch)?;
+            let waking = Waking {
+                number,
+                at: READ_BEFORE_BYTES,
+                right: true,
+                // In a storm a device that had to wait for us waited all the same.
+                due: if per_s.is_some() {
+                    due(i)
+                } else {
+                    Instant::now()
+                },
+                first: None,
+            };
+            under_way.insert(place, waking);
+            woken.all += 1;
+        }
+        if under_way.is_empty() && left.peek().is_none() {
+            return Ok(woken);
+        }
+        crowd.turn(Duration::from_millis(1), &mut told)?;
+        for (place, event) in told.drain(..) {
+            let flow = flow_id();
+            if !matches!(event, Event::Readable(f) if f == flow) {
+                continue;
+            }
+            if let Some(waking) = under_way.get_mut(&place) {
+                let over = read(crowd, place, waking);
+                if waking.at > READ_BEFORE_BYTES && waking.first.is_none() {
+                    waking.first = Some(waking.due.elapsed());
+                    woken.first_at.get_or_insert_with(Instant::now);
+                }
+                let now = crowd.now();
+                crowd.pump(place, now);
+                if over {
+                    let waking = under_way.remove(&place).expect("it is there");
+                    woken.ok += u64::from(waking.right && waking.at == FLOW_BYTES);
+                    woken.first.extend(waking.first);
+                }
+            }
+        }
+        under_way.retain(|place, waking| {
+            let lost = waking.due.elapsed() > PATIENCE;
+            if lost {
+                eprintln!("idle: host {} did not wake", waking.number);
+                crowd.drop_host(*place);
+            }
+            !lost
+        });
+    }
+}
+
+/// Reads what is there of a flow that woke. Whether that was the end.
+fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
+    let Some(host) = crowd.host(place) else {
+        return true;
+    };
+    let number = waking.number;
+    host.with(|s| {
+        loop {
+            match s.read(flow_id(), usize::MAX) {
+                Ok(Read::Chunk(bytes)) => {
+                    for byte in bytes {
+                        waking.right &= byte == content(number, waking.at);
+                        waking.at += 1;
+                    }
+                }
+                Ok(Read::End) => return true,
+                Ok(Read::Pending) => return false,
+                Err(_) => {
+                    waking.right = false;
+                    return true;
+                }
+            }
+        }
+    })
+    .unwrap_or(true)
+}
+
+/// The server is killed and started again, while sleepers and new devices knock.
+fn reload(
+    serving: Serving,
+    journal: &Path,
+    crowd: &mut Crowd,
+    sleepers: &mut Sleepers,
+    hosts: &[u64],
+) -> Result<Reload> {
+    let address = serving.address;
+    let killed = Instant::now();
+    serving.kill()?;
+    let started = std::thread::scope(|scope| {
+        let starting = scope.spawn(|| {
+            let began = killed.elapsed();
+            let serving = start(journal, address);
+            (serving, began, killed.elapsed())
+        });
+        let mut woken = Woken::default();
+        let mut first_new = None;
+        let mut fresh = 1_u64 << 40;
+        let mut told = Vec::new();
+        let mut hosts = hosts.iter();
+        // Somebody new and ten sleepers knock every tenth of a second until it listens and somebody
+        // of each was answered.
+        while !starting.is_finished() || first_new.is_none() || woken.first_at.is_none() {
+            ensure!(
+                killed.elapsed() < Duration::from_secs(60),
+                "nobody is answered after the crash"
+            );
+            let some: Vec<u64> = hosts.by_ref().take(10).copied().collect();
+            let keys: Vec<_> = some.iter().map(|n| (*n, key_of(*n))).collect();
+            let mut under_way = HashMap::new();
+            for (number, key) in keys {
+                let epoch = sleepers.next_epoch(number);
+                let place = crowd.wake(number, key, &sleepers.record(number), epoch)?;
+                let waking = Waking {
+                    number,
+                    at: READ_BEFORE_BYTES,
+                    right: true,
+                    due: Instant::now(),
+                    first: None,
+                };
+                under_way.insert(place, waking);
+            }
+            fresh += 1;
+            let new = crowd.begin(fresh, key_of(fresh), |_| {});
+            let until = Instant::now() + Duration::from_millis(100);
+            while Instant::now() < until {
+                crowd.turn(Duration::from_millis(5), &mut told)?;
+                for (place, event) in told.drain(..) {
+                    match event {
+                        Event::Established { .. } if place == new => {
+                            first_new.get_or_insert_with(|| killed.elapsed());
+                        }
+                        Event::Readable(_) => {
+                            if let Some(waking) = under_way.get_mut(&place)
+                                && read(crowd, place, waking)
+                            {
+                                woken.first_at.get_or_insert_with(Instant::now);
+                                woken.ok += u64::from(waking.right && waking.at == FLOW_BYTES);
+                                under_way.remove(&place);
+                            }
+                            let now = crowd.now();
+                            crowd.pump(place, now);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            woken.all = woken.ok;
+            for place in under_way.keys() {
+                crowd.drop_host(*place);
+            }
+        }
+        let (serving, began, listening) = starting.join().expect("it only waits");
+        Ok((
+            serving?,
+            began,
+            listening,
+            woken,
+            first_new.unwrap_or_default(),
+        ))
+    })?;
+    let (mut serving, began, listening, mut woken, first_new) = started;
+    // The others come while the journal is read, as long as it is.
+    let left: Vec<u64> = hosts
+        .iter()
+        .copied()
+        .filter(|n| !sleepers.epochs.contains_key(n))
+        .collect();
+    let more = wake(crowd, sleepers, &left, None)?;
+    woken.ok += more.ok;
+    woken.all += more.all;
+    let (known, figures) = serving.wait(Duration::from_secs(120), |f| f.all_known)?;
+    ensure!(known, "the journal was not read in two minutes");
+    Ok(Reload {
+        listening_s: listening.as_secs_f64(),
+        first_answer_s: woken
+            .first_at
+            .map_or(f64::NAN, |at| at.duration_since(killed).as_secs_f64()),
+        first_new_s: first_new.as_secs_f64(),
+        all_known_s: began.as_secs_f64() + figures.all_known_s.unwrap_or(f64::NAN),
+        woken: woken.all,
+        ok: woken.ok,
+        rss_bytes: figures.rss_bytes,
+        asleep: figures.asleep,
+    })
+}
+
+/// Sessions that are awake, have no flow and nothing to say.
+fn live(journal: &Path, sessions: u64, salt: u64) -> Result<Live> {
+    let mut serving = start(journal, "127.0.0.1:0".parse()?)?;
+    let mut crowd = Crowd::new(serving.address, Serving::key(), SOCKETS)?;
+    let before = serving.figures()?.rss_bytes;
+    let first = salt >> 8;
+    let mut left = first..first + sessions;
+    let mut under_way = std::collections::HashSet::new();
+    let mut told = Vec::new();
+    loop {
+        while under_way.len() < AT_ONCE
+            && let Some(number) = left.next()
+        {
+            under_way.insert(crowd.begin(number, key_of(number), |_| {}));
+        }
+        if under_way.is_empty() {
+            break;
+        }
+        crowd.turn(Duration::from_millis(5), &mut told)?;
+        for (place, event) in told.drain(..) {
+            if matches!(event, Event::Established { .. }) {
+                under_way.remove(&place);
+            }
+        }
+    }
+    let rest = |crowd: &mut Crowd, span: Duration| -> Result<()> {
+        let until = Instant::now() + span;
+        let mut told = Vec::new();
+        while Instant::now() < until {
+            crowd.turn(Duration::from_millis(20), &mut told)?;
+        }
+        Ok(())
+    };
+    rest(&mut crowd, Duration::from_secs(4))?;
+    let figures = serving.figures()?;
+    ensure!(
+        figures.awake as u64 == sessions,
+        "{} of {sessions} are awake",
+        figures.awake
+    );
+    let each = |rss: u64| rss.saturating_sub(before) as f64 / sessions as f64;
+    let bytes_each = each(figures.rss_bytes);
+    rest(&mut crowd, Duration::from_secs(16))?;
+    let figures = serving.figures()?;
+    Ok(Live {
+        sessions,
+        bytes_each,
+        bytes_each_silent: each(figures.rss_bytes),
+    })
+}

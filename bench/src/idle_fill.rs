@@ -1,0 +1,55 @@
+//! Sleepers made in bulk: what a server's journal holds of hosts that fell asleep, written as the
+//! driver writes it, without the handshakes that led there.
+
+use std::path::Path;
+
+use anyhow::Result;
+use bytes::Bytes;
+use d2tp_driver::{Batch, FlowKey, Journal, SessionKey, Stored};
+use d2tp_session::{PublicKey, Role};
+
+use crate::handshake_hosts::{flow_id, key_of, record_of};
+
+/// Sessions written in one transaction.
+const BATCH: u64 = 50_000;
+
+/// Writes the sleepers of these hosts to a journal.
+///
+/// # Errors
+/// The disk.
+pub fn fill(path: &Path, hosts: std::ops::Range<u64>) -> Result<()> {
+    let journal = Journal::open(path)?;
+    let mut next = hosts.start;
+    while next < hosts.end {
+        let end = (next + BATCH).min(hosts.end);
+        let mut batch = Batch::default();
+        for (number, peer) in publics(next..end) {
+            let session = SessionKey {
+                peer,
+                instance: number,
+            };
+            let record = record_of(Role::Responder, peer, number).encode();
+            batch.sessions.insert(session, Some(Stored::now(record)));
+            let flow = flow_id();
+            let memo = Bytes::copy_from_slice(&number.to_be_bytes());
+            batch.memos.insert(FlowKey { session, flow }, Some(memo));
+        }
+        journal.commit(&batch)?;
+        next = end;
+    }
+    Ok(())
+}
+
+/// Public keys of hosts: a point multiplication each, on two cores.
+fn publics(hosts: std::ops::Range<u64>) -> Vec<(u64, PublicKey)> {
+    let of =
+        |hosts: std::ops::Range<u64>| hosts.map(|n| (n, key_of(n).public())).collect::<Vec<_>>();
+    let middle = hosts.start + (hosts.end - hosts.start) / 2;
+    let (first, second) = (hosts.start..middle, middle..hosts.end);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(move || of(second));
+        let mut all = of(first);
+        all.extend(second.join().expect("it only computes"));
+        all
+    })
+}

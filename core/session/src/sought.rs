@@ -1,0 +1,70 @@
+//! Devices at the door of a server that has not read all its records yet: each waits until its own
+//! was looked for.
+//!
+//! ```text
+//!  SYN ─▶ known? ─▶ answered
+//!            └ no, and records are elsewhere ─▶ [ sought … ] ─▶ owner looks ─▶ adopt, go on
+//! ```
+//!
+//! To answer at once would be to take a sleeper for a new device, and so to drop its flows.
+
+use std::collections::VecDeque;
+
+use d2tp_seal::{PublicKey, Responder};
+use d2tp_wire::Cid;
+
+use crate::asleep::Key;
+use crate::half_open::Syn;
+use crate::path::Addresses;
+
+/// Devices that wait at once; more are not answered and knock again.
+pub const SOUGHT_MAX: usize = 256;
+
+/// A device whose record may be elsewhere, and its SYN.
+pub struct Sought {
+    pub(crate) key: Key,
+    pub(crate) from: Addresses,
+    pub(crate) cid: Cid,
+    /// Bytes of its SYN.
+    pub(crate) len: usize,
+    pub(crate) syn: Syn,
+    pub(crate) responder: Responder,
+}
+
+impl Sought {
+    /// Who it is.
+    pub fn peer(&self) -> PublicKey {
+        self.key.0
+    }
+    /// Its instance.
+    pub fn instance(&self) -> u64 {
+        self.key.1
+    }
+}
+
+impl std::fmt::Debug for Sought {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sought({:?}, {:#x})", self.key.0, self.key.1)
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct SoughtQueue(VecDeque<Sought>);
+
+impl SoughtQueue {
+    /// One more waits. Of one instance only the newest SYN does: the device listens to no other, and
+    /// a replay is no newer.
+    pub(crate) fn ask(&mut self, sought: Sought) {
+        if let Some(waiting) = self.0.iter_mut().find(|s| s.key == sought.key) {
+            if waiting.syn.epoch < sought.syn.epoch {
+                *waiting = sought;
+            }
+        } else if self.0.len() < SOUGHT_MAX {
+            self.0.push_back(sought);
+        }
+    }
+
+    pub(crate) fn next(&mut self) -> Option<Sought> {
+        self.0.pop_front()
+    }
+}
