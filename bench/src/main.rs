@@ -11,7 +11,12 @@
 //!              └─ table       medians, spread, ratios; or JSON
 //! ```
 
+mod bottleneck;
 mod credential;
+mod fairness;
+mod fairness_flows;
+mod jain;
+mod median;
 mod meter;
 mod network;
 mod peers;
@@ -38,6 +43,14 @@ struct Cli {
 enum Verb {
     /// One flow between two processes: Gb/s and CPU-seconds per GB of each side
     Throughput(throughput::Options),
+    /// Many flows on one bottleneck: do TCP and D2TP share it evenly?
+    Fairness(fairness::Options),
+    /// The sending process of a fairness run
+    #[command(hide = true)]
+    FairnessSource(fairness_flows::SourceOptions),
+    /// The receiving process of a fairness run
+    #[command(hide = true)]
+    FairnessSink(fairness_flows::SinkOptions),
     /// The receiving process of one measurement
     #[command(hide = true)]
     FlowReceive(process::ReceiveOptions),
@@ -49,6 +62,9 @@ enum Verb {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().verb {
         Verb::Throughput(options) => throughput::run(&options),
+        Verb::Fairness(options) => fairness::run(&options),
+        Verb::FairnessSource(options) => fairness_flows::source(&options),
+        Verb::FairnessSink(options) => fairness_flows::sink(&options),
         Verb::FlowReceive(options) => process::receive(&options),
         Verb::FlowSend(options) => process::send(&options),
     };
