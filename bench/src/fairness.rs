@@ -233,7 +233,8 @@ impl Round {
     fn of(case: &Case, shares: &Shares, queue_full: f64) -> Result<Round> {
         let tcp: Vec<f64> = shares.tcp.iter().map(|b| *b as f64).collect();
         let d2tp: Vec<f64> = shares.d2tp.iter().map(|b| *b as f64).collect();
-        let (of_tcp, of_d2tp): (f64, f64) = (tcp.iter().sum(), d2tp.iter().sum());
+        let total = |of: &[f64]| of.iter().fold(0.0, |sum, bytes| sum + bytes);
+        let (of_tcp, of_d2tp) = (total(&tcp), total(&d2tp));
         let mut contenders = tcp;
         if case.one_session {
             contenders.push(of_d2tp);

@@ -12,9 +12,14 @@
 //! ```
 
 mod bottleneck;
+mod churn;
+mod churn_hosts;
+mod churn_server;
 mod credential;
 mod fairness;
 mod fairness_flows;
+mod grid;
+mod grid_report;
 mod jain;
 mod median;
 mod meter;
@@ -45,6 +50,16 @@ enum Verb {
     Throughput(throughput::Options),
     /// Many flows on one bottleneck: do TCP and D2TP share it evenly?
     Fairness(fairness::Options),
+    /// One flow over round trips, losses and queues, beside kernel TCP and quinn
+    Grid(grid::Options),
+    /// Tens of thousands of hosts, of which a tenth leaves or comes every minute
+    Churn(churn::Options),
+    /// The serving process of a churn run
+    #[command(hide = true)]
+    ChurnServer(churn_server::Options),
+    /// All hosts of a churn run
+    #[command(hide = true)]
+    ChurnHosts(churn::HostsOptions),
     /// The sending process of a fairness run
     #[command(hide = true)]
     FairnessSource(fairness_flows::SourceOptions),
@@ -63,6 +78,10 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().verb {
         Verb::Throughput(options) => throughput::run(&options),
         Verb::Fairness(options) => fairness::run(&options),
+        Verb::Grid(options) => grid::run(&options),
+        Verb::Churn(options) => churn::run(&options),
+        Verb::ChurnServer(options) => churn_server::run(&options),
+        Verb::ChurnHosts(options) => churn::hosts(&options),
         Verb::FairnessSource(options) => fairness_flows::source(&options),
         Verb::FairnessSink(options) => fairness_flows::sink(&options),
         Verb::FlowReceive(options) => process::receive(&options),
