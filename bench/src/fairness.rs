@@ -82,6 +82,9 @@ pub struct Options {
     /// Queue, in bandwidth-delay products
     #[arg(long, default_value_t = 1.0)]
     queue_bdp: f64,
+    /// Write what the senders' sessions do into this folder (docs/qlog.md)
+    #[arg(long, value_name = "DIR")]
+    qlog: Option<std::path::PathBuf>,
     /// One JSON object on standard output instead of the table
     #[arg(long)]
     json: bool,
@@ -210,6 +213,10 @@ fn measure(case: &Case, options: &Options, shape: &Shape) -> Result<Round> {
     let bottleneck = Bottlenecks::make(shape, 1, 1)?;
     let mut source = own_program("fairness-source")?;
     source.args(["--address", &Bottlenecks::sender_address().to_string()]);
+    if let Some(folder) = &options.qlog {
+        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        source.arg("--qlog").arg(folder);
+    }
     let source = Process::new(bottleneck.senders().spawn(source)?, "source")?;
     let card: SourceCard = source.hear(PATIENCE)?;
     let (tcp, sessions) = (case.tcp(options.flows), case.sessions(options.flows));

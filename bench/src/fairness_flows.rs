@@ -12,6 +12,7 @@
 //! turns, a moment apart, so that neither finds an emptier queue than the other.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,8 +20,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, Config, Device, DeviceOptions, Flow, FlowSettings, PublicKey, SecretKey, Server,
-    ServerAddress, ServerOptions,
+    Admission, Config, Device, DeviceOptions, Flow, FlowSettings, PublicKey, Qlog, SecretKey,
+    Server, ServerAddress, ServerOptions, TraceLevel,
 };
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -63,6 +64,8 @@ pub struct Shares {
 pub struct SourceOptions {
     #[arg(long)]
     address: IpAddr,
+    #[arg(long)]
+    qlog: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
@@ -91,6 +94,9 @@ pub fn source(options: &SourceOptions) -> Result<()> {
             admission: Admission::Anybody,
             config: Config::default(),
         })?;
+        if let Some(folder) = &options.qlog {
+            server.log_to(&Qlog::in_folder(folder, TraceLevel::Events)?);
+        }
         ensure!(
             control == CONGESTION_CONTROL,
             "this kernel gives TCP {control} where {CONGESTION_CONTROL} was asked for: the \

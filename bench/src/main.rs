@@ -12,6 +12,7 @@
 //! ```
 
 mod bottleneck;
+mod bulk;
 mod churn;
 mod churn_hosts;
 mod churn_server;
@@ -50,6 +51,8 @@ enum Verb {
     Throughput(throughput::Options),
     /// Many flows on one bottleneck: do TCP and D2TP share it evenly?
     Fairness(fairness::Options),
+    /// One large object over one emulated link, beside TCP and UDT
+    Bulk(bulk::Options),
     /// One flow over round trips, losses and queues, beside kernel TCP and quinn
     Grid(grid::Options),
     /// Tens of thousands of hosts, of which a tenth leaves or comes every minute
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().verb {
         Verb::Throughput(options) => throughput::run(&options),
         Verb::Fairness(options) => fairness::run(&options),
+        Verb::Bulk(options) => bulk::run(&options),
         Verb::Grid(options) => grid::run(&options),
         Verb::Churn(options) => churn::run(&options),
         Verb::ChurnServer(options) => churn_server::run(&options),

@@ -40,9 +40,12 @@ pub struct Card {
     pub identity: Vec<u8>,
 }
 
+/// What a process of a flow tells its parent.
 #[derive(Serialize, Deserialize)]
-enum Message {
+pub enum Message {
+    /// The receiver listens.
     Card(Card),
+    /// It is over.
     Report(Report),
 }
 

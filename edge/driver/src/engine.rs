@@ -4,7 +4,7 @@
 //! sources, send what the core has to say. The core sits behind one lock, taken once per turn and
 //! once per application call, never per packet.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::io;
 use std::net::IpAddr;
@@ -120,6 +120,9 @@ pub(crate) struct Socket {
 pub(crate) struct Inner {
     pub(crate) core: Endpoint,
     pub(crate) flows: BTreeMap<(SessionId, FlowId), Entry>,
+    /// Those of them that may have a source to draw from: a turn of the task looks at these, not at
+    /// tens of thousands that only wait.
+    pub(crate) drawing: BTreeSet<(SessionId, FlowId)>,
     pub(crate) sockets: BTreeMap<LinkId, Socket>,
     pub(crate) next_link: u32,
     pub(crate) accepted: VecDeque<(SessionId, FlowId)>,
@@ -165,6 +168,7 @@ impl Shared {
             inner: Mutex::new(Inner {
                 core,
                 flows: BTreeMap::new(),
+                drawing: BTreeSet::new(),
                 sockets: BTreeMap::new(),
                 next_link: 0,
                 accepted: VecDeque::new(),
@@ -442,6 +446,7 @@ impl Engine {
                     {
                         drawn.next = (*offset).max(drawn.base);
                         drawn.done = false;
+                        inner.drawing.insert((session, *flow));
                     }
                 }
                 Event::Ended { flow, end } => {
@@ -482,11 +487,19 @@ impl Engine {
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
         let mut any = false;
-        for ((session, flow), entry) in &mut inner.flows {
-            let Some(drawn) = entry.source.as_mut().filter(|d| !d.done) else {
-                continue;
+        let Inner {
+            flows,
+            drawing,
+            core,
+            ..
+        } = inner;
+        drawing.retain(|(session, flow)| {
+            let Some(entry) = flows.get_mut(&(*session, *flow)) else {
+                return false;
             };
-            let core = &mut inner.core;
+            let Some(drawn) = entry.source.as_mut().filter(|d| !d.done) else {
+                return false;
+            };
             let mut failed = None;
             let turn = core.with(*session, |s| {
                 let mut any = false;
@@ -525,9 +538,11 @@ impl Engine {
                 }
                 any
             });
+            let done = drawn.done;
             entry.source_error = entry.source_error.take().or(failed);
             any |= turn.unwrap_or(false);
-        }
+            !done
+        });
         any
     }
 }

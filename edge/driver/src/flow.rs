@@ -118,6 +118,7 @@ impl Flow {
                 next,
                 done: false,
             });
+            inner.drawing.insert(self.key());
         }
         drop(inner);
         self.shared.wake();
