@@ -257,12 +257,16 @@ fn netlink(run: impl AsyncFnOnce(rtnetlink::Handle) -> Result<()>) -> Result<()>
 
 fn start_in(namespace: &File, mut command: Command) -> Result<Child> {
     let at = namespace.as_raw_fd();
-    // SAFETY: between fork and exec only setns is called, a plain system call; the descriptor
-    // stays open in the parent until the child has been spawned.
+    // SAFETY: between fork and exec only plain system calls are made; the descriptor stays open in
+    // the parent until the child has been spawned.
     unsafe {
-        command.pre_exec(move || match libc::setns(at, libc::CLONE_NEWNET) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
+        command.pre_exec(move || {
+            // A parent that is killed leaves nobody at work.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            match libc::setns(at, libc::CLONE_NEWNET) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
         });
     }
     command
