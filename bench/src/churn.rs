@@ -172,6 +172,7 @@ async fn live(options: &Options, card: &Card) -> Result<Report> {
     hosts.call_all().await?;
     let calling_s = begun.elapsed().as_secs_f64();
     eprintln!("{} sessions in {calling_s:.1} s", hosts.len());
+    hosts.open_all().await?;
     // A minute for the newest flows to find their pace.
     pass(&mut hosts, length, card).await?;
     let mut baseline = Vec::new();
