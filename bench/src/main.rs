@@ -11,12 +11,23 @@
 //!              └─ table       medians, spread, ratios; or JSON
 //! ```
 
+mod bottleneck;
+mod bulk;
+mod churn;
+mod churn_hosts;
+mod churn_server;
 mod credential;
+mod fairness;
+mod fairness_flows;
+mod grid;
+mod grid_report;
 mod handshake;
 mod handshake_hosts;
 mod handshake_server;
 mod idle;
 mod idle_fill;
+mod jain;
+mod median;
 mod meter;
 mod network;
 mod peers;
@@ -50,6 +61,26 @@ enum Verb {
     /// The serving process of `handshake` and `idle`
     #[command(hide = true)]
     RestServe(handshake_server::Options),
+    /// Many flows on one bottleneck: do TCP and D2TP share it evenly?
+    Fairness(fairness::Options),
+    /// One large object over one emulated link, beside TCP and UDT
+    Bulk(bulk::Options),
+    /// One flow over round trips, losses and queues, beside kernel TCP and quinn
+    Grid(grid::Options),
+    /// Tens of thousands of hosts, of which a tenth leaves or comes every minute
+    Churn(churn::Options),
+    /// The serving process of a churn run
+    #[command(hide = true)]
+    ChurnServer(churn_server::Options),
+    /// All hosts of a churn run
+    #[command(hide = true)]
+    ChurnHosts(churn::HostsOptions),
+    /// The sending process of a fairness run
+    #[command(hide = true)]
+    FairnessSource(fairness_flows::SourceOptions),
+    /// The receiving process of a fairness run
+    #[command(hide = true)]
+    FairnessSink(fairness_flows::SinkOptions),
     /// The receiving process of one measurement
     #[command(hide = true)]
     FlowReceive(process::ReceiveOptions),
@@ -64,6 +95,14 @@ fn main() -> ExitCode {
         Verb::Handshake(options) => handshake::run(&options),
         Verb::Idle(options) => idle::run(&options),
         Verb::RestServe(options) => handshake_server::run(&options),
+        Verb::Fairness(options) => fairness::run(&options),
+        Verb::Bulk(options) => bulk::run(&options),
+        Verb::Grid(options) => grid::run(&options),
+        Verb::Churn(options) => churn::run(&options),
+        Verb::ChurnServer(options) => churn_server::run(&options),
+        Verb::ChurnHosts(options) => churn::hosts(&options),
+        Verb::FairnessSource(options) => fairness_flows::source(&options),
+        Verb::FairnessSink(options) => fairness_flows::sink(&options),
         Verb::FlowReceive(options) => process::receive(&options),
         Verb::FlowSend(options) => process::send(&options),
     };

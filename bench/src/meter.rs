@@ -17,9 +17,11 @@ use anyhow::{Context, Result, bail};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
 
-/// How long both processes go on after their window, so that neither ends inside the other's.
-/// They start within a round trip of each other, so this is generous.
-const GRACE: Duration = Duration::from_millis(150);
+/// [`Plan::grace`] where the round trip is far below a millisecond: both processes start within a
+/// round trip of each other.
+pub const GRACE_ON_ONE_MACHINE: Duration = Duration::from_millis(150);
+/// How much longer than its plan a measurement may take before it is given up.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// When the looks are taken.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +30,18 @@ pub struct Plan {
     pub warm_up: Duration,
     /// From the first look to the second.
     pub window: Duration,
+    /// How long both processes go on after their window, so that neither ends inside the other's.
+    pub grace: Duration,
+    /// If given, the looks are at the first byte and at this one instead.
+    pub end_bytes: Option<u64>,
+}
+
+impl Plan {
+    /// How long to wait for a process that keeps to it. A plan by bytes says in `window` how long
+    /// they may take.
+    pub fn patience(&self) -> Duration {
+        self.warm_up + self.window + self.grace + PATIENCE
+    }
 }
 
 /// What one process measured between its two looks.
@@ -89,14 +103,17 @@ impl Meter {
             begun: Mutex::new(Some(begun)),
             notes: Mutex::new(String::new()),
             measured: OnceLock::new(),
-            end_bytes: u64::MAX,
+            end_bytes: plan.end_bytes.unwrap_or(u64::MAX),
         });
         let watched = Arc::clone(&meter);
         std::thread::spawn(move || {
             if first_byte.recv().is_err() {
                 return;
             }
-            watched.watch(plan);
+            match plan.end_bytes {
+                None => watched.watch(plan),
+                Some(_) => watched.watch_bytes(),
+            }
         });
         meter
     }
@@ -161,6 +178,13 @@ impl Meter {
         }
     }
 
+    /// Waits, if the plan is by bytes, until the watcher has had its second look.
+    pub fn await_look(&self) {
+        while self.is_over() && self.measured.get().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// What was measured.
     ///
     /// # Errors
@@ -191,8 +215,21 @@ impl Meter {
         self.measured
             .set(Report::between(&a, &b))
             .expect("the watcher measures once");
-        std::thread::sleep(GRACE);
+        std::thread::sleep(plan.grace);
         self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Looks at the first byte and, to a millisecond, at the last.
+    fn watch_bytes(&self) {
+        let mut a = Look::take(self);
+        a.bytes = 0;
+        while !self.is_over() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let b = Look::take(self);
+        self.measured
+            .set(Report::between(&a, &b))
+            .expect("the watcher measures once");
     }
 }
 
@@ -257,6 +294,8 @@ mod tests {
         let meter = Meter::start(Plan {
             warm_up: Duration::from_secs(3600),
             window: Duration::from_secs(3600),
+            grace: Duration::ZERO,
+            end_bytes: None,
         });
         meter.add(1000);
         let error = meter.report().expect_err("the window never ended");

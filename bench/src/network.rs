@@ -16,7 +16,7 @@ use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
@@ -26,7 +26,7 @@ use nix::unistd::{Uid, getgid, getuid};
 use rtnetlink::packet_route::link::{InfoData, InfoVeth};
 use rtnetlink::{LinkUnspec, LinkVeth};
 
-use crate::process::{RECEIVER_CORE, SENDER_CORE};
+use crate::process::{Place, RECEIVER_CORE, SENDER_CORE};
 
 /// MTU of every network here: what the Internet carries.
 pub const MTU_BYTES: u32 = 1500;
@@ -59,8 +59,7 @@ impl Kind {
 /// A network, and where its two ends are.
 #[derive(Debug)]
 pub struct Network {
-    /// Where the receiver listens.
-    pub receiver_address: IpAddr,
+    receiver_address: IpAddr,
     /// What a reader of the results must know about it.
     pub notes: String,
     sender: File,
@@ -76,15 +75,20 @@ impl Network {
         };
         made.with_context(|| format!("the network {} could not be made", kind.name()))
     }
+}
 
-    /// Makes `command` start in the sender's namespace.
-    pub fn at_sender(&self, command: &mut Command) {
-        start_in(&self.sender, command);
+impl Place for Network {
+    fn receiver_address(&self) -> IpAddr {
+        self.receiver_address
     }
-
-    /// Makes `command` start in the receiver's namespace.
-    pub fn at_receiver(&self, command: &mut Command) {
-        start_in(&self.receiver, command);
+    fn start_receiver(&self, command: Command) -> Result<Child> {
+        start_in(&self.receiver, command)
+    }
+    fn start_sender(&self, command: Command) -> Result<Child> {
+        start_in(&self.sender, command)
+    }
+    fn holds_cores(&self) -> bool {
+        true
     }
 }
 
@@ -251,14 +255,21 @@ fn netlink(run: impl AsyncFnOnce(rtnetlink::Handle) -> Result<()>) -> Result<()>
     })
 }
 
-fn start_in(namespace: &File, command: &mut Command) {
-    let namespace = namespace.as_raw_fd();
-    // SAFETY: between fork and exec only setns is called, a plain system call; the descriptor
-    // stays open in the parent until the child has been spawned.
+fn start_in(namespace: &File, mut command: Command) -> Result<Child> {
+    let at = namespace.as_raw_fd();
+    // SAFETY: between fork and exec only plain system calls are made; the descriptor stays open in
+    // the parent until the child has been spawned.
     unsafe {
-        command.pre_exec(move || match libc::setns(namespace, libc::CLONE_NEWNET) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
+        command.pre_exec(move || {
+            // A parent that is killed leaves nobody at work.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            match libc::setns(at, libc::CLONE_NEWNET) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
         });
     }
+    command
+        .spawn()
+        .context("a process of the measurement could not be started")
 }

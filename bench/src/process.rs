@@ -7,8 +7,8 @@
 //!  receiver ── Report ──▶ parent        sender ── Report ──▶ parent
 //! ```
 //!
-//! One JSON value per line. Each process holds itself, with every thread it will ever have, on
-//! one core.
+//! One JSON value per line. Where the network asks for it, each process holds itself, with every
+//! thread it will ever have, on one core.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -20,19 +20,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::meter::{Meter, Plan, Report};
-use crate::network::Network;
 use crate::peers::{self, Peer};
 
 /// The core the sending process is held on.
 pub const SENDER_CORE: usize = 0;
 /// The core the receiving process is held on.
 pub const RECEIVER_CORE: usize = 1;
-
-/// How much longer than its plan a measurement may take before it is given up.
-const PATIENCE: Duration = Duration::from_secs(15);
 
 /// What a sender must know of its receiver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -43,9 +40,12 @@ pub struct Card {
     pub identity: Vec<u8>,
 }
 
+/// What a process of a flow tells its parent.
 #[derive(Serialize, Deserialize)]
-enum Message {
+pub enum Message {
+    /// The receiver listens.
     Card(Card),
+    /// It is over.
     Report(Report),
 }
 
@@ -73,6 +73,14 @@ struct PlanOptions {
     warm_up_ms: u64,
     #[arg(long)]
     window_ms: u64,
+    #[arg(long)]
+    grace_ms: u64,
+    /// End by bytes instead: what counts is from the first byte to this one
+    #[arg(long)]
+    end_bytes: Option<u64>,
+    /// Keep to one core
+    #[arg(long)]
+    held: bool,
 }
 
 impl PlanOptions {
@@ -80,24 +88,31 @@ impl PlanOptions {
         Plan {
             warm_up: Duration::from_millis(self.warm_up_ms),
             window: Duration::from_millis(self.window_ms),
+            grace: Duration::from_millis(self.grace_ms),
+            end_bytes: self.end_bytes,
         }
+    }
+
+    fn hold_on(&self, core: usize) -> Result<()> {
+        if self.held { hold_on(core) } else { Ok(()) }
     }
 }
 
 /// The receiving process.
 pub fn receive(options: &ReceiveOptions) -> Result<()> {
-    hold_on(RECEIVER_CORE)?;
+    options.plan.hold_on(RECEIVER_CORE)?;
     let peer = peers::named(&options.peer)?;
     let meter = Meter::start(options.plan.plan());
     peer.serve(options.address, &meter, &mut |card| {
         tell(&Message::Card(card))
     })?;
+    meter.await_look();
     tell(&Message::Report(meter.report()?))
 }
 
 /// The sending process.
 pub fn send(options: &SendOptions) -> Result<()> {
-    hold_on(SENDER_CORE)?;
+    options.plan.hold_on(SENDER_CORE)?;
     let peer = peers::named(&options.peer)?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
@@ -107,58 +122,81 @@ pub fn send(options: &SendOptions) -> Result<()> {
     tell(&Message::Report(meter.report()?))
 }
 
-/// Runs one flow of `peer` over `network`: the sender's report, then the receiver's.
-pub fn measure(peer: &dyn Peer, network: &Network, plan: Plan) -> Result<(Report, Report)> {
-    let mut receiver = command("flow-receive", peer, plan)?;
-    receiver.args(["--address", &network.receiver_address.to_string()]);
-    network.at_receiver(&mut receiver);
-    let receiver = Process::start(receiver, "receiver")?;
-    let patience = plan.warm_up + plan.window + PATIENCE;
-    let Message::Card(card) = receiver.hear(patience)? else {
+/// Where the two processes of a flow run, and how they are started there.
+pub trait Place {
+    /// Where the receiver listens.
+    fn receiver_address(&self) -> IpAddr;
+    /// Starts `command` at the receiver.
+    fn start_receiver(&self, command: Command) -> Result<Child>;
+    /// Starts `command` at the sender.
+    fn start_sender(&self, command: Command) -> Result<Child>;
+    /// Whether each process keeps to a core of its own.
+    fn holds_cores(&self) -> bool;
+}
+
+/// Runs one flow of `peer` over `place`: the sender's report, then the receiver's.
+pub fn measure(peer: &dyn Peer, place: &dyn Place, plan: Plan) -> Result<(Report, Report)> {
+    let (sender, receiver) = start(peer, place, plan)?;
+    let patience = plan.patience();
+    Ok((sender.report(patience)?, receiver.report(patience)?))
+}
+
+/// The processes of one flow, begun: sender and receiver.
+pub fn start(peer: &dyn Peer, place: &dyn Place, plan: Plan) -> Result<(Process, Process)> {
+    let mut receiver = command("flow-receive", peer, place, plan)?;
+    receiver.args(["--address", &place.receiver_address().to_string()]);
+    let receiver = Process::new(place.start_receiver(receiver)?, "receiver")?;
+    let Message::Card(card) = receiver.hear(plan.patience())? else {
         bail!("the receiver reported before it listened: a fault of this program");
     };
 
-    let mut sender = command("flow-send", peer, plan)?;
+    let mut sender = command("flow-send", peer, place, plan)?;
     sender.stdin(Stdio::piped());
-    network.at_sender(&mut sender);
-    let mut sender = Process::start(sender, "sender")?;
+    let mut sender = Process::new(place.start_sender(sender)?, "sender")?;
     let mut stdin = sender.child.stdin.take().expect("piped above");
     writeln!(stdin, "{}", serde_json::to_string(&card)?)?;
     drop(stdin);
-
-    let (Message::Report(sent), Message::Report(received)) =
-        (sender.hear(patience)?, receiver.hear(patience)?)
-    else {
-        bail!("a process told its address twice: a fault of this program");
-    };
-    Ok((sent, received))
+    Ok((sender, receiver))
 }
 
-fn command(verb: &str, peer: &dyn Peer, plan: Plan) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
+fn command(verb: &str, peer: &dyn Peer, place: &dyn Place, plan: Plan) -> Result<Command> {
+    let mut command = own_program(verb)?;
     command
-        .arg(verb)
         .args(["--peer", peer.name()])
         .args(["--warm-up-ms", &plan.warm_up.as_millis().to_string()])
         .args(["--window-ms", &plan.window.as_millis().to_string()])
+        .args(["--grace-ms", &plan.grace.as_millis().to_string()]);
+    // By bytes, the receiver ends it: what the sender handed over has not arrived yet.
+    if let (Some(bytes), "flow-receive") = (plan.end_bytes, verb) {
+        command.args(["--end-bytes", &bytes.to_string()]);
+    }
+    if place.holds_cores() {
+        command.arg("--held");
+    }
+    Ok(command)
+}
+
+/// This program again, at a hidden verb; it says what it has to say on its standard output.
+pub fn own_program(verb: &str) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .arg(verb)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     Ok(command)
 }
 
 /// A child process; ended, if it still runs, when this is dropped.
-struct Process {
+pub struct Process {
     child: Child,
     role: &'static str,
     lines: mpsc::Receiver<String>,
 }
 
 impl Process {
-    fn start(mut command: Command, role: &'static str) -> Result<Self> {
-        let mut child = command
-            .spawn()
-            .with_context(|| format!("the {role} could not be started"))?;
-        let stdout = child.stdout.take().expect("piped by command()");
+    /// Takes care of `child`, whose standard output is piped.
+    pub fn new(mut child: Child, role: &'static str) -> Result<Self> {
+        let stdout = child.stdout.take().context("its output is not piped")?;
         Ok(Self {
             child,
             role,
@@ -166,7 +204,26 @@ impl Process {
         })
     }
 
-    fn hear(&self, patience: Duration) -> Result<Message> {
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it measured.
+    pub fn report(&self, patience: Duration) -> Result<Report> {
+        match self.hear(patience)? {
+            Message::Report(report) => Ok(report),
+            Message::Card(_) => {
+                bail!(
+                    "the {} told its address twice: a fault of this program",
+                    self.role
+                )
+            }
+        }
+    }
+
+    /// The next thing it says.
+    pub fn hear<T: DeserializeOwned>(&self, patience: Duration) -> Result<T> {
         let line = match self.lines.recv_timeout(patience) {
             Ok(line) => line,
             Err(mpsc::RecvTimeoutError::Timeout) => {
@@ -203,7 +260,8 @@ fn lines_of(stdout: ChildStdout) -> mpsc::Receiver<String> {
     lines
 }
 
-fn tell(message: &Message) -> Result<()> {
+/// Says something to the parent: one JSON value, one line.
+pub fn tell<T: Serialize>(message: &T) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", serde_json::to_string(message)?)?;
     out.flush()?;

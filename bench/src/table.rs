@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::median::median;
 use crate::meter::Report;
 
 /// The peer that ratios are against, where it was measured.
@@ -211,17 +212,6 @@ fn write_notes(f: &mut fmt::Formatter<'_>, peer: &str, rounds: &[Round]) -> fmt:
         ));
     }
     writeln!(f, "    {peer}: {}", notes.join("; "))
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 {
-        values[middle]
-    } else {
-        (values[middle - 1] + values[middle]) / 2.0
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::meter::Plan;
+use crate::meter::{GRACE_ON_ONE_MACHINE, Plan};
 use crate::network::{self, Kind, Network};
 use crate::peers::{self, Peer};
 use crate::process::{self, RECEIVER_CORE, SENDER_CORE};
@@ -63,6 +63,8 @@ pub fn run(options: &Options) -> Result<()> {
     let plan = Plan {
         warm_up: WARM_UP,
         window,
+        grace: GRACE_ON_ONE_MACHINE,
+        end_bytes: None,
     };
     let mut table = Table::new(format!(
         "one flow, two processes: sender on core {SENDER_CORE}, receiver on core {RECEIVER_CORE}; \

@@ -9,20 +9,43 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, Config, Device, DeviceOptions, FlowSettings, SecretKey, Server, ServerAddress,
-    ServerOptions,
+    Admission, Config, CongestionKind, Device, DeviceOptions, FlowSettings, SecretKey, Server,
+    ServerAddress, ServerOptions,
 };
 
 use super::{CALL_BYTES, Peer, measured, on_this_thread};
 use crate::meter::Meter;
 use crate::process::Card;
 
-/// The peer.
-pub struct D2tp;
+/// The peer, with one of its congestion controls.
+pub struct D2tp {
+    congestion: CongestionKind,
+}
+
+impl D2tp {
+    /// With this congestion control.
+    pub fn with(congestion: CongestionKind) -> Self {
+        Self { congestion }
+    }
+
+    fn config(&self) -> Config {
+        Config {
+            congestion: self.congestion,
+            ..Config::default()
+        }
+    }
+}
 
 impl Peer for D2tp {
     fn name(&self) -> &'static str {
-        "d2tp"
+        match self.congestion {
+            CongestionKind::Cubic => "d2tp",
+            CongestionKind::NewReno => "d2tp-newreno",
+            CongestionKind::Bbr => "d2tp-bbr",
+            CongestionKind::Lia => "d2tp-lia",
+            CongestionKind::Olia => "d2tp-olia",
+            CongestionKind::Balia => "d2tp-balia",
+        }
     }
 
     fn serve(
@@ -36,7 +59,7 @@ impl Peer for D2tp {
                 listen: (address, 0).into(),
                 key: SecretKey::from_bytes([2; 32]),
                 admission: Admission::Anybody,
-                config: Config::default(),
+                config: self.config(),
             })?;
             ready(Card {
                 address: server.local_addr(),
@@ -67,7 +90,7 @@ impl Peer for D2tp {
                     key: d2tp_driver::PublicKey(key),
                 },
                 key: SecretKey::from_bytes([1; 32]),
-                config: Config::default(),
+                config: self.config(),
             })
             .await?;
             device.use_default_route()?;
@@ -82,7 +105,8 @@ impl Peer for D2tp {
             .await;
             if let Some(path) = device.paths().first() {
                 meter.note(format!(
-                    "AES-128-GCM, cubic, {} B datagrams, window {} kB, {} packets lost, {} of them not",
+                    "AES-128-GCM, {:?}, {} B datagrams, window {} kB, {} packets lost, {} of them not",
+                    self.congestion,
                     path.mtu,
                     path.window >> 10,
                     path.lost,

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use d2tp_driver::CongestionKind;
 
 use crate::meter::Meter;
 use crate::process::Card;
@@ -34,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Both sides run until [`Meter::is_over`]; each counts payload, not headers. What a reader needs
 /// to judge the figure (segment size, buffers, congestion control) goes to [`Meter::note`], read
 /// back from the running connection rather than from the source.
-pub trait Peer: Sync {
+pub trait Peer: Send + Sync {
     /// The name on the command line, in tables and in JSON.
     fn name(&self) -> &'static str;
 
@@ -63,7 +64,7 @@ pub fn all() -> Vec<Box<dyn Peer>> {
         Box::new(tcp::Tcp::plain()),
         Box::new(tcp::Tcp::multipath()),
         Box::new(tls::TcpTls),
-        Box::new(d2tp::D2tp),
+        Box::new(d2tp::D2tp::with(CongestionKind::Cubic)),
         #[cfg(feature = "peers-all")]
         Box::new(s2n_quic::S2nQuic),
         Box::new(quinn::Quinn),
@@ -72,15 +73,25 @@ pub fn all() -> Vec<Box<dyn Peer>> {
     ]
 }
 
+/// Further forms of some of them, to be asked for by name.
+fn variants() -> Vec<Box<dyn Peer>> {
+    vec![
+        Box::new(d2tp::D2tp::with(CongestionKind::NewReno)),
+        Box::new(d2tp::D2tp::with(CongestionKind::Bbr)),
+        Box::new(tcp::Tcp::bbr()),
+    ]
+}
+
 /// The transport called `name`.
 ///
 /// # Errors
 /// When this build has none of that name; says which it has.
 pub fn named(name: &str) -> Result<Box<dyn Peer>> {
-    if let Some(peer) = all().into_iter().find(|peer| peer.name() == name) {
+    let every = || all().into_iter().chain(variants());
+    if let Some(peer) = every().find(|peer| peer.name() == name) {
         return Ok(peer);
     }
-    let known: Vec<_> = all().iter().map(|peer| peer.name()).collect();
+    let known: Vec<_> = every().map(|peer| peer.name()).collect();
     bail!(
         "no peer is called {name:?}; this build has {}{}",
         known.join(", "),
@@ -124,43 +135,88 @@ mod tests {
         assert!(error.to_string().contains("tcp-tls"), "{error}");
     }
 
-    /// Real sockets on the machine's own loopback; ends by bytes, not by time.
-    fn carries_a_flow(peer: &dyn Peer) {
+    /// Real sockets on the machine's own loopback; ends by bytes, not by time. A receiver whose
+    /// sender failed waits for ever, so nobody waits for it.
+    fn carry(peer: Arc<dyn Peer>) -> Result<()> {
         const BYTES: u64 = 2 << 20;
         let (sent, received) = (Meter::counting_to(u64::MAX), Meter::counting_to(BYTES));
         let (tell, card) = std::sync::mpsc::channel();
-        std::thread::scope(|scope| {
-            let sent = &sent;
-            scope.spawn(move || {
-                let Ok(card) = card.recv() else { return };
-                // The receiver leaves first, so an error at the end is no fault.
-                let _ = peer.send(&card, sent);
-            });
-            let outcome = peer.serve([127, 0, 0, 1].into(), &received, &mut |card| {
+        let (ended, endings) = std::sync::mpsc::channel();
+        let (receiver, meter, told) = (peer.clone(), received.clone(), ended.clone());
+        std::thread::spawn(move || {
+            let outcome = receiver.serve([127, 0, 0, 1].into(), &meter, &mut |card| {
                 tell.send(card)?;
                 Ok(())
             });
-            sent.stop();
-            drop(tell);
-            outcome.unwrap_or_else(|error| panic!("{}: {error:#}", peer.name()));
+            let _ = told.send((true, outcome));
         });
-        assert!(received.bytes() >= BYTES, "{}", peer.name());
-        assert!(sent.bytes() > 0, "{}", peer.name());
+        let (sender, meter) = (peer.clone(), sent.clone());
+        std::thread::spawn(move || {
+            if let Ok(card) = card.recv() {
+                let _ = ended.send((false, sender.send(&card, &meter)));
+            }
+        });
+        loop {
+            match endings.recv()? {
+                (true, outcome) => {
+                    sent.stop();
+                    outcome?;
+                    break;
+                }
+                // The receiver leaves first, so an error after its last byte is no fault.
+                (false, _) if received.is_over() => {}
+                (false, Ok(())) => bail!("{} stopped sending", peer.name()),
+                (false, Err(error)) => return Err(error),
+            }
+        }
+        anyhow::ensure!(received.bytes() >= BYTES && sent.bytes() > 0);
+        Ok(())
     }
 
     #[test]
     fn every_peer_carries_a_flow_over_loopback() {
-        for peer in all() {
+        for peer in all().into_iter().chain(variants()) {
+            let name = peer.name();
             match peer.missing() {
-                None => carries_a_flow(peer.as_ref()),
-                Some(reason) => eprintln!("{} not tried: {reason}", peer.name()),
+                None => carry(peer.into()).unwrap_or_else(|error| panic!("{name}: {error:#}")),
+                Some(reason) => eprintln!("{name} not tried: {reason}"),
             }
         }
     }
 
     #[test]
+    fn a_sender_that_fails_before_it_connects_is_a_failure_and_no_wait() {
+        struct Mute;
+        impl Peer for Mute {
+            fn name(&self) -> &'static str {
+                "mute"
+            }
+            fn serve(
+                &self,
+                address: IpAddr,
+                _: &Arc<Meter>,
+                ready: &mut dyn FnMut(Card) -> Result<()>,
+            ) -> Result<()> {
+                let listener = std::net::TcpListener::bind((address, 0))?;
+                ready(Card {
+                    address: listener.local_addr()?,
+                    identity: Vec::new(),
+                })?;
+                listener.accept()?;
+                Ok(())
+            }
+            fn send(&self, _: &Card, _: &Arc<Meter>) -> Result<()> {
+                bail!("no voice")
+            }
+        }
+        let error = carry(Arc::new(Mute)).expect_err("nothing was sent");
+        assert_eq!(error.to_string(), "no voice");
+    }
+
+    #[test]
     fn names_are_unique() {
-        let mut names: Vec<_> = all().iter().map(|peer| peer.name()).collect();
+        let every = all().into_iter().chain(variants());
+        let mut names: Vec<_> = every.map(|peer| peer.name()).collect();
         let count = names.len();
         names.sort_unstable();
         names.dedup();

@@ -1,6 +1,6 @@
 //! Kernel TCP, and kernel MPTCP with one subflow, without encryption.
 //!
-//! CUBIC where the kernel has it, because a machine's default may be something else and a default
+//! CUBIC where the kernel has it and nothing else is asked for, because a machine's default may be something else and a default
 //! is not a comparison; what is in force is read back from the connection. Buffers are left to
 //! the kernel's own tuning. Blocking calls of [`CALL_BYTES`].
 
@@ -16,11 +16,13 @@ use super::{CALL_BYTES, Peer};
 use crate::meter::Meter;
 use crate::process::Card;
 
-const CONGESTION_CONTROL: &[u8] = b"cubic";
+/// What is asked for where nothing else is said.
+pub const CONGESTION_CONTROL: &str = "cubic";
 
-/// The peer, in one of its two forms.
+/// The peer, in one of its forms.
 pub struct Tcp {
     protocol: Protocol,
+    congestion: &'static str,
 }
 
 impl Tcp {
@@ -28,6 +30,15 @@ impl Tcp {
     pub fn plain() -> Self {
         Self {
             protocol: Protocol::TCP,
+            congestion: CONGESTION_CONTROL,
+        }
+    }
+
+    /// TCP with the kernel's BBR.
+    pub fn bbr() -> Self {
+        Self {
+            congestion: "bbr",
+            ..Self::plain()
         }
     }
 
@@ -35,25 +46,34 @@ impl Tcp {
     pub fn multipath() -> Self {
         Self {
             protocol: Protocol::MPTCP,
+            congestion: CONGESTION_CONTROL,
         }
     }
 }
 
 impl Peer for Tcp {
     fn name(&self) -> &'static str {
-        if self.protocol == Protocol::MPTCP {
-            "mptcp"
-        } else {
-            "tcp"
+        match (self.protocol, self.congestion) {
+            (Protocol::MPTCP, _) => "mptcp",
+            (_, CONGESTION_CONTROL) => "tcp",
+            _ => "tcp-bbr",
         }
     }
 
     fn missing(&self) -> Option<String> {
-        let error = Socket::new(Domain::IPV4, Type::STREAM, Some(self.protocol)).err()?;
-        Some(format!(
-            "this kernel opens no {} socket: {error}",
-            self.name()
-        ))
+        let refused = |error| format!("this kernel opens no {} socket: {error}", self.name());
+        let socket = match Socket::new(Domain::IPV4, Type::STREAM, Some(self.protocol)) {
+            Ok(socket) => socket,
+            Err(error) => return Some(refused(error)),
+        };
+        // Where nothing particular was asked for, the kernel's own will do and is stated.
+        if self.congestion == CONGESTION_CONTROL {
+            return None;
+        }
+        let error = socket
+            .set_tcp_congestion(self.congestion.as_bytes())
+            .err()?;
+        Some(format!("this kernel has no {}: {error}", self.congestion))
     }
 
     fn serve(
@@ -75,7 +95,7 @@ impl Peer for Tcp {
     }
 
     fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
-        let mut stream = connect(self.protocol, card.address)?;
+        let mut stream = connect(self.protocol, self.congestion, card.address)?;
         let settings = settings(&stream);
         meter.note(match self.protocol {
             Protocol::MPTCP if fell_back(&stream) => format!("FELL BACK to plain TCP; {settings}"),
@@ -114,8 +134,10 @@ pub fn accept(
 }
 
 /// One connection to `address`.
-pub fn connect(protocol: Protocol, address: SocketAddr) -> Result<TcpStream> {
+pub fn connect(protocol: Protocol, congestion: &str, address: SocketAddr) -> Result<TcpStream> {
     let socket = socket(protocol, address)?;
+    // Without it the default stays; settings() says what is in force.
+    let _ = socket.set_tcp_congestion(congestion.as_bytes());
     socket
         .connect(&address.into())
         .with_context(|| format!("no connection to {address}"))?;
@@ -159,9 +181,6 @@ fn fell_back(stream: &TcpStream) -> bool {
 }
 
 fn socket(protocol: Protocol, address: SocketAddr) -> Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol))
-        .with_context(|| format!("this kernel has no protocol {protocol:?} for sockets"))?;
-    // Without CUBIC the default stays; settings() says what is in force.
-    let _ = socket.set_tcp_congestion(CONGESTION_CONTROL);
-    Ok(socket)
+    Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol))
+        .with_context(|| format!("this kernel has no protocol {protocol:?} for sockets"))
 }

@@ -53,7 +53,7 @@ impl Peer for TcpTls {
 
     fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
         let config = Arc::new(client_config(&card.identity)?);
-        let mut stream = tcp::connect(Protocol::TCP, card.address)?;
+        let mut stream = tcp::connect(Protocol::TCP, tcp::CONGESTION_CONTROL, card.address)?;
         let transport = tcp::settings(&stream);
         let mut tls = ClientConnection::new(config, ServerName::try_from(SERVER_NAME)?)?;
         tls.set_buffer_limit(Some(BUFFER_BYTES));

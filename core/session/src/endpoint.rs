@@ -1313,9 +1313,17 @@ impl Endpoint {
             .map(|(_, id)| *id)
             .collect();
         for id in due {
-            if let Some(slot) = self.slot(id) {
-                slot.session.handle_timeouts(now);
-                self.settle(id);
+            let Some(slot) = self.slot(id) else { continue };
+            slot.session.handle_timeouts(now);
+            self.settle(id);
+            // What is due still is something to send, and the session is in line for that. Until it
+            // had its turn time has no news for it: with thousands in line each call would visit all.
+            if let Some(slot) = self.sessions.get_mut(id.index as usize)
+                && slot.ready
+                && slot.timer <= now
+            {
+                self.timers.remove(&(slot.timer, id));
+                slot.timer = Time::NEVER;
             }
         }
         self.expire_half_open(now);

@@ -9,6 +9,11 @@
 //! While packets flow it looks at everything once per quantum; waking for each packet costs most
 //! of a core. The models work out exact times themselves, so the quantum only delays when a packet
 //! is handed over. While nothing moves it sleeps until a packet or the models' next event.
+//!
+//! Packets found in one look came at times nobody noted, one after the other since the look before,
+//! and are offered to the models so: spread evenly over that time. Offered all at its end, the first
+//! of them would get every place that became free in a full queue, and those are TCP's: the kernel
+//! answers while an acknowledgement is handed over, a program a moment later.
 
 use crate::clock::Clock;
 use crate::gate::Gate;
@@ -134,6 +139,8 @@ impl Relay {
             wake: wake.clone(),
             meter,
             spare: Vec::new(),
+            found: Vec::new(),
+            looked: Time::ZERO,
         };
         let thread = std::thread::Builder::new()
             .name("lab-relay".to_owned())
@@ -233,6 +240,26 @@ struct Worker {
     wake: Arc<EventFd>,
     meter: SwitchMeter,
     spare: Vec<Vec<u8>>,
+    /// Packets of this look, with the number of the link or place they came from.
+    found: Vec<(usize, Vec<u8>)>,
+    /// The models have been worked out up to here.
+    looked: Time,
+}
+
+/// When packets found in one look came.
+#[derive(Clone, Copy)]
+struct Arrivals {
+    since: Time,
+    now: Time,
+    count: u64,
+}
+
+impl Arrivals {
+    /// When the packet of this number came: in order, evenly spread.
+    fn at(&self, number: usize) -> Time {
+        let all = self.now.since(self.since);
+        self.since + all.scaled(2 * number as u64 + 1, 2 * self.count.max(1))
+    }
 }
 
 impl Worker {
@@ -253,6 +280,8 @@ impl Worker {
                 std::thread::sleep(QUANTUM.saturating_sub(spent));
             } else {
                 self.wait();
+                // What comes next has only just come.
+                self.looked = self.clock.now();
             }
         }
     }
@@ -260,6 +289,8 @@ impl Worker {
     /// Carry out what was ordered; whether to go on.
     fn obey(&mut self, now: Time) -> bool {
         while let Ok(order) = self.inbox.try_recv() {
+            // An order may work the models out up to now: nothing has come before.
+            self.looked = now;
             match order {
                 Order::Apply {
                     link,
@@ -301,80 +332,101 @@ impl Worker {
     }
 
     fn take_from_device(&mut self, now: Time) -> bool {
-        let mut moved = false;
-        for link in &mut self.links {
-            for _ in 0..BATCH {
-                let Some(packet) = receive(&link.device, &mut self.spare) else {
-                    break;
-                };
-                moved = true;
-                if is_chatter(&packet) {
-                    self.spare.push(packet);
-                    continue;
-                }
-                let bytes = packet.len() as u32;
-                if link.model.upward.push(now, bytes, packet) != Verdict::Down {
-                    link.bytes_up += u64::from(bytes);
-                }
+        let mut found = std::mem::take(&mut self.found);
+        for (number, link) in self.links.iter().enumerate() {
+            let begun = found.len();
+            while found.len() < begun + BATCH
+                && let Some(packet) = receive(&link.device, &mut self.spare)
+            {
+                found.push((number, packet));
             }
         }
+        let moved = !found.is_empty();
+        let arrivals = self.arrivals(now, &found);
+        for (n, (number, packet)) in found.drain(..).enumerate() {
+            if is_chatter(&packet) {
+                keep(&mut self.spare, packet);
+                continue;
+            }
+            let link = &mut self.links[number];
+            let bytes = packet.len() as u32;
+            if link.model.upward.push(arrivals.at(n), bytes, packet) != Verdict::Down {
+                link.bytes_up += u64::from(bytes);
+            }
+        }
+        self.found = found;
         moved
     }
 
+    fn arrivals(&self, now: Time, found: &[(usize, Vec<u8>)]) -> Arrivals {
+        Arrivals {
+            since: self.looked.min(now),
+            now,
+            count: found.len() as u64,
+        }
+    }
+
     fn take_from_places(&mut self, now: Time) -> bool {
-        let mut moved = false;
-        for from in 0..self.places.len() {
-            for _ in 0..BATCH {
-                let Some(packet) = receive(&self.places[from].device, &mut self.spare) else {
-                    break;
-                };
-                moved = true;
-                let Some(head) = packet::head(&packet) else {
-                    continue;
-                };
-                let Some(link) = self
-                    .links
-                    .iter_mut()
-                    .find(|l| l.gate.leads_to(head.destination))
-                else {
-                    continue; // To an address that is gone, or chatter.
-                };
-                let mtu = link.model.down.profile().mtu_bytes;
-                let mtu = if link.nat64 && head.destination.is_ipv4() {
-                    mtu - 20
-                } else {
-                    mtu
-                };
-                if packet.len() > mtu as usize && link.model.down.is_up() {
-                    let router = self.places[from]
-                        .addresses
-                        .iter()
-                        .find(|a| a.is_ipv4() == head.source.is_ipv4());
-                    let router = match router {
-                        // The router before the link; any address beside the place's own will do.
-                        Some(IpAddr::V4(_)) => IpAddr::V4([203, 0, 113, 1].into()),
-                        _ => IpAddr::V6(plan::link_addresses(0, 0).gateway_v6),
-                    };
-                    if let Some(told) = packet::too_big(&packet, &head, router, mtu as u16) {
-                        send(&self.places[from].device, &told);
-                    }
-                    continue;
-                }
-                match link.gate.inward(now, packet) {
-                    Some(packet) => {
-                        let bytes = packet.len() as u32;
-                        link.model.down.push(now, bytes, packet);
-                    }
-                    None => link.misaddressed += 1,
-                }
+        let mut found = std::mem::take(&mut self.found);
+        for (from, place) in self.places.iter().enumerate() {
+            let begun = found.len();
+            while found.len() < begun + BATCH
+                && let Some(packet) = receive(&place.device, &mut self.spare)
+            {
+                found.push((from, packet));
             }
         }
+        let moved = !found.is_empty();
+        let arrivals = self.arrivals(now, &found);
+        for (n, (from, packet)) in found.drain(..).enumerate() {
+            let at = arrivals.at(n);
+            let Some(head) = packet::head(&packet) else {
+                continue;
+            };
+            let Some(link) = self
+                .links
+                .iter_mut()
+                .find(|l| l.gate.leads_to(head.destination))
+            else {
+                continue; // To an address that is gone, or chatter.
+            };
+            let mtu = link.model.down.profile().mtu_bytes;
+            let mtu = if link.nat64 && head.destination.is_ipv4() {
+                mtu - 20
+            } else {
+                mtu
+            };
+            if packet.len() > mtu as usize && link.model.down.is_up() {
+                let router = self.places[from]
+                    .addresses
+                    .iter()
+                    .find(|a| a.is_ipv4() == head.source.is_ipv4());
+                let router = match router {
+                    // The router before the link; any address beside the place's own will do.
+                    Some(IpAddr::V4(_)) => IpAddr::V4([203, 0, 113, 1].into()),
+                    _ => IpAddr::V6(plan::link_addresses(0, 0).gateway_v6),
+                };
+                if let Some(told) = packet::too_big(&packet, &head, router, mtu as u16) {
+                    send(&self.places[from].device, &told);
+                }
+                continue;
+            }
+            match link.gate.inward(at, packet) {
+                Some(packet) => {
+                    let bytes = packet.len() as u32;
+                    link.model.down.push(at, bytes, packet);
+                }
+                None => link.misaddressed += 1,
+            }
+        }
+        self.found = found;
         moved
     }
 
     /// Hand over what has crossed a link by now.
     fn hand_over(&mut self) -> bool {
         let now = self.clock.now();
+        self.looked = now;
         let mut moved = false;
         for (number, link) in self.links.iter_mut().enumerate() {
             while let Some(packet) = link.model.upward.pop(now) {
@@ -469,5 +521,30 @@ fn send(device: &Port, packet: &[u8]) {
 fn keep(spare: &mut Vec<Vec<u8>>, buffer: Vec<u8>) {
     if spare.len() < SPARE_BUFFERS_MAX {
         spare.push(buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_of_one_look_came_one_after_the_other_since_the_last() {
+        let since = Time::from_nanos(1_000);
+        let arrivals = Arrivals {
+            since,
+            now: Time::from_nanos(1_800),
+            count: 4,
+        };
+        let at: Vec<u64> = (0..4)
+            .map(|n| arrivals.at(n).since(since).as_nanos())
+            .collect();
+        assert_eq!(at, [100, 300, 500, 700]);
+        let none = Arrivals {
+            since,
+            now: since,
+            count: 3,
+        };
+        assert_eq!(none.at(2), since);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  rows.rs: every row of the papers ──▶ its runner (switching.rs, …) ──▶ measured figures
+//!                                       measured.rs: by the bench program
 //!                                                                          │
 //!                                  mark.rs: what must hold of them ────────┴──▶ one JSON object
 //! ```
@@ -10,7 +11,11 @@
 //! is computed from `ours` and `mark` in the printed object and from nothing else, so that anybody
 //! can compute it again.
 
+mod bulk;
+mod fairness;
 pub mod mark;
+mod measured;
+mod proxy;
 pub mod rows;
 mod spread;
 mod switching;

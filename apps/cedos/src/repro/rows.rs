@@ -1,6 +1,6 @@
 //! Every result of the five papers that is to be reproduced.
 
-use super::{Measured, Where, switching};
+use super::{Measured, Where, bulk, fairness, proxy, switching};
 
 /// Runs a row in one place.
 pub type Runner = fn() -> anyhow::Result<Measured>;
@@ -42,13 +42,13 @@ pub static ROWS: &[Row] = &[
         "C1",
         "bulk throughput beside TCP, UDT and a DTN stack",
         "comparable; slightly more CPU (5 % more power at 9.7 Mb/s)",
-        &[],
+        &[(Where::Lab, bulk::emulate)],
     ),
     row(
         "C2",
         "fairness: Jain's index of 100 TCP, 100 D2TP, 50 + 50 flows on one bottleneck",
         "comparable to TCP",
-        &[],
+        &[(Where::Lab, fairness::emulate)],
     ),
     row(
         "C3",
@@ -87,7 +87,7 @@ pub static ROWS: &[Row] = &[
         "C6",
         "a proxy with 65,536 flows, 10 % a minute going silent and coming back",
         "line rate (10 Gb/s), Jain's index above 0.9",
-        &[],
+        &[(Where::Lab, proxy::churn)],
     ),
     row(
         "C7",
@@ -105,7 +105,7 @@ pub static ROWS: &[Row] = &[
         "C9",
         "state of sleeping flows in the proxy",
         "a million flows in less than 1 GB",
-        &[],
+        &[(Where::Lab, proxy::asleep)],
     ),
     row(
         "C10",

@@ -1,0 +1,24 @@
+//! What the bench program measured, for the rows that are its measurements.
+
+use crate::verbs::bench;
+use anyhow::{Context, ensure};
+use serde::de::DeserializeOwned;
+use std::process::{Command, Stdio};
+
+/// Runs `cedos-bench ARGUMENTS --json` and reads its object. What it says meanwhile is shown.
+///
+/// # Errors
+/// It is not built, failed, or said something else.
+pub fn by_bench<T: DeserializeOwned>(arguments: &[&str]) -> anyhow::Result<T> {
+    let said = Command::new(bench::program()?)
+        .args(arguments)
+        .arg("--json")
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("the bench program cannot be run")?;
+    let what = || format!("`cedos bench {} --json`", arguments.join(" "));
+    ensure!(said.status.success(), "{} failed: {}", what(), said.status);
+    serde_json::from_slice(&said.stdout)
+        .with_context(|| format!("{} did not print what this row reads", what()))
+}

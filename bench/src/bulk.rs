@@ -1,0 +1,290 @@
+//! `cedos-bench bulk`: one large object from one host to another over one emulated link, by ours,
+//! TCP and UDT in turn: goodput, and what it costs each end's processor.
+//!
+//! UDT is a library of others: its program is built on the spot from `bench/udt/flow.cpp` where the
+//! library's headers are installed. What is missing is a row that says so. A DTN stack is always
+//! missing: nothing here drives one yet.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::bottleneck::{Bottlenecks, Shape};
+use crate::meter::Plan;
+use crate::peers;
+use crate::process::{self, Card, Message, Place, Process};
+
+/// What is compared if nothing else is said.
+const PEERS: [&str; 3] = ["d2tp", "tcp", "udt"];
+/// Why there is no figure of a DTN stack.
+const NO_DTN: &str = "not compared: Debian packages no DTN stack, PyPI's ud3tn is an empty name, the \
+                      module proxy refuses dtn7-go; dtn7 of crates.io is there and not driven yet";
+const UDT_SOURCE: &str = include_str!("../udt/flow.cpp");
+/// How much longer than at its rate an object may take.
+const SLACK: f64 = 5.0;
+
+/// Options of the verb.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Peers, separated by commas: those of `throughput`, udt, and dtn (which says why it is not there)
+    #[arg(long, value_delimiter = ',', default_values_t = PEERS.map(String::from))]
+    peers: Vec<String>,
+    /// Size of the object
+    #[arg(long, default_value_t = 250_000_000)]
+    bytes: u64,
+    /// Rate of the link
+    #[arg(long, default_value_t = 100.0)]
+    mbps: f64,
+    /// Round trip without queueing
+    #[arg(long, default_value_t = 14.0)]
+    rtt_ms: f64,
+    /// Queue, in bandwidth-delay products
+    #[arg(long, default_value_t = 2.0)]
+    queue_bdp: f64,
+    /// Random loss of data packets, in per cent
+    #[arg(long, default_value_t = 0.0)]
+    loss: f64,
+    /// One JSON object on standard output instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// One peer's transfer.
+#[derive(Debug, Serialize)]
+struct Row {
+    peer: String,
+    /// Why there is nothing to report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    missing: Option<String>,
+    mbps: Option<f64>,
+    seconds: Option<f64>,
+    /// Processor time of the receiving process, from the first byte to the last.
+    rcv_cpu_s: Option<f64>,
+    /// Of the sending process, from its start.
+    snd_cpu_s: Option<f64>,
+    notes: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Rows {
+    bytes: u64,
+    network: String,
+    rows: Vec<Row>,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// The network cannot be made, or a transfer failed.
+pub fn run(options: &Options) -> Result<()> {
+    cedos_lab_emu::enter()?;
+    let shape = Shape {
+        mbps: options.mbps,
+        rtt_ms: options.rtt_ms,
+        loss: options.loss / 100.0,
+        queue_bdp: options.queue_bdp,
+    };
+    let folder = tempfile::tempdir().context("no temporary folder")?;
+    let mut rows = Vec::new();
+    for name in &options.peers {
+        let row = match name.as_str() {
+            "udt" => match build_udt(folder.path())? {
+                Ok(program) => measure(name, &shape, options, |lane| {
+                    start_udt(&program, lane, options.bytes)
+                })?,
+                Err(why) => Row::missing(name, why),
+            },
+            "dtn" => Row::missing(name, NO_DTN.to_owned()),
+            _ => {
+                let peer = peers::named(name)?;
+                match peer.missing() {
+                    Some(why) => Row::missing(name, why),
+                    None => measure(name, &shape, options, |lane| {
+                        process::start(peer.as_ref(), lane, plan(options)?)
+                    })?,
+                }
+            }
+        };
+        match (&row.missing, row.mbps) {
+            (None, Some(mbps)) => eprintln!("{name}: {mbps:.1} Mb/s"),
+            (why, _) => eprintln!("{name}: {}", why.as_deref().unwrap_or("nothing")),
+        }
+        rows.push(row);
+    }
+    let rows = Rows {
+        bytes: options.bytes,
+        network: shape.in_words(),
+        rows,
+    };
+    if options.json {
+        println!("{}", serde_json::to_string(&rows)?);
+    } else {
+        print(&rows);
+    }
+    Ok(())
+}
+
+/// How long the object takes if the link is full all the time.
+fn full(options: &Options) -> f64 {
+    options.bytes as f64 * 8.0 / (options.mbps * 1e6)
+}
+
+fn plan(options: &Options) -> Result<Plan> {
+    Ok(Plan {
+        warm_up: Duration::ZERO,
+        window: Duration::try_from_secs_f64(full(options) * SLACK)?,
+        grace: Duration::ZERO,
+        end_bytes: Some(options.bytes),
+    })
+}
+
+fn measure(
+    name: &str,
+    shape: &Shape,
+    options: &Options,
+    start: impl FnOnce(&dyn Place) -> Result<(Process, Process)>,
+) -> Result<Row> {
+    let bottlenecks = Bottlenecks::make(shape, 1, 1)?;
+    let lane = bottlenecks.lane(0);
+    let (sender, receiver) = start(&lane).with_context(|| name.to_owned())?;
+    let received = receiver
+        .report(plan(options)?.patience())
+        .with_context(|| name.to_owned())?;
+    let snd_cpu_s = cpu_s(sender.id())?;
+    drop(sender);
+    bottlenecks.check()?;
+    Ok(Row {
+        peer: name.to_owned(),
+        missing: None,
+        mbps: Some(received.gbps() * 1e3),
+        seconds: Some(received.window_s),
+        rcv_cpu_s: Some(received.cpu_s),
+        snd_cpu_s: Some(snd_cpu_s),
+        notes: received.notes,
+    })
+}
+
+impl Row {
+    fn missing(peer: &str, why: String) -> Row {
+        Row {
+            peer: peer.to_owned(),
+            missing: Some(why),
+            mbps: None,
+            seconds: None,
+            rcv_cpu_s: None,
+            snd_cpu_s: None,
+            notes: String::new(),
+        }
+    }
+}
+
+/// Processor time a process has used so far, to a tick.
+fn cpu_s(process: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))
+        .context("the sender is gone before it was asked what it cost")?;
+    // Beyond the name, which may hold anything.
+    let fields: Vec<&str> = (stat.rsplit_once(')').map_or("", |(_, rest)| rest))
+        .split_whitespace()
+        .collect();
+    // proc_pid_stat(5): utime and stime are fields 14 and 15; the first here is number 3.
+    let ticks: Option<u64> = [11, 12]
+        .iter()
+        .map(|at| fields.get(*at)?.parse::<u64>().ok())
+        .sum();
+    // SAFETY: a plain question.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    Ok(ticks.context("/proc says nothing of processor time")? as f64 / per_second as f64)
+}
+
+/// The program, or why there is none.
+fn build_udt(folder: &Path) -> Result<Result<PathBuf, String>> {
+    if !Path::new("/usr/include/udt/udt.h").is_file() {
+        return Ok(Err("not installed (Debian: libudt-dev)".to_owned()));
+    }
+    let (source, program) = (folder.join("flow.cpp"), folder.join("udt-flow"));
+    std::fs::write(&source, UDT_SOURCE)?;
+    let built = Command::new("g++")
+        .arg("-O2")
+        .arg("-o")
+        .args([&program, &source])
+        .arg("-ludt")
+        .output();
+    match built {
+        Err(error) => Ok(Err(format!("not built: no g++ here ({error})"))),
+        Ok(said) if !said.status.success() => bail!(
+            "g++ does not build bench/udt/flow.cpp: {}",
+            String::from_utf8_lossy(&said.stderr)
+        ),
+        Ok(_) => Ok(Ok(program)),
+    }
+}
+
+fn start_udt(program: &Path, lane: &dyn Place, bytes: u64) -> Result<(Process, Process)> {
+    let mut receiver = Command::new(program);
+    receiver
+        .arg("receive")
+        .arg(lane.receiver_address().to_string())
+        .arg(bytes.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let receiver = Process::new(lane.start_receiver(receiver)?, "receiver")?;
+    let Message::Card(Card { address, .. }) = receiver.hear(Duration::from_secs(10))? else {
+        bail!("UDT's receiver reported before it listened");
+    };
+    let mut sender = Command::new(program);
+    sender
+        .arg("send")
+        .arg(address.ip().to_string())
+        .arg(address.port().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    Ok((
+        Process::new(lane.start_sender(sender)?, "sender")?,
+        receiver,
+    ))
+}
+
+fn print(rows: &Rows) {
+    println!("{} MB over {}\n", rows.bytes as f64 / 1e6, rows.network);
+    println!(
+        "  {:13} {:>7} {:>8} {:>15} {:>15}",
+        "", "Mb/s", "seconds", "CPU-s, receiver", "CPU-s, sender"
+    );
+    for row in &rows.rows {
+        match (
+            &row.missing,
+            row.mbps,
+            row.seconds,
+            row.rcv_cpu_s,
+            row.snd_cpu_s,
+        ) {
+            (None, Some(mbps), Some(seconds), Some(rcv), Some(snd)) => println!(
+                "  {:13} {mbps:>7.1} {seconds:>8.1} {rcv:>15.2} {snd:>15.2}   {}",
+                row.peer, row.notes
+            ),
+            (why, ..) => println!("  {:13} {}", row.peer, why.as_deref().unwrap_or("-")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn a_process_that_worked_has_used_its_processor() {
+        let begun = Instant::now();
+        let mut x = 1u64;
+        let before = cpu_s(std::process::id()).unwrap();
+        // By processor time, not by the clock: the machine may be busy. The clock ends a hang.
+        while cpu_s(std::process::id()).unwrap() < before + 0.05 {
+            x = (0..100_000).fold(x, |x, n| x.wrapping_mul(31).wrapping_add(n));
+            assert!(begun.elapsed() < Duration::from_secs(120), "{x}");
+        }
+        assert!(cpu_s(u32::MAX).is_err());
+    }
+}

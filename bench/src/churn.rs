@@ -1,0 +1,366 @@
+//! `cedos-bench churn`: many hosts download at once while a tenth of them goes silent every minute
+//! until all are, and then comes back, a tenth every minute.
+//!
+//! ```text
+//!  active  1.0 ┤████                              █
+//!              │    ███                        ███
+//!              │       ███                  ███
+//!              │          ███            ███
+//!          0.1 ┤             ████████████
+//!              └ baseline ┴ 10 minutes leave ┴ 9 come ┴
+//! ```
+//!
+//! One process is the server, one all the hosts; what limits them is the machine. As soon as all are
+//! silent the first tenth is back, in the same minute. Minutes are as long as `--scale` makes them;
+//! the protocol's own times are not scaled, so a server asks after silent hosts for a larger part of
+//! a shorter minute.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::churn_hosts::Hosts;
+use crate::churn_server::Card;
+use crate::jain;
+use crate::network::{self, Kind, Network};
+use crate::process::{Place, Process, own_program, tell};
+
+/// What leaves or comes in a minute.
+const SHARE: usize = 10;
+/// For handshakes and all else that is not minutes.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Options of the verb.
+#[derive(clap::Args, Clone)]
+pub struct Options {
+    /// Hosts, each with a key, a session and a flow of its own
+    #[arg(long, default_value_t = 65_536)]
+    flows: usize,
+    /// How many times faster than minutes: 10 makes them 6 s long
+    #[arg(long, default_value_t = 10.0)]
+    scale: f64,
+    /// Minutes with all of them active, before the churn
+    #[arg(long, default_value_t = 3)]
+    baseline: usize,
+    /// What a host lets the server have on the way to it
+    #[arg(long, default_value_t = 4096)]
+    window_bytes: u64,
+    /// A tenth of those still active leaves each minute, and a tenth of those still silent comes,
+    /// instead of a tenth of all
+    #[arg(long)]
+    compound: bool,
+    /// One JSON object on standard output instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+pub struct HostsOptions {
+    #[arg(long)]
+    card: String,
+    #[command(flatten)]
+    plan: Options,
+}
+
+/// What was seen in one minute.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Minute {
+    active: usize,
+    mbps: f64,
+    /// Over the flows active in it.
+    jain: Option<f64>,
+    server_rss_bytes: u64,
+}
+
+/// The result.
+#[derive(Debug, Serialize, Deserialize)]
+struct Report {
+    flows: usize,
+    /// Goodput of all flows with churn, as a part of that without.
+    goodput_ratio: f64,
+    /// The least of any minute with churn.
+    jain: f64,
+    jain_mean: f64,
+    jain_without_churn: f64,
+    mbps_without_churn: f64,
+    mbps: f64,
+    minute_s: f64,
+    scale: f64,
+    window_bytes: u64,
+    server_rss_bytes: u64,
+    /// From the first SYN to the last session.
+    calling_s: f64,
+    unsent: u64,
+    baseline: Vec<Minute>,
+    minutes: Vec<Minute>,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// Something failed, or a flow ended.
+pub fn run(options: &Options) -> Result<()> {
+    if options.flows < SHARE || options.baseline == 0 {
+        bail!("there must be {SHARE} flows and a minute of baseline at least");
+    }
+    let minute = minute(options)?;
+    network::enter_user_namespace()?;
+    let network = Network::make(Kind::Lo1500)?;
+    let mut server = own_program("churn-server")?;
+    server.args(["--sessions", &options.flows.to_string()]);
+    let server = Process::new(network.start_receiver(server)?, "server")?;
+    let card: Card = server.hear(PATIENCE)?;
+    let mut hosts = own_program("churn-hosts")?;
+    hosts
+        .args(["--card", &serde_json::to_string(&card)?])
+        .args(["--flows", &options.flows.to_string()])
+        .args(["--scale", &options.scale.to_string()])
+        .args(["--baseline", &options.baseline.to_string()])
+        .args(["--window-bytes", &options.window_bytes.to_string()]);
+    if options.compound {
+        hosts.arg("--compound");
+    }
+    let hosts = Process::new(network.start_sender(hosts)?, "hosts")?;
+    let minutes = options.baseline + plan(options).len() + 1;
+    let report: Report = hosts.hear(minute * minutes as u32 + PATIENCE)?;
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print(&report);
+    }
+    Ok(())
+}
+
+fn minute(options: &Options) -> Result<Duration> {
+    Duration::try_from_secs_f64(60.0 / options.scale).context("--scale")
+}
+
+/// How many are active in each minute of the churn.
+fn plan(options: &Options) -> Vec<usize> {
+    let all = options.flows;
+    let share = |of: usize| if options.compound { of } else { all }.div_ceil(SHARE);
+    let mut counts = Vec::new();
+    let mut active = all;
+    while active > 0 {
+        active -= share(active).min(active);
+        counts.push(active);
+    }
+    // All are silent: the first ones are back at once.
+    counts.pop();
+    while active < all {
+        active += share(all - active).min(all - active);
+        counts.push(active);
+    }
+    counts
+}
+
+/// The process of the hosts.
+pub fn hosts(options: &HostsOptions) -> Result<()> {
+    let card: Card = serde_json::from_str(&options.card).context("--card")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let report = runtime.block_on(live(&options.plan, &card))?;
+    tell(&report)
+}
+
+async fn live(options: &Options, card: &Card) -> Result<Report> {
+    let length = minute(options)?;
+    let mut hosts = Hosts::make(options.flows, options.window_bytes, card)?;
+    let begun = Instant::now();
+    hosts.call_all().await?;
+    let calling_s = begun.elapsed().as_secs_f64();
+    eprintln!("{} sessions in {calling_s:.1} s", hosts.len());
+    hosts.open_all().await?;
+    // A minute for the newest flows to find their pace.
+    pass(&mut hosts, length, card).await?;
+    let mut baseline = Vec::new();
+    for _ in 0..options.baseline {
+        baseline.push(pass(&mut hosts, length, card).await?);
+    }
+    // Who left first comes back first.
+    let mut silent = std::collections::VecDeque::new();
+    let mut leaving = 0..options.flows as u32;
+    let mut minutes: Vec<Minute> = Vec::new();
+    let mut active = options.flows;
+    for count in plan(options) {
+        if count >= active {
+            // They come from here on. The first time, the last ones leave before.
+            for number in leaving.by_ref() {
+                hosts.leave(number);
+                silent.push_back(number);
+                active -= 1;
+            }
+        }
+        while active > count {
+            let number = leaving.next().context("more leave than there are")?;
+            hosts.leave(number);
+            silent.push_back(number);
+            active -= 1;
+        }
+        while active < count {
+            let number = silent.pop_front().context("more return than left")?;
+            hosts.come(number);
+            active += 1;
+        }
+        minutes.push(pass(&mut hosts, length, card).await?);
+    }
+    Report::of(options, length, calling_s, hosts.unsent, baseline, minutes)
+}
+
+/// Lets a minute pass and says what was seen in it.
+async fn pass(hosts: &mut Hosts, length: Duration, card: &Card) -> Result<Minute> {
+    let (before, at) = (hosts.bytes(), Instant::now());
+    hosts.live(at + length).await?;
+    let seconds = at.elapsed().as_secs_f64();
+    let grown: Vec<f64> = (hosts.bytes().iter().zip(&before))
+        .map(|(now, was)| (now - was) as f64)
+        .collect();
+    let of_active: Vec<f64> = (grown.iter().zip(hosts.active()))
+        .filter_map(|(bytes, active)| active.then_some(*bytes))
+        .collect();
+    let minute = Minute {
+        active: of_active.len(),
+        mbps: grown.iter().sum::<f64>() * 8.0 / 1e6 / seconds,
+        jain: jain::index(&of_active),
+        server_rss_bytes: rss_bytes(card.process)?,
+    };
+    eprintln!(
+        "{:6} active {:8.1} Mb/s  jain {:.4}  server {} MB",
+        minute.active,
+        minute.mbps,
+        minute.jain.unwrap_or(f64::NAN),
+        minute.server_rss_bytes / 1_000_000
+    );
+    Ok(minute)
+}
+
+/// Memory a process has resident.
+fn rss_bytes(process: u32) -> Result<u64> {
+    let status =
+        std::fs::read_to_string(format!("/proc/{process}/status")).context("the server is gone")?;
+    let kb = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .and_then(|rest| rest.trim().strip_suffix(" kB"))
+        .and_then(|kb| kb.trim().parse::<u64>().ok())
+        .context("/proc says nothing of memory")?;
+    Ok(kb * 1024)
+}
+
+impl Report {
+    fn of(
+        options: &Options,
+        length: Duration,
+        calling_s: f64,
+        unsent: u64,
+        baseline: Vec<Minute>,
+        minutes: Vec<Minute>,
+    ) -> Result<Report> {
+        let mean =
+            |of: &[Minute], f: fn(&Minute) -> f64| of.iter().map(f).sum::<f64>() / of.len() as f64;
+        // A minute in which nothing came through is no fair one.
+        let jain = |minute: &Minute| minute.jain.unwrap_or(0.0);
+        let (without, with) = (mean(&baseline, |m| m.mbps), mean(&minutes, |m| m.mbps));
+        if without <= 0.0 {
+            bail!("nothing came through without churn");
+        }
+        let rss = baseline.iter().chain(&minutes).map(|m| m.server_rss_bytes);
+        Ok(Report {
+            flows: options.flows,
+            goodput_ratio: with / without,
+            jain: minutes.iter().map(jain).fold(1.0, f64::min),
+            jain_mean: mean(&minutes, jain),
+            jain_without_churn: mean(&baseline, jain),
+            mbps_without_churn: without,
+            mbps: with,
+            minute_s: length.as_secs_f64(),
+            scale: options.scale,
+            window_bytes: options.window_bytes,
+            server_rss_bytes: rss.max().unwrap_or(0),
+            calling_s,
+            unsent,
+            baseline,
+            minutes,
+        })
+    }
+}
+
+fn print(report: &Report) {
+    println!(
+        "{} hosts, a session and a flow each; minutes of {} s ({} times faster); {} B on the way to \
+         each host at most",
+        report.flows, report.minute_s, report.scale, report.window_bytes
+    );
+    println!(
+        "  called in {:.1} s; server {} MB resident at most, {:.1} kB a session",
+        report.calling_s,
+        report.server_rss_bytes / 1_000_000,
+        report.server_rss_bytes as f64 / 1e3 / report.flows as f64,
+    );
+    println!(
+        "  without churn {:.0} Mb/s, jain {:.4}",
+        report.mbps_without_churn, report.jain_without_churn
+    );
+    println!(
+        "  with churn    {:.0} Mb/s, jain {:.4} in the worst minute, {:.4} on average",
+        report.mbps, report.jain, report.jain_mean
+    );
+    println!("  goodput ratio {:.3}", report.goodput_ratio);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(flows: usize, compound: bool) -> Options {
+        Options {
+            flows,
+            scale: 10.0,
+            baseline: 1,
+            window_bytes: 4096,
+            compound,
+            json: false,
+        }
+    }
+
+    #[test]
+    fn a_tenth_of_all_leaves_each_minute_until_all_are_silent_and_then_returns() {
+        let counts = plan(&options(100, false));
+        let down = [90, 80, 70, 60, 50, 40, 30, 20, 10];
+        let up = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100];
+        assert_eq!(counts, [&down[..], &up[..]].concat());
+    }
+
+    #[test]
+    fn compounded_it_takes_longer_and_ends_with_all_of_them_back() {
+        let counts = plan(&options(100, true));
+        assert_eq!(counts[..3], [90, 81, 72]);
+        assert_eq!(counts.last(), Some(&100));
+        let least = counts.iter().min();
+        assert_eq!(least, Some(&1));
+        assert!(counts.len() > 40, "{}", counts.len());
+    }
+
+    #[test]
+    fn the_worst_minute_is_what_counts_for_fairness() {
+        let minute = |mbps, jain| Minute {
+            active: 10,
+            mbps,
+            jain,
+            server_rss_bytes: 7,
+        };
+        let report = Report::of(
+            &options(10, false),
+            Duration::from_secs(6),
+            1.0,
+            0,
+            vec![minute(100.0, Some(0.99))],
+            vec![minute(90.0, Some(0.95)), minute(100.0, Some(0.97))],
+        )
+        .unwrap();
+        assert_eq!((report.goodput_ratio, report.jain), (0.95, 0.95));
+        assert!((report.jain_mean - 0.96).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,401 @@
+//! Many hosts in one process: an endpoint of the core for each, a few sockets for all.
+//!
+//! ```text
+//!  127.1.0.0 … one address for each host        any address, few ports
+//!  host 0 ─ Endpoint ─┐                    ┌── socket 0 ─┐
+//!  host 1 ─ Endpoint ─┼─ by the address ───┼── socket 1 ─┼── lo ── server
+//!  …                  ┘  a datagram is for └── …         ┘
+//! ```
+//!
+//! Each host has a key, an instance and an address of its own, as far as the server can see; what it
+//! shares with the others is the process. A host that goes silent says nothing more, and what comes
+//! for it is dropped, as when a device leaves the network; coming back it opens a new path.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
+use cedos_lab_emu::Clock;
+use d2tp_session::{
+    Addresses, Admission, Config, Endpoint, Event, FlowId, FlowOptions, Incoming, LinkId,
+    PublicKey, Read, SecretKey, SessionId, Time,
+};
+use d2tp_udp::{BindOptions, LinkSocket, RecvBatch, Transmit};
+
+use crate::churn_server;
+
+/// Sockets of all hosts together. Each holds what is on the way to its hosts: more of them is more
+/// of the kernel's memory for that, since one gets only so much (net.core.rmem_max).
+const SOCKETS: usize = 64;
+/// Receive calls on one socket in a turn.
+const RECEIVES_PER_TURN: usize = 4;
+/// Runs of datagrams taken in one call.
+const RUNS: usize = 16;
+/// Handshakes under way at once: far below what a server keeps half open.
+const KNOCKING_MAX: usize = 256;
+/// Flows opened before those that are open have a turn.
+const OPENING_TOGETHER: u32 = 64;
+/// A handshake that takes longer than this has failed.
+const KNOCKING_FOR: Duration = Duration::from_secs(30);
+/// The only link of a host.
+const LINK: LinkId = LinkId(0);
+
+/// One host.
+struct Host {
+    core: Endpoint,
+    session: SessionId,
+    flow: Option<FlowId>,
+    /// Bytes it read.
+    bytes: u64,
+    active: bool,
+    established: bool,
+    timer: Time,
+}
+
+/// All of them.
+pub struct Hosts {
+    clock: Clock,
+    hosts: Vec<Host>,
+    sockets: Vec<LinkSocket>,
+    batch: RecvBatch,
+    buffer: Vec<u8>,
+    timers: BTreeSet<(Time, u32)>,
+    sleep: Pin<Box<tokio::time::Sleep>>,
+    server: SocketAddr,
+    knocking: usize,
+    /// Datagrams the kernel would not take: none, on lo.
+    pub unsent: u64,
+    fault: Option<String>,
+}
+
+impl Hosts {
+    /// Makes them; nothing is sent yet. `window_bytes`: what each lets the server have on the way.
+    pub fn make(count: usize, window_bytes: u64, card: &churn_server::Card) -> Result<Hosts> {
+        let config = Config {
+            flow_window: window_bytes,
+            session_window: window_bytes,
+            ..Config::default()
+        };
+        let clock = Clock::start();
+        let now = clock.now();
+        let server = PublicKey(card.key);
+        let hosts = (0..count).map(|number| {
+            let mut key = [3; 32];
+            key[..8].copy_from_slice(&(number as u64).to_be_bytes());
+            let mut seed = key;
+            seed[31] = 4;
+            let local = SecretKey::from_bytes(key);
+            let mut core = Endpoint::new(config.clone(), local, Admission::Nobody, seed, seed);
+            let session = core.connect(now, server, number as u64, 1..1_000_000);
+            Host {
+                core,
+                session,
+                flow: None,
+                bytes: 0,
+                active: false,
+                established: false,
+                timer: Time::NEVER,
+            }
+        });
+        let sockets = (0..SOCKETS.min(count))
+            .map(|_| LinkSocket::bind(&BindOptions::at((Ipv4Addr::UNSPECIFIED, 0).into())))
+            .collect::<Result<_, _>>()
+            .context("no sockets for the hosts")?;
+        Ok(Hosts {
+            clock,
+            hosts: hosts.collect(),
+            sockets,
+            batch: RecvBatch::with_capacity(RUNS),
+            buffer: vec![0; 1 << 16],
+            timers: BTreeSet::new(),
+            sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
+            server: (churn_server::ADDRESS, card.port).into(),
+            knocking: 0,
+            unsent: 0,
+            fault: None,
+        })
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Bytes each has read so far.
+    pub fn bytes(&self) -> Vec<u64> {
+        self.hosts.iter().map(|host| host.bytes).collect()
+    }
+
+    /// Which of them are active.
+    pub fn active(&self) -> Vec<bool> {
+        self.hosts.iter().map(|host| host.active).collect()
+    }
+
+    /// Every host calls the server, some at a time. Flows come after: their bytes would take the
+    /// time that handshakes need.
+    ///
+    /// # Errors
+    /// A handshake failed.
+    pub async fn call_all(&mut self) -> Result<()> {
+        let mut next = 0;
+        let mut progress = Instant::now();
+        let mut through = 0;
+        while through < self.hosts.len() {
+            while next < self.hosts.len() && self.knocking < KNOCKING_MAX {
+                self.knocking += 1;
+                self.come(next as u32);
+                next += 1;
+            }
+            self.live_until(|hosts| hosts.knocking < KNOCKING_MAX / 2 || next == hosts.len())
+                .await?;
+            if next == self.hosts.len() {
+                let left = self.knocking;
+                self.live_until(|hosts| hosts.knocking < left.max(1))
+                    .await?;
+            }
+            let now_through = next - self.knocking;
+            if now_through > through {
+                through = now_through;
+                progress = Instant::now();
+            } else if progress.elapsed() > KNOCKING_FOR {
+                bail!(
+                    "{} of {} handshakes went through, and no more",
+                    through,
+                    self.hosts.len()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Every host opens its flow, some at a time.
+    ///
+    /// # Errors
+    /// A session ended.
+    pub async fn open_all(&mut self) -> Result<()> {
+        for number in 0..self.hosts.len() as u32 {
+            let host = &mut self.hosts[number as usize];
+            let flow = host.core.with(host.session, |s| {
+                let flow = s.open(FlowOptions::default())?;
+                s.write(flow, Bytes::from_static(b"?"))?;
+                Ok::<_, d2tp_session::FlowError>(flow)
+            })??;
+            host.flow = Some(flow);
+            self.attend(number, self.clock.now());
+            if number.is_multiple_of(OPENING_TOGETHER) {
+                self.live(Instant::now() + Duration::from_millis(1)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The host is on the network, from now on.
+    pub fn come(&mut self, number: u32) {
+        let addresses = Addresses {
+            link: LINK,
+            local: None,
+            remote: self.server,
+        };
+        let host = &mut self.hosts[number as usize];
+        host.active = true;
+        let now = self.clock.now();
+        let _ = (host.core).with(host.session, |s| s.open_path(now, addresses, false));
+        self.attend(number, now);
+    }
+
+    /// The host leaves the network without a word.
+    pub fn leave(&mut self, number: u32) {
+        let host = &mut self.hosts[number as usize];
+        host.active = false;
+        let now = self.clock.now();
+        let _ = (host.core).with(host.session, |s| s.on_link_down(now, LINK));
+        self.attend(number, now);
+    }
+
+    /// Lets all of them live until `until`.
+    ///
+    /// # Errors
+    /// A session or flow ended.
+    pub async fn live(&mut self, until: Instant) -> Result<()> {
+        let end = tokio::time::sleep_until(until.into());
+        tokio::pin!(end);
+        std::future::poll_fn(|cx| {
+            if end.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            self.turn(cx);
+            if self.fault.is_some() {
+                return Poll::Ready(());
+            }
+            Poll::Pending
+        })
+        .await;
+        self.check()
+    }
+
+    async fn live_until(&mut self, mut is_done: impl FnMut(&Hosts) -> bool) -> Result<()> {
+        let patience = tokio::time::sleep(KNOCKING_FOR);
+        tokio::pin!(patience);
+        std::future::poll_fn(|cx| {
+            self.turn(cx);
+            if self.fault.is_some() || is_done(self) || patience.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            Poll::Pending
+        })
+        .await;
+        self.check()
+    }
+
+    fn check(&mut self) -> Result<()> {
+        match self.fault.take() {
+            Some(fault) => bail!("{fault}"),
+            None => Ok(()),
+        }
+    }
+
+    /// One turn: what has come in, what is due.
+    fn turn(&mut self, cx: &mut Context<'_>) {
+        let mut any = false;
+        for at in 0..self.sockets.len() {
+            for _ in 0..RECEIVES_PER_TURN {
+                match self.sockets[at].poll_recv(cx, &mut self.batch) {
+                    Poll::Pending => break,
+                    // ICMP: the server is gone. Its silence says so too.
+                    Poll::Ready(Err(_)) => any = true,
+                    Poll::Ready(Ok(_)) => {
+                        any = true;
+                        self.take_in();
+                    }
+                }
+            }
+        }
+        let now = self.clock.now();
+        while let Some((at, number)) = self.timers.first().copied()
+            && at <= now
+        {
+            self.hosts[number as usize].core.handle_timeouts(now);
+            self.attend(number, now);
+            any = true;
+        }
+        if any {
+            cx.waker().wake_by_ref();
+            return;
+        }
+        if let Some((at, _)) = self.timers.first() {
+            let wait: Duration = at.since(now).into();
+            self.sleep
+                .as_mut()
+                .reset(tokio::time::Instant::now() + wait);
+            if self.sleep.as_mut().poll(cx).is_ready() {
+                cx.waker().wake_by_ref();
+            }
+        }
+    }
+
+    fn take_in(&mut self) {
+        let now = self.clock.now();
+        let mut touched = Vec::with_capacity(RUNS);
+        for run in self.batch.received() {
+            let Some(number) = run.dst_ip.and_then(host_at) else {
+                continue;
+            };
+            let Some(host) = self.hosts.get_mut(number as usize) else {
+                continue;
+            };
+            if !host.active {
+                continue; // It is not there.
+            }
+            let addresses = Addresses {
+                link: LINK,
+                local: None,
+                remote: run.from,
+            };
+            let incoming = Incoming {
+                addresses,
+                bytes: run.data,
+            };
+            host.core.handle_datagrams(now, incoming, run.stride);
+            touched.push(number);
+        }
+        for number in touched {
+            self.attend(number, now);
+        }
+    }
+
+    /// Reads what there is, sends what it has to say, notes when it wants to be called again.
+    fn attend(&mut self, number: u32, now: Time) {
+        let host = &mut self.hosts[number as usize];
+        while let Some((_, event)) = host.core.poll_event() {
+            match event {
+                Event::Established { .. } if !host.established => {
+                    host.established = true;
+                    self.knocking -= 1;
+                }
+                Event::Ended { .. } | Event::Closed(_) | Event::EpochsUsedUp => {
+                    self.fault = Some(format!("host {number}: {event:?}"));
+                }
+                _ => {}
+            }
+        }
+        if let Some(flow) = host.flow {
+            let bytes = &mut host.bytes;
+            let _ = host.core.with(host.session, |s| {
+                while let Ok(Read::Chunk(chunk)) = s.read(flow, usize::MAX) {
+                    *bytes += chunk.len() as u64;
+                }
+            });
+        }
+        let socket = &self.sockets[number as usize % self.sockets.len()];
+        while let Some(transmit) = host.core.poll_transmit(now, &mut self.buffer) {
+            let sent = socket.try_send(&Transmit {
+                dst: transmit.remote,
+                src_ip: Some(address_of(number)),
+                ecn: None,
+                contents: &self.buffer[..transmit.len],
+                segment_size: (transmit.len > transmit.segment).then_some(transmit.segment),
+            });
+            if sent.is_err() {
+                self.unsent += 1;
+            }
+        }
+        let next = host.core.next_timeout();
+        if next != host.timer {
+            self.timers.remove(&(host.timer, number));
+            host.timer = next;
+            if next != Time::NEVER {
+                self.timers.insert((next, number));
+            }
+        }
+    }
+}
+
+/// Host 0 is 127.1.0.0: all of 127/8 is this machine.
+fn address_of(number: u32) -> IpAddr {
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 1, 0, 0)) + number).into()
+}
+
+fn host_at(address: IpAddr) -> Option<u32> {
+    match address {
+        IpAddr::V4(address) => u32::from(address).checked_sub(Ipv4Addr::new(127, 1, 0, 0).into()),
+        IpAddr::V6(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{address_of, host_at};
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn every_host_has_an_address_of_its_own() {
+        for number in [0, 1, 255, 256, 65_535, 1_000_000] {
+            assert_eq!(host_at(address_of(number)), Some(number));
+        }
+        assert_eq!(host_at(Ipv4Addr::LOCALHOST.into()), None);
+    }
+}

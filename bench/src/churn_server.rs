@@ -1,0 +1,68 @@
+//! The serving process of a churn run: a real server that writes on every flow as fast as it may.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use d2tp_driver::{Admission, Config, Flow, SecretKey, Server, ServerOptions};
+use serde::{Deserialize, Serialize};
+
+use crate::process::tell;
+
+/// Bytes handed over in one call; all flows share the one buffer.
+const PIECE_BYTES: usize = 16 << 10;
+/// Bytes written and not acknowledged that a flow holds: what hosts take, and one call more.
+const SEND_BUFFER_BYTES: u64 = 2 * PIECE_BYTES as u64;
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Sessions it keeps awake
+    #[arg(long)]
+    sessions: usize,
+}
+
+/// What hosts must know of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Card {
+    pub port: u16,
+    pub key: [u8; 32],
+    pub process: u32,
+}
+
+/// Where it listens.
+pub const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// Runs until it is killed.
+pub fn run(options: &Options) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let defaults = Config::default();
+        let server = Server::bind(ServerOptions {
+            listen: (ADDRESS, 0).into(),
+            key: SecretKey::from_bytes([2; 32]),
+            admission: Admission::Anybody,
+            config: Config {
+                send_buffer: SEND_BUFFER_BYTES,
+                sessions_max: defaults.sessions_max.max(options.sessions),
+                ..defaults
+            },
+        })?;
+        tell(&Card {
+            port: server.local_addr().port(),
+            key: server.public_key().0,
+            process: std::process::id(),
+        })?;
+        let piece = Bytes::from(vec![0x5a; PIECE_BYTES]);
+        loop {
+            let flow = server.accept().await.context("the server stopped")?;
+            tokio::spawn(fill(flow, piece.clone()));
+        }
+    })
+}
+
+async fn fill(mut flow: Flow, piece: Bytes) {
+    // Until the hosts' process ends.
+    while flow.write_chunk(piece.clone()).await.is_ok() {}
+}

@@ -1,0 +1,373 @@
+//! `cedos-bench fairness`: many flows on one bottleneck, all ending on one device.
+//!
+//! Who competes is a congestion controller: a TCP connection, or a D2TP session whatever it
+//! carries (docs/decisions/0007). So Jain's index is taken over those, and where a session carries
+//! many flows, once more over the flows in it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::bottleneck::{Bottlenecks, Shape};
+use crate::fairness_flows::{Shares, SourceCard};
+use crate::jain;
+use crate::median::{median, spread};
+use crate::process::{Process, own_program};
+
+/// How much longer than its plan a process may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Who shares the bottleneck.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    name: &'static str,
+    /// Of all flows, how many in ten are TCP.
+    tcp_tenths: usize,
+    one_session: bool,
+}
+
+const CASES: [Case; 5] = [
+    Case {
+        name: "tcp",
+        tcp_tenths: 10,
+        one_session: false,
+    },
+    Case {
+        name: "d2tp",
+        tcp_tenths: 0,
+        one_session: false,
+    },
+    Case {
+        name: "mixed",
+        tcp_tenths: 5,
+        one_session: false,
+    },
+    Case {
+        name: "d2tp-one-session",
+        tcp_tenths: 0,
+        one_session: true,
+    },
+    Case {
+        name: "mixed-one-session",
+        tcp_tenths: 5,
+        one_session: true,
+    },
+];
+
+/// Options of the verb.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Cases, separated by commas: tcp, d2tp, mixed, d2tp-one-session, mixed-one-session, or all
+    #[arg(long, value_delimiter = ',', default_value = "all")]
+    cases: Vec<String>,
+    /// Flows in all; in mixed cases half of them are TCP
+    #[arg(long, default_value_t = 100)]
+    flows: usize,
+    /// Times each case is measured; the table gives medians
+    #[arg(long, default_value_t = 1)]
+    rounds: usize,
+    /// How long flows are counted
+    #[arg(long, default_value_t = 30.0)]
+    seconds: f64,
+    /// From the last opening to the counting
+    #[arg(long, default_value_t = 10.0)]
+    warm_up: f64,
+    /// Rate of the bottleneck
+    #[arg(long, default_value_t = 100.0)]
+    mbps: f64,
+    /// Round trip without queueing
+    #[arg(long, default_value_t = 40.0)]
+    rtt_ms: f64,
+    /// Queue, in bandwidth-delay products
+    #[arg(long, default_value_t = 1.0)]
+    queue_bdp: f64,
+    /// Write what the senders' sessions do into this folder (docs/qlog.md)
+    #[arg(long, value_name = "DIR")]
+    qlog: Option<std::path::PathBuf>,
+    /// One JSON object on standard output instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// What one round of a case came to.
+#[derive(Clone, Debug)]
+struct Round {
+    jain: f64,
+    jain_in_session: Option<f64>,
+    tcp_share: f64,
+    mbps: f64,
+    queue_full: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    case: &'static str,
+    /// Jain's index over the congestion controllers: connections and sessions. Median.
+    jain: f64,
+    /// TCP's part of all bytes. Median.
+    tcp_share: f64,
+    /// Over the flows of the one session that carries many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    jain_in_session: Option<f64>,
+    jain_range: (f64, f64),
+    tcp_share_range: (f64, f64),
+    /// Payload of all flows together.
+    mbps: f64,
+    /// Packets of data dropped by the full queue, of those offered to it.
+    queue_full: f64,
+    tcp: usize,
+    sessions: usize,
+    d2tp_flows: usize,
+    rounds: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Rows {
+    rows: Vec<Row>,
+    network: String,
+    conditions: String,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// The network cannot be made, or a case failed.
+pub fn run(options: &Options) -> Result<()> {
+    if options.rounds == 0 || options.flows < 2 {
+        bail!("there must be a round, and two flows at least");
+    }
+    let cases = chosen(&options.cases)?;
+    // Before any thread exists.
+    cedos_lab_emu::enter()?;
+    let shape = Shape {
+        mbps: options.mbps,
+        rtt_ms: options.rtt_ms,
+        loss: 0.0,
+        queue_bdp: options.queue_bdp,
+    };
+    let mut measured: Vec<Vec<Round>> = vec![Vec::new(); cases.len()];
+    for round in 1..=options.rounds {
+        for (case, rounds) in cases.iter().zip(&mut measured) {
+            let got = measure(case, options, &shape)
+                .with_context(|| format!("case {}, round {round}", case.name))?;
+            eprintln!(
+                "round {round}/{}: {:18} jain {:.3}  tcp share {:.3}  {:.1} Mb/s",
+                options.rounds, case.name, got.jain, got.tcp_share, got.mbps
+            );
+            rounds.push(got);
+        }
+    }
+    let rows = Rows {
+        rows: (cases.iter().zip(&measured))
+            .map(|(case, rounds)| Row::of(case, options, rounds))
+            .collect(),
+        network: shape.in_words(),
+        conditions: format!(
+            "counted for {} s after {} s; TCP and D2TP with CUBIC; connections opened within 2 s, \
+             kinds in turn; jain over congestion controllers (a TCP connection, a D2TP session)",
+            options.seconds, options.warm_up
+        ),
+    };
+    if options.json {
+        println!("{}", serde_json::to_string(&rows)?);
+    } else {
+        print(&rows);
+    }
+    Ok(())
+}
+
+fn chosen(names: &[String]) -> Result<Vec<Case>> {
+    if names.iter().any(|name| name == "all") {
+        return Ok(CASES.to_vec());
+    }
+    let known = || CASES.map(|case| case.name).join(", ");
+    names
+        .iter()
+        .map(|name| {
+            CASES
+                .into_iter()
+                .find(|case| case.name == name)
+                .with_context(|| format!("no case is called {name:?}: {} or all", known()))
+        })
+        .collect()
+}
+
+impl Case {
+    fn tcp(&self, flows: usize) -> usize {
+        flows * self.tcp_tenths / 10
+    }
+    fn d2tp(&self, flows: usize) -> usize {
+        flows - self.tcp(flows)
+    }
+    fn sessions(&self, flows: usize) -> usize {
+        if self.one_session {
+            1
+        } else {
+            self.d2tp(flows)
+        }
+    }
+}
+
+fn measure(case: &Case, options: &Options, shape: &Shape) -> Result<Round> {
+    let bottleneck = Bottlenecks::make(shape, 1, 1)?;
+    let mut source = own_program("fairness-source")?;
+    source.args(["--address", &Bottlenecks::sender_address().to_string()]);
+    if let Some(folder) = &options.qlog {
+        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        source.arg("--qlog").arg(folder);
+    }
+    let source = Process::new(bottleneck.senders().spawn(source)?, "source")?;
+    let card: SourceCard = source.hear(PATIENCE)?;
+    let (tcp, sessions) = (case.tcp(options.flows), case.sessions(options.flows));
+    let per_session = case.d2tp(options.flows) / sessions.max(1);
+    let mut sink = own_program("fairness-sink")?;
+    sink.args(["--card", &serde_json::to_string(&card)?])
+        .args(["--tcp", &tcp.to_string()])
+        .args(["--sessions", &sessions.to_string()])
+        .args(["--flows-per-session", &per_session.to_string()])
+        .args(["--warm-up-s", &options.warm_up.to_string()])
+        .args(["--seconds", &options.seconds.to_string()]);
+    let sink = Process::new(bottleneck.receivers().spawn(sink)?, "sink")?;
+    let plan = Duration::try_from_secs_f64(options.warm_up + options.seconds)?;
+    let shares: Shares = sink.hear(plan + PATIENCE)?;
+    bottleneck.check()?;
+    let (offered, queue_full, _) = bottleneck.dropped();
+    Round::of(case, &shares, queue_full as f64 / offered.max(1) as f64)
+}
+
+impl Round {
+    fn of(case: &Case, shares: &Shares, queue_full: f64) -> Result<Round> {
+        let tcp: Vec<f64> = shares.tcp.iter().map(|b| *b as f64).collect();
+        let d2tp: Vec<f64> = shares.d2tp.iter().map(|b| *b as f64).collect();
+        let total = |of: &[f64]| of.iter().fold(0.0, |sum, bytes| sum + bytes);
+        let (of_tcp, of_d2tp) = (total(&tcp), total(&d2tp));
+        let mut contenders = tcp;
+        if case.one_session {
+            contenders.push(of_d2tp);
+        } else {
+            contenders.extend(&d2tp);
+        }
+        let nothing = || "nothing came through";
+        // Alone on the bottleneck, the session's own flows are who shares it.
+        let alone = case.one_session && contenders.len() == 1;
+        let over = if alone { &d2tp } else { &contenders };
+        Ok(Round {
+            jain: jain::index(over).with_context(nothing)?,
+            jain_in_session: if case.one_session {
+                jain::index(&d2tp)
+            } else {
+                None
+            },
+            tcp_share: of_tcp / (of_tcp + of_d2tp),
+            mbps: (of_tcp + of_d2tp) * 8.0 / 1e6 / shares.seconds,
+            queue_full,
+        })
+    }
+}
+
+impl Row {
+    fn of(case: &Case, options: &Options, rounds: &[Round]) -> Row {
+        let over = |f: fn(&Round) -> f64| rounds.iter().map(f);
+        Row {
+            case: case.name,
+            jain: median(over(|r| r.jain)),
+            tcp_share: median(over(|r| r.tcp_share)),
+            jain_in_session: case
+                .one_session
+                .then(|| median(rounds.iter().filter_map(|r| r.jain_in_session))),
+            jain_range: spread(over(|r| r.jain)),
+            tcp_share_range: spread(over(|r| r.tcp_share)),
+            mbps: median(over(|r| r.mbps)),
+            queue_full: median(over(|r| r.queue_full)),
+            tcp: case.tcp(options.flows),
+            sessions: if case.d2tp(options.flows) == 0 {
+                0
+            } else {
+                case.sessions(options.flows)
+            },
+            d2tp_flows: case.d2tp(options.flows),
+            rounds: rounds.len(),
+        }
+    }
+}
+
+fn print(rows: &Rows) {
+    println!("{}\n{}\n", rows.network, rows.conditions);
+    println!(
+        "  {:18} {:>4} {:>9} {:>6}  {:>5} {:>15}  {:>9} {:>15}  {:>6} {:>6} {:>10}",
+        "case",
+        "TCP",
+        "sessions",
+        "flows",
+        "jain",
+        "(min … max)",
+        "TCP share",
+        "(min … max)",
+        "Mb/s",
+        "drops",
+        "in session"
+    );
+    for row in &rows.rows {
+        let range = |(low, high): (f64, f64)| format!("({low:.3} … {high:.3})");
+        println!(
+            "  {:18} {:>4} {:>9} {:>6}  {:>5.3} {:>15}  {:>9.3} {:>15}  {:>6.1} {:>5.1}% {:>10}",
+            row.case,
+            row.tcp,
+            row.sessions,
+            row.d2tp_flows,
+            row.jain,
+            range(row.jain_range),
+            row.tcp_share,
+            range(row.tcp_share_range),
+            row.mbps,
+            row.queue_full * 100.0,
+            row.jain_in_session
+                .map_or("-".to_owned(), |j| format!("{j:.3}")),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares(tcp: &[u64], d2tp: &[u64]) -> Shares {
+        Shares {
+            tcp: tcp.to_vec(),
+            d2tp: d2tp.to_vec(),
+            seconds: 8.0,
+            tcp_control: "cubic".to_owned(),
+        }
+    }
+
+    fn case(name: &str) -> Case {
+        chosen(&[name.to_owned()]).unwrap()[0]
+    }
+
+    #[test]
+    fn a_session_of_many_flows_counts_as_one_contender() {
+        // Three connections and a session with the same each, the session's flows a third of it.
+        let even = shares(&[3_000_000; 3], &[1_000_000; 3]);
+        let round = Round::of(&case("mixed-one-session"), &even, 0.0).unwrap();
+        assert_eq!((round.jain, round.jain_in_session), (1.0, Some(1.0)));
+        assert_eq!(round.tcp_share, 0.75);
+        assert_eq!(round.mbps, 12.0);
+        let apart = Round::of(&case("mixed"), &even, 0.0).unwrap();
+        assert!(apart.jain < 0.9, "{apart:?}");
+    }
+
+    #[test]
+    fn in_every_case_all_flows_are_there() {
+        for case in CASES {
+            let d2tp = case.d2tp(100);
+            assert_eq!(case.tcp(100) + d2tp, 100, "{}", case.name);
+            assert_eq!(d2tp % case.sessions(100).max(1), 0, "{}", case.name);
+        }
+    }
+
+    #[test]
+    fn nothing_is_no_fair_share() {
+        assert!(Round::of(&case("tcp"), &shares(&[0; 4], &[]), 0.0).is_err());
+    }
+}

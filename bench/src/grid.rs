@@ -1,0 +1,168 @@
+//! `cedos-bench grid`: one flow over round trips, random losses and queues, with every congestion
+//! control of ours, the kernel's TCP, and quinn.
+//!
+//! In a cell every peer has a bottleneck of its own and all run at the same time, so that whatever
+//! the machine does meanwhile it does to all of them. The next round gives them other bottlenecks:
+//! the draws of random loss belong to those.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::bottleneck::{Bottlenecks, Shape};
+use crate::grid_report::{Cell, Grid};
+use crate::meter::Plan;
+use crate::peers::{self, Peer};
+use crate::process;
+
+/// The peers of the grid, ours first.
+const PEERS: [&str; 6] = [
+    "d2tp",
+    "d2tp-newreno",
+    "d2tp-bbr",
+    "tcp",
+    "tcp-bbr",
+    "quinn",
+];
+
+/// How long both ends go on after their window: the longest round trip with the deepest queue full
+/// is a second.
+const GRACE: Duration = Duration::from_millis(1500);
+
+/// Options of the verb.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Round trips without queueing, in milliseconds
+    #[arg(long, value_delimiter = ',', default_value = "10,50,200")]
+    rtt_ms: Vec<f64>,
+    /// Random losses of data packets, in per cent
+    #[arg(long, value_delimiter = ',', default_value = "0,0.1,1,3")]
+    loss: Vec<f64>,
+    /// Queues, in bandwidth-delay products
+    #[arg(long, value_delimiter = ',', default_value = "0.5,1,4")]
+    queue_bdp: Vec<f64>,
+    /// Rate of each bottleneck
+    #[arg(long, default_value_t = 20.0)]
+    mbps: f64,
+    /// How long is counted
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// From a flow's first byte to the counting
+    #[arg(long, default_value_t = 2.0)]
+    warm_up: f64,
+    /// Times each cell is measured; the table gives medians
+    #[arg(long, default_value_t = 1)]
+    rounds: usize,
+    /// Where the rounds begin to count: other random losses
+    #[arg(long, default_value_t = 1)]
+    first_round: usize,
+    /// Peers, separated by commas
+    #[arg(long, value_delimiter = ',', default_values_t = PEERS.map(String::from))]
+    peers: Vec<String>,
+    /// Earlier results of the same grid (from --json) to put in the same table
+    #[arg(long)]
+    with: Vec<std::path::PathBuf>,
+    /// One JSON object on standard output instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// The network cannot be made, or a peer failed.
+pub fn run(options: &Options) -> Result<()> {
+    let peers: Vec<Box<dyn Peer>> = (options.peers.iter())
+        .map(|name| peers::named(name))
+        .collect::<Result<_>>()?;
+    let (peers, missing): (Vec<_>, Vec<_>) =
+        peers.into_iter().partition(|peer| peer.missing().is_none());
+    for peer in &missing {
+        let why = peer.missing().unwrap_or_default();
+        eprintln!("{} left out: {why}", peer.name());
+    }
+    if peers.is_empty() && options.rounds > 0 {
+        bail!("no peer is left");
+    }
+    cedos_lab_emu::enter()?;
+    let plan = Plan {
+        warm_up: Duration::try_from_secs_f64(options.warm_up).context("--warm-up")?,
+        window: Duration::try_from_secs_f64(options.seconds).context("--seconds")?,
+        grace: GRACE,
+        end_bytes: None,
+    };
+    let mut grid = Grid::new(options.mbps, options.seconds, options.warm_up);
+    for file in &options.with {
+        let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+        grid.take_in(serde_json::from_str(&text).with_context(|| file.display().to_string())?)?;
+    }
+    let cells: Vec<Shape> = shapes(options);
+    for round in options.first_round..options.first_round + options.rounds {
+        for (number, shape) in cells.iter().enumerate() {
+            let rates = measure(shape, &peers, plan, round).with_context(|| shape.in_words())?;
+            let said: Vec<_> = (peers.iter().zip(&rates))
+                .map(|(peer, mbps)| format!("{} {mbps:.2}", peer.name()))
+                .collect();
+            eprintln!(
+                "round {round}, cell {}/{}: RTT {} ms, loss {} %, queue {} BDP: {}",
+                number + 1,
+                cells.len(),
+                shape.rtt_ms,
+                shape.loss * 100.0,
+                shape.queue_bdp,
+                said.join(", ")
+            );
+            let cell = Cell::of(shape);
+            for (peer, mbps) in peers.iter().zip(rates) {
+                grid.add(cell, peer.name(), mbps);
+            }
+        }
+    }
+    if options.json {
+        println!("{}", serde_json::to_string(&grid.to_json())?);
+    } else {
+        print!("{grid}");
+    }
+    Ok(())
+}
+
+fn shapes(options: &Options) -> Vec<Shape> {
+    let mut all = Vec::new();
+    for rtt_ms in &options.rtt_ms {
+        for loss in &options.loss {
+            for queue_bdp in &options.queue_bdp {
+                all.push(Shape {
+                    mbps: options.mbps,
+                    rtt_ms: *rtt_ms,
+                    loss: loss / 100.0,
+                    queue_bdp: *queue_bdp,
+                });
+            }
+        }
+    }
+    all
+}
+
+/// Mb/s of payload of each peer, all at once.
+fn measure(shape: &Shape, peers: &[Box<dyn Peer>], plan: Plan, round: usize) -> Result<Vec<f64>> {
+    let bottlenecks = Bottlenecks::make(shape, peers.len(), round as u64)?;
+    let mut running = Vec::new();
+    for (number, peer) in peers.iter().enumerate() {
+        let lane = bottlenecks.lane((number + round) % peers.len());
+        let flow = process::start(peer.as_ref(), &lane, plan);
+        running.push(flow.with_context(|| peer.name())?);
+    }
+    let mut rates = Vec::new();
+    for ((sender, receiver), peer) in running.iter().zip(peers) {
+        let received = receiver
+            .report(plan.patience())
+            .with_context(|| peer.name())?;
+        // What it says of itself is not needed, but that it came through is.
+        sender
+            .report(plan.patience())
+            .with_context(|| peer.name())?;
+        rates.push(received.gbps() * 1e3);
+    }
+    bottlenecks.check()?;
+    Ok(rates)
+}
