@@ -195,14 +195,19 @@ async fn a_flow_outlives_both_processes_and_a_flow_without_a_memo_does_not() {
 async fn a_flow_nobody_wants_any_more_is_told_of_by_the_next_process() {
     let dir = tempfile::tempdir().unwrap();
     let server = server_at("127.0.0.1:0", None);
-    let (device, _) = Device::resume(options(&server), instance(dir.path(), false), None)
-        .await
-        .unwrap();
+    let first = instance(dir.path(), false);
+    let file = dir.path().join(format!("{:016x}.journal", first.number()));
+    let (device, _) = Device::resume(options(&server), first, None).await.unwrap();
     device.use_default_route().unwrap();
-    let (flow, far) = begun(&server, &device, 100_000).await;
+    let (flow, mut far) = begun(&server, &device, 100_000).await;
     gone(device, flow).await;
+    // A handle dropped earlier would end the flow.
+    let end = within(std::future::poll_fn(|cx| far.poll_finished(cx))).await;
+    assert!(end.unwrap_err().get_ref().unwrap().is::<Asleep>());
     drop(far);
     until(|| server.counts().1 == 1).await;
+    // A task of the device's lets go of its journal in a moment.
+    until(|| Journal::open(&file).is_ok()).await;
     let (device, flow) = Device::resume(options(&server), instance(dir.path(), false), None)
         .await
         .unwrap();
