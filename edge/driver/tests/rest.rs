@@ -125,6 +125,15 @@ async fn gone(device: Device, flow: Flow) {
 }
 
 async fn again(server: &Server, dir: &Path, id: u64, received: u64) -> (Device, Option<Flow>) {
+    // A task of the device before lets go of its journal in a moment.
+    until(|| {
+        let files = std::fs::read_dir(dir).unwrap().flatten().map(|f| f.path());
+        let journals = files.filter(|path| path.extension().is_some_and(|kind| kind == "journal"));
+        journals
+            .into_iter()
+            .all(|path| Journal::open(&path).is_ok())
+    })
+    .await;
     let claim = Claim { flow: id, received };
     let (device, flow) = Device::resume(options(server), instance(dir, false), Some(claim))
         .await
