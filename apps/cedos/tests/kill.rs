@@ -52,6 +52,9 @@ fn points_that_once_failed_hold() {
         ("device:pwrite64:2:eio", "3722208605"),
         ("device:fsync:1:eio", "2245108251"),
         ("device:fdatasync:22", "1735107149"),
+        ("device:fdatasync:7:enospc", "3716219200"),
+        ("proxy:fdatasync:7:enospc", "1521440461"),
+        ("device:write:51:enospc", "4000339103"),
     ];
     std::thread::scope(|scope| {
         for (at, seed) in found {

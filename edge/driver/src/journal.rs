@@ -315,22 +315,24 @@ fn create(path: &Path, held: &Held) -> Result<(), fault::Cause> {
 
 /// A file that has no name of its own yet, with these values.
 fn write_new(new: &Path, held: &Held) -> Result<(), fault::Cause> {
-    let file = private(new)?;
-    {
-        let db = Database::builder()
-            .set_cache_size(CACHE_BYTES)
-            .create_file(file)?;
-        let mut transaction = db.begin_write()?;
-        transaction.set_two_phase_commit(true);
-        for (number, (_, table)) in TABLES.iter().enumerate() {
-            let mut table = transaction.open_table(*table)?;
-            for ((_, key), value) in held.iter().filter(|((n, _), _)| *n == number) {
-                table.insert(key.as_slice(), value.as_slice())?;
-            }
+    let file = Cautious::new(FileBackend::new(private(new)?)?)?;
+    // There is nothing in it to be doubted.
+    file.believe()?;
+    let db = Database::builder()
+        .set_cache_size(CACHE_BYTES)
+        .create_with_backend(file.clone())?;
+    let mut transaction = db.begin_write()?;
+    transaction.set_two_phase_commit(true);
+    for (number, (_, table)) in TABLES.iter().enumerate() {
+        let mut table = transaction.open_table(*table)?;
+        for ((_, key), value) in held.iter().filter(|((n, _), _)| *n == number) {
+            table.insert(key.as_slice(), value.as_slice())?;
         }
-        transaction.commit()?;
     }
-    Ok(())
+    transaction.commit()?;
+    // Closing writes too, and says nothing if it cannot.
+    drop(db);
+    Ok(file.failed()?)
 }
 
 /// Requests may hold credentials: a journal is its owner's alone.

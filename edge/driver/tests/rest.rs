@@ -131,6 +131,15 @@ async fn gone(device: Device, flow: Flow) {
 }
 
 async fn again(server: &Server, dir: &Path, id: u64, received: u64) -> (Device, Option<Flow>) {
+    // A task of the device before lets go of its journal in a moment.
+    until(|| {
+        let files = std::fs::read_dir(dir).unwrap().flatten().map(|f| f.path());
+        let journals = files.filter(|path| path.extension().is_some_and(|kind| kind == "journal"));
+        journals
+            .into_iter()
+            .all(|path| Journal::open(&path).is_ok())
+    })
+    .await;
     let claim = Claim { flow: id, received };
     let (device, flow) = Device::resume(options(server), instance(dir, false), Some(claim))
         .await
@@ -237,9 +246,8 @@ async fn a_flow_outlives_both_processes_and_a_flow_without_a_memo_does_not() {
 async fn a_flow_nobody_wants_any_more_is_told_of_by_the_next_process() {
     let dir = tempfile::tempdir().unwrap();
     let server = server_at("127.0.0.1:0", None);
-    let (device, _) = Device::resume(options(&server), instance(dir.path(), false), None)
-        .await
-        .unwrap();
+    let first = instance(dir.path(), false);
+    let (device, _) = Device::resume(options(&server), first, None).await.unwrap();
     device.use_default_route().unwrap();
     let (flow, far) = begun(&server, &device, 100_000).await;
     gone(device, flow).await;

@@ -15,7 +15,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -88,6 +88,9 @@ struct State {
     claimed: bool,
     /// The head of the answer in the flow at hand.
     head: Option<Arc<Mutex<HeadMeter>>>,
+    /// The code the flow at hand was reset with. Its other direction may still be open then, so it has
+    /// no end yet.
+    broken: Arc<OnceLock<u64>>,
     /// Why no instance could be had.
     trouble: Option<String>,
 }
@@ -155,9 +158,11 @@ impl Proxy {
         let mut state = self.state();
         state.flow = Some(flow.clone());
         state.head = head.clone();
+        state.broken = Arc::default();
         state.claimed = false;
+        let broken = state.broken.clone();
         drop(state);
-        Ok(Held { flow, head })
+        Ok(Held { flow, head, broken })
     }
 
     /// The same over links that the program describes itself.
@@ -356,7 +361,8 @@ impl Proxy {
             return self.session_end(&end).map(Some);
         }
         let end = self.with_flow(|_, flow| flow.end()).flatten();
-        Ok(match end {
+        let broken = self.state().broken.get().copied().map(FlowEnd::Reset);
+        Ok(match end.or(broken) {
             None | Some(FlowEnd::Complete | FlowEnd::Local(_)) => None,
             Some(FlowEnd::DeadlinePassed) => Some(Lost::Deadline),
             Some(FlowEnd::Refused(_)) => Some(Lost::Forgotten),
@@ -401,7 +407,11 @@ impl Proxy {
         let Some(flow) = self.state().flow.take() else {
             return;
         };
-        let mut held = Held { flow, head: None };
+        let mut held = Held {
+            flow,
+            head: None,
+            broken: Arc::default(),
+        };
         let _ = timeout(FAREWELL, async {
             let _ = held.shutdown().await;
             let mut rest = [0; 1024];
@@ -412,7 +422,9 @@ impl Proxy {
 
     /// Drops the flow at hand: what it still carries is thrown away.
     pub fn drop_flow(&self) {
-        self.state().flow = None;
+        let mut state = self.state();
+        state.flow = None;
+        state.broken = Arc::default();
     }
 
     /// Says good-bye to the proxy.
@@ -454,6 +466,7 @@ fn usage(link: &Link) -> LinkUse {
 struct Held {
     flow: Arc<Mutex<Flow>>,
     head: Option<Arc<Mutex<HeadMeter>>>,
+    broken: Arc<OnceLock<u64>>,
 }
 
 impl Held {
@@ -473,6 +486,14 @@ impl AsyncRead for Held {
         if let Some(head) = &self.head {
             let mut head = head.lock().unwrap_or_else(PoisonError::into_inner);
             head.see(&buf.filled()[before..]);
+        }
+        if let Poll::Ready(Err(error)) = &read {
+            let error = error
+                .get_ref()
+                .and_then(|e| e.downcast_ref::<d2tp_session::FlowError>());
+            if let Some(d2tp_session::FlowError::Reset(code)) = error {
+                let _ = self.broken.set(*code);
+            }
         }
         read
     }

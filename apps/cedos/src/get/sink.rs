@@ -227,8 +227,10 @@ impl Sink {
         else {
             return None;
         };
-        if let Some(running) = checkpoint {
-            let _ = running.await;
+        if let Some(running) = checkpoint
+            && let Ok(Ok(bytes)) = running.await
+        {
+            self.note.durable_bytes = bytes;
         }
         if self.length == 0 {
             let _ = partial.discard();
@@ -242,8 +244,10 @@ impl Sink {
                 bytes => partial.cut(bytes).ok().map(|()| (bytes, path)),
             };
         }
-        // On a full disk there is no room for the note either: give up a little of the part.
-        for length in [self.length, self.length.saturating_sub(NOTE_ROOM_BYTES)] {
+        // On a full disk there is no room for the note either: give up a little of the part, but nothing
+        // that the note before promises.
+        let less = self.length.saturating_sub(NOTE_ROOM_BYTES);
+        for length in [self.length, less.max(self.note.durable_bytes)] {
             // A write that failed half-way may have left a torn end.
             let _ = partial.cut(length);
             let note = Note {

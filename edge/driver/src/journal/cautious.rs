@@ -7,6 +7,9 @@
 //!         ◀── read ─── those pages, else the file
 //! ```
 //!
+//! A sync is never repeated: once one failed, all that come later do too, and what the store leaves
+//! unsaid when it closes is asked with [`Cautious::failed`].
+//!
 //! A commit is written in two phases: pages and the new commit slot, a sync, one bit that makes the
 //! slot count, a sync. So whatever that bit points to is whole or the file is damaged, and nothing falls
 //! back to the commit before unseen. One question stays: a newer slot that the bit does not point to is
@@ -37,6 +40,8 @@ struct Inner {
     file: FileBackend,
     /// None once the file is believed.
     held: Mutex<Option<Held>>,
+    /// What the first failed sync or write was told.
+    failed: Mutex<Option<(io::ErrorKind, String)>>,
 }
 
 /// What was written and is not in the file.
@@ -68,7 +73,24 @@ impl Cautious {
         Ok(Cautious(Arc::new(Inner {
             file,
             held: Mutex::new(Some(held)),
+            failed: Mutex::default(),
         })))
+    }
+
+    /// Why the file cannot be believed any more, if so.
+    pub(super) fn failed(&self) -> io::Result<()> {
+        match &*self.0.failed.lock() {
+            Some((kind, words)) => Err(io::Error::new(*kind, words.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Does it unless something failed before; remembers if it does now.
+    fn attempt(&self, f: impl FnOnce(&FileBackend) -> io::Result<()>) -> io::Result<()> {
+        self.failed()?;
+        f(&self.0.file).inspect_err(|error| {
+            *self.0.failed.lock() = Some((error.kind(), error.to_string()));
+        })
     }
 
     /// Does to the file what was done in memory, and from now on at once.
@@ -76,9 +98,9 @@ impl Cautious {
         let mut held = self.0.held.lock();
         for done in held.take().into_iter().flat_map(|held| held.done) {
             match done {
-                Done::Write(at, bytes) => self.0.file.write(at, &bytes)?,
-                Done::Length(len) => self.0.file.set_len(len)?,
-                Done::Sync => self.0.file.sync_data()?,
+                Done::Write(at, bytes) => self.attempt(|file| file.write(at, &bytes))?,
+                Done::Length(len) => self.attempt(|file| file.set_len(len))?,
+                Done::Sync => self.attempt(FileBackend::sync_data)?,
             }
         }
         Ok(())
@@ -161,7 +183,7 @@ impl StorageBackend for Cautious {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut held = self.0.held.lock();
         let Some(held) = &mut *held else {
-            return self.0.file.set_len(len);
+            return self.attempt(|file| file.set_len(len));
         };
         held.done.push(Done::Length(len));
         held.len = len;
@@ -179,7 +201,7 @@ impl StorageBackend for Cautious {
     fn sync_data(&self) -> io::Result<()> {
         match &mut *self.0.held.lock() {
             Some(held) => held.done.push(Done::Sync),
-            None => return self.0.file.sync_data(),
+            None => return self.attempt(FileBackend::sync_data),
         }
         Ok(())
     }
@@ -187,7 +209,7 @@ impl StorageBackend for Cautious {
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut held = self.0.held.lock();
         let Some(held) = &mut *held else {
-            return self.0.file.write(offset, data);
+            return self.attempt(|file| file.write(offset, data));
         };
         held.len = held.len.max(offset + data.len() as u64);
         let mut written = Vec::new();

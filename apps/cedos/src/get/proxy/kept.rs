@@ -73,7 +73,10 @@ impl Proxy {
             return None;
         }
         let flow = state.flow.clone()?;
-        Some(Box::new(Held { flow, head: None }))
+        state.broken = Arc::default();
+        let broken = state.broken.clone();
+        let head = None;
+        Some(Box::new(Held { flow, head, broken }))
     }
 
     /// What a later process needs to go on with the flow at hand, of whose answer the object's

@@ -8,6 +8,7 @@
 //!                                  Verdict: whole? anything twice? what was confirmed still there?
 //! ```
 
+mod judge;
 mod origin;
 mod point;
 mod remains;

@@ -1,0 +1,190 @@
+//! Judging a transfer that was struck: by its bytes, the device's reports, what lies on the disks and
+//! what the origin was asked for.
+
+use std::path::Path;
+
+use cedos_lab_scenario::content;
+use serde_json::Value;
+
+use super::point::Fault;
+use super::remains::DeviceRemains;
+use super::stage::Case;
+use crate::lab::file_sha256;
+
+/// Bytes that come again when a download is continued in another flow (docs/download.md).
+const OVERLAP_BYTES: u64 = 16 * 1024;
+
+/// What an origin may have given before a device hears of its request: some pieces of a body.
+const UNHEARD_BYTES_MAX: u64 = 64 * 1024;
+
+impl Case<'_> {
+    /// Epochs that each start of the device used, as far as its log tells.
+    pub(super) fn epochs(&self) -> Vec<Vec<u64>> {
+        (0..self.devices)
+            .map(|n| epochs_in(&self.folder().join(format!("qlog-{n}"))))
+            .collect()
+    }
+
+    /// R2, R5: the file is the object.
+    pub(super) fn judge_bytes(&mut self) {
+        let right = content::sha256(self.seed, self.bytes);
+        match file_sha256(&self.folder().join("got")) {
+            Some(sum) if sum == right => {}
+            Some(_) => self.verdict.lost.push("the file has other bytes".into()),
+            None => self.verdict.lost.push("there is no file".into()),
+        }
+    }
+
+    /// What the reports, the journals and the origin's book say.
+    pub(super) fn judge(&mut self) {
+        let disk = self
+            .point
+            .blows
+            .iter()
+            .any(|blow| blow.fault != Fault::Kill);
+        self.judge_resumption();
+        self.judge_epochs();
+        if !disk {
+            self.judge_origin();
+        }
+    }
+
+    /// R1: what was safe counts, and does not come again.
+    fn judge_resumption(&mut self) {
+        let reports = self.reports();
+        let event = |report: &[Value], name: &str| {
+            report.iter().find(|line| line["event"] == name).cloned()
+        };
+        if let (Some(remains), Some(second)) = (&self.device_remains, reports.get(1)) {
+            let held = event(second, "begun").and_then(|b| b["held_bytes"].as_u64());
+            if !remains.is_whole && held.is_some_and(|held| held < remains.durable) {
+                let text = format!(
+                    "{} bytes were safe, it began with {held:?}",
+                    remains.durable
+                );
+                self.verdict.lost.push(text);
+            }
+        }
+        for report in &reports {
+            let (Some(begun), Some(done)) = (event(report, "begun"), event(report, "done")) else {
+                continue;
+            };
+            let held = begun["held_bytes"].as_u64().unwrap_or(0);
+            let came: u64 = done["bytes_by_link"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .filter_map(|(_, bytes)| bytes.as_u64())
+                .sum();
+            // At each new flow a little comes again, to be compared.
+            let again = report
+                .iter()
+                .filter(|line| line["event"] != "error" && line["reason"].is_string())
+                .count();
+            let most = self.bytes.saturating_sub(held) + OVERLAP_BYTES * (again as u64 + 1);
+            if came > most && done["file"] == "got" {
+                let text = format!("{came} bytes came, of {} with {held} held", self.bytes);
+                self.verdict.repeated.push(text);
+            }
+        }
+    }
+
+    /// R3: no epoch twice, and none that an earlier process may have used.
+    fn judge_epochs(&mut self) {
+        let used = self.epochs();
+        let now = DeviceRemains::of(self.folder(), &self.scratch());
+        let before = self.device_remains.as_ref().map(|remains| &remains.epochs);
+        // Epochs of several instances may well be equal; one of which none was reserved was not used.
+        let same = before.is_some_and(|before| {
+            let was_used = before.values().all(|free| *free > 0);
+            was_used && !before.is_empty() && before.keys().eq(now.epochs.keys())
+        });
+        let runs: Vec<Vec<u64>> = match same {
+            true => vec![used.concat()],
+            false => used.clone(),
+        };
+        for mut epochs in runs {
+            epochs.sort_unstable();
+            let many = epochs.len();
+            epochs.dedup();
+            if epochs.len() < many {
+                let text = format!("an epoch was used twice: {used:?}");
+                self.verdict.wrong.push(text);
+            }
+        }
+        if !same {
+            return;
+        }
+        let Some(remains) = &self.device_remains else {
+            return;
+        };
+        for (instance, free) in &remains.epochs {
+            let later = used.iter().skip(1).flatten();
+            let early = later.clone().find(|epoch| **epoch < u64::from(*free));
+            if let (Some(epoch), true) = (early, now.epochs.contains_key(instance)) {
+                let text =
+                    format!("epoch {epoch} was reserved by the process before ({free} is free)");
+                self.verdict.wrong.push(text);
+            }
+        }
+    }
+
+    /// The origin is asked for nothing that the proxy has, and again for all of it only where the
+    /// documents say so, and then the device says why.
+    fn judge_origin(&mut self) {
+        let asked = self.asked();
+        let whole = asked.iter().filter(|asked| asked.from.is_none()).count();
+        let device = self.device_remains.clone();
+        let proxy = self.proxy_remains.clone();
+        // Nothing of it was safe on the device: it begins anew.
+        let from_zero = device.as_ref().is_some_and(|device| device.durable == 0);
+        // The flow was younger than the journal is quick.
+        let unknown = proxy.as_ref().is_some_and(|proxy| proxy.copies.is_empty());
+        let allowed = 1 + usize::from(from_zero) + usize::from(unknown);
+        if whole > allowed {
+            self.verdict
+                .repeated
+                .push(format!("the origin was asked for all of it: {asked:?}"));
+        }
+        for from in asked.iter().filter_map(|asked| asked.from) {
+            let had = proxy
+                .as_ref()
+                .is_some_and(|proxy| proxy.copies.contains(&from));
+            if !had {
+                let copies = proxy.as_ref().map(|proxy| proxy.copies.clone());
+                let text = format!("asked from {from}, the proxy had {copies:?}: {asked:?}");
+                self.verdict.repeated.push(text);
+            }
+        }
+        if whole > 1 && device.is_none() {
+            let reports = self.reports();
+            let told = reports
+                .iter()
+                .flatten()
+                .any(|line| line["reason"] == "proxy_unreachable" || line["event"] == "note");
+            // A request of which the device never heard that it arrived is sent again, in the flow it
+            // was sent in: nothing was begun yet.
+            let unheard = asked[0].sent <= UNHEARD_BYTES_MAX;
+            if !told && !unheard {
+                self.verdict
+                    .wrong
+                    .push("a flow was begun anew without a word".into());
+            }
+        }
+    }
+}
+
+/// Epochs of the SYNs that a folder's logs speak of.
+fn epochs_in(folder: &Path) -> Vec<u64> {
+    let mut epochs = Vec::new();
+    for file in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let bytes = std::fs::read(file.path()).unwrap_or_default();
+        for record in bytes.split(|byte| *byte == 0x1e) {
+            let event: Value = serde_json::from_slice(record).unwrap_or_default();
+            if event["name"] == "d2tp:handshake_sent" {
+                epochs.extend(event["data"]["epoch"].as_u64());
+            }
+        }
+    }
+    epochs
+}
