@@ -128,7 +128,9 @@ fn round(options: &Options, wake: bool) -> Result<Round> {
     let mut serving = Serving::start(&journal, "127.0.0.1:0".parse()?, hour, above)?;
     serving.wait(Duration::from_secs(60), |f| f.all_known)?;
     // Keys are older than the handshake, on a device.
-    let mut keys: Vec<_> = (first..first + options.hosts).map(|n| (n, key_of(n))).collect();
+    let mut keys: Vec<_> = (first..first + options.hosts)
+        .map(|n| (n, key_of(n)))
+        .collect();
     let mut crowd = Crowd::new(serving.address, Serving::key(), SOCKETS)?;
     let (mut under_way, mut done) = (HashMap::new(), 0);
     let mut told = Vec::new();
@@ -169,7 +171,11 @@ fn round(options: &Options, wake: bool) -> Result<Round> {
         // The device has its keys; the server must have them too.
         let all = |f: &crate::handshake_server::Figures| f.awake as u64 >= done;
         let (so, figures) = serving.wait(Duration::from_secs(5), all)?;
-        ensure!(so, "{done} devices came in and the server knows {}", figures.awake);
+        ensure!(
+            so,
+            "{done} devices came in and the server knows {}",
+            figures.awake
+        );
     }
     let each = |cpu: f64| cpu * 1e6 / done as f64;
     Ok(Round {
@@ -183,7 +189,10 @@ fn round(options: &Options, wake: bool) -> Result<Round> {
 /// Whether a byte is there that was not before the sleep.
 fn has_more(crowd: &mut Crowd, place: usize) -> bool {
     let received = |s: &mut d2tp_session::Session| s.read(flow_id(), usize::MAX).is_ok();
-    crowd.host(place).and_then(|h| h.with(received)).unwrap_or(false)
+    crowd
+        .host(place)
+        .and_then(|h| h.with(received))
+        .unwrap_or(false)
         && crowd
             .host(place)
             .and_then(|h| h.with(|s| s.received(flow_id())))

@@ -36,10 +36,12 @@ pub const READ_BEFORE_BYTES: u64 = 1024;
 /// Time a flow at rest has left.
 pub const DEADLINE: Span = Span::from_secs(6 * 3600);
 
-/// The byte at `offset` of the flow of host `number`.
-pub fn content(number: u64, offset: u64) -> u8 {
-    let word = mix(number.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (offset / 8));
-    word.to_le_bytes()[(offset % 8) as usize]
+/// `len` bytes from `offset` on of the flow of host `number`.
+pub fn content(number: u64, offset: u64, len: usize) -> Vec<u8> {
+    let words = offset / 8..(offset + len as u64).div_ceil(8);
+    let bytes =
+        words.flat_map(|n| mix(number.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ n).to_le_bytes());
+    bytes.skip((offset % 8) as usize).take(len).collect()
 }
 
 fn mix(n: u64) -> u64 {
@@ -75,7 +77,11 @@ pub fn record_of(role: Role, peer: PublicKey, number: u64) -> Record {
         instance: number,
         epoch: 1,
         seen_floor: 0,
-        seen: if server { vec![(1, vec![(0, 1)])] } else { Vec::new() },
+        seen: if server {
+            vec![(1, vec![(0, 1)])]
+        } else {
+            Vec::new()
+        },
         closing: None,
         flows: vec![FlowRecord {
             id: flow_id(),
@@ -133,6 +139,8 @@ pub struct Crowd {
     out: Vec<u8>,
     started: Instant,
     turned: usize,
+    /// Hosts that spoke since events were last taken: what they had to say may have told something.
+    spoke: Vec<usize>,
 }
 
 impl Crowd {
@@ -168,6 +176,7 @@ impl Crowd {
             out: vec![0; BUFFER_BYTES],
             started: Instant::now(),
             turned: 0,
+            spoke: Vec::new(),
         })
     }
 
@@ -192,11 +201,22 @@ impl Crowd {
             seed[24..28].copy_from_slice(&std::process::id().to_le_bytes());
             seed
         };
-        Endpoint::new(self.config.clone(), key, Admission::Nobody, seed(1), seed(2))
+        Endpoint::new(
+            self.config.clone(),
+            key,
+            Admission::Nobody,
+            seed(1),
+            seed(2),
+        )
     }
 
     /// A host that was never here begins: `prepare` says what it wants of its session.
-    pub fn begin(&mut self, number: u64, key: SecretKey, prepare: impl FnOnce(&mut Session)) -> usize {
+    pub fn begin(
+        &mut self,
+        number: u64,
+        key: SecretKey,
+        prepare: impl FnOnce(&mut Session),
+    ) -> usize {
         let now = self.now();
         let mut core = self.core(number, key);
         let session = core.connect(now, self.server_key, number, 1..1_000);
@@ -208,7 +228,13 @@ impl Crowd {
     ///
     /// # Errors
     /// The record is damaged.
-    pub fn wake(&mut self, number: u64, key: SecretKey, record: &[u8], epoch: u32) -> Result<usize> {
+    pub fn wake(
+        &mut self,
+        number: u64,
+        key: SecretKey,
+        record: &[u8],
+        epoch: u32,
+    ) -> Result<usize> {
         let now = self.now();
         let mut core = self.core(number, key);
         let session = core.restore(now, record, epoch..epoch + 1_000)?;
@@ -261,6 +287,7 @@ impl Crowd {
         let Some(Some(host)) = self.hosts.get_mut(place) else {
             return;
         };
+        self.spoke.push(place);
         while let Some(transmit) = host.core.poll_transmit(now, &mut self.out) {
             let bytes = &self.out[..transmit.len];
             if bytes[0] >> 5 == SYN_BITS {
@@ -298,6 +325,9 @@ impl Crowd {
     /// # Errors
     /// A socket failed.
     pub fn turn(&mut self, patience: Duration, told: &mut Vec<(usize, Event)>) -> Result<()> {
+        for place in std::mem::take(&mut self.spoke) {
+            self.take_events(place, told);
+        }
         let any = self.receive(told)?;
         let now = self.now();
         while let Some((at, place)) = self.timers.first().copied() {
@@ -320,7 +350,10 @@ impl Crowd {
             }
         }
         if !any && !patience.is_zero() {
-            let until = self.timers.first().map_or(Span::MAX, |(at, _)| at.since(now));
+            let until = self
+                .timers
+                .first()
+                .map_or(Span::MAX, |(at, _)| at.since(now));
             let wait = patience.min(until.into());
             let mut polled: Vec<PollFd> = self
                 .sockets
@@ -372,7 +405,8 @@ impl Crowd {
                         continue;
                     };
                     if let Some(Some(host)) = self.hosts.get_mut(*place) {
-                        host.core.handle_datagram(now, Incoming { addresses, bytes });
+                        host.core
+                            .handle_datagram(now, Incoming { addresses, bytes });
                         if touched.last() != Some(place) {
                             touched.push(*place);
                         }
@@ -405,8 +439,7 @@ mod tests {
     #[test]
     fn hosts_have_keys_and_contents_of_their_own() {
         assert_ne!(key_of(1).public(), key_of(2).public());
-        let of = |n| (0..64).map(|at| content(n, at)).collect::<Vec<_>>();
-        assert_ne!(of(1), of(2));
-        assert_eq!(of(1)[9], content(1, 9));
+        assert_ne!(content(1, 0, 64), content(2, 0, 64));
+        assert_eq!(content(1, 0, 64)[9..60], content(1, 9, 51));
     }
 }

@@ -23,7 +23,9 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
 
-use crate::handshake_hosts::{Crowd, DEADLINE, FLOW_BYTES, READ_BEFORE_BYTES, content, flow_id, key_of, record_of};
+use crate::handshake_hosts::{
+    Crowd, DEADLINE, FLOW_BYTES, READ_BEFORE_BYTES, content, flow_id, key_of, record_of,
+};
 use crate::handshake_server::{Figures, Serving};
 use crate::idle_fill::fill;
 
@@ -211,7 +213,12 @@ fn measure(options: &Options, dir: &Path) -> Result<Outcome> {
         fall_asleep(&mut crowd, &mut sleepers, bulk..options.flows)?;
         let all = |f: &Figures| f.asleep as u64 == options.flows && f.awake == 0;
         let (so, figures) = serving.wait(Duration::from_secs(60), all)?;
-        ensure!(so, "{} of {} sleep: {figures:?}", figures.asleep, options.flows);
+        ensure!(
+            so,
+            "{} of {} sleep: {figures:?}",
+            figures.asleep,
+            options.flows
+        );
         // What was just written is given back to the system, or is not.
         std::thread::sleep(Duration::from_secs(2));
         let figures = serving.figures()?;
@@ -277,9 +284,13 @@ fn ms(sorted: &[Duration], part: f64) -> f64 {
 }
 
 /// Each host opens its flow, asks, reads the first part, and goes to sleep saying so.
-fn fall_asleep(crowd: &mut Crowd, sleepers: &mut Sleepers, hosts: std::ops::Range<u64>) -> Result<()> {
+fn fall_asleep(
+    crowd: &mut Crowd,
+    sleepers: &mut Sleepers,
+    hosts: std::ops::Range<u64>,
+) -> Result<()> {
     let mut left = hosts.clone();
-    let mut under_way: HashMap<usize, Instant> = HashMap::new();
+    let mut under_way: HashMap<usize, (Instant, u64)> = HashMap::new();
     let mut told = Vec::new();
     loop {
         while under_way.len() < AT_ONCE
@@ -297,7 +308,7 @@ fn fall_asleep(crowd: &mut Crowd, sleepers: &mut Sleepers, hosts: std::ops::Rang
                 s.write(id, asked).expect("an open flow");
                 s.finish(id).expect("an open flow");
             });
-            under_way.insert(place, Instant::now());
+            under_way.insert(place, (Instant::now(), 0));
         }
         if under_way.is_empty() {
             return Ok(());
@@ -317,21 +328,34 @@ fn fall_asleep(crowd: &mut Crowd, sleepers: &mut Sleepers, hosts: std::ops::Rang
             }
         }
         let now = crowd.now();
-        let places: Vec<usize> = under_way.keys().copied().collect();
-        for place in places {
-            let Some(host) = crowd.host(place) else { continue };
+        for (place, (_, read)) in &mut under_way {
+            let place = *place;
+            let Some(host) = crowd.host(place) else {
+                continue;
+            };
             let ready = host.with(|s| {
-                while let Ok(Read::Chunk(_)) = s.read(flow_id(), usize::MAX) {}
-                let read = s.received(flow_id()).is_some_and(|(at, _)| at >= READ_BEFORE_BYTES);
-                read && s.is_flushed(flow_id()) && s.life() == d2tp_session::Life::Established
+                // Its window is no larger, so this is one piece, and the rest stays with the server.
+                if *read < READ_BEFORE_BYTES
+                    && let Ok(Read::Chunk(bytes)) = s.read(flow_id(), READ_BEFORE_BYTES as usize)
+                {
+                    *read += bytes.len() as u64;
+                }
+                *read >= READ_BEFORE_BYTES
+                    && s.is_flushed(flow_id())
+                    && s.life() == d2tp_session::Life::Established
             });
             if ready == Some(true) {
                 host.with(|s| s.suspend(now, Reason::UserPaused));
                 crowd.pump(place, now);
             }
         }
-        let late = under_way.values().filter(|begun| begun.elapsed() > PATIENCE);
-        ensure!(late.count() == 0, "a device did not fall asleep in {PATIENCE:?}");
+        let late = under_way
+            .values()
+            .filter(|(begun, _)| begun.elapsed() > PATIENCE);
+        ensure!(
+            late.count() == 0,
+            "a device did not fall asleep in {PATIENCE:?}"
+        );
     }
 }
 
@@ -350,7 +374,9 @@ fn wake(
     let mut woken = Woken::default();
     let mut told = Vec::new();
     loop {
-        let due = |i: usize| begun + per_s.map_or(Duration::ZERO, |r| Duration::from_secs_f64(i as f64 / r));
+        let due = |i: usize| {
+            begun + per_s.map_or(Duration::ZERO, |r| Duration::from_secs_f64(i as f64 / r))
+        };
         let may = |under_way: &HashMap<usize, Waking>| per_s.is_some() || under_way.len() < AT_ONCE;
         while may(&under_way)
             && let Some((i, (number, key))) = left.next_if(|(i, _)| due(*i) <= Instant::now())
@@ -362,7 +388,11 @@ fn wake(
                 at: READ_BEFORE_BYTES,
                 right: true,
                 // In a storm a device that had to wait for us waited all the same.
-                due: if per_s.is_some() { due(i) } else { Instant::now() },
+                due: if per_s.is_some() {
+                    due(i)
+                } else {
+                    Instant::now()
+                },
                 first: None,
             };
             under_way.insert(place, waking);
@@ -413,10 +443,8 @@ fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
         loop {
             match s.read(flow_id(), usize::MAX) {
                 Ok(Read::Chunk(bytes)) => {
-                    for byte in bytes {
-                        waking.right &= byte == content(number, waking.at);
-                        waking.at += 1;
-                    }
+                    waking.right &= bytes == content(number, waking.at, bytes.len());
+                    waking.at += bytes.len() as u64;
                 }
                 Ok(Read::End) => return true,
                 Ok(Read::Pending) => return false,
@@ -455,14 +483,23 @@ fn reload(
         // Somebody new and ten sleepers knock every tenth of a second until it listens and somebody
         // of each was answered.
         while !starting.is_finished() || first_new.is_none() || woken.first_at.is_none() {
-            ensure!(killed.elapsed() < Duration::from_secs(60), "nobody is answered after the crash");
+            ensure!(
+                killed.elapsed() < Duration::from_secs(60),
+                "nobody is answered after the crash"
+            );
             let some: Vec<u64> = hosts.by_ref().take(10).copied().collect();
             let keys: Vec<_> = some.iter().map(|n| (*n, key_of(*n))).collect();
             let mut under_way = HashMap::new();
             for (number, key) in keys {
                 let epoch = sleepers.next_epoch(number);
                 let place = crowd.wake(number, key, &sleepers.record(number), epoch)?;
-                let waking = Waking { number, at: READ_BEFORE_BYTES, right: true, due: Instant::now(), first: None };
+                let waking = Waking {
+                    number,
+                    at: READ_BEFORE_BYTES,
+                    right: true,
+                    due: Instant::now(),
+                    first: None,
+                };
                 under_way.insert(place, waking);
             }
             fresh += 1;
@@ -496,11 +533,21 @@ fn reload(
             }
         }
         let (serving, began, listening) = starting.join().expect("it only waits");
-        Ok((serving?, began, listening, woken, first_new.unwrap_or_default()))
+        Ok((
+            serving?,
+            began,
+            listening,
+            woken,
+            first_new.unwrap_or_default(),
+        ))
     })?;
     let (mut serving, began, listening, mut woken, first_new) = started;
     // The others come while the journal is read, as long as it is.
-    let left: Vec<u64> = hosts.iter().copied().filter(|n| !sleepers.epochs.contains_key(n)).collect();
+    let left: Vec<u64> = hosts
+        .iter()
+        .copied()
+        .filter(|n| !sleepers.epochs.contains_key(n))
+        .collect();
     let more = wake(crowd, sleepers, &left, None)?;
     woken.ok += more.ok;
     woken.all += more.all;
@@ -508,7 +555,9 @@ fn reload(
     ensure!(known, "the journal was not read in two minutes");
     Ok(Reload {
         listening_s: listening.as_secs_f64(),
-        first_answer_s: woken.first_at.map_or(f64::NAN, |at| at.duration_since(killed).as_secs_f64()),
+        first_answer_s: woken
+            .first_at
+            .map_or(f64::NAN, |at| at.duration_since(killed).as_secs_f64()),
         first_new_s: first_new.as_secs_f64(),
         all_known_s: began.as_secs_f64() + figures.all_known_s.unwrap_or(f64::NAN),
         woken: woken.all,
@@ -553,7 +602,11 @@ fn live(journal: &Path, sessions: u64, salt: u64) -> Result<Live> {
     };
     rest(&mut crowd, Duration::from_secs(4))?;
     let figures = serving.figures()?;
-    ensure!(figures.awake as u64 == sessions, "{} of {sessions} are awake", figures.awake);
+    ensure!(
+        figures.awake as u64 == sessions,
+        "{} of {sessions} are awake",
+        figures.awake
+    );
     let each = |rss: u64| rss.saturating_sub(before) as f64 / sessions as f64;
     let bytes_each = each(figures.rss_bytes);
     rest(&mut crowd, Duration::from_secs(16))?;

@@ -42,11 +42,8 @@ pub fn fill(path: &Path, hosts: std::ops::Range<u64>) -> Result<()> {
 
 /// Public keys of hosts: a point multiplication each, on two cores.
 fn publics(hosts: std::ops::Range<u64>) -> Vec<(u64, PublicKey)> {
-    let of = |hosts: std::ops::Range<u64>| {
-        hosts
-            .map(|n| (n, key_of(n).public()))
-            .collect::<Vec<_>>()
-    };
+    let of =
+        |hosts: std::ops::Range<u64>| hosts.map(|n| (n, key_of(n).public())).collect::<Vec<_>>();
     let middle = hosts.start + (hosts.end - hosts.start) / 2;
     let (first, second) = (hosts.start..middle, middle..hosts.end);
     std::thread::scope(|scope| {

@@ -172,7 +172,8 @@ impl Mask {
     fn warm(&mut self, suite: Suite) -> &quic::HeaderProtectionKey {
         let bytes = &self.bytes;
         self.warm.get_or_insert_with(|| {
-            let key = quic::HeaderProtectionKey::new(suite.mask(), &bytes[..suite.mask().key_len()]);
+            let key =
+                quic::HeaderProtectionKey::new(suite.mask(), &bytes[..suite.mask().key_len()]);
             Box::new(key.expect("the length is the algorithm's own"))
         })
     }

@@ -777,7 +777,9 @@ async fn tick(body: Arc<Body>) {
                 None => body.shared.stirred.notified().await,
             }
         };
-        let wait = body.next_look().map(|at| Duration::from(at.since(clock::now())));
+        let wait = body
+            .next_look()
+            .map(|at| Duration::from(at.since(clock::now())));
         let moved = match wait {
             None => {
                 stirred.await;

@@ -9,8 +9,8 @@ use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -515,7 +515,8 @@ impl Engine {
         let inner = &mut *inner;
         for (session, flow) in std::mem::take(&mut inner.drawing) {
             let entry = inner.flows.get_mut(&(session, flow));
-            let Some((drawn, error)) = entry.and_then(|e| e.source.as_mut().zip(Some(&mut e.source_error)))
+            let Some((drawn, error)) =
+                entry.and_then(|e| e.source.as_mut().zip(Some(&mut e.source_error)))
             else {
                 continue;
             };
@@ -537,7 +538,10 @@ impl Engine {
                 }
                 while let Ok(room @ 1..) = s.write_room(flow) {
                     let max = (room as usize).min(SOURCE_PIECE_BYTES);
-                    match drawn.source.poll_read_at(&mut cx, drawn.next - drawn.base, max) {
+                    match drawn
+                        .source
+                        .poll_read_at(&mut cx, drawn.next - drawn.base, max)
+                    {
                         Poll::Pending => break,
                         Poll::Ready(Ok(bytes)) if bytes.is_empty() => {
                             drawn.done = true;

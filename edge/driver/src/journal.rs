@@ -132,12 +132,19 @@ impl Journal {
                 return Ok(None);
             };
             let mut flows = Vec::new();
-            let notes = (Bound::Included(FlowKey::first_of(key)), Bound::Included(FlowKey::last_of(key)));
+            let notes = (
+                Bound::Included(FlowKey::first_of(key)),
+                Bound::Included(FlowKey::last_of(key)),
+            );
             within(db, 1, notes, |found, _| {
                 flows.push(flow_key(found)?.flow);
                 Ok(true)
             })?;
-            Ok(Some(Kept { key, stored: stored(&value)?, flows }))
+            Ok(Some(Kept {
+                key,
+                stored: stored(&value)?,
+                flows,
+            }))
         })
     }
 
@@ -149,7 +156,9 @@ impl Journal {
     pub fn part(&self, after: Option<SessionKey>, most: usize) -> Result<Part, JournalError> {
         self.read(|db| {
             let mut part = Part::default();
-            let from = after.map_or(Bound::Unbounded, |key| Bound::Excluded(key.bytes().to_vec()));
+            let from = after.map_or(Bound::Unbounded, |key| {
+                Bound::Excluded(key.bytes().to_vec())
+            });
             within(db, 0, (from, Bound::Unbounded), |key, value| {
                 let key = SessionKey::read(key).ok_or(fault::Cause::Damaged("session key"))?;
                 let (stored, flows) = (stored(value)?, Vec::new());
@@ -158,7 +167,9 @@ impl Journal {
             })?;
             part.is_last = part.sessions.len() < most;
             // Both tables go up by session: one walk beside the other finds whose notes they are.
-            let from = after.map_or(Bound::Unbounded, |key| Bound::Excluded(FlowKey::last_of(key)));
+            let from = after.map_or(Bound::Unbounded, |key| {
+                Bound::Excluded(FlowKey::last_of(key))
+            });
             let to = match part.sessions.last().filter(|_| !part.is_last) {
                 Some(last) => Bound::Included(FlowKey::last_of(last.key)),
                 None => Bound::Unbounded,
@@ -354,7 +365,11 @@ fn within(
         bounds.0.as_ref().map(Vec::as_slice),
         bounds.1.as_ref().map(Vec::as_slice),
     );
-    for entry in db.begin_read()?.open_table(definition)?.range::<&[u8]>(bounds)? {
+    for entry in db
+        .begin_read()?
+        .open_table(definition)?
+        .range::<&[u8]>(bounds)?
+    {
         let (key, value) = entry?;
         let value = unseal(tag, key.value(), value.value())?;
         if !f(key.value(), value)? {

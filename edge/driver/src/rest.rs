@@ -517,7 +517,8 @@ pub(crate) fn seek(inner: &mut Inner) {
         let known = core.knows(key.peer, key.instance);
         // Who was met before and is not known is new, or was here and is over.
         let first = rest.met.as_mut().is_some_and(|met| met.insert(key));
-        if !known && first
+        if !known
+            && first
             && let Some(journal) = rest.journal.clone()
         {
             match journal.session(key) {

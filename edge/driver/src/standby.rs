@@ -23,10 +23,8 @@ impl Standby {
     pub(crate) fn watch() -> io::Result<Standby> {
         // SAFETY: plain system calls; the descriptor is ours alone from here on, and `spec` is whole.
         let timer = unsafe {
-            let fd = libc::timerfd_create(
-                libc::CLOCK_REALTIME,
-                libc::TFD_NONBLOCK | libc::TFD_CLOEXEC,
-            );
+            let fd =
+                libc::timerfd_create(libc::CLOCK_REALTIME, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC);
             if fd < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -39,8 +37,10 @@ impl Standby {
             }
             timer
         };
+        // SAFETY: the descriptor it registers is owned by what it is given, and lives as long.
+        let timer = unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) };
         Ok(Standby {
-            timer: AsyncFd::register_with_interest(timer, Interest::READABLE)?,
+            timer: timer.map_err(io::Error::from)?,
         })
     }
 
