@@ -216,7 +216,7 @@ pub fn handshake(bytes: &[u8]) {
     if n < 26 || answer[0] != 0 || choice % 2 == 0 {
         return;
     }
-    let keys = PacketKeys::new(Suite::from_code(answer[25]).expect("known"), &secrets, true);
+    let mut keys = PacketKeys::new(Suite::from_code(answer[25]).expect("known"), &secrets, true);
     let mut rest = rest;
     let mut number = 0;
     while let Some((n, tail)) = rest.split_first() {

@@ -172,7 +172,7 @@ impl Rogue {
         packet.extend([0; 4]);
         packet.extend(text);
         packet.extend([0; TAG_BYTES]);
-        let keys = self.keys.as_ref().unwrap();
+        let keys = self.keys.as_mut().unwrap();
         keys.seal(PathId(path), number, &mut packet);
         packet
     }

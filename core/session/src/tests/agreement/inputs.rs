@@ -484,7 +484,7 @@ pub(super) fn secrets() -> Secrets {
     responder.answer(&payload, &mut out).expect("a vector").0
 }
 
-fn sealed(keys: &PacketKeys, cid: Cid, path: u32, number: u64, frames: &[u8]) -> Vec<u8> {
+fn sealed(keys: &mut PacketKeys, cid: Cid, path: u32, number: u64, frames: &[u8]) -> Vec<u8> {
     let mut packet = vec![PacketKind::Data.first_byte()];
     packet.extend(cid.0);
     packet.extend([0; PN_BYTES]);
@@ -533,7 +533,7 @@ fn packet(draw: &mut Draw) -> Case {
     for _ in 0..draw.below(3) {
         write_frame(draw, &mut frames);
     }
-    let packet = sealed(&keys, cid, path, number, &frames);
+    let packet = sealed(&mut keys, cid, path, number, &frames);
     let (why, packet) = perhaps_damaged(draw, "a packet", packet);
     let said_path = if draw.one_in(8) { path ^ 1 } else { path };
     let given = json!({"suite": suite.code(), "sender": sender, "generation": newest,
@@ -717,8 +717,8 @@ fn syn_ack(draw: &mut Draw) -> Case {
     datagram.extend(draw.cid().0);
     datagram.extend(&out[..n]);
     let suite = answer.get(25).and_then(|code| Suite::from_code(*code));
-    let keys = PacketKeys::new(suite.unwrap_or(Suite::Aes128Gcm), &secrets, false);
-    let first = sealed(&keys, draw.cid(), 0, draw.below(5), &[1]);
+    let mut keys = PacketKeys::new(suite.unwrap_or(Suite::Aes128Gcm), &secrets, false);
+    let first = sealed(&mut keys, draw.cid(), 0, draw.below(5), &[1]);
     let (why, datagram) = perhaps_damaged(draw, &why, datagram);
     let given = json!({"device_secret": hex::encode(device.to_bytes()),
         "device_ephemeral": hex::encode(ephemeral), "server_public": hex::encode(server.public().0),
