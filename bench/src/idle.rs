@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use d2tp_session::{Event, FlowOptions, Read, Reason, Role, SecretKey};
+use d2tp_session::{Event, FlowError, FlowOptions, Read, Reason, Role, SecretKey};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
@@ -446,9 +446,20 @@ fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
                     waking.right &= bytes == content(number, waking.at, bytes.len());
                     waking.at += bytes.len() as u64;
                 }
-                Ok(Read::End) => return true,
+                Ok(Read::End) => {
+                    if !waking.right || waking.at != FLOW_BYTES {
+                        eprintln!(
+                            "idle: host {number} ended at {}, right: {}",
+                            waking.at, waking.right
+                        );
+                    }
+                    return true;
+                }
                 Ok(Read::Pending) => return false,
-                Err(_) => {
+                // All of it was read before: a flow that is complete is over.
+                Err(FlowError::Gone) if waking.at == FLOW_BYTES => return true,
+                Err(error) => {
+                    eprintln!("idle: host {number} at {}: {error}", waking.at);
                     waking.right = false;
                     return true;
                 }
