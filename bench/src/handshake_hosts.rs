@@ -36,10 +36,12 @@ pub const READ_BEFORE_BYTES: u64 = 1024;
 /// Time a flow at rest has left.
 pub const DEADLINE: Span = Span::from_secs(6 * 3600);
 
-/// The byte at `offset` of the flow of host `number`.
-pub fn content(number: u64, offset: u64) -> u8 {
-    let word = mix(number.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (offset / 8));
-    word.to_le_bytes()[(offset % 8) as usize]
+/// `len` bytes from `offset` on of the flow of host `number`.
+pub fn content(number: u64, offset: u64, len: usize) -> Vec<u8> {
+    let words = offset / 8..(offset + len as u64).div_ceil(8);
+    let bytes =
+        words.flat_map(|n| mix(number.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ n).to_le_bytes());
+    bytes.skip((offset % 8) as usize).take(len).collect()
 }
 
 fn mix(n: u64) -> u64 {
@@ -137,6 +139,8 @@ pub struct Crowd {
     out: Vec<u8>,
     started: Instant,
     turned: usize,
+    /// Hosts that spoke since events were last taken: what they had to say may have told something.
+    spoke: Vec<usize>,
 }
 
 impl Crowd {
@@ -172,6 +176,7 @@ impl Crowd {
             out: vec![0; BUFFER_BYTES],
             started: Instant::now(),
             turned: 0,
+            spoke: Vec::new(),
         })
     }
 
@@ -282,6 +287,7 @@ impl Crowd {
         let Some(Some(host)) = self.hosts.get_mut(place) else {
             return;
         };
+        self.spoke.push(place);
         while let Some(transmit) = host.core.poll_transmit(now, &mut self.out) {
             let bytes = &self.out[..transmit.len];
             if bytes[0] >> 5 == SYN_BITS {
@@ -319,6 +325,9 @@ impl Crowd {
     /// # Errors
     /// A socket failed.
     pub fn turn(&mut self, patience: Duration, told: &mut Vec<(usize, Event)>) -> Result<()> {
+        for place in std::mem::take(&mut self.spoke) {
+            self.take_events(place, told);
+        }
         let any = self.receive(told)?;
         let now = self.now();
         while let Some((at, place)) = self.timers.first().copied() {
@@ -430,8 +439,7 @@ mod tests {
     #[test]
     fn hosts_have_keys_and_contents_of_their_own() {
         assert_ne!(key_of(1).public(), key_of(2).public());
-        let of = |n| (0..64).map(|at| content(n, at)).collect::<Vec<_>>();
-        assert_ne!(of(1), of(2));
-        assert_eq!(of(1)[9], content(1, 9));
+        assert_ne!(content(1, 0, 64), content(2, 0, 64));
+        assert_eq!(content(1, 0, 64)[9..60], content(1, 9, 51));
     }
 }

@@ -88,7 +88,7 @@ impl Source for Pattern {
         max: usize,
     ) -> Poll<std::io::Result<Bytes>> {
         let n = FLOW_BYTES.saturating_sub(at).min(max as u64);
-        let bytes: Vec<u8> = (at..at + n).map(|at| content(self.0, at)).collect();
+        let bytes = content(self.0, at, n as usize);
         Poll::Ready(Ok(bytes.into()))
     }
 }
@@ -245,7 +245,23 @@ impl Serving {
         sleep_after: Duration,
         cookie_above: u32,
     ) -> Result<Serving> {
-        let mut child = Command::new(std::env::current_exe()?)
+        Serving::start_as(|_| {}, journal, listen, sleep_after, cookie_above)
+    }
+
+    /// The same, after `prepare` did something to the command.
+    ///
+    /// # Errors
+    /// As for [`Serving::start`].
+    pub fn start_as(
+        prepare: impl FnOnce(&mut Command),
+        journal: &std::path::Path,
+        listen: SocketAddr,
+        sleep_after: Duration,
+        cookie_above: u32,
+    ) -> Result<Serving> {
+        let mut command = Command::new(std::env::current_exe()?);
+        prepare(&mut command);
+        let mut child = command
             .arg("rest-serve")
             .arg("--journal")
             .arg(journal)
@@ -302,6 +318,11 @@ impl Serving {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Who it is.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use d2tp_session::{Event, FlowOptions, Read, Reason, Role, SecretKey};
+use d2tp_session::{Event, FlowError, FlowOptions, Read, Reason, Role, SecretKey};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
@@ -290,7 +290,7 @@ fn fall_asleep(
     hosts: std::ops::Range<u64>,
 ) -> Result<()> {
     let mut left = hosts.clone();
-    let mut under_way: HashMap<usize, Instant> = HashMap::new();
+    let mut under_way: HashMap<usize, (Instant, u64)> = HashMap::new();
     let mut told = Vec::new();
     loop {
         while under_way.len() < AT_ONCE
@@ -308,7 +308,7 @@ fn fall_asleep(
                 s.write(id, asked).expect("an open flow");
                 s.finish(id).expect("an open flow");
             });
-            under_way.insert(place, Instant::now());
+            under_way.insert(place, (Instant::now(), 0));
         }
         if under_way.is_empty() {
             return Ok(());
@@ -328,17 +328,21 @@ fn fall_asleep(
             }
         }
         let now = crowd.now();
-        let places: Vec<usize> = under_way.keys().copied().collect();
-        for place in places {
+        for (place, (_, read)) in &mut under_way {
+            let place = *place;
             let Some(host) = crowd.host(place) else {
                 continue;
             };
             let ready = host.with(|s| {
-                while let Ok(Read::Chunk(_)) = s.read(flow_id(), usize::MAX) {}
-                let read = s
-                    .received(flow_id())
-                    .is_some_and(|(at, _)| at >= READ_BEFORE_BYTES);
-                read && s.is_flushed(flow_id()) && s.life() == d2tp_session::Life::Established
+                // Its window is no larger, so this is one piece, and the rest stays with the server.
+                if *read < READ_BEFORE_BYTES
+                    && let Ok(Read::Chunk(bytes)) = s.read(flow_id(), READ_BEFORE_BYTES as usize)
+                {
+                    *read += bytes.len() as u64;
+                }
+                *read >= READ_BEFORE_BYTES
+                    && s.is_flushed(flow_id())
+                    && s.life() == d2tp_session::Life::Established
             });
             if ready == Some(true) {
                 host.with(|s| s.suspend(now, Reason::UserPaused));
@@ -347,7 +351,7 @@ fn fall_asleep(
         }
         let late = under_way
             .values()
-            .filter(|begun| begun.elapsed() > PATIENCE);
+            .filter(|(begun, _)| begun.elapsed() > PATIENCE);
         ensure!(
             late.count() == 0,
             "a device did not fall asleep in {PATIENCE:?}"
@@ -439,14 +443,23 @@ fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
         loop {
             match s.read(flow_id(), usize::MAX) {
                 Ok(Read::Chunk(bytes)) => {
-                    for byte in bytes {
-                        waking.right &= byte == content(number, waking.at);
-                        waking.at += 1;
-                    }
+                    waking.right &= bytes == content(number, waking.at, bytes.len());
+                    waking.at += bytes.len() as u64;
                 }
-                Ok(Read::End) => return true,
+                Ok(Read::End) => {
+                    if !waking.right || waking.at != FLOW_BYTES {
+                        eprintln!(
+                            "idle: host {number} ended at {}, right: {}",
+                            waking.at, waking.right
+                        );
+                    }
+                    return true;
+                }
                 Ok(Read::Pending) => return false,
-                Err(_) => {
+                // All of it was read before: a flow that is complete is over.
+                Err(FlowError::Gone) if waking.at == FLOW_BYTES => return true,
+                Err(error) => {
+                    eprintln!("idle: host {number} at {}: {error}", waking.at);
                     waking.right = false;
                     return true;
                 }

@@ -32,6 +32,7 @@ mod meter;
 mod network;
 mod peers;
 mod process;
+mod quiet;
 mod table;
 mod throughput;
 
@@ -58,6 +59,11 @@ enum Verb {
     Handshake(handshake::Options),
     /// Memory of a million sleeping flows, how fast they wake, and what a crash costs
     Idle(idle::Options),
+    /// Packets and wake-ups while nothing is to be done
+    Quiet(quiet::Options),
+    /// The device's process of `quiet`
+    #[command(hide = true)]
+    QuietDevice(quiet::DeviceArgs),
     /// The serving process of `handshake` and `idle`
     #[command(hide = true)]
     RestServe(handshake_server::Options),
@@ -94,6 +100,8 @@ fn main() -> ExitCode {
         Verb::Throughput(options) => throughput::run(&options),
         Verb::Handshake(options) => handshake::run(&options),
         Verb::Idle(options) => idle::run(&options),
+        Verb::Quiet(options) => quiet::run(&options),
+        Verb::QuietDevice(args) => quiet::device(&args),
         Verb::RestServe(options) => handshake_server::run(&options),
         Verb::Fairness(options) => fairness::run(&options),
         Verb::Bulk(options) => bulk::run(&options),

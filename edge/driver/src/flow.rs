@@ -29,6 +29,9 @@ pub struct FlowSettings {
     pub within: Option<Duration>,
     /// Bytes are kept by their sender until the receiver made them safe on disk.
     pub durable: bool,
+    /// The server may want to speak at any time: while the device is awake one path that costs
+    /// nothing is kept open for it, by a packet every 25 s. Others send nothing while they are idle.
+    pub reachable: bool,
 }
 
 impl FlowSettings {
@@ -39,7 +42,7 @@ impl FlowSettings {
             deadline: self.within.map(|d| clock::now() + Span::from(d)),
             durable: self.durable,
             hibernates: true,
-            reachable: false,
+            reachable: self.reachable,
         }
     }
 }

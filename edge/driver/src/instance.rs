@@ -12,7 +12,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -300,7 +300,12 @@ impl Device {
             Flow::new(shared.clone(), session, id, peer)
         });
         let events = shared.events.subscribe();
-        let upkeep = tokio::spawn(upkeep(shared.clone(), session, instance.clone(), events));
+        let upkeep = tokio::spawn(upkeep(
+            shared.clone(),
+            session,
+            Arc::downgrade(&instance),
+            events,
+        ));
         device.keeping = Some(Keeping {
             instance,
             upkeep,
@@ -432,7 +437,7 @@ async fn blocking<R: Send + 'static>(
 async fn upkeep(
     shared: Arc<Shared>,
     session: SessionId,
-    instance: Arc<Instance>,
+    instance: Weak<Instance>,
     mut events: broadcast::Receiver<(Time, Event)>,
 ) {
     loop {
@@ -442,7 +447,10 @@ async fn upkeep(
         };
         let Some(left) = left else { return };
         if left.is_empty() {
-            let instance = instance.clone();
+            // Its file is free for another process as soon as the device is gone.
+            let Some(instance) = instance.upgrade() else {
+                return;
+            };
             match blocking(move || instance.reserve(left.start)).await {
                 // Where there are no more, the session ends and says so.
                 Ok(more) => {

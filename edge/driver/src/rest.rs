@@ -27,7 +27,9 @@ use crate::qlog;
 
 /// How long changes gather before they are written together.
 const GATHER: Duration = Duration::from_millis(50); // a guess: a sync costs some milliseconds
-/// Sessions taken in at once: a millisecond in which nothing is received.
+/// Sessions taken in before anybody is served: some 20 ms.
+const FIRST_PART: usize = 10_000;
+/// Sessions taken in at once while the server serves: a millisecond in which nothing is received.
 const PART: usize = 500;
 /// How long a journal that could not be written is left alone.
 const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
@@ -497,7 +499,7 @@ pub(crate) fn load(
     inner: &mut Inner,
     journal: &Journal,
 ) -> Result<Option<SessionKey>, JournalError> {
-    let part = journal.part(None, PART)?;
+    let part = journal.part(None, FIRST_PART)?;
     let last = part.sessions.last().map(|kept| kept.key);
     if take_in_part(inner, part) {
         return Ok(None);

@@ -37,9 +37,11 @@ impl Standby {
             }
             timer
         };
-        // SAFETY: an `OwnedFd` gives the same descriptor as long as it lives, and lives in here.
-        let timer = unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE)? };
-        Ok(Standby { timer })
+        // SAFETY: the descriptor it registers is owned by what it is given, and lives as long.
+        let timer = unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) };
+        Ok(Standby {
+            timer: timer.map_err(io::Error::from)?,
+        })
     }
 
     /// Ready when the clock was set since the last call: the machine may have slept.

@@ -639,3 +639,109 @@ fn resident_kb() -> u64 {
     let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
+
+/// A journal with more sessions than a server takes in at once, each with a flow, as bytes.
+fn crowded(journal: &Journal, sessions: u64) {
+    let mut batch = Batch::default();
+    for n in 0..sessions {
+        let mut peer = [0; 32];
+        peer[..8].copy_from_slice(&n.to_le_bytes());
+        let peer = PublicKey(peer);
+        let flow = FlowId::new(1, 0, true);
+        let record = Record {
+            role: Role::Responder,
+            peer,
+            instance: n,
+            epoch: 1,
+            seen_floor: 0,
+            seen: Vec::new(),
+            closing: None,
+            flows: vec![FlowRecord {
+                id: flow,
+                options: FlowOptions {
+                    hibernates: true,
+                    ..FlowOptions::default()
+                },
+                deadline_left: Some(Span::from_secs(3600)),
+                deadline_seq: 0,
+                sent_to: 0,
+                send_end: None,
+                send_complete: false,
+                received_to: 0,
+                receive_end: None,
+                receive_complete: false,
+                reset: None,
+                stopped: None,
+            }],
+        };
+        let session = SessionKey { peer, instance: n };
+        batch
+            .sessions
+            .insert(session, Some(Stored::now(record.encode())));
+        batch
+            .memos
+            .insert(FlowKey { session, flow }, Some(Bytes::from_static(b"memo")));
+    }
+    journal.commit(&batch).unwrap();
+}
+
+#[tokio::test]
+async fn a_server_with_a_long_journal_serves_while_it_reads_and_then_knows_all_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Arc::new(Journal::open(&dir.path().join("journal")).unwrap());
+    crowded(&journal, 12_000);
+    let server = server_at("127.0.0.1:0", Some(journal));
+    // The test's one thread has not been given away yet: nothing is read but the first part.
+    assert!(!server.knows_all());
+    let (_, asleep, _) = server.counts();
+    assert!(asleep > 0 && asleep < 12_000, "{asleep}");
+    let device = Device::new(options(&server)).await.unwrap();
+    device.use_default_route().unwrap();
+    let mut flow = device.open(FlowSettings::default()).unwrap();
+    flow.write_all(b"new").await.unwrap();
+    within(server.accept()).await.unwrap();
+    until(|| server.knows_all()).await;
+    assert_eq!(server.counts().1, 12_000);
+}
+
+#[test]
+fn parts_of_a_journal_are_all_of_it_and_its_bare_notes_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(&dir.path().join("journal")).unwrap();
+    crowded(&journal, 25);
+    let of = |n: u8| SessionKey {
+        peer: PublicKey([n; 32]),
+        instance: 0,
+    };
+    let mut batch = Batch::default();
+    for n in [0x05, 0xff] {
+        let key = FlowKey {
+            session: of(n),
+            flow: FlowId::new(1, 7, true),
+        };
+        batch.memos.insert(key, Some(Bytes::from_static(b"bare")));
+    }
+    journal.commit(&batch).unwrap();
+    let (mut sessions, mut flows, mut bare, mut after) = (Vec::new(), 0, Vec::new(), None);
+    loop {
+        let part = journal.part(after, 10).unwrap();
+        flows += part
+            .sessions
+            .iter()
+            .map(|kept| kept.flows.len())
+            .sum::<usize>();
+        sessions.extend(part.sessions.iter().map(|kept| kept.key));
+        bare.extend(part.bare.iter().map(|flow| flow.session));
+        if part.is_last {
+            break;
+        }
+        after = part.sessions.last().map(|kept| kept.key);
+    }
+    assert!(sessions.is_sorted());
+    assert_eq!((sessions.len(), flows), (25, 25));
+    bare.sort();
+    assert_eq!(bare, [of(0x05), of(0xff)]);
+    let found = journal.session(sessions[3]).unwrap().unwrap();
+    assert_eq!((found.key, found.flows.len()), (sessions[3], 1));
+    assert!(journal.session(of(9)).unwrap().is_none());
+}

@@ -1,0 +1,312 @@
+//! `cedos-bench quiet`: what devices and servers do while nothing is to be done: packets on the wire
+//! and times the processes were woken.
+//!
+//! ```text
+//!  for each case: a namespace ── lo ── counts packets
+//!                   ├─ server process ┐ threads' context switches: each is a time it ran again
+//!                   └─ device process ┘
+//! ```
+//!
+//! Both are read from outside, so that counting wakes nobody. A case counts when both are as quiet as
+//! they get: half a minute after the last thing that was done, or whatever is asked for.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use d2tp_driver::{
+    Config, Device, DeviceOptions, FlowSettings, GivenLink, GivenLinks, LinkUse, SecretKey,
+    ServerAddress,
+};
+use serde::Serialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::handshake_server::Serving;
+use crate::network::{self, Kind, Network};
+
+/// Options of the verb.
+#[derive(clap::Args)]
+pub struct Options {
+    /// How long each case is watched; all run at the same time
+    #[arg(long, default_value_t = 2.0)]
+    minutes: f64,
+    /// Seconds before counting begins: a server falls silent 15 s after it heard the last
+    #[arg(long, default_value_t = 30.0)]
+    settle_s: f64,
+    /// One JSON object on standard output instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of the hidden verb.
+#[derive(clap::Args)]
+pub struct DeviceArgs {
+    #[arg(long)]
+    server: SocketAddr,
+    #[arg(long)]
+    case: Case,
+}
+
+/// What the session is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Case {
+    /// Established, with a path, without a flow.
+    Idle,
+    /// The same, and the device asked to stay reachable: a packet every 25 s for the NAT.
+    Reachable,
+    /// A flow is open and its bytes do not come: the device asks whether the path lives.
+    Waiting,
+    /// A flow is open and the device has no link.
+    Suspended,
+    /// As before, and the server made a record of it.
+    Hibernated,
+}
+
+const CASES: [Case; 5] = [
+    Case::Idle,
+    Case::Reachable,
+    Case::Waiting,
+    Case::Suspended,
+    Case::Hibernated,
+];
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Counts {
+    packets: u64,
+    device_wakeups: u64,
+    server_wakeups: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    case: Case,
+    #[serde(flatten)]
+    counts: Counts,
+    packets_per_minute: f64,
+    device_wakeups_per_minute: f64,
+    server_wakeups_per_minute: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    minutes: f64,
+    settle_s: f64,
+    rows: Vec<Row>,
+}
+
+/// Two processes and their namespace.
+struct Watched {
+    case: Case,
+    device: Device1,
+    serving: Serving,
+    _network: Network,
+    _dir: tempfile::TempDir,
+}
+
+/// The device's process; ended when this is dropped.
+struct Device1(Child);
+
+impl Drop for Device1 {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Counts and prints.
+///
+/// # Errors
+/// A process or a namespace fails.
+pub fn run(options: &Options) -> Result<()> {
+    network::enter_user_namespace()?;
+    let watched: Vec<Watched> = CASES.into_iter().map(begin).collect::<Result<_>>()?;
+    std::thread::sleep(Duration::try_from_secs_f64(options.settle_s)?);
+    let before: Vec<Counts> = watched.iter().map(count).collect::<Result<_>>()?;
+    std::thread::sleep(Duration::try_from_secs_f64(options.minutes * 60.0)?);
+    let mut rows = Vec::new();
+    for (watched, before) in watched.iter().zip(before) {
+        let after = count(watched)?;
+        let counts = Counts {
+            packets: after.packets - before.packets,
+            device_wakeups: after.device_wakeups - before.device_wakeups,
+            server_wakeups: after.server_wakeups - before.server_wakeups,
+        };
+        let per_minute = |n: u64| n as f64 / options.minutes;
+        rows.push(Row {
+            case: watched.case,
+            counts,
+            packets_per_minute: per_minute(counts.packets),
+            device_wakeups_per_minute: per_minute(counts.device_wakeups),
+            server_wakeups_per_minute: per_minute(counts.server_wakeups),
+        });
+    }
+    // Nobody died of boredom: a process that is gone wakes for nothing.
+    for mut watched in watched {
+        let figures = watched.serving.figures()?;
+        let asleep = usize::from(watched.case == Case::Hibernated);
+        let as_meant = (figures.awake, figures.asleep) == (1 - asleep, asleep);
+        ensure!(
+            as_meant,
+            "{:?} is not what it should be: {figures:?}",
+            watched.case
+        );
+        ensure!(
+            watched.device.0.try_wait()?.is_none(),
+            "the device of {:?} ended",
+            watched.case
+        );
+    }
+    let outcome = Outcome {
+        minutes: options.minutes,
+        settle_s: options.settle_s,
+        rows,
+    };
+    if options.json {
+        println!("{}", serde_json::to_string(&outcome)?);
+    } else {
+        println!(
+            "in {} min      packets   wake-ups: device   server",
+            outcome.minutes
+        );
+        for row in &outcome.rows {
+            let Counts {
+                packets,
+                device_wakeups,
+                server_wakeups,
+            } = row.counts;
+            let case = format!("{:?}", row.case).to_lowercase();
+            println!("{case:<14} {packets:>7}   {device_wakeups:>16} {server_wakeups:>8}");
+        }
+    }
+    Ok(())
+}
+
+fn begin(case: Case) -> Result<Watched> {
+    let network = Network::make(Kind::Lo1500)?;
+    let dir = tempfile::tempdir()?;
+    let sleep_after = match case {
+        Case::Hibernated => Duration::from_secs(1),
+        _ => Duration::from_secs(24 * 3600),
+    };
+    let serving = Serving::start_as(
+        |command| network.at_receiver(command),
+        &dir.path().join("journal"),
+        "127.0.0.1:0".parse()?,
+        sleep_after,
+        d2tp_session::Config::default().cookie_above,
+    )?;
+    let mut command = Command::new(std::env::current_exe()?);
+    network.at_sender(&mut command);
+    let case_name = format!("{case:?}").to_lowercase();
+    let mut child = command
+        .arg("quiet-device")
+        .args(["--server", &serving.address.to_string()])
+        .args(["--case", &case_name])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("the device's process could not be started")?;
+    let mut line = String::new();
+    let stdout = child.stdout.take().expect("piped above");
+    let device = Device1(child);
+    BufReader::new(stdout).read_line(&mut line)?;
+    ensure!(
+        line == "quiet\n",
+        "the device of {case:?} ended; its error is above"
+    );
+    Ok(Watched {
+        case,
+        device,
+        serving,
+        _network: network,
+        _dir: dir,
+    })
+}
+
+fn count(watched: &Watched) -> Result<Counts> {
+    let device = watched.device.0.id();
+    Ok(Counts {
+        packets: packets(device)?,
+        device_wakeups: wakeups(device)?,
+        server_wakeups: wakeups(watched.serving.pid())?,
+    })
+}
+
+/// Packets that `lo` of the process's namespace carried.
+fn packets(pid: u32) -> Result<u64> {
+    let table = std::fs::read_to_string(format!("/proc/{pid}/net/dev"))?;
+    let lo = table.lines().find_map(|l| l.trim().strip_prefix("lo:"));
+    let carried = lo.and_then(|l| l.split_whitespace().nth(1));
+    Ok(carried.context("no lo in /proc/PID/net/dev")?.parse()?)
+}
+
+/// Times a thread of the process left the processor: each time it had been given it.
+fn wakeups(pid: u32) -> Result<u64> {
+    let mut all = 0;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let status = std::fs::read_to_string(task?.path().join("status"))?;
+        let counts = status
+            .lines()
+            .filter_map(|l| l.split_once("voluntary_ctxt_switches:"));
+        for (_, count) in counts {
+            all += count.trim().parse::<u64>()?;
+        }
+    }
+    Ok(all)
+}
+
+/// The device's process: does what the case says, then nothing.
+///
+/// # Errors
+/// The server is not reached.
+pub fn device(args: &DeviceArgs) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let links = GivenLinks::new();
+        let options = DeviceOptions {
+            server: ServerAddress {
+                host: args.server.ip().to_string(),
+                port: args.server.port(),
+                key: Serving::key(),
+            },
+            key: SecretKey::from_bytes([7; 32]),
+            config: Config::default(),
+        };
+        let mut device = Device::attached_by(options, links.clone()).await?;
+        device.follow(links.subscribe(), |_| LinkUse::Free);
+        links.give(GivenLink::new("wifi", args.server.ip()));
+        let mut flow = device.open(FlowSettings {
+            within: Some(Duration::from_secs(6 * 3600)),
+            reachable: args.case == Case::Reachable,
+            ..FlowSettings::default()
+        })?;
+        match args.case {
+            // Asks and never ends asking: the server has nothing to say and the flow stays.
+            Case::Reachable | Case::Waiting => flow.write_all(&[0; 4]).await?,
+            Case::Idle => {
+                flow.write_all(&1_u64.to_be_bytes()).await?;
+                flow.shutdown().await?;
+                let mut all = Vec::new();
+                flow.read_to_end(&mut all).await?;
+            }
+            Case::Suspended | Case::Hibernated => {
+                flow.write_all(&1_u64.to_be_bytes()).await?;
+                flow.shutdown().await?;
+                let mut first = [0; 64];
+                flow.read_exact(&mut first).await?;
+                links.take("wifi");
+            }
+        }
+        println!("quiet");
+        std::io::stdout().flush()?;
+        // For ever, until whoever counts ends us.
+        std::future::pending::<()>().await;
+        drop((flow, device));
+        Ok(())
+    })
+}
