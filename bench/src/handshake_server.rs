@@ -245,23 +245,26 @@ impl Serving {
         sleep_after: Duration,
         cookie_above: u32,
     ) -> Result<Serving> {
-        Serving::start_as(|_| {}, journal, listen, sleep_after, cookie_above)
+        let spawn = |mut command: Command| {
+            let child = command.spawn();
+            child.context("the serving process could not be started")
+        };
+        Serving::start_as(spawn, journal, listen, sleep_after, cookie_above)
     }
 
-    /// The same, after `prepare` did something to the command.
+    /// The same, where `spawn` puts it.
     ///
     /// # Errors
     /// As for [`Serving::start`].
     pub fn start_as(
-        prepare: impl FnOnce(&mut Command),
+        spawn: impl FnOnce(Command) -> Result<Child>,
         journal: &std::path::Path,
         listen: SocketAddr,
         sleep_after: Duration,
         cookie_above: u32,
     ) -> Result<Serving> {
         let mut command = Command::new(std::env::current_exe()?);
-        prepare(&mut command);
-        let mut child = command
+        command
             .arg("rest-serve")
             .arg("--journal")
             .arg(journal)
@@ -269,9 +272,8 @@ impl Serving {
             .args(["--sleep-after-ms", &sleep_after.as_millis().to_string()])
             .args(["--cookie-above", &cookie_above.to_string()])
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("the serving process could not be started")?;
+            .stdout(Stdio::piped());
+        let mut child = spawn(command)?;
         let stdin = child.stdin.take().expect("piped above");
         let mut stdout = std::io::BufReader::new(child.stdout.take().expect("piped above"));
         let mut line = String::new();

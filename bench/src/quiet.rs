@@ -25,6 +25,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::handshake_server::Serving;
 use crate::network::{self, Kind, Network};
+use crate::process::Place as _;
 
 /// Options of the verb.
 #[derive(clap::Args)]
@@ -192,23 +193,21 @@ fn begin(case: Case) -> Result<Watched> {
         _ => Duration::from_secs(24 * 3600),
     };
     let serving = Serving::start_as(
-        |command| network.at_receiver(command),
+        |command| network.start_receiver(command),
         &dir.path().join("journal"),
         "127.0.0.1:0".parse()?,
         sleep_after,
         d2tp_session::Config::default().cookie_above,
     )?;
     let mut command = Command::new(std::env::current_exe()?);
-    network.at_sender(&mut command);
     let case_name = format!("{case:?}").to_lowercase();
-    let mut child = command
+    command
         .arg("quiet-device")
         .args(["--server", &serving.address.to_string()])
         .args(["--case", &case_name])
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("the device's process could not be started")?;
+        .stdout(Stdio::piped());
+    let mut child = network.start_sender(command)?;
     let mut line = String::new();
     let stdout = child.stdout.take().expect("piped above");
     let device = Device1(child);
