@@ -56,7 +56,6 @@ fn judge(fairness: &Fairness) -> anyhow::Result<Measured> {
         }
         if let Some(jain) = row.jain_in_session {
             figures["jain_in_session"] = json!(jain);
-            mark.push(format!("{name}.jain_in_session >= 0.95"));
         }
         if row.case == "mixed" {
             mark.push(format!("{name}.smaller_half_by_larger >= 0.9"));
@@ -73,7 +72,8 @@ fn judge(fairness: &Fairness) -> anyhow::Result<Measured> {
             format!("100 flows; mixed: 50 of TCP and 50 of D2TP. {}", fairness.network),
             format!("medians of {ROUNDS} rounds; {}", fairness.conditions),
             "a session counts as one connection, whatever it carries (docs/decisions/0007); the flows \
-             in it are compared with each other (jain_in_session)"
+             in it are compared with each other (jain_in_session), which take turns of 32 packets: beside \
+             50 connections each of them has two or three turns in all"
                 .to_owned(),
         ],
     })
@@ -113,13 +113,13 @@ mod tests {
 
     #[test]
     fn it_holds_if_we_are_as_even_as_tcp_and_neither_half_takes_more() {
-        assert!(holds(row("d2tp", 0.97, 0.0), row("mixed", 0.96, 0.51)));
+        assert!(holds(row("d2tp", 0.97, 0.0), row("mixed", 0.965, 0.51)));
         assert!(
-            !holds(row("d2tp", 0.955, 0.0), row("mixed", 0.96, 0.51)),
+            !holds(row("d2tp", 0.955, 0.0), row("mixed", 0.965, 0.51)),
             "TCP has 0.98"
         );
         assert!(!holds(row("d2tp", 0.97, 0.0), row("mixed", 0.94, 0.51)));
-        assert!(!holds(row("d2tp", 0.97, 0.0), row("mixed", 0.96, 0.54)));
-        assert!(!holds(row("d2tp", 0.97, 0.0), row("mixed", 0.96, 0.46)));
+        assert!(!holds(row("d2tp", 0.97, 0.0), row("mixed", 0.965, 0.54)));
+        assert!(!holds(row("d2tp", 0.97, 0.0), row("mixed", 0.965, 0.46)));
     }
 }
