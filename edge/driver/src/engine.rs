@@ -116,6 +116,21 @@ pub(crate) struct Socket {
     pub(crate) faults: u32,
 }
 
+/// Why sessions ended: the last ones, for whoever still has a handle.
+#[derive(Default)]
+pub(crate) struct Ended(VecDeque<(SessionId, SessionEnd)>);
+
+impl Ended {
+    fn push(&mut self, id: SessionId, end: SessionEnd) {
+        self.0.truncate(ENDED_KEPT - 1);
+        self.0.push_front((id, end));
+    }
+
+    pub(crate) fn get(&self, id: &SessionId) -> Option<&SessionEnd> {
+        self.0.iter().find(|(of, _)| of == id).map(|(_, end)| end)
+    }
+}
+
 /// Core and bookkeeping, behind the one lock.
 pub(crate) struct Inner {
     pub(crate) core: Endpoint,
@@ -124,7 +139,7 @@ pub(crate) struct Inner {
     pub(crate) next_link: u32,
     pub(crate) accepted: VecDeque<(SessionId, FlowId)>,
     pub(crate) acceptor: Option<Waker>,
-    pub(crate) ended: BTreeMap<SessionId, SessionEnd>,
+    pub(crate) ended: Ended,
     pub(crate) accepts: bool,
     pub(crate) stopped: bool,
     pub(crate) gone: Vec<LinkId>,
@@ -181,7 +196,7 @@ impl Shared {
                 next_link: 0,
                 accepted: VecDeque::new(),
                 acceptor: None,
-                ended: BTreeMap::new(),
+                ended: Ended::default(),
                 accepts,
                 stopped: false,
                 gone: Vec::new(),
@@ -492,7 +507,7 @@ impl Engine {
                     if let Some(mut inbox) = inner.inboxes.remove(&session) {
                         inbox.wake();
                     }
-                    inner.ended.insert(session, end.clone());
+                    inner.ended.push(session, end.clone());
                     let all = (session, FlowId(0))..=(session, FlowId(u64::MAX));
                     for (_, entry) in inner.flows.range_mut(all) {
                         entry.end.get_or_insert(FlowEnd::SessionEnded);
@@ -584,6 +599,9 @@ impl Wake for ReadySource {
         }
     }
 }
+
+/// Ended sessions whose end can still be asked for.
+const ENDED_KEPT: usize = 1024; // a guess: a handle that asks does so at once
 
 /// Reset code of a flow whose source failed.
 pub(crate) const SOURCE_FAILED: u64 = 0xd100;
