@@ -369,6 +369,7 @@ impl World {
                     durable: arg & 16 != 0,
                     hibernates: arg & 32 != 0,
                     reachable: arg & 64 != 0,
+                    early: arg & 128 != 0,
                 };
                 if let Some(Ok(id)) = self.with_device(|s| s.open(options)) {
                     self.written.insert(id, 0);

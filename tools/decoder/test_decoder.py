@@ -6,6 +6,7 @@ import unittest
 
 from d2tp import crypto, frames, handshake, noise, packets, protection, reader, records
 
+NO_CLAIMS = {"metered": False, "claims": []}
 VECTORS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "vectors"
 
 
@@ -121,7 +122,7 @@ class Handshake(unittest.TestCase):
         syn = unhex(self.told["syn"]["datagram"])
         said = handshake.read_syn(syn, unhex(self.told["server_secret"]))
         self.assertEqual(said["device"], self.told["device_public"])
-        fields = self.told["syn"]["fields"] | {"metered": False, "claims": []}
+        fields = self.told["syn"]["fields"] | NO_CLAIMS | {"early_data": None}
         self.assertEqual(said["payload"], fields)
         self.assertFalse(said["address_proved"])
 
@@ -155,6 +156,129 @@ class Handshake(unittest.TestCase):
         for case in self.told["other_syn_ack_payloads"]:
             said = handshake.read_syn_ack_payload(unhex(case.pop("payload")))
             self.assertEqual(said, case)
+
+
+class EarlyData(unittest.TestCase):
+    """Section 3.5, in a SYN of epoch 5."""
+
+    FIELDS = {
+        "instance": 77,
+        "epoch": 5,
+        "suites": [1],
+        "session_credit": 16,
+        "flow_credit": 8,
+        "cids": ["0202020202020202"],
+    }
+    PAYLOAD = unhex("000000000000004d 00000005 01 01 10 08 01 0202020202020202")
+    # Counter 1 of the device in epoch 5, of the server in epoch 5, of the device in epoch 6.
+    OURS, THEIRS, TO_COME = "8a000002", "8a000003", "8c000002"
+    OPEN = "10" + OURS + "00 03 00 00"
+    DATA = "08" + OURS + "00 03 616263"
+    FIN = "09" + OURS + "03 00"
+
+    def read(self, rest):
+        return handshake.read_syn_payload(self.PAYLOAD + unhex(rest))
+
+    def early(self, told):
+        """Read as early data with its length before it and padding behind."""
+        return self.read(f"ff {0x4000 + len(unhex(told)):04x} {told} 00 ff 00")
+
+    def assert_read(self, said, told):
+        fields = self.FIELDS | NO_CLAIMS | {"early_data": unhex(told).hex()}
+        self.assertEqual(said, fields)
+
+    def assert_refused(self, told, why=""):
+        with self.assertRaisesRegex(reader.Malformed, why, msg=told):
+            self.early(told)
+
+    def test_it_stands_in_place_of_claims(self):
+        highest = "8bfffffe"
+        for told in (
+            "",
+            self.OPEN,
+            self.DATA,
+            self.OPEN + self.DATA + self.FIN,
+            self.FIN + self.DATA + self.OPEN,
+            self.OPEN + "08 00 00 01 61" + self.DATA,
+            "08" + highest + "00 00",
+            "00" + self.OPEN + "0000",
+            # Flags without a name, a priority beyond 7.
+            "10" + self.OURS + "f8 ff 00 00",
+        ):
+            self.assert_read(self.early(told), told)
+        self.assert_read(self.read("ff 00"), "")
+
+    def test_its_length_may_have_any_form(self):
+        for length in ("0a", "400a", "8000000a", "c00000000000000a"):
+            self.assert_read(self.read("ff" + length + self.DATA), self.DATA)
+
+    def test_without_it_there_is_none(self):
+        for rest in ("", "00", "00 ff 00", "01 00 02 25 00 01"):
+            self.assertIsNone(self.read(rest)["early_data"])
+
+    def test_other_frames_are_refused(self):
+        whole = [unhex(case["hex"]).hex() for case in vectors("frames")["frames"]]
+        for told in (told for told in whole if told[:2] not in ("00", "08", "09", "10")):
+            self.assert_refused(told, "as early data")
+            self.assert_refused(self.OPEN + told, "as early data")
+            self.assert_refused(told + self.DATA, "as early data")
+
+    def test_what_is_malformed_is_refused(self):
+        for case in vectors("frames")["malformed"]:
+            self.assert_refused(case["hex"])
+        self.assert_refused("ff")
+        self.assert_refused(self.OPEN + "08" + self.OURS + "ffffffffffffffff 01 61")
+
+    def test_flows_the_device_may_not_open_are_refused(self):
+        beyond = "c200000000000000"
+        for flow, why in (
+            (self.THEIRS, "the server's"),
+            ("01", "the server's"),
+            (self.TO_COME, "to come"),
+            (beyond, "flow id"),
+        ):
+            for told in (f"10 {flow} 00 03 00 00", f"08 {flow} 00 01 61", f"09 {flow} 00 00"):
+                self.assert_refused(told, why)
+                self.assert_refused(self.OPEN + told, why)
+
+    def test_every_truncation_is_refused(self):
+        rest = unhex("ff 13" + self.OPEN + self.DATA).hex()
+        self.assert_read(self.read(rest), self.OPEN + self.DATA)
+        for n in range(2, len(rest), 2):
+            with self.assertRaises(reader.Malformed, msg=n):
+                self.read(rest[:n])
+        # The length cuts a frame; the bytes go on.
+        for told in (self.OPEN, self.DATA, self.FIN):
+            whole = unhex(told)
+            for n in range(1, len(whole)):
+                self.assert_refused(whole[:n].hex())
+                with self.assertRaises(reader.Malformed, msg=told):
+                    self.read(f"ff {n:02x} {told}")
+
+    def test_no_other_number_of_claims_means_it(self):
+        for count in range(65, 255):
+            with self.assertRaisesRegex(reader.Malformed, f"{count} claims"):
+                self.read(f"{count:02x} 0a {self.DATA}" + 300 * "00")
+
+    def test_a_server_reads_it_in_a_syn(self):
+        told = vectors("handshake")
+        for frame, taken in ((self.DATA, True), ("01", False)):
+            payload = self.PAYLOAD + unhex(f"ff {len(unhex(frame)):02x} {frame}")
+            initiator = noise.Initiator(
+                handshake.PROLOGUE,
+                unhex(told["device_secret"]),
+                unhex(told["device_ephemeral_secret"]),
+                unhex(told["server_public"]),
+                payload.ljust(1063, b"\0"),
+            )
+            syn = b"\x81" + bytes(8) + initiator.message_1
+            syn += handshake.mac1_of(unhex(told["server_public"]), syn) + bytes(16)
+            if taken:
+                said = handshake.read_syn(syn, unhex(told["server_secret"]))
+                self.assert_read(said["payload"], frame)
+            else:
+                with self.assertRaisesRegex(reader.Malformed, "PING as early data"):
+                    handshake.read_syn(syn, unhex(told["server_secret"]))
 
 
 class Records(unittest.TestCase):

@@ -26,6 +26,8 @@ pub const REFUSALS_MAX: usize = 64;
 /// Ranges of the peer's used flow ids kept for an epoch while the session is awake; the lowest gap
 /// counts as used beyond that. Four times the ids an honest opener may leave unheard at once.
 pub const SEEN_RANGES_AWAKE_MAX: usize = 1024;
+/// Sessions whose early data a server remembers to have heard; of older ones a copy is heard again.
+pub const EARLY_HEARD_MAX: usize = 4096; // a guess: 64 bytes each
 /// Half-open handshakes per client key and instance.
 pub const HALF_OPEN_PER_INSTANCE: usize = 2;
 
@@ -64,10 +66,16 @@ pub struct Config {
     /// The longest that keys of one handshake are in use. Shorter: less is lost with a key;
     /// each handshake costs a round trip and re-sends what is in flight.
     pub keys_max: Span,
+    /// After how long without a path a device goes on by a handshake that claims its flows: one round
+    /// trip whether the server sleeps by now or not. A public-key handshake for each pause that long.
+    pub claim_after: Span,
     /// How long a half-open handshake is kept.
     pub half_open_max: Span,
     /// Handshakes per second above which addresses must be proved first.
     pub cookie_above: u32,
+    /// Whether a server hands on flows that a SYN opens before the device has proved that it is
+    /// there: their bytes may be a copy of what was said before (R-EARLY-2).
+    pub early_data: bool,
     /// Sessions a server keeps awake at once.
     pub sessions_max: usize,
     /// Sessions a server keeps as records at once.
@@ -108,8 +116,10 @@ impl Default for Config {
             absence_max: Span::from_secs(3600),
             rest_max: Span::from_secs(24 * 3600),
             keys_max: Span::from_secs(3600),
+            claim_after: Span::from_secs(60),
             half_open_max: Span::from_secs(10),
             cookie_above: 500,
+            early_data: false,
             sessions_max: 100_000,
             asleep_max: 2_000_000,
             // One in a hundred of the pool.

@@ -38,6 +38,8 @@ const DATA_MIN: usize = 32;
 #[derive(Debug)]
 struct Served {
     claim: Claim,
+    /// No claim: the SYN opened it.
+    opened: bool,
     answered: bool,
     /// Offset of the next byte.
     next: u64,
@@ -65,17 +67,22 @@ impl Early {
         session: SessionId,
         cid: Cid,
         claims: Claims,
+        opened: Vec<Claim>,
         room: u64,
         session_credit: u64,
         config: &Config,
     ) -> Self {
         let datagram = DATAGRAM_FIRST_BYTES as u64;
-        let served = claims.list.into_iter().map(|claim| Served {
+        let serve = |claim: Claim, opened| Served {
             claim,
-            answered: false,
+            opened,
+            // There is nothing to answer to an opening.
+            answered: opened,
             next: claim.received,
             fin: false,
-        });
+        };
+        let claimed = claims.list.into_iter().map(|claim| serve(claim, false));
+        let served = claimed.chain(opened.into_iter().map(|claim| serve(claim, true)));
         Early {
             session,
             gated: claims.gated,
@@ -90,7 +97,7 @@ impl Early {
     }
 
     pub(crate) fn claims(&self) -> impl Iterator<Item = Claim> + '_ {
-        self.served.iter().map(|s| s.claim)
+        self.served.iter().filter(|s| !s.opened).map(|s| s.claim)
     }
 
     /// Whether any packet left: its number is used up, whatever becomes of it (R-SEAL-2).
@@ -243,12 +250,16 @@ impl Session {
                 credit,
                 flags,
             } = served.claim;
-            self.on_resume(id, received, flags);
+            if served.opened {
+                self.claim_by_open(id);
+            } else {
+                self.on_resume(id, received, flags);
+            }
             let Some(flow) = self.flows.get_mut(id) else {
                 continue;
             };
             flow.send.set_credit(received + credit);
-            if served.answered {
+            if served.answered && !served.opened {
                 flow.wants &= !want::RESUMED;
             }
             if std::mem::take(&mut flow.wants_writable) {

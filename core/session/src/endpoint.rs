@@ -23,8 +23,8 @@ use hashbrown::HashMap;
 use slab::Slab;
 
 use crate::asleep::{Key, Lapsed, Sleepers};
-use crate::claim::Claims;
-use crate::config::{Config, HALF_OPEN_PER_INSTANCE, SPARE_PATHS};
+use crate::claim::{Claim, Claims};
+use crate::config::{Config, EARLY_HEARD_MAX, HALF_OPEN_PER_INSTANCE, SPARE_PATHS};
 use crate::early::Early;
 use crate::event::Event;
 use crate::half_open::{HalfOpen, Syn, SynAck, SynAckBody};
@@ -68,6 +68,9 @@ pub enum HibernateError {
     /// The flow holds bytes that nobody could give again (R-SUSPEND-4).
     #[error("flow {0:?} holds bytes that only this process has: read or flush it first")]
     Bound(FlowId),
+    /// Nobody confirmed the handshake its early data came with.
+    #[error("the device has not confirmed its handshake yet")]
+    Unconfirmed,
 }
 
 /// Who may open sessions.
@@ -168,6 +171,8 @@ pub struct Endpoint {
     half_open_order: VecDeque<(Time, usize)>,
     /// Half-open handshakes that may have something to say.
     early: VecDeque<usize>,
+    /// Who said something in a SYN before, the newest last (R-EARLY-2).
+    early_heard: VecDeque<Key>,
     timers: BTreeSet<(Time, SessionId)>,
     ready: VecDeque<SessionId>,
     answers: VecDeque<(Addresses, Vec<u8>)>,
@@ -216,6 +221,7 @@ impl Endpoint {
             half_open_by_key: BTreeMap::new(),
             half_open_order: VecDeque::new(),
             early: VecDeque::new(),
+            early_heard: VecDeque::new(),
             timers: BTreeSet::new(),
             ready: VecDeque::new(),
             answers: VecDeque::new(),
@@ -355,6 +361,9 @@ impl Endpoint {
     /// There is no such session, or it has a flow that cannot sleep ([`Session::may_hibernate`]).
     pub fn hibernate(&mut self, now: Time, id: SessionId) -> Result<Vec<u8>, HibernateError> {
         let session = self.session(id).ok_or(UnknownSession)?;
+        if session.is_unconfirmed() {
+            return Err(HibernateError::Unconfirmed);
+        }
         // R-SUSPEND-4
         if let Some(flow) = session.bound_awake() {
             return Err(HibernateError::Bound(flow));
@@ -578,7 +587,8 @@ impl Endpoint {
         let leave = slot.session.leave.take();
         let (was, is) = (slot.flows, slot.session.flows.len());
         // Of a thawed session the record counts.
-        if was != is && slot.session.role == Role::Responder && !self.thawed.contains(&id) {
+        let record = self.thawed.contains(&id) && !slot.session.is_unconfirmed();
+        if was != is && slot.session.role == Role::Responder && !record {
             slot.flows = is;
             let peer = slot.session.peer;
             self.book_flows(peer, was, is);
@@ -980,26 +990,39 @@ impl Endpoint {
             {
                 self.drop_half_open(oldest);
             }
-            self.speak_early(now, index, syn.claims, room);
+            let Syn {
+                claims, early_data, ..
+            } = syn;
+            self.speak_early(now, index, claims, early_data, room);
         }
     }
 
     /// Has a half-open handshake answer its claims before it is confirmed, if they are of a session
     /// we know.
-    fn speak_early(&mut self, now: Time, index: usize, claims: Claims, room: u64) {
-        let Some(half) = self
-            .half_open
-            .get(index)
-            .filter(|_| !claims.list.is_empty())
-        else {
+    fn speak_early(
+        &mut self,
+        now: Time,
+        index: usize,
+        claims: Claims,
+        early_data: Option<Vec<u8>>,
+        room: u64,
+    ) {
+        let Some(half) = self.half_open.get(index) else {
             return;
         };
         let (key, epoch) = ((half.peer, half.instance), half.epoch);
         let (cid, credit) = (half.body.cid, half.body.session_credit);
-        let Some(id) = self.thaw(now, key, epoch) else {
-            return;
+        let mut opened = Vec::new();
+        let id = if !claims.list.is_empty() {
+            self.thaw(now, key, epoch)
+        } else if let Some(early_data) = early_data.filter(|_| self.config.early_data) {
+            let credits = (half.body.session_credit, half.body.flow_credit);
+            self.hear_early(now, key, epoch, credits, &early_data, &mut opened)
+        } else {
+            None
         };
-        let early = Early::new(id, cid, claims, room, credit, &self.config);
+        let Some(id) = id else { return };
+        let early = Early::new(id, cid, claims, opened, room, credit, &self.config);
         if let Some(slot) = self.slot(id) {
             for claim in early.claims() {
                 slot.session.prepare(&claim);
@@ -1033,6 +1056,57 @@ impl Endpoint {
         Some(id)
     }
 
+    /// R-EARLY-2: takes in the early data of a device that is not known, in a session that lives as
+    /// long as its handshakes may be confirmed. `opened`: its flows, and what they may be sent.
+    fn hear_early(
+        &mut self,
+        now: Time,
+        key: Key,
+        epoch: u32,
+        (session_credit, flow_credit): (u64, u64),
+        early_data: &[u8],
+        opened: &mut Vec<Claim>,
+    ) -> Option<SessionId> {
+        let id = match self.by_key.get(&key).copied() {
+            Some(id) if self.session(id)?.is_unconfirmed() => id,
+            Some(_) => return None,
+            None => {
+                let room = self.sessions.len() < self.config.sessions_max;
+                if !room || self.asleep.contains(&key) || self.early_heard.contains(&key) {
+                    return None;
+                }
+                if self.early_heard.len() >= EARLY_HEARD_MAX {
+                    self.early_heard.pop_front();
+                }
+                self.early_heard.push_back(key);
+                let mut session =
+                    self.new_session(now, Role::Responder, key.0, key.1, epoch..epoch);
+                session.begin_unconfirmed(session_credit, flow_credit);
+                let id = self.insert(session);
+                self.enlist(key, id);
+                self.thawed.insert(id);
+                id
+            }
+        };
+        let beside = self.flows_by_key.get(&key.0).copied().unwrap_or(0);
+        let slot = self.slot(id)?;
+        slot.session.flows_beside = beside.saturating_sub(slot.flows);
+        match slot.session.take_early_data(now, early_data) {
+            Ok(flows) => {
+                let claim = |flow| Claim {
+                    flow,
+                    received: 0,
+                    credit: flow_credit,
+                    flags: 0,
+                };
+                opened.extend(flows.into_iter().map(claim));
+            }
+            // What is wrong with it, the device hears when it says it again.
+            Err(_) => slot.session.end_unconfirmed(),
+        }
+        Some(id)
+    }
+
     /// May this device come in, and with what? None: not now.
     fn judge(&mut self, syn: &Syn, key: Key) -> Option<SynAck> {
         // R-HS-11
@@ -1040,6 +1114,7 @@ impl Endpoint {
             return Some(SynAck::Refused(Reason::NotAllowed));
         }
         let existing = self.by_key.get(&key).and_then(|id| self.session(*id));
+        let existing = existing.filter(|s| !s.is_unconfirmed());
         let sleeping = self.asleep.get(&key).and_then(|a| a.decode());
         let confirmed = existing
             .map(|s| s.epoch)
@@ -1125,11 +1200,18 @@ impl Endpoint {
 
     /// R-RESUME-8: the last handshake a session was thawed for is gone: it is its record again.
     fn sleep_again(&mut self, now: Time, key: Key) {
-        if let Some(id) = self.by_key.get(&key).copied()
-            && self.thawed.contains(&id)
-            && !self.half_open_by_key.contains_key(&key)
-            && self.hibernate(now, id).is_ok()
-        {
+        let Some(id) = self.by_key.get(&key).copied() else {
+            return;
+        };
+        if !self.thawed.contains(&id) || self.half_open_by_key.contains_key(&key) {
+            return;
+        }
+        if self.session(id).is_some_and(Session::is_unconfirmed) {
+            if let Some(slot) = self.slot(id) {
+                slot.session.end_unconfirmed();
+            }
+            self.settle(id);
+        } else if self.hibernate(now, id).is_ok() {
             self.events.push_back((id, Event::Asleep));
         }
     }
@@ -1147,7 +1229,7 @@ impl Endpoint {
         self.let_go(key);
         let beside = self.flows_by_key.get(&key.0).copied().unwrap_or(0);
         if let Some(slot) = self.slot(id) {
-            slot.session.flows_beside = beside;
+            slot.session.flows_beside = beside.saturating_sub(slot.flows);
         }
     }
 

@@ -33,6 +33,9 @@ pub enum SessionEnd {
     /// The server does not admit this device.
     #[error("the server does not admit this device: {0:?}")]
     Refused(Reason),
+    /// Early data came with a handshake that nobody confirmed (R-EARLY-2).
+    #[error("the device did not confirm its handshake")]
+    Unconfirmed,
     /// No common suite or version.
     #[error("the server speaks no version or cipher suite that we do")]
     NoCommonVersion,

@@ -46,6 +46,10 @@ pub struct FlowOptions {
     /// The peer may want to speak at any time: while the device is awake it keeps one permitted
     /// path open for it ([`crate::Config::keepalive`]). Others cost nothing while they are idle.
     pub reachable: bool,
+    /// Its opening and first bytes may travel in the SYN of the first handshake, a round trip sooner,
+    /// to a server that allows it. They may then be heard twice, and whoever learns the server's key
+    /// later can read them: for requests that do no harm when repeated.
+    pub early: bool,
 }
 
 /// One flow.
@@ -90,6 +94,8 @@ pub(crate) struct Flow {
     pub(crate) rewinding: bool,
     /// It came out of a record and its application was not told yet from where to give its bytes.
     pub(crate) restored: bool,
+    /// A SYN opened it, and the device has not said so again yet.
+    pub(crate) by_syn: bool,
 }
 
 impl Flow {
@@ -122,6 +128,7 @@ impl Flow {
             wants_writable: false,
             rewinding: false,
             restored: false,
+            by_syn: false,
         }
     }
 

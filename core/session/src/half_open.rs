@@ -8,6 +8,7 @@ use d2tp_wire::{Cid, Reader, Reason, TOKEN_BYTES, Writer};
 use crate::claim::Claims;
 use crate::config::SPARE_PATHS;
 use crate::early::Early;
+use crate::early_data::read_early_data;
 use crate::path::Addresses;
 use d2tp_seal::PublicKey;
 
@@ -21,6 +22,8 @@ pub(crate) struct Syn {
     pub(crate) flow_credit: u64,
     pub(crate) spare: Vec<Cid>,
     pub(crate) claims: Claims,
+    /// Frames: flows it opens, and their bytes.
+    pub(crate) early_data: Option<Vec<u8>>,
 }
 
 impl Syn {
@@ -39,7 +42,11 @@ impl Syn {
             .map(|_| Cid::decode(r))
             .collect::<Result<_, _>>()
             .ok()?;
-        let claims = Claims::decode(r)?;
+        let early_data = read_early_data(r, epoch)?;
+        let claims = match early_data {
+            Some(_) => Claims::default(),
+            None => Claims::decode(r)?,
+        };
         Some(Syn {
             instance,
             epoch,
@@ -48,6 +55,7 @@ impl Syn {
             flow_credit,
             spare,
             claims,
+            early_data,
         })
     }
 }

@@ -10,6 +10,7 @@ use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSIO
 
 use crate::claim::{Claim, Claims};
 use crate::config::{Config, SPARE_PATHS};
+use crate::early_data::EARLY_DATA_MARK;
 use crate::path::{Addresses, LinkId};
 use crate::session::CidChange;
 
@@ -137,6 +138,7 @@ impl Knock {
         instance: u64,
         epoch: u32,
         claims: Vec<Claim>,
+        early_data: &[u8],
         config: &Config,
         rng: &mut Rng,
     ) -> Option<(usize, Addresses)> {
@@ -173,6 +175,12 @@ impl Knock {
             w.bytes(&cid.0);
         }
         let list = claims;
+        // R-EARLY-1: what a metered link may carry is said when there is a path.
+        if list.is_empty() && !early_data.is_empty() && !gated {
+            w.u8(EARLY_DATA_MARK);
+            w.varint(early_data.len() as u64);
+            w.bytes(early_data);
+        }
         Claims { gated, list }.encode(&mut w);
 
         let buf = &mut buf[..DATAGRAM_FIRST_BYTES];

@@ -24,6 +24,7 @@ mod control;
 mod datagrams;
 mod delivery;
 mod early;
+mod early_data;
 mod endpoint;
 mod epochs;
 mod event;

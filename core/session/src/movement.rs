@@ -38,6 +38,11 @@ impl Session {
         }
         // R-HS-9: after an hour asleep new keys come first.
         let fresh = now.since(self.keys_at) < self.config.keys_max;
+        // R-RESUME-6: after a long silence the server may sleep. A SYN claims the flows whether it does
+        // or not; a packet under old keys would cost a round trip to find out.
+        let away = self.paths.is_empty()
+            && (self.suspended_for(now)).is_some_and(|span| span >= self.config.claim_after);
+        let fresh = fresh && !away;
         let spare = if self.keys.is_some() && fresh && !self.paths.is_full() {
             self.spare.pop_first()
         } else {

@@ -130,6 +130,8 @@ pub(crate) struct Path {
     pub(crate) ack_every: u32,
     /// Another path was alive when this one was opened.
     pub(crate) beside_another: bool,
+    /// The server said that it knows nothing of it.
+    pub(crate) unknown: bool,
     /// Payload bytes each way, for reports and the scheduler.
     pub(crate) payload_in: u64,
     pub(crate) payload_out: u64,
@@ -187,6 +189,7 @@ impl Path {
             probe_now: false,
             ack_every: 0,
             beside_another: false,
+            unknown: false,
             payload_in: 0,
             payload_out: 0,
             first_packet_padded: false,

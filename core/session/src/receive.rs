@@ -293,7 +293,7 @@ impl Session {
                 bytes,
                 fin,
             } => {
-                return self.on_data(now, slot, flow, offset, bytes, fin);
+                return self.on_data(slot, flow, offset, bytes, fin);
             }
             Frame::Ack {
                 path,
@@ -321,24 +321,7 @@ impl Session {
                 deadline_ms,
             } => {
                 let deadline = deadline_ms.map(|ms| now + Span::from_millis(ms));
-                let options = FlowOptions {
-                    priority: priority.min(7),
-                    size,
-                    deadline: self.cut_deadline(now, deadline),
-                    durable: flags & Frame::OPEN_DURABLE != 0,
-                    hibernates: flags & Frame::OPEN_HIBERNATES != 0,
-                    reachable: flags & Frame::OPEN_REACHABLE != 0,
-                };
-                self.claim_by_open(flow);
-                if !self.accept_flow(flow, options)? {
-                    // R-FLOW-5: used up, or too old to tell. An opener that came back from a crash may
-                    // not know that the flow is over, and must hear it; to others it says nothing new.
-                    self.unkept |= !self.flows.may_refuse(flow);
-                    self.flows.refuse(flow, Reason::UnknownFlow);
-                }
-                if options.deadline != deadline {
-                    self.tell_deadline(flow, options.deadline);
-                }
+                self.on_open(now, flow, flags, priority, size, deadline)?;
             }
             Frame::Reset {
                 flow,
@@ -529,7 +512,6 @@ impl Session {
     #[inline]
     fn on_data(
         &mut self,
-        now: Time,
         slot: usize,
         id: FlowId,
         offset: u64,
@@ -545,11 +527,25 @@ impl Session {
             bytes: bytes.len() as u64,
             new: 0,
         });
+        let new = self.take_bytes(gated.then_some(path_id), id, offset, bytes, fin)?;
+        self.arrivals[at].new = new;
+        Ok(())
+    }
+
+    /// Bytes of a flow, and on which gated path they came; how many of them are new.
+    #[inline]
+    pub(crate) fn take_bytes(
+        &mut self,
+        gated: Option<PathId>,
+        id: FlowId,
+        offset: u64,
+        bytes: &[u8],
+        fin: bool,
+    ) -> Result<u64, PeerFault> {
         if self.flows.get(id).is_none() {
             // A flow's first packets may be reordered: DATA opens it with defaults.
-            let _ = now;
             if !self.accept_flow(id, FlowOptions::default())? {
-                return Ok(());
+                return Ok(0);
             }
         }
         let flow = self
@@ -557,15 +553,14 @@ impl Session {
             .get_mut(id)
             .expect("it was just accepted or known before");
         flow.announced = true;
-        if gated {
-            flow.grants_out.on_received(path_id, bytes.len() as u64);
+        if let Some(path) = gated {
+            flow.grants_out.on_received(path, bytes.len() as u64);
         }
         let arrival = flow.recv.on_data(id, offset, bytes, fin)?;
         if arrival.unkept {
             self.unkept = true;
-            return Ok(());
+            return Ok(0);
         }
-        self.arrivals[at].new = arrival.new;
         let ended = flow.recv.stopped.is_some();
         let tell = arrival.readable && !flow.told_readable;
         flow.told_readable |= tell;
@@ -584,6 +579,38 @@ impl Session {
         }
         if tell {
             self.emit(Event::Readable(id));
+        }
+        Ok(arrival.new)
+    }
+
+    /// The peer opened a flow, or said again that it did.
+    pub(crate) fn on_open(
+        &mut self,
+        now: Time,
+        flow: FlowId,
+        flags: u8,
+        priority: u8,
+        size: Option<u64>,
+        deadline: Option<Time>,
+    ) -> Result<(), PeerFault> {
+        let options = FlowOptions {
+            priority: priority.min(7),
+            size,
+            deadline: self.cut_deadline(now, deadline),
+            durable: flags & Frame::OPEN_DURABLE != 0,
+            hibernates: flags & Frame::OPEN_HIBERNATES != 0,
+            reachable: flags & Frame::OPEN_REACHABLE != 0,
+            early: false,
+        };
+        self.claim_by_open(flow);
+        if !self.accept_flow(flow, options)? {
+            // R-FLOW-5: used up, or too old to tell. An opener that came back from a crash may
+            // not know that the flow is over, and must hear it; to others it says nothing new.
+            self.unkept |= !self.flows.may_refuse(flow);
+            self.flows.refuse(flow, Reason::UnknownFlow);
+        }
+        if options.deadline != deadline {
+            self.tell_deadline(flow, options.deadline);
         }
         Ok(())
     }
@@ -1054,13 +1081,14 @@ impl Session {
         if generation != self.generation || self.role == Role::Responder {
             return;
         }
-        let Some(p) = self.paths.get(path) else {
+        let Some(p) = self.paths.get_mut(path) else {
             return;
         };
         // R-UNKNOWN-1: only the host that issued the id can know its token.
         if !unknown_token(&p.token, token) {
             return;
         }
+        p.unknown = true;
         let (addresses, gated) = (p.addresses, p.gated);
         if self.closing.is_some() {
             // R-CLOSE-3: who does not know the session need not hear that it is over.

@@ -155,10 +155,11 @@ impl Session {
         self.suspended_at = Some(now);
     }
 
-    /// R-RESUME-6: what a device's SYN claims, the most urgent first. Where there is a path the
-    /// session goes on meanwhile, and what was true when the SYN left is not when it is answered.
+    /// R-RESUME-6: what a device's SYN claims, the most urgent first. Where there is a path that the
+    /// server may know the session goes on meanwhile, and what was true when the SYN left is not when
+    /// it is answered.
     pub(crate) fn claims(&mut self) -> Vec<Claim> {
-        if !self.paths.is_empty() {
+        if self.paths.iter().any(|path| !path.unknown) {
             return Vec::new();
         }
         let mut order: Vec<(u8, FlowId)> = self
@@ -387,6 +388,7 @@ impl Session {
         }
         let credit = self.initial_flow_credit;
         if let Some(flow) = self.flows.get_mut(id) {
+            flow.by_syn = false;
             flow.send.set_credit(credit);
         }
         if self.take_up(id, 0) {
@@ -436,7 +438,8 @@ impl Session {
         let unclaimed: Vec<FlowId> = self
             .flows
             .iter()
-            .filter(|f| f.unclaimed)
+            // R-EARLY-3: what a SYN opened is not claimed but opened again.
+            .filter(|f| f.unclaimed && !f.by_syn)
             .map(|f| f.id)
             .collect();
         for id in unclaimed {

@@ -77,6 +77,17 @@ pub enum TraceRecord {
         /// What it says. Secrets are left out.
         frame: Frame<'static>,
     },
+    /// An unreliable datagram was in a packet that was told.
+    Datagram {
+        /// Ours.
+        sent: bool,
+        /// The path it travelled on.
+        path: PathId,
+        /// Its context.
+        context: u64,
+        /// How many bytes it has.
+        bytes: usize,
+    },
     /// Packets counted as lost.
     Lost {
         /// Their path.
@@ -210,6 +221,17 @@ impl Trace {
             });
         }
         for frame in FrameIter::new(plaintext).map_while(Result::ok) {
+            if let Frame::Datagram { context, bytes } = frame
+                && told
+            {
+                let bytes = bytes.len();
+                self.note(TraceRecord::Datagram {
+                    sent,
+                    path,
+                    context,
+                    bytes,
+                });
+            }
             if let Some(frame) = of_interest(frame) {
                 self.note(TraceRecord::Frame { sent, path, frame });
             }

@@ -104,6 +104,7 @@ impl Session {
             return None;
         }
         let claims = self.claims();
+        let early_data = self.early_data(now);
         let knock = self.knock.as_mut()?;
         // R-HS-2: an epoch is used for one SYN only, and was reserved before.
         if self.epochs.is_empty() {
@@ -125,6 +126,7 @@ impl Session {
             self.instance,
             epoch,
             claims,
+            &early_data,
             &self.config,
             &mut self.rng,
         )?;
@@ -718,25 +720,7 @@ impl Session {
                     break;
                 }
                 let frame = match bit {
-                    want::OPEN => Frame::Open {
-                        flow: id,
-                        flags: if flow.options.durable {
-                            Frame::OPEN_DURABLE
-                        } else {
-                            0
-                        } | if flow.options.hibernates {
-                            Frame::OPEN_HIBERNATES
-                        } else {
-                            0
-                        } | if flow.options.reachable {
-                            Frame::OPEN_REACHABLE
-                        } else {
-                            0
-                        },
-                        priority: flow.options.priority,
-                        size: flow.options.size,
-                        deadline_ms: flow.options.deadline.map(|d| d.since(now).as_millis()),
-                    },
+                    want::OPEN => flow.opening(now),
                     want::RESUME => Frame::Resume {
                         flow: id,
                         received: flow.recv.contiguous(),

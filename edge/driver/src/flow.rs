@@ -32,6 +32,10 @@ pub struct FlowSettings {
     /// The server may want to speak at any time: while the device is awake one path that costs
     /// nothing is kept open for it, by a packet every 25 s. Others send nothing while they are idle.
     pub reachable: bool,
+    /// Opening and first bytes may travel in the first handshake's SYN: write them, then give the
+    /// device its link. A server that allows it ([`d2tp_session::Config::early_data`]) has them a round
+    /// trip sooner. They may be heard twice, so only what does no harm when repeated should go.
+    pub early: bool,
 }
 
 impl FlowSettings {
@@ -43,6 +47,7 @@ impl FlowSettings {
             durable: self.durable,
             hibernates: true,
             reachable: self.reachable,
+            early: self.early,
         }
     }
 }
@@ -156,6 +161,14 @@ impl Flow {
         let id = self.id;
         self.shared
             .with(self.session, |s| s.set_durable(id, offset));
+    }
+
+    /// On a server: whether the device has proved that it is there now. Until it has, what the flow
+    /// says may be a copy of what was said before, and must not be acted on where that does harm.
+    pub fn is_confirmed(&self) -> bool {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.is_some_and(|s| !s.is_unconfirmed())
     }
 
     /// How the flow ended, once it has.

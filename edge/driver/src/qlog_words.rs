@@ -50,9 +50,18 @@ pub(crate) fn words(
         TraceRecord::Frame { sent, path, frame } => {
             let (name, mut data) = frame_words(frame);
             data["on_path"] = json!(path.0);
-            data["by"] = json!(if *sent { "local" } else { "remote" });
+            data["by"] = json!(by(*sent));
             (name, data)
         }
+        TraceRecord::Datagram {
+            sent,
+            path,
+            context,
+            bytes,
+        } => (
+            "datagram",
+            json!({ "on_path": path.0, "by": by(*sent), "context": context, "length": bytes }),
+        ),
         TraceRecord::Lost { path, packets } => (
             "packets_lost",
             json!({ "path": path.0, "packets": packets }),
@@ -77,10 +86,7 @@ pub(crate) fn words(
                 "datagram_size": mtu,
             }),
         ),
-        TraceRecord::KeysUpdated { sent } => (
-            "key_updated",
-            json!({ "by": if *sent { "local" } else { "remote" } }),
-        ),
+        TraceRecord::KeysUpdated { sent } => ("key_updated", json!({ "by": by(*sent) })),
         TraceRecord::Dropped(count) => ("events_dropped", json!({ "count": count })),
     };
     (format!("d2tp:{name}"), data)
@@ -227,6 +233,11 @@ fn frame_words(frame: &Frame<'_>) -> (&'static str, Value) {
         ),
         other => ("frame", json!({ "text": format!("{other:?}") })),
     }
+}
+
+/// Which end said it.
+fn by(sent: bool) -> &'static str {
+    if sent { "local" } else { "remote" }
 }
 
 /// Flow ids are 57 bits long: more than a number in JavaScript holds.

@@ -183,6 +183,10 @@ pub(crate) fn keep(inner: &mut Inner, id: SessionId, flow: FlowId, memo: Bytes) 
     };
     if entry.end.is_none() {
         entry.memo = Some(memo.clone());
+        // R-HS-12: of a device that has not proved that it is there nothing is written down.
+        if inner.core.session(id).is_some_and(|s| s.is_unconfirmed()) {
+            return;
+        }
         inner.rest.is_awake(key, id);
         inner.rest.write_memo(key, flow, Some(memo));
         look_again(inner, id);
@@ -254,7 +258,15 @@ fn on_awake(inner: &mut Inner, id: SessionId) {
     let Some(key) = key_of(inner, id) else { return };
     let flows = inner.core.session(id).map(|s| s.flow_ids());
     for flow in flows.into_iter().flatten() {
-        if inner.flows.contains_key(&(id, flow)) {
+        if let Some(entry) = inner.flows.get(&(id, flow)) {
+            // It was opened by early data, and kept before the device confirmed.
+            if let Some(memo) = entry
+                .memo
+                .clone()
+                .filter(|_| !inner.rest.keys.contains_key(&id))
+            {
+                keep(inner, id, flow, memo);
+            }
             continue;
         }
         match inner.rest.take_memo(key, flow) {

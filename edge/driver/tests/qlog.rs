@@ -69,6 +69,10 @@ async fn a_session_that_moves_is_told_in_order_by_both_ends() {
         d2tp_driver::FlowIo::deadline_left(&far).is_some()
     })
     .await;
+    let datagram = bytes::Bytes::from_static(&[3; 77]);
+    let expiry = std::time::Duration::from_secs(5);
+    near.connection().send_datagram(datagram, expiry).unwrap();
+    within(far.connection().recv_datagram()).await.unwrap();
     drop(near);
     until("the flow's end is known", || far.end().is_some()).await;
     device.close().await;
@@ -115,6 +119,9 @@ async fn a_session_that_moves_is_told_in_order_by_both_ends() {
             d["from"] == "wifi" && d["to"] == "dock"
         }),
         first(device, "d2tp:deadline", |d| d["by"] == "local"),
+        first(device, "d2tp:datagram", |d| {
+            d["by"] == "local" && d["length"] == 77
+        }),
         first(device, "d2tp:flow_reset", |_| true),
     ];
     assert!(steps.is_sorted(), "{steps:?}");

@@ -330,6 +330,9 @@ pub struct Flow {
     /// Whether bytes are kept by their sender until they are safe at the receiver (simulator only).
     #[serde(default)]
     pub durable: bool,
+    /// Whether its opening may travel in the first SYN (simulator only).
+    #[serde(default)]
+    pub early: bool,
     /// Whether the digest is compared with what the origin sent.
     #[serde(default = "yes")]
     pub integrity: bool,

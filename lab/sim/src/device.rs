@@ -369,6 +369,7 @@ impl Device {
             deadline: spec.deadline_s.map(|s| clock.core(Time::from_secs_f64(s))),
             hibernates: true,
             durable: spec.durable,
+            early: spec.early,
             ..FlowOptions::default()
         };
         if spec

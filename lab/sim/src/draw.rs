@@ -124,13 +124,18 @@ impl Draw {
         let bytes = self.one_of(&[0, 1, 1200, 70_000, 1_000_000, 3_000_000]);
         writeln!(out, "\n[[flow]]\nid = \"f{number}\"\nbytes = {bytes}")?;
         writeln!(out, "direction = \"{direction}\"")?;
-        let start = self.between(0.0, 30.0);
+        // Only what is there before the first SYN can travel in it.
+        let early = self.chance(0.2);
+        let start = if early { 0.0 } else { self.between(0.0, 30.0) };
         writeln!(out, "start_s = {start}")?;
         if self.chance(0.4) {
             writeln!(out, "durable = true")?;
         }
         if self.chance(0.3) {
             writeln!(out, "late_end = true")?;
+        }
+        if early {
+            writeln!(out, "early = true")?;
         }
         let by = self.chance(0.25).then(|| start + self.between(0.2, 200.0));
         match by {

@@ -112,8 +112,8 @@ impl SimFault {
     /// Whether a session may end like this between honest ends.
     pub(crate) fn of_end(who: &'static str, end: &SessionEnd) -> Result<(), SimFault> {
         match end {
-            // A server that waited in vain, and what it answers then.
-            SessionEnd::Local => Ok(()),
+            // A server that waited in vain, and what it answers then; early data nobody confirmed.
+            SessionEnd::Local | SessionEnd::Unconfirmed => Ok(()),
             end => Err(SimFault::Ended {
                 who,
                 end: end.clone(),

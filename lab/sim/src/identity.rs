@@ -47,6 +47,9 @@ impl Identity {
     }
 
     pub(crate) fn config(self) -> Config {
-        Config::default()
+        Config {
+            early_data: true,
+            ..Config::default()
+        }
     }
 }

@@ -281,7 +281,7 @@ impl Proxy {
     /// Writes the journal: at the scenario's pace, or because something must not be lost.
     pub(crate) fn keep(&mut self, now: Time, pace: bool) {
         if self.host.wants_commit(pace)
-            && let Some(session) = self.session()
+            && let Some(session) = self.session().filter(|s| !s.is_unconfirmed())
         {
             let record = session.record(self.host.clock.core(now), false).encode();
             self.host.commit(now, Some(record), self.flows.clone());

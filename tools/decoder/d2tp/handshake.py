@@ -4,12 +4,14 @@ import hashlib
 
 from . import crypto, noise, packets
 from .crypto import Forged, hmac256
-from .frames import reason
+from .frames import read_frames, reason
 from .reader import V_MAX, Malformed, Reader
 
 PROLOGUE = b"D2TP\x01"
 SPARE_MAX = 8
 CLAIMS_MAX = 64
+EARLY_DATA = 255
+EARLY_FRAMES = ("OPEN", "DATA")
 SUITES = {1: "AES-128-GCM", 2: "ChaCha20-Poly1305"}
 
 
@@ -20,9 +22,15 @@ def spare(r, entry):
     return [entry(r) for _ in range(count)]
 
 
-def claims(r):
-    """Sections 3.1 and 10.1; R-HS-15."""
+def claims_or_early_data(r, epoch):
     count = r.uint(1) if r.left() else 0
+    if count == EARLY_DATA:
+        return {"metered": False, "claims": [], "early_data": early_data(r.string(), epoch)}
+    return {**claims(r, count), "early_data": None}
+
+
+def claims(r, count):
+    """Sections 3.1 and 10.1; R-HS-15."""
     if count > CLAIMS_MAX:
         raise Malformed(f"{count} claims")
     metered = r.flag() if count else False
@@ -39,18 +47,30 @@ def claim(r):
     return said
 
 
+def early_data(told, epoch):
+    """Section 3.5; the layout of a flow id is in section 7."""
+    for name, said in read_frames(told):
+        if name not in EARLY_FRAMES:
+            raise Malformed(f"{name} as early data")
+        if said["flow"] & 1:
+            raise Malformed("early data of a flow of the server's")
+        if said["flow"] >> 25 > epoch:
+            raise Malformed("early data of an epoch to come")
+    return told.hex()
+
+
 def read_syn_payload(payload):
     """Fields in their order; what follows them is padding."""
     r = Reader(payload)
-    return {
+    said = {
         "instance": r.uint(8),
         "epoch": r.uint(4),
         "suites": list(r.bytes(r.uint(1))),
         "session_credit": r.v(),
         "flow_credit": r.v(),
         "cids": spare(r, lambda r: r.bytes(8).hex()),
-        **claims(r),
     }
+    return {**said, **claims_or_early_data(r, said["epoch"])}
 
 
 def read_syn_ack_payload(payload):

@@ -1,5 +1,7 @@
 //! A server, a device over links of the test's own, and patience.
 
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +18,15 @@ pub fn key(n: u8) -> SecretKey {
 }
 
 pub fn server() -> Server {
+    server_with(Config::default())
+}
+
+pub fn server_with(config: Config) -> Server {
     Server::bind(ServerOptions {
         listen: "127.0.0.1:0".parse().unwrap(),
         key: key(2),
         admission: Admission::Anybody,
-        config: Config::default(),
+        config,
     })
     .unwrap()
 }
@@ -34,10 +40,20 @@ pub fn usage(link: &Link) -> LinkUse {
 }
 
 pub async fn device(server: &Server, links: &Arc<GivenLinks>, attach: Arc<dyn Attach>) -> Device {
+    device_by_way_of(server.local_addr().port(), server, links, attach).await
+}
+
+/// A device that finds the server at another port than the server's own.
+pub async fn device_by_way_of(
+    port: u16,
+    server: &Server,
+    links: &Arc<GivenLinks>,
+    attach: Arc<dyn Attach>,
+) -> Device {
     let options = DeviceOptions {
         server: ServerAddress {
             host: "127.0.0.1".into(),
-            port: server.local_addr().port(),
+            port,
             key: server.public_key(),
         },
         key: key(1),

@@ -559,9 +559,53 @@ fn write_syn_payload(draw: &mut Draw) -> Vec<u8> {
     for _ in 0..n {
         w.bytes(&draw.cid().0);
     }
-    write_claims(draw, &mut w);
+    if draw.one_in(3) {
+        write_early_data(draw, &mut w);
+    } else {
+        write_claims(draw, &mut w);
+    }
     let n = w.written();
     buf[..n].to_vec()
+}
+
+fn write_early_data(draw: &mut Draw, w: &mut Writer<'_>) {
+    w.u8(255);
+    let mut buf = [0; 1_000];
+    let mut frames = Writer::new(&mut buf);
+    // Mostly ids that are the device's, of an epoch before the SYN's.
+    for _ in 0..draw.below(4) {
+        let flow = match draw.below(8) {
+            0 => draw.flow(),
+            n => FlowId::new(n as u32 % 2, draw.v32() & FlowId::COUNTER_MAX, true),
+        };
+        match draw.below(12) {
+            0 => Frame::Ping.encode(&mut frames),
+            1 => Frame::Stop { flow, code: 1 }.encode(&mut frames),
+            2..7 => {
+                let frame = Frame::Open {
+                    flow,
+                    flags: draw.below(8) as u8,
+                    priority: draw.below(8) as u8,
+                    size: draw.some(),
+                    deadline_ms: draw.some(),
+                };
+                frame.encode(&mut frames);
+            }
+            _ => {
+                let bytes = draw.bytes(40);
+                let frame = Frame::Data {
+                    flow,
+                    offset: draw.bits(10),
+                    bytes: &bytes,
+                    fin: draw.one_in(2),
+                };
+                frame.encode(&mut frames);
+            }
+        }
+    }
+    let n = frames.written();
+    w.varint(n as u64);
+    w.bytes(&buf[..n]);
 }
 
 fn write_claims(draw: &mut Draw, w: &mut Writer<'_>) {
@@ -780,6 +824,7 @@ fn record(draw: &mut Draw) -> Case {
                     durable: draw.one_in(2),
                     hibernates: draw.one_in(2),
                     reachable: draw.one_in(2),
+                    early: false,
                 },
                 deadline_left: draw.some().map(Span::from_millis),
                 deadline_seq: draw.v(),

@@ -108,6 +108,7 @@ fn syn_fields(syn: &Syn) -> Value {
         "session_credit": syn.session_credit, "flow_credit": syn.flow_credit,
         "cids": syn.spare.iter().map(|c| hex::encode(c.0)).collect::<Vec<_>>(),
         "metered": syn.claims.gated,
+        "early_data": syn.early_data.as_ref().map(hex::encode),
         "claims": syn.claims.list.iter()
             .map(|c| json!({"flow": c.flow.0, "received": c.received, "credit": c.credit,
                             "complete": c.is_complete()}))

@@ -1,0 +1,180 @@
+//! Early data: flows opened inside the SYN, for what does no harm if it is heard twice.
+//!
+//! ```text
+//!  device                                            server
+//!   SYN: OPEN flow, its first bytes    ──────────▶    a session that is not confirmed; the
+//!                                                     application reads, and may answer
+//!                                      ◀──────────  SYN+ACK
+//!                                      ◀──────────  DATA flow from 0 on          (early.rs)
+//!   first packet: OPEN, bytes, again   ──────────▶    confirmed: the flow is claimed by it
+//! ```
+//!
+//! A round trip is saved where both ends meet for the first time. What was said in the SYN is said
+//! again in the first packet, so nothing depends on a server that read it; a server that did hears it
+//! as a claim. A copy of the SYN can bring the same bytes to a server that has forgotten the session:
+//! only flows that ask for it go this way, and only to servers that allow it.
+
+use d2tp_time::{Span, Time};
+use d2tp_wire::{FlowId, Frame, FrameIter, Reader, Writer};
+
+use crate::event::{PeerFault, SessionEnd};
+use crate::flow::{Flow, FlowOptions};
+use crate::session::{Credit, Session};
+
+/// Where a SYN would count its claims: early data follows instead.
+pub(crate) const EARLY_DATA_MARK: u8 = 255;
+/// Bytes of frames in a SYN: what its padding holds beside all other fields at their longest.
+pub(crate) const EARLY_DATA_BYTES_MAX: usize = 960;
+/// An OPEN at its longest.
+const OPEN_BYTES_MAX: usize = 1 + 8 + 1 + 1 + 8 + 8;
+/// A piece of data smaller than this is not worth its header.
+const DATA_MIN: usize = 16;
+
+/// R-HS-15: reads the early data of a SYN of this epoch, if it has any instead of claims: flows of the
+/// device's that open and their bytes, nothing else. None: it is malformed.
+#[expect(clippy::option_option, reason = "malformed, and not there")]
+pub(crate) fn read_early_data(r: &mut Reader<'_>, epoch: u32) -> Option<Option<Vec<u8>>> {
+    let mut ahead = *r;
+    if ahead.u8() != Ok(EARLY_DATA_MARK) {
+        return Some(None);
+    }
+    *r = ahead;
+    let n = usize::try_from(r.varint().ok()?).ok()?;
+    let bytes = r.bytes(n).ok()?;
+    let ours = |flow: FlowId| flow.by_initiator() && flow.0 <= FlowId::MAX && flow.epoch() <= epoch;
+    let good = FrameIter::new(bytes).all(|frame| match frame {
+        Ok(Frame::Open { flow, .. } | Frame::Data { flow, .. }) => ours(flow),
+        _ => false,
+    });
+    good.then(|| Some(bytes.to_vec()))
+}
+
+impl Session {
+    /// R-EARLY-1: the opening and first bytes of flows that may be heard twice, for a SYN. Nothing
+    /// counts as sent by that.
+    pub(crate) fn early_data(&mut self, now: Time) -> Vec<u8> {
+        let mut buf = vec![0; EARLY_DATA_BYTES_MAX];
+        let mut w = Writer::new(&mut buf);
+        if self.known || self.closing.is_some() {
+            return Vec::new();
+        }
+        let early = |f: &&mut Flow| {
+            f.options.early && !f.announced && !f.restored && f.send.reset.is_none()
+        };
+        for flow in self.flows.iter_mut().filter(early) {
+            if w.room() < OPEN_BYTES_MAX {
+                break;
+            }
+            flow.opening(now).encode(&mut w);
+            let head = Frame::data_head_len(flow.id, 0, w.room());
+            if w.room() < head + DATA_MIN || !flow.send.holds(0) {
+                break;
+            }
+            let len = (flow.send.end() as usize).min(w.room() - head);
+            let fin = flow.send.is_finished() && len as u64 == flow.send.end();
+            if len > 0 || fin {
+                Frame::encode_data_head(&mut w, flow.id, 0, len, fin);
+                flow.send.copy(0, w.reserve(len));
+            }
+        }
+        let written = w.written();
+        buf.truncate(written);
+        buf
+    }
+
+    /// A server's session that lives by early data alone: what it may be sent, and may send.
+    pub(crate) fn begin_unconfirmed(&mut self, session_credit: u64, flow_credit: u64) {
+        self.credit = Credit {
+            peer_max: session_credit,
+            told: self.config.session_window,
+            ..Credit::default()
+        };
+        self.initial_flow_credit = flow_credit;
+    }
+
+    /// R-EARLY-2: takes in what a SYN holds; the flows that it opened or added to.
+    pub(crate) fn take_early_data(
+        &mut self,
+        now: Time,
+        bytes: &[u8],
+    ) -> Result<Vec<FlowId>, PeerFault> {
+        let mut flows: Vec<FlowId> = Vec::new();
+        for frame in FrameIter::new(bytes) {
+            let frame = frame?;
+            let (Frame::Open { flow: id, .. } | Frame::Data { flow: id, .. }) = frame else {
+                continue;
+            };
+            let full = self.flows.len() + self.flows_beside >= self.config.flows_per_key_max
+                || self.flows.len() >= self.config.flows_max;
+            if full && self.flows.get(id).is_none() {
+                // R-QUOTA-2: it hears so when it is opened again.
+                continue;
+            }
+            match frame {
+                Frame::Open {
+                    flow,
+                    flags,
+                    priority,
+                    size,
+                    deadline_ms,
+                } => {
+                    let deadline = deadline_ms.map(|ms| now + Span::from_millis(ms));
+                    self.on_open(now, flow, flags, priority, size, deadline)?;
+                }
+                Frame::Data {
+                    flow,
+                    offset,
+                    bytes,
+                    fin,
+                } => {
+                    self.take_bytes(None, flow, offset, bytes, fin)?;
+                }
+                _ => {}
+            }
+            if let Some(flow) = self.flows.get_mut(id)
+                && !flows.contains(&id)
+            {
+                // The application begins at the beginning by itself.
+                flow.asked = Some(0);
+                flow.by_syn = true;
+                flows.push(id);
+            }
+        }
+        // What found no place comes again in the first packet.
+        self.unkept = false;
+        Ok(flows)
+    }
+
+    /// Whether the peer has yet to prove that it is there now: what its flows say may be a copy of
+    /// what was said before.
+    pub fn is_unconfirmed(&self) -> bool {
+        self.is_thawed() && !self.known
+    }
+
+    /// Nobody confirmed the handshake its early data came with.
+    pub(crate) fn end_unconfirmed(&mut self) {
+        self.end(SessionEnd::Unconfirmed);
+    }
+}
+
+impl Flow {
+    /// Its OPEN.
+    pub(crate) fn opening(&self, now: Time) -> Frame<'static> {
+        let FlowOptions {
+            durable,
+            hibernates,
+            reachable,
+            ..
+        } = self.options;
+        let flag = |on: bool, flag: u8| if on { flag } else { 0 };
+        Frame::Open {
+            flow: self.id,
+            flags: flag(durable, Frame::OPEN_DURABLE)
+                | flag(hibernates, Frame::OPEN_HIBERNATES)
+                | flag(reachable, Frame::OPEN_REACHABLE),
+            priority: self.options.priority,
+            size: self.options.size,
+            deadline_ms: self.options.deadline.map(|d| d.since(now).as_millis()),
+        }
+    }
+}
