@@ -16,7 +16,9 @@ use crate::handshake_server::{Serving, cpu_s};
 use crate::idle_fill::fill;
 
 /// Handshakes under way at once: enough that neither end waits for the other.
-const AT_ONCE: usize = 64;
+pub(crate) const AT_ONCE: usize = 64;
+/// Connections of quinn that are enough to tell its rate.
+const QUINN_MOST: u64 = 5_000;
 /// Sockets of all devices together.
 const SOCKETS: usize = 4;
 /// Numbers of hosts that wake begin here, so that none of them came in before.
@@ -46,6 +48,8 @@ struct Outcome {
     wakes_per_s: f64,
     /// What two cores could do if a handshake were nothing but its X25519 products.
     x25519_bound_per_s: f64,
+    /// Connections of quinn a second, both ends on this machine too.
+    quinn_per_s: f64,
     hosts: u64,
     rounds: usize,
     cookies: bool,
@@ -81,6 +85,7 @@ pub fn run(options: &Options) -> Result<()> {
         handshakes_per_s: handshake.per_s.round(),
         wakes_per_s: wake.per_s.round(),
         x25519_bound_per_s: x25519_bound().round(),
+        quinn_per_s: crate::handshake_quinn::per_second(options.hosts.min(QUINN_MOST))?.round(),
         hosts: options.hosts,
         rounds: options.rounds,
         cookies: options.cookies,
@@ -96,7 +101,8 @@ pub fn run(options: &Options) -> Result<()> {
         println!(
             "handshakes   {:>7.0} a second   (CPU: server {:.0} µs, device {:.0} µs each)\n\
              wakes        {:>7.0} a second   (CPU: server {:.0} µs, device {:.0} µs each)\n\
-             X25519 alone {:>7.0} a second   on two cores",
+             X25519 alone {:>7.0} a second   on two cores\n\
+             quinn        {:>7.0} a second",
             outcome.handshakes_per_s,
             outcome.server_cpu_us_per_handshake,
             outcome.device_cpu_us_per_handshake,
@@ -104,6 +110,7 @@ pub fn run(options: &Options) -> Result<()> {
             outcome.server_cpu_us_per_wake,
             outcome.device_cpu_us_per_wake,
             outcome.x25519_bound_per_s,
+            outcome.quinn_per_s,
         );
     }
     ensure!(failed == 0, "{failed} devices did not get through");
@@ -201,24 +208,29 @@ fn has_more(crowd: &mut Crowd, place: usize) -> bool {
 }
 
 /// Handshakes a second if both ends did nothing but their products: a key pair and four products
-/// each, on two cores.
+/// each, on two cores that are both busy with that.
 fn x25519_bound() -> f64 {
+    std::thread::scope(|both| {
+        let sides = [(); 2].map(|()| both.spawn(x25519_per_s));
+        let rates = sides.map(|side| side.join().expect("it computes"));
+        f64::min(rates[0], rates[1])
+    })
+}
+
+/// How often one core does one side's products in a second.
+fn x25519_per_s() -> f64 {
     const TIMES: u64 = 2_000;
     use aws_lc_rs::agreement::{PrivateKey, UnparsedPublicKey, X25519, agree};
     let peer = key_of(1).public();
     let private = PrivateKey::from_private_key(&X25519, &key_of(2).to_bytes()).expect("32 bytes");
     let begun = Instant::now();
-    for _ in 0..TIMES {
-        let peer = UnparsedPublicKey::new(&X25519, &peer.0);
-        let product = agree(&private, peer, (), |shared| Ok(shared[0]));
-        std::hint::black_box(product).expect("a key of ours");
-    }
-    let product = begun.elapsed().as_secs_f64() / TIMES as f64;
-    let begun = Instant::now();
     for n in 0..TIMES {
         std::hint::black_box(key_of(n));
+        for _ in 0..4 {
+            let peer = UnparsedPublicKey::new(&X25519, &peer.0);
+            let product = agree(&private, peer, (), |shared| Ok(shared[0]));
+            std::hint::black_box(product).expect("a key of ours");
+        }
     }
-    let pair = begun.elapsed().as_secs_f64() / TIMES as f64;
-    // Two cores do the two sides side by side.
-    1.0 / (4.0 * product + pair)
+    TIMES as f64 / begun.elapsed().as_secs_f64()
 }

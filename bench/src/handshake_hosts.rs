@@ -38,10 +38,15 @@ pub const DEADLINE: Span = Span::from_secs(6 * 3600);
 
 /// `len` bytes from `offset` on of the flow of host `number`.
 pub fn content(number: u64, offset: u64, len: usize) -> Vec<u8> {
+    let seed = number.wrapping_mul(0x2545_f491_4f6c_dd1d);
     let words = offset / 8..(offset + len as u64).div_ceil(8);
-    let bytes =
-        words.flat_map(|n| mix(number.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ n).to_le_bytes());
-    bytes.skip((offset % 8) as usize).take(len).collect()
+    let mut bytes = Vec::with_capacity(len + 16);
+    for n in words {
+        bytes.extend_from_slice(&mix(seed ^ n).to_le_bytes());
+    }
+    bytes.drain(..(offset % 8) as usize);
+    bytes.truncate(len);
+    bytes
 }
 
 fn mix(n: u64) -> u64 {

@@ -23,6 +23,7 @@ mod grid;
 mod grid_report;
 mod handshake;
 mod handshake_hosts;
+mod handshake_quinn;
 mod handshake_server;
 mod idle;
 mod idle_fill;
