@@ -344,6 +344,12 @@ impl PacketKeys {
         (self.tx_generation, self.rx_generation)
     }
 
+    /// Whether the ciphers hold anything that [`PacketKeys::cool`] would give back.
+    #[inline]
+    pub fn is_warm(&self) -> bool {
+        self.tx.warm.is_some() || self.rx.warm.is_some()
+    }
+
     /// The session rests: what the ciphers made of the keys goes, and is made again with the next
     /// packet either way.
     pub fn cool(&mut self) {

@@ -322,6 +322,8 @@ pub(crate) struct Paths {
 impl Paths {
     pub(crate) fn push(&mut self, path: Path) {
         assert!(self.list.len() < PATHS_MAX);
+        // Most sessions have one: room for four, as a list would take, is most of what they cost.
+        self.list.reserve_exact(1);
         self.list.push(path);
     }
     pub(crate) fn is_full(&self) -> bool {

@@ -194,8 +194,15 @@ impl RecvHalf {
             while self.blocks.len() <= index {
                 self.blocks.push_back(None);
             }
-            let block = self.blocks[index].get_or_insert_with(|| vec![0; BLOCK_BYTES as usize]);
-            block[at..at + n].copy_from_slice(&data[..n]);
+            let room = || Vec::with_capacity(BLOCK_BYTES as usize);
+            let block = self.blocks[index].get_or_insert_with(room);
+            if block.len() == at {
+                // In order, as nearly always: nothing is written twice.
+                block.extend_from_slice(&data[..n]);
+            } else {
+                block.resize(block.len().max(at + n), 0);
+                block[at..at + n].copy_from_slice(&data[..n]);
+            }
             offset += n as u64;
             data = &data[n..];
         }

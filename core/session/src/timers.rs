@@ -5,8 +5,10 @@
 //! overtaken for too long count as lost; a path without answers is probed, then demoted, and where it
 //! never answered and is the only one a new handshake is asked for; a device that waits for payload on
 //! a quiet path asks whether it lives; a path that must stay reachable is used before a NAT forgets it;
-//! a server that hears nothing falls silent; a CLOSE that nobody hears is given up.
+//! a server gives back what a quiet session does not need, and one that hears nothing falls silent; a
+//! CLOSE that nobody hears is given up.
 
+use d2tp_seal::PacketKeys;
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, PathStatus, Reason};
 
@@ -20,6 +22,8 @@ use crate::session::{Life, Role, Session, on_said};
 const PROBES_BEFORE_SILENT: u32 = 2;
 /// Probe timeouts after which packets are made small. // RFC 8899 §4.3 leaves the number open
 const PROBES_BEFORE_SMALL: u32 = 3;
+/// Without a packet for so long a server takes a session for quiet.
+const COOL_AFTER: Span = Span::from_secs(1); // a guess: what it costs to warm up is a few microseconds
 /// Probe timeouts on a path that never answered after which a device asks for a new handshake.
 const PROBES_BEFORE_KNOCK: u32 = 5;
 
@@ -69,10 +73,20 @@ impl Session {
         }
         if self.role == Role::Responder {
             at = at.min(self.last_rx + self.silence_max());
+            if self.keys.as_ref().is_some_and(PacketKeys::is_warm) {
+                at = at.min(self.cool_at());
+            }
         } else if let Some(path) = self.kept_alive() {
             at = at.min(path.last_tx + self.config.keepalive);
         }
         at
+    }
+
+    /// When a server gives back what only a busy session needs; a device has few sessions, and would
+    /// be woken for it.
+    fn cool_at(&self) -> Time {
+        let spoke = self.paths.iter().map(|p| p.last_tx).max();
+        self.last_rx.max(spoke.unwrap_or(Time::ZERO)) + COOL_AFTER
     }
 
     /// R-ALIVE-1, R-ALIVE-2: the one path that is kept open where something must stay reachable.
@@ -166,6 +180,9 @@ impl Session {
                 self.end(SessionEnd::Local);
             }
             return;
+        }
+        if self.role == Role::Responder && self.cool_at() <= now {
+            self.cool();
         }
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
         let resting = self
