@@ -1,0 +1,1 @@
+//! Nothing: the benches are what this package is for.
