@@ -302,13 +302,28 @@ impl Endpoint {
         self.take_in_asleep(Some(now), record)
     }
 
+    /// The same with a record that its owner has read and perhaps changed.
+    ///
+    /// # Errors
+    /// It is not a server's.
+    pub fn adopt_record(&mut self, now: Time, record: &Record) -> Result<(), RecordError> {
+        self.take_in_record(Some(now), record, record.encode().into())
+    }
+
     fn take_in_asleep(&mut self, since: Option<Time>, record: &[u8]) -> Result<(), RecordError> {
-        let decoded = Record::decode(record)?;
-        if decoded.role != Role::Responder {
+        self.take_in_record(since, &Record::decode(record)?, record.into())
+    }
+
+    fn take_in_record(
+        &mut self,
+        since: Option<Time>,
+        record: &Record,
+        bytes: Box<[u8]>,
+    ) -> Result<(), RecordError> {
+        if record.role != Role::Responder {
             return Err(RecordError::Damaged);
         }
-        let key = (decoded.peer, decoded.instance);
-        self.put_to_sleep(key, &decoded, record.into(), since);
+        self.put_to_sleep((record.peer, record.instance), record, bytes, since);
         Ok(())
     }
 

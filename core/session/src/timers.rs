@@ -23,7 +23,7 @@ const PROBES_BEFORE_SILENT: u32 = 2;
 /// Probe timeouts after which packets are made small. // RFC 8899 §4.3 leaves the number open
 const PROBES_BEFORE_SMALL: u32 = 3;
 /// Without a packet for so long a server takes a session for quiet.
-const COOL_AFTER: Span = Span::from_secs(1); // a guess: what it costs to warm up is a few microseconds
+const COOL_AFTER: Span = Span::from_millis(250); // a guess: to warm up costs a few microseconds
 /// Probe timeouts on a path that never answered after which a device asks for a new handshake.
 const PROBES_BEFORE_KNOCK: u32 = 5;
 
