@@ -523,11 +523,14 @@ pub(crate) fn load(
 
 /// Takes in the rest while the server serves. Who comes before its record was read is looked for in
 /// [`seek`], so nobody waits for this but deadlines.
-pub(crate) async fn loader(shared: Arc<Shared>, journal: Arc<Journal>, mut after: SessionKey) {
-    loop {
+pub(crate) async fn loader(shared: Arc<Shared>, journal: Arc<Journal>, after: SessionKey) {
+    let read = |after| {
         let from = journal.clone();
-        let read = tokio::task::spawn_blocking(move || from.part(Some(after), PART)).await;
-        let part = match read {
+        tokio::task::spawn_blocking(move || from.part(Some(after), PART))
+    };
+    let mut reading = read(after);
+    loop {
+        let part = match reading.await {
             Ok(Ok(part)) => part,
             Ok(Err(error)) => {
                 // What was not read is not lost: each is still looked for when it comes.
@@ -536,17 +539,18 @@ pub(crate) async fn loader(shared: Arc<Shared>, journal: Arc<Journal>, mut after
             }
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         };
-        if let Some(last) = part.sessions.last() {
-            after = last.key;
-        }
+        // The next is read while this one is taken in; after the last there is nothing to read.
+        let next = part.sessions.last().map(|last| last.key);
+        let next = next.filter(|_| !part.is_last).map(read);
         let done = {
             let mut inner = shared.inner.lock();
             inner.stopped || take_in_part(&mut inner, part)
         };
         // New sleepers may be due before all others.
         shared.wake();
-        if done {
-            return;
+        match next {
+            Some(next) if !done => reading = next,
+            _ => return,
         }
         tokio::task::yield_now().await;
     }
