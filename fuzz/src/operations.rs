@@ -131,6 +131,7 @@ fn config() -> Config {
         session_window: 80_000,
         send_buffer: 60_000,
         flows_max: 12,
+        early_data: true,
         ..Config::default()
     }
 }
