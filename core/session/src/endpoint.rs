@@ -44,6 +44,10 @@ const UNKNOWN_PER_SECOND: u32 = 200;
 const HALF_OPEN_MAX: usize = 4096;
 /// Notes of when half-open handshakes expire; those of handshakes that are no more are then dropped.
 const HALF_OPEN_NOTES_MAX: usize = 2 * HALF_OPEN_MAX;
+/// Knocks that were let in and are remembered, so that their late SYNs cost nothing.
+const LET_IN_MAX: usize = 4096;
+/// How often an answer is given again to later SYNs of its knock.
+const REPEATED_MAX: u8 = 2;
 /// How long a cookie secret is the newest.
 const COOKIE_PERIOD: Span = Span::from_secs(120);
 
@@ -117,6 +121,14 @@ enum Route {
     },
 }
 
+/// What became of a SYN, for those that were sent before it was answered.
+#[derive(Clone, Copy, Debug)]
+enum Knocked {
+    HalfOpen(usize),
+    /// Where it was, and until when its SYNs may be late.
+    LetIn(Addresses, Time),
+}
+
 /// Connection ids are random and ours: eight of their bytes are hash enough.
 #[derive(Default)]
 struct CidHasher(u64);
@@ -169,6 +181,10 @@ pub struct Endpoint {
     half_open: Slab<HalfOpen>,
     half_open_by_key: BTreeMap<Key, VecDeque<usize>>,
     half_open_order: VecDeque<(Time, usize)>,
+    /// Knocks at the door by the device's id for path 0, which their SYNs share.
+    knocks: HashMap<Cid, Knocked, BuildHasherDefault<CidHasher>>,
+    /// Of those, the ones that were let in, the oldest first.
+    let_in: VecDeque<Cid>,
     /// Half-open handshakes that may have something to say.
     early: VecDeque<usize>,
     /// Who said something in a SYN before, the newest last (R-EARLY-2).
@@ -220,6 +236,8 @@ impl Endpoint {
             half_open: Slab::new(),
             half_open_by_key: BTreeMap::new(),
             half_open_order: VecDeque::new(),
+            knocks: HashMap::default(),
+            let_in: VecDeque::new(),
             early: VecDeque::new(),
             early_heard: VecDeque::new(),
             timers: BTreeSet::new(),
@@ -866,6 +884,9 @@ impl Endpoint {
             self.syn_window = (now, 0);
         }
         self.syn_window.1 += 1;
+        if self.is_repeated(now, from, cid) {
+            return;
+        }
         let loaded = self.syn_window.1 > self.config.cookie_above
             || self.half_open.len() >= HALF_OPEN_MAX / 2;
         if loaded && !self.jar.proved(bytes, from.remote) {
@@ -912,6 +933,28 @@ impl Endpoint {
             });
         }
         self.answer_syn(now, from, cid, bytes.len(), syn, responder);
+    }
+
+    /// R-HS-18: a SYN of a knock that was answered, to the same place, gets the answer again; one of a
+    /// knock that was let in was under way too long. Neither costs a public-key operation. After a few
+    /// the device may have lost what the answer fits, and its SYN is taken for what it is.
+    fn is_repeated(&mut self, now: Time, from: Addresses, cid: Cid) -> bool {
+        match self.knocks.get(&cid) {
+            None => false,
+            Some(Knocked::LetIn(at, until)) => *at == from && now < *until,
+            Some(Knocked::HalfOpen(index)) => {
+                let Some(half) = self.half_open.get_mut(*index) else {
+                    return false;
+                };
+                if half.addresses != from || half.repeated >= REPEATED_MAX {
+                    return false;
+                }
+                half.repeated += 1;
+                let answer = half.answer.clone();
+                self.answer(from, answer);
+                true
+            }
+        }
     }
 
     /// Answers a SYN that was read.
@@ -979,6 +1022,7 @@ impl Endpoint {
                 addresses: from,
                 answer: out,
                 expires,
+                repeated: 0,
                 early: None,
             });
             // The device's first packet may come on any of its links.
@@ -991,6 +1035,7 @@ impl Endpoint {
                     },
                 );
             }
+            self.knocks.insert(cid, Knocked::HalfOpen(index));
             self.half_open_order.push_back((expires, index));
             if self.half_open_order.len() > HALF_OPEN_NOTES_MAX {
                 let half_open = &self.half_open;
@@ -1186,6 +1231,9 @@ impl Endpoint {
         for cid in &half.own_cids {
             self.routes.remove(cid);
         }
+        if matches!(self.knocks.get(&half.body.cid), Some(Knocked::HalfOpen(i)) if *i == index) {
+            self.knocks.remove(&half.body.cid);
+        }
         let key = (half.peer, half.instance);
         if let Some(line) = self.half_open_by_key.get_mut(&key) {
             line.retain(|i| *i != index);
@@ -1272,6 +1320,14 @@ impl Endpoint {
             return;
         };
         let half = self.drop_half_open(index).expect("it was just there");
+        let let_in = Knocked::LetIn(half.addresses, now + self.config.half_open_max);
+        self.knocks.insert(half.body.cid, let_in);
+        self.let_in.push_back(half.body.cid);
+        if self.let_in.len() > LET_IN_MAX
+            && let Some(oldest) = self.let_in.pop_front()
+        {
+            self.knocks.remove(&oldest);
+        }
         let key = (half.peer, half.instance);
         for index in self.half_open_by_key.get(&key).into_iter().flatten() {
             if let Some(other) = self

@@ -159,6 +159,8 @@ pub(crate) struct HalfOpen {
     /// What was answered: a copy of the same SYN gets the same.
     pub(crate) answer: Vec<u8>,
     pub(crate) expires: Time,
+    /// How often it was given to later SYNs of the same knock.
+    pub(crate) repeated: u8,
     /// What is said before the device confirmed, if it claims flows of a session we know.
     pub(crate) early: Option<Box<Early>>,
 }

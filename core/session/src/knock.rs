@@ -4,6 +4,8 @@
 //! epoch and a new ephemeral key, on each candidate link in turn. The session and its old paths
 //! stand until the answer is there.
 
+use std::collections::VecDeque;
+
 use d2tp_seal::{Initiator, Macs, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSION, Writer};
@@ -23,6 +25,10 @@ const RETRY_EAGER: u32 = 10;
 /// hours, and every SYN wakes the radio.
 const RETRY_PATIENT: Span = Span::from_secs(30);
 
+/// SYNs whose answers are still taken: a busy server's may be late, and a new SYN for each would keep it
+/// busy for ever.
+const OPEN_MAX: usize = 4;
+
 /// What both ends put into the transcript before anything else: protocol, version, suites.
 pub(crate) const PROLOGUE: &[u8] = &[b'D', b'2', b'T', b'P', VERSION];
 
@@ -34,12 +40,13 @@ pub(crate) struct Knock {
     next_at: Time,
     /// Ids for path 0 and the spare ones, to be used if this handshake succeeds.
     pub(crate) cids: Vec<Cid>,
-    pub(crate) open: Option<Open>,
+    /// SYNs an answer may still come to, the newest last.
+    pub(crate) open: VecDeque<Open>,
     pub(crate) cookie: Option<[u8; 16]>,
     pub(crate) failed: bool,
 }
 
-/// The newest SYN sent.
+/// A SYN that was sent.
 pub(crate) struct Open {
     pub(crate) initiator: Initiator,
     pub(crate) mac1: [u8; 16],
@@ -57,7 +64,7 @@ impl Knock {
             tries: 0,
             next_at: now,
             cids: (0..=SPARE_PATHS).map(|_| Cid(rng.array())).collect(),
-            open: None,
+            open: VecDeque::new(),
             cookie: None,
             failed: false,
         }
@@ -84,9 +91,10 @@ impl Knock {
     pub(crate) fn drop_link(&mut self, link: LinkId) -> bool {
         self.candidates.retain(|(a, _)| a.link != link);
         self.turn = 0;
-        if self.open.as_ref().is_some_and(|o| o.addresses.link == link) {
-            // An answer may still lie in a socket. It would begin a path on a link that is gone.
-            self.open = None;
+        let newest = self.open.back().map(|o| o.addresses.link);
+        // An answer may still lie in a socket. It would begin a path on a link that is gone.
+        self.open.retain(|o| o.addresses.link != link);
+        if newest == Some(link) {
             self.next_at = Time::ZERO;
         }
         !self.candidates.is_empty()
@@ -105,7 +113,7 @@ impl Knock {
     /// Sends again at once: the server asked for something else.
     pub(crate) fn retry_now(&mut self, now: Time) {
         self.next_at = now;
-        if let Some(open) = &self.open
+        if let Some(open) = self.open.back()
             && let Some(i) = self
                 .candidates
                 .iter()
@@ -199,7 +207,10 @@ impl Knock {
         debug_assert_eq!(HEAD + n, end);
         Macs::write(buf, server, self.cookie.as_ref());
         let mac1 = Macs::mac1(buf).expect("a SYN is long enough");
-        self.open = Some(Open {
+        if self.open.len() >= OPEN_MAX {
+            self.open.pop_front();
+        }
+        self.open.push_back(Open {
             initiator,
             mac1,
             epoch,

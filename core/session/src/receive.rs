@@ -914,16 +914,19 @@ impl Session {
     /// A SYN+ACK for our handshake.
     pub(crate) fn handle_syn_ack(&mut self, now: Time, from: Addresses, message: &[u8]) {
         let Some(knock) = &mut self.knock else { return };
-        let Some(open) = &mut knock.open else { return };
-        // R-HS-14: the answer comes from where the question went.
-        if (open.addresses.link, open.addresses.remote) != (from.link, from.remote) {
-            return;
-        }
         if let Some(trace) = &mut self.trace {
             trace.at(now);
         }
         let mut payload = [0; 1500];
-        let Ok((secrets, n)) = open.initiator.finish(message, &mut payload) else {
+        // R-HS-14: the answer comes from where the question went.
+        let asked = knock.open.iter_mut().rev();
+        let asked = asked.filter(|o| o.addresses.link == from.link);
+        let mut asked = asked.filter(|o| o.addresses.remote == from.remote);
+        let answered = asked.find_map(|open| {
+            let answer = open.initiator.finish(message, &mut payload).ok()?;
+            Some((open, answer))
+        });
+        let Some((open, (secrets, n))) = answered else {
             return;
         };
         let Some(answer) = SynAck::decode(&mut Reader::new(&payload[..n])) else {
@@ -934,7 +937,7 @@ impl Session {
             SynAck::Stale { confirmed } => {
                 // R-HS-4: the server heard a later epoch of ours; go beyond it.
                 self.epochs.start = self.epochs.start.max(confirmed.saturating_add(1));
-                knock.open = None;
+                knock.open.clear();
                 knock.retry_now(now);
             }
             SynAck::Refused(reason) => self.end(SessionEnd::Refused(reason)),
@@ -1056,13 +1059,12 @@ impl Session {
     pub(crate) fn handle_cookie(&mut self, now: Time, body: &[u8]) {
         let peer = self.peer;
         let Some(knock) = &mut self.knock else { return };
-        let Some(open) = &knock.open else { return };
         let Some((nonce, sealed)) = body.split_first_chunk::<12>() else {
             return;
         };
-        let Ok(cookie) = open_cookie(&peer, open.mac1, *nonce, sealed) else {
-            return;
-        };
+        let mut asked = knock.open.iter().rev();
+        let cookie = asked.find_map(|o| open_cookie(&peer, o.mac1, *nonce, sealed).ok());
+        let Some(cookie) = cookie else { return };
         // R-HS-13: the first cookie is answered at once, later ones at the timer's pace: whoever
         // sees our SYNs can forge them.
         if knock.cookie.replace(cookie).is_none() {

@@ -14,6 +14,24 @@ fn sleeps() -> FlowOptions {
 }
 
 #[test]
+fn an_answer_that_takes_longer_than_the_first_interval_is_taken() {
+    // R-HS-14: by then the device has knocked again.
+    let mut p = Pair::new();
+    p.wires.get_mut(&0).unwrap().delay = MS.times(500);
+    let began = p.now;
+    p.open_path(0, false);
+    let established = |p: &Pair| {
+        let session = p.device.session(p.session);
+        session.is_some_and(|s| s.life() == Life::Established)
+    };
+    assert!(p.run_until(Span::from_secs(5), established));
+    assert_eq!(p.now.since(began), MS.times(1000), "one round trip");
+    p.run_for(Span::from_secs(5));
+    assert_eq!(p.server.counts(), (1, 0, 0));
+    assert!(established(&p));
+}
+
+#[test]
 fn a_download_over_one_path_is_whole() {
     let mut p = Pair::new();
     let flow = p.request(3_000_000, sleeps());

@@ -31,6 +31,8 @@ pub struct Rogue {
     pub initiator: Option<Initiator>,
     /// What its SYNs claim, as bytes.
     pub claims: Vec<u8>,
+    /// Knocks so far.
+    pub knocks: u64,
     /// Ids the server sends to, by path.
     pub own: BTreeMap<u32, Cid>,
     /// Ids of the server, by path.
@@ -59,6 +61,7 @@ impl Rogue {
             keys: None,
             initiator: None,
             claims: Vec::new(),
+            knocks: 0,
             own: (0..5).map(|n| (n, Cid([n as u8 + 1; 8]))).collect(),
             theirs: BTreeMap::new(),
             numbers: BTreeMap::new(),
@@ -88,6 +91,13 @@ impl Rogue {
 
     /// A SYN of full size.
     pub fn syn(&mut self, epoch: u32, cookie: Option<[u8; 16]>) -> Vec<u8> {
+        self.knocks += 1;
+        self.own.insert(0, Cid((self.knocks << 32).to_be_bytes()));
+        self.syn_again(epoch, cookie)
+    }
+
+    /// The next SYN of the same knock: its cid is that of the one before.
+    pub fn syn_again(&mut self, epoch: u32, cookie: Option<[u8; 16]>) -> Vec<u8> {
         let mut buf = vec![0; DATAGRAM_FIRST_BYTES];
         let mut payload = [0; DATAGRAM_FIRST_BYTES - 9 - SYN_OVERHEAD_BYTES - Macs::BYTES];
         let mut w = Writer::new(&mut payload);

@@ -167,6 +167,50 @@ fn a_replayed_syn_does_not_push_out_the_handshake_it_was_copied_from() {
 }
 
 #[test]
+fn later_syns_of_an_answered_knock_get_its_answer_until_the_device_may_have_lost_it() {
+    // R-HS-18: a busy server answers late, and each device has knocked again by then.
+    let mut r = Rogue::with(Config::default());
+    let (home, elsewhere) = (r.home, at("198.51.100.9:1000"));
+    let first = r.syn(1, None);
+    r.throw(home, first);
+    let (_, answer) = r.inbox.pop().unwrap();
+    for epoch in 2..4 {
+        let later = r.syn_again(epoch, None);
+        r.throw(home, later);
+        let (to, again) = r.inbox.pop().unwrap();
+        assert_eq!((to, &again), (home, &answer));
+        assert_eq!(r.server.counts(), (0, 0, 1), "no state of its own");
+    }
+    let moved = r.syn_again(4, None);
+    r.throw(elsewhere, moved);
+    assert_ne!(
+        r.inbox.pop().unwrap().1,
+        answer,
+        "asked from elsewhere it is another handshake"
+    );
+    let lost = r.syn_again(5, None);
+    r.throw(home, lost);
+    let (_, fresh) = r.inbox.pop().unwrap();
+    assert_ne!(fresh, answer);
+    r.welcome(&fresh);
+    r.say(&[status(0, 1, false)]);
+    assert!(r.is_alive());
+}
+
+#[test]
+fn a_syn_that_was_still_on_its_way_when_its_knock_was_let_in_costs_nothing() {
+    // R-HS-18
+    let mut r = Rogue::inside(Config::default());
+    let late = r.syn_again(2, None);
+    r.throw(r.home, late.clone());
+    assert!(r.inbox.is_empty());
+    assert_eq!(r.server.counts(), (1, 0, 0));
+    // Somebody who saw the id does not shut the door for others by it.
+    r.throw(at("198.51.100.9:1000"), late);
+    assert_eq!(r.inbox.len(), 1);
+}
+
+#[test]
 fn a_packet_delivered_first_from_elsewhere_moves_the_path_and_the_true_place_wins() {
     // R-PATH-4: a hijacker faster than the network, who can copy but not open.
     let mut p = Pair::new();
