@@ -111,6 +111,8 @@ pub fn run(options: &Options) -> Result<()> {
                 admission: Admission::Anybody,
                 config: Config {
                     cookie_above: options.cookie_above,
+                    // Longer than any run: an hour of silence is a case to be measured.
+                    absence_max: d2tp_session::Span::from_secs(24 * 3600),
                     ..Config::default()
                 },
             },
