@@ -189,7 +189,9 @@ impl Transfer<'_, Proxy> {
                 let words: String = answer.words.trim().chars().take(200).collect();
                 let text_of_fault = format!("{host} answers {status}: {words}");
                 let not_now = matches!(status.as_u16(), 408 | 425 | 429 | 503);
-                if not_now || (status.is_server_error() && !parcel.post) {
+                // These do not change by waiting, and each try costs the whole body.
+                let never = matches!(status.as_u16(), 501 | 505 | 507 | 508);
+                if not_now || (status.is_server_error() && !never && !parcel.post) {
                     let wait = text(RETRY_AFTER).and_then(|wait| wait.trim().parse().ok());
                     return Err(Fault::Origin {
                         text: text_of_fault,
