@@ -14,11 +14,11 @@
 //! as a claim. A copy of the SYN can bring the same bytes to a server that has forgotten the session:
 //! only flows that ask for it go this way, and only to servers that allow it.
 
-use d2tp_time::{Span, Time};
+use d2tp_time::Time;
 use d2tp_wire::{FlowId, Frame, FrameIter, Reader, Writer};
 
 use crate::event::{PeerFault, SessionEnd};
-use crate::flow::{Flow, FlowOptions};
+use crate::flow::Flow;
 use crate::session::{Credit, Session};
 
 /// Where a SYN would count its claims: early data follows instead.
@@ -53,19 +53,18 @@ impl Session {
     /// R-EARLY-1: the opening and first bytes of flows that may be heard twice, for a SYN. Nothing
     /// counts as sent by that.
     pub(crate) fn early_data(&mut self, now: Time) -> Vec<u8> {
-        let mut buf = vec![0; EARLY_DATA_BYTES_MAX];
-        let mut w = Writer::new(&mut buf);
-        if self.known || self.closing.is_some() {
+        let early =
+            |f: &Flow| f.options.early && !f.announced && !f.restored && f.send.reset.is_none();
+        if self.known || self.closing.is_some() || !self.flows.iter().any(early) {
             return Vec::new();
         }
-        let early = |f: &&mut Flow| {
-            f.options.early && !f.announced && !f.restored && f.send.reset.is_none()
-        };
-        for flow in self.flows.iter_mut().filter(early) {
+        let mut buf = vec![0; EARLY_DATA_BYTES_MAX];
+        let mut w = Writer::new(&mut buf);
+        for flow in self.flows.iter_mut().filter(|f| early(f)) {
             if w.room() < OPEN_BYTES_MAX {
                 break;
             }
-            flow.opening(now).encode(&mut w);
+            flow.options.opening(now, flow.id).encode(&mut w);
             let head = Frame::data_head_len(flow.id, 0, w.room());
             if w.room() < head + DATA_MIN || !flow.send.holds(0) {
                 break;
@@ -111,23 +110,11 @@ impl Session {
                 continue;
             }
             match frame {
-                Frame::Open {
-                    flow,
-                    flags,
-                    priority,
-                    size,
-                    deadline_ms,
-                } => {
-                    let deadline = deadline_ms.map(|ms| now + Span::from_millis(ms));
-                    self.on_open(now, flow, flags, priority, size, deadline)?;
-                }
+                Frame::Open { .. } => self.on_open(now, &frame)?,
                 Frame::Data {
-                    flow,
-                    offset,
-                    bytes,
-                    fin,
+                    offset, bytes, fin, ..
                 } => {
-                    self.take_bytes(None, flow, offset, bytes, fin)?;
+                    self.take_bytes(None, id, offset, bytes, fin)?;
                 }
                 _ => {}
             }
@@ -154,27 +141,5 @@ impl Session {
     /// Nobody confirmed the handshake its early data came with.
     pub(crate) fn end_unconfirmed(&mut self) {
         self.end(SessionEnd::Unconfirmed);
-    }
-}
-
-impl Flow {
-    /// Its OPEN.
-    pub(crate) fn opening(&self, now: Time) -> Frame<'static> {
-        let FlowOptions {
-            durable,
-            hibernates,
-            reachable,
-            ..
-        } = self.options;
-        let flag = |on: bool, flag: u8| if on { flag } else { 0 };
-        Frame::Open {
-            flow: self.id,
-            flags: flag(durable, Frame::OPEN_DURABLE)
-                | flag(hibernates, Frame::OPEN_HIBERNATES)
-                | flag(reachable, Frame::OPEN_REACHABLE),
-            priority: self.options.priority,
-            size: self.options.size,
-            deadline_ms: self.options.deadline.map(|d| d.since(now).as_millis()),
-        }
     }
 }

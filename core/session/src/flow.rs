@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use d2tp_time::Time;
-use d2tp_wire::{FlowId, PathId, Reason};
+use d2tp_time::{Span, Time};
+use d2tp_wire::{FlowId, Frame, PathId, Reason};
 
 use crate::config::{REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX};
 use crate::event::FlowEnd;
@@ -50,6 +50,54 @@ pub struct FlowOptions {
     /// to a server that allows it. They may then be heard twice, and whoever learns the server's key
     /// later can read them: for requests that do no harm when repeated.
     pub early: bool,
+}
+
+impl FlowOptions {
+    /// Bits of OPEN's `flags`, and the option of each.
+    fn flags(&mut self) -> [(u8, &mut bool); 3] {
+        [
+            (Frame::OPEN_DURABLE, &mut self.durable),
+            (Frame::OPEN_HIBERNATES, &mut self.hibernates),
+            (Frame::OPEN_REACHABLE, &mut self.reachable),
+        ]
+    }
+
+    /// The OPEN of a flow with these options.
+    pub(crate) fn opening(mut self, now: Time, flow: FlowId) -> Frame<'static> {
+        let on = self.flags().into_iter().filter(|(_, on)| **on);
+        let flags = on.fold(0, |flags, (flag, _)| flags | flag);
+        Frame::Open {
+            flow,
+            flags,
+            priority: self.priority,
+            size: self.size,
+            deadline_ms: self.deadline.map(|d| d.since(now).as_millis()),
+        }
+    }
+
+    /// What an OPEN asks for; `None` for any other frame.
+    pub(crate) fn of_opening(now: Time, frame: &Frame<'_>) -> Option<(FlowId, FlowOptions)> {
+        let &Frame::Open {
+            flow,
+            flags,
+            priority,
+            size,
+            deadline_ms,
+        } = frame
+        else {
+            return None;
+        };
+        let mut options = FlowOptions {
+            priority: priority.min(7),
+            size,
+            deadline: deadline_ms.map(|ms| now + Span::from_millis(ms)),
+            ..FlowOptions::default()
+        };
+        for (flag, on) in options.flags() {
+            *on = flags & flag != 0;
+        }
+        Some((flow, options))
+    }
 }
 
 /// One flow.

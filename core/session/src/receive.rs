@@ -13,13 +13,13 @@ use crate::config::SPARE_PATHS;
 use crate::congestion::Sibling;
 use crate::event::{Event, FlowEnd, PeerFault, SessionEnd};
 use crate::flow::{Flow, FlowOptions, want};
-use crate::half_open::{SynAck, SynAckBody};
 use crate::path::{self, Addresses, Before, Path, PathState};
 use crate::recovery::Said;
 use crate::recv_half::RecvHalf;
 use crate::resume::CODE_ROLLED_BACK;
 use crate::send_half::SendHalf;
 use crate::session::{Life, Role, Session, on_said, say};
+use crate::syn::{SynAck, SynAckBody};
 use crate::trace::TraceRecord;
 
 /// Answers to challenges that wait to leave; a flood gets no more than that.
@@ -313,16 +313,7 @@ impl Session {
                     path.acks.set_rate(every, Span::from_micros(delay_us), max);
                 }
             }
-            Frame::Open {
-                flow,
-                flags,
-                priority,
-                size,
-                deadline_ms,
-            } => {
-                let deadline = deadline_ms.map(|ms| now + Span::from_millis(ms));
-                self.on_open(now, flow, flags, priority, size, deadline)?;
-            }
+            Frame::Open { .. } => self.on_open(now, &frame)?,
             Frame::Reset {
                 flow,
                 code,
@@ -584,24 +575,12 @@ impl Session {
     }
 
     /// The peer opened a flow, or said again that it did.
-    pub(crate) fn on_open(
-        &mut self,
-        now: Time,
-        flow: FlowId,
-        flags: u8,
-        priority: u8,
-        size: Option<u64>,
-        deadline: Option<Time>,
-    ) -> Result<(), PeerFault> {
-        let options = FlowOptions {
-            priority: priority.min(7),
-            size,
-            deadline: self.cut_deadline(now, deadline),
-            durable: flags & Frame::OPEN_DURABLE != 0,
-            hibernates: flags & Frame::OPEN_HIBERNATES != 0,
-            reachable: flags & Frame::OPEN_REACHABLE != 0,
-            early: false,
+    pub(crate) fn on_open(&mut self, now: Time, opening: &Frame<'_>) -> Result<(), PeerFault> {
+        let Some((flow, mut options)) = FlowOptions::of_opening(now, opening) else {
+            return Ok(());
         };
+        let deadline = options.deadline;
+        options.deadline = self.cut_deadline(now, deadline);
         self.claim_by_open(flow);
         if !self.accept_flow(flow, options)? {
             // R-FLOW-5: used up, or too old to tell. An opener that came back from a crash may

@@ -720,7 +720,7 @@ impl Session {
                     break;
                 }
                 let frame = match bit {
-                    want::OPEN => flow.opening(now),
+                    want::OPEN => flow.options.opening(now, flow.id),
                     want::RESUME => Frame::Resume {
                         flow: id,
                         received: flow.recv.contiguous(),
