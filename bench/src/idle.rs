@@ -137,6 +137,26 @@ struct Waking {
     first: Option<Duration>,
 }
 
+/// Has one knock; where in the crowd it is.
+fn begin_waking(
+    crowd: &mut Crowd,
+    sleepers: &mut Sleepers,
+    number: u64,
+    key: SecretKey,
+    due: Instant,
+) -> Result<(usize, Waking)> {
+    let epoch = sleepers.next_epoch(number);
+    let place = crowd.wake(number, key, &sleepers.record(number), epoch)?;
+    let waking = Waking {
+        number,
+        at: READ_BEFORE_BYTES,
+        right: true,
+        due,
+        first: None,
+    };
+    Ok((place, waking))
+}
+
 /// How wakes went.
 #[derive(Default)]
 struct Woken {
@@ -381,20 +401,9 @@ fn wake(
         while may(&under_way)
             && let Some((i, (number, key))) = left.next_if(|(i, _)| due(*i) <= Instant::now())
         {
-            let epoch = sleepers.next_epoch(number);
-            let place = crowd.wake(number, key, &sleepers.record(number), epoch)?;
-            let waking = Waking {
-                number,
-                at: READ_BEFORE_BYTES,
-                right: true,
-                // In a storm a device that had to wait for us waited all the same.
-                due: if per_s.is_some() {
-                    due(i)
-                } else {
-                    Instant::now()
-                },
-                first: None,
-            };
+            // In a storm a device that had to wait for us waited all the same.
+            let due = per_s.map_or_else(Instant::now, |_| due(i));
+            let (place, waking) = begin_waking(crowd, sleepers, number, key, due)?;
             under_way.insert(place, waking);
             woken.all += 1;
         }
@@ -502,15 +511,7 @@ fn reload(
             let keys: Vec<_> = some.iter().map(|n| (*n, key_of(*n))).collect();
             let mut under_way = HashMap::new();
             for (number, key) in keys {
-                let epoch = sleepers.next_epoch(number);
-                let place = crowd.wake(number, key, &sleepers.record(number), epoch)?;
-                let waking = Waking {
-                    number,
-                    at: READ_BEFORE_BYTES,
-                    right: true,
-                    due: Instant::now(),
-                    first: None,
-                };
+                let (place, waking) = begin_waking(crowd, sleepers, number, key, Instant::now())?;
                 under_way.insert(place, waking);
             }
             fresh += 1;

@@ -168,6 +168,25 @@ fn what_the_origin_says_no_to_is_told_in_its_words_and_a_put_is_tried_again() {
 }
 
 #[test]
+fn what_waiting_does_not_change_is_asked_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = proxy(folder.path());
+    std::fs::write(folder.path().join("file"), b"abc").expect("written");
+    for status in ["501 Not Implemented", "507 Insufficient Storage"] {
+        let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = asked.clone();
+        let url = origin(move |_, _, _| {
+            counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n")
+        });
+        let output = put(folder.path(), &url, &proxy, &[]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(last(&output)["text"].to_string().contains(&status[..3]));
+        assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 1);
+    }
+}
+
+#[test]
 fn without_a_proxy_or_a_file_nothing_is_sent() {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("file"), b"abc").expect("written");

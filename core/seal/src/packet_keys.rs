@@ -451,6 +451,27 @@ mod tests {
     }
 
     #[test]
+    fn cooled_keys_go_on_where_they_were() {
+        for suite in [Suite::Aes128Gcm, Suite::ChaCha20Poly1305] {
+            let (mut tx, mut rx) = pair(suite);
+            for number in 0..4 {
+                if number == 2 {
+                    tx.advance();
+                }
+                let mut p = packet(b"some frames");
+                tx.seal(PathId(0), number, &mut p);
+                let opened = rx.open(PathId(0), number, &mut p).unwrap();
+                assert_eq!(&p[DATA_HEADER_BYTES..opened.end], b"some frames");
+                assert!(tx.is_warm() && rx.is_warm());
+                tx.cool();
+                rx.cool();
+                assert!(!tx.is_warm() && !rx.is_warm());
+            }
+            assert_eq!((tx.generations().0, rx.generations().1), (1, 1));
+        }
+    }
+
+    #[test]
     fn the_receiver_follows_a_key_update_and_still_reads_late_packets() {
         // R-SEAL-3
         let (mut tx, mut rx) = pair(Suite::Aes128Gcm);

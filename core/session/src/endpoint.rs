@@ -24,15 +24,17 @@ use slab::Slab;
 
 use crate::asleep::{Key, Lapsed, Sleepers};
 use crate::claim::{Claim, Claims};
-use crate::config::{Config, EARLY_HEARD_MAX, HALF_OPEN_PER_INSTANCE, SPARE_PATHS};
+use crate::config::{Config, EARLY_HEARD_MAX, SPARE_PATHS};
 use crate::early::Early;
 use crate::event::Event;
-use crate::half_open::{HalfOpen, Syn, SynAck, SynAckBody};
+use crate::half_open::{HALF_OPEN_MAX, HalfOpen, HalfOpens, Repeated};
 use crate::knock::PROLOGUE;
 use crate::path::Addresses;
+use crate::recent::Recent;
 use crate::record::{Record, RecordError};
 use crate::session::{CidChange, Life, Role, Session};
 use crate::sought::{Sought, SoughtQueue};
+use crate::syn::{Syn, SynAck, SynAckBody};
 use crate::trace::{TRACE_RECORDS_MAX, Trace, TraceLevel, TraceRecord};
 use crate::transmit::Transmit;
 
@@ -40,14 +42,6 @@ use crate::transmit::Transmit;
 const ANSWERS_MAX: usize = 256;
 /// "Unknown session" answers per second.
 const UNKNOWN_PER_SECOND: u32 = 200;
-/// Half-open handshakes a server keeps in all.
-const HALF_OPEN_MAX: usize = 4096;
-/// Notes of when half-open handshakes expire; those of handshakes that are no more are then dropped.
-const HALF_OPEN_NOTES_MAX: usize = 2 * HALF_OPEN_MAX;
-/// Knocks that were let in and are remembered, so that their late SYNs cost nothing.
-const LET_IN_MAX: usize = 4096;
-/// How often an answer is given again to later SYNs of its knock.
-const REPEATED_MAX: u8 = 2;
 /// How long a cookie secret is the newest.
 const COOKIE_PERIOD: Span = Span::from_secs(120);
 
@@ -121,14 +115,6 @@ enum Route {
     },
 }
 
-/// What became of a SYN, for those that were sent before it was answered.
-#[derive(Clone, Copy, Debug)]
-enum Knocked {
-    HalfOpen(usize),
-    /// Where it was, and until when its SYNs may be late.
-    LetIn(Addresses, Time),
-}
-
 /// Connection ids are random and ours: eight of their bytes are hash enough.
 #[derive(Default)]
 struct CidHasher(u64);
@@ -178,17 +164,11 @@ pub struct Endpoint {
     thawed: BTreeSet<SessionId>,
     /// Flows, awake and asleep, of each client key that has a session awake (R-QUOTA-2).
     flows_by_key: BTreeMap<PublicKey, usize>,
-    half_open: Slab<HalfOpen>,
-    half_open_by_key: BTreeMap<Key, VecDeque<usize>>,
-    half_open_order: VecDeque<(Time, usize)>,
-    /// Knocks at the door by the device's id for path 0, which their SYNs share.
-    knocks: HashMap<Cid, Knocked, BuildHasherDefault<CidHasher>>,
-    /// Of those, the ones that were let in, the oldest first.
-    let_in: VecDeque<Cid>,
+    half_open: HalfOpens,
     /// Half-open handshakes that may have something to say.
     early: VecDeque<usize>,
-    /// Who said something in a SYN before, the newest last (R-EARLY-2).
-    early_heard: VecDeque<Key>,
+    /// Who said something in a SYN before (R-EARLY-2).
+    early_heard: Recent<Key, ()>,
     timers: BTreeSet<(Time, SessionId)>,
     ready: VecDeque<SessionId>,
     answers: VecDeque<(Addresses, Vec<u8>)>,
@@ -233,13 +213,9 @@ impl Endpoint {
             sought: SoughtQueue::default(),
             thawed: BTreeSet::new(),
             flows_by_key: BTreeMap::new(),
-            half_open: Slab::new(),
-            half_open_by_key: BTreeMap::new(),
-            half_open_order: VecDeque::new(),
-            knocks: HashMap::default(),
-            let_in: VecDeque::new(),
+            half_open: HalfOpens::new(),
             early: VecDeque::new(),
-            early_heard: VecDeque::new(),
+            early_heard: Recent::new(EARLY_HEARD_MAX),
             timers: BTreeSet::new(),
             ready: VecDeque::new(),
             answers: VecDeque::new(),
@@ -309,27 +285,16 @@ impl Endpoint {
     /// # Errors
     /// The record is damaged, or not a server's.
     pub fn adopt(&mut self, record: &[u8]) -> Result<(), RecordError> {
-        self.take_in_asleep(None, record)
+        self.take_in_record(None, &Record::decode(record)?, record.into())
     }
 
-    /// The same, as if the record had been made now: its deadlines run from here.
-    ///
-    /// # Errors
-    /// As for [`Endpoint::adopt`].
-    pub fn adopt_at(&mut self, now: Time, record: &[u8]) -> Result<(), RecordError> {
-        self.take_in_asleep(Some(now), record)
-    }
-
-    /// The same with a record that its owner has read and perhaps changed.
+    /// The same with a record that its owner has read, and as if it had been made now: its
+    /// deadlines run from here.
     ///
     /// # Errors
     /// It is not a server's.
-    pub fn adopt_record(&mut self, now: Time, record: &Record) -> Result<(), RecordError> {
+    pub fn adopt_at(&mut self, now: Time, record: &Record) -> Result<(), RecordError> {
         self.take_in_record(Some(now), record, record.encode().into())
-    }
-
-    fn take_in_asleep(&mut self, since: Option<Time>, record: &[u8]) -> Result<(), RecordError> {
-        self.take_in_record(since, &Record::decode(record)?, record.into())
     }
 
     fn take_in_record(
@@ -474,10 +439,9 @@ impl Endpoint {
 
     /// Sessions of a client: awake, asleep, and about to be.
     fn instances_of(&self, peer: PublicKey) -> usize {
-        let all = (peer, 0)..=(peer, u64::MAX);
-        let new = self.half_open_by_key.range(all.clone());
-        let new = new.filter(|(k, _)| !self.by_key.contains_key(k) && !self.asleep.contains(k));
-        let awake = self.by_key.range(all);
+        let new = self.half_open.sessions_of(peer);
+        let new = new.filter(|k| !self.by_key.contains_key(k) && !self.asleep.contains(k));
+        let awake = self.by_key.range((peer, 0)..=(peer, u64::MAX));
         let awake = awake.filter(|(k, _)| !self.asleep.contains(k));
         self.asleep.len_of(&peer) + awake.count() + new.count()
     }
@@ -604,16 +568,12 @@ impl Endpoint {
             self.ready.push_back(id);
         }
         let key = (slot.session.peer, slot.session.instance);
-        if !self.half_open_by_key.is_empty()
-            && let Some(line) = self.half_open_by_key.get(&key)
-        {
-            for index in line {
-                if let Some(half) = self.half_open.get_mut(*index)
-                    && let Some(early) = half.early.as_mut().filter(|e| !e.queued)
-                {
-                    early.queued = true;
-                    self.early.push_back(*index);
-                }
+        for index in self.half_open.of(&key) {
+            if let Some(half) = self.half_open.get_mut(index)
+                && let Some(early) = half.early.as_mut().filter(|e| !e.queued)
+            {
+                early.queued = true;
+                self.early.push_back(index);
             }
         }
         // R-CLOSE-1: a session that was closed has one word left, and no packets of its own.
@@ -884,8 +844,10 @@ impl Endpoint {
             self.syn_window = (now, 0);
         }
         self.syn_window.1 += 1;
-        if self.is_repeated(now, from, cid) {
-            return;
+        match self.half_open.repeated(now, from, cid) {
+            Some(Repeated::Answer(answer)) => return self.answer(from, answer),
+            Some(Repeated::Late) => return,
+            None => {}
         }
         let loaded = self.syn_window.1 > self.config.cookie_above
             || self.half_open.len() >= HALF_OPEN_MAX / 2;
@@ -935,28 +897,6 @@ impl Endpoint {
         self.answer_syn(now, from, cid, bytes.len(), syn, responder);
     }
 
-    /// R-HS-18: a SYN of a knock that was answered, to the same place, gets the answer again; one of a
-    /// knock that was let in was under way too long. Neither costs a public-key operation. After a few
-    /// the device may have lost what the answer fits, and its SYN is taken for what it is.
-    fn is_repeated(&mut self, now: Time, from: Addresses, cid: Cid) -> bool {
-        match self.knocks.get(&cid) {
-            None => false,
-            Some(Knocked::LetIn(at, until)) => *at == from && now < *until,
-            Some(Knocked::HalfOpen(index)) => {
-                let Some(half) = self.half_open.get_mut(*index) else {
-                    return false;
-                };
-                if half.addresses != from || half.repeated >= REPEATED_MAX {
-                    return false;
-                }
-                half.repeated += 1;
-                let answer = half.answer.clone();
-                self.answer(from, answer);
-                true
-            }
-        }
-    }
-
     /// Answers a SYN that was read.
     fn answer_syn(
         &mut self,
@@ -971,11 +911,7 @@ impl Endpoint {
         let peer = key.0;
         // R-HS-8: a copy of a SYN gets the answer of its original and no state of its own, so that
         // copies do not push the original out.
-        let copied = self.half_open_by_key.get(&key).and_then(|line| {
-            let mut halves = line.iter().filter_map(|i| self.half_open.get(*i));
-            halves.find(|h| h.epoch == syn.epoch)
-        });
-        if let Some(half) = copied {
+        if let Some(half) = self.half_open.original(&key, syn.epoch) {
             let answer = half.answer.clone();
             return self.answer(from, answer);
         }
@@ -1035,19 +971,7 @@ impl Endpoint {
                     },
                 );
             }
-            self.knocks.insert(cid, Knocked::HalfOpen(index));
-            self.half_open_order.push_back((expires, index));
-            if self.half_open_order.len() > HALF_OPEN_NOTES_MAX {
-                let half_open = &self.half_open;
-                self.half_open_order
-                    .retain(|(at, i)| half_open.get(*i).is_some_and(|h| h.expires == *at));
-            }
-            let line = self.half_open_by_key.entry(key).or_default();
-            line.push_back(index);
-            // R-HS-8: a flood of SYNs with one key costs at most this many half-open states.
-            if line.len() > HALF_OPEN_PER_INSTANCE
-                && let Some(oldest) = line.front().copied()
-            {
+            if let Some(oldest) = self.half_open.supernumerary(&key) {
                 self.drop_half_open(oldest);
             }
             let Syn {
@@ -1067,7 +991,7 @@ impl Endpoint {
         early_data: Option<Vec<u8>>,
         room: u64,
     ) {
-        let Some(half) = self.half_open.get(index) else {
+        let Some(half) = self.half_open.get_mut(index) else {
             return;
         };
         let (key, epoch) = ((half.peer, half.instance), half.epoch);
@@ -1132,13 +1056,10 @@ impl Endpoint {
             Some(_) => return None,
             None => {
                 let room = self.sessions.len() < self.config.sessions_max;
-                if !room || self.asleep.contains(&key) || self.early_heard.contains(&key) {
+                if !room || self.asleep.contains(&key) || self.early_heard.get(&key).is_some() {
                     return None;
                 }
-                if self.early_heard.len() >= EARLY_HEARD_MAX {
-                    self.early_heard.pop_front();
-                }
-                self.early_heard.push_back(key);
+                self.early_heard.insert(key, ());
                 let mut session =
                     self.new_session(now, Role::Responder, key.0, key.1, epoch..epoch);
                 session.begin_unconfirmed(session_credit, flow_credit);
@@ -1185,7 +1106,7 @@ impl Endpoint {
         {
             return Some(SynAck::Stale { confirmed });
         }
-        let own = self.half_open_by_key.get(&key).map_or(0, VecDeque::len);
+        let own = self.half_open.of(&key).len();
         let full = self.sessions.len() + self.half_open.len() - own >= self.config.sessions_max;
         if confirmed.is_none() {
             // R-QUOTA-1, R-QUOTA-4
@@ -1227,35 +1148,16 @@ impl Endpoint {
     }
 
     fn drop_half_open(&mut self, index: usize) -> Option<HalfOpen> {
-        let half = self.half_open.try_remove(index)?;
+        let half = self.half_open.remove(index)?;
         for cid in &half.own_cids {
             self.routes.remove(cid);
-        }
-        if matches!(self.knocks.get(&half.body.cid), Some(Knocked::HalfOpen(i)) if *i == index) {
-            self.knocks.remove(&half.body.cid);
-        }
-        let key = (half.peer, half.instance);
-        if let Some(line) = self.half_open_by_key.get_mut(&key) {
-            line.retain(|i| *i != index);
-            if line.is_empty() {
-                self.half_open_by_key.remove(&key);
-            }
         }
         Some(half)
     }
 
     fn expire_half_open(&mut self, now: Time) {
-        while let Some((expires, index)) = self.half_open_order.front().copied() {
-            if expires > now {
-                break;
-            }
-            self.half_open_order.pop_front();
-            if self
-                .half_open
-                .get(index)
-                .is_some_and(|h| h.expires == expires)
-                && let Some(half) = self.drop_half_open(index)
-            {
+        while let Some(index) = self.half_open.next_expired(now) {
+            if let Some(half) = self.drop_half_open(index) {
                 self.sleep_again(now, (half.peer, half.instance));
             }
         }
@@ -1266,7 +1168,7 @@ impl Endpoint {
         let Some(id) = self.by_key.get(&key).copied() else {
             return;
         };
-        if !self.thawed.contains(&id) || self.half_open_by_key.contains_key(&key) {
+        if !self.thawed.contains(&id) || self.half_open.of(&key).len() > 0 {
             return;
         }
         if self.session(id).is_some_and(Session::is_unconfirmed) {
@@ -1320,22 +1222,13 @@ impl Endpoint {
             return;
         };
         let half = self.drop_half_open(index).expect("it was just there");
-        let let_in = Knocked::LetIn(half.addresses, now + self.config.half_open_max);
-        self.knocks.insert(half.body.cid, let_in);
-        self.let_in.push_back(half.body.cid);
-        if self.let_in.len() > LET_IN_MAX
-            && let Some(oldest) = self.let_in.pop_front()
-        {
-            self.knocks.remove(&oldest);
-        }
+        self.half_open
+            .remember(&half, now + self.config.half_open_max);
         let key = (half.peer, half.instance);
-        for index in self.half_open_by_key.get(&key).into_iter().flatten() {
-            if let Some(other) = self
-                .half_open
-                .get_mut(*index)
-                .and_then(|h| h.early.as_mut())
-            {
-                other.fall_silent();
+        for index in self.half_open.of(&key) {
+            let other = self.half_open.get_mut(index);
+            if let Some(early) = other.and_then(|h| h.early.as_mut()) {
+                early.fall_silent();
             }
         }
         let id = match self.thaw(now, key, half.epoch) {
@@ -1451,9 +1344,10 @@ impl Endpoint {
     pub fn next_timeout(&self) -> Time {
         let timer = self.timers.first().map_or(Time::NEVER, |(at, _)| *at);
         let timer = timer.min(self.asleep.next_timeout());
-        match self.half_open_order.front() {
-            Some((expires, _)) if !self.thawed.is_empty() => timer.min(*expires),
-            _ => timer,
+        if self.thawed.is_empty() {
+            timer
+        } else {
+            timer.min(self.half_open.next_expiry())
         }
     }
 

@@ -1,151 +1,35 @@
-//! A server's side of a handshake: what a SYN says, what is answered, and the state between the
-//! answer and the device's first packet. Nothing of an existing session changes before that.
+//! A server's side of a handshake between its answer and the device's first packet. Nothing of an
+//! existing session changes before that.
+//!
+//! ```text
+//!  SYN ─▶ answered ─▶ [ half open … ] ─▶ first packet: let in, its knock remembered
+//!          ▲               │
+//!          └── again ──────┤ a later SYN of the same knock, at most twice
+//!                          └─▶ nobody confirmed: gone
+//! ```
 
-use d2tp_seal::PacketKeys;
+use std::collections::{BTreeMap, VecDeque};
+
+use d2tp_seal::{PacketKeys, PublicKey};
 use d2tp_time::Time;
-use d2tp_wire::{Cid, Reader, Reason, TOKEN_BYTES, Writer};
+use d2tp_wire::Cid;
+use slab::Slab;
 
-use crate::claim::Claims;
-use crate::config::SPARE_PATHS;
+use crate::asleep::Key;
+use crate::config::HALF_OPEN_PER_INSTANCE;
 use crate::early::Early;
-use crate::early_data::read_early_data;
 use crate::path::Addresses;
-use d2tp_seal::PublicKey;
+use crate::recent::Recent;
+use crate::syn::SynAckBody;
 
-/// What a SYN's payload says.
-#[derive(Debug)]
-pub(crate) struct Syn {
-    pub(crate) instance: u64,
-    pub(crate) epoch: u32,
-    pub(crate) suites: Vec<u8>,
-    pub(crate) session_credit: u64,
-    pub(crate) flow_credit: u64,
-    pub(crate) spare: Vec<Cid>,
-    pub(crate) claims: Claims,
-    /// Frames: flows it opens, and their bytes.
-    pub(crate) early_data: Option<Vec<u8>>,
-}
-
-impl Syn {
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Option<Syn> {
-        let instance = r.u64().ok()?;
-        let epoch = r.u32().ok()?;
-        let n = r.u8().ok()?;
-        let suites = r.bytes(usize::from(n)).ok()?.to_vec();
-        let session_credit = r.varint().ok()?;
-        let flow_credit = r.varint().ok()?;
-        let n = r.u8().ok()?;
-        if u32::from(n) > 2 * SPARE_PATHS {
-            return None;
-        }
-        let spare = (0..n)
-            .map(|_| Cid::decode(r))
-            .collect::<Result<_, _>>()
-            .ok()?;
-        let early_data = read_early_data(r, epoch)?;
-        let claims = match early_data {
-            Some(_) => Claims::default(),
-            None => Claims::decode(r)?,
-        };
-        Some(Syn {
-            instance,
-            epoch,
-            suites,
-            session_credit,
-            flow_credit,
-            spare,
-            claims,
-            early_data,
-        })
-    }
-}
-
-/// A server's answer when it takes the device in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SynAckBody {
-    pub(crate) cid: Cid,
-    pub(crate) token: [u8; TOKEN_BYTES],
-    pub(crate) suite: u8,
-    pub(crate) resumed: bool,
-    pub(crate) session_credit: u64,
-    pub(crate) flow_credit: u64,
-    pub(crate) spare: Vec<(Cid, [u8; TOKEN_BYTES])>,
-}
-
-/// What a SYN+ACK's payload says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum SynAck {
-    Welcome(SynAckBody),
-    Stale { confirmed: u32 },
-    Refused(Reason),
-    NoSuite,
-}
-
-impl SynAck {
-    pub(crate) fn encode(&self, w: &mut Writer<'_>) {
-        match self {
-            SynAck::Welcome(b) => {
-                w.u8(0);
-                w.bytes(&b.cid.0);
-                w.bytes(&b.token);
-                w.u8(b.suite);
-                w.u8(u8::from(b.resumed));
-                w.varint(b.session_credit);
-                w.varint(b.flow_credit);
-                w.u8(b.spare.len() as u8);
-                for (cid, token) in &b.spare {
-                    w.bytes(&cid.0);
-                    w.bytes(token);
-                }
-            }
-            SynAck::Stale { confirmed } => {
-                w.u8(1);
-                w.u32(*confirmed);
-            }
-            SynAck::Refused(reason) => {
-                w.u8(2);
-                w.u8(*reason as u8);
-            }
-            SynAck::NoSuite => w.u8(3),
-        }
-    }
-
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Option<SynAck> {
-        Some(match r.u8().ok()? {
-            0 => {
-                let cid = Cid::decode(r).ok()?;
-                let token = r.array().ok()?;
-                let suite = r.u8().ok()?;
-                let resumed = r.u8().ok()? == 1;
-                let session_credit = r.varint().ok()?;
-                let flow_credit = r.varint().ok()?;
-                let n = r.u8().ok()?;
-                if u32::from(n) > 2 * SPARE_PATHS {
-                    return None;
-                }
-                let mut spare = Vec::with_capacity(usize::from(n));
-                for _ in 0..n {
-                    spare.push((Cid::decode(r).ok()?, r.array().ok()?));
-                }
-                SynAck::Welcome(SynAckBody {
-                    cid,
-                    token,
-                    suite,
-                    resumed,
-                    session_credit,
-                    flow_credit,
-                    spare,
-                })
-            }
-            1 => SynAck::Stale {
-                confirmed: r.u32().ok()?,
-            },
-            2 => SynAck::Refused(Reason::from_u8(r.u8().ok()?)),
-            3 => SynAck::NoSuite,
-            _ => return None,
-        })
-    }
-}
+/// Half-open handshakes a server keeps in all.
+pub(crate) const HALF_OPEN_MAX: usize = 4096;
+/// Notes of when half-open handshakes expire; those of handshakes that are no more are then dropped.
+const NOTES_MAX: usize = 2 * HALF_OPEN_MAX;
+/// Knocks that were let in and are remembered, so that their late SYNs cost nothing.
+const LET_IN_MAX: usize = 4096;
+/// How often an answer is given again to later SYNs of its knock.
+const REPEATED_MAX: u8 = 2;
 
 /// A handshake answered, not yet confirmed.
 pub(crate) struct HalfOpen {
@@ -165,35 +49,144 @@ pub(crate) struct HalfOpen {
     pub(crate) early: Option<Box<Early>>,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// What a SYN of a knock that is known gets.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Repeated {
+    /// The answer of the SYN before.
+    Answer(Vec<u8>),
+    /// Nothing: it was under way too long.
+    Late,
+}
 
-    #[test]
-    fn answers_come_back_and_every_truncation_is_refused() {
-        let body = SynAckBody {
-            cid: Cid([1; 8]),
-            token: [2; 16],
-            suite: 1,
-            resumed: true,
-            session_credit: 1 << 20,
-            flow_credit: 77,
-            spare: vec![(Cid([3; 8]), [4; 16]); 3],
-        };
-        for answer in [
-            SynAck::Welcome(body),
-            SynAck::Stale { confirmed: 9 },
-            SynAck::Refused(Reason::NotAllowed),
-            SynAck::NoSuite,
-        ] {
-            let mut buf = [0; 200];
-            let mut w = Writer::new(&mut buf);
-            answer.encode(&mut w);
-            let n = w.written();
-            assert_eq!(SynAck::decode(&mut Reader::new(&buf[..n])), Some(answer));
-            for cut in 0..n {
-                assert_eq!(SynAck::decode(&mut Reader::new(&buf[..cut])), None);
+/// All of a server's.
+pub(crate) struct HalfOpens {
+    all: Slab<HalfOpen>,
+    by_key: BTreeMap<Key, VecDeque<usize>>,
+    /// When each expires, in order.
+    notes: VecDeque<(Time, usize)>,
+    /// By the device's id for path 0, which all SYNs of a knock share.
+    by_knock: BTreeMap<Cid, usize>,
+    /// Where knocks were that are over, and until when their SYNs may be late.
+    let_in: Recent<Cid, (Addresses, Time)>,
+}
+
+impl HalfOpens {
+    pub(crate) fn new() -> Self {
+        HalfOpens {
+            all: Slab::new(),
+            by_key: BTreeMap::new(),
+            notes: VecDeque::new(),
+            by_knock: BTreeMap::new(),
+            let_in: Recent::new(LET_IN_MAX),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut HalfOpen> {
+        self.all.get_mut(index)
+    }
+
+    /// Those of a session, by index.
+    pub(crate) fn of(&self, key: &Key) -> impl ExactSizeIterator<Item = usize> + use<> {
+        let line = self.by_key.get(key).cloned();
+        line.unwrap_or_default().into_iter()
+    }
+
+    /// A client's sessions that have one.
+    pub(crate) fn sessions_of(&self, peer: PublicKey) -> impl Iterator<Item = &Key> {
+        let all = self.by_key.range((peer, 0)..=(peer, u64::MAX));
+        all.map(|(key, _)| key)
+    }
+
+    /// The one that a copy of its SYN is for.
+    pub(crate) fn original(&self, key: &Key, epoch: u32) -> Option<&HalfOpen> {
+        let mut line = self.by_key.get(key)?.iter();
+        line.find_map(|i| self.all.get(*i).filter(|h| h.epoch == epoch))
+    }
+
+    /// One more.
+    pub(crate) fn insert(&mut self, half: HalfOpen) -> usize {
+        let (key, knock) = ((half.peer, half.instance), half.body.cid);
+        let expires = half.expires;
+        let index = self.all.insert(half);
+        self.by_knock.insert(knock, index);
+        self.by_key.entry(key).or_default().push_back(index);
+        self.notes.push_back((expires, index));
+        if self.notes.len() > NOTES_MAX {
+            let stands = |(at, i): &(Time, usize)| {
+                let half = self.all.get(*i);
+                half.is_some_and(|h| h.expires == *at)
+            };
+            self.notes.retain(stands);
+        }
+        index
+    }
+
+    /// R-HS-8: a flood of SYNs of one instance costs a few half-open states; the oldest beyond those.
+    pub(crate) fn supernumerary(&self, key: &Key) -> Option<usize> {
+        let line = self.by_key.get(key)?;
+        line.front()
+            .filter(|_| line.len() > HALF_OPEN_PER_INSTANCE)
+            .copied()
+    }
+
+    pub(crate) fn remove(&mut self, index: usize) -> Option<HalfOpen> {
+        let half = self.all.try_remove(index)?;
+        if self.by_knock.get(&half.body.cid) == Some(&index) {
+            self.by_knock.remove(&half.body.cid);
+        }
+        let key = (half.peer, half.instance);
+        if let Some(line) = self.by_key.get_mut(&key) {
+            line.retain(|i| *i != index);
+            if line.is_empty() {
+                self.by_key.remove(&key);
             }
         }
+        Some(half)
+    }
+
+    /// The next whose time is up.
+    pub(crate) fn next_expired(&mut self, now: Time) -> Option<usize> {
+        while let Some((expires, index)) = self.notes.front().copied() {
+            if expires > now {
+                break;
+            }
+            self.notes.pop_front();
+            if self.all.get(index).is_some_and(|h| h.expires == expires) {
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// When the first expires.
+    pub(crate) fn next_expiry(&self) -> Time {
+        self.notes.front().map_or(Time::NEVER, |(at, _)| *at)
+    }
+
+    /// This one was confirmed and removed; its knock's SYNs may be late until then.
+    pub(crate) fn remember(&mut self, half: &HalfOpen, until: Time) {
+        self.let_in.insert(half.body.cid, (half.addresses, until));
+    }
+
+    /// R-HS-18: a SYN of a knock that was answered, to the same place, gets the answer again; one of a
+    /// knock that was let in was under way too long. Neither costs a public-key operation. After a few
+    /// the device may have lost what the answer fits, and its SYN is taken for what it is.
+    pub(crate) fn repeated(&mut self, now: Time, from: Addresses, knock: Cid) -> Option<Repeated> {
+        let Some(index) = self.by_knock.get(&knock) else {
+            let (at, until) = self.let_in.get(&knock)?;
+            return (*at == from && now < *until).then_some(Repeated::Late);
+        };
+        let half = self.all.get_mut(*index)?;
+        // R-HS-17: nobody can confirm one that has expired.
+        let over = half.expires <= now || half.repeated >= REPEATED_MAX;
+        if half.addresses != from || over {
+            return None;
+        }
+        half.repeated += 1;
+        Some(Repeated::Answer(half.answer.clone()))
     }
 }

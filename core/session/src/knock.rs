@@ -54,6 +54,8 @@ pub(crate) struct Open {
     pub(crate) addresses: Addresses,
     pub(crate) gated: bool,
     pub(crate) sent_at: Time,
+    /// It said how far flows are, which holds only as long as nothing else moves them.
+    claimed: bool,
 }
 
 impl Knock {
@@ -98,6 +100,10 @@ impl Knock {
             self.next_at = Time::ZERO;
         }
         !self.candidates.is_empty()
+    }
+    /// An answer may still come to what was claimed.
+    pub(crate) fn has_claimed(&self) -> bool {
+        self.open.iter().any(|o| o.claimed)
     }
     pub(crate) fn has_link(&self, link: LinkId) -> bool {
         self.candidates.iter().any(|(a, _)| a.link == link)
@@ -183,6 +189,7 @@ impl Knock {
             w.bytes(&cid.0);
         }
         let list = claims;
+        let claimed = !list.is_empty();
         // R-EARLY-1: what a metered link may carry is said when there is a path.
         if list.is_empty() && !early_data.is_empty() && !gated {
             w.u8(EARLY_DATA_MARK);
@@ -217,6 +224,7 @@ impl Knock {
             addresses,
             gated,
             sent_at: now,
+            claimed,
         });
         Some((buf.len(), addresses))
     }

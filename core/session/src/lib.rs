@@ -38,6 +38,7 @@ mod pacer;
 mod path;
 mod ranges;
 mod receive;
+mod recent;
 mod record;
 mod recovery;
 mod recv_half;
@@ -46,6 +47,7 @@ mod rtt;
 mod send_half;
 mod session;
 mod sought;
+mod syn;
 #[cfg(test)]
 mod tests;
 mod timers;

@@ -14,8 +14,8 @@ use d2tp_seal::{PublicKey, Responder};
 use d2tp_wire::Cid;
 
 use crate::asleep::Key;
-use crate::half_open::Syn;
 use crate::path::Addresses;
+use crate::syn::Syn;
 
 /// Devices that wait at once; more are not answered and knock again.
 pub const SOUGHT_MAX: usize = 256;
@@ -52,8 +52,8 @@ impl std::fmt::Debug for Sought {
 pub(crate) struct SoughtQueue(VecDeque<Sought>);
 
 impl SoughtQueue {
-    /// One more waits. Of one instance only the newest SYN does: the device listens to no other, and
-    /// a replay is no newer.
+    /// One more waits. Of one instance only the newest SYN does: the device takes its answer
+    /// longest, and a replay is no newer.
     pub(crate) fn ask(&mut self, sought: Sought) {
         if let Some(waiting) = self.0.iter_mut().find(|s| s.key == sought.key) {
             if waiting.syn.epoch < sought.syn.epoch {

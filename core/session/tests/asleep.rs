@@ -31,6 +31,67 @@ fn asleep(p: &mut Pair, deadline: Option<Time>) -> (FlowId, Vec<u8>) {
     (flow, kept)
 }
 
+/// A download under way whose device has no network for that long, and whose server has it as a
+/// record; and how long after the link is back the first new byte is there.
+fn wakes_after(away: Span) -> Span {
+    let mut p = Pair::new();
+    p.wires.get_mut(&0).unwrap().rate = 500_000;
+    let flow = p.request(600_000, sleeps(None));
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    p.cut(0);
+    p.run_for(away);
+    let server = p.server_session().unwrap();
+    p.server.hibernate(p.now, server).unwrap();
+    p.attach(0, "192.0.2.200:4000");
+    p.wires.get_mut(&0).unwrap().rate = 0;
+    let (held, began) = (p.got[&flow].len(), p.now);
+    p.open_path(0, false);
+    assert!(p.run_until(Span::from_secs(5), |p| p.got[&flow].len() > held));
+    let took = p.now.since(began);
+    let whole = p.run_until(Span::from_secs(60), |p| p.is_whole(flow));
+    assert!(whole, "{:?}", p.ended);
+    p.assert_right(flow);
+    took
+}
+
+#[test]
+fn a_device_that_was_away_for_a_minute_claims_its_flows_before_it_is_told_to() {
+    // R-RESUME-6
+    let round_trip = MS.times(20);
+    assert_eq!(wakes_after(Span::from_secs(120)), round_trip);
+    // The first packet goes out under the old keys; the claims follow as soon as nobody knew them.
+    assert_eq!(wakes_after(Span::from_secs(30)), round_trip.times(2));
+}
+
+#[test]
+fn a_link_that_comes_while_a_device_claims_its_flows_is_one_more_door() {
+    // R-RESUME-6: a path under keys that the server does not know would cost a round trip.
+    let mut p = Pair::new();
+    let flow = p.request(600_000, sleeps(None));
+    p.wires.get_mut(&0).unwrap().rate = 500_000;
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    p.cut(0);
+    p.run_for(Span::from_secs(30));
+    let server = p.server_session().unwrap();
+    p.server.hibernate(p.now, server).unwrap();
+    p.attach(0, "192.0.2.200:4000");
+    p.open_path(0, false);
+    // Its UNKNOWN is there, the answer to its claims never comes.
+    p.run_for(MS.times(25));
+    p.silence(0);
+    p.attach(1, "198.51.100.7:4000");
+    let (held, began) = (p.got[&flow].len(), p.now);
+    p.open_path(1, false);
+    assert!(p.run_until(Span::from_secs(5), |p| p.got[&flow].len() > held));
+    let round_trip = p.now.since(began);
+    assert!(round_trip <= MS.times(60), "{round_trip:?}");
+    let whole = p.run_until(Span::from_secs(60), |p| p.is_whole(flow));
+    assert!(whole, "{:?}", p.ended);
+    p.assert_right(flow);
+}
+
 fn another_server() -> Endpoint {
     Endpoint::new(config(), server_key(), Admission::Anybody, [9; 32], [4; 32])
 }
@@ -49,6 +110,7 @@ fn a_device_whose_record_is_elsewhere_is_answered_when_it_was_found() {
     assert_eq!(sought.peer(), device_key().public());
     assert!(!p.server.knows(sought.peer(), sought.instance()));
     assert!(p.server.poll_sought().is_none(), "one knock, one question");
+    let record = Record::decode(&record).unwrap();
     p.server.adopt_at(p.now, &record).unwrap();
     p.server.go_on(p.now, sought);
     p.pump();
@@ -124,7 +186,7 @@ fn a_client_whose_sessions_all_sleep_has_its_flows_counted_when_one_wakes() {
     let (_, record) = asleep(&mut p, None);
     let mut other = Record::decode(&record).unwrap();
     other.instance += 1;
-    p.server.adopt_at(p.now, &other.encode()).unwrap();
+    p.server.adopt_at(p.now, &other).unwrap();
     assert_eq!(p.server.counts().1, 2);
     let one_too_many = p.request(10, sleeps(None));
     p.open_path(0, false);

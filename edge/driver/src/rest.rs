@@ -464,7 +464,7 @@ fn take_in(inner: &mut Inner, now: Time, kept: Kept) {
         flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(age));
     }
     // One that is no server's is dropped like one of another form.
-    let taken = inner.core.adopt_record(now, &record).is_ok();
+    let taken = inner.core.adopt_at(now, &record).is_ok();
     inner.rest.loaded += u64::from(taken);
     let known = |id: &FlowId| taken && record.flows.iter().any(|f| f.id == *id);
     let over = flows.into_iter().filter(|id| !known(id)).collect();

@@ -198,6 +198,23 @@ fn later_syns_of_an_answered_knock_get_its_answer_until_the_device_may_have_lost
 }
 
 #[test]
+fn an_answer_that_nobody_can_confirm_any_more_is_not_given_again() {
+    // R-HS-17, R-HS-18
+    let mut r = Rogue::with(Config::default());
+    let first = r.syn(1, None);
+    r.throw(r.home, first);
+    let (_, answer) = r.inbox.pop().unwrap();
+    r.now += Config::default().half_open_max;
+    let later = r.syn_again(2, None);
+    r.throw(r.home, later);
+    let (_, fresh) = r.inbox.pop().unwrap();
+    assert_ne!(fresh, answer);
+    r.welcome(&fresh);
+    r.say(&[status(0, 1, false)]);
+    assert!(r.is_alive());
+}
+
+#[test]
 fn a_syn_that_was_still_on_its_way_when_its_knock_was_let_in_costs_nothing() {
     // R-HS-18
     let mut r = Rogue::inside(Config::default());

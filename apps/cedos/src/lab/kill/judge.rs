@@ -14,6 +14,12 @@ use crate::lab::file_sha256;
 /// Bytes that come again when a download is continued in another flow (docs/download.md).
 const OVERLAP_BYTES: u64 = 16 * 1024;
 
+/// Whether this line of a report says that the next flow comes.
+fn asks_again(line: &serde_json::Value) -> bool {
+    const REASONS: [&str; 3] = ["proxy_unreachable", "origin_wait", "path_too_slow"];
+    line["event"] == "waiting" && REASONS.iter().any(|reason| line["reason"] == *reason)
+}
+
 /// What an origin may have given before a device hears of its request: some pieces of a body.
 const UNHEARD_BYTES_MAX: u64 = 64 * 1024;
 
@@ -77,10 +83,7 @@ impl Case<'_> {
                 .filter_map(|(_, bytes)| bytes.as_u64())
                 .sum();
             // At each new flow a little comes again, to be compared.
-            let again = report
-                .iter()
-                .filter(|line| line["event"] != "error" && line["reason"].is_string())
-                .count();
+            let again = report.iter().filter(|line| asks_again(line)).count();
             let most = self.bytes.saturating_sub(held) + OVERLAP_BYTES * (again as u64 + 1);
             if came > most && done["file"] == "got" {
                 let text = format!("{came} bytes came, of {} with {held} held", self.bytes);

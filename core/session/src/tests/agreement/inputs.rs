@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::Case;
 use super::verdict::{array, bytes_of};
 use crate::flow::FlowOptions;
-use crate::half_open::{SynAck, SynAckBody};
 use crate::knock::PROLOGUE;
+use crate::syn::{SynAck, SynAckBody};
 use crate::{FlowRecord, Record, Role};
 
 const HEAD: usize = 1 + CID_BYTES;

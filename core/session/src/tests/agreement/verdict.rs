@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use super::inputs::secrets;
 use crate::endpoint::{Admission, Endpoint, Incoming};
-use crate::half_open::{Syn, SynAck};
 use crate::knock::PROLOGUE;
 use crate::path::{Addresses, LinkId};
+use crate::syn::{Syn, SynAck};
 use crate::{Config, Record, Role};
 
 #[path = "../../../../wire/tests/described/mod.rs"]
