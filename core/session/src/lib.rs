@@ -31,6 +31,7 @@ mod event;
 mod flow;
 mod grant;
 mod half_open;
+mod hole;
 mod knock;
 mod movement;
 mod mtu;

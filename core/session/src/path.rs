@@ -96,6 +96,9 @@ pub(crate) struct Path {
     pub(crate) id: PathId,
     pub(crate) addresses: Addresses,
     pub(crate) state: PathState,
+    /// Since when it is silent, and whether it was the only path then.
+    pub(crate) silent_since: Time,
+    pub(crate) alone: bool,
     /// Said by the device: may payload travel here, and does it need grants.
     pub(crate) status: PathStatus,
     pub(crate) status_seq: u64,
@@ -162,6 +165,8 @@ impl Path {
             id,
             addresses,
             state: PathState::Opening,
+            silent_since: now,
+            alone: false,
             status: PathStatus::Available,
             status_seq: 0,
             gated: false,

@@ -206,10 +206,7 @@ impl Session {
         }
         let path = self.paths.at(slot);
         if path.state != PathState::Active {
-            let was = path.state;
-            path.state = PathState::Active;
-            path.recovery.probes = 0;
-            if was == PathState::Opening {
+            if path.state == PathState::Opening {
                 let took = now.since(path.opened_at);
                 let link = path.addresses.link;
                 self.emit(Event::PathUp {
@@ -218,7 +215,7 @@ impl Session {
                     took,
                 });
             }
-            self.flows.touch_all();
+            self.thaw(now, slot);
         }
 
         let mut eliciting = false;
@@ -844,9 +841,15 @@ impl Session {
             return;
         }
         (path.status_seq, path.status, path.gated, path.reason) = (seq, status, gated, reason);
-        if status == PathStatus::Gone {
-            self.remove_path(slot);
-            self.suspend_if_idle(now, reason);
+        match status {
+            PathStatus::Gone => {
+                self.remove_path(slot);
+                self.suspend_if_idle(now, reason);
+            }
+            PathStatus::Frozen => {
+                self.freeze(now, slot, false);
+            }
+            PathStatus::Available | PathStatus::Standby => {}
         }
         self.flows.touch_all();
     }

@@ -150,6 +150,8 @@ pub(crate) struct Recovery {
     loss_at: Time,
     pub(crate) probes: u32,
     last_eliciting_at: Time,
+    /// Since the last hole ended.
+    heard_again_at: Time,
     outstanding_eliciting: u64,
     packet_threshold: u64,
     reorder_eighths: u64,
@@ -182,6 +184,7 @@ impl Recovery {
             loss_at: Time::NEVER,
             probes: 0,
             last_eliciting_at: Time::ZERO,
+            heard_again_at: Time::ZERO,
             outstanding_eliciting: 0,
             packet_threshold: PACKET_THRESHOLD,
             reorder_eighths: 1,
@@ -496,6 +499,9 @@ impl Recovery {
                 outcome.mtu_lost = true;
                 continue;
             }
+            if sent.at < self.heard_again_at {
+                continue;
+            }
             if let Some(delivery) = &mut self.delivery {
                 let fate = delivery.on_lost((number - self.base) as usize, u64::from(sent.bytes));
                 self.controller.on_packet_lost(fate);
@@ -576,6 +582,26 @@ impl Recovery {
         let most = interval_max.max(self.rtt.min().times(2));
         let span = base.times(1 << self.probes.min(10)).min(most);
         self.last_eliciting_at + span
+    }
+
+    /// When to probe, if a pause decides and not the number of probes; never faster than the path
+    /// could answer.
+    pub(crate) fn probe_after(&self, pause: Span, ack_delay_max: Span) -> Time {
+        if !self.is_waiting() {
+            return Time::NEVER;
+        }
+        self.last_eliciting_at + pause.max(self.rtt.probe_timeout(ack_delay_max))
+    }
+
+    /// The path answers after a hole: what was sent into it says nothing of congestion.
+    pub(crate) fn on_hole(&mut self, now: Time, hole: Span, careful: bool) {
+        self.heard_again_at = now;
+        self.controller.on_hole(hole, careful);
+    }
+
+    /// When something that needs an answer last left.
+    pub(crate) fn last_asked(&self) -> Time {
+        self.last_eliciting_at
     }
 
     /// The oldest packet without an answer: what a probe should repeat.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use d2tp_seal::{PacketKeys, PublicKey, Rng, SecretKey};
 use d2tp_time::{Span, Time};
-use d2tp_wire::{Cid, FlowId, PathId, Reason, TOKEN_BYTES};
+use d2tp_wire::{Cid, FlowId, PathId, PathStatus, Reason, TOKEN_BYTES};
 
 use crate::by_path::ByPath;
 use crate::census::Arrived;
@@ -37,6 +37,8 @@ pub(crate) mod say {
     pub(crate) const CREDIT: u16 = 1;
     pub(crate) const RESUME_END: u16 = 1 << 1;
     pub(crate) const CLOSE: u16 = 1 << 2;
+    /// The status of paths that are frozen, which cannot say it themselves.
+    pub(crate) const FROZEN: u16 = 1 << 3;
 }
 
 /// Who began the session.
@@ -132,6 +134,8 @@ pub struct PathStats {
     pub addresses: Addresses,
     /// How far it got.
     pub state: PathState,
+    /// What the device says of it.
+    pub status: PathStatus,
     /// Whether payload needs grants.
     pub gated: bool,
     /// Smoothed round trip.
@@ -356,6 +360,7 @@ impl Session {
                 id: p.id,
                 addresses: p.addresses,
                 state: p.state,
+                status: p.status,
                 gated: p.gated,
                 rtt: p.recovery.rtt.smoothed(),
                 rtt_min: p.recovery.rtt.min(),

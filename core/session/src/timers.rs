@@ -18,8 +18,6 @@ use crate::path::{self, Path, PathState};
 use crate::recovery::Said;
 use crate::session::{Life, Role, Session, on_said};
 
-/// Probe timeouts after which a path's data goes elsewhere.
-const PROBES_BEFORE_SILENT: u32 = 2;
 /// Probe timeouts after which packets are made small. // RFC 8899 §4.3 leaves the number open
 const PROBES_BEFORE_SMALL: u32 = 3;
 /// Without a packet for so long a server takes a session for quiet.
@@ -57,18 +55,18 @@ impl Session {
             if self.closing.is_some() {
                 // It acknowledges and paces nothing any more.
                 if path.may_speak() {
-                    at = at.min(path.recovery.probe_at(delay, interval));
+                    at = at.min(path.probe_at(waits, delay, interval));
                 }
                 continue;
             }
             // What may not be sent to an unproved address waits for bytes from there, not for time.
             if path.may_speak() {
                 at = at
-                    .min(path.recovery.probe_at(delay, interval))
+                    .min(path.probe_at(waits, delay, interval))
                     .min(path.ack_at())
                     .min(path.paced_until);
             } else if path.recovery.in_flight > 0 {
-                at = at.min(path.recovery.probe_at(delay, interval));
+                at = at.min(path.probe_at(waits, delay, interval));
             }
         }
         if self.role == Role::Responder {
@@ -194,6 +192,7 @@ impl Session {
             path.probe_now = true;
             path.wants |= path::want::PING;
         }
+        let waits = self.role == Role::Initiator;
         let mut knock = None;
         for slot in 0..self.paths.len() {
             if self.role == Role::Initiator
@@ -243,7 +242,7 @@ impl Session {
                 }
             }
             let mut silent = false;
-            if path.may_speak() && path.recovery.probe_at(delay, interval) <= now {
+            if path.may_speak() && path.probe_at(waits, delay, interval) <= now {
                 path.recovery.on_probe_timeout(now);
                 if path.recovery.probes >= PROBES_BEFORE_SMALL && path.mtu.on_silence() {
                     path.recovery
@@ -261,28 +260,8 @@ impl Session {
                     // never reached it: then it hears us and may not answer.
                     knock = Some((path.addresses, path.gated));
                 }
-                if path.recovery.probes >= PROBES_BEFORE_SILENT && live_besides {
-                    // R-PATH-6: what it holds travels elsewhere at once; it stays, probed.
-                    silent = path.state != PathState::Silent;
-                    path.state = PathState::Silent;
-                    if path.mtu.on_silence() {
-                        path.recovery
-                            .controller
-                            .set_datagram(path.mtu.current() as u64);
-                    }
-                    let mut own = path.wants;
-                    path.recovery.abandon(|said, arrived| {
-                        on_said(
-                            said,
-                            arrived,
-                            flows,
-                            Some((path.id, &mut own)),
-                            issued,
-                            says,
-                            gone,
-                        );
-                    });
-                    path.wants = own;
+                if path.is_in_hole(now, delay) && (live_besides || path.recovery.ever_answered()) {
+                    silent = self.freeze(now, slot, !live_besides) && live_besides;
                 } else if let Some(oldest) = path.recovery.oldest() {
                     let again: Vec<Said> = oldest.said().collect();
                     let mut own = path.wants;
@@ -300,26 +279,15 @@ impl Session {
                     path.wants = own;
                 }
             }
+            let path = self.paths.at(slot);
             if !path.may_speak()
                 && path.recovery.in_flight > 0
-                && path.recovery.probe_at(delay, interval) <= now
+                && path.probe_at(waits, delay, interval) <= now
             {
                 // Nothing may be asked there, and perhaps nobody is: what it holds travels elsewhere.
-                path.state = PathState::Silent;
-                let mut own = path.wants;
-                path.recovery.abandon(|said, arrived| {
-                    on_said(
-                        said,
-                        arrived,
-                        flows,
-                        Some((path.id, &mut own)),
-                        issued,
-                        says,
-                        gone,
-                    );
-                });
-                path.wants = own;
+                self.freeze(now, slot, false);
             }
+            let path = self.paths.at(slot);
             let (id, link) = (path.id, path.addresses.link);
             if let Some(trace) = &mut self.trace {
                 trace.look_at(path);
@@ -345,24 +313,8 @@ impl Session {
         self.life = Life::Suspended;
         self.suspended_at = Some(now);
         for slot in 0..self.paths.len() {
-            let Session {
-                paths,
-                flows,
-                issued,
-                says,
-                gone,
-                ..
-            } = self;
-            let path = paths.at(slot);
-            path.state = PathState::Silent;
-            if path.recovery.in_flight > 0 && path.mtu.on_silence() {
-                path.recovery
-                    .controller
-                    .set_datagram(path.mtu.current() as u64);
-            }
-            path.recovery.abandon(|said, arrived| {
-                on_said(said, arrived, flows, None, issued, says, gone);
-            });
+            self.freeze(now, slot, true);
+            let path = self.paths.at(slot);
             path.wants = 0;
             path.probe_now = false;
         }

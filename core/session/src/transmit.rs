@@ -642,6 +642,9 @@ impl Session {
             sent.eliciting = true;
             sent.note(Said::Session { what: say::CREDIT });
         }
+        if self.says & say::FROZEN != 0 {
+            self.write_frozen(w, sent);
+        }
         for gone in self.gone.iter_mut().filter(|g| g.tell) {
             if w.room() < 40 {
                 return;

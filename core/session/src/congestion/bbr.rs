@@ -689,6 +689,10 @@ impl Controller for Bbr {
     fn on_persistent_congestion(&mut self) {
         self.window = self.pipe_min();
     }
+    fn on_hole(&mut self, _: Span, _: bool) {
+        // Its rate is a measurement of the path, and holds until a new one does.
+        self.undo = None;
+    }
     fn on_spurious(&mut self) {
         self.forget_short();
         self.lost_in_round = 0;

@@ -13,7 +13,9 @@
 use d2tp_time::{Span, Time};
 
 use super::hystart::HyStart;
-use super::{Acked, Controller, Sibling, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS};
+use super::{
+    Acked, Controller, Sibling, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed,
+};
 
 /// Windows that differ by less than this share count as equally large (OLIA).
 const ALIKE: f64 = 0.99;
@@ -172,6 +174,13 @@ impl Controller for Coupled {
         self.recovery_start = None;
         self.before = None;
         self.hystart = HyStart::new();
+    }
+    fn on_hole(&mut self, _: Span, careful: bool) {
+        self.before = None;
+        self.hystart = HyStart::new();
+        if careful {
+            (self.window, self.threshold) = resumed(self.window, self.threshold, self.datagram);
+        }
     }
     fn on_spurious(&mut self) {
         if let Some((window, threshold)) = self.before.take() {

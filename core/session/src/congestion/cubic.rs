@@ -6,7 +6,7 @@
 use d2tp_time::{Span, Time};
 
 use super::hystart::HyStart;
-use super::{Acked, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS};
+use super::{Acked, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed};
 
 /// β = 0.7 (RFC 9438 §4.6), as a fraction.
 const BETA: (u64, u64) = (7, 10);
@@ -172,6 +172,19 @@ impl Controller for Cubic {
         self.recovery_start = None;
         self.before = None;
         self.hystart = HyStart::new();
+    }
+
+    fn on_hole(&mut self, hole: Span, careful: bool) {
+        let s = &mut self.state;
+        // No time passes in a hole (RFC 9438 §5.8).
+        if let Some(start) = &mut s.epoch_start {
+            *start += hole;
+        }
+        self.before = None;
+        self.hystart = HyStart::new();
+        if careful {
+            (s.window, s.threshold) = resumed(s.window, s.threshold, self.datagram);
+        }
     }
 
     fn on_spurious(&mut self) {

@@ -83,6 +83,8 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     fn on_loss(&mut self, now: Time, sent_at: Time);
     /// Nothing came back for so long that the path must start over (RFC 9002 §7.6).
     fn on_persistent_congestion(&mut self);
+    /// The path was silent for so long, and answers again. `careful`: perhaps because it was choked.
+    fn on_hole(&mut self, hole: Span, careful: bool);
     /// The last response was a mistake: what was taken for lost had arrived.
     fn on_spurious(&mut self);
     /// The path's datagram size changed.
@@ -104,6 +106,13 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     fn wants_samples(&self) -> bool {
         false
     }
+}
+
+/// Window and threshold with which a path goes on after a hole, from those before (RFC 9959 §4: half of
+/// what was measured, and no more than slow start beyond it).
+fn resumed(window: u64, threshold: u64, datagram: u64) -> (u64, u64) {
+    let half = (window / 2).max(WINDOW_MIN_DATAGRAMS * datagram);
+    (half, threshold.max(window))
 }
 
 pub(crate) fn controller(kind: CongestionKind, datagram: u64) -> Box<dyn Controller> {

@@ -1,8 +1,8 @@
 //! NewReno, as RFC 9002 §7 has it.
 
-use d2tp_time::Time;
+use d2tp_time::{Span, Time};
 
-use super::{Acked, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS};
+use super::{Acked, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed};
 
 #[derive(Debug)]
 pub(super) struct NewReno {
@@ -56,6 +56,12 @@ impl Controller for NewReno {
         self.window = WINDOW_MIN_DATAGRAMS * self.datagram;
         self.recovery_start = None;
         self.before = None;
+    }
+    fn on_hole(&mut self, _: Span, careful: bool) {
+        self.before = None;
+        if careful {
+            (self.window, self.threshold) = resumed(self.window, self.threshold, self.datagram);
+        }
     }
     fn on_spurious(&mut self) {
         if let Some((window, threshold)) = self.before.take() {

@@ -32,6 +32,8 @@ pub struct Wire {
     pub bytes_down: u64,
     pub bytes_up: u64,
     pub packets_while_down: u64,
+    /// The server's, of those it was not told about.
+    pub packets_into_hole: u64,
     busy_until: [Time; 2],
 }
 
@@ -47,6 +49,7 @@ impl Wire {
             bytes_down: 0,
             bytes_up: 0,
             packets_while_down: 0,
+            packets_into_hole: 0,
             busy_until: [Time::ZERO; 2],
         }
     }
@@ -213,6 +216,8 @@ impl Pair {
             if !wire.up {
                 if to_server {
                     wire.packets_while_down += 1;
+                } else {
+                    wire.packets_into_hole += 1;
                 }
                 continue;
             }

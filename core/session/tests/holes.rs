@@ -1,0 +1,121 @@
+//! Paths that stop answering and come back: what a hole costs beyond itself.
+
+mod pair;
+
+use d2tp_session::*;
+use pair::*;
+
+const RATE: u64 = 1_000_000;
+
+/// A download at a megabyte a second over link 0, three seconds old.
+fn under_way(second: bool) -> (Pair, FlowId) {
+    // The wire's queue has no end: what the device takes bounds it.
+    let mut p = Pair::with(Config {
+        flow_window: 60_000,
+        ..config()
+    });
+    p.wires.get_mut(&0).unwrap().rate = RATE;
+    let flow = p.request(30_000_000, FlowOptions::default());
+    p.open_path(0, false);
+    p.run_for(MS.times(500));
+    if second {
+        // A link that costs: it carries no payload without grants.
+        p.open_path(1, true);
+    }
+    p.run_for(MS.times(2500));
+    (p, flow)
+}
+
+/// Link 0 delivers nothing for so long. How long after its end the next byte comes, and how many bytes
+/// in the second from then.
+fn falls_into_a_hole(p: &mut Pair, flow: FlowId, hole: Span) -> (Span, usize) {
+    p.silence(0);
+    p.run_for(hole);
+    p.wires.get_mut(&0).unwrap().up = true;
+    let (held, began) = (p.got[&flow].len(), p.now);
+    assert!(p.run_until(Span::from_secs(10), |p| p.got[&flow].len() > held));
+    let late = p.now.since(began);
+    p.run_for(Span::from_secs(1));
+    (late, p.got[&flow].len() - held)
+}
+
+fn statuses(p: &mut Pair) -> Vec<PathStatus> {
+    let server = p.server_session().unwrap();
+    let session = p.server.session(server).unwrap();
+    session.path_stats().iter().map(|s| s.status).collect()
+}
+
+#[test]
+fn the_only_path_goes_on_soon_after_a_hole_and_as_fast_as_before() {
+    // R-PATH-6
+    for seconds in [1, 2, 10] {
+        let (mut p, flow) = under_way(false);
+        let (late, bytes) = falls_into_a_hole(&mut p, flow, Span::from_secs(seconds));
+        let most = Span::from_secs(seconds).divided(32) + MS.times(200);
+        assert!(late < most, "{seconds} s: {late:?}");
+        assert!(bytes as u64 > RATE * 9 / 10, "{seconds} s: {bytes} bytes");
+        assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
+        p.assert_right(flow);
+    }
+}
+
+#[test]
+fn a_frozen_path_is_told_on_another_keeps_its_window_and_thaws_when_it_answers() {
+    // R-PATH-14
+    let (mut p, flow) = under_way(true);
+    assert_eq!(statuses(&mut p), [PathStatus::Available; 2]);
+    p.silence(0);
+    p.run_for(Span::from_secs(1));
+    assert_eq!(statuses(&mut p)[0], PathStatus::Frozen);
+    let told = p.wires[&0].packets_into_hole;
+    p.run_for(Span::from_secs(1));
+    assert_eq!(
+        p.wires[&0].packets_into_hole, told,
+        "it sends into the hole"
+    );
+    let (late, bytes) = falls_into_a_hole(&mut p, flow, MS.times(10));
+    assert!(late < MS.times(200), "{late:?}");
+    assert!(bytes as u64 > RATE * 95 / 100, "{bytes} bytes");
+    assert_eq!(statuses(&mut p)[0], PathStatus::Available);
+    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
+    p.assert_right(flow);
+    let device = p.device.session(p.session).unwrap();
+    assert!(
+        device
+            .path_stats()
+            .iter()
+            .all(|s| s.status == PathStatus::Available)
+    );
+}
+
+#[test]
+fn a_device_asks_often_in_a_short_hole_and_rarely_in_a_long_one() {
+    // R-PATH-14
+    let (mut p, _) = under_way(false);
+    p.silence(0);
+    let asked = |p: &mut Pair, seconds| {
+        let before = p.wires[&0].packets_while_down;
+        p.run_for(Span::from_secs(seconds));
+        p.wires[&0].packets_while_down - before
+    };
+    let (short, later) = (asked(&mut p, 3), asked(&mut p, 60));
+    let long = asked(&mut p, 60);
+    assert!((10..=60).contains(&short), "{short}");
+    assert!((60..=120).contains(&later), "{later}");
+    assert!(long <= 31, "{long}");
+}
+
+#[test]
+fn a_full_queue_is_no_hole() {
+    // R-PATH-6: answers are late by seconds, and something is heard all the time.
+    let mut p = Pair::new();
+    p.wires.get_mut(&0).unwrap().rate = 100_000;
+    p.wires.get_mut(&1).unwrap().rate = 100_000;
+    let flow = p.request(3_000_000, FlowOptions::default());
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    p.open_path(1, false);
+    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
+    let silent = |(_, _, e): &&(Time, SessionId, Event)| matches!(e, Event::PathSilent { .. });
+    assert_eq!(p.device_events.iter().filter(silent).count(), 0);
+}
