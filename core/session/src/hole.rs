@@ -59,6 +59,7 @@ impl Path {
         if self.state == PathState::Silent {
             let hole = now.since(self.silent_since);
             self.recovery.on_hole(now, hole, self.alone);
+            self.even_until = now + self.recovery.rtt.smoothed();
         }
         self.state = PathState::Active;
         self.recovery.probes = 0;

@@ -99,6 +99,8 @@ pub(crate) struct Path {
     /// Since when it is silent, and whether it was the only path then.
     pub(crate) silent_since: Time,
     pub(crate) alone: bool,
+    /// After a hole no faster than the window over the round trip, until then.
+    pub(crate) even_until: Time,
     /// Said by the device: may payload travel here, and does it need grants.
     pub(crate) status: PathStatus,
     pub(crate) status_seq: u64,
@@ -167,6 +169,7 @@ impl Path {
             state: PathState::Opening,
             silent_since: now,
             alone: false,
+            even_until: now,
             status: PathStatus::Available,
             status_seq: 0,
             gated: false,
@@ -266,17 +269,22 @@ impl Path {
 
     /// Bytes per second the pacer is set to: the window over the round trip, a little faster so
     /// that the pacer is never the bottleneck (RFC 9002 §7.7), twice as fast while searching.
-    pub(crate) fn pacing_rate(&self) -> u64 {
+    pub(crate) fn pacing_rate(&self, now: Time) -> u64 {
         if let Some(rate) = self.recovery.controller.pacing_rate() {
             return rate.min(u64::MAX >> 8);
         }
         let rtt = self.recovery.rtt.smoothed().max(Span::from_micros(10));
-        let (num, den) = if self.recovery.controller.in_slow_start() {
+        let controller = &self.recovery.controller;
+        let (num, den) = if now < self.even_until {
+            // All of a window at once after a hole must not be more than the queue takes.
+            (1, 1)
+        } else if controller.in_slow_start() {
             (2, 1)
         } else {
             (5, 4)
         };
-        let bytes = u128::from(self.recovery.controller.window()) * num / den;
+        let window = u128::from(controller.window());
+        let bytes = (window * num / den).min(u128::from(controller.resumed_window()).max(window));
         (bytes * 1_000_000_000 / u128::from(rtt.as_nanos())).min(u128::from(u64::MAX >> 8)) as u64
     }
 

@@ -354,7 +354,7 @@ impl Session {
         }
         let path = self.paths.at(slot);
         let mtu = path.mtu.current();
-        let rate = path.pacing_rate();
+        let rate = path.pacing_rate(now);
         path.pacer.set_rate(now, rate, mtu as u64);
         path.paced_until = Time::NEVER;
         let addresses = path.addresses;

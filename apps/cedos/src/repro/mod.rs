@@ -11,6 +11,7 @@
 //! is computed from `ours` and `mark` in the printed object and from nothing else, so that anybody
 //! can compute it again.
 
+mod blackouts;
 mod bulk;
 mod fairness;
 pub mod mark;

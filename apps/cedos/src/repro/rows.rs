@@ -1,6 +1,6 @@
 //! Every result of the five papers that is to be reproduced.
 
-use super::{Measured, Where, bulk, fairness, proxy, switching};
+use super::{Measured, Where, blackouts, bulk, fairness, proxy, switching};
 
 /// Runs a row in one place.
 pub type Runner = fn() -> anyhow::Result<Measured>;
@@ -171,7 +171,7 @@ pub static ROWS: &[Row] = &[
         "S2",
         "freezing across blackouts",
         "87, 136 and 161 % more, nearly ideal",
-        &[],
+        &[(Where::Sim, blackouts::simulate)],
     ),
     row(
         "S3",

@@ -203,6 +203,13 @@ impl Controller for Cubic {
     fn window(&self) -> u64 {
         self.state.window
     }
+    fn resumed_window(&self) -> u64 {
+        if self.in_slow_start() {
+            self.state.threshold
+        } else {
+            u64::MAX
+        }
+    }
     fn in_slow_start(&self) -> bool {
         self.state.window < self.state.threshold
     }

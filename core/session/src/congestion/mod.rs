@@ -92,6 +92,10 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     /// Bytes that may be in flight.
     fn window(&self) -> u64;
     fn in_slow_start(&self) -> bool;
+    /// What slow start leads back to where the path was measured before: no need to be faster than that.
+    fn resumed_window(&self) -> u64 {
+        u64::MAX
+    }
     /// Each packet that counts as lost, if the controller wants samples.
     fn on_packet_lost(&mut self, _packet: Fate) {}
     /// Bytes per second the pacer is to keep to; none if the window says it.

@@ -77,6 +77,13 @@ impl Controller for NewReno {
     fn window(&self) -> u64 {
         self.window
     }
+    fn resumed_window(&self) -> u64 {
+        if self.in_slow_start() {
+            self.threshold
+        } else {
+            u64::MAX
+        }
+    }
     fn in_slow_start(&self) -> bool {
         self.window < self.threshold
     }
