@@ -10,7 +10,7 @@
 //!              └ baseline ┴ 10 minutes leave ┴ 9 come ┴
 //! ```
 //!
-//! One process is the server, one all the hosts; what limits them is the machine. As soon as all are
+//! One process is the server, one all the hosts; what limits them is the server's link. As soon as all are
 //! silent the first tenth is back, in the same minute. Minutes are as long as `--scale` makes them;
 //! the protocol's own times are not scaled, so a server asks after silent hosts for a larger part of
 //! a shorter minute.
@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 use crate::churn_hosts::Hosts;
 use crate::churn_server::Card;
 use crate::jain;
-use crate::network::{self, Kind, Network};
 use crate::process::{Place, Process, own_program, tell};
+use crate::{churn_network, network};
 
 /// What leaves or comes in a minute.
 const SHARE: usize = 10;
@@ -37,12 +37,15 @@ pub struct Options {
     /// Hosts, each with a key, a session and a flow of its own
     #[arg(long, default_value_t = 65_536)]
     flows: usize,
-    /// How many times faster than minutes: 10 makes them 6 s long
-    #[arg(long, default_value_t = 10.0)]
+    /// How many times faster than minutes: 5 makes them 12 s long
+    #[arg(long, default_value_t = 5.0)]
     scale: f64,
     /// Minutes with all of them active, before the churn
     #[arg(long, default_value_t = 3)]
     baseline: usize,
+    /// Rate of the server's link, as whole Ethernet frames
+    #[arg(long, default_value_t = 400.0)]
+    mbps: f64,
     /// What a host lets the server have on the way to it
     #[arg(long, default_value_t = 4096)]
     window_bytes: u64,
@@ -85,6 +88,7 @@ struct Report {
     jain_without_churn: f64,
     mbps_without_churn: f64,
     mbps: f64,
+    link_mbps: f64,
     minute_s: f64,
     scale: f64,
     window_bytes: u64,
@@ -106,9 +110,11 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let minute = minute(options)?;
     network::enter_user_namespace()?;
-    let network = Network::make(Kind::Lo1500)?;
+    let network = churn_network::make(options.mbps)?;
     let mut server = own_program("churn-server")?;
-    server.args(["--sessions", &options.flows.to_string()]);
+    server
+        .args(["--sessions", &options.flows.to_string()])
+        .args(["--address", &network.receiver_address().to_string()]);
     let server = Process::new(network.start_receiver(server)?, "server")?;
     let card: Card = server.hear(PATIENCE)?;
     let mut hosts = own_program("churn-hosts")?;
@@ -275,6 +281,7 @@ impl Report {
             jain_without_churn: mean(&baseline, jain),
             mbps_without_churn: without,
             mbps: with,
+            link_mbps: options.mbps,
             minute_s: length.as_secs_f64(),
             scale: options.scale,
             window_bytes: options.window_bytes,
@@ -289,9 +296,9 @@ impl Report {
 
 fn print(report: &Report) {
     println!(
-        "{} hosts, a session and a flow each; minutes of {} s ({} times faster); {} B on the way to \
-         each host at most",
-        report.flows, report.minute_s, report.scale, report.window_bytes
+        "{} hosts, a session and a flow each, behind a link of {} Mb/s; minutes of {} s ({} times \
+         faster); {} B on the way to each host at most",
+        report.flows, report.link_mbps, report.minute_s, report.scale, report.window_bytes
     );
     println!(
         "  called in {:.1} s; server {} MB resident at most, {:.1} kB a session",
@@ -319,6 +326,7 @@ mod tests {
             flows,
             scale: 10.0,
             baseline: 1,
+            mbps: 400.0,
             window_bytes: 4096,
             compound,
             json: false,
