@@ -37,14 +37,14 @@ pub struct Options {
     /// Hosts, each with a key, a session and a flow of its own
     #[arg(long, default_value_t = 65_536)]
     flows: usize,
-    /// How many times faster than minutes: 5 makes them 12 s long
-    #[arg(long, default_value_t = 5.0)]
+    /// How many times faster than minutes: 4 makes them 15 s long
+    #[arg(long, default_value_t = 4.0)]
     scale: f64,
     /// Minutes with all of them active, before the churn
     #[arg(long, default_value_t = 3)]
     baseline: usize,
     /// Rate of the server's link, as whole Ethernet frames
-    #[arg(long, default_value_t = 400.0)]
+    #[arg(long, default_value_t = 350.0)]
     mbps: f64,
     /// What a host lets the server have on the way to it
     #[arg(long, default_value_t = 4096)]
@@ -324,9 +324,9 @@ mod tests {
     fn options(flows: usize, compound: bool) -> Options {
         Options {
             flows,
-            scale: 10.0,
+            scale: 4.0,
             baseline: 1,
-            mbps: 400.0,
+            mbps: 350.0,
             window_bytes: 4096,
             compound,
             json: false,

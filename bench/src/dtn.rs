@@ -155,7 +155,8 @@ impl Daemon {
             .arg("-W")
             .arg(folder.path())
             .args(more)
-            .env("RUST_LOG", "error")
+            // What it says at its end, when the other one is gone already, is no error.
+            .env("RUST_LOG", "off")
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         // SAFETY: between fork and exec one plain system call.
