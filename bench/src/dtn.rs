@@ -243,7 +243,8 @@ mod tests {
         let of = |text: &str| body_of(text.as_bytes().to_vec());
         let good = of("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").unwrap();
         assert_eq!(good, b"ok");
-        let refused = of("HTTP/1.1 413 Payload Too Large\r\n\r\nlength limit exceeded").unwrap_err();
+        let refused =
+            of("HTTP/1.1 413 Payload Too Large\r\n\r\nlength limit exceeded").unwrap_err();
         assert_eq!(refused.to_string(), "status 413: length limit exceeded");
         assert!(of("HTTP/1.1 200").is_err());
     }

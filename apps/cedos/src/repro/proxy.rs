@@ -128,7 +128,7 @@ mod tests {
                 jain_without_churn: 1.0,
                 mbps_without_churn: 100.0,
                 mbps: 90.0,
-                link_mbps: 350.0,
+                link_mbps: 280.0,
                 minute_s: 6.0,
                 scale: 10.0,
                 window_bytes: 4096,
