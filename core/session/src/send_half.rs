@@ -416,7 +416,11 @@ mod tests {
         half.write(Bytes::from(vec![2; 90]));
         half.take(90, 1_000);
         half.on_acked(100, 90, false);
-        assert_eq!(half.room(100), 10, "180 arrived, but no more than 200 are held");
+        assert_eq!(
+            half.room(100),
+            10,
+            "180 arrived, but no more than 200 are held"
+        );
         half.on_acked(0, 10, false);
         assert_eq!((half.buffered(), half.room(100)), (0, 100));
     }
