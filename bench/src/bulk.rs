@@ -1,9 +1,9 @@
 //! `cedos-bench bulk`: one large object from one host to another over one emulated link, by ours,
-//! TCP and UDT in turn: goodput, and what it costs each end's processor.
+//! TCP, UDT and a DTN stack in turn: goodput, and what it costs each end's processor.
 //!
 //! UDT is a library of others: its program is built on the spot from `bench/udt/flow.cpp` where the
-//! library's headers are installed. What is missing is a row that says so. A DTN stack is always
-//! missing: nothing here drives one yet.
+//! library's headers are installed. The DTN stack is a program of others (`dtn.rs`). What is missing is a
+//! row that says so.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,15 +13,13 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::bottleneck::{Bottlenecks, Shape};
+use crate::dtn;
 use crate::meter::Plan;
 use crate::peers;
 use crate::process::{self, Card, Message, Place, Process};
 
 /// What is compared if nothing else is said.
-const PEERS: [&str; 3] = ["d2tp", "tcp", "udt"];
-/// Why there is no figure of a DTN stack.
-const NO_DTN: &str = "not compared: Debian packages no DTN stack, PyPI's ud3tn is an empty name, the \
-                      module proxy refuses dtn7-go; dtn7 of crates.io is there and not driven yet";
+const PEERS: [&str; 4] = ["d2tp", "tcp", "udt", "dtn"];
 const UDT_SOURCE: &str = include_str!("../udt/flow.cpp");
 /// How much longer than at its rate an object may take.
 const SLACK: f64 = 5.0;
@@ -29,7 +27,7 @@ const SLACK: f64 = 5.0;
 /// Options of the verb.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Peers, separated by commas: those of `throughput`, udt, and dtn (which says why it is not there)
+    /// Peers, separated by commas: those of `throughput`, udt and dtn
     #[arg(long, value_delimiter = ',', default_values_t = PEERS.map(String::from))]
     peers: Vec<String>,
     /// Size of the object
@@ -47,6 +45,9 @@ pub struct Options {
     /// Random loss of data packets, in per cent
     #[arg(long, default_value_t = 0.0)]
     loss: f64,
+    /// The daemon of dtn7, if it is not in PATH
+    #[arg(long)]
+    dtnd: Option<PathBuf>,
     /// One JSON object on standard output instead of the table
     #[arg(long)]
     json: bool,
@@ -61,9 +62,9 @@ struct Row {
     missing: Option<String>,
     mbps: Option<f64>,
     seconds: Option<f64>,
-    /// Processor time of the receiving process, from the first byte to the last.
+    /// Processor time at the receiver, from the first byte to the last.
     rcv_cpu_s: Option<f64>,
-    /// Of the sending process, from its start.
+    /// At the sender, from its start.
     snd_cpu_s: Option<f64>,
     notes: String,
 }
@@ -93,17 +94,23 @@ pub fn run(options: &Options) -> Result<()> {
         let row = match name.as_str() {
             "udt" => match build_udt(folder.path())? {
                 Ok(program) => measure(name, &shape, options, |lane| {
-                    start_udt(&program, lane, options.bytes)
+                    Ok((start_udt(&program, lane, options.bytes)?, None))
                 })?,
                 Err(why) => Row::missing(name, why),
             },
-            "dtn" => Row::missing(name, NO_DTN.to_owned()),
+            "dtn" => match dtn::find(options.dtnd.as_deref()) {
+                Ok(program) => measure(name, &shape, options, |lane| {
+                    let (sender, receiver, daemon) = dtn::start(&program, lane, options.bytes)?;
+                    Ok(((sender, receiver), Some(daemon)))
+                })?,
+                Err(why) => Row::missing(name, why),
+            },
             _ => {
                 let peer = peers::named(name)?;
                 match peer.missing() {
                     Some(why) => Row::missing(name, why),
                     None => measure(name, &shape, options, |lane| {
-                        process::start(peer.as_ref(), lane, plan(options)?)
+                        Ok((process::start(peer.as_ref(), lane, plan(options)?)?, None))
                     })?,
                 }
             }
@@ -141,19 +148,25 @@ fn plan(options: &Options) -> Result<Plan> {
     })
 }
 
+/// Sender and receiver, and a further process of the sender's.
+type Begun = ((Process, Process), Option<u32>);
+
 fn measure(
     name: &str,
     shape: &Shape,
     options: &Options,
-    start: impl FnOnce(&dyn Place) -> Result<(Process, Process)>,
+    start: impl FnOnce(&dyn Place) -> Result<Begun>,
 ) -> Result<Row> {
     let bottlenecks = Bottlenecks::make(shape, 1, 1)?;
     let lane = bottlenecks.lane(0);
-    let (sender, receiver) = start(&lane).with_context(|| name.to_owned())?;
+    let ((sender, receiver), helper) = start(&lane).with_context(|| name.to_owned())?;
     let received = receiver
         .report(plan(options)?.patience())
         .with_context(|| name.to_owned())?;
-    let snd_cpu_s = cpu_s(sender.id())?;
+    let mut snd_cpu_s = cpu_s(sender.id())?;
+    if let Some(helper) = helper {
+        snd_cpu_s += cpu_s(helper)?;
+    }
     drop(sender);
     bottlenecks.check()?;
     Ok(Row {
@@ -182,9 +195,9 @@ impl Row {
 }
 
 /// Processor time a process has used so far, to a tick.
-fn cpu_s(process: u32) -> Result<f64> {
+pub fn cpu_s(process: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))
-        .context("the sender is gone before it was asked what it cost")?;
+        .context("a process is gone before it was asked what it cost")?;
     // Beyond the name, which may hold anything.
     let fields: Vec<&str> = (stat.rsplit_once(')').map_or("", |(_, rest)| rest))
         .split_whitespace()

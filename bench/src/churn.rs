@@ -10,10 +10,11 @@
 //!              └ baseline ┴ 10 minutes leave ┴ 9 come ┴
 //! ```
 //!
-//! One process is the server, one all the hosts; what limits them is the machine. As soon as all are
-//! silent the first tenth is back, in the same minute. Minutes are as long as `--scale` makes them;
-//! the protocol's own times are not scaled, so a server asks after silent hosts for a larger part of
-//! a shorter minute.
+//! One process is the server, one all the hosts; what limits them is the server's link. Who leaves does
+//! so as a minute begins. Who comes does so at any time of it: after minutes of silence each comes by a
+//! handshake, and a tenth of all at one moment would be a storm of them. As soon as all are silent the
+//! first tenth comes back. Minutes are as long as `--scale` makes them; the protocol's own times are not
+//! scaled, so a server asks after silent hosts for a larger part of a shorter minute.
 
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,8 @@ use serde::{Deserialize, Serialize};
 use crate::churn_hosts::Hosts;
 use crate::churn_server::Card;
 use crate::jain;
-use crate::network::{self, Kind, Network};
 use crate::process::{Place, Process, own_program, tell};
+use crate::{churn_network, network};
 
 /// What leaves or comes in a minute.
 const SHARE: usize = 10;
@@ -37,12 +38,15 @@ pub struct Options {
     /// Hosts, each with a key, a session and a flow of its own
     #[arg(long, default_value_t = 65_536)]
     flows: usize,
-    /// How many times faster than minutes: 10 makes them 6 s long
-    #[arg(long, default_value_t = 10.0)]
+    /// How many times faster than minutes: 3 makes them 20 s long
+    #[arg(long, default_value_t = 3.0)]
     scale: f64,
     /// Minutes with all of them active, before the churn
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 2)]
     baseline: usize,
+    /// Rate of the server's link, as whole Ethernet frames
+    #[arg(long, default_value_t = 280.0)]
+    mbps: f64,
     /// What a host lets the server have on the way to it
     #[arg(long, default_value_t = 4096)]
     window_bytes: u64,
@@ -66,9 +70,12 @@ pub struct HostsOptions {
 /// What was seen in one minute.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Minute {
+    /// At its end.
     active: usize,
+    /// All the time.
+    throughout: usize,
     mbps: f64,
-    /// Over the flows active in it.
+    /// Over the flows active throughout.
     jain: Option<f64>,
     server_rss_bytes: u64,
 }
@@ -79,12 +86,13 @@ struct Report {
     flows: usize,
     /// Goodput of all flows with churn, as a part of that without.
     goodput_ratio: f64,
-    /// The least of any minute with churn.
+    /// The least of any minute with churn in which somebody was active throughout.
     jain: f64,
     jain_mean: f64,
     jain_without_churn: f64,
     mbps_without_churn: f64,
     mbps: f64,
+    link_mbps: f64,
     minute_s: f64,
     scale: f64,
     window_bytes: u64,
@@ -106,9 +114,11 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let minute = minute(options)?;
     network::enter_user_namespace()?;
-    let network = Network::make(Kind::Lo1500)?;
+    let network = churn_network::make(options.mbps)?;
     let mut server = own_program("churn-server")?;
-    server.args(["--sessions", &options.flows.to_string()]);
+    server
+        .args(["--sessions", &options.flows.to_string()])
+        .args(["--address", &network.receiver_address().to_string()]);
     let server = Process::new(network.start_receiver(server)?, "server")?;
     let card: Card = server.hear(PATIENCE)?;
     let mut hosts = own_program("churn-hosts")?;
@@ -174,10 +184,10 @@ async fn live(options: &Options, card: &Card) -> Result<Report> {
     eprintln!("{} sessions in {calling_s:.1} s", hosts.len());
     hosts.open_all().await?;
     // A minute for the newest flows to find their pace.
-    pass(&mut hosts, length, card).await?;
+    pass(&mut hosts, length, card, &[]).await?;
     let mut baseline = Vec::new();
     for _ in 0..options.baseline {
-        baseline.push(pass(&mut hosts, length, card).await?);
+        baseline.push(pass(&mut hosts, length, card, &[]).await?);
     }
     // Who left first comes back first.
     let mut silent = std::collections::VecDeque::new();
@@ -199,29 +209,35 @@ async fn live(options: &Options, card: &Card) -> Result<Report> {
             silent.push_back(number);
             active -= 1;
         }
-        while active < count {
-            let number = silent.pop_front().context("more return than left")?;
-            hosts.come(number);
-            active += 1;
-        }
-        minutes.push(pass(&mut hosts, length, card).await?);
+        let coming: Vec<u32> = silent.drain(..count - active).collect();
+        active = count;
+        minutes.push(pass(&mut hosts, length, card, &coming).await?);
     }
     Report::of(options, length, calling_s, hosts.unsent, baseline, minutes)
 }
 
-/// Lets a minute pass and says what was seen in it.
-async fn pass(hosts: &mut Hosts, length: Duration, card: &Card) -> Result<Minute> {
+/// Lets a minute pass, in which `coming` come one by one, and says what was seen in it.
+async fn pass(hosts: &mut Hosts, length: Duration, card: &Card, coming: &[u32]) -> Result<Minute> {
     let (before, at) = (hosts.bytes(), Instant::now());
+    let throughout = hosts.active();
+    for (done, number) in coming.iter().enumerate() {
+        let due = at + length.mul_f64(done as f64 / coming.len() as f64);
+        if Instant::now() < due {
+            hosts.live(due).await?;
+        }
+        hosts.come(*number);
+    }
     hosts.live(at + length).await?;
     let seconds = at.elapsed().as_secs_f64();
     let grown: Vec<f64> = (hosts.bytes().iter().zip(&before))
         .map(|(now, was)| (now - was) as f64)
         .collect();
-    let of_active: Vec<f64> = (grown.iter().zip(hosts.active()))
+    let of_active: Vec<f64> = (grown.iter().zip(throughout))
         .filter_map(|(bytes, active)| active.then_some(*bytes))
         .collect();
     let minute = Minute {
-        active: of_active.len(),
+        active: hosts.active().iter().filter(|active| **active).count(),
+        throughout: of_active.len(),
         mbps: grown.iter().sum::<f64>() * 8.0 / 1e6 / seconds,
         jain: jain::index(&of_active),
         server_rss_bytes: rss_bytes(card.process)?,
@@ -260,7 +276,11 @@ impl Report {
     ) -> Result<Report> {
         let mean =
             |of: &[Minute], f: fn(&Minute) -> f64| of.iter().map(f).sum::<f64>() / of.len() as f64;
-        // A minute in which nothing came through is no fair one.
+        // A minute in which nothing came through is no fair one. The one in which the first are back
+        // has nobody who was there throughout, and no index.
+        let shared: Vec<Minute> = (minutes.iter().filter(|m| m.throughout > 0))
+            .cloned()
+            .collect();
         let jain = |minute: &Minute| minute.jain.unwrap_or(0.0);
         let (without, with) = (mean(&baseline, |m| m.mbps), mean(&minutes, |m| m.mbps));
         if without <= 0.0 {
@@ -270,11 +290,12 @@ impl Report {
         Ok(Report {
             flows: options.flows,
             goodput_ratio: with / without,
-            jain: minutes.iter().map(jain).fold(1.0, f64::min),
-            jain_mean: mean(&minutes, jain),
+            jain: shared.iter().map(jain).fold(1.0, f64::min),
+            jain_mean: mean(&shared, jain),
             jain_without_churn: mean(&baseline, jain),
             mbps_without_churn: without,
             mbps: with,
+            link_mbps: options.mbps,
             minute_s: length.as_secs_f64(),
             scale: options.scale,
             window_bytes: options.window_bytes,
@@ -289,9 +310,9 @@ impl Report {
 
 fn print(report: &Report) {
     println!(
-        "{} hosts, a session and a flow each; minutes of {} s ({} times faster); {} B on the way to \
-         each host at most",
-        report.flows, report.minute_s, report.scale, report.window_bytes
+        "{} hosts, a session and a flow each, behind a link of {} Mb/s; minutes of {} s ({} times \
+         faster); {} B on the way to each host at most",
+        report.flows, report.link_mbps, report.minute_s, report.scale, report.window_bytes
     );
     println!(
         "  called in {:.1} s; server {} MB resident at most, {:.1} kB a session",
@@ -317,8 +338,9 @@ mod tests {
     fn options(flows: usize, compound: bool) -> Options {
         Options {
             flows,
-            scale: 10.0,
+            scale: 3.0,
             baseline: 1,
+            mbps: 280.0,
             window_bytes: 4096,
             compound,
             json: false,
@@ -347,6 +369,7 @@ mod tests {
     fn the_worst_minute_is_what_counts_for_fairness() {
         let minute = |mbps, jain| Minute {
             active: 10,
+            throughout: 9,
             mbps,
             jain,
             server_rss_bytes: 7,

@@ -1,9 +1,9 @@
 //! Many hosts in one process: an endpoint of the core for each, a few sockets for all.
 //!
 //! ```text
-//!  127.1.0.0 … one address for each host        any address, few ports
+//!  10.128.0.0 … an address for each host         any address, few ports
 //!  host 0 ─ Endpoint ─┐                    ┌── socket 0 ─┐
-//!  host 1 ─ Endpoint ─┼─ by the address ───┼── socket 1 ─┼── lo ── server
+//!  host 1 ─ Endpoint ─┼─ by the address ───┼── socket 1 ─┼── server
 //!  …                  ┘  a datagram is for └── …         ┘
 //! ```
 //!
@@ -26,6 +26,7 @@ use d2tp_session::{
 };
 use d2tp_udp::{BindOptions, LinkSocket, RecvBatch, Transmit};
 
+use crate::churn_network::{address_of, host_at};
 use crate::churn_server;
 
 /// Sockets of all hosts together. Each holds what is on the way to its hosts: more of them is more
@@ -113,7 +114,7 @@ impl Hosts {
             buffer: vec![0; 1 << 16],
             timers: BTreeSet::new(),
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
-            server: (churn_server::ADDRESS, card.port).into(),
+            server: card.address,
             knocking: 0,
             unsent: 0,
             fault: None,
@@ -301,7 +302,10 @@ impl Hosts {
         let now = self.clock.now();
         let mut touched = Vec::with_capacity(RUNS);
         for run in self.batch.received() {
-            let Some(number) = run.dst_ip.and_then(host_at) else {
+            let Some(IpAddr::V4(to)) = run.dst_ip else {
+                continue;
+            };
+            let Some(number) = host_at(to) else {
                 continue;
             };
             let Some(host) = self.hosts.get_mut(number as usize) else {
@@ -354,7 +358,7 @@ impl Hosts {
         while let Some(transmit) = host.core.poll_transmit(now, &mut self.buffer) {
             let sent = socket.try_send(&Transmit {
                 dst: transmit.remote,
-                src_ip: Some(address_of(number)),
+                src_ip: Some(address_of(number).into()),
                 ecn: None,
                 contents: &self.buffer[..transmit.len],
                 segment_size: (transmit.len > transmit.segment).then_some(transmit.segment),
@@ -371,31 +375,5 @@ impl Hosts {
                 self.timers.insert((next, number));
             }
         }
-    }
-}
-
-/// Host 0 is 127.1.0.0: all of 127/8 is this machine.
-fn address_of(number: u32) -> IpAddr {
-    Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 1, 0, 0)) + number).into()
-}
-
-fn host_at(address: IpAddr) -> Option<u32> {
-    match address {
-        IpAddr::V4(address) => u32::from(address).checked_sub(Ipv4Addr::new(127, 1, 0, 0).into()),
-        IpAddr::V6(_) => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{address_of, host_at};
-    use std::net::Ipv4Addr;
-
-    #[test]
-    fn every_host_has_an_address_of_its_own() {
-        for number in [0, 1, 255, 256, 65_535, 1_000_000] {
-            assert_eq!(host_at(address_of(number)), Some(number));
-        }
-        assert_eq!(host_at(Ipv4Addr::LOCALHOST.into()), None);
     }
 }

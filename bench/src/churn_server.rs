@@ -1,6 +1,6 @@
 //! The serving process of a churn run: a real server that writes on every flow as fast as it may.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -19,18 +19,18 @@ pub struct Options {
     /// Sessions it keeps awake
     #[arg(long)]
     sessions: usize,
+    /// Where it listens
+    #[arg(long)]
+    address: IpAddr,
 }
 
 /// What hosts must know of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Card {
-    pub port: u16,
+    pub address: SocketAddr,
     pub key: [u8; 32],
     pub process: u32,
 }
-
-/// Where it listens.
-pub const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Runs until it is killed.
 pub fn run(options: &Options) -> Result<()> {
@@ -40,7 +40,7 @@ pub fn run(options: &Options) -> Result<()> {
     runtime.block_on(async {
         let defaults = Config::default();
         let server = Server::bind(ServerOptions {
-            listen: (ADDRESS, 0).into(),
+            listen: (options.address, 0).into(),
             key: SecretKey::from_bytes([2; 32]),
             admission: Admission::Anybody,
             config: Config {
@@ -50,7 +50,7 @@ pub fn run(options: &Options) -> Result<()> {
             },
         })?;
         tell(&Card {
-            port: server.local_addr().port(),
+            address: server.local_addr(),
             key: server.public_key().0,
             process: std::process::id(),
         })?;

@@ -15,8 +15,10 @@ mod bottleneck;
 mod bulk;
 mod churn;
 mod churn_hosts;
+mod churn_network;
 mod churn_server;
 mod credential;
+mod dtn;
 mod fairness;
 mod fairness_flows;
 mod grid;
@@ -70,8 +72,14 @@ enum Verb {
     RestServe(handshake_server::Options),
     /// Many flows on one bottleneck: do TCP and D2TP share it evenly?
     Fairness(fairness::Options),
-    /// One large object over one emulated link, beside TCP and UDT
+    /// One large object over one emulated link, beside TCP, UDT and a DTN stack
     Bulk(bulk::Options),
+    /// The receiving process of a DTN transfer
+    #[command(hide = true)]
+    DtnReceive(dtn::Options),
+    /// The sending process of a DTN transfer
+    #[command(hide = true)]
+    DtnSend(dtn::Options),
     /// One flow over round trips, losses and queues, beside kernel TCP and quinn
     Grid(grid::Options),
     /// Tens of thousands of hosts, of which a tenth leaves or comes every minute
@@ -106,6 +114,8 @@ fn main() -> ExitCode {
         Verb::RestServe(options) => handshake_server::run(&options),
         Verb::Fairness(options) => fairness::run(&options),
         Verb::Bulk(options) => bulk::run(&options),
+        Verb::DtnReceive(options) => dtn::receive(&options),
+        Verb::DtnSend(options) => dtn::send(&options),
         Verb::Grid(options) => grid::run(&options),
         Verb::Churn(options) => churn::run(&options),
         Verb::ChurnServer(options) => churn_server::run(&options),

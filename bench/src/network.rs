@@ -32,8 +32,10 @@ use crate::process::{Place, RECEIVER_CORE, SENDER_CORE};
 pub const MTU_BYTES: u32 = 1500;
 
 const SENDER_LINK: &str = "bench-snd";
-const RECEIVER_LINK: &str = "bench-rcv";
-const SENDER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+/// The device of [`Kind::Veth1500`] at the receiver.
+pub const RECEIVER_LINK: &str = "bench-rcv";
+/// The sender's address there.
+pub const SENDER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const RECEIVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const PREFIX_BITS: u8 = 24;
 

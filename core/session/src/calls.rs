@@ -58,15 +58,15 @@ impl Session {
 
     /// Bytes [`Session::write`] would take now.
     pub fn write_room(&mut self, id: FlowId) -> Result<u64, FlowError> {
-        let mut room = self.config.send_buffer;
+        let mut limit = self.config.send_buffer;
         if self.is_thawed() {
-            room = room.min(THAWED_BUFFER_BYTES);
+            limit = limit.min(THAWED_BUFFER_BYTES);
         }
         let flow = self.flow(id)?;
         if let Some(code) = flow.send.reset {
             return Err(FlowError::Stopped(code));
         }
-        let room = room.saturating_sub(flow.send.buffered());
+        let room = flow.send.room(limit);
         if room == 0 {
             flow.wants_writable = true;
         }

@@ -137,8 +137,8 @@ impl Session {
 
     /// The first bound that is broken, in words.
     ///
-    /// `send_buffer` is the caller's to keep (see [`Session::write`]); it is checked with the largest
-    /// chunk a caller may have added, `chunk_max`.
+    /// `send_buffer`, and as much again beyond a hole, is the caller's to keep (see [`Session::write`]);
+    /// it is checked with the largest chunk a caller may have added, `chunk_max`.
     pub fn broken_bound(&self, chunk_max: u64) -> Option<String> {
         let h = self.holdings();
         let issued_max = PATHS_MAX + 2 * (16 + SPARE_PATHS as usize + 1);
@@ -154,7 +154,7 @@ impl Session {
             (
                 "bytes to send",
                 h.send_buffered,
-                self.config.send_buffer + chunk_max,
+                2 * self.config.send_buffer + chunk_max,
             ),
             ("bytes unread", h.unread, self.config.session_window),
         ];
@@ -216,7 +216,7 @@ mod tests {
         let mut session = session();
         let id = session.open(FlowOptions::default()).unwrap();
         assert_eq!(session.broken_bound(0), None);
-        let more = session.config.send_buffer as usize + 1;
+        let more = 2 * session.config.send_buffer as usize + 1;
         session.write(id, Bytes::from(vec![0; more])).unwrap();
         let broken = session.broken_bound(0).unwrap();
         assert!(broken.starts_with("bytes to send"), "{broken}");

@@ -41,7 +41,8 @@ pub struct Config {
     pub flow_window: u64,
     /// The same for all flows of a session together.
     pub session_window: u64,
-    /// Bytes written and not yet acknowledged that a flow holds before writers must wait.
+    /// Bytes written and not yet acknowledged that a flow holds before writers must wait; as much again
+    /// where they arrived and wait for a lost one before them.
     pub send_buffer: u64,
     /// Flows a peer may have open at once in a session.
     pub flows_max: usize,

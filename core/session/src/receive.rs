@@ -26,6 +26,9 @@ use crate::trace::TraceRecord;
 const ANSWERS_MAX: usize = 4;
 /// How long packets of the key generation before are still read, in probe timeouts.
 const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
+/// A writer that waits is woken when there is room for this part of what may be held. Half, and it would
+/// sleep until half of a long path has run empty; the smaller, the more often it is woken.
+const WRITABLE_PART: u64 = 8; // a guess
 
 /// Whether a frame is about paths and the session as such, not about flows.
 fn is_of_paths(frame: &Frame<'_>) -> bool {
@@ -806,11 +809,11 @@ impl Session {
 
     /// Bytes of a flow arrived at the peer: there may be room to write, or nothing left to do.
     fn after_send_progress(&mut self, id: FlowId) {
-        let low = self.config.send_buffer / 2;
+        let limit = self.config.send_buffer;
         let Some(flow) = self.flows.get_mut(id) else {
             return;
         };
-        if flow.wants_writable && flow.send.buffered() <= low {
+        if flow.wants_writable && flow.send.room(limit) >= limit / WRITABLE_PART {
             flow.wants_writable = false;
             self.emit(Event::Writable(id));
         }

@@ -100,6 +100,13 @@ impl SendHalf {
     pub(crate) fn buffered(&self) -> u64 {
         self.end - self.released
     }
+    /// What may be written where `limit` bytes may be held. Bytes that arrived beyond a hole do not
+    /// count, up to as many again: a packet lost in a deep queue is seconds away, and who must wait for
+    /// it leaves the path idle.
+    pub(crate) fn room(&self, limit: u64) -> u64 {
+        let beyond: u64 = self.acked.iter().map(|(start, end)| end - start).sum();
+        (limit + beyond.min(limit)).saturating_sub(self.buffered())
+    }
     /// Where the next written byte goes.
     pub(crate) fn end(&self) -> u64 {
         self.end
@@ -395,6 +402,27 @@ mod tests {
             prop_assert_eq!(got.into_iter().collect::<Option<Vec<u8>>>(), Some(content));
             prop_assert_eq!(half.buffered(), 0);
         }
+    }
+
+    #[test]
+    fn what_arrived_beyond_a_hole_makes_room_up_to_as_much_again() {
+        let mut half = SendHalf::new(1_000, false);
+        half.write(Bytes::from(vec![1; 100]));
+        half.take(10, 1_000);
+        half.take(90, 1_000);
+        assert_eq!(half.room(100), 0);
+        half.on_acked(10, 90, false);
+        assert_eq!((half.buffered(), half.room(100)), (100, 90));
+        half.write(Bytes::from(vec![2; 90]));
+        half.take(90, 1_000);
+        half.on_acked(100, 90, false);
+        assert_eq!(
+            half.room(100),
+            10,
+            "180 arrived, but no more than 200 are held"
+        );
+        half.on_acked(0, 10, false);
+        assert_eq!((half.buffered(), half.room(100)), (0, 100));
     }
 
     #[test]

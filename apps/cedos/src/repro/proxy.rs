@@ -18,6 +18,7 @@ struct Churn {
     jain_without_churn: f64,
     mbps_without_churn: f64,
     mbps: f64,
+    link_mbps: f64,
     minute_s: f64,
     scale: f64,
     window_bytes: u64,
@@ -57,10 +58,10 @@ fn judge_churn(churn: &Churn) -> Measured {
                 churn.minute_s, churn.scale
             ),
             format!(
-                "one server process, one process for all hosts, over lo with MTU 1500; what limits \
-                 them is two cores, where the authors had 10 Gb/s; each host lets {} B be on the way \
-                 to it",
-                churn.window_bytes
+                "one server process, one process for all hosts; what limits them is the server's \
+                 link, {} Mb/s where the authors had 10 Gb/s, so that both ends fit two cores; each \
+                 host lets {} B be on the way to it",
+                churn.link_mbps, churn.window_bytes
             ),
             "jain: the least of any minute, over the flows active in it".to_owned(),
         ],
@@ -127,6 +128,7 @@ mod tests {
                 jain_without_churn: 1.0,
                 mbps_without_churn: 100.0,
                 mbps: 90.0,
+                link_mbps: 280.0,
                 minute_s: 6.0,
                 scale: 10.0,
                 window_bytes: 4096,
