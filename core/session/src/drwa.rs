@@ -48,8 +48,9 @@ const YIELD_FOR: Span = Span::from_secs(10);
 const OVER_ROUNDS: u32 = 8;
 /// Rounds near RTTmin until the limit is lifted.
 const CALM_ROUNDS: u32 = 4;
-/// Rounds a drain may take: one until the lower limit acts, one until that shows, two to spare.
-const DRAIN_ROUNDS: u32 = 4;
+/// Round trips a drain may take, as long as they were before: one until what is in the queue is gone,
+/// half of one until that shows, the rest to spare.
+const DRAIN_RTTS: u64 = 3;
 /// A round in which no more arrived than a sender may send unasked (RFC 9002 §7.2) says nothing.
 const ROUND_BYTES_MIN: u64 = 12_000;
 
@@ -108,8 +109,9 @@ enum State {
         calm: u32,
     },
     Draining {
-        limit: u64,
-        rounds: u32,
+        /// What one round trip without a queue carries.
+        full: u64,
+        until: Time,
         best: Span,
         /// The round trip did not give way to the limit before.
         doubted: bool,
@@ -191,7 +193,7 @@ impl Drwa {
 
     /// Whether so much has arrived since the last sample that another one is worth a packet.
     pub fn asks(&self) -> bool {
-        self.bytes >= ROUND_BYTES_MIN
+        self.bytes >= ROUND_BYTES_MIN || matches!(self.state, State::Draining { .. })
     }
 
     /// Bytes arrived, in the measure in which the sender counts what is in flight.
@@ -218,8 +220,8 @@ impl Drwa {
         } else {
             self.min_since = self.min_since.min(rtt);
         }
-        if let State::Draining { best, .. } = &mut self.state {
-            *best = (*best).min(rtt);
+        if matches!(self.state, State::Draining { .. }) {
+            return self.drain(now, rtt);
         }
         self.samples = (self.samples.0 + rtt, self.samples.1 + 1);
         let Some(began) = self.round_at else {
@@ -246,98 +248,106 @@ impl Drwa {
 
     /// A round ended: its mean round trip, and what arrived in one of these.
     fn on_round(&mut self, now: Time, rtt: Span, received: u64) {
-        let min = self.min.max(RTT_MIN_FLOOR);
-        if !matches!(self.state, State::Draining { .. }) {
-            self.window = match self.window {
-                0 => received,
-                window => (window / 8).saturating_mul(7).saturating_add(received / 8),
-            };
-        }
-        self.state = match self.state {
-            State::Open if rtt > self.engage_at(min) => HOLDING,
-            State::Open => State::Open,
-            State::Holding { over, calm } => self.hold(now, rtt, over, calm),
-            State::Draining {
-                limit,
-                rounds,
-                best,
-                doubted,
-            } => self.drain(now, rtt, (limit, rounds + 1, best, doubted)),
-            State::Yielding { until } if until <= now => State::Open,
-            yielding @ State::Yielding { .. } => yielding,
+        self.window = match self.window {
+            0 => received,
+            window => (window / 8).saturating_mul(7).saturating_add(received / 8),
         };
+        match self.state {
+            State::Open if rtt > self.engage_at() => {
+                // The average trails a window that has grown so far.
+                self.window = received;
+                self.state = HOLDING;
+            }
+            State::Holding { over, calm } => self.hold(now, rtt, received, (over, calm)),
+            State::Yielding { until } if until <= now => self.state = State::Open,
+            State::Open | State::Draining { .. } | State::Yielding { .. } => {}
+        }
         self.limit = match self.state {
             State::Open | State::Yielding { .. } => None,
-            State::Draining { limit, .. } => Some(limit),
+            State::Draining { full, .. } => Some((full / 4 * 3).max(self.floor)),
             State::Holding { .. } => {
-                let base = self.min.max(RTT_MIN_FLOOR);
-                let limit = self.lambda.of(ratio(self.window, base, rtt));
+                // A round trip that falls faster than the average follows would let λ times too much go.
+                let window = self.window.min(received / 4 * 5);
+                let limit = self.lambda.of(ratio(window, self.base(), rtt));
                 Some(limit.max(self.floor))
             }
         };
     }
 
-    fn hold(&mut self, now: Time, rtt: Span, over: u32, calm: u32) -> State {
-        let min = self.min.max(RTT_MIN_FLOOR);
-        let aim = self.aim(min);
-        let over = if rtt > aim.scaled(3, 2) { over + 1 } else { 0 };
-        let calm = if rtt <= min.scaled(5, 4) { calm + 1 } else { 0 };
-        if calm >= CALM_ROUNDS {
-            return State::Open;
-        }
+    fn hold(&mut self, now: Time, rtt: Span, received: u64, (over, calm): (u32, u32)) {
+        let over = if rtt > self.aim().scaled(3, 2) {
+            over + 1
+        } else {
+            0
+        };
+        let calm = if rtt <= self.base().scaled(5, 4) {
+            calm + 1
+        } else {
+            0
+        };
+        self.state = State::Holding { over, calm };
         let unseen = now.since(self.min_near_at);
-        if unseen > MIN_KEPT {
+        if calm >= CALM_ROUNDS {
+            self.state = State::Open;
+        } else if unseen > MIN_KEPT {
             // Drains did not find it any more: what they found is the shortest there is.
             self.min = self.min_since;
             self.min_near_at = now;
             self.min_since = NEVER_MEASURED;
-            return HOLDING;
-        }
-        if over < OVER_ROUNDS && unseen <= SEEN_WITHIN {
-            return State::Holding { over, calm };
-        }
-        // What one round trip without a queue carries, and a quarter less to see the end of it.
-        let full = ratio(self.window, min, rtt);
-        State::Draining {
-            limit: (full / 4 * 3).max(self.floor),
-            rounds: 0,
-            best: NEVER_MEASURED,
-            doubted: over >= OVER_ROUNDS,
+        } else if over >= OVER_ROUNDS || unseen > SEEN_WITHIN {
+            self.state = State::Draining {
+                full: ratio(received, self.base(), rtt),
+                until: now + rtt.times(DRAIN_RTTS),
+                best: NEVER_MEASURED,
+                doubted: over >= OVER_ROUNDS,
+            };
         }
     }
 
-    fn drain(
-        &mut self,
-        now: Time,
-        rtt: Span,
-        (limit, rounds, best, doubted): (u64, u32, Span, bool),
-    ) -> State {
-        let min = self.min.max(RTT_MIN_FLOOR);
-        if best > near(min) && rounds < DRAIN_ROUNDS {
-            return State::Draining {
-                limit,
-                rounds,
-                best,
-                doubted,
-            };
+    /// A sample while the queue is being drained.
+    fn drain(&mut self, now: Time, rtt: Span) {
+        let State::Draining {
+            full,
+            until,
+            best,
+            doubted,
+        } = &mut self.state
+        else {
+            return;
+        };
+        *best = (*best).min(rtt);
+        if *best > near(self.min) && now < *until {
+            return;
         }
-        // The same rate, at the round trip of now: else the limit would leap by what was drained.
-        self.window = ratio(limit / 3 * 4, rtt, min);
-        if doubted && best > self.aim(min) {
+        let (full, best, doubted) = (*full, *best, *doubted);
+        let others = doubted && best > self.aim();
+        self.begin_round(now);
+        if others {
             let until = now + YIELD_FOR;
-            return State::Yielding { until };
+            self.state = State::Yielding { until };
+            self.limit = None;
+        } else {
+            // On at the same rate, half way to what will be in flight when the queue is there again:
+            // the next round trips are still short ones, and would make the whole of it too much.
+            self.window = (full + self.lambda.of(full)) / 2;
+            self.limit = Some(self.lambda.of(full).max(self.floor));
+            self.state = HOLDING;
         }
-        HOLDING
+    }
+
+    /// RTTmin as it is reckoned with.
+    fn base(&self) -> Span {
+        self.min.max(RTT_MIN_FLOOR)
     }
 
     /// What the round trip may come to.
-    fn aim(&self, min: Span) -> Span {
-        Span::from_nanos(self.lambda.of(min.as_nanos()))
+    fn aim(&self) -> Span {
+        Span::from_nanos(self.lambda.of(self.base().as_nanos()))
     }
 
     /// From where on a path counts as bloated: half way there.
-    fn engage_at(&self, min: Span) -> Span {
-        (min + self.aim(min)).divided(2)
+    fn engage_at(&self) -> Span {
+        (self.base() + self.aim()).divided(2)
     }
 }
 
