@@ -11,6 +11,7 @@
 //!              └─ table       medians, spread, ratios; or JSON
 //! ```
 
+mod bloat;
 mod bottleneck;
 mod bulk;
 mod churn;
@@ -72,6 +73,14 @@ enum Verb {
     Fairness(fairness::Options),
     /// One large object over one emulated link, beside TCP and UDT
     Bulk(bulk::Options),
+    /// One flow over a deep queue, and what packets wait in it: DRWA beside other ways
+    Bloat(bloat::Options),
+    /// The server of objects of `bloat`
+    #[command(hide = true)]
+    ObjectServer(bloat::ServerOptions),
+    /// Who fetches them
+    #[command(hide = true)]
+    ObjectFetch(bloat::FetchOptions),
     /// One flow over round trips, losses and queues, beside kernel TCP and quinn
     Grid(grid::Options),
     /// Tens of thousands of hosts, of which a tenth leaves or comes every minute
@@ -106,6 +115,9 @@ fn main() -> ExitCode {
         Verb::RestServe(options) => handshake_server::run(&options),
         Verb::Fairness(options) => fairness::run(&options),
         Verb::Bulk(options) => bulk::run(&options),
+        Verb::Bloat(options) => bloat::run(&options),
+        Verb::ObjectServer(options) => bloat::serve(&options),
+        Verb::ObjectFetch(options) => bloat::fetch(&options),
         Verb::Grid(options) => grid::run(&options),
         Verb::Churn(options) => churn::run(&options),
         Verb::ChurnServer(options) => churn_server::run(&options),

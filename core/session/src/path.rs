@@ -258,7 +258,12 @@ impl Path {
             .min(self.allowed().saturating_sub(self.recovery.in_flight))
     }
 
-    /// Bytes in flight that the peer allows.
+    /// Bytes in flight that the peer said it allows, if it bounds them.
+    pub(crate) fn limit(&self) -> Option<u64> {
+        (self.limit_in.1 < VARINT_MAX).then_some(self.limit_in.1)
+    }
+
+    /// Bytes in flight that the peer allows, and we take it to.
     fn allowed(&self) -> u64 {
         let floor = LIMIT_DATAGRAMS_MIN * self.mtu.current() as u64;
         self.limit_in.1.max(floor)

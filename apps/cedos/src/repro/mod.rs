@@ -11,8 +11,11 @@
 //! is computed from `ours` and `mark` in the printed object and from nothing else, so that anybody
 //! can compute it again.
 
+mod bufferbloat;
 mod bulk;
+mod cellular;
 mod fairness;
+mod far;
 pub mod mark;
 mod measured;
 mod proxy;
