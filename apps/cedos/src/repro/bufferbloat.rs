@@ -80,7 +80,7 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
             "tcp-bbr",
             "tcp-bbr-drwa",
             "tcp-vegas",
-            &shaped,
+            shaped.as_str(),
             "d2tp",
             "d2tp-drwa",
         ];

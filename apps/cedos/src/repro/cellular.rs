@@ -1,8 +1,6 @@
 //! The four cellular networks of the DRWA paper: scenario files, and what was measured of a run.
 
 use super::measured::by_bench;
-use super::measured::by_bench;
-use anyhow::Context;
 use anyhow::Context;
 use cedos_lab_scenario::{Flow, Scenario, ScenarioFault};
 use cedos_lab_sim::{Ends, run_between};
@@ -109,8 +107,9 @@ pub static NETWORKS: [Network; 4] = [
 impl Network {
     /// Its scenario, at its own round trip or a longer one.
     pub fn scenario(&self, rtt_ms: f64) -> Result<Scenario, ScenarioFault> {
-        let open = &mut |_: &_| Ok(self.files.trace.to_owned());
-        let mut scenario = Scenario::parse(self.name, self.files.scenario, open)?;
+        let mut scenario = Scenario::parse(self.name, self.files.scenario, &mut |_| {
+            Ok(self.files.trace.to_owned())
+        })?;
         scenario.links[0].rtt_ms = Some(rtt_ms);
         Ok(scenario)
     }

@@ -48,7 +48,7 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
     for network in &NETWORKS {
         let (rtt_ms, _) = network.far[network.far.len() - 1];
         let fixed = format!("tcp-fixed-{}", network.rmem_max);
-        let peers = [&fixed, "tcp", "tcp-drwa", "d2tp", "d2tp-drwa"];
+        let peers = [fixed.as_str(), "tcp", "tcp-drwa", "d2tp", "d2tp-drwa"];
         let rows = emulate(network, rtt_ms, &peers, 0)?;
         let mbps = |peer: &str| rows.of(peer)?.mbps.context("the bench left a peer out");
         let fixed = mbps(&fixed)?;
