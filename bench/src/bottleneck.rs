@@ -81,6 +81,11 @@ impl Bottlenecks {
         let scenario = Scenario::parse("bottleneck", &shape.scenario(lanes, seed), &mut |name| {
             unreachable!("{name}: this scenario reads no files")
         })?;
+        Self::of(scenario)
+    }
+
+    /// Those of a scenario's links that come without a NAT. [`cedos_lab_emu::enter`] comes first.
+    pub fn of(scenario: Scenario) -> Result<Self> {
         let mut world = World::build(scenario).context("the bottleneck cannot be built")?;
         world.start(|_| {})?;
         Ok(Self { world })
@@ -122,6 +127,12 @@ impl Bottlenecks {
             bail!("{strays} packets found no way through the bottleneck");
         }
         Ok(())
+    }
+
+    /// How long packets of a link were in its queues on average, in milliseconds: both ways added.
+    pub fn waited_ms(&self, lane: usize) -> f64 {
+        let carried = &self.world.seen().carried[lane];
+        carried.down.waited_mean_ms() + carried.upward.waited_mean_ms()
     }
 
     /// Data packets offered to the queue, and of those: dropped by the full queue, lost at random.

@@ -11,6 +11,7 @@
 //!              └─ table       medians, spread, ratios; or JSON
 //! ```
 
+mod bloat;
 mod bottleneck;
 mod bulk;
 mod churn;
@@ -80,6 +81,14 @@ enum Verb {
     /// The sending process of a DTN transfer
     #[command(hide = true)]
     DtnSend(dtn::Options),
+    /// One flow over a deep queue, and what packets wait in it: DRWA beside other ways
+    Bloat(bloat::Options),
+    /// The server of objects of `bloat`
+    #[command(hide = true)]
+    ObjectServer(bloat::ServerOptions),
+    /// Who fetches them
+    #[command(hide = true)]
+    ObjectFetch(bloat::FetchOptions),
     /// One flow over round trips, losses and queues, beside kernel TCP and quinn
     Grid(grid::Options),
     /// Tens of thousands of hosts, of which a tenth leaves or comes every minute
@@ -116,6 +125,9 @@ fn main() -> ExitCode {
         Verb::Bulk(options) => bulk::run(&options),
         Verb::DtnReceive(options) => dtn::receive(&options),
         Verb::DtnSend(options) => dtn::send(&options),
+        Verb::Bloat(options) => bloat::run(&options),
+        Verb::ObjectServer(options) => bloat::serve(&options),
+        Verb::ObjectFetch(options) => bloat::fetch(&options),
         Verb::Grid(options) => grid::run(&options),
         Verb::Churn(options) => churn::run(&options),
         Verb::ChurnServer(options) => churn_server::run(&options),

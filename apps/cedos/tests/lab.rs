@@ -124,7 +124,11 @@ fn lab_and_simulator_print_the_same_object_with_the_keys_of_the_documentation() 
             "flows",
             "id bytes sha256_ok finished_s deadline_s deadline_met bytes_by_link duplicate_bytes",
         );
-        each("links", "name class bytes_down bytes_up packets_while_down");
+        each(
+            "links",
+            "name class bytes_down bytes_up packets_while_down wait_down_ms wait_up_ms \
+             wait_down_max_ms",
+        );
         each("switches", "at_s from to kind silence_ms");
         each("expectations", "text holds");
         let holds: Vec<_> = report["expectations"].as_array().unwrap().iter().collect();

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, Config, CongestionKind, Device, DeviceOptions, FlowSettings, SecretKey, Server,
-    ServerAddress, ServerOptions,
+    Admission, Config, CongestionKind, Device, DeviceOptions, FlowSettings, Lambda, SecretKey,
+    Server, ServerAddress, ServerOptions,
 };
 
 use super::{CALL_BYTES, Peer, measured, on_this_thread};
@@ -20,17 +20,31 @@ use crate::process::Card;
 /// The peer, with one of its congestion controls.
 pub struct D2tp {
     congestion: CongestionKind,
+    /// The receiver moves its window.
+    held: bool,
 }
 
 impl D2tp {
     /// With this congestion control.
     pub fn with(congestion: CongestionKind) -> Self {
-        Self { congestion }
+        Self {
+            congestion,
+            held: false,
+        }
+    }
+
+    /// With CUBIC, and a receiver that moves its window (DRWA).
+    pub fn held() -> Self {
+        Self {
+            congestion: CongestionKind::Cubic,
+            held: true,
+        }
     }
 
     fn config(&self) -> Config {
         Config {
             congestion: self.congestion,
+            drwa: self.held.then(Lambda::default),
             ..Config::default()
         }
     }
@@ -39,6 +53,7 @@ impl D2tp {
 impl Peer for D2tp {
     fn name(&self) -> &'static str {
         match self.congestion {
+            CongestionKind::Cubic if self.held => "d2tp-drwa",
             CongestionKind::Cubic => "d2tp",
             CongestionKind::NewReno => "d2tp-newreno",
             CongestionKind::Bbr => "d2tp-bbr",

@@ -78,6 +78,7 @@ fn variants() -> Vec<Box<dyn Peer>> {
     vec![
         Box::new(d2tp::D2tp::with(CongestionKind::NewReno)),
         Box::new(d2tp::D2tp::with(CongestionKind::Bbr)),
+        Box::new(d2tp::D2tp::held()),
         Box::new(tcp::Tcp::bbr()),
     ]
 }
@@ -90,6 +91,9 @@ pub fn named(name: &str) -> Result<Box<dyn Peer>> {
     let every = || all().into_iter().chain(variants());
     if let Some(peer) = every().find(|peer| peer.name() == name) {
         return Ok(peer);
+    }
+    if let Some(tcp) = tcp::Tcp::named(name) {
+        return Ok(Box::new(tcp));
     }
     let known: Vec<_> = every().map(|peer| peer.name()).collect();
     bail!(

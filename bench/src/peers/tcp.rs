@@ -6,10 +6,13 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
+use d2tp_session::{Lambda, Time};
+use d2tp_tcp::Clamp;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::{CALL_BYTES, Peer};
@@ -23,6 +26,22 @@ pub const CONGESTION_CONTROL: &str = "cubic";
 pub struct Tcp {
     protocol: Protocol,
     congestion: &'static str,
+    receiver: Receiver,
+    /// The sender's own limit, in kb/s of payload.
+    shaped_kbps: Option<u64>,
+    /// Where it is neither plain nor another kind of sender.
+    name: Option<&'static str>,
+}
+
+/// Who decides the window that is offered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Receiver {
+    /// The kernel, by its tuning.
+    Kernel,
+    /// A buffer of so many bytes, as a fixed maximum of tcp_rmem would be.
+    Fixed(usize),
+    /// The kernel, within what DRWA allows.
+    Drwa,
 }
 
 impl Tcp {
@@ -31,7 +50,32 @@ impl Tcp {
         Self {
             protocol: Protocol::TCP,
             congestion: CONGESTION_CONTROL,
+            receiver: Receiver::Kernel,
+            shaped_kbps: None,
+            name: None,
         }
+    }
+
+    /// By a name such as `tcp-drwa`, `tcp-bbr-drwa`, `tcp-vegas`, `tcp-fixed-262144` (a receive
+    /// buffer of so many bytes) or `tcp-shaped-3400` (a sender held to so many kb/s).
+    pub fn named(name: &str) -> Option<Self> {
+        // A name lives as long as the process; a process asks for a handful.
+        let known: &'static str = name.to_owned().leak();
+        let mut tcp = Self {
+            name: Some(known),
+            ..Self::plain()
+        };
+        match known.strip_prefix("tcp-")? {
+            "drwa" => tcp.receiver = Receiver::Drwa,
+            "bbr-drwa" => (tcp.congestion, tcp.receiver) = ("bbr", Receiver::Drwa),
+            "vegas" => tcp.congestion = "vegas",
+            other => match other.split_once('-')? {
+                ("fixed", bytes) => tcp.receiver = Receiver::Fixed(bytes.parse().ok()?),
+                ("shaped", kbps) => tcp.shaped_kbps = Some(kbps.parse().ok()?),
+                _ => return None,
+            },
+        }
+        Some(tcp)
     }
 
     /// TCP with the kernel's BBR.
@@ -46,13 +90,16 @@ impl Tcp {
     pub fn multipath() -> Self {
         Self {
             protocol: Protocol::MPTCP,
-            congestion: CONGESTION_CONTROL,
+            ..Self::plain()
         }
     }
 }
 
 impl Peer for Tcp {
     fn name(&self) -> &'static str {
+        if let Some(name) = self.name {
+            return name;
+        }
         match (self.protocol, self.congestion) {
             (Protocol::MPTCP, _) => "mptcp",
             (_, CONGESTION_CONTROL) => "tcp",
@@ -82,7 +129,15 @@ impl Peer for Tcp {
         meter: &Arc<Meter>,
         ready: &mut dyn FnMut(Card) -> Result<()>,
     ) -> Result<()> {
-        let mut stream = accept(self.protocol, address, Vec::new(), ready)?;
+        let buffer_bytes = match self.receiver {
+            Receiver::Fixed(bytes) => Some(bytes),
+            Receiver::Kernel | Receiver::Drwa => None,
+        };
+        let mut stream = accept_into(self.protocol, address, buffer_bytes, Vec::new(), ready)?;
+        if self.receiver == Receiver::Drwa {
+            let socket = stream.try_clone()?;
+            std::thread::spawn(move || hold(socket));
+        }
         let mut buffer = vec![0u8; CALL_BYTES];
         while !meter.is_over() {
             match stream.read(&mut buffer) {
@@ -96,6 +151,9 @@ impl Peer for Tcp {
 
     fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
         let mut stream = connect(self.protocol, self.congestion, card.address)?;
+        if let Some(kbps) = self.shaped_kbps {
+            shape(&stream, kbps)?;
+        }
         let settings = settings(&stream);
         meter.note(match self.protocol {
             Protocol::MPTCP if fell_back(&stream) => format!("FELL BACK to plain TCP; {settings}"),
@@ -113,6 +171,34 @@ impl Peer for Tcp {
     }
 }
 
+/// Moves the window clamp of a socket until nothing more comes.
+fn hold(socket: TcpStream) {
+    let begun = Instant::now();
+    let mut clamp = Clamp::new(Lambda::default());
+    while let Ok(Some(again)) = clamp.look(socket.as_fd(), Time::ZERO + begun.elapsed().into()) {
+        std::thread::sleep(again.into());
+    }
+}
+
+/// The kernel paces what `stream` sends to so many kb/s.
+fn shape(stream: &TcpStream, kbps: u64) -> Result<()> {
+    let bytes_per_second = kbps * 1000 / 8;
+    // SAFETY: the pointer is to a live integer of the size given.
+    let refused = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MAX_PACING_RATE,
+            (&raw const bytes_per_second).cast(),
+            size_of::<u64>() as libc::socklen_t,
+        )
+    };
+    match refused {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()).context("the sender cannot be shaped"),
+    }
+}
+
 /// Listens on any port of `address`, tells it, and takes one connection.
 pub fn accept(
     protocol: Protocol,
@@ -120,8 +206,23 @@ pub fn accept(
     identity: Vec<u8>,
     ready: &mut dyn FnMut(Card) -> Result<()>,
 ) -> Result<TcpStream> {
+    accept_into(protocol, address, None, identity, ready)
+}
+
+/// The same, into a receive buffer of fixed size if one is given.
+fn accept_into(
+    protocol: Protocol,
+    address: IpAddr,
+    buffer_bytes: Option<usize>,
+    identity: Vec<u8>,
+    ready: &mut dyn FnMut(Card) -> Result<()>,
+) -> Result<TcpStream> {
     let at = SocketAddr::new(address, 0);
     let listener = socket(protocol, at)?;
+    if let Some(bytes) = buffer_bytes {
+        // Before the handshake, which settles the window's scale; the kernel doubles it.
+        listener.set_recv_buffer_size(bytes / 2)?;
+    }
     listener.bind(&at.into())?;
     listener.listen(1)?;
     let address = listener

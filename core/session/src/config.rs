@@ -4,6 +4,7 @@ use d2tp_seal::Suite;
 use d2tp_time::Span;
 
 use crate::congestion::CongestionKind;
+use crate::drwa::Lambda;
 
 /// Paths a session may have at once.
 pub const PATHS_MAX: usize = 8;
@@ -50,6 +51,10 @@ pub struct Config {
     pub mtu_max: u16,
     /// Congestion control of new paths.
     pub congestion: CongestionKind,
+    /// Whether this host, as a receiver, bounds what its peer has in flight where a path's round trip
+    /// grows by queueing, and how far it lets it grow (R-DRWA-1). Lower: shorter queues, and less of
+    /// a rate that has just risen is used. None: the peer's congestion control is left alone.
+    pub drwa: Option<Lambda>,
     /// The longest an ACK is held back.
     pub ack_delay_max: Span,
     /// The round trip assumed before the first sample. RFC 9002 says 333 ms; devices hop between
@@ -110,6 +115,7 @@ impl Default for Config {
             flows_max: 256,
             mtu_max: 1472,
             congestion: CongestionKind::default(),
+            drwa: None,
             ack_delay_max: Span::from_millis(20),
             rtt_initial: Span::from_millis(150),
             probe_interval_max: Span::from_secs(2),

@@ -393,7 +393,7 @@ impl Endpoint {
         self.with(id, |s| s.close(code, text))
     }
 
-    /// What the server may have in flight on a link: see [`Session::set_path_limit`].
+    /// What the peer may have in flight on a link: see [`Session::set_path_limit`].
     ///
     /// # Errors
     /// There is no such session.

@@ -359,19 +359,13 @@ impl Session {
         }
     }
 
-    /// The most bytes the server may have in flight on the path over `link`; none: as many as its
+    /// The most bytes the peer may have in flight on the path over `link`; none: as many as its
     /// congestion control allows. Less than four datagrams count as four. It holds new sends only,
     /// and as long as the path lives (R-PATH-12).
     pub fn set_path_limit(&mut self, link: LinkId, bytes: Option<u64>) {
-        if self.role == Role::Responder {
-            return;
-        }
         let bytes = bytes.unwrap_or(VARINT_MAX).min(VARINT_MAX);
         for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
-            if path.limit_out.1 != bytes {
-                path.limit_out = (path.limit_out.0 + 1, bytes);
-                path.wants |= path::want::LIMIT;
-            }
+            path.ask_limit(bytes);
         }
     }
 

@@ -9,12 +9,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::{Cid, PathId, PathStatus, Reason, TOKEN_BYTES};
+use d2tp_wire::{Cid, PathId, PathStatus, Reason, TOKEN_BYTES, VARINT_MAX};
 
 use crate::acks::Acks;
 use crate::config::{Config, PATHS_MAX};
 use crate::congestion::controller;
 use crate::control::Control;
+use crate::drwa::Drwa;
 use crate::mtu::Mtu;
 use crate::pacer::Pacer;
 use crate::recovery::Recovery;
@@ -59,6 +60,8 @@ pub(crate) mod want {
 
 /// R-PATH-12: no limit holds a path below so many datagrams: it could not even find losses.
 const LIMIT_DATAGRAMS_MIN: u64 = 4;
+/// A limit of our own making is told again when it changed by this part: each costs a frame.
+const LIMIT_GRAIN: u64 = 16;
 
 /// Challenges outstanding per path (the newest counts, older ones are forgotten).
 const CHALLENGE_NONCES_MAX: usize = 4;
@@ -115,10 +118,13 @@ pub(crate) struct Path {
     pub(crate) before: Option<Before>,
     /// The answer to be repeated if it is lost, until AUTH (a device's).
     pub(crate) answered: Option<[u8; 16]>,
-    /// Bytes in flight that the device allows, and the seq that said so (a server's).
+    /// Bytes in flight that the peer allows us, and the seq that said so.
     pub(crate) limit_in: (u64, u64),
-    /// The same, as we told it (a device's).
+    /// The same, as we told it.
     pub(crate) limit_out: (u64, u64),
+    /// What our application allows, and what we think a short queue takes.
+    pub(crate) limit_asked: u64,
+    pub(crate) drwa: Option<Box<Drwa>>,
     /// Bytes while the address is unproved.
     pub(crate) rx_bytes: u64,
     pub(crate) tx_bytes: u64,
@@ -183,7 +189,11 @@ impl Path {
             before: None,
             answered: None,
             limit_in: (0, u64::MAX),
-            limit_out: (0, d2tp_wire::VARINT_MAX),
+            limit_out: (0, VARINT_MAX),
+            limit_asked: VARINT_MAX,
+            drwa: config
+                .drwa
+                .map(|lambda| Box::new(Drwa::new(lambda, LIMIT_DATAGRAMS_MIN * datagram))),
             rx_bytes: 0,
             tx_bytes: 0,
             recovery: Recovery::new(config.rtt_initial, controller(config.congestion, datagram)),
@@ -244,13 +254,73 @@ impl Path {
         self.unproved_room() >= SPEAK_MIN
     }
 
-    /// Bytes that may still be put in flight: the window, and what the device allows (R-PATH-12).
+    /// Bytes that may still be put in flight: the window, and what the peer allows (R-PATH-12).
     pub(crate) fn room(&self) -> u64 {
-        let floor = LIMIT_DATAGRAMS_MIN * self.mtu.current() as u64;
-        let limit = self.limit_in.1.max(floor);
         self.recovery
             .room()
-            .min(limit.saturating_sub(self.recovery.in_flight))
+            .min(self.allowed().saturating_sub(self.recovery.in_flight))
+    }
+
+    /// Bytes in flight that the peer said it allows, if it bounds them.
+    pub(crate) fn limit(&self) -> Option<u64> {
+        (self.limit_in.1 < VARINT_MAX).then_some(self.limit_in.1)
+    }
+
+    /// Bytes in flight that the peer allows, and we take it to.
+    fn allowed(&self) -> u64 {
+        let floor = LIMIT_DATAGRAMS_MIN * self.mtu.current() as u64;
+        self.limit_in.1.max(floor)
+    }
+
+    /// R-CC-2: whether what will be in flight proves nothing about the window by arriving: less than
+    /// half of it, or the peer's limit keeps the rest empty.
+    pub(crate) fn proves_nothing(&self, in_flight: u64) -> bool {
+        let window = self.recovery.controller.window();
+        in_flight * 2 < window || self.allowed() < window
+    }
+
+    /// The most bytes our application lets the peer have in flight here.
+    pub(crate) fn ask_limit(&mut self, bytes: u64) {
+        self.limit_asked = bytes;
+        self.tell_limit();
+    }
+
+    /// A packet arrived that the peer counts as in flight. R-DRWA-2: where many do, the round trip is
+    /// measured once in each.
+    pub(crate) fn note_received(&mut self, bytes: u64) {
+        if let Some(drwa) = &mut self.drwa {
+            drwa.on_bytes(bytes);
+            if drwa.asks() && !self.recovery.is_waiting() {
+                self.wants |= want::PING;
+            }
+        }
+    }
+
+    /// A round trip of this path was measured, the peer's delay taken off.
+    pub(crate) fn note_rtt(&mut self, now: Time, rtt: Span) {
+        if let Some(drwa) = &mut self.drwa {
+            drwa.on_rtt(now, rtt);
+            self.tell_limit();
+        }
+    }
+
+    /// The path leads elsewhere: what was measured is of another way. R-DRWA-3.
+    pub(crate) fn forget_rtt_min(&mut self) {
+        if let Some(drwa) = &mut self.drwa {
+            drwa.reset();
+            self.tell_limit();
+        }
+    }
+
+    fn tell_limit(&mut self) {
+        let own = self.drwa.as_ref().and_then(|drwa| drwa.limit());
+        let bytes = own.unwrap_or(VARINT_MAX).min(self.limit_asked);
+        let told = self.limit_out.1;
+        let exact = bytes == self.limit_asked || told == self.limit_asked;
+        if bytes.abs_diff(told) > if exact { 0 } else { told / LIMIT_GRAIN } {
+            self.limit_out = (self.limit_out.0 + 1, bytes);
+            self.wants |= want::LIMIT;
+        }
     }
 
     /// When an ACK must leave.

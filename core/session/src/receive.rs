@@ -197,6 +197,7 @@ impl Session {
                 });
             }
             path.addresses = from;
+            path.forget_rtt_min();
             path.validated = false;
             path.rx_bytes = datagram_bytes as u64;
             path.tx_bytes = 0;
@@ -266,7 +267,11 @@ impl Session {
             // As if it had been lost; the rest of it was harmless and will come again.
             return;
         }
-        self.paths.at(slot).acks.on_packet(now, number, eliciting);
+        let path = self.paths.at(slot);
+        path.acks.on_packet(now, number, eliciting);
+        if eliciting {
+            path.note_received(datagram_bytes as u64);
+        }
     }
 
     /// A fresh nonce if this packet shows that the peer moved.
@@ -410,9 +415,8 @@ impl Session {
                 self.on_path_status(now, path, seq, status, gated, reason);
             }
             Frame::PathLimit { path, seq, bytes } => {
-                // R-PATH-12: the newest limit counts, and only the device knows its links.
-                if self.role == Role::Responder
-                    && let Some(path) = self.paths.get_mut(path)
+                // R-PATH-12: the newest limit counts.
+                if let Some(path) = self.paths.get_mut(path)
                     && seq > path.limit_in.0
                 {
                     path.limit_in = (seq, bytes);
@@ -770,6 +774,9 @@ impl Session {
         path.wants = own;
         if let Some(largest) = acked_ack {
             path.acks.on_ack_acked(largest);
+        }
+        if let Some(rtt) = outcome.rtt {
+            path.note_rtt(now, rtt);
         }
         if let Some(size) = outcome.mtu_acked {
             path.mtu.on_probe_acked(size);

@@ -122,6 +122,8 @@ impl Sent {
 pub(crate) struct Outcome {
     /// Something was acknowledged for the first time.
     pub(crate) progress: bool,
+    /// The round trip it measured, what the peer held back taken off.
+    pub(crate) rtt: Option<Span>,
     /// An MTU probe of this size arrived.
     pub(crate) mtu_acked: Option<u16>,
     /// An MTU probe was lost.
@@ -402,7 +404,7 @@ impl Recovery {
         }
         let fresh = sample.is_some();
         if let Some(sample) = sample {
-            self.rtt.on_sample(sample, delay.min(ack_delay_max));
+            outcome.rtt = Some(self.rtt.on_sample(sample, delay.min(ack_delay_max)));
         }
         self.largest_acked = Some(
             self.largest_acked

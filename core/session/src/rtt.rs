@@ -26,15 +26,15 @@ impl Rtt {
         }
     }
 
-    /// A sample, and how long the peer says it held the ACK back.
-    pub(crate) fn on_sample(&mut self, sample: Span, ack_delay: Span) {
+    /// A sample, and how long the peer says it held the ACK back; the sample without that.
+    pub(crate) fn on_sample(&mut self, sample: Span, ack_delay: Span) -> Span {
         let sample = sample.max(Span::from_nanos(1));
         self.latest = sample;
         let Some(smoothed) = self.smoothed else {
             self.smoothed = Some(sample);
             self.variance = sample.divided(2);
             self.min = sample;
-            return;
+            return sample;
         };
         self.min = self.min.min(sample);
         let adjusted = if sample >= self.min + ack_delay {
@@ -45,6 +45,7 @@ impl Rtt {
         let deviation = smoothed.abs_diff(adjusted);
         self.variance = self.variance.scaled(3, 4) + deviation.divided(4);
         self.smoothed = Some(smoothed.scaled(7, 8) + adjusted.divided(8));
+        adjusted
     }
 
     /// Smoothed, or the assumed one before the first sample.

@@ -146,6 +146,8 @@ pub struct PathStats {
     pub window: u64,
     /// Bytes in flight.
     pub in_flight: u64,
+    /// How many the peer allows, if it said so (PATH_LIMIT).
+    pub limit: Option<u64>,
     /// Datagram size in use.
     pub mtu: usize,
     /// Payload bytes received.
@@ -366,6 +368,7 @@ impl Session {
                 rtt_min: p.recovery.rtt.min(),
                 window: p.recovery.controller.window(),
                 in_flight: p.recovery.in_flight,
+                limit: p.limit(),
                 mtu: p.mtu.current(),
                 payload_in: p.payload_in,
                 payload_out: p.payload_out,

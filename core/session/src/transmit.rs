@@ -523,9 +523,8 @@ impl Session {
         let path = self.paths.at(slot);
         if sent.eliciting {
             path.pacer.on_sent(total as u64);
-            // R-CC-2: a window that is not half used proves nothing by being acknowledged.
             let in_flight = path.recovery.in_flight + total as u64;
-            sent.app_limited = in_flight * 2 < path.recovery.controller.window();
+            sent.app_limited = path.proves_nothing(in_flight);
         }
         self.seal_packet(slot, sent, &mut buf[..total]);
         total

@@ -397,6 +397,9 @@ impl Worker {
                 bytes_down: carried.down.bytes_delivered,
                 bytes_up: carried.bytes_up,
                 packets_while_down: carried.upward.packets_while_down,
+                wait_down_ms: carried.down.waited_mean_ms(),
+                wait_up_ms: carried.upward.waited_mean_ms(),
+                wait_down_max_ms: carried.down.waited_max.as_millis_f64(),
             });
         Seen {
             links: links.collect(),

@@ -141,6 +141,12 @@ pub struct Counters {
     pub packets_lost: u64,
     /// Packets thrown away because the pipe went down.
     pub packets_cut: u64,
+    /// Packets that left the queue, those lost in the air included.
+    pub packets_served: u64,
+    /// How long those had been in it, their own airtime included, in all.
+    pub waited: Span,
+    /// The longest of these.
+    pub waited_max: Span,
 }
 
 struct Waiting<P> {
@@ -177,6 +183,13 @@ impl<P> PartialOrd for Flying<P> {
 impl<P> Ord for Flying<P> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key().cmp(&other.key())
+    }
+}
+
+impl Counters {
+    /// How long a packet was in the queue on average, in milliseconds; 0 if none was.
+    pub fn waited_mean_ms(&self) -> f64 {
+        self.waited.as_millis_f64() / self.packets_served.max(1) as f64
     }
 }
 
@@ -372,6 +385,10 @@ impl<P: Packet> Pipe<P> {
             };
             self.queue_bytes -= u64::from(head.bytes);
             self.server.end(left);
+            let waited = left.since(head.arrived);
+            self.counters.packets_served += 1;
+            self.counters.waited = self.counters.waited + waited;
+            self.counters.waited_max = self.counters.waited_max.max(waited);
             if let Some(next) = self.queue.front() {
                 self.server.begin(left.max(next.arrived), next.bytes);
             }
@@ -485,6 +502,23 @@ mod tests {
             pipe.push(ms(0), 1500, n);
         }
         assert_eq!(drain(&mut pipe), [(ms(6), 0), (ms(7), 1), (ms(8), 2)]);
+    }
+
+    #[test]
+    fn the_time_in_the_queue_is_counted_with_the_airtime() {
+        let mut pipe = pipe(Profile {
+            delay: Span::from_millis(5),
+            ..Profile::default()
+        });
+        for n in 0..3 {
+            pipe.push(ms(0), 1500, n);
+        }
+        pipe.push(ms(10), 1500, 3);
+        drain(&mut pipe);
+        let counters = pipe.counters();
+        assert_eq!(counters.packets_served, 4);
+        assert_eq!(counters.waited_mean_ms(), (1.0 + 2.0 + 3.0 + 1.0) / 4.0);
+        assert_eq!(counters.waited_max, Span::from_millis(3));
     }
 
     #[test]

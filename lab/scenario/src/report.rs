@@ -53,6 +53,12 @@ pub struct LinkReport {
     pub bytes_up: u64,
     /// Packets the device tried to send on it while it was down.
     pub packets_while_down: u64,
+    /// How long packets to the device were in the queue, their airtime included: the mean.
+    pub wait_down_ms: f64,
+    /// The same of packets from the device.
+    pub wait_up_ms: f64,
+    /// The longest wait of a packet to the device.
+    pub wait_down_max_ms: f64,
 }
 
 /// How the data moved.

@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Class, Crash, Direction, Flow, Scenario};
 use d2tp_session::{
-    Admission, Arrived, Endpoint, Event, FlowEnd, FlowId, FlowOptions, LinkId, SecretKey, Session,
-    SessionId,
+    Admission, Arrived, Config, Endpoint, Event, FlowEnd, FlowId, FlowOptions, LinkId, SecretKey,
+    Session, SessionId,
 };
 
 use crate::account::Account;
@@ -37,6 +37,7 @@ const DEADLINE_ROUNDING: Span = Span::from_millis(50);
 pub(crate) struct Device {
     pub(crate) host: Host<Vec<Transfer>>,
     identity: Identity,
+    config: Config,
     pub(crate) session: Option<SessionId>,
     asleep: Option<(Time, Vec<u8>)>,
     pub(crate) specs: Vec<Flow>,
@@ -56,14 +57,15 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(scenario: &Scenario, identity: Identity) -> Device {
+    pub(crate) fn new(scenario: &Scenario, identity: Identity, config: Config) -> Device {
         let links = scenario.links.len();
         // Flows differ in content, or one flow's bytes in another would go unnoticed.
         let seed = |number: usize| scenario.seed.wrapping_add(number as u64);
         let transfers = scenario.flows.iter().enumerate();
         let mut device = Device {
-            host: Host::new("device", endpoint(&identity, 0), scenario),
+            host: Host::new("device", endpoint(&config, &identity, 0), scenario),
             identity,
+            config,
             session: None,
             asleep: None,
             specs: scenario.flows.clone(),
@@ -267,7 +269,7 @@ impl Device {
         known: &BTreeMap<FlowId, u64>,
     ) {
         self.identity.lives += 1;
-        self.host.endpoint = endpoint(&self.identity, self.identity.lives);
+        self.host.endpoint = endpoint(&self.config, &self.identity, self.identity.lives);
         self.session = None;
         let (record, kept) = match found {
             Some(f) => (f.record.map(|r| (f.made_at, r)), Some(f.state)),
@@ -652,9 +654,9 @@ pub(crate) enum Came {
     Anew,
 }
 
-fn endpoint(identity: &Identity, life: u64) -> Endpoint {
+fn endpoint(config: &Config, identity: &Identity, life: u64) -> Endpoint {
     Endpoint::new(
-        identity.config(),
+        config.clone(),
         SecretKey::from_bytes(identity.device_key()),
         Admission::Nobody,
         identity.fresh_seed("device", life),

@@ -1,6 +1,5 @@
-//! Keys, seeds and settings of both ends: all from the scenario's seed.
+//! Keys and seeds of both ends: all from the scenario's seed.
 
-use d2tp_session::Config;
 use sha2::{Digest, Sha256};
 
 /// Who an end is, and which life of it this is.
@@ -44,12 +43,5 @@ impl Identity {
 
     pub(crate) fn fresh_seed(self, who: &str, life: u64) -> [u8; 32] {
         self.derive(who, life)
-    }
-
-    pub(crate) fn config(self) -> Config {
-        Config {
-            early_data: true,
-            ..Config::default()
-        }
     }
 }

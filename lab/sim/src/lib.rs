@@ -39,4 +39,4 @@ mod transfer;
 
 pub use coverage::Coverage;
 pub use fault::SimFault;
-pub use run::{Outcome, STUCK_AFTER, run};
+pub use run::{Ends, Outcome, STUCK_AFTER, run, run_between};

@@ -361,6 +361,9 @@ impl Network {
             bytes_down: link.pipes.down.counters().bytes_delivered,
             bytes_up: link.bytes_up,
             packets_while_down: link.pipes.upward.counters().packets_while_down,
+            wait_down_ms: link.pipes.down.counters().waited_mean_ms(),
+            wait_up_ms: link.pipes.upward.counters().waited_mean_ms(),
+            wait_down_max_ms: link.pipes.down.counters().waited_max.as_millis_f64(),
         };
         self.links.iter().map(report).collect()
     }

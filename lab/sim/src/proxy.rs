@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{Crash, Scenario};
 use d2tp_session::{
-    Admission, Arrived, Endpoint, Event, FlowId, LinkId, SecretKey, Session, SessionId,
+    Admission, Arrived, Config, Endpoint, Event, FlowId, LinkId, SecretKey, Session, SessionId,
 };
 
 use crate::fault::SimFault;
@@ -30,6 +30,7 @@ pub(crate) struct Served {
 pub(crate) struct Proxy {
     pub(crate) host: Host<BTreeMap<FlowId, Served>>,
     identity: Identity,
+    config: Config,
     flows: BTreeMap<FlowId, Served>,
     /// Bytes of each flow that crashes undid; no crash undoes this.
     undone: BTreeMap<FlowId, u64>,
@@ -38,10 +39,11 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    pub(crate) fn new(scenario: &Scenario, identity: Identity) -> Proxy {
+    pub(crate) fn new(scenario: &Scenario, identity: Identity, config: Config) -> Proxy {
         Proxy {
-            host: Host::new("proxy", endpoint(&identity, 0), scenario),
+            host: Host::new("proxy", endpoint(&config, &identity, 0), scenario),
             identity,
+            config,
             flows: BTreeMap::new(),
             undone: BTreeMap::new(),
             forbidden: Vec::new(),
@@ -127,7 +129,7 @@ impl Proxy {
         known: &BTreeMap<FlowId, u64>,
     ) -> Result<(), SimFault> {
         self.identity.lives += 1;
-        self.host.endpoint = endpoint(&self.identity, self.identity.lives);
+        self.host.endpoint = endpoint(&self.config, &self.identity, self.identity.lives);
         let kept = found.as_ref().map(|f| f.state.clone()).unwrap_or_default();
         for (id, flow) in &self.flows {
             let offset = kept.get(id).map_or(0, |kept| kept.sink.offset);
@@ -330,9 +332,9 @@ fn answer(sink: &Sink) -> Option<Source> {
     (sink.content_bytes() == request.size).then(|| Source::new(sink.receipt().to_vec(), 0, 0, 0))
 }
 
-fn endpoint(identity: &Identity, life: u64) -> Endpoint {
+fn endpoint(config: &Config, identity: &Identity, life: u64) -> Endpoint {
     Endpoint::new(
-        identity.config(),
+        config.clone(),
         SecretKey::from_bytes(identity.proxy_key()),
         Admission::Anybody,
         identity.fresh_seed("proxy", life),

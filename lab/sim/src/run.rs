@@ -12,6 +12,7 @@ use std::io::Write;
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Crash, EventKind, Replay, Report, Scenario, Stop, SwitchMeter, Who};
+use d2tp_session::Config;
 
 use crate::coverage::{Coverage, FaultKind};
 use crate::device::{Came, Device};
@@ -69,12 +70,46 @@ pub struct Outcome {
 /// # Errors
 /// The scenario needs real sockets, the core broke an invariant, or the log cannot be written.
 pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<Outcome, SimFault> {
+    run_between(scenario, &Ends::default(), log)
+}
+
+/// How both ends are set.
+#[derive(Clone, Debug)]
+pub struct Ends {
+    /// The device.
+    pub device: Config,
+    /// The proxy: what it sends is under its congestion control.
+    pub proxy: Config,
+}
+
+impl Default for Ends {
+    fn default() -> Ends {
+        let config = Config {
+            early_data: true,
+            ..Config::default()
+        };
+        Ends {
+            device: config.clone(),
+            proxy: config,
+        }
+    }
+}
+
+/// The same between ends that are set otherwise.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_between(
+    scenario: &Scenario,
+    ends: &Ends,
+    log: Option<&mut dyn Write>,
+) -> Result<Outcome, SimFault> {
     if let Some(flow) = scenario.flows.iter().find(|flow| flow.url.is_some()) {
         return Err(SimFault::Url {
             flow: flow.id.clone(),
         });
     }
-    let mut run = Run::new(scenario, Log::new(log));
+    let mut run = Run::new(scenario, ends, Log::new(log));
     while run.step()? {}
     let Run {
         mut switches,
@@ -137,7 +172,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(scenario: &Scenario, log: Log<'a>) -> Run<'a> {
+    fn new(scenario: &Scenario, ends: &Ends, log: Log<'a>) -> Run<'a> {
         let identity = Identity::new(scenario.seed);
         let mut crashes = scenario.crashes.clone();
         crashes.sort_by(|a, b| b.t_s.total_cmp(&a.t_s));
@@ -149,8 +184,8 @@ impl<'a> Run<'a> {
             now: Time::ZERO,
             end: Time::from_secs_f64(scenario.duration_s),
             network,
-            device: Device::new(scenario, identity),
-            proxy: Proxy::new(scenario, identity),
+            device: Device::new(scenario, identity, ends.device.clone()),
+            proxy: Proxy::new(scenario, identity, ends.proxy.clone()),
             switches: SwitchMeter::new(scenario.links.iter().map(|l| l.name.as_str())),
             journals: journals(scenario),
             liars: Vec::new(),

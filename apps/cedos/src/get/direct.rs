@@ -8,11 +8,13 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use d2tp_session::Lambda;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 use url::{Host, Url};
 
 use super::dial::{Dial, Fault, Io, Via};
+use super::held::Held;
 use super::mode::Mode;
 use super::outcome::Failure;
 use super::tls::Tls;
@@ -29,12 +31,19 @@ const LOOKUP_MAX: Duration = Duration::from_secs(10); // two tries of glibc's re
 /// Opens TCP connections, with TLS for `https`.
 pub struct Direct {
     tls: Tls,
+    drwa: Option<Lambda>,
 }
 
 impl Direct {
     /// With this trust in origins.
     pub fn new(tls: Tls) -> Direct {
-        Direct { tls }
+        Direct { tls, drwa: None }
+    }
+
+    /// Bounding what origins have in flight where queues grow, if a factor is given.
+    pub fn holding(mut self, drwa: Option<Lambda>) -> Direct {
+        self.drwa = drwa;
+        self
     }
 }
 
@@ -46,6 +55,10 @@ impl Dial for Direct {
         let port = url.port_or_known_default().unwrap_or(80);
         let stream = connect(&addresses(&host, port).await?, via).await?;
         let _ = stream.set_nodelay(true);
+        let stream: Box<dyn Io> = match self.drwa {
+            Some(lambda) => Box::new(Held::new(stream, lambda)),
+            None => Box::new(stream),
+        };
         match timeout(HANDSHAKE_MAX, self.tls.over(url, stream)).await {
             Ok(stream) => stream,
             Err(_) => Err(Fault::Path(format!(

@@ -27,6 +27,7 @@ pub mod filename;
 pub mod forecast;
 pub mod forget;
 pub mod header;
+mod held;
 pub mod jobs;
 pub mod mode;
 pub mod outcome;

@@ -22,7 +22,7 @@ use std::time::Duration;
 use cedos_prox::ResetCause;
 use d2tp_driver::{
     Claim, Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowIo as _,
-    FlowSettings, GivenLinks, Instance, LinkUse, PathState, Qlog, SecretKey, ServerAddress,
+    FlowSettings, GivenLinks, Instance, Lambda, LinkUse, PathState, Qlog, SecretKey, ServerAddress,
     SessionEnd,
 };
 use d2tp_links::{Class, Kind, Link};
@@ -60,6 +60,7 @@ pub enum Lost {
 pub struct Proxy {
     address: ServerAddress,
     key: SecretKey,
+    config: Config,
     links: watch::Receiver<Arc<Vec<Link>>>,
     /// What counts is what we send.
     sends: bool,
@@ -117,6 +118,7 @@ impl Proxy {
         Proxy {
             address,
             key,
+            config: Config::default(),
             links,
             sends: false,
             tunnel,
@@ -125,6 +127,12 @@ impl Proxy {
             instances: None,
             state: Mutex::default(),
         }
+    }
+
+    /// Bounding what the proxy has in flight where queues grow, if a factor is given.
+    pub fn holding(mut self, drwa: Option<Lambda>) -> Proxy {
+        self.config.drwa = drwa;
+        self
     }
 
     /// For uploads: links are counted by what is sent over them.
@@ -213,7 +221,7 @@ impl Proxy {
         let options = DeviceOptions {
             server: self.address.clone(),
             key: self.key.clone(),
-            config: Config::default(),
+            config: self.config.clone(),
         };
         let (mut device, claimed) = match (&self.given, self.instance().await) {
             (Some(given), _) => (Device::attached_by(options, given.clone()).await?, None),

@@ -12,8 +12,11 @@
 //! can compute it again.
 
 mod blackouts;
+mod bufferbloat;
 mod bulk;
+mod cellular;
 mod fairness;
+mod far;
 pub mod mark;
 mod measured;
 mod proxy;

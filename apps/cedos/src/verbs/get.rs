@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use d2tp_links::{ClassRules, LinkMonitor};
+use d2tp_session::Lambda;
 use tokio::sync::watch;
 use url::Url;
 
@@ -75,6 +76,11 @@ pub struct GetArgs {
     /// With --dry-run: ask nobody
     #[arg(long, requires = "dry_run")]
     offline: bool,
+
+    /// Keep the queues of slow networks short: whoever sends may have in flight what makes the round
+    /// trip LAMBDA times the shortest, where it would grow beyond that [default: 3, if given without]
+    #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
+    drwa: Option<Lambda>,
 
     #[command(flatten)]
     qlog: QlogArgs,
@@ -159,7 +165,7 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     let way = match (proxy, key, tls) {
         (Some(address), Some(key), tls) => {
             let tunnel = tls.map(Tunnel::new);
-            let mut proxy = Proxy::new(address, key, links.clone(), tunnel);
+            let mut proxy = Proxy::new(address, key, links.clone(), tunnel).holding(args.drwa);
             if let Some(log) = &log {
                 proxy.log_to(log.clone());
             }
@@ -170,7 +176,7 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
             }
             Way::Proxied(Box::new(proxy))
         }
-        (_, _, Some(tls)) => Way::Straight(Direct::new(tls)),
+        (_, _, Some(tls)) => Way::Straight(Direct::new(tls).holding(args.drwa)),
         (_, _, None) => unreachable!("a download without a proxy has its own trust"),
     };
     if args.forget {

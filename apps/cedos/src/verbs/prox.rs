@@ -13,8 +13,8 @@ use anyhow::Context;
 use cedos_prox::{ProxConfig, StartFault, parse_key};
 use clap::{Args, ValueEnum};
 use d2tp_driver::{
-    Admission, Batch, Config, Journal, PublicKey, RestOptions, SecretKey, Server, ServerAddress,
-    ServerOptions,
+    Admission, Batch, Config, Journal, Lambda, PublicKey, RestOptions, SecretKey, Server,
+    ServerAddress, ServerOptions,
 };
 use d2tp_links::{ClassRules, Kind, Link, LinkMonitor};
 use ipnet::IpNet;
@@ -74,6 +74,9 @@ pub struct ProxArgs {
     /// How long a device may be silent before its session becomes a small record, such as 60s
     #[arg(long, value_name = "SPAN", value_parser = crate::get::when::parse_span)]
     pub sleep_after: Option<Duration>,
+    /// Keep the queues of devices' networks short while they upload: as in `cedos get`
+    #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
+    pub drwa: Option<Lambda>,
     #[command(flatten)]
     pub qlog: QlogArgs,
     /// How to write the log
@@ -175,7 +178,10 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         None => None,
     };
     let sleep_after = Some(config.sleep_after);
-    let mut protocol = Config::default();
+    let mut protocol = Config {
+        drwa: args.drwa,
+        ..Config::default()
+    };
     // A session that may sleep sooner counts as silent sooner.
     protocol.silence_max = protocol.silence_max.min(config.sleep_after.into());
     let resolver = Arc::new(cedos_prox::SystemResolver);
