@@ -609,6 +609,8 @@ mod tests {
             ("rtt_ms = nan", "rtt_ms is NaN"),
             ("mtu = 100", "mtu is 100, expected 576 to 9000"),
             ("queue_ms = 1\nqueue_bytes = 1", "keep one"),
+            ("medium = \"802.11b\"\nup_mbps = 1", "no down_mbps, up_mbps"),
+            ("medium = \"802.11x\"", "802.11x"),
             ("nat = \"rebinding\"", "nat_rebind_s"),
             ("nat_idle_s = 0", "nat_idle_s is 0"),
             ("nat = \"none\"\nnat_idle_s = 5", "nat_idle_s needs a NAT"),

@@ -11,7 +11,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use cedos_lab_link::{Counters, Link, Nat, Packet, Span, Time, Verdict};
+use cedos_lab_link::{Counters, Link, Nat, Packet, Span, Time, Verdict, Way as Toward};
 use cedos_lab_scenario::{
     EventKind, Family, LinkEvent, LinkReport, MTU_V6_MIN, NatKind, Scenario, Timeline, Who,
 };
@@ -214,7 +214,7 @@ impl Network {
             to,
             bytes: bytes.to_vec(),
         };
-        let verdict = link.pipes.upward.push(now, size, datagram);
+        let verdict = link.pipes.push(Toward::Up, now, size, datagram);
         if matches!(verdict, Verdict::Queued | Verdict::QueueFull) {
             link.bytes_up += u64::from(size);
         }
@@ -242,14 +242,14 @@ impl Network {
             to: inner,
             bytes: bytes.to_vec(),
         };
-        let verdict = self.links[number].pipes.down.push(now, size, datagram);
+        let verdict = self.links[number].pipes.push(Toward::Down, now, size, datagram);
         Some((number, verdict))
     }
 
     /// The next datagram that reaches the proxy by `now`.
     pub(crate) fn next_for_proxy(&mut self, now: Time) -> Option<Delivery> {
         for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(datagram) = link.pipes.upward.pop(now) {
+            while let Some(datagram) = link.pipes.pop(Toward::Up, now) {
                 assert!(link.up, "a packet crossed {}, which is down", link.name);
                 if datagram.from != link.local || !reaches_proxy(datagram.to) {
                     continue;
@@ -267,7 +267,7 @@ impl Network {
     /// The next datagram that reaches the device by `now`.
     pub(crate) fn next_for_device(&mut self, now: Time) -> Option<Delivery> {
         for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(datagram) = link.pipes.down.pop(now) {
+            while let Some(datagram) = link.pipes.pop(Toward::Down, now) {
                 assert!(link.up, "a packet crossed {}, which is down", link.name);
                 if datagram.to == link.local {
                     let Datagram { from, bytes, .. } = datagram;
@@ -311,7 +311,7 @@ impl Network {
     pub(crate) fn counters(&self) -> Counters {
         let mut sum = Counters::default();
         for link in &self.links {
-            for pipe in [&link.pipes.down, &link.pipes.upward] {
+            for pipe in [link.pipes.down(), link.pipes.upward()] {
                 let c = pipe.counters();
                 sum.packets_queue_full += c.packets_queue_full;
                 sum.packets_too_big += c.packets_too_big;
@@ -349,8 +349,8 @@ impl Network {
         link.up
             && !link.dead
             && !link.stalled
-            && carries(link.pipes.down.profile())
-            && carries(link.pipes.upward.profile())
+            && carries(link.pipes.down().profile())
+            && carries(link.pipes.upward().profile())
     }
 
     /// What the links carried.
@@ -358,9 +358,9 @@ impl Network {
         let report = |link: &Access| LinkReport {
             name: link.name.clone(),
             class: link.class.to_owned(),
-            bytes_down: link.pipes.down.counters().bytes_delivered,
+            bytes_down: link.pipes.down().counters().bytes_delivered,
             bytes_up: link.bytes_up,
-            packets_while_down: link.pipes.upward.counters().packets_while_down,
+            packets_while_down: link.pipes.upward().counters().packets_while_down,
         };
         self.links.iter().map(report).collect()
     }
