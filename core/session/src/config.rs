@@ -4,6 +4,7 @@ use d2tp_seal::Suite;
 use d2tp_time::Span;
 
 use crate::congestion::CongestionKind;
+use crate::offload::AckOffload;
 
 /// Paths a session may have at once.
 pub const PATHS_MAX: usize = 8;
@@ -49,6 +50,11 @@ pub struct Config {
     pub mtu_max: u16,
     /// Congestion control of new paths.
     pub congestion: CongestionKind,
+    /// Whether the peer is asked for fewer ACKs as the window grows; else it sends one for every
+    /// second packet, as TCP does. Fewer cost less, and feed the window later.
+    pub thin_acks: bool,
+    /// Where ACKs of half-duplex paths may travel besides ([`crate::Session::set_half_duplex`]).
+    pub ack_offload: AckOffload,
     /// The longest an ACK is held back.
     pub ack_delay_max: Span,
     /// The round trip assumed before the first sample. RFC 9002 says 333 ms; devices hop between
@@ -109,6 +115,8 @@ impl Default for Config {
             flows_max: 256,
             mtu_max: 1472,
             congestion: CongestionKind::default(),
+            thin_acks: true,
+            ack_offload: AckOffload::default(),
             ack_delay_max: Span::from_millis(20),
             rtt_initial: Span::from_millis(150),
             probe_interval_max: Span::from_secs(2),

@@ -46,8 +46,11 @@ impl Rate {
             Rate::Unlimited => None,
             Rate::Shared(medium) => {
                 let bits = u64::from(OPPORTUNITY_BYTES) * 8;
-                Some((u128::from(bits) * NANOS_PER_SEC
-                    / u128::from(medium.cycle(OPPORTUNITY_BYTES).as_nanos())) as u64)
+                Some(
+                    (u128::from(bits) * NANOS_PER_SEC
+                        / u128::from(medium.cycle(OPPORTUNITY_BYTES).as_nanos()))
+                        as u64,
+                )
             }
             Rate::Opportunities(o) => Some(
                 (o.offsets.len() as u128 * u128::from(OPPORTUNITY_BYTES) * 8 * NANOS_PER_SEC

@@ -118,7 +118,10 @@ fn two_busy_senders_meet_as_often_as_bianchi_says() {
         // An attempt meets another with the probability p that the other sends in that slot:
         // p = 2(1-2p) / ((1-2p)(W+1) + pW(1-(2p)^m)), Bianchi 2000, eq. 7 and 9, two stations.
         let (first, largest) = medium.windows();
-        let (w, m) = (f64::from(first + 1), f64::from((largest + 1) / (first + 1)).log2());
+        let (w, m) = (
+            f64::from(first + 1),
+            f64::from((largest + 1) / (first + 1)).log2(),
+        );
         let tau = |p: f64| {
             let open = 1.0 - 2.0 * p;
             2.0 * open / (open * (w + 1.0) + p * w * (1.0 - (2.0 * p).powf(m)))

@@ -91,8 +91,10 @@ impl Link {
         }
         let trace = [&self.trace, &self.mahimahi_down, &self.mahimahi_up];
         if medium && (rates || trace.into_iter().any(Option::is_some)) {
-            return Err("medium says how fast the link is: no down_mbps, up_mbps or trace beside it"
-                .to_owned());
+            return Err(
+                "medium says how fast the link is: no down_mbps, up_mbps or trace beside it"
+                    .to_owned(),
+            );
         }
         if medium && self.medium.is_none() {
             return Err("a table has a medium: give [[link]] one too".to_owned());

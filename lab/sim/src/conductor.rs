@@ -52,8 +52,9 @@ impl Device {
             let used = verdicts
                 .iter()
                 .any(|(_, v)| matches!(v, Verdict::Use { .. }));
-            if used {
-                usable |= network.is_good(link);
+            let carries_acks = self.acks_pay && !active.is_empty() && self.contends(network);
+            if used || carries_acks {
+                usable |= used && network.is_good(link);
                 self.open(now, link, network, log)?;
             }
             if offer.class == Class::Free {
@@ -67,6 +68,11 @@ impl Device {
         }
         self.look_at = self.look_at.min(again);
         Ok(usable)
+    }
+
+    /// Whether a link in use is half duplex.
+    fn contends(&self, network: &Network) -> bool {
+        (0..self.classes.len()).any(|link| self.half_duplex[link] && network.is_up(link))
     }
 
     fn need(&self, now: Time, number: usize) -> Need {
@@ -129,10 +135,13 @@ impl Device {
             remote,
         };
         let core_now = self.host.clock.core(now);
-        let _ = self
-            .host
-            .endpoint
-            .with(id, |s| s.open_path(core_now, addresses, gated));
+        let half_duplex = self.half_duplex[link];
+        let _ = self.host.endpoint.with(id, |s| {
+            s.open_path(core_now, addresses, gated);
+            if half_duplex {
+                s.set_half_duplex(number);
+            }
+        });
         Ok(())
     }
 

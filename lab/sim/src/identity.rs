@@ -1,6 +1,7 @@
 //! Keys, seeds and settings of both ends: all from the scenario's seed.
 
-use d2tp_session::Config;
+use cedos_lab_scenario::{Acks, Offload, OffloadWhere, Scenario};
+use d2tp_session::{AckOffload, Config};
 use sha2::{Digest, Sha256};
 
 /// Who an end is, and which life of it this is.
@@ -9,11 +10,16 @@ pub(crate) struct Identity {
     pub seed: u64,
     /// Restarts so far: a process that starts again draws other randomness.
     pub lives: u64,
+    acks: Acks,
 }
 
 impl Identity {
-    pub(crate) fn new(seed: u64) -> Identity {
-        Identity { seed, lives: 0 }
+    pub(crate) fn new(scenario: &Scenario) -> Identity {
+        Identity {
+            seed: scenario.seed,
+            lives: 0,
+            acks: scenario.acks,
+        }
     }
 
     fn derive(self, what: &str, life: u64) -> [u8; 32] {
@@ -49,6 +55,12 @@ impl Identity {
     pub(crate) fn config(self) -> Config {
         Config {
             early_data: true,
+            thin_acks: self.acks.thin,
+            ack_offload: match self.acks.offload {
+                Offload::Where(OffloadWhere::Never) => AckOffload::Never,
+                Offload::Where(OffloadWhere::Free) => AckOffload::Free,
+                Offload::Paid(bytes_per_second) => AckOffload::Paid { bytes_per_second },
+            },
             ..Config::default()
         }
     }

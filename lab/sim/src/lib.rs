@@ -39,4 +39,5 @@ mod transfer;
 
 pub use coverage::Coverage;
 pub use fault::SimFault;
-pub use run::{Outcome, STUCK_AFTER, run};
+pub use network::Passage;
+pub use run::{Outcome, STUCK_AFTER, run, run_watched};

@@ -19,7 +19,7 @@ use crate::fault::SimFault;
 use crate::host::journals;
 use crate::identity::Identity;
 use crate::log::Log;
-use crate::network::{Delivery, Network};
+use crate::network::{Delivery, Network, Passage};
 use crate::proxy::Proxy;
 
 /// No progress for so long over a permitted link that carries packets is a fault of the core.
@@ -69,16 +69,30 @@ pub struct Outcome {
 /// # Errors
 /// The scenario needs real sockets, the core broke an invariant, or the log cannot be written.
 pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<Outcome, SimFault> {
+    let run = Run::new(scenario, Log::new(log));
+    Ok(finish(scenario, run)?.0)
+}
+
+/// The same, and every packet that passed the device, in order of time.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_watched(scenario: &Scenario) -> Result<(Outcome, Vec<Passage>), SimFault> {
+    let mut run = Run::new(scenario, Log::new(None));
+    run.network.passages = Some(Vec::new());
+    finish(scenario, run)
+}
+
+fn finish(scenario: &Scenario, mut run: Run) -> Result<(Outcome, Vec<Passage>), SimFault> {
     if let Some(flow) = scenario.flows.iter().find(|flow| flow.url.is_some()) {
         return Err(SimFault::Url {
             flow: flow.id.clone(),
         });
     }
-    let mut run = Run::new(scenario, Log::new(log));
     while run.step()? {}
     let Run {
         mut switches,
-        network,
+        mut network,
         device,
         proxy,
         log,
@@ -98,13 +112,14 @@ pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<Outcome, 
         expectations: Vec::new(),
     };
     scenario.judge(&mut report);
-    Ok(Outcome {
+    let outcome = Outcome {
         report,
         ended_s: now.as_secs_f64(),
         steps,
         coverage,
         failed: device.failures(),
-    })
+    };
+    Ok((outcome, network.passages.take().unwrap_or_default()))
 }
 
 struct Run<'a> {
@@ -138,7 +153,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(scenario: &Scenario, log: Log<'a>) -> Run<'a> {
-        let identity = Identity::new(scenario.seed);
+        let identity = Identity::new(scenario);
         let mut crashes = scenario.crashes.clone();
         crashes.sort_by(|a, b| b.t_s.total_cmp(&a.t_s));
         let mut replays = scenario.replays.clone();

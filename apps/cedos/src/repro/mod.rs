@@ -12,9 +12,11 @@
 //! can compute it again.
 
 mod bulk;
+mod energy;
 mod fairness;
 pub mod mark;
 mod measured;
+mod offload;
 mod proxy;
 pub mod rows;
 mod spread;

@@ -1,6 +1,6 @@
 //! Every result of the five papers that is to be reproduced.
 
-use super::{Measured, Where, bulk, fairness, proxy, switching};
+use super::{Measured, Where, bulk, energy, fairness, offload, proxy, switching};
 
 /// Runs a row in one place.
 pub type Runner = fn() -> anyhow::Result<Measured>;
@@ -165,7 +165,10 @@ pub static ROWS: &[Row] = &[
         "S1",
         "acknowledgements over the other radio",
         "37 % more on 802.11g, 152 % on 802.11b",
-        &[],
+        &[
+            (Where::Sim, offload::simulate),
+            (Where::Lab, offload::emulate),
+        ],
     ),
     row(
         "S2",
@@ -189,7 +192,7 @@ pub static ROWS: &[Row] = &[
         "S5",
         "energy to download 10 MB",
         "65.69 J with offloaded acknowledgements, TCP 65.82, simple aggregation 79.51",
-        &[],
+        &[(Where::Sim, energy::simulate)],
     ),
 ];
 
