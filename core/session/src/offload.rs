@@ -269,6 +269,11 @@ impl Session {
         {
             share.asked_at = now;
             path.wants |= path::want::PING;
+            if path.only_carries_acks() && path.ack_every != 1 {
+                // An answer that waits for another packet would be to one that has no time of sending.
+                path.ack_every = 1;
+                path.wants |= path::want::ACK_RATE;
+            }
         }
     }
 
@@ -311,6 +316,11 @@ impl Session {
 }
 
 impl Path {
+    /// Whether we send nothing here but ACKs of other paths.
+    pub(crate) fn only_carries_acks(&self) -> bool {
+        self.share.is_some() && self.payload_out == 0
+    }
+
     /// Its ACK left on the path itself.
     pub(crate) fn on_usual_way(&mut self, now: Time) {
         if let Some(relief) = &mut self.relief {

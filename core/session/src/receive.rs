@@ -802,7 +802,7 @@ impl Session {
         {
             share.on_round_trip(path.recovery.rtt.latest(), path.recovery.rtt.min());
         }
-        if outcome.progress && self.config.thin_acks {
+        if outcome.progress && self.config.thin_acks && !path.only_carries_acks() {
             path.want_ack_rate();
         }
         if let Some(trace) = &mut self.trace {

@@ -25,10 +25,8 @@ fn pair(ack_offload: AckOffload) -> Pair {
         ack_offload,
         ..config()
     });
-    let wifi = Wire {
-        rate: 1_000_000,
-        ..Wire::new(25, "192.0.2.1:4000")
-    };
+    let mut wifi = Wire::new(25, "192.0.2.1:4000");
+    wifi.rate = 1_000_000;
     let cell = Wire::new(60, "198.51.100.1:4000");
     pair.wires = [(WIFI, wifi), (CELL, cell)].into();
     pair.device

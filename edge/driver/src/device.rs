@@ -153,9 +153,11 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Whether something may spend on paid links.
+    /// Whether something may spend on paid links: flows, or ACKs of a Wi-Fi that is in use.
     pub(crate) fn pays(&self) -> bool {
-        self.acks_pay || !self.payers.is_empty()
+        let relieves =
+            |k: &Known| k.usage == LinkUse::Free && k.link.kind == Kind::Wifi && !k.ids.is_empty();
+        !self.payers.is_empty() || (self.acks_pay && self.links.values().any(relieves))
     }
 }
 

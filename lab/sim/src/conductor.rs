@@ -5,7 +5,7 @@
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Class, Direction};
-use d2tp_session::{Addresses, LinkId};
+use d2tp_session::{Addresses, LinkId, PathState, PathStats, Session};
 
 use crate::device::Device;
 use crate::fault::SimFault;
@@ -52,7 +52,7 @@ impl Device {
             let used = verdicts
                 .iter()
                 .any(|(_, v)| matches!(v, Verdict::Use { .. }));
-            let carries_acks = self.acks_pay && !active.is_empty() && self.contends(network);
+            let carries_acks = self.acks_pay && !active.is_empty() && self.contends();
             if used || carries_acks {
                 usable |= used && network.is_good(link);
                 self.open(now, link, network, log)?;
@@ -70,9 +70,13 @@ impl Device {
         Ok(usable)
     }
 
-    /// Whether a link in use is half duplex.
-    fn contends(&self, network: &Network) -> bool {
-        (0..self.classes.len()).any(|link| self.half_duplex[link] && network.is_up(link))
+    /// Whether a half-duplex link carries: only then there are ACKs to be relieved of.
+    fn contends(&self) -> bool {
+        let paths = self.core().map(Session::path_stats).unwrap_or_default();
+        let carries = |p: &PathStats| {
+            p.state == PathState::Active && self.half_duplex[p.addresses.link.0 as usize]
+        };
+        paths.iter().any(carries)
     }
 
     fn need(&self, now: Time, number: usize) -> Need {
