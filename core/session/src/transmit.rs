@@ -487,11 +487,9 @@ impl Session {
         let mut pad = false;
 
         // 1. What arrived on this path.
-        if path.acks.is_wanted() || ack_due {
-            if path.acks.write(path_id, now, &mut w, &mut sent) {
-                path.acks.on_ack_sent();
-                path.on_usual_way(now);
-            }
+        if (path.acks.is_wanted() || ack_due) && path.acks.write(path_id, now, &mut w, &mut sent) {
+            path.acks.on_ack_sent();
+            path.on_usual_way(now);
         }
         if carries {
             self.write_carried_acks(now, slot, &mut w, &mut sent);
