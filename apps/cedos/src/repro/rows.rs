@@ -165,10 +165,7 @@ pub static ROWS: &[Row] = &[
         "S1",
         "acknowledgements over the other radio",
         "37 % more on 802.11g, 152 % on 802.11b",
-        &[
-            (Where::Sim, offload::simulate),
-            (Where::Lab, offload::emulate),
-        ],
+        &[(Where::Sim, offload::simulate)],
     ),
     row(
         "S2",
