@@ -1,9 +1,11 @@
 //! Packets received on a path: what to acknowledge and when; what is a replay.
 
 use d2tp_time::{Span, Time};
+use d2tp_wire::{Frame, PathId, Writer};
 
 use crate::config::ACK_RANGES_MAX;
 use crate::ranges::RangeSet;
+use crate::recovery::{Said, Sent};
 
 /// Packets received before one ACK must leave, until the sender asks for another rate.
 const EVERY_DEFAULT: u32 = 2;
@@ -89,6 +91,25 @@ impl Acks {
     }
     pub(crate) fn delay_us(&self, now: Time) -> u64 {
         now.since(self.largest_at).as_micros()
+    }
+    /// Packets the sender wants one ACK for.
+    pub(crate) fn every(&self) -> u32 {
+        self.every
+    }
+    /// Writes what arrived on `path`, whose packets these are, on whatever path it leaves; false if
+    /// there is no room for it.
+    pub(crate) fn write(
+        &self,
+        path: PathId,
+        now: Time,
+        w: &mut Writer<'_>,
+        sent: &mut Sent,
+    ) -> bool {
+        let written = Frame::encode_ack(w, path, self.delay_us(now), self.ranges());
+        if let Some(largest) = self.largest().filter(|_| written) {
+            sent.note(Said::Ack { path, largest });
+        }
+        written
     }
     /// An ACK left.
     pub(crate) fn on_ack_sent(&mut self) {

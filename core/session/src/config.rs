@@ -5,6 +5,7 @@ use d2tp_time::Span;
 
 use crate::congestion::CongestionKind;
 use crate::drwa::Lambda;
+use crate::offload::AckOffload;
 
 /// Paths a session may have at once.
 pub const PATHS_MAX: usize = 8;
@@ -55,6 +56,11 @@ pub struct Config {
     /// grows by queueing, and how far it lets it grow (R-DRWA-1). Lower: shorter queues, and less of
     /// a rate that has just risen is used. None: the peer's congestion control is left alone.
     pub drwa: Option<Lambda>,
+    /// Whether the peer is asked for fewer ACKs as the window grows; else it sends one for every
+    /// second packet, as TCP does. Fewer cost less, and feed the window later.
+    pub thin_acks: bool,
+    /// Where ACKs of half-duplex paths may travel besides ([`crate::Session::set_half_duplex`]).
+    pub ack_offload: AckOffload,
     /// The longest an ACK is held back.
     pub ack_delay_max: Span,
     /// The round trip assumed before the first sample. RFC 9002 says 333 ms; devices hop between
@@ -116,6 +122,8 @@ impl Default for Config {
             mtu_max: 1472,
             congestion: CongestionKind::default(),
             drwa: None,
+            thin_acks: true,
+            ack_offload: AckOffload::default(),
             ack_delay_max: Span::from_millis(20),
             rtt_initial: Span::from_millis(150),
             probe_interval_max: Span::from_secs(2),

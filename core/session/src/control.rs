@@ -24,6 +24,8 @@ const PER_PAYLOAD_PACKET: u64 = 64;
 #[derive(Debug)]
 pub(crate) struct Control {
     bucket: i64,
+    /// What it gains each second.
+    per_second: u64,
     filled_at: Time,
     payload_out: u64,
     payload_in: u64,
@@ -36,6 +38,7 @@ impl Control {
     pub(crate) fn new(now: Time) -> Self {
         Control {
             bucket: BURST,
+            per_second: PER_SECOND,
             filled_at: now,
             payload_out: 0,
             payload_in: 0,
@@ -44,10 +47,19 @@ impl Control {
         }
     }
 
+    /// The user lets ACKs of other paths cost so much here.
+    pub(crate) fn allow(&mut self, more_per_second: u64) {
+        self.per_second = PER_SECOND + more_per_second;
+    }
+
     /// Whether a packet without payload may leave. One that is larger than what is left may: the
     /// next ones wait for it.
     pub(crate) fn may_leave(&mut self, now: Time) -> bool {
-        let gained = now.since(self.filled_at).as_micros() * PER_SECOND / 1_000_000;
+        let gained = now
+            .since(self.filled_at)
+            .as_micros()
+            .saturating_mul(self.per_second)
+            / 1_000_000;
         if gained > 0 {
             self.bucket = (self.bucket + gained.min(BURST as u64) as i64).min(BURST);
             self.filled_at = now;
@@ -58,7 +70,7 @@ impl Control {
     /// When the next one may leave.
     pub(crate) fn free_at(&self) -> Time {
         let debt = u64::try_from(1 - self.bucket).unwrap_or(0);
-        self.filled_at + Span::from_micros((debt * 1_000_000).div_ceil(PER_SECOND))
+        self.filled_at + Span::from_micros((debt * 1_000_000).div_ceil(self.per_second))
     }
 
     fn earn(&mut self, payload: u64) {
@@ -125,5 +137,15 @@ mod tests {
             control.on_sent(now, 60, 0, true);
         }
         assert_eq!(control.received, 500_000);
+        // What the user lets ACKs of other paths cost comes on top.
+        let mut control = Control::new(Time::ZERO);
+        control.on_sent(Time::ZERO, BURST as u64, 0, true);
+        control.allow(4_000);
+        assert!(!control.may_leave(Time::ZERO));
+        control.on_sent(until, 0, 0, true);
+        assert_eq!(control.bucket, BURST);
+        control.on_sent(until, BURST as u64 + 5_000, 0, true);
+        assert!(!control.may_leave(until + Span::from_secs(1)));
+        assert!(control.may_leave(until + Span::from_millis(1_001)));
     }
 }

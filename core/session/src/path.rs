@@ -17,6 +17,7 @@ use crate::congestion::controller;
 use crate::control::Control;
 use crate::drwa::Drwa;
 use crate::mtu::Mtu;
+use crate::offload::{Relief, Share};
 use crate::pacer::Pacer;
 use crate::recovery::Recovery;
 
@@ -153,6 +154,9 @@ pub(crate) struct Path {
     pub(crate) pad_next: bool,
     /// The pacer held something back until then.
     pub(crate) paced_until: Time,
+    /// Where ACKs of this path leave, if it is half duplex, and what it carries of others'.
+    pub(crate) relief: Option<Box<Relief>>,
+    pub(crate) share: Option<Box<Share>>,
 }
 
 impl Path {
@@ -214,6 +218,8 @@ impl Path {
             quiet: 0,
             pad_next: false,
             paced_until: Time::NEVER,
+            relief: None,
+            share: None,
         }
     }
 
@@ -343,7 +349,11 @@ impl Path {
         if let Some(rate) = self.recovery.controller.pacing_rate() {
             return rate.min(u64::MAX >> 8);
         }
-        let rtt = self.recovery.rtt.smoothed().max(Span::from_micros(10));
+        let rtt = self
+            .recovery
+            .answers()
+            .smoothed()
+            .max(Span::from_micros(10));
         let controller = &self.recovery.controller;
         let (num, den) = if now < self.even_until {
             // All of a window at once after a hole must not be more than the queue takes.
@@ -427,6 +437,7 @@ impl Paths {
     pub(crate) fn get(&self, id: PathId) -> Option<&Path> {
         self.list.iter().find(|p| p.id == id)
     }
+    /// The path in this slot, to change it; `paths[slot]` to look at it.
     pub(crate) fn at(&mut self, slot: usize) -> &mut Path {
         &mut self.list[slot]
     }
@@ -458,5 +469,12 @@ impl Paths {
                 && p.status == PathStatus::Available
                 && p.validated
         })
+    }
+}
+
+impl std::ops::Index<usize> for Paths {
+    type Output = Path;
+    fn index(&self, slot: usize) -> &Path {
+        &self.list[slot]
     }
 }

@@ -262,6 +262,7 @@ impl Session {
         if payload {
             self.paths.at(slot).quiet = 0;
             self.note_payload(now, slot);
+            self.note_relief(now, slot);
         }
         if std::mem::take(&mut self.unkept) {
             // As if it had been lost; the rest of it was harmless and will come again.
@@ -305,7 +306,9 @@ impl Session {
                 delay_us,
                 ranges,
             } => {
-                return self.on_ack(now, path, Span::from_micros(delay_us), ranges);
+                let usual_way = self.paths[slot].id == path;
+                let delay = Span::from_micros(delay_us);
+                return self.on_ack(now, path, usual_way, delay, ranges);
             }
             Frame::Ping => {}
             Frame::AckRate {
@@ -716,6 +719,7 @@ impl Session {
         &mut self,
         now: Time,
         id: PathId,
+        usual_way: bool,
         delay: Span,
         ranges: d2tp_wire::AckRanges<'_>,
     ) -> Result<(), PeerFault> {
@@ -746,17 +750,22 @@ impl Session {
         let path = paths.at(slot);
         let mut own = path.wants;
         let mut acked_ack = None;
+        let mut acked_elsewhere = Vec::new();
         let mut close_heard = false;
         let outcome = path.recovery.on_ack(
             now,
             id,
             ranges,
+            usual_way,
             delay,
             delay_max,
             &siblings,
             |said, arrived| {
                 match (said, arrived) {
-                    (Said::Ack { largest, .. }, true) => acked_ack = acked_ack.max(Some(largest)),
+                    (Said::Ack { path, largest }, true) if path == id => {
+                        acked_ack = acked_ack.max(Some(largest));
+                    }
+                    (Said::Ack { path, largest }, true) => acked_elsewhere.push((path, largest)),
                     (Said::Session { what }, true) => close_heard |= what & say::CLOSE != 0,
                     _ => {}
                 }
@@ -798,11 +807,21 @@ impl Session {
                 .controller
                 .set_datagram(path.mtu.current() as u64);
         }
-        if outcome.progress {
+        if outcome.rtt.is_some()
+            && let Some(share) = &mut path.share
+        {
+            share.on_round_trip(path.recovery.rtt.latest(), path.recovery.rtt.min());
+        }
+        if outcome.progress && self.config.thin_acks && !path.only_carries_acks() {
             path.want_ack_rate();
         }
         if let Some(trace) = &mut self.trace {
             trace.at(now).look_at(path);
+        }
+        for (path, largest) in acked_elsewhere {
+            if let Some(path) = self.paths.get_mut(path) {
+                path.acks.on_ack_acked(largest);
+            }
         }
         for flow in self.flows.take_acked() {
             self.after_send_progress(flow);

@@ -159,7 +159,10 @@ pub(crate) struct Recovery {
     reorder_eighths: u64,
     episode_lost: u64,
     episode_spurious: u64,
+    /// There and back on this path.
     pub(crate) rtt: Rtt,
+    /// There on this path, and back by whatever way answers come; as `rtt` until one came another way.
+    elsewhere: Option<Box<Rtt>>,
     pub(crate) controller: Box<dyn Controller>,
     /// In step with `sent`; only for a controller that wants it.
     delivery: Option<Box<Delivery>>,
@@ -193,6 +196,7 @@ impl Recovery {
             episode_lost: 0,
             episode_spurious: 0,
             rtt: Rtt::new(rtt_initial),
+            elsewhere: None,
             controller,
             delivery,
             lost_total: 0,
@@ -301,12 +305,30 @@ impl Recovery {
         self.outstanding_eliciting > 0
     }
 
-    /// Handles an ACK. `each` is told what arrived (`true`) or counts as lost (`false`).
+    /// How long answers take, by whatever way they come: what timers and the pacer go by.
+    pub(crate) fn answers(&self) -> &Rtt {
+        self.elsewhere.as_deref().unwrap_or(&self.rtt)
+    }
+
+    /// R-ACK-6: an ACK that came another way says nothing of this path's round trip.
+    fn on_sample(&mut self, usual_way: bool, sample: Span, delay: Span) -> Option<Span> {
+        let own = usual_way.then(|| self.rtt.on_sample(sample, delay));
+        if !usual_way && self.elsewhere.is_none() {
+            self.elsewhere = Some(Box::new(self.rtt.clone()));
+        }
+        if let Some(elsewhere) = &mut self.elsewhere {
+            elsewhere.on_sample(sample, delay);
+        }
+        own
+    }
+
+    /// Handles an ACK that came on this path itself (`usual_way`) or on another. `each` is told what arrived (`true`) or counts as lost (`false`).
     pub(crate) fn on_ack(
         &mut self,
         now: Time,
         path: PathId,
         ranges: AckRanges<'_>,
+        usual_way: bool,
         delay: Span,
         ack_delay_max: Span,
         siblings: Siblings<'_>,
@@ -402,10 +424,10 @@ impl Recovery {
                 .retain(|n| sent[(n - base) as usize].state == State::Lost);
             self.lost_stale = 0;
         }
-        let fresh = sample.is_some();
         if let Some(sample) = sample {
-            outcome.rtt = Some(self.rtt.on_sample(sample, delay.min(ack_delay_max)));
+            outcome.rtt = self.on_sample(usual_way, sample, delay.min(ack_delay_max));
         }
+        let fresh = outcome.rtt.is_some();
         self.largest_acked = Some(
             self.largest_acked
                 .map_or(ranges.largest, |l| l.max(ranges.largest)),
@@ -425,7 +447,7 @@ impl Recovery {
                     now,
                     bytes: acked_bytes,
                     sent_at,
-                    smoothed: self.rtt.smoothed(),
+                    smoothed: self.answers().smoothed(),
                     rtt: self.rtt.latest(),
                     fresh,
                     app_limited,
@@ -466,7 +488,7 @@ impl Recovery {
         let Some(largest) = self.largest_acked else {
             return;
         };
-        let rtt = self.rtt.smoothed().max(self.rtt.latest());
+        let rtt = self.answers().smoothed().max(self.answers().latest());
         let tolerance = (rtt + rtt.scaled(self.reorder_eighths, 8)).max(GRANULARITY);
         let mut oldest_lost: Option<Time> = None;
         let mut newest_lost: Option<Time> = None;
@@ -522,7 +544,7 @@ impl Recovery {
             }
             self.episode_lost += u64::from(outcome.lost_packets);
             let span = self
-                .rtt
+                .answers()
                 .probe_timeout(ack_delay_max)
                 .times(PERSISTENT_CONGESTION_PTOS);
             if self.rtt.is_measured() && newest.since(oldest) > span {
@@ -532,11 +554,12 @@ impl Recovery {
     }
 
     fn prune(&mut self, now: Time) {
-        let keep = self.rtt.smoothed().times(LOST_KEPT_RTTS);
+        let smoothed = self.answers().smoothed();
+        let keep = smoothed.times(LOST_KEPT_RTTS);
         while let Some(front) = self.sent.front() {
             match front.state {
                 State::Outstanding => break,
-                State::Lost if now.since(front.at) < keep + self.rtt.smoothed() => break,
+                State::Lost if now.since(front.at) < keep + smoothed => break,
                 State::Lost | State::Done => {
                     self.pop_oldest();
                 }
@@ -578,10 +601,10 @@ impl Recovery {
         if !self.is_waiting() {
             return Time::NEVER;
         }
-        let base = self.rtt.probe_timeout(ack_delay_max);
+        let base = self.answers().probe_timeout(ack_delay_max);
         // One answer that came after a long stall must not make the next question wait as long; only
         // a path whose every answer is slow is asked that slowly.
-        let most = interval_max.max(self.rtt.min().times(2));
+        let most = interval_max.max(self.answers().min().times(2));
         let span = base.times(1 << self.probes.min(10)).min(most);
         self.last_eliciting_at + span
     }
@@ -685,6 +708,15 @@ mod tests {
             self.recovery.on_sent(sent);
         }
         fn ack(&mut self, now: Time, ranges: &[(u64, u64)]) -> Result<Outcome, PeerFault> {
+            self.ack_by(true, now, ranges)
+        }
+        /// An ACK that came on the path itself, or on another.
+        fn ack_by(
+            &mut self,
+            usual_way: bool,
+            now: Time,
+            ranges: &[(u64, u64)],
+        ) -> Result<Outcome, PeerFault> {
             let mut buf = [0; 100];
             let mut w = Writer::new(&mut buf);
             assert!(Frame::encode_ack(
@@ -706,6 +738,7 @@ mod tests {
                 now,
                 PathId(0),
                 ranges,
+                usual_way,
                 Span::ZERO,
                 MS.times(20),
                 &[],
@@ -720,6 +753,33 @@ mod tests {
                 },
             )
         }
+    }
+
+    #[test]
+    fn an_ack_that_came_another_way_moves_timers_and_not_the_round_trip() {
+        // R-ACK-6
+        let mut bed = Bed::new();
+        bed.send(at(0));
+        bed.ack(at(50), &[(0, 0)]).unwrap();
+        for n in 1..50 {
+            bed.send(at(100 * n));
+            let outcome = bed.ack_by(false, at(100 * n + 200), &[(0, n)]).unwrap();
+            assert!(outcome.progress && outcome.rtt.is_none());
+        }
+        assert_eq!(bed.recovery.rtt.smoothed(), MS.times(50));
+        assert!(bed.recovery.answers().smoothed() > MS.times(190));
+        bed.send(at(10_000));
+        let probe_at = bed.recovery.probe_at(Span::ZERO, MS.times(2_000));
+        assert!(
+            probe_at > at(10_200),
+            "asked before the answer can be there"
+        );
+        assert!(
+            bed.ack_by(true, at(10_050), &[(0, 50)])
+                .unwrap()
+                .rtt
+                .is_some()
+        );
     }
 
     #[test]

@@ -240,6 +240,8 @@ pub struct Session {
     pub(crate) pausing: Option<Reason>,
     /// SUSPEND was heard (a server's).
     pub(crate) paused: bool,
+    /// Links on which both directions contend (a device's).
+    pub(crate) half_duplex: Vec<LinkId>,
     /// A path is kept open for the server, flows or not.
     pub(crate) reachable: bool,
     /// Flows of the same client key in other sessions of this server.
@@ -314,6 +316,7 @@ impl Session {
             leave: None,
             pausing: None,
             paused: false,
+            half_duplex: Vec::new(),
             reachable: false,
             flows_beside: 0,
             broken: None,

@@ -76,6 +76,7 @@ impl Session {
         if self.life != Life::Established {
             return None;
         }
+        self.route_acks(now);
         let mut order = [0; PATHS_MAX];
         let n = self.paths.order(&mut order);
         // Control of session and flows goes out on the best path that can carry it.
@@ -461,15 +462,19 @@ impl Session {
         let datagram = terms.eliciting && takes_payload && !gated && !self.datagrams.is_empty();
         let path = self.paths.at(slot);
         let path_wants = path.wants != 0 || !path.answers.is_empty();
-        let other =
-            data_flow.is_some() || datagram || (terms.eliciting && (path_wants || flush_control));
-        let ack_due = path.acks.due() <= now;
+        let ack_due = path.acks.due() <= now && !self.is_routed(slot);
+        let carries = self.carries_acks(path_id);
+        let other = data_flow.is_some()
+            || datagram
+            || carries
+            || (terms.eliciting && (path_wants || flush_control));
+        let path = self.paths.at(slot);
         if !other && !ack_due {
             return 0;
         }
-        // R-GRANT-6: what is not payload waits its turn on a path that costs money; probes and what
-        // travels with granted payload do not.
-        let held = gated && !terms.probing && !path.control.may_leave(now);
+        // R-GRANT-6: what is not payload waits its turn on a path that costs money; probes, what
+        // travels with granted payload, and ACKs that were given their turn do not.
+        let held = gated && !terms.probing && !carries && !path.control.may_leave(now);
         let flush_control = flush_control && !held;
         if held && data_flow.is_none() {
             path.paced_until = path.paced_until.min(path.control.free_at());
@@ -482,17 +487,12 @@ impl Session {
         let mut pad = false;
 
         // 1. What arrived on this path.
-        if path.acks.is_wanted() || ack_due {
-            let delay = path.acks.delay_us(now);
-            if Frame::encode_ack(&mut w, path_id, delay, path.acks.ranges()) {
-                if let Some(largest) = path.acks.largest() {
-                    sent.note(Said::Ack {
-                        path: path_id,
-                        largest,
-                    });
-                }
-                path.acks.on_ack_sent();
-            }
+        if (path.acks.is_wanted() || ack_due) && path.acks.write(path_id, now, &mut w, &mut sent) {
+            path.acks.on_ack_sent();
+            path.on_usual_way(now);
+        }
+        if carries {
+            self.write_carried_acks(now, slot, &mut w, &mut sent);
         }
         if terms.eliciting {
             // 2. What the path wants.
@@ -533,6 +533,7 @@ impl Session {
     /// Returns whether the packet must be padded to its full first size.
     fn write_path_frames(&mut self, slot: usize, w: &mut Writer<'_>, sent: &mut Sent) -> bool {
         let initiator = self.role == Role::Initiator;
+        let reason = self.reason_of(&self.paths[slot]);
         let path = self.paths.at(slot);
         let id = path.id;
         let mut pad = false;
@@ -585,7 +586,7 @@ impl Session {
                 seq: path.status_seq,
                 status: path.status,
                 gated: path.gated,
-                reason: path.reason,
+                reason,
             };
             put(frame, path::want::STATUS, &mut wants, w);
         }

@@ -115,13 +115,17 @@ pub enum Reason {
     NotAllowed = 14,
     /// A device goes to sleep.
     Sleeping = 15,
+    /// Both directions of the path's link contend for one medium.
+    HalfDuplex = 16,
+    /// The path costs money, and its user lets ACKs of other paths travel there.
+    TakesAcks = 17,
 }
 
 impl Reason {
     /// The reason a byte stands for; what a newer peer invents reads as [`Reason::None`].
     pub fn from_u8(b: u8) -> Reason {
         use Reason::*;
-        const ALL: [Reason; 16] = [
+        const ALL: [Reason; 18] = [
             None,
             NoPath,
             PathCost,
@@ -138,6 +142,8 @@ impl Reason {
             Protocol,
             NotAllowed,
             Sleeping,
+            HalfDuplex,
+            TakesAcks,
         ];
         ALL.get(usize::from(b)).copied().unwrap_or(None)
     }

@@ -9,10 +9,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_links::{Class, Link};
+use d2tp_links::{Class, Kind, Link};
 use d2tp_session::{
-    Addresses, Admission, Config, Endpoint, Event, FlowId, LinkId, PathStats, PublicKey, Reason,
-    SecretKey, SessionEnd, SessionId, Span, Time,
+    AckOffload, Addresses, Admission, Config, Endpoint, Event, FlowId, LinkId, PathStats,
+    PublicKey, Reason, SecretKey, SessionEnd, SessionId, Span, Time,
 };
 use d2tp_udp::{BindOptions, LinkSocket};
 use parking_lot::Mutex;
@@ -145,9 +145,20 @@ pub(crate) struct State {
     names: BTreeMap<LinkId, String>,
     /// Flows that may pay, with what is left of their budgets.
     pub(crate) payers: BTreeMap<FlowId, Payer>,
+    /// ACKs of Wi-Fi may, whatever flows may.
+    acks_pay: bool,
     pub(crate) renewal: Renewal,
     /// Payload moved when rates were last looked at.
     moving: bool,
+}
+
+impl State {
+    /// Whether something may spend on paid links: flows, or ACKs of a Wi-Fi that is in use.
+    pub(crate) fn pays(&self) -> bool {
+        let relieves =
+            |k: &Known| k.usage == LinkUse::Free && k.link.kind == Kind::Wifi && !k.ids.is_empty();
+        !self.payers.is_empty() || (self.acks_pay && self.links.values().any(relieves))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -222,6 +233,7 @@ impl Device {
             .await
             .map_err(resolve)?
             .collect();
+        let acks_pay = matches!(config.ack_offload, AckOffload::Paid { .. });
         let mut core = Endpoint::new(config, key, Admission::Nobody, seed(), seed());
         let session = make(&mut core)?;
         let shared = Shared::start(core, false);
@@ -231,7 +243,10 @@ impl Device {
             remotes,
             attach,
             aligning: Mutex::default(),
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                acks_pay,
+                ..State::default()
+            }),
         });
         let ticker = tokio::spawn(tick(body.clone()));
         Ok(Device {
@@ -545,9 +560,10 @@ impl Body {
         let mut open: Vec<(LinkId, SocketAddr, bool)> = Vec::new();
         let mut close: Vec<LinkId> = Vec::new();
         let mut bare: Vec<(Link, bool)> = Vec::new();
+        let mut half_duplex: Vec<LinkId> = Vec::new();
         {
             let mut state = self.state.lock();
-            let pays = !state.payers.is_empty();
+            let pays = state.pays();
             for known in state.links.values_mut() {
                 if !known.is_wanted(pays) {
                     close.extend(known.take_sockets());
@@ -587,6 +603,9 @@ impl Body {
                 let (id, remote) = known.later.remove(0);
                 known.ids.push(id);
                 open.push((id, remote, gated));
+                if known.link.kind == Kind::Wifi {
+                    half_duplex.push(id);
+                }
             }
         }
         for link in close {
@@ -597,6 +616,9 @@ impl Body {
         }
         for (link, remote, gated) in open {
             self.open_path(link, remote, gated);
+        }
+        for link in half_duplex {
+            self.shared.with(self.session, |s| s.set_half_duplex(link));
         }
         self.shared.stir();
     }
@@ -660,7 +682,7 @@ impl Body {
         if state.moving {
             return Some(clock::now());
         }
-        let pays = !state.payers.is_empty();
+        let pays = state.pays();
         let links = state.links.values().filter(|k| k.is_wanted(pays));
         links
             .filter_map(Known::next_try)

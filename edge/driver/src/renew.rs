@@ -148,7 +148,7 @@ impl Body {
                 .map(|p| p.addresses.link)
                 .collect();
             let mut state = self.state.lock();
-            let pays = !state.payers.is_empty();
+            let pays = state.pays();
             for known in state.links.values_mut().filter(|k| k.is_wanted(pays)) {
                 if known.ids.iter().any(|id| active.contains(id)) {
                     known.tries = 0;

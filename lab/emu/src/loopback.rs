@@ -19,7 +19,7 @@ use crate::plan::LinkAddresses;
 use crate::relay::{Carried, DATA_PACKET_BYTES_MIN, QUANTUM};
 use crate::world::{Happening, Seen};
 use anyhow::Context;
-use cedos_lab_link::{Link, Packet, Span, Time, Verdict};
+use cedos_lab_link::{Link, Packet, Span, Time, Verdict, Way};
 use cedos_lab_scenario::{EventKind, LinkEvent, LinkReport, Scenario, SwitchMeter, Timeline};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -303,7 +303,7 @@ impl Worker {
                     break;
                 };
                 moved = true;
-                let away = !link.model.upward.is_up();
+                let away = !link.model.upward().is_up();
                 if away && now.since(link.lost_at) < LEAVE_GRACE {
                     continue;
                 }
@@ -312,7 +312,7 @@ impl Worker {
                     bytes: landing[..bytes].to_vec(),
                     device,
                 };
-                if link.model.upward.push(now, size, parcel) != Verdict::Down {
+                if link.model.push(Way::Up, now, size, parcel) != Verdict::Down {
                     link.bytes_up += u64::from(size);
                 }
             }
@@ -327,7 +327,7 @@ impl Worker {
                         device: *device,
                     };
                     let size = bytes as u32 + HEADER_BYTES;
-                    link.model.down.push(now, size, parcel);
+                    link.model.push(Way::Down, now, size, parcel);
                 }
             }
         }
@@ -339,7 +339,7 @@ impl Worker {
         let now = self.clock.now();
         let mut moved = false;
         for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(parcel) = link.model.upward.pop(now) {
+            while let Some(parcel) = link.model.pop(Way::Up, now) {
                 moved = true;
                 let Some(own) = link.addresses else { continue };
                 match mapping(&mut link.mappings, own.public, parcel.device) {
@@ -347,7 +347,7 @@ impl Worker {
                     Err(error) => tracing::warn!(%error, "no mapping for a packet"),
                 }
             }
-            while let Some(parcel) = link.model.down.pop(now) {
+            while let Some(parcel) = link.model.pop(Way::Down, now) {
                 moved = true;
                 if parcel.bytes.len() >= DATA_PACKET_BYTES_MIN {
                     self.meter.on_data(now, number);
@@ -380,8 +380,8 @@ impl Worker {
             .links
             .iter()
             .map(|link| Carried {
-                down: *link.model.down.counters(),
-                upward: *link.model.upward.counters(),
+                down: *link.model.down().counters(),
+                upward: *link.model.upward().counters(),
                 bytes_up: link.bytes_up,
                 packets_misaddressed: 0,
             })

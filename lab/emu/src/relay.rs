@@ -21,7 +21,7 @@ use crate::packet;
 use crate::plan::{self, LinkAddresses};
 use crate::port::Port;
 use anyhow::Context;
-use cedos_lab_link::{Condition, Counters, Link, Span, Time, Verdict};
+use cedos_lab_link::{Condition, Counters, Link, Span, Time, Verdict, Way};
 use cedos_lab_scenario::{Family, Scenario, Switch, SwitchMeter};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -318,8 +318,8 @@ impl Worker {
                 Order::Idle => self.meter.on_idle(),
                 Order::Report { to } => {
                     let carried = self.links.iter().map(|link| Carried {
-                        down: *link.model.down.counters(),
-                        upward: *link.model.upward.counters(),
+                        down: *link.model.down().counters(),
+                        upward: *link.model.upward().counters(),
                         bytes_up: link.bytes_up,
                         packets_misaddressed: link.misaddressed,
                     });
@@ -350,7 +350,7 @@ impl Worker {
             }
             let link = &mut self.links[number];
             let bytes = packet.len() as u32;
-            if link.model.upward.push(arrivals.at(n), bytes, packet) != Verdict::Down {
+            if link.model.push(Way::Up, arrivals.at(n), bytes, packet) != Verdict::Down {
                 link.bytes_up += u64::from(bytes);
             }
         }
@@ -390,13 +390,13 @@ impl Worker {
             else {
                 continue; // To an address that is gone, or chatter.
             };
-            let mtu = link.model.down.profile().mtu_bytes;
+            let mtu = link.model.down().profile().mtu_bytes;
             let mtu = if link.nat64 && head.destination.is_ipv4() {
                 mtu - 20
             } else {
                 mtu
             };
-            if packet.len() > mtu as usize && link.model.down.is_up() {
+            if packet.len() > mtu as usize && link.model.down().is_up() {
                 let router = self.places[from]
                     .addresses
                     .iter()
@@ -414,7 +414,7 @@ impl Worker {
             match link.gate.inward(at, packet) {
                 Some(packet) => {
                     let bytes = packet.len() as u32;
-                    link.model.down.push(at, bytes, packet);
+                    link.model.push(Way::Down, at, bytes, packet);
                 }
                 None => link.misaddressed += 1,
             }
@@ -429,7 +429,7 @@ impl Worker {
         self.looked = now;
         let mut moved = false;
         for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(packet) = link.model.upward.pop(now) {
+            while let Some(packet) = link.model.pop(Way::Up, now) {
                 moved = true;
                 let Some(packet) = link.gate.outward(now, packet) else {
                     link.misaddressed += 1;
@@ -445,7 +445,7 @@ impl Worker {
                 }
                 keep(&mut self.spare, packet);
             }
-            while let Some(packet) = link.model.down.pop(now) {
+            while let Some(packet) = link.model.pop(Way::Down, now) {
                 moved = true;
                 if packet.len() >= DATA_PACKET_BYTES_MIN {
                     self.meter.on_data(now, number);

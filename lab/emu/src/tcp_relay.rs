@@ -12,7 +12,7 @@
 use crate::clock::Clock;
 use crate::world::Happening;
 use anyhow::Context;
-use cedos_lab_link::{Condition, Link, Loss, Profile, Queue, Time};
+use cedos_lab_link::{Condition, Link, Loss, Profile, Queue, Time, Way};
 use cedos_lab_scenario::{EventKind, Scenario};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc::channel;
@@ -174,11 +174,11 @@ async fn carry(
     let (mut from_server, mut from_client) = (vec![0; 32 * 1024], vec![0; 4096]);
     loop {
         let now = clock.now();
-        while let Some(piece) = link.down.pop(now) {
+        while let Some(piece) = link.pop(Way::Down, now) {
             inside -= piece.len();
             client.write_all(&piece).await?;
         }
-        while let Some(piece) = link.upward.pop(now) {
+        while let Some(piece) = link.pop(Way::Up, now) {
             server.write_all(&piece).await?;
         }
         if ended && inside == 0 {
@@ -199,22 +199,22 @@ async fn carry(
                 let n = read?;
                 ended = n == 0;
                 inside += n;
-                push(&mut link.down, clock.now(), &from_server[..n]);
+                push(&mut link, Way::Down, clock.now(), &from_server[..n]);
             }
             read = client.read(&mut from_client) => {
                 let n = read?;
                 if n == 0 {
                     return Ok(());
                 }
-                push(&mut link.upward, clock.now(), &from_client[..n]);
+                push(&mut link, Way::Up, clock.now(), &from_client[..n]);
             }
         }
     }
 }
 
-fn push(pipe: &mut cedos_lab_link::Pipe<Vec<u8>>, now: Time, bytes: &[u8]) {
+fn push(link: &mut Link<Vec<u8>>, way: Way, now: Time, bytes: &[u8]) {
     for piece in bytes.chunks(PIECE_BYTES) {
-        pipe.push(now, piece.len() as u32 + HEADER_BYTES, piece.to_vec());
+        link.push(way, now, piece.len() as u32 + HEADER_BYTES, piece.to_vec());
     }
 }
 

@@ -4,22 +4,28 @@
 //! seed, so the simulator (virtual time) and the lab (real time) run the same models.
 //!
 //! ```text
-//!            Link                    Pipe::push(now, bytes, packet) -> Verdict
-//!  device ── upward ─▶ network       Pipe::next_event() -> Option<Time>
-//!         ◀─ down ────               Pipe::pop(now) -> Option<packet>
+//!            Link                    Link::push(way, now, bytes, packet) -> Verdict
+//!  device ── upward ─▶ network       Link::next_event() -> Option<Time>
+//!         ◀─ down ────               Link::pop(way, now) -> Option<packet>
 //! ```
+//!
+//! The directions of a link are independent, unless they share a medium ([`Medium`]): then every
+//! packet of one takes time from the other.
 #![forbid(unsafe_code)]
 
+mod air;
 mod link;
 mod loss;
+mod medium;
 mod nat;
 mod pipe;
 mod rate;
 pub mod trace;
 
 pub use d2tp_time::{Span, Time};
-pub use link::{Condition, Link, seeded};
+pub use link::{Condition, Link, Way, seeded};
 pub use loss::{Burst, Loss};
+pub use medium::Medium;
 pub use nat::{MAPPINGS_MAX, Nat, PORT_FIRST};
 pub use pipe::{
     Counters, FLIGHT_PACKETS_MAX, Packet, Pipe, Profile, QUEUE_PACKETS_MAX, Queue, Verdict,

@@ -1,8 +1,13 @@
-//! A link: two pipes that share their fate.
+//! A link: two pipes that share their fate, and on Wi-Fi their medium.
 
-use crate::pipe::{Packet, Pipe, Profile};
+use crate::air::Air;
+use crate::pipe::{Packet, Pipe, Profile, Verdict};
+use crate::rate::Rate;
 use d2tp_time::Time;
 use rand_pcg::Pcg32;
+
+/// Where the draws of a shared medium come from, away from those of the pipes.
+const AIR_STREAM: u64 = 1 << 34;
 
 /// The whole condition of a link at an instant.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,12 +24,22 @@ pub struct Condition {
     pub upward: Profile,
 }
 
+/// A direction of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the network to the device.
+    Down,
+    /// From the device to the network.
+    Up,
+}
+
 /// Both directions of a link.
 pub struct Link<P> {
-    /// From the network to the device.
-    pub down: Pipe<P>,
-    /// From the device to the network.
-    pub upward: Pipe<P>,
+    down: Pipe<P>,
+    upward: Pipe<P>,
+    air: Option<Air>,
+    /// Of the air: a medium that the link joins later draws anew.
+    rng: Pcg32,
 }
 
 impl<P: Packet> Link<P> {
@@ -34,13 +49,42 @@ impl<P: Packet> Link<P> {
         let mut link = Link {
             down: Pipe::new(condition.down.clone(), seeded(seed, 2 * number)),
             upward: Pipe::new(condition.upward.clone(), seeded(seed, 2 * number + 1)),
+            air: None,
+            rng: seeded(seed, AIR_STREAM + number),
         };
         link.apply(Time::ZERO, condition);
         link
     }
 
+    /// The direction towards the device.
+    pub fn down(&self) -> &Pipe<P> {
+        &self.down
+    }
+
+    /// The direction from the device.
+    pub fn upward(&self) -> &Pipe<P> {
+        &self.upward
+    }
+
+    /// Offer a packet of `bytes` to a direction at `now`.
+    pub fn push(&mut self, way: Way, now: Time, bytes: u32, packet: P) -> Verdict {
+        // Packets of the lab are noted a moment late, and not in the order of both directions: the
+        // air is worked out no further than must be, so that none of them comes too late for it.
+        if self.pipe(way).is_full_for(bytes) {
+            self.contend(now);
+        }
+        self.pipe(way).push(now, bytes, packet)
+    }
+
+    /// The next packet of a direction that has arrived by `now`. Call again until it answers `None`.
+    pub fn pop(&mut self, way: Way, now: Time) -> Option<P> {
+        self.contend(now);
+        self.pipe(way).pop(now)
+    }
+
     /// Put the link into this condition at `now`.
     pub fn apply(&mut self, now: Time, condition: &Condition) {
+        self.contend(now);
         for (pipe, profile) in [
             (&mut self.down, &condition.down),
             (&mut self.upward, &condition.upward),
@@ -52,14 +96,58 @@ impl<P: Packet> Link<P> {
             pipe.deaden(now, condition.dead);
             pipe.stall(now, condition.stalled);
         }
+        let medium = match (&condition.down.rate, &condition.upward.rate) {
+            (Rate::Shared(medium), Rate::Shared(_)) => Some(*medium),
+            _ => None,
+        };
+        if self.air.as_ref().map(Air::medium) != medium {
+            self.air = medium.map(|medium| Air::new(medium, now, self.rng.clone()));
+        }
+        if let Some(air) = &mut self.air {
+            air.hold(now);
+        }
     }
 
     /// When something next happens in either direction.
     pub fn next_event(&self) -> Option<Time> {
-        [self.down.next_event(), self.upward.next_event()]
-            .into_iter()
-            .flatten()
-            .min()
+        let air = self.air.as_ref();
+        let exchange = air.and_then(|air| air.next([self.down.head(), self.upward.head()]));
+        [
+            self.down.next_event(),
+            self.upward.next_event(),
+            exchange.map(|exchange| exchange.ends),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Frames that met in the air so far, on a shared medium.
+    pub fn collisions(&self) -> u64 {
+        self.air.as_ref().map_or(0, |air| air.collisions)
+    }
+
+    fn pipe(&mut self, way: Way) -> &mut Pipe<P> {
+        match way {
+            Way::Down => &mut self.down,
+            Way::Up => &mut self.upward,
+        }
+    }
+
+    /// Lets the directions take turns on their medium, if they share one, up to `now`.
+    fn contend(&mut self, now: Time) {
+        let Some(air) = &mut self.air else { return };
+        while let Some(exchange) = air.next([self.down.head(), self.upward.head()])
+            && exchange.ends <= now
+        {
+            let collided = exchange.sends == [true, true];
+            let done = air.take(&exchange);
+            for (pipe, done) in [&mut self.down, &mut self.upward].into_iter().zip(done) {
+                if done {
+                    pipe.take_head(exchange.ends, !collided);
+                }
+            }
+        }
     }
 }
 

@@ -149,6 +149,13 @@ pub struct Counters {
     pub waited_max: Span,
 }
 
+/// The packet at the head of a queue, as a shared medium sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    pub(crate) arrived: Time,
+    pub(crate) bytes: u32,
+}
+
 struct Waiting<P> {
     bytes: u32,
     arrived: Time,
@@ -263,10 +270,7 @@ impl<P: Packet> Pipe<P> {
             return Verdict::TooBig;
         }
         self.serve(now);
-        let full = self.queue_bytes.saturating_add(u64::from(bytes)) > self.queue_bytes_max
-            || self.queue.len() >= QUEUE_PACKETS_MAX;
-        // An empty queue takes any packet, or a limit below one packet would carry nothing.
-        if full && !self.queue.is_empty() {
+        if self.is_full_for(bytes) {
             self.counters.packets_queue_full += 1;
             return Verdict::QueueFull;
         }
@@ -280,6 +284,14 @@ impl<P: Packet> Pipe<P> {
             packet,
         });
         Verdict::Queued
+    }
+
+    /// Whether a packet of `bytes` would find the queue full.
+    pub(crate) fn is_full_for(&self, bytes: u32) -> bool {
+        let full = self.queue_bytes.saturating_add(u64::from(bytes)) > self.queue_bytes_max
+            || self.queue.len() >= QUEUE_PACKETS_MAX;
+        // An empty queue takes any packet, or a limit below one packet would carry nothing.
+        full && !self.queue.is_empty()
     }
 
     /// When something next happens inside; call `pop` then. `None`: not before the next call.
@@ -375,6 +387,28 @@ impl<P: Packet> Pipe<P> {
     /// Bytes queued, the packet being sent included.
     pub fn queue_bytes(&self) -> u64 {
         self.queue_bytes
+    }
+
+    /// What a shared medium may take next; nothing while it is stalled.
+    pub(crate) fn head(&self) -> Option<Head> {
+        let head = self.queue.front().filter(|_| !self.stalled)?;
+        Some(Head {
+            arrived: head.arrived,
+            bytes: head.bytes,
+        })
+    }
+
+    /// A shared medium is done with the head at `left`: it goes on its way, or was given up.
+    pub(crate) fn take_head(&mut self, left: Time, arrives: bool) {
+        let Some(head) = self.queue.pop_front() else {
+            return;
+        };
+        self.queue_bytes -= u64::from(head.bytes);
+        if arrives {
+            self.send(left, head);
+        } else {
+            self.counters.packets_lost += 1;
+        }
     }
 
     /// Move every packet that left the queue by `now` into the air.

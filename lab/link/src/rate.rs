@@ -9,6 +9,7 @@
 //!     |----- 3 Mb/s --------|------- 1 Mb/s -------|
 //! ```
 
+use crate::medium::Medium;
 use d2tp_time::{Span, Time};
 use std::sync::Arc;
 
@@ -26,6 +27,9 @@ pub enum Rate {
     Unlimited,
     /// Up to 1500 bytes at each of these instants, again and again.
     Opportunities(Opportunities),
+    /// When it is this pipe's turn on a medium it shares with the other direction of its link; the
+    /// link says when ([`crate::Link`]).
+    Shared(Medium),
 }
 
 impl Rate {
@@ -34,11 +38,20 @@ impl Rate {
         Rate::BitsPerSecond((mbps * 1e6).round() as u64)
     }
 
-    /// The mean rate in bits per second, `None` if there is no limit.
+    /// The mean rate in bits per second, `None` if there is no limit; of a shared medium, what full
+    /// packets get of it when the other direction is silent.
     pub fn bits_per_second(&self) -> Option<u64> {
         match self {
             Rate::BitsPerSecond(bps) => Some(*bps),
             Rate::Unlimited => None,
+            Rate::Shared(medium) => {
+                let bits = u64::from(OPPORTUNITY_BYTES) * 8;
+                Some(
+                    (u128::from(bits) * NANOS_PER_SEC
+                        / u128::from(medium.cycle(OPPORTUNITY_BYTES).as_nanos()))
+                        as u64,
+                )
+            }
             Rate::Opportunities(o) => Some(
                 (o.offsets.len() as u128 * u128::from(OPPORTUNITY_BYTES) * 8 * NANOS_PER_SEC
                     / u128::from(o.period.as_nanos())) as u64,
@@ -143,7 +156,7 @@ impl Server {
         }
         match &self.rate {
             Rate::Unlimited => Some(self.as_of),
-            Rate::BitsPerSecond(0) => None,
+            Rate::BitsPerSecond(0) | Rate::Shared(_) => None,
             Rate::BitsPerSecond(bps) => {
                 let ns = work.div_ceil(u128::from(*bps));
                 Some(self.as_of + Span::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX)))

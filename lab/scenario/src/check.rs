@@ -78,6 +78,30 @@ impl Scenario {
 }
 
 impl Link {
+    /// A link has a medium all the time or never, and nothing else says how fast it is.
+    fn check_medium(&self) -> Result<(), String> {
+        let tables = (self.at.iter().map(|at| at.properties()))
+            .chain(self.repeat.iter().map(|repeat| repeat.properties()))
+            .chain(self.access_points.iter().map(|ap| ap.properties()))
+            .chain([self.properties()]);
+        let (mut medium, mut rates) = (false, false);
+        for p in tables {
+            medium |= p.medium.is_some();
+            rates |= p.down_mbps.or(p.up_mbps).is_some();
+        }
+        let trace = [&self.trace, &self.mahimahi_down, &self.mahimahi_up];
+        if medium && (rates || trace.into_iter().any(Option::is_some)) {
+            return Err(
+                "medium says how fast the link is: no down_mbps, up_mbps or trace beside it"
+                    .to_owned(),
+            );
+        }
+        if medium && self.medium.is_none() {
+            return Err("a table has a medium: give [[link]] one too".to_owned());
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), String> {
         let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if self.name.is_empty()
@@ -102,6 +126,7 @@ impl Link {
                 "mtu is {mtu}, but a link with IPv6 has at least {MTU_V6_MIN}"
             ));
         }
+        self.check_medium()?;
         seconds("attach_s", self.attach_s, DURATION_S_MAX)?;
         seconds("trace_start_s", self.trace_start_s, 1e9)?;
         match (self.nat, self.nat_rebind_s) {

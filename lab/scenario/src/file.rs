@@ -3,6 +3,7 @@
 //! Files are strict: a key that is not known is an error that says which one was probably meant,
 //! because a misspelt property that is silently ignored makes a result about something else.
 
+use crate::acks::Acks;
 use crate::crash::{Crash, Replay, hibernate_after_default};
 use crate::origin::OriginKind;
 use crate::properties::{Settings, table_with_properties};
@@ -60,6 +61,9 @@ pub struct Scenario {
     /// Idle time after which both ends hibernate.
     #[serde(default = "hibernate_after_default")]
     pub hibernate_after_s: f64,
+    /// How D2TP acknowledges.
+    #[serde(default)]
+    pub acks: Acks,
     /// Crashes of either end.
     #[serde(default, rename = "crash")]
     pub crashes: Vec<Crash>,
@@ -609,6 +613,8 @@ mod tests {
             ("rtt_ms = nan", "rtt_ms is NaN"),
             ("mtu = 100", "mtu is 100, expected 576 to 9000"),
             ("queue_ms = 1\nqueue_bytes = 1", "keep one"),
+            ("medium = \"802.11b\"\nup_mbps = 1", "no down_mbps, up_mbps"),
+            ("medium = \"802.11x\"", "802.11x"),
             ("nat = \"rebinding\"", "nat_rebind_s"),
             ("nat_idle_s = 0", "nat_idle_s is 0"),
             ("nat = \"none\"\nnat_idle_s = 5", "nat_idle_s needs a NAT"),

@@ -22,6 +22,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod acks;
 mod check;
 pub mod content;
 mod crash;
@@ -34,6 +35,7 @@ mod suggest;
 mod switches;
 mod timeline;
 
+pub use acks::{Acks, Offload, Where as OffloadWhere};
 pub use crash::{
     CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, HIBERNATE_AFTER_S_DEFAULT, REPLAYED_MAX, Replay, Stop,
     Who,

@@ -4,7 +4,7 @@
 //! so one macro gives each of those tables the fields and a `properties()` to read them by.
 //! [`Settings`] is what they come to: every value known, ready to be a pair of profiles.
 
-use cedos_lab_link::{Burst, Loss, Profile, Queue, Rate, Span};
+use cedos_lab_link::{Burst, Loss, Medium, Profile, Queue, Rate, Span};
 use serde::Deserialize;
 
 /// Mb/s towards the device where nothing is said.
@@ -48,6 +48,8 @@ macro_rules! table_with_properties {
         #[serde(deny_unknown_fields)]
         pub struct $name {
             $($(#[$key])* pub $field: $type,)*
+            /// A medium that both directions share, instead of a rate for each.
+            pub medium: Option<cedos_lab_link::Medium>,
             /// Mb/s towards the device; 0 stalls it.
             pub down_mbps: Option<f64>,
             /// Mb/s from the device; 0 stalls it.
@@ -88,6 +90,7 @@ macro_rules! table_with_properties {
             /// The link properties among the keys.
             pub(crate) fn properties(&self) -> $crate::properties::Properties {
                 $crate::properties::Properties {
+                    medium: self.medium,
                     down_mbps: self.down_mbps,
                     up_mbps: self.up_mbps,
                     rtt_ms: self.rtt_ms,
@@ -115,6 +118,7 @@ pub(crate) use table_with_properties;
 /// Link properties as a table gave them; `None` leaves a property as it is.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Properties {
+    pub medium: Option<Medium>,
     pub down_mbps: Option<f64>,
     pub up_mbps: Option<f64>,
     pub rtt_ms: Option<f64>,
@@ -225,6 +229,9 @@ impl Settings {
                 *slot = value;
             }
         }
+        let shared = p.medium.map(Rate::Shared);
+        set(&mut self.down, shared.clone());
+        set(&mut self.upward, shared);
         set(&mut self.down, p.down_mbps.map(Rate::from_mbps));
         set(&mut self.upward, p.up_mbps.map(Rate::from_mbps));
         let half_rtt = p.rtt_ms.map(|rtt| Span::from_millis_f64(rtt / 2.0));
@@ -264,6 +271,9 @@ impl Settings {
                 copy(self, other);
             }
         };
+        both(p.medium.is_some(), |s, o| {
+            (s.down, s.upward) = (o.down.clone(), o.upward.clone());
+        });
         both(p.down_mbps.is_some(), |s, o| s.down = o.down.clone());
         both(p.up_mbps.is_some(), |s, o| s.upward = o.upward.clone());
         both(p.rtt_ms.or(p.delay_down_ms).is_some(), |s, o| {

@@ -5,7 +5,7 @@
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Class, Direction};
-use d2tp_session::{Addresses, LinkId};
+use d2tp_session::{Addresses, LinkId, PathState, PathStats, Session};
 
 use crate::device::Device;
 use crate::fault::SimFault;
@@ -52,8 +52,9 @@ impl Device {
             let used = verdicts
                 .iter()
                 .any(|(_, v)| matches!(v, Verdict::Use { .. }));
-            if used {
-                usable |= network.is_good(link);
+            let carries_acks = self.acks_pay && !active.is_empty() && self.contends();
+            if used || carries_acks {
+                usable |= used && network.is_good(link);
                 self.open(now, link, network, log)?;
             }
             if offer.class == Class::Free {
@@ -67,6 +68,15 @@ impl Device {
         }
         self.look_at = self.look_at.min(again);
         Ok(usable)
+    }
+
+    /// Whether a half-duplex link carries: only then there are ACKs to be relieved of.
+    fn contends(&self) -> bool {
+        let paths = self.core().map(Session::path_stats).unwrap_or_default();
+        let carries = |p: &PathStats| {
+            p.state == PathState::Active && self.half_duplex[p.addresses.link.0 as usize]
+        };
+        paths.iter().any(carries)
     }
 
     fn need(&self, now: Time, number: usize) -> Need {
@@ -129,10 +139,13 @@ impl Device {
             remote,
         };
         let core_now = self.host.clock.core(now);
-        let _ = self
-            .host
-            .endpoint
-            .with(id, |s| s.open_path(core_now, addresses, gated));
+        let half_duplex = self.half_duplex[link];
+        let _ = self.host.endpoint.with(id, |s| {
+            s.open_path(core_now, addresses, gated);
+            if half_duplex {
+                s.set_half_duplex(number);
+            }
+        });
         Ok(())
     }
 

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::{Class, Crash, Direction, Flow, Scenario};
+use cedos_lab_scenario::{Class, Crash, Direction, Flow, Offload, Scenario};
 use d2tp_session::{
     Admission, Arrived, Config, Endpoint, Event, FlowEnd, FlowId, FlowOptions, LinkId, SecretKey,
     Session, SessionId,
@@ -42,6 +42,10 @@ pub(crate) struct Device {
     asleep: Option<(Time, Vec<u8>)>,
     pub(crate) specs: Vec<Flow>,
     pub(crate) classes: Vec<Class>,
+    /// Whether both directions of a link contend for a medium.
+    pub(crate) half_duplex: Vec<bool>,
+    /// Their ACKs may travel on links that cost something.
+    pub(crate) acks_pay: bool,
     pub(crate) names: Vec<String>,
     pub(crate) transfers: Vec<Transfer>,
     pub(crate) accounts: Vec<Account>,
@@ -70,6 +74,10 @@ impl Device {
             asleep: None,
             specs: scenario.flows.clone(),
             classes: scenario.links.iter().map(|l| l.class).collect(),
+            acks_pay: matches!(scenario.acks.offload, Offload::Paid(_)),
+            half_duplex: (scenario.links.iter())
+                .map(|l| l.medium.is_some())
+                .collect(),
             names: scenario.links.iter().map(|l| l.name.clone()).collect(),
             transfers: transfers
                 .map(|(n, spec)| Transfer::new(spec, seed(n)))

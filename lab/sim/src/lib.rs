@@ -23,6 +23,7 @@ pub mod coverage;
 mod coverage_limits;
 mod device;
 mod draw;
+mod ends;
 mod fault;
 pub mod fuzz;
 mod host;
@@ -38,5 +39,7 @@ mod stream;
 mod transfer;
 
 pub use coverage::Coverage;
+pub use ends::Ends;
 pub use fault::SimFault;
-pub use run::{Ends, Outcome, STUCK_AFTER, run, run_between};
+pub use network::Passage;
+pub use run::{Outcome, STUCK_AFTER, run, run_between, run_watched};

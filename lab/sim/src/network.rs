@@ -11,7 +11,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use cedos_lab_link::{Counters, Link, Nat, Packet, Span, Time, Verdict};
+use cedos_lab_link::{Counters, Link, Nat, Packet, Span, Time, Verdict, Way};
 use cedos_lab_scenario::{
     EventKind, Family, LinkEvent, LinkReport, MTU_V6_MIN, NatKind, Scenario, Timeline, Who,
 };
@@ -49,6 +49,19 @@ impl Packet for Datagram {
     }
 }
 
+/// A packet that passed the device's end of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passage {
+    /// When.
+    pub at: Time,
+    /// The link, by its number in the scenario.
+    pub link: usize,
+    /// Which way.
+    pub way: Way,
+    /// Bytes of the IP packet.
+    pub bytes: u32,
+}
+
 /// What was delivered to an end.
 #[derive(Debug)]
 pub(crate) struct Delivery {
@@ -62,7 +75,7 @@ pub(crate) struct Delivery {
 
 /// How a link's attachment reaches the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Reach {
     /// By the device's own address.
     Own,
     /// Through a NAT with this outer address.
@@ -84,7 +97,7 @@ struct Access {
     address: u32,
     /// The device's socket on it.
     local: SocketAddr,
-    way: Way,
+    way: Reach,
     nat: Nat<SocketAddr>,
     bytes_up: u64,
 }
@@ -96,6 +109,8 @@ pub(crate) struct Network {
     next_port: u16,
     /// What was sent to the device and to the proxy, if it may be sent again.
     archives: Option<[Archive; 2]>,
+    /// What passed the device, if somebody wants to know.
+    pub(crate) passages: Option<Vec<Passage>>,
 }
 
 impl Network {
@@ -119,7 +134,7 @@ impl Network {
                     stalled: false,
                     address: 0,
                     local: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-                    way: Way::Own,
+                    way: Reach::Own,
                     nat: link
                         .nat_idle_s
                         .map(Span::from_secs_f64)
@@ -134,6 +149,7 @@ impl Network {
             next_port: DEVICE_PORT_FIRST,
             archives: (!scenario.replays.is_empty())
                 .then(|| [0, 1].map(|n| Archive::new(scenario.seed, n))),
+            passages: None,
         }
     }
 
@@ -179,17 +195,17 @@ impl Network {
         let outer = Ipv4Addr::from(OUTER + n * OUTER_PER_LINK + a % OUTER_PER_LINK);
         let v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, n as u16, a as u16, 0, 0, 2);
         (link.local, link.way) = match (link.family, link.nat_kind) {
-            (Family::V4, NatKind::None) => (SocketAddr::from((inner, port)), Way::Own),
-            (Family::V4, _) => (SocketAddr::from((inner, port)), Way::Nat(outer)),
-            (Family::V6 | Family::Both, _) => (SocketAddr::from((v6, port)), Way::Own),
-            (Family::Nat64, _) => (SocketAddr::from((v6, port)), Way::Nat64(outer)),
+            (Family::V4, NatKind::None) => (SocketAddr::from((inner, port)), Reach::Own),
+            (Family::V4, _) => (SocketAddr::from((inner, port)), Reach::Nat(outer)),
+            (Family::V6 | Family::Both, _) => (SocketAddr::from((v6, port)), Reach::Own),
+            (Family::Nat64, _) => (SocketAddr::from((v6, port)), Reach::Nat64(outer)),
         };
     }
 
     /// The proxy as the device reaches it over this link.
     pub(crate) fn proxy_address(&self, number: usize) -> SocketAddr {
         match (self.links[number].local, self.links[number].way) {
-            (_, Way::Nat64(_)) => SocketAddr::from((nat64(PROXY_V4), PROXY_PORT)),
+            (_, Reach::Nat64(_)) => SocketAddr::from((nat64(PROXY_V4), PROXY_PORT)),
             (SocketAddr::V6(_), _) => SocketAddr::from((PROXY_V6, PROXY_PORT)),
             (SocketAddr::V4(_), _) => SocketAddr::from((PROXY_V4, PROXY_PORT)),
         }
@@ -214,9 +230,17 @@ impl Network {
             to,
             bytes: bytes.to_vec(),
         };
-        let verdict = link.pipes.upward.push(now, size, datagram);
+        let verdict = link.pipes.push(Way::Up, now, size, datagram);
         if matches!(verdict, Verdict::Queued | Verdict::QueueFull) {
             link.bytes_up += u64::from(size);
+            self.passages.iter_mut().for_each(|passages| {
+                passages.push(Passage {
+                    at: now,
+                    link: number,
+                    way: Way::Up,
+                    bytes: size,
+                });
+            });
         }
         verdict
     }
@@ -242,14 +266,16 @@ impl Network {
             to: inner,
             bytes: bytes.to_vec(),
         };
-        let verdict = self.links[number].pipes.down.push(now, size, datagram);
+        let verdict = self.links[number]
+            .pipes
+            .push(Way::Down, now, size, datagram);
         Some((number, verdict))
     }
 
     /// The next datagram that reaches the proxy by `now`.
     pub(crate) fn next_for_proxy(&mut self, now: Time) -> Option<Delivery> {
         for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(datagram) = link.pipes.upward.pop(now) {
+            while let Some(datagram) = link.pipes.pop(Way::Up, now) {
                 assert!(link.up, "a packet crossed {}, which is down", link.name);
                 if datagram.from != link.local || !reaches_proxy(datagram.to) {
                     continue;
@@ -267,10 +293,18 @@ impl Network {
     /// The next datagram that reaches the device by `now`.
     pub(crate) fn next_for_device(&mut self, now: Time) -> Option<Delivery> {
         for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(datagram) = link.pipes.down.pop(now) {
+            while let Some(datagram) = link.pipes.pop(Way::Down, now) {
                 assert!(link.up, "a packet crossed {}, which is down", link.name);
                 if datagram.to == link.local {
                     let Datagram { from, bytes, .. } = datagram;
+                    self.passages.iter_mut().for_each(|passages| {
+                        passages.push(Passage {
+                            at: now,
+                            link: number,
+                            way: Way::Down,
+                            bytes: (bytes.len() + headers_bytes(link.local)) as u32,
+                        });
+                    });
                     return Some(Delivery {
                         link: number,
                         from,
@@ -311,7 +345,7 @@ impl Network {
     pub(crate) fn counters(&self) -> Counters {
         let mut sum = Counters::default();
         for link in &self.links {
-            for pipe in [&link.pipes.down, &link.pipes.upward] {
+            for pipe in [link.pipes.down(), link.pipes.upward()] {
                 let c = pipe.counters();
                 sum.packets_queue_full += c.packets_queue_full;
                 sum.packets_too_big += c.packets_too_big;
@@ -349,8 +383,8 @@ impl Network {
         link.up
             && !link.dead
             && !link.stalled
-            && carries(link.pipes.down.profile())
-            && carries(link.pipes.upward.profile())
+            && carries(link.pipes.down().profile())
+            && carries(link.pipes.upward().profile())
     }
 
     /// What the links carried.
@@ -358,12 +392,12 @@ impl Network {
         let report = |link: &Access| LinkReport {
             name: link.name.clone(),
             class: link.class.to_owned(),
-            bytes_down: link.pipes.down.counters().bytes_delivered,
+            bytes_down: link.pipes.down().counters().bytes_delivered,
             bytes_up: link.bytes_up,
-            packets_while_down: link.pipes.upward.counters().packets_while_down,
-            wait_down_ms: link.pipes.down.counters().waited_mean_ms(),
-            wait_up_ms: link.pipes.upward.counters().waited_mean_ms(),
-            wait_down_max_ms: link.pipes.down.counters().waited_max.as_millis_f64(),
+            packets_while_down: link.pipes.upward().counters().packets_while_down,
+            wait_down_ms: link.pipes.down().counters().waited_mean_ms(),
+            wait_up_ms: link.pipes.upward().counters().waited_mean_ms(),
+            wait_down_max_ms: link.pipes.down().counters().waited_max.as_millis_f64(),
         };
         self.links.iter().map(report).collect()
     }
@@ -373,8 +407,8 @@ impl Access {
     /// The device's address as the proxy sees it.
     fn seen_from(&mut self, now: Time) -> SocketAddr {
         match self.way {
-            Way::Own => self.local,
-            Way::Nat(outer) | Way::Nat64(outer) => {
+            Reach::Own => self.local,
+            Reach::Nat(outer) | Reach::Nat64(outer) => {
                 SocketAddr::from((outer, self.nat.outbound_at(now, self.local)))
             }
         }
@@ -386,8 +420,8 @@ impl Access {
             return None;
         }
         match self.way {
-            Way::Own => (to == self.local).then_some(to),
-            Way::Nat(outer) | Way::Nat64(outer) => {
+            Reach::Own => (to == self.local).then_some(to),
+            Reach::Nat(outer) | Reach::Nat64(outer) => {
                 (to.ip() == outer).then(|| self.nat.inbound_at(now, to.port()))?
             }
         }

@@ -12,15 +12,15 @@ use std::io::Write;
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Crash, EventKind, Replay, Report, Scenario, Stop, SwitchMeter, Who};
-use d2tp_session::Config;
 
 use crate::coverage::{Coverage, FaultKind};
 use crate::device::{Came, Device};
+use crate::ends::Ends;
 use crate::fault::SimFault;
 use crate::host::journals;
 use crate::identity::Identity;
 use crate::log::Log;
-use crate::network::{Delivery, Network};
+use crate::network::{Delivery, Network, Passage};
 use crate::proxy::Proxy;
 
 /// No progress for so long over a permitted link that carries packets is a fault of the core.
@@ -70,29 +70,7 @@ pub struct Outcome {
 /// # Errors
 /// The scenario needs real sockets, the core broke an invariant, or the log cannot be written.
 pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<Outcome, SimFault> {
-    run_between(scenario, &Ends::default(), log)
-}
-
-/// How both ends are set.
-#[derive(Clone, Debug)]
-pub struct Ends {
-    /// The device.
-    pub device: Config,
-    /// The proxy: what it sends is under its congestion control.
-    pub proxy: Config,
-}
-
-impl Default for Ends {
-    fn default() -> Ends {
-        let config = Config {
-            early_data: true,
-            ..Config::default()
-        };
-        Ends {
-            device: config.clone(),
-            proxy: config,
-        }
-    }
+    run_between(scenario, &Ends::of(scenario), log)
 }
 
 /// The same between ends that are set otherwise.
@@ -104,16 +82,30 @@ pub fn run_between(
     ends: &Ends,
     log: Option<&mut dyn Write>,
 ) -> Result<Outcome, SimFault> {
+    let run = Run::new(scenario, ends, Log::new(log));
+    Ok(finish(scenario, run)?.0)
+}
+
+/// As [`run`], and every packet that passed the device, in order of time.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_watched(scenario: &Scenario) -> Result<(Outcome, Vec<Passage>), SimFault> {
+    let mut run = Run::new(scenario, &Ends::of(scenario), Log::new(None));
+    run.network.passages = Some(Vec::new());
+    finish(scenario, run)
+}
+
+fn finish(scenario: &Scenario, mut run: Run) -> Result<(Outcome, Vec<Passage>), SimFault> {
     if let Some(flow) = scenario.flows.iter().find(|flow| flow.url.is_some()) {
         return Err(SimFault::Url {
             flow: flow.id.clone(),
         });
     }
-    let mut run = Run::new(scenario, ends, Log::new(log));
     while run.step()? {}
     let Run {
         mut switches,
-        network,
+        mut network,
         device,
         proxy,
         log,
@@ -133,13 +125,14 @@ pub fn run_between(
         expectations: Vec::new(),
     };
     scenario.judge(&mut report);
-    Ok(Outcome {
+    let outcome = Outcome {
         report,
         ended_s: now.as_secs_f64(),
         steps,
         coverage,
         failed: device.failures(),
-    })
+    };
+    Ok((outcome, network.passages.take().unwrap_or_default()))
 }
 
 struct Run<'a> {

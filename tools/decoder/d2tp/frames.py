@@ -6,7 +6,7 @@ A frame is a row of a table here as there. Adding one is adding a row.
 from .reader import V_MAX, Malformed, Reader
 
 PADDING = 0x00
-REASONS = 15
+REASONS = 17
 CLOSE_TEXT_MAX = 256
 
 

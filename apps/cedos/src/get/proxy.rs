@@ -21,9 +21,9 @@ use std::time::Duration;
 
 use cedos_prox::ResetCause;
 use d2tp_driver::{
-    Claim, Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowIo as _,
-    FlowSettings, GivenLinks, Instance, Lambda, LinkUse, PathState, Qlog, SecretKey, ServerAddress,
-    SessionEnd,
+    AckOffload, Claim, Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd,
+    FlowIo as _, FlowSettings, GivenLinks, Instance, Lambda, LinkUse, PathState, Qlog, SecretKey,
+    ServerAddress, SessionEnd,
 };
 use d2tp_links::{Class, Kind, Link};
 use http::{HeaderMap, StatusCode};
@@ -69,6 +69,7 @@ pub struct Proxy {
     /// Links that are not the kernel's, where the program brought its own.
     given: Option<Arc<GivenLinks>>,
     log: Option<Arc<Qlog>>,
+    acks: AckOffload,
     /// Where instances are kept, if they are.
     instances: Option<PathBuf>,
     state: Mutex<State>,
@@ -124,6 +125,7 @@ impl Proxy {
             tunnel,
             given: None,
             log: None,
+            acks: AckOffload::default(),
             instances: None,
             state: Mutex::default(),
         }
@@ -181,6 +183,12 @@ impl Proxy {
         }
     }
 
+    /// Where ACKs of Wi-Fi may travel besides.
+    pub fn offload_acks(mut self, acks: AckOffload) -> Proxy {
+        self.acks = acks;
+        self
+    }
+
     /// Has sessions write what they do to `log`.
     pub fn log_to(&mut self, log: Arc<Qlog>) {
         self.log = Some(log);
@@ -221,7 +229,10 @@ impl Proxy {
         let options = DeviceOptions {
             server: self.address.clone(),
             key: self.key.clone(),
-            config: self.config.clone(),
+            config: Config {
+                ack_offload: self.acks,
+                ..self.config.clone()
+            },
         };
         let (mut device, claimed) = match (&self.given, self.instance().await) {
             (Some(given), _) => (Device::attached_by(options, given.clone()).await?, None),

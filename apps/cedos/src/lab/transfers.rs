@@ -186,6 +186,8 @@ impl<'a> Transfer<'a> {
             Direction::Up => command.arg("put").arg(&self.file).arg(&self.url),
         };
         command.args(["--json", "--policy", flow.policy.word()]);
+        let offload = world.scenario().acks.offload;
+        command.args(["--offload-acks", &offload.word()]);
         if let Some(prox) = prox {
             through(&mut command, prox, world);
         }

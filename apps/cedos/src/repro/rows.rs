@@ -1,7 +1,7 @@
 //! Every result of the five papers that is to be reproduced.
 
 use super::{
-    Measured, ROWS, Where, blackouts, bufferbloat, bulk, fairness, far, find, proxy, switching,
+    Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, offload, proxy, switching,
 };
 
 /// Runs a row in one place.
@@ -173,7 +173,7 @@ pub static ROWS: &[Row] = &[
         "S1",
         "acknowledgements over the other radio",
         "37 % more on 802.11g, 152 % on 802.11b",
-        &[],
+        &[(Where::Sim, offload::simulate)],
     ),
     row(
         "S2",
@@ -197,7 +197,7 @@ pub static ROWS: &[Row] = &[
         "S5",
         "energy to download 10 MB",
         "65.69 J with offloaded acknowledgements, TCP 65.82, simple aggregation 79.51",
-        &[],
+        &[(Where::Sim, energy::simulate)],
     ),
 ];
 

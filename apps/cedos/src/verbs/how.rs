@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
-use d2tp_driver::{AddressError, ServerAddress};
+use d2tp_driver::{AckOffload, AddressError, ServerAddress};
 use d2tp_links::ClassRule;
 use d2tp_sched::{IfLate, Policy};
 use tokio::signal::unix::{SignalKind, signal};
@@ -20,6 +20,16 @@ use crate::get::when;
 
 /// Deadline of a transfer that names none.
 const WITHIN_DEFAULT: Duration = Duration::from_secs(6 * 3600);
+
+fn parse_offload(text: &str) -> Result<AckOffload, String> {
+    match text {
+        "never" => Ok(AckOffload::Never),
+        "free" => Ok(AckOffload::Free),
+        bytes => when::parse_bytes(bytes)
+            .map(|bytes_per_second| AckOffload::Paid { bytes_per_second })
+            .map_err(|_| "expected never, free, or bytes a second, such as 16k".to_owned()),
+    }
+}
 
 /// How a transfer is to go.
 #[derive(Debug, Args)]
@@ -48,6 +58,11 @@ pub struct How {
     /// Bytes that metered networks may carry at most: 50M, 1.5G
     #[arg(long, value_name = "SIZE", value_parser = when::parse_bytes, allow_hyphen_values = true)]
     pub max_cell: Option<u64>,
+
+    /// Let acknowledgements of Wi-Fi travel on other networks, since each costs Wi-Fi the time of a
+    /// third of a packet: never, on free ones, or on metered ones too for so many bytes a second
+    #[arg(long, value_name = "never|free|BYTES", default_value = "free", value_parser = parse_offload)]
+    pub offload_acks: AckOffload,
 
     /// What to do when free networks alone will not make the deadline
     #[arg(long, default_value = "cell", value_parser = words::<IfLate, 3>(IfLate::ALL.map(IfLate::word)))]

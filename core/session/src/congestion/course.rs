@@ -122,6 +122,7 @@ impl Sender {
                     at,
                     PathId(0),
                     ranges,
+                    true,
                     Span::ZERO,
                     ACK_DELAY_MAX,
                     siblings,

@@ -1,0 +1,56 @@
+//! What a radio consumes: a state machine that is told when bytes passed, and answers in joules.
+//!
+//! ```text
+//!         first byte       bytes keep coming        none for a while
+//!  idle ──────────────▶ ramp ─────▶ stage 0 ─────▶ stage 1 ─────▶ … ─────▶ idle
+//!                                      ▲  a byte     │              │
+//!                                      └─────────────┴──────────────┘
+//! ```
+//!
+//! The stages after the last byte are the radio's tail: a cellular radio stays awake for seconds, so
+//! a trickle can cost as much as a download. Constants are those that others measured
+//! ([`radios`]); they differ between phones by more than between ways to use them.
+#![forbid(unsafe_code)]
+
+mod meter;
+pub mod radios;
+
+pub use d2tp_time::{Span, Time};
+pub use meter::{Energy, Meter};
+
+/// Power for a time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stage {
+    /// How long.
+    pub span: Span,
+    /// How much.
+    pub milliwatts: f64,
+}
+
+/// A radio.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Radio {
+    /// Of what, by whom.
+    pub name: &'static str,
+    /// What it consumes when it has carried nothing for long.
+    pub idle_milliwatts: f64,
+    /// From the first byte in idle until it carries. The byte is not delayed by it here: a link's
+    /// model has the delay.
+    pub ramp: Stage,
+    /// From a byte on, one after the other, as long as no other comes: the first is the radio at work,
+    /// the others its tail.
+    pub stages: &'static [Stage],
+    /// For each byte from the device.
+    pub up_nanojoules: f64,
+    /// For each byte to the device.
+    pub down_nanojoules: f64,
+}
+
+/// Which way bytes went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the device.
+    Up,
+    /// To the device.
+    Down,
+}

@@ -1,0 +1,78 @@
+//! Radios that others measured.
+//!
+//! "4G LTE": Huang et al., *A Close Examination of Performance and Power Characteristics of 4G LTE
+//! Networks*, MobiSys 2012, tables 3 and 4 (an HTC ThunderBolt): ramp, tail and idle as measured, power
+//! at work as β and per byte as 8 α of their linear model. "G1": the HTC Dream of Zhang et al.,
+//! *Accurate Online Power Estimation and Automatic Battery Behavior Based Power Model Generation for
+//! Smartphones*, CODES+ISSS 2010 (PowerTutor), the phone that Super-aggregation's authors used too;
+//! the power of states only, its terms for channel rate and signal left out.
+
+use crate::{Radio, Stage};
+use d2tp_time::Span;
+
+const NONE: Stage = stage(0, 0.0);
+
+const fn stage(millis: u64, milliwatts: f64) -> Stage {
+    Stage {
+        span: Span::from_millis(millis),
+        milliwatts,
+    }
+}
+
+/// How long after a byte the radio counts as at work. // the shortest tail measured, 100 ms of LTE's
+/// inactivity before it first sleeps (Huang et al., table 3)
+const AT_WORK_MS: u64 = 100;
+
+/// LTE, 2012.
+pub const LTE_2012: Radio = Radio {
+    name: "LTE (Huang et al. 2012)",
+    idle_milliwatts: 0.0,
+    ramp: stage(260, 1210.7),
+    stages: &[stage(AT_WORK_MS, 1288.04), stage(11_476, 1060.0)],
+    up_nanojoules: 8.0 * 438.39,
+    down_nanojoules: 8.0 * 51.97,
+};
+
+/// 3G, 2012: a dedicated channel, then a shared one.
+pub const UMTS_2012: Radio = Radio {
+    name: "3G (Huang et al. 2012)",
+    idle_milliwatts: 0.0,
+    ramp: stage(582, 659.4),
+    stages: &[
+        stage(AT_WORK_MS, 817.88),
+        stage(7_988, 803.9),
+        stage(824, 601.3),
+    ],
+    up_nanojoules: 8.0 * 868.98,
+    down_nanojoules: 8.0 * 122.12,
+};
+
+/// Wi-Fi, 2012.
+pub const WIFI_2012: Radio = Radio {
+    name: "Wi-Fi (Huang et al. 2012)",
+    idle_milliwatts: 0.0,
+    ramp: stage(79, 124.4),
+    stages: &[stage(AT_WORK_MS, 132.86), stage(138, 119.3)],
+    up_nanojoules: 8.0 * 283.17,
+    down_nanojoules: 8.0 * 137.01,
+};
+
+/// 3G of the G1: 4 s in the dedicated channel, 6 s in the shared one.
+pub const UMTS_G1: Radio = Radio {
+    name: "3G (HTC Dream, PowerTutor)",
+    idle_milliwatts: 10.0,
+    ramp: NONE,
+    stages: &[stage(4_000, 570.0), stage(6_000, 401.0)],
+    up_nanojoules: 0.0,
+    down_nanojoules: 0.0,
+};
+
+/// Wi-Fi of the G1. PowerTutor looks once a second.
+pub const WIFI_G1: Radio = Radio {
+    name: "Wi-Fi (HTC Dream, PowerTutor)",
+    idle_milliwatts: 20.0,
+    ramp: NONE,
+    stages: &[stage(1_000, 710.0)],
+    up_nanojoules: 0.0,
+    down_nanojoules: 0.0,
+};
