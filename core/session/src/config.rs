@@ -4,6 +4,7 @@ use d2tp_seal::Suite;
 use d2tp_time::Span;
 
 use crate::congestion::CongestionKind;
+use crate::path_scheduler::PathSchedulerKind;
 
 /// Paths a session may have at once.
 pub const PATHS_MAX: usize = 8;
@@ -50,6 +51,11 @@ pub struct Config {
     pub mtu_max: u16,
     /// Congestion control of new paths.
     pub congestion: CongestionKind,
+    /// How what is sent is spread over several paths.
+    pub path_scheduler: PathSchedulerKind,
+    /// Whether bytes under way on a slow path are sent again on a faster one that has nothing else to
+    /// send. Costs those bytes twice; without it a slow path's last bytes are waited for.
+    pub reinjection: bool,
     /// The longest an ACK is held back.
     pub ack_delay_max: Span,
     /// The round trip assumed before the first sample. RFC 9002 says 333 ms; devices hop between
@@ -110,6 +116,8 @@ impl Default for Config {
             flows_max: 256,
             mtu_max: 1472,
             congestion: CongestionKind::default(),
+            path_scheduler: PathSchedulerKind::default(),
+            reinjection: true,
             ack_delay_max: Span::from_millis(20),
             rtt_initial: Span::from_millis(150),
             probe_interval_max: Span::from_secs(2),

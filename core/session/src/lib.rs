@@ -37,6 +37,7 @@ mod movement;
 mod mtu;
 mod pacer;
 mod path;
+mod path_scheduler;
 mod ranges;
 mod receive;
 mod recent;
@@ -70,6 +71,7 @@ pub use endpoint::{Admission, Endpoint, HibernateError, Incoming, SessionId, Unk
 pub use event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
 pub use flow::FlowOptions;
 pub use path::{Addresses, LinkId, PathState};
+pub use path_scheduler::PathSchedulerKind;
 pub use record::{FlowRecord, Record, RecordError, SeenEpochs};
 pub use session::{FlowError, Life, PathStats, Read, Role, Session};
 pub use sought::{SOUGHT_MAX, Sought};
