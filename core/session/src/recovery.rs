@@ -61,14 +61,31 @@ pub(crate) enum Said {
     Data(SaidData),
     /// The same as another path carries.
     Copy(SaidData),
-    Ack { path: PathId, largest: u64 },
-    Flow { flow: FlowId, what: u16 },
+    Ack {
+        path: PathId,
+        largest: u64,
+    },
+    Flow {
+        flow: FlowId,
+        what: u16,
+    },
     Refused(FlowId),
     Gone(PathId),
-    Session { what: u16 },
-    Path { path: PathId, what: u16 },
-    Grant { flow: FlowId, path: PathId },
-    Spent { flow: FlowId, path: PathId },
+    Session {
+        what: u16,
+    },
+    Path {
+        path: PathId,
+        what: u16,
+    },
+    Grant {
+        flow: FlowId,
+        path: PathId,
+    },
+    Spent {
+        flow: FlowId,
+        path: PathId,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -646,7 +663,9 @@ impl Recovery {
         if let Some(index) = number.checked_sub(self.base)
             && let Some(sent) = self.sent.get_mut(index as usize)
         {
-            sent.copied = sent.copied.saturating_add(bytes.min(u64::from(u16::MAX)) as u16);
+            sent.copied = sent
+                .copied
+                .saturating_add(bytes.min(u64::from(u16::MAX)) as u16);
         }
     }
 

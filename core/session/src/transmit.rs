@@ -565,7 +565,10 @@ impl Session {
         let path = self.paths.nth(slot);
         let (id, gated) = (path.id, path.gated);
         if self.paths.len() == 1 {
-            return self.flows.next_for(id, gated, session_room).map(Payload::Own);
+            return self
+                .flows
+                .next_for(id, gated, session_room)
+                .map(Payload::Own);
         }
         let copies = self.path_scheduler.copies();
         if copies == Copies::All
@@ -579,7 +582,8 @@ impl Session {
         if copies == Copies::All || !self.config.reinjection {
             return None;
         }
-        self.next_copy(terms.now, slot, copies).map(Payload::Repeated)
+        self.next_copy(terms.now, slot, copies)
+            .map(Payload::Repeated)
     }
 
     /// Whether a path takes a flow's bytes now, or leaves them to the first in line.

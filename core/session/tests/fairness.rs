@@ -1,9 +1,12 @@
-//! Two paths through one bottleneck beside somebody else's one: coupled, they take together what one
-//! connection would (RFC 6356 §2, its goal 2); uncoupled, they take twice as much.
+//! Two paths through one bottleneck beside somebody else's one: coupled, they take together about what
+//! one connection would (RFC 6356 §2, its goal 2); uncoupled, they take twice as much.
+//!
+//! The queue drops early and at random: RFC 6356 reasons with one loss rate for all, and a drop-tail
+//! queue would strike by phase (Floyd and Jacobson 1991).
 //!
 //! ```text
 //!  session A   path 0 ──┐
-//!              path 1 ──┼──▶ 4 Mb/s, a queue of 40 ms ──▶ devices
+//!              path 1 ──┼──▶ 4 Mb/s, a queue of 80 ms ──▶ devices
 //!  session B   path 0 ──┘
 //! ```
 
@@ -21,9 +24,9 @@ const SECONDS: u64 = 60;
 const QUEUE_MS: u64 = 80;
 
 /// How many times as much as B, which has one path and its own congestion control, A got over two.
-fn ratio(two: CongestionKind, one: CongestionKind, early: bool) -> f64 {
+fn ratio(two: CongestionKind, one: CongestionKind) -> f64 {
     let mut bottleneck = Bottleneck::new(RATE, RATE * QUEUE_MS / 1000);
-    bottleneck.early = early;
+    bottleneck.early = true;
     let shared = Rc::new(RefCell::new(bottleneck));
     let mut pairs = [(two, 2), (one, 1)].map(|(congestion, paths)| {
         let mut p = Pair::with(Config {
@@ -64,23 +67,19 @@ fn received(p: &Pair) -> u64 {
 }
 
 #[test]
-fn two_coupled_paths_take_no_more_than_one_connection() {
+fn two_coupled_paths_take_about_as_much_as_one_connection() {
     use CongestionKind::{Balia, Lia, NewReno, Olia};
-    for early in [true, false] {
-    for kind in [NewReno, Lia, Olia, Balia] {
-        let ratio = ratio(kind, NewReno, early);
-        eprintln!("{early} {kind:?} {ratio}");
+    for kind in [Lia, Olia, Balia] {
+        let ratio = ratio(kind, NewReno);
+        assert!((0.7..=1.4).contains(&ratio), "{kind:?}: {ratio}");
     }
-    }
-    panic!();
 }
 
 #[test]
 fn two_uncoupled_paths_take_twice_as_much() {
     use CongestionKind::{Cubic, NewReno};
     for kind in [Cubic, NewReno] {
-        let ratio = ratio(kind, kind, true);
-        eprintln!("{kind:?} {ratio}");
-        assert!(ratio >= 1.6, "{kind:?}: {ratio}");
+        let ratio = ratio(kind, kind);
+        assert!(ratio >= 1.7, "{kind:?}: {ratio}");
     }
 }

@@ -136,8 +136,14 @@ fn a_window_too_small_for_both_is_left_to_the_fast_path() {
             flow_window: 100_000,
             ..with(PathSchedulerKind::FreeFirst, reinjection)
         };
-        let mut p = two_links(config, [1_000_000, 25_000]);
-        p.wires.get_mut(&SLOW).unwrap().delay = MS.times(300);
+        let mut p = Pair::with(config);
+        p.wires.get_mut(&0).unwrap().rate = 1_000_000;
+        let slow = p.wires.get_mut(&SLOW).unwrap();
+        (slow.rate, slow.delay) = (25_000, MS.times(300));
+        p.open_path(0, false);
+        p.run_for(Span::from_millis(300));
+        p.open_path(SLOW, false);
+        p.run_for(Span::from_secs(2));
         takes(&mut p, 4_000_000)
     };
     let alone = {
@@ -174,7 +180,10 @@ fn a_path_that_turns_slow_holds_up_the_other_only_without_reinjection() {
     let (with_it, copies) = run(true);
     let (without, none) = run(false);
     // The other alone carries 700 kB in that time.
-    assert!(with_it > 500_000 && without < 350_000, "{with_it}, {without}");
+    assert!(
+        with_it > 500_000 && without < 350_000,
+        "{with_it}, {without}"
+    );
     assert!(copies > 0 && none == 0, "{copies}, {none}");
 }
 
@@ -187,7 +196,10 @@ fn the_last_bytes_do_not_wait_for_the_slow_path() {
     };
     let (with_it, copies) = run(true);
     let (without, _) = run(false);
-    assert!(with_it + MS.times(200) < without, "{with_it:?}, {without:?}");
+    assert!(
+        with_it + MS.times(200) < without,
+        "{with_it:?}, {without:?}"
+    );
     // A queue's worth of the slow path, no more.
     assert!(copies < 60_000, "{copies}");
 }

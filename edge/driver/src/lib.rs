@@ -34,7 +34,8 @@ pub use attach::{Attach, Attachment, KernelLinks};
 pub use clock::boot;
 pub use d2tp_session::{
     Admission, Config, CongestionKind, DATAGRAMS_MAX, DatagramStats, Event, FlowEnd, LinkId,
-    PathState, PathStats, PublicKey, Reason, SecretKey, SessionEnd, Suite, SwitchKind, TraceLevel,
+    PathSchedulerKind, PathState, PathStats, PublicKey, Reason, SecretKey, SessionEnd, Suite,
+    SwitchKind, TraceLevel,
 };
 pub use datagrams::{Connection, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};
 pub use device::{Device, DeviceOptions, LinkUse, Way};

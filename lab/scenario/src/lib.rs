@@ -33,6 +33,7 @@ mod report;
 mod suggest;
 mod switches;
 mod timeline;
+mod transport;
 
 pub use crash::{
     CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, HIBERNATE_AFTER_S_DEFAULT, REPLAYED_MAX, Replay, Stop,
@@ -51,3 +52,4 @@ pub use properties::{
 pub use report::{Expectation, FlowReport, LinkReport, Report, Switch, SwitchKind};
 pub use switches::SwitchMeter;
 pub use timeline::{EventKind, LinkEvent, Timeline};
+pub use transport::{Congestion, PathScheduler, Transport};

@@ -1,6 +1,7 @@
 //! Keys, seeds and settings of both ends: all from the scenario's seed.
 
-use d2tp_session::Config;
+use cedos_lab_scenario::{Scenario, Transport};
+use d2tp_session::{Config, CongestionKind, PathSchedulerKind};
 use sha2::{Digest, Sha256};
 
 /// Who an end is, and which life of it this is.
@@ -9,11 +10,16 @@ pub(crate) struct Identity {
     pub seed: u64,
     /// Restarts so far: a process that starts again draws other randomness.
     pub lives: u64,
+    transport: Transport,
 }
 
 impl Identity {
-    pub(crate) fn new(seed: u64) -> Identity {
-        Identity { seed, lives: 0 }
+    pub(crate) fn new(scenario: &Scenario) -> Identity {
+        Identity {
+            seed: scenario.seed,
+            lives: 0,
+            transport: scenario.transport,
+        }
     }
 
     fn derive(self, what: &str, life: u64) -> [u8; 32] {
@@ -47,9 +53,52 @@ impl Identity {
     }
 
     pub(crate) fn config(self) -> Config {
-        Config {
+        let Transport {
+            congestion,
+            paths,
+            reinjection,
+        } = self.transport;
+        let mut config = Config {
             early_data: true,
             ..Config::default()
+        };
+        let congestion = congestion.and_then(|wanted| {
+            let mut all = CongestionKind::ALL.into_iter();
+            all.find(|kind| kind.word() == wanted.word())
+        });
+        let paths = paths.and_then(|wanted| {
+            let mut all = PathSchedulerKind::ALL.into_iter();
+            all.find(|kind| kind.word() == wanted.word())
+        });
+        config.congestion = congestion.unwrap_or(config.congestion);
+        config.path_scheduler = paths.unwrap_or(config.path_scheduler);
+        config.reinjection = reinjection.unwrap_or(config.reinjection);
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_of_a_scenario_reaches_the_core() {
+        for congestion in CongestionKind::ALL {
+            for paths in PathSchedulerKind::ALL {
+                let text = format!(
+                    "duration_s = 1\n[transport]\ncongestion = \"{}\"\npaths = \"{}\"\n\
+                     reinjection = false\n[[link]]\nname = \"wlan0\"\n",
+                    congestion.word(),
+                    paths.word()
+                );
+                let scenario =
+                    Scenario::parse("test", &text, &mut |_| unreachable!()).expect("it is right");
+                let config = Identity::new(&scenario).config();
+                assert_eq!(
+                    (config.congestion, config.path_scheduler, config.reinjection),
+                    (congestion, paths, false)
+                );
+            }
         }
     }
 }

@@ -138,7 +138,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(scenario: &Scenario, log: Log<'a>) -> Run<'a> {
-        let identity = Identity::new(scenario.seed);
+        let identity = Identity::new(scenario);
         let mut crashes = scenario.crashes.clone();
         crashes.sort_by(|a, b| b.t_s.total_cmp(&a.t_s));
         let mut replays = scenario.replays.clone();

@@ -61,6 +61,7 @@ pub struct Proxy {
     address: ServerAddress,
     key: SecretKey,
     links: watch::Receiver<Arc<Vec<Link>>>,
+    config: Config,
     /// What counts is what we send.
     sends: bool,
     /// The device speaks to origins itself, through this.
@@ -118,6 +119,7 @@ impl Proxy {
             address,
             key,
             links,
+            config: Config::default(),
             sends: false,
             tunnel,
             given: None,
@@ -125,6 +127,12 @@ impl Proxy {
             instances: None,
             state: Mutex::default(),
         }
+    }
+
+    /// With these settings of the session.
+    pub fn configured(mut self, set: impl FnOnce(&mut Config)) -> Proxy {
+        set(&mut self.config);
+        self
     }
 
     /// For uploads: links are counted by what is sent over them.
@@ -213,7 +221,7 @@ impl Proxy {
         let options = DeviceOptions {
             server: self.address.clone(),
             key: self.key.clone(),
-            config: Config::default(),
+            config: self.config.clone(),
         };
         let (mut device, claimed) = match (&self.given, self.instance().await) {
             (Some(given), _) => (Device::attached_by(options, given.clone()).await?, None),

@@ -186,6 +186,7 @@ impl<'a> Transfer<'a> {
             Direction::Up => command.arg("put").arg(&self.file).arg(&self.url),
         };
         command.args(["--json", "--policy", flow.policy.word()]);
+        command.args(world.scenario().transport.options());
         if let Some(prox) = prox {
             through(&mut command, prox, world);
         }

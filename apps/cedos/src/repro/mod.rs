@@ -16,6 +16,7 @@ mod bulk;
 mod fairness;
 pub mod mark;
 mod measured;
+mod mobility;
 mod proxy;
 pub mod rows;
 mod spread;

@@ -1,6 +1,6 @@
 //! Every result of the five papers that is to be reproduced.
 
-use super::{Measured, Where, blackouts, bulk, fairness, proxy, switching};
+use super::{Measured, Where, blackouts, bulk, fairness, mobility, proxy, switching};
 
 /// Runs a row in one place.
 pub type Runner = fn() -> anyhow::Result<Measured>;
@@ -123,7 +123,7 @@ pub static ROWS: &[Row] = &[
         "M1",
         "several paths at once against a clairvoyant single path",
         "622 against 554 MB indoors (622 is the sum of both links); typically 10-15 % more",
-        &[],
+        &[(Where::Sim, mobility::simulate)],
     ),
     row(
         "M2",

@@ -159,7 +159,8 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     let way = match (proxy, key, tls) {
         (Some(address), Some(key), tls) => {
             let tunnel = tls.map(Tunnel::new);
-            let mut proxy = Proxy::new(address, key, links.clone(), tunnel);
+            let mut proxy = Proxy::new(address, key, links.clone(), tunnel)
+                .configured(|config| args.how.transport.apply(config));
             if let Some(log) = &log {
                 proxy.log_to(log.clone());
             }

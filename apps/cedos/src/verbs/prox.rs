@@ -22,6 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::key;
 use super::qlog::QlogArgs;
+use super::transport::TransportArgs;
 
 /// Where D2Prox listens unless told otherwise: every address, both families.
 pub const LISTEN_DEFAULT: &str = "[::]:4433";
@@ -74,6 +75,8 @@ pub struct ProxArgs {
     /// How long a device may be silent before its session becomes a small record, such as 60s
     #[arg(long, value_name = "SPAN", value_parser = crate::get::when::parse_span)]
     pub sleep_after: Option<Duration>,
+    #[command(flatten)]
+    pub transport: TransportArgs,
     #[command(flatten)]
     pub qlog: QlogArgs,
     /// How to write the log
@@ -176,6 +179,7 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     };
     let sleep_after = Some(config.sleep_after);
     let mut protocol = Config::default();
+    args.transport.apply(&mut protocol);
     // A session that may sleep sooner counts as silent sooner.
     protocol.silence_max = protocol.silence_max.min(config.sleep_after.into());
     let resolver = Arc::new(cedos_prox::SystemResolver);

@@ -108,6 +108,8 @@ async fn start(args: PutArgs) -> Result<Exit, Failure> {
     let links = monitor.subscribe();
     let key = key::of_device(args.how.key.as_deref())
         .map_err(|error| Failure::error(format!("{error:#}")))?;
-    let proxy = Proxy::new(address, key, links.clone(), None).sending();
+    let proxy = Proxy::new(address, key, links.clone(), None)
+        .configured(|config| args.how.transport.apply(config))
+        .sending();
     Ok(transfer::run_upload(&job, parcel, &proxy, links, stopped, observer.as_mut()).await)
 }

@@ -74,8 +74,7 @@ impl Session {
             }
             Copies::Sooner => {
                 let wanted = |sent: &Sent| {
-                    u64::from(sent.copied) < sent.payload()
-                        && is_sooner(now, to, from, sent, delay)
+                    u64::from(sent.copied) < sent.payload() && is_sooner(now, to, from, sent, delay)
                 };
                 let (number, sent) = from.recovery.next_original(0, wanted)?;
                 (number, sent, u64::from(sent.copied))
@@ -176,8 +175,10 @@ fn is_sooner(now: Time, to: &Path, from: &Path, sent: &Sent, ack_delay_max: Span
     if to.state != PathState::Active || !to.recovery.rtt.is_measured() {
         return false;
     }
-    let rtt = &from.recovery.rtt;
-    if sent.at + rtt.probe_timeout(ack_delay_max) <= now {
+    // Overdue by the share that RFC 9002 §6.1.2 allows for reordering: the probe timeout would grow
+    // with every answer that comes ever later.
+    let rtt = from.recovery.rtt.smoothed();
+    if sent.at + rtt.scaled(9, 8) + ack_delay_max <= now {
         return true;
     }
     // What a queue adds is on the way there; the way back is as long as it ever was.

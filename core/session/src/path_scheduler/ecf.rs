@@ -83,7 +83,10 @@ mod tests {
     fn alike_paths_never_wait_for_each_other() {
         let (one, other) = (offer(20, 30_000), offer(22, 30_000));
         for unsent in [1_000, 30_000, 1_000_000] {
-            assert!(Ecf::default().takes(&other, &one, &load(unsent)), "{unsent}");
+            assert!(
+                Ecf::default().takes(&other, &one, &load(unsent)),
+                "{unsent}"
+            );
         }
     }
 

@@ -43,6 +43,26 @@ pub enum PathSchedulerKind {
     Redundant,
 }
 
+impl PathSchedulerKind {
+    /// All of them.
+    pub const ALL: [PathSchedulerKind; 4] = [
+        PathSchedulerKind::FreeFirst,
+        PathSchedulerKind::LowestRtt,
+        PathSchedulerKind::Ecf,
+        PathSchedulerKind::Redundant,
+    ];
+
+    /// As people write it.
+    pub fn word(self) -> &'static str {
+        match self {
+            PathSchedulerKind::FreeFirst => "free-first",
+            PathSchedulerKind::LowestRtt => "lowest-rtt",
+            PathSchedulerKind::Ecf => "ecf",
+            PathSchedulerKind::Redundant => "redundant",
+        }
+    }
+}
+
 /// Which bytes that are on their way elsewhere a path repeats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Copies {
@@ -142,7 +162,10 @@ mod tests {
 
     #[test]
     fn only_lowest_rtt_puts_a_metered_path_before_a_slower_free_one() {
-        let (free, metered) = ((false, Span::from_millis(50)), (true, Span::from_millis(10)));
+        let (free, metered) = (
+            (false, Span::from_millis(50)),
+            (true, Span::from_millis(10)),
+        );
         for (kind, first) in [
             (PathSchedulerKind::FreeFirst, free),
             (PathSchedulerKind::Ecf, free),
