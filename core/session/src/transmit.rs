@@ -592,7 +592,8 @@ impl Session {
         let (own, first) = (self.paths.nth(slot), self.paths.nth(first));
         // The first must be able to carry the bytes, and its next ACK or timer bring us here again.
         let busy = first.recovery.is_waiting() || first.paced_until != Time::NEVER;
-        if !first.takes_payload() || !busy || first.gated {
+        let works = first.takes_payload() && first.recovery.rtt.is_measured();
+        if !works || !busy || first.gated {
             return true;
         }
         let window = self.flows.get(flow).map_or(u64::MAX, |f| f.send.window());

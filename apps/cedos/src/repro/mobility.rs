@@ -227,8 +227,8 @@ fn scenario(who: Who, course: &[Stretch]) -> String {
         .collect();
     let cell_rates = course.iter().map(|s| (s.from_s, s.cell_mbps)).collect();
     let mut text = format!("seed = 11\nduration_s = {end}\n");
-    put_link(&mut text, "wlan0", 40.0, &wifi, wifi_rates);
-    put_link(&mut text, "wwan0", 120.0, &cell, cell_rates);
+    put_link(&mut text, ("wlan0", 40.0), end, &wifi, wifi_rates);
+    put_link(&mut text, ("wwan0", 120.0), end, &cell, cell_rates);
     let _ = write!(
         text,
         "[[flow]]\nbytes = {}\npolicy = \"any\"\n",
@@ -238,7 +238,13 @@ fn scenario(who: Who, course: &[Stretch]) -> String {
     text
 }
 
-fn put_link(text: &mut String, name: &str, rtt_ms: f64, there: &Presence, rates: Vec<(f64, f64)>) {
+fn put_link(
+    text: &mut String,
+    (name, rtt_ms): (&str, f64),
+    end_s: f64,
+    there: &Presence,
+    rates: Vec<(f64, f64)>,
+) {
     let up = there.first().is_some_and(|(from, ..)| *from == 0.0);
     let first = rates.first().map_or(1.0, |(_, rate)| *rate);
     let _ = write!(
@@ -265,7 +271,9 @@ fn put_link(text: &mut String, name: &str, rtt_ms: f64, there: &Presence, rates:
             _ if *from > 0.0 => changes.push((*from, "up = true".to_owned())),
             _ => {}
         }
-        changes.push((*until, "up = false".to_owned()));
+        if *until < end_s - 1e-6 {
+            changes.push((*until, "up = false".to_owned()));
+        }
         before = Some(*until);
     }
     changes.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -299,17 +307,15 @@ pub fn simulate() -> anyhow::Result<Measured> {
                 Who::Wifi,
                 Who::WifiFirst,
             ];
-            let runs: Vec<anyhow::Result<f64>> = std::thread::scope(|scope| {
-                let run = |who| scope.spawn(|| in_simulator(who, &course));
-                let runs = whos.map(run);
-                let died = || anyhow::anyhow!("a run died");
-                runs.map(|run| run.join().map_err(|_| died()).and_then(|got| got))
-                    .into()
-            });
-            let mut got = Vec::new();
-            for run in runs {
-                got.push(run?);
-            }
+            let course_here = &course;
+            let got = std::thread::scope(|scope| {
+                let runs = whos.map(|who| scope.spawn(move || in_simulator(who, course_here)));
+                let mut got = Vec::new();
+                for run in runs {
+                    got.push(run.join().expect("a run's thread does not panic")?);
+                }
+                anyhow::Ok(got)
+            })?;
             let sum = sum_mbps(&course);
             let key = format!("coverage_{coverage}");
             figures.insert(key.clone(), judged(got[0], got[1], sum));
