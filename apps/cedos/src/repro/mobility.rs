@@ -22,7 +22,7 @@ use cedos_lab_scenario::{Scenario, ScenarioFault};
 use serde_json::{Map, Value, json};
 
 /// Wi-Fi coverage, in hundredths.
-const COVERAGES: [u32; 6] = [0, 20, 40, 60, 80, 100];
+const COVERAGES: [u32; 5] = [0, 25, 50, 75, 100];
 /// Payload of a full packet of 1500 bytes: what is left by IP, UDP, D2TP and its tag.
 const PAYLOAD_SHARE: f64 = 1432.0 / 1500.0;
 /// The clairvoyant device has its next link this much before it leaves the other.
@@ -42,15 +42,15 @@ struct Movement {
 
 const WALKING: Movement = Movement {
     name: "walking",
-    seconds: 900.0,
-    contact_s: 180.0,
+    seconds: 300.0,
+    contact_s: 100.0,
     step_s: 10.0,
     walking: true,
 };
 
 const DRIVING: Movement = Movement {
     name: "driving",
-    seconds: 900.0,
+    seconds: 300.0,
     contact_s: 13.0,
     step_s: 10.0,
     walking: false,
@@ -379,7 +379,7 @@ fn in_simulator(who: Who, course: &[Stretch]) -> anyhow::Result<f64> {
 fn conditions(place: Where) -> Vec<String> {
     vec![
         format!(
-            "{}: Wi-Fi of 1 to 10 Mb/s by how near the access point is, stays of 3 min on average, \
+            "{}: Wi-Fi of 1 to 10 Mb/s by how near the access point is, stays of 100 s on average, \
              drawn; 3G of 0.4 to 2.08 Mb/s, drawn every 10 s, on average the 1.24 Mb/s of the paper's \
              energy table; {} s",
             WALKING.name, WALKING.seconds
