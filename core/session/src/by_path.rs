@@ -37,6 +37,20 @@ impl<T> ByPath<T> {
             }
         }
     }
+    /// What is kept for this id; its default from now on if there was nothing.
+    pub(crate) fn entry(&mut self, path: PathId) -> &mut T
+    where
+        T: Default,
+    {
+        let at = match self.place(path) {
+            Ok(at) => at,
+            Err(at) => {
+                self.0.insert(at, (path, T::default()));
+                at
+            }
+        };
+        &mut self.0[at].1
+    }
     pub(crate) fn remove(&mut self, path: &PathId) -> Option<T> {
         self.place(*path).ok().map(|at| self.0.remove(at).1)
     }

@@ -6,6 +6,7 @@ use d2tp_time::Span;
 use crate::congestion::CongestionKind;
 use crate::drwa::Lambda;
 use crate::offload::AckOffload;
+use crate::path_scheduler::PathSchedulerKind;
 
 /// Paths a session may have at once.
 pub const PATHS_MAX: usize = 8;
@@ -61,6 +62,11 @@ pub struct Config {
     pub thin_acks: bool,
     /// Where ACKs of half-duplex paths may travel besides ([`crate::Session::set_half_duplex`]).
     pub ack_offload: AckOffload,
+    /// How what is sent is spread over several paths.
+    pub path_scheduler: PathSchedulerKind,
+    /// Whether bytes under way on a slow path are sent again on a faster one that has nothing else to
+    /// send. Costs those bytes twice; without it a slow path's last bytes are waited for.
+    pub reinjection: bool,
     /// The longest an ACK is held back.
     pub ack_delay_max: Span,
     /// The round trip assumed before the first sample. RFC 9002 says 333 ms; devices hop between
@@ -124,6 +130,8 @@ impl Default for Config {
             drwa: None,
             thin_acks: true,
             ack_offload: AckOffload::default(),
+            path_scheduler: PathSchedulerKind::default(),
+            reinjection: true,
             ack_delay_max: Span::from_millis(20),
             rtt_initial: Span::from_millis(150),
             probe_interval_max: Span::from_secs(2),

@@ -191,6 +191,11 @@ impl Flow {
         self.is_over() && (self.send.reset.is_none() || self.reset_acked) && self.recv.is_counted()
     }
 
+    /// Whether these bytes, which were sent, may be sent again on another path.
+    pub(crate) fn may_copy(&self, offset: u64, len: u64) -> bool {
+        !self.unclaimed && !self.pause_in.1 && self.send.is_missed(offset, len)
+    }
+
     fn may_send(&self, session_room: u64) -> bool {
         !self.unclaimed && !self.pause_in.1 && self.send.has_data(session_room)
     }
@@ -460,6 +465,18 @@ impl Flows {
             i += 1;
         }
         best.map(|(_, _, id)| id)
+    }
+
+    /// Bytes that wait to be sent, of all flows, as far as `most`.
+    pub(crate) fn unsent(&self, most: u64) -> u64 {
+        let mut sum = 0;
+        for flow in self.ready.iter().filter_map(|id| self.table.get(id)) {
+            if sum >= most {
+                break;
+            }
+            sum += flow.send.unsent();
+        }
+        sum
     }
 
     /// The flow filled a packet; after enough of them the next one has its turn.

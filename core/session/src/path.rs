@@ -12,6 +12,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, PathId, PathStatus, Reason, TOKEN_BYTES, VARINT_MAX};
 
 use crate::acks::Acks;
+use crate::by_path::ByPath;
 use crate::config::{Config, PATHS_MAX};
 use crate::congestion::controller;
 use crate::control::Control;
@@ -19,6 +20,7 @@ use crate::drwa::Drwa;
 use crate::mtu::Mtu;
 use crate::offload::{Relief, Share};
 use crate::pacer::Pacer;
+use crate::path_scheduler::{Copied, Offer, PathScheduler};
 use crate::recovery::Recovery;
 
 /// A link of this machine, numbered by the driver.
@@ -147,6 +149,10 @@ pub(crate) struct Path {
     /// Payload bytes each way, for reports and the scheduler.
     pub(crate) payload_in: u64,
     pub(crate) payload_out: u64,
+    /// Of those sent, copies of what another path carried.
+    pub(crate) copied_out: u64,
+    /// How far this path repeated what each other one carries.
+    pub(crate) copied: ByPath<Copied>,
     pub(crate) first_packet_padded: bool,
     /// Times in a row that the device asked "still there?" and got an answer without payload.
     pub(crate) quiet: u32,
@@ -214,6 +220,8 @@ impl Path {
             unknown: false,
             payload_in: 0,
             payload_out: 0,
+            copied_out: 0,
+            copied: ByPath::default(),
             first_packet_padded: false,
             quiet: 0,
             pad_next: false,
@@ -396,13 +404,28 @@ impl Path {
     /// How good this path is for the next packet: lower is better. Free before gated, then by
     /// round trip.
     pub(crate) fn rank(&self) -> (bool, bool, bool, bool, Span) {
+        let (silent, unproved, unavailable) = self.standing();
+        let rtt = self.recovery.rtt.smoothed();
+        (silent, unproved, unavailable, self.gated, rtt)
+    }
+
+    /// What makes a path the last choice, whoever chooses.
+    fn standing(&self) -> (bool, bool, bool) {
         (
             self.state == PathState::Silent,
             self.state == PathState::Opening && !self.validated,
             self.status != PathStatus::Available,
-            self.gated,
-            self.recovery.rtt.smoothed(),
         )
+    }
+
+    /// As schedulers see it.
+    pub(crate) fn offer(&self) -> Offer {
+        Offer {
+            rtt: self.recovery.rtt.smoothed(),
+            variance: self.recovery.rtt.variance(),
+            window: self.recovery.controller.window(),
+            in_flight: self.recovery.in_flight,
+        }
     }
 }
 
@@ -460,6 +483,21 @@ impl Paths {
             out[..n].sort_by_key(|i| self.list[*i].rank());
         }
         n
+    }
+    /// Slots in the order in which a scheduler asks the paths for payload.
+    pub(crate) fn line(&self, by: &dyn PathScheduler, out: &mut [usize; PATHS_MAX]) -> usize {
+        let n = self.order(out);
+        if n > 1 {
+            out[..n].sort_by_key(|i| {
+                let path = &self.list[*i];
+                let rank = by.rank(path.gated, path.recovery.rtt.smoothed());
+                (path.standing(), rank)
+            });
+        }
+        n
+    }
+    pub(crate) fn nth(&self, slot: usize) -> &Path {
+        &self.list[slot]
     }
     /// Whether some other path could take this one's data.
     pub(crate) fn has_live_besides(&self, slot: usize) -> bool {

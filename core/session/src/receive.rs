@@ -729,6 +729,8 @@ impl Session {
         let siblings: Vec<Sibling> = if self.paths.len() > 1 {
             self.paths
                 .iter()
+                // One that carries nothing competes with nobody.
+                .filter(|p| p.id == id || p.takes_payload())
                 .map(|p| Sibling {
                     window: p.recovery.controller.window(),
                     rtt: p.recovery.rtt.smoothed(),

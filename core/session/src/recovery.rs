@@ -59,14 +59,33 @@ pub(crate) struct SaidData {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Said {
     Data(SaidData),
-    Ack { path: PathId, largest: u64 },
-    Flow { flow: FlowId, what: u16 },
+    /// The same as another path carries.
+    Copy(SaidData),
+    Ack {
+        path: PathId,
+        largest: u64,
+    },
+    Flow {
+        flow: FlowId,
+        what: u16,
+    },
     Refused(FlowId),
     Gone(PathId),
-    Session { what: u16 },
-    Path { path: PathId, what: u16 },
-    Grant { flow: FlowId, path: PathId },
-    Spent { flow: FlowId, path: PathId },
+    Session {
+        what: u16,
+    },
+    Path {
+        path: PathId,
+        what: u16,
+    },
+    Grant {
+        flow: FlowId,
+        path: PathId,
+    },
+    Spent {
+        flow: FlowId,
+        path: PathId,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +103,8 @@ pub(crate) struct Sent {
     pub(crate) eliciting: bool,
     pub(crate) mtu_probe: bool,
     pub(crate) app_limited: bool,
+    /// Bytes of its data that another path repeated.
+    pub(crate) copied: u16,
     pub(crate) data: Option<SaidData>,
     pub(crate) more: Vec<Said>,
     state: State,
@@ -97,6 +118,7 @@ impl Sent {
             eliciting: false,
             mtu_probe: false,
             app_limited: false,
+            copied: 0,
             data: None,
             more: Vec::new(),
             state: State::Outstanding,
@@ -108,6 +130,14 @@ impl Sent {
             .map(Said::Data)
             .into_iter()
             .chain(self.more.iter().copied())
+    }
+    /// Bytes of its data.
+    pub(crate) fn payload(&self) -> u64 {
+        let len = |said| match said {
+            Said::Data(data) => u64::from(data.len),
+            _ => 0,
+        };
+        self.said().map(len).sum()
     }
     pub(crate) fn note(&mut self, said: Said) {
         match said {
@@ -634,6 +664,34 @@ impl Recovery {
         self.sent
             .range((self.first_open - self.base) as usize..)
             .find(|s| s.state == State::Outstanding && s.eliciting)
+    }
+
+    /// The first packet from `number` on that carries bytes of its own, has no answer and is `wanted`.
+    pub(crate) fn next_original(
+        &self,
+        number: u64,
+        wanted: impl Fn(&Sent) -> bool,
+    ) -> Option<(u64, &Sent)> {
+        let is_original =
+            |s: &Sent| s.state == State::Outstanding && s.eliciting && s.data.is_some();
+        let first = number.max(self.first_open);
+        if first >= self.next_number() {
+            return None;
+        }
+        (first..)
+            .zip(self.sent.range((first - self.base) as usize..))
+            .find(|(_, s)| is_original(s) && wanted(s))
+    }
+
+    /// So many bytes of a packet's data were repeated elsewhere.
+    pub(crate) fn note_copied(&mut self, number: u64, bytes: u64) {
+        if let Some(index) = number.checked_sub(self.base)
+            && let Some(sent) = self.sent.get_mut(index as usize)
+        {
+            sent.copied = sent
+                .copied
+                .saturating_add(bytes.min(u64::from(u16::MAX)) as u16);
+        }
     }
 
     /// Gives back room that nothing is in.

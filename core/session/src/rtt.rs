@@ -55,6 +55,9 @@ impl Rtt {
     pub(crate) fn latest(&self) -> Span {
         self.latest
     }
+    pub(crate) fn variance(&self) -> Span {
+        self.variance
+    }
     pub(crate) fn min(&self) -> Span {
         self.min
     }

@@ -140,6 +140,27 @@ impl SendHalf {
             || (self.fin && !self.fin_sent && self.next == self.end)
     }
 
+    /// Bytes that may be on their way or unread at once.
+    pub(crate) fn window(&self) -> u64 {
+        self.credit.saturating_sub(self.acked_to)
+    }
+
+    /// Bytes that may be sent and never were, or were lost.
+    pub(crate) fn unsent(&self) -> u64 {
+        let lost: u64 = self.lost.iter().map(|(start, end)| end - start).sum();
+        lost + self.end.min(self.credit).saturating_sub(self.next)
+    }
+
+    /// Whether some of these bytes, which were sent, are not known to have arrived.
+    pub(crate) fn is_missed(&self, offset: u64, len: u64) -> bool {
+        let end = offset + len;
+        self.reset.is_none()
+            && offset >= self.released
+            && end <= self.next
+            && end > self.acked_to
+            && self.acked.end_from(offset) < end
+    }
+
     /// Takes the next piece to send, at most `max` bytes: `(offset, length, fin, new bytes)`.
     #[inline]
     pub(crate) fn take(

@@ -28,6 +28,7 @@ use crate::event::{Event, PeerFault, SessionEnd};
 use crate::flow::{Flows, want};
 use crate::knock::Knock;
 use crate::path::{self, Addresses, LinkId, PathState, Paths};
+use crate::path_scheduler::{PathScheduler, path_scheduler};
 use crate::ranges::RangeSet;
 use crate::recovery::Said;
 use crate::trace::Trace;
@@ -154,6 +155,8 @@ pub struct PathStats {
     pub payload_in: u64,
     /// Payload bytes sent, re-sends included.
     pub payload_out: u64,
+    /// Of those, copies of what another path carried.
+    pub copied_out: u64,
     /// Bytes sent and received that were not payload: headers, ACKs, frames about flows and paths.
     pub control_out: u64,
     /// The same, received.
@@ -205,6 +208,7 @@ pub struct Session {
     pub(crate) generation: u32,
     pub(crate) knock: Option<Knock>,
     pub(crate) paths: Paths,
+    pub(crate) path_scheduler: Box<dyn PathScheduler>,
     pub(crate) flows: Flows,
     pub(crate) credit: Credit,
     pub(crate) says: u16,
@@ -280,9 +284,11 @@ impl Session {
         now: Time,
     ) -> Self {
         let flow_epoch = epochs.start;
+        let config = config.into();
         Session {
             role,
-            config: config.into(),
+            path_scheduler: path_scheduler(config.path_scheduler),
+            config,
             local,
             peer,
             instance,
@@ -375,6 +381,7 @@ impl Session {
                 mtu: p.mtu.current(),
                 payload_in: p.payload_in,
                 payload_out: p.payload_out,
+                copied_out: p.copied_out,
                 control_out: p.control.sent,
                 control_in: p.control.received,
                 proved: p.validated,
@@ -433,6 +440,13 @@ pub(crate) fn on_said(
                 }
             }
         }
+        Said::Copy(d) if arrived => {
+            if let Some(flow) = flows.get_mut(d.flow) {
+                flow.announced = true;
+                flow.send.on_acked(d.offset, u64::from(d.len), d.fin);
+                flows.note_acked(d.flow);
+            }
+        }
         Said::Flow { flow: id, what } if arrived => {
             if what & (want::OPEN | want::RESET | want::RESUME) != 0
                 && let Some(flow) = flows.get_mut(id)
@@ -449,7 +463,8 @@ pub(crate) fn on_said(
         Said::Gone(path) if arrived => gone.retain(|g| g.path != path),
         Said::Refused(flow) => flows.on_refusal(flow, arrived),
         _ if arrived => {}
-        Said::Ack { .. } => {}
+        // The original of a copy is still under way, or sent again itself.
+        Said::Ack { .. } | Said::Copy(_) => {}
         Said::Flow { flow, what } => {
             flows.want(flow, what);
         }

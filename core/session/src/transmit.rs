@@ -7,14 +7,15 @@ use std::net::{IpAddr, SocketAddr};
 
 use d2tp_time::Time;
 use d2tp_wire::{
-    CID_BYTES, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, Frame, PacketKind, PathId, PathStatus,
-    Reason, TAG_BYTES, Writer,
+    CID_BYTES, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FlowId, Frame, PacketKind, PathId,
+    PathStatus, Reason, TAG_BYTES, Writer,
 };
 
 use crate::config::PATHS_MAX;
 use crate::event::{Event, SessionEnd};
 use crate::flow::want;
 use crate::path::{self, Addresses, LinkId, PathState};
+use crate::path_scheduler::{Copies, Repeat, UNSENT_MAX, Waiting};
 use crate::recovery::{Said, SaidData, Sent};
 use crate::session::{Life, Role, Session, on_said, say};
 use crate::trace::TraceRecord;
@@ -54,6 +55,16 @@ struct Terms {
     probing: bool,
     /// May hold control frames of session and flows.
     control: bool,
+    /// The path asked for payload before all others, if it is another.
+    first: Option<usize>,
+}
+
+/// The payload of one packet.
+enum Payload {
+    /// Bytes of this flow, never sent or lost, and of others after it.
+    Own(FlowId),
+    /// What a packet of another path carries.
+    Repeated(Repeat),
 }
 
 impl Session {
@@ -84,8 +95,11 @@ impl Session {
             let p = self.paths.at(*slot);
             p.state != PathState::Silent && p.may_speak()
         });
+        let n = self.paths.line(&*self.path_scheduler, &mut order);
+        let first = order[..n].first().copied();
         for slot in &order[..n] {
-            if let Some(t) = self.fill(now, *slot, control_slot == Some(*slot), buf) {
+            let first = first.filter(|first| first != slot);
+            if let Some(t) = self.fill(now, *slot, control_slot == Some(*slot), first, buf) {
                 let path = self.paths.at(*slot);
                 if path.status == PathStatus::Gone && path.wants & path::want::STATUS == 0 {
                     // Its last word is on its way; whether it arrives is said elsewhere again.
@@ -346,7 +360,14 @@ impl Session {
         path.wants = own;
     }
 
-    fn fill(&mut self, now: Time, slot: usize, control: bool, buf: &mut [u8]) -> Option<Transmit> {
+    fn fill(
+        &mut self,
+        now: Time,
+        slot: usize,
+        control: bool,
+        first: Option<usize>,
+        buf: &mut [u8],
+    ) -> Option<Transmit> {
         if let Some(t) = self.fill_answer(now, slot, buf) {
             return Some(t);
         }
@@ -381,6 +402,7 @@ impl Session {
                 eliciting: probing || (window && paced),
                 probing,
                 control,
+                first,
             };
             let n = self.write_packet(slot, &terms, &mut buf[at..at + size]);
             if n == 0 {
@@ -454,8 +476,8 @@ impl Session {
         let (path_id, gated) = (path.id, path.gated);
         // An unproved address is asked first; what little may be sent there is not for payload.
         let proves = path.validated || buf.len() >= DATA_UNPROVED_MIN;
-        let data_flow = if terms.eliciting && takes_payload && proves {
-            self.flows.next_for(path_id, gated, session_room)
+        let payload = if terms.eliciting && takes_payload && proves {
+            self.next_payload(slot, terms, session_room)
         } else {
             None
         };
@@ -464,7 +486,7 @@ impl Session {
         let path_wants = path.wants != 0 || !path.answers.is_empty();
         let ack_due = path.acks.due() <= now && !self.is_routed(slot);
         let carries = self.carries_acks(path_id);
-        let other = data_flow.is_some()
+        let other = payload.is_some()
             || datagram
             || carries
             || (terms.eliciting && (path_wants || flush_control));
@@ -476,7 +498,7 @@ impl Session {
         // travels with granted payload, and ACKs that were given their turn do not.
         let held = gated && !terms.probing && !carries && !path.control.may_leave(now);
         let flush_control = flush_control && !held;
-        if held && data_flow.is_none() {
+        if held && payload.is_none() {
             path.paced_until = path.paced_until.min(path.control.free_at());
             return 0;
         }
@@ -506,8 +528,14 @@ impl Session {
             if datagram {
                 self.write_datagrams(now, slot, &mut w, &mut sent);
             }
-            if let Some(flow) = data_flow {
-                self.write_data(slot, flow, gated, session_room, &mut w, &mut sent);
+            match payload {
+                Some(Payload::Own(flow)) => {
+                    self.write_data(slot, flow, gated, session_room, &mut w, &mut sent);
+                }
+                Some(Payload::Repeated(packet)) => {
+                    self.write_copy(slot, &packet, &mut w, &mut sent);
+                }
+                None => {}
             }
         }
         let written = w.written();
@@ -528,6 +556,52 @@ impl Session {
         }
         self.seal_packet(slot, sent, &mut buf[..total]);
         total
+    }
+
+    /// What a packet on this path is to carry.
+    #[inline]
+    fn next_payload(&mut self, slot: usize, terms: &Terms, session_room: u64) -> Option<Payload> {
+        let path = self.paths.nth(slot);
+        let (id, gated) = (path.id, path.gated);
+        if self.paths.len() == 1 {
+            return self
+                .flows
+                .next_for(id, gated, session_room)
+                .map(Payload::Own);
+        }
+        let copies = self.path_scheduler.copies();
+        if copies == Copies::All
+            && let Some(packet) = self.next_copy(terms.now, slot, copies)
+        {
+            return Some(Payload::Repeated(packet));
+        }
+        if let Some(flow) = self.flows.next_for(id, gated, session_room) {
+            return (self.takes(slot, flow, terms.first)).then_some(Payload::Own(flow));
+        }
+        if copies == Copies::All || !self.config.reinjection {
+            return None;
+        }
+        self.next_copy(terms.now, slot, copies)
+            .map(Payload::Repeated)
+    }
+
+    /// Whether a path takes a flow's bytes now, or leaves them to the first in line.
+    fn takes(&mut self, slot: usize, flow: FlowId, first: Option<usize>) -> bool {
+        let Some(first) = first else { return true };
+        let (own, first) = (self.paths.nth(slot), self.paths.nth(first));
+        // The first must be able to carry the bytes, and its next ACK or timer bring us here again.
+        let busy = first.recovery.is_waiting() || first.paced_until != Time::NEVER;
+        let works = first.takes_payload() && first.recovery.rtt.is_measured();
+        if !works || !busy || first.gated {
+            return true;
+        }
+        let window = self.flows.get(flow).map_or(u64::MAX, |f| f.send.window());
+        let waiting = Waiting {
+            unsent: self.flows.unsent(UNSENT_MAX),
+            window: window.min(self.config.send_buffer),
+        };
+        let (own, first) = (own.offer(), first.offer());
+        self.path_scheduler.takes(&own, &first, &waiting)
     }
 
     /// Returns whether the packet must be padded to its full first size.
@@ -843,7 +917,7 @@ impl Session {
     fn write_data(
         &mut self,
         slot: usize,
-        first: d2tp_wire::FlowId,
+        first: FlowId,
         gated: bool,
         mut session_room: u64,
         w: &mut Writer<'_>,

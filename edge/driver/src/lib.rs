@@ -34,8 +34,8 @@ pub use attach::{Attach, Attachment, KernelLinks};
 pub use clock::boot;
 pub use d2tp_session::{
     AckOffload, Admission, Config, CongestionKind, DATAGRAMS_MAX, DatagramStats, Event, FlowEnd,
-    Lambda, LinkId, PathState, PathStats, PublicKey, Reason, SecretKey, SessionEnd, Suite,
-    SwitchKind, TraceLevel,
+    Lambda, LinkId, PathSchedulerKind, PathState, PathStats, PublicKey, Reason, SecretKey,
+    SessionEnd, Suite, SwitchKind, TraceLevel,
 };
 pub use datagrams::{Connection, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};
 pub use device::{Device, DeviceOptions, LinkUse, Way};

@@ -7,6 +7,7 @@ use crate::acks::Acks;
 use crate::crash::{Crash, Replay, hibernate_after_default};
 use crate::origin::OriginKind;
 use crate::properties::{Settings, table_with_properties};
+use crate::transport::Transport;
 use cedos_lab_link::trace::{self, Row, Trace};
 use cedos_lab_link::{Opportunities, Time};
 use serde::Deserialize;
@@ -58,6 +59,9 @@ pub struct Scenario {
     pub flows: Vec<Flow>,
     /// Generated handovers between the links.
     pub handover: Option<Handover>,
+    /// How both ends send.
+    #[serde(default)]
+    pub transport: Transport,
     /// Idle time after which both ends hibernate.
     #[serde(default = "hibernate_after_default")]
     pub hibernate_after_s: f64,

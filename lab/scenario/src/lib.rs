@@ -34,6 +34,7 @@ mod report;
 mod suggest;
 mod switches;
 mod timeline;
+mod transport;
 
 pub use acks::{Acks, Offload, Where as OffloadWhere};
 pub use crash::{
@@ -53,3 +54,4 @@ pub use properties::{
 pub use report::{Expectation, FlowReport, LinkReport, Report, Switch, SwitchKind};
 pub use switches::SwitchMeter;
 pub use timeline::{EventKind, LinkEvent, Timeline};
+pub use transport::{Congestion, PathScheduler, Transport};

@@ -1,7 +1,7 @@
 //! How both ends are set, as the scenario says.
 
-use cedos_lab_scenario::{Offload, OffloadWhere, Scenario};
-use d2tp_session::{AckOffload, Config};
+use cedos_lab_scenario::{Offload, OffloadWhere, Scenario, Transport};
+use d2tp_session::{AckOffload, Config, CongestionKind, PathSchedulerKind};
 
 /// How both ends are set.
 #[derive(Clone, Debug)]
@@ -15,15 +15,32 @@ pub struct Ends {
 impl Ends {
     /// Both as the scenario says.
     pub fn of(scenario: &Scenario) -> Ends {
+        let Transport {
+            congestion,
+            paths,
+            reinjection,
+        } = scenario.transport;
+        let congestion = congestion.and_then(|wanted| {
+            let mut all = CongestionKind::ALL.into_iter();
+            all.find(|kind| kind.word() == wanted.word())
+        });
+        let paths = paths.and_then(|wanted| {
+            let mut all = PathSchedulerKind::ALL.into_iter();
+            all.find(|kind| kind.word() == wanted.word())
+        });
+        let usual = Config::default();
         let config = Config {
             early_data: true,
+            congestion: congestion.unwrap_or(usual.congestion),
+            path_scheduler: paths.unwrap_or(usual.path_scheduler),
+            reinjection: reinjection.unwrap_or(usual.reinjection),
             thin_acks: scenario.acks.thin,
             ack_offload: match scenario.acks.offload {
                 Offload::Where(OffloadWhere::Never) => AckOffload::Never,
                 Offload::Where(OffloadWhere::Free) => AckOffload::Free,
                 Offload::Paid(bytes_per_second) => AckOffload::Paid { bytes_per_second },
             },
-            ..Config::default()
+            ..usual
         };
         Ends::both(config)
     }
@@ -43,5 +60,31 @@ impl Default for Ends {
             early_data: true,
             ..Config::default()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_of_a_scenario_reaches_the_core() {
+        for congestion in CongestionKind::ALL {
+            for paths in PathSchedulerKind::ALL {
+                let text = format!(
+                    "duration_s = 1\n[transport]\ncongestion = \"{}\"\npaths = \"{}\"\n\
+                     reinjection = false\n[[link]]\nname = \"wlan0\"\n",
+                    congestion.word(),
+                    paths.word()
+                );
+                let scenario =
+                    Scenario::parse("test", &text, &mut |_| unreachable!()).expect("it is right");
+                let config = Ends::of(&scenario).proxy;
+                assert_eq!(
+                    (config.congestion, config.path_scheduler, config.reinjection),
+                    (congestion, paths, false)
+                );
+            }
+        }
     }
 }

@@ -21,9 +21,9 @@ use std::time::Duration;
 
 use cedos_prox::ResetCause;
 use d2tp_driver::{
-    AckOffload, Claim, Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd,
-    FlowIo as _, FlowSettings, GivenLinks, Instance, Lambda, LinkUse, PathState, Qlog, SecretKey,
-    ServerAddress, SessionEnd,
+    Claim, Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowIo as _,
+    FlowSettings, GivenLinks, Instance, LinkUse, PathState, Qlog, SecretKey, ServerAddress,
+    SessionEnd,
 };
 use d2tp_links::{Class, Kind, Link};
 use http::{HeaderMap, StatusCode};
@@ -60,8 +60,8 @@ pub enum Lost {
 pub struct Proxy {
     address: ServerAddress,
     key: SecretKey,
-    config: Config,
     links: watch::Receiver<Arc<Vec<Link>>>,
+    config: Config,
     /// What counts is what we send.
     sends: bool,
     /// The device speaks to origins itself, through this.
@@ -69,7 +69,6 @@ pub struct Proxy {
     /// Links that are not the kernel's, where the program brought its own.
     given: Option<Arc<GivenLinks>>,
     log: Option<Arc<Qlog>>,
-    acks: AckOffload,
     /// Where instances are kept, if they are.
     instances: Option<PathBuf>,
     state: Mutex<State>,
@@ -119,21 +118,20 @@ impl Proxy {
         Proxy {
             address,
             key,
-            config: Config::default(),
             links,
+            config: Config::default(),
             sends: false,
             tunnel,
             given: None,
             log: None,
-            acks: AckOffload::default(),
             instances: None,
             state: Mutex::default(),
         }
     }
 
-    /// Bounding what the proxy has in flight where queues grow, if a factor is given.
-    pub fn holding(mut self, drwa: Option<Lambda>) -> Proxy {
-        self.config.drwa = drwa;
+    /// With these settings of the session.
+    pub fn configured(mut self, set: impl FnOnce(&mut Config)) -> Proxy {
+        set(&mut self.config);
         self
     }
 
@@ -183,12 +181,6 @@ impl Proxy {
         }
     }
 
-    /// Where ACKs of Wi-Fi may travel besides.
-    pub fn offload_acks(mut self, acks: AckOffload) -> Proxy {
-        self.acks = acks;
-        self
-    }
-
     /// Has sessions write what they do to `log`.
     pub fn log_to(&mut self, log: Arc<Qlog>) {
         self.log = Some(log);
@@ -229,10 +221,7 @@ impl Proxy {
         let options = DeviceOptions {
             server: self.address.clone(),
             key: self.key.clone(),
-            config: Config {
-                ack_offload: self.acks,
-                ..self.config.clone()
-            },
+            config: self.config.clone(),
         };
         let (mut device, claimed) = match (&self.given, self.instance().await) {
             (Some(given), _) => (Device::attached_by(options, given.clone()).await?, None),

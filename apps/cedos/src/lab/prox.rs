@@ -100,7 +100,8 @@ impl Prox {
             .args(["--allow-client", &self.client, "--key"])
             .arg(self.folder.join("prox.key"))
             .arg("--state-dir")
-            .arg(self.folder.join("prox-state"));
+            .arg(self.folder.join("prox-state"))
+            .args(world.scenario().transport.options());
         if let Some(web) = world.web() {
             command.arg("--ca").arg(&web.ca);
         }

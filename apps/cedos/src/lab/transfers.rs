@@ -188,6 +188,7 @@ impl<'a> Transfer<'a> {
         command.args(["--json", "--policy", flow.policy.word()]);
         let offload = world.scenario().acks.offload;
         command.args(["--offload-acks", &offload.word()]);
+        command.args(world.scenario().transport.options());
         if let Some(prox) = prox {
             through(&mut command, prox, world);
         }

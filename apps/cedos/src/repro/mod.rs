@@ -20,6 +20,7 @@ mod fairness;
 mod far;
 pub mod mark;
 mod measured;
+mod mobility;
 mod offload;
 mod proxy;
 pub mod rows;

@@ -1,7 +1,8 @@
 //! Every result of the five papers that is to be reproduced.
 
 use super::{
-    Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, offload, proxy, switching,
+    Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, mobility, offload, proxy,
+    switching,
 };
 
 /// Runs a row in one place.
@@ -125,7 +126,7 @@ pub static ROWS: &[Row] = &[
         "M1",
         "several paths at once against a clairvoyant single path",
         "622 against 554 MB indoors (622 is the sum of both links); typically 10-15 % more",
-        &[],
+        &[(Where::Sim, mobility::simulate)],
     ),
     row(
         "M2",

@@ -165,9 +165,11 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     let way = match (proxy, key, tls) {
         (Some(address), Some(key), tls) => {
             let tunnel = tls.map(Tunnel::new);
-            let mut proxy = Proxy::new(address, key, links.clone(), tunnel)
-                .holding(args.drwa)
-                .offload_acks(args.how.offload_acks);
+            let mut proxy = Proxy::new(address, key, links.clone(), tunnel).configured(|config| {
+                args.how.transport.apply(config);
+                config.ack_offload = args.how.offload_acks;
+                config.drwa = args.drwa;
+            });
             if let Some(log) = &log {
                 proxy.log_to(log.clone());
             }

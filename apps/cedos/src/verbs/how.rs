@@ -13,6 +13,7 @@ use d2tp_sched::{IfLate, Policy};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use super::transport::TransportArgs;
 use crate::get::jobs;
 use crate::get::outcome::Exit;
 use crate::get::report::{Bar, JsonLines, Lines, Observer};
@@ -88,6 +89,9 @@ pub struct How {
     /// Drop a connection that has been silent this long
     #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = when::parse_span, allow_hyphen_values = true)]
     pub stall: Duration,
+
+    #[command(flatten)]
+    pub transport: TransportArgs,
 
     /// Print one JSON object per line: begun, progress, switch, waiting, note, and last done or error
     #[arg(long)]

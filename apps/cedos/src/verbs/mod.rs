@@ -13,3 +13,4 @@ pub mod put;
 pub mod qlog;
 pub mod repro;
 pub mod sim;
+pub mod transport;

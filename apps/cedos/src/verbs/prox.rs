@@ -22,6 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::key;
 use super::qlog::QlogArgs;
+use super::transport::TransportArgs;
 
 /// Where D2Prox listens unless told otherwise: every address, both families.
 pub const LISTEN_DEFAULT: &str = "[::]:4433";
@@ -77,6 +78,8 @@ pub struct ProxArgs {
     /// Keep the queues of devices' networks short while they upload: as in `cedos get`
     #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
     pub drwa: Option<Lambda>,
+    #[command(flatten)]
+    pub transport: TransportArgs,
     #[command(flatten)]
     pub qlog: QlogArgs,
     /// How to write the log
@@ -182,6 +185,7 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         drwa: args.drwa,
         ..Config::default()
     };
+    args.transport.apply(&mut protocol);
     // A session that may sleep sooner counts as silent sooner.
     protocol.silence_max = protocol.silence_max.min(config.sleep_after.into());
     let resolver = Arc::new(cedos_prox::SystemResolver);

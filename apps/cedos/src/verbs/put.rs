@@ -109,7 +109,10 @@ async fn start(args: PutArgs) -> Result<Exit, Failure> {
     let key = key::of_device(args.how.key.as_deref())
         .map_err(|error| Failure::error(format!("{error:#}")))?;
     let proxy = Proxy::new(address, key, links.clone(), None)
-        .sending()
-        .offload_acks(args.how.offload_acks);
+        .configured(|config| {
+            args.how.transport.apply(config);
+            config.ack_offload = args.how.offload_acks;
+        })
+        .sending();
     Ok(transfer::run_upload(&job, parcel, &proxy, links, stopped, observer.as_mut()).await)
 }

@@ -34,6 +34,30 @@ pub enum CongestionKind {
     Balia,
 }
 
+impl CongestionKind {
+    /// All of them.
+    pub const ALL: [CongestionKind; 6] = [
+        CongestionKind::Cubic,
+        CongestionKind::NewReno,
+        CongestionKind::Bbr,
+        CongestionKind::Lia,
+        CongestionKind::Olia,
+        CongestionKind::Balia,
+    ];
+
+    /// As people write it.
+    pub fn word(self) -> &'static str {
+        match self {
+            CongestionKind::Cubic => "cubic",
+            CongestionKind::NewReno => "new-reno",
+            CongestionKind::Bbr => "bbr",
+            CongestionKind::Lia => "lia",
+            CongestionKind::Olia => "olia",
+            CongestionKind::Balia => "balia",
+        }
+    }
+}
+
 /// Bytes a path may always have in flight: two full datagrams (RFC 9002 §7.2).
 pub(crate) const WINDOW_MIN_DATAGRAMS: u64 = 2;
 /// Bytes a new path may have in flight: ten datagrams (RFC 9002 §7.2).

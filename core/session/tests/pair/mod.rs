@@ -3,8 +3,10 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::net::SocketAddr;
+use std::rc::Rc;
 
 use bytes::Bytes;
 use d2tp_session::*;
@@ -18,6 +20,52 @@ pub fn server_key() -> SecretKey {
     SecretKey::from_bytes([22; 32])
 }
 
+/// A queue that several links lead through on the way to the device.
+pub struct Bottleneck {
+    /// Bytes per second.
+    pub rate: u64,
+    /// Bytes that wait at most.
+    pub queue: u64,
+    pub busy_until: Time,
+    /// Drops at random as the queue fills, so that all who pass see the same loss rate.
+    pub early: bool,
+    pub dice: u64,
+}
+
+impl Bottleneck {
+    pub fn new(rate: u64, queue: u64) -> Self {
+        Bottleneck {
+            rate,
+            queue,
+            busy_until: Time::ZERO,
+            early: false,
+            dice: 0x1234_5678_9abc_def1,
+        }
+    }
+
+    /// Random early drops: none up to a quarter of the queue, 4 % where it is full.
+    fn drops(&mut self, queued: u64) -> bool {
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        let beyond = (queued * 4).saturating_sub(self.queue);
+        self.dice % 10_000 < beyond * 400 / (self.queue * 3)
+    }
+
+    /// When a datagram of `n` bytes has passed; none if there is no room for it.
+    fn pass(&mut self, now: Time, n: u64) -> Option<Time> {
+        let waits = self.busy_until.since(now);
+        let queued = u128::from(waits.as_nanos()) * u128::from(self.rate) / 1_000_000_000;
+        let queued = queued as u64;
+        if self.queue > 0 && queued + n > self.queue || self.early && self.drops(queued) {
+            return None;
+        }
+        let span = (n * 1_000_000_000).checked_div(self.rate).unwrap_or(0);
+        self.busy_until = self.busy_until.max(now) + Span::from_nanos(span);
+        Some(self.busy_until)
+    }
+}
+
 /// A link: `LinkId` at the device, an address the server sees.
 #[derive(Clone)]
 pub struct Wire {
@@ -27,6 +75,10 @@ pub struct Wire {
     pub lose_every: u64,
     /// Bytes per second each way; 0: unlimited.
     pub rate: u64,
+    /// Bytes that wait at most each way; 0: any number.
+    pub queue: u64,
+    /// What it leads through towards the device, beside its own rate.
+    pub behind: Option<Rc<RefCell<Bottleneck>>>,
     pub address: SocketAddr,
     pub count: u64,
     pub bytes_down: u64,
@@ -44,6 +96,8 @@ impl Wire {
             delay: MS.times(delay_ms),
             lose_every: 0,
             rate: 0,
+            queue: 0,
+            behind: None,
             address: address.parse().unwrap(),
             count: 0,
             bytes_down: 0,
@@ -232,9 +286,20 @@ impl Pair {
                 wire.bytes_down += n
             }
             let mut leaves = self.now;
-            if let Some(span) = (n * 1_000_000_000).checked_div(wire.rate) {
+            if let Some(shared) = wire.behind.as_ref().filter(|_| !to_server) {
+                match shared.borrow_mut().pass(leaves, n) {
+                    Some(passed) => leaves = passed,
+                    None => continue,
+                }
+            }
+            if wire.rate > 0 {
                 let busy = &mut wire.busy_until[usize::from(to_server)];
-                leaves = (*busy).max(self.now) + Span::from_nanos(span);
+                let mut own = Bottleneck::new(wire.rate, wire.queue);
+                own.busy_until = *busy;
+                match own.pass(leaves, n) {
+                    Some(passed) => leaves = passed,
+                    None => continue,
+                }
                 *busy = leaves;
             }
             let from = if to_server {
@@ -354,12 +419,17 @@ impl Pair {
         panic!("the two never fall silent at {:?}", self.now);
     }
 
+    /// When something happens next.
+    pub fn next_at(&mut self) -> Time {
+        let flight = self.flying.peek().map_or(Time::NEVER, |f| f.at.0.0);
+        flight
+            .min(self.device.next_timeout())
+            .min(self.server.next_timeout())
+    }
+
     /// Moves on to the next thing that happens, not beyond `until`. False if nothing will.
     pub fn step(&mut self, until: Time) -> bool {
-        let flight = self.flying.peek().map_or(Time::NEVER, |f| f.at.0.0);
-        let at = flight
-            .min(self.device.next_timeout())
-            .min(self.server.next_timeout());
+        let at = self.next_at();
         if at > until {
             self.now = until;
             return false;

@@ -1,0 +1,460 @@
+//! M1: several paths at once beside a clairvoyant single path, at every Wi-Fi coverage.
+//!
+//! ```text
+//!  wlan0         ┌──10 Mb/s──┐                 ┌────┐          comes and goes
+//!  wwan0   ──────────────────────────────────────────────      always there, slower
+//!
+//!  sum           both, all the time: what there is
+//!  ours          both paths, striped
+//!  clairvoyant   ──wwan0─┤──wlan0────├─wwan0───┤wlan0├─        told which is better, and when
+//! ```
+//!
+//! The clairvoyant device has each link only while it is the better one, and the next one a moment
+//! before the other goes, so that changing costs it nothing. What could be gained over it is the sum
+//! less what it got; the mark is a share of that. In the simulator all of them are D2TP, so that
+//! nothing but the number of paths differs; single paths stand for the paper's TCPs.
+
+use std::fmt::Write as _;
+
+use super::{Measured, Where};
+use anyhow::Context;
+use cedos_lab_scenario::{Scenario, ScenarioFault};
+use serde_json::{Map, Value, json};
+
+/// Wi-Fi coverage, in hundredths.
+const COVERAGES: [u32; 5] = [0, 25, 50, 75, 100];
+/// Payload of a full packet of 1500 bytes: what is left by IP, UDP, D2TP and its tag.
+const PAYLOAD_SHARE: f64 = 1432.0 / 1500.0;
+/// The clairvoyant device has its next link this much before it leaves the other.
+const OVERLAP_S: f64 = 0.25;
+
+/// How the device moves.
+#[derive(Clone, Copy, Debug)]
+struct Movement {
+    name: &'static str,
+    seconds: f64,
+    /// Mean stay at an access point.
+    contact_s: f64,
+    /// How often rates change.
+    step_s: f64,
+    walking: bool,
+}
+
+const WALKING: Movement = Movement {
+    name: "walking",
+    seconds: 300.0,
+    contact_s: 100.0,
+    step_s: 10.0,
+    walking: true,
+};
+
+const DRIVING: Movement = Movement {
+    name: "driving",
+    seconds: 300.0,
+    contact_s: 13.0,
+    step_s: 10.0,
+    walking: false,
+};
+
+/// A stretch of time in which nothing changes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stretch {
+    from_s: f64,
+    until_s: f64,
+    /// Which stay at an access point it is part of, and its rate; none where there is no Wi-Fi.
+    wifi: Option<(usize, f64)>,
+    cell_mbps: f64,
+}
+
+/// Chance that repeats: the same seed, the same walk.
+struct Dice(u64);
+
+impl Dice {
+    /// Evenly from 0 to 1, never 0.
+    fn even(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((self.0 >> 11) as f64 + 1.0) / ((1u64 << 53) as f64 + 1.0)
+    }
+    /// Exponentially, with this mean.
+    fn span(&mut self, mean: f64) -> f64 {
+        -mean * self.even().ln()
+    }
+}
+
+impl Movement {
+    /// Rates over time at this coverage. Stays and gaps are drawn, then both kinds are stretched so
+    /// that the coverage is exactly what it is to be.
+    fn course(&self, coverage: u32) -> Vec<Stretch> {
+        let share = f64::from(coverage) / 100.0;
+        let mut dice = Dice(0x5deece66d ^ u64::from(coverage + 1) << 20);
+        let stays = (self.seconds * share / self.contact_s).round().max(1.0) as usize;
+        let mut draw = |n: usize, sum: f64| {
+            let spans: Vec<f64> = (0..n).map(|_| dice.span(1.0)).collect();
+            let all: f64 = spans.iter().sum();
+            spans.iter().map(|s| s * sum / all).collect::<Vec<f64>>()
+        };
+        let stays = draw(stays, self.seconds * share);
+        let gaps = draw(stays.len() + 1, self.seconds * (1.0 - share));
+        let mut dice = Dice(0x1234_5678 + u64::from(coverage));
+        let mut cell = Vec::new();
+        let steps = (self.seconds / self.step_s) as usize;
+        for _ in 0..steps {
+            cell.push(if self.walking {
+                0.4 + 1.68 * dice.even()
+            } else {
+                0.6
+            });
+        }
+        let cell_at = |t: f64| cell[((t / self.step_s + 1e-9) as usize).min(steps - 1)];
+        let mut course = Vec::new();
+        let mut put = |from: f64, until: f64, wifi: &dyn Fn(f64) -> Option<(usize, f64)>| {
+            let mut at = from;
+            while at < until - 1e-6 {
+                let next = ((at / self.step_s + 1e-9).floor() + 1.0) * self.step_s;
+                let end = next.min(until);
+                course.push(Stretch {
+                    from_s: at,
+                    until_s: end,
+                    wifi: wifi((at + end) / 2.0),
+                    cell_mbps: cell_at(at),
+                });
+                at = end;
+            }
+        };
+        let mut at = 0.0;
+        for (n, gap) in gaps.iter().enumerate() {
+            put(at, at + gap, &|_| None);
+            at += gap;
+            let Some(stay) = stays.get(n).filter(|_| coverage > 0) else {
+                continue;
+            };
+            let begin = at;
+            put(at, at + stay, &|middle| {
+                // Nearer to the access point in the middle of the stay, up to what its line gives.
+                let height = ((middle - begin) / stay * std::f64::consts::PI).sin();
+                let rate = if self.walking {
+                    (12.0 * height).clamp(1.0, 10.0)
+                } else {
+                    1.0
+                };
+                Some((n, rate))
+            });
+            at += stay;
+        }
+        course
+    }
+}
+
+/// Who downloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Ours,
+    Clairvoyant,
+    Cell,
+    Wifi,
+    WifiFirst,
+}
+
+/// When a link is there for somebody: from, until, the access point.
+type Presence = Vec<(f64, f64, usize)>;
+
+/// When `uses` is true of a stretch, joined where nothing changes.
+fn presence(course: &[Stretch], uses: impl Fn(&Stretch) -> Option<usize>) -> Presence {
+    let mut out: Presence = Vec::new();
+    for stretch in course {
+        let Some(point) = uses(stretch) else { continue };
+        match out.last_mut() {
+            Some((_, until, at)) if *at == point && (*until - stretch.from_s).abs() < 1e-6 => {
+                *until = stretch.until_s;
+            }
+            _ => out.push((stretch.from_s, stretch.until_s, point)),
+        }
+    }
+    out
+}
+
+/// When the links are there for this one: Wi-Fi, cellular.
+fn links_of(who: Who, course: &[Stretch]) -> (Presence, Presence) {
+    let end = course.last().map_or(0.0, |s| s.until_s);
+    let always = vec![(0.0, end, 0)];
+    let covered = presence(course, |s| s.wifi.map(|(point, _)| point));
+    let better = |s: &Stretch| s.wifi.filter(|(_, rate)| *rate > s.cell_mbps);
+    let without = |cell: Presence| {
+        // The next link is there a moment before the other goes, and stays as long beside it.
+        let lap = |(from, until, n): (f64, f64, usize)| {
+            let from: f64 = if from > 0.0 { from - OVERLAP_S } else { from };
+            (from.max(0.0), (until + OVERLAP_S).min(end), n)
+        };
+        join(cell.into_iter().map(lap).collect())
+    };
+    match who {
+        Who::Ours => (covered, always),
+        Who::Cell => (Vec::new(), always),
+        Who::Wifi => (covered, Vec::new()),
+        Who::WifiFirst => {
+            let cell = presence(course, |s| s.wifi.is_none().then_some(0));
+            (covered, without(cell))
+        }
+        Who::Clairvoyant => {
+            let wifi = presence(course, |s| better(s).map(|(point, _)| point));
+            let cell = presence(course, |s| better(s).is_none().then_some(0));
+            (wifi, without(cell))
+        }
+    }
+}
+
+/// Spans that touch or overlap become one.
+fn join(spans: Presence) -> Presence {
+    let mut out: Presence = Vec::new();
+    for (from, until, n) in spans {
+        match out.last_mut() {
+            Some((_, last, _)) if from <= *last + 1e-6 => *last = last.max(until),
+            _ => out.push((from, until, n)),
+        }
+    }
+    out
+}
+
+/// The scenario of one run.
+fn scenario(who: Who, course: &[Stretch]) -> String {
+    let (wifi, cell) = links_of(who, course);
+    let end = course.last().map_or(1.0, |s| s.until_s);
+    let wifi_rates = course
+        .iter()
+        .filter_map(|s| Some((s.from_s, s.wifi?.1)))
+        .collect();
+    let cell_rates = course.iter().map(|s| (s.from_s, s.cell_mbps)).collect();
+    let mut text = format!("seed = 11\nduration_s = {end}\n");
+    put_link(&mut text, ("wlan0", 40.0), end, &wifi, wifi_rates);
+    put_link(&mut text, ("wwan0", 120.0), end, &cell, cell_rates);
+    let _ = write!(
+        text,
+        "[[flow]]\nbytes = {}\npolicy = \"any\"\n",
+        // More than there is.
+        (end * 13e6 / 8.0) as u64
+    );
+    text
+}
+
+fn put_link(
+    text: &mut String,
+    (name, rtt_ms): (&str, f64),
+    end_s: f64,
+    there: &Presence,
+    rates: Vec<(f64, f64)>,
+) {
+    let up = there.first().is_some_and(|(from, ..)| *from == 0.0);
+    let first = rates.first().map_or(1.0, |(_, rate)| *rate);
+    let _ = write!(
+        text,
+        "[[link]]\nname = \"{name}\"\nup = {up}\ndown_mbps = {first}\nup_mbps = 1\n\
+         rtt_ms = {rtt_ms}\nqueue_bytes = 64_000\n"
+    );
+    let mut rate = first;
+    let mut changes: Vec<(f64, String)> = Vec::new();
+    for (at, next) in rates {
+        if next != rate {
+            changes.push((at, format!("down_mbps = {next}")));
+            rate = next;
+        }
+    }
+    let mut before: Option<f64> = None;
+    for (from, until, _) in there {
+        match before {
+            Some(left) if (left - from).abs() < 1e-6 => {
+                // From one access point to the next, without a hole between them.
+                changes.retain(|(at, what)| *at != left || what != "up = false");
+                changes.push((*from, "new_address = true".to_owned()));
+            }
+            _ if *from > 0.0 => changes.push((*from, "up = true".to_owned())),
+            _ => {}
+        }
+        if *until < end_s - 1e-6 {
+            changes.push((*until, "up = false".to_owned()));
+        }
+        before = Some(*until);
+    }
+    changes.sort_by(|a, b| a.0.total_cmp(&b.0));
+    for (at, what) in changes {
+        let _ = writeln!(text, "[[link.at]]\nt_s = {at}\n{what}");
+    }
+}
+
+/// What the links of a course carry at best, in Mb/s of payload over the whole of it.
+fn sum_mbps(course: &[Stretch]) -> f64 {
+    let end = course.last().map_or(1.0, |s| s.until_s);
+    let mbit =
+        |s: &Stretch| (s.until_s - s.from_s) * (s.cell_mbps + s.wifi.map_or(0.0, |(_, rate)| rate));
+    course.iter().map(mbit).sum::<f64>() / end * PAYLOAD_SHARE
+}
+
+/// In virtual time, every coverage.
+pub fn simulate() -> anyhow::Result<Measured> {
+    let mut ours = Map::new();
+    let mut baseline = Map::new();
+    let mut mark = Vec::new();
+    for movement in [WALKING, DRIVING] {
+        let mut figures = Map::new();
+        let mut beside = Map::new();
+        for coverage in COVERAGES {
+            let course = movement.course(coverage);
+            let whos = [
+                Who::Ours,
+                Who::Clairvoyant,
+                Who::Cell,
+                Who::Wifi,
+                Who::WifiFirst,
+            ];
+            let course_here = &course;
+            let got = std::thread::scope(|scope| {
+                let runs = whos.map(|who| scope.spawn(move || in_simulator(who, course_here)));
+                let mut got = Vec::new();
+                for run in runs {
+                    got.push(run.join().expect("a run's thread does not panic")?);
+                }
+                anyhow::Ok(got)
+            })?;
+            let sum = sum_mbps(&course);
+            let key = format!("coverage_{coverage}");
+            figures.insert(key.clone(), judged(got[0], got[1], sum));
+            beside.insert(
+                key.clone(),
+                json!({
+                    "one_path_cell_mbps": got[2],
+                    "one_path_wifi_mbps": got[3],
+                    "wifi_first_mbps": got[4],
+                }),
+            );
+            mark.extend(marks(&format!("{}.{key}", movement.name), coverage));
+        }
+        ours.insert(movement.name.to_owned(), Value::Object(figures));
+        baseline.insert(movement.name.to_owned(), Value::Object(beside));
+    }
+    Ok(Measured {
+        ours: Value::Object(ours),
+        baseline: Value::Object(baseline),
+        mark,
+        conditions: conditions(Where::Sim),
+    })
+}
+
+fn marks(of: &str, coverage: u32) -> Vec<String> {
+    let mut marks = vec![format!("{of}.mbps >= {of}.clairvoyant_mbps")];
+    if coverage > 0 {
+        // Without Wi-Fi there is nothing to be gained.
+        marks.push(format!("{of}.share_of_gain >= 0.9"));
+    }
+    marks
+}
+
+fn judged(ours: f64, clairvoyant: f64, sum: f64) -> Value {
+    let gain = sum - clairvoyant;
+    json!({
+        "mbps": ours,
+        "clairvoyant_mbps": clairvoyant,
+        "sum_mbps": sum,
+        "by_clairvoyant": ours / clairvoyant,
+        "share_of_gain": (gain > 0.0).then(|| (ours - clairvoyant) / gain),
+    })
+}
+
+/// Payload in Mb/s over the whole course.
+fn in_simulator(who: Who, course: &[Stretch]) -> anyhow::Result<f64> {
+    let text = scenario(who, course);
+    let scenario = Scenario::parse("M1", &text, &mut |name| {
+        Err(ScenarioFault {
+            file: name.to_owned(),
+            fault: "this scenario reads no files".to_owned(),
+        })
+    })?;
+    let report = cedos_lab_sim::run(&scenario, None)
+        .with_context(|| format!("{who:?}"))?
+        .report;
+    let bytes = report.flows.first().map_or(0, |flow| flow.bytes);
+    Ok(bytes as f64 * 8e-6 / scenario.duration_s)
+}
+
+fn conditions(place: Where) -> Vec<String> {
+    vec![
+        format!(
+            "{}: Wi-Fi of 1 to 10 Mb/s by how near the access point is, stays of 100 s on average, \
+             drawn; 3G of 0.4 to 2.08 Mb/s, drawn every 10 s, on average the 1.24 Mb/s of the paper's \
+             energy table; {} s",
+            WALKING.name, WALKING.seconds
+        ),
+        format!(
+            "{}: Wi-Fi of 1 Mb/s, stays of 13 s on average, drawn; 3G of 0.6 Mb/s, always; {} s",
+            DRIVING.name, DRIVING.seconds
+        ),
+        "assumed, since the paper states neither: RTT 40 ms on Wi-Fi, 120 ms on 3G, 1 Mb/s from the \
+         device, queues of 64 kB, an address at once, no random loss, no link metered; each access \
+         point gives another address"
+            .to_owned(),
+        format!(
+            "clairvoyant: D2TP with only the better link at each moment, the next one {OVERLAP_S} s \
+             before the other goes"
+        ),
+        "sum: both links' rate times the payload share of a full packet (1432 of 1500 bytes)"
+            .to_owned(),
+        format!(
+            "one download that outlasts the run ({}); CUBIC on each path, free-first scheduler, \
+             reinjection; one path, Wi-Fi first: D2TP too",
+            place.word()
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_coverage_of_a_course_is_what_was_asked_for() {
+        for movement in [WALKING, DRIVING] {
+            for coverage in COVERAGES {
+                let course = movement.course(coverage);
+                let covered: f64 = course
+                    .iter()
+                    .filter(|s| s.wifi.is_some())
+                    .map(|s| s.until_s - s.from_s)
+                    .sum();
+                let share = covered / movement.seconds * 100.0;
+                assert!((share - f64::from(coverage)).abs() < 0.01, "{share}");
+                let end = course.last().map(|s| s.until_s).unwrap();
+                assert!((end - movement.seconds).abs() < 1e-3);
+            }
+        }
+    }
+
+    #[test]
+    fn the_clairvoyant_has_the_better_link_and_for_a_moment_both() {
+        let stretch = |from_s, until_s, wifi| Stretch {
+            from_s,
+            until_s,
+            wifi,
+            cell_mbps: 2.0,
+        };
+        // Wi-Fi from 10 to 30 s, but slower than 3G from 20 s on.
+        let course = [
+            stretch(0.0, 10.0, None),
+            stretch(10.0, 20.0, Some((0, 5.0))),
+            stretch(20.0, 30.0, Some((0, 1.0))),
+            stretch(30.0, 40.0, None),
+        ];
+        let (wifi, cell) = links_of(Who::Clairvoyant, &course);
+        assert_eq!(wifi, [(10.0, 20.0, 0)]);
+        assert_eq!(cell, [(0.0, 10.25, 0), (19.75, 40.0, 0)]);
+        let (wifi, cell) = links_of(Who::WifiFirst, &course);
+        assert_eq!(wifi, [(10.0, 30.0, 0)]);
+        assert_eq!(cell.len(), 2);
+    }
+
+    #[test]
+    fn what_is_gained_is_measured_against_what_there_is() {
+        let figures = judged(9.0, 8.0, 10.0);
+        assert_eq!(figures["share_of_gain"], 0.5);
+        assert_eq!(judged(8.0, 8.0, 8.0)["share_of_gain"], Value::Null);
+    }
+}

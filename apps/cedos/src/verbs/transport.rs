@@ -1,0 +1,76 @@
+//! Options of every verb that speaks D2TP: how it sends.
+
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use d2tp_driver::{Config, CongestionKind, PathSchedulerKind};
+
+/// How this end sends over its paths. Each end decides for what it sends: for a download, the proxy.
+#[derive(Debug, Default, Args)]
+pub struct TransportArgs {
+    /// Congestion control; lia, olia and balia treat all paths of a session as one
+    #[arg(long, value_name = "NAME", value_parser = congestion())]
+    congestion: Option<CongestionKind>,
+
+    /// Which path carries which bytes, where there are several
+    #[arg(long, value_name = "NAME", value_parser = paths())]
+    paths: Option<PathSchedulerKind>,
+
+    /// Do not repeat on an idle path what a slower one still carries
+    #[arg(long)]
+    no_reinjection: bool,
+}
+
+fn congestion() -> impl TypedValueParser<Value = CongestionKind> {
+    PossibleValuesParser::new(CongestionKind::ALL.map(CongestionKind::word)).map(|word| {
+        let mut all = CongestionKind::ALL.into_iter();
+        all.find(|kind| kind.word() == word).unwrap_or_default()
+    })
+}
+
+fn paths() -> impl TypedValueParser<Value = PathSchedulerKind> {
+    PossibleValuesParser::new(PathSchedulerKind::ALL.map(PathSchedulerKind::word)).map(|word| {
+        let mut all = PathSchedulerKind::ALL.into_iter();
+        all.find(|kind| kind.word() == word).unwrap_or_default()
+    })
+}
+
+impl TransportArgs {
+    /// These options in a configuration.
+    pub fn apply(&self, config: &mut Config) {
+        config.congestion = self.congestion.unwrap_or(config.congestion);
+        config.path_scheduler = self.paths.unwrap_or(config.path_scheduler);
+        config.reinjection &= !self.no_reinjection;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        transport: TransportArgs,
+    }
+
+    #[test]
+    fn each_option_changes_what_it_names() {
+        let mut config = Config::default();
+        Cli::parse_from(["x"]).transport.apply(&mut config);
+        let untouched = Config::default();
+        assert_eq!(
+            (config.congestion, config.path_scheduler, config.reinjection),
+            (untouched.congestion, untouched.path_scheduler, true)
+        );
+        let told = "x --congestion lia --paths redundant --no-reinjection";
+        Cli::parse_from(told.split(' '))
+            .transport
+            .apply(&mut config);
+        assert_eq!(
+            (config.congestion, config.path_scheduler, config.reinjection),
+            (CongestionKind::Lia, PathSchedulerKind::Redundant, false)
+        );
+        assert!(Cli::try_parse_from(["x", "--paths", "fastest"]).is_err());
+    }
+}

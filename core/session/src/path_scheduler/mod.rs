@@ -1,0 +1,205 @@
+//! Which path carries which bytes, where a session has several.
+//!
+//! ```text
+//!  a flow's bytes   ── new or lost ──▶ the first path in line with room that takes them
+//!                   ── on their way ─▶ said again on another path (copies.rs), if
+//!                                      a faster path has nothing else to say   (reinjection)
+//!                                      or everything goes everywhere           (redundant)
+//! ```
+//!
+//! | scheduler | first in line | a path further back takes new bytes |
+//! |---|---|---|
+//! | free first | free before metered, then the shortest round trip | unless it would block |
+//! | lowest RTT | the shortest round trip | unless it would block |
+//! | ECF | as free first | unless waiting for the first in line ends sooner ([`ecf`]) |
+//! | redundant | as free first | when it has repeated what the others carry |
+//!
+//! A slow path blocks where the bytes it takes would be missed, and the peer's credit or our buffer
+//! used up, before they arrive: then the fast path stands still (Ferlin et al., BLEST, IFIP Networking
+//! 2016).
+//!
+//! Whether a path may carry payload at all is not decided here: its device says so, per link by
+//! PATH_STATUS, per flow and metered link by GRANT.
+
+mod copies;
+mod ecf;
+
+use d2tp_time::Span;
+
+pub(crate) use copies::{Copied, Repeat};
+
+/// How a session with several paths spreads what it sends. Each end decides for what it sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PathSchedulerKind {
+    /// Free paths before metered ones, then by round trip.
+    #[default]
+    FreeFirst,
+    /// By round trip alone.
+    LowestRtt,
+    /// Earliest completion first: a slow path is left alone where waiting for a fast one is quicker.
+    /// Best for short transfers; one that lasts has bytes for every path anyway.
+    Ecf,
+    /// Every byte on every path: loses nothing to a path that fails, and gains nothing else.
+    Redundant,
+}
+
+impl PathSchedulerKind {
+    /// All of them.
+    pub const ALL: [PathSchedulerKind; 4] = [
+        PathSchedulerKind::FreeFirst,
+        PathSchedulerKind::LowestRtt,
+        PathSchedulerKind::Ecf,
+        PathSchedulerKind::Redundant,
+    ];
+
+    /// As people write it.
+    pub fn word(self) -> &'static str {
+        match self {
+            PathSchedulerKind::FreeFirst => "free-first",
+            PathSchedulerKind::LowestRtt => "lowest-rtt",
+            PathSchedulerKind::Ecf => "ecf",
+            PathSchedulerKind::Redundant => "redundant",
+        }
+    }
+}
+
+/// Which bytes that are on their way elsewhere a path repeats.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Copies {
+    /// Those that would arrive here sooner, while there is nothing else to send.
+    Sooner,
+    /// All, before anything else.
+    All,
+}
+
+/// A path that may carry payload, as schedulers see it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Offer {
+    /// Smoothed round trip, and how much it varies.
+    pub(crate) rtt: Span,
+    pub(crate) variance: Span,
+    /// Bytes it may have in flight.
+    pub(crate) window: u64,
+    /// Bytes that are.
+    pub(crate) in_flight: u64,
+}
+
+impl Offer {
+    /// Whether the first in line would use up the window before bytes sent here now arrive.
+    fn would_block(&self, first: &Offer, window: u64) -> bool {
+        let nanos = |span: Span| u128::from(span.as_nanos().max(1));
+        let meanwhile = u128::from(first.window) * nanos(self.rtt) / nanos(first.rtt);
+        meanwhile + u128::from(self.in_flight) > u128::from(window)
+    }
+}
+
+/// What waits to be sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Waiting {
+    /// Bytes that were never sent, or were lost, up to [`UNSENT_MAX`].
+    pub(crate) unsent: u64,
+    /// Bytes of the next flow that may be on their way or unread at once.
+    pub(crate) window: u64,
+}
+
+/// More than this waiting to be sent makes no difference to any scheduler.
+pub(crate) const UNSENT_MAX: u64 = 64 << 20;
+
+/// Spreads what a session sends over its paths.
+pub(crate) trait PathScheduler: Send + std::fmt::Debug {
+    /// Where a path stands in line: lower is asked first.
+    fn rank(&self, gated: bool, rtt: Span) -> (bool, Span) {
+        (gated, rtt)
+    }
+    /// Whether `own` takes the next bytes, or leaves them to `first`, the first in line, which has no
+    /// room now and soon will.
+    fn takes(&mut self, own: &Offer, first: &Offer, waiting: &Waiting) -> bool {
+        !own.would_block(first, waiting.window)
+    }
+    fn copies(&self) -> Copies {
+        Copies::Sooner
+    }
+}
+
+#[derive(Debug)]
+struct FreeFirst;
+
+impl PathScheduler for FreeFirst {}
+
+#[derive(Debug)]
+struct LowestRtt;
+
+impl PathScheduler for LowestRtt {
+    fn rank(&self, _gated: bool, rtt: Span) -> (bool, Span) {
+        (false, rtt)
+    }
+}
+
+#[derive(Debug)]
+struct Redundant;
+
+impl PathScheduler for Redundant {
+    fn takes(&mut self, _own: &Offer, _first: &Offer, _waiting: &Waiting) -> bool {
+        true
+    }
+    fn copies(&self) -> Copies {
+        Copies::All
+    }
+}
+
+pub(crate) fn path_scheduler(kind: PathSchedulerKind) -> Box<dyn PathScheduler> {
+    match kind {
+        PathSchedulerKind::FreeFirst => Box::new(FreeFirst),
+        PathSchedulerKind::LowestRtt => Box::new(LowestRtt),
+        PathSchedulerKind::Ecf => Box::new(ecf::Ecf::default()),
+        PathSchedulerKind::Redundant => Box::new(Redundant),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lowest_rtt_puts_a_metered_path_before_a_slower_free_one() {
+        let (free, metered) = (
+            (false, Span::from_millis(50)),
+            (true, Span::from_millis(10)),
+        );
+        for (kind, first) in [
+            (PathSchedulerKind::FreeFirst, free),
+            (PathSchedulerKind::Ecf, free),
+            (PathSchedulerKind::Redundant, free),
+            (PathSchedulerKind::LowestRtt, metered),
+        ] {
+            let scheduler = path_scheduler(kind);
+            let best = [free, metered]
+                .into_iter()
+                .min_by_key(|(gated, rtt)| scheduler.rank(*gated, *rtt));
+            assert_eq!(best, Some(first), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_would_block_leaves_the_bytes_to_the_first_in_line() {
+        let offer = |rtt_ms, window| Offer {
+            rtt: Span::from_millis(rtt_ms),
+            variance: Span::from_millis(1),
+            window,
+            in_flight: 10_000,
+        };
+        let (first, own) = (offer(20, 50_000), offer(200, 50_000));
+        let takes = |kind, window| {
+            let waiting = Waiting {
+                unsent: 1 << 20,
+                window,
+            };
+            path_scheduler(kind).takes(&own, &first, &waiting)
+        };
+        // In 200 ms the first carries 500 kB.
+        for kind in [PathSchedulerKind::FreeFirst, PathSchedulerKind::LowestRtt] {
+            assert!(!takes(kind, 500_000) && takes(kind, 520_000), "{kind:?}");
+        }
+        assert!(takes(PathSchedulerKind::Redundant, 1_000));
+    }
+}

@@ -1,0 +1,93 @@
+//! Two paths through one bottleneck beside somebody else's one: coupled, they take together about what
+//! one connection would (RFC 6356 §2, its goal 2); uncoupled, they take twice as much.
+//!
+//! RFC 6356 reasons with one loss rate for all who pass, which a queue that drops early and at random
+//! gives; a drop-tail queue strikes by phase (Floyd and Jacobson 1991), and is kinder to two windows of
+//! half the size.
+//!
+//! ```text
+//!  session A   path 0 ──┐
+//!              path 1 ──┼──▶ 4 Mb/s, a queue of 80 ms ──▶ devices
+//!  session B   path 0 ──┘
+//! ```
+
+mod pair;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use d2tp_session::*;
+use pair::*;
+
+/// Bytes per second.
+const RATE: u64 = 500_000;
+const SECONDS: u64 = 60;
+const QUEUE_MS: u64 = 80;
+
+/// How many times as much as B, which has one path and its own congestion control, A got over two.
+fn ratio(two: CongestionKind, one: CongestionKind, early: bool) -> f64 {
+    let mut bottleneck = Bottleneck::new(RATE, RATE * QUEUE_MS / 1000);
+    bottleneck.early = early;
+    let shared = Rc::new(RefCell::new(bottleneck));
+    let mut pairs = [(two, 2), (one, 1)].map(|(congestion, paths)| {
+        let mut p = Pair::with(Config {
+            congestion,
+            ..config()
+        });
+        for wire in p.wires.values_mut() {
+            wire.delay = MS.times(20);
+            wire.behind = Some(shared.clone());
+        }
+        for link in 0..paths {
+            p.open_path(link, false);
+        }
+        p.request(RATE * SECONDS, FlowOptions::default());
+        p
+    });
+    let begin = pairs[0].now;
+    let mut at_begin = [0; 2];
+    for (until, got) in [(SECONDS / 4, Some(&mut at_begin)), (SECONDS, None)] {
+        let until = begin + Span::from_secs(until);
+        loop {
+            let [a, b] = &mut pairs;
+            let next = if a.next_at() <= b.next_at() { a } else { b };
+            if !next.step(until) {
+                break;
+            }
+        }
+        if let Some(got) = got {
+            *got = pairs.each_ref().map(received);
+        }
+    }
+    let [a, b] = pairs.each_ref().map(received);
+    let ratio = (a - at_begin[0]) as f64 / (b - at_begin[1]) as f64;
+    let queue = if early { "random early" } else { "drop-tail" };
+    println!(
+        "two paths with {two:?} got {ratio:.2} times what one with {one:?} got, {queue} queue"
+    );
+    ratio
+}
+
+fn received(p: &Pair) -> u64 {
+    p.got.values().map(|got| got.len() as u64).sum()
+}
+
+#[test]
+fn two_coupled_paths_take_about_as_much_as_one_connection() {
+    use CongestionKind::{Balia, Lia, NewReno, Olia};
+    for (early, most) in [(true, 1.4), (false, 1.5)] {
+        for kind in [Lia, Olia, Balia] {
+            let ratio = ratio(kind, NewReno, early);
+            assert!((0.7..=most).contains(&ratio), "{kind:?}: {ratio}");
+        }
+    }
+}
+
+#[test]
+fn two_uncoupled_paths_take_twice_as_much() {
+    use CongestionKind::{Cubic, NewReno};
+    for kind in [Cubic, NewReno] {
+        let ratio = ratio(kind, kind, true);
+        assert!(ratio >= 1.7, "{kind:?}: {ratio}");
+    }
+}

@@ -1,0 +1,280 @@
+//! Several paths at once: what each scheduler does with them, and what a slow path may not spoil.
+//!
+//! Link 0 has a round trip of 20 ms, link 1 of 60 ms, unless a test says otherwise.
+
+mod pair;
+
+use d2tp_session::*;
+use pair::*;
+
+const SLOW: u32 = 1;
+
+fn with(path_scheduler: PathSchedulerKind, reinjection: bool) -> Config {
+    Config {
+        path_scheduler,
+        reinjection,
+        ..config()
+    }
+}
+
+/// Both links up, each with a rate and a queue of 50 ms, and warm.
+fn two_links(config: Config, rates: [u64; 2]) -> Pair {
+    let mut p = Pair::with(config);
+    for (wire, rate) in p.wires.values_mut().zip(rates) {
+        wire.rate = rate;
+        wire.queue = (rate / 20).max(30_000);
+    }
+    p.open_path(0, false);
+    p.run_for(Span::from_millis(300));
+    p.open_path(SLOW, false);
+    p.run_for(Span::from_millis(300));
+    p
+}
+
+/// How long a download takes.
+fn takes(p: &mut Pair, bytes: u64) -> Span {
+    let began = p.now;
+    let flow = p.request(bytes, FlowOptions::default());
+    let got = p.run_until(Span::from_secs(120), |p| p.is_whole(flow));
+    assert!(got, "{} of {bytes}", p.got[&flow].len());
+    p.assert_right(flow);
+    p.now.since(began)
+}
+
+fn server_paths(p: &Pair) -> Vec<PathStats> {
+    let id = p.server_session().unwrap();
+    p.server.session(id).unwrap().path_stats()
+}
+
+fn copied(p: &Pair) -> u64 {
+    server_paths(p).iter().map(|s| s.copied_out).sum()
+}
+
+#[test]
+fn free_first_leaves_a_metered_path_to_what_the_free_one_cannot_take() {
+    for (kind, metered_first) in [
+        (PathSchedulerKind::FreeFirst, false),
+        (PathSchedulerKind::LowestRtt, true),
+    ] {
+        let mut p = Pair::with(with(kind, true));
+        p.open_path(SLOW, false);
+        p.run_for(Span::from_millis(300));
+        p.open_path(0, true);
+        p.run_for(Span::from_millis(300));
+        let flow = p.request(8_000, FlowOptions::default());
+        let session = p.session;
+        p.device
+            .with(session, |s| s.grant(flow, LinkId(0), 100_000))
+            .unwrap();
+        p.pump();
+        assert!(p.run_until(Span::from_secs(5), |p| p.is_whole(flow)));
+        let spent = p.device.session(session).unwrap().path_stats();
+        let metered: u64 = spent.iter().filter(|s| s.gated).map(|s| s.payload_in).sum();
+        assert_eq!(metered > 0, metered_first, "{kind:?}: {metered}");
+    }
+}
+
+#[test]
+fn ecf_does_not_hand_the_last_bytes_to_a_path_that_is_slower_than_waiting() {
+    let run = |kind| {
+        let mut p = Pair::with(with(kind, false));
+        p.wires.get_mut(&SLOW).unwrap().delay = MS.times(300);
+        p.wires.get_mut(&0).unwrap().rate = 1_000_000;
+        p.open_path(0, false);
+        p.run_for(Span::from_millis(500));
+        p.open_path(SLOW, false);
+        p.run_for(Span::from_secs(2));
+        let before = p.wires[&SLOW].bytes_down;
+        let took = takes(&mut p, 60_000);
+        (took, p.wires[&SLOW].bytes_down - before)
+    };
+    let (took, slow) = run(PathSchedulerKind::Ecf);
+    let (took_greedy, slow_greedy) = run(PathSchedulerKind::FreeFirst);
+    assert!(slow < 2_000 && took < MS.times(200), "{took:?}, {slow}");
+    assert!(
+        slow_greedy > 5_000 && took_greedy > MS.times(300),
+        "{took_greedy:?}, {slow_greedy}"
+    );
+}
+
+#[test]
+fn ecf_uses_every_path_where_there_is_enough_for_all() {
+    let mut p = two_links(with(PathSchedulerKind::Ecf, true), [500_000, 250_000]);
+    let took = takes(&mut p, 6_000_000);
+    // 8 s at the rate of both, less their headers.
+    assert!(took < MS.times(9_000), "{took:?}");
+}
+
+#[test]
+fn redundant_sends_every_byte_on_every_path_and_loses_nothing_to_one_that_fails() {
+    let bytes = 300_000;
+    let mut p = two_links(with(PathSchedulerKind::Redundant, true), [200_000, 200_000]);
+    let took = takes(&mut p, bytes);
+    for path in server_paths(&p) {
+        assert!(path.payload_out >= bytes * 9 / 10, "{path:?}");
+    }
+    // The same again, and in the middle of it one path falls silent without a word.
+    let mut p = two_links(with(PathSchedulerKind::Redundant, true), [200_000, 200_000]);
+    let began = p.now;
+    let flow = p.request(bytes, FlowOptions::default());
+    p.run_for(took.divided(2));
+    p.silence(0);
+    assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)));
+    p.assert_right(flow);
+    let took_wounded = p.now.since(began);
+    assert!(
+        took_wounded < took + MS.times(100),
+        "{took:?}, {took_wounded:?}"
+    );
+}
+
+#[test]
+fn a_window_too_small_for_both_is_left_to_the_fast_path() {
+    // What the fast path carries while bytes of the slow one are under way is more than the window.
+    let run = |reinjection| {
+        let config = Config {
+            flow_window: 100_000,
+            ..with(PathSchedulerKind::FreeFirst, reinjection)
+        };
+        let mut p = Pair::with(config);
+        p.wires.get_mut(&0).unwrap().rate = 1_000_000;
+        let slow = p.wires.get_mut(&SLOW).unwrap();
+        (slow.rate, slow.delay) = (25_000, MS.times(300));
+        p.open_path(0, false);
+        p.run_for(Span::from_millis(300));
+        p.open_path(SLOW, false);
+        p.run_for(Span::from_secs(2));
+        takes(&mut p, 4_000_000)
+    };
+    let alone = {
+        let mut p = Pair::with(with(PathSchedulerKind::FreeFirst, true));
+        p.wires.get_mut(&0).unwrap().rate = 1_000_000;
+        p.open_path(0, false);
+        p.run_for(Span::from_millis(300));
+        takes(&mut p, 4_000_000)
+    };
+    for took in [run(true), run(false)] {
+        assert!(
+            took < alone + alone.divided(20),
+            "{took:?} beside {alone:?} alone"
+        );
+    }
+}
+
+#[test]
+fn a_path_that_turns_slow_holds_up_the_other_only_without_reinjection() {
+    let run = |reinjection| {
+        let config = Config {
+            flow_window: 200_000,
+            ..with(PathSchedulerKind::FreeFirst, reinjection)
+        };
+        let mut p = two_links(config, [500_000, 500_000]);
+        let flow = p.request(4_000_000, FlowOptions::default());
+        p.run_for(Span::from_secs(1));
+        let (got, slow) = (p.got[&flow].len(), p.wires.get_mut(&SLOW).unwrap());
+        assert!(slow.bytes_down > 200_000, "both are in use");
+        slow.rate = 20_000;
+        p.run_for(Span::from_millis(1_500));
+        (p.got[&flow].len() - got, copied(&p))
+    };
+    let (with_it, copies) = run(true);
+    let (without, none) = run(false);
+    // The other alone carries 700 kB in that time.
+    assert!(
+        with_it > 500_000 && without < 350_000,
+        "{with_it}, {without}"
+    );
+    assert!(copies > 0 && none == 0, "{copies}, {none}");
+}
+
+#[test]
+fn the_last_bytes_do_not_wait_for_the_slow_path() {
+    let run = |reinjection| {
+        let config = with(PathSchedulerKind::FreeFirst, reinjection);
+        let mut p = two_links(config, [1_000_000, 50_000]);
+        (takes(&mut p, 1_000_000), copied(&p))
+    };
+    let (with_it, copies) = run(true);
+    let (without, _) = run(false);
+    assert!(
+        with_it + MS.times(200) < without,
+        "{with_it:?}, {without:?}"
+    );
+    // A queue's worth of the slow path, no more.
+    assert!(copies < 60_000, "{copies}");
+}
+
+#[test]
+fn no_copy_goes_from_a_free_path_to_a_metered_one() {
+    let mut p = Pair::with(with(PathSchedulerKind::FreeFirst, true));
+    p.wires.get_mut(&SLOW).unwrap().rate = 50_000;
+    p.open_path(SLOW, false);
+    p.run_for(Span::from_millis(300));
+    p.open_path(0, true);
+    p.run_for(Span::from_millis(300));
+    let flow = p.request(400_000, FlowOptions::default());
+    let session = p.session;
+    p.device
+        .with(session, |s| s.grant(flow, LinkId(0), 1_000_000))
+        .unwrap();
+    p.pump();
+    assert!(p.run_until(Span::from_secs(20), |p| p.is_whole(flow)));
+    let gated: u64 = server_paths(&p)
+        .iter()
+        .filter(|s| s.gated)
+        .map(|s| s.copied_out)
+        .sum();
+    assert_eq!(gated, 0);
+}
+
+#[test]
+fn a_fading_link_is_used_as_long_as_it_delivers() {
+    let mut p = two_links(with(PathSchedulerKind::FreeFirst, true), [400_000, 100_000]);
+    let flow = p.request(8_000_000, FlowOptions::default());
+    p.run_for(Span::from_secs(3));
+    let mut could = 0;
+    let (got, faded) = (p.got[&flow].len() as u64, p.wires[&0].bytes_down);
+    // It loses half its rate every two seconds, down to less than a thirtieth.
+    for step in 1..=5 {
+        let rate = 400_000 >> step;
+        p.wires.get_mut(&0).unwrap().rate = rate;
+        p.run_for(Span::from_secs(2));
+        could += 2 * (rate + 100_000);
+    }
+    assert!(
+        p.wires[&0].bytes_down - faded > 400_000,
+        "the fading link was left"
+    );
+    let got = p.got[&flow].len() as u64 - got;
+    assert!(got * 10 > could * 8, "{got} of {could}");
+    p.cut(0);
+    assert!(p.run_until(Span::from_secs(120), |p| p.is_whole(flow)));
+    p.assert_right(flow);
+}
+
+#[test]
+fn two_paths_bring_nine_tenths_of_their_sum_whatever_their_rates_and_round_trips() {
+    for (rates, delays_ms) in [
+        ([500_000, 500_000], [10, 10]),
+        ([500_000, 500_000], [10, 100]),
+        ([500_000, 50_000], [10, 10]),
+        ([500_000, 50_000], [10, 100]),
+        ([500_000, 50_000], [100, 10]),
+    ] {
+        let mut p = Pair::with(with(PathSchedulerKind::FreeFirst, true));
+        for (n, wire) in &mut p.wires {
+            wire.rate = rates[*n as usize];
+            wire.delay = MS.times(delays_ms[*n as usize]);
+            // One bandwidth-delay product, and what slow links have at least.
+            wire.queue = (wire.rate * 2 * delays_ms[*n as usize] / 1000).max(30_000);
+        }
+        p.open_path(0, false);
+        p.open_path(SLOW, false);
+        p.run_for(Span::from_secs(1));
+        let sum: u64 = rates.iter().sum();
+        let took = takes(&mut p, sum * 10);
+        // 10 s, and 5 % for headers.
+        let rate = Span::from_secs(10).as_nanos() * 100 / took.as_nanos();
+        assert!(rate * 105 / 100 >= 90, "{rates:?}, {delays_ms:?}: {rate} %");
+    }
+}

@@ -1,0 +1,113 @@
+//! `[transport]`: how D2TP sends at both ends of the run.
+
+use serde::Deserialize;
+
+/// Settings of both ends; what is absent is as the programs have it by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Transport {
+    /// How many bytes a path may have in flight.
+    pub congestion: Option<Congestion>,
+    /// Which path carries which bytes.
+    pub paths: Option<PathScheduler>,
+    /// Whether a fast path repeats what a slow one holds up.
+    pub reinjection: Option<bool>,
+}
+
+/// A congestion control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Congestion {
+    /// CUBIC, each path for itself.
+    Cubic,
+    /// NewReno, each path for itself.
+    NewReno,
+    /// BBR, each path for itself.
+    Bbr,
+    /// LIA: paths coupled.
+    Lia,
+    /// OLIA: paths coupled.
+    Olia,
+    /// BALIA: paths coupled.
+    Balia,
+}
+
+/// A path scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PathScheduler {
+    /// Free paths first, then by round trip.
+    FreeFirst,
+    /// By round trip.
+    LowestRtt,
+    /// Earliest completion first.
+    Ecf,
+    /// Everything on every path.
+    Redundant,
+}
+
+impl Congestion {
+    /// As files and options have it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Congestion::Cubic => "cubic",
+            Congestion::NewReno => "new-reno",
+            Congestion::Bbr => "bbr",
+            Congestion::Lia => "lia",
+            Congestion::Olia => "olia",
+            Congestion::Balia => "balia",
+        }
+    }
+}
+
+impl PathScheduler {
+    /// As files and options have it.
+    pub fn word(self) -> &'static str {
+        match self {
+            PathScheduler::FreeFirst => "free-first",
+            PathScheduler::LowestRtt => "lowest-rtt",
+            PathScheduler::Ecf => "ecf",
+            PathScheduler::Redundant => "redundant",
+        }
+    }
+}
+
+impl Transport {
+    /// As options of `cedos prox`, `cedos get` and `cedos put`.
+    pub fn options(&self) -> Vec<String> {
+        let mut options = Vec::new();
+        if let Some(congestion) = self.congestion {
+            options.extend(["--congestion".to_owned(), congestion.word().to_owned()]);
+        }
+        if let Some(paths) = self.paths {
+            options.extend(["--paths".to_owned(), paths.word().to_owned()]);
+        }
+        if self.reinjection == Some(false) {
+            options.push("--no-reinjection".to_owned());
+        }
+        options
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Scenario;
+
+    fn transport(table: &str) -> Result<Vec<String>, String> {
+        let text = format!("duration_s = 1\n[transport]\n{table}\n[[link]]\nname = \"wlan0\"\n");
+        Scenario::parse("test", &text, &mut |_| unreachable!())
+            .map(|s| s.transport.options())
+            .map_err(|fault| fault.to_string())
+    }
+
+    #[test]
+    fn what_is_written_becomes_options_and_nothing_else_is_taken() {
+        let told = transport("congestion = \"new-reno\"\npaths = \"ecf\"\nreinjection = false");
+        assert_eq!(
+            told.unwrap().join(" "),
+            "--congestion new-reno --paths ecf --no-reinjection"
+        );
+        assert_eq!(transport("").unwrap().len(), 0);
+        assert!(transport("congestion = \"vegas\"").is_err());
+    }
+}
