@@ -79,6 +79,9 @@ const ACK_EVERY_MAX: u64 = 64;
 const ASK_AFTER_MIN: Span = Span::from_millis(250);
 const ASK_AFTER_MAX: Span = Span::from_secs(30);
 
+/// What control may be later on a free path than on one that costs money.
+const CONTROL_WAIT_MAX: Span = Span::from_secs(1); // a guess: a grant is for about a second
+
 /// The smallest packet worth sending to an unproved address.
 pub(crate) const SPEAK_MIN: u64 = 46;
 
@@ -498,6 +501,19 @@ impl Paths {
     }
     pub(crate) fn nth(&self, slot: usize) -> &Path {
         &self.list[slot]
+    }
+    /// Of paths in order, the one that control of session and flows goes by: the first that can carry it,
+    /// unless another is so much quicker that grants and credit would keep payload waiting.
+    pub(crate) fn for_control(&self, order: &[usize]) -> Option<usize> {
+        let able = |slot: &&usize| {
+            let path = &self.list[**slot];
+            path.state != PathState::Silent && path.may_speak()
+        };
+        let rtt = |slot: &usize| self.list[*slot].recovery.rtt.smoothed();
+        let first = order.iter().find(able)?;
+        let quicker = |slot: &&usize| rtt(slot) + CONTROL_WAIT_MAX < rtt(first);
+        let mut quick = order.iter().filter(able).filter(quicker);
+        Some(*quick.next().unwrap_or(first))
     }
     /// Whether some other path could take this one's data.
     pub(crate) fn has_live_besides(&self, slot: usize) -> bool {

@@ -91,10 +91,7 @@ impl Session {
         let mut order = [0; PATHS_MAX];
         let n = self.paths.order(&mut order);
         // Control of session and flows goes out on the best path that can carry it.
-        let control_slot = order[..n].iter().copied().find(|slot| {
-            let p = self.paths.at(*slot);
-            p.state != PathState::Silent && p.may_speak()
-        });
+        let control_slot = self.paths.for_control(&order[..n]);
         let n = self.paths.line(&*self.path_scheduler, &mut order);
         let first = order[..n].first().copied();
         for slot in &order[..n] {
