@@ -217,6 +217,7 @@ impl Early {
             Frame::encode_data_head(w, id, offset, len, fin);
             flow.send.copy(offset, w.reserve(len));
             served.next += len as u64;
+            flow.send.note_early(served.next);
             served.fin = fin;
             self.session_credit -= len as u64;
             let piece = SaidData {

@@ -74,6 +74,7 @@ impl Session {
             if len > 0 || fin {
                 Frame::encode_data_head(&mut w, flow.id, 0, len, fin);
                 flow.send.copy(0, w.reserve(len));
+                flow.send.note_early(len as u64);
             }
         }
         let written = w.written();

@@ -42,8 +42,10 @@ impl Session {
         // or not; a packet under old keys would cost a round trip to find out.
         let away = self.paths.is_empty()
             && (self.suspended_for(now)).is_some_and(|span| span >= self.config.claim_after);
-        // R-RESUME-6: nor is a server that said it does not know these keys asked again.
-        let lost = self.paths.iter().any(|path| path.unknown);
+        // R-RESUME-6: nor is a server that said it does not know these keys asked again; and what was
+        // claimed must not move under the old keys, for it may be answered yet.
+        let lost = self.paths.iter().any(|path| path.unknown)
+            || self.knock.as_ref().is_some_and(Knock::has_claimed);
         let fresh = fresh && !away && !lost;
         let spare = if self.keys.is_some() && fresh && !self.paths.is_full() {
             self.spare.pop_first()
@@ -67,8 +69,6 @@ impl Session {
         if let Some(trace) = &mut self.trace {
             trace.at(now).note(TraceRecord::opened(&path));
         }
-        // An answer to what was claimed before would take flows back that go on under the old keys.
-        debug_assert!(!self.knock.as_ref().is_some_and(Knock::has_claimed));
         self.paths.push(path);
         self.issue_ids(id.0 + SPARE_PATHS);
         self.wake(now);

@@ -34,6 +34,7 @@ pub(crate) struct SendHalf {
     /// Index into `chunks` and offset of that chunk: where reading last was.
     hint: (usize, u64),
     pub(crate) reset: Option<u64>,
+    said_early: u64,
 }
 
 impl SendHalf {
@@ -53,6 +54,7 @@ impl SendHalf {
             durable: durable.then_some(0),
             hint: (0, 0),
             reset: None,
+            said_early: 0,
         }
     }
 
@@ -121,6 +123,15 @@ impl SendHalf {
     /// Offset below which everything was sent at least once.
     pub(crate) fn next(&self) -> u64 {
         self.next
+    }
+    /// Offset below which the peer may have heard everything: what is said in a SYN, or before the
+    /// handshake is confirmed, does not count as sent.
+    pub(crate) fn said_to(&self) -> u64 {
+        self.next.max(self.said_early)
+    }
+    /// The bytes below `to` were said so.
+    pub(crate) fn note_early(&mut self, to: u64) {
+        self.said_early = self.said_early.max(to);
     }
     /// How far the peer lets us send.
     pub(crate) fn credit(&self) -> u64 {

@@ -811,7 +811,7 @@ impl Session {
                     want::RESET => Frame::Reset {
                         flow: id,
                         code: flow.send.reset.unwrap_or(0),
-                        final_size: flow.send.next(),
+                        final_size: flow.send.said_to(),
                     },
                     want::STOP => Frame::Stop {
                         flow: id,

@@ -283,3 +283,24 @@ fn flows_of_unconfirmed_sessions_count_against_their_client() {
     let refused = flows.iter().filter(|f| p.ended.get(*f) == Some(&refused));
     assert_eq!((whole, refused.count()), (2, 1), "{:?}", p.ended);
 }
+
+#[test]
+fn a_flow_whose_syn_was_heard_may_end_before_anything_else_of_it_is_sent() {
+    // Its last word names what the SYN said, at both ends, not the nothing that was sent since.
+    let mut p = allowing();
+    let deadline = p.now + MS.times(15);
+    let flow = p.request(
+        500,
+        FlowOptions {
+            deadline: Some(deadline),
+            ..EARLY
+        },
+    );
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(2));
+    assert_eq!(opened(&p), 1, "the server heard it in the SYN");
+    assert!(p.ended.contains_key(&flow), "{:?}", p.ended);
+    let alive = p.request(500, EARLY);
+    let whole = p.run_until(Span::from_secs(5), |p| p.is_whole(alive));
+    assert!(whole, "{:?} {:?}", p.ended, p.device_events.last());
+}

@@ -36,6 +36,8 @@ pub(crate) struct Proxy {
     undone: BTreeMap<FlowId, u64>,
     /// Flows that must be refused: this end lost what the peer knows to be durable.
     forbidden: Vec<FlowId>,
+    /// The device came as a stranger since this was last asked.
+    met: bool,
 }
 
 impl Proxy {
@@ -47,6 +49,7 @@ impl Proxy {
             flows: BTreeMap::new(),
             undone: BTreeMap::new(),
             forbidden: Vec::new(),
+            met: false,
         }
     }
 
@@ -155,6 +158,11 @@ impl Proxy {
         !self.forbidden.is_empty()
     }
 
+    /// Whether it met the device as a stranger since this was last asked: what it knew is gone.
+    pub(crate) fn take_met(&mut self) -> bool {
+        std::mem::take(&mut self.met)
+    }
+
     /// The device forgot what it knew: it may resume anything again.
     pub(crate) fn forgive(&mut self) {
         self.forbidden.clear();
@@ -208,6 +216,7 @@ impl Proxy {
             any = true;
             log.note(now, "proxy", || format!("{event:?}"));
             match event {
+                Event::Established { resumed: false, .. } => self.met = true,
                 Event::Opened(id) => {
                     let sink = Sink::new(REQUEST_BYTES, 0);
                     self.flows.insert(id, Served { sink, source: None });

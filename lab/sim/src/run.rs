@@ -405,6 +405,9 @@ impl<'a> Run<'a> {
         let link = delivery.link;
         let arrived = self.proxy.on_datagram(self.now, delivery);
         self.proxy.attend(self.now, &mut self.log)?;
+        if self.proxy.take_met() {
+            self.device.forgive();
+        }
         self.device.on_uploaded(link, &arrived);
         Ok(())
     }
@@ -416,6 +419,9 @@ impl<'a> Run<'a> {
         for _ in 0..STEPS_MAX {
             let mut any = self.device.attend(now, log)?;
             any |= self.proxy.attend(now, log)?;
+            if self.proxy.take_met() {
+                self.device.forgive();
+            }
             if look || self.device.look_at <= now {
                 look = false;
                 let good = self.device.conduct(now, &self.network, log)?;
