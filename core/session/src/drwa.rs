@@ -150,7 +150,7 @@ const HOLDING: State = State::Holding { over: 0, calm: 0 };
 ///     drwa.on_rtt(now, rtt);
 /// }
 /// let limit = drwa.limit().unwrap();
-/// assert!(limit < 3 * 50_000, "three times 50 ms of 1 MB/s, or less while it is averaged: {limit}");
+/// assert!(limit <= 3 * 50_000, "three times 50 ms of 1 MB/s, or less while it is averaged: {limit}");
 /// ```
 #[derive(Clone, Debug)]
 pub struct Drwa {
