@@ -47,7 +47,7 @@ pub struct Options {
     /// How long flows are counted, from the first byte on
     #[arg(long, default_value_t = 40.0)]
     seconds: f64,
-    /// Objects fetched over TCP beside each flow, one every second at most, in its second half; 0: none
+    /// Objects fetched over TCP beside each flow, one every second at most, begun from the half of it to five sixths; 0: none
     #[arg(long, default_value_t = 0)]
     objects: u32,
     /// Size of an object
@@ -190,7 +190,7 @@ fn fetch_objects(options: &Options, lane: &dyn Place, server: SocketAddr) -> Res
         .args(["--bytes", &options.object_bytes.to_string()])
         .args(["--count", &options.objects.to_string()])
         .args(["--after-s", &(options.seconds / 2.0).to_string()])
-        .args(["--until-s", &options.seconds.to_string()])
+        .args(["--until-s", &(options.seconds * 5.0 / 6.0).to_string()])
         .stderr(Stdio::inherit());
     Process::new(lane.start_receiver(command)?, "fetcher of objects")
 }

@@ -42,12 +42,15 @@ use d2tp_time::{Span, Time};
 /// Round trips below this count as this much: three times as long a queue bothers nobody, and
 /// timers and batches of the ends alone make as much. // a guess
 const RTT_MIN_FLOOR: Span = Span::from_millis(10);
-/// RTTmin is looked for when no sample came near it for so long. // as BBR's, RFC draft ccwg-bbr §5.3.4
+/// RTTmin is looked for when no sample came near it for so long. // as BBR's, draft-ietf-ccwg-bbr §5.3.4
 const SEEN_WITHIN: Span = Span::from_secs(10);
+/// Or for so many round trips, as long as they may be, if that is longer: looking costs up to three of
+/// them, at three quarters of the rate.
+const SEEN_WITHIN_RTTS: u64 = 40; // a guess: one or two in a hundred at worst
 /// Sooner, when it was found to be much less than it had been taken for. // a guess
 const LOOK_AGAIN: Span = Span::from_secs(1);
-/// And forgotten after so long, drained for in vain: the way is another. // a guess
-const MIN_KEPT: Span = Span::from_secs(60);
+/// And forgotten after so many times as long, drained for in vain: the way is another. // a guess
+const LOOKS_IN_VAIN: u64 = 6;
 /// How long a queue of others is left alone, and how long when that is so again and again: doubled
 /// each time. // a guess: a web page's worth of competition, a song's
 const YIELD_FOR: Span = Span::from_secs(10);
@@ -150,8 +153,7 @@ const HOLDING: State = State::Holding { over: 0, calm: 0 };
 ///     drwa.on_rtt(now, rtt);
 /// }
 /// let limit = drwa.limit().unwrap();
-/// // Three times what 50 ms of 1 MB/s are, or less while it is averaged.
-/// assert!(limit <= 3 * 50_000);
+/// assert!(limit <= 3 * 50_000, "three times 50 ms of 1 MB/s, or less while it is averaged: {limit}");
 /// ```
 #[derive(Clone, Debug)]
 pub struct Drwa {
@@ -326,7 +328,7 @@ impl Drwa {
         self.state = State::Holding { over, calm };
         if calm >= CALM_ROUNDS {
             self.state = State::Open;
-        } else if now.since(self.min_near_at) > MIN_KEPT {
+        } else if now.since(self.min_near_at) > self.seen_within().times(LOOKS_IN_VAIN) {
             // Drains did not find it any more: what they found is the shortest there is.
             self.min = self.min_since;
             self.min_near_at = now;
@@ -337,7 +339,7 @@ impl Drwa {
     /// Whether RTTmin is to be looked for; and if so, whether because the queue may be others'.
     fn is_doubtful(&self, now: Time) -> Option<bool> {
         let over = matches!(self.state, State::Holding { over, .. } if over >= OVER_ROUNDS);
-        let unseen = now.since(self.min_near_at.max(self.looked_at)) > SEEN_WITHIN;
+        let unseen = now.since(self.min_near_at.max(self.looked_at)) > self.seen_within();
         let looks = matches!(self.state, State::Open | State::Holding { .. });
         (looks && (over || unseen)).then_some(over)
     }
@@ -366,7 +368,7 @@ impl Drwa {
         self.looked_at = now;
         if near(best) < min {
             // It was not the way's own: perhaps this is not either.
-            self.looked_at = (now + LOOK_AGAIN) - SEEN_WITHIN;
+            self.looked_at = (now + LOOK_AGAIN) - self.seen_within();
             self.min_near_at = self.looked_at;
         }
         if others {
@@ -385,6 +387,11 @@ impl Drwa {
             self.limit = Some(aim.max(self.floor));
             self.state = HOLDING;
         }
+    }
+
+    /// For how long RTTmin may go unseen.
+    fn seen_within(&self) -> Span {
+        SEEN_WITHIN.max(self.aim().times(SEEN_WITHIN_RTTS))
     }
 
     /// RTTmin as it is reckoned with.

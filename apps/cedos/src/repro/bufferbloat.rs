@@ -162,11 +162,11 @@ fn conditions(place: Where) -> Vec<String> {
             ),
         ],
         Where::Lab => [
-            "40 s of one bulk flow of each kind, each over a link of its own with the same trace, at \
+            "30 s of one bulk flow of each kind, each over a link of its own with the same trace, at \
              once; lambda 3; kernel TCP with CUBIC unless named otherwise"
                 .to_owned(),
             format!(
-                "{object} beside it, one a second at most in the second half, each over a TCP \
+                "{object} beside it, one a second at most, begun between the 15th and the 25th second, each over a TCP \
                  connection of its own, its handshake included; their packets count in the round trip"
             ),
         ],

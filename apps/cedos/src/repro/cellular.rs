@@ -245,4 +245,4 @@ pub fn emulate(
 }
 
 /// How long the flows of a run on real sockets are counted.
-const SECONDS: &str = "40";
+const SECONDS: &str = "30";

@@ -75,7 +75,7 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
     }
     let mut conditions = conditions();
     conditions.push(
-        "on real sockets: the longest round trip of each network, 40 s; fixed is kernel TCP with a \
+        "on real sockets: the longest round trip of each network, 30 s; fixed is kernel TCP with a \
          receive buffer of that size, free is kernel TCP with the kernel's tuning (tcp_rmem up to \
          this machine's maximum) or D2TP"
             .to_owned(),
