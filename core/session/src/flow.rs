@@ -144,6 +144,8 @@ pub(crate) struct Flow {
     pub(crate) restored: bool,
     /// A SYN opened it, and the device has not said so again yet.
     pub(crate) by_syn: bool,
+    /// Its peer opened it again and may not know how much of it arrived.
+    pub(crate) begun_again: bool,
 }
 
 impl Flow {
@@ -177,6 +179,7 @@ impl Flow {
             rewinding: false,
             restored: false,
             by_syn: false,
+            begun_again: false,
         }
     }
 

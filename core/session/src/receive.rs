@@ -681,8 +681,10 @@ impl Session {
             return Ok(());
         }
         let reached = flow.recv.reached();
-        // R-CRASH-1: who fell behind what it had said does not know how much that was.
-        let rolled_back = flow.end == Some(FlowEnd::Refused(Reason::RolledBack));
+        // R-CRASH-1: who fell behind what it had said does not know how much that was, and may end the
+        // flow before it said it again.
+        let refused = flow.end == Some(FlowEnd::Refused(Reason::RolledBack));
+        let rolled_back = refused || flow.begun_again || flow.unclaimed;
         let final_size = final_size.max(if rolled_back { reached } else { 0 });
         if final_size < reached {
             return Err(PeerFault::FinalSize {

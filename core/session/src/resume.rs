@@ -388,6 +388,7 @@ impl Session {
         }
         let credit = self.initial_flow_credit;
         if let Some(flow) = self.flows.get_mut(id) {
+            flow.begun_again = !flow.by_syn;
             flow.by_syn = false;
             flow.send.set_credit(credit);
         }
