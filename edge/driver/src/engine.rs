@@ -83,6 +83,8 @@ pub(crate) struct Entry {
     pub(crate) memo: Option<Bytes>,
     /// The flow sleeps: this handle is over.
     pub(crate) asleep: bool,
+    /// It waits to be accepted: nobody has a handle yet.
+    pub(crate) unclaimed: bool,
 }
 
 /// A source a flow sends from.
@@ -449,7 +451,11 @@ impl Engine {
             };
             match &event {
                 Event::Opened(flow) if inner.accepts => {
-                    inner.flows.insert((session, *flow), Entry::default());
+                    let entry = Entry {
+                        unclaimed: true,
+                        ..Entry::default()
+                    };
+                    inner.flows.insert((session, *flow), entry);
                     inner.accepted.push_back((session, *flow));
                     if let Some(waker) = inner.acceptor.take() {
                         waker.wake();

@@ -416,6 +416,7 @@ impl Drop for Flow {
         };
         if entry.end.is_some() || entry.asleep {
             inner.flows.remove(&key);
+            rest::let_go(&mut inner, self.session, id);
             return;
         }
         entry.detached = true;

@@ -56,6 +56,10 @@ pub(crate) struct Rest {
     orphans: Vec<(SessionId, FlowId)>,
     batch: Batch,
     pub(crate) news: Arc<Notify>,
+    /// Flows asleep whose last handle is not dropped yet: what they held is not put by.
+    held: HashMap<(SessionId, FlowId), SessionKey>,
+    /// What became of those flows meanwhile.
+    after_handle: HashMap<FlowKey, Next>,
     lapsed: VecDeque<(SessionKey, Bytes)>,
     lapse_waker: Option<Waker>,
     /// Who can read a flow at rest, if anybody can.
@@ -64,6 +68,16 @@ pub(crate) struct Rest {
     loaded: u64,
     /// While not all of the journal was read: who came to the door.
     met: Option<HashSet<SessionKey>>,
+}
+
+/// What waits until a flow's handle from before its sleep is dropped.
+enum Next {
+    /// It is held: nothing happened.
+    Nothing,
+    /// It woke, in this session.
+    Woke(SessionId),
+    /// It was over; this was its memo.
+    Lapsed(Bytes),
 }
 
 impl Rest {
@@ -142,16 +156,25 @@ impl Rest {
     /// A flow that slept is over: its memo is the application's again.
     fn lapse(&mut self, session: SessionKey, flow: FlowId) {
         if let Some(memo) = self.take_memo(session, flow) {
-            self.lapsed.push_back((session, memo));
-            if let Some(waker) = self.lapse_waker.take() {
-                waker.wake();
-            }
+            self.hand_back(FlowKey { session, flow }, memo);
         }
         if self.journal.is_some() {
             // The session's record stands: a flow without a memo is not loaded.
             let key = FlowKey { session, flow };
             self.batch.memos.insert(key, None);
             self.news.notify_one();
+        }
+    }
+
+    /// Hands a memo to the application, after the handle from before the sleep.
+    fn hand_back(&mut self, key: FlowKey, memo: Bytes) {
+        if let Some(next) = self.after_handle.get_mut(&key) {
+            *next = Next::Lapsed(memo);
+            return;
+        }
+        self.lapsed.push_back((key.session, memo));
+        if let Some(waker) = self.lapse_waker.take() {
+            waker.wake();
         }
     }
 
@@ -222,9 +245,16 @@ pub(crate) fn on_event(inner: &mut Inner, id: SessionId, event: &Event) {
         Event::Closed(_) => {
             if let Some(key) = inner.rest.is_over(id) {
                 let flows = inner.flows.range((id, FlowId(0))..=(id, FlowId(u64::MAX)));
-                let kept = flows.filter(|(_, entry)| entry.memo.is_some());
-                for flow in kept.map(|((_, flow), _)| *flow).collect::<Vec<_>>() {
+                let kept = flows.filter_map(|((_, flow), entry)| {
+                    Some((*flow, entry.memo.clone()?, entry.unclaimed))
+                });
+                for (flow, memo, unclaimed) in kept.collect::<Vec<_>>() {
                     inner.rest.write_memo(key, flow, None);
+                    if unclaimed {
+                        // Nobody will be given a handle that says it.
+                        inner.flows.remove(&(id, flow));
+                        inner.rest.hand_back(FlowKey { session: key, flow }, memo);
+                    }
                 }
                 inner.rest.stale.insert(key);
                 inner.rest.news.notify_one();
@@ -273,10 +303,15 @@ fn on_awake(inner: &mut Inner, id: SessionId) {
             Some(memo) => {
                 let entry = Entry {
                     memo: Some(memo),
+                    unclaimed: true,
                     ..Entry::default()
                 };
                 inner.flows.insert((id, flow), entry);
-                inner.accepted.push_back((id, flow));
+                let held = FlowKey { session: key, flow };
+                match inner.rest.after_handle.get_mut(&held) {
+                    Some(next) => *next = Next::Woke(id),
+                    None => inner.accepted.push_back((id, flow)),
+                }
                 inner.rest.is_awake(key, id);
                 inner.rest.stale.insert(key);
                 inner.rest.news.notify_one();
@@ -359,8 +394,15 @@ fn put_to_sleep(inner: &mut Inner, id: SessionId, now: Time) -> bool {
             entry.source = None;
             memos.extend(entry.memo.take().map(|memo| (*flow, memo)));
             entry.wake_all();
-            if entry.detached {
+            if entry.detached || entry.unclaimed {
                 inner.flows.remove(&(id, *flow));
+            } else {
+                let held = FlowKey {
+                    session: key,
+                    flow: *flow,
+                };
+                inner.rest.held.insert((id, *flow), key);
+                inner.rest.after_handle.insert(held, Next::Nothing);
             }
         }
     }
@@ -377,6 +419,24 @@ fn put_to_sleep(inner: &mut Inner, id: SessionId, now: Time) -> bool {
         inner.rest.news.notify_one();
     }
     true
+}
+
+/// A handle from before a flow's sleep was dropped: what the application kept is put by now.
+pub(crate) fn let_go(inner: &mut Inner, id: SessionId, flow: FlowId) {
+    let Some(session) = inner.rest.held.remove(&(id, flow)) else {
+        return;
+    };
+    let key = FlowKey { session, flow };
+    match inner.rest.after_handle.remove(&key) {
+        Some(Next::Woke(id)) => {
+            inner.accepted.push_back((id, flow));
+            if let Some(waker) = inner.acceptor.take() {
+                waker.wake();
+            }
+        }
+        Some(Next::Lapsed(memo)) => inner.rest.hand_back(key, memo),
+        Some(Next::Nothing) | None => {}
+    }
 }
 
 /// Everything that changed since this was last asked, as it is now.

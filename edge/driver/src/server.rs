@@ -113,6 +113,9 @@ impl Server {
                 let Some(peer) = inner.core.session(session).map(|s| s.peer()) else {
                     continue;
                 };
+                if let Some(entry) = inner.flows.get_mut(&(session, id)) {
+                    entry.unclaimed = false;
+                }
                 return Poll::Ready(Some(Flow::new(self.shared.clone(), session, id, peer.0)));
             }
             inner.acceptor = Some(cx.waker().clone());

@@ -52,7 +52,8 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     }
     /// From now on the flow may sleep, and outlive the process where the server has a journal: it
     /// sends from its source alone, and is accepted again with this memo. Its handle then ends
-    /// with [`Asleep`].
+    /// with [`Asleep`], and is to be dropped: the flow is not given again, nor its memo, while the
+    /// handle lives.
     fn keep(&mut self, _memo: Bytes) {}
     /// What was kept of this flow, if it slept before.
     fn memo(&self) -> Option<Bytes> {

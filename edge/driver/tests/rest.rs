@@ -96,7 +96,16 @@ async fn read_to(flow: &mut Flow, from: u64, to: u64) {
 
 /// A device asks and reads some; the server keeps the flow with a memo.
 async fn begun(server: &Server, device: &Device, read: u64) -> (Flow, Flow) {
-    let mut flow = device.open(FlowSettings::default()).unwrap();
+    begun_with(FlowSettings::default(), server, device, read).await
+}
+
+async fn begun_with(
+    settings: FlowSettings,
+    server: &Server,
+    device: &Device,
+    read: u64,
+) -> (Flow, Flow) {
+    let mut flow = device.open(settings).unwrap();
     flow.write_all(b"get").await.unwrap();
     let mut far = within(server.accept()).await.unwrap();
     let mut asked = [0; 3];
@@ -170,6 +179,55 @@ async fn a_flow_sleeps_in_memory_and_goes_on_where_its_device_says() {
     far.send_source_again(Arc::new(Pattern));
     read_to(&mut flow.unwrap(), 70_000, SIZE).await;
     assert_eq!(server.counts().1, 0);
+}
+
+#[tokio::test]
+async fn a_flow_that_woke_is_given_again_once_the_handle_from_before_is_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = server_at("127.0.0.1:0", None);
+    let (device, _) = Device::resume(options(&server), instance(dir.path(), false), None)
+        .await
+        .unwrap();
+    device.use_default_route().unwrap();
+    let (flow, mut far) = begun(&server, &device, 100_000).await;
+    let id = flow.id();
+    gone(device, flow).await;
+    let end = within(std::future::poll_fn(|cx| far.poll_finished(cx))).await;
+    assert!(end.unwrap_err().get_ref().unwrap().is::<Asleep>());
+
+    let (_device, flow) = again(&server, dir.path(), id, 70_000).await;
+    let mut flow = flow.unwrap();
+    until(|| server.counts() == (1, 0, 0)).await;
+    let early = tokio::time::timeout(Duration::from_millis(200), server.accept()).await;
+    assert!(early.is_err(), "what the flow held is not put by yet");
+    drop(far);
+    let mut far = within(server.accept()).await.unwrap();
+    assert_eq!(far.memo().unwrap(), "what it needs");
+    far.send_source_again(Arc::new(Pattern));
+    read_to(&mut flow, 70_000, 80_000).await;
+}
+
+#[tokio::test]
+async fn a_memo_comes_back_once_the_handle_from_before_the_sleep_is_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = server_at("127.0.0.1:0", None);
+    let (device, _) = Device::resume(options(&server), instance(dir.path(), false), None)
+        .await
+        .unwrap();
+    device.use_default_route().unwrap();
+    let settings = FlowSettings {
+        within: Some(Duration::from_secs(2)),
+        ..FlowSettings::default()
+    };
+    let (flow, mut far) = begun_with(settings, &server, &device, 100_000).await;
+    gone(device, flow).await;
+    let end = within(std::future::poll_fn(|cx| far.poll_finished(cx))).await;
+    assert!(end.unwrap_err().get_ref().unwrap().is::<Asleep>());
+    let early = tokio::time::timeout(Duration::from_secs(3), server.lapsed()).await;
+    assert!(early.is_err(), "what the flow held is not put by yet");
+    drop(far);
+    let (_, memo) = within(server.lapsed()).await.unwrap();
+    assert_eq!(memo, "what it needs");
 }
 
 #[tokio::test]

@@ -495,16 +495,21 @@ fn each_direction_has_its_own_rate() {
     server
         .set_read_timeout(Some(Duration::from_millis(500)))
         .unwrap();
+    // Read while they are sent: a socket holds fewer than these.
+    let reader = std::thread::spawn(move || {
+        let (mut first, mut last, mut got) = (None, Instant::now(), 0u32);
+        while got < PACKETS && server.recv(&mut [0; 2000]).is_ok() {
+            last = Instant::now();
+            first.get_or_insert(last);
+            got += 1;
+        }
+        (first, last, got)
+    });
     for _ in 0..PACKETS {
         device.send(&[1; 1200]).unwrap();
         std::thread::sleep(Duration::from_micros(100));
     }
-    let (mut first, mut last, mut got) = (None, Instant::now(), 0u32);
-    while server.recv(&mut [0; 2000]).is_ok() {
-        last = Instant::now();
-        first.get_or_insert(last);
-        got += 1;
-    }
+    let (first, last, got) = reader.join().unwrap();
     let up = last - first.expect("a packet");
     assert_eq!(got, PACKETS);
     let ratio = up.as_secs_f64() / down.as_secs_f64();
