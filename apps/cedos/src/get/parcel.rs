@@ -9,7 +9,7 @@
 //! A flow that sleeps keeps a cursor into this, not a copy of it.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,10 +22,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use sha2::{Digest, Sha256};
 use url::Url;
 
-use super::outcome::Failure;
+use super::outcome::{Exit, Failure};
 
 /// Header fields of an answer.
 const HEADERS_MAX: usize = 128;
+/// Bytes digested at once.
+const DIGEST_BYTES: usize = 1024 * 1024;
 /// Bytes of an answer that are kept: its head and what a person would read of its body.
 pub const ANSWER_BYTES_MAX: usize = 128 * 1024;
 
@@ -45,12 +47,13 @@ pub struct Parcel {
 }
 
 impl Parcel {
-    /// Opens and digests the file.
+    /// Opens and digests the file, which takes seconds for a gigabyte, unless it is stopped.
     pub fn open(
         path: &Path,
         url: &Url,
         post: bool,
         content_type: Option<&str>,
+        stopped: impl Fn() -> bool,
     ) -> Result<Parcel, Failure> {
         let refuse = |error: io::Error| {
             Failure::error(format!("{} cannot be read: {error}", path.display()))
@@ -64,8 +67,23 @@ impl Parcel {
             );
             return Err(Failure::error(text));
         }
-        let mut digest = Sha256::new();
-        let length = io::copy(&mut file, &mut digest).map_err(refuse)?;
+        let (mut digest, mut length) = (Sha256::new(), 0);
+        let mut piece = vec![0; DIGEST_BYTES];
+        loop {
+            if stopped() {
+                return Err(Failure {
+                    exit: Exit::Cancelled,
+                    reason: None,
+                    text: "stopped before anything was sent".into(),
+                });
+            }
+            let read = file.read(&mut piece).map_err(refuse)?;
+            if read == 0 {
+                break;
+            }
+            digest.update(&piece[..read]);
+            length += read as u64;
+        }
         let mut plain = url.clone();
         plain.set_fragment(None);
         let host = &plain[url::Position::BeforeHost..url::Position::AfterPort];
@@ -199,7 +217,7 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"0123456789").unwrap();
         let url = "http://h:81/a?b#c".parse().unwrap();
-        let parcel = Arc::new(Parcel::open(file.path(), &url, false, None).unwrap());
+        let parcel = Arc::new(Parcel::open(file.path(), &url, false, None, || false).unwrap());
         let read = |offset, max| {
             let waker = std::task::Waker::noop();
             let mut cx = Context::from_waker(waker);
@@ -227,6 +245,8 @@ mod tests {
         );
         assert_eq!(parcel.head_bytes() + 10, text.len() as u64);
         assert!(parcel.check_unchanged().is_ok());
+        let stopped = Parcel::open(file.path(), &url, false, None, || true);
+        assert_eq!(stopped.err().unwrap().exit, Exit::Cancelled);
         file.as_file().set_len(5).unwrap();
         assert!(read(parcel.head_bytes(), 100).is_err());
         assert!(parcel.check_unchanged().is_err());

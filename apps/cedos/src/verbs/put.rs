@@ -90,20 +90,19 @@ async fn start(args: PutArgs) -> Result<Exit, Failure> {
         allow_downgrade: false,
         fields: [].into(),
     };
-    let parcel = Parcel::open(
-        &args.file,
-        &args.url,
-        args.post,
-        args.content_type.as_deref(),
-    )?;
+    let (stop, stopped) = watch::channel(false);
+    stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
+    let (file, url, kind, stop) = (args.file, args.url, args.content_type, stopped.clone());
+    let reading = tokio::task::spawn_blocking(move || {
+        Parcel::open(&file, &url, args.post, kind.as_deref(), || *stop.borrow())
+    });
+    let parcel = reading.await.expect("reading does not panic")?;
     let rules = ClassRules {
         rules: args.how.link.clone(),
     };
     let (_, monitor) = LinkMonitor::start(rules)
         .await
         .map_err(|error| Failure::error(error.to_string()))?;
-    let (stop, stopped) = watch::channel(false);
-    stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
     let mut observer = args.how.observer(false);
     let links = monitor.subscribe();
     let key = key::of_device(args.how.key.as_deref())

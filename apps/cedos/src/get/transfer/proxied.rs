@@ -546,7 +546,7 @@ impl Transfer<'_, Proxy> {
                 });
             }
             SessionEvent::PathSilent { .. } | SessionEvent::PathDown { .. } => self.steer(helm)?,
-            SessionEvent::Woken { after } => {
+            SessionEvent::Woken { after } if after.as_secs_f64() >= 0.1 => {
                 let text = format!("networks are back after {:.1} s", after.as_secs_f64());
                 self.note(None, text);
             }

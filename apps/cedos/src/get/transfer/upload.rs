@@ -102,6 +102,10 @@ impl Transfer<'_, Proxy> {
             }
         }
         self.look(&parcel, helm);
+        // A small file is there before the first epoch is over.
+        if self.last_link.is_none() {
+            self.say_begun(helm);
+        }
         let answer = Answered::read(&kept, total)
             .map_err(|what| self.once_only(Fault::Proxy(what.into())))?;
         self.judge(&parcel, answer)
