@@ -16,6 +16,7 @@ mod acks;
 mod asleep;
 mod by_path;
 mod calls;
+mod careful;
 mod census;
 mod claim;
 mod config;

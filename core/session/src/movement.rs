@@ -202,9 +202,11 @@ impl Session {
             issued,
             says,
             gone,
+            known_ways,
             ..
         } = self;
         let mut path = paths.remove(slot);
+        known_ways.note(&path);
         path.recovery.abandon(|said, arrived| {
             on_said(said, arrived, flows, None, issued, says, gone);
         });

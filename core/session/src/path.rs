@@ -108,6 +108,8 @@ pub(crate) struct Path {
     /// Since when it is silent, and whether it was the only path then.
     pub(crate) silent_since: Time,
     pub(crate) alone: bool,
+    /// Nothing was measured on it, or too little.
+    pub(crate) is_new: bool,
     /// After a hole no faster than the window over the round trip, until then.
     pub(crate) even_until: Time,
     /// Said by the device: may payload travel here, and does it need grants.
@@ -188,6 +190,7 @@ impl Path {
             state: PathState::Opening,
             silent_since: now,
             alone: false,
+            is_new: true,
             even_until: now,
             status: PathStatus::Available,
             status_seq: 0,

@@ -822,6 +822,9 @@ impl Session {
         if let Some(trace) = &mut self.trace {
             trace.at(now).look_at(path);
         }
+        if outcome.rtt.is_some() {
+            self.resume_way(now, slot);
+        }
         for (path, largest) in acked_elsewhere {
             if let Some(path) = self.paths.get_mut(path) {
                 path.acks.on_ack_acked(largest);

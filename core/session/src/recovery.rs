@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use d2tp_time::{Span, Time};
 use d2tp_wire::{AckRanges, FlowId, PathId};
 
+use crate::careful::{Careful, Doubt};
 use crate::congestion::{Acked, Controller, Siblings};
 use crate::delivery::Delivery;
 use crate::event::PeerFault;
@@ -194,6 +195,8 @@ pub(crate) struct Recovery {
     /// There on this path, and back by whatever way answers come; as `rtt` until one came another way.
     elsewhere: Option<Box<Rtt>>,
     pub(crate) controller: Box<dyn Controller>,
+    /// The window is another path's, and in doubt.
+    careful: Option<Box<Careful>>,
     /// In step with `sent`; only for a controller that wants it.
     delivery: Option<Box<Delivery>>,
     /// Counters for reports.
@@ -228,6 +231,7 @@ impl Recovery {
             rtt: Rtt::new(rtt_initial),
             elsewhere: None,
             controller,
+            careful: None,
             delivery,
             lost_total: 0,
             spurious_total: 0,
@@ -467,7 +471,11 @@ impl Recovery {
             self.episode_lost = 0;
             self.episode_spurious = 0;
         }
+        if let Some(careful) = &mut self.careful {
+            careful.on_arrived(acked_bytes);
+        }
         self.detect(now, ack_delay_max, &mut outcome, &mut each);
+        self.doubt(ranges.largest, acked_bytes);
         if let Some((sent_at, app_limited)) = newest {
             self.probes = 0;
             let rtt_min = self.rtt.min();
@@ -499,6 +507,35 @@ impl Recovery {
             self.skipped.pop_front();
         }
         Ok(outcome)
+    }
+
+    /// The path goes on with a window that was measured before it was, and slow start up to `threshold`.
+    pub(crate) fn resume(&mut self, window: u64, threshold: u64) {
+        self.controller.resume(window, threshold);
+        let careful = Careful::new(self.next_number(), self.in_flight, threshold);
+        self.careful = Some(careful.into());
+    }
+
+    /// Whether the window is in doubt.
+    pub(crate) fn is_careful(&self) -> bool {
+        self.careful.is_some()
+    }
+
+    fn doubt(&mut self, largest: u64, acked_bytes: u64) {
+        let next = self.next_number();
+        let Some(careful) = &mut self.careful else {
+            return;
+        };
+        match careful.on_ack(largest, next) {
+            Doubt::Stays => {}
+            Doubt::Begun { threshold } => {
+                let used = self.in_flight + acked_bytes;
+                if used < self.controller.window() {
+                    self.controller.resume(used, threshold);
+                }
+            }
+            Doubt::Over => self.careful = None,
+        }
     }
 
     fn skipped_within(&self, low: u64, high: u64) -> Option<u64> {
@@ -568,6 +605,9 @@ impl Recovery {
         if let (Some(oldest), Some(newest)) = (oldest_lost, newest_lost) {
             let window = self.controller.window();
             self.controller.on_loss(now, newest);
+            if let Some(careful) = self.careful.take() {
+                self.controller.retreat(careful.retreat());
+            }
             if self.controller.window() < window {
                 self.episode_lost = 0;
                 self.episode_spurious = 0;

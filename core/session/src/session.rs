@@ -21,6 +21,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, PathStatus, Reason, TOKEN_BYTES};
 
 use crate::by_path::ByPath;
+use crate::careful::KnownWays;
 use crate::census::Arrived;
 use crate::config::{Config, EVENTS_MAX};
 use crate::datagrams::Datagrams;
@@ -214,6 +215,7 @@ pub struct Session {
     pub(crate) says: u16,
     /// Paths that are no more and of which the peer does not know it yet.
     pub(crate) gone: Vec<Gone>,
+    pub(crate) known_ways: KnownWays,
     pub(crate) issued: ByPath<Issued>,
     pub(crate) spare: ByPath<(Cid, [u8; TOKEN_BYTES])>,
     /// Path ids ever in use under these keys: none comes back (R-SEAL-2).
@@ -304,6 +306,7 @@ impl Session {
             credit: Credit::default(),
             says: 0,
             gone: Vec::new(),
+            known_ways: KnownWays::default(),
             issued: ByPath::default(),
             spare: ByPath::default(),
             used_paths: RangeSet::default(),

@@ -182,6 +182,15 @@ impl Controller for Coupled {
             (self.window, self.threshold) = resumed(self.window, self.threshold, self.datagram);
         }
     }
+    fn resume(&mut self, window: u64, threshold: u64) {
+        (self.window, self.threshold) = (window, threshold);
+        self.hystart = HyStart::new();
+    }
+    fn retreat(&mut self, window: u64) {
+        self.before = None;
+        self.window = window.max(WINDOW_MIN_DATAGRAMS * self.datagram);
+        self.threshold = self.window;
+    }
     fn on_spurious(&mut self) {
         if let Some((window, threshold)) = self.before.take() {
             self.window = self.window.max(window);

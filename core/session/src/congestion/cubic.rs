@@ -187,6 +187,19 @@ impl Controller for Cubic {
         }
     }
 
+    fn resume(&mut self, window: u64, threshold: u64) {
+        (self.state.window, self.state.threshold) = (window, threshold);
+        self.hystart = HyStart::new();
+    }
+
+    fn retreat(&mut self, window: u64) {
+        self.before = None;
+        let s = &mut self.state;
+        s.window = window.max(WINDOW_MIN_DATAGRAMS * self.datagram);
+        (s.threshold, s.w_max, s.reno_window) = (s.window, s.window, s.window);
+        self.state.k_us = 0;
+    }
+
     fn on_spurious(&mut self) {
         if let Some(before) = self.before.take() {
             if before.window > self.state.window {

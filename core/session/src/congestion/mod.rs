@@ -109,6 +109,10 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     fn on_persistent_congestion(&mut self);
     /// The path was silent for so long, and answers again. `careful`: perhaps because it was choked.
     fn on_hole(&mut self, hole: Span, careful: bool);
+    /// A new path leads where another did: its window, and where slow start ends. BBR measures anew.
+    fn resume(&mut self, _window: u64, _threshold: u64) {}
+    /// That was too much: what the path is known to take.
+    fn retreat(&mut self, _window: u64) {}
     /// The last response was a mistake: what was taken for lost had arrived.
     fn on_spurious(&mut self);
     /// The path's datagram size changed.
