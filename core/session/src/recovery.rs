@@ -26,6 +26,9 @@ use crate::delivery::Delivery;
 use crate::event::PeerFault;
 use crate::rtt::{GRANULARITY, Rtt};
 
+/// A path is asked this often however long its answers took: one that came minutes late says little of the
+/// next.
+const PROBE_INTERVAL_SLOW_MAX: Span = Span::from_secs(20); // a guess
 /// RFC 9002 §6.1.1.
 const PACKET_THRESHOLD: u64 = 3;
 /// A path that reorders gets at most this much tolerance before loss is presumed.
@@ -674,7 +677,8 @@ impl Recovery {
         let base = self.answers().probe_timeout(ack_delay_max);
         // One answer that came after a long stall must not make the next question wait as long; only
         // a path whose every answer is slow is asked that slowly.
-        let most = interval_max.max(self.answers().min().times(2));
+        let slow = self.answers().min().times(2).min(PROBE_INTERVAL_SLOW_MAX);
+        let most = interval_max.max(slow);
         let span = base.times(1 << self.probes.min(10)).min(most);
         self.last_eliciting_at + span
     }
@@ -685,7 +689,8 @@ impl Recovery {
         if !self.is_waiting() {
             return Time::NEVER;
         }
-        self.last_eliciting_at + pause.max(self.rtt.probe_timeout(ack_delay_max))
+        let answer = self.rtt.probe_timeout(ack_delay_max);
+        self.last_eliciting_at + pause.max(answer.min(PROBE_INTERVAL_SLOW_MAX))
     }
 
     /// The path answers after a hole: what was sent into it says nothing of congestion.
