@@ -10,6 +10,7 @@
 //! stands for it.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,7 +75,7 @@ impl FlowListener for Door {
             let from = from.ip().to_canonical();
             if !self.prox.config.admits(from) {
                 tracing::debug!(%from, "not let in");
-                let _ = stream.set_zero_linger();
+                let _ = multipath::reset(stream.as_fd());
                 continue;
             }
             let _ = stream.set_nodelay(true);

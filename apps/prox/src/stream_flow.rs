@@ -10,6 +10,7 @@
 //! whole.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use d2tp_driver::{FlowIo, HostKey, Source};
+use d2tp_tcp::multipath;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
@@ -172,7 +174,7 @@ impl FlowIo for StreamFlow {
 impl Drop for StreamFlow {
     fn drop(&mut self) {
         if !self.sent_end {
-            let _ = self.stream.set_zero_linger();
+            let _ = multipath::reset(self.stream.as_fd());
         }
     }
 }

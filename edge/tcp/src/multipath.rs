@@ -63,6 +63,25 @@ pub fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
+/// Resets a connection of either kind, so that what was cut off never looks whole at the other end.
+/// `SO_LINGER` does that for TCP alone: of MPTCP it makes an ordinary end.
+///
+/// # Errors
+/// The socket is none that connects.
+#[cfg(target_os = "linux")]
+pub fn reset(socket: BorrowedFd<'_>) -> io::Result<()> {
+    crate::option::disconnect(socket)
+}
+
+/// Resets a connection, so that what was cut off never looks whole at the other end.
+///
+/// # Errors
+/// The socket is none that connects.
+#[cfg(not(target_os = "linux"))]
+pub fn reset(socket: BorrowedFd<'_>) -> io::Result<()> {
+    socket2::SockRef::from(&socket).set_linger(Some(std::time::Duration::ZERO))
+}
+
 /// The subflows that a connection has now; none if it is plain TCP.
 ///
 /// # Errors
@@ -113,5 +132,25 @@ mod tests {
             bytes_received: 100_000,
         };
         assert_eq!(subflows(several.as_fd()).unwrap(), Some(vec![one]));
+    }
+
+    #[test]
+    fn a_reset_is_no_end_over_tcp_nor_over_mptcp() {
+        let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let at = listener.local_addr().unwrap();
+        let connections = [TcpStream::connect(at), connect(at)];
+        for (n, connected) in connections.into_iter().enumerate() {
+            let Ok(mut stream) = connected else {
+                assert_eq!(n, 1, "TCP is always there");
+                continue;
+            };
+            let (mut theirs, _) = listener.accept().unwrap();
+            theirs.write_all(b"half").unwrap();
+            stream.read_exact(&mut [0; 4]).unwrap();
+            reset(theirs.as_fd()).unwrap();
+            drop(theirs);
+            let read = stream.read(&mut [0; 1]);
+            assert!(read.is_err(), "connection {n}: {read:?}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The socket options of Linux: what it measured, the bound it takes, and what subflows there are.
+//! What Linux says of its sockets and takes: what it measured, the window's bound, subflows, a reset.
 
 use std::io;
 use std::mem::offset_of;
@@ -52,6 +52,24 @@ pub(crate) fn info(socket: BorrowedFd<'_>) -> io::Result<Info> {
         bytes_received: long(&bytes, BYTES_RECEIVED_AT),
         open: STATES_OPEN.contains(&bytes[STATE_AT]),
     })
+}
+
+/// Connects to nobody, which resets what there was.
+pub(crate) fn disconnect(socket: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: all zeros are an address, of the family AF_UNSPEC.
+    let nobody: libc::sockaddr = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a live address of the size given.
+    let failed = unsafe {
+        libc::connect(
+            socket.as_raw_fd(),
+            &raw const nobody,
+            size_of::<libc::sockaddr>() as libc::socklen_t,
+        )
+    };
+    match failed {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Of linux/socket.h and linux/mptcp.h (Linux 5.16).
