@@ -159,8 +159,8 @@ async fn who_is_not_let_in_by_address_is_reset_before_a_word() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind(SocketAddr::from(([127, 0, 0, 9], 0))).unwrap();
     if let Ok(mut stream) = socket.connect(served.at).await {
-        let asked = stream.write_all(get("http://127.0.0.1/", "").as_bytes());
-        let _ = asked.await;
+        let ask = get("http://127.0.0.1/", "");
+        let _ = stream.write_all(ask.as_bytes()).await;
         assert_eq!(rest(&mut stream).await, (Vec::new(), false));
     }
     served.end().await;
