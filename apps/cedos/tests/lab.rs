@@ -145,14 +145,9 @@ fn kernel_mptcp_takes_all_links_as_they_come_and_kernel_tcp_one() {
         5_000_000.0 * 8e-6 / (at("last_byte_s") - at("first_byte_s"))
     };
     let flow = report_of(&output);
-    // The first second of it, and what the second subflow brought from 2 s on.
-    let by_wifi: u64 = (flow["bytes_by_link"].as_object().expect("links").iter())
-        .filter(|(name, _)| *name != "wlan1")
-        .map(|(_, bytes)| bytes.as_u64().expect("bytes"))
-        .sum();
-    assert!(by_wifi > 1_200_000, "{flow}");
+    // Its first second, and from 2 s on under another address.
     assert!(
-        flow["bytes_by_link"]["wlan0"].as_u64() > Some(200_000),
+        flow["bytes_by_link"]["wlan0"].as_u64() > Some(1_500_000),
         "{flow}"
     );
     assert!(

@@ -12,6 +12,7 @@
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use d2tp_tcp::multipath::{self, Subflow};
+use nix::ifaddrs::InterfaceAddress;
 use serde::Serialize;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::BTreeMap;
@@ -121,7 +122,7 @@ pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
         carried: BTreeMap::new(),
     };
     let ended = fetch.run();
-    let carried: u64 = fetch.carried.values().sum();
+    let carried: u64 = fetch.carried.values().map(|(_, bytes)| bytes).sum();
     let since = |moment: Instant| (moment - begun).as_secs_f64();
     let fetched = Fetched {
         event: if ended.is_ok() { "done" } else { "error" },
@@ -184,8 +185,9 @@ struct Fetch<'a> {
     bytes: u64,
     /// When bytes of the body came first, and last.
     came: Option<(Instant, Instant)>,
-    /// What each subflow brought, by its address and port here. A new one has another port.
-    carried: BTreeMap<SocketAddr, u64>,
+    /// Over which link and how much each subflow brought, by its address and port here. A new one has
+    /// another port.
+    carried: BTreeMap<SocketAddr, (String, u64)>,
 }
 
 impl Fetch<'_> {
@@ -279,35 +281,37 @@ impl Fetch<'_> {
             ..
         } in subflows
         {
-            self.carried.insert(local, bytes_received);
+            let known = self.carried.entry(local);
+            let (_, bytes) = known.or_insert_with(|| (link_of(local.ip()), 0));
+            *bytes = bytes_received;
         }
         Ok(())
     }
 
-    /// By the name of the link, or by address where the link has gone.
     fn bytes_by_link(&self) -> BTreeMap<String, u64> {
         if let Over::Tcp(link) = &self.args.over {
             return BTreeMap::from([(link.clone(), self.bytes)]);
         }
-        let links: BTreeMap<IpAddr, String> = nix::ifaddrs::getifaddrs()
-            .into_iter()
-            .flatten()
-            .filter_map(|interface| {
-                let address = interface.address?;
-                let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-                let v6 = || address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()));
-                Some((v4.or_else(v6)?, interface.interface_name))
-            })
-            .collect();
         let mut by_link = BTreeMap::new();
-        for (local, bytes) in &self.carried {
-            let name = links.get(&local.ip()).cloned();
-            *by_link
-                .entry(name.unwrap_or_else(|| local.ip().to_string()))
-                .or_default() += bytes;
+        for (name, bytes) in self.carried.values() {
+            *by_link.entry(name.clone()).or_default() += bytes;
         }
         by_link
     }
+}
+
+/// The link that has this address now; the address where none has it any more.
+fn link_of(address: IpAddr) -> String {
+    let mut interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    let address_of = |interface: &InterfaceAddress| {
+        let own = interface.address?;
+        let v4 = own.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        let v6 = || own.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()));
+        v4.or_else(v6)
+    };
+    interfaces
+        .find(|interface| address_of(interface) == Some(address))
+        .map_or_else(|| address.to_string(), |link| link.interface_name)
 }
 
 #[cfg(test)]
