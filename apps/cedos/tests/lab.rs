@@ -104,6 +104,81 @@ text = "count(flows[sha256_ok=true]) == 2"
 text = "1 == 2"
 "#;
 
+/// Wi-Fi goes after a second and comes back with another address.
+const KERNEL: &str = r#"
+duration_s = 30
+[[link]]
+name = "wlan0"
+down_mbps = 8
+up_mbps = 8
+[[link.at]]
+t_s = 1
+up = false
+[[link.at]]
+t_s = 2
+up = true
+[[link]]
+name = "wlan1"
+down_mbps = 4
+up_mbps = 4
+[[flow]]
+bytes = 5_000_000
+[[expect]]
+text = "flows[0].sha256_ok"
+"#;
+
+#[test]
+fn kernel_mptcp_takes_all_links_as_they_come_and_kernel_tcp_one() {
+    let file = scenario(KERNEL);
+    let Some(output) = lab(&file, &["--json", "--over", "mptcp"]) else {
+        return;
+    };
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    if told.contains("Protocol not supported") {
+        eprintln!("skipped, this kernel has no MPTCP: {told}");
+        return;
+    }
+    assert!(output.status.success(), "{told}");
+    let report_of = |output: &Output| report(output)["flows"][0].clone();
+    let mbps = |flow: &Value| {
+        let at = |key: &str| flow[key].as_f64().expect("a time");
+        5_000_000.0 * 8e-6 / (at("last_byte_s") - at("first_byte_s"))
+    };
+    let flow = report_of(&output);
+    // Its first second, and from 2 s on under another address.
+    assert!(
+        flow["bytes_by_link"]["wlan0"].as_u64() > Some(1_500_000),
+        "{flow}"
+    );
+    assert!(
+        flow["bytes_by_link"]["wlan1"].as_u64() > Some(500_000),
+        "{flow}"
+    );
+    assert!(flow["last_byte_s"].as_f64() > flow["first_byte_s"].as_f64());
+
+    // A stock client of the proxy lives through the loss of a network.
+    let output = lab(&file, &["--json", "--over", "mptcp-prox"]).expect("a lab");
+    assert!(output.status.success(), "{output:?}");
+    let through = report_of(&output);
+    assert!(
+        through["bytes_by_link"]["wlan1"].as_u64() > Some(500_000),
+        "{through}"
+    );
+    assert!(mbps(&through) > 5.0, "{through}");
+
+    let output = lab(&file, &["--json", "--over", "tcp:wlan1"]).expect("a lab");
+    assert!(output.status.success());
+    let alone = report(&output);
+    assert_eq!(alone["flows"][0]["bytes_by_link"]["wlan1"], 5_000_000);
+    assert_eq!(alone["links"][0]["bytes_down"], 0);
+    assert!(mbps(&alone["flows"][0]) < 4.0, "{alone}");
+    assert!(mbps(&flow) > 5.0, "{flow}");
+
+    let unknown = lab(&file, &["--over", "tcp:wlan7"]).expect("a lab");
+    assert!(!unknown.status.success());
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("no link wlan7"));
+}
+
 #[test]
 fn lab_and_simulator_print_the_same_object_with_the_keys_of_the_documentation() {
     let file = scenario(BOTH_WAYS);
@@ -122,7 +197,8 @@ fn lab_and_simulator_print_the_same_object_with_the_keys_of_the_documentation() 
         };
         each(
             "flows",
-            "id bytes sha256_ok finished_s deadline_s deadline_met bytes_by_link duplicate_bytes",
+            "id bytes sha256_ok finished_s first_byte_s last_byte_s deadline_s deadline_met bytes_by_link \
+             duplicate_bytes",
         );
         each(
             "links",

@@ -3,6 +3,7 @@
 //! Every limit the proxy enforces is a field here or a named constant beside the code that
 //! enforces it; nothing is unbounded. Durations are seconds in files (fractions allowed).
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,6 +30,9 @@ pub struct ProxConfig {
     pub allow_clients: Vec<HostKey>,
     /// Serve any client key. Off by default: an open proxy is somebody else's tool.
     pub allow_any_client: bool,
+    /// Networks whose hosts may use this proxy over TCP, without a key, where it has a door for them.
+    /// Empty: nobody.
+    pub allow_addresses: Vec<IpNet>,
 
     /// Let requests reach private, loopback, unique-local, shared (CGNAT) and test networks.
     /// Link-local, metadata and multicast addresses stay refused; `allow_nets` opens those.
@@ -117,6 +121,7 @@ impl Default for ProxConfig {
         ProxConfig {
             allow_clients: Vec::new(),
             allow_any_client: false,
+            allow_addresses: Vec::new(),
             allow_private: false,
             allow_nets: Vec::new(),
             refused_ports: vec![25],
@@ -145,6 +150,20 @@ impl Default for ProxConfig {
             sleep_after: Duration::from_secs(60),
             stop_grace: Duration::from_secs(10),
         }
+    }
+}
+
+impl ProxConfig {
+    /// Whether there is a client who may use this proxy.
+    pub fn is_for_anybody(&self) -> bool {
+        self.allow_any_client || !self.allow_clients.is_empty() || !self.allow_addresses.is_empty()
+    }
+
+    /// Whether a host without a key may use this proxy.
+    pub(crate) fn admits(&self, address: IpAddr) -> bool {
+        self.allow_addresses
+            .iter()
+            .any(|net| net.contains(&address))
     }
 }
 

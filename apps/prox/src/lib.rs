@@ -12,6 +12,8 @@
 //!                                                     shelf.rs
 //! ```
 //!
+//! Clients without D2TP come through a [`Door`] of TCP and MPTCP, if there is one.
+//!
 //! [`run`] serves a [`FlowListener`]; [`serve_flow`] serves one flow. `docs/proxy.md` lists every
 //! option, answer and reset code.
 
@@ -19,6 +21,7 @@ mod answer;
 mod config;
 mod copy;
 mod dial;
+mod door;
 mod dormant;
 mod egress;
 mod fill;
@@ -34,6 +37,7 @@ mod request;
 mod reset;
 mod serve;
 mod shelf;
+mod stream_flow;
 mod tls;
 mod tunnel;
 mod upload;
@@ -44,6 +48,7 @@ mod watch;
 pub use answer::Served;
 pub use config::ProxConfig;
 pub use dial::{Resolve, SystemResolver};
+pub use door::Door;
 pub use egress::{EgressFilter, Special};
 pub use flow::{FlowReport, Outcome, serve_flow};
 pub use keytext::{NotAKey, parse_key, show_key};
@@ -54,5 +59,6 @@ pub use request::judge_head;
 pub use request::{HEAD_BYTES_MAX, HEADERS_MAX};
 pub use reset::ResetCause;
 pub use serve::{FlowListener, run, serve};
+pub use stream_flow::StreamFlow;
 pub use tls::TlsFault;
 pub use tunnel::TUNNEL_BUFFER_BYTES;

@@ -11,6 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::config::ProxConfig;
 use crate::copy::{Asked, CopyHead, PinnedCopy};
 use crate::dial::{Resolve, SystemResolver};
+use crate::door::address_of;
 use crate::dormant::Dormant;
 use crate::egress::EgressFilter;
 use crate::fill::Filler;
@@ -29,7 +30,8 @@ use crate::vault::Vault;
 pub enum StartFault {
     /// Nobody could use it.
     #[error(
-        "no client may use this proxy; give --allow-client KEY (from `cedos key show`) or --allow-any-client"
+        "no client may use this proxy; give --allow-client KEY (from `cedos key show`) or --allow-any-client, \
+         or --tcp-listen with --allow-address"
     )]
     NoClients,
     /// Origins could not be verified.
@@ -111,7 +113,7 @@ impl Prox {
         resolver: Arc<dyn Resolve>,
         journal: Option<Arc<Journal>>,
     ) -> Result<Arc<Prox>, StartFault> {
-        if !config.allow_any_client && config.allow_clients.is_empty() {
+        if !config.is_for_anybody() {
             return Err(StartFault::NoClients);
         }
         if let Err(cause) = tempfile::tempfile_in(&config.state_dir) {
@@ -166,7 +168,11 @@ impl Prox {
         client: HostKey,
         deadline: Option<Duration>,
     ) -> Result<FlowPermit, Refusal> {
-        if !self.config.allow_any_client && !self.config.allow_clients.contains(&client) {
+        let admitted = match address_of(&client) {
+            Some(address) => self.config.admits(address),
+            None => self.config.allow_any_client || self.config.allow_clients.contains(&client),
+        };
+        if !admitted {
             return Err(Refusal::ClientUnknown(show_key(&client)));
         }
         if deadline.is_some_and(|left| left > self.config.deadline_horizon) {

@@ -1,4 +1,4 @@
-//! Kernel TCP sockets whose receiver keeps the sender's queue short (DRWA).
+//! Kernel TCP sockets: a receiver that keeps the sender's queue short (DRWA).
 //!
 //! What a D2TP path says as PATH_LIMIT a TCP receiver says as its window. The kernel tells what it
 //! measured and takes a bound; the rule is [`Drwa`], the same as on paths:
@@ -12,8 +12,11 @@
 //! of the way and the kernel's own tuning decides.
 //!
 //! Somebody has to look now and then: [`Clamp::look`] says when again.
+//!
+//! And sockets of the kernel's MPTCP: [`multipath`].
 #![cfg_attr(not(target_os = "linux"), forbid(unsafe_code))]
 
+pub mod multipath;
 #[cfg(target_os = "linux")]
 mod option;
 

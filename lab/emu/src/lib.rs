@@ -27,6 +27,7 @@ mod clock;
 mod gate;
 mod icmp;
 pub mod loopback;
+mod multipath;
 mod namespace;
 mod network;
 pub mod origin;

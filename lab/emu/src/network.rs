@@ -4,6 +4,7 @@
 //! metric per link, and a rule that what leaves from the address, or is bound to the interface,
 //! leaves by it. When it leaves: all of that gone.
 
+use crate::multipath::{self, Multipath};
 use crate::namespace::Namespace;
 use crate::plan::LinkAddresses;
 use crate::port::Port;
@@ -39,6 +40,7 @@ pub struct Network {
     runtime: Runtime,
     handle: Handle,
     joined: Vec<Joined>,
+    multipath: Option<Multipath>,
 }
 
 /// What a link has been given and must lose again.
@@ -65,9 +67,22 @@ impl Network {
             runtime,
             handle,
             joined: Vec::new(),
+            multipath: None,
         };
         network.raise("lo")?;
         Ok(network)
+    }
+
+    /// From the next address on, MPTCP connections use all addresses of all links; those of
+    /// `backups` when there is no other.
+    pub(crate) fn use_multipath(&mut self, backups: Vec<bool>) -> anyhow::Result<()> {
+        self.multipath = Some(Multipath::new(backups)?);
+        Ok(())
+    }
+
+    /// Whoever connects here by MPTCP may have as many subflows as there can be.
+    pub(crate) fn take_multipath(&mut self) -> anyhow::Result<()> {
+        multipath::allow_subflows()
     }
 
     /// Bring an interface up.
@@ -272,6 +287,10 @@ impl Network {
             rules.push(self.rule(address, RuleKey::Source, table, RULE_SOURCE_FIRST + number)?);
             let by_name = RuleKey::Interface(name.to_owned());
             rules.push(self.rule(address, by_name, table, RULE_INTERFACE_FIRST + number)?);
+            // Last: its subflow leaves at once.
+            if let Some(multipath) = &self.multipath {
+                multipath.add(link, name, address)?;
+            }
         }
         self.joined.push(Joined {
             link,
@@ -296,6 +315,11 @@ impl Network {
             return Ok(());
         };
         let joined = self.joined.remove(at);
+        for (address, _) in &joined.addresses {
+            if let Some(multipath) = &self.multipath {
+                multipath.remove(link, *address)?;
+            }
+        }
         self.runtime.block_on(async {
             for rule in joined.rules {
                 self.handle
@@ -414,7 +438,7 @@ fn index(name: &str) -> anyhow::Result<u32> {
 }
 
 /// No router solicitations and no link-local addresses made up: only what the lab says happens; and
-/// CUBIC for TCP.
+/// CUBIC and large buffers for TCP.
 /// Where these cannot be written, the relay drops what they would have prevented.
 fn quieten() {
     for (key, value) in [
@@ -426,6 +450,9 @@ fn quieten() {
         ("ipv4/ping_group_range", "0 0"),
         // What TCP is compared with, whatever this machine is set to.
         ("ipv4/tcp_congestion_control", "cubic"),
+        // No buffer limits it: at most 32 and 16 MB, tuned by the kernel as ever.
+        ("ipv4/tcp_rmem", "4096 131072 33554432"),
+        ("ipv4/tcp_wmem", "4096 16384 16777216"),
     ] {
         if let Err(error) = fs::write(format!("/proc/sys/net/{key}"), value) {
             tracing::debug!(key, %error, "a network setting stays as it is");

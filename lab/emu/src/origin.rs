@@ -5,9 +5,12 @@
 //!                               a strong ETag
 //! PUT, POST /upload[/NAME]      takes a body; answers {"bytes": N, "sha256": "…"}
 //! ```
+//!
+//! It takes kernel MPTCP as well as TCP.
 
 use bytes::Bytes;
 use cedos_lab_scenario::content;
+use d2tp_tcp::multipath;
 use http::header::{
     ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, RANGE,
 };
@@ -116,7 +119,7 @@ pub fn run(
         let mut bound = Vec::new();
         let mut servers = tokio::task::JoinSet::new();
         for address in addresses {
-            let listener = TcpListener::bind(address).await?;
+            let listener = listen(*address)?;
             bound.push(listener.local_addr()?);
             servers.spawn(serve(listener, seed, None));
         }
@@ -124,7 +127,7 @@ pub fn run(
             let addresses = tls.addresses.clone();
             let acceptor = tls.acceptor()?;
             for address in addresses {
-                let listener = TcpListener::bind(address).await?;
+                let listener = listen(address)?;
                 servers.spawn(serve(listener, seed, Some(acceptor.clone())));
             }
         }
@@ -132,6 +135,12 @@ pub fn run(
         stopped.await;
         Ok(())
     })
+}
+
+fn listen(at: SocketAddr) -> std::io::Result<TcpListener> {
+    let listener = multipath::listen(at)?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
 }
 
 async fn answer(request: Request<Incoming>, seed: u64) -> Response<Content> {

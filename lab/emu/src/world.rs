@@ -21,7 +21,7 @@ use crate::relay::{Carried, Place, Relay};
 use crate::web::{self, Web};
 use anyhow::Context;
 use cedos_lab_link::Time;
-use cedos_lab_scenario::{EventKind, Family, LinkEvent, LinkReport, Scenario, Switch};
+use cedos_lab_scenario::{Class, EventKind, Family, Link, LinkEvent, LinkReport, Scenario, Switch};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -239,6 +239,22 @@ impl World {
         })?;
         self.origin_server = Some((stop, thread));
         wait.recv().context("the origin's thread died")?
+    }
+
+    /// Have the device's kernel MPTCP, to the origin and to the proxy, use all links, those that cost when
+    /// there is no other. Before time begins.
+    ///
+    /// # Errors
+    /// This kernel or its `ip` knows no MPTCP.
+    pub fn use_multipath(&self) -> anyhow::Result<()> {
+        let costs = |link: &Link| link.class != Class::Free;
+        let backups = self.scenario.links.iter().map(costs).collect();
+        self.device
+            .run(move |network| network.use_multipath(backups))??;
+        for host in [&self.proxy, &self.origin] {
+            host.run(|network| network.take_multipath())??;
+        }
+        Ok(())
     }
 
     /// Let the scenario's time begin. `on_event` hears of each event once it is done; those at 0

@@ -30,6 +30,10 @@ pub struct FlowReport {
     pub sha256_ok: bool,
     /// When it was complete; `null` if it never was.
     pub finished_s: Option<f64>,
+    /// When its first byte of content came; `null` if none did, or nobody could see it.
+    pub first_byte_s: Option<f64>,
+    /// When the last that was new came.
+    pub last_byte_s: Option<f64>,
     /// By when it should have been; `null` if there was no deadline.
     pub deadline_s: Option<f64>,
     /// Complete in time; without a deadline, complete.

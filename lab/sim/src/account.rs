@@ -16,6 +16,8 @@ pub(crate) struct Account {
     pub duplicate: u64,
     /// Bytes of an upload's request that have not arrived: they are not content.
     request_left: u64,
+    /// When new content came first, and last.
+    came: Option<(Time, Time)>,
 }
 
 impl Account {
@@ -24,6 +26,7 @@ impl Account {
             by_link: vec![0; links],
             duplicate: 0,
             request_left: 0,
+            came: None,
         }
     }
 
@@ -33,12 +36,21 @@ impl Account {
     }
 
     /// Books a piece that arrived over a link; how much of it was content.
-    pub(crate) fn on_arrived(&mut self, link: usize, way: Direction, piece: &Arrived) -> u64 {
+    pub(crate) fn on_arrived(
+        &mut self,
+        now: Time,
+        link: usize,
+        way: Direction,
+        piece: &Arrived,
+    ) -> u64 {
         let request = match way {
             Direction::Up => self.request_left.min(piece.new),
             Direction::Down => 0,
         };
         self.request_left -= request;
+        if piece.new > request {
+            self.came = Some((self.came.map_or(now, |(first, _)| first), now));
+        }
         let content = piece.bytes - request;
         self.by_link[link] += content;
         self.duplicate += piece.bytes - piece.new;
@@ -81,6 +93,8 @@ impl Device {
             bytes,
             sha256_ok,
             finished_s,
+            first_byte_s: account.came.map(|(first, _)| first.as_secs_f64()),
+            last_byte_s: account.came.map(|(_, last)| last.as_secs_f64()),
             deadline_s: spec.deadline_s,
             deadline_met: finished_s.is_some_and(|at| spec.deadline_s.is_none_or(|by| at <= by)),
             bytes_by_link: carried
@@ -98,7 +112,7 @@ mod tests {
     use d2tp_session::FlowId;
 
     #[test]
-    fn a_request_is_not_content_and_what_came_twice_is_counted() {
+    fn a_request_is_not_content_and_what_came_twice_is_counted_and_not_waited_for() {
         let mut account = Account::new(2);
         account.on_request();
         let piece = |bytes, new| Arrived {
@@ -106,9 +120,18 @@ mod tests {
             bytes,
             new,
         };
-        assert_eq!(account.on_arrived(1, Direction::Up, &piece(125, 125)), 100);
-        assert_eq!(account.on_arrived(0, Direction::Up, &piece(50, 20)), 50);
-        assert_eq!((account.of_link(0), account.of_link(1)), (50, 100));
-        assert_eq!(account.duplicate, 30);
+        let mut arrive = |second, link, piece| {
+            account.on_arrived(Time::from_secs_f64(second), link, Direction::Up, &piece)
+        };
+        assert_eq!(arrive(1.0, 1, piece(20, 20)), 0);
+        assert_eq!(arrive(2.0, 1, piece(105, 105)), 100);
+        assert_eq!(arrive(3.0, 0, piece(50, 20)), 50);
+        assert_eq!(arrive(4.0, 0, piece(20, 0)), 20);
+        assert_eq!((account.of_link(0), account.of_link(1)), (70, 100));
+        assert_eq!(account.duplicate, 50);
+        let came = account
+            .came
+            .map(|(a, b)| (a.as_secs_f64(), b.as_secs_f64()));
+        assert_eq!(came, Some((2.0, 3.0)));
     }
 }

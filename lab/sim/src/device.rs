@@ -435,7 +435,7 @@ impl Device {
         };
         let payload: u64 = arrived.iter().map(|a| a.bytes).sum();
         for piece in &arrived {
-            self.account(link, Direction::Down, piece);
+            self.account(now, link, Direction::Down, piece);
         }
         self.attend(now, log)?;
         if payload > 0 {
@@ -445,15 +445,15 @@ impl Device {
     }
 
     /// Payload reached the proxy over this link.
-    pub(crate) fn on_uploaded(&mut self, link: usize, arrived: &[Arrived]) {
+    pub(crate) fn on_uploaded(&mut self, now: Time, link: usize, arrived: &[Arrived]) {
         for piece in arrived {
-            let content = self.account(link, Direction::Up, piece);
+            let content = self.account(now, link, Direction::Up, piece);
             self.meters[link].on_payload(content);
         }
     }
 
     /// Books a piece of a flow; how much of it was content.
-    fn account(&mut self, link: usize, way: Direction, piece: &Arrived) -> u64 {
+    fn account(&mut self, now: Time, link: usize, way: Direction, piece: &Arrived) -> u64 {
         let Some(number) = self.by_id.get(&piece.flow).copied() else {
             return 0;
         };
@@ -461,7 +461,7 @@ impl Device {
         if self.specs[number].direction != way {
             return 0;
         }
-        self.accounts[number].on_arrived(link, way, piece)
+        self.accounts[number].on_arrived(now, link, way, piece)
     }
 
     /// Lets the applications act on what the core tells them.

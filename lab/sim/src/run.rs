@@ -408,7 +408,7 @@ impl<'a> Run<'a> {
         if self.proxy.take_met() {
             self.device.forgive();
         }
-        self.device.on_uploaded(link, &arrived);
+        self.device.on_uploaded(self.now, link, &arrived);
         Ok(())
     }
 

@@ -106,6 +106,12 @@ pub struct Report {
     pub bytes_by_link: BTreeMap<String, u64>,
     /// Length of this run, in seconds.
     pub duration_s: f64,
+    /// When the first byte that was not held came, in seconds from the start; none if none did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_byte_s: Option<f64>,
+    /// When the last did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_byte_s: Option<f64>,
     /// The deadline, in seconds from the start; none if there was none.
     pub deadline_s: Option<f64>,
     /// The object was whole by then.

@@ -166,6 +166,8 @@ struct Transfer<'a, D> {
     ranges_refused: bool,
     /// An answer's bytes are coming in.
     receiving: bool,
+    /// When new bytes of the object came first, and last.
+    came: Option<(Moment, Moment)>,
     encoding: Option<String>,
     offered_name: Option<String>,
     /// What is sent, where something is.
@@ -240,6 +242,8 @@ fn begin<'a, D: Dial>(
                 sha256: String::new(),
                 bytes_by_link: BTreeMap::new(),
                 duration_s: Moment::now().since(start).as_secs_f64(),
+                first_byte_s: None,
+                last_byte_s: None,
                 deadline_s: job.within.map(|w| w.as_secs_f64()),
                 deadline_met: job.within.map(|_| false),
                 switches: 0,
@@ -299,6 +303,7 @@ fn with_sink<'a, D: Dial>(
         distrust: None,
         ranges_refused: false,
         receiving: false,
+        came: None,
         encoding: None,
         offered_name: None,
         outgoing: None,
@@ -474,6 +479,10 @@ impl<D: Dial> Transfer<'_, D> {
             return Ok(false);
         }
         overlap.drain(..repeated);
+        if repeated < data.len() {
+            let now = Moment::now();
+            self.came = Some((self.came.map_or(now, |(first, _)| first), now));
+        }
         self.sink.append(&data[repeated..]).map_err(Fault::Final)?;
         if self.sink.len() > self.best_length {
             self.best_length = self.sink.len();

@@ -5,8 +5,11 @@
 //!                                      │ prints d2tp://…              ▲
 //!                                      └──────────────────────────────┘
 //! ```
+//!
+//! Or, as a measure, the kernel carries them: `cedos lab fetch` (over.rs), without a proxy.
 
 pub mod kill;
+pub mod over;
 pub mod prox;
 pub mod transfers;
 

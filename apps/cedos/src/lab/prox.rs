@@ -16,6 +16,8 @@ use super::end;
 
 /// Port of the proxy in the lab.
 const PROXY_PORT: u16 = 4433;
+/// Its TCP port, for clients without D2TP.
+const TCP_PORT: u16 = 3128;
 /// How long the proxy may take to print its address.
 const PROXY_START: Duration = Duration::from_secs(10);
 
@@ -93,10 +95,13 @@ impl Prox {
     pub fn begin(&mut self, world: &World) -> anyhow::Result<()> {
         // One socket for both families.
         let listen = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), PROXY_PORT);
+        let tcp = SocketAddr::new(listen.ip(), TCP_PORT);
         let log = self.folder.join("prox.log");
         let mut command = Command::new(&self.program);
         command
             .args(["prox", "--listen", &listen.to_string(), "--allow-private"])
+            .args(["--tcp-listen", &tcp.to_string()])
+            .args(["--allow-address", "0.0.0.0/0", "--allow-address", "::/0"])
             .args(["--allow-client", &self.client, "--key"])
             .arg(self.folder.join("prox.key"))
             .arg("--state-dir")
@@ -163,6 +168,15 @@ impl Prox {
     /// The device's key file.
     pub fn key(&self) -> &Path {
         &self.key
+    }
+}
+
+/// Host and port of the proxy for clients without D2TP.
+pub fn tcp_port(world: &World) -> String {
+    if world.has_names() {
+        format!("proxy:{TCP_PORT}")
+    } else {
+        SocketAddr::new(plan::PROXY_V4.into(), TCP_PORT).to_string()
     }
 }
 

@@ -1,5 +1,5 @@
 //! The scenario's flows in the lab: a `cedos get` or `cedos put` each, from its start to its end,
-//! through the crashes that the scenario asks for.
+//! through the crashes that the scenario asks for. Or a `cedos lab fetch`, which has the kernel carry it.
 //!
 //! A crash of the device is SIGKILL for all of them; `for_s` later the same commands run again and
 //! continue what they can. A crash of the proxy is SIGKILL for it, and the same command later.
@@ -14,7 +14,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::prox::{Prox, through};
+use super::over::Over;
+use super::prox::{Prox, tcp_port, through};
 use super::{LOOK, classes, end, file_sha256, is_interrupted, origin_named, origin_url};
 
 /// A flow's process, and what is known of those before it.
@@ -25,6 +26,8 @@ struct Transfer<'a> {
     file: PathBuf,
     /// One per process.
     logs: Vec<PathBuf>,
+    /// When its process began.
+    begun: Time,
     /// None while it is crashed, and at the end.
     child: Option<Child>,
     finished: Option<(Time, bool)>,
@@ -49,6 +52,16 @@ fn blows(world: &World) -> Vec<(Time, Blow)> {
     blows
 }
 
+/// Who carries the flows.
+pub enum By<'a> {
+    /// D2TP, through the lab's proxy.
+    Prox(&'a mut Prox),
+    /// Whatever `cedos get` does without one.
+    Direct,
+    /// The kernel, and perhaps the proxy's TCP port.
+    Kernel(&'a Over, Option<&'a mut Prox>),
+}
+
 /// Runs all flows until they end or the scenario does.
 ///
 /// # Errors
@@ -57,7 +70,7 @@ pub fn run(
     world: &World,
     program: &Path,
     folder: &Path,
-    mut prox: Option<&mut Prox>,
+    mut by: By,
 ) -> anyhow::Result<Vec<FlowReport>> {
     let scenario = world.scenario();
     let uploads = |flow: &&Flow| flow.direction == Direction::Up;
@@ -65,9 +78,9 @@ pub fn run(
         .flows
         .iter()
         .find(uploads)
-        .filter(|_| prox.is_none())
+        .filter(|_| !matches!(by, By::Prox(_)))
     {
-        bail!("flow {}: uploads go through a proxy, not --direct", flow.id);
+        bail!("flow {}: uploads go through a proxy", flow.id);
     }
     let end_at = Time::from_secs_f64(scenario.duration_s);
     let mut waiting: Vec<&Flow> = scenario.flows.iter().collect();
@@ -78,9 +91,13 @@ pub fn run(
     while world.now() < end_at && world.fault().is_none() && !is_interrupted() {
         while let Some((_, blow)) = blows.pop_if(|(at, _)| *at <= world.now()) {
             eprintln!("{:9.3} s  {}", world.now().as_secs_f64(), told(blow));
-            match (blow, prox.as_deref_mut()) {
-                (Blow::Crash(Who::Proxy), Some(prox)) => prox.crash(),
-                (Blow::Return(Who::Proxy), Some(prox)) => prox.begin(world)?,
+            match (blow, &mut by) {
+                (Blow::Crash(Who::Proxy), By::Prox(prox) | By::Kernel(_, Some(prox))) => {
+                    prox.crash();
+                }
+                (Blow::Return(Who::Proxy), By::Prox(prox) | By::Kernel(_, Some(prox))) => {
+                    prox.begin(world)?;
+                }
                 (_, _) if matches!(blow, Blow::Crash(Who::Device)) => {
                     device_is_there = false;
                     for child in transfers.iter_mut().filter_map(|t| t.child.as_mut()) {
@@ -91,10 +108,10 @@ pub fn run(
                         transfer.child = None;
                     }
                 }
-                (_, prox) if matches!(blow, Blow::Return(Who::Device)) => {
+                (_, by) if matches!(blow, Blow::Return(Who::Device)) => {
                     device_is_there = true;
                     for transfer in transfers.iter_mut().filter(|t| t.finished.is_none()) {
-                        transfer.begin(world, program, prox.as_deref())?;
+                        transfer.begin(world, program, by)?;
                     }
                 }
                 _ => {} // A proxy that is not there cannot crash.
@@ -105,7 +122,7 @@ pub fn run(
                 waiting.pop_if(|flow| Time::from_secs_f64(flow.start_s) <= world.now())
         {
             let mut transfer = Transfer::new(world, folder, flow)?;
-            transfer.begin(world, program, prox.as_deref())?;
+            transfer.begin(world, program, &by)?;
             transfers.push(transfer);
         }
         let mut active = !device_is_there;
@@ -169,18 +186,44 @@ impl<'a> Transfer<'a> {
             url,
             file,
             logs: Vec::new(),
+            begun: Time::ZERO,
             child: None,
             finished: None,
         })
     }
 
     /// Starts its process, for the first time or after a crash.
-    fn begin(&mut self, world: &World, program: &Path, prox: Option<&Prox>) -> anyhow::Result<()> {
-        let flow = self.flow;
+    fn begin(&mut self, world: &World, program: &Path, by: &By) -> anyhow::Result<()> {
         let log = self
             .file
             .with_extension(format!("{}.json", self.logs.len()));
         let mut command = Command::new(program);
+        match by {
+            By::Kernel(over, prox) => {
+                command.args(["lab", "fetch", "--over", &over.word(), &self.url]);
+                command.arg("-o").arg(&self.file);
+                if prox.is_some() {
+                    command.args(["--through", &tcp_port(world)]);
+                }
+            }
+            By::Prox(prox) => {
+                self.ask(&mut command, world);
+                through(&mut command, prox, world);
+            }
+            By::Direct => self.ask(&mut command, world),
+        }
+        command
+            .stdout(Stdio::from(File::create(&log)?))
+            .stderr(Stdio::inherit());
+        self.begun = world.now();
+        self.child = Some(world.device().spawn(command)?);
+        self.logs.push(log);
+        Ok(())
+    }
+
+    /// The words of a `cedos get` or `cedos put`.
+    fn ask(&self, command: &mut Command, world: &World) {
+        let flow = self.flow;
         match flow.direction {
             Direction::Down => command.arg("get").arg(&self.url).arg("-o").arg(&self.file),
             Direction::Up => command.arg("put").arg(&self.file).arg(&self.url),
@@ -189,9 +232,6 @@ impl<'a> Transfer<'a> {
         let offload = world.scenario().acks.offload;
         command.args(["--offload-acks", &offload.word()]);
         command.args(world.scenario().transport.options());
-        if let Some(prox) = prox {
-            through(&mut command, prox, world);
-        }
         if let Some(deadline_s) = flow.deadline_s {
             // What is left of it by now.
             let left_s = (deadline_s - world.now().as_secs_f64()).max(0.0);
@@ -200,13 +240,7 @@ impl<'a> Transfer<'a> {
         if let Some(bytes) = flow.metered_bytes_max {
             command.args(["--max-cell", &bytes.to_string()]);
         }
-        classes(&mut command, world.scenario());
-        command
-            .stdout(Stdio::from(File::create(&log)?))
-            .stderr(Stdio::inherit());
-        self.child = Some(world.device().spawn(command)?);
-        self.logs.push(log);
-        Ok(())
+        classes(command, world.scenario());
     }
 
     /// Whether the content is where it belongs, and how much of it.
@@ -219,7 +253,9 @@ impl<'a> Transfer<'a> {
         let expected = self.flow.bytes.or_else(named);
         let digest = |bytes| content::sha256(seed, bytes);
         if self.flow.direction == Direction::Down {
-            let bytes = std::fs::metadata(&self.file).map_or(0, |file| file.len());
+            // What is not whole is in no file of that name.
+            let partial = || last["bytes"].as_u64().unwrap_or(0);
+            let bytes = std::fs::metadata(&self.file).map_or_else(|_| partial(), |file| file.len());
             return match expected {
                 Some(expected) => (bytes, file_sha256(&self.file) == Some(digest(expected))),
                 // For other people's objects the download's own word is all there is.
@@ -268,6 +304,11 @@ impl<'a> Transfer<'a> {
                 *bytes_by_link.entry(name.clone()).or_default() += bytes.as_u64().unwrap_or(0);
             }
         }
+        // The program counts from its own start. What came before a crash is not in the last one's word.
+        let came = |which: &str| {
+            let at = last[which].as_f64().filter(|_| self.logs.len() == 1)?;
+            Some(self.begun.as_secs_f64() + at)
+        };
         let duplicate = last["duplicate_bytes"].as_u64().unwrap_or(0);
         let carried: u64 = bytes_by_link.values().sum();
         FlowReport {
@@ -275,6 +316,8 @@ impl<'a> Transfer<'a> {
             bytes,
             sha256_ok,
             finished_s: finished,
+            first_byte_s: came("first_byte_s"),
+            last_byte_s: came("last_byte_s"),
             deadline_s: self.flow.deadline_s,
             deadline_met: finished.is_some_and(|at| self.flow.deadline_s.is_none_or(|by| at <= by)),
             bytes_by_link,

@@ -3,6 +3,7 @@
 //! ```text
 //!  rows.rs: every row of the papers ──▶ its runner (switching.rs, …) ──▶ measured figures
 //!                                       measured.rs: by the bench program
+//!                                       emulated.rs: by `cedos lab run`
 //!                                                                          │
 //!                                  mark.rs: what must hold of them ────────┴──▶ one JSON object
 //! ```
@@ -15,6 +16,7 @@ mod blackouts;
 mod bufferbloat;
 mod bulk;
 mod cellular;
+mod emulated;
 mod energy;
 mod fairness;
 mod far;
@@ -26,6 +28,7 @@ mod proxy;
 pub mod rows;
 mod spread;
 mod switching;
+mod two_paths;
 
 use serde::Serialize;
 use serde_json::Value;

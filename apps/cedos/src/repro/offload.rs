@@ -11,11 +11,14 @@
 //! acknowledgement, and headers beyond UDP's, could give.
 
 use super::Measured;
+use super::emulated::{D2TP, MPTCP, TCP, emulated, mbps as mbps_of};
 use anyhow::Context;
 use cedos_lab_link::{Medium, Span};
 use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
 use serde_json::{Map, Value, json};
 
+/// The longest a download may take on real sockets.
+const LAB_SECONDS_MAX: u32 = 60;
 /// From the paper: connections last so long, and so far away is the server.
 const SECONDS: u32 = 100;
 const WIFI_RTT_MS: u32 = 50;
@@ -155,6 +158,58 @@ fn carried(report: &Report, ceiling: f64) -> anyhow::Result<Value> {
         "cell_up_bytes": cell.bytes_up,
         "cell_down_bytes": cell.bytes_down,
     }))
+}
+
+/// On real sockets, downloads in turn: D2TP with and without, kernel TCP, kernel MPTCP.
+pub fn on_real_sockets() -> anyhow::Result<Measured> {
+    let (mut ours, mut baseline, mut mark) = (Map::new(), Map::new(), Vec::new());
+    for (short, standard, medium) in MEDIA {
+        let ceiling = mbps(UDP_BYTES, medium.cycle(PACKET_BYTES));
+        // 15 s of it.
+        let bytes = (ceiling * 1e6 / 8.0 * 15.0) as u64;
+        let links = links(standard);
+        let download = |offload: &str, by: &[&str]| -> anyhow::Result<f64> {
+            let text = format!(
+                "seed = 1\nduration_s = {LAB_SECONDS_MAX}\norigin = \"builtin\"\n\
+                 [acks]\noffload = {offload}\n{links}\n\
+                 [[flow]]\nbytes = {bytes}\npolicy = \"free-only\"\n"
+            );
+            mbps_of(&emulated(&text, by)?)
+        };
+        let never = "\"never\"";
+        let (thinned, offloaded) = (download(never, D2TP)?, download(OFFLOAD, D2TP)?);
+        let (tcp, mptcp) = (download(never, TCP)?, download(never, MPTCP)?);
+        ours.insert(
+            short.to_owned(),
+            json!({
+                "ceiling_mbps": ceiling,
+                "thinned_mbps": thinned,
+                "offloaded_mbps": offloaded,
+                "of_ceiling": offloaded / ceiling,
+                "gain": offloaded / thinned - 1.0,
+                "more_than_tcp": offloaded / tcp - 1.0,
+            }),
+        );
+        let beside = json!({ "tcp_mbps": tcp, "mptcp_mbps": mptcp });
+        baseline.insert(short.to_owned(), beside);
+        mark.push(format!("{short}.of_ceiling >= 0.9"));
+        mark.push(format!("{short}.gain > 0"));
+    }
+    Ok(Measured {
+        ours: Value::Object(ours),
+        baseline: Value::Object(baseline),
+        mark,
+        conditions: vec![
+            format!(
+                "the links of --where sim, between namespaces; in turn, one download each of what the \
+                 ceiling carries in 15 s, from its first byte to its last; {OFFLOAD} B/s of ACKs over EVDO"
+            ),
+            "D2TP through the proxy; TCP (CUBIC) over Wi-Fi and MPTCP with EVDO as backup straight from \
+             the origin, both without encryption; MPTCP has no way to send acknowledgements alone over a \
+             link"
+                .to_owned(),
+        ],
+    })
 }
 
 fn run(text: &str) -> anyhow::Result<Report> {

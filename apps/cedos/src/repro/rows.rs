@@ -1,8 +1,8 @@
-//! Every result of the five papers that is to be reproduced.
+//! Every result of the five papers that is to be reproduced, and what belongs beside them.
 
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, mobility, offload, proxy,
-    switching,
+    switching, two_paths,
 };
 
 /// Runs a row in one place.
@@ -10,7 +10,8 @@ pub type Runner = fn() -> anyhow::Result<Measured>;
 
 /// A result of one of the papers.
 pub struct Row {
-    /// `C`: Cedos, `M`: multipath mobility, `D`: DRWA, `E`: Epsilon, `S`: super-aggregation.
+    /// `C`: Cedos, `M`: multipath mobility, `D`: DRWA, `E`: Epsilon, `S`: super-aggregation; a word: none
+    /// of them, and yet to be shown beside them.
     pub id: &'static str,
     /// What is claimed.
     pub claim: &'static str,
@@ -174,13 +175,19 @@ pub static ROWS: &[Row] = &[
         "S1",
         "acknowledgements over the other radio",
         "37 % more on 802.11g, 152 % on 802.11b",
-        &[(Where::Sim, offload::simulate)],
+        &[
+            (Where::Sim, offload::simulate),
+            (Where::Lab, offload::on_real_sockets),
+        ],
     ),
     row(
         "S2",
         "freezing across blackouts",
         "87, 136 and 161 % more, nearly ideal",
-        &[(Where::Sim, blackouts::simulate)],
+        &[
+            (Where::Sim, blackouts::simulate),
+            (Where::Lab, blackouts::on_real_sockets),
+        ],
     ),
     row(
         "S3",
@@ -199,6 +206,15 @@ pub static ROWS: &[Row] = &[
         "energy to download 10 MB",
         "65.69 J with offloaded acknowledgements, TCP 65.82, simple aggregation 79.51",
         &[(Where::Sim, energy::simulate)],
+    ),
+    row(
+        "two-paths",
+        "two paths at once, rates 1:1 and 10:1, round trips 1:1, 1:10 and 10:1: the sum of both",
+        "in none of the papers; kernel MPTCP is what today offers",
+        &[
+            (Where::Sim, two_paths::in_virtual_time),
+            (Where::Lab, two_paths::on_real_sockets),
+        ],
     ),
 ];
 

@@ -10,13 +10,12 @@
 //! As on the authors' phone, LTE stays until Wi-Fi is ready, but its radio starts only when Wi-Fi is
 //! gone. They took 100 of each.
 
+use super::emulated::{D2TP, emulated};
 use super::spread::Spread;
 use super::{Measured, Where};
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use cedos_lab_scenario::{Report, Scenario, ScenarioFault, Switch, SwitchKind};
 use serde_json::json;
-use std::io::Write;
-use std::process::{Command, Stdio};
 
 /// From the paper: 581 ms on average, of which 88 ms are authentication.
 const RADIO_START_MS: f64 = 493.0;
@@ -41,17 +40,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
 /// On real sockets, ten of each: 200 s.
 pub fn emulate() -> anyhow::Result<Measured> {
     let changes = 10;
-    let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
-    file.write_all(scenario(changes).as_bytes())?;
-    let program = std::env::current_exe().context("this program's own file is not known")?;
-    let told = Command::new(program)
-        .args(["lab", "run", "--json"])
-        .arg(file.path())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("`cedos lab run` cannot be run")?;
-    let report: Report =
-        serde_json::from_slice(&told.stdout).context("`cedos lab run` ended without its report")?;
+    let report = emulated(&scenario(changes), D2TP)?;
     measure(&report, Where::Lab, changes)
 }
 

@@ -1,20 +1,24 @@
-//! `cedos lab run FILE [--json] [-- CMD…]`: a scenario in real time, between namespaces.
+//! `cedos lab run FILE [--json] [--over WHO] [-- CMD…]`: a scenario in real time, between namespaces.
 //!
-//! Without CMD each `[[flow]]` is a `cedos get` or `cedos put` started at its `start_s`. With CMD
-//! that runs on the device instead; [`environment`] is what it is told. Call [`run`] before the
-//! program starts any thread: only then may an ordinary user build the lab.
+//! Without CMD each `[[flow]]` is a `cedos get` or `cedos put` started at its `start_s`, or with
+//! `--over` a `cedos lab fetch`, which has the kernel carry it. With CMD that runs on the device
+//! instead; [`environment`] is what it is told. Call [`run`] before the program starts any thread: only
+//! then may an ordinary user build the lab.
 
 use anyhow::{Context, bail};
 use cedos_lab_emu::{Happening, World, enter};
 use cedos_lab_link::Time;
-use cedos_lab_scenario::{EventKind, Report, Scenario};
+use cedos_lab_scenario::{EventKind, OriginKind, Report, Scenario};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use crate::lab::kill::{self, KillArgs};
+use crate::lab::over::{self, FetchArgs, Over};
+use crate::lab::prox::tcp_port;
 pub use crate::lab::prox::{Prox, start_prox, stop_prox, through};
-use crate::lab::{LOOK, link_classes, origin_named, transfers};
+use crate::lab::transfers::{self, By};
+use crate::lab::{LOOK, link_classes, origin_named};
 pub use crate::lab::{classes, end, file_sha256, heed_interrupts, is_interrupted, origin_url};
 
 /// Exit code of a run that was interrupted.
@@ -33,6 +37,9 @@ enum LabVerb {
     Run(RunArgs),
     /// Strike a download and its proxy at system calls, and see that nothing is lost.
     Kill(KillArgs),
+    /// What `--over` runs on the device
+    #[command(hide = true)]
+    Fetch(FetchArgs),
 }
 
 #[derive(Debug, Args)]
@@ -45,6 +52,10 @@ struct RunArgs {
     /// Fetch straight from the origin, without a proxy.
     #[arg(long)]
     direct: bool,
+    /// Have the kernel carry the flows: tcp:LINK over one link, mptcp over all, straight from the
+    /// origin; mptcp-prox over all to the proxy's TCP port
+    #[arg(long, value_name = "WHO", conflicts_with_all = ["direct", "command"])]
+    over: Option<Over>,
     /// Run this on the device instead of the scenario's flows.
     #[arg(last = true)]
     command: Vec<String>,
@@ -59,16 +70,18 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let args = match args.verb {
         LabVerb::Run(args) => args,
         LabVerb::Kill(args) => return strike(&args),
+        LabVerb::Fetch(args) => return over::fetch(&args),
     };
     enter()?;
     heed_interrupts()?;
-    let mut world = World::build(Scenario::load(&args.file)?)?;
+    let mut world = build(&args)?;
     let web = world.start_web().context("the origin cannot start")?;
     eprintln!("lab: the origin is {}", web.what);
     let folder = tempfile::tempdir().context("no temporary folder")?;
     let program = std::env::current_exe().context("this program's own file is not known")?;
     // With a command the proxy is a courtesy: the command may need none.
-    let proxy = (!args.direct).then(|| start_prox(&world, &program, folder.path()));
+    let needs_proxy = !args.direct && matches!(args.over, None | Some(Over::MptcpProx));
+    let proxy = needs_proxy.then(|| start_prox(&world, &program, folder.path()));
     let mut prox = match proxy.transpose() {
         Ok(prox) => prox,
         Err(error) if !args.command.is_empty() => {
@@ -79,7 +92,12 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     };
     world.start(tell)?;
     let (flows, succeeded) = if args.command.is_empty() {
-        let flows = transfers::run(&world, &program, folder.path(), prox.as_mut())?;
+        let by = match (&args.over, prox.as_mut()) {
+            (Some(over), prox) => By::Kernel(over, prox),
+            (None, Some(prox)) => By::Prox(prox),
+            (None, None) => By::Direct,
+        };
+        let flows = transfers::run(&world, &program, folder.path(), by)?;
         (flows, true)
     } else {
         let succeeded = run_command(&world, &args.command, prox.as_ref())?;
@@ -113,6 +131,27 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
             ExitCode::FAILURE
         },
     )
+}
+
+fn build(args: &RunArgs) -> anyhow::Result<World> {
+    let mut scenario = Scenario::load(&args.file)?;
+    match &args.over {
+        Some(over) if over.is_multipath() => {
+            if *over == Over::Mptcp {
+                if scenario.origin == OriginKind::Nginx {
+                    bail!("nginx takes TCP alone; for --over mptcp say origin = \"builtin\"");
+                }
+                scenario.origin = OriginKind::Builtin;
+            }
+            let world = World::build(scenario)?;
+            world.use_multipath()?;
+            Ok(world)
+        }
+        Some(Over::Tcp(link)) if scenario.links.iter().all(|known| known.name != *link) => {
+            bail!("the scenario has no link {link}");
+        }
+        _ => World::build(scenario),
+    }
 }
 
 /// The exit code is 0 if every point was reached and held.
@@ -160,6 +199,10 @@ fn environment(command: &mut Command, world: &World, prox: Option<&Prox>) {
     if let Some(prox) = prox {
         command
             .env("CEDOS_LAB_PROX", prox.reached_by(world))
+            .env(
+                "CEDOS_LAB_HTTP_PROXY",
+                format!("http://{}", tcp_port(world)),
+            )
             .env("CEDOS_KEY_FILE", prox.key());
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use cedos_prox::{ProxConfig, StartFault, parse_key};
+use cedos_prox::{Door, ProxConfig, StartFault, parse_key};
 use clap::{Args, ValueEnum};
 use d2tp_driver::{
     Admission, Batch, Config, Journal, Lambda, PublicKey, RestOptions, SecretKey, Server,
@@ -19,6 +19,7 @@ use d2tp_driver::{
 use d2tp_links::{ClassRules, Kind, Link, LinkMonitor};
 use ipnet::IpNet;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use super::key;
 use super::qlog::QlogArgs;
@@ -53,6 +54,12 @@ pub struct ProxArgs {
     /// Serve any client. The proxy is then open to whoever knows its address
     #[arg(long)]
     pub allow_any_client: bool,
+    /// TCP address of an HTTP proxy for clients without D2TP, over TCP or kernel MPTCP; see --allow-address
+    #[arg(long, value_name = "ADDR", requires = "allow_addresses")]
+    pub tcp_listen: Option<SocketAddr>,
+    /// Network whose hosts may use --tcp-listen; they have no key (repeatable)
+    #[arg(long = "allow-address", value_name = "CIDR", requires = "tcp_listen")]
+    pub allow_addresses: Vec<IpNet>,
     /// Let clients reach private and loopback networks (metadata services stay refused)
     #[arg(long)]
     pub allow_private: bool,
@@ -93,6 +100,7 @@ impl ProxArgs {
         let mut config = ProxConfig {
             allow_clients: self.allow_clients.clone(),
             allow_any_client: self.allow_any_client,
+            allow_addresses: self.allow_addresses.clone(),
             allow_private: self.allow_private,
             allow_nets: self.allow_nets.clone(),
             ca_file: self.ca.clone(),
@@ -157,24 +165,28 @@ impl ProxArgs {
 /// When the configuration cannot be run.
 pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     args.start_log();
-    if !args.allow_any_client && args.allow_clients.is_empty() {
+    let config = args.config();
+    if !config.is_for_anybody() {
         // Said before a key is made or a port is taken.
         return Err(StartFault::NoClients.into());
     }
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
-    let stop = async move {
+    let stopping = CancellationToken::new();
+    let told = stopping.clone();
+    tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = tokio::signal::ctrl_c() => {}
         }
-    };
+        told.cancel();
+    });
+    let stop = stopping.clone().cancelled_owned();
     let admission = if args.allow_any_client {
         Admission::Anybody
     } else {
         let keys: BTreeSet<PublicKey> = args.allow_clients.iter().copied().map(PublicKey).collect();
         Admission::Only(keys)
     };
-    let config = args.config();
     let key = args.secret_key()?;
     let journal = match &args.state_dir {
         Some(dir) => Some(Arc::new(open_journal(dir, &key)?)),
@@ -227,6 +239,16 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
             "listening on every address; devices elsewhere may need another host in d2tp://host:port/KEY"
         );
     }
+    let door = match args.tcp_listen {
+        Some(at) => {
+            let door = Door::open(at, prox.clone())
+                .with_context(|| format!("cannot listen on TCP {at}"))?;
+            tracing::info!(listening = %door.local_addr()?, "for TCP and MPTCP");
+            let stop = stopping.cancelled_owned();
+            Some(tokio::spawn(cedos_prox::serve(door, prox.clone(), stop)))
+        }
+        None => None,
+    };
     tracing::info!(%address, "ready");
     println!("{address}");
     if journal.is_none() {
@@ -246,6 +268,9 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
             }
         };
         cedos_prox::serve(server, prox, left).await;
+    }
+    if let Some(door) = door {
+        door.await?;
     }
     if let Some(log) = log {
         log.finish();
@@ -368,6 +393,15 @@ mod tests {
         assert!(!config.allow_private && !config.allow_any_client);
         assert_eq!(args.log, LogForm::Json);
         assert_eq!(args.listen.to_string(), LISTEN_DEFAULT);
+    }
+
+    #[test]
+    fn a_door_for_tcp_is_for_named_networks_and_they_for_a_door() {
+        let args = parse("prox --tcp-listen [::]:3128 --allow-address 192.0.2.0/24").unwrap();
+        assert_eq!(args.tcp_listen, Some("[::]:3128".parse().unwrap()));
+        assert!(args.config().is_for_anybody());
+        assert!(parse("prox --allow-any-client --tcp-listen [::]:3128").is_err());
+        assert!(parse("prox --allow-any-client --allow-address 192.0.2.0/24").is_err());
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn list(json: bool) {
             } else {
                 places.join(", ")
             };
-            println!("{:4} {places:9} {}", row.id, row.claim);
+            println!("{:9} {places:9} {}", row.id, row.claim);
         }
     }
 }

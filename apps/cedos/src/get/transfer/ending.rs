@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Destination, Dial, Event, Exit, Failure, Report, Transfer, display, public};
+use super::{Destination, Dial, Event, Exit, Failure, Moment, Report, Transfer, display, public};
 
 impl<D: Dial> Transfer<'_, D> {
     /// Checks the digest, gives the object its name, and reports.
@@ -12,6 +12,8 @@ impl<D: Dial> Transfer<'_, D> {
         let bytes = self.sink.len();
         let late = self.left() == Some(Duration::ZERO);
         let duration_s = self.t_s();
+        let start = self.start;
+        let since_start = |moment: Moment| moment.since(start).as_secs_f64();
         let file = match (&self.job.destination, &outcome, &self.offered_name) {
             (Destination::File(path), ..) => path.clone(),
             // The origin's name, unless it would replace a file nobody mentioned.
@@ -70,6 +72,8 @@ impl<D: Dial> Transfer<'_, D> {
             sha256,
             bytes_by_link: self.bytes_by_link,
             duration_s,
+            first_byte_s: self.came.map(|(first, _)| since_start(first)),
+            last_byte_s: self.came.map(|(_, last)| since_start(last)),
             deadline_s: self.job.within.map(|within| within.as_secs_f64()),
             deadline_met: self.job.within.map(|_| whole && !late),
             switches: self.switches,

@@ -233,6 +233,8 @@ impl Transfer<'_, Proxy> {
                 .saturating_sub(outgoing.acknowledged + outgoing.parcel.head_bytes()),
             bytes_by_link: self.bytes_by_link,
             duration_s,
+            first_byte_s: None,
+            last_byte_s: None,
             deadline_s: self.job.within.map(|within| within.as_secs_f64()),
             deadline_met: self.job.within.map(|_| whole && !late),
             switches: self.switches,

@@ -1,0 +1,330 @@
+//! What carries a flow instead of D2TP: kernel TCP over one link, or kernel MPTCP over all.
+//!
+//! ```text
+//!  cedos lab fetch --over mptcp URL -o FILE    on the device, straight from the origin, or from the
+//!      │                                       proxy's TCP port
+//!      └─▶ one JSON object: bytes, when the first and the last came, by which link
+//! ```
+//!
+//! Counted as `cedos get` counts: from the first byte of the body to the last, as the application gets
+//! them, written to a file.
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use d2tp_tcp::multipath::{self, Subflow};
+use nix::ifaddrs::InterfaceAddress;
+use serde::Serialize;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+use url::{Position, Url};
+
+use super::{heed_interrupts, is_interrupted};
+
+/// Who carries the flows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// Kernel TCP, over the link of this name.
+    Tcp(String),
+    /// Kernel MPTCP, over all links.
+    Mptcp,
+    /// The same, to the proxy's TCP port.
+    MptcpProx,
+}
+
+impl FromStr for Over {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Over, String> {
+        match text.split_once(':') {
+            None if text == "mptcp" => Ok(Over::Mptcp),
+            None if text == "mptcp-prox" => Ok(Over::MptcpProx),
+            Some(("tcp", link)) if !link.is_empty() => Ok(Over::Tcp(link.to_owned())),
+            _ => Err(format!(
+                "`{text}` is none of mptcp, mptcp-prox and tcp:LINK"
+            )),
+        }
+    }
+}
+
+impl Over {
+    /// As on the command line.
+    pub fn word(&self) -> String {
+        match self {
+            Over::Tcp(link) => format!("tcp:{link}"),
+            Over::Mptcp => "mptcp".to_owned(),
+            Over::MptcpProx => "mptcp-prox".to_owned(),
+        }
+    }
+
+    /// Whether all links are used.
+    pub fn is_multipath(&self) -> bool {
+        matches!(self, Over::Mptcp | Over::MptcpProx)
+    }
+}
+
+/// Fetch URL by the kernel, as a measure for D2TP.
+#[derive(Debug, Args)]
+pub struct FetchArgs {
+    #[arg(long)]
+    over: Over,
+    /// Host and port of an HTTP proxy.
+    #[arg(long)]
+    through: Option<String>,
+    url: Url,
+    #[arg(short, long)]
+    output: PathBuf,
+}
+
+/// A read waits no longer than this before it is looked whether the run is over, and subflows are asked
+/// what they carried: one that ends takes its account with it.
+const LOOK: Duration = Duration::from_millis(50);
+/// The head of an answer is no longer than this.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Bytes asked for in one call.
+const CALL_BYTES: usize = 256 << 10;
+
+#[derive(Serialize)]
+struct Fetched {
+    event: &'static str,
+    bytes: u64,
+    first_byte_s: Option<f64>,
+    last_byte_s: Option<f64>,
+    duration_s: f64,
+    bytes_by_link: BTreeMap<String, u64>,
+    duplicate_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+}
+
+/// Carry out `cedos lab fetch`. The exit code is 0 if the object is whole.
+///
+/// # Errors
+/// It could not begin.
+pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
+    heed_interrupts()?;
+    let begun = Instant::now();
+    let mut fetch = Fetch {
+        stream: connect(args)?,
+        out: File::create(&args.output)?,
+        args,
+        looked: begun,
+        head_bytes: 0,
+        bytes: 0,
+        came: None,
+        carried: BTreeMap::new(),
+    };
+    let ended = fetch.run();
+    let carried: u64 = fetch.carried.values().map(|(_, bytes)| bytes).sum();
+    let since = |moment: Instant| (moment - begun).as_secs_f64();
+    let fetched = Fetched {
+        event: if ended.is_ok() { "done" } else { "error" },
+        bytes: fetch.bytes,
+        first_byte_s: fetch.came.map(|(first, _)| since(first)),
+        last_byte_s: fetch.came.map(|(_, last)| since(last)),
+        duration_s: since(Instant::now()),
+        bytes_by_link: fetch.bytes_by_link(),
+        duplicate_bytes: carried.saturating_sub(fetch.head_bytes + fetch.bytes),
+        text: ended.as_ref().err().map(|error| format!("{error:#}")),
+    };
+    println!("{}", serde_json::to_string(&fetched)?);
+    Ok(match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    })
+}
+
+/// The first address of the origin that answers.
+fn connect(args: &FetchArgs) -> anyhow::Result<TcpStream> {
+    let origin = || -> anyhow::Result<String> {
+        let host = args.url.host_str().context("the URL names no host")?;
+        let port = args.url.port_or_known_default().context("no port")?;
+        Ok(format!("{host}:{port}"))
+    };
+    let there = args.through.clone().map_or_else(origin, Ok)?;
+    let connect = |to: SocketAddr| -> io::Result<TcpStream> {
+        match &args.over {
+            Over::Mptcp | Over::MptcpProx => multipath::connect(to),
+            Over::Tcp(link) => {
+                let domain = Domain::for_address(to);
+                let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+                socket.bind_device(Some(link.as_bytes()))?;
+                socket.connect(&to.into())?;
+                Ok(socket.into())
+            }
+        }
+    };
+    let mut last = None;
+    for to in there.to_socket_addrs()? {
+        match connect(to) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(LOOK))?;
+                return Ok(stream);
+            }
+            Err(error) => last = Some((to, error)),
+        }
+    }
+    let (to, error) = last.context("the host has no address")?;
+    Err(error).with_context(|| format!("no connection to {to} over {}", args.over.word()))
+}
+
+struct Fetch<'a> {
+    stream: TcpStream,
+    out: File,
+    args: &'a FetchArgs,
+    looked: Instant,
+    head_bytes: u64,
+    bytes: u64,
+    /// When bytes of the body came first, and last.
+    came: Option<(Instant, Instant)>,
+    /// Over which link and how much each subflow brought, by its address and port here. A new one has
+    /// another port.
+    carried: BTreeMap<SocketAddr, (String, u64)>,
+}
+
+impl Fetch<'_> {
+    fn run(&mut self) -> anyhow::Result<()> {
+        let url = &self.args.url;
+        let host = url.host_str().unwrap_or_default();
+        // No end of ours, and the origin's connection stays open: what the subflows carried is asked
+        // after the last byte.
+        let from = match self.args.through {
+            Some(_) => Position::BeforeScheme,
+            None => Position::BeforePath,
+        };
+        let target = &url[from..Position::AfterQuery];
+        let ask = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        self.stream.write_all(ask.as_bytes())?;
+        let (length, first) = self.head()?;
+        self.take(&first)?;
+        let mut piece = vec![0; CALL_BYTES];
+        while self.bytes < length {
+            let count = self.read(&mut piece)?;
+            self.take(&piece[..count])?;
+        }
+        ensure!(self.bytes == length, "more came than was promised");
+        self.look()?;
+        Ok(())
+    }
+
+    /// How long the body is, and what came of it already.
+    fn head(&mut self) -> anyhow::Result<(u64, Vec<u8>)> {
+        let mut answer = Vec::new();
+        let mut piece = vec![0; HEAD_BYTES_MAX];
+        loop {
+            let count = self.read(&mut piece)?;
+            answer.extend_from_slice(&piece[..count]);
+            let mut fields = [httparse::EMPTY_HEADER; 32];
+            let mut head = httparse::Response::new(&mut fields);
+            let httparse::Status::Complete(end) = head.parse(&answer)? else {
+                ensure!(
+                    answer.len() < HEAD_BYTES_MAX,
+                    "the answer has too long a head"
+                );
+                continue;
+            };
+            ensure!(head.code == Some(200), "the origin answers {:?}", head.code);
+            let length = (head.headers.iter())
+                .find(|field| field.name.eq_ignore_ascii_case("content-length"))
+                .and_then(|field| std::str::from_utf8(field.value).ok()?.parse().ok());
+            let length = length.context("the origin does not say how long the object is")?;
+            self.head_bytes = end as u64;
+            return Ok((length, answer.split_off(end)));
+        }
+    }
+
+    /// At least one byte.
+    fn read(&mut self, piece: &mut [u8]) -> anyhow::Result<usize> {
+        loop {
+            ensure!(!is_interrupted(), "stopped");
+            if self.looked.elapsed() >= LOOK {
+                self.look()?;
+            }
+            match self.stream.read(piece) {
+                Ok(0) => bail!("the connection ended early"),
+                Ok(count) => return Ok(count),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn take(&mut self, body: &[u8]) -> io::Result<()> {
+        if !body.is_empty() {
+            let now = Instant::now();
+            self.came = Some((self.came.map_or(now, |(first, _)| first), now));
+            self.bytes += body.len() as u64;
+        }
+        self.out.write_all(body)
+    }
+
+    /// Takes down what each subflow carried so far.
+    fn look(&mut self) -> anyhow::Result<()> {
+        self.looked = Instant::now();
+        if !self.args.over.is_multipath() {
+            return Ok(());
+        }
+        let subflows = multipath::subflows(self.stream.as_fd())?
+            .context("the connection fell back to plain TCP")?;
+        for Subflow {
+            local,
+            bytes_received,
+            ..
+        } in subflows
+        {
+            let known = self.carried.entry(local);
+            let (_, bytes) = known.or_insert_with(|| (link_of(local.ip()), 0));
+            *bytes = bytes_received;
+        }
+        Ok(())
+    }
+
+    fn bytes_by_link(&self) -> BTreeMap<String, u64> {
+        if let Over::Tcp(link) = &self.args.over {
+            return BTreeMap::from([(link.clone(), self.bytes)]);
+        }
+        let mut by_link = BTreeMap::new();
+        for (name, bytes) in self.carried.values() {
+            *by_link.entry(name.clone()).or_default() += bytes;
+        }
+        by_link
+    }
+}
+
+/// The link that has this address now; the address where none has it any more.
+fn link_of(address: IpAddr) -> String {
+    let mut interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    let address_of = |interface: &InterfaceAddress| {
+        let own = interface.address?;
+        let v4 = own.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        let v6 = || own.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()));
+        v4.or_else(v6)
+    };
+    interfaces
+        .find(|interface| address_of(interface) == Some(address))
+        .map_or_else(|| address.to_string(), |link| link.interface_name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Over;
+
+    #[test]
+    fn who_carries_is_named_as_it_is_printed() {
+        for over in [Over::Mptcp, Over::MptcpProx, Over::Tcp("wlan0".to_owned())] {
+            assert_eq!(over.word().parse(), Ok(over));
+        }
+        for wrong in ["tcp", "tcp:", "mptcp:wlan0", "udp:wlan0"] {
+            assert!(wrong.parse::<Over>().is_err(), "{wrong}");
+        }
+    }
+}

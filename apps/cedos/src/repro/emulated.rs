@@ -1,0 +1,75 @@
+//! Rows whose figures are those of a `cedos lab run`.
+
+use anyhow::{Context, ensure};
+use cedos_lab_scenario::{FlowReport, Report};
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use tempfile::NamedTempFile;
+
+/// D2TP through the lab's proxy; no word is said for it.
+pub const D2TP: &[&str] = &[];
+/// Kernel TCP over Wi-Fi alone.
+pub const TCP: &[&str] = &["--over", "tcp:wlan0"];
+/// Kernel MPTCP over all links.
+pub const MPTCP: &[&str] = &["--over", "mptcp"];
+
+/// A run that has begun.
+pub struct Emulated {
+    child: Child,
+    /// Removed when it is over.
+    _file: NamedTempFile,
+}
+
+impl Emulated {
+    /// Has the lab run this scenario.
+    ///
+    /// # Errors
+    /// It could not be started.
+    pub fn begin(scenario: &str, options: &[&str]) -> anyhow::Result<Emulated> {
+        let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
+        file.write_all(scenario.as_bytes())?;
+        let program = std::env::current_exe().context("this program's own file is not known")?;
+        let child = Command::new(program)
+            .args(["lab", "run", "--json"])
+            .args(options)
+            .arg(file.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .context("`cedos lab run` cannot be run")?;
+        Ok(Emulated { child, _file: file })
+    }
+
+    /// Its report, once it is over.
+    ///
+    /// # Errors
+    /// It printed none.
+    pub fn report(self) -> anyhow::Result<Report> {
+        let said = self.child.wait_with_output()?;
+        serde_json::from_slice(&said.stdout).context("`cedos lab run` ended without its report")
+    }
+}
+
+/// The report of a run.
+///
+/// # Errors
+/// It printed none.
+pub fn emulated(scenario: &str, options: &[&str]) -> anyhow::Result<Report> {
+    Emulated::begin(scenario, options)?.report()
+}
+
+/// Payload of the first flow, from its first byte to its last, in Mb/s.
+///
+/// # Errors
+/// It did not come whole.
+pub fn mbps(report: &Report) -> anyhow::Result<f64> {
+    let flow = report.flows.first().context("the report has no flow")?;
+    ensure!(flow.sha256_ok, "the download did not come whole: {flow:?}");
+    let took = lasted(flow).context("it is not known when its bytes came")?;
+    Ok(flow.bytes as f64 * 8e-6 / took)
+}
+
+fn lasted(flow: &FlowReport) -> Option<f64> {
+    Some(flow.last_byte_s? - flow.first_byte_s?)
+}

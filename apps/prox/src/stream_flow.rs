@@ -1,0 +1,180 @@
+//! A flow that is a TCP or MPTCP connection: one request, its answer, the end.
+//!
+//! ```text
+//!  source ──read at──▶ piece ──write──▶ connection      (driven by poll_finished, nobody else waits on it)
+//!  its end ──▶ FIN ──▶ the client's FIN, or a while without one ──▶ finished
+//! ```
+//!
+//! It has neither deadline nor sleep: what a connection is to the kernel it is to us. A connection that is
+//! dropped before its direction was ended is reset: an answer or a tunnel that was cut off must not look
+//! whole.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use d2tp_driver::{FlowIo, HostKey, Source};
+use d2tp_tcp::multipath;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
+
+/// Bytes read from a source at once.
+const PIECE_BYTES: usize = 64 * 1024;
+/// How long a client that has the whole answer may keep its direction open.
+const FAREWELL: Duration = Duration::from_secs(30); // a guess
+
+/// See the module.
+pub struct StreamFlow {
+    stream: TcpStream,
+    id: u64,
+    peer: HostKey,
+    source: Option<Arc<dyn Source>>,
+    offset: u64,
+    /// Read from the source, not written yet.
+    piece: Bytes,
+    /// The source has ended, the FIN has not left yet.
+    ending: bool,
+    /// Our FIN has left.
+    sent_end: bool,
+    /// The client's has come.
+    heard_end: bool,
+    broken: Option<io::ErrorKind>,
+    farewell: Option<Pin<Box<Sleep>>>,
+}
+
+impl StreamFlow {
+    pub(crate) fn new(stream: TcpStream, id: u64, peer: HostKey) -> StreamFlow {
+        StreamFlow {
+            stream,
+            id,
+            peer,
+            source: None,
+            offset: 0,
+            piece: Bytes::new(),
+            ending: false,
+            sent_end: false,
+            heard_end: false,
+            broken: None,
+            farewell: None,
+        }
+    }
+
+    /// Notes what breaks.
+    fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        if let Err(error) = &result {
+            self.broken = Some(error.kind());
+        }
+        result
+    }
+
+    /// Ready when the source's end has left.
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            if self.piece.has_remaining() {
+                let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.piece));
+                let written = self.note(written)?;
+                self.piece.advance(written);
+            } else if self.ending {
+                return Pin::new(self).poll_shutdown(cx);
+            } else {
+                let Some(source) = &self.source else {
+                    return Poll::Pending;
+                };
+                let piece = ready!(source.poll_read_at(cx, self.offset, PIECE_BYTES));
+                self.piece = self.note(piece)?;
+                self.offset += self.piece.len() as u64;
+                self.ending = self.piece.is_empty();
+            }
+        }
+    }
+}
+
+impl AsyncRead for StreamFlow {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let (before, room) = (buf.filled().len(), buf.remaining());
+        let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
+        self.heard_end |= read.is_ok() && room > 0 && buf.filled().len() == before;
+        Poll::Ready(self.note(read))
+    }
+}
+
+impl AsyncWrite for StreamFlow {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
+        Poll::Ready(self.note(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.sent_end {
+            let ended = ready!(Pin::new(&mut self.stream).poll_shutdown(cx));
+            self.note(ended)?;
+            self.sent_end = true;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl FlowIo for StreamFlow {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn peer(&self) -> HostKey {
+        self.peer
+    }
+
+    fn deadline_left(&self) -> Option<Duration> {
+        None
+    }
+
+    fn send_source(&mut self, source: Arc<dyn Source>) {
+        self.source = Some(source);
+    }
+
+    fn reset(&mut self, _code: u64) {
+        // TCP has no code to tell.
+        self.broken = Some(io::ErrorKind::ConnectionReset);
+        self.sent_end = false;
+    }
+
+    fn poll_finished(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(kind) = self.broken {
+            return Poll::Ready(Err(kind.into()));
+        }
+        if !self.sent_end {
+            ready!(self.poll_send(cx))?;
+        }
+        if self.heard_end {
+            return Poll::Ready(Ok(()));
+        }
+        let farewell = self
+            .farewell
+            .get_or_insert_with(|| Box::pin(sleep(FAREWELL)));
+        farewell.as_mut().poll(cx).map(Ok)
+    }
+}
+
+impl Drop for StreamFlow {
+    fn drop(&mut self) {
+        if !self.sent_end {
+            let _ = multipath::reset(self.stream.as_fd());
+        }
+    }
+}
