@@ -31,6 +31,7 @@ mod handshake_server;
 mod idle;
 mod idle_fill;
 mod jain;
+mod lanes;
 mod median;
 mod meter;
 mod network;
@@ -89,6 +90,8 @@ enum Verb {
     /// Who fetches them
     #[command(hide = true)]
     ObjectFetch(bloat::FetchOptions),
+    /// A flow over each link of a scenario, all at once
+    Lanes(lanes::Options),
     /// One flow over round trips, losses and queues, beside kernel TCP and quinn
     Grid(grid::Options),
     /// Tens of thousands of hosts, of which a tenth leaves or comes every minute
@@ -128,6 +131,7 @@ fn main() -> ExitCode {
         Verb::Bloat(options) => bloat::run(&options),
         Verb::ObjectServer(options) => bloat::serve(&options),
         Verb::ObjectFetch(options) => bloat::fetch(&options),
+        Verb::Lanes(options) => lanes::run(&options),
         Verb::Grid(options) => grid::run(&options),
         Verb::Churn(options) => churn::run(&options),
         Verb::ChurnServer(options) => churn_server::run(&options),

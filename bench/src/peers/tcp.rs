@@ -4,7 +4,7 @@
 //! is not a comparison; what is in force is read back from the connection. Buffers are left to
 //! the kernel's own tuning. Blocking calls of [`CALL_BYTES`].
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Tcp {
         }
     }
 
-    /// By a name such as `tcp-drwa`, `tcp-bbr-drwa`, `tcp-vegas`, `tcp-fixed-262144` (a receive
+    /// By a name such as `tcp-drwa`, `tcp-bbr-drwa`, `tcp-reno`, `tcp-vegas`, `tcp-fixed-262144` (a receive
     /// buffer of so many bytes) or `tcp-shaped-3400` (a sender held to so many kb/s).
     pub fn named(name: &str) -> Option<Self> {
         // A name lives as long as the process; a process asks for a handful.
@@ -68,6 +68,7 @@ impl Tcp {
         match known.strip_prefix("tcp-")? {
             "drwa" => tcp.receiver = Receiver::Drwa,
             "bbr-drwa" => (tcp.congestion, tcp.receiver) = ("bbr", Receiver::Drwa),
+            "reno" => tcp.congestion = "reno",
             "vegas" => tcp.congestion = "vegas",
             other => match other.split_once('-')? {
                 ("fixed", bytes) => tcp.receiver = Receiver::Fixed(bytes.parse().ok()?),
@@ -139,10 +140,13 @@ impl Peer for Tcp {
             std::thread::spawn(move || hold(socket));
         }
         let mut buffer = vec![0u8; CALL_BYTES];
+        // Where a link has holes, the window may end in one.
+        stream.set_read_timeout(Some(super::LOOK))?;
         while !meter.is_over() {
             match stream.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(count) => meter.add(count),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return meter.forgive(Err(error).context("receiving")),
             }
         }

@@ -194,6 +194,12 @@ impl Flow {
         self.is_over() && (self.send.reset.is_none() || self.reset_acked) && self.recv.is_counted()
     }
 
+    /// Whether somebody waits: its application for bytes, or we for an answer to ours.
+    pub(crate) fn waits(&self) -> bool {
+        (!self.recv.is_complete() && !self.pause_out.1)
+            || (!self.send.is_complete() && self.send.buffered() > 0)
+    }
+
     /// Whether these bytes, which were sent, may be sent again on another path.
     pub(crate) fn may_copy(&self, offset: u64, len: u64) -> bool {
         !self.unclaimed && !self.pause_in.1 && self.send.is_missed(offset, len)

@@ -3,8 +3,9 @@
 //!
 //! ```text
 //!  two probe timeouts ─▶ silent: gives back what is in flight, no payload, questions only
-//!    a device with another path ── PATH_STATUS frozen ──▶ the server does the same at once
-//!    questions: a probe timeout apart, later a 32nd of the silence
+//!    a device with another path ── ACK, PATH_STATUS frozen ──▶ the server does the same at once
+//!    questions: a probe timeout apart, later a 32nd of the silence;
+//!               50 ms and a 512th where a flow waits for the path
 //!  anything heard ─▶ active. Was there another path all the time? the whole window
 //!                            was this the only one?               half of it, the rest by slow start
 //! ```
@@ -15,28 +16,63 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Frame, PathStatus, Reason, Writer};
 
+use crate::flow::Flow;
 use crate::path::{Path, PathState};
-use crate::recovery::{Said, Sent};
+use crate::recovery::{PROBE_INTERVAL_SLOW_MAX, Said, Sent};
 use crate::session::{Role, Session, on_said, say};
 
 /// Probe timeouts without an answer after which a path counts as silent.
 const PROBES_BEFORE_SILENT: u32 = 2;
-/// A device that waits asks again after this part of the silence so far: what the hole costs beyond
-/// itself stays below 1/32 of it.
+/// A device asks again after this part of the silence so far: what the hole costs beyond itself stays
+/// below 1/32 of it.
 const ASK_SHARE: u64 = 32;
+/// The same where a flow waits. A stay may be much shorter than the hole before it, and all of the time
+/// to the next question is lost of it: 1 % of a stay of 4 s after 32 s. A hole of an hour
+/// takes 3,700 questions of 60 bytes, half of them in its first six minutes.
+const ASK_SHARE_WAITING: u64 = 512;
+/// And no sooner than this, nor than a quarter of the round trip, so that a narrow link is not filled
+/// with questions. // a guess: 13 kb/s on Wi-Fi
+const ASK_PAUSE_WAITING_MIN: Span = Span::from_millis(50);
+const ASK_PAUSE_OF_RTT: u64 = 4;
 /// A PATH_STATUS at its longest.
 const STATUS_BYTES_MAX: usize = 1 + 4 + 8 + 3;
+/// An ACK beside it: the newest ranges, which is what the peer misses.
+const ACK_BYTES_MAX: usize = 96;
+
+/// How a silent path is asked whether it lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Asking {
+    /// Ever more rarely: a server, which only devices bring back.
+    Rarely,
+    /// As a device on a link that costs nothing.
+    Often,
+    /// As such a device with a flow that waits.
+    Waiting,
+}
 
 impl Path {
-    /// When to ask whether the path lives, if nothing is heard until then. `dense`: as a device does on
-    /// a link that costs nothing, where it alone can bring the peer back.
-    pub(crate) fn probe_at(&self, dense: bool, ack_delay_max: Span, interval_max: Span) -> Time {
-        if !dense || self.gated || self.recovery.probes < PROBES_BEFORE_SILENT {
-            return self.recovery.probe_at(ack_delay_max, interval_max);
+    /// When to ask whether the path lives, if nothing is heard until then.
+    pub(crate) fn probe_at(&self, asking: Asking, ack_delay_max: Span, interval_max: Span) -> Time {
+        let recovery = &self.recovery;
+        let counts = recovery.probes >= PROBES_BEFORE_SILENT;
+        if asking == Asking::Rarely || self.gated || !counts {
+            return recovery.probe_at(ack_delay_max, interval_max);
         }
-        let silence = self.recovery.last_asked().since(self.last_rx);
-        let pause = silence.divided(ASK_SHARE).min(interval_max);
-        self.recovery.probe_after(pause, ack_delay_max)
+        let silence = recovery.last_asked().since(self.last_rx);
+        if asking == Asking::Often {
+            // Never faster than the path could answer.
+            let least = recovery.rtt.probe_timeout(ack_delay_max);
+            let least = least.min(PROBE_INTERVAL_SLOW_MAX);
+            return recovery.probe_after(silence.divided(ASK_SHARE).min(interval_max).max(least));
+        }
+        let least = recovery.rtt.smoothed().divided(ASK_PAUSE_OF_RTT);
+        let least = least.clamp(ASK_PAUSE_WAITING_MIN, PROBE_INTERVAL_SLOW_MAX);
+        recovery.probe_after(
+            silence
+                .divided(ASK_SHARE_WAITING)
+                .min(interval_max)
+                .max(least),
+        )
     }
 
     /// Questions are not answered, and nothing else is heard: a full queue answers late, but speaks.
@@ -67,6 +103,23 @@ impl Path {
 }
 
 impl Session {
+    /// R-PATH-14: how its silent paths are asked.
+    pub(crate) fn asking(&self) -> Asking {
+        if self.role == Role::Responder {
+            return Asking::Rarely;
+        }
+        let counts = |p: &Path| p.recovery.probes >= PROBES_BEFORE_SILENT;
+        // R-CLOSE-3: who takes leave has so many words, and spreads them.
+        let waits = self.closing.is_none()
+            && self.paths.iter().any(counts)
+            && self.flows.iter().any(Flow::waits);
+        if waits {
+            Asking::Waiting
+        } else {
+            Asking::Often
+        }
+    }
+
     /// What a path holds is given back to its owners, without a congestion response.
     pub(crate) fn give_back(&mut self, slot: usize) {
         let Session {
@@ -115,15 +168,21 @@ impl Session {
         news
     }
 
-    /// R-PATH-14: which paths are frozen, said on another.
+    /// R-PATH-14: which paths are frozen, said on another, and what arrived on them: the last
+    /// acknowledgements are lost in the hole, and what they were about would be sent again.
     pub(crate) fn write_frozen(&mut self, w: &mut Writer<'_>, sent: &mut Sent) {
         self.says &= !say::FROZEN;
         let frozen = |p: &&Path| p.status == PathStatus::Frozen;
         for path in self.paths.iter().filter(frozen) {
-            if w.room() < STATUS_BYTES_MAX {
+            if w.room() < STATUS_BYTES_MAX + ACK_BYTES_MAX {
                 self.says |= say::FROZEN;
                 return;
             }
+            let mut ranges = [0; ACK_BYTES_MAX];
+            let mut ack = Writer::new(&mut ranges);
+            Frame::encode_ack(&mut ack, path.id, 0, path.acks.ranges());
+            let n = ack.written();
+            w.bytes(&ranges[..n]);
             let status = Frame::PathStatus {
                 path: path.id,
                 seq: path.status_seq,

@@ -28,7 +28,7 @@ use crate::rtt::{GRANULARITY, Rtt};
 
 /// A path is asked this often however long its answers took: one that came minutes late says little of the
 /// next.
-const PROBE_INTERVAL_SLOW_MAX: Span = Span::from_secs(20); // a guess
+pub(crate) const PROBE_INTERVAL_SLOW_MAX: Span = Span::from_secs(20); // a guess
 /// RFC 9002 §6.1.1.
 const PACKET_THRESHOLD: u64 = 3;
 /// A path that reorders gets at most this much tolerance before loss is presumed.
@@ -683,14 +683,12 @@ impl Recovery {
         self.last_eliciting_at + span
     }
 
-    /// When to probe, if a pause decides and not the number of probes; never faster than the path
-    /// could answer.
-    pub(crate) fn probe_after(&self, pause: Span, ack_delay_max: Span) -> Time {
+    /// When to probe, if a pause decides and not the number of probes.
+    pub(crate) fn probe_after(&self, pause: Span) -> Time {
         if !self.is_waiting() {
             return Time::NEVER;
         }
-        let answer = self.rtt.probe_timeout(ack_delay_max);
-        self.last_eliciting_at + pause.max(answer.min(PROBE_INTERVAL_SLOW_MAX))
+        self.last_eliciting_at + pause
     }
 
     /// The path answers after a hole: what was sent into it says nothing of congestion.

@@ -46,7 +46,7 @@ impl Session {
             at = at.min(self.keys_at + self.config.keys_max);
         }
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
-        let waits = self.role == Role::Initiator;
+        let (waits, asking) = (self.role == Role::Initiator, self.asking());
         for path in self.paths.iter() {
             if waits && self.expects_payload(path) {
                 at = at.min(path.ask_at(delay));
@@ -55,18 +55,18 @@ impl Session {
             if self.closing.is_some() {
                 // It acknowledges and paces nothing any more.
                 if path.may_speak() {
-                    at = at.min(path.probe_at(waits, delay, interval));
+                    at = at.min(path.probe_at(asking, delay, interval));
                 }
                 continue;
             }
             // What may not be sent to an unproved address waits for bytes from there, not for time.
             if path.may_speak() {
                 at = at
-                    .min(path.probe_at(waits, delay, interval))
+                    .min(path.probe_at(asking, delay, interval))
                     .min(path.ack_at())
                     .min(path.paced_until);
             } else if path.recovery.in_flight > 0 {
-                at = at.min(path.probe_at(waits, delay, interval));
+                at = at.min(path.probe_at(asking, delay, interval));
             }
         }
         if self.role == Role::Responder {
@@ -192,7 +192,7 @@ impl Session {
             path.probe_now = true;
             path.wants |= path::want::PING;
         }
-        let waits = self.role == Role::Initiator;
+        let asking = self.asking();
         let mut knock = None;
         for slot in 0..self.paths.len() {
             if self.role == Role::Initiator
@@ -242,7 +242,7 @@ impl Session {
                 }
             }
             let mut silent = false;
-            if path.may_speak() && path.probe_at(waits, delay, interval) <= now {
+            if path.may_speak() && path.probe_at(asking, delay, interval) <= now {
                 path.recovery.on_probe_timeout(now);
                 if path.recovery.probes >= PROBES_BEFORE_SMALL && path.mtu.on_silence() {
                     path.recovery
@@ -282,7 +282,7 @@ impl Session {
             let path = self.paths.at(slot);
             if !path.may_speak()
                 && path.recovery.in_flight > 0
-                && path.probe_at(waits, delay, interval) <= now
+                && path.probe_at(asking, delay, interval) <= now
             {
                 // Nothing may be asked there, and perhaps nobody is: what it holds travels elsewhere.
                 self.freeze(now, slot, false);

@@ -88,21 +88,69 @@ fn a_frozen_path_is_told_on_another_keeps_its_window_and_thaws_when_it_answers()
     );
 }
 
+fn questions(p: &mut Pair, seconds: u64) -> u64 {
+    let before = p.wires[&0].packets_while_down;
+    p.run_for(Span::from_secs(seconds));
+    p.wires[&0].packets_while_down - before
+}
+
 #[test]
 fn a_device_asks_often_in_a_short_hole_and_rarely_in_a_long_one() {
     // R-PATH-14
+    for waits in [true, false] {
+        let (mut p, flow) = under_way(false);
+        if !waits {
+            let session = p.session;
+            let pause = |s: &mut Session| s.pause(flow, true, Reason::UserPaused);
+            p.device.with(session, pause).unwrap();
+            p.pump();
+        }
+        p.silence(0);
+        let first = questions(&mut p, 3);
+        let (later, minute) = (questions(&mut p, 60), questions(&mut p, 60));
+        questions(&mut p, 1_500);
+        let long = questions(&mut p, 60);
+        if waits {
+            assert!((40..=65).contains(&first), "{first}");
+            assert!((800..=1_000).contains(&later), "{later}");
+            assert!((300..=400).contains(&minute), "{minute}");
+        } else {
+            assert!((10..=60).contains(&first), "{first}");
+            assert!((60..=120).contains(&later), "{later}");
+            assert!(minute <= 31, "{minute}");
+        }
+        assert!(long <= 31, "{long}");
+    }
+}
+
+#[test]
+fn of_a_short_stay_after_a_long_hole_little_is_lost() {
+    // R-PATH-14
+    for second in [false, true] {
+        let (mut p, flow) = under_way(second);
+        let (late, _) = falls_into_a_hole(&mut p, flow, Span::from_secs(32));
+        // A 512th of the hole, and the round trip.
+        assert!(late < MS.times(63 + 20 + 5), "{late:?}");
+    }
+}
+
+#[test]
+fn what_arrived_before_a_hole_is_not_sent_again_over_a_slow_link() {
+    // R-PATH-14: the ACKs of the last 50 ms are lost in the hole.
     let (mut p, _) = under_way(false);
+    p.wires.get_mut(&0).unwrap().delay = MS.times(50);
+    let slow = p.wires.get_mut(&1).unwrap();
+    (slow.rate, slow.queue) = (6_000, 12_000);
+    p.open_path(1, false);
+    p.run_for(Span::from_secs(10));
+    let twice = |p: &Pair| p.device.session(p.session).unwrap().duplicate_bytes();
+    let (before, carried) = (twice(&p), p.wires[&1].bytes_down);
     p.silence(0);
-    let asked = |p: &mut Pair, seconds| {
-        let before = p.wires[&0].packets_while_down;
-        p.run_for(Span::from_secs(seconds));
-        p.wires[&0].packets_while_down - before
-    };
-    let (short, later) = (asked(&mut p, 3), asked(&mut p, 60));
-    let long = asked(&mut p, 60);
-    assert!((10..=60).contains(&short), "{short}");
-    assert!((60..=120).contains(&later), "{later}");
-    assert!(long <= 31, "{long}");
+    p.run_for(Span::from_secs(15));
+    let (again, carried) = (twice(&p) - before, p.wires[&1].bytes_down - carried);
+    assert!(carried > 70_000, "{carried}");
+    // What was queued on the slow link before the news came.
+    assert!(again < 20_000, "{again} of {carried}");
 }
 
 #[test]

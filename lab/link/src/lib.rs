@@ -10,10 +10,13 @@
 //! ```
 //!
 //! The directions of a link are independent, unless they share a medium ([`Medium`]): then every
-//! packet of one takes time from the other.
+//! packet of one takes time from the other. A link may have holes ([`Holes`]), and what TCP loses to
+//! them is computed too ([`Disruption`]).
 #![forbid(unsafe_code)]
 
 mod air;
+mod disruption;
+mod holes;
 mod link;
 mod loss;
 mod medium;
@@ -23,6 +26,8 @@ mod rate;
 pub mod trace;
 
 pub use d2tp_time::{Span, Time};
+pub use disruption::Disruption;
+pub use holes::{Holes, Lasting};
 pub use link::{Condition, Link, Way, seeded};
 pub use loss::{Burst, Loss};
 pub use medium::Medium;

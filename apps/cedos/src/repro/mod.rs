@@ -20,6 +20,7 @@ mod emulated;
 mod energy;
 mod fairness;
 mod far;
+mod holes;
 pub mod mark;
 mod measured;
 mod mobility;
