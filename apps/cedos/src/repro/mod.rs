@@ -22,6 +22,8 @@ pub mod mark;
 mod measured;
 mod mobility;
 mod offload;
+mod plane;
+pub mod plot;
 mod proxy;
 pub mod rows;
 mod spread;
