@@ -22,18 +22,20 @@ use d2tp_time::{Span, Time};
 /// How often rates are measured, and it is decided. // a guess: several round trips
 pub const SAMPLE: Span = Span::from_millis(500);
 
-/// Not measured for so long after a link was taken: its path opens, slow start. // a guess
-const SETTLE: Span = Span::from_millis(1_000);
+/// Not measured for so long after a link was taken: its path opens, slow start. Higher: rates are
+/// truer; lower: a try costs less, so there are more of them.
+// Tried beside 1 s, on other walks than those of `cedos repro M2`.
+const SETTLE: Span = Span::from_millis(500);
 
-/// Samples that a link is given before it is judged. // a guess
-const SAMPLES_MIN: u32 = 2;
+/// Samples that a link is given before it is judged. // tried beside two, likewise
+const SAMPLES_MIN: u32 = 1;
 
 /// Bytes that do not come for so long are taken to come no more. // a guess: a long round trip
 const STALL: Span = Span::from_millis(1_500);
 
 /// Trying links that are not in use may cost this share of what is spent. Higher: a link that got
 /// better is found sooner; lower: less is lost to those that did not.
-const TRY_SHARE: f64 = 0.1; // a guess
+const TRY_SHARE: f64 = 0.2; // tried beside 0.1 and 0.3, likewise
 
 /// How long a link is taken to stay wanted, or unwanted, before anything is known; counts as one of
 /// the times measured. // a guess
@@ -459,11 +461,11 @@ mod tests {
     }
 
     #[test]
-    fn a_poor_link_is_left_and_tried_again_for_a_tenth_of_what_is_spent() {
+    fn a_poor_link_is_left_and_tried_again_for_a_fifth_of_what_is_spent() {
         let mut walk = Walk::new(1.0);
         walk.on(600.0, [0.2, 1.5]);
         assert!(walk.used_s[1] > 590.0, "{:?}", walk.used_s);
-        assert!((10.0..80.0).contains(&walk.used_s[0]), "{:?}", walk.used_s);
+        assert!((30.0..130.0).contains(&walk.used_s[0]), "{:?}", walk.used_s);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! M2: bits per joule and bits per second, the strategies of the paper and ours on one plane.
 //!
 //! ```text
-//!  Mb/J ▲      × damped                 the courses of M1, twice as long, and a walk like that of
-//!       │   × Wi-Fi    ● ours           the paper's energy table ──▶ the same D2TP, other links ──▶
-//!       │      × probe, then pick       what passed the device ──▶ its radios ──▶ joules
+//!  Mb/J ▲      × damped                 the courses of M1, and a walk like that of the paper's
+//!       │   × Wi-Fi    ● ours           energy table ──▶ the same D2TP on other links ──▶ what
+//!       │      × probe, then pick       passed the device ──▶ its radios ──▶ joules
 //!       │  × 3G             × both
 //!       └──────────────────────▶ Mb/s
 //! ```
@@ -26,8 +26,8 @@ use d2tp_sched::thrift::{Draw, Thrift};
 use d2tp_sched::{FREE_RATE_FIRST_BYTES_PER_S, METERED_RATE_FIRST_BYTES_PER_S};
 use serde_json::{Map, Value, json};
 
-/// Long enough for five rounds of probing and picking.
-const SECONDS: f64 = 600.0;
+/// Three rounds of probing and picking.
+const SECONDS: f64 = 330.0;
 /// Walks and drives.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=4;
 /// By then every radio sleeps again.
@@ -35,7 +35,7 @@ const AFTER: Span = Span::from_secs(30);
 /// Behind on both axes by less than this is a tie.
 const TIE: f64 = 0.01;
 /// Ours uses a link whose bits per joule are this share of the mean.
-const SHARE: f64 = 1.0;
+const SHARE: f64 = 0.8; // tried beside 0.7, 0.9 and 1 on other walks than these
 /// What the omniscient one, damped, looks ahead.
 const DAMPING: Span = Span::from_secs(30);
 /// The paper's mean rate of Wi-Fi where it measures energy, in Mb/s.
