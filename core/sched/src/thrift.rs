@@ -101,7 +101,7 @@ pub struct Sight {
 ///     let used = thrift.pick(now, &links);
 ///     // The first one carries 4 Mb/s.
 ///     links[0].bytes += if used[0] { 250_000 } else { 0 };
-///     now = now + SAMPLE;
+///     now += SAMPLE;
 /// }
 /// assert_eq!(thrift.pick(now, &links), [true, false]);
 /// ```
@@ -443,7 +443,7 @@ mod tests {
                     }
                 }
                 self.used = used;
-                self.now = self.now + SAMPLE;
+                self.now += SAMPLE;
             }
         }
 
@@ -546,7 +546,7 @@ mod tests {
             let mut thrift = Thrift::new(share, [(NIMBLE, 10e6), (HEAVY, 2e6)]);
             let (mut now, mut sights) = (Time::ZERO, [Sight::default(); 2]);
             for (up, anew, bytes, millis) in steps {
-                now = now + Span::from_millis(millis);
+                now += Span::from_millis(millis);
                 for n in 0..2 {
                     sights[n].up = up[n];
                     sights[n].attachment += u64::from(anew[n]);
