@@ -6,10 +6,12 @@
 //! ```
 //!
 //! Pure functions of plain facts: no packet, no clock, no socket is seen here. The device asks
-//! again every second and at every change.
+//! again every second and at every change. Where energy counts, [`thrift`] says which links are worth
+//! their joules.
 
 mod choice;
 mod spending;
+pub mod thrift;
 
 pub use choice::{
     Choice, Class, FREE_RATE_FIRST_BYTES_PER_S, Hold, IfLate, MARGIN,

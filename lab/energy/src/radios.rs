@@ -1,11 +1,19 @@
 //! Radios that others measured.
 //!
-//! "4G LTE": Huang et al., *A Close Examination of Performance and Power Characteristics of 4G LTE
+//! "2012": Huang et al., *A Close Examination of Performance and Power Characteristics of 4G LTE
 //! Networks*, MobiSys 2012, tables 3 and 4 (an HTC ThunderBolt): ramp, tail and idle as measured, power
 //! at work as β and per byte as 8 α of their linear model. "G1": the HTC Dream of Zhang et al.,
 //! *Accurate Online Power Estimation and Automatic Battery Behavior Based Power Model Generation for
 //! Smartphones*, CODES+ISSS 2010 (PowerTutor), the phone that Super-aggregation's authors used too;
-//! the power of states only, its terms for channel rate and signal left out.
+//! the power of states only, its terms for channel rate and signal left out. "i997": the Samsung
+//! i997 (Infuse) as its profile in AT&T's Application Resource Optimizer has it, the tool of Qian et
+//! al., *Profiling Resource Usage for Mobile Applications*, MobiSys 2011; promotion, states and their
+//! timers, power of states only.
+//!
+//! Checked against a source: all of the i997 (`i997.conf` of that tool), all of the G1 (constants of
+//! PowerTutor's library), and of LTE ramp, tail power, α and the 100 ms (`lte.conf`, which has 1.2 W for
+//! β = 1.288 W and 10.1 s for the tail of 11.6 s). Not checked, for no copy of the tables was at hand: those
+//! two of LTE, and 3G and Wi-Fi of 2012.
 
 use crate::{Radio, Stage};
 use d2tp_time::Span;
@@ -73,6 +81,26 @@ pub const WIFI_G1: Radio = Radio {
     idle_milliwatts: 20.0,
     ramp: NONE,
     stages: &[stage(1_000, 710.0)],
+    up_nanojoules: 0.0,
+    down_nanojoules: 0.0,
+};
+
+/// 3G of the i997: 2 s of promotion, 4 s in the dedicated channel, 10 s in the shared one.
+pub const UMTS_I997: Radio = Radio {
+    name: "3G (Samsung i997, ARO)",
+    idle_milliwatts: 0.0,
+    ramp: stage(2_000, 650.0),
+    stages: &[stage(4_000, 1_300.0), stage(10_000, 300.0)],
+    up_nanojoules: 0.0,
+    down_nanojoules: 0.0,
+};
+
+/// Wi-Fi of the i997.
+pub const WIFI_I997: Radio = Radio {
+    name: "Wi-Fi (Samsung i997, ARO)",
+    idle_milliwatts: 20.0,
+    ramp: NONE,
+    stages: &[stage(250, 1_160.0)],
     up_nanojoules: 0.0,
     down_nanojoules: 0.0,
 };

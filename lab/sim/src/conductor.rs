@@ -39,8 +39,17 @@ impl Device {
             // Waiting a moment for the first figure loses no deadline, but may save paid bytes.
             .map(|l| self.meters[l].rate().unwrap_or(u64::MAX / 1024))
             .sum();
-        let (mut usable, mut again) = (false, Time::NEVER);
+        let (picked, mut again) = if active.is_empty() {
+            (vec![true; links], Time::NEVER)
+        } else {
+            self.picked(now, network)
+        };
+        let mut usable = false;
         for link in (0..links).filter(|l| network.is_up(*l)) {
+            if !picked[link] {
+                self.leave(now, link, &picked, log);
+                continue;
+            }
             let offer = Offer {
                 class: self.classes[link],
                 rate: self.meters[link].rate(),

@@ -26,6 +26,7 @@ use crate::journal::{Commit, aged};
 use crate::log::{self, Log};
 use crate::meter::Meter;
 use crate::network::{Delivery, Network};
+use crate::strategy::Strategy;
 use crate::transfer::{Progress, Transfer};
 
 /// Epochs reserved in the journal at a time; every SYN spends one.
@@ -58,6 +59,10 @@ pub(crate) struct Device {
     forbidden: Vec<FlowId>,
     /// Links lost while the process stood still.
     missed: Vec<usize>,
+    /// How often each link was lost.
+    pub(crate) attachments: Vec<u64>,
+    /// Which links to use, where not all that the policy permits.
+    pub(crate) strategy: Option<Box<dyn Strategy>>,
 }
 
 impl Device {
@@ -89,6 +94,8 @@ impl Device {
             look_at: Time::NEVER,
             forbidden: Vec::new(),
             missed: Vec::new(),
+            attachments: vec![0; links],
+            strategy: None,
         };
         device.connect(Time::ZERO);
         device
@@ -214,6 +221,7 @@ impl Device {
     /// Tells the session that a link is gone.
     pub(crate) fn on_link_down(&mut self, now: Time, link: usize) {
         self.meters[link] = Meter::default();
+        self.attachments[link] += 1;
         if self.host.is_away() {
             self.missed.push(link);
             return;

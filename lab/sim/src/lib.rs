@@ -7,7 +7,7 @@
 //! ```text
 //!  applications ◀─▶ session ◀─▶ links, NATs ◀─▶ session ◀─▶ applications
 //!    device.rs       (core)      network.rs      (core)       proxy.rs
-//!        ▲ policy.rs, conductor.rs                    run.rs: what comes next
+//!        ▲ policy.rs, strategy.rs, conductor.rs       run.rs: what comes next
 //! ```
 //!
 //! After each step it is checked that what was read is what was written, that nothing crossed a
@@ -35,6 +35,7 @@ mod network;
 pub mod policy;
 mod proxy;
 mod run;
+pub mod strategy;
 mod stream;
 mod transfer;
 
@@ -42,4 +43,4 @@ pub use coverage::Coverage;
 pub use ends::Ends;
 pub use fault::SimFault;
 pub use network::Passage;
-pub use run::{Outcome, STUCK_AFTER, run, run_between, run_watched};
+pub use run::{Outcome, STUCK_AFTER, run, run_between, run_by, run_watched};

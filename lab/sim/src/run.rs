@@ -22,6 +22,7 @@ use crate::identity::Identity;
 use crate::log::Log;
 use crate::network::{Delivery, Network, Passage};
 use crate::proxy::Proxy;
+use crate::strategy::Strategy;
 
 /// No progress for so long over a permitted link that carries packets is a fault of the core.
 pub const STUCK_AFTER: Span = Span::from_millis(180_000);
@@ -93,6 +94,20 @@ pub fn run_between(
 pub fn run_watched(scenario: &Scenario) -> Result<(Outcome, Vec<Passage>), SimFault> {
     let mut run = Run::new(scenario, &Ends::of(scenario), Log::new(None));
     run.network.passages = Some(Vec::new());
+    finish(scenario, run)
+}
+
+/// As [`run_watched`], with the links that `strategy` picks of those the policy permits.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_by(
+    scenario: &Scenario,
+    strategy: Box<dyn Strategy>,
+) -> Result<(Outcome, Vec<Passage>), SimFault> {
+    let mut run = Run::new(scenario, &Ends::of(scenario), Log::new(None));
+    run.network.passages = Some(Vec::new());
+    run.device.strategy = Some(strategy);
     finish(scenario, run)
 }
 

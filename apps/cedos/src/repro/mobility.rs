@@ -16,13 +16,14 @@
 
 use std::fmt::Write as _;
 
+use super::plot::{Chart, Series};
 use super::{Measured, Where};
 use anyhow::Context;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use serde_json::{Map, Value, json};
 
 /// Wi-Fi coverage, in hundredths.
-const COVERAGES: [u32; 5] = [0, 25, 50, 75, 100];
+pub(super) const COVERAGES: [u32; 5] = [0, 25, 50, 75, 100];
 /// Payload of a full packet of 1500 bytes: what is left by IP, UDP, D2TP and its tag.
 const PAYLOAD_SHARE: f64 = 1432.0 / 1500.0;
 /// The clairvoyant device has its next link this much before it leaves the other.
@@ -30,17 +31,17 @@ const OVERLAP_S: f64 = 0.25;
 
 /// How the device moves.
 #[derive(Clone, Copy, Debug)]
-struct Movement {
-    name: &'static str,
-    seconds: f64,
+pub(super) struct Movement {
+    pub(super) name: &'static str,
+    pub(super) seconds: f64,
     /// Mean stay at an access point.
-    contact_s: f64,
+    pub(super) contact_s: f64,
     /// How often rates change.
-    step_s: f64,
-    walking: bool,
+    pub(super) step_s: f64,
+    pub(super) walking: bool,
 }
 
-const WALKING: Movement = Movement {
+pub(super) const WALKING: Movement = Movement {
     name: "walking",
     seconds: 300.0,
     contact_s: 100.0,
@@ -48,7 +49,7 @@ const WALKING: Movement = Movement {
     walking: true,
 };
 
-const DRIVING: Movement = Movement {
+pub(super) const DRIVING: Movement = Movement {
     name: "driving",
     seconds: 300.0,
     contact_s: 13.0,
@@ -58,27 +59,27 @@ const DRIVING: Movement = Movement {
 
 /// A stretch of time in which nothing changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Stretch {
-    from_s: f64,
-    until_s: f64,
+pub(super) struct Stretch {
+    pub(super) from_s: f64,
+    pub(super) until_s: f64,
     /// Which stay at an access point it is part of, and its rate; none where there is no Wi-Fi.
-    wifi: Option<(usize, f64)>,
-    cell_mbps: f64,
+    pub(super) wifi: Option<(usize, f64)>,
+    pub(super) cell_mbps: f64,
 }
 
 /// Chance that repeats: the same seed, the same walk.
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
     /// Evenly from 0 to 1, never 0.
-    fn even(&mut self) -> f64 {
+    pub(super) fn even(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         ((self.0 >> 11) as f64 + 1.0) / ((1u64 << 53) as f64 + 1.0)
     }
     /// Exponentially, with this mean.
-    fn span(&mut self, mean: f64) -> f64 {
+    pub(super) fn span(&mut self, mean: f64) -> f64 {
         -mean * self.even().ln()
     }
 }
@@ -86,9 +87,12 @@ impl Dice {
 impl Movement {
     /// Rates over time at this coverage. Stays and gaps are drawn, then both kinds are stretched so
     /// that the coverage is exactly what it is to be.
-    fn course(&self, coverage: u32) -> Vec<Stretch> {
+    ///
+    /// Another seed, another walk.
+    pub(super) fn course(&self, coverage: u32, seed: u64) -> Vec<Stretch> {
         let share = f64::from(coverage) / 100.0;
-        let mut dice = Dice(0x5deece66d ^ u64::from(coverage + 1) << 20);
+        let salt = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut dice = Dice(0x5deece66d ^ u64::from(coverage + 1) << 20 ^ salt);
         let stays = (self.seconds * share / self.contact_s).round().max(1.0) as usize;
         let mut draw = |n: usize, sum: f64| {
             let spans: Vec<f64> = (0..n).map(|_| dice.span(1.0)).collect();
@@ -97,7 +101,7 @@ impl Movement {
         };
         let stays = draw(stays, self.seconds * share);
         let gaps = draw(stays.len() + 1, self.seconds * (1.0 - share));
-        let mut dice = Dice(0x1234_5678 + u64::from(coverage));
+        let mut dice = Dice((0x1234_5678 + u64::from(coverage)) ^ salt);
         let mut cell = Vec::new();
         let steps = (self.seconds / self.step_s) as usize;
         for _ in 0..steps {
@@ -219,7 +223,15 @@ fn join(spans: Presence) -> Presence {
 
 /// The scenario of one run.
 fn scenario(who: Who, course: &[Stretch]) -> String {
-    let (wifi, cell) = links_of(who, course);
+    scenario_of(links_of(who, course), course)
+}
+
+/// A download that outlasts the course, over links that are there as the course has it.
+pub(super) fn scenario_of_all(course: &[Stretch]) -> String {
+    scenario_of(links_of(Who::Ours, course), course)
+}
+
+fn scenario_of((wifi, cell): (Presence, Presence), course: &[Stretch]) -> String {
     let end = course.last().map_or(1.0, |s| s.until_s);
     let wifi_rates = course
         .iter()
@@ -299,7 +311,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
         let mut figures = Map::new();
         let mut beside = Map::new();
         for coverage in COVERAGES {
-            let course = movement.course(coverage);
+            let course = movement.course(coverage, 0);
             let whos = [
                 Who::Ours,
                 Who::Clairvoyant,
@@ -376,6 +388,33 @@ fn in_simulator(who: Who, course: &[Stretch]) -> anyhow::Result<f64> {
     Ok(bytes as f64 * 8e-6 / scenario.duration_s)
 }
 
+/// What each gets at every coverage.
+pub fn charts(ours: &Value, baseline: &Value) -> Vec<Chart> {
+    let chart = |movement: Movement| {
+        let line = |name: &str, all: &Value, figure: &str| {
+            let at = |coverage: u32| {
+                let here = &all[movement.name][format!("coverage_{coverage}")];
+                Some((f64::from(coverage), here[figure].as_f64()?))
+            };
+            Series::line(name, COVERAGES.into_iter().filter_map(at).collect())
+        };
+        Chart {
+            title: movement.name.to_owned(),
+            x: "Wi-Fi coverage, %".to_owned(),
+            y: "payload, Mb/s".to_owned(),
+            series: vec![
+                line("sum", ours, "sum_mbps"),
+                line("one path, 3G", baseline, "one_path_cell_mbps"),
+                line("one path, Wi-Fi", baseline, "one_path_wifi_mbps"),
+                line("Wi-Fi first", baseline, "wifi_first_mbps"),
+                line("clairvoyant", ours, "clairvoyant_mbps"),
+                line("ours", ours, "mbps"),
+            ],
+        }
+    };
+    [WALKING, DRIVING].map(chart).to_vec()
+}
+
 fn conditions(place: Where) -> Vec<String> {
     vec![
         format!(
@@ -414,7 +453,7 @@ mod tests {
     fn the_coverage_of_a_course_is_what_was_asked_for() {
         for movement in [WALKING, DRIVING] {
             for coverage in COVERAGES {
-                let course = movement.course(coverage);
+                let course = movement.course(coverage, 0);
                 let covered: f64 = course
                     .iter()
                     .filter(|s| s.wifi.is_some())

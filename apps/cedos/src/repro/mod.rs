@@ -25,6 +25,8 @@ pub mod mark;
 mod measured;
 mod mobility;
 mod offload;
+mod plane;
+pub mod plot;
 mod proxy;
 pub mod rows;
 mod spread;

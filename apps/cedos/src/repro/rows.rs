@@ -2,11 +2,15 @@
 
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, mobility, offload,
-    proxy, switching, two_paths,
+    plane, plot::Chart, proxy, switching, two_paths,
 };
+use serde_json::Value;
 
 /// Runs a row in one place.
 pub type Runner = fn() -> anyhow::Result<Measured>;
+
+/// Draws a row's figures: ours, and those we compare with.
+pub type Charts = fn(&Value, &Value) -> Vec<Chart>;
 
 /// A result of one of the papers.
 pub struct Row {
@@ -19,6 +23,15 @@ pub struct Row {
     pub paper: &'static str,
     /// Where it can be run here.
     pub runners: &'static [(Where, Runner)],
+    /// How it is drawn, if it is.
+    pub charts: Option<Charts>,
+}
+
+impl Row {
+    const fn drawn_by(mut self, charts: Charts) -> Row {
+        self.charts = Some(charts);
+        self
+    }
 }
 
 /// The row of this name, in any case.
@@ -37,6 +50,7 @@ const fn row(
         claim,
         paper,
         runners,
+        charts: None,
     }
 }
 
@@ -128,13 +142,15 @@ pub static ROWS: &[Row] = &[
         "several paths at once against a clairvoyant single path",
         "622 against 554 MB indoors (622 is the sum of both links); typically 10-15 % more",
         &[(Where::Sim, mobility::simulate)],
-    ),
+    )
+    .drawn_by(mobility::charts),
     row(
         "M2",
         "energy: probe both links for 10 s, then the better one for 100 s",
         "1.55 Mb/J at 2.37 Mb/s walking; driving, worse than 3G alone",
-        &[],
-    ),
+        &[(Where::Sim, plane::simulate)],
+    )
+    .drawn_by(plane::charts),
     row(
         "D1",
         "round trip time with DRWA on bloated cellular links",

@@ -1,9 +1,10 @@
-//! `cedos repro [ID] [--where sim|lab] [--json]`: the papers' results beside ours.
+//! `cedos repro [ID] [--where sim|lab] [--json] [--plot FILE]`: the papers' results beside ours.
 
-use crate::repro::{self, Reproduced, Where, rows};
-use anyhow::anyhow;
+use crate::repro::{self, Reproduced, Where, plot, rows};
+use anyhow::{Context, anyhow};
 use clap::Args;
 use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Reproduce the papers' results; without ID, list them.
@@ -17,12 +18,15 @@ pub struct ReproArgs {
     /// Print JSON: one object for a row, one per line for the list.
     #[arg(long)]
     json: bool,
+    /// Draw the figures into this file, an SVG.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 /// Carry out `cedos repro`. The exit code is 0 if the row holds.
 ///
 /// # Errors
-/// There is no such row, or it could not be run.
+/// There is no such row, it could not be run, or its picture not be drawn.
 pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     let Some(id) = &args.id else {
         list(args.json);
@@ -34,7 +38,13 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
         .place
         .or_else(|| row.runners.first().map(|(place, _)| *place))
         .unwrap_or(Where::Sim);
+    if args.plot.is_some() && row.charts.is_none() {
+        return Err(anyhow!("{} has no picture", row.id));
+    }
     let reproduced = repro::run(row, place)?;
+    if let (Some(file), Some(charts)) = (&args.plot, row.charts) {
+        draw(file, &charts(&reproduced.ours, &reproduced.baseline))?;
+    }
     if args.json {
         println!("{}", serde_json::to_string(&reproduced)?);
     } else {
@@ -45,6 +55,11 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+fn draw(file: &Path, charts: &[plot::Chart]) -> anyhow::Result<()> {
+    std::fs::write(file, plot::picture(charts))
+        .with_context(|| format!("cannot write {}", file.display()))
 }
 
 fn list(json: bool) {

@@ -1,0 +1,286 @@
+//! Which of its links the device uses, where that is not all that its policy permits: strategies
+//! that save energy.
+//!
+//! ```text
+//!  all ──10 s──▶ the one with the most bits per joule ──100 s──▶ all ──10 s──▶ …      ProbeThenPick
+//!  at each moment the one that has the most, now or over the coming seconds           Foresight
+//!  those whose bits are worth their joules                                  d2tp_sched's Thrift
+//! ```
+//!
+//! The first is that of Raciu et al., *Opportunistic Mobility with Multipath TCP* (MobiArch 2011),
+//! the second its omniscient one, damped or not; the third is ours.
+
+use cedos_lab_link::{Span, Time};
+use d2tp_sched::thrift::{self, Draw, Thrift};
+use d2tp_session::{LinkId, PathState, PathStats, PathStatus, Reason, Session};
+
+use crate::device::Device;
+use crate::log::Log;
+use crate::network::Network;
+
+pub use d2tp_sched::thrift::Sight;
+
+/// Picks links.
+pub trait Strategy {
+    /// Which links to use now, one for each of `sights`.
+    fn pick(&mut self, now: Time, sights: &[Sight]) -> Vec<bool>;
+
+    /// To be asked again after this long; it is also asked at everything that happens to a link.
+    fn again(&self) -> Span {
+        Span::from_millis(500)
+    }
+}
+
+impl Strategy for Thrift {
+    fn pick(&mut self, now: Time, sights: &[Sight]) -> Vec<bool> {
+        Thrift::pick(self, now, sights)
+    }
+
+    fn again(&self) -> Span {
+        thrift::SAMPLE
+    }
+}
+
+/// The same links always.
+#[derive(Clone, Debug)]
+pub struct Always(pub Vec<bool>);
+
+impl Strategy for Always {
+    fn pick(&mut self, _: Time, _: &[Sight]) -> Vec<bool> {
+        self.0.clone()
+    }
+}
+
+/// How long Raciu et al. probe.
+pub const PROBE: Span = Span::from_secs(10);
+/// How long they stay with what they found.
+pub const STAY: Span = Span::from_secs(100);
+
+/// All links for [`PROBE`], then the one with the most bits per joule for [`STAY`].
+///
+/// What the paper does not say: the tail is not counted (it says so of its scheduler); a link that goes
+/// while it is the one is replaced by those there are, for the rest of its time.
+#[derive(Clone, Debug)]
+pub struct ProbeThenPick {
+    draws: Vec<Draw>,
+    /// When the probe under way began, and the links' bytes by then.
+    probe: Option<(Time, Vec<u64>)>,
+    pick: usize,
+    until: Time,
+}
+
+impl ProbeThenPick {
+    /// Over links that draw so much.
+    pub fn new(draws: Vec<Draw>) -> ProbeThenPick {
+        ProbeThenPick {
+            draws,
+            probe: None,
+            pick: 0,
+            until: Time::ZERO,
+        }
+    }
+
+    /// The link with the most bits per joule since the probe began.
+    fn best(&self, began: Time, now: Time, before: &[u64], sights: &[Sight]) -> usize {
+        let seconds = now.since(began).as_secs_f64();
+        let worth = |n: usize| {
+            let bits = (sights[n].bytes - before[n]) as f64 * 8.0;
+            self.draws[n].worth(bits / seconds)
+        };
+        let links = (0..sights.len()).filter(|n| sights[*n].up);
+        let best = links.max_by(|a, b| worth(*a).total_cmp(&worth(*b)));
+        best.unwrap_or(self.pick)
+    }
+}
+
+impl Strategy for ProbeThenPick {
+    fn pick(&mut self, now: Time, sights: &[Sight]) -> Vec<bool> {
+        match &self.probe {
+            Some((began, before)) if now >= *began + PROBE => {
+                self.pick = self.best(*began, now, before, sights);
+                self.until = now + STAY;
+                self.probe = None;
+            }
+            None if now >= self.until => {
+                let bytes = sights.iter().map(|sight| sight.bytes).collect();
+                self.probe = Some((now, bytes));
+            }
+            _ => {}
+        }
+        let all = self.probe.is_some() || !sights[self.pick].up;
+        (0..sights.len()).map(|n| all || n == self.pick).collect()
+    }
+}
+
+/// From then on, links carry so many bits per second.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forecast {
+    /// When it begins.
+    pub from: Time,
+    /// One rate for each link; 0 where it is not there.
+    pub bits_per_s: Vec<f64>,
+}
+
+/// The one link with the most bits per joule, from knowing what all of them will carry.
+#[derive(Clone, Debug)]
+pub struct Foresight {
+    draws: Vec<Draw>,
+    forecasts: Vec<Forecast>,
+    /// It looks at the mean over this long; zero is the moment.
+    damping: Span,
+    pick: usize,
+}
+
+impl Foresight {
+    /// Over links that draw so much and will carry so much.
+    pub fn new(draws: Vec<Draw>, forecasts: Vec<Forecast>, damping: Span) -> Foresight {
+        Foresight {
+            draws,
+            forecasts,
+            damping,
+            pick: 0,
+        }
+    }
+
+    /// Bits per joule of a link over `span` from `now` on.
+    fn worth(&self, link: usize, now: Time, span: Span) -> f64 {
+        let end = now + span;
+        let mut bits = 0.0;
+        for (n, forecast) in self.forecasts.iter().enumerate() {
+            let until = self.forecasts.get(n + 1).map_or(Time::NEVER, |f| f.from);
+            let shared = until.min(end).since(forecast.from.max(now));
+            bits += forecast.bits_per_s[link] * shared.as_secs_f64();
+        }
+        self.draws[link].worth(bits / span.as_secs_f64())
+    }
+}
+
+impl Strategy for Foresight {
+    fn pick(&mut self, now: Time, sights: &[Sight]) -> Vec<bool> {
+        let span = self.damping.max(self.again());
+        let worth = |n: usize| self.worth(n, now, span);
+        let links = (0..sights.len()).filter(|n| sights[*n].up);
+        let best = links.max_by(|a, b| worth(*a).total_cmp(&worth(*b)));
+        self.pick = best.unwrap_or(self.pick);
+        (0..sights.len()).map(|n| n == self.pick).collect()
+    }
+}
+
+impl Device {
+    /// The links that may be used now, and when to ask again.
+    pub(crate) fn picked(&mut self, now: Time, network: &Network) -> (Vec<bool>, Time) {
+        let links = self.classes.len();
+        let Some(strategy) = &mut self.strategy else {
+            return (vec![true; links], Time::NEVER);
+        };
+        let sights: Vec<Sight> = (0..links)
+            .map(|link| Sight {
+                up: network.is_up(link),
+                attachment: self.attachments[link],
+                bytes: self.accounts.iter().map(|a| a.of_link(link)).sum(),
+            })
+            .collect();
+        (strategy.pick(now, &sights), now + strategy.again())
+    }
+
+    /// A link that was not picked is left as soon as another carries, so that something always moves.
+    pub(crate) fn leave(&mut self, now: Time, link: usize, picked: &[bool], log: &mut Log) {
+        let paths = self.core().map(Session::path_stats).unwrap_or_default();
+        let number = |path: &PathStats| path.addresses.link.0 as usize;
+        let mut here = paths.iter().filter(|path| number(path) == link);
+        if here.all(|path| path.status == PathStatus::Gone) {
+            return;
+        }
+        let carries = paths.iter().any(|path| {
+            let open = (path.state, path.status) == (PathState::Active, PathStatus::Available);
+            picked[number(path)] && open
+        });
+        let Some(session) = self.session.filter(|_| carries) else {
+            return;
+        };
+        log.note(now, "device", || format!("leaves link {link}"));
+        let core_now = self.host.clock.core(now);
+        let _ = self.host.endpoint.with(session, |s| {
+            s.close_path(core_now, LinkId(link as u32), Reason::None);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both draw one watt and nothing else.
+    fn draws() -> Vec<Draw> {
+        let watt = Draw {
+            wake_joules: 0.0,
+            work_watts: 1.0,
+            byte_joules: 0.0,
+            tail_joules: 0.0,
+        };
+        vec![watt; 2]
+    }
+
+    fn at(seconds: f64) -> Time {
+        Time::from_secs_f64(seconds)
+    }
+
+    fn sights(bytes: [u64; 2], up: [bool; 2]) -> Vec<Sight> {
+        std::iter::zip(bytes, up)
+            .map(|(bytes, up)| Sight {
+                up,
+                attachment: 0,
+                bytes,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_the_probe_found_best_is_kept_for_its_time() {
+        let mut strategy = ProbeThenPick::new(draws());
+        let up = [true; 2];
+        assert_eq!(strategy.pick(at(0.0), &sights([0; 2], up)), [true, true]);
+        let found = sights([1_000, 2_000], up);
+        assert_eq!(strategy.pick(at(9.9), &found), [true, true]);
+        assert_eq!(strategy.pick(at(10.0), &found), [false, true]);
+        let later = sights([1_000, 2_100], up);
+        assert_eq!(strategy.pick(at(109.9), &later), [false, true]);
+        assert_eq!(strategy.pick(at(110.0), &later), [true, true]);
+        // Only what came in the probe counts.
+        let again = sights([1_200, 2_150], up);
+        assert_eq!(strategy.pick(at(120.0), &again), [true, false]);
+    }
+
+    #[test]
+    fn a_pick_that_goes_is_replaced_until_its_time_is_over() {
+        let mut strategy = ProbeThenPick::new(draws());
+        strategy.pick(at(0.0), &sights([0; 2], [true; 2]));
+        let gone = sights([9, 0], [false, true]);
+        strategy.pick(at(10.0), &sights([9, 0], [true; 2]));
+        assert_eq!(strategy.pick(at(20.0), &gone), [true, true]);
+        let back = sights([9, 0], [true; 2]);
+        assert_eq!(strategy.pick(at(30.0), &back), [true, false]);
+    }
+
+    #[test]
+    fn foresight_takes_the_better_link_and_damped_ignores_a_moment() {
+        let forecast = |from, rates: [f64; 2]| Forecast {
+            from: at(from),
+            bits_per_s: rates.to_vec(),
+        };
+        let course = vec![
+            forecast(0.0, [2e6, 1e6]),
+            forecast(10.0, [0.5e6, 1e6]),
+            forecast(15.0, [4e6, 1e6]),
+        ];
+        let there = sights([0; 2], [true; 2]);
+        let mut omniscient = Foresight::new(draws(), course.clone(), Span::ZERO);
+        assert_eq!(omniscient.pick(at(9.0), &there), [true, false]);
+        assert_eq!(omniscient.pick(at(12.0), &there), [false, true]);
+        assert_eq!(omniscient.pick(at(15.0), &there), [true, false]);
+        let mut damped = Foresight::new(draws(), course, Span::from_secs(20));
+        assert_eq!(damped.pick(at(12.0), &there), [true, false]);
+        let gone = sights([0; 2], [false, true]);
+        assert_eq!(damped.pick(at(12.0), &gone), [false, true]);
+    }
+}

@@ -1,0 +1,71 @@
+//! The device uses the links that its strategy picks, and no other.
+
+use cedos_lab_scenario::Scenario;
+use cedos_lab_sim::Passage;
+use cedos_lab_sim::strategy::{Always, Forecast, Foresight, Strategy};
+use d2tp_sched::thrift::Draw;
+use d2tp_session::Time;
+
+fn run(strategy: Box<dyn Strategy>) -> (u64, Vec<Passage>) {
+    let text = r#"
+        duration_s = 20
+        [[link]]
+        name = "wlan0"
+        down_mbps = 4
+        [[link]]
+        name = "wwan0"
+        down_mbps = 2
+        [[flow]]
+        bytes = 50_000_000
+        policy = "any"
+    "#;
+    let scenario =
+        Scenario::parse("strategy", text, &mut |_| unreachable!()).expect("the scenario is right");
+    let (outcome, passages) = cedos_lab_sim::run_by(&scenario, strategy).expect("it runs");
+    (outcome.report.flows[0].bytes, passages)
+}
+
+#[test]
+fn nothing_passes_a_link_that_was_not_picked() {
+    let (bytes, passages) = run(Box::new(Always(vec![false, true])));
+    // 2 Mb/s for 20 s, less than 4.
+    assert!((4_000_000..5_000_000).contains(&bytes), "{bytes}");
+    assert!(passages.iter().all(|passage| passage.link == 1));
+}
+
+#[test]
+fn a_link_that_is_left_is_silent_a_moment_later_and_taken_again() {
+    let watt = Draw {
+        wake_joules: 0.0,
+        work_watts: 1.0,
+        byte_joules: 0.0,
+        tail_joules: 0.0,
+    };
+    let from = |seconds: f64, bits_per_s: [f64; 2]| Forecast {
+        from: Time::from_secs_f64(seconds),
+        bits_per_s: bits_per_s.to_vec(),
+    };
+    // What it is told: the first, the second from 5 s on, the first again from 15 s on.
+    let told = vec![
+        from(0.0, [4e6, 2e6]),
+        from(5.0, [1e6, 2e6]),
+        from(15.0, [4e6, 2e6]),
+    ];
+    let damping = d2tp_session::Span::ZERO;
+    let (bytes, passages) = run(Box::new(Foresight::new(vec![watt; 2], told, damping)));
+    let between = |link: usize, from: f64, until: f64| {
+        let here = |p: &&Passage| {
+            let at = p.at.as_secs_f64();
+            p.link == link && at >= from && at < until
+        };
+        passages.iter().filter(here).count()
+    };
+    assert_eq!(between(1, 0.0, 4.5), 0);
+    assert!(between(0, 0.0, 5.0) > 1_000);
+    assert_eq!(between(0, 7.0, 15.0), 0);
+    assert!(between(1, 7.0, 15.0) > 1_000);
+    assert_eq!(between(1, 17.0, 20.0), 0);
+    assert!(between(0, 17.0, 20.0) > 500);
+    // 4 Mb/s for 10 s, 2 for 10.
+    assert!(bytes > 6_500_000, "{bytes}");
+}
