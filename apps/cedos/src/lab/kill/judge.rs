@@ -141,8 +141,11 @@ impl Case<'_> {
         let proxy = self.proxy_remains.clone();
         // Nothing of it was safe on the device: it begins anew.
         let from_zero = device.as_ref().is_some_and(|device| device.durable == 0);
-        // The flow was younger than the journal is quick.
-        let unknown = proxy.as_ref().is_some_and(|proxy| proxy.copies.is_empty());
+        // The flow was younger than the journal is quick; of a device that began anew, the second one.
+        let flows = 1 + usize::from(from_zero);
+        let unknown = proxy
+            .as_ref()
+            .is_some_and(|proxy| proxy.copies.len() < flows);
         let allowed = 1 + usize::from(from_zero) + usize::from(unknown);
         if whole > allowed {
             self.verdict
