@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use d2tp_session::{Event, Role};
+use d2tp_session::Event;
 use serde::Serialize;
 
-use crate::handshake_hosts::{Crowd, READ_BEFORE_BYTES, flow_id, key_of, record_of};
+use crate::handshake_hosts::{Crowd, READ_BEFORE_BYTES, flow_id, key_of, record_with_ticket};
 use crate::handshake_server::{Serving, cpu_s};
 use crate::idle_fill::fill;
 
@@ -134,10 +134,13 @@ fn round(options: &Options, wake: bool) -> Result<Round> {
     let hour = Duration::from_secs(3600);
     let mut serving = Serving::start(&journal, "127.0.0.1:0".parse()?, hour, above)?;
     serving.wait(Duration::from_secs(60), |f| f.all_known)?;
-    // Keys are older than the handshake, on a device.
-    let mut keys: Vec<_> = (first..first + options.hosts)
-        .map(|n| (n, key_of(n)))
-        .collect();
+    // Keys and records are older than the handshake, on a device.
+    let host = |n| {
+        let key = key_of(n);
+        let record = wake.then(|| record_with_ticket(Serving::key(), &key, n).encode());
+        (n, key, record)
+    };
+    let mut hosts: Vec<_> = (first..first + options.hosts).map(host).collect();
     let mut crowd = Crowd::new(serving.address, Serving::key(), SOCKETS)?;
     let (mut under_way, mut done) = (HashMap::new(), 0);
     let mut told = Vec::new();
@@ -146,13 +149,11 @@ fn round(options: &Options, wake: bool) -> Result<Round> {
     let mut last = Instant::now();
     while done < options.hosts && last.elapsed() < Duration::from_secs(10) {
         while under_way.len() < AT_ONCE
-            && let Some((number, key)) = keys.pop()
+            && let Some((number, key, record)) = hosts.pop()
         {
-            let place = if wake {
-                let record = record_of(Role::Initiator, Serving::key(), number).encode();
-                crowd.wake(number, key, &record, 2)?
-            } else {
-                crowd.begin(number, key, |_| {})
+            let place = match record {
+                Some(record) => crowd.wake(number, key, &record, 2)?,
+                None => crowd.begin(number, key, |_| {}),
             };
             under_way.insert(place, number);
         }

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use d2tp_session::{
-    Addresses, Admission, Config, Endpoint, Event, FlowId, FlowOptions, FlowRecord, Incoming,
-    LinkId, PublicKey, Record, Role, SecretKey, Session, SessionId, Span, Time,
+    Addresses, Admission, Config, Endpoint, Event, FlowId, FlowOptions, FlowRecord, Holder,
+    Incoming, LinkId, PublicKey, Record, Role, SecretKey, Session, SessionId, Span, TicketPress,
+    Time,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
@@ -26,8 +27,8 @@ use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
 const BUFFER_BYTES: usize = 64 * 1024;
 /// What a crowd's socket may hold: a thousand hosts answer at once.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
-/// First bytes of the kinds that lead to a host by the id in them: SYN, and what answers it.
-const SYN_BITS: u8 = 0b100;
+/// First bits of the packets whose id leads to their sender: SYN and WAKE.
+const KNOCKS: [u8; 2] = [0b100, 0b011];
 
 /// Bytes every flow carries in all.
 pub const FLOW_BYTES: u64 = 8 * 1024;
@@ -70,6 +71,23 @@ pub fn flow_id() -> FlowId {
     FlowId::new(1, 0, true)
 }
 
+/// What the servers here make their tickets of.
+pub const TICKET_SEED: [u8; 32] = [0x71; 32];
+
+/// What the device of this key writes down, with the ticket its last handshake brought it.
+pub fn record_with_ticket(server: PublicKey, key: &SecretKey, number: u64) -> Record {
+    let mut random = [0; 16];
+    random[..8].copy_from_slice(&mix(!number).to_le_bytes());
+    let mut record = record_of(Role::Initiator, server, number);
+    let holder = Holder {
+        peer: key.public(),
+        instance: number,
+        epoch: record.epoch,
+    };
+    record.ticket = Some(TicketPress::new(TICKET_SEED).issue(random, &holder));
+    record
+}
+
 /// What either end writes down of a session that sleeps with one flow: the device asked with eight
 /// bytes and has the first part of the answer.
 pub fn record_of(role: Role, peer: PublicKey, number: u64) -> Record {
@@ -88,6 +106,7 @@ pub fn record_of(role: Role, peer: PublicKey, number: u64) -> Record {
             Vec::new()
         },
         closing: None,
+        ticket: None,
         flows: vec![FlowRecord {
             id: flow_id(),
             options: FlowOptions {
@@ -295,7 +314,7 @@ impl Crowd {
         self.spoke.push(place);
         while let Some(transmit) = host.core.poll_transmit(now, &mut self.out) {
             let bytes = &self.out[..transmit.len];
-            if bytes[0] >> 5 == SYN_BITS {
+            if KNOCKS.contains(&(bytes[0] >> 5)) {
                 let cid: [u8; 8] = bytes[1..9].try_into().expect("eight bytes");
                 if self.by_cid.insert(cid, place).is_none() {
                     host.cids.push(cid);
@@ -435,7 +454,7 @@ mod tests {
     #[test]
     fn a_record_made_here_is_one_the_core_reads() {
         let server = key_of(0).public();
-        let ours = record_of(Role::Initiator, server, 7);
+        let ours = record_with_ticket(server, &key_of(7), 7);
         assert_eq!(Record::decode(&ours.encode()), Ok(ours));
         let theirs = record_of(Role::Responder, key_of(7).public(), 7);
         assert_eq!(Record::decode(&theirs.encode()), Ok(theirs));

@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use d2tp_session::{Event, FlowError, FlowOptions, Read, Reason, Role, SecretKey};
+use d2tp_session::{Event, FlowError, FlowOptions, Read, Reason, SecretKey};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
 
 use crate::handshake_hosts::{
-    Crowd, DEADLINE, FLOW_BYTES, READ_BEFORE_BYTES, content, flow_id, key_of, record_of,
+    Crowd, DEADLINE, FLOW_BYTES, READ_BEFORE_BYTES, content, flow_id, key_of, record_with_ticket,
 };
 use crate::handshake_server::{Figures, Serving};
 use crate::idle_fill::fill;
@@ -146,7 +146,8 @@ fn begin_waking(
     due: Instant,
 ) -> Result<(usize, Waking)> {
     let epoch = sleepers.next_epoch(number);
-    let place = crowd.wake(number, key, &sleepers.record(number), epoch)?;
+    let record = sleepers.record(number, &key);
+    let place = crowd.wake(number, key, &record, epoch)?;
     let waking = Waking {
         number,
         at: READ_BEFORE_BYTES,
@@ -180,10 +181,10 @@ impl Sleepers {
         *next
     }
 
-    fn record(&self, number: u64) -> Vec<u8> {
+    fn record(&self, number: u64, key: &SecretKey) -> Vec<u8> {
         match self.real.get(&number) {
             Some(record) => record.clone(),
-            None => record_of(Role::Initiator, Serving::key(), number).encode(),
+            None => record_with_ticket(Serving::key(), key, number).encode(),
         }
     }
 }

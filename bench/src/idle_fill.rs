@@ -5,10 +5,10 @@ use std::path::Path;
 
 use anyhow::Result;
 use bytes::Bytes;
-use d2tp_driver::{Batch, FlowKey, Journal, SessionKey, Stored};
+use d2tp_driver::{Batch, FlowKey, Journal, SessionKey, Stored, TICKET_SEED_NOTE};
 use d2tp_session::{PublicKey, Role};
 
-use crate::handshake_hosts::{flow_id, key_of, record_of};
+use crate::handshake_hosts::{TICKET_SEED, flow_id, key_of, record_of};
 
 /// Sessions written in one transaction.
 const BATCH: u64 = 50_000;
@@ -19,6 +19,10 @@ const BATCH: u64 = 50_000;
 /// The disk.
 pub fn fill(path: &Path, hosts: std::ops::Range<u64>) -> Result<()> {
     let journal = Journal::open(path)?;
+    let mut seed = Batch::default();
+    let made_of = Bytes::from_static(&TICKET_SEED);
+    seed.notes.insert(TICKET_SEED_NOTE.into(), Some(made_of));
+    journal.commit(&seed)?;
     let mut next = hosts.start;
     while next < hosts.end {
         let end = (next + BATCH).min(hosts.end);

@@ -14,7 +14,7 @@ A verdict is what the bytes say, as JSON, or null if a receiver must refuse them
 import json
 import sys
 
-from d2tp import frames, handshake, noise, packets, protection, records
+from d2tp import crypto, frames, handshake, noise, packets, protection, records
 from d2tp.reader import Malformed
 
 unhex = bytes.fromhex
@@ -36,15 +36,25 @@ def syn(told, given):
     return handshake.read_syn(told, unhex(given["server_secret"]), cookie)
 
 
+def wake(told, given):
+    names = ("server_secret", "device_public", "ticket_secret")
+    return handshake.read_wake(told, *(unhex(given[name]) for name in names))
+
+
+def initiator_of(given):
+    """Whoever said SYN, or WAKE if there is a ticket."""
+    secret, ephemeral = unhex(given["device_secret"]), unhex(given["device_ephemeral"])
+    server, payload = unhex(given["server_public"]), unhex(given["payload"])
+    if given["ticket"] is None:
+        return noise.Initiator(handshake.PROLOGUE, secret, ephemeral, server, payload)
+    ticket, psk = map(unhex, given["ticket"])
+    prologue = handshake.wake_prologue(server, crypto.x25519_base(secret), ticket)
+    return noise.PskInitiator(prologue, psk, ephemeral, payload)
+
+
 def syn_ack(told, given):
     """The answer, and the server's first packet under the keys it leaves."""
-    initiator = noise.Initiator(
-        handshake.PROLOGUE,
-        unhex(given["device_secret"]),
-        unhex(given["device_ephemeral"]),
-        unhex(given["server_public"]),
-        unhex(given["payload"]),
-    )
+    initiator = initiator_of(given)
     said = handshake.read_syn_ack(told, initiator)
     if said["payload"]["kind"] == "welcome":
         _, responder, transcript = initiator.split()
@@ -59,6 +69,7 @@ CASES = {
     "frames": lambda told, given: frames.read_frames(told),
     "packet": packet,
     "syn": syn,
+    "wake": wake,
     "syn payload": lambda told, given: handshake.read_syn_payload(told),
     "syn ack": syn_ack,
     "syn ack payload": lambda told, given: handshake.read_syn_ack_payload(told),

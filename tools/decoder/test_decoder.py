@@ -4,6 +4,7 @@ import json
 import pathlib
 import unittest
 
+import decode
 from d2tp import crypto, frames, handshake, noise, packets, protection, reader, records
 
 NO_CLAIMS = {"metered": False, "claims": []}
@@ -157,6 +158,153 @@ class Handshake(unittest.TestCase):
             said = handshake.read_syn_ack_payload(unhex(case.pop("payload")))
             self.assertEqual(said, case)
 
+    def test_a_welcome_without_a_ticket_may_say_so_in_any_way(self):
+        welcome = unhex(self.told["syn_ack"]["payload"])
+        follows = bytes(76 + 32)
+        for end in (b"", b"\0", b"\0" + follows, b"\2" + follows, b"\xff"):
+            said = handshake.read_syn_ack_payload(welcome + end)
+            self.assertEqual(said, self.told["syn_ack"]["fields"])
+
+    def test_a_ticket_that_is_cut_is_refused(self):
+        welcome = unhex(self.told["syn_ack"]["payload"]) + b"\1"
+        for n in range(76 + 32):
+            with self.assertRaises(reader.Malformed, msg=n):
+                handshake.read_syn_ack_payload(welcome + bytes(n))
+        # What follows it is not read.
+        for n in (0, 1, 9):
+            said = handshake.read_syn_ack_payload(welcome + bytes(76 + 32 + n))
+            self.assertEqual(said["ticket"], [76 * "00", 32 * "00"])
+
+    def test_there_is_no_answer_5(self):
+        with self.assertRaisesRegex(reader.Malformed, "kind 5"):
+            handshake.read_syn_ack_payload(b"\5" + bytes(200))
+
+
+class Wake(unittest.TestCase):
+    """Section 3.6."""
+
+    def setUp(self):
+        self.told = vectors("wake")
+        self.datagram = unhex(self.told["wake"]["datagram"])
+        self.given = {n: self.told[n] for n in ("server_secret", "device_public", "ticket_secret")}
+
+    def initiator(self, payload):
+        told = {n: unhex(value) for n, value in self.told.items() if isinstance(value, str)}
+        prologue = handshake.wake_prologue(
+            told["server_public"], told["device_public"], told["ticket"]
+        )
+        self.assertEqual(prologue, told["prologue"])
+        psk, ephemeral = told["ticket_secret"], told["device_ephemeral_secret"]
+        return noise.PskInitiator(prologue, psk, ephemeral, payload)
+
+    def said(self, message, first=b"\x61"):
+        """A WAKE with that Noise message, mac1 right."""
+        told = self.told
+        wake = first + unhex(told["wake"]["cid"]) + unhex(told["ticket"]) + message
+        return wake + handshake.mac1_of(unhex(told["server_public"]), wake) + bytes(16)
+
+    def assert_refused(self, datagram, why, given=None):
+        with self.assertRaisesRegex(reader.Malformed, why):
+            decode.wake(datagram, given or self.given)
+
+    def test_its_parts_are_in_clear(self):
+        parts = packets.read_parts(self.datagram)
+        told = self.told["wake"]
+        self.assertEqual(parts.pop("message"), self.datagram[85:-32].hex())
+        clear = {"kind": "WAKE", "cid": told["cid"], "ticket": self.told["ticket"]}
+        self.assertEqual(parts, clear | {"mac1": told["mac1"], "mac2": 32 * "0"})
+        head = packets.read_head(self.datagram)
+        rest = self.datagram[9:].hex()
+        clear = {"kind": "WAKE", "version": 1, "cid": told["cid"], "rest": rest}
+        self.assertEqual(head, clear)
+
+    def test_it_is_read_by_who_knows_the_ticket(self):
+        fields = self.told["wake"]["fields"] | NO_CLAIMS | {"early_data": None}
+        told = {"cid": self.told["wake"]["cid"], "ticket": self.told["ticket"], "payload": fields}
+        self.assertEqual(decode.wake(self.datagram, self.given), told)
+        payload = unhex(self.told["wake"]["payload"])
+        self.assertEqual(self.said(self.initiator(payload).message_1), self.datagram)
+
+    def test_nobody_else_reads_it(self):
+        for name in ("device_public", "ticket_secret"):
+            other = self.given | {name: 32 * "07"}
+            self.assert_refused(self.datagram, "authenticate", other)
+        other = self.given | {"server_secret": 32 * "07"}
+        self.assert_refused(self.datagram, "mac1", other)
+
+    def test_a_changed_one_is_refused(self):
+        # cid, ticket, e, payload, tag, mac1; then the same but for mac1, which is made anew.
+        end = len(self.datagram) - 32
+        for at in (1, 9, 84, 85, 117, end - 1, end, end + 15):
+            bad = bytearray(self.datagram)
+            bad[at] ^= 1
+            self.assert_refused(bytes(bad), "mac1")
+        for at in (9, 84, 85, 117, end - 1):
+            bad = bytearray(self.datagram[:-32])
+            bad[at] ^= 1
+            mac1 = handshake.mac1_of(unhex(self.told["server_public"]), bytes(bad))
+            self.assert_refused(bytes(bad) + mac1 + bytes(16), "authenticate")
+        # mac2 proves an address and nothing else.
+        decode.wake(self.datagram[:-16] + 16 * b"\1", self.given)
+
+    def test_other_kinds_versions_and_sizes_are_refused(self):
+        message = self.datagram[85:-32]
+        self.assert_refused(self.said(message, b"\x81"), "not a WAKE")
+        self.assert_refused(unhex(vectors("handshake")["syn"]["datagram"]), "not a WAKE")
+        self.assert_refused(self.said(message, b"\x62"), "version 2")
+        payload = unhex(self.told["wake"]["payload"])
+        self.assert_refused(self.said(self.initiator(payload[:-1]).message_1), "1,200")
+        decode.wake(self.said(self.initiator(payload + b"\0").message_1), self.given)
+        for n in range(len(self.datagram)):
+            with self.assertRaises(reader.Malformed, msg=n):
+                packets.read_parts(self.datagram[:n])
+
+    def test_a_malformed_payload_is_refused(self):
+        payload = unhex(self.told["wake"]["payload"])
+        bare = payload.rstrip(b"\0")
+        self.assertEqual(bare[-1], 7)
+        for rest, why in (
+            ("41", "65 claims"),
+            ("02 00 02250001 02250001", "twice"),
+            ("ff 01 01", "PING"),
+        ):
+            bad = (bare + unhex(rest)).ljust(len(payload), b"\0")
+            self.assert_refused(self.said(self.initiator(bad).message_1), why)
+        claim = (bare + unhex("01 00 02250001")).ljust(len(payload), b"\0")
+        said = decode.wake(self.said(self.initiator(claim).message_1), self.given)
+        claim = {"flow": 2, "received": 37, "credit": 0, "complete": True}
+        self.assertEqual(said["payload"]["claims"], [claim])
+
+    def test_a_syn_ack_gives_both_ends_the_same_keys(self):
+        told = self.told
+        initiator = self.initiator(unhex(told["wake"]["payload"]))
+        said = handshake.read_syn_ack(unhex(told["syn_ack"]["datagram"]), initiator)
+        self.assertEqual(said, {"cid": told["wake"]["cid"], "payload": told["syn_ack"]["fields"]})
+        keys = [told[n] for n in ("noise_key_initiator", "noise_key_responder", "transcript")]
+        self.assertEqual([k.hex() for k in initiator.split()], keys)
+
+    def test_the_ticket_says_of_which_pattern_a_syn_ack_is(self):
+        for name, asked, other in (("wake", "wake", "handshake"), ("handshake", "syn", "wake")):
+            told = vectors(name)
+            given = {
+                "device_secret": told["device_secret"],
+                "device_ephemeral": told["device_ephemeral_secret"],
+                "server_public": told["server_public"],
+                "payload": told[asked]["payload"],
+                "ticket": [told["ticket"], told["ticket_secret"]] if name == "wake" else None,
+            }
+            initiator = decode.initiator_of(given)
+            said = handshake.read_syn_ack(unhex(told["syn_ack"]["datagram"]), initiator)
+            self.assertEqual(said["payload"], told["syn_ack"]["fields"])
+            with self.assertRaises(reader.Malformed):
+                answer = unhex(vectors(other)["syn_ack"]["datagram"])
+                handshake.read_syn_ack(answer, decode.initiator_of(given))
+
+    def test_an_ephemeral_key_that_gives_zero_ends_the_handshake(self):
+        initiator = self.initiator(unhex(self.told["wake"]["payload"]))
+        with self.assertRaisesRegex(reader.Malformed, "zero"):
+            initiator.read_2(bytes(48))
+
 
 class EarlyData(unittest.TestCase):
     """Section 3.5, in a SYN of epoch 5."""
@@ -291,6 +439,13 @@ class Records(unittest.TestCase):
         for case in vectors("records")["damaged"]:
             with self.assertRaises(reader.Malformed, msg=case["why"]):
                 records.read_record(unhex(case["hex"]))
+
+    def test_every_truncation_is_refused(self):
+        for case in vectors("records")["records"]:
+            whole = unhex(case["hex"])
+            for n in range(len(whole)):
+                with self.assertRaises(reader.Malformed, msg=n):
+                    records.read_record(whole[:n])
 
 
 if __name__ == "__main__":

@@ -1,18 +1,25 @@
-//! The two handshake messages, Noise IK: who both ends are, and keys that die with the session.
+//! The two handshake messages: who both ends are, and keys that die with the session.
 //!
 //! ```text
 //!  device                                     server (its key pinned in the address)
-//!   SYN      e, es, s, ss, payload   ──────▶
-//!            ◀──────   e, ee, se, payload     SYN+ACK
+//!   SYN      e, es, s, ss, payload   ──────▶                          Noise IK
+//!   WAKE     ticket, psk, e, payload ──────▶                          or NNpsk0
+//!            ◀──────   e, ee (IK: se), payload     SYN+ACK
 //!   DATA (the ACK: proves the device has the keys)  ──────▶
 //! ```
+//!
+//! By ticket either end multiplies once instead of four times. Who both are was shown by the handshake
+//! that the ticket came from.
 
 use crate::SealError;
 use crate::host_key::{PublicKey, SecretKey};
-use crate::noise::{PATTERN, Resolver};
+use crate::noise::{PATTERN, PATTERN_BY_TICKET, Resolver};
+use crate::ticket::Ticket;
 
 /// Bytes a Noise message 1 adds to its payload: ephemeral key, sealed static key, tag.
 pub const SYN_OVERHEAD_BYTES: usize = 32 + 48 + 16;
+/// The same by ticket: ephemeral key and tag.
+pub const WAKE_OVERHEAD_BYTES: usize = 32 + 16;
 /// Bytes a Noise message 2 adds to its payload: ephemeral key and tag.
 pub const SYN_ACK_OVERHEAD_BYTES: usize = 32 + 16;
 
@@ -47,10 +54,15 @@ pub struct Responder {
     peer: PublicKey,
 }
 
-fn builder(seed: [u8; 32], local: &SecretKey) -> snow::Builder<'static> {
-    let params = PATTERN.parse().expect("the pattern is a constant");
+fn builder(pattern: &str, seed: [u8; 32], local: &SecretKey) -> snow::Builder<'static> {
+    let params = pattern.parse().expect("the pattern is a constant");
     let local = local.clone();
     snow::Builder::with_resolver(params, Box::new(Resolver { seed, local }))
+}
+
+/// What both ends of a handshake by ticket agree on: which server, which device, which ticket.
+fn by_ticket(prologue: &[u8], server: &PublicKey, device: &PublicKey, ticket: &Ticket) -> Vec<u8> {
+    [prologue, &server.0, &device.0, &ticket.bytes].concat()
 }
 
 fn secrets_of(state: &mut snow::HandshakeState) -> Secrets {
@@ -79,10 +91,37 @@ impl Initiator {
         out: &mut [u8],
     ) -> Result<(Initiator, usize), SealError> {
         let secret = local.to_bytes();
-        let mut state = builder(seed, local)
+        let mut state = builder(PATTERN, seed, local)
             .prologue(prologue)
             .and_then(|b| b.local_private_key(&secret))
             .and_then(|b| b.remote_public_key(&remote.0))
+            .and_then(|b| b.build_initiator())
+            .map_err(|_| SealError::NotAuthentic)?;
+        let n = state
+            .write_message(payload, out)
+            .map_err(|_| SealError::BadLength)?;
+        Ok((
+            Initiator {
+                state: Box::new(state),
+            },
+            n,
+        ))
+    }
+
+    /// The same without long-term keys, by a ticket of that server.
+    pub fn start_by_ticket(
+        local: &SecretKey,
+        remote: &PublicKey,
+        ticket: &Ticket,
+        prologue: &[u8],
+        seed: [u8; 32],
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<(Initiator, usize), SealError> {
+        let prologue = by_ticket(prologue, remote, &local.public(), ticket);
+        let mut state = builder(PATTERN_BY_TICKET, seed, local)
+            .prologue(&prologue)
+            .and_then(|b| b.psk(0, &ticket.secret))
             .and_then(|b| b.build_initiator())
             .map_err(|_| SealError::NotAuthentic)?;
         let n = state
@@ -121,7 +160,7 @@ impl Responder {
         payload: &mut [u8],
     ) -> Result<(Responder, usize), SealError> {
         let secret = local.to_bytes();
-        let mut state = builder(seed, local)
+        let mut state = builder(PATTERN, seed, local)
             .prologue(prologue)
             .and_then(|b| b.local_private_key(&secret))
             .and_then(|b| b.build_responder())
@@ -131,6 +170,34 @@ impl Responder {
             .map_err(|_| SealError::NotAuthentic)?;
         let peer = state.get_remote_static().ok_or(SealError::NotAuthentic)?;
         let peer = PublicKey(peer.try_into().map_err(|_| SealError::BadLength)?);
+        Ok((
+            Responder {
+                state: Box::new(state),
+                peer,
+            },
+            n,
+        ))
+    }
+
+    /// Reads message 1 of `peer`, which came with this ticket.
+    pub fn read_by_ticket(
+        local: &SecretKey,
+        peer: PublicKey,
+        ticket: &Ticket,
+        prologue: &[u8],
+        seed: [u8; 32],
+        message: &[u8],
+        payload: &mut [u8],
+    ) -> Result<(Responder, usize), SealError> {
+        let prologue = by_ticket(prologue, &local.public(), &peer, ticket);
+        let mut state = builder(PATTERN_BY_TICKET, seed, local)
+            .prologue(&prologue)
+            .and_then(|b| b.psk(0, &ticket.secret))
+            .and_then(|b| b.build_responder())
+            .map_err(|_| SealError::NotAuthentic)?;
+        let n = state
+            .read_message(message, payload)
+            .map_err(|_| SealError::NotAuthentic)?;
         Ok((
             Responder {
                 state: Box::new(state),
@@ -158,6 +225,7 @@ impl Responder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ticket::{Holder, TicketPress};
 
     fn keys() -> (SecretKey, SecretKey) {
         (
@@ -203,6 +271,46 @@ mod tests {
         for cut in 0..n {
             assert!(Responder::read(&server, b"v1", [4; 32], &m1[..cut], &mut p).is_err());
         }
+    }
+
+    #[test]
+    fn by_ticket_both_ends_reach_the_same_secrets_and_nobody_else_does() {
+        let (device, server) = keys();
+        let press = TicketPress::new([9; 32]);
+        let holder = Holder {
+            peer: device.public(),
+            instance: 1,
+            epoch: 1,
+        };
+        let ticket = press.issue([7; 16], &holder);
+        let start = |ticket: &Ticket, out: &mut [u8]| {
+            let remote = server.public();
+            Initiator::start_by_ticket(&device, &remote, ticket, b"p", [3; 32], b"hello", out)
+        };
+        let (mut m1, mut p) = ([0; 256], [0; 256]);
+        let (mut i, n1) = start(&ticket, &mut m1).unwrap();
+        assert_eq!(n1, WAKE_OVERHEAD_BYTES + 5);
+        let read = |peer: &SecretKey, ticket: &Ticket, prologue: &[u8], p: &mut [u8]| {
+            let (peer, seed) = (peer.public(), [4; 32]);
+            Responder::read_by_ticket(&server, peer, ticket, prologue, seed, &m1[..n1], p)
+        };
+        let (r, n) = read(&device, &ticket, b"p", &mut p).unwrap();
+        assert_eq!((&p[..n], r.peer()), (&b"hello"[..], device.public()));
+        let mut m2 = [0; 256];
+        let (sr, n2) = r.answer(b"welcome", &mut m2).unwrap();
+        assert_eq!(n2, SYN_ACK_OVERHEAD_BYTES + 7);
+        let (si, n) = i.finish(&m2[..n2], &mut p).unwrap();
+        assert_eq!(&p[..n], b"welcome");
+        assert_eq!((si.initiator, si.responder), (sr.initiator, sr.responder));
+        assert_eq!(si.transcript, sr.transcript);
+
+        // Another device, version, secret or ticket number does not fit.
+        let mut forged = ticket.clone();
+        forged.secret[0] ^= 1;
+        assert!(read(&server, &ticket, b"p", &mut p).is_err());
+        assert!(read(&device, &ticket, b"q", &mut p).is_err());
+        assert!(read(&device, &forged, b"p", &mut p).is_err());
+        assert!(read(&device, &press.issue([8; 16], &holder), b"p", &mut p).is_err());
     }
 
     #[test]

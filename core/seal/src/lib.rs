@@ -16,16 +16,20 @@ mod host_key;
 mod noise;
 mod packet_keys;
 mod rng;
+mod ticket;
 #[cfg(test)]
 mod vectors;
 #[cfg(test)]
 mod wycheproof;
 
 pub use cookie::{CookieJar, Macs, open_cookie, unknown_token};
-pub use handshake::{Initiator, Responder, SYN_ACK_OVERHEAD_BYTES, SYN_OVERHEAD_BYTES, Secrets};
+pub use handshake::{
+    Initiator, Responder, SYN_ACK_OVERHEAD_BYTES, SYN_OVERHEAD_BYTES, Secrets, WAKE_OVERHEAD_BYTES,
+};
 pub use host_key::{KeyTextError, PublicKey, SecretKey};
 pub use packet_keys::{KEY_UPDATE_PACKETS, Opened, PacketKeys, Suite};
 pub use rng::Rng;
+pub use ticket::{Holder, TICKET_BYTES, Ticket, TicketPress};
 
 /// Why a sealed thing was not accepted. Says no more: a peer must not learn from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

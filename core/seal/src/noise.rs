@@ -9,8 +9,10 @@ use snow::types::{Cipher, Dh, Hash, Random};
 
 use crate::host_key::SecretKey;
 
-/// The one pattern spoken: IK, the responder's key known beforehand.
+/// Of a first handshake: IK, the responder's key known beforehand.
 pub(crate) const PATTERN: &str = "Noise_IK_25519_ChaChaPoly_SHA256";
+/// Of one by ticket: both ends hold its secret.
+pub(crate) const PATTERN_BY_TICKET: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 
 /// Gives `snow` our primitives and, as its randomness, one seed handed in by the caller. It knows
 /// the host's own key, so that none of its handshakes computes the public half again.

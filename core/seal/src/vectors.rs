@@ -4,7 +4,10 @@ use d2tp_wire::{CID_BYTES, DATA_HEADER_BYTES, PacketKind, PathId, TAG_BYTES};
 use serde_json::Value;
 
 use crate::handshake::Secrets;
-use crate::{Initiator, Macs, PacketKeys, PublicKey, Responder, SecretKey, Suite, open_cookie};
+use crate::{
+    Initiator, Macs, PacketKeys, PublicKey, Responder, SecretKey, Suite, TICKET_BYTES, Ticket,
+    open_cookie,
+};
 
 fn load(text: &str) -> Value {
     serde_json::from_str(text).expect("vector files are JSON")
@@ -103,6 +106,60 @@ fn a_handshake_is_as_the_vectors_say() {
         file["syn_ack"]["datagram"].as_str().unwrap()
     );
     let (ours, n) = initiator.finish(&syn_ack[9..], &mut out).unwrap();
+    assert_eq!(out[..n], answer);
+    for secrets in [ours, theirs] {
+        assert_eq!(secrets.initiator, array(&file["noise_key_initiator"]));
+        assert_eq!(secrets.responder, array(&file["noise_key_responder"]));
+        assert_eq!(secrets.transcript, array(&file["transcript"]));
+    }
+}
+
+#[test]
+fn a_handshake_by_ticket_is_as_the_vectors_say() {
+    let file = load(include_str!("../../../docs/vectors/wake.json"));
+    let device = SecretKey::from_bytes(array(&file["device_secret"]));
+    let server = SecretKey::from_bytes(array(&file["server_secret"]));
+    let prologue = b"D2TP\x01";
+    let ticket = Ticket {
+        bytes: array(&file["ticket"]),
+        secret: array(&file["ticket_secret"]),
+    };
+
+    let payload = bytes(&file["wake"]["payload"]);
+    const AT: usize = 1 + CID_BYTES;
+    let mut wake = vec![0; 1200];
+    wake[0] = PacketKind::Wake.first_byte();
+    wake[1..AT].copy_from_slice(&bytes(&file["wake"]["cid"]));
+    let (shown, message) = wake[AT..1200 - Macs::BYTES].split_at_mut(TICKET_BYTES);
+    shown.copy_from_slice(&ticket.bytes);
+    let (remote, seed) = (server.public(), array(&file["device_ephemeral_secret"]));
+    let (mut initiator, _) =
+        Initiator::start_by_ticket(&device, &remote, &ticket, prologue, seed, &payload, message)
+            .unwrap();
+    Macs::write(&mut wake, &remote, None);
+    assert_eq!(
+        hex::encode(&wake),
+        file["wake"]["datagram"].as_str().unwrap()
+    );
+
+    let mut out = vec![0; 2000];
+    let message = &wake[AT + TICKET_BYTES..1200 - Macs::BYTES];
+    let (peer, seed) = (device.public(), array(&file["server_ephemeral_secret"]));
+    let (responder, n) =
+        Responder::read_by_ticket(&server, peer, &ticket, prologue, seed, message, &mut out)
+            .unwrap();
+    assert_eq!(out[..n], payload);
+    let answer = bytes(&file["syn_ack"]["payload"]);
+    let mut syn_ack = vec![PacketKind::SynAck.first_byte()];
+    syn_ack.extend(&wake[1..AT]);
+    let mut message = vec![0; 1000];
+    let (theirs, n) = responder.answer(&answer, &mut message).unwrap();
+    syn_ack.extend(&message[..n]);
+    assert_eq!(
+        hex::encode(&syn_ack),
+        file["syn_ack"]["datagram"].as_str().unwrap()
+    );
+    let (ours, n) = initiator.finish(&syn_ack[AT..], &mut out).unwrap();
     assert_eq!(out[..n], answer);
     for secrets in [ours, theirs] {
         assert_eq!(secrets.initiator, array(&file["noise_key_initiator"]));

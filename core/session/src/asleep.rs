@@ -332,6 +332,7 @@ mod tests {
             seen_floor: 0,
             seen: Vec::new(),
             closing: None,
+            ticket: None,
             flows: deadlines_s.iter().enumerate().map(flow).collect(),
         }
     }

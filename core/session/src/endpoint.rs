@@ -1,7 +1,7 @@
 //! All sessions of a host: whose datagram is it, who may come in, who sleeps as a record.
 //!
 //! ```text
-//!  datagram ─▶ kind? ─▶ SYN      sums ▸ load? cookie ▸ Noise ▸ admitted? ▸ epoch ▸ half-open
+//!  datagram ─▶ kind? ─▶ SYN, WAKE   sums ▸ load? cookie ▸ Noise ▸ admitted? ▸ epoch ▸ half-open
 //!                       DATA     cid ▸ session | half-open (first packet: confirm) | UNKNOWN
 //!                       SYN+ACK, COOKIE, UNKNOWN   cid ▸ the knocking session
 //! ```
@@ -12,7 +12,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use d2tp_seal::{
-    CookieJar, Macs, PacketKeys, PublicKey, Responder, Rng, SYN_ACK_OVERHEAD_BYTES, SecretKey,
+    CookieJar, Holder, Macs, PacketKeys, PublicKey, Responder, Rng, SYN_ACK_OVERHEAD_BYTES,
+    SecretKey, TICKET_BYTES, TicketPress,
 };
 use d2tp_time::{Span, Time};
 use d2tp_wire::{
@@ -150,6 +151,7 @@ pub struct Endpoint {
     rng: Rng,
     jar: CookieJar,
     jar_arc: Arc<CookieJar>,
+    press: TicketPress,
     cookie_until: Time,
     sessions: Slab<Slot>,
     next_serial: u32,
@@ -203,6 +205,7 @@ impl Endpoint {
             rng,
             jar,
             jar_arc,
+            press: TicketPress::new(token_seed),
             cookie_until: Time::ZERO,
             sessions: Slab::new(),
             next_serial: 0,
@@ -235,6 +238,11 @@ impl Endpoint {
     /// Changes who may come in; sessions that exist stand.
     pub fn set_admission(&mut self, admission: Admission) {
         self.admission = admission;
+    }
+    /// What tickets are made of: to survive restarts where sessions do. Without it they follow from
+    /// the tokens' seed.
+    pub fn set_ticket_seed(&mut self, seed: [u8; 32]) {
+        self.press = TicketPress::new(seed);
     }
     /// Sessions awake, asleep, and half open.
     pub fn counts(&self) -> (usize, usize, usize) {
@@ -710,12 +718,16 @@ impl Endpoint {
             return;
         };
         // R-WIRE-4: of another version only a SYN has a meaning for us.
-        if version != VERSION && !matches!(kind, PacketKind::Data | PacketKind::Syn) {
+        if version != VERSION
+            && !matches!(kind, PacketKind::Data | PacketKind::Syn | PacketKind::Wake)
+        {
             return;
         }
         match kind {
             PacketKind::Data => self.on_data(now, addresses, cid, bytes),
-            PacketKind::Syn => self.on_syn(now, addresses, version, cid, bytes),
+            PacketKind::Syn | PacketKind::Wake => {
+                self.on_syn(now, addresses, kind, version, cid, bytes);
+            }
             PacketKind::SynAck | PacketKind::Cookie | PacketKind::Unknown => {
                 let Some(Route::Session {
                     id,
@@ -816,7 +828,15 @@ impl Endpoint {
         }
     }
 
-    fn on_syn(&mut self, now: Time, from: Addresses, version: u8, cid: Cid, bytes: &[u8]) {
+    fn on_syn(
+        &mut self,
+        now: Time,
+        from: Addresses,
+        kind: PacketKind,
+        version: u8,
+        cid: Cid,
+        bytes: &[u8],
+    ) {
         if matches!(self.admission, Admission::Nobody) {
             return;
         }
@@ -872,13 +892,11 @@ impl Endpoint {
         if message.len() > payload.len() {
             return;
         }
-        let seed = self.rng.array();
-        let Ok((responder, n)) =
-            Responder::read(&self.local, PROLOGUE, seed, message, &mut payload)
-        else {
-            return;
+        let read = match kind {
+            PacketKind::Wake => self.read_wake(message, &mut payload),
+            _ => self.read_syn(message, &mut payload),
         };
-        let Some(syn) = Syn::decode(&mut Reader::new(&payload[..n])) else {
+        let Some((responder, syn)) = read else {
             return;
         };
         let key = (responder.peer(), syn.instance);
@@ -895,6 +913,33 @@ impl Endpoint {
             });
         }
         self.answer_syn(now, from, cid, bytes.len(), syn, responder);
+    }
+
+    fn read_syn(&mut self, message: &[u8], payload: &mut [u8]) -> Option<(Responder, Syn)> {
+        let seed = self.rng.array();
+        let (responder, n) = Responder::read(&self.local, PROLOGUE, seed, message, payload).ok()?;
+        let syn = Syn::decode(&mut Reader::new(&payload[..n]))?;
+        Some((responder, syn))
+    }
+
+    /// R-TICKET-1: who comes by ticket is who holds it.
+    fn read_wake(&mut self, body: &[u8], payload: &mut [u8]) -> Option<(Responder, Syn)> {
+        let (ticket, message) = body.split_first_chunk::<TICKET_BYTES>()?;
+        let (holder, ticket) = self.press.open(ticket).ok()?;
+        let seed = self.rng.array();
+        let (responder, n) = Responder::read_by_ticket(
+            &self.local,
+            holder.peer,
+            &ticket,
+            PROLOGUE,
+            seed,
+            message,
+            payload,
+        )
+        .ok()?;
+        let mut syn = Syn::decode(&mut Reader::new(&payload[..n]))?;
+        syn.ticket_of = Some(holder.epoch);
+        (syn.instance == holder.instance).then_some((responder, syn))
     }
 
     /// Answers a SYN that was read.
@@ -946,6 +991,7 @@ impl Endpoint {
                 session_credit: syn.session_credit,
                 flow_credit: syn.flow_credit,
                 spare: syn.spare.iter().map(|c| (*c, [0; 16])).collect(),
+                ticket: None,
             };
             let expires = now + self.config.half_open_max;
             let index = self.half_open.insert(HalfOpen {
@@ -1106,6 +1152,12 @@ impl Endpoint {
         {
             return Some(SynAck::Stale { confirmed });
         }
+        // R-TICKET-1: what came before the last handshake is over, whoever holds it.
+        if let Some(of) = syn.ticket_of
+            && confirmed.is_none_or(|confirmed| of < confirmed)
+        {
+            return Some(SynAck::NoTicket);
+        }
         let own = self.half_open.of(&key).len();
         let full = self.sessions.len() + self.half_open.len() - own >= self.config.sessions_max;
         if confirmed.is_none() {
@@ -1129,6 +1181,11 @@ impl Endpoint {
         else {
             return Some(SynAck::NoSuite);
         };
+        let holder = Holder {
+            peer: key.0,
+            instance: key.1,
+            epoch: syn.epoch,
+        };
         let cid = Cid(self.rng.array());
         let spare = (0..SPARE_PATHS)
             .map(|_| {
@@ -1144,6 +1201,7 @@ impl Endpoint {
             session_credit: self.config.session_window,
             flow_credit: self.config.flow_window,
             spare,
+            ticket: Some(self.press.issue(self.rng.array(), &holder)),
         }))
     }
 

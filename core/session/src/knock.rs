@@ -6,7 +6,10 @@
 
 use std::collections::VecDeque;
 
-use d2tp_seal::{Initiator, Macs, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey};
+use d2tp_seal::{
+    Initiator, Macs, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey, TICKET_BYTES,
+    WAKE_OVERHEAD_BYTES,
+};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSION, Writer};
 
@@ -15,6 +18,7 @@ use crate::config::{Config, SPARE_PATHS};
 use crate::early_data::EARLY_DATA_MARK;
 use crate::path::{Addresses, LinkId};
 use crate::session::CidChange;
+use crate::ticket::Held;
 
 /// Between SYNs: first and at most.
 const RETRY_FIRST: Span = Span::from_millis(600);
@@ -53,6 +57,7 @@ pub(crate) struct Open {
     pub(crate) epoch: u32,
     pub(crate) addresses: Addresses,
     pub(crate) gated: bool,
+    pub(crate) by_ticket: bool,
     pub(crate) sent_at: Time,
     /// It said how far flows are, which holds only as long as nothing else moves them.
     claimed: bool,
@@ -153,6 +158,7 @@ impl Knock {
         epoch: u32,
         claims: Vec<Claim>,
         early_data: &[u8],
+        ticket: Option<&mut Held>,
         config: &Config,
         rng: &mut Rng,
     ) -> Option<(usize, Addresses)> {
@@ -172,10 +178,15 @@ impl Knock {
         self.next_at = now + wait;
 
         const HEAD: usize = 1 + CID_BYTES;
+        const BODY: usize = DATAGRAM_FIRST_BYTES - HEAD - Macs::BYTES;
+        let ticket = ticket.and_then(|held| held.show(addresses));
         // The payload is padded so that the datagram has its full size (R-HS-5).
-        const PAYLOAD: usize = DATAGRAM_FIRST_BYTES - HEAD - SYN_OVERHEAD_BYTES - Macs::BYTES;
-        let mut payload = [0; PAYLOAD];
-        let mut w = Writer::new(&mut payload);
+        let mut payload = [0; BODY];
+        let payload = match ticket {
+            Some(_) => &mut payload[..BODY - TICKET_BYTES - WAKE_OVERHEAD_BYTES],
+            None => &mut payload[..BODY - SYN_OVERHEAD_BYTES],
+        };
+        let mut w = Writer::new(payload);
         w.u64(instance);
         w.u32(epoch);
         w.u8(config.suites.len() as u8);
@@ -199,19 +210,26 @@ impl Knock {
         Claims { gated, list }.encode(&mut w);
 
         let buf = &mut buf[..DATAGRAM_FIRST_BYTES];
-        buf[0] = PacketKind::Syn.first_byte();
         buf[1..HEAD].copy_from_slice(&self.cids[0].0);
         let end = buf.len() - Macs::BYTES;
-        let (initiator, n) = Initiator::start(
-            local,
-            server,
-            PROLOGUE,
-            rng.array(),
-            &payload,
-            &mut buf[HEAD..end],
-        )
-        .ok()?;
-        debug_assert_eq!(HEAD + n, end);
+        let seed = rng.array();
+        let (kind, started) = match ticket {
+            Some(ticket) => {
+                let (shown, message) = buf[HEAD..end].split_at_mut(TICKET_BYTES);
+                shown.copy_from_slice(&ticket.bytes);
+                let started = Initiator::start_by_ticket(
+                    local, server, ticket, PROLOGUE, seed, payload, message,
+                );
+                (PacketKind::Wake, started)
+            }
+            None => {
+                let message = &mut buf[HEAD..end];
+                let started = Initiator::start(local, server, PROLOGUE, seed, payload, message);
+                (PacketKind::Syn, started)
+            }
+        };
+        let (initiator, _) = started.ok()?;
+        buf[0] = kind.first_byte();
         Macs::write(buf, server, self.cookie.as_ref());
         let mac1 = Macs::mac1(buf).expect("a SYN is long enough");
         if self.open.len() >= OPEN_MAX {
@@ -223,6 +241,7 @@ impl Knock {
             epoch,
             addresses,
             gated,
+            by_ticket: kind == PacketKind::Wake,
             sent_at: now,
             claimed,
         });

@@ -55,6 +55,7 @@ mod sought;
 mod syn;
 #[cfg(test)]
 mod tests;
+mod ticket;
 mod timers;
 mod trace;
 mod transmit;
@@ -66,7 +67,7 @@ pub use config::{
     PATHS_MAX, REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX, SPARE_PATHS, THAWED_BUFFER_BYTES,
 };
 pub use congestion::CongestionKind;
-pub use d2tp_seal::{PublicKey, Rng, SecretKey, Suite};
+pub use d2tp_seal::{Holder, PublicKey, Rng, SecretKey, Suite, Ticket, TicketPress};
 pub use d2tp_time::{Span, Time};
 pub use d2tp_wire::{FlowId, PathId, PathStatus, Reason};
 pub use datagrams::DatagramStats;

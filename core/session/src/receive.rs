@@ -20,6 +20,7 @@ use crate::resume::CODE_ROLLED_BACK;
 use crate::send_half::SendHalf;
 use crate::session::{Life, Role, Session, on_said, say};
 use crate::syn::{SynAck, SynAckBody};
+use crate::ticket::Held;
 use crate::trace::TraceRecord;
 
 /// Answers to challenges that wait to leave; a flood gets no more than that.
@@ -951,6 +952,7 @@ impl Session {
             return;
         };
         let (epoch, sent_at, gated) = (open.epoch, open.sent_at, open.gated);
+        let by_ticket = open.by_ticket;
         match answer {
             SynAck::Stale { confirmed } => {
                 // R-HS-4: the server heard a later epoch of ours; go beyond it.
@@ -960,6 +962,12 @@ impl Session {
             }
             SynAck::Refused(reason) => self.end(SessionEnd::Refused(reason)),
             SynAck::NoSuite => self.end(SessionEnd::NoCommonVersion),
+            SynAck::NoTicket if !by_ticket => {}
+            SynAck::NoTicket => {
+                self.ticket = None;
+                knock.open.clear();
+                knock.retry_now(now);
+            }
             // R-CLOSE-3: the server knows nothing of what is being closed.
             SynAck::Welcome(body) if self.closing.is_some() && !body.resumed => {
                 self.end(SessionEnd::Local);
@@ -975,6 +983,7 @@ impl Session {
                 let keys = PacketKeys::new(suite, &secrets, true);
                 let cids = knock.cids;
                 self.begin_generation(now, keys, epoch, &cids, &body);
+                self.ticket = body.ticket.map(Held::new);
                 let mut path =
                     Path::new(now, PathId(0), from, &self.config, (body.cid, body.token));
                 path.validated = true;

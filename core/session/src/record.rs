@@ -5,17 +5,17 @@
 
 use std::collections::BTreeMap;
 
-use d2tp_seal::PublicKey;
+use d2tp_seal::{PublicKey, TICKET_BYTES, Ticket};
 use d2tp_time::Span;
 use d2tp_wire::{FlowId, Reader, VARINT_MAX, Writer};
 
 use crate::flow::FlowOptions;
 use crate::session::Role;
 
-const FORMAT: u8 = 2;
+const FORMAT: u8 = 3;
 /// Memory a hibernated flow may take.
 pub const FLOW_RECORD_BYTES_MAX: usize = 96;
-const HEAD_BYTES_MAX: usize = 80;
+const HEAD_BYTES_MAX: usize = 80 + TICKET_BYTES + 32;
 /// Epochs whose used flow ids are remembered one by one, and ranges of them each.
 pub(crate) const SEEN_EPOCHS_MAX: usize = 8;
 pub(crate) const SEEN_RANGES_MAX: usize = 16;
@@ -88,6 +88,8 @@ pub struct Record {
     /// The session is closed and the peer does not know: the code of its CLOSE, and how long it is
     /// worth telling.
     pub closing: Option<(u64, Span)>,
+    /// For a device's next handshake.
+    pub ticket: Option<Ticket>,
     /// Flows that were open.
     pub flows: Vec<FlowRecord>,
 }
@@ -120,6 +122,13 @@ impl Record {
         w.varint(opt(self.closing.map(|(code, _)| code)));
         if let Some((_, left)) = self.closing {
             w.varint(left.as_millis().min(VARINT_MAX));
+        }
+        if self.role == Role::Initiator {
+            w.u8(u8::from(self.ticket.is_some()));
+            if let Some(ticket) = &self.ticket {
+                w.bytes(&ticket.bytes);
+                w.bytes(&ticket.secret);
+            }
         }
         w.varint(self.flows.len() as u64);
         for f in &self.flows {
@@ -206,6 +215,18 @@ impl Record {
             }
             None => None,
         };
+        let has_ticket = match role {
+            Role::Initiator => r.u8().map_err(bad)?,
+            Role::Responder => 0,
+        };
+        let ticket = match has_ticket {
+            0 => None,
+            1 => Some(Ticket {
+                bytes: r.array().map_err(bad)?,
+                secret: r.array().map_err(bad)?,
+            }),
+            _ => return Err(RecordError::Damaged),
+        };
         let n = r.varint().map_err(bad)?;
         if n > FLOWS_MAX {
             return Err(RecordError::Damaged);
@@ -266,6 +287,7 @@ impl Record {
             seen_floor,
             seen,
             closing,
+            ticket,
             flows,
         })
     }
@@ -312,6 +334,10 @@ mod tests {
                 seen_floor: 3,
                 seen: vec![(5, vec![(0, 4), (6, 7)]), (7, vec![(0, 1)])],
                 closing: n.is_multiple_of(2).then(|| (n, Span::from_millis(n))),
+                ticket: (role && n.is_multiple_of(3)).then_some(Ticket {
+                    bytes: [n as u8; TICKET_BYTES],
+                    secret: [7; 32],
+                }),
                 flows: (0..flows).map(|i| flow(i << 25, n + i)).collect(),
             };
             let bytes = record.encode();

@@ -20,6 +20,7 @@ use crate::record::{FlowRecord, Record};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 use crate::session::{Role, Session, say};
+use crate::ticket::Held;
 
 /// RESET and STOP code of a flow of which the peer lost what it had called durable.
 pub(crate) const CODE_ROLLED_BACK: u64 = 0xd002;
@@ -75,6 +76,7 @@ impl Session {
                 .closing
                 .as_ref()
                 .map(|(code, _)| (*code, self.closing_until.since(now))),
+            ticket: self.ticket.as_ref().map(|held| held.ticket().clone()),
             flows,
         }
     }
@@ -112,6 +114,7 @@ impl Session {
     /// Fills a fresh session with the flows of a record.
     pub(crate) fn restore(&mut self, now: Time, record: &Record) {
         self.epoch = record.epoch;
+        self.ticket = record.ticket.clone().map(Held::new);
         for r in &record.flows {
             let send =
                 SendHalf::restored(r.sent_to, r.send_end, r.send_complete, r.options.durable);

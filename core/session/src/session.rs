@@ -32,6 +32,7 @@ use crate::path::{self, Addresses, LinkId, PathState, Paths};
 use crate::path_scheduler::{PathScheduler, path_scheduler};
 use crate::ranges::RangeSet;
 use crate::recovery::Said;
+use crate::ticket::Held;
 use crate::trace::Trace;
 
 /// What the session as a whole still has to say.
@@ -208,6 +209,8 @@ pub struct Session {
     /// Handshakes done so far: tells packets of an older one apart.
     pub(crate) generation: u32,
     pub(crate) knock: Option<Knock>,
+    /// For the next handshake without a path (a device's).
+    pub(crate) ticket: Option<Held>,
     pub(crate) paths: Paths,
     pub(crate) path_scheduler: Box<dyn PathScheduler>,
     pub(crate) flows: Flows,
@@ -301,6 +304,7 @@ impl Session {
             keys: None,
             generation: 0,
             knock: None,
+            ticket: None,
             paths: Paths::default(),
             flows: Flows::default(),
             credit: Credit::default(),

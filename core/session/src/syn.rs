@@ -1,5 +1,6 @@
 //! What a SYN says, and what is answered.
 
+use d2tp_seal::{TICKET_BYTES, Ticket};
 use d2tp_wire::{Cid, Reader, Reason, TOKEN_BYTES, Writer};
 
 use crate::claim::Claims;
@@ -18,6 +19,8 @@ pub(crate) struct Syn {
     pub(crate) claims: Claims,
     /// Frames: flows it opens, and their bytes.
     pub(crate) early_data: Option<Vec<u8>>,
+    /// The epoch of the handshake that its ticket is from, if it came with one.
+    pub(crate) ticket_of: Option<u32>,
 }
 
 impl Syn {
@@ -50,6 +53,7 @@ impl Syn {
             spare,
             claims,
             early_data,
+            ticket_of: None,
         })
     }
 }
@@ -64,15 +68,21 @@ pub(crate) struct SynAckBody {
     pub(crate) session_credit: u64,
     pub(crate) flow_credit: u64,
     pub(crate) spare: Vec<(Cid, [u8; TOKEN_BYTES])>,
+    /// For the device's next handshake.
+    pub(crate) ticket: Option<Ticket>,
 }
 
 /// What a SYN+ACK's payload says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SynAck {
     Welcome(SynAckBody),
-    Stale { confirmed: u32 },
+    Stale {
+        confirmed: u32,
+    },
     Refused(Reason),
     NoSuite,
+    /// The ticket does not count any more; the device's key does.
+    NoTicket,
 }
 
 impl SynAck {
@@ -91,6 +101,11 @@ impl SynAck {
                     w.bytes(&cid.0);
                     w.bytes(token);
                 }
+                w.u8(u8::from(b.ticket.is_some()));
+                if let Some(ticket) = &b.ticket {
+                    w.bytes(&ticket.bytes);
+                    w.bytes(&ticket.secret);
+                }
             }
             SynAck::Stale { confirmed } => {
                 w.u8(1);
@@ -101,6 +116,7 @@ impl SynAck {
                 w.u8(*reason as u8);
             }
             SynAck::NoSuite => w.u8(3),
+            SynAck::NoTicket => w.u8(4),
         }
     }
 
@@ -121,6 +137,13 @@ impl SynAck {
                 for _ in 0..n {
                     spare.push((Cid::decode(r).ok()?, r.array().ok()?));
                 }
+                let ticket = match r.u8() {
+                    Ok(1) => Some(Ticket {
+                        bytes: r.array::<TICKET_BYTES>().ok()?,
+                        secret: r.array().ok()?,
+                    }),
+                    _ => None,
+                };
                 SynAck::Welcome(SynAckBody {
                     cid,
                     token,
@@ -129,6 +152,7 @@ impl SynAck {
                     session_credit,
                     flow_credit,
                     spare,
+                    ticket,
                 })
             }
             1 => SynAck::Stale {
@@ -136,6 +160,7 @@ impl SynAck {
             },
             2 => SynAck::Refused(Reason::from_u8(r.u8().ok()?)),
             3 => SynAck::NoSuite,
+            4 => SynAck::NoTicket,
             _ => return None,
         })
     }
@@ -155,19 +180,37 @@ mod tests {
             session_credit: 1 << 20,
             flow_credit: 77,
             spare: vec![(Cid([3; 8]), [4; 16]); 3],
+            ticket: None,
+        };
+        let ticket = Some(Ticket {
+            bytes: [5; TICKET_BYTES],
+            secret: [6; 32],
+        });
+        let with_ticket = SynAckBody {
+            ticket,
+            ..body.clone()
         };
         for answer in [
             SynAck::Welcome(body),
+            SynAck::Welcome(with_ticket),
             SynAck::Stale { confirmed: 9 },
             SynAck::Refused(Reason::NotAllowed),
             SynAck::NoSuite,
+            SynAck::NoTicket,
         ] {
-            let mut buf = [0; 200];
+            let mut buf = [0; 400];
             let mut w = Writer::new(&mut buf);
             answer.encode(&mut w);
             let n = w.written();
-            assert_eq!(SynAck::decode(&mut Reader::new(&buf[..n])), Some(answer));
-            for cut in 0..n {
+            let read = SynAck::decode(&mut Reader::new(&buf[..n]));
+            assert_eq!(read.as_ref(), Some(&answer));
+            // A welcome may end before it says that it brings no ticket.
+            let whole = match &answer {
+                SynAck::Welcome(body) if body.ticket.is_none() => n - 1,
+                SynAck::Welcome(_) => n - TICKET_BYTES - 33,
+                _ => n,
+            };
+            for cut in (0..n).filter(|cut| *cut != whole) {
                 assert_eq!(SynAck::decode(&mut Reader::new(&buf[..cut])), None);
             }
         }

@@ -130,6 +130,8 @@ impl Session {
             return None;
         }
         let epoch = self.epochs.start;
+        // R-TICKET-3
+        let ticket = self.ticket.as_mut().filter(|_| self.paths.is_empty());
         let (len, addresses) = knock.poll_syn(
             now,
             buf,
@@ -139,6 +141,7 @@ impl Session {
             epoch,
             claims,
             &early_data,
+            ticket,
             &self.config,
             &mut self.rng,
         )?;

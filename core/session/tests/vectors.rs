@@ -39,6 +39,7 @@ fn described(r: &Record) -> Value {
         "role": role, "peer": hex::encode(r.peer.0), "instance": r.instance, "epoch": r.epoch,
         "seen_floor": r.seen_floor, "seen": r.seen,
         "closing": r.closing.map(|(code, left)| json!({"code": code, "left_ms": left.as_millis()})),
+        "ticket": r.ticket.as_ref().map(|t| [hex::encode(t.bytes), hex::encode(t.secret)]),
         "flows": flows, "hex": hex::encode(r.encode()),
     })
 }
@@ -106,5 +107,6 @@ fn a_server_takes_the_syn_of_the_vectors_and_welcomes_its_device() {
         .expect("it authenticates");
     // Welcome, then cid 8, token 16, the first suite both know, not resumed.
     assert_eq!((payload[0], payload[25], payload[26]), (0, 1, 0));
-    assert_eq!(n, 27 + 4 + 4 + 1 + 4 * 24);
+    // The credits, four spare paths, a ticket with its secret.
+    assert_eq!(n, 27 + 4 + 4 + 1 + 4 * 24 + 1 + 76 + 32);
 }

@@ -4,14 +4,15 @@
 //!  first byte      what follows
 //!  010gg000        DATA     cid(8) pn(4) ciphertext tag(16)     low 5 bits and pn are masked
 //!  100vvvvv        SYN      cid(8) Noise message 1, mac1(16) mac2(16), padding to 1,200 B
+//!  011vvvvv        WAKE     cid(8) ticket(76) Noise message 1, mac1(16) mac2(16), padding to 1,200 B
 //!  101vvvvv        SYN+ACK  cid(8) Noise message 2
 //!  110vvvvv        COOKIE   cid(8) nonce(12) sealed cookie(32)
 //!  111vvvvv        UNKNOWN  cid(8) token(16)
 //!  001vvvvv        VERSION  cid(8) one byte per version spoken
 //! ```
 //!
-//! `g`: key generation, `v`: version. The cid is the receiver's own, except in a SYN, where it is
-//! the one the sender wants to be answered on.
+//! `g`: key generation, `v`: version. The cid is the receiver's own, except in SYN and WAKE,
+//! where it is the one the sender wants to be answered on.
 
 use crate::codec::{DecodeError, Reader};
 
@@ -48,6 +49,8 @@ pub enum PacketKind {
     Data,
     /// First message of a handshake.
     Syn,
+    /// First message of a handshake by ticket.
+    Wake,
     /// Second message of a handshake.
     SynAck,
     /// "Prove your address first": an answer to a SYN under load.
@@ -64,6 +67,7 @@ impl PacketKind {
         let kind = match first >> 5 {
             0b010 => return Some((PacketKind::Data, 0)),
             0b100 => PacketKind::Syn,
+            0b011 => PacketKind::Wake,
             0b101 => PacketKind::SynAck,
             0b110 => PacketKind::Cookie,
             0b111 => PacketKind::Unknown,
@@ -78,6 +82,7 @@ impl PacketKind {
         match self {
             PacketKind::Data => 0b010 << 5,
             PacketKind::Syn => 0b100 << 5 | VERSION,
+            PacketKind::Wake => 0b011 << 5 | VERSION,
             PacketKind::SynAck => 0b101 << 5 | VERSION,
             PacketKind::Cookie => 0b110 << 5 | VERSION,
             PacketKind::Unknown => 0b111 << 5 | VERSION,

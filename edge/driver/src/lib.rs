@@ -28,6 +28,7 @@ mod rest;
 mod server;
 mod source;
 mod standby;
+mod tickets;
 
 pub use address::{AddressError, ServerAddress};
 pub use attach::{Attach, Attachment, KernelLinks};
@@ -48,3 +49,4 @@ pub use qlog::{OpenLog, QLOG_QUEUE_MAX, Qlog};
 pub use rest::Peek;
 pub use server::{RestOptions, Server, ServerOptions};
 pub use source::{Asleep, FlowIo, HostKey, Source};
+pub use tickets::TICKET_SEED_NOTE;

@@ -16,6 +16,7 @@ use crate::journal::{Journal, JournalError};
 use crate::qlog::Qlog;
 use crate::rest::{self, Peek, Rest};
 use crate::source::HostKey;
+use crate::tickets;
 
 /// How a server listens.
 #[derive(Clone, Debug)]
@@ -67,13 +68,14 @@ impl Server {
         // The token's secret follows from the key, so old sessions can be told that they are
         // unknown after a restart.
         let token_seed = derive(&options.key.to_bytes());
-        let core = Endpoint::new(
+        let mut core = Endpoint::new(
             options.config,
             options.key,
             options.admission,
             seed(),
             token_seed,
         );
+        core.set_ticket_seed(tickets::seed_of(rest.journal.as_deref())?);
         let shared = Shared::start(core, true);
         shared.inner.lock().rest = Rest::new(rest.sleep_after, rest.journal.clone());
         if let Some(journal) = rest.journal {

@@ -362,6 +362,7 @@ fn stored(n: u64, left_s: u64) -> (SessionKey, Stored, FlowKey) {
         seen_floor: 0,
         seen: vec![(1, vec![(0, 1)])],
         closing: None,
+        ticket: None,
         flows: vec![FlowRecord {
             id: flow,
             options: FlowOptions {
@@ -714,6 +715,7 @@ fn crowded(journal: &Journal, sessions: u64) {
             seen_floor: 0,
             seen: Vec::new(),
             closing: None,
+            ticket: None,
             flows: vec![FlowRecord {
                 id: flow,
                 options: FlowOptions {

@@ -1,4 +1,4 @@
-"""SYN, COOKIE and SYN+ACK: docs/protocol.md section 3."""
+"""SYN, WAKE, COOKIE and SYN+ACK: docs/protocol.md section 3."""
 
 import hashlib
 
@@ -90,12 +90,16 @@ def read_syn_ack_payload(payload):
         }
         if said["suite"] not in SUITES:
             raise Malformed(f"suite {said['suite']}")
+        # A welcome that ends here, or says anything but 1, comes without.
+        said["ticket"] = r.ticket() if r.left() and r.uint(1) == 1 else None
     elif answer == 1:
         said = {"kind": "stale", "confirmed": r.uint(4)}
     elif answer == 2:
         said = {"kind": "refused", "reason": reason(r)}
     elif answer == 3:
         said = {"kind": "no suite"}
+    elif answer == 4:
+        said = {"kind": "no ticket"}
     else:
         raise Malformed(f"an answer of kind {answer}")
     return said
@@ -106,14 +110,23 @@ def mac1_of(server_public, before):
     return hmac256(key, before)[:16]
 
 
+def wake_prologue(server_public, device_public, ticket):
+    return PROLOGUE + server_public + device_public + ticket
+
+
+def parts_for(server_public, datagram, kind):
+    """The parts of a SYN or WAKE that was made for this server (R-HS-6)."""
+    parts = packets.read_parts(datagram)
+    if parts["kind"] != kind:
+        raise Malformed(f"not a {kind}")
+    if mac1_of(server_public, datagram[:-32]).hex() != parts["mac1"]:
+        raise Malformed("mac1 is wrong")
+    return parts
+
+
 def read_syn(datagram, server_secret, cookie=None):
     """A SYN as its server sees it: whose it is, from a proved address or not, what it says."""
-    parts = packets.read_parts(datagram)
-    if parts["kind"] != "SYN":
-        raise Malformed("not a SYN")
-    public = crypto.x25519_base(server_secret)
-    if mac1_of(public, datagram[:-32]).hex() != parts["mac1"]:
-        raise Malformed("mac1 is wrong")
+    parts = parts_for(crypto.x25519_base(server_secret), datagram, "SYN")
     proved = cookie is not None and hmac256(cookie, datagram[:-16])[:16].hex() == parts["mac2"]
     responder = noise.Responder(PROLOGUE, server_secret)
     device, payload = responder.read_1(bytes.fromhex(parts["message"]))
@@ -125,8 +138,22 @@ def read_syn(datagram, server_secret, cookie=None):
     }
 
 
+def read_wake(datagram, server_secret, device_public, ticket_secret):
+    """A WAKE as its server sees it, which knows whose the ticket is and its secret."""
+    public = crypto.x25519_base(server_secret)
+    parts = parts_for(public, datagram, "WAKE")
+    prologue = wake_prologue(public, device_public, bytes.fromhex(parts["ticket"]))
+    responder = noise.PskResponder(prologue, ticket_secret)
+    payload = responder.read_1(bytes.fromhex(parts["message"]))
+    return {
+        "cid": parts["cid"],
+        "ticket": parts["ticket"],
+        "payload": read_syn_payload(payload),
+    }
+
+
 def read_syn_ack(datagram, initiator):
-    """A SYN+ACK as its device sees it; the keys are then in `initiator`."""
+    """A SYN+ACK as its device sees it; the keys are then in `initiator`, of either pattern."""
     parts = packets.read_parts(datagram)
     if parts["kind"] != "SYN+ACK":
         raise Malformed("not a SYN+ACK")

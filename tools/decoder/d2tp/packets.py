@@ -11,6 +11,7 @@ NOISE_2 = 32 + 16
 KINDS = {
     0b010: "DATA",
     0b100: "SYN",
+    0b011: "WAKE",
     0b101: "SYN+ACK",
     0b110: "COOKIE",
     0b111: "UNKNOWN",
@@ -49,9 +50,11 @@ def read_parts(datagram):
         if r.left() < 4 + TAG:
             raise Malformed("too short for a number and a tag")
         return said | {"sealed": r.rest().hex()}
-    if head["kind"] == "SYN":
+    if head["kind"] in ("SYN", "WAKE"):
         if len(datagram) < SYN_MIN:
-            raise Malformed("a SYN below 1,200 bytes")
+            raise Malformed(f"a {head['kind']} below 1,200 bytes")
+        if head["kind"] == "WAKE":
+            said |= {"ticket": r.bytes(76).hex()}
         message = r.bytes(r.left() - 32)
         return said | {"message": message.hex(), "mac1": r.bytes(16).hex(), "mac2": r.bytes(16).hex()}
     if head["kind"] == "SYN+ACK":

@@ -60,6 +60,10 @@ class Reader:
             raise Malformed(f"{value} is neither 0 nor 1")
         return bool(value)
 
+    def ticket(self):
+        """A ticket and its secret (section 3.6)."""
+        return [self.bytes(76).hex(), self.bytes(32).hex()]
+
     def end(self):
         if self.left():
             raise Malformed(f"{self.left()} bytes left over")

@@ -2,7 +2,7 @@
 
 from .reader import V_MAX, Malformed, Reader
 
-FORMAT = 2
+FORMAT = 3
 EPOCHS_MAX = 8
 RANGES_MAX = 16
 FLOWS_MAX = 65536
@@ -81,6 +81,7 @@ def read_record(record):
     code = r.some()
     closing = {"code": code, "left_ms": min(r.v(), MS_MAX)} if code is not None else None
     said["closing"] = closing
+    said["ticket"] = r.ticket() if role == 0 and r.flag() else None
     count = r.v()
     if count > FLOWS_MAX:
         raise Malformed(f"{count} flows")

@@ -2,13 +2,14 @@
 
 use d2tp_seal::{
     CookieJar, Initiator, Macs, PacketKeys, Responder, Rng, SecretKey, Secrets, Suite,
+    TICKET_BYTES, Ticket, WAKE_OVERHEAD_BYTES,
 };
 use d2tp_time::Span;
 use d2tp_wire::*;
 use serde_json::{Value, json};
 
 use super::Case;
-use super::verdict::{array, bytes_of};
+use super::verdict::{array, bytes_of, ticket_fields};
 use crate::flow::FlowOptions;
 use crate::knock::PROLOGUE;
 use crate::syn::{SynAck, SynAckBody};
@@ -78,6 +79,7 @@ pub(super) fn inputs(seed: u64) -> Vec<(&'static str, Vec<Case>)> {
         ),
         ("packet", gather(draw, 48, 64, packet)),
         ("syn", gather(draw, 8, 16, syn)),
+        ("wake", gather(draw, 8, 16, wake)),
         ("syn payload", gather(draw, 24, 32, syn_payload)),
         ("syn ack", gather(draw, 10, 20, syn_ack)),
         ("syn ack payload", gather(draw, 24, 32, syn_ack_payload)),
@@ -692,6 +694,69 @@ fn syn(draw: &mut Draw) -> Case {
     Case::new("syn", why, given, syn)
 }
 
+fn ticket(draw: &mut Draw) -> Ticket {
+    Ticket {
+        bytes: draw.0.array(),
+        secret: draw.0.array(),
+    }
+}
+
+fn perhaps_a_ticket(draw: &mut Draw) -> Option<Ticket> {
+    draw.one_in(2).then(|| ticket(draw))
+}
+
+fn wake(draw: &mut Draw) -> Case {
+    let server = SecretKey::from_bytes(draw.0.array());
+    let device = SecretKey::from_bytes(draw.0.array());
+    let ticket = ticket(draw);
+    let mut payload = write_syn_payload(draw);
+    let size = match draw.below(4) {
+        0 => 1199,
+        1 => 1200 + draw.below(100) as usize,
+        _ => 1200,
+    };
+    payload.resize(
+        size - HEAD - TICKET_BYTES - WAKE_OVERHEAD_BYTES - Macs::BYTES,
+        0,
+    );
+    let mut datagram = vec![0; size];
+    datagram[0] = PacketKind::Wake.first_byte();
+    if draw.one_in(8) {
+        datagram[0] = 0b011 << 5 | draw.below(32) as u8;
+    }
+    datagram[1..HEAD].copy_from_slice(&draw.cid().0);
+    let end = size - Macs::BYTES;
+    let (shown, message) = datagram[HEAD..end].split_at_mut(TICKET_BYTES);
+    shown.copy_from_slice(&ticket.bytes);
+    // The ticket's bytes, its secret and both keys are each part of what must fit.
+    let mut used = ticket.clone();
+    if draw.one_in(8) {
+        used.bytes[draw.below(TICKET_BYTES as u64) as usize] ^= 1;
+    }
+    if draw.one_in(8) {
+        used.secret[draw.below(32) as usize] ^= 1;
+    }
+    let (as_device, to) = match draw.below(8) {
+        0 => (&server, server.public()),
+        1 => (&device, device.public()),
+        _ => (&device, server.public()),
+    };
+    let seed = draw.0.array();
+    Initiator::start_by_ticket(as_device, &to, &used, PROLOGUE, seed, &payload, message)
+        .expect("it fits");
+    let mac_key = if draw.one_in(8) {
+        device.public()
+    } else {
+        server.public()
+    };
+    Macs::write(&mut datagram, &mac_key, None);
+    let (why, datagram) = perhaps_damaged(draw, "a WAKE", datagram);
+    let given = json!({"server_secret": hex::encode(server.to_bytes()),
+        "device_public": hex::encode(device.public().0),
+        "ticket_secret": hex::encode(ticket.secret)});
+    Case::new("wake", why, given, datagram)
+}
+
 fn write_syn_ack_payload(draw: &mut Draw) -> Vec<u8> {
     let answer = match draw.below(8) {
         0 => SynAck::Stale {
@@ -699,6 +764,7 @@ fn write_syn_ack_payload(draw: &mut Draw) -> Vec<u8> {
         },
         1 => SynAck::Refused(reason(draw)),
         2 => SynAck::NoSuite,
+        3 => SynAck::NoTicket,
         _ => SynAck::Welcome(SynAckBody {
             cid: draw.cid(),
             token: draw.0.array(),
@@ -713,6 +779,7 @@ fn write_syn_ack_payload(draw: &mut Draw) -> Vec<u8> {
             spare: (0..draw.below(10))
                 .map(|_| (draw.cid(), draw.0.array()))
                 .collect(),
+            ticket: perhaps_a_ticket(draw),
         }),
     };
     let mut buf = [0; 400];
@@ -734,18 +801,28 @@ fn syn_ack(draw: &mut Draw) -> Case {
     let ephemeral: [u8; 32] = draw.0.array();
     let payload = draw.bytes(20);
     let (mut message, mut out) = ([0; 256], [0; 1024]);
-    let (_, n) = Initiator::start(
-        &device,
-        &server.public(),
-        PROLOGUE,
-        ephemeral,
-        &payload,
-        &mut message,
-    )
-    .expect("it fits");
-    let (responder, _) =
-        Responder::read(&server, PROLOGUE, draw.0.array(), &message[..n], &mut out)
-            .expect("it is whole");
+    let (seed, remote, peer) = (draw.0.array(), server.public(), device.public());
+    let ticket = perhaps_a_ticket(draw);
+    let responder = match &ticket {
+        None => Initiator::start(
+            &device,
+            &remote,
+            PROLOGUE,
+            ephemeral,
+            &payload,
+            &mut message,
+        )
+        .and_then(|(_, n)| Responder::read(&server, PROLOGUE, seed, &message[..n], &mut out)),
+        Some(t) => {
+            let message = &mut message;
+            Initiator::start_by_ticket(&device, &remote, t, PROLOGUE, ephemeral, &payload, message)
+                .and_then(|(_, n)| {
+                    let message = &message[..n];
+                    Responder::read_by_ticket(&server, peer, t, PROLOGUE, seed, message, &mut out)
+                })
+        }
+    };
+    let (responder, _) = responder.expect("it fits and is whole");
     let mut answer = write_syn_ack_payload(draw);
     let (mut why, damage) = ("a SYN+ACK".to_owned(), draw.one_in(4));
     if damage {
@@ -766,6 +843,7 @@ fn syn_ack(draw: &mut Draw) -> Case {
     let (why, datagram) = perhaps_damaged(draw, &why, datagram);
     let given = json!({"device_secret": hex::encode(device.to_bytes()),
         "device_ephemeral": hex::encode(ephemeral), "server_public": hex::encode(server.public().0),
+        "ticket": ticket_fields(ticket.as_ref()),
         "payload": hex::encode(&payload), "first_packet": hex::encode(first)});
     Case::new("syn ack", why, given, datagram)
 }
@@ -839,12 +917,14 @@ fn record(draw: &mut Draw) -> Case {
             }
         })
         .collect();
+    let role = if draw.one_in(2) {
+        Role::Initiator
+    } else {
+        Role::Responder
+    };
+    let ticket = perhaps_a_ticket(draw).filter(|_| role == Role::Initiator);
     let record = Record {
-        role: if draw.one_in(2) {
-            Role::Initiator
-        } else {
-            Role::Responder
-        },
+        role,
         peer: d2tp_seal::PublicKey(draw.0.array()),
         instance: draw.0.u64(),
         epoch: draw.v32(),
@@ -853,6 +933,7 @@ fn record(draw: &mut Draw) -> Case {
         closing: draw
             .some()
             .map(|code| (code, Span::from_millis(draw.bits(40)))),
+        ticket,
         flows,
     };
     let (why, bytes) = perhaps_damaged(draw, "a record", record.encode());

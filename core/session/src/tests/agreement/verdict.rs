@@ -1,7 +1,7 @@
 //! What bytes say to the code of `core/`.
 
 use d2tp_seal::{Initiator, Macs, PacketKeys, PublicKey, Responder, SecretKey, Suite};
-use d2tp_seal::{open_cookie, unknown_token};
+use d2tp_seal::{TICKET_BYTES, Ticket, open_cookie, unknown_token};
 use d2tp_time::Time;
 use d2tp_wire::{
     CID_BYTES, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FrameIter, PacketKind, PathId, Reader,
@@ -28,6 +28,7 @@ pub(super) fn verdict(case: &str, given: &Value, bytes: &[u8]) -> Value {
         "frames" => frames(bytes),
         "packet" => packet(given, bytes),
         "syn" => syn(given, bytes),
+        "wake" => wake(given, bytes),
         "syn payload" => Syn::decode(&mut Reader::new(bytes)).map(|syn| syn_fields(&syn)),
         "syn ack" => syn_ack(given, bytes),
         "syn ack payload" => syn_ack_payload(bytes).map(|(fields, _)| fields),
@@ -54,6 +55,7 @@ fn datagram(bytes: &[u8]) -> Option<Value> {
     let name = match kind {
         PacketKind::Data => "DATA",
         PacketKind::Syn => "SYN",
+        PacketKind::Wake => "WAKE",
         PacketKind::SynAck => "SYN+ACK",
         PacketKind::Cookie => "COOKIE",
         PacketKind::Unknown => "UNKNOWN",
@@ -173,6 +175,46 @@ fn read_syn(server: &SecretKey, cookie: &Value, bytes: &[u8]) -> Option<Value> {
     )
 }
 
+/// A ticket and its secret; null if there is none.
+pub(super) fn ticket_fields(ticket: Option<&Ticket>) -> Value {
+    let fields = |t: &Ticket| json!([hex::encode(t.bytes), hex::encode(t.secret)]);
+    ticket.map_or(Value::Null, fields)
+}
+
+/// A WAKE as a server reads it that knows whose the ticket is, and its secret.
+fn wake(given: &Value, bytes: &[u8]) -> Option<Value> {
+    let (cid, _) = body(PacketKind::Wake, bytes)?;
+    if bytes.len() < DATAGRAM_FIRST_BYTES {
+        return None;
+    }
+    let server = SecretKey::from_bytes(array(&given["server_secret"]));
+    let mut ours = bytes.to_vec();
+    Macs::write(&mut ours, &server.public(), None);
+    if Macs::mac1(&ours) != Macs::mac1(bytes) {
+        return None;
+    }
+    let message = &bytes[HEAD..bytes.len() - Macs::BYTES];
+    let (shown, message) = message.split_first_chunk::<TICKET_BYTES>()?;
+    let ticket = Ticket {
+        bytes: *shown,
+        secret: array(&given["ticket_secret"]),
+    };
+    let device = PublicKey(array(&given["device_public"]));
+    let mut payload = vec![0; bytes.len()];
+    let (_, n) = Responder::read_by_ticket(
+        &server,
+        device,
+        &ticket,
+        PROLOGUE,
+        [9; 32],
+        message,
+        &mut payload,
+    )
+    .ok()?;
+    let syn = Syn::decode(&mut Reader::new(&payload[..n]))?;
+    Some(json!({"cid": cid, "ticket": hex::encode(shown), "payload": syn_fields(&syn)}))
+}
+
 /// The fields, and the suite if it is a welcome.
 fn syn_ack_payload(payload: &[u8]) -> Option<(Value, Option<Suite>)> {
     Some(match SynAck::decode(&mut Reader::new(payload))? {
@@ -186,28 +228,36 @@ fn syn_ack_payload(payload: &[u8]) -> Option<(Value, Option<Suite>)> {
             let fields = json!({
                 "kind": "welcome", "cid": hex::encode(b.cid.0), "token": hex::encode(b.token),
                 "suite": b.suite, "resumed": b.resumed, "session_credit": b.session_credit,
-                "flow_credit": b.flow_credit, "spare": spare,
+                "flow_credit": b.flow_credit, "spare": spare, "ticket": ticket_fields(b.ticket.as_ref()),
             });
             (fields, Some(suite))
         }
         SynAck::Stale { confirmed } => (json!({"kind": "stale", "confirmed": confirmed}), None),
         SynAck::Refused(reason) => (json!({"kind": "refused", "reason": reason as u8}), None),
         SynAck::NoSuite => (json!({"kind": "no suite"}), None),
+        SynAck::NoTicket => (json!({"kind": "no ticket"}), None),
     })
 }
 
 fn syn_ack(given: &Value, bytes: &[u8]) -> Option<Value> {
     let (cid, message) = body(PacketKind::SynAck, bytes)?;
     let mut out = vec![0; 4096];
-    let (mut initiator, _) = Initiator::start(
-        &SecretKey::from_bytes(array(&given["device_secret"])),
-        &PublicKey(array(&given["server_public"])),
-        PROLOGUE,
-        array(&given["device_ephemeral"]),
-        &bytes_of(&given["payload"]),
-        &mut out,
-    )
-    .expect("it fits");
+    let device = SecretKey::from_bytes(array(&given["device_secret"]));
+    let server = PublicKey(array(&given["server_public"]));
+    let seed = array(&given["device_ephemeral"]);
+    let payload = bytes_of(&given["payload"]);
+    let started = if given["ticket"].is_null() {
+        Initiator::start(&device, &server, PROLOGUE, seed, &payload, &mut out)
+    } else {
+        let ticket = Ticket {
+            bytes: array(&given["ticket"][0]),
+            secret: array(&given["ticket"][1]),
+        };
+        Initiator::start_by_ticket(
+            &device, &server, &ticket, PROLOGUE, seed, &payload, &mut out,
+        )
+    };
+    let (mut initiator, _) = started.expect("it fits");
     let (secrets, n) = initiator.finish(message, &mut out).ok()?;
     let (fields, suite) = syn_ack_payload(&out[..n])?;
     let mut said = json!({"cid": cid, "payload": fields});
@@ -259,5 +309,6 @@ pub(crate) fn record_fields(r: &Record) -> Value {
     };
     json!({"role": role, "peer": hex::encode(r.peer.0), "instance": r.instance,
            "epoch": r.epoch, "seen_floor": r.seen_floor, "seen": r.seen, "flows": flows,
+           "ticket": ticket_fields(r.ticket.as_ref()),
            "closing": r.closing.map(|(code, left)| json!({"code": code, "left_ms": left.as_millis()}))})
 }

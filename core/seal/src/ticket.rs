@@ -1,0 +1,172 @@
+//! Tickets: how a host that was here before comes back without the long-term keys.
+//!
+//! ```text
+//!  server:  Noise message 2 holds     ticket, secret ───▶  device keeps both
+//!  device:  WAKE: ticket, Noise NNpsk0 with the secret ───▶  server reads who it is from the ticket
+//! ```
+//!
+//! A ticket is sealed by the server for itself, so it costs the server no memory. The secret is made of
+//! the ticket's number and the server's key again when it comes back.
+
+use aws_lc_rs::{aead, hmac};
+
+use crate::SealError;
+use crate::host_key::PublicKey;
+
+/// Bytes of the random number a ticket begins with.
+const NUMBER_BYTES: usize = 16;
+/// Bytes of a [`Holder`].
+const HOLDER_BYTES: usize = 32 + 8 + 4;
+/// Bytes of a ticket.
+pub const TICKET_BYTES: usize = NUMBER_BYTES + HOLDER_BYTES + 16;
+
+/// Whose ticket it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The device's key.
+    pub peer: PublicKey,
+    /// Its instance.
+    pub instance: u64,
+    /// The epoch of the handshake that the ticket came with.
+    pub epoch: u32,
+}
+
+/// A ticket and its secret.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Ticket {
+    /// What the server is shown.
+    pub bytes: [u8; TICKET_BYTES],
+    /// What is never shown to anybody.
+    pub secret: [u8; 32],
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.secret.fill(0);
+        // Keeps the compiler from dropping the write above as dead.
+        std::hint::black_box(&self.secret);
+    }
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ticket")
+    }
+}
+
+/// What a server makes and opens its tickets with.
+pub struct TicketPress {
+    key: hmac::Key,
+}
+
+impl TicketPress {
+    /// Made of a seed that survives restarts, as the tickets do.
+    pub fn new(seed: [u8; 32]) -> Self {
+        let seed = hmac::Key::new(hmac::HMAC_SHA256, &seed);
+        let key = hmac::sign(&seed, b"d2tp ticket");
+        TicketPress {
+            key: hmac::Key::new(hmac::HMAC_SHA256, key.as_ref()),
+        }
+    }
+
+    fn derived(&self, label: u8, number: &[u8]) -> [u8; 32] {
+        let mut context = hmac::Context::with_key(&self.key);
+        context.update(&[label]);
+        context.update(number);
+        let tag = context.sign();
+        tag.as_ref().try_into().expect("HMAC-SHA-256 has 32 bytes")
+    }
+
+    /// Seals one ticket only: its key is of its number.
+    fn sealing(&self, number: &[u8]) -> aead::LessSafeKey {
+        let key = self.derived(b'k', number);
+        let key = aead::UnboundKey::new(&aead::CHACHA20_POLY1305, &key).expect("32 bytes");
+        aead::LessSafeKey::new(key)
+    }
+
+    /// A ticket. `number` must be random: whoever sees two tickets must not learn that they are of
+    /// the same device.
+    pub fn issue(&self, number: [u8; NUMBER_BYTES], holder: &Holder) -> Ticket {
+        let mut bytes = [0; TICKET_BYTES];
+        bytes[..NUMBER_BYTES].copy_from_slice(&number);
+        let (text, tag) = bytes[NUMBER_BYTES..].split_at_mut(HOLDER_BYTES);
+        text[..32].copy_from_slice(&holder.peer.0);
+        text[32..40].copy_from_slice(&holder.instance.to_be_bytes());
+        text[40..].copy_from_slice(&holder.epoch.to_be_bytes());
+        let sum = self
+            .sealing(&number)
+            .seal_in_place_separate_tag(
+                aead::Nonce::assume_unique_for_key([0; 12]),
+                aead::Aad::empty(),
+                text,
+            )
+            .expect("44 bytes are below every limit");
+        tag.copy_from_slice(sum.as_ref());
+        Ticket {
+            bytes,
+            secret: self.derived(b's', &number),
+        }
+    }
+
+    /// Whose ticket it is, and its secret.
+    ///
+    /// # Errors
+    /// It is none of ours.
+    pub fn open(&self, ticket: &[u8; TICKET_BYTES]) -> Result<(Holder, Ticket), SealError> {
+        let (number, sealed) = ticket.split_at(NUMBER_BYTES);
+        let mut buf = [0; HOLDER_BYTES + 16];
+        buf.copy_from_slice(sealed);
+        let nonce = aead::Nonce::assume_unique_for_key([0; 12]);
+        let text = self
+            .sealing(number)
+            .open_in_place(nonce, aead::Aad::empty(), &mut buf)
+            .map_err(|_| SealError::NotAuthentic)?;
+        let array = |range: std::ops::Range<usize>| &text[range];
+        let holder = Holder {
+            peer: PublicKey(array(0..32).try_into().expect("32 bytes")),
+            instance: u64::from_be_bytes(array(32..40).try_into().expect("8 bytes")),
+            epoch: u32::from_be_bytes(array(40..44).try_into().expect("4 bytes")),
+        };
+        let ticket = Ticket {
+            bytes: *ticket,
+            secret: self.derived(b's', number),
+        };
+        Ok((holder, ticket))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOLDER: Holder = Holder {
+        peer: PublicKey([5; 32]),
+        instance: 0x0102_0304_0506_0708,
+        epoch: 9,
+    };
+
+    #[test]
+    fn a_ticket_comes_back_and_only_to_who_made_it() {
+        let press = TicketPress::new([1; 32]);
+        let ticket = press.issue([7; 16], &HOLDER);
+        let (holder, again) = press.open(&ticket.bytes).unwrap();
+        assert_eq!((holder, &again), (HOLDER, &ticket));
+        let (_, after_restart) = TicketPress::new([1; 32]).open(&ticket.bytes).unwrap();
+        assert_eq!(after_restart, ticket);
+        assert!(TicketPress::new([2; 32]).open(&ticket.bytes).is_err());
+        for at in 0..TICKET_BYTES {
+            let mut bent = ticket.bytes;
+            bent[at] ^= 1;
+            assert!(press.open(&bent).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn tickets_of_one_device_have_nothing_in_common() {
+        let press = TicketPress::new([1; 32]);
+        let (a, b) = (press.issue([7; 16], &HOLDER), press.issue([8; 16], &HOLDER));
+        let same = std::iter::zip(a.bytes, b.bytes).filter(|(a, b)| a == b);
+        assert!(same.count() < 8, "60 random bytes have 0.2 in common");
+        assert_ne!(a.secret, b.secret);
+    }
+}
