@@ -1,8 +1,8 @@
 //! A handshake under way, on the device's side: knocking at the server's door.
 //!
-//! A SYN goes out at once and again after 1, 2, 4 … seconds until answered, every time with a new
-//! epoch and a new ephemeral key, on each candidate link in turn. The session and its old paths
-//! stand until the answer is there.
+//! A SYN goes out at once and again until answered, on each candidate link in turn: a few times byte for
+//! byte, which costs neither end a public-key operation, then with a new epoch and a new ephemeral key.
+//! The session and its old paths stand until the answer is there.
 
 use std::collections::VecDeque;
 
@@ -33,6 +33,9 @@ const RETRY_PATIENT: Span = Span::from_secs(30);
 /// busy for ever.
 const OPEN_MAX: usize = 4;
 
+/// R-HS-2: copies of a SYN that leave after it, where it went, as long as it says what is to be said.
+const COPIES_MAX: u8 = 2;
+
 /// What both ends put into the transcript before anything else: protocol, version, suites.
 pub(crate) const PROLOGUE: &[u8] = &[b'D', b'2', b'T', b'P', VERSION];
 
@@ -61,6 +64,26 @@ pub(crate) struct Open {
     pub(crate) sent_at: Time,
     /// It said how far flows are, which holds only as long as nothing else moves them.
     claimed: bool,
+    datagram: Box<[u8]>,
+    /// Its payload without the epoch and the padding.
+    says: Box<[u8]>,
+    copies: u8,
+}
+
+/// A SYN that leaves.
+pub(crate) struct Knocked {
+    pub(crate) len: usize,
+    pub(crate) to: Addresses,
+    pub(crate) epoch: u32,
+    /// It is none of those that left before.
+    pub(crate) is_new: bool,
+}
+
+impl Open {
+    /// When it was sent, if an answer to it says how long the way is.
+    pub(crate) fn sent_once_at(&self) -> Option<Time> {
+        (self.copies == 0).then_some(self.sent_at)
+    }
 }
 
 impl Knock {
@@ -147,7 +170,7 @@ impl Knock {
             .collect()
     }
 
-    /// Writes the next SYN into `buf` if it is time; returns its length and where it goes.
+    /// Writes the next SYN into `buf` if it is time. `epoch` is for a new one.
     pub(crate) fn poll_syn(
         &mut self,
         now: Time,
@@ -161,7 +184,7 @@ impl Knock {
         ticket: Option<&mut Held>,
         config: &Config,
         rng: &mut Rng,
-    ) -> Option<(usize, Addresses)> {
+    ) -> Option<Knocked> {
         if self.next_at() > now || self.candidates.is_empty() || buf.len() < DATAGRAM_FIRST_BYTES {
             return None;
         }
@@ -179,16 +202,13 @@ impl Knock {
 
         const HEAD: usize = 1 + CID_BYTES;
         const BODY: usize = DATAGRAM_FIRST_BYTES - HEAD - Macs::BYTES;
-        let ticket = ticket.and_then(|held| held.show(addresses));
-        // The payload is padded so that the datagram has its full size (R-HS-5).
+        // Of the two kinds a WAKE holds less.
+        const PAYLOAD: usize = BODY - TICKET_BYTES - WAKE_OVERHEAD_BYTES;
         let mut payload = [0; BODY];
-        let payload = match ticket {
-            Some(_) => &mut payload[..BODY - TICKET_BYTES - WAKE_OVERHEAD_BYTES],
-            None => &mut payload[..BODY - SYN_OVERHEAD_BYTES],
-        };
-        let mut w = Writer::new(payload);
+        let mut w = Writer::new(&mut payload[..PAYLOAD]);
         w.u64(instance);
         w.u32(epoch);
+        const SAYS: usize = 8 + 4;
         w.u8(config.suites.len() as u8);
         for suite in &config.suites {
             w.u8(suite.code());
@@ -208,8 +228,29 @@ impl Knock {
             w.bytes(early_data);
         }
         Claims { gated, list }.encode(&mut w);
+        let says = SAYS..w.written();
 
         let buf = &mut buf[..DATAGRAM_FIRST_BYTES];
+        let mut before = self.open.iter_mut().rev();
+        let before = before.find(|o| o.addresses == addresses && o.copies < COPIES_MAX);
+        if let Some(open) = before.filter(|o| *o.says == payload[says.clone()]) {
+            open.copies += 1;
+            buf.copy_from_slice(&open.datagram);
+            // The server may have asked for proof of our address since.
+            Macs::write(buf, server, self.cookie.as_ref());
+            return Some(Knocked {
+                len: buf.len(),
+                to: addresses,
+                epoch: open.epoch,
+                is_new: false,
+            });
+        }
+        let ticket = ticket.and_then(Held::show);
+        // The payload is padded so that the datagram has its full size (R-HS-5).
+        let padded = match ticket {
+            Some(_) => &payload[..PAYLOAD],
+            None => &payload[..BODY - SYN_OVERHEAD_BYTES],
+        };
         buf[1..HEAD].copy_from_slice(&self.cids[0].0);
         let end = buf.len() - Macs::BYTES;
         let seed = rng.array();
@@ -218,13 +259,13 @@ impl Knock {
                 let (shown, message) = buf[HEAD..end].split_at_mut(TICKET_BYTES);
                 shown.copy_from_slice(&ticket.bytes);
                 let started = Initiator::start_by_ticket(
-                    local, server, ticket, PROLOGUE, seed, payload, message,
+                    local, server, ticket, PROLOGUE, seed, padded, message,
                 );
                 (PacketKind::Wake, started)
             }
             None => {
                 let message = &mut buf[HEAD..end];
-                let started = Initiator::start(local, server, PROLOGUE, seed, payload, message);
+                let started = Initiator::start(local, server, PROLOGUE, seed, padded, message);
                 (PacketKind::Syn, started)
             }
         };
@@ -244,8 +285,16 @@ impl Knock {
             by_ticket: kind == PacketKind::Wake,
             sent_at: now,
             claimed,
+            datagram: (&*buf).into(),
+            says: payload[says].into(),
+            copies: 0,
         });
-        Some((buf.len(), addresses))
+        Some(Knocked {
+            len: buf.len(),
+            to: addresses,
+            epoch,
+            is_new: true,
+        })
     }
 }
 

@@ -952,7 +952,7 @@ impl Session {
             return;
         };
         let (epoch, sent_at, gated) = (open.epoch, open.sent_at, open.gated);
-        let by_ticket = open.by_ticket;
+        let (by_ticket, sent_once_at) = (open.by_ticket, open.sent_once_at());
         match answer {
             SynAck::Stale { confirmed } => {
                 // R-HS-4: the server heard a later epoch of ours; go beyond it.
@@ -983,13 +983,15 @@ impl Session {
                 let keys = PacketKeys::new(suite, &secrets, true);
                 let cids = knock.cids;
                 self.begin_generation(now, keys, epoch, &cids, &body);
-                self.ticket = body.ticket.map(Held::new);
+                self.ticket = body.ticket.map(Held::boxed);
                 let mut path =
                     Path::new(now, PathId(0), from, &self.config, (body.cid, body.token));
                 path.validated = true;
                 path.gated = gated;
                 path.state = PathState::Active;
-                path.recovery.rtt.on_sample(now.since(sent_at), Span::ZERO);
+                if let Some(sent_at) = sent_once_at {
+                    path.recovery.rtt.on_sample(now.since(sent_at), Span::ZERO);
+                }
                 path.status_seq = 1;
                 path.wants |= path::want::STATUS | path::want::PING;
                 let link = from.link;

@@ -114,7 +114,7 @@ impl Session {
     /// Fills a fresh session with the flows of a record.
     pub(crate) fn restore(&mut self, now: Time, record: &Record) {
         self.epoch = record.epoch;
-        self.ticket = record.ticket.clone().map(Held::new);
+        self.ticket = record.ticket.clone().map(Held::boxed);
         for r in &record.flows {
             let send =
                 SendHalf::restored(r.sent_to, r.send_end, r.send_complete, r.options.durable);

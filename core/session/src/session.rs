@@ -210,7 +210,7 @@ pub struct Session {
     pub(crate) generation: u32,
     pub(crate) knock: Option<Knock>,
     /// For the next handshake without a path (a device's).
-    pub(crate) ticket: Option<Held>,
+    pub(crate) ticket: Option<Box<Held>>,
     pub(crate) paths: Paths,
     pub(crate) path_scheduler: Box<dyn PathScheduler>,
     pub(crate) flows: Flows,

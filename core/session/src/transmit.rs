@@ -131,8 +131,9 @@ impl Session {
         }
         let epoch = self.epochs.start;
         // R-TICKET-3
-        let ticket = self.ticket.as_mut().filter(|_| self.paths.is_empty());
-        let (len, addresses) = knock.poll_syn(
+        let ticket = self.ticket.as_deref_mut();
+        let ticket = ticket.filter(|_| self.paths.is_empty());
+        let knocked = knock.poll_syn(
             now,
             buf,
             &self.local,
@@ -145,17 +146,20 @@ impl Session {
             &self.config,
             &mut self.rng,
         )?;
-        self.epochs.start += 1;
+        if knocked.is_new {
+            self.epochs.start += 1;
+        }
+        let (to, epoch) = (knocked.to, knocked.epoch);
         if let Some(trace) = &mut self.trace {
-            let link = addresses.link;
+            let link = to.link;
             trace.at(now).note(TraceRecord::Knocked { link, epoch });
         }
         Some(Transmit {
-            link: addresses.link,
-            local: addresses.local,
-            remote: addresses.remote,
-            len,
-            segment: len,
+            link: to.link,
+            local: to.local,
+            remote: to.remote,
+            len: knocked.len,
+            segment: knocked.len,
         })
     }
 
