@@ -33,6 +33,8 @@ use crate::idle_fill::fill;
 const SOCKETS: usize = 8;
 /// Devices under way at once where no pace is asked for.
 const AT_ONCE: usize = 64;
+/// Devices that knock before the others' packets are looked at again.
+const BEGIN_BETWEEN: usize = 4;
 /// How long a server lets a suspended session be before it sleeps, here.
 const SLEEP_AFTER: Duration = Duration::from_secs(1);
 /// How long a device may take before it counts as lost.
@@ -399,7 +401,11 @@ fn wake(
             begun + per_s.map_or(Duration::ZERO, |r| Duration::from_secs_f64(i as f64 / r))
         };
         let may = |under_way: &HashMap<usize, Waking>| per_s.is_some() || under_way.len() < AT_ONCE;
+        // Answers first: or a process that is thousands of devices only knocks once it is late, and loses
+        // what it is told.
+        let mut begun_now = 0;
         while may(&under_way)
+            && begun_now < BEGIN_BETWEEN
             && let Some((i, (number, key))) = left.next_if(|(i, _)| due(*i) <= Instant::now())
         {
             // In a storm a device that had to wait for us waited all the same.
@@ -407,6 +413,7 @@ fn wake(
             let (place, waking) = begin_waking(crowd, sleepers, number, key, due)?;
             under_way.insert(place, waking);
             woken.all += 1;
+            begun_now += 1;
         }
         if under_way.is_empty() && left.peek().is_none() {
             return Ok(woken);

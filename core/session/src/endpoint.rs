@@ -871,7 +871,9 @@ impl Endpoint {
         }
         let loaded = self.syn_window.1 > self.config.cookie_above
             || self.half_open.len() >= HALF_OPEN_MAX / 2;
-        if loaded && !self.jar.proved(bytes, from.remote) {
+        // A ticket is dearer to have than an address: who shows a true one costs nothing before that.
+        let suspect = kind == PacketKind::Syn && !self.jar.proved(bytes, from.remote);
+        if loaded && suspect {
             // R-HS-7: under load the address is proved first: no state, no public-key work.
             let Some(mac1) = Macs::mac1(bytes) else {
                 return;

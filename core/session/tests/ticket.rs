@@ -183,3 +183,21 @@ fn a_wake_that_somebody_repeats_later_brings_him_nothing() {
     assert!(answered < 100, "{answered} bytes: at most that it is stale");
     assert_eq!(p.server.counts(), before);
 }
+
+#[test]
+fn under_load_who_shows_a_ticket_is_let_in_at_once_and_a_stranger_proves_his_address() {
+    // R-HS-7
+    let mut p = Pair::with(Config {
+        cookie_above: 0,
+        ..config()
+    });
+    let (flow, record) = asleep(&mut p);
+    comes_back(&mut p, &record, 500, "192.0.2.200:4000");
+    ends_well(&mut p, flow);
+    assert_eq!(knocks(&p), [WAKE]);
+    p.log.clear();
+    p.session = p.device.connect(p.now, server_key().public(), 78, 1..9);
+    p.open_path(0, false);
+    p.run_for(MS.times(100));
+    assert_eq!(knocks(&p), [SYN, SYN], "the second with the cookie");
+}
