@@ -85,7 +85,7 @@ pub enum Admission {
 }
 
 impl Admission {
-    fn admits(&self, key: &PublicKey) -> bool {
+    pub(crate) fn admits(&self, key: &PublicKey) -> bool {
         match self {
             Admission::Nobody => false,
             Admission::Anybody => true,

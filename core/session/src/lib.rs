@@ -32,6 +32,7 @@ mod epochs;
 mod event;
 mod flow;
 mod grant;
+mod guest;
 mod half_open;
 mod hole;
 mod knock;
@@ -47,6 +48,8 @@ mod recent;
 mod record;
 mod recovery;
 mod recv_half;
+mod relay;
+mod rendezvous;
 mod resume;
 mod rtt;
 mod send_half;
@@ -59,6 +62,7 @@ mod ticket;
 mod timers;
 mod trace;
 mod transmit;
+mod ways;
 
 pub use asleep::Lapsed;
 pub use census::{Arrived, FlowState, Holdings};
@@ -75,10 +79,16 @@ pub use drwa::{Drwa, Lambda};
 pub use endpoint::{Admission, Endpoint, HibernateError, Incoming, SessionId, UnknownSession};
 pub use event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
 pub use flow::FlowOptions;
+pub use guest::{Aside, CALLS_MAX, Guest};
 pub use offload::AckOffload;
 pub use path::{Addresses, LinkId, PathState};
 pub use path_scheduler::PathSchedulerKind;
 pub use record::{FlowRecord, Record, RecordError, SeenEpochs};
+pub use relay::{
+    Onward, RELAY_HEADER_BYTES, RelayId, RelayLimits, RelayRefusal, Relays, UNANSWERED_MAX, id_of,
+    unwrapped, wrap,
+};
+pub use rendezvous::{ADDRESSES_MAX, LINE_BYTES_MAX, PUNCH_BYTES, Rendezvous};
 pub use session::{FlowError, Life, PathStats, Read, Role, Session};
 pub use sought::{SOUGHT_MAX, Sought};
 pub use trace::{TRACE_RECORDS_MAX, TraceLevel, TraceRecord};

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod air;
+mod behaviour;
 mod disruption;
 mod holes;
 mod link;
@@ -25,6 +26,7 @@ mod pipe;
 mod rate;
 pub mod trace;
 
+pub use behaviour::{Behaviour, KindNat};
 pub use d2tp_time::{Span, Time};
 pub use disruption::Disruption;
 pub use holes::{Holes, Lasting};

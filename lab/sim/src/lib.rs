@@ -32,6 +32,7 @@ mod journal;
 mod log;
 mod meter;
 mod network;
+pub mod peers;
 pub mod policy;
 mod proxy;
 mod run;

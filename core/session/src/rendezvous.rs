@@ -1,0 +1,431 @@
+//! Two devices that talk through a relay find a way without it.
+//!
+//! ```text
+//!  caller                              through the relay                          listener
+//!    at PUNCH seen, own addresses  ─────────────────────────────────────────────▶ notes them
+//!                                  ◀───────────────────────── at – seen, own addresses
+//!         ◀──────────────── punches, five times, to each address ───────────────────
+//!    opens a path to each address ────────────────────────▶
+//!    a punch came from elsewhere: opens a path there too ──▶
+//!    a direct path answers: the relayed one is given up; it falls silent: opened again
+//! ```
+//!
+//! Only the session's initiator opens paths, so the listener's part is to make its NAT let them in:
+//! by a datagram to where they will come from (RFC 5128 §3.3 calls it hole punching, RFC 8445 checks
+//! pairs of addresses in much the same way). A punch carries an id that only the two of them know. It
+//! proves nothing; that the path is the peer's, its own packets do.
+//!
+//! An origin has an address of its own: then the caller needs no word from it, and tries that.
+//!
+//! The lines travel in a flow of the session ([`Rendezvous::poll_line`], [`Rendezvous::hear`]).
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use d2tp_time::{Span, Time};
+
+use crate::path::{Addresses, LinkId, PathState};
+use crate::relay::RelayId;
+use crate::session::{Life, PathStats, Session};
+
+/// Addresses told and tried at most: a few links, each with the address the relay sees and its own.
+pub const ADDRESSES_MAX: usize = 8;
+/// R-PUNCH-3: paths that wait for their first answer at once.
+const TRIES_MAX: usize = 3;
+/// How long one of them may. // a guess: three of the core's probes
+const TRY_FOR: Span = Span::from_secs(3);
+/// Addresses learnt from punches, for each line heard: a NAT gives one for each link of ours.
+const REFLEXIVE_MAX: usize = 2;
+/// Times a listener punches each address, and how long after the line it heard.
+const PUNCH_AT_MS: [u64; 5] = [0, 100, 300, 700, 1500]; // a guess: over the caller's first probes
+/// Lines are acted on this often at most, whatever a peer says.
+const HEAR_INTERVAL: Span = Span::from_millis(500);
+/// A direct path that is silent for so long is given up.
+const SILENT_FOR: Span = Span::from_secs(10);
+/// After how long without a direct path it is tried anew: first, and at most.
+const AGAIN_FIRST: Span = Span::from_secs(15); // guesses: NATs change when networks do
+const AGAIN_MAX: Span = Span::from_secs(480);
+/// A punch: as long as the shortest DATA packet, which it looks like.
+pub const PUNCH_BYTES: usize = 29;
+/// Of a line as it travels.
+pub const LINE_BYTES_MAX: usize = 512;
+
+/// How a session with a peer gets from the relay to a path of its own.
+#[derive(Debug)]
+pub struct Rendezvous {
+    is_caller: bool,
+    /// What the peer's punches to us carry.
+    punch: [u8; 8],
+    relay: Option<RelayId>,
+    /// Links that may be used, the best first.
+    links: Vec<LinkId>,
+    /// Where we may be reached, as told to the peer.
+    ours: Vec<SocketAddr>,
+    theirs: Vec<SocketAddr>,
+    their_punch: Option<[u8; 8]>,
+    unsaid: bool,
+    /// A line that came too soon after the one before.
+    waiting: Option<String>,
+    heard_at: Option<Time>,
+    untried: VecDeque<(LinkId, SocketAddr)>,
+    tries: Vec<(Addresses, Time)>,
+    reflexive: usize,
+    /// Punches to be sent now, and the rounds still to come.
+    punches: VecDeque<(LinkId, SocketAddr)>,
+    rounds: VecDeque<Time>,
+    silent: Vec<(Addresses, Time)>,
+    again_at: Time,
+    again_after: Span,
+}
+
+impl Rendezvous {
+    /// Of a session we began with a device that listens. `punch` must be fresh.
+    pub fn caller(punch: [u8; 8]) -> Rendezvous {
+        Rendezvous {
+            is_caller: true,
+            punch,
+            relay: None,
+            links: Vec::new(),
+            ours: Vec::new(),
+            theirs: Vec::new(),
+            their_punch: None,
+            unsaid: false,
+            waiting: None,
+            heard_at: None,
+            untried: VecDeque::new(),
+            tries: Vec::new(),
+            reflexive: 0,
+            punches: VecDeque::new(),
+            rounds: VecDeque::new(),
+            silent: Vec::new(),
+            again_at: Time::NEVER,
+            again_after: AGAIN_FIRST,
+        }
+    }
+
+    /// Of a session that a caller began with us.
+    pub fn listener() -> Rendezvous {
+        Rendezvous {
+            is_caller: false,
+            ..Rendezvous::caller([0; 8])
+        }
+    }
+
+    /// Of a session with an origin, whose addresses are known.
+    pub fn origin(addresses: Vec<SocketAddr>) -> Rendezvous {
+        Rendezvous {
+            theirs: addresses,
+            ..Rendezvous::caller([0; 8])
+        }
+    }
+
+    /// The id that punches to us carry.
+    pub fn punch(&self) -> [u8; 8] {
+        self.punch
+    }
+
+    /// The relay, while there is one.
+    pub fn set_relay(&mut self, relay: Option<RelayId>) {
+        self.relay = relay;
+    }
+
+    /// Where we are now: links that may be used, the best first, and addresses under which we may be
+    /// reached, those that the relay sees first.
+    pub fn set_place(&mut self, now: Time, links: Vec<LinkId>, mut addresses: Vec<SocketAddr>) {
+        addresses.truncate(ADDRESSES_MAX);
+        if addresses != self.ours {
+            self.ours = addresses;
+            self.unsaid = true;
+        }
+        if links != self.links {
+            self.links = links;
+            if self.is_caller {
+                self.line_up(now);
+            }
+        }
+    }
+
+    /// The next line for the peer.
+    pub fn poll_line(&mut self) -> Option<String> {
+        if !std::mem::take(&mut self.unsaid) || self.ours.is_empty() {
+            return None;
+        }
+        let mut line = if self.is_caller {
+            format!("at {:016x}", u64::from_be_bytes(self.punch))
+        } else {
+            "at -".to_owned()
+        };
+        for address in &self.ours {
+            line += &format!(" {address}");
+        }
+        Some(line + "\n")
+    }
+
+    /// A line of the peer's, without its end. What is not understood changes nothing.
+    pub fn hear(&mut self, now: Time, line: &str) {
+        // R-PUNCH-2: a peer that talks much has us do no more.
+        let early = self.heard_at.is_some_and(|at| now < at + HEAR_INTERVAL);
+        if early {
+            self.waiting = Some(line.to_owned());
+            return;
+        }
+        self.heard_at = Some(now);
+        let mut words = line.split(' ');
+        let (Some("at"), Some(punch)) = (words.next(), words.next()) else {
+            return;
+        };
+        let addresses: Vec<SocketAddr> = words
+            .filter_map(|word| word.parse().ok())
+            .filter(|address| self.may_be(address))
+            .take(ADDRESSES_MAX)
+            .collect();
+        let changed = addresses != self.theirs;
+        self.theirs = addresses;
+        if self.is_caller {
+            // What is new to us may be new because they moved: then their NAT must hear of us again.
+            self.unsaid |= changed;
+            self.reflexive = 0;
+            self.line_up(now);
+        } else {
+            self.their_punch = u64::from_str_radix(punch, 16).ok().map(u64::to_be_bytes);
+            self.unsaid = true;
+            self.rounds = PUNCH_AT_MS.map(|ms| now + Span::from_millis(ms)).into();
+        }
+    }
+
+    /// R-PUNCH-1: whether a peer may be there: nobody is, at a group's address or at one that stands for
+    /// a relay; and on this machine only if we are on no other network either.
+    fn may_be(&self, address: &SocketAddr) -> bool {
+        let ip = address.ip().to_canonical();
+        let broadcast = matches!(ip, std::net::IpAddr::V4(v4) if v4.is_broadcast());
+        let odd = ip.is_unspecified() || ip.is_multicast() || broadcast;
+        let here = ip.is_loopback() && !self.ours.iter().all(|own| own.ip().is_loopback());
+        address.port() != 0 && !odd && !here && RelayId::of(address).is_none()
+    }
+
+    /// All that may lead to the peer, over each link, waits to be tried.
+    fn line_up(&mut self, now: Time) {
+        let (links, theirs) = (&self.links, &self.theirs);
+        self.untried = theirs
+            .iter()
+            .flat_map(|address| links.iter().map(|link| (*link, *address)))
+            .collect();
+        self.again_at = now + self.again_after;
+    }
+
+    /// A punch of the peer's came in, from an address that we may not have heard of.
+    pub fn on_punch(&mut self, link: LinkId, from: SocketAddr) {
+        // R-PUNCH-2: whoever repeats one elsewhere has us ask there, but not often.
+        if self.theirs.contains(&from) || self.reflexive >= REFLEXIVE_MAX {
+            return;
+        }
+        self.reflexive += 1;
+        self.theirs.push(from);
+        self.untried.push_front((link, from));
+    }
+
+    /// The next punch that is due: over which link, where to, and the id it carries.
+    pub fn poll_punch(&mut self, now: Time) -> Option<(LinkId, SocketAddr, [u8; 8])> {
+        while self.rounds.front().is_some_and(|at| *at <= now) {
+            self.rounds.pop_front();
+            let (links, theirs) = (&self.links, &self.theirs);
+            self.punches = links
+                .iter()
+                .flat_map(|link| theirs.iter().map(|to| (*link, *to)))
+                .collect();
+        }
+        let punch = self.their_punch?;
+        let (link, to) = self.punches.pop_front()?;
+        Some((link, to, punch))
+    }
+
+    /// When something is to be done by itself.
+    pub fn next_at(&self) -> Time {
+        let rounds = self.rounds.front().copied();
+        let tries = self.tries.iter().map(|(_, since)| *since + TRY_FOR).min();
+        let silent = self
+            .silent
+            .iter()
+            .map(|(_, since)| *since + SILENT_FOR)
+            .min();
+        let waiting = self.waiting.as_ref().and(self.heard_at);
+        let waiting = waiting.map(|at| at + HEAR_INTERVAL);
+        let due = [rounds, tries, silent, waiting];
+        due.into_iter().flatten().fold(self.again_at, Time::min)
+    }
+
+    /// Brings the session's paths in line with where we and the peer are.
+    pub fn tend(&mut self, now: Time, session: &mut Session) {
+        if let Some(line) = self.waiting.take() {
+            self.hear(now, &line);
+        }
+        if session.life() == Life::Closed || !self.is_caller {
+            return;
+        }
+        for path in session.path_stats() {
+            if !self.links.contains(&path.addresses.link) {
+                session.on_link_down(now, path.addresses.link);
+            }
+        }
+        let stats = session.path_stats();
+        let relayed = |p: &&PathStats| RelayId::of(&p.addresses.remote).is_some();
+        let direct = stats.iter().filter(|p| !relayed(p));
+        let answering = direct.filter(|p| p.state == PathState::Active);
+        let served: Vec<LinkId> = answering.map(|p| p.addresses.link).collect();
+        self.give_up(now, session, &stats, &served);
+        if served.is_empty() {
+            let has_relay = stats.iter().any(|p| relayed(&p));
+            if let (false, Some(relay), Some(link)) = (has_relay, self.relay, self.links.first()) {
+                session.open_path(now, way(*link, relay.address()), false);
+            }
+            if self.again_at <= now {
+                self.again_after = self.again_after.times(2).min(AGAIN_MAX);
+                self.unsaid = true;
+                self.line_up(now);
+            } else if self.again_at == Time::NEVER {
+                self.again_at = now + self.again_after;
+            }
+        } else {
+            self.again_after = AGAIN_FIRST;
+            self.again_at = Time::NEVER;
+            for path in stats.iter().filter(relayed) {
+                session.lose_way(now, &path.addresses);
+            }
+        }
+        self.try_on(now, session);
+    }
+
+    /// Ways that did not answer in time, or no longer, or are of a link that found a better one.
+    fn give_up(
+        &mut self,
+        now: Time,
+        session: &mut Session,
+        stats: &[PathStats],
+        served: &[LinkId],
+    ) {
+        let state = |way: &Addresses| stats.iter().find(|p| p.addresses == *way).map(|p| p.state);
+        let mut lost = Vec::new();
+        let knocking = session.life() != Life::Established;
+        self.tries.retain(|(way, since)| {
+            // One that is knocked at is no path yet.
+            let opening = match state(way) {
+                Some(state) => state == PathState::Opening,
+                None => knocking,
+            };
+            let over = now >= *since + TRY_FOR || served.contains(&way.link);
+            if opening && over {
+                lost.push(*way);
+            }
+            opening && !over
+        });
+        self.silent
+            .retain(|(way, _)| state(way) == Some(PathState::Silent));
+        for path in stats.iter().filter(|p| p.state == PathState::Silent) {
+            let known = self.silent.iter().find(|(way, _)| *way == path.addresses);
+            match known {
+                None => self.silent.push((path.addresses, now)),
+                Some((way, since)) if now >= *since + SILENT_FOR => lost.push(*way),
+                Some(_) => {}
+            }
+        }
+        for way in lost {
+            // What only the relay carries is the core's to ask about, however long it is silent.
+            if RelayId::of(&way.remote).is_none() {
+                session.lose_way(now, &way);
+            }
+        }
+        self.untried.retain(|(link, _)| !served.contains(link));
+    }
+
+    /// Opens the next direct paths.
+    fn try_on(&mut self, now: Time, session: &mut Session) {
+        // A handshake takes one address of a link at a time, and that is the relay's if there is one.
+        let knocking = session.life() != Life::Established;
+        if knocking && self.relay.is_some() {
+            return;
+        }
+        let most = if knocking { 1 } else { TRIES_MAX };
+        while self.tries.len() < most
+            && (knocking || session.spare_paths() > 1)
+            && let Some((link, to)) = self.untried.pop_front()
+        {
+            let known = session.path_stats();
+            let way = way(link, to);
+            if !self.links.contains(&link) || known.iter().any(|p| p.addresses == way) {
+                continue;
+            }
+            session.open_path(now, way, false);
+            self.tries.push((way, now));
+        }
+    }
+}
+
+fn way(link: LinkId, remote: SocketAddr) -> Addresses {
+    Addresses {
+        link,
+        local: None,
+        remote,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Time = Time::from_nanos(1_000_000_000);
+
+    fn addresses(texts: &[&str]) -> Vec<SocketAddr> {
+        texts.iter().map(|t| t.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_line_says_where_one_is_and_is_said_again_only_when_that_changes() {
+        let mut caller = Rendezvous::caller([1; 8]);
+        assert_eq!(caller.poll_line(), None, "nowhere yet");
+        let place = addresses(&["198.51.100.1:4000", "[2001:db8::1]:4000"]);
+        caller.set_place(NOW, vec![LinkId(0)], place.clone());
+        let line = "at 0101010101010101 198.51.100.1:4000 [2001:db8::1]:4000\n";
+        assert_eq!(caller.poll_line().as_deref(), Some(line));
+        caller.set_place(NOW, vec![LinkId(0)], place);
+        assert_eq!(caller.poll_line(), None);
+    }
+
+    #[test]
+    fn addresses_where_no_peer_can_be_are_not_tried() {
+        // R-PUNCH-1
+        let mut caller = Rendezvous::caller([1; 8]);
+        caller.set_place(NOW, vec![LinkId(0)], addresses(&["192.0.2.7:4000"]));
+        caller.hear(
+            NOW,
+            "at - 127.0.0.1:80 [::1]:80 [::ffff:127.0.0.1]:80 224.0.0.1:5 255.255.255.255:5 \
+             0.0.0.0:5 192.0.2.1:0 [100::5]:0 nonsense 10.0.0.2:4000",
+        );
+        let tried: Vec<SocketAddr> = caller.untried.iter().map(|(_, to)| *to).collect();
+        assert_eq!(tried, addresses(&["10.0.0.2:4000"]));
+    }
+
+    #[test]
+    fn a_peer_that_talks_without_end_has_us_do_no_more() {
+        // R-PUNCH-2
+        let mut listener = Rendezvous::listener();
+        listener.set_place(NOW, vec![LinkId(0)], addresses(&["192.0.2.7:4000"]));
+        let many: String = (1..40).map(|n| format!(" 198.51.100.{n}:9")).collect();
+        let (mut sent, mut now) = (0, NOW);
+        for n in 0..1_000 {
+            now = NOW + Span::from_millis(n);
+            listener.hear(now, &format!("at 0000000000000005{many}"));
+            while listener.poll_punch(now).is_some() {
+                sent += 1;
+            }
+        }
+        assert!(now < NOW + Span::from_secs(1));
+        // Two lines counted, of the second only the rounds that were due.
+        assert_eq!(sent, ADDRESSES_MAX * (3 + 3));
+
+        let mut caller = Rendezvous::caller([1; 8]);
+        for port in 1..100 {
+            caller.on_punch(LinkId(0), SocketAddr::from(([198, 51, 100, 9], port)));
+        }
+        assert_eq!(caller.untried.len(), REFLEXIVE_MAX);
+    }
+}

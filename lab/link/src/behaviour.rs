@@ -1,0 +1,136 @@
+//! How NATs map and filter, in the words of RFC 4787, around the table of [`Nat`].
+//!
+//! | RFC 3489 called it | mapping | filtering |
+//! |---|---|---|
+//! | full cone | endpoint-independent | endpoint-independent |
+//! | restricted cone | endpoint-independent | address-dependent |
+//! | port restricted cone | endpoint-independent | address and port-dependent |
+//! | symmetric | address and port-dependent | address and port-dependent |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use crate::nat::Nat;
+
+/// A kind of NAT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Behaviour {
+    /// One port for all, and all may answer.
+    FullCone,
+    /// One port for all; an address answers that was spoken to.
+    AddressRestricted,
+    /// One port for all; an address and port answers that was spoken to.
+    PortRestricted,
+    /// A port for each address and port spoken to, and only that answers.
+    Symmetric,
+}
+
+impl Behaviour {
+    /// All of them, from the most open to the closest.
+    pub const ALL: [Behaviour; 4] = [
+        Behaviour::FullCone,
+        Behaviour::AddressRestricted,
+        Behaviour::PortRestricted,
+        Behaviour::Symmetric,
+    ];
+
+    /// As people write it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Behaviour::FullCone => "full-cone",
+            Behaviour::AddressRestricted => "address-restricted",
+            Behaviour::PortRestricted => "port-restricted",
+            Behaviour::Symmetric => "symmetric",
+        }
+    }
+
+    /// What of a remote endpoint a packet from it must share with one that was spoken to.
+    fn told_apart(self, remote: SocketAddr) -> Option<SocketAddr> {
+        match self {
+            Behaviour::FullCone => None,
+            Behaviour::AddressRestricted => Some(SocketAddr::new(remote.ip(), 0)),
+            Behaviour::PortRestricted | Behaviour::Symmetric => Some(remote),
+        }
+    }
+}
+
+/// A NAT of one kind over inside endpoints `E`.
+///
+/// ```
+/// use cedos_lab_link::{Behaviour, KindNat};
+/// let mut nat = KindNat::new(Behaviour::PortRestricted);
+/// let (near, far, other) = (1, "192.0.2.1:80".parse()?, "192.0.2.1:81".parse()?);
+/// let port = nat.outbound(near, far);
+/// assert_eq!((nat.inbound(port, far), nat.inbound(port, other)), (Some(near), None));
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct KindNat<E> {
+    behaviour: Behaviour,
+    table: Nat<(E, Option<SocketAddr>)>,
+    /// Whom each port has spoken to, as far as the filter tells them apart.
+    spoken: BTreeMap<u16, BTreeSet<SocketAddr>>,
+}
+
+impl<E: Copy + Ord> KindNat<E> {
+    /// A NAT that maps nothing yet.
+    pub fn new(behaviour: Behaviour) -> KindNat<E> {
+        KindNat {
+            behaviour,
+            table: Nat::new(),
+            spoken: BTreeMap::new(),
+        }
+    }
+
+    /// The outside port of a packet from `inside` to `remote`.
+    pub fn outbound(&mut self, inside: E, remote: SocketAddr) -> u16 {
+        let apart = (self.behaviour == Behaviour::Symmetric).then_some(remote);
+        let port = self.table.outbound((inside, apart));
+        if let Some(remote) = self.behaviour.told_apart(remote) {
+            self.spoken.entry(port).or_default().insert(remote);
+        }
+        port
+    }
+
+    /// Who gets a packet from `remote` to outside `port`.
+    pub fn inbound(&self, port: u16, remote: SocketAddr) -> Option<E> {
+        let (inside, _) = self.table.inbound(port)?;
+        let passes = match self.behaviour.told_apart(remote) {
+            None => true,
+            Some(remote) => self.spoken.get(&port).is_some_and(|s| s.contains(&remote)),
+        };
+        passes.then_some(inside)
+    }
+
+    /// Forget everything, as a router does that starts anew.
+    pub fn rebind(&mut self) {
+        self.table.rebind();
+        self.spoken.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_lets_in_whom_rfc_4787_says_it_does() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let (spoken, port, host) = (at("192.0.2.1:80"), at("192.0.2.1:81"), at("192.0.2.2:80"));
+        for (kind, lets_in) in Behaviour::ALL.into_iter().zip([
+            [true, true, true],
+            [true, true, false],
+            [true, false, false],
+            [true, false, false],
+        ]) {
+            let mut nat = KindNat::new(kind);
+            let outside = nat.outbound(7, spoken);
+            let found = [spoken, port, host].map(|from| nat.inbound(outside, from) == Some(7));
+            assert_eq!(found, lets_in, "{kind:?}");
+            let one_port = nat.outbound(7, host) == outside;
+            assert_eq!(one_port, kind != Behaviour::Symmetric);
+            nat.rebind();
+            assert_eq!(nat.inbound(outside, spoken), None);
+        }
+    }
+}

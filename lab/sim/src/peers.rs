@@ -1,0 +1,649 @@
+//! Two devices behind NATs and the relay between them, in virtual time, around the real core.
+//!
+//! ```text
+//!  caller 10.0.n.2 ─ NAT 198.18.0.n ─┐                      ┌─ NAT 198.18.1.n ─ listener 10.1.n.2
+//!                                    ├── 203.0.113.1: relay ┤
+//!                                    └──────── direct ──────┘
+//! ```
+//!
+//! What a relay says in the flows of its devices (ids, and where it sees them) is handed over at once;
+//! all else are datagrams. There is no hairpin and no way from one private network to another.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::net::{Ipv4Addr, SocketAddr};
+
+use bytes::Bytes;
+use cedos_lab_link::{Behaviour, KindNat};
+use d2tp_session::{
+    Addresses, Admission, Aside, Config, Endpoint, Event, FlowEnd, FlowId, FlowOptions, Guest,
+    Incoming, LinkId, Onward, PathState, Read, RelayId, RelayLimits, Relays, Rendezvous, SecretKey,
+    SessionId, Span, Time, Transmit, id_of, unwrapped, wrap,
+};
+
+/// Each way between a device and the middle of the network, and between that and the relay.
+const DELAY: Span = Span::from_millis(10);
+/// What reaches an address in a second, and how long it waits for that at most.
+const RATE_BYTES: u64 = 1_250_000;
+const QUEUE: Span = Span::from_millis(100);
+/// How often a device looks after its links while something moves, as the driver does.
+const LOOK: Span = Span::from_millis(100);
+/// Where the relay is.
+const RELAY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)), 443);
+/// The link that stands for the relay at the listener.
+const FLOATING: LinkId = LinkId(1_000_000);
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Peer {
+    /// Who begins the session.
+    Caller = 0,
+    /// Who is called.
+    Listener = 1,
+}
+
+/// A link a device is attached to.
+struct Place {
+    inside: SocketAddr,
+    outside: Ipv4Addr,
+    nat: KindNat<SocketAddr>,
+}
+
+struct Host {
+    core: Endpoint,
+    /// Its session with the relay.
+    outer: SessionId,
+    /// Its session with the other device.
+    inner: Option<SessionId>,
+    guest: Guest,
+    places: BTreeMap<LinkId, Place>,
+    attached: u32,
+    rendezvous: Rendezvous,
+    /// The flow its lines travel in, and what was read of a line.
+    lines: Option<FlowId>,
+    half_line: Vec<u8>,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Flight {
+    at: Reverse<(Time, u64)>,
+    from: SocketAddr,
+    to: SocketAddr,
+    bytes: Vec<u8>,
+}
+
+/// The two of them, talking.
+pub struct Meeting {
+    now: Time,
+    hosts: [Host; 2],
+    relay: Endpoint,
+    relays: Relays,
+    flights: BinaryHeap<Flight>,
+    sent: u64,
+    busy_until: BTreeMap<std::net::IpAddr, Time>,
+    look_at: Time,
+    kinds: [Behaviour; 2],
+    /// What the listener sends in each flow, and how far it got.
+    given: BTreeMap<FlowId, u64>,
+    asked: BTreeMap<FlowId, u64>,
+    got: BTreeMap<FlowId, u64>,
+    ended: BTreeSet<FlowId>,
+    /// The caller's and the listener's id of the call.
+    pub call: (RelayId, RelayId),
+    /// Bytes passed on by the relay.
+    pub relayed_bytes: u64,
+    /// Everything that went to the relay, for whoever wants to send it again.
+    pub seen_by_relay: Vec<(SocketAddr, Vec<u8>)>,
+}
+
+/// The byte at an offset of every flow.
+fn content(offset: u64) -> u8 {
+    (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u8
+}
+
+fn key(n: u8) -> SecretKey {
+    SecretKey::from_bytes([n; 32])
+}
+
+impl Host {
+    fn new(now: Time, n: u8, rendezvous: Rendezvous) -> Host {
+        let admission = match n {
+            1 => Admission::Nobody,
+            _ => Admission::Anybody,
+        };
+        let mut core = Endpoint::new(Config::default(), key(n), admission, [n; 32], [n; 32]);
+        let outer = core.connect(now, key(9).public(), u64::from(n), 1..1000);
+        let _ = core.with(outer, |s| {
+            // As LISTEN and RELAY are: the relay may have something to say at any time.
+            let reachable = FlowOptions {
+                reachable: true,
+                ..FlowOptions::default()
+            };
+            let flow = s.open(reachable).expect("a flow may be opened");
+            let _ = s.write(flow, Bytes::from_static(b"hello"));
+        });
+        Host {
+            core,
+            outer,
+            inner: None,
+            guest: Guest::default(),
+            places: BTreeMap::new(),
+            attached: 0,
+            rendezvous,
+            lines: None,
+            half_line: Vec::new(),
+        }
+    }
+
+    fn states(&self, of: SessionId) -> Vec<d2tp_session::PathStats> {
+        let session = self.core.session(of);
+        session.map(|s| s.path_stats()).unwrap_or_default()
+    }
+}
+
+impl Meeting {
+    /// A caller and a listener behind NATs of these kinds; the call is made, and nothing was sent.
+    pub fn new(caller: Behaviour, listener: Behaviour) -> Meeting {
+        let now = Time::ZERO + Span::from_secs(1);
+        let hosts = [
+            Host::new(now, 1, Rendezvous::caller([7; 8])),
+            Host::new(now, 2, Rendezvous::listener()),
+        ];
+        let limits = RelayLimits {
+            client: 16,
+            all: 64,
+        };
+        let relay = Endpoint::new(
+            Config::default(),
+            key(9),
+            Admission::Anybody,
+            [9; 32],
+            [9; 32],
+        );
+        let mut meeting = Meeting {
+            now,
+            hosts,
+            relay,
+            relays: Relays::new(limits, [5; 32]),
+            flights: BinaryHeap::new(),
+            sent: 0,
+            busy_until: BTreeMap::new(),
+            look_at: now,
+            kinds: [caller, listener],
+            given: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            got: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            call: (RelayId([0; 8]), RelayId([0; 8])),
+            relayed_bytes: 0,
+            seen_by_relay: Vec::new(),
+        };
+        meeting.attach(Peer::Caller);
+        meeting.attach(Peer::Listener);
+        let both = |m: &Meeting| m.relay.ids().len() == 2;
+        assert!(meeting.run_until(Span::from_secs(5), both), "no sessions");
+        meeting.place_call();
+        meeting
+    }
+
+    fn place_call(&mut self) {
+        let of = |m: &Meeting, n: u8| {
+            let mut ids = m.relay.ids().into_iter();
+            ids.find(|id| {
+                m.relay
+                    .session(*id)
+                    .is_some_and(|s| s.peer() == key(n).public())
+            })
+        };
+        let (caller, listener) = (of(self, 1).expect("known"), of(self, 2).expect("known"));
+        let told = self
+            .relays
+            .listen(&self.relay, listener, Admission::Anybody);
+        told.expect("it may listen");
+        let call = self.relays.call(&self.relay, caller, key(2).public());
+        let (own, theirs, _) = call.expect("it may call");
+        self.call = (own, theirs);
+        let [near, far] = &mut self.hosts;
+        near.guest.use_relay(own, near.outer);
+        far.guest.take_call(theirs, far.outer, FLOATING);
+        near.rendezvous.set_relay(Some(own));
+        let inner = near.core.connect(self.now, key(2).public(), 77, 1..1000);
+        near.inner = Some(inner);
+        near.guest.await_punch(near.rendezvous.punch(), inner);
+        let reachable = FlowOptions {
+            reachable: true,
+            ..FlowOptions::default()
+        };
+        near.lines = near
+            .core
+            .with(inner, |s| s.open(reachable).ok())
+            .ok()
+            .flatten();
+        self.look_at = self.now;
+        self.pump();
+    }
+
+    /// The time.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// A device gets onto another network, behind another NAT of the same kind.
+    pub fn attach(&mut self, peer: Peer) {
+        let (number, kind) = (peer as u8, self.kinds[peer as usize]);
+        let host = &mut self.hosts[peer as usize];
+        let n = host.attached as u8 + 1;
+        let link = LinkId(host.attached);
+        host.attached += 1;
+        let place = Place {
+            inside: SocketAddr::from(([10, number, n, 2], 5000)),
+            outside: Ipv4Addr::new(198, 18, number, n),
+            nat: KindNat::new(kind),
+        };
+        host.places.insert(link, place);
+        let (now, way) = (self.now, way(link, RELAY));
+        let _ = host.core.with(host.outer, |s| s.open_path(now, way, false));
+        self.pump();
+    }
+
+    /// A device loses every network it is on, and knows it.
+    pub fn detach(&mut self, peer: Peer) {
+        let now = self.now;
+        let host = &mut self.hosts[peer as usize];
+        for link in std::mem::take(&mut host.places).into_keys() {
+            for id in host.core.ids() {
+                let _ = host.core.with(id, |s| s.on_link_down(now, link));
+            }
+        }
+        self.pump();
+    }
+
+    /// A device's NATs start anew, and nobody tells it.
+    pub fn rebind(&mut self, peer: Peer) {
+        for place in self.hosts[peer as usize].places.values_mut() {
+            place.nat.rebind();
+        }
+    }
+
+    /// The caller asks for so many bytes.
+    pub fn ask(&mut self, bytes: u64) -> FlowId {
+        let host = &mut self.hosts[0];
+        let inner = host.inner.expect("there is a call");
+        let opened = host.core.with(inner, |s| {
+            let flow = s
+                .open(FlowOptions::default())
+                .expect("a flow may be opened");
+            let _ = s.write(flow, Bytes::copy_from_slice(&bytes.to_be_bytes()));
+            let _ = s.finish(flow);
+            flow
+        });
+        let flow = opened.expect("the session is there");
+        self.got.insert(flow, 0);
+        self.pump();
+        flow
+    }
+
+    /// Bytes of a flow that the caller read; they were right.
+    pub fn got(&self, flow: FlowId) -> u64 {
+        self.got[&flow]
+    }
+
+    /// Whether all of it was read.
+    pub fn is_whole(&self, flow: FlowId) -> bool {
+        self.ended.contains(&flow)
+    }
+
+    /// Whether the caller has a direct path that answers.
+    pub fn is_direct(&self) -> bool {
+        self.paths().0 > 0
+    }
+
+    /// The caller's direct and relayed paths that answer.
+    pub fn paths(&self) -> (usize, usize) {
+        let host = &self.hosts[0];
+        let stats = host.inner.map(|id| host.states(id)).unwrap_or_default();
+        let active = stats.iter().filter(|p| p.state == PathState::Active);
+        let (relayed, direct): (Vec<_>, Vec<_>) =
+            active.partition(|p| RelayId::of(&p.addresses.remote).is_some());
+        (direct.len(), relayed.len())
+    }
+
+    /// Whether the session between the two is the one they began.
+    pub fn stands(&self) -> bool {
+        let host = &self.hosts[0];
+        host.inner.is_some_and(|id| host.core.session(id).is_some())
+    }
+
+    /// Runs for a while.
+    pub fn run_for(&mut self, span: Span) {
+        self.run_until(span, |_| false);
+    }
+
+    /// Runs until `done` or for `span`; whether it is done.
+    pub fn run_until(&mut self, span: Span, mut done: impl FnMut(&Meeting) -> bool) -> bool {
+        let until = self.now + span;
+        while !done(self) {
+            let at = self.next_at();
+            if at > until {
+                self.now = until;
+                return done(self);
+            }
+            self.now = self.now.max(at);
+            self.step();
+        }
+        true
+    }
+
+    fn next_at(&mut self) -> Time {
+        let flight = self.flights.peek().map_or(Time::NEVER, |f| f.at.0.0);
+        let hosts = self.hosts.iter();
+        let timers = hosts.map(|h| h.core.next_timeout().min(h.rendezvous.next_at()));
+        let timers = timers.fold(self.relay.next_timeout(), Time::min);
+        flight.min(timers).min(self.look_at)
+    }
+
+    fn step(&mut self) {
+        while self.flights.peek().is_some_and(|f| f.at.0.0 <= self.now) {
+            let flight = self.flights.pop().expect("it was just there");
+            self.deliver(flight);
+        }
+        self.relay.handle_timeouts(self.now);
+        for host in &mut self.hosts {
+            host.core.handle_timeouts(self.now);
+        }
+        let due = self.hosts.iter().map(|h| h.rendezvous.next_at()).min();
+        if self.now >= self.look_at || due.is_some_and(|at| at <= self.now) {
+            self.look_at = self.now + LOOK;
+            self.tend(Peer::Caller);
+            self.tend(Peer::Listener);
+        }
+        self.pump();
+    }
+
+    /// What a device's driver does now and then.
+    fn tend(&mut self, peer: Peer) {
+        let now = self.now;
+        let host = &mut self.hosts[peer as usize];
+        let public = host.core.public_key();
+        let mut seen_as = self
+            .relay
+            .ids()
+            .into_iter()
+            .filter_map(|id| self.relay.session(id));
+        let seen = seen_as.find(|s| s.peer() == public);
+        let seen = seen.map(|s| s.path_stats()).unwrap_or_default();
+        let outer: Vec<_> = host.states(host.outer);
+        let active = outer.iter().filter(|p| p.state == PathState::Active);
+        let links: Vec<LinkId> = active.map(|p| p.addresses.link).collect();
+        let mut addresses: Vec<SocketAddr> = Vec::new();
+        let relay_sees = |p: &&d2tp_session::PathStats| {
+            let same = seen.iter().find(|s| s.id == p.id && s.proved);
+            same.map(|s| s.addresses.remote)
+        };
+        let mine = outer.iter().filter(|p| links.contains(&p.addresses.link));
+        addresses.extend(mine.filter_map(|p| relay_sees(&p)));
+        let places = links.iter().filter_map(|l| host.places.get(l));
+        addresses.extend(places.map(|p| p.inside));
+        host.rendezvous.set_place(now, links, addresses);
+        let Some(inner) = host.inner else { return };
+        let rendezvous = &mut host.rendezvous;
+        let _ = host.core.with(inner, |s| rendezvous.tend(now, s));
+        if let (Some(flow), Some(line)) = (host.lines, host.rendezvous.poll_line()) {
+            let _ = host.core.with(inner, |s| s.write(flow, line.into()));
+        }
+        let mut punches = Vec::new();
+        while let Some(punch) = host.rendezvous.poll_punch(now) {
+            punches.push(punch);
+        }
+        for (link, to, id) in punches {
+            let mut bytes = vec![0x40];
+            bytes.extend(id);
+            bytes.resize(d2tp_session::PUNCH_BYTES, 0);
+            self.leave(peer, link, to, bytes);
+        }
+    }
+
+    /// A datagram leaves a device by a link.
+    fn leave(&mut self, peer: Peer, link: LinkId, to: SocketAddr, bytes: Vec<u8>) {
+        let host = &mut self.hosts[peer as usize];
+        let Some(place) = host.places.get_mut(&link) else {
+            return;
+        };
+        let port = place.nat.outbound(place.inside, to);
+        let from = SocketAddr::from((place.outside, port));
+        self.fly(from, to, bytes);
+    }
+
+    fn fly(&mut self, from: SocketAddr, to: SocketAddr, bytes: Vec<u8>) {
+        self.sent += 1;
+        let busy = self.busy_until.entry(to.ip()).or_insert(self.now);
+        let begins = self.now.max(*busy);
+        if begins.since(self.now) > QUEUE {
+            return;
+        }
+        *busy = begins + Span::from_nanos(bytes.len() as u64 * 1_000_000_000 / RATE_BYTES);
+        let at = Reverse((*busy + DELAY.times(2), self.sent));
+        self.flights.push(Flight {
+            at,
+            from,
+            to,
+            bytes,
+        });
+    }
+
+    /// A datagram of nobody's arrives at the relay.
+    pub fn inject(&mut self, from: SocketAddr, bytes: Vec<u8>) {
+        self.fly(from, RELAY, bytes);
+    }
+
+    fn deliver(&mut self, flight: Flight) {
+        let Flight {
+            from,
+            to,
+            mut bytes,
+            ..
+        } = flight;
+        if to == RELAY {
+            self.seen_by_relay.push((from, bytes.clone()));
+            return self.at_relay(from, &mut bytes);
+        }
+        let now = self.now;
+        for peer in [Peer::Caller, Peer::Listener] {
+            let host = &mut self.hosts[peer as usize];
+            let mut places = host.places.iter();
+            let found = places.find(|(_, p)| p.outside == to.ip());
+            let Some((link, place)) = found else { continue };
+            let link = *link;
+            if place.nat.inbound(to.port(), from).is_none() {
+                return;
+            }
+            let mut at = way(link, from);
+            let mut packet = &mut bytes[..];
+            match host.guest.take_in(&host.core, &at, packet) {
+                None => {}
+                Some(Aside::Punch(_)) => return host.rendezvous.on_punch(link, from),
+                Some(Aside::Nothing) => return,
+                Some(Aside::Relayed(stands)) => {
+                    let Some(within) = unwrapped(packet) else {
+                        return;
+                    };
+                    (at, packet) = (stands, within);
+                }
+            }
+            let incoming = Incoming {
+                addresses: at,
+                bytes: packet,
+            };
+            return host.core.handle_datagram(now, incoming);
+        }
+    }
+
+    fn at_relay(&mut self, from: SocketAddr, bytes: &mut [u8]) {
+        let at = way(LinkId(0), from);
+        let id = id_of(bytes)
+            .map(RelayId)
+            .filter(|id| self.relays.knows(*id));
+        let Some(id) = id else {
+            let incoming = Incoming {
+                addresses: at,
+                bytes,
+            };
+            return self.relay.handle_datagram(self.now, incoming);
+        };
+        let Some(packet) = unwrapped(bytes) else {
+            return;
+        };
+        let onward = self.relays.onward(&self.relay, id, &at, packet);
+        let Some(Onward::Device(id, to)) = onward else {
+            return;
+        };
+        let mut out = Vec::new();
+        wrap(id, packet, packet.len(), &mut out);
+        self.relayed_bytes += out.len() as u64;
+        self.fly(RELAY, to.remote, out);
+    }
+
+    /// Lets all say what they can say now.
+    fn pump(&mut self) {
+        let mut buf = vec![0; 65_536];
+        for _ in 0..10_000 {
+            self.serve();
+            self.read();
+            let mut idle = true;
+            while let Some(t) = self.relay.poll_transmit(self.now, &mut buf) {
+                idle = false;
+                for datagram in buf[..t.len].chunks(t.segment) {
+                    self.fly(RELAY, t.remote, datagram.to_vec());
+                }
+            }
+            while self.relay.poll_event().is_some() {
+                idle = false;
+            }
+            for peer in [Peer::Caller, Peer::Listener] {
+                while let Some(t) = self.hosts[peer as usize]
+                    .core
+                    .poll_transmit(self.now, &mut buf)
+                {
+                    idle = false;
+                    self.leave_batch(peer, t, &buf[..t.len]);
+                }
+                while let Some((id, event)) = self.hosts[peer as usize].core.poll_event() {
+                    idle = false;
+                    self.on_event(peer, id, &event);
+                }
+            }
+            if idle {
+                return;
+            }
+        }
+        panic!("they never fall silent at {:?}", self.now);
+    }
+
+    fn leave_batch(&mut self, peer: Peer, t: Transmit, bytes: &[u8]) {
+        let Some(id) = RelayId::of(&t.remote) else {
+            for datagram in bytes.chunks(t.segment) {
+                self.leave(peer, t.link, t.remote, datagram.to_vec());
+            }
+            return;
+        };
+        let host = &self.hosts[peer as usize];
+        let Some(out) = host.guest.way_out(&host.core, t.link, id) else {
+            return;
+        };
+        let mut wrapped = Vec::new();
+        let stride = wrap(id, bytes, t.segment, &mut wrapped);
+        for datagram in wrapped.chunks(stride) {
+            self.leave(peer, out.link, out.remote, datagram.to_vec());
+        }
+    }
+
+    fn on_event(&mut self, peer: Peer, id: SessionId, event: &Event) {
+        let host = &mut self.hosts[peer as usize];
+        match event {
+            Event::Opened(flow) if peer == Peer::Listener => {
+                host.inner = Some(id);
+                // The first flow of a call is the rendezvous'.
+                if flow.counter() == 0 {
+                    host.lines = Some(*flow);
+                } else {
+                    self.asked.insert(*flow, 0);
+                }
+            }
+            Event::Ended { flow, end } if peer == Peer::Caller => {
+                assert_eq!(*end, FlowEnd::Complete);
+                self.ended.insert(*flow);
+            }
+            Event::SendFrom { flow, offset } => {
+                self.given.insert(*flow, *offset);
+            }
+            _ => {}
+        }
+    }
+
+    /// The listener's application: answers each request with so many bytes.
+    fn serve(&mut self) {
+        let host = &mut self.hosts[1];
+        let Some(inner) = host.inner else { return };
+        for (flow, total) in &mut self.asked {
+            let flow = *flow;
+            let given = self.given.entry(flow).or_default();
+            let _ = host.core.with(inner, |s| {
+                while let Ok(Read::Chunk(chunk)) = s.read(flow, 8) {
+                    *total = u64::from_be_bytes(chunk[..].try_into().expect("eight bytes"));
+                }
+                while *given < *total
+                    && let Ok(room @ 1..) = s.write_room(flow)
+                {
+                    let n = room.min(*total - *given).min(40_000);
+                    let bytes: Vec<u8> = (*given..*given + n).map(content).collect();
+                    let _ = s.write(flow, bytes.into());
+                    *given += n;
+                    if *given == *total {
+                        let _ = s.finish(flow);
+                    }
+                }
+            });
+        }
+    }
+
+    /// Both read: the caller what it asked for, either the other's lines.
+    fn read(&mut self) {
+        for host in &mut self.hosts {
+            let (Some(inner), Some(flow)) = (host.inner, host.lines) else {
+                continue;
+            };
+            let half_line = &mut host.half_line;
+            let _ = host.core.with(inner, |s| {
+                while let Ok(Read::Chunk(chunk)) = s.read(flow, 1 << 16) {
+                    half_line.extend_from_slice(&chunk);
+                }
+            });
+            while let Some(end) = half_line.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = half_line.drain(..=end).collect();
+                let line = String::from_utf8_lossy(&line[..end]).into_owned();
+                host.rendezvous.hear(self.now, &line);
+                self.look_at = self.now;
+            }
+        }
+        let host = &mut self.hosts[0];
+        let Some(inner) = host.inner else { return };
+        for (flow, got) in &mut self.got {
+            let _ = host.core.with(inner, |s| {
+                while let Ok(Read::Chunk(chunk)) = s.read(*flow, 1 << 16) {
+                    for byte in chunk {
+                        assert_eq!(byte, content(*got), "byte {got} of {flow:?}");
+                        *got += 1;
+                    }
+                }
+            });
+        }
+    }
+}
+
+fn way(link: LinkId, remote: SocketAddr) -> Addresses {
+    Addresses {
+        link,
+        local: None,
+        remote,
+    }
+}
