@@ -94,16 +94,12 @@ fn is_packet(bytes: &[u8]) -> bool {
     bytes.len() >= PACKET_BYTES_MIN && PacketKind::split(bytes).is_some()
 }
 
-/// Wraps packets that lie back to back, `stride` bytes each (the last may be shorter); returns the
-/// stride of what is in `out` then. Their low bits stand in for random ones.
-pub fn wrap(id: RelayId, packets: &[u8], stride: usize, out: &mut Vec<u8>) -> usize {
-    out.clear();
-    for packet in packets.chunks(stride.max(1)) {
-        out.push(PacketKind::Data.first_byte() | packet[0] & 0x1f);
-        out.extend(id.0);
-        out.extend(packet);
-    }
-    RELAY_HEADER_BYTES + stride
+/// Appends a packet as it is relayed. Its low bits stand in for random ones.
+pub fn wrap(id: RelayId, packet: &[u8], out: &mut Vec<u8>) {
+    let low = packet.first().map_or(0, |first| first & 0x1f);
+    out.push(PacketKind::Data.first_byte() | low);
+    out.extend(id.0);
+    out.extend(packet);
 }
 
 /// Why there is no relay.
@@ -286,13 +282,12 @@ impl Relays {
         id
     }
 
-    /// A relay is over, and the other half of its call.
-    pub fn close(&mut self, id: RelayId) {
-        if let Some(relay) = self.open.remove(&id)
-            && let Toward::Device(other) = relay.toward
-        {
-            self.open.remove(&other);
-        }
+    /// A relay is over, and the other half of its call: that one's id, and whose it was.
+    pub fn close(&mut self, id: RelayId) -> Option<(RelayId, SessionId)> {
+        let Toward::Device(other) = self.open.remove(&id)?.toward else {
+            return None;
+        };
+        Some((other, self.open.remove(&other)?.device))
     }
 
     /// Where a device's packet goes on to, or nowhere. `datagram` as it came, `from` there.
@@ -385,7 +380,7 @@ mod tests {
         let id = RelayId([9; 8]);
         let packets: Vec<u8> = (0..70u8).map(|n| 0b010_00000 | n & 0x1f).collect();
         let mut out = Vec::new();
-        assert_eq!(wrap(id, &packets, 30, &mut out), 39);
+        packets.chunks(30).for_each(|p| wrap(id, p, &mut out));
         assert_eq!(out.len(), 70 + 3 * RELAY_HEADER_BYTES);
         let (mut first, last) = (out[..39].to_vec(), &mut out[78..].to_vec());
         assert_eq!(id_of(&first), Some(id.0));

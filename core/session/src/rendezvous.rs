@@ -57,8 +57,8 @@ pub struct Rendezvous {
     /// What the peer's punches to us carry.
     punch: [u8; 8],
     relay: Option<RelayId>,
-    /// Links that may be used, the best first.
-    links: Vec<LinkId>,
+    /// Links that may be used, the best first, and whether IPv6 is what they carry.
+    links: Vec<(LinkId, bool)>,
     /// Where we may be reached, as told to the peer.
     ours: Vec<SocketAddr>,
     theirs: Vec<SocketAddr>,
@@ -76,6 +76,7 @@ pub struct Rendezvous {
     silent: Vec<(Addresses, Time)>,
     again_at: Time,
     again_after: Span,
+    direct: bool,
 }
 
 impl Rendezvous {
@@ -100,6 +101,7 @@ impl Rendezvous {
             silent: Vec::new(),
             again_at: Time::NEVER,
             again_after: AGAIN_FIRST,
+            direct: false,
         }
     }
 
@@ -129,9 +131,19 @@ impl Rendezvous {
         self.relay = relay;
     }
 
-    /// Where we are now: links that may be used, the best first, and addresses under which we may be
-    /// reached, those that the relay sees first.
-    pub fn set_place(&mut self, now: Time, links: Vec<LinkId>, mut addresses: Vec<SocketAddr>) {
+    /// Whether a direct path answered when it was last tended.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Where we are now: links that may be used, the best first, and whether IPv6 is what they carry;
+    /// and addresses under which we may be reached, those that the relay sees first.
+    pub fn set_place(
+        &mut self,
+        now: Time,
+        links: Vec<(LinkId, bool)>,
+        mut addresses: Vec<SocketAddr>,
+    ) {
         addresses.truncate(ADDRESSES_MAX);
         if addresses != self.ours {
             self.ours = addresses;
@@ -203,13 +215,18 @@ impl Rendezvous {
         address.port() != 0 && !odd && !here && RelayId::of(address).is_none()
     }
 
-    /// All that may lead to the peer, over each link, waits to be tried.
+    /// All that may lead to the peer, over each link.
+    fn pairs(&self) -> VecDeque<(LinkId, SocketAddr)> {
+        let over = |to: SocketAddr| {
+            let fitting = self.links.iter().filter(move |(_, v6)| *v6 == to.is_ipv6());
+            fitting.map(move |(link, _)| (*link, to))
+        };
+        self.theirs.iter().flat_map(|to| over(*to)).collect()
+    }
+
+    /// It waits to be tried.
     fn line_up(&mut self, now: Time) {
-        let (links, theirs) = (&self.links, &self.theirs);
-        self.untried = theirs
-            .iter()
-            .flat_map(|address| links.iter().map(|link| (*link, *address)))
-            .collect();
+        self.untried = self.pairs();
         self.again_at = now + self.again_after;
     }
 
@@ -228,11 +245,7 @@ impl Rendezvous {
     pub fn poll_punch(&mut self, now: Time) -> Option<(LinkId, SocketAddr, [u8; 8])> {
         while self.rounds.front().is_some_and(|at| *at <= now) {
             self.rounds.pop_front();
-            let (links, theirs) = (&self.links, &self.theirs);
-            self.punches = links
-                .iter()
-                .flat_map(|link| theirs.iter().map(|to| (*link, *to)))
-                .collect();
+            self.punches = self.pairs();
         }
         let punch = self.their_punch?;
         let (link, to) = self.punches.pop_front()?;
@@ -263,7 +276,7 @@ impl Rendezvous {
             return;
         }
         for path in session.path_stats() {
-            if !self.links.contains(&path.addresses.link) {
+            if !self.is_on(path.addresses.link) {
                 session.on_link_down(now, path.addresses.link);
             }
         }
@@ -272,11 +285,12 @@ impl Rendezvous {
         let direct = stats.iter().filter(|p| !relayed(p));
         let answering = direct.filter(|p| p.state == PathState::Active);
         let served: Vec<LinkId> = answering.map(|p| p.addresses.link).collect();
+        self.direct = !served.is_empty();
         self.give_up(now, session, &stats, &served);
         if served.is_empty() {
             let has_relay = stats.iter().any(|p| relayed(&p));
             if let (false, Some(relay), Some(link)) = (has_relay, self.relay, self.links.first()) {
-                session.open_path(now, way(*link, relay.address()), false);
+                session.open_path(now, way(link.0, relay.address()), false);
             }
             if self.again_at <= now {
                 self.again_after = self.again_after.times(2).min(AGAIN_MAX);
@@ -337,6 +351,10 @@ impl Rendezvous {
         self.untried.retain(|(link, _)| !served.contains(link));
     }
 
+    fn is_on(&self, link: LinkId) -> bool {
+        self.links.iter().any(|(on, _)| *on == link)
+    }
+
     /// Opens the next direct paths.
     fn try_on(&mut self, now: Time, session: &mut Session) {
         // A handshake takes one address of a link at a time, and that is the relay's if there is one.
@@ -351,7 +369,7 @@ impl Rendezvous {
         {
             let known = session.path_stats();
             let way = way(link, to);
-            if !self.links.contains(&link) || known.iter().any(|p| p.addresses == way) {
+            if !self.is_on(link) || known.iter().any(|p| p.addresses == way) {
                 continue;
             }
             session.open_path(now, way, false);
@@ -383,10 +401,10 @@ mod tests {
         let mut caller = Rendezvous::caller([1; 8]);
         assert_eq!(caller.poll_line(), None, "nowhere yet");
         let place = addresses(&["198.51.100.1:4000", "[2001:db8::1]:4000"]);
-        caller.set_place(NOW, vec![LinkId(0)], place.clone());
+        caller.set_place(NOW, vec![(LinkId(0), false)], place.clone());
         let line = "at 0101010101010101 198.51.100.1:4000 [2001:db8::1]:4000\n";
         assert_eq!(caller.poll_line().as_deref(), Some(line));
-        caller.set_place(NOW, vec![LinkId(0)], place);
+        caller.set_place(NOW, vec![(LinkId(0), false)], place);
         assert_eq!(caller.poll_line(), None);
     }
 
@@ -394,7 +412,11 @@ mod tests {
     fn addresses_where_no_peer_can_be_are_not_tried() {
         // R-PUNCH-1
         let mut caller = Rendezvous::caller([1; 8]);
-        caller.set_place(NOW, vec![LinkId(0)], addresses(&["192.0.2.7:4000"]));
+        caller.set_place(
+            NOW,
+            vec![(LinkId(0), false)],
+            addresses(&["192.0.2.7:4000"]),
+        );
         caller.hear(
             NOW,
             "at - 127.0.0.1:80 [::1]:80 [::ffff:127.0.0.1]:80 224.0.0.1:5 255.255.255.255:5 \
@@ -408,7 +430,11 @@ mod tests {
     fn a_peer_that_talks_without_end_has_us_do_no_more() {
         // R-PUNCH-2
         let mut listener = Rendezvous::listener();
-        listener.set_place(NOW, vec![LinkId(0)], addresses(&["192.0.2.7:4000"]));
+        listener.set_place(
+            NOW,
+            vec![(LinkId(0), false)],
+            addresses(&["192.0.2.7:4000"]),
+        );
         let many: String = (1..40).map(|n| format!(" 198.51.100.{n}:9")).collect();
         let (mut sent, mut now) = (0, NOW);
         for n in 0..1_000 {

@@ -23,15 +23,17 @@ use crate::address::ServerAddress;
 use crate::attach::{Attach, KernelLinks};
 use crate::clock;
 use crate::datagrams::Connection;
-use crate::engine::{DriverError, Entry, Shared};
+use crate::engine::{DriverError, Shared};
 use crate::flow::{Flow, FlowSettings};
+use crate::peer::ToServer;
 use crate::qlog::{self, Qlog};
+use crate::relaying;
 use crate::renew::Renewal;
 use crate::server::{CLOSE_GRACE, seed};
 use crate::standby::Standby;
 
 /// Epochs reserved for one process: an instance is new for each, so none was used before.
-const EPOCHS: std::ops::Range<u32> = 1..u32::MAX;
+pub(crate) const EPOCHS: std::ops::Range<u32> = 1..u32::MAX;
 /// How often grants, rates and paths are looked at while something moves.
 const TICK: Duration = Duration::from_millis(100);
 /// The least that is granted at once on a paid link: less would stop and go.
@@ -237,6 +239,7 @@ impl Device {
         let mut core = Endpoint::new(config, key, Admission::Nobody, seed(), seed());
         let session = make(&mut core)?;
         let shared = Shared::start(core, false);
+        shared.inner.lock().relaying.main = Some(session);
         let body = Arc::new(Body {
             shared,
             session,
@@ -261,6 +264,15 @@ impl Device {
     /// What [`crate::instance`] needs of it.
     pub(crate) fn parts(&self) -> (&Arc<Shared>, SessionId, [u8; 32]) {
         (&self.body.shared, self.body.session, self.peer)
+    }
+
+    /// What tasks need to speak with the server.
+    pub(crate) fn to_server(&self) -> ToServer {
+        ToServer {
+            shared: Arc::downgrade(&self.body.shared),
+            session: self.body.session,
+            peer: self.peer,
+        }
     }
 
     /// Follows the machine's links: what `usage` says of each is done now and at every change.
@@ -314,26 +326,9 @@ impl Device {
     /// # Errors
     /// The session is over, or too many flows are open.
     pub fn open(&self, settings: FlowSettings) -> Result<Flow, DriverError> {
-        let shared = &self.body.shared;
-        let mut inner = shared.inner.lock();
-        let session = self.body.session;
-        let opened = inner.core.with(session, |s| s.open(settings.options()));
-        match opened {
-            Ok(Ok(id)) => {
-                inner.flows.insert((session, id), Entry::default());
-                drop(inner);
-                shared.wake();
-                Ok(Flow::new(shared.clone(), session, id, self.peer))
-            }
-            Ok(Err(error)) => Err(DriverError::Flow(error)),
-            Err(_) => Err(DriverError::Session(
-                inner
-                    .ended
-                    .get(&session)
-                    .cloned()
-                    .unwrap_or(SessionEnd::Local),
-            )),
-        }
+        self.body
+            .shared
+            .open(self.body.session, self.peer, settings)
     }
 
     /// Whether a flow may spend on paid links, and how many bytes in all. Takes effect at once,
@@ -531,12 +526,12 @@ impl Body {
     /// These sockets are of no use any more.
     pub(crate) fn drop_links(&self, links: &[LinkId]) {
         for link in links {
-            self.shared
-                .with(self.session, |s| s.on_link_down(clock::now(), *link));
             let mut inner = self.shared.inner.lock();
+            relaying::lose_link(&mut inner, clock::now(), *link);
             inner.sockets.remove(link);
             inner.parting.remove(link);
         }
+        self.shared.wake();
     }
 
     /// Begins to use a link's socket.
@@ -678,6 +673,7 @@ impl Body {
     /// When the links are to be looked at again if nothing stirs before: in a tick while payload
     /// moves, when something waits for its time, or never.
     fn next_look(&self) -> Option<Time> {
+        let beside = self.shared.inner.lock().relaying.next_at();
         let state = self.state.lock();
         if state.moving {
             return Some(clock::now());
@@ -687,6 +683,7 @@ impl Body {
         links
             .filter_map(Known::next_try)
             .chain(state.renewal.next_at())
+            .chain(beside)
             .min()
     }
 
@@ -790,6 +787,10 @@ async fn tick(body: Arc<Body>) {
         body.heal();
         body.race();
         body.grant();
+        let tended = relaying::tend(&mut body.shared.inner.lock(), clock::now());
+        if tended {
+            body.shared.wake();
+        }
         let stirred = async {
             match &standby {
                 Some(standby) => tokio::select! {

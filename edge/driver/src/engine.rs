@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
-    Addresses, Endpoint, Event, FlowEnd, FlowId, Incoming, LinkId, Session, SessionEnd, SessionId,
+    Addresses, Endpoint, Event, FlowEnd, FlowId, LinkId, RelayId, Session, SessionEnd, SessionId,
     Span, Time, Transmit,
 };
 use d2tp_udp::{LinkSocket, RecvBatch};
@@ -25,7 +25,9 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::clock;
 use crate::datagrams::Inbox;
+use crate::flow::Flow;
 use crate::qlog::{self, Feed, Qlog};
+use crate::relaying::{self, Relaying};
 use crate::rest::{self, Rest};
 use crate::source::Source;
 
@@ -153,6 +155,8 @@ pub(crate) struct Inner {
     pub(crate) feed: Option<Feed>,
     /// Sessions at rest.
     pub(crate) rest: Rest,
+    /// What of its datagrams is not the core's.
+    pub(crate) relaying: Relaying,
     /// Flows whose sources are to be asked for bytes.
     drawing: BTreeSet<(SessionId, FlowId)>,
 }
@@ -207,6 +211,7 @@ impl Shared {
                 inboxes: BTreeMap::new(),
                 feed: None,
                 rest: Rest::default(),
+                relaying: Relaying::default(),
                 drawing: BTreeSet::new(),
             }),
             task: Mutex::new(None),
@@ -280,6 +285,28 @@ impl Shared {
         r
     }
 
+    /// The next flow that a peer opens; none when there will be no more.
+    pub(crate) async fn accept(self: &Arc<Shared>) -> Option<Flow> {
+        std::future::poll_fn(|cx| {
+            let mut inner = self.inner.lock();
+            if inner.stopped {
+                return Poll::Ready(None);
+            }
+            while let Some((session, id)) = inner.accepted.pop_front() {
+                let Some(peer) = inner.core.session(session).map(|s| s.peer()) else {
+                    continue;
+                };
+                if let Some(entry) = inner.flows.get_mut(&(session, id)) {
+                    entry.unclaimed = false;
+                }
+                return Poll::Ready(Some(Flow::new(self.clone(), session, id, peer.0)));
+            }
+            inner.acceptor = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
     /// Ends the task; sessions are closed first by whoever calls.
     pub(crate) fn stop(&self) {
         let mut inner = self.inner.lock();
@@ -288,6 +315,7 @@ impl Shared {
             waker.wake();
         }
         inner.rest.on_stop();
+        inner.relaying.stop();
         drop(inner);
         self.wake();
     }
@@ -340,11 +368,7 @@ impl Engine {
                                 local,
                                 remote: run.from,
                             };
-                            let incoming = Incoming {
-                                addresses,
-                                bytes: run.data,
-                            };
-                            inner.core.handle_datagrams(now, incoming, run.stride);
+                            relaying::take_in(&mut inner, now, addresses, run.data, run.stride);
                         }
                     }
                 }
@@ -361,6 +385,10 @@ impl Engine {
         bytes: &[u8],
         now: Time,
     ) -> bool {
+        if let Some(relay) = RelayId::of(&transmit.remote) {
+            relaying::send(inner, now, relay, &transmit, bytes);
+            return true;
+        }
         let Some(socket) = inner.sockets.get_mut(&transmit.link) else {
             return true;
         };
@@ -395,9 +423,15 @@ impl Engine {
                 }
                 Err(error) => {
                     tracing::debug!(link = ?transmit.link, %error, "send");
-                    socket.faults += u32::from(d2tp_udp::is_socket_unfit(&error));
+                    if !relaying::blames_link(inner, &transmit) {
+                        return true;
+                    }
                     // A server does not move: an error is about whom it sends to, and one peer at
                     // a bad address must not cost the others their paths.
+                    let Some(socket) = inner.sockets.get_mut(&transmit.link) else {
+                        return true;
+                    };
+                    socket.faults += u32::from(d2tp_udp::is_socket_unfit(&error));
                     let unfit = socket.faults >= SOCKET_FAULTS_MAX;
                     if !inner.accepts && (unfit || d2tp_udp::is_link_gone(&error)) {
                         inner.gone.push(transmit.link);
@@ -450,7 +484,10 @@ impl Engine {
                 }
             };
             match &event {
-                Event::Opened(flow) if inner.accepts => {
+                Event::Opened(flow) if inner.relaying.begins(session, *flow) => {
+                    relaying::meet(&self.shared, inner, session, *flow);
+                }
+                Event::Opened(flow) if inner.accepts || inner.relaying.listens => {
                     let entry = Entry {
                         unclaimed: true,
                         ..Entry::default()
@@ -522,8 +559,15 @@ impl Engine {
                 }
                 _ => {}
             }
-            // Nobody listening is fine.
-            let _ = self.shared.events.send((clock::now(), event));
+            inner.relaying.note(&event);
+            let over = matches!(event, Event::Closed(_));
+            if let Some(to) = inner.relaying.teller(session, &self.shared.events) {
+                // Nobody listening is fine.
+                let _ = to.send((clock::now(), event));
+            }
+            if over {
+                inner.relaying.forget(session);
+            }
         }
     }
 

@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::clock;
 use crate::datagrams::Connection;
 use crate::engine::{Drawn, Shared};
+use crate::hosting::Hosting;
 use crate::rest;
 use crate::source::{Asleep, FlowIo, HostKey, Source};
 
@@ -99,6 +100,10 @@ impl Flow {
 
     pub(crate) fn flow_id(&self) -> FlowId {
         self.id
+    }
+
+    pub(crate) fn session_id(&self) -> SessionId {
+        self.session
     }
 
     /// The session it belongs to.
@@ -377,6 +382,9 @@ impl FlowIo for Flow {
     fn memo(&self) -> Option<Bytes> {
         let inner = self.shared.inner.lock();
         inner.flows.get(&self.key())?.memo.clone()
+    }
+    fn relays(&self) -> Option<Hosting> {
+        Hosting::of(&self.shared, self.session)
     }
     fn reset(&mut self, code: u64) {
         let id = self.id;

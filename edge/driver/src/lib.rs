@@ -10,6 +10,9 @@
 //! [`FlowIo`]: a byte stream each way that outlives addresses. What they want sent from something
 //! re-readable they hand over as a [`Source`], so that a flow that sleeps for hours holds a cursor
 //! instead of a buffer.
+//!
+//! Beside its session with a server, a device may have sessions with others by way of it: with origins
+//! and other devices ([`Peer`]), called by it or calling ([`Listener`]). They share sockets and core.
 
 mod address;
 mod attach;
@@ -19,10 +22,14 @@ mod device;
 mod engine;
 mod flow;
 mod given;
+mod hosting;
 mod instance;
 mod journal;
+mod listener;
+mod peer;
 mod qlog;
 mod qlog_words;
+mod relaying;
 mod renew;
 mod rest;
 mod server;
@@ -35,16 +42,19 @@ pub use attach::{Attach, Attachment, KernelLinks};
 pub use clock::boot;
 pub use d2tp_session::{
     AckOffload, Admission, Config, CongestionKind, DATAGRAMS_MAX, DatagramStats, Event, FlowEnd,
-    Lambda, LinkId, PathSchedulerKind, PathState, PathStats, PublicKey, Reason, SecretKey,
-    SessionEnd, Suite, SwitchKind, TraceLevel,
+    Lambda, LinkId, PathSchedulerKind, PathState, PathStats, PublicKey, Reason, RelayId,
+    RelayLimits, RelayRefusal, SecretKey, SessionEnd, Suite, SwitchKind, TraceLevel,
 };
 pub use datagrams::{Connection, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};
 pub use device::{Device, DeviceOptions, LinkUse, Way};
 pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
 pub use given::{GivenLink, GivenLinks};
+pub use hosting::{CallNews, Hosting, Listening, Relay, RelayFault};
 pub use instance::{Claim, FORGOTTEN, Instance};
 pub use journal::{Batch, FlowKey, Journal, JournalError, Kept, Part, SessionKey, Stored};
+pub use listener::Listener;
+pub use peer::{CallError, Peer};
 pub use qlog::{OpenLog, QLOG_QUEUE_MAX, Qlog};
 pub use rest::Peek;
 pub use server::{RestOptions, Server, ServerOptions};

@@ -2,16 +2,16 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_session::{Admission, Config, Endpoint, PublicKey, SecretKey};
+use d2tp_session::{Admission, Config, Endpoint, PublicKey, RelayLimits, SecretKey};
 use d2tp_udp::{BindOptions, LinkSocket};
 
 use crate::datagrams::Connection;
 use crate::engine::{DriverError, Shared};
 use crate::flow::Flow;
+use crate::hosting::Hosted;
 use crate::journal::{Journal, JournalError};
 use crate::qlog::Qlog;
 use crate::rest::{self, Peek, Rest};
@@ -106,24 +106,7 @@ impl Server {
 
     /// The next flow a device opens.
     pub async fn accept(&self) -> Option<Flow> {
-        std::future::poll_fn(|cx| {
-            let mut inner = self.shared.inner.lock();
-            if inner.stopped {
-                return Poll::Ready(None);
-            }
-            while let Some((session, id)) = inner.accepted.pop_front() {
-                let Some(peer) = inner.core.session(session).map(|s| s.peer()) else {
-                    continue;
-                };
-                if let Some(entry) = inner.flows.get_mut(&(session, id)) {
-                    entry.unclaimed = false;
-                }
-                return Poll::Ready(Some(Flow::new(self.shared.clone(), session, id, peer.0)));
-            }
-            inner.acceptor = Some(cx.waker().clone());
-            Poll::Pending
-        })
-        .await
+        self.shared.accept().await
     }
 
     /// Writes what sessions do from now on to `log`, each into a file of its own.
@@ -169,6 +152,11 @@ impl Server {
     /// Has the application's own note written down with the next changes; none takes it away.
     pub fn note(&self, name: Vec<u8>, value: Option<Bytes>) {
         self.shared.inner.lock().rest.note(name, value);
+    }
+
+    /// From now on flows of this server may ask for relays, through [`crate::FlowIo::relays`].
+    pub fn relay_for_devices(&self, limits: RelayLimits) {
+        self.shared.inner.lock().relaying.hosted = Some(Hosted::new(limits, seed()));
     }
 
     /// Stops without a word to devices whose flows may sleep: whoever has the journal next goes on

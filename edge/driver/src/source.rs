@@ -8,6 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::hosting::Hosting;
+
 /// A host's static public key (X25519). Its owner is who it says.
 pub type HostKey = [u8; 32];
 
@@ -57,6 +59,10 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     fn keep(&mut self, _memo: Bytes) {}
     /// What was kept of this flow, if it slept before.
     fn memo(&self) -> Option<Bytes> {
+        None
+    }
+    /// What the host of this flow relays, if it does and the flow is a device's.
+    fn relays(&self) -> Option<Hosting> {
         None
     }
     /// Ends both directions at once with an error code the peer sees.

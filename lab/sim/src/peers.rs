@@ -384,6 +384,7 @@ impl Meeting {
         addresses.extend(mine.filter_map(|p| relay_sees(&p)));
         let places = links.iter().filter_map(|l| host.places.get(l));
         addresses.extend(places.map(|p| p.inside));
+        let links = links.into_iter().map(|link| (link, false)).collect();
         host.rendezvous.set_place(now, links, addresses);
         let Some(inner) = host.inner else { return };
         let rendezvous = &mut host.rendezvous;
@@ -498,7 +499,7 @@ impl Meeting {
             return;
         };
         let mut out = Vec::new();
-        wrap(id, packet, packet.len(), &mut out);
+        wrap(id, packet, &mut out);
         self.relayed_bytes += out.len() as u64;
         self.fly(RELAY, to.remote, out);
     }
@@ -550,10 +551,10 @@ impl Meeting {
         let Some(out) = host.guest.way_out(&host.core, t.link, id) else {
             return;
         };
-        let mut wrapped = Vec::new();
-        let stride = wrap(id, bytes, t.segment, &mut wrapped);
-        for datagram in wrapped.chunks(stride) {
-            self.leave(peer, out.link, out.remote, datagram.to_vec());
+        for packet in bytes.chunks(t.segment) {
+            let mut wrapped = Vec::new();
+            wrap(id, packet, &mut wrapped);
+            self.leave(peer, out.link, out.remote, wrapped);
         }
     }
 

@@ -1,0 +1,437 @@
+//! Sessions beside the one with the server, by way of it: with another device, or with an origin that
+//! speaks D2TP.
+//!
+//! ```text
+//!  Device::call(key)      RELAY key  ──▶ server ──▶ the device that listens     kept while called
+//!  Device::reach(address) RELAY host:port ──▶ server ──▶ origin                 and directly; the
+//!                                                                relay goes when a direct path works
+//! ```
+//!
+//! The relay is a flow to the server that stays open: its answer names the relay, and lines follow that
+//! say where the server sees this device (`docs/proxy.md`).
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use d2tp_session::{
+    PathId, PathStats, PublicKey, RelayId, Rendezvous, SessionEnd, SessionId, Time,
+};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{broadcast, watch};
+
+use crate::address::ServerAddress;
+use crate::clock;
+use crate::datagrams::Connection;
+use crate::device::{Device, EPOCHS};
+use crate::engine::{DriverError, Entry, Shared};
+use crate::flow::{Flow, FlowSettings};
+use crate::relaying::{Beside, Tied, tend};
+use crate::server::{CLOSE_GRACE, seed};
+
+/// Bytes of the server's answer before its lines.
+const ANSWER_BYTES_MAX: usize = 16 * 1024;
+/// How long an origin is spoken to directly before its relay is let go.
+const RELAY_KEPT: Duration = Duration::from_secs(10); // a guess: longer than a path that comes and goes
+/// Between two attempts to get a relay back, at first and at most.
+const AGAIN_FIRST: Duration = Duration::from_millis(500);
+const AGAIN_MAX: Duration = Duration::from_secs(30);
+
+/// Why somebody cannot be called.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The server refuses: with this HTTP status and these words.
+    #[error("the proxy refuses ({status}): {text}")]
+    Refused {
+        /// As in HTTP.
+        status: u16,
+        /// For people.
+        text: String,
+    },
+    /// The session with the server is of no use.
+    #[error("the proxy cannot be asked: {0}")]
+    Unasked(#[from] std::io::Error),
+    /// Nothing may be opened.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+/// What a device's tasks need of it.
+#[derive(Clone)]
+pub(crate) struct ToServer {
+    pub(crate) shared: Weak<Shared>,
+    pub(crate) session: SessionId,
+    pub(crate) peer: [u8; 32],
+}
+
+/// A flow to the server in which it answers by lines.
+pub(crate) struct Asked {
+    flow: Flow,
+    text: Vec<u8>,
+    /// The fields of its answer.
+    head: String,
+}
+
+impl ToServer {
+    /// Asks, and waits for the answer's head.
+    pub(crate) async fn ask(&self, request: &str) -> Result<Asked, CallError> {
+        let gone = || std::io::Error::from(std::io::ErrorKind::NotConnected);
+        let shared = self.shared.upgrade().ok_or_else(gone)?;
+        let settings = FlowSettings {
+            reachable: true,
+            ..FlowSettings::default()
+        };
+        let mut flow = shared.open(self.session, self.peer, settings)?;
+        drop(shared);
+        flow.write_all(request.as_bytes()).await?;
+        let mut text: Vec<u8> = Vec::new();
+        let end = loop {
+            if let Some(at) = text.windows(4).position(|w| w == b"\r\n\r\n") {
+                break at + 4;
+            }
+            match flow.read_chunk().await? {
+                Some(chunk) if text.len() < ANSWER_BYTES_MAX => text.extend_from_slice(&chunk),
+                _ => return Err(std::io::Error::from(std::io::ErrorKind::InvalidData).into()),
+            }
+        };
+        let head = String::from_utf8_lossy(&text[..end]).into_owned();
+        text.drain(..end);
+        let status = head.split(' ').nth(1).and_then(|s| s.parse().ok());
+        match status {
+            Some(200) => Ok(Asked { flow, text, head }),
+            status => {
+                while let Ok(Some(chunk)) = flow.read_chunk().await
+                    && text.len() < ANSWER_BYTES_MAX
+                {
+                    text.extend_from_slice(&chunk);
+                }
+                Err(CallError::Refused {
+                    status: status.unwrap_or(0),
+                    text: String::from_utf8_lossy(&text).trim().to_owned(),
+                })
+            }
+        }
+    }
+}
+
+impl Asked {
+    /// The relay that the answer names.
+    pub(crate) fn relay(&self) -> Option<RelayId> {
+        let mut fields = self.head.split("\r\n").filter_map(|f| f.split_once(": "));
+        fields
+            .find(|(name, _)| name.eq_ignore_ascii_case("relay"))?
+            .1
+            .parse()
+            .ok()
+    }
+
+    /// The next line; none when the server ended the flow, or says what is no line.
+    pub(crate) async fn line(&mut self) -> Option<String> {
+        loop {
+            if let Some(end) = self.text.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.text.drain(..=end).collect();
+                return Some(String::from_utf8_lossy(&line[..end]).into_owned());
+            }
+            if self.text.len() > ANSWER_BYTES_MAX {
+                return None;
+            }
+            self.text
+                .extend_from_slice(&self.flow.read_chunk().await.ok()??);
+        }
+    }
+}
+
+/// Hears one of the lines that any of these flows may have: where the server sees a path of ours.
+pub(crate) fn hear_seen(shared: &Arc<Shared>, line: &str) {
+    let mut words = line.split(' ');
+    if let (Some("seen"), Some(path), Some(at)) = (words.next(), words.next(), words.next())
+        && let (Ok(path), Ok(at)) = (path.parse(), at.parse())
+    {
+        let mut inner = shared.inner.lock();
+        inner.relaying.see(PathId(path), at);
+        tend(&mut inner, clock::now());
+        drop(inner);
+        shared.wake();
+        shared.stir();
+    }
+}
+
+/// A session with another host, beside the one with the server. Closed when it is dropped.
+pub struct Peer {
+    shared: Arc<Shared>,
+    session: SessionId,
+    key: [u8; 32],
+    direct: watch::Receiver<bool>,
+    events: broadcast::Sender<(Time, d2tp_session::Event)>,
+    _keeping: Tied,
+}
+
+impl Device {
+    /// Calls a device that listens at this device's server. Its packets go by way of the server at once,
+    /// and directly as soon as the two find a way.
+    ///
+    /// # Errors
+    /// The server refuses: nobody of that key listens to us, or it does not relay.
+    pub async fn call(&self, peer: PublicKey) -> Result<Peer, CallError> {
+        let server = self.to_server();
+        let request = format!("RELAY {peer} HTTP/1.1\r\nHost: {peer}\r\n\r\n");
+        let asked = server.ask(&request).await?;
+        let punch = seed()[..8].try_into().expect("eight of 32 bytes");
+        let beside = Rendezvous::caller(punch);
+        self.begin_beside(peer, beside, true, request, Some(asked))
+    }
+
+    /// Begins a session with an origin that speaks D2TP: by way of this device's server, and directly as
+    /// soon as that works, which may be at once.
+    ///
+    /// # Errors
+    /// The origin's name has no address.
+    pub async fn reach(&self, origin: &ServerAddress) -> Result<Peer, CallError> {
+        let host = &origin.host;
+        let found = tokio::net::lookup_host((host.as_str(), origin.port)).await;
+        let addresses: Vec<SocketAddr> = found
+            .map_err(|cause| DriverError::Resolve {
+                host: host.clone(),
+                cause,
+            })?
+            .take(d2tp_session::ADDRESSES_MAX)
+            .collect();
+        let place = match host.contains(':') {
+            true => format!("[{host}]:{}", origin.port),
+            false => format!("{host}:{}", origin.port),
+        };
+        let request = format!("RELAY {place} HTTP/1.1\r\nHost: {place}\r\n\r\n");
+        let beside = Rendezvous::origin(addresses);
+        self.begin_beside(origin.key, beside, false, request, None)
+    }
+
+    fn begin_beside(
+        &self,
+        key: PublicKey,
+        rendezvous: Rendezvous,
+        is_peer: bool,
+        request: String,
+        asked: Option<Asked>,
+    ) -> Result<Peer, CallError> {
+        let server = self.to_server();
+        let (shared, _, _) = self.parts();
+        let shared = shared.clone();
+        let number = u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes"));
+        let now = clock::now();
+        let session = shared.inner.lock().core.connect(now, key, number, EPOCHS);
+        let mut beside = Beside::new(rendezvous);
+        if is_peer {
+            let settings = FlowSettings {
+                reachable: true,
+                ..FlowSettings::default()
+            };
+            beside = beside.with_lines(&shared, shared.open(session, key.0, settings)?);
+        }
+        let (direct, events) = (beside.direct.subscribe(), beside.events.clone());
+        {
+            let mut inner = shared.inner.lock();
+            if is_peer {
+                let punch = beside.rendezvous.punch();
+                inner.relaying.guest.await_punch(punch, session);
+            }
+            inner.relaying.beside.insert(session, beside);
+            tend(&mut inner, now);
+        }
+        shared.wake();
+        shared.stir();
+        let keeper = Keeper {
+            server,
+            session,
+            request,
+            lets_go: !is_peer,
+            direct: direct.clone(),
+        };
+        Ok(Peer {
+            shared,
+            session,
+            key: key.0,
+            direct,
+            events,
+            _keeping: Tied(tokio::spawn(keeper.keep(asked))),
+        })
+    }
+}
+
+/// Keeps a session's relay.
+struct Keeper {
+    server: ToServer,
+    session: SessionId,
+    request: String,
+    /// While a direct path works there need be none.
+    lets_go: bool,
+    direct: watch::Receiver<bool>,
+}
+
+impl Keeper {
+    async fn keep(mut self, mut asked: Option<Asked>) {
+        let mut wait = AGAIN_FIRST;
+        loop {
+            if asked.is_none() {
+                if self.lets_go && self.direct.wait_for(|direct| !direct).await.is_err() {
+                    return;
+                }
+                match self.server.ask(&self.request).await {
+                    Ok(answer) => asked = Some(answer),
+                    Err(error) => tracing::debug!(%error, "no relay"),
+                }
+            }
+            if let Some(answer) = asked.take()
+                && let Some(relay) = answer.relay()
+            {
+                wait = AGAIN_FIRST;
+                if !self.set(Some(relay)) {
+                    return;
+                }
+                self.attend(answer).await;
+                self.set(None);
+                if let Some(shared) = self.server.shared.upgrade() {
+                    shared.inner.lock().relaying.guest.leave_relay(relay);
+                }
+            }
+            let over =
+                |shared: Arc<Shared>| shared.inner.lock().core.session(self.session).is_none();
+            if self.server.shared.upgrade().is_none_or(over) {
+                return;
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(AGAIN_MAX);
+        }
+    }
+
+    /// From now on the session's relay is this one; false if there is no session any more.
+    fn set(&self, relay: Option<RelayId>) -> bool {
+        let Some(shared) = self.server.shared.upgrade() else {
+            return false;
+        };
+        let mut inner = shared.inner.lock();
+        let relaying = &mut inner.relaying;
+        let Some(beside) = relaying.beside.get_mut(&self.session) else {
+            return false;
+        };
+        beside.rendezvous.set_relay(relay);
+        beside.relay = relay;
+        if let Some(relay) = relay {
+            relaying.guest.use_relay(relay, self.server.session);
+        }
+        tend(&mut inner, clock::now());
+        drop(inner);
+        shared.wake();
+        shared.stir();
+        true
+    }
+
+    /// Hears what the server says until the relay is gone or not needed any more.
+    async fn attend(&mut self, mut answer: Asked) {
+        loop {
+            let mut direct = self.direct.clone();
+            let unneeded = async {
+                if !self.lets_go {
+                    return std::future::pending().await;
+                }
+                loop {
+                    if direct.wait_for(|direct| *direct).await.is_err() {
+                        return;
+                    }
+                    let lost = direct.wait_for(|direct| !direct);
+                    if tokio::time::timeout(RELAY_KEPT, lost).await.is_err() {
+                        return;
+                    }
+                }
+            };
+            tokio::select! {
+                line = answer.line() => match (line, self.server.shared.upgrade()) {
+                    (Some(line), Some(shared)) => hear_seen(&shared, &line),
+                    _ => return,
+                },
+                () = unneeded => {
+                    let _ = answer.flow.shutdown().await;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Peer {
+    /// Opens a flow. It may be written to at once.
+    ///
+    /// # Errors
+    /// The session is over, or too many flows are open.
+    pub fn open(&self, settings: FlowSettings) -> Result<Flow, DriverError> {
+        self.shared.open(self.session, self.key, settings)
+    }
+
+    /// Who it is with.
+    pub fn key(&self) -> PublicKey {
+        PublicKey(self.key)
+    }
+
+    /// The session as a whole: its datagrams.
+    pub fn connection(&self) -> Connection {
+        Connection::new(self.shared.clone(), self.session, PublicKey(self.key))
+    }
+
+    /// What happens in the session, from now on.
+    pub fn events(&self) -> broadcast::Receiver<(Time, d2tp_session::Event)> {
+        self.events.subscribe()
+    }
+
+    /// Figures of its paths. Those whose address [`RelayId::of`] knows go by way of the server.
+    pub fn paths(&self) -> Vec<PathStats> {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.map(|s| s.path_stats()).unwrap_or_default()
+    }
+
+    /// Whether it is spoken to directly.
+    pub fn is_direct(&self) -> bool {
+        *self.direct.borrow()
+    }
+
+    /// Why the session ended, if it has.
+    pub fn ended(&self) -> Option<SessionEnd> {
+        self.shared.inner.lock().ended.get(&self.session).cloned()
+    }
+
+    /// Tells the other end that this is the end.
+    pub async fn close(self) {
+        self.shared.with(self.session, |s| s.close(0, "done"));
+        tokio::time::sleep(CLOSE_GRACE).await;
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.shared.with(self.session, |s| s.close(0, "done"));
+    }
+}
+
+impl Shared {
+    /// Opens a flow of a session.
+    pub(crate) fn open(
+        self: &Arc<Shared>,
+        session: SessionId,
+        peer: [u8; 32],
+        settings: FlowSettings,
+    ) -> Result<Flow, DriverError> {
+        let mut inner = self.inner.lock();
+        match inner.core.with(session, |s| s.open(settings.options())) {
+            Ok(Ok(id)) => {
+                inner.flows.insert((session, id), Entry::default());
+                drop(inner);
+                self.wake();
+                Ok(Flow::new(self.clone(), session, id, peer))
+            }
+            Ok(Err(error)) => Err(DriverError::Flow(error)),
+            Err(_) => {
+                let end = inner.ended.get(&session).cloned();
+                Err(DriverError::Session(end.unwrap_or(SessionEnd::Local)))
+            }
+        }
+    }
+}
