@@ -28,6 +28,8 @@ pub enum Served {
     Proxy,
     /// A tunnel.
     Tunnel,
+    /// Nothing: packets passed on, beside the flow.
+    Relay,
 }
 
 /// A whole answer as one source: offset 0 is the first byte of the status line.

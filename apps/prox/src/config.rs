@@ -106,6 +106,14 @@ pub struct ProxConfig {
     #[serde(rename = "tunnel_idle_s", with = "seconds")]
     pub tunnel_idle: Duration,
 
+    /// Relay sealed packets between clients, and between them and origins that speak D2TP. On by default:
+    /// it is for clients only, and spares both ends the way through the proxy where there is one.
+    pub relay: bool,
+    /// Relays of one client key at once. Default 16; a call to another client takes two.
+    pub client_relays_max: usize,
+    /// Relays of all clients at once. Default 4,096; each to an origin has a socket.
+    pub relays_max: usize,
+
     /// How long a device may be silent before its flows sleep: their keys and buffers are freed,
     /// and waking costs a handshake. Default 60 s.
     #[serde(rename = "sleep_after_s", with = "seconds")]
@@ -147,6 +155,9 @@ impl Default for ProxConfig {
             origin_patience: Duration::from_secs(1800),
             redirects_max: 10,
             tunnel_idle: 24 * HOUR,
+            relay: true,
+            client_relays_max: 16,
+            relays_max: 4096,
             sleep_after: Duration::from_secs(60),
             stop_grace: Duration::from_secs(10),
         }

@@ -77,6 +77,11 @@ impl Target {
         })
     }
 
+    /// The port.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// The host without a port, for messages.
     pub(crate) fn host(&self) -> String {
         self.host.to_string()

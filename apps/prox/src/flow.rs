@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! admit ─▶ read head ─▶ parse ─┬─ CONNECT ──▶ tunnel.rs
+//!                              ├─ RELAY, LISTEN ▶ relay.rs
 //!                              ├─ PUT, POST ─▶ upload.rs ─▶ ask the origin ─▶ ─┐
 //!                              └─ GET, HEAD ─▶ shelf or origin ─▶ part ─▶ send_source ─▶ watch
 //!                                                                                        │
@@ -23,6 +24,7 @@ use crate::pin::{End, Pin};
 use crate::prox::{Opened, Prox};
 use crate::range::{Part, Range};
 use crate::refusal::Refusal;
+use crate::relay;
 use crate::request::{Fetch, NoHead, Request, parse, read_head};
 use crate::reset::ResetCause;
 use crate::tunnel;
@@ -115,6 +117,7 @@ impl FlowReport {
             Served::Pinned => "pinned",
             Served::Proxy => "proxy",
             Served::Tunnel => "tunnel",
+            Served::Relay => "relay",
         };
         tracing::info!(
             flow = flow.id(),
@@ -179,6 +182,10 @@ async fn serve_new<F: FlowIo>(
                 Ok(origin) => tunnel::serve(flow, head.rest(), origin, prox, record).await,
                 Err(refusal) => refuse(flow, prox, &mut watch, record, &refusal, false).await,
             }
+        }
+        Ok(Request::Relay(to)) => relay::serve(flow, prox, &mut watch, record, &to).await,
+        Ok(Request::Listen(callers)) => {
+            relay::listen(flow, prox, &mut watch, record, &callers).await
         }
         Ok(Request::Upload(request)) => {
             let method = request.method.as_str();

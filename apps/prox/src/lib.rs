@@ -33,6 +33,7 @@ mod pin;
 mod prox;
 mod range;
 mod refusal;
+mod relay;
 mod request;
 mod reset;
 mod serve;

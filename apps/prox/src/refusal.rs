@@ -54,6 +54,15 @@ pub enum Refusal {
     #[error("the proxy is stopping; try again in a moment")]
     Stopping,
 
+    #[error("this proxy does not relay")]
+    NoRelay,
+    #[error("nobody of that key listens here to this client; the other device must listen first")]
+    NobodyListens,
+    #[error("{0}; end one, or try again later")]
+    RelaysFull(String),
+    #[error("the proxy has no socket for a relay: {0}")]
+    RelayFailed(String),
+
     #[error("port {0} is not served by this proxy")]
     PortRefused(u16),
     #[error(
@@ -136,6 +145,10 @@ impl Refusal {
             ObjectTooLarge { .. } => (502, "http_response_body_size"),
             UploadTooLarge { .. } => (413, "http_request_error"),
             Stopping => (503, "http_request_denied"),
+            NoRelay => (403, "http_request_denied"),
+            NobodyListens => (404, "destination_not_found"),
+            RelaysFull(_) => (503, "connection_limit_reached"),
+            RelayFailed(_) => (500, "proxy_internal_error"),
             PortRefused(_) => (403, "http_request_denied"),
             AddressRefused { .. } => (403, "destination_ip_prohibited"),
             NameNotFound { .. } => (502, "dns_error"),

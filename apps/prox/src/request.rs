@@ -13,12 +13,14 @@
 use std::io;
 use std::time::Duration;
 
+use d2tp_driver::HostKey;
 use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use url::Url;
 
 use crate::dial::Target;
+use crate::keytext::{parse_key, show_key};
 use crate::refusal::Refusal;
 
 /// Bytes of a request head, the final empty line included. RELIABILITY: header block ≤ 32 kB.
@@ -123,6 +125,19 @@ pub(crate) enum Request {
     Tunnel(Target),
     /// PUT or POST to a URL.
     Upload(Box<Upload>),
+    /// RELAY to a host and port, or to a device by its key.
+    Relay(Relayed),
+    /// LISTEN: the clients that may call; none: any.
+    Listen(Vec<HostKey>),
+}
+
+/// Whom a relay leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Relayed {
+    /// An origin that speaks D2TP.
+    Origin(Target),
+    /// A device that listens here.
+    Device(HostKey),
 }
 
 /// A PUT or POST. Its body is what the flow carries after the head.
@@ -168,6 +183,9 @@ pub async fn judge_head(mut bytes: &[u8]) -> Option<Result<String, u16>> {
         Ok(Request::Fetch(fetch)) => Ok(fetch.url.into()),
         Ok(Request::Tunnel(target)) => Ok(target.to_string()),
         Ok(Request::Upload(upload)) => Ok(upload.url.into()),
+        Ok(Request::Relay(Relayed::Origin(target))) => Ok(target.to_string()),
+        Ok(Request::Relay(Relayed::Device(key))) => Ok(show_key(&key)),
+        Ok(Request::Listen(_)) => Ok("*".to_owned()),
         Err(refusal) => Err(refusal.status()),
     })
 }
@@ -208,6 +226,8 @@ pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
         "CONNECT" => Ok(Request::Tunnel(Target::parse_authority(target).ok_or(
             Refusal::BadRequest("CONNECT needs host:port, such as example.org:443"),
         )?)),
+        "RELAY" => relayed(target).map(Request::Relay),
+        "LISTEN" => listening(target, &headers).map(Request::Listen),
         "GET" | "HEAD" => {
             let url = absolute_url(target)?;
             let mut forward = headers;
@@ -258,6 +278,29 @@ pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
         }
         other => Err(Refusal::MethodUnsupported(other.chars().take(32).collect())),
     }
+}
+
+/// Reads whom a relay is to lead to: `host:port`, or a key.
+fn relayed(target: &str) -> Result<Relayed, Refusal> {
+    if let Ok(key) = parse_key(target) {
+        return Ok(Relayed::Device(key));
+    }
+    let origin = Target::parse_authority(target).map(Relayed::Origin);
+    origin.ok_or(Refusal::BadRequest(
+        "RELAY needs host:port, or the key of a device that listens here",
+    ))
+}
+
+/// Reads who may call a device that listens.
+fn listening(target: &str, headers: &HeaderMap) -> Result<Vec<HostKey>, Refusal> {
+    if target != "*" {
+        return Err(Refusal::BadRequest("LISTEN has no target but *"));
+    }
+    let callers = headers.get_all("caller").iter();
+    callers
+        .map(|value| value.to_str().ok().and_then(|text| parse_key(text).ok()))
+        .collect::<Option<Vec<HostKey>>>()
+        .ok_or(Refusal::BadRequest("a Caller is not a client key"))
 }
 
 /// Turns parsed fields into a map. httparse has checked them; `http` checks again.

@@ -161,6 +161,7 @@ pub struct Relays {
     rng: Rng,
     open: BTreeMap<RelayId, Relay>,
     listeners: BTreeMap<PublicKey, (SessionId, Admission)>,
+    moved: bool,
 }
 
 impl Relays {
@@ -171,6 +172,7 @@ impl Relays {
             rng: Rng::new(seed),
             open: BTreeMap::new(),
             listeners: BTreeMap::new(),
+            moved: false,
         }
     }
 
@@ -290,6 +292,11 @@ impl Relays {
         Some((other, self.open.remove(&other)?.device))
     }
 
+    /// Whether some device's packets came from elsewhere than before since this was last asked.
+    pub fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
+    }
+
     /// Where a device's packet goes on to, or nowhere. `datagram` as it came, `from` there.
     pub fn onward(
         &mut self,
@@ -307,6 +314,7 @@ impl Relays {
         if !is_packet(packet) {
             return None;
         }
+        self.moved |= relay.at != Some(*from);
         relay.at = Some(*from);
         match &mut relay.toward {
             Toward::Outside { unanswered } => {

@@ -487,7 +487,7 @@ impl Engine {
                 Event::Opened(flow) if inner.relaying.begins(session, *flow) => {
                     relaying::meet(&self.shared, inner, session, *flow);
                 }
-                Event::Opened(flow) if inner.accepts || inner.relaying.listens => {
+                Event::Opened(flow) if inner.accepts || inner.relaying.hears(session) => {
                     let entry = Entry {
                         unclaimed: true,
                         ..Entry::default()

@@ -17,7 +17,7 @@ use d2tp_session::{
     RelayRefusal, Relays, SessionId, unwrapped, wrap,
 };
 use d2tp_udp::{BindOptions, LinkSocket, RecvBatch};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{mpsc, watch};
 
 use crate::engine::{Inner, Shared};
 use crate::relaying::{Tied, put};
@@ -44,8 +44,8 @@ pub(crate) struct Hosted {
     pub(crate) relays: Relays,
     outside: BTreeMap<RelayId, Outside>,
     listeners: BTreeMap<SessionId, mpsc::UnboundedSender<CallNews>>,
-    /// A path of some device came or went.
-    pub(crate) moved: Arc<Notify>,
+    /// Counts what may have changed where some device is.
+    pub(crate) moved: watch::Sender<u64>,
 }
 
 struct Outside {
@@ -60,7 +60,7 @@ impl Hosted {
             relays: Relays::new(limits, seed),
             outside: BTreeMap::new(),
             listeners: BTreeMap::new(),
-            moved: Arc::default(),
+            moved: watch::channel(0).0,
         }
     }
 }
@@ -69,13 +69,13 @@ impl Hosted {
 pub struct Hosting {
     shared: Arc<Shared>,
     session: SessionId,
-    moved: Arc<Notify>,
+    moved: watch::Receiver<u64>,
 }
 
 impl Hosting {
     pub(crate) fn of(shared: &Arc<Shared>, session: SessionId) -> Option<Hosting> {
         let inner = shared.inner.lock();
-        let moved = inner.relaying.hosted.as_ref()?.moved.clone();
+        let moved = inner.relaying.hosted.as_ref()?.moved.subscribe();
         Some(Hosting {
             shared: shared.clone(),
             session,
@@ -168,17 +168,20 @@ impl Hosting {
         }
     }
 
-    /// Where the device's paths come from that are proved, by their numbers.
+    /// Where the device's paths come from, by their numbers.
     pub fn places(&self) -> BTreeMap<u32, SocketAddr> {
         let inner = self.shared.inner.lock();
         let stats = inner.core.session(self.session).map(|s| s.path_stats());
-        let proved = stats.into_iter().flatten().filter(|p| p.proved);
-        proved.map(|p| (p.id.0, p.addresses.remote)).collect()
+        let paths = stats.into_iter().flatten();
+        paths.map(|p| (p.id.0, p.addresses.remote)).collect()
     }
 
-    /// Ready when the device's places may be others.
-    pub async fn moved(&self) {
-        self.moved.notified().await;
+    /// Ready when the device's places may be others than when this was last called.
+    pub async fn moved(&mut self) {
+        if self.moved.changed().await.is_err() {
+            // The server stopped; its flows end by themselves.
+            std::future::pending::<()>().await;
+        }
     }
 }
 
@@ -280,6 +283,9 @@ pub(crate) fn pass_on(
             None => continue,
         }
         to = onward;
+    }
+    if hosted.relays.take_moved() {
+        hosted.moved.send_modify(|n| *n += 1);
     }
     let sent = match to {
         Some(Onward::Outside(id)) => hosted.outside.get(&id).map(|out| {

@@ -82,7 +82,12 @@ impl Relaying {
 
     /// Whether a peer begins a session with us by this flow: its first.
     pub(crate) fn begins(&self, session: SessionId, flow: FlowId) -> bool {
-        self.listens && self.is_beside(session) && flow.by_initiator() && flow.counter() == 0
+        self.hears(session) && flow.by_initiator() && flow.counter() == 0
+    }
+
+    /// Whether flows that are opened to us in this session are taken.
+    pub(crate) fn hears(&self, session: SessionId) -> bool {
+        self.listens && self.is_beside(session)
     }
 
     /// Whether it is not the session that this host's device is for.
@@ -106,7 +111,7 @@ impl Relaying {
     pub(crate) fn note(&self, event: &Event) {
         if let (Some(hosted), Event::PathUp { .. } | Event::PathDown { .. }) = (&self.hosted, event)
         {
-            hosted.moved.notify_waiters();
+            hosted.moved.send_modify(|n| *n += 1);
         }
     }
 

@@ -66,6 +66,9 @@ pub struct ProxArgs {
     /// Let clients reach this network, whatever it is (repeatable)
     #[arg(long = "allow-net", value_name = "CIDR")]
     pub allow_nets: Vec<IpNet>,
+    /// Do not relay sealed packets between clients, or between them and origins that speak D2TP
+    #[arg(long)]
+    pub no_relay: bool,
     /// PEM file with further authorities that origins may be signed by
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
@@ -103,6 +106,7 @@ impl ProxArgs {
             allow_addresses: self.allow_addresses.clone(),
             allow_private: self.allow_private,
             allow_nets: self.allow_nets.clone(),
+            relay: !self.no_relay,
             ca_file: self.ca.clone(),
             ..ProxConfig::default()
         };
@@ -201,6 +205,7 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     // A session that may sleep sooner counts as silent sooner.
     protocol.silence_max = protocol.silence_max.min(config.sleep_after.into());
     let resolver = Arc::new(cedos_prox::SystemResolver);
+    let relay_limits = config.relay_limits();
     let prox = cedos_prox::Prox::with_journal(config, resolver, journal.clone())?;
     if let Some(journal) = &journal {
         let copies = prox.take_up(journal)?;
@@ -217,6 +222,9 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         journal: journal.clone(),
     };
     let server = Arc::new(Server::bind_with(options, rest)?);
+    if let Some(limits) = relay_limits {
+        server.relay_for_devices(limits);
+    }
     let reader = prox.clone();
     server.peek_with(Arc::new(move |memo, offset, max| {
         reader.peek(memo, offset, max)

@@ -1,0 +1,191 @@
+//! RELAY and LISTEN: sealed packets passed on, to origins that speak D2TP and between clients.
+//!
+//! ```text
+//!  RELAY host:port   200, Relay: ID ─▶ seen PATH ADDRESS … until either ends the flow
+//!  RELAY KEY         the same, if that client listens and lets this one call
+//!  LISTEN *          200 ─▶ call ID KEY · hung-up ID · seen PATH ADDRESS …
+//! ```
+//!
+//! The packets themselves never come here: `d2tp-driver` passes them on between sockets. A relay lives
+//! as long as its flow.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use d2tp_driver::{
+    Admission, CallNews, FlowIo, Hosting, Listening, PublicKey, Relay, RelayFault, RelayLimits,
+    RelayRefusal,
+};
+use tokio::io::AsyncWriteExt;
+
+use crate::answer::Served;
+use crate::config::ProxConfig;
+use crate::dial::allowed;
+use crate::flow::{Outcome, Record, early, refuse};
+use crate::keytext::show_key;
+use crate::prox::Prox;
+use crate::refusal::Refusal;
+use crate::request::Relayed;
+use crate::reset::ResetCause;
+use crate::watch::{Gone, Watch};
+
+impl ProxConfig {
+    /// How many relays there may be; none where there are to be none.
+    pub fn relay_limits(&self) -> Option<RelayLimits> {
+        self.relay.then_some(RelayLimits {
+            client: self.client_relays_max,
+            all: self.relays_max,
+        })
+    }
+}
+
+impl From<RelayFault> for Refusal {
+    fn from(fault: RelayFault) -> Refusal {
+        match fault {
+            RelayFault::Refused(RelayRefusal::NobodyListens) => Refusal::NobodyListens,
+            RelayFault::Refused(RelayRefusal::NoSession) => Refusal::Stopping,
+            RelayFault::Refused(full) => Refusal::RelaysFull(full.to_string()),
+            RelayFault::Socket(error) => Refusal::RelayFailed(error.to_string()),
+        }
+    }
+}
+
+/// Serves RELAY.
+pub(crate) async fn serve<F: FlowIo>(
+    flow: &mut F,
+    prox: &Arc<Prox>,
+    watch: &mut Watch,
+    record: &mut Record,
+    to: &Relayed,
+) -> Outcome {
+    record.asked = match to {
+        Relayed::Origin(target) => format!("RELAY {target}"),
+        Relayed::Device(key) => format!("RELAY {}", &show_key(key)[..8]),
+    };
+    let hosting = hosting(flow, prox);
+    match open(hosting, prox, to).await {
+        Ok((hosting, relay)) => {
+            let head = format!("HTTP/1.1 200 OK\r\nrelay: {}\r\n\r\n", relay.id());
+            let outcome = attend(flow, prox, watch, record, hosting, head, None).await;
+            drop(relay);
+            outcome
+        }
+        Err(refusal) => refuse(flow, prox, watch, record, &refusal, false).await,
+    }
+}
+
+/// Serves LISTEN.
+pub(crate) async fn listen<F: FlowIo>(
+    flow: &mut F,
+    prox: &Arc<Prox>,
+    watch: &mut Watch,
+    record: &mut Record,
+    callers: &[[u8; 32]],
+) -> Outcome {
+    record.asked = "LISTEN".to_owned();
+    let callers = match callers {
+        [] => Admission::Anybody,
+        some => Admission::Only(some.iter().copied().map(PublicKey).collect::<BTreeSet<_>>()),
+    };
+    let listening = hosting(flow, prox).and_then(|hosting| {
+        let listening = hosting.listen(callers)?;
+        Ok((hosting, listening))
+    });
+    match listening {
+        Ok((hosting, listening)) => {
+            let head = "HTTP/1.1 200 OK\r\n\r\n".to_owned();
+            attend(flow, prox, watch, record, hosting, head, Some(listening)).await
+        }
+        Err(refusal) => refuse(flow, prox, watch, record, &refusal, false).await,
+    }
+}
+
+fn hosting<F: FlowIo>(flow: &F, prox: &Prox) -> Result<Hosting, Refusal> {
+    // A client without D2TP has no session whose places could be proved.
+    let hosting = flow.relays().filter(|_| prox.config.relay);
+    hosting.ok_or(Refusal::NoRelay)
+}
+
+async fn open(
+    hosting: Result<Hosting, Refusal>,
+    prox: &Prox,
+    to: &Relayed,
+) -> Result<(Hosting, Relay), Refusal> {
+    let hosting = hosting?;
+    let relay = match to {
+        Relayed::Device(key) => hosting.call(*key)?,
+        // R-RELAY-6
+        Relayed::Origin(target) => {
+            let upstream = &prox.upstream;
+            let (filter, resolver) = (&upstream.filter, &*upstream.resolver);
+            let found = allowed(target, filter, resolver, upstream.dns_timeout).await?;
+            hosting.reach(SocketAddr::new(found[0], target.port()))?
+        }
+    };
+    Ok((hosting, relay))
+}
+
+/// Tells the device what there is to tell, for as long as it wants to know.
+async fn attend<F: FlowIo>(
+    flow: &mut F,
+    prox: &Arc<Prox>,
+    watch: &mut Watch,
+    record: &mut Record,
+    mut hosting: Hosting,
+    head: String,
+    mut listening: Option<Listening>,
+) -> Outcome {
+    record.status = Some(200);
+    record.served = Served::Relay;
+    let mut told: BTreeMap<u32, SocketAddr> = BTreeMap::new();
+    let mut lines = head;
+    let mut unheard = BytesMut::new();
+    loop {
+        let places = hosting.places();
+        for (path, at) in places
+            .iter()
+            .filter(|(path, at)| told.get(path) != Some(at))
+        {
+            lines += &format!("seen {path} {at}\n");
+        }
+        told = places;
+        record.bytes_down += lines.len() as u64;
+        if let Err(error) = flow.write_all(lines.as_bytes()).await {
+            return Outcome::Broken(error.to_string());
+        }
+        lines.clear();
+        let news = async {
+            match &mut listening {
+                Some(listening) => listening.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            heard = watch.read(flow, prox, &mut unheard) => match heard {
+                Ok(0) => break,
+                // There is nothing to say here.
+                Ok(_) => unheard.clear(),
+                Err(gone) => return early(gone),
+            },
+            () = hosting.moved() => {}
+            news = news => match news {
+                Some(CallNews::Call(relay, caller)) => {
+                    lines += &format!("call {relay} {}\n", show_key(&caller));
+                }
+                Some(CallNews::HungUp(relay)) => lines += &format!("hung-up {relay}\n"),
+                // It listens by another flow now.
+                None => break,
+            },
+        }
+    }
+    drop(listening);
+    if flow.shutdown().await.is_err() {
+        return Outcome::Reset(ResetCause::Stopping);
+    }
+    match watch.gone(flow, prox).await {
+        Gone::Delivered => Outcome::Delivered,
+        gone => early(gone),
+    }
+}
