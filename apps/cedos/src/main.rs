@@ -6,6 +6,7 @@ mod demo;
 mod get;
 mod lab;
 mod repro;
+mod serve;
 mod verbs;
 
 use std::future::Future;
@@ -30,6 +31,7 @@ enum Verb {
     Status(verbs::get_jobs::StatusArgs),
     Cancel(verbs::get_jobs::CancelArgs),
     Prox(Box<verbs::prox::ProxArgs>),
+    Serve(Box<verbs::serve::ServeArgs>),
     /// Make and show the keys that hosts are known by
     Key(verbs::key::KeyArgs),
     Lab(verbs::lab::LabArgs),
@@ -61,6 +63,12 @@ fn main() -> ExitCode {
             "prox",
             on_runtime(PROX_THREADS_MAX, async move {
                 verbs::prox::run(*args).await.map(|()| ExitCode::SUCCESS)
+            }),
+        ),
+        Verb::Serve(args) => (
+            "serve",
+            on_runtime(PROX_THREADS_MAX, async move {
+                verbs::serve::run(*args).await.map(|()| ExitCode::SUCCESS)
             }),
         ),
         Verb::Key(args) => ("key", verbs::key::run(&args).map(|()| ExitCode::SUCCESS)),

@@ -13,6 +13,7 @@ mod lessons;
 mod limits;
 mod member;
 mod network;
+mod relay;
 mod stranger;
 mod waker;
 mod witness;

@@ -1,0 +1,216 @@
+//! An origin that speaks D2TP, or a device that serves: every request is a flow of one session with it,
+//! end to end, by way of a proxy where there is one.
+//!
+//! ```text
+//!  d2tp://host:port/KEY/path   an origin at an address
+//!  d2tp://KEY/path             a device that listens at the proxy
+//! ```
+//!
+//! The session moves between links by itself, over free ones only; metered ones are left alone.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use d2tp_driver::{
+    CallError, Config, Device, DeviceOptions, DriverError, Flow, FlowSettings, LinkUse, Peer,
+    PublicKey, Qlog, SecretKey, ServerAddress,
+};
+use d2tp_links::{Class, Link};
+use tokio::sync::{Mutex, watch};
+use url::Url;
+
+use super::dial::{Dial, Fault, Io, Via};
+use super::mode::Mode;
+use super::outcome::Failure;
+
+/// Who is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whom {
+    /// An origin, at its address.
+    At(ServerAddress),
+    /// A device, by its key.
+    Called(PublicKey),
+}
+
+impl Whom {
+    /// Reads whom a `d2tp:` URL names, and returns what to ask for: the URL without the key of an
+    /// origin at an address.
+    ///
+    /// # Errors
+    /// It is no such URL; in words.
+    pub fn of(url: &Url) -> Result<(Whom, Url), String> {
+        let host = url.host_str().unwrap_or_default();
+        if url.port().is_none() {
+            let key = PublicKey::from_text(host).map_err(|_| {
+                "it needs a port and a key (d2tp://host:port/KEY/path), or a key for its host \
+                 (d2tp://KEY/path)"
+            })?;
+            return Ok((Whom::Called(key), url.clone()));
+        }
+        let path = url.path().trim_start_matches('/');
+        let (key, rest) = path.split_once('/').unwrap_or((path, ""));
+        let place = &url[url::Position::BeforeHost..url::Position::AfterPort];
+        let address: ServerAddress = format!("d2tp://{place}/{key}")
+            .parse()
+            .map_err(|error| format!("{error}"))?;
+        let mut plain = url.clone();
+        plain.set_path(&format!("/{rest}"));
+        Ok((Whom::At(address), plain))
+    }
+}
+
+/// The session, once begun.
+enum Session {
+    /// With an origin, over our own links.
+    Alone(Device),
+    /// By way of a proxy, which is the device's server.
+    Beside(Device, Peer),
+}
+
+impl Session {
+    fn open(&self) -> Result<Flow, DriverError> {
+        let settings = FlowSettings::default();
+        match self {
+            Session::Alone(device) => device.open(settings),
+            Session::Beside(_, peer) => peer.open(settings),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        match self {
+            Session::Alone(device) => device.ended().is_some(),
+            Session::Beside(device, peer) => device.ended().is_some() || peer.ended().is_some(),
+        }
+    }
+}
+
+/// What moves requests to such an origin.
+pub struct Origin {
+    whom: Whom,
+    proxy: Option<ServerAddress>,
+    key: SecretKey,
+    config: Config,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    log: Option<Arc<Qlog>>,
+    session: Mutex<Option<Session>>,
+}
+
+impl Origin {
+    /// Nothing is sent before the first request.
+    pub fn new(
+        whom: Whom,
+        proxy: Option<ServerAddress>,
+        key: SecretKey,
+        config: Config,
+        links: watch::Receiver<Arc<Vec<Link>>>,
+        log: Option<Arc<Qlog>>,
+    ) -> Origin {
+        Origin {
+            whom,
+            proxy,
+            key,
+            config,
+            links,
+            log,
+            session: Mutex::default(),
+        }
+    }
+
+    async fn begin(&self) -> Result<Session, Fault> {
+        let server = match (&self.proxy, &self.whom) {
+            (Some(proxy), _) => proxy,
+            (None, Whom::At(origin)) => origin,
+            (None, Whom::Called(_)) => {
+                let text = "a device is called through a proxy: give --prox";
+                return Err(Fault::Final(Failure::usage(text)));
+            }
+        };
+        let options = DeviceOptions {
+            server: server.clone(),
+            key: self.key.clone(),
+            config: self.config.clone(),
+        };
+        let mut device = Device::new(options).await.map_err(on_path)?;
+        if let Some(log) = &self.log {
+            device.log_to(log);
+        }
+        if is_here(&server.host) {
+            device.use_default_route().map_err(on_path)?;
+        } else {
+            device.follow(self.links.clone(), |link| match link.class.class {
+                Class::Free => LinkUse::Free,
+                _ => LinkUse::Off,
+            });
+        }
+        let peer = match (&self.proxy, &self.whom) {
+            (None, _) => return Ok(Session::Alone(device)),
+            (Some(_), Whom::At(origin)) => device.reach(origin).await,
+            (Some(_), Whom::Called(key)) => device.call(*key).await,
+        };
+        match peer {
+            Ok(peer) => Ok(Session::Beside(device, peer)),
+            Err(CallError::Refused { text, .. }) => Err(Fault::Origin {
+                text,
+                retry_after: None,
+            }),
+            Err(error) => Err(Fault::Path(error.to_string())),
+        }
+    }
+}
+
+fn on_path(error: DriverError) -> Fault {
+    Fault::Path(error.to_string())
+}
+
+/// Whether a host is this machine, which no link leads to.
+pub fn is_here(host: &str) -> bool {
+    let ip: Option<IpAddr> = host.parse().ok();
+    host == "localhost" || ip.is_some_and(|ip| ip.is_loopback())
+}
+
+impl Dial for Origin {
+    async fn dial(&self, _: &Url, _: &Via) -> Result<Box<dyn Io>, Fault> {
+        let mut session = self.session.lock().await;
+        if session.as_ref().is_none_or(Session::is_over) {
+            *session = Some(self.begin().await?);
+        }
+        let session = session.as_ref().expect("it was just begun");
+        Ok(Box::new(session.open().map_err(on_path)?))
+    }
+
+    fn mode(&self) -> Mode {
+        Mode::Direct
+    }
+
+    fn moves_by_itself(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_names_an_origin_by_address_and_key_or_a_device_by_its_key() {
+        let key = PublicKey([0xfb; 32]);
+        let of = |text: &str| Whom::of(&text.parse().unwrap());
+        for host in ["files.example", "192.0.2.1", "[2001:db8::1]"] {
+            let (whom, url) = of(&format!("d2tp://{host}:4433/{key}/a/b.bin?c")).unwrap();
+            let Whom::At(address) = whom else {
+                panic!("{whom:?}")
+            };
+            assert_eq!((address.port, address.key), (4433, key));
+            assert_eq!(url.as_str(), format!("d2tp://{host}:4433/a/b.bin?c"));
+        }
+        let (whom, url) = of(&format!("d2tp://{key}/a.bin")).unwrap();
+        assert_eq!((whom, url.path()), (Whom::Called(key), "/a.bin"));
+        for bad in [
+            "d2tp://files.example/a.bin",
+            "d2tp://files.example:4433/a.bin",
+            "d2tp://files.example:4433/",
+        ] {
+            assert!(of(bad).is_err(), "{bad}");
+        }
+    }
+}

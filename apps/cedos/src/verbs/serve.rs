@@ -1,0 +1,137 @@
+//! `cedos serve`: this file turns options into a server, or a device that listens, and says how it is
+//! reached.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use cedos_prox::parse_key;
+use clap::Args;
+use d2tp_driver::{
+    Admission, Config, Device, DeviceOptions, Flow, LinkUse, PublicKey, Server, ServerAddress,
+    ServerOptions,
+};
+use d2tp_links::{Class, ClassRules, LinkMonitor};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::key;
+use super::prox::host_for_devices;
+use super::transport::TransportArgs;
+use crate::serve::{Files, answer};
+
+/// Serve the files of a directory over D2TP: as an origin at an address, or with --prox as a device that
+/// others call by its key, wherever it is
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The directory
+    directory: PathBuf,
+    /// UDP address to listen on [default: [::]:4434]
+    #[arg(long, value_name = "ADDR", conflicts_with = "prox")]
+    listen: Option<SocketAddr>,
+    /// Listen at this proxy instead, as `cedos prox` prints it; packets go directly where they can
+    #[arg(long, value_name = "ADDR")]
+    prox: Option<ServerAddress>,
+    /// Private key file, from `cedos key gen` [default: this device's own]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Public key of a client that may come (repeatable)
+    // One key in 64 begins with a hyphen.
+    #[arg(long = "allow-client", value_name = "KEY", value_parser = parse_key, allow_hyphen_values = true)]
+    allow_clients: Vec<[u8; 32]>,
+    /// Let any client come; with --prox, any that the proxy lets in
+    #[arg(long)]
+    allow_any_client: bool,
+    #[command(flatten)]
+    transport: TransportArgs,
+}
+
+/// Where an origin listens unless told otherwise: beside a proxy on the same host.
+const LISTEN_DEFAULT: &str = "[::]:4434";
+
+/// Runs `cedos serve` until SIGTERM or Ctrl-C.
+///
+/// # Errors
+/// When it cannot be begun.
+pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
+    let admission = match (args.allow_any_client, args.allow_clients.is_empty()) {
+        (true, _) => Admission::Anybody,
+        (false, true) => anyhow::bail!(
+            "nobody may come; give --allow-client KEY (from `cedos key show`) or --allow-any-client"
+        ),
+        (false, false) => {
+            let keys = args.allow_clients.iter().copied().map(PublicKey);
+            Admission::Only(keys.collect::<BTreeSet<_>>())
+        }
+    };
+    let shown = args.directory.display();
+    let files = Files::new(&args.directory).with_context(|| format!("cannot serve {shown}"))?;
+    let files = Arc::new(files);
+    let key = key::of_device(args.key.as_deref())?;
+    let mut config = Config::default();
+    args.transport.apply(&mut config);
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let serve = |flow: Flow| tokio::spawn(answer(flow, files.clone()));
+    let Some(server) = args.prox else {
+        let default = || LISTEN_DEFAULT.parse().expect("an address");
+        let listen = args.listen.unwrap_or_else(default);
+        let server = Server::bind(ServerOptions {
+            listen,
+            key,
+            admission,
+            config,
+        })?;
+        let local = server.local_addr();
+        let address = ServerAddress {
+            host: host_for_devices(local).await.to_string(),
+            port: local.port(),
+            key: server.public_key(),
+        };
+        println!("{address}/");
+        loop {
+            tokio::select! {
+                flow = server.accept() => match flow {
+                    Some(flow) => drop(serve(flow)),
+                    None => return Ok(()),
+                },
+                _ = terminate.recv() => break,
+                _ = tokio::signal::ctrl_c() => break,
+            }
+        }
+        server.close().await;
+        return Ok(());
+    };
+    let public = key.public();
+    let here = crate::get::origin::is_here(&server.host);
+    let mut device = Device::new(DeviceOptions {
+        server,
+        key,
+        config,
+    })
+    .await?;
+    let (_, monitor) = LinkMonitor::start(ClassRules::default()).await?;
+    if here {
+        device.use_default_route()?;
+    } else {
+        device.follow(monitor.subscribe(), |link| match link.class.class {
+            Class::Free => LinkUse::Free,
+            _ => LinkUse::Off,
+        });
+    }
+    let listener = device.listen(admission).await?;
+    println!("d2tp://{public}/");
+    loop {
+        tokio::select! {
+            flow = listener.accept() => match flow {
+                Some(flow) => drop(serve(flow)),
+                None => return Ok(()),
+            },
+            _ = terminate.recv() => break,
+            _ = tokio::signal::ctrl_c() => break,
+        }
+    }
+    drop(listener);
+    device.close().await;
+    Ok(())
+}
