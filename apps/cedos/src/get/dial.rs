@@ -63,6 +63,11 @@ pub trait Dial: Send {
         self.mode() == Mode::ProxyFetch
     }
 
+    /// True when it leads to this machine, however the URL is written.
+    fn needs_no_link(&self) -> bool {
+        false
+    }
+
     /// True when a stream outlives its link, so that a lost link is no reason to drop it.
     fn moves_by_itself(&self) -> bool {
         self.mode() != Mode::Direct

@@ -5,7 +5,7 @@
 //!                 └──────┬──────────────┘
 //!                 sched ──── use this link / wait, and why
 //!                        │
-//!   dial (a byte stream to the origin: TCP and TLS bound to the link, a flow to a proxy,
+//!   dial (a byte stream to the origin: TCP and TLS bound to the link, a flow to it or to a proxy,
 //!        │                                         or TLS in a tunnel in such a flow)
 //!                        │
 //!   exchange (one GET, redirects, Range and If-Range) ──▶ transfer ──▶ sink (FILE.part → FILE)
@@ -30,6 +30,7 @@ pub mod header;
 mod held;
 pub mod jobs;
 pub mod mode;
+pub mod origin;
 pub mod outcome;
 pub mod parcel;
 pub mod partial;

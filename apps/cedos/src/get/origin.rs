@@ -116,14 +116,19 @@ impl Origin {
         }
     }
 
+    /// Whom the device's own session is with.
+    fn server(&self) -> Option<&ServerAddress> {
+        match (&self.proxy, &self.whom) {
+            (Some(proxy), _) => Some(proxy),
+            (None, Whom::At(origin)) => Some(origin),
+            (None, Whom::Called(_)) => None,
+        }
+    }
+
     async fn begin(&self) -> Result<Session, Fault> {
-        let server = match (&self.proxy, &self.whom) {
-            (Some(proxy), _) => proxy,
-            (None, Whom::At(origin)) => origin,
-            (None, Whom::Called(_)) => {
-                let text = "a device is called through a proxy: give --prox";
-                return Err(Fault::Final(Failure::usage(text)));
-            }
+        let Some(server) = self.server() else {
+            let text = "a device is called through a proxy: give --prox";
+            return Err(Fault::Final(Failure::usage(text)));
         };
         let options = DeviceOptions {
             server: server.clone(),
@@ -180,6 +185,10 @@ impl Dial for Origin {
 
     fn mode(&self) -> Mode {
         Mode::Direct
+    }
+
+    fn needs_no_link(&self) -> bool {
+        self.server().is_some_and(|server| is_here(&server.host))
     }
 
     fn moves_by_itself(&self) -> bool {

@@ -9,7 +9,9 @@ use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
-use http::header::{ACCEPT_RANGES, ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, RANGE};
+use http::header::{
+    ACCEPT_RANGES, ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, RANGE,
+};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -54,8 +56,13 @@ impl Files {
     /// The answer to one request.
     pub async fn answer<B>(&self, request: &Request<B>) -> Response<Body> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut answer = words(StatusCode::METHOD_NOT_ALLOWED, "GET and HEAD are served here\n");
-            answer.headers_mut().insert(ALLOW, http::HeaderValue::from_static("GET, HEAD"));
+            let mut answer = words(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "GET and HEAD are served here\n",
+            );
+            answer
+                .headers_mut()
+                .insert(ALLOW, http::HeaderValue::from_static("GET, HEAD"));
             return answer;
         }
         match self.file(request).await {
@@ -113,7 +120,10 @@ impl Files {
     fn found(&self, path: &str) -> std::io::Result<PathBuf> {
         let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
         let name = percent_decoded(path).ok_or_else(missing)?;
-        let file = self.root.join(name.trim_start_matches('/')).canonicalize()?;
+        let file = self
+            .root
+            .join(name.trim_start_matches('/'))
+            .canonicalize()?;
         let inside = file.starts_with(&self.root) && file.is_file();
         inside.then_some(file).ok_or_else(missing)
     }
@@ -166,7 +176,9 @@ fn bytes_of(file: File, length: u64) -> Body {
         let left = left - piece.len() as u64;
         Ok(Some((Bytes::from(piece), (file, left))))
     });
-    BodyExt::boxed(StreamBody::new(pieces.map(|piece| piece.map(Frame::data)).boxed_sync()))
+    BodyExt::boxed(StreamBody::new(
+        pieces.map(|piece| piece.map(Frame::data)).boxed_sync(),
+    ))
 }
 
 fn empty() -> Body {
@@ -213,11 +225,22 @@ mod tests {
         let status = async |path: &str| {
             let request = Request::builder().uri(path).body(()).unwrap();
             let answer = files.answer(&request).await;
-            (answer.status(), answer.into_body().collect().await.unwrap().to_bytes())
+            (
+                answer.status(),
+                answer.into_body().collect().await.unwrap().to_bytes(),
+            )
         };
         let (ok, body) = status("/below/a%20b.txt").await;
         assert_eq!((ok, &body[..]), (StatusCode::OK, &b"inside"[..]));
-        for path in ["/", "/below", "/link", "/../secret", "/below/%2e%2e/%2e%2e/secret", "/%zz", "/no"] {
+        for path in [
+            "/",
+            "/below",
+            "/link",
+            "/../secret",
+            "/below/%2e%2e/%2e%2e/secret",
+            "/%zz",
+            "/no",
+        ] {
             assert_eq!(status(path).await.0, StatusCode::NOT_FOUND, "{path}");
         }
     }

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use d2tp_driver::Config;
 use d2tp_links::{ClassRules, LinkMonitor};
+use d2tp_sched::Policy;
 use d2tp_session::Lambda;
 use tokio::sync::watch;
 use url::Url;
@@ -17,6 +19,7 @@ use crate::get::forget::forget;
 use crate::get::header::{self, Field};
 use crate::get::jobs::{self, Standing};
 use crate::get::mode::Mode;
+use crate::get::origin::{Origin, Whom};
 use crate::get::outcome::{Exit, Failure};
 use crate::get::proxy::Proxy;
 use crate::get::report::{Both, Lines, Observer, complain, say};
@@ -32,7 +35,8 @@ use crate::get::tunnel::Tunnel;
 /// deadline and --if-late fail.
 #[derive(Debug, Args)]
 pub struct GetArgs {
-    /// What to download: http:// or https://
+    /// What to download: http:// or https://; from an origin that speaks D2TP,
+    /// d2tp://host:port/KEY/path; from a device that serves, d2tp://KEY/path
     #[arg(value_parser = parse_url)]
     url: Url,
 
@@ -105,7 +109,7 @@ fn parse_url(text: &str) -> Result<Url, String> {
         ))
     };
     match text.parse::<Url>() {
-        Ok(url) if matches!(url.scheme(), "http" | "https") => Ok(url),
+        Ok(url) if matches!(url.scheme(), "http" | "https" | "d2tp") => Ok(url),
         Ok(url) => refuse(&format!("{}: is another kind", url.scheme())),
         Err(url::ParseError::RelativeUrlWithoutBase) => refuse("it has no https:// in front"),
         Err(error) => refuse(&error.to_string()),
@@ -133,19 +137,23 @@ pub async fn run(args: GetArgs) -> ExitCode {
 
 async fn start(args: GetArgs) -> Result<Exit, Failure> {
     let proxy = args.how.proxy().map_err(Failure::usage)?;
-    let mode = mode(&args, proxy.is_some())?;
-    let job = job(&args).map_err(Failure::usage)?;
+    let mut job = job(&args).map_err(Failure::usage)?;
+    let whom = end_to_end(&args, &mut job)?;
+    let mode = match whom {
+        Some(_) => Mode::Direct,
+        None => mode(&args, proxy.is_some())?,
+    };
     // Everything that can be wrong with the command line is said before anything is started.
     let tls = match mode {
-        Mode::Direct | Mode::Sealed => Some(Tls::new(args.ca.as_deref())?),
-        Mode::ProxyFetch => None,
+        Mode::Direct | Mode::Sealed if whom.is_none() => Some(Tls::new(args.ca.as_deref())?),
+        _ => None,
     };
-    let key = match &proxy {
-        Some(_) => Some(
+    let key = match (&proxy, &whom) {
+        (Some(_), _) | (_, Some(_)) => Some(
             key::of_device(args.how.key.as_deref())
                 .map_err(|error| Failure::error(format!("{error:#}")))?,
         ),
-        None => None,
+        (None, None) => None,
     };
     if args.detach {
         return detach(&job, args.how.json);
@@ -162,8 +170,14 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
         .await
         .map_err(|error| Failure::error(error.to_string()))?;
     let links = monitor.subscribe();
-    let way = match (proxy, key, tls) {
-        (Some(address), Some(key), tls) => {
+    let way = match (proxy, key, tls, whom) {
+        (proxy, Some(key), _, Some(whom)) => {
+            let mut config = Config::default();
+            args.how.transport.apply(&mut config);
+            let (links, log) = (links.clone(), log.clone());
+            Way::EndToEnd(Origin::new(whom, proxy, key, config, links, log))
+        }
+        (Some(address), Some(key), tls, None) => {
             let tunnel = tls.map(Tunnel::new);
             let mut proxy = Proxy::new(address, key, links.clone(), tunnel).configured(|config| {
                 args.how.transport.apply(config);
@@ -180,8 +194,8 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
             }
             Way::Proxied(Box::new(proxy))
         }
-        (_, _, Some(tls)) => Way::Straight(Direct::new(tls).holding(args.drwa)),
-        (_, _, None) => unreachable!("a download without a proxy has its own trust"),
+        (_, _, Some(tls), _) => Way::Straight(Direct::new(tls).holding(args.drwa)),
+        (_, _, None, _) => unreachable!("a download without a proxy has its own trust"),
     };
     if args.forget {
         return give_up(&job, way.proxy()).await;
@@ -190,6 +204,7 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
         job.refuse_existing()?;
         let plan = match &way {
             Way::Straight(dial) => transfer::rehearse(&job, dial, links, args.offline).await,
+            Way::EndToEnd(dial) => transfer::rehearse(&job, dial, links, args.offline).await,
             Way::Proxied(proxy) => {
                 transfer::rehearse_proxied(&job, proxy, links, args.offline).await
             }
@@ -211,6 +226,7 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     };
     let exit = match &way {
         Way::Straight(dial) => transfer::run(&job, dial, links, stopped, observer.as_mut()).await,
+        Way::EndToEnd(dial) => transfer::run(&job, dial, links, stopped, observer.as_mut()).await,
         Way::Proxied(proxy) => {
             transfer::run_proxied(&job, proxy, links, stopped, observer.as_mut()).await
         }
@@ -223,13 +239,14 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
 
 enum Way {
     Straight(Direct),
+    EndToEnd(Origin),
     Proxied(Box<Proxy>),
 }
 
 impl Way {
     fn proxy(&self) -> Option<&Proxy> {
         match self {
-            Way::Straight(_) => None,
+            Way::Straight(_) | Way::EndToEnd(_) => None,
             Way::Proxied(proxy) => Some(proxy),
         }
     }
@@ -295,6 +312,28 @@ fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
         ));
     }
     Ok(Exit::Done)
+}
+
+/// Whom a `d2tp:` URL names. The job then asks them, and spends nothing: these sessions use free links.
+fn end_to_end(args: &GetArgs, job: &mut Job) -> Result<Option<Whom>, Failure> {
+    if args.url.scheme() != "d2tp" {
+        return Ok(None);
+    }
+    let (whom, url) =
+        Whom::of(&args.url).map_err(|why| Failure::usage(format!("{}: {why}", args.url)))?;
+    if args.sealed || args.ca.is_some() {
+        let text = "d2tp:// is end to end in any case, and proved by the key in it";
+        return Err(Failure::usage(format!(
+            "{text}: leave out --sealed and --ca"
+        )));
+    }
+    if args.how.asks_for_paid_links() {
+        let text = "d2tp:// goes over free links only: leave out --policy and --max-cell";
+        return Err(Failure::usage(text));
+    }
+    job.url = url;
+    job.policy = Policy::FreeOnly;
+    Ok(Some(whom))
 }
 
 /// Who speaks to the origin. What proves who the user is, no proxy gets to see unasked.

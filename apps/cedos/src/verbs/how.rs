@@ -134,6 +134,11 @@ impl How {
         })
     }
 
+    /// Whether the user said that metered networks may be used.
+    pub fn asks_for_paid_links(&self) -> bool {
+        self.max_cell.is_some() || self.policy.is_some_and(|policy| policy != Policy::FreeOnly)
+    }
+
     /// Who hears what happens; `output_taken`: standard output carries the object.
     pub fn observer(&self, output_taken: bool) -> Box<dyn Observer> {
         if self.json && output_taken {

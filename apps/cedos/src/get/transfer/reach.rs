@@ -14,7 +14,7 @@ impl<D: Dial> Transfer<'_, D> {
     /// The links this origin can be reached by.
     pub(super) fn ways(&mut self) -> Vec<Way> {
         let links = self.links.borrow().clone();
-        let near = near(&self.job.url, &links);
+        let near = self.near(&links);
         let usable: Vec<(String, Class, u32)> = match &near {
             Some(Near::Here) => vec![("lo".into(), Class::Free, 0)],
             _ => links
@@ -53,10 +53,17 @@ impl<D: Dial> Transfer<'_, D> {
             .collect()
     }
 
+    fn near(&self, links: &[Link]) -> Option<Near> {
+        if self.dial.needs_no_link() {
+            return Some(Near::Here);
+        }
+        near(&self.job.url, links)
+    }
+
     /// How to leave by this link, while it can be used.
     pub(super) fn via(&self, name: &str) -> Option<Via> {
         let links = self.links.borrow();
-        match near(&self.job.url, &links) {
+        match self.near(&links) {
             Some(Near::Here) => {
                 return Some(Via {
                     device: None,
@@ -102,7 +109,8 @@ fn near(url: &Url, links: &[Link]) -> Option<Near> {
         Host::Domain(name) if name == "localhost" || name.ends_with(".localhost") => {
             return Some(Near::Here);
         }
-        Host::Domain(_) => return None,
+        // Of d2tp: the host is what is written, an address too.
+        Host::Domain(name) => name.parse().ok()?,
         Host::Ipv4(ip) => IpAddr::V4(ip),
         Host::Ipv6(ip) => IpAddr::V6(ip),
     };

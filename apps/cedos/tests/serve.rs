@@ -1,0 +1,88 @@
+//! `cedos serve` and `cedos get d2tp://…`: an origin by its address, directly and by way of a proxy, and
+//! a device by its key.
+
+mod get_origin;
+mod get_rig;
+
+use std::path::Path;
+
+use get_rig::{PATIENCE, cedos, run};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Child;
+
+/// Starts a verb that says on its first line how it is reached.
+async fn started(directory: &Path, arguments: &[&str]) -> (Child, String) {
+    std::fs::create_dir_all(directory).unwrap();
+    let mut child = cedos(directory, arguments).spawn().expect("start cedos");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+    let line = line.expect("in time").unwrap();
+    (child, line.expect("it says where it is"))
+}
+
+fn bytes() -> Vec<u8> {
+    (0..3_000_000u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect()
+}
+
+#[tokio::test]
+async fn a_file_comes_from_an_origin_and_from_a_device_whole_and_from_where_it_stopped() {
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name);
+    std::fs::create_dir_all(at("files/below")).unwrap();
+    std::fs::write(at("files/below/a.bin"), bytes()).unwrap();
+    let files = at("files").display().to_string();
+
+    let proxy = [
+        "prox",
+        "--listen",
+        "127.0.0.1:0",
+        "--allow-any-client",
+        "--allow-private",
+    ];
+    let (_proxy, proxy) = started(&at("proxy"), &proxy).await;
+    let origin = [
+        "serve",
+        &files,
+        "--listen",
+        "127.0.0.1:0",
+        "--allow-any-client",
+    ];
+    let (_origin, origin) = started(&at("origin"), &origin).await;
+    let device = ["serve", &files, "--prox", &proxy, "--allow-any-client"];
+    let (_device, device) = started(&at("device"), &device).await;
+
+    for (n, (whom, by)) in [
+        (&origin, None),
+        (&origin, Some(&proxy)),
+        (&device, Some(&proxy)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (home, url) = (at(&format!("home{n}")), format!("{whom}below/a.bin"));
+        std::fs::create_dir_all(&home).unwrap();
+        let mut arguments = vec!["get", &url, "--json"];
+        arguments.extend(by.iter().flat_map(|proxy| ["--prox", proxy]));
+        let got = run(&home, &arguments).await;
+        assert_eq!(got.code, 0, "{url} by {by:?}: {}", got.errors);
+        assert_eq!(std::fs::read(home.join("a.bin")).unwrap(), bytes(), "{url}");
+        assert_eq!(got.last()["event"], "done");
+    }
+
+    let nobody = format!("d2tp://{}/a.bin", "A".repeat(43));
+    let home = at("nobody");
+    std::fs::create_dir_all(&home).unwrap();
+    let lost = ["get", &nobody, "--prox", &proxy, "--tries", "1"];
+    run(&home, &lost)
+        .await
+        .ends_with(1, "nobody of that key listens");
+    run(&home, &["get", &nobody])
+        .await
+        .ends_with(2, "give --prox");
+    let wrong = ["get", "d2tp://127.0.0.1:1/short/a.bin"];
+    run(&home, &wrong).await.ends_with(2, "43 characters");
+    let paid = ["get", &nobody, "--prox", &proxy, "--policy", "any"];
+    run(&home, &paid).await.ends_with(2, "free links only");
+}
