@@ -27,7 +27,7 @@ fn bytes() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_file_comes_from_an_origin_and_from_a_device_whole_and_from_where_it_stopped() {
+async fn a_file_comes_whole_from_an_origin_directly_or_relayed_and_from_a_device() {
     let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     std::fs::create_dir_all(at("files/below")).unwrap();

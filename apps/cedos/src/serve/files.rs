@@ -13,7 +13,7 @@ use http::header::{
     ACCEPT_RANGES, ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, RANGE,
 };
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::combinators::BoxBody;
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use tokio::fs::File;
@@ -23,7 +23,7 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 const PIECE_BYTES: u64 = 256 * 1024;
 
 /// The body of an answer.
-pub type Body = BoxBody<Bytes, std::io::Error>;
+pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// A directory that is served.
 #[derive(Debug)]
@@ -176,18 +176,18 @@ fn bytes_of(file: File, length: u64) -> Body {
         let left = left - piece.len() as u64;
         Ok(Some((Bytes::from(piece), (file, left))))
     });
-    BodyExt::boxed(StreamBody::new(
-        pieces.map(|piece| piece.map(Frame::data)).boxed_sync(),
-    ))
+    StreamBody::new(pieces.map(|piece| piece.map(Frame::data))).boxed_unsync()
 }
 
 fn empty() -> Body {
-    Full::default().map_err(|never| match never {}).boxed()
+    Full::default()
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 fn words(status: StatusCode, text: &'static str) -> Response<Body> {
     let body = Full::new(Bytes::from_static(text.as_bytes()));
-    let mut answer = Response::new(body.map_err(|never| match never {}).boxed());
+    let mut answer = Response::new(body.map_err(|never| match never {}).boxed_unsync());
     *answer.status_mut() = status;
     answer
 }
