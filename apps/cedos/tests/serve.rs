@@ -6,7 +6,8 @@ mod get_rig;
 
 use std::path::Path;
 
-use get_rig::{PATIENCE, cedos, run};
+use get_origin::{End, Reply, reply};
+use get_rig::{PATIENCE, Rig, cedos, run};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
@@ -85,4 +86,58 @@ async fn a_file_comes_whole_from_an_origin_directly_or_relayed_and_from_a_device
     run(&home, &wrong).await.ends_with(2, "43 characters");
     let paid = ["get", &nobody, "--prox", &proxy, "--policy", "any"];
     run(&home, &paid).await.ends_with(2, "free links only");
+}
+
+#[tokio::test]
+async fn an_origin_that_says_it_speaks_d2tp_is_asked_that_way_next_time_if_it_is_there() {
+    let place = tempfile::tempdir().unwrap();
+    let files = place.path().join("files");
+    std::fs::create_dir_all(&files).unwrap();
+    std::fs::write(files.join("a.bin"), bytes()).unwrap();
+    let shown = files.display().to_string();
+    let serve = [
+        "serve",
+        &shown,
+        "--listen",
+        "127.0.0.1:0",
+        "--allow-any-client",
+    ];
+    for mode in ["direct", "proxy-fetch"] {
+        let (mut serving, address) = started(&place.path().join(mode), &serve).await;
+        let (at, key) = address
+            .trim_start_matches("d2tp://")
+            .split_once('/')
+            .unwrap();
+        let hint = format!(
+            "h3=\":1\", d2tp=\"{at}\"; key=\"{}\"; ma=600",
+            key.trim_matches('/')
+        );
+        let rig = Rig::new(mode, move |_| {
+            let length = bytes().len().to_string();
+            let headers = [
+                ("Alt-Svc", &*hint),
+                ("Content-Length", &length),
+                ("ETag", "\"1\""),
+            ];
+            Reply(reply("200 OK", &headers, &bytes()), End::Close)
+        })
+        .await;
+        let asked = || rig.origin.asked().len();
+        rig.assert_whole(&rig.get("/a.bin", &[]).await, &bytes());
+        let once = asked();
+        // What may cost money goes as before.
+        rig.assert_whole(&rig.get("/a.bin", &[]).await, &bytes());
+        let twice = asked();
+        assert!(twice > once);
+        let free = ["--policy", "free-only"];
+        let got = rig.get("/a.bin", &free).await;
+        assert_eq!(got.code, 0, "{mode}: {}", got.errors);
+        assert_eq!(asked(), twice, "{mode}: the web was not asked");
+        assert_eq!(std::fs::read(rig.place().join("out")).unwrap(), bytes());
+        std::fs::remove_file(rig.place().join("out")).unwrap();
+
+        serving.kill().await.unwrap();
+        rig.assert_whole(&rig.get("/a.bin", &free).await, &bytes());
+        assert!(asked() > twice, "{mode}: as before, when it is gone");
+    }
 }

@@ -63,6 +63,11 @@ pub trait Dial: Send {
         self.mode() == Mode::ProxyFetch
     }
 
+    /// Who asks the origin in our place, so that what it said is that one's word.
+    fn told_by(&self) -> Option<String> {
+        None
+    }
+
     /// True when it leads to this machine, however the URL is written.
     fn needs_no_link(&self) -> bool {
         false

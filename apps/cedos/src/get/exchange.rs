@@ -6,8 +6,8 @@ use std::time::Duration;
 use base64::Engine;
 use bytes::{Bytes, BytesMut};
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE,
-    HOST, IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
+    ACCEPT_ENCODING, ALT_SVC, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
+    CONTENT_TYPE, HOST, IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
 };
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
@@ -18,6 +18,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use url::Url;
 
+use super::alternative;
 use super::dial::{Dial, Fault, Io, Via};
 use super::filename;
 use super::header::Field;
@@ -193,6 +194,9 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
             connection.abort();
             let fault = proxy::refusal(head.status, &head.headers, &words);
             return Err(fault.expect("it was a refusal a moment ago"));
+        }
+        if let Some(field) = head.headers.get(ALT_SVC).and_then(|v| v.to_str().ok()) {
+            alternative::note(&url, dial.told_by().as_deref(), field);
         }
         if head.status.is_redirection() && head.headers.contains_key(LOCATION) {
             connection.abort();

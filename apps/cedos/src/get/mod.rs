@@ -19,6 +19,7 @@
 //! only if the origin's validator *and* the last bytes we hold agree, and anything else starts
 //! again from zero and says so.
 
+pub mod alternative;
 pub mod clock;
 pub mod dial;
 pub mod direct;

@@ -187,6 +187,11 @@ impl Dial for Origin {
         Mode::Direct
     }
 
+    fn told_by(&self) -> Option<String> {
+        // What it says of itself is worth no more than what led here, which is remembered already.
+        Some("itself".into())
+    }
+
     fn needs_no_link(&self) -> bool {
         self.server().is_some_and(|server| is_here(&server.host))
     }

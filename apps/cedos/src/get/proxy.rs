@@ -543,6 +543,10 @@ impl Dial for Proxy {
             None => Mode::ProxyFetch,
         }
     }
+
+    fn told_by(&self) -> Option<String> {
+        self.tunnel.is_none().then(|| self.address.to_string())
+    }
 }
 
 /// The proxy's own refusal, which it marks with `Proxy-Status: …; error=…` (RFC 9209): its words

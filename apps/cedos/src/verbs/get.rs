@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
-use d2tp_driver::Config;
-use d2tp_links::{ClassRules, LinkMonitor};
+use d2tp_driver::{Config, SecretKey};
+use d2tp_links::{ClassRules, Link, LinkMonitor};
 use d2tp_sched::Policy;
 use d2tp_session::Lambda;
 use tokio::sync::watch;
@@ -14,6 +15,8 @@ use url::Url;
 use super::how::{How, stop_on_signal};
 use super::qlog::QlogArgs;
 use super::{get_plan, key};
+use crate::get::alternative;
+use crate::get::dial::Dial as _;
 use crate::get::direct::Direct;
 use crate::get::forget::forget;
 use crate::get::header::{self, Field};
@@ -170,14 +173,22 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
         .await
         .map_err(|error| Failure::error(error.to_string()))?;
     let links = monitor.subscribe();
-    let way = match (proxy, key, tls, whom) {
-        (proxy, Some(key), _, Some(whom)) => {
-            let mut config = Config::default();
-            args.how.transport.apply(&mut config);
-            let (links, log) = (links.clone(), log.clone());
-            Way::EndToEnd(Origin::new(whom, proxy, key, config, links, log))
+    let origin = |whom, key| {
+        let mut config = Config::default();
+        args.how.transport.apply(&mut config);
+        let (proxy, links, log) = (proxy.clone(), links.clone(), log.clone());
+        Origin::new(whom, proxy, key, config, links, log)
+    };
+    let end_to_end = match (whom, &key) {
+        (Some(whom), Some(key)) => Some(origin(whom, key.clone())),
+        (None, _) if may_go_end_to_end(&args, &job) => {
+            alternative(&args, &job, &links, origin).await
         }
-        (Some(address), Some(key), tls, None) => {
+        _ => None,
+    };
+    let way = match (end_to_end, proxy, key, tls) {
+        (Some(origin), ..) => Way::EndToEnd(Box::new(origin)),
+        (None, Some(address), Some(key), tls) => {
             let tunnel = tls.map(Tunnel::new);
             let mut proxy = Proxy::new(address, key, links.clone(), tunnel).configured(|config| {
                 args.how.transport.apply(config);
@@ -194,8 +205,8 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
             }
             Way::Proxied(Box::new(proxy))
         }
-        (_, _, Some(tls), _) => Way::Straight(Direct::new(tls).holding(args.drwa)),
-        (_, _, None, _) => unreachable!("a download without a proxy has its own trust"),
+        (None, _, _, Some(tls)) => Way::Straight(Direct::new(tls).holding(args.drwa)),
+        (None, _, _, None) => unreachable!("a download without a proxy has its own trust"),
     };
     if args.forget {
         return give_up(&job, way.proxy()).await;
@@ -204,7 +215,7 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
         job.refuse_existing()?;
         let plan = match &way {
             Way::Straight(dial) => transfer::rehearse(&job, dial, links, args.offline).await,
-            Way::EndToEnd(dial) => transfer::rehearse(&job, dial, links, args.offline).await,
+            Way::EndToEnd(dial) => transfer::rehearse(&job, &**dial, links, args.offline).await,
             Way::Proxied(proxy) => {
                 transfer::rehearse_proxied(&job, proxy, links, args.offline).await
             }
@@ -226,7 +237,9 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     };
     let exit = match &way {
         Way::Straight(dial) => transfer::run(&job, dial, links, stopped, observer.as_mut()).await,
-        Way::EndToEnd(dial) => transfer::run(&job, dial, links, stopped, observer.as_mut()).await,
+        Way::EndToEnd(dial) => {
+            transfer::run(&job, &**dial, links, stopped, observer.as_mut()).await
+        }
         Way::Proxied(proxy) => {
             transfer::run_proxied(&job, proxy, links, stopped, observer.as_mut()).await
         }
@@ -239,7 +252,7 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
 
 enum Way {
     Straight(Direct),
-    EndToEnd(Origin),
+    EndToEnd(Box<Origin>),
     Proxied(Box<Proxy>),
 }
 
@@ -334,6 +347,30 @@ fn end_to_end(args: &GetArgs, job: &mut Job) -> Result<Option<Whom>, Failure> {
     job.url = url;
     job.policy = Policy::FreeOnly;
     Ok(Some(whom))
+}
+
+/// Whether a web download may go to the same origin by D2TP, if that speaks it: over free links only, with
+/// nothing that is to be seen by whom it was meant for alone.
+fn may_go_end_to_end(args: &GetArgs, job: &Job) -> bool {
+    let secret = !args.url.username().is_empty() || args.url.password().is_some();
+    let plain = !secret && !args.header.iter().any(Field::is_credential);
+    job.policy == Policy::FreeOnly && plain && !args.sealed && !args.forget && !args.dry_run
+}
+
+/// The origin by D2TP, if it said before that it speaks it and is there now.
+async fn alternative(
+    args: &GetArgs,
+    job: &Job,
+    links: &watch::Receiver<Arc<Vec<Link>>>,
+    origin: impl Fn(Whom, SecretKey) -> Origin,
+) -> Option<Origin> {
+    let proxy = args.how.proxy().ok()?.map(|proxy| proxy.to_string());
+    let address = alternative::known(&job.url, proxy.as_deref())?;
+    let key = key::of_device(args.how.key.as_deref()).ok()?;
+    let origin = origin(Whom::At(address), key);
+    // Without a network nobody is there, which says nothing of the origin.
+    let may_ask = origin.needs_no_link() || links.borrow().iter().any(Link::is_usable);
+    (may_ask && alternative::answers(&origin, &job.url).await).then_some(origin)
 }
 
 /// Who speaks to the origin. What proves who the user is, no proxy gets to see unasked.
