@@ -24,6 +24,7 @@
 //! the loopback interface instead.
 
 mod clock;
+mod crossing;
 mod gate;
 mod icmp;
 pub mod loopback;
@@ -42,6 +43,7 @@ mod world;
 
 pub use cedos_lab_scenario::content;
 pub use clock::Clock;
+pub use crossing::Crossing;
 pub use loopback::{Loopback, LoopbackHappening};
 pub use namespace::Namespace;
 pub use network::Network;

@@ -1,0 +1,187 @@
+//! Hosts in namespaces of their own, each behind a NAT of a chosen kind or none, and the crossing where
+//! their packets meet.
+//!
+//! ```text
+//!  10.0.0.2 wlan0 ── NAT 198.18.0.1 ─┐
+//!  10.1.0.2 wlan0 ── NAT 198.18.1.1 ─┼─ crossing: one thread
+//!  203.0.113.12 wlan0 ───────────────┘
+//! ```
+//!
+//! IPv4, without delay, rate or loss: for what NATs do. A NAT tells nobody what it does not let in, and
+//! there is no way from one private network to another.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use cedos_lab_link::{Behaviour, KindNat};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::namespace::Namespace;
+use crate::network::Way;
+use crate::packet::{self, Side};
+use crate::port::Port;
+
+/// The interface of each host.
+const INTERFACE: &str = "wlan0";
+const MTU: u32 = 1500;
+/// How soon the crossing notices that it is to end.
+const LOOK_MS: u16 = 50;
+
+/// A protocol, an address and a port.
+type Inside = (u8, Ipv4Addr, u16);
+
+struct Exit {
+    port: Port,
+    inside: Ipv4Addr,
+    /// The address outside, and the NAT that has it.
+    nat: Option<(Ipv4Addr, KindNat<Inside>)>,
+}
+
+/// Bytes that went from one host to another, by their numbers.
+type Carried = BTreeMap<(usize, usize), u64>;
+
+/// Hosts and their crossing; gone when it is dropped.
+pub struct Crossing {
+    hosts: Vec<Namespace>,
+    carried: Arc<Mutex<Carried>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    /// Holds the far ends of interfaces where TUN devices cannot be had.
+    _relay: Namespace,
+}
+
+impl Crossing {
+    /// A host for each: behind a NAT of that kind, or none. [`crate::enter`] comes first.
+    ///
+    /// # Errors
+    /// What the system refused.
+    pub fn build(kinds: &[Option<Behaviour>]) -> anyhow::Result<Crossing> {
+        let relay = Arc::new(Namespace::new("crossing")?);
+        let (mut hosts, mut exits) = (Vec::new(), Vec::new());
+        for (kind, number) in kinds.iter().zip(0..) {
+            let inside = Crossing::address(number, kind.is_some());
+            let host = Namespace::new(&format!("host{number}"))?;
+            let far = relay.clone();
+            let port = host.run(move |network| {
+                let port = network.port(INTERFACE, MTU, &far)?;
+                network.raise(INTERFACE)?;
+                let source = IpAddr::V4(inside);
+                network.address(INTERFACE, source, 32)?;
+                let way = Way {
+                    source: Some(source),
+                    ..Way::default()
+                };
+                network.route(INTERFACE, (Ipv4Addr::UNSPECIFIED.into(), 0), way)?;
+                anyhow::Ok(port)
+            })??;
+            let outside = Ipv4Addr::new(198, 18, number, 1);
+            exits.push(Exit {
+                port,
+                inside,
+                nat: kind.map(|kind| (outside, KindNat::new(kind))),
+            });
+            hosts.push(host);
+        }
+        let (stop, carried) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let (told, counts) = (stop.clone(), Arc::clone(&carried));
+        let thread = std::thread::Builder::new()
+            .name("crossing".into())
+            .spawn(move || cross(&mut exits, &told, &counts))?;
+        Ok(Crossing {
+            hosts,
+            carried,
+            stop,
+            thread: Some(thread),
+            _relay: Arc::into_inner(relay).expect("the hosts are built"),
+        })
+    }
+
+    /// The address of host `number` on its interface.
+    pub fn address(number: u8, behind_nat: bool) -> Ipv4Addr {
+        if behind_nat {
+            Ipv4Addr::new(10, number, 0, 2)
+        } else {
+            Ipv4Addr::new(203, 0, 113, 10 + number)
+        }
+    }
+
+    /// Where the programs of a host run.
+    pub fn host(&self, number: usize) -> &Namespace {
+        &self.hosts[number]
+    }
+
+    /// Bytes of IP packets that reached host `to` from host `from`.
+    pub fn carried(&self, from: usize, to: usize) -> u64 {
+        let carried = self.carried.lock().unwrap_or_else(PoisonError::into_inner);
+        carried.get(&(from, to)).copied().unwrap_or(0)
+    }
+}
+
+impl Drop for Crossing {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn cross(exits: &mut [Exit], stop: &AtomicBool, carried: &Mutex<Carried>) {
+    let mut buffer = vec![0; 65_536];
+    while !stop.load(Ordering::Relaxed) {
+        {
+            let mut waiting: Vec<PollFd<'_>> = exits
+                .iter()
+                // SAFETY: the descriptors are those of ports that outlive the call.
+                .map(|e| unsafe { BorrowedFd::borrow_raw(e.port.descriptor()) })
+                .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+                .collect();
+            let _ = poll(&mut waiting, PollTimeout::from(LOOK_MS));
+        }
+        for from in 0..exits.len() {
+            while let Ok(bytes) = exits[from].port.receive(&mut buffer) {
+                let Some(to) = pass(exits, from, &mut buffer[..bytes]) else {
+                    continue;
+                };
+                let mut carried = carried.lock().unwrap_or_else(PoisonError::into_inner);
+                *carried.entry((from, to)).or_default() += bytes as u64;
+            }
+        }
+    }
+}
+
+/// Takes a packet of a host to another, if that is let in; to whom.
+fn pass(exits: &mut [Exit], from: usize, packet: &mut [u8]) -> Option<usize> {
+    let head = packet::head(packet)?;
+    let (IpAddr::V4(source), IpAddr::V4(to)) = (head.source, head.destination) else {
+        return None;
+    };
+    let (own, far) = head.ports?;
+    let exit = &mut exits[from];
+    if source != exit.inside {
+        return None;
+    }
+    let mut seen = SocketAddr::from((source, own));
+    if let Some((outside, nat)) = &mut exit.nat {
+        let port = nat.outbound((head.protocol, source, own), SocketAddr::from((to, far)));
+        packet::rewrite_v4(packet, &head, Side::Source, *outside, port);
+        seen = SocketAddr::from((*outside, port));
+    }
+    let found = exits.iter().position(|exit| match &exit.nat {
+        Some((outside, _)) => *outside == to,
+        None => exit.inside == to,
+    })?;
+    if let Some((_, nat)) = &exits[found].nat {
+        let (protocol, inside, port) = nat.inbound(far, seen)?;
+        if protocol != head.protocol {
+            return None;
+        }
+        packet::rewrite_v4(packet, &head, Side::Destination, inside, port);
+    }
+    exits[found].port.send(packet).ok()?;
+    Some(found)
+}
