@@ -345,6 +345,9 @@ pub(crate) fn tend(inner: &mut Inner, now: Time) -> bool {
     paths.sort_by_key(|p| p.rtt);
     let seen = paths.iter().filter_map(|p| inner.relaying.seen.get(&p.id));
     let mut addresses: Vec<SocketAddr> = seen.copied().collect();
+    // Before the relay has said where it sees us, our own addresses are half an answer: a peer that heard
+    // them would hear the rest later than it could.
+    let is_seen = !addresses.is_empty();
     let mut links: Vec<(LinkId, bool)> = Vec::new();
     for path in &paths {
         let link = path.addresses.link;
@@ -353,7 +356,7 @@ pub(crate) fn tend(inner: &mut Inner, now: Time) -> bool {
         };
         let own = socket.io.local_addr();
         links.push((link, own.is_ipv6()));
-        if !own.ip().is_unspecified() && !addresses.contains(&own) {
+        if is_seen && !own.ip().is_unspecified() && !addresses.contains(&own) {
             addresses.push(own);
         }
     }
