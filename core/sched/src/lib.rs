@@ -10,6 +10,12 @@
 //! their joules.
 
 mod choice;
+mod history;
+mod outlook;
+mod promise;
+mod published;
+mod roster;
+mod scheduler;
 mod spending;
 pub mod thrift;
 
@@ -18,4 +24,9 @@ pub use choice::{
     METERED_RATE_FIRST_BYTES_PER_S, Need, Policy, SIZE_UNKNOWN_BYTES, UnknownWord, Way, choose,
     in_words,
 };
+pub use history::{History, Sight};
+pub use outlook::Outlook;
+pub use promise::Promise;
+pub use roster::{Flow, Roster, Share};
+pub use scheduler::{Mode, PROBE_BYTES, Scheduler};
 pub use spending::{Paid, Plan, Rule, SLACK, SLACK_PAYING, SLACK_SHARE, decide, decide_by};

@@ -35,6 +35,7 @@ mod network;
 pub mod policy;
 mod proxy;
 mod run;
+pub mod score;
 pub mod strategy;
 mod stream;
 mod transfer;

@@ -12,5 +12,6 @@ pub mod prox;
 pub mod put;
 pub mod qlog;
 pub mod repro;
+pub mod score;
 pub mod sim;
 pub mod transport;
