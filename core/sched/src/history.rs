@@ -25,6 +25,9 @@ const LATELY_S: f64 = 8.0;
 /// Over how much use the rate *on the whole* is one.
 const WHOLE_S: f64 = 100.0; // tuned, likewise
 
+/// After so much use its rates are half known.
+const KNOWN_S: f64 = 5.0; // a guess
+
 /// A look at a link that lasts less time counts for this much: a probe is short. // a guess
 const LOOK_S: f64 = 1.0;
 
@@ -129,8 +132,6 @@ impl History {
                 self.whole.add(rate, busy_s.max(LOOK_S), WHOLE_S);
             }
             self.measured_at = Some(now);
-            self.carried.bytes += sight.bytes as f64;
-            self.carried.busy_s += busy_s;
         }
         if !self.up || !sight.up {
             self.silent_s = 0.0;
@@ -144,6 +145,10 @@ impl History {
             self.since = now;
         } else if on != self.on {
             self.turn(now);
+        }
+        if on {
+            self.carried.bytes += sight.bytes as f64;
+            self.carried.busy_s += busy_s;
         }
         self.on = on;
         self.up = sight.up;
@@ -198,6 +203,11 @@ impl History {
         })
     }
 
+    /// How well the rates are known, from 0, never used, to nearly 1.
+    pub fn known(&self) -> f64 {
+        self.whole.weight / (self.whole.weight + KNOWN_S)
+    }
+
     /// How long ago it was used.
     pub fn unused_s(&self, now: Time) -> f64 {
         self.measured_at
@@ -220,4 +230,69 @@ fn remember<T>(past: &mut VecDeque<T>, one: T) {
         past.pop_front();
     }
     past.push_back(one);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn see(history: &mut History, from_s: u64, seconds: u64, up: bool, rate: Option<u64>) {
+        for n in 1..=seconds {
+            let sight = Sight {
+                up,
+                bytes: rate.unwrap_or(0),
+                busy: Span::from_secs(u64::from(rate.is_some())),
+            };
+            history.see(Time::ZERO + Span::from_secs(from_s + n), &sight);
+        }
+    }
+
+    #[test]
+    fn spells_that_ended_are_remembered_with_their_rate() {
+        let mut history = History::new(Class::Free);
+        see(&mut history, 0, 10, true, Some(1_000));
+        see(&mut history, 10, 20, false, None);
+        see(&mut history, 30, 5, true, Some(3_000));
+        let on = history.ons()[0];
+        assert!((on.length_s - 10.0).abs() <= 1.0, "{on:?}");
+        assert_eq!(on.rate, 1_000.0);
+        assert_eq!(history.offs().len(), 1);
+        assert!((history.offs()[0] - 20.0).abs() <= 1.0);
+        assert!((history.age_s(Time::from_secs_f64(35.0)) - 4.0).abs() <= 1.0);
+        // Of this stay only.
+        assert_eq!(history.lately(), Some(3_000.0));
+        assert!(history.whole() > 1_000.0 && history.whole() < 3_000.0);
+    }
+
+    #[test]
+    fn a_link_that_is_up_and_carries_nothing_counts_as_away() {
+        let mut history = History::new(Class::Free);
+        see(&mut history, 0, 10, true, Some(1_000));
+        see(&mut history, 10, 5, true, Some(0));
+        assert!(history.is_up() && !history.carries());
+        see(&mut history, 15, 1, true, Some(1_000));
+        assert!(history.carries());
+    }
+
+    #[test]
+    fn what_was_never_used_has_an_assumed_rate_and_no_spells() {
+        let mut history = History::new(Class::Metered);
+        see(&mut history, 0, 10, true, None);
+        see(&mut history, 10, 10, false, None);
+        assert_eq!(history.whole(), METERED_RATE_FIRST_BYTES_PER_S);
+        assert_eq!(history.known(), 0.0);
+        assert!(history.ons().is_empty());
+        assert!(history.unused_s(Time::from_secs_f64(20.0)).is_infinite());
+    }
+
+    #[test]
+    fn no_more_spells_are_kept_than_the_limit() {
+        let mut history = History::new(Class::Free);
+        for n in 0..100 {
+            see(&mut history, 2 * n, 1, true, Some(1));
+            see(&mut history, 2 * n + 1, 1, false, None);
+        }
+        assert_eq!(history.ons().len(), SPELLS_MAX);
+        assert_eq!(history.offs().len(), SPELLS_MAX);
+    }
 }

@@ -9,6 +9,7 @@
 //! again every second and at every change. Where energy counts, [`thrift`] says which links are worth
 //! their joules.
 
+mod buffer;
 mod choice;
 mod history;
 mod outlook;
@@ -18,7 +19,9 @@ mod roster;
 mod scheduler;
 mod spending;
 pub mod thrift;
+mod why;
 
+pub use buffer::{Buffer, Stream, Switching, Thresholds};
 pub use choice::{
     Choice, Class, FREE_RATE_FIRST_BYTES_PER_S, Hold, IfLate, MARGIN,
     METERED_RATE_FIRST_BYTES_PER_S, Need, Policy, SIZE_UNKNOWN_BYTES, UnknownWord, Way, choose,
@@ -30,3 +33,4 @@ pub use promise::Promise;
 pub use roster::{Flow, Roster, Share};
 pub use scheduler::{Mode, PROBE_BYTES, Scheduler};
 pub use spending::{Paid, Plan, Rule, SLACK, SLACK_PAYING, SLACK_SHARE, decide, decide_by};
+pub use why::Why;

@@ -18,9 +18,6 @@ use d2tp_time::Time;
 /// Scenes. Higher: finer probabilities, slower.
 pub const SCENES: usize = 128;
 
-/// Horizons at most. Higher: more deadlines are looked at one by one, slower.
-pub const HORIZONS_MAX: usize = 24;
-
 /// What is assumed of links of a class before they were watched.
 #[derive(Debug, Clone, Copy)]
 struct Law {
@@ -61,6 +58,12 @@ const LATER: [f64; 17] = [
 ];
 /// For so long the rate lately says more than the rate on the whole. // a guess
 const SOON_S: f64 = 30.0;
+
+/// So much more do rates vary, as far as is known, that were never measured.
+const UNKNOWN_SPREAD: f64 = 0.8; // fits the promises of docs/repro/score.md
+
+/// No rate is expected to fall below this share.
+const TIMES_MIN: f64 = 0.02; // a guess
 
 /// What the links will carry until each horizon.
 #[derive(Debug, Clone)]
@@ -143,8 +146,9 @@ fn play(
         Class::Metered | Class::Roaming => METERED,
     };
     let whole = link.whole();
-    let soon = narrowed(quantile(&SOON, chance.first()), law.spread);
-    let later = narrowed(quantile(&LATER, chance.second()), law.spread);
+    let spread = law.spread * (1.0 + UNKNOWN_SPREAD * (1.0 - link.known()));
+    let soon = spread_by(quantile(&SOON, chance.first()), spread);
+    let later = spread_by(quantile(&LATER, chance.second()), spread);
     let stay = chance.third();
     let mut on = link.carries();
     let mut until = if on {
@@ -258,9 +262,9 @@ fn quantile(table: &[f64; 17], u: f64) -> f64 {
     table[k] + (at - k as f64) * (table[k + 1] - table[k])
 }
 
-/// Nearer to one.
-fn narrowed(times: f64, spread: f64) -> f64 {
-    1.0 + spread * (times - 1.0)
+/// Further from one, or nearer.
+fn spread_by(times: f64, spread: f64) -> f64 {
+    (1.0 + spread * (times - 1.0)).max(TIMES_MIN)
 }
 
 /// Numbers in [0, 1) that are spread evenly over the scenes.
@@ -302,5 +306,84 @@ impl Chance {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
         (z >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::Sight;
+    use d2tp_time::Span;
+
+    /// A link that carries and does not by turns, for so long each.
+    fn link(class: Class, on_s: u64, off_s: u64, rate: u64) -> (History, Time) {
+        let mut link = History::new(class);
+        let mut now = Time::ZERO;
+        for second in 0..3_600 {
+            now += Span::from_secs(1);
+            let up = second % (on_s + off_s) < on_s;
+            let sight = Sight {
+                up,
+                bytes: if up { rate } else { 0 },
+                busy: Span::from_secs(u64::from(up)),
+            };
+            link.see(now, &sight);
+        }
+        (link, now)
+    }
+
+    #[test]
+    fn a_steady_link_carries_about_its_rate() {
+        let (link, now) = link(Class::Metered, 1, 0, 1_000_000);
+        let outlook = Outlook::new(now, &[link], [10.0, 1_000.0].into_iter());
+        for (horizon, bytes) in [(0, 10e6), (1, 1_000e6)] {
+            let median = outlook.all_median(horizon);
+            assert!((0.9..1.1).contains(&(median / bytes)), "{median}");
+            assert!(outlook.all_short_of(horizon, 0.3 * bytes) < 0.08);
+            assert_eq!(outlook.free_reach(horizon, 1.0), 0.0);
+        }
+    }
+
+    #[test]
+    fn a_link_that_comes_and_goes_carries_its_share_of_the_time() {
+        let (link, now) = link(Class::Free, 30, 30, 1_000_000);
+        let outlook = Outlook::new(now, &[link], [1_200.0].into_iter());
+        let median = outlook.all_median(0);
+        assert!((400e6..800e6).contains(&median), "{median}");
+    }
+
+    #[test]
+    fn more_bytes_are_never_likelier_and_more_time_never_less() {
+        let (free, now) = link(Class::Free, 20, 10, 300_000);
+        let (metered, _) = link(Class::Metered, 3_000, 1, 900_000);
+        let horizons = [3.0, 30.0, 300.0];
+        let outlook = Outlook::new(now, &[free, metered], horizons.into_iter());
+        for horizon in 0..3 {
+            for step in 0..40 {
+                let bytes = f64::from(step) * 5e6;
+                let more = bytes + 5e6;
+                let reach = outlook.free_reach(horizon, bytes);
+                assert!(reach >= outlook.free_reach(horizon, more));
+                let short = outlook.all_short_of(horizon, bytes);
+                assert!(short <= outlook.all_short_of(horizon, more));
+                assert!(reach <= 1.0 - short + 1e-9);
+                if horizon > 0 {
+                    assert!(short <= outlook.all_short_of(horizon - 1, bytes));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_left_over_is_between_nothing_and_everything() {
+        let (free, now) = link(Class::Free, 20, 40, 1_000_000);
+        let outlook = Outlook::new(now, &[free], [60.0].into_iter());
+        let mean = outlook.left_over(0, 30e6);
+        let worst = outlook.left_over_at_most(0, 30e6, 0.95);
+        assert!(
+            mean > 0.0 && mean < worst && worst <= 30e6,
+            "{mean} {worst}"
+        );
+        assert_eq!(outlook.left_over(0, 0.0), 0.0);
     }
 }

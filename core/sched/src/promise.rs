@@ -93,3 +93,76 @@ impl Scheduler {
         Some(Span::from_secs_f64(high))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::choice::{Class, IfLate, Need, Policy};
+    use crate::history::Sight;
+    use crate::scheduler::Mode;
+    use std::time::Duration;
+
+    /// A minute of 1 MB/s on a metered link, and no other.
+    fn scheduler() -> (Scheduler, Time) {
+        let mut scheduler = Scheduler::new(Mode::Outlook, [Class::Free, Class::Metered]);
+        let mut now = Time::ZERO;
+        for _ in 0..60 {
+            now += Span::from_secs(1);
+            let cell = Sight {
+                up: true,
+                bytes: 1_000_000,
+                busy: Span::from_secs(1),
+            };
+            scheduler.see(now, &[Sight::default(), cell]);
+        }
+        (scheduler, now)
+    }
+
+    fn flow(bytes: u64, left_s: Option<u64>) -> Flow {
+        Flow {
+            need: Need {
+                remaining_bytes: Some(bytes),
+                left: left_s.map(Duration::from_secs),
+                policy: Policy::FreeFirst,
+                if_late: IfLate::Cell,
+                metered_bytes_left: None,
+            },
+            size_bytes: bytes,
+            priority: 0,
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_in_time_is_said_at_once_and_what_surely_is_too() {
+        let (scheduler, now) = scheduler();
+        let flows = [
+            flow(100_000_000, Some(10)),
+            flow(5_000_000, Some(100)),
+            flow(1, None),
+        ];
+        let promises = scheduler.promises(now, &flows);
+        assert!(promises[0].is_infeasible(), "{promises:?}");
+        // It is behind the first.
+        assert!(promises[1].ready < 0.8, "{promises:?}");
+        assert_eq!(promises[2].ready, 1.0);
+        let alone = scheduler.promises(now, &flows[1..]);
+        assert!(alone[0].ready > 0.95, "{alone:?}");
+        assert!(alone[0].expected_metered_bytes <= alone[0].worst_metered_bytes);
+        assert!(alone[0].worst_metered_bytes <= 5_000_000);
+    }
+
+    #[test]
+    fn a_time_promised_at_nine_in_ten_is_later_than_at_one_in_two() {
+        let (scheduler, now) = scheduler();
+        let by = |chance| {
+            scheduler
+                .ready_by(now, 100_000_000, chance)
+                .unwrap()
+                .as_secs_f64()
+        };
+        assert!(by(0.9) > by(0.5));
+        assert!((50.0..200.0).contains(&by(0.5)), "{}", by(0.5));
+        let never = Scheduler::new(Mode::Outlook, []);
+        assert_eq!(never.ready_by(now, 1, 0.5), None);
+    }
+}

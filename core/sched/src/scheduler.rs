@@ -5,7 +5,7 @@
 //!  for the flows up to each deadline, earliest first:
 //!    regret = how likely free links alone will do       what is paid for now was not needed
 //!    risk   = how likely all links will just not do     what is not paid for now is missing
-//!  PRICE × flows × risk > bytes ÷ mean size × regret ─▶ these flows pay, else they wait
+//!  PRICE × flows × risk > bytes ÷ size of a flow × regret ─▶ these flows pay, else they wait
 //! ```
 //!
 //! So a flow that free links will hardly ever complete alone pays early, for it will pay anyway; one
@@ -14,7 +14,7 @@
 
 use crate::choice::{Class, Policy};
 use crate::history::{History, Sight};
-use crate::outlook::{HORIZONS_MAX, Outlook};
+use crate::outlook::Outlook;
 use crate::published;
 use crate::roster::{Flow, Roster, Share, by_deadline};
 use d2tp_time::{Span, Time};
@@ -66,7 +66,10 @@ pub const PROBE_BYTES: u64 = 100_000; // a guess
 /// A metered link not used for so long is probed before it is relied upon, seconds.
 const PROBE_AFTER_S: f64 = 10.0; // half of the recorded cellular links: rates hold about so long
 
-/// No probe for flows that need less than this share of what the links are expected to carry, …
+/// One that was never used is, as soon as flows need so much that a probe is little beside it.
+const PROBE_FIRST_BYTES: f64 = 20.0 * PROBE_BYTES as f64; // a guess
+
+/// No other probe for flows that need less than this share of what the links are expected to carry, …
 const PROBE_SHARE: f64 = 0.1; // a guess
 /// … or that free links will so probably complete.
 const PROBE_REGRET: f64 = 0.98; // a guess
@@ -75,6 +78,11 @@ const PROBE_REGRET: f64 = 0.98; // a guess
 /// at most every ten.
 const EPOCH_SHARE: f64 = 1.0 / 400.0;
 const EPOCH_S: (f64, f64) = (1.0, 10.0);
+
+/// So many deadlines are looked at one by one.
+const DEADLINES_EACH: usize = 24;
+/// Where there are more, those within this ratio are looked at as one. Higher: faster, coarser.
+const ABOUT: f64 = 1.35;
 
 /// Links, and what is known of them.
 #[derive(Debug, Clone)]
@@ -170,11 +178,7 @@ impl Scheduler {
     /// be measured.
     fn by_outlook(&self, now: Time, flows: &[Flow], order: &[usize]) -> (usize, bool) {
         let due = order.iter().map_while(|n| flows[*n].left_s()).count();
-        // Each deadline where they are few, else some, the last among them.
-        let step = due.div_ceil(HORIZONS_MAX).max(1);
-        let places: Vec<usize> = (0..due)
-            .filter(|place| (place + 1) % step == 0 || place + 1 == due)
-            .collect();
+        let places = looked_at(due, |place| flows[order[place]].left_s().unwrap_or(0.0));
         let horizons = places
             .iter()
             .filter_map(|place| flows[order[*place]].left_s());
@@ -197,13 +201,37 @@ impl Scheduler {
             }
             let standing = standing(&outlook, horizon, bytes);
             at_risk += standing.risk * count as f64;
-            if is_worth(&standing, at_risk, bytes / mean_size, balanced) {
+            let largest = group
+                .clone()
+                .map(|flow| flow.size_bytes as f64)
+                .fold(mean_size, f64::max);
+            if is_worth(&standing, at_risk, bytes / largest, balanced) {
                 paying = place + 1;
             }
             doubt |= standing.regret < PROBE_REGRET && standing.load > PROBE_SHARE;
         }
+        let never_used = |link: &History| link.unused_s(now).is_infinite();
+        doubt |= bytes > PROBE_FIRST_BYTES && self.links.iter().any(never_used);
         (paying, doubt)
     }
+}
+
+/// Which of the first `due` places of the order are looked at: each where they are few, else the last
+/// of those whose deadlines are about the same.
+fn looked_at(due: usize, left_s: impl Fn(usize) -> f64) -> Vec<usize> {
+    if due <= DEADLINES_EACH {
+        return (0..due).collect();
+    }
+    let mut places = Vec::new();
+    let mut first_s = left_s(0).max(1.0);
+    for place in 1..due {
+        if left_s(place) > first_s * ABOUT {
+            places.push(place - 1);
+            first_s = left_s(place);
+        }
+    }
+    places.push(due - 1);
+    places
 }
 
 /// How it stands for `bytes` until a horizon of the outlook.
@@ -217,9 +245,213 @@ pub(crate) fn standing(outlook: &Outlook, horizon: usize, bytes: f64) -> Standin
     }
 }
 
+/// Whether a flow beside no other pays now.
+pub(crate) fn pays_alone(standing: &Standing, sizes: f64) -> bool {
+    is_worth(standing, standing.risk, sizes, false)
+}
+
 /// Whether to pay now: `at_risk` is the risk of all flows so far together, `sizes` what they still
 /// need, in flows of mean size.
 fn is_worth(standing: &Standing, at_risk: f64, sizes: f64, balanced: bool) -> bool {
     let price = if balanced { PRICE_BALANCED } else { PRICE };
     price * at_risk > sizes * standing.regret || standing.risk > RISK_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::choice::{IfLate, Need};
+    use std::time::Duration;
+
+    const CLASSES: [Class; 2] = [Class::Free, Class::Metered];
+
+    fn flow(bytes: u64, left_s: f64, policy: Policy) -> Flow {
+        Flow {
+            need: Need {
+                remaining_bytes: Some(bytes),
+                left: Some(Duration::from_secs_f64(left_s)),
+                policy,
+                if_late: IfLate::Cell,
+                metered_bytes_left: None,
+            },
+            size_bytes: bytes,
+            priority: 0,
+        }
+    }
+
+    fn free_first(bytes: u64, left_s: f64) -> Flow {
+        flow(bytes, left_s, Policy::FreeFirst)
+    }
+
+    /// After links were used for so long at these rates; none: the link is not there.
+    fn after(mode: Mode, stays: &[(u64, [Option<u64>; 2])]) -> (Scheduler, Time) {
+        let mut scheduler = Scheduler::new(mode, CLASSES);
+        let mut now = Time::ZERO;
+        for (seconds, rates) in stays {
+            for _ in 0..*seconds {
+                let sight = |rate: Option<u64>| Sight {
+                    up: rate.is_some(),
+                    bytes: rate.unwrap_or(0),
+                    busy: Span::from_secs(u64::from(rate.is_some())),
+                };
+                now += Span::from_secs(1);
+                scheduler.see(now, &rates.map(sight));
+            }
+        }
+        (scheduler, now)
+    }
+
+    fn pays(stays: &[(u64, [Option<u64>; 2])], flows: &[Flow]) -> usize {
+        let (scheduler, now) = after(Mode::Outlook, stays);
+        scheduler.decide(now, flows).payers.len()
+    }
+
+    const CELL: Option<u64> = Some(1_000_000);
+    const WIFI: Option<u64> = Some(2_000_000);
+
+    #[test]
+    fn with_time_in_hand_it_waits_and_without_it_pays() {
+        let stays = [(60, [WIFI, CELL]), (5, [None, CELL])];
+        assert_eq!(pays(&stays, &[free_first(20_000_000, 3_600.0)]), 0);
+        assert_eq!(pays(&stays, &[free_first(20_000_000, 21.0)]), 1);
+    }
+
+    #[test]
+    fn what_free_links_can_never_do_alone_is_paid_for_early() {
+        // No Wi-Fi for two hours: the flow will pay anyway, though there is five times the time.
+        let stays = [(7_200, [None, CELL])];
+        assert_eq!(pays(&stays, &[free_first(200_000_000, 1_000.0)]), 1);
+        // With Wi-Fi that comes back every minute it waits.
+        let mut often = Vec::new();
+        for _ in 0..20 {
+            often.extend([(40, [WIFI, CELL]), (20, [None, CELL])]);
+        }
+        assert_eq!(pays(&often, &[free_first(200_000_000, 1_000.0)]), 0);
+    }
+
+    #[test]
+    fn the_rest_of_a_flow_is_paid_for_sooner_than_its_beginning() {
+        let stays = [(60, [WIFI, CELL]), (60, [None, CELL])];
+        let whole = free_first(30_000_000, 120.0);
+        let rest = Flow {
+            size_bytes: 3_000_000_000,
+            ..whole.clone()
+        };
+        assert!(pays(&stays, &[rest.clone()]) > pays(&stays, &[whole]));
+    }
+
+    #[test]
+    fn flows_that_must_not_pay_never_do() {
+        let stays = [(60, [None, CELL])];
+        let broke = Flow {
+            need: Need {
+                metered_bytes_left: Some(0),
+                ..free_first(1, 1.0).need
+            },
+            ..free_first(1, 1.0)
+        };
+        let patient = Flow {
+            need: Need {
+                if_late: IfLate::Wait,
+                ..free_first(1, 1.0).need
+            },
+            ..free_first(1, 1.0)
+        };
+        let never = flow(50_000_000, 10.0, Policy::FreeOnly);
+        let urgent = free_first(50_000_000, 30.0);
+        let flows = [never, broke, patient, urgent];
+        let (scheduler, now) = after(Mode::Outlook, &stays);
+        let roster = scheduler.decide(now, &flows);
+        assert_eq!(roster.payers, [3]);
+        assert_eq!(roster.carried_by(1).0, [3]);
+        assert_eq!(roster.carried_by(0).0.len(), 4);
+    }
+
+    #[test]
+    fn fast_pays_at_once_and_any_when_no_free_link_carries() {
+        let flows = [
+            flow(1, 3_600.0, Policy::Fast),
+            flow(1, 3_600.0, Policy::Any),
+        ];
+        assert_eq!(pays(&[(60, [WIFI, CELL])], &flows), 1);
+        assert_eq!(pays(&[(60, [None, CELL])], &flows), 2);
+    }
+
+    #[test]
+    fn a_roaming_link_carries_nothing() {
+        let mut scheduler = Scheduler::new(Mode::Outlook, [Class::Roaming]);
+        let sight = Sight {
+            up: true,
+            ..Sight::default()
+        };
+        scheduler.see(Time::ZERO, &[sight]);
+        let roster = scheduler.decide(Time::ZERO, &[free_first(1_000_000_000, 1.0)]);
+        assert_eq!(roster.carried_by(0), (&[][..], 0));
+    }
+
+    #[test]
+    fn a_link_that_was_never_used_is_probed_before_it_is_needed() {
+        let mut scheduler = Scheduler::new(Mode::Outlook, CLASSES);
+        let up = Sight {
+            up: true,
+            ..Sight::default()
+        };
+        scheduler.see(Time::ZERO, &[Sight::default(), up]);
+        let early = [free_first(100_000_000, 36_000.0)];
+        let roster = scheduler.decide(Time::ZERO, &early);
+        assert_eq!(roster.carried_by(1), (&[0][..], PROBE_BYTES));
+        let probed = Sight {
+            bytes: PROBE_BYTES,
+            busy: Span::from_millis(50),
+            ..up
+        };
+        scheduler.see(Time::from_secs_f64(1.0), &[Sight::default(), probed]);
+        let roster = scheduler.decide(Time::from_secs_f64(1.0), &early);
+        assert_eq!(roster.carried_by(1).1, 0);
+    }
+
+    #[test]
+    fn algorithm_one_is_on_one_link_and_looks_at_the_metered_rate_alone() {
+        let stays = [(60, [WIFI, CELL])];
+        let shares = |left_s| {
+            let (scheduler, now) = after(Mode::AlgorithmOne { margin: 0.0 }, &stays);
+            scheduler
+                .decide(now, &[free_first(20_000_000, left_s)])
+                .shares
+        };
+        assert_eq!(shares(21.0), [Share::All, Share::Nothing]);
+        // Urgent, and Wi-Fi is the faster one.
+        assert_eq!(shares(19.0), [Share::All, Share::Nothing]);
+        let (scheduler, now) = after(
+            Mode::AlgorithmOne { margin: 0.0 },
+            &[(60, [Some(100_000), CELL])],
+        );
+        let urgent = scheduler.decide(now, &[free_first(20_000_000, 19.0)]);
+        assert_eq!(urgent.shares, [Share::Nothing, Share::Paid]);
+    }
+
+    #[test]
+    fn the_same_history_decides_the_same() {
+        let stays = [(90, [WIFI, CELL]), (30, [None, CELL])];
+        let flows: Vec<Flow> = (1..50u32)
+            .map(|n| free_first(u64::from(n) * 100_000, f64::from(n) * 7.0))
+            .collect();
+        let (a, now) = after(Mode::Outlook, &stays);
+        let (b, _) = after(Mode::Outlook, &stays);
+        assert_eq!(a.decide(now, &flows), b.decide(now, &flows));
+    }
+
+    #[test]
+    fn of_many_flows_an_urgent_one_pays_and_those_far_behind_it_do_not() {
+        let stays = [(600, [WIFI, CELL])];
+        let mut flows: Vec<Flow> = (0..10_000u32)
+            .map(|n| free_first(1_000, 100_000.0 + f64::from(n)))
+            .collect();
+        assert_eq!(pays(&stays, &flows), 0);
+        flows.push(free_first(100_000_000, 30.0));
+        let (scheduler, now) = after(Mode::Outlook, &stays);
+        let roster = scheduler.decide(now, &flows);
+        assert!(roster.payers.contains(&10_000));
+        assert!(roster.payers.len() < 1_000, "{}", roster.payers.len());
+    }
 }
