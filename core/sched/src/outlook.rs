@@ -62,6 +62,9 @@ const SOON_S: f64 = 30.0;
 /// So much more do rates vary, as far as is known, that were never measured.
 const UNKNOWN_SPREAD: f64 = 0.8; // fits the promises of docs/repro/score.md
 
+/// A scene follows a link so often from carrying to not, and back. Higher: truer a long way off, slower.
+const TURNS_MAX: u32 = 24; // so many average out
+
 /// No rate is expected to fall below this share.
 const TIMES_MIN: f64 = 0.02; // a guess
 
@@ -176,7 +179,7 @@ fn play(
     let (near, far) = (lately * soon, 0.5 * (lately + whole) * later);
     let (mut at, mut bytes) = (0.0, 0.0);
     let mut first = on;
-    let mut rate = far;
+    let (mut rate, mut turns) = (far, 0);
     for (k, horizon) in horizons.iter().enumerate() {
         while at < *horizon {
             let mut end = until.min(*horizon);
@@ -191,8 +194,12 @@ fn play(
             }
             at = end;
             if at >= until {
-                on = !on;
-                first = false;
+                (on, first, turns) = (!on, false, turns + 1);
+                if turns >= TURNS_MAX {
+                    // From here on as it was on average.
+                    (on, rate, until) = (true, bytes / at, f64::INFINITY);
+                    continue;
+                }
                 let length = if on {
                     let (length, seen) = stay_of(link, law, &mut chance);
                     rate = seen.unwrap_or(whole * later);

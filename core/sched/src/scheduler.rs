@@ -56,6 +56,9 @@ const RISK_UNSEEN: f64 = 0.05;
 /// Free links alone will do when they carry this share of what is needed: the rest is little to pay.
 const ALONE: f64 = 0.83;
 
+/// Not all of some flows will be in time when all links fail them with this probability.
+const CROWDED: f64 = 0.95; // a guess
+
 /// From this risk on a flow pays whatever the regret.
 const RISK_MAX: f64 = 0.9;
 
@@ -82,7 +85,7 @@ const EPOCH_S: (f64, f64) = (1.0, 10.0);
 /// So many deadlines are looked at one by one.
 const DEADLINES_EACH: usize = 24;
 /// Where there are more, those within this ratio are looked at as one. Higher: faster, coarser.
-const ABOUT: f64 = 1.35;
+const ABOUT: f64 = 1.6;
 
 /// Links, and what is known of them.
 #[derive(Debug, Clone)]
@@ -126,14 +129,23 @@ impl Scheduler {
 
     /// Decides for all flows.
     pub fn decide(&self, now: Time, flows: &[Flow]) -> Roster {
-        let order = by_deadline(flows);
+        let mut order = by_deadline(flows);
         if let Mode::AlgorithmOne { margin } = self.mode {
             return published::roster(&self.links, flows, order, margin);
         }
         let no_free =
             !(self.links.iter()).any(|link| link.class() == Class::Free && link.carries());
         let (by_deadline, doubt) = match self.mode {
-            Mode::Outlook => self.by_outlook(now, flows, &order),
+            Mode::Outlook => {
+                let found = self.by_outlook(now, flows, &order);
+                match found
+                    .crowded
+                    .filter(|place| give_way(flows, &mut order, *place))
+                {
+                    Some(_) => self.by_outlook(now, flows, &order).decided(),
+                    None => found.decided(),
+                }
+            }
             Mode::Always => (order.len(), false),
             Mode::FreeFirst if no_free => (order.len(), false),
             Mode::FreeFirst | Mode::FreeOnly | Mode::AlgorithmOne { .. } => (0, false),
@@ -174,9 +186,7 @@ impl Scheduler {
         self.links.iter().map(share).collect()
     }
 
-    /// How many flows of the order pay for their deadlines' sake, and whether links that cost have to
-    /// be measured.
-    fn by_outlook(&self, now: Time, flows: &[Flow], order: &[usize]) -> (usize, bool) {
+    fn by_outlook(&self, now: Time, flows: &[Flow], order: &[usize]) -> Found {
         let due = order.iter().map_while(|n| flows[*n].left_s()).count();
         let places = looked_at(due, |place| flows[order[place]].left_s().unwrap_or(0.0));
         let horizons = places
@@ -185,8 +195,7 @@ impl Scheduler {
         let outlook = Outlook::new(now, &self.links, horizons);
         let mean_size = flows.iter().map(|flow| flow.size_bytes as f64).sum::<f64>()
             / flows.len().max(1) as f64;
-        let (mut paying, mut doubt, mut bytes, mut at_risk) = (0, false, 0.0, 0.0);
-        let mut next = 0;
+        let (mut found, mut bytes, mut at_risk, mut next) = (Found::default(), 0.0, 0.0, 0);
         for (horizon, place) in places.into_iter().enumerate() {
             let group = order[next..=place].iter().map(|n| &flows[*n]);
             bytes += group.clone().map(Flow::bytes).sum::<f64>();
@@ -206,14 +215,52 @@ impl Scheduler {
                 .map(|flow| flow.size_bytes as f64)
                 .fold(mean_size, f64::max);
             if is_worth(&standing, at_risk, bytes / largest, balanced) {
-                paying = place + 1;
+                found.paying = place + 1;
             }
-            doubt |= standing.regret < PROBE_REGRET && standing.load > PROBE_SHARE;
+            if outlook.all_short_of(horizon, bytes) > CROWDED {
+                found.crowded = Some(place);
+            }
+            found.doubt |= standing.regret < PROBE_REGRET && standing.load > PROBE_SHARE;
         }
         let never_used = |link: &History| link.unused_s(now).is_infinite();
-        doubt |= bytes > PROBE_FIRST_BYTES && self.links.iter().any(never_used);
-        (paying, doubt)
+        found.doubt |= bytes > PROBE_FIRST_BYTES && self.links.iter().any(never_used);
+        found
     }
+}
+
+/// What the outlook says of all flows.
+#[derive(Debug, Clone, Copy, Default)]
+struct Found {
+    /// So many of the order pay for their deadlines' sake.
+    paying: usize,
+    /// Links that cost have to be measured.
+    doubt: bool,
+    /// The last place of the order up to which not all will be in time.
+    crowded: Option<usize>,
+}
+
+impl Found {
+    fn decided(self) -> (usize, bool) {
+        (self.paying, self.doubt)
+    }
+}
+
+/// Where not all up to a place will be in time, those of less priority than the highest of them go to
+/// the end; whether any did.
+fn give_way(flows: &[Flow], order: &mut Vec<usize>, place: usize) -> bool {
+    let highest = order[..=place].iter().map(|n| flows[*n].priority).max();
+    let is_less = |n: &usize| Some(flows[*n].priority) < highest;
+    let less: Vec<usize> = order[..=place].iter().copied().filter(is_less).collect();
+    if less.is_empty() {
+        return false;
+    }
+    let mut at = 0;
+    order.retain(|n| {
+        at += 1;
+        at > place + 1 || !is_less(n)
+    });
+    order.extend(less);
+    true
 }
 
 /// Which of the first `due` places of the order are looked at: each where they are few, else the last
@@ -428,6 +475,22 @@ mod tests {
         );
         let urgent = scheduler.decide(now, &[free_first(20_000_000, 19.0)]);
         assert_eq!(urgent.shares, [Share::Nothing, Share::Paid]);
+    }
+
+    #[test]
+    fn when_not_all_can_be_in_time_the_highest_priority_goes_first() {
+        let stays = [(60, [None, CELL])];
+        let (scheduler, now) = after(Mode::Outlook, &stays);
+        let first = |bytes: u64| {
+            let low = free_first(bytes, 50.0);
+            let high = Flow {
+                priority: 5,
+                ..free_first(30_000_000, 60.0)
+            };
+            scheduler.decide(now, &[low, high]).order
+        };
+        assert_eq!(first(20_000_000), [0, 1]);
+        assert_eq!(first(400_000_000), [1, 0]);
     }
 
     #[test]
