@@ -122,3 +122,49 @@ pub fn end(courses: &[Course]) -> Time {
         .min()
         .unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cedos_lab_link::trace::CSV_HEADER;
+
+    fn read(rows: &str, way: Way) -> Vec<Course> {
+        let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}"));
+        courses(&trace.expect("a trace"), way)
+    }
+
+    fn carries(course: &Course, from_s: f64, to_s: f64) -> f64 {
+        course.bytes_between(Time::from_secs_f64(from_s), Time::from_secs_f64(to_s))
+    }
+
+    #[test]
+    fn a_blank_is_as_before_and_nothing_is_assumed_before_the_first() {
+        let all = read(
+            "0,wifi,1,,,,\n1,wifi,,8,,,\n2,wifi,,,,,\n3,wifi,0,,,,\n",
+            Way::Down,
+        );
+        assert_eq!(all[0].class, Class::Free);
+        assert_eq!(carries(&all[0], 0.0, 1.0), 0.0);
+        assert_eq!(carries(&all[0], 1.0, 3.0), 2e6);
+        assert_eq!(carries(&all[0], 3.0, 9.0), 0.0);
+        assert_eq!(all[0].end, Time::from_secs_f64(4.0));
+    }
+
+    #[test]
+    fn a_link_that_loses_everything_looks_up_and_carries_nothing() {
+        let all = read(
+            "0,cell,1,8,,,0.5\n1,cell,1,8,,,1\n2,cell,0,8,,,\n",
+            Way::Down,
+        );
+        let seen: Vec<(bool, f64)> = all[0].stretches.iter().map(|s| (s.up, s.rate)).collect();
+        assert_eq!(seen[..3], [(true, 1e6), (true, 0.0), (false, 0.0)]);
+        assert_eq!(all[0].class, Class::Metered);
+    }
+
+    #[test]
+    fn without_upload_rates_nothing_is_uploaded() {
+        let all = read("0,wifi,1,8,,,\n0,cell,1,8,4,,\n", Way::Up);
+        assert_eq!(carries(&all[0], 0.0, 1.0), 0.0);
+        assert_eq!(carries(&all[1], 0.0, 1.0), 0.5e6);
+    }
+}

@@ -130,3 +130,61 @@ pub fn from_csv(text: &str) -> Result<Vec<Job>, String> {
 
 /// The header of a file of jobs.
 pub const CSV_HEADER: &str = "arrival_s,size_bytes,deadline_s";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::score::course::Way;
+    use cedos_lab_link::trace::{CSV_HEADER as TRACE_HEADER, Trace};
+
+    fn courses() -> Vec<Course> {
+        let rows: String = (0..300)
+            .map(|s| format!("{s},wifi,{},8,,,\n{s},cell,1,4,,,\n", u8::from(s % 60 < 30)))
+            .collect();
+        let trace = Trace::from_csv(&format!("{TRACE_HEADER}\n{rows}"));
+        course::courses(&trace.expect("a trace"), Way::Down)
+    }
+
+    #[test]
+    fn a_seed_draws_the_same_feasible_jobs_and_another_seed_others() {
+        let courses = courses();
+        for mix in MIXES {
+            let jobs = draw(&courses, mix, 3, 7).expect("a set");
+            assert_eq!(jobs.len(), 3);
+            assert!(feasible(&courses, &jobs));
+            assert_eq!(draw(&courses, mix, 3, 7), Some(jobs.clone()));
+            assert_ne!(draw(&courses, mix, 3, 8), Some(jobs));
+        }
+    }
+
+    #[test]
+    fn what_needs_more_than_seven_tenths_of_the_rates_is_not_judged() {
+        // 1 MB/s and 0.5 MB/s for 30 s.
+        let job = |bytes| Job {
+            arrival: Time::ZERO,
+            bytes,
+            deadline: Span::from_secs(30),
+        };
+        assert!(feasible(&courses(), &[job(31_000_000)]));
+        assert!(!feasible(&courses(), &[job(32_000_000)]));
+    }
+
+    #[test]
+    fn a_file_of_jobs_is_read_and_its_faults_are_named() {
+        let jobs = from_csv("arrival_s,size_bytes,deadline_s\n1.5,1000,20\n# later\n2,7,0.5\n");
+        let jobs = jobs.expect("two jobs");
+        assert_eq!(jobs.len(), 2);
+        assert_eq!(jobs[0].due(), Time::from_secs_f64(21.5));
+        assert_eq!(jobs[1].bytes, 7);
+        for (text, fault) in [
+            ("", "no jobs"),
+            ("1,2\n", "line 1"),
+            ("1,2,3\n1,x,3\n", "line 2"),
+            ("1,0,3\n", "line 1"),
+            ("-1,5,3\n", "line 1"),
+        ] {
+            let why = from_csv(text).expect_err(text);
+            assert!(why.contains(fault), "{text:?}: {why}");
+        }
+    }
+}

@@ -103,3 +103,83 @@ pub fn solve(courses: &[Course], jobs: &[Job]) -> Option<Optimum> {
         parts,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::score::course::Stretch;
+    use d2tp_time::Span;
+
+    /// 1 MB/s over Wi-Fi from 10 to 20 s, 2 MB/s over a cellular link until 40 s.
+    fn courses() -> Vec<Course> {
+        let course = |class, steps: &[(u64, f64)]| Course {
+            name: format!("{class:?}"),
+            class,
+            stretches: steps
+                .iter()
+                .map(|(at_s, rate)| Stretch {
+                    at: Time::ZERO + Span::from_secs(*at_s),
+                    up: *rate > 0.0,
+                    rate: *rate,
+                })
+                .collect(),
+            end: Time::ZERO + Span::from_secs(40),
+        };
+        vec![
+            course(Class::Free, &[(0, 0.0), (10, 1e6), (20, 0.0)]),
+            course(Class::Metered, &[(0, 2e6), (40, 0.0)]),
+        ]
+    }
+
+    fn job(arrival_s: u64, bytes: u64, deadline_s: u64) -> Job {
+        Job {
+            arrival: Time::ZERO + Span::from_secs(arrival_s),
+            bytes,
+            deadline: Span::from_secs(deadline_s),
+        }
+    }
+
+    #[test]
+    fn the_free_link_carries_what_it_can_by_then_and_the_other_the_rest() {
+        let metered = |jobs: &[Job]| solve(&courses(), jobs).map(|o| o.metered_bytes.round());
+        assert_eq!(metered(&[job(0, 8_000_000, 30)]), Some(0.0));
+        assert_eq!(metered(&[job(0, 12_000_000, 30)]), Some(2e6));
+        assert_eq!(metered(&[job(0, 12_000_000, 15)]), Some(7e6));
+        // Two share the free link.
+        assert_eq!(
+            metered(&[job(0, 6_000_000, 15), job(5, 9_000_000, 30)]),
+            Some(5e6)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_met_has_no_optimum() {
+        assert!(solve(&courses(), &[job(0, 71_000_000, 30)]).is_none());
+        assert!(solve(&courses(), &[job(50, 1, 10)]).is_none());
+    }
+
+    #[test]
+    fn the_parts_are_the_jobs_and_within_what_the_links_can_carry() {
+        let jobs = [job(0, 20_000_000, 25), job(3, 30_000_000, 30)];
+        let courses = courses();
+        let optimum = solve(&courses, &jobs).expect("feasible");
+        for (n, job) in jobs.iter().enumerate() {
+            let of_job = optimum.parts.iter().filter(|part| part.job == n);
+            let carried: f64 = of_job.clone().map(|part| part.bytes).sum();
+            assert!((carried - job.bytes as f64).abs() < 1.0, "{carried}");
+            assert!(of_job.clone().all(|part| part.from >= job.arrival));
+            assert!(of_job.clone().all(|part| part.to <= job.due()));
+        }
+        for part in &optimum.parts {
+            let same = |other: &&Part| other.link == part.link && other.from == part.from;
+            let carried: f64 = optimum
+                .parts
+                .iter()
+                .filter(same)
+                .map(|part| part.bytes)
+                .sum();
+            let room = courses[part.link].bytes_between(part.from, part.to);
+            assert!(carried <= room + 1.0, "{carried} of {room}");
+        }
+    }
+}

@@ -280,3 +280,126 @@ impl<'a> Table<'a> {
         self.open.retain(|open| open.left > 0.0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::score::course::{Stretch, Way, courses};
+    use crate::score::{jobs, optimum};
+    use cedos_lab_link::trace::{CSV_HEADER, Trace};
+    use d2tp_sched::{Class, Mode};
+
+    const MODES: [Mode; 5] = [
+        Mode::FreeOnly,
+        Mode::FreeFirst,
+        Mode::Always,
+        Mode::AlgorithmOne { margin: 0.5 },
+        Mode::Outlook,
+    ];
+
+    /// Wi-Fi that comes and goes, dead in every third stay, and a cellular link that swings.
+    fn links() -> Vec<Course> {
+        let mut rows = String::new();
+        for s in 0..900 {
+            let (stay, on) = (s / 75, s % 75 < 40);
+            let loss = u8::from(stay % 3 == 2);
+            let cell = 2 + (s / 20) % 7;
+            rows += &format!(
+                "{s},wifi,{},12,,,{loss}\n{s},cell,1,{cell},,,\n",
+                u8::from(on)
+            );
+        }
+        let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}"));
+        courses(&trace.expect("a trace"), Way::Down)
+    }
+
+    fn scheduler(mode: Mode, courses: &[Course]) -> Scheduler {
+        Scheduler::new(mode, courses.iter().map(|course| course.class))
+    }
+
+    #[test]
+    fn every_byte_is_carried_once_or_late_and_no_policy_beats_the_optimum() {
+        let courses = links();
+        for seed in 0..20 {
+            let drawn = jobs::draw(&courses, jobs::MIXES[0], 3, seed).expect("a set");
+            let least = optimum::solve(&courses, &drawn)
+                .expect("feasible")
+                .metered_bytes;
+            let bytes: f64 = drawn.iter().map(|job| job.bytes as f64).sum();
+            for mode in MODES {
+                let played = play(&courses, &drawn, &mut scheduler(mode, &courses));
+                let carried: f64 = played.carried.iter().sum();
+                let sum = carried + played.late_bytes;
+                // Rounding of half a byte at each completion.
+                assert!(
+                    (sum - bytes).abs() < 10.0,
+                    "seed {seed} {mode:?}: {sum} of {bytes}"
+                );
+                let spent = played.carried[1] + played.late_bytes;
+                assert!(
+                    spent > least - 10.0,
+                    "seed {seed} {mode:?}: {spent} < {least}"
+                );
+                let all_met = played.met.iter().all(|met| *met);
+                assert_eq!(all_met, played.late_bytes < 1.0, "seed {seed} {mode:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn free_only_pays_nothing_and_always_misses_nothing() {
+        let courses = links();
+        for seed in 0..20 {
+            let drawn = jobs::draw(&courses, jobs::MIXES[1], 3, seed).expect("a set");
+            let free = play(&courses, &drawn, &mut scheduler(Mode::FreeOnly, &courses));
+            assert_eq!(free.carried[1], 0.0);
+            let always = play(&courses, &drawn, &mut scheduler(Mode::Always, &courses));
+            assert_eq!(always.met, [true; 3], "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_job_is_complete_at_the_moment_its_bytes_are_there_and_not_before() {
+        let courses = [Course {
+            name: "wifi".to_owned(),
+            class: Class::Free,
+            stretches: vec![Stretch {
+                at: Time::ZERO,
+                up: true,
+                rate: 1_000.0,
+            }],
+            end: Time::NEVER,
+        }];
+        let met = |bytes| {
+            let job = Job {
+                arrival: Time::from_secs_f64(2.5),
+                bytes,
+                deadline: Span::from_secs(10),
+            };
+            let mut scheduler = scheduler(Mode::Outlook, &courses);
+            let played = play(&courses, &[job], &mut scheduler);
+            (played.met[0], played.late_bytes.round())
+        };
+        assert_eq!(met(9_999), (true, 0.0));
+        assert_eq!(met(10_100), (false, 100.0));
+    }
+
+    #[test]
+    fn the_device_is_told_what_it_can_measure_and_no_more() {
+        let courses = links();
+        let drawn = jobs::draw(&courses, jobs::MIXES[0], 3, 3).expect("a set");
+        let arrival = drawn.iter().map(|job| job.arrival).min().expect("jobs");
+        let mut first = true;
+        let mut watch = |scheduler: &Scheduler, moment: Moment<'_>| {
+            if std::mem::take(&mut first) {
+                assert_eq!(moment.at, arrival);
+                // Nothing was used yet, so nothing was measured, though an hour may have passed.
+                assert!(scheduler.links().iter().all(|link| link.known() == 0.0));
+                assert!(scheduler.links().iter().all(|link| link.ons().is_empty()));
+            }
+        };
+        let mut scheduler = scheduler(Mode::Outlook, &courses);
+        play_watched(&courses, &drawn, &mut scheduler, &mut watch);
+        assert!(!first);
+    }
+}

@@ -98,3 +98,28 @@ fn promised(courses: &[Course], arrival: Time, bytes: u64, end: Time) -> Option<
     player::play_watched(courses, &[job], &mut scheduler(courses), &mut watch);
     promised.flatten()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::score::course::{Way, courses};
+    use cedos_lab_link::trace::{CSV_HEADER, Trace};
+
+    #[test]
+    fn promises_are_mostly_kept_and_the_same_for_the_same_seed() {
+        let mut rows = String::new();
+        let mut cell = 4.0;
+        let mut rng = Pcg64Mcg::seed_from_u64(5);
+        for s in 0..600 {
+            cell = (cell * rng.random_range(0.8..1.25_f64)).clamp(0.5, 20.0);
+            let wifi = u8::from((s / 37) % 3 == 0);
+            rows += &format!("{s},wifi,{wifi},10,,,\n{s},cell,1,{cell},,,\n");
+        }
+        let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}")).expect("a trace");
+        let courses = courses(&trace, Way::Down);
+        let kept = keep(&courses, 20, 1);
+        assert!(kept.promised > 10, "{kept:?}");
+        assert!((0.7..=1.0).contains(&kept.share()), "{kept:?}");
+        assert_eq!(keep(&courses, 20, 1), kept);
+    }
+}

@@ -159,3 +159,42 @@ fn percentile(ascending: &[f64], share: f64) -> f64 {
     let rank = (share * ascending.len() as f64).ceil() as usize;
     ascending[rank.clamp(1, ascending.len()) - 1]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(policy: &str, met: usize, feasible: usize, avoidable: f64) -> Row {
+        Row {
+            trace: "t".to_owned(),
+            seed: 0,
+            policy: policy.to_owned(),
+            jobs: 3,
+            feasible,
+            met,
+            bytes: 100,
+            metered_bytes: 40,
+            late_bytes: 0,
+            optimum_metered_bytes: Some(0),
+            avoidable_share: Some(avoidable),
+        }
+    }
+
+    #[test]
+    fn figures_are_over_the_judged_rows_of_each_policy() {
+        let mut rows: Vec<Row> = (0..20)
+            .map(|n| row("a", 3, 3, f64::from(n) / 100.0))
+            .collect();
+        rows.push(row("b", 2, 3, 0.5));
+        rows.push(row("b", 0, 0, 9.0));
+        let figures = figures(&rows);
+        assert_eq!(figures.len(), 2);
+        let (a, b) = (&figures[0], &figures[1]);
+        assert_eq!((a.sets, a.jobs, a.missed), (20, 60, 0.0));
+        assert!((a.avoidable_mean - 0.095).abs() < 1e-9);
+        assert_eq!(a.avoidable_p95, 0.18);
+        assert_eq!((b.sets, b.jobs, b.avoidable_mean), (1, 3, 0.5));
+        assert!((b.missed - 1.0 / 3.0).abs() < 1e-9);
+        assert!((b.offloaded - 0.6).abs() < 1e-9);
+    }
+}
