@@ -45,7 +45,7 @@ pub const PRICE: f64 = 2.5; // tuned, as all the numbers below: docs/repro/score
 const PRICE_BALANCED: f64 = 2.0 * PRICE;
 
 /// Links *just* do not do when they carry less than this many times what is needed …
-const JUST: f64 = 1.3;
+const JUST: f64 = 1.2;
 /// … and more than this: where they carry still less, paying now does not help either.
 const HOPELESS: f64 = 0.95;
 
