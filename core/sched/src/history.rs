@@ -135,8 +135,6 @@ impl History {
         }
         if !self.up || !sight.up {
             self.silent_s = 0.0;
-        }
-        if !sight.up || (sight.up && !self.up) {
             self.lately = Mean::default();
         }
         let dead = self.silent_s >= DEAD_AFTER_S;

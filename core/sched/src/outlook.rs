@@ -88,11 +88,12 @@ impl Outlook {
                 Class::Metered => &mut all,
                 Class::Roaming => continue,
             };
-            for scene in 0..SCENES {
+            let mut draw = |scene: usize| {
                 play(now, link, Chance::new(n, scene), &horizons, |k, bytes| {
                     into[k][scene] += bytes;
                 });
-            }
+            };
+            (0..SCENES).for_each(&mut draw);
         }
         for (all, free) in all.iter_mut().zip(&mut free) {
             for (all, free) in all.iter_mut().zip(free.iter()) {

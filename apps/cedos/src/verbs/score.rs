@@ -194,7 +194,7 @@ fn cases(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result
         }
         for seed in args.seed..args.seed.saturating_add(args.sets) {
             // A set of its own for each trace: what is drawn for one says nothing of another.
-            let own = seed ^ name.bytes().fold(0, |sum, b| mixed(sum, b));
+            let own = seed ^ name.bytes().fold(0, mixed);
             match jobs::draw(courses, args.mix, JOBS, own) {
                 Some(jobs) => cases.push(Case::new(name, seed, courses.clone(), jobs)),
                 None => eprintln!("{name}: no set of jobs is feasible, left out"),
@@ -215,7 +215,7 @@ fn mixed(sum: u64, byte: u8) -> u64 {
 fn promises(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result<ExitCode> {
     let mut kept = pledge::Kept::default();
     for (name, courses) in recorded {
-        let own = args.seed ^ name.bytes().fold(0, |sum, b| mixed(sum, b));
+        let own = args.seed ^ name.bytes().fold(0, mixed);
         kept += pledge::keep(courses, args.sets, own);
     }
     if args.json {

@@ -269,7 +269,7 @@ impl<'a> Table<'a> {
                     open.left = 0.0;
                 }
             }
-            self.now = self.now + span;
+            self.now += span;
         }
         let met = &mut self.played.met;
         let completed = self.open.iter().filter(|open| open.left == 0.0);
