@@ -51,6 +51,10 @@ pub enum Hold {
     OverBudget,
     /// Only a roaming link is up.
     RoamingBlocked,
+    /// Flows with earlier deadlines go first.
+    QueuedBehind,
+    /// What is up carries nothing.
+    PathTooSlow,
 }
 
 /// How to weigh money against time.
@@ -155,7 +159,7 @@ impl FromStr for IfLate {
 }
 
 /// What a flow wants.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Need {
     /// Bytes still to come, when known.
     pub remaining_bytes: Option<u64>,

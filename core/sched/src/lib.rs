@@ -9,13 +9,28 @@
 //! again every second and at every change. Where energy counts, [`thrift`] says which links are worth
 //! their joules.
 
+mod buffer;
 mod choice;
+mod history;
+mod outlook;
+mod promise;
+mod published;
+mod roster;
+mod scheduler;
 mod spending;
 pub mod thrift;
+mod why;
 
+pub use buffer::{Buffer, Stream, Switching, Thresholds};
 pub use choice::{
     Choice, Class, FREE_RATE_FIRST_BYTES_PER_S, Hold, IfLate, MARGIN,
     METERED_RATE_FIRST_BYTES_PER_S, Need, Policy, SIZE_UNKNOWN_BYTES, UnknownWord, Way, choose,
     in_words,
 };
+pub use history::{History, Sight};
+pub use outlook::Outlook;
+pub use promise::Promise;
+pub use roster::{Flow, Roster, Share};
+pub use scheduler::{Mode, PROBE_BYTES, Scheduler};
 pub use spending::{Paid, Plan, Rule, SLACK, SLACK_PAYING, SLACK_SHARE, decide, decide_by};
+pub use why::Why;

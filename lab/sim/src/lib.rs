@@ -36,6 +36,7 @@ pub mod peers;
 pub mod policy;
 mod proxy;
 mod run;
+pub mod score;
 pub mod strategy;
 mod stream;
 mod transfer;

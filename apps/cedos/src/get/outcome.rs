@@ -78,6 +78,8 @@ pub enum Reason {
     StorageFull,
     /// The user stopped it.
     UserPaused,
+    /// Flows with earlier deadlines go first.
+    QueuedBehind,
     /// A link is up and carries nothing.
     PathTooSlow,
     /// A link asks to sign in before it carries anything.
@@ -94,6 +96,8 @@ impl From<d2tp_sched::Hold> for Reason {
             Hold::PathCost => Reason::PathCost,
             Hold::OverBudget => Reason::OverBudget,
             Hold::RoamingBlocked => Reason::RoamingBlocked,
+            Hold::QueuedBehind => Reason::QueuedBehind,
+            Hold::PathTooSlow => Reason::PathTooSlow,
         }
     }
 }

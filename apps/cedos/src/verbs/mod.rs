@@ -13,5 +13,7 @@ pub mod put;
 pub mod qlog;
 pub mod repro;
 pub mod serve;
+||||||| bf23811
+pub mod score;
 pub mod sim;
 pub mod transport;

@@ -1,7 +1,9 @@
 //! `cedos sim run FILE [--seed N] [--json] [--log FILE]`: a scenario in virtual time.
 //! `cedos sim fuzz --seeds N [--salt S] [--json] [--require-coverage]`: scenarios drawn from seeds,
 //! in search of faults.
+//! `cedos sim score TRACE…`: a policy on recorded links (`score.rs`).
 
+use crate::verbs::score::{self, ScoreArgs};
 use anyhow::Context;
 use cedos_lab_scenario::{Report, Scenario};
 use cedos_lab_sim::coverage::Pair;
@@ -26,6 +28,7 @@ enum SimVerb {
     Run(RunArgs),
     /// Run scenarios drawn from seeds; exit code 0 if all of them complete.
     Fuzz(FuzzArgs),
+    Score(Box<ScoreArgs>),
 }
 
 #[derive(Debug, Args)]
@@ -73,6 +76,7 @@ pub fn run(args: SimArgs) -> anyhow::Result<ExitCode> {
     match args.verb {
         SimVerb::Run(args) => run_one(&args),
         SimVerb::Fuzz(args) => run_many(&args),
+        SimVerb::Score(args) => score::run(&args),
     }
 }
 

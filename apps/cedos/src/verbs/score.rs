@@ -1,0 +1,384 @@
+//! `cedos sim score TRACE… [--jobs FILE] [--policy NAME] [--json] [--dump-optimum FILE] …`: a policy
+//! on recorded links, beside the best that anybody could have done who knew the future.
+
+use crate::repro::plot::{self, Chart, Series};
+use anyhow::{Context, anyhow, bail};
+use cedos_lab_link::trace::Trace;
+use cedos_lab_sim::score::altered;
+use cedos_lab_sim::score::course::{self, Course, Way};
+use cedos_lab_sim::score::jobs::{self, Job, MIXES, Mix};
+use cedos_lab_sim::score::pledge;
+use cedos_lab_sim::score::sheet::{self, Case, Figures, Row};
+use clap::{Args, ValueEnum};
+use d2tp_sched::Mode;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Jobs in a set that is drawn.
+const JOBS: usize = 3;
+
+/// The policies compared where none is named.
+const POLICIES: [&str; 5] = [
+    "wifi-only",
+    "wifi-first",
+    "both-always",
+    "algorithm-1",
+    "d2sched",
+];
+
+/// Play jobs with deadlines over recorded links and compare with the clairvoyant optimum.
+#[derive(Debug, Args)]
+pub struct ScoreArgs {
+    /// Traces: CSV files, `t_s,iface,up,down_mbps,up_mbps,rtt_ms,loss`.
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+    /// Jobs for each trace: CSV, `arrival_s,size_bytes,deadline_s`; drawn if not given.
+    #[arg(long, value_name = "FILE")]
+    jobs: Option<PathBuf>,
+    /// Only this policy: wifi-only, wifi-first, both-always, algorithm-1, algorithm-1+50 (a margin of
+    /// 50 % of the time needed), d2sched. May be given more than once; all of them if not given.
+    #[arg(long = "policy", value_name = "NAME", value_parser = policy)]
+    policies: Vec<(String, Mode)>,
+    /// The first seed of the jobs.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Sets of three jobs drawn for each trace, with a seed each.
+    #[arg(long, default_value_t = 1)]
+    sets: u64,
+    /// How jobs are drawn: mixed, large or short; see docs/repro/score.md.
+    #[arg(long, default_value = MIXES[0].name, value_parser = mix)]
+    mix: Mix,
+    /// Jobs go from the device.
+    #[arg(long)]
+    uploads: bool,
+    /// Change the traces first.
+    #[arg(long, value_name = "HOW")]
+    altered: Option<Altered>,
+    /// Draw sizes, promise each a time at 90 %, and count how many are ready by then.
+    #[arg(long, conflicts_with_all = ["jobs", "policies", "dump_optimum", "plot"])]
+    promises: bool,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Write the optimum's solutions to this file, as JSON, for another solver to check.
+    #[arg(long, value_name = "FILE")]
+    dump_optimum: Option<PathBuf>,
+    /// Draw the figures into this file, an SVG.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Altered {
+    /// From the end to the beginning.
+    Reversed,
+    /// Free links half the length of the trace later than the others.
+    Apart,
+    /// Free links with the metered ones of the next trace.
+    Recombined,
+}
+
+fn policy(name: &str) -> Result<(String, Mode), String> {
+    let mode = match name {
+        "wifi-only" => Mode::FreeOnly,
+        "wifi-first" => Mode::FreeFirst,
+        "both-always" => Mode::Always,
+        "d2sched" => Mode::Outlook,
+        "algorithm-1" => Mode::AlgorithmOne { margin: 0.0 },
+        other => {
+            let percent = other
+                .strip_prefix("algorithm-1+")
+                .and_then(|percent| percent.parse::<u32>().ok())
+                .ok_or_else(|| format!("one of {}, algorithm-1+PERCENT", POLICIES.join(", ")))?;
+            Mode::AlgorithmOne {
+                margin: f64::from(percent) / 100.0,
+            }
+        }
+    };
+    Ok((name.to_owned(), mode))
+}
+
+fn mix(name: &str) -> Result<Mix, String> {
+    let names: Vec<&str> = MIXES.iter().map(|mix| mix.name).collect();
+    let found = MIXES.into_iter().find(|mix| mix.name == name);
+    found.ok_or_else(|| format!("one of {}", names.join(", ")))
+}
+
+/// Carry out `cedos sim score`.
+///
+/// # Errors
+/// A file cannot be read, or not be written.
+pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
+    let recorded = recorded(args)?;
+    if args.promises {
+        return promises(args, &recorded);
+    }
+    let cases = cases(args, &recorded)?;
+    let policies = if args.policies.is_empty() {
+        let all = POLICIES.iter().map(|name| policy(name));
+        all.collect::<Result<_, _>>().map_err(|why| anyhow!(why))?
+    } else {
+        args.policies.clone()
+    };
+    let mut rows = Vec::new();
+    for case in &cases {
+        rows.extend(policies.iter().map(|(name, mode)| case.score(name, *mode)));
+    }
+    let figures = sheet::figures(&rows);
+    if let Some(file) = &args.dump_optimum {
+        let solutions: Vec<Value> = cases.iter().map(solution).collect();
+        write(file, &serde_json::to_string(&solutions)?)?;
+    }
+    if let Some(file) = &args.plot {
+        write(file, &plot::picture(&charts(&cases, &rows, &figures)))?;
+    }
+    if args.json {
+        println!("{}", json!({ "rows": rows, "figures": figures }));
+    } else {
+        print_rows(&rows);
+        print_figures(&figures);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(file, text).with_context(|| format!("{}", file.display()))
+}
+
+/// The traces by name, altered if that is asked for.
+fn recorded(args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec<Course>)>> {
+    let way = if args.uploads { Way::Up } else { Way::Down };
+    let mut all = Vec::new();
+    for file in &args.traces {
+        let shown = file.display();
+        let text = std::fs::read_to_string(file).with_context(|| format!("{shown}"))?;
+        let trace = Trace::from_csv(&text).with_context(|| format!("{shown}"))?;
+        let name = file.file_stem().unwrap_or_default().to_string_lossy();
+        all.push((name.into_owned(), course::courses(&trace, way)));
+    }
+    let changed = |n: usize| {
+        let (name, courses) = &all[n];
+        let (next, others) = &all[(n + 1) % all.len()];
+        match args.altered {
+            None => (name.clone(), courses.clone()),
+            Some(Altered::Reversed) => {
+                let reversed = courses.iter().map(altered::reversed).collect();
+                (format!("{name}~reversed"), reversed)
+            }
+            Some(Altered::Apart) => (format!("{name}~apart"), altered::apart(courses)),
+            Some(Altered::Recombined) => (
+                format!("{name}+{next}"),
+                altered::recombined(courses, others),
+            ),
+        }
+    };
+    Ok((0..all.len()).map(changed).collect())
+}
+
+fn cases(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result<Vec<Case>> {
+    let given = match &args.jobs {
+        Some(file) => {
+            let text = std::fs::read_to_string(file);
+            let text = text.with_context(|| format!("{}", file.display()))?;
+            let jobs = jobs::from_csv(&text);
+            Some(jobs.map_err(|why| anyhow!("{}: {why}", file.display()))?)
+        }
+        None => None,
+    };
+    let mut cases = Vec::new();
+    for (name, courses) in recorded {
+        if let Some(jobs) = &given {
+            cases.push(Case::new(name, args.seed, courses.clone(), jobs.clone()));
+            continue;
+        }
+        for seed in args.seed..args.seed.saturating_add(args.sets) {
+            // A set of its own for each trace: what is drawn for one says nothing of another.
+            let own = seed ^ name.bytes().fold(0, mixed);
+            match jobs::draw(courses, args.mix, JOBS, own) {
+                Some(jobs) => cases.push(Case::new(name, seed, courses.clone(), jobs)),
+                None => eprintln!("{name}: no set of jobs is feasible, left out"),
+            }
+        }
+    }
+    if cases.is_empty() {
+        bail!("nothing to play");
+    }
+    Ok(cases)
+}
+
+/// A step of FNV-1a.
+fn mixed(sum: u64, byte: u8) -> u64 {
+    (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+}
+
+fn promises(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result<ExitCode> {
+    let mut kept = pledge::Kept::default();
+    for (name, courses) in recorded {
+        let own = args.seed ^ name.bytes().fold(0, mixed);
+        kept += pledge::keep(courses, args.sets, own);
+    }
+    if args.json {
+        println!("{}", serde_json::to_string(&kept)?);
+    } else {
+        println!(
+            "{} promises at {:.0} %: {} kept, {:.1} %",
+            kept.promised,
+            pledge::AT * 100.0,
+            kept.kept,
+            100.0 * kept.share()
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What another solver needs to check the optimum, and its solution.
+fn solution(case: &Case) -> Value {
+    let job = |job: &Job| {
+        json!({
+            "arrival_s": job.arrival.as_secs_f64(),
+            "size_bytes": job.bytes,
+            "deadline_s": job.deadline.as_secs_f64(),
+        })
+    };
+    let mut moments: Vec<_> = case
+        .jobs
+        .iter()
+        .flat_map(|j| [j.arrival, j.due()])
+        .collect();
+    moments.sort_unstable();
+    moments.dedup();
+    let mut rooms = Vec::new();
+    for pair in moments.windows(2) {
+        for course in &case.courses {
+            rooms.push(json!({
+                "link": course.name, "class": format!("{:?}", course.class).to_lowercase(),
+                "from_s": pair[0].as_secs_f64(), "to_s": pair[1].as_secs_f64(),
+                "bytes": course.bytes_between(pair[0], pair[1]),
+            }));
+        }
+    }
+    let parts = case.optimum.iter().flat_map(|optimum| &optimum.parts);
+    let part = |part: &cedos_lab_sim::score::optimum::Part| {
+        json!({
+            "job": part.job, "link": case.courses[part.link].name,
+            "from_s": part.from.as_secs_f64(), "to_s": part.to.as_secs_f64(),
+            "bytes": part.bytes,
+        })
+    };
+    json!({
+        "trace": case.trace, "seed": case.seed,
+        "jobs": case.jobs.iter().map(job).collect::<Vec<_>>(),
+        "rooms": rooms,
+        "metered_bytes": case.optimum.as_ref().map(|optimum| optimum.metered_bytes),
+        "parts": parts.map(part).collect::<Vec<_>>(),
+    })
+}
+
+fn print_rows(rows: &[Row]) {
+    println!(
+        "{:36} {:>4} {:18} {:>7} {:>14} {:>14} {:>14} {:>14} {:>9}",
+        "trace", "seed", "policy", "met", "bytes", "metered", "late", "optimum", "avoidable"
+    );
+    for row in rows {
+        let optimum = row
+            .optimum_metered_bytes
+            .map_or("none".to_owned(), |n| n.to_string());
+        let avoidable = row.avoidable_share.map_or(String::new(), percent);
+        println!(
+            "{:36} {:>4} {:18} {:>2} of {:<2} {:>13} {:>14} {:>14} {:>14} {:>9}{}",
+            row.trace,
+            row.seed,
+            row.policy,
+            row.met,
+            row.jobs,
+            row.bytes,
+            row.metered_bytes,
+            row.late_bytes,
+            optimum,
+            avoidable,
+            if row.feasible == 0 {
+                "  not judged"
+            } else {
+                ""
+            }
+        );
+    }
+}
+
+fn print_figures(figures: &[Figures]) {
+    println!(
+        "\n{:18} {:>5} {:>5} {:>8} {:>10} {:>8} {:>10}",
+        "policy", "sets", "jobs", "missed", "avoidable", "95th", "offloaded"
+    );
+    for row in figures {
+        println!(
+            "{:18} {:>5} {:>5} {:>8} {:>10} {:>8} {:>10}",
+            row.policy,
+            row.sets,
+            row.jobs,
+            percent(row.missed),
+            percent(row.avoidable_mean),
+            percent(row.avoidable_p95),
+            percent(row.offloaded)
+        );
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.2} %", 100.0 * share)
+}
+
+/// Missed against avoidable; what free links carried against how long the jobs had.
+fn charts(cases: &[Case], rows: &[Row], figures: &[Figures]) -> Vec<Chart> {
+    let dot = |f: &Figures| {
+        let at = (100.0 * f.avoidable_mean, 100.0 * f.missed);
+        Series::dots(&f.policy, vec![at])
+    };
+    let mut offload = Vec::new();
+    let each = rows.len() / cases.len();
+    for (n, of) in figures.iter().enumerate() {
+        let point = |(case, row): (&Case, &Row)| {
+            let longest = case.jobs.iter().map(|job| job.deadline.as_secs_f64());
+            let delivered = row.bytes.saturating_sub(row.late_bytes).max(1) as f64;
+            let share = 100.0 * (1.0 - row.metered_bytes as f64 / delivered);
+            (longest.fold(0.0, f64::max), share)
+        };
+        let of_policy = rows.iter().skip(n).step_by(each);
+        let judged = cases
+            .iter()
+            .zip(of_policy)
+            .filter(|(_, row)| row.feasible > 0);
+        offload.push(Series::line(
+            &of.policy,
+            by_deadline(judged.map(point).collect()),
+        ));
+    }
+    vec![
+        Chart {
+            title: "deadlines missed, bytes avoidable".to_owned(),
+            x: "avoidable share, %".to_owned(),
+            y: "missed, %".to_owned(),
+            series: figures.iter().map(dot).collect(),
+        },
+        Chart {
+            title: "what free links carried".to_owned(),
+            x: "longest deadline, log10 s".to_owned(),
+            y: "% of what was delivered".to_owned(),
+            series: offload,
+        },
+    ]
+}
+
+/// The mean of those whose deadlines are within the same third of a decade.
+fn by_deadline(mut points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let class = |s: f64| (3.0 * s.max(1.0).log10()).floor() as i64;
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    points
+        .chunk_by(|a, b| class(a.0) == class(b.0))
+        .map(|chunk| {
+            let mean = chunk.iter().map(|p| p.1).sum::<f64>() / chunk.len() as f64;
+            ((class(chunk[0].0) as f64 + 0.5) / 3.0, mean)
+        })
+        .collect()
+}

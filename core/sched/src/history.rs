@@ -1,0 +1,296 @@
+//! What a device knows of a link from its own use of it: how long it carries, how long it does not,
+//! and how fast.
+//!
+//! ```text
+//!  carries      ▁▂▅▅▃▁          ▁▃▅▅▅     spells that ended: their lengths and mean rates
+//!  does not  ───      ──────────     ─▶   the one under way: its age, the rate lately and on the whole
+//! ```
+//!
+//! A link that is up and carries nothing of what it is given counts as one that is not there. Only
+//! what happened goes in: nothing is known of a link that was never used but whether it is up.
+
+use crate::choice::{Class, FREE_RATE_FIRST_BYTES_PER_S, METERED_RATE_FIRST_BYTES_PER_S};
+use d2tp_time::{Span, Time};
+use std::collections::VecDeque;
+
+/// Up, in use, and not a byte for so long: it is taken to carry nothing. // a guess: a long round trip
+const DEAD_AFTER_S: f64 = 2.0;
+
+/// Spells remembered, the latest ones. Higher: the past counts longer.
+pub const SPELLS_MAX: usize = 32;
+
+/// Over how much use the rate *lately* is a mean. // tuned: docs/repro/score.md
+const LATELY_S: f64 = 8.0;
+
+/// Over how much use the rate *on the whole* is one.
+const WHOLE_S: f64 = 100.0; // tuned, likewise
+
+/// After so much use its rates are half known.
+const KNOWN_S: f64 = 5.0; // a guess
+
+/// A look at a link that lasts less time counts for this much: a probe is short. // a guess
+const LOOK_S: f64 = 1.0;
+
+/// A link as seen now, and what it carried since it was seen last.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Sight {
+    /// Attached, as the system says.
+    pub up: bool,
+    /// Payload carried.
+    pub bytes: u64,
+    /// For how long there was payload for it.
+    pub busy: Span,
+}
+
+/// A time in which a link carried.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spell {
+    /// How long.
+    pub length_s: f64,
+    /// At what rate, bytes per second.
+    pub rate: f64,
+}
+
+/// What is known of one link.
+#[derive(Debug, Clone)]
+pub struct History {
+    class: Class,
+    seen_at: Option<Time>,
+    up: bool,
+    /// It carries, as far as is known.
+    on: bool,
+    /// Since when it does, or does not.
+    since: Time,
+    /// In use without a byte for so long.
+    silent_s: f64,
+    /// In this spell.
+    carried: Carried,
+    ons: VecDeque<Spell>,
+    offs: VecDeque<f64>,
+    lately: Mean,
+    whole: Mean,
+    measured_at: Option<Time>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Carried {
+    bytes: f64,
+    busy_s: f64,
+}
+
+/// A mean that forgets.
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean {
+    sum: f64,
+    weight: f64,
+}
+
+impl Mean {
+    fn add(&mut self, value: f64, weight: f64, span: f64) {
+        // (1 + w/s)^-1 forgets like an exponential for small steps, and needs none.
+        let keep = 1.0 / (1.0 + weight / span);
+        self.sum = self.sum * keep + value * weight;
+        self.weight = self.weight * keep + weight;
+    }
+
+    fn value(&self) -> Option<f64> {
+        (self.weight > 0.0).then(|| self.sum / self.weight)
+    }
+}
+
+impl History {
+    /// Of a link nothing is known of.
+    pub fn new(class: Class) -> History {
+        History {
+            class,
+            seen_at: None,
+            up: false,
+            on: false,
+            since: Time::ZERO,
+            silent_s: 0.0,
+            carried: Carried::default(),
+            ons: VecDeque::new(),
+            offs: VecDeque::new(),
+            lately: Mean::default(),
+            whole: Mean::default(),
+            measured_at: None,
+        }
+    }
+
+    /// Takes down what is seen.
+    pub fn see(&mut self, now: Time, sight: &Sight) {
+        let busy_s = sight.busy.as_secs_f64();
+        if busy_s > 0.0 {
+            let rate = sight.bytes as f64 / busy_s;
+            if sight.bytes > 0 {
+                self.silent_s = 0.0;
+            } else {
+                self.silent_s += busy_s;
+            }
+            self.lately.add(rate, busy_s.max(LOOK_S), LATELY_S);
+            if sight.bytes > 0 || self.on {
+                self.whole.add(rate, busy_s.max(LOOK_S), WHOLE_S);
+            }
+            self.measured_at = Some(now);
+        }
+        if !self.up || !sight.up {
+            self.silent_s = 0.0;
+            self.lately = Mean::default();
+        }
+        let dead = self.silent_s >= DEAD_AFTER_S;
+        let on = sight.up && !dead && (sight.bytes > 0 || self.on || !self.up);
+        if self.seen_at.is_none() {
+            self.since = now;
+        } else if on != self.on {
+            self.turn(now);
+        }
+        if on {
+            self.carried.bytes += sight.bytes as f64;
+            self.carried.busy_s += busy_s;
+        }
+        self.on = on;
+        self.up = sight.up;
+        self.seen_at = Some(now);
+    }
+
+    fn turn(&mut self, now: Time) {
+        let length_s = now.since(self.since).as_secs_f64();
+        if self.on {
+            // One that was never used says nothing of how long it would have carried.
+            if self.carried.busy_s > 0.0 && self.carried.bytes > 0.0 {
+                let rate = self.carried.bytes / self.carried.busy_s;
+                remember(&mut self.ons, Spell { length_s, rate });
+            }
+        } else {
+            remember(&mut self.offs, length_s);
+        }
+        self.carried = Carried::default();
+        self.since = now;
+    }
+
+    /// What a byte on it costs.
+    pub fn class(&self) -> Class {
+        self.class
+    }
+
+    /// Attached.
+    pub fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// Attached, and carrying as far as is known.
+    pub fn carries(&self) -> bool {
+        self.on
+    }
+
+    /// For how long it does, or does not.
+    pub fn age_s(&self, now: Time) -> f64 {
+        now.since(self.since).as_secs_f64()
+    }
+
+    /// The rate of the last seconds of use of this stay, if there were any.
+    pub fn lately(&self) -> Option<f64> {
+        self.lately.value()
+    }
+
+    /// The rate over all use, weighed towards the last minutes; assumed if there was none.
+    pub fn whole(&self) -> f64 {
+        self.whole.value().unwrap_or(match self.class {
+            Class::Free => FREE_RATE_FIRST_BYTES_PER_S,
+            Class::Metered | Class::Roaming => METERED_RATE_FIRST_BYTES_PER_S,
+        })
+    }
+
+    /// How well the rates are known, from 0, never used, to nearly 1.
+    pub fn known(&self) -> f64 {
+        self.whole.weight / (self.whole.weight + KNOWN_S)
+    }
+
+    /// How long ago it was used.
+    pub fn unused_s(&self, now: Time) -> f64 {
+        self.measured_at
+            .map_or(f64::INFINITY, |at| now.since(at).as_secs_f64())
+    }
+
+    /// Times it carried, those that ended.
+    pub fn ons(&self) -> &VecDeque<Spell> {
+        &self.ons
+    }
+
+    /// Lengths of the times it did not, those that ended, in seconds.
+    pub fn offs(&self) -> &VecDeque<f64> {
+        &self.offs
+    }
+}
+
+fn remember<T>(past: &mut VecDeque<T>, one: T) {
+    if past.len() == SPELLS_MAX {
+        past.pop_front();
+    }
+    past.push_back(one);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn see(history: &mut History, from_s: u64, seconds: u64, up: bool, rate: Option<u64>) {
+        for n in 1..=seconds {
+            let sight = Sight {
+                up,
+                bytes: rate.unwrap_or(0),
+                busy: Span::from_secs(u64::from(rate.is_some())),
+            };
+            history.see(Time::ZERO + Span::from_secs(from_s + n), &sight);
+        }
+    }
+
+    #[test]
+    fn spells_that_ended_are_remembered_with_their_rate() {
+        let mut history = History::new(Class::Free);
+        see(&mut history, 0, 10, true, Some(1_000));
+        see(&mut history, 10, 20, false, None);
+        see(&mut history, 30, 5, true, Some(3_000));
+        let on = history.ons()[0];
+        assert!((on.length_s - 10.0).abs() <= 1.0, "{on:?}");
+        assert_eq!(on.rate, 1_000.0);
+        assert_eq!(history.offs().len(), 1);
+        assert!((history.offs()[0] - 20.0).abs() <= 1.0);
+        assert!((history.age_s(Time::from_secs_f64(35.0)) - 4.0).abs() <= 1.0);
+        // Of this stay only.
+        assert_eq!(history.lately(), Some(3_000.0));
+        assert!(history.whole() > 1_000.0 && history.whole() < 3_000.0);
+    }
+
+    #[test]
+    fn a_link_that_is_up_and_carries_nothing_counts_as_away() {
+        let mut history = History::new(Class::Free);
+        see(&mut history, 0, 10, true, Some(1_000));
+        see(&mut history, 10, 5, true, Some(0));
+        assert!(history.is_up() && !history.carries());
+        see(&mut history, 15, 1, true, Some(1_000));
+        assert!(history.carries());
+    }
+
+    #[test]
+    fn what_was_never_used_has_an_assumed_rate_and_no_spells() {
+        let mut history = History::new(Class::Metered);
+        see(&mut history, 0, 10, true, None);
+        see(&mut history, 10, 10, false, None);
+        assert_eq!(history.whole(), METERED_RATE_FIRST_BYTES_PER_S);
+        assert_eq!(history.known(), 0.0);
+        assert!(history.ons().is_empty());
+        assert!(history.unused_s(Time::from_secs_f64(20.0)).is_infinite());
+    }
+
+    #[test]
+    fn no_more_spells_are_kept_than_the_limit() {
+        let mut history = History::new(Class::Free);
+        for n in 0..100 {
+            see(&mut history, 2 * n, 1, true, Some(1));
+            see(&mut history, 2 * n + 1, 1, false, None);
+        }
+        assert_eq!(history.ons().len(), SPELLS_MAX);
+        assert_eq!(history.offs().len(), SPELLS_MAX);
+    }
+}

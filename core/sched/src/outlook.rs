@@ -1,0 +1,397 @@
+//! What the links will carry until any moment from now on, as a distribution.
+//!
+//! ```text
+//!  history of each link ─▶ SCENES ways on: ─▶ at each horizon, sorted: bytes over free links
+//!                          stay, go, return;                           bytes over all links
+//!                          a rate for each
+//! ```
+//!
+//! Each scene draws how long every link stays as it is, how long it is away, and at what rate it
+//! carries: from this device's own past of the link, and from a general law while there is little of
+//! it. Lengths are heavy-tailed: what lasted long will probably last as long again. Nothing here is
+//! drawn by chance: the same history has the same outlook.
+
+use crate::choice::Class;
+use crate::history::History;
+use d2tp_time::Time;
+
+/// Scenes. Higher: finer probabilities, slower.
+pub const SCENES: usize = 128;
+
+/// What is assumed of links of a class before they were watched.
+#[derive(Debug, Clone, Copy)]
+struct Law {
+    /// Half of the times it carries are shorter, seconds.
+    on_s: f64,
+    /// Half of the times it does not are.
+    off_s: f64,
+    /// Counts as so many spells of this device's own.
+    weight: f64,
+    /// How much its rates vary, beside those of cellular links.
+    spread: f64,
+}
+
+// tuned: docs/repro/score.md
+const FREE: Law = Law {
+    on_s: 55.0,
+    off_s: 12.0,
+    weight: 2.0,
+    spread: 0.8,
+};
+// guesses: coverage has few holes, short ones
+const METERED: Law = Law {
+    on_s: 3000.0,
+    off_s: 5.0,
+    weight: 2.0,
+    spread: 1.0,
+};
+
+/// How the rate of the next moments compares with the rate lately: a quantile each sixteenth.
+// measured: half of the recorded cellular links, three seconds against the next 5 to 45
+const SOON: [f64; 17] = [
+    0.1, 0.54, 0.66, 0.75, 0.81, 0.87, 0.92, 0.96, 1.0, 1.05, 1.11, 1.18, 1.3, 1.45, 1.7, 2.2, 3.0,
+];
+/// And the rate over longer times with the mean of lately and on the whole.
+// measured likewise, against the next 45 to 400 seconds
+const LATER: [f64; 17] = [
+    0.1, 0.40, 0.52, 0.61, 0.69, 0.77, 0.84, 0.91, 0.97, 1.04, 1.11, 1.18, 1.27, 1.4, 1.6, 1.9, 2.6,
+];
+/// For so long the rate lately says more than the rate on the whole. // a guess
+const SOON_S: f64 = 30.0;
+
+/// So much more do rates vary, as far as is known, that were never measured.
+const UNKNOWN_SPREAD: f64 = 0.8; // fits the promises of docs/repro/score.md
+
+/// A scene follows a link so often from carrying to not, and back. Higher: truer a long way off, slower.
+const TURNS_MAX: u32 = 24; // so many average out
+
+/// No rate is expected to fall below this share.
+const TIMES_MIN: f64 = 0.02; // a guess
+
+/// What the links will carry until each horizon.
+#[derive(Debug, Clone)]
+pub struct Outlook {
+    /// Of each scene, ascending.
+    free: Vec<[f64; SCENES]>,
+    all: Vec<[f64; SCENES]>,
+}
+
+impl Outlook {
+    /// From what is known of the links, until these horizons: seconds from now, ascending.
+    pub fn new(now: Time, links: &[History], horizons: impl Iterator<Item = f64>) -> Outlook {
+        let horizons: Vec<f64> = horizons.collect();
+        let mut free = vec![[0.0; SCENES]; horizons.len()];
+        let mut all = free.clone();
+        for (n, link) in links.iter().enumerate() {
+            let into = match link.class() {
+                Class::Free => &mut free,
+                Class::Metered => &mut all,
+                Class::Roaming => continue,
+            };
+            let mut draw = |scene: usize| {
+                play(now, link, Chance::new(n, scene), &horizons, |k, bytes| {
+                    into[k][scene] += bytes;
+                });
+            };
+            (0..SCENES).for_each(&mut draw);
+        }
+        for (all, free) in all.iter_mut().zip(&mut free) {
+            for (all, free) in all.iter_mut().zip(free.iter()) {
+                *all += free;
+            }
+            all.sort_unstable_by(f64::total_cmp);
+            free.sort_unstable_by(f64::total_cmp);
+        }
+        Outlook { free, all }
+    }
+
+    /// How likely free links alone carry `bytes` until a horizon.
+    pub fn free_reach(&self, horizon: usize, bytes: f64) -> f64 {
+        1.0 - below(&self.free[horizon], bytes)
+    }
+
+    /// How likely all links together carry less than `bytes`.
+    pub fn all_short_of(&self, horizon: usize, bytes: f64) -> f64 {
+        below(&self.all[horizon], bytes)
+    }
+
+    /// What all links carry in half of the scenes.
+    pub fn all_median(&self, horizon: usize) -> f64 {
+        self.all[horizon][SCENES / 2]
+    }
+
+    /// What free links leave over of `bytes`, on average.
+    pub fn left_over(&self, horizon: usize, bytes: f64) -> f64 {
+        let over = |free: &f64| (bytes - free).max(0.0);
+        self.free[horizon].iter().map(over).sum::<f64>() / SCENES as f64
+    }
+
+    /// And what is left over at most in this share of the scenes.
+    pub fn left_over_at_most(&self, horizon: usize, bytes: f64, share: f64) -> f64 {
+        let n = ((1.0 - share) * SCENES as f64) as usize;
+        (bytes - self.free[horizon][n.min(SCENES - 1)]).max(0.0)
+    }
+}
+
+fn below(ascending: &[f64; SCENES], bytes: f64) -> f64 {
+    ascending.partition_point(|b| *b < bytes) as f64 / SCENES as f64
+}
+
+/// One way on for one link: tells the bytes carried until each horizon.
+fn play(
+    now: Time,
+    link: &History,
+    mut chance: Chance,
+    horizons: &[f64],
+    mut tell: impl FnMut(usize, f64),
+) {
+    let law = match link.class() {
+        Class::Free => FREE,
+        Class::Metered | Class::Roaming => METERED,
+    };
+    let whole = link.whole();
+    let spread = law.spread * (1.0 + UNKNOWN_SPREAD * (1.0 - link.known()));
+    let soon = spread_by(quantile(&SOON, chance.first()), spread);
+    let later = spread_by(quantile(&LATER, chance.second()), spread);
+    let stay = chance.third();
+    let mut on = link.carries();
+    let mut until = if on {
+        let ons = link.ons().iter().map(|spell| spell.length_s);
+        residual(
+            stay,
+            link.age_s(now),
+            ons,
+            law.on_s,
+            law.weight,
+            &mut chance,
+        )
+    } else {
+        let offs = link.offs().iter().copied();
+        residual(
+            stay,
+            link.age_s(now),
+            offs,
+            law.off_s,
+            law.weight,
+            &mut chance,
+        )
+    };
+    let lately = link.lately().unwrap_or(whole);
+    let (near, far) = (lately * soon, 0.5 * (lately + whole) * later);
+    let (mut at, mut bytes) = (0.0, 0.0);
+    let mut first = on;
+    let (mut rate, mut turns) = (far, 0);
+    for (k, horizon) in horizons.iter().enumerate() {
+        while at < *horizon {
+            let mut end = until.min(*horizon);
+            if on {
+                let now_rate = if first && at < SOON_S {
+                    end = end.min(SOON_S);
+                    near
+                } else {
+                    rate
+                };
+                bytes += now_rate * (end - at);
+            }
+            at = end;
+            if at >= until {
+                (on, first, turns) = (!on, false, turns + 1);
+                if turns >= TURNS_MAX {
+                    // From here on as it was on average.
+                    (on, rate, until) = (true, bytes / at, f64::INFINITY);
+                    continue;
+                }
+                let length = if on {
+                    let (length, seen) = stay_of(link, law, &mut chance);
+                    rate = seen.unwrap_or(whole * later);
+                    length
+                } else {
+                    away_of(link, law, &mut chance)
+                };
+                until = at + length.max(0.5);
+            }
+        }
+        tell(k, bytes);
+    }
+}
+
+/// A whole time of carrying: how long, and at what rate if it is one of the past.
+fn stay_of(link: &History, law: Law, chance: &mut Chance) -> (f64, Option<f64>) {
+    let ons = link.ons();
+    let u = chance.next() * (ons.len() as f64 + law.weight);
+    match ons.get(u as usize) {
+        Some(spell) => (spell.length_s, Some(spell.rate)),
+        None => (lomax(chance.next(), law.on_s), None),
+    }
+}
+
+/// A whole time of not carrying.
+fn away_of(link: &History, law: Law, chance: &mut Chance) -> f64 {
+    let offs = link.offs();
+    let u = chance.next() * (offs.len() as f64 + law.weight);
+    match offs.get(u as usize) {
+        Some(length) => length * (0.5 + chance.next()),
+        None => lomax(chance.next(), law.off_s),
+    }
+}
+
+/// What is left of a time that lasted `age` already.
+fn residual(
+    u: f64,
+    age: f64,
+    past: impl Iterator<Item = f64> + Clone,
+    median: f64,
+    weight: f64,
+    chance: &mut Chance,
+) -> f64 {
+    let longer = past.clone().filter(|length| *length > age).count();
+    // The law's own share of times that last longer than this.
+    let general = weight * median / (median + age);
+    let which = u * (longer as f64 + general);
+    if which < longer as f64 {
+        let mut longer = past.filter(|length| *length > age);
+        let length = longer.nth(which as usize).unwrap_or(age);
+        // Not to the second what it was: half to one and a half times.
+        return (length * (0.5 + chance.next()) - age).max((length - age) * chance.next());
+    }
+    lomax(chance.next(), median + age)
+}
+
+/// Half of them are shorter than `median`, and whatever lasted so long lasts as long again at the
+/// median: P(longer than x) = median ÷ (median + x).
+fn lomax(u: f64, median: f64) -> f64 {
+    median * u / (1.0 - u).max(1e-4)
+}
+
+/// Between the quantiles of a table.
+fn quantile(table: &[f64; 17], u: f64) -> f64 {
+    let at = u * 16.0;
+    let k = (at as usize).min(15);
+    table[k] + (at - k as f64) * (table[k + 1] - table[k])
+}
+
+/// Further from one, or nearer.
+fn spread_by(times: f64, spread: f64) -> f64 {
+    (1.0 + spread * (times - 1.0)).max(TIMES_MIN)
+}
+
+/// Numbers in [0, 1) that are spread evenly over the scenes.
+struct Chance {
+    link: usize,
+    scene: usize,
+    state: u64,
+}
+
+impl Chance {
+    fn new(link: usize, scene: usize) -> Chance {
+        let state = (link as u64 + 1) << 32 | scene as u64;
+        Chance { link, scene, state }
+    }
+
+    // Fractions of multiples of irrational numbers: no two scenes are close in all of them.
+    fn spread(&self, step: f64) -> f64 {
+        let at = (self.scene as f64 + 0.5) * step + self.link as f64 * 0.381_966;
+        at - at.floor()
+    }
+
+    fn first(&self) -> f64 {
+        // Each sixteenth of a table is met as often.
+        let at = (self.scene as f64 + 0.5) / SCENES as f64 + self.link as f64 * 0.618_034;
+        at - at.floor()
+    }
+    fn second(&self) -> f64 {
+        self.spread(0.754_877_666_246_693)
+    }
+    fn third(&self) -> f64 {
+        self.spread(0.569_840_290_998_053)
+    }
+
+    /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    fn next(&mut self) -> f64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        (z >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::Sight;
+    use d2tp_time::Span;
+
+    /// A link that carries and does not by turns, for so long each.
+    fn link(class: Class, on_s: u64, off_s: u64, rate: u64) -> (History, Time) {
+        let mut link = History::new(class);
+        let mut now = Time::ZERO;
+        for second in 0..3_600 {
+            now += Span::from_secs(1);
+            let up = second % (on_s + off_s) < on_s;
+            let sight = Sight {
+                up,
+                bytes: if up { rate } else { 0 },
+                busy: Span::from_secs(u64::from(up)),
+            };
+            link.see(now, &sight);
+        }
+        (link, now)
+    }
+
+    #[test]
+    fn a_steady_link_carries_about_its_rate() {
+        let (link, now) = link(Class::Metered, 1, 0, 1_000_000);
+        let outlook = Outlook::new(now, &[link], [10.0, 1_000.0].into_iter());
+        for (horizon, bytes) in [(0, 10e6), (1, 1_000e6)] {
+            let median = outlook.all_median(horizon);
+            assert!((0.9..1.1).contains(&(median / bytes)), "{median}");
+            assert!(outlook.all_short_of(horizon, 0.3 * bytes) < 0.08);
+            assert_eq!(outlook.free_reach(horizon, 1.0), 0.0);
+        }
+    }
+
+    #[test]
+    fn a_link_that_comes_and_goes_carries_its_share_of_the_time() {
+        let (link, now) = link(Class::Free, 30, 30, 1_000_000);
+        let outlook = Outlook::new(now, &[link], [1_200.0].into_iter());
+        let median = outlook.all_median(0);
+        assert!((400e6..800e6).contains(&median), "{median}");
+    }
+
+    #[test]
+    fn more_bytes_are_never_likelier_and_more_time_never_less() {
+        let (free, now) = link(Class::Free, 20, 10, 300_000);
+        let (metered, _) = link(Class::Metered, 3_000, 1, 900_000);
+        let horizons = [3.0, 30.0, 300.0];
+        let outlook = Outlook::new(now, &[free, metered], horizons.into_iter());
+        for horizon in 0..3 {
+            for step in 0..40 {
+                let bytes = f64::from(step) * 5e6;
+                let more = bytes + 5e6;
+                let reach = outlook.free_reach(horizon, bytes);
+                assert!(reach >= outlook.free_reach(horizon, more));
+                let short = outlook.all_short_of(horizon, bytes);
+                assert!(short <= outlook.all_short_of(horizon, more));
+                assert!(reach <= 1.0 - short + 1e-9);
+                if horizon > 0 {
+                    assert!(short <= outlook.all_short_of(horizon - 1, bytes));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_left_over_is_between_nothing_and_everything() {
+        let (free, now) = link(Class::Free, 20, 40, 1_000_000);
+        let outlook = Outlook::new(now, &[free], [60.0].into_iter());
+        let mean = outlook.left_over(0, 30e6);
+        let worst = outlook.left_over_at_most(0, 30e6, 0.95);
+        assert!(
+            mean > 0.0 && mean < worst && worst <= 30e6,
+            "{mean} {worst}"
+        );
+        assert_eq!(outlook.left_over(0, 0.0), 0.0);
+    }
+}

@@ -1,0 +1,168 @@
+//! What can be promised of a flow: how likely it is ready in time, and what it will cost.
+//!
+//! ```text
+//!  all links by its deadline ─▶ ready: the share of scenes in which they carry it and all before it
+//!  free links by then        ─▶ metered: what they leave over, on average and at worst
+//! ```
+//!
+//! A promise is what the outlook says now; it changes as the links do.
+
+use crate::outlook::Outlook;
+use crate::roster::{Flow, by_deadline};
+use crate::scheduler::Scheduler;
+use d2tp_time::{Span, Time};
+
+/// Below this probability a deadline is called infeasible. // a guess: nobody would wait for it
+pub const INFEASIBLE_BELOW: f64 = 0.05;
+
+/// The share of scenes that cost no more than what is called the worst.
+pub const WORST: f64 = 0.95;
+
+/// The longest time promised, seconds: a week.
+const PROMISED_MAX_S: f64 = 604_800.0;
+
+/// What can be promised.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Promise {
+    /// How likely it is complete at its deadline; 1 for a flow without one.
+    pub ready: f64,
+    /// Metered bytes, on average.
+    pub expected_metered_bytes: u64,
+    /// And at worst: in one case of twenty it is more.
+    pub worst_metered_bytes: u64,
+}
+
+impl Promise {
+    /// Whether there is no point in waiting for it.
+    pub fn is_infeasible(&self) -> bool {
+        self.ready < INFEASIBLE_BELOW
+    }
+}
+
+impl Scheduler {
+    /// What can be promised of each flow.
+    pub fn promises(&self, now: Time, flows: &[Flow]) -> Vec<Promise> {
+        let order = by_deadline(flows);
+        let none = Promise {
+            ready: 1.0,
+            expected_metered_bytes: 0,
+            worst_metered_bytes: 0,
+        };
+        let mut promises = vec![none; flows.len()];
+        let mut before = 0.0;
+        for n in order {
+            let Some(left_s) = flows[n].left_s() else {
+                break;
+            };
+            let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
+            let until = before + flows[n].bytes();
+            let own = |of: &dyn Fn(f64) -> f64| (of(until) - of(before)).max(0.0) as u64;
+            promises[n] = Promise {
+                ready: 1.0 - outlook.all_short_of(0, until),
+                expected_metered_bytes: own(&|bytes| outlook.left_over(0, bytes)),
+                worst_metered_bytes: own(&|bytes| outlook.left_over_at_most(0, bytes, WORST)),
+            };
+            before = until;
+        }
+        promises
+    }
+
+    /// By when `bytes` beside nothing else are ready with this probability; none within a week.
+    pub fn ready_by(&self, now: Time, bytes: u64, chance: f64) -> Option<Span> {
+        let (mut low, mut high) = (0.0, PROMISED_MAX_S);
+        let likely = |left_s: f64| {
+            let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
+            outlook.all_short_of(0, bytes as f64) <= 1.0 - chance
+        };
+        if !likely(high) {
+            return None;
+        }
+        // To a hundredth of it, or a tenth of a second.
+        while high - low > (0.01 * high).max(0.1) {
+            let middle = if low == 0.0 {
+                high / 8.0
+            } else {
+                0.5 * (low + high)
+            };
+            if likely(middle) {
+                high = middle;
+            } else {
+                low = middle;
+            }
+        }
+        Some(Span::from_secs_f64(high))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::choice::{Class, IfLate, Need, Policy};
+    use crate::history::Sight;
+    use crate::scheduler::Mode;
+    use std::time::Duration;
+
+    /// A minute of 1 MB/s on a metered link, and no other.
+    fn scheduler() -> (Scheduler, Time) {
+        let mut scheduler = Scheduler::new(Mode::Outlook, [Class::Free, Class::Metered]);
+        let mut now = Time::ZERO;
+        for _ in 0..60 {
+            now += Span::from_secs(1);
+            let cell = Sight {
+                up: true,
+                bytes: 1_000_000,
+                busy: Span::from_secs(1),
+            };
+            scheduler.see(now, &[Sight::default(), cell]);
+        }
+        (scheduler, now)
+    }
+
+    fn flow(bytes: u64, left_s: Option<u64>) -> Flow {
+        Flow {
+            need: Need {
+                remaining_bytes: Some(bytes),
+                left: left_s.map(Duration::from_secs),
+                policy: Policy::FreeFirst,
+                if_late: IfLate::Cell,
+                metered_bytes_left: None,
+            },
+            size_bytes: bytes,
+            priority: 0,
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_in_time_is_said_at_once_and_what_surely_is_too() {
+        let (scheduler, now) = scheduler();
+        let flows = [
+            flow(100_000_000, Some(10)),
+            flow(5_000_000, Some(100)),
+            flow(1, None),
+        ];
+        let promises = scheduler.promises(now, &flows);
+        assert!(promises[0].is_infeasible(), "{promises:?}");
+        // It is behind the first.
+        assert!(promises[1].ready < 0.8, "{promises:?}");
+        assert_eq!(promises[2].ready, 1.0);
+        let alone = scheduler.promises(now, &flows[1..]);
+        assert!(alone[0].ready > 0.95, "{alone:?}");
+        assert!(alone[0].expected_metered_bytes <= alone[0].worst_metered_bytes);
+        assert!(alone[0].worst_metered_bytes <= 5_000_000);
+    }
+
+    #[test]
+    fn a_time_promised_at_nine_in_ten_is_later_than_at_one_in_two() {
+        let (scheduler, now) = scheduler();
+        let by = |chance| {
+            scheduler
+                .ready_by(now, 100_000_000, chance)
+                .unwrap()
+                .as_secs_f64()
+        };
+        assert!(by(0.9) > by(0.5));
+        assert!((50.0..200.0).contains(&by(0.5)), "{}", by(0.5));
+        let never = Scheduler::new(Mode::Outlook, []);
+        assert_eq!(never.ready_by(now, 1, 0.5), None);
+    }
+}

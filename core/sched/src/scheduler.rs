@@ -1,0 +1,520 @@
+//! D2Sched for all flows of a device: which links carry them now, so that they are in time and links
+//! that cost carry as little as can be.
+//!
+//! ```text
+//!  for the flows up to each deadline, earliest first:
+//!    regret = how likely free links alone will do       what is paid for now was not needed
+//!    risk   = how likely all links will just not do     what is not paid for now is missing
+//!  PRICE × flows × risk > bytes ÷ size of a flow × regret ─▶ these flows pay, else they wait
+//! ```
+//!
+//! So a flow that free links will hardly ever complete alone pays early, for it will pay anyway; one
+//! that they probably will complete waits as long as the others can still do the rest; and the last
+//! bytes of a flow are paid for sooner than its first, for they cost little and decide as much.
+
+use crate::choice::{Class, Policy};
+use crate::history::{History, Sight};
+use crate::outlook::Outlook;
+use crate::published;
+use crate::roster::{Flow, Roster, Share, by_deadline};
+use d2tp_time::{Span, Time};
+
+/// How it is decided who pays.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Mode {
+    /// Nobody.
+    FreeOnly,
+    /// All, whenever no free link carries.
+    FreeFirst,
+    /// All, always.
+    Always,
+    /// Algorithm 1 of the Cedos paper, with this share of the time needed as a margin.
+    AlgorithmOne {
+        /// 0 as published.
+        margin: f64,
+    },
+    /// What the outlook on the links says.
+    Outlook,
+}
+
+/// What a missed deadline is worth, in flows of mean size paid for in vain. Higher: fewer are missed,
+/// more is paid.
+pub const PRICE: f64 = 2.5; // tuned, as all the numbers below: docs/repro/score.md says on what
+
+/// And for flows whose policy is to be balanced.
+const PRICE_BALANCED: f64 = 2.0 * PRICE;
+
+/// Links *just* do not do when they carry less than this many times what is needed …
+const JUST: f64 = 1.2;
+/// … and more than this: where they carry still less, paying now does not help either.
+const HOPELESS: f64 = 0.95;
+
+/// What no history shows: the risk, beside that of the outlook, of a flow that needs all the links
+/// are expected to carry. Less for one that needs less.
+const RISK_UNSEEN: f64 = 0.05;
+
+/// Free links alone will do when they carry this share of what is needed: the rest is little to pay.
+const ALONE: f64 = 0.83;
+
+/// Not all of some flows will be in time when all links fail them with this probability.
+const CROWDED: f64 = 0.95; // a guess
+
+/// From this risk on a flow pays whatever the regret.
+const RISK_MAX: f64 = 0.9;
+
+/// What a probe of a metered link carries: what slow start sends in four round trips. Higher: truer
+/// rates, more bytes that cost.
+pub const PROBE_BYTES: u64 = 100_000; // a guess
+
+/// A metered link not used for so long is probed before it is relied upon, seconds.
+const PROBE_AFTER_S: f64 = 10.0; // half of the recorded cellular links: rates hold about so long
+
+/// One that was never used is, as soon as flows need so much that a probe is little beside it.
+const PROBE_FIRST_BYTES: f64 = 20.0 * PROBE_BYTES as f64; // a guess
+
+/// No other probe for flows that need less than this share of what the links are expected to carry, …
+const PROBE_SHARE: f64 = 0.1; // a guess
+/// … or that free links will so probably complete.
+const PROBE_REGRET: f64 = 0.98; // a guess
+
+/// It is decided again after this share of the time to the earliest deadline, at least each second
+/// at most every ten.
+const EPOCH_SHARE: f64 = 1.0 / 400.0;
+const EPOCH_S: (f64, f64) = (1.0, 10.0);
+
+/// So many deadlines are looked at one by one.
+const DEADLINES_EACH: usize = 24;
+/// Where there are more, those within this ratio are looked at as one. Higher: faster, coarser.
+const ABOUT: f64 = 1.6;
+
+/// Links, and what is known of them.
+#[derive(Debug, Clone)]
+pub struct Scheduler {
+    mode: Mode,
+    links: Vec<History>,
+}
+
+/// How things stand for the flows up to a deadline.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Standing {
+    /// How likely free links alone will do.
+    pub(crate) regret: f64,
+    /// How likely all links together just will not.
+    pub(crate) risk: f64,
+    /// The share of what all links are expected to carry that is needed.
+    pub(crate) load: f64,
+}
+
+impl Scheduler {
+    /// For links of these classes.
+    pub fn new(mode: Mode, classes: impl IntoIterator<Item = Class>) -> Scheduler {
+        Scheduler {
+            mode,
+            links: classes.into_iter().map(History::new).collect(),
+        }
+    }
+
+    /// What is known of the links.
+    pub fn links(&self) -> &[History] {
+        &self.links
+    }
+
+    /// Takes down what is seen of the links, in their order: at each of their changes, and each second
+    /// in which they are used.
+    pub fn see(&mut self, now: Time, sights: &[Sight]) {
+        for (link, sight) in self.links.iter_mut().zip(sights) {
+            link.see(now, sight);
+        }
+    }
+
+    /// Decides for all flows.
+    pub fn decide(&self, now: Time, flows: &[Flow]) -> Roster {
+        let mut order = by_deadline(flows);
+        if let Mode::AlgorithmOne { margin } = self.mode {
+            return published::roster(&self.links, flows, order, margin);
+        }
+        let no_free =
+            !(self.links.iter()).any(|link| link.class() == Class::Free && link.carries());
+        let (by_deadline, doubt) = match self.mode {
+            Mode::Outlook => {
+                let found = self.by_outlook(now, flows, &order);
+                match found
+                    .crowded
+                    .filter(|place| give_way(flows, &mut order, *place))
+                {
+                    Some(_) => self.by_outlook(now, flows, &order).decided(),
+                    None => found.decided(),
+                }
+            }
+            Mode::Always => (order.len(), false),
+            Mode::FreeFirst if no_free => (order.len(), false),
+            Mode::FreeFirst | Mode::FreeOnly | Mode::AlgorithmOne { .. } => (0, false),
+        };
+        let pays = |place: usize, flow: &Flow| {
+            let at_once = match flow.need.policy {
+                Policy::Fast => true,
+                Policy::Any => no_free,
+                Policy::FreeOnly | Policy::FreeFirst | Policy::Balanced => false,
+            };
+            flow.may_pay() && (place < by_deadline || at_once)
+        };
+        let payers: Vec<usize> = (order.iter().enumerate())
+            .filter(|(place, n)| pays(*place, &flows[**n]))
+            .map(|(_, n)| *n)
+            .collect();
+        let shares = self.shares(now, !payers.is_empty(), doubt);
+        let shortest_s = order.first().and_then(|n| flows[*n].left_s());
+        let again_s = shortest_s.map_or(EPOCH_S.1, |left_s| left_s * EPOCH_SHARE);
+        Roster {
+            probed: order.iter().copied().find(|n| flows[*n].may_pay()),
+            order,
+            payers,
+            shares,
+            again: Span::from_secs_f64(again_s.clamp(EPOCH_S.0, EPOCH_S.1)),
+        }
+    }
+
+    fn shares(&self, now: Time, paying: bool, doubt: bool) -> Vec<Share> {
+        let share = |link: &History| match link.class() {
+            Class::Free => Share::All,
+            Class::Metered if paying => Share::Paid,
+            Class::Metered if doubt && link.unused_s(now) > PROBE_AFTER_S => {
+                Share::Probe(PROBE_BYTES)
+            }
+            Class::Metered | Class::Roaming => Share::Nothing,
+        };
+        self.links.iter().map(share).collect()
+    }
+
+    fn by_outlook(&self, now: Time, flows: &[Flow], order: &[usize]) -> Found {
+        let due = order.iter().map_while(|n| flows[*n].left_s()).count();
+        let places = looked_at(due, |place| flows[order[place]].left_s().unwrap_or(0.0));
+        let horizons = places
+            .iter()
+            .filter_map(|place| flows[order[*place]].left_s());
+        let outlook = Outlook::new(now, &self.links, horizons);
+        let mean_size = flows.iter().map(|flow| flow.size_bytes as f64).sum::<f64>()
+            / flows.len().max(1) as f64;
+        let (mut found, mut bytes, mut at_risk, mut next) = (Found::default(), 0.0, 0.0, 0);
+        for (horizon, place) in places.into_iter().enumerate() {
+            let group = order[next..=place].iter().map(|n| &flows[*n]);
+            bytes += group.clone().map(Flow::bytes).sum::<f64>();
+            let may_pay = group.clone().filter(|flow| flow.may_pay());
+            let balanced = may_pay
+                .clone()
+                .any(|flow| flow.need.policy == Policy::Balanced);
+            let count = may_pay.count();
+            next = place + 1;
+            if count == 0 {
+                continue;
+            }
+            let standing = standing(&outlook, horizon, bytes);
+            at_risk += standing.risk * count as f64;
+            let largest = group
+                .clone()
+                .map(|flow| flow.size_bytes as f64)
+                .fold(mean_size, f64::max);
+            if is_worth(&standing, at_risk, bytes / largest, balanced) {
+                found.paying = place + 1;
+            }
+            if outlook.all_short_of(horizon, bytes) > CROWDED {
+                found.crowded = Some(place);
+            }
+            found.doubt |= standing.regret < PROBE_REGRET && standing.load > PROBE_SHARE;
+        }
+        let never_used = |link: &History| link.unused_s(now).is_infinite();
+        found.doubt |= bytes > PROBE_FIRST_BYTES && self.links.iter().any(never_used);
+        found
+    }
+}
+
+/// What the outlook says of all flows.
+#[derive(Debug, Clone, Copy, Default)]
+struct Found {
+    /// So many of the order pay for their deadlines' sake.
+    paying: usize,
+    /// Links that cost have to be measured.
+    doubt: bool,
+    /// The last place of the order up to which not all will be in time.
+    crowded: Option<usize>,
+}
+
+impl Found {
+    fn decided(self) -> (usize, bool) {
+        (self.paying, self.doubt)
+    }
+}
+
+/// Where not all up to a place will be in time, those of less priority than the highest of them go to
+/// the end; whether any did.
+fn give_way(flows: &[Flow], order: &mut Vec<usize>, place: usize) -> bool {
+    let highest = order[..=place].iter().map(|n| flows[*n].priority).max();
+    let is_less = |n: &usize| Some(flows[*n].priority) < highest;
+    let less: Vec<usize> = order[..=place].iter().copied().filter(is_less).collect();
+    if less.is_empty() {
+        return false;
+    }
+    let mut at = 0;
+    order.retain(|n| {
+        at += 1;
+        at > place + 1 || !is_less(n)
+    });
+    order.extend(less);
+    true
+}
+
+/// Which of the first `due` places of the order are looked at: each where they are few, else the last
+/// of those whose deadlines are about the same.
+fn looked_at(due: usize, left_s: impl Fn(usize) -> f64) -> Vec<usize> {
+    if due <= DEADLINES_EACH {
+        return (0..due).collect();
+    }
+    let mut places = Vec::new();
+    let mut first_s = left_s(0).max(1.0);
+    for place in 1..due {
+        if left_s(place) > first_s * ABOUT {
+            places.push(place - 1);
+            first_s = left_s(place);
+        }
+    }
+    places.push(due - 1);
+    places
+}
+
+/// How it stands for `bytes` until a horizon of the outlook.
+pub(crate) fn standing(outlook: &Outlook, horizon: usize, bytes: f64) -> Standing {
+    let load = bytes / outlook.all_median(horizon).max(1.0);
+    let short = |times: f64| outlook.all_short_of(horizon, bytes * times);
+    Standing {
+        regret: outlook.free_reach(horizon, bytes * ALONE),
+        risk: short(JUST) - short(HOPELESS) + RISK_UNSEEN * load.min(1.0),
+        load,
+    }
+}
+
+/// Whether a flow beside no other pays now.
+pub(crate) fn pays_alone(standing: &Standing, sizes: f64) -> bool {
+    is_worth(standing, standing.risk, sizes, false)
+}
+
+/// Whether to pay now: `at_risk` is the risk of all flows so far together, `sizes` what they still
+/// need, in flows of mean size.
+fn is_worth(standing: &Standing, at_risk: f64, sizes: f64, balanced: bool) -> bool {
+    let price = if balanced { PRICE_BALANCED } else { PRICE };
+    price * at_risk > sizes * standing.regret || standing.risk > RISK_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::choice::{IfLate, Need};
+    use std::time::Duration;
+
+    const CLASSES: [Class; 2] = [Class::Free, Class::Metered];
+
+    fn flow(bytes: u64, left_s: f64, policy: Policy) -> Flow {
+        Flow {
+            need: Need {
+                remaining_bytes: Some(bytes),
+                left: Some(Duration::from_secs_f64(left_s)),
+                policy,
+                if_late: IfLate::Cell,
+                metered_bytes_left: None,
+            },
+            size_bytes: bytes,
+            priority: 0,
+        }
+    }
+
+    fn free_first(bytes: u64, left_s: f64) -> Flow {
+        flow(bytes, left_s, Policy::FreeFirst)
+    }
+
+    /// After links were used for so long at these rates; none: the link is not there.
+    fn after(mode: Mode, stays: &[(u64, [Option<u64>; 2])]) -> (Scheduler, Time) {
+        let mut scheduler = Scheduler::new(mode, CLASSES);
+        let mut now = Time::ZERO;
+        for (seconds, rates) in stays {
+            for _ in 0..*seconds {
+                let sight = |rate: Option<u64>| Sight {
+                    up: rate.is_some(),
+                    bytes: rate.unwrap_or(0),
+                    busy: Span::from_secs(u64::from(rate.is_some())),
+                };
+                now += Span::from_secs(1);
+                scheduler.see(now, &rates.map(sight));
+            }
+        }
+        (scheduler, now)
+    }
+
+    fn pays(stays: &[(u64, [Option<u64>; 2])], flows: &[Flow]) -> usize {
+        let (scheduler, now) = after(Mode::Outlook, stays);
+        scheduler.decide(now, flows).payers.len()
+    }
+
+    const CELL: Option<u64> = Some(1_000_000);
+    const WIFI: Option<u64> = Some(2_000_000);
+
+    #[test]
+    fn with_time_in_hand_it_waits_and_without_it_pays() {
+        let stays = [(60, [WIFI, CELL]), (5, [None, CELL])];
+        assert_eq!(pays(&stays, &[free_first(20_000_000, 3_600.0)]), 0);
+        assert_eq!(pays(&stays, &[free_first(20_000_000, 21.0)]), 1);
+    }
+
+    #[test]
+    fn what_free_links_can_never_do_alone_is_paid_for_early() {
+        // No Wi-Fi for two hours: the flow will pay anyway, though there is five times the time.
+        let stays = [(7_200, [None, CELL])];
+        assert_eq!(pays(&stays, &[free_first(200_000_000, 1_000.0)]), 1);
+        // With Wi-Fi that comes back every minute it waits.
+        let mut often = Vec::new();
+        for _ in 0..20 {
+            often.extend([(40, [WIFI, CELL]), (20, [None, CELL])]);
+        }
+        assert_eq!(pays(&often, &[free_first(200_000_000, 1_000.0)]), 0);
+    }
+
+    #[test]
+    fn the_rest_of_a_flow_is_paid_for_sooner_than_its_beginning() {
+        let stays = [(60, [WIFI, CELL]), (60, [None, CELL])];
+        let whole = free_first(30_000_000, 120.0);
+        let rest = Flow {
+            size_bytes: 3_000_000_000,
+            ..whole.clone()
+        };
+        assert!(pays(&stays, &[rest.clone()]) > pays(&stays, &[whole]));
+    }
+
+    #[test]
+    fn flows_that_must_not_pay_never_do() {
+        let stays = [(60, [None, CELL])];
+        let broke = Flow {
+            need: Need {
+                metered_bytes_left: Some(0),
+                ..free_first(1, 1.0).need
+            },
+            ..free_first(1, 1.0)
+        };
+        let patient = Flow {
+            need: Need {
+                if_late: IfLate::Wait,
+                ..free_first(1, 1.0).need
+            },
+            ..free_first(1, 1.0)
+        };
+        let never = flow(50_000_000, 10.0, Policy::FreeOnly);
+        let urgent = free_first(50_000_000, 30.0);
+        let flows = [never, broke, patient, urgent];
+        let (scheduler, now) = after(Mode::Outlook, &stays);
+        let roster = scheduler.decide(now, &flows);
+        assert_eq!(roster.payers, [3]);
+        assert_eq!(roster.carried_by(1).0, [3]);
+        assert_eq!(roster.carried_by(0).0.len(), 4);
+    }
+
+    #[test]
+    fn fast_pays_at_once_and_any_when_no_free_link_carries() {
+        let flows = [
+            flow(1, 3_600.0, Policy::Fast),
+            flow(1, 3_600.0, Policy::Any),
+        ];
+        assert_eq!(pays(&[(60, [WIFI, CELL])], &flows), 1);
+        assert_eq!(pays(&[(60, [None, CELL])], &flows), 2);
+    }
+
+    #[test]
+    fn a_roaming_link_carries_nothing() {
+        let mut scheduler = Scheduler::new(Mode::Outlook, [Class::Roaming]);
+        let sight = Sight {
+            up: true,
+            ..Sight::default()
+        };
+        scheduler.see(Time::ZERO, &[sight]);
+        let roster = scheduler.decide(Time::ZERO, &[free_first(1_000_000_000, 1.0)]);
+        assert_eq!(roster.carried_by(0), (&[][..], 0));
+    }
+
+    #[test]
+    fn a_link_that_was_never_used_is_probed_before_it_is_needed() {
+        let mut scheduler = Scheduler::new(Mode::Outlook, CLASSES);
+        let up = Sight {
+            up: true,
+            ..Sight::default()
+        };
+        scheduler.see(Time::ZERO, &[Sight::default(), up]);
+        let early = [free_first(100_000_000, 36_000.0)];
+        let roster = scheduler.decide(Time::ZERO, &early);
+        assert_eq!(roster.carried_by(1), (&[0][..], PROBE_BYTES));
+        let probed = Sight {
+            bytes: PROBE_BYTES,
+            busy: Span::from_millis(50),
+            ..up
+        };
+        scheduler.see(Time::from_secs_f64(1.0), &[Sight::default(), probed]);
+        let roster = scheduler.decide(Time::from_secs_f64(1.0), &early);
+        assert_eq!(roster.carried_by(1).1, 0);
+    }
+
+    #[test]
+    fn algorithm_one_is_on_one_link_and_looks_at_the_metered_rate_alone() {
+        let stays = [(60, [WIFI, CELL])];
+        let shares = |left_s| {
+            let (scheduler, now) = after(Mode::AlgorithmOne { margin: 0.0 }, &stays);
+            scheduler
+                .decide(now, &[free_first(20_000_000, left_s)])
+                .shares
+        };
+        assert_eq!(shares(21.0), [Share::All, Share::Nothing]);
+        // Urgent, and Wi-Fi is the faster one.
+        assert_eq!(shares(19.0), [Share::All, Share::Nothing]);
+        let (scheduler, now) = after(
+            Mode::AlgorithmOne { margin: 0.0 },
+            &[(60, [Some(100_000), CELL])],
+        );
+        let urgent = scheduler.decide(now, &[free_first(20_000_000, 19.0)]);
+        assert_eq!(urgent.shares, [Share::Nothing, Share::Paid]);
+    }
+
+    #[test]
+    fn when_not_all_can_be_in_time_the_highest_priority_goes_first() {
+        let stays = [(60, [None, CELL])];
+        let (scheduler, now) = after(Mode::Outlook, &stays);
+        let first = |bytes: u64| {
+            let low = free_first(bytes, 50.0);
+            let high = Flow {
+                priority: 5,
+                ..free_first(30_000_000, 60.0)
+            };
+            scheduler.decide(now, &[low, high]).order
+        };
+        assert_eq!(first(20_000_000), [0, 1]);
+        assert_eq!(first(400_000_000), [1, 0]);
+    }
+
+    #[test]
+    fn the_same_history_decides_the_same() {
+        let stays = [(90, [WIFI, CELL]), (30, [None, CELL])];
+        let flows: Vec<Flow> = (1..50u32)
+            .map(|n| free_first(u64::from(n) * 100_000, f64::from(n) * 7.0))
+            .collect();
+        let (a, now) = after(Mode::Outlook, &stays);
+        let (b, _) = after(Mode::Outlook, &stays);
+        assert_eq!(a.decide(now, &flows), b.decide(now, &flows));
+    }
+
+    #[test]
+    fn of_many_flows_an_urgent_one_pays_and_those_far_behind_it_do_not() {
+        let stays = [(600, [WIFI, CELL])];
+        let mut flows: Vec<Flow> = (0..10_000u32)
+            .map(|n| free_first(1_000, 100_000.0 + f64::from(n)))
+            .collect();
+        assert_eq!(pays(&stays, &flows), 0);
+        flows.push(free_first(100_000_000, 30.0));
+        let (scheduler, now) = after(Mode::Outlook, &stays);
+        let roster = scheduler.decide(now, &flows);
+        assert!(roster.payers.contains(&10_000));
+        assert!(roster.payers.len() < 1_000, "{}", roster.payers.len());
+    }
+}

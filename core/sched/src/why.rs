@@ -1,0 +1,245 @@
+//! Why a flow is where it is: a reason code, a sentence, and what would change it.
+//!
+//! Said for one flow, when somebody asks: `cedos why`, a log, a metric.
+
+use crate::choice::{Class, Hold, in_words};
+use crate::history::History;
+use crate::outlook::Outlook;
+use crate::roster::{Flow, Roster, by_deadline};
+use crate::scheduler::{Scheduler, Standing, pays_alone, standing};
+use d2tp_time::Time;
+use std::time::Duration;
+
+/// How finely the latest start is looked for: after each step, so much of the time is left.
+const START_STEP: f64 = 0.85;
+/// And how many steps: down to a hundredth of the time.
+const START_STEPS: u32 = 28;
+
+/// Why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Why {
+    /// The reason code, if the flow waits.
+    pub reason: Option<Hold>,
+    /// In words.
+    pub because: String,
+    /// What would change it.
+    pub unblocks: String,
+}
+
+impl Scheduler {
+    /// Why the roster does with a flow what it does. `names` are those of the links.
+    pub fn why(
+        &self,
+        now: Time,
+        flows: &[Flow],
+        roster: &Roster,
+        flow: usize,
+        names: &[&str],
+    ) -> Why {
+        let place = |of: &[usize]| of.iter().position(|n| *n == flow);
+        let carrying = |class: Class| {
+            let of_class = move |(_, link): &(usize, &History)| link.class() == class;
+            let links = self.links().iter().enumerate().filter(of_class);
+            links
+                .filter(|(_, link)| link.carries())
+                .map(|(n, _)| names[n])
+        };
+        let free: Vec<&str> = carrying(Class::Free).collect();
+        let metered: Vec<&str> = carrying(Class::Metered).collect();
+        let standing = self.standing_of(now, flows, flow);
+        if let (Some(_), false) = (place(&roster.payers), metered.is_empty()) {
+            return Why {
+                reason: None,
+                because: format!("{}, so {} may cost", odds(standing), metered.join(" and ")),
+                unblocks: "free links that carry more | a later deadline".into(),
+            };
+        }
+        if !free.is_empty() {
+            let first = place(&roster.order) == Some(0);
+            let up = format!("{} is up and free", free.join(" and "));
+            return Why {
+                reason: (!first).then_some(Hold::QueuedBehind),
+                because: if first {
+                    up
+                } else {
+                    format!("{up}; earlier deadlines go first")
+                },
+                unblocks: if first {
+                    String::new()
+                } else {
+                    "an earlier deadline".into()
+                },
+            };
+        }
+        let up = |class| (self.links().iter()).any(|link| link.class() == class && link.is_up());
+        let (reason, because) = match (metered.is_empty(), up(Class::Roaming)) {
+            (true, true) => (Hold::RoamingBlocked, "only a roaming link is up".to_owned()),
+            (true, false) if up(Class::Free) || up(Class::Metered) => {
+                (Hold::PathTooSlow, "what is up carries nothing".to_owned())
+            }
+            (true, false) => (Hold::NoPath, "no network is up".to_owned()),
+            (false, _) if flows[flow].need.metered_bytes_left == Some(0) => (
+                Hold::OverBudget,
+                format!("{} carried what it may", metered.join(" and ")),
+            ),
+            (false, _) => {
+                let costs = format!("only {} is up, class metered", metered.join(" and "));
+                (Hold::PathCost, format!("{costs}; {}", odds(standing)))
+            }
+        };
+        let unblocks = match (reason, self.pays_in(now, flows, flow)) {
+            (Hold::PathCost, Some(span)) => {
+                let link = metered.join(" and ");
+                format!(
+                    "any free network | {link} in {} if nothing changes",
+                    in_words(span)
+                )
+            }
+            (Hold::OverBudget, _) => "a free network | a larger budget".to_owned(),
+            (Hold::NoPath | Hold::PathTooSlow, _) => "any network that carries".to_owned(),
+            (Hold::RoamingBlocked, _) => "another network".to_owned(),
+            (Hold::PathCost | Hold::QueuedBehind, _) => {
+                "a free network | another policy".to_owned()
+            }
+        };
+        Why {
+            reason: Some(reason),
+            because,
+            unblocks,
+        }
+    }
+
+    fn standing_of(&self, now: Time, flows: &[Flow], flow: usize) -> Option<Standing> {
+        let left_s = flows[flow].left_s()?;
+        let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
+        Some(standing(&outlook, 0, bytes_until(flows, flow)))
+    }
+
+    /// When it would begin to pay if the links stayed as they are.
+    fn pays_in(&self, now: Time, flows: &[Flow], flow: usize) -> Option<Duration> {
+        let left = flows[flow].need.left.filter(|_| flows[flow].may_pay())?;
+        let bytes = bytes_until(flows, flow);
+        let size = flows[flow].size_bytes.max(1) as f64;
+        let mut still = left;
+        for _ in 0..START_STEPS {
+            still = still.mul_f64(START_STEP);
+            let left_s = still.as_secs_f64();
+            let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
+            if pays_alone(&standing(&outlook, 0, bytes), bytes / size) {
+                return Some(left - still);
+            }
+        }
+        None
+    }
+}
+
+/// What is to be carried until a flow's deadline.
+fn bytes_until(flows: &[Flow], flow: usize) -> f64 {
+    let order = by_deadline(flows);
+    let until = order.iter().take_while(|n| **n != flow);
+    until.chain([&flow]).map(|n| flows[*n].bytes()).sum()
+}
+
+fn odds(standing: Option<Standing>) -> String {
+    let percent = |share: f64| (100.0 * share).round() as u64;
+    match standing {
+        None => "there is no deadline".to_owned(),
+        Some(standing) => format!(
+            "free links alone are in time with {} %, all of them only just or not with {} %",
+            percent(standing.regret),
+            percent(standing.risk)
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::choice::{IfLate, Need, Policy};
+    use crate::history::Sight;
+    use crate::scheduler::Mode;
+    use d2tp_time::Span;
+
+    const NAMES: [&str; 2] = ["wlan0", "wwan0"];
+
+    fn flow(megabytes: u64, left_s: u64) -> Flow {
+        Flow {
+            need: Need {
+                remaining_bytes: Some(megabytes * 1_000_000),
+                left: Some(Duration::from_secs(left_s)),
+                policy: Policy::FreeFirst,
+                if_late: IfLate::Cell,
+                metered_bytes_left: None,
+            },
+            size_bytes: megabytes * 1_000_000,
+            priority: 0,
+        }
+    }
+
+    /// A minute of use of links that carried so many bytes a second.
+    fn scheduler(rates: [Option<u64>; 2]) -> (Scheduler, Time) {
+        let mut scheduler = Scheduler::new(Mode::Outlook, [Class::Free, Class::Metered]);
+        let mut now = Time::ZERO;
+        for _ in 0..60 {
+            now += Span::from_secs(1);
+            let sight = |rate: Option<u64>| Sight {
+                up: rate.is_some(),
+                bytes: rate.unwrap_or(0),
+                busy: if rate.is_some() {
+                    Span::from_secs(1)
+                } else {
+                    Span::ZERO
+                },
+            };
+            scheduler.see(now, &rates.map(sight));
+        }
+        (scheduler, now)
+    }
+
+    fn why(rates: [Option<u64>; 2], flows: &[Flow], flow: usize) -> Why {
+        let (scheduler, now) = scheduler(rates);
+        let roster = scheduler.decide(now, flows);
+        assert_eq!(roster.shares.len(), 2);
+        scheduler.why(now, flows, &roster, flow, &NAMES)
+    }
+
+    #[test]
+    fn every_wait_has_a_reason_and_says_what_would_end_it() {
+        let early = [flow(10, 36_000)];
+        for (rates, reason) in [
+            ([None, None], Hold::NoPath),
+            ([Some(0), None], Hold::PathTooSlow),
+            ([None, Some(1_000_000)], Hold::PathCost),
+        ] {
+            let why = why(rates, &early, 0);
+            assert_eq!(why.reason, Some(reason), "{why:?}");
+            assert!(
+                !why.because.is_empty() && !why.unblocks.is_empty(),
+                "{why:?}"
+            );
+        }
+        let broke = Flow {
+            need: Need {
+                metered_bytes_left: Some(0),
+                ..early[0].need.clone()
+            },
+            ..early[0].clone()
+        };
+        let why = why([None, Some(1_000_000)], &[broke], 0);
+        assert_eq!(why.reason, Some(Hold::OverBudget));
+    }
+
+    #[test]
+    fn a_flow_behind_another_says_so_and_the_first_does_not_wait() {
+        let flows = [flow(10, 900), flow(10, 600)];
+        let rates = [Some(2_000_000), None];
+        assert_eq!(why(rates, &flows, 0).reason, Some(Hold::QueuedBehind));
+        assert_eq!(why(rates, &flows, 1).reason, None);
+    }
+
+    #[test]
+    fn the_latest_start_is_before_the_deadline() {
+        let why = why([None, Some(1_000_000)], &[flow(100, 3_600)], 0);
+        assert!(why.unblocks.contains("wwan0 in"), "{why:?}");
+    }
+}

@@ -1,0 +1,170 @@
+//! A recorded link as a fluid: what it can carry, from when on.
+//!
+//! What a trace leaves blank is unknown, and is read so: `up` as in the row before (down before the
+//! first); a rate while the link is up as in the row before, nothing before the first. So a trace
+//! without upload rates carries no uploads. A link that is up at `loss=1` carries nothing and looks
+//! up; any other loss is in the rates already. Beyond the last row a link is down.
+
+use cedos_lab_link::trace::{self, Row, Trace};
+use d2tp_sched::Class;
+use d2tp_time::Time;
+
+/// A stretch of a course.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stretch {
+    /// From when on.
+    pub at: Time,
+    /// Whether the link looks up.
+    pub up: bool,
+    /// What it carries, bytes per second.
+    pub rate: f64,
+}
+
+/// A link's whole course.
+#[derive(Debug, Clone)]
+pub struct Course {
+    /// As in the trace.
+    pub name: String,
+    /// What its bytes cost.
+    pub class: Class,
+    /// Ascending; the last one is down.
+    pub stretches: Vec<Stretch>,
+    /// When the record ends.
+    pub end: Time,
+}
+
+/// Which way the jobs go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// To the device.
+    Down,
+    /// From the device.
+    Up,
+}
+
+/// The courses of a trace's links. Those whose name begins with `wifi`, `wlan` or `eth` are free.
+pub fn courses(trace: &Trace, way: Way) -> Vec<Course> {
+    trace
+        .ifaces()
+        .map(|name| course(name, trace.rows(name).unwrap_or_default(), way))
+        .collect()
+}
+
+fn course(name: &str, rows: &[Row], way: Way) -> Course {
+    let free = ["wifi", "wlan", "eth"].iter().any(|p| name.starts_with(p));
+    let (mut up, mut known) = (false, 0.0);
+    let mut stretches: Vec<Stretch> = Vec::new();
+    for row in rows {
+        up = row.up.unwrap_or(up);
+        let rate = match way {
+            Way::Down => row.down_bps,
+            Way::Up => row.up_bps,
+        };
+        if let Some(rate) = rate {
+            known = rate as f64 / 8.0;
+        }
+        let dead = row.loss.is_some_and(|loss| loss >= 1.0);
+        let rate = if up && !dead { known } else { 0.0 };
+        let same = |last: &Stretch| last.up == up && last.rate == rate;
+        if !stretches.last().is_some_and(same) {
+            stretches.push(Stretch {
+                at: row.at,
+                up,
+                rate,
+            });
+        }
+    }
+    let end = Time::ZERO + trace::length(rows);
+    stretches.push(Stretch {
+        at: end,
+        up: false,
+        rate: 0.0,
+    });
+    Course {
+        name: name.to_owned(),
+        class: if free { Class::Free } else { Class::Metered },
+        stretches,
+        end,
+    }
+}
+
+impl Course {
+    /// What it can carry between two moments.
+    pub fn bytes_between(&self, from: Time, to: Time) -> f64 {
+        let mut bytes = 0.0;
+        let first = self.stretches.partition_point(|s| s.at <= from);
+        for n in first.saturating_sub(1)..self.stretches.len() {
+            let stretch = self.stretches[n];
+            if stretch.at >= to {
+                break;
+            }
+            let end = self.stretches.get(n + 1).map_or(to, |next| next.at.min(to));
+            bytes += stretch.rate * end.since(stretch.at.max(from)).as_secs_f64();
+        }
+        bytes
+    }
+
+    /// The same at this share of its rates.
+    pub fn scaled(&self, share: f64) -> Course {
+        let mut course = self.clone();
+        for stretch in &mut course.stretches {
+            stretch.rate *= share;
+        }
+        course
+    }
+}
+
+/// When the first of the records ends.
+pub fn end(courses: &[Course]) -> Time {
+    courses
+        .iter()
+        .map(|course| course.end)
+        .min()
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cedos_lab_link::trace::CSV_HEADER;
+
+    fn read(rows: &str, way: Way) -> Vec<Course> {
+        let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}"));
+        courses(&trace.expect("a trace"), way)
+    }
+
+    fn carries(course: &Course, from_s: f64, to_s: f64) -> f64 {
+        course.bytes_between(Time::from_secs_f64(from_s), Time::from_secs_f64(to_s))
+    }
+
+    #[test]
+    fn a_blank_is_as_before_and_nothing_is_assumed_before_the_first() {
+        let all = read(
+            "0,wifi,1,,,,\n1,wifi,,8,,,\n2,wifi,,,,,\n3,wifi,0,,,,\n",
+            Way::Down,
+        );
+        assert_eq!(all[0].class, Class::Free);
+        assert_eq!(carries(&all[0], 0.0, 1.0), 0.0);
+        assert_eq!(carries(&all[0], 1.0, 3.0), 2e6);
+        assert_eq!(carries(&all[0], 3.0, 9.0), 0.0);
+        assert_eq!(all[0].end, Time::from_secs_f64(4.0));
+    }
+
+    #[test]
+    fn a_link_that_loses_everything_looks_up_and_carries_nothing() {
+        let all = read(
+            "0,cell,1,8,,,0.5\n1,cell,1,8,,,1\n2,cell,0,8,,,\n",
+            Way::Down,
+        );
+        let seen: Vec<(bool, f64)> = all[0].stretches.iter().map(|s| (s.up, s.rate)).collect();
+        assert_eq!(seen[..3], [(true, 1e6), (true, 0.0), (false, 0.0)]);
+        assert_eq!(all[0].class, Class::Metered);
+    }
+
+    #[test]
+    fn without_upload_rates_nothing_is_uploaded() {
+        let all = read("0,wifi,1,8,,,\n0,cell,1,8,4,,\n", Way::Up);
+        assert_eq!(carries(&all[0], 0.0, 1.0), 0.0);
+        assert_eq!(carries(&all[1], 0.0, 1.0), 0.5e6);
+    }
+}

@@ -1,0 +1,190 @@
+//! Jobs: from a file, or drawn.
+
+use super::course::{self, Course};
+use super::optimum;
+use d2tp_time::{Span, Time};
+use rand::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+/// Something to be carried in time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Job {
+    /// When it is known.
+    pub arrival: Time,
+    /// How much it is.
+    pub bytes: u64,
+    /// How long it may take.
+    pub deadline: Span,
+}
+
+impl Job {
+    /// When it has to be complete.
+    pub fn due(&self) -> Time {
+        self.arrival + self.deadline
+    }
+}
+
+/// What is judged stays feasible when every link has this share of its rates.
+pub const JUDGED_SHARE: f64 = 0.7;
+
+/// Whether all of them can be met, with every link at that share.
+pub fn feasible(courses: &[Course], jobs: &[Job]) -> bool {
+    let scaled: Vec<Course> = courses.iter().map(|c| c.scaled(JUDGED_SHARE)).collect();
+    optimum::solve(&scaled, jobs).is_some()
+}
+
+/// How jobs are drawn. All of them arrive in the first seven tenths of a trace, evenly.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mix {
+    /// As the user writes it.
+    pub name: &'static str,
+    /// A deadline takes this much of what is left of the trace, drawn evenly.
+    pub deadline: (f64, f64),
+    /// A size is this much of what all links can carry until then, drawn evenly over its logarithm.
+    pub size: (f64, f64),
+}
+
+/// Those there are; the first is meant where none is said.
+pub const MIXES: [Mix; 3] = [
+    Mix {
+        name: "mixed",
+        deadline: (0.1, 1.0),
+        size: (0.04, 0.5),
+    },
+    Mix {
+        name: "large",
+        deadline: (0.2, 1.0),
+        size: (0.1, 0.6),
+    },
+    Mix {
+        name: "short",
+        deadline: (0.05, 0.3),
+        size: (0.05, 0.7),
+    },
+];
+
+/// Draws a set of `count` that is judged; nothing if none is among a thousand.
+pub fn draw(courses: &[Course], mix: Mix, count: usize, seed: u64) -> Option<Vec<Job>> {
+    let mut rng = Pcg64Mcg::seed_from_u64(seed);
+    let end_s = course::end(courses).as_secs_f64();
+    (0..1000)
+        .map(|_| {
+            (0..count)
+                .map(|_| one(courses, end_s, mix, &mut rng))
+                .collect()
+        })
+        .find(|jobs: &Vec<Job>| feasible(courses, jobs))
+}
+
+fn one(courses: &[Course], end_s: f64, mix: Mix, rng: &mut Pcg64Mcg) -> Job {
+    let arrival_s = rng.random_range(0.0..0.7) * end_s;
+    let deadline_s = rng.random_range(mix.deadline.0..mix.deadline.1) * (end_s - arrival_s);
+    let arrival = Time::from_secs_f64(arrival_s);
+    let deadline = Span::from_secs_f64(deadline_s);
+    let capacity: f64 = courses
+        .iter()
+        .map(|course| course.bytes_between(arrival, arrival + deadline))
+        .sum();
+    let (least, most) = mix.size;
+    let share = least * (most / least).powf(rng.random_range(0.0..1.0));
+    Job {
+        arrival,
+        bytes: (share * capacity).max(1.0) as u64,
+        deadline,
+    }
+}
+
+/// Reads `arrival_s,size_bytes,deadline_s`, with or without that header.
+///
+/// # Errors
+/// The line at fault, and what is wrong with it.
+pub fn from_csv(text: &str) -> Result<Vec<Job>, String> {
+    let mut jobs = Vec::new();
+    for (n, line) in text.lines().map(str::trim).enumerate() {
+        if line.is_empty() || line.starts_with('#') || (n == 0 && line == CSV_HEADER) {
+            continue;
+        }
+        let why = |what: &str| format!("line {}: {what}", n + 1);
+        let cells: Vec<f64> = line
+            .split(',')
+            .map(|cell| cell.trim().parse::<f64>())
+            .collect::<Result<_, _>>()
+            .map_err(|e| why(&e.to_string()))?;
+        let [arrival, size, deadline] = cells[..] else {
+            return Err(why(&format!("expected `{CSV_HEADER}`")));
+        };
+        if !(arrival >= 0.0 && size >= 1.0 && deadline > 0.0 && cells.iter().all(|c| *c < 1e15)) {
+            return Err(why("a job begins at 0 or later, has a byte and a deadline"));
+        }
+        jobs.push(Job {
+            arrival: Time::from_secs_f64(arrival),
+            bytes: size as u64,
+            deadline: Span::from_secs_f64(deadline),
+        });
+    }
+    if jobs.is_empty() {
+        return Err("no jobs".to_owned());
+    }
+    Ok(jobs)
+}
+
+/// The header of a file of jobs.
+pub const CSV_HEADER: &str = "arrival_s,size_bytes,deadline_s";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::score::course::Way;
+    use cedos_lab_link::trace::{CSV_HEADER as TRACE_HEADER, Trace};
+
+    fn courses() -> Vec<Course> {
+        let rows: String = (0..300)
+            .map(|s| format!("{s},wifi,{},8,,,\n{s},cell,1,4,,,\n", u8::from(s % 60 < 30)))
+            .collect();
+        let trace = Trace::from_csv(&format!("{TRACE_HEADER}\n{rows}"));
+        course::courses(&trace.expect("a trace"), Way::Down)
+    }
+
+    #[test]
+    fn a_seed_draws_the_same_feasible_jobs_and_another_seed_others() {
+        let courses = courses();
+        for mix in MIXES {
+            let jobs = draw(&courses, mix, 3, 7).expect("a set");
+            assert_eq!(jobs.len(), 3);
+            assert!(feasible(&courses, &jobs));
+            assert_eq!(draw(&courses, mix, 3, 7), Some(jobs.clone()));
+            assert_ne!(draw(&courses, mix, 3, 8), Some(jobs));
+        }
+    }
+
+    #[test]
+    fn what_needs_more_than_seven_tenths_of_the_rates_is_not_judged() {
+        // 1 MB/s and 0.5 MB/s for 30 s.
+        let job = |bytes| Job {
+            arrival: Time::ZERO,
+            bytes,
+            deadline: Span::from_secs(30),
+        };
+        assert!(feasible(&courses(), &[job(31_000_000)]));
+        assert!(!feasible(&courses(), &[job(32_000_000)]));
+    }
+
+    #[test]
+    fn a_file_of_jobs_is_read_and_its_faults_are_named() {
+        let jobs = from_csv("arrival_s,size_bytes,deadline_s\n1.5,1000,20\n# later\n2,7,0.5\n");
+        let jobs = jobs.expect("two jobs");
+        assert_eq!(jobs.len(), 2);
+        assert_eq!(jobs[0].due(), Time::from_secs_f64(21.5));
+        assert_eq!(jobs[1].bytes, 7);
+        for (text, fault) in [
+            ("", "no jobs"),
+            ("1,2\n", "line 1"),
+            ("1,2,3\n1,x,3\n", "line 2"),
+            ("1,0,3\n", "line 1"),
+            ("-1,5,3\n", "line 1"),
+        ] {
+            let why = from_csv(text).expect_err(text);
+            assert!(why.contains(fault), "{text:?}: {why}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! The clairvoyant optimum: the least metered bytes with all deadlines met.
+//!
+//! ```text
+//!  between two arrivals or deadlines the set of open jobs is the same:
+//!    x[job, interval, link] ≥ 0                 bytes
+//!    Σ over intervals, links = size             for each job
+//!    Σ over jobs ≤ what the link can carry      for each interval and link
+//!    least Σ over metered links
+//! ```
+
+use super::course::Course;
+use super::jobs::Job;
+use d2tp_sched::Class;
+use d2tp_time::Time;
+use microlp::{ComparisonOp, Error, OptimizationDirection, Problem};
+
+/// The program counts in these: its numbers stay near one. Bytes.
+const UNIT: f64 = 1e6;
+
+/// A share of a job carried in an interval over a link.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Part {
+    /// Which job.
+    pub job: usize,
+    /// Which link.
+    pub link: usize,
+    /// From when.
+    pub from: Time,
+    /// Until when.
+    pub to: Time,
+    /// How much.
+    pub bytes: f64,
+}
+
+/// The optimum.
+#[derive(Debug, Clone)]
+pub struct Optimum {
+    /// The least metered bytes.
+    pub metered_bytes: f64,
+    /// One way to do it.
+    pub parts: Vec<Part>,
+}
+
+/// Solves it; nothing if not all deadlines can be met.
+pub fn solve(courses: &[Course], jobs: &[Job]) -> Option<Optimum> {
+    let mut moments: Vec<Time> = jobs.iter().flat_map(|j| [j.arrival, j.due()]).collect();
+    moments.sort_unstable();
+    moments.dedup();
+    let mut problem = Problem::new(OptimizationDirection::Minimize);
+    let mut parts = Vec::new();
+    let mut of_job = vec![Vec::new(); jobs.len()];
+    for pair in moments.windows(2) {
+        let (from, to) = (pair[0], pair[1]);
+        for (link, course) in courses.iter().enumerate() {
+            let room = course.bytes_between(from, to);
+            let cost = match course.class {
+                Class::Free => 0.0,
+                Class::Metered | Class::Roaming => 1.0,
+            };
+            let mut together = Vec::new();
+            for (job, one) in jobs.iter().enumerate() {
+                if one.arrival > from || one.due() < to || room <= 0.0 {
+                    continue;
+                }
+                let variable = problem.add_var(cost, (0.0, f64::INFINITY));
+                let part = Part {
+                    job,
+                    link,
+                    from,
+                    to,
+                    bytes: 0.0,
+                };
+                parts.push((variable, part));
+                of_job[job].push((variable, 1.0));
+                together.push((variable, 1.0));
+            }
+            if !together.is_empty() {
+                problem.add_constraint(&together[..], ComparisonOp::Le, room / UNIT);
+            }
+        }
+    }
+    for (of_job, job) in of_job.iter().zip(jobs) {
+        if of_job.is_empty() {
+            return None;
+        }
+        problem.add_constraint(&of_job[..], ComparisonOp::Eq, job.bytes as f64 / UNIT);
+    }
+    let solution = match problem.solve() {
+        Ok(outcome) => outcome.into_solution().ok()?,
+        Err(Error::Infeasible) => return None,
+        Err(fault) => panic!("the optimum's program is bounded and well formed: {fault}"),
+    };
+    let parts = parts
+        .into_iter()
+        .map(|(variable, part)| Part {
+            bytes: solution.var_value(variable) * UNIT,
+            ..part
+        })
+        .filter(|part| part.bytes > 0.0)
+        .collect();
+    Some(Optimum {
+        metered_bytes: solution.objective() * UNIT,
+        parts,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::score::course::Stretch;
+    use d2tp_time::Span;
+
+    /// 1 MB/s over Wi-Fi from 10 to 20 s, 2 MB/s over a cellular link until 40 s.
+    fn courses() -> Vec<Course> {
+        let course = |class, steps: &[(u64, f64)]| Course {
+            name: format!("{class:?}"),
+            class,
+            stretches: steps
+                .iter()
+                .map(|(at_s, rate)| Stretch {
+                    at: Time::ZERO + Span::from_secs(*at_s),
+                    up: *rate > 0.0,
+                    rate: *rate,
+                })
+                .collect(),
+            end: Time::ZERO + Span::from_secs(40),
+        };
+        vec![
+            course(Class::Free, &[(0, 0.0), (10, 1e6), (20, 0.0)]),
+            course(Class::Metered, &[(0, 2e6), (40, 0.0)]),
+        ]
+    }
+
+    fn job(arrival_s: u64, bytes: u64, deadline_s: u64) -> Job {
+        Job {
+            arrival: Time::ZERO + Span::from_secs(arrival_s),
+            bytes,
+            deadline: Span::from_secs(deadline_s),
+        }
+    }
+
+    #[test]
+    fn the_free_link_carries_what_it_can_by_then_and_the_other_the_rest() {
+        let metered = |jobs: &[Job]| solve(&courses(), jobs).map(|o| o.metered_bytes.round());
+        assert_eq!(metered(&[job(0, 8_000_000, 30)]), Some(0.0));
+        assert_eq!(metered(&[job(0, 12_000_000, 30)]), Some(2e6));
+        assert_eq!(metered(&[job(0, 12_000_000, 15)]), Some(7e6));
+        // Two share the free link.
+        assert_eq!(
+            metered(&[job(0, 6_000_000, 15), job(5, 9_000_000, 30)]),
+            Some(5e6)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_met_has_no_optimum() {
+        assert!(solve(&courses(), &[job(0, 71_000_000, 30)]).is_none());
+        assert!(solve(&courses(), &[job(50, 1, 10)]).is_none());
+    }
+
+    #[test]
+    fn the_parts_are_the_jobs_and_within_what_the_links_can_carry() {
+        let jobs = [job(0, 20_000_000, 25), job(3, 30_000_000, 30)];
+        let courses = courses();
+        let optimum = solve(&courses, &jobs).expect("feasible");
+        for (n, job) in jobs.iter().enumerate() {
+            let of_job = optimum.parts.iter().filter(|part| part.job == n);
+            let carried: f64 = of_job.clone().map(|part| part.bytes).sum();
+            assert!((carried - job.bytes as f64).abs() < 1.0, "{carried}");
+            assert!(of_job.clone().all(|part| part.from >= job.arrival));
+            assert!(of_job.clone().all(|part| part.to <= job.due()));
+        }
+        for part in &optimum.parts {
+            let same = |other: &&Part| other.link == part.link && other.from == part.from;
+            let carried: f64 = optimum
+                .parts
+                .iter()
+                .filter(same)
+                .map(|part| part.bytes)
+                .sum();
+            let room = courses[part.link].bytes_between(part.from, part.to);
+            assert!(carried <= room + 1.0, "{carried} of {room}");
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! Plays jobs over courses under a policy.
+//!
+//! ```text
+//!  look: what did each link carry? ─▶ Scheduler::see ─▶ decide ─▶ carry until the next look:
+//!  a second later, or when the plan ends, a job comes, completes or is due, a link comes or goes
+//! ```
+//!
+//! Rates change unseen between looks.
+
+use super::course::Course;
+use super::jobs::Job;
+use d2tp_sched::{Flow, IfLate, Need, Policy, Roster, Scheduler, Sight};
+use d2tp_time::{Span, Time};
+
+/// A link's goodput is looked at so often while it is in use.
+const LOOK: Span = Span::from_secs(1);
+
+/// A remainder below this is rounding, bytes.
+const ROUNDING: f64 = 0.5;
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Played {
+    /// Which jobs were complete at their deadline.
+    pub met: Vec<bool>,
+    /// What each link carried, in the order of the courses.
+    pub carried: Vec<f64>,
+    /// What was missing at deadlines.
+    pub late_bytes: f64,
+    /// How often it was decided.
+    pub decisions: u64,
+}
+
+/// Where a job stands.
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    job: usize,
+    left: f64,
+}
+
+/// What a watcher is told after each stretch between two looks.
+pub struct Moment<'a> {
+    /// When it began.
+    pub at: Time,
+    /// What was decided.
+    pub roster: &'a Roster,
+    /// The jobs under way then, and the bytes they lacked.
+    pub open: Vec<(usize, f64)>,
+}
+
+/// Plays `jobs` over `courses` as `scheduler` decides.
+pub fn play(courses: &[Course], jobs: &[Job], scheduler: &mut Scheduler) -> Played {
+    play_watched(courses, jobs, scheduler, &mut |_, _| {})
+}
+
+/// The same, told to a watcher.
+pub fn play_watched(
+    courses: &[Course],
+    jobs: &[Job],
+    scheduler: &mut Scheduler,
+    watch: &mut dyn FnMut(&Scheduler, Moment<'_>),
+) -> Played {
+    let mut table = Table::new(courses, jobs);
+    let last = jobs.iter().map(Job::due).max().unwrap_or_default();
+    let mut roster: Option<(Roster, Time)> = None;
+    while table.now < last {
+        let changed = table.turn_over();
+        scheduler.see(table.now, &table.sights());
+        if table.open.is_empty() {
+            roster = None;
+        } else if changed || roster.as_ref().is_none_or(|(_, until)| *until <= table.now) {
+            let decided = scheduler.decide(table.now, &table.flows());
+            table.played.decisions += 1;
+            let until = table.now + decided.again;
+            roster = Some((decided, until));
+        }
+        let mut until = table.next_event();
+        if let Some((roster, again)) = &roster {
+            until = until.min(*again).min(table.now + LOOK);
+            let open = table
+                .open
+                .iter()
+                .map(|open| (open.job, open.left))
+                .collect();
+            watch(
+                scheduler,
+                Moment {
+                    at: table.now,
+                    roster,
+                    open,
+                },
+            );
+            table.carry(roster, until);
+        }
+        table.now = until;
+    }
+    table.turn_over();
+    table.played
+}
+
+struct Table<'a> {
+    courses: &'a [Course],
+    jobs: &'a [Job],
+    now: Time,
+    /// In the order in which they came.
+    open: Vec<Open>,
+    /// Not come yet, latest first.
+    coming: Vec<usize>,
+    /// Since the last look.
+    seen: Vec<(f64, Span)>,
+    /// Which links looked up at the last look.
+    up: Vec<bool>,
+    /// A job was completed since.
+    completed: bool,
+    played: Played,
+}
+
+impl<'a> Table<'a> {
+    fn new(courses: &'a [Course], jobs: &'a [Job]) -> Table<'a> {
+        let mut coming: Vec<usize> = (0..jobs.len()).collect();
+        coming.sort_by_key(|n| std::cmp::Reverse(jobs[*n].arrival));
+        Table {
+            courses,
+            jobs,
+            now: Time::ZERO,
+            open: Vec::new(),
+            coming,
+            seen: vec![(0.0, Span::ZERO); courses.len()],
+            up: vec![false; courses.len()],
+            completed: false,
+            played: Played {
+                met: vec![false; jobs.len()],
+                carried: vec![0.0; courses.len()],
+                late_bytes: 0.0,
+                decisions: 0,
+            },
+        }
+    }
+
+    fn stretch(&self, link: usize) -> (bool, f64) {
+        let stretches = &self.courses[link].stretches;
+        let n = stretches.partition_point(|s| s.at <= self.now);
+        match n.checked_sub(1) {
+            Some(n) => (stretches[n].up, stretches[n].rate),
+            None => (false, 0.0),
+        }
+    }
+
+    /// Jobs that are due go, those that arrive come; whether anything is different for the policy.
+    fn turn_over(&mut self) -> bool {
+        let mut changed = std::mem::take(&mut self.completed);
+        let (now, jobs) = (self.now, self.jobs);
+        let late: f64 = (self.open.iter())
+            .filter(|open| jobs[open.job].due() <= now)
+            .map(|open| open.left)
+            .sum();
+        let before = self.open.len();
+        self.open.retain(|open| jobs[open.job].due() > now);
+        changed |= self.open.len() < before;
+        self.played.late_bytes += late;
+        while let Some(job) = self.coming.pop_if(|n| jobs[*n].arrival <= now) {
+            let left = jobs[job].bytes as f64;
+            self.open.push(Open { job, left });
+            changed = true;
+        }
+        for link in 0..self.courses.len() {
+            let (up, _) = self.stretch(link);
+            changed |= up != self.up[link];
+            self.up[link] = up;
+        }
+        changed
+    }
+
+    fn sights(&mut self) -> Vec<Sight> {
+        let seen = self.seen.iter_mut().map(std::mem::take);
+        let sight = |((bytes, busy), up): ((f64, Span), &bool)| Sight {
+            up: *up,
+            bytes: bytes as u64,
+            busy,
+        };
+        seen.zip(&self.up).map(sight).collect()
+    }
+
+    fn flows(&self) -> Vec<Flow> {
+        let flow = |open: &Open| Flow {
+            need: Need {
+                remaining_bytes: Some(open.left.ceil() as u64),
+                left: Some(self.jobs[open.job].due().since(self.now).into()),
+                policy: Policy::FreeFirst,
+                if_late: IfLate::Cell,
+                metered_bytes_left: None,
+            },
+            size_bytes: self.jobs[open.job].bytes,
+            priority: 0,
+        };
+        self.open.iter().map(flow).collect()
+    }
+
+    /// When a job comes or is due, or a link comes or goes.
+    fn next_event(&self) -> Time {
+        let due = self.open.iter().map(|open| self.jobs[open.job].due());
+        let arrival = self.coming.last().map(|n| self.jobs[*n].arrival);
+        let link = self
+            .courses
+            .iter()
+            .zip(&self.up)
+            .filter_map(|(course, up)| {
+                let n = course.stretches.partition_point(|s| s.at <= self.now);
+                course.stretches[n..]
+                    .iter()
+                    .find(|s| s.up != *up)
+                    .map(|s| s.at)
+            });
+        let last = self.jobs.iter().map(Job::due).max();
+        let all = due.chain(arrival).chain(link).chain(last);
+        all.filter(|at| *at > self.now).min().unwrap_or(Time::NEVER)
+    }
+
+    /// Lets links carry until then, or until a job is complete.
+    fn carry(&mut self, roster: &Roster, until: Time) {
+        // The order is of places in `open` as it was when it was decided: nothing left since.
+        let links = 0..self.courses.len();
+        let bounds = links.map(|link| roster.carried_by(link).1 as f64);
+        let mut budgets: Vec<f64> = bounds.collect();
+        while self.now < until {
+            let mut lines: Vec<(usize, usize, f64)> = Vec::new();
+            for (link, budget) in budgets.iter().enumerate() {
+                let (up, rate) = self.stretch(link);
+                let flows = roster.carried_by(link).0;
+                let target = flows.iter().copied().find(|n| self.open[*n].left > 0.0);
+                if let (true, Some(target)) = (up && *budget > 0.0, target) {
+                    lines.push((link, target, rate));
+                }
+            }
+            let mut step = until.since(self.now).as_secs_f64();
+            for course in self.courses {
+                let n = course.stretches.partition_point(|s| s.at <= self.now);
+                if let Some(next) = course.stretches.get(n) {
+                    step = step.min(next.at.since(self.now).as_secs_f64());
+                }
+            }
+            for (place, open) in self.open.iter().enumerate() {
+                let rate: f64 = lines.iter().filter(|l| l.1 == place).map(|l| l.2).sum();
+                if rate > 0.0 {
+                    step = step.min(open.left / rate);
+                }
+            }
+            for (link, _, rate) in &lines {
+                if *rate > 0.0 {
+                    step = step.min(budgets[*link] / rate);
+                }
+            }
+            // A nanosecond at least: time must pass.
+            let span = Span::from_nanos(((step * 1e9).ceil() as u64).max(1));
+            let span = span.min(until.since(self.now));
+            for (link, target, rate) in lines {
+                let bytes = (rate * step).min(self.open[target].left);
+                self.open[target].left -= bytes;
+                budgets[link] -= bytes;
+                if budgets[link] < ROUNDING {
+                    budgets[link] = 0.0;
+                }
+                self.seen[link].0 += bytes;
+                self.seen[link].1 = self.seen[link].1 + span;
+                self.played.carried[link] += bytes;
+            }
+            for open in &mut self.open {
+                if open.left > 0.0 && open.left < ROUNDING {
+                    open.left = 0.0;
+                }
+            }
+            self.now += span;
+        }
+        let met = &mut self.played.met;
+        let completed = self.open.iter().filter(|open| open.left == 0.0);
+        for open in completed {
+            met[open.job] = true;
+            self.completed = true;
+        }
+        self.open.retain(|open| open.left > 0.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::score::course::{Stretch, Way, courses};
+    use crate::score::{jobs, optimum};
+    use cedos_lab_link::trace::{CSV_HEADER, Trace};
+    use d2tp_sched::{Class, Mode};
+
+    const MODES: [Mode; 5] = [
+        Mode::FreeOnly,
+        Mode::FreeFirst,
+        Mode::Always,
+        Mode::AlgorithmOne { margin: 0.5 },
+        Mode::Outlook,
+    ];
+
+    /// Wi-Fi that comes and goes, dead in every third stay, and a cellular link that swings.
+    fn links() -> Vec<Course> {
+        let mut rows = String::new();
+        for s in 0..900 {
+            let (stay, on) = (s / 75, s % 75 < 40);
+            let loss = u8::from(stay % 3 == 2);
+            let cell = 2 + (s / 20) % 7;
+            rows += &format!(
+                "{s},wifi,{},12,,,{loss}\n{s},cell,1,{cell},,,\n",
+                u8::from(on)
+            );
+        }
+        let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}"));
+        courses(&trace.expect("a trace"), Way::Down)
+    }
+
+    fn scheduler(mode: Mode, courses: &[Course]) -> Scheduler {
+        Scheduler::new(mode, courses.iter().map(|course| course.class))
+    }
+
+    #[test]
+    fn every_byte_is_carried_once_or_late_and_no_policy_beats_the_optimum() {
+        let courses = links();
+        for seed in 0..20 {
+            let drawn = jobs::draw(&courses, jobs::MIXES[0], 3, seed).expect("a set");
+            let least = optimum::solve(&courses, &drawn)
+                .expect("feasible")
+                .metered_bytes;
+            let bytes: f64 = drawn.iter().map(|job| job.bytes as f64).sum();
+            for mode in MODES {
+                let played = play(&courses, &drawn, &mut scheduler(mode, &courses));
+                let carried: f64 = played.carried.iter().sum();
+                let sum = carried + played.late_bytes;
+                // Rounding of half a byte at each completion.
+                assert!(
+                    (sum - bytes).abs() < 10.0,
+                    "seed {seed} {mode:?}: {sum} of {bytes}"
+                );
+                let spent = played.carried[1] + played.late_bytes;
+                assert!(
+                    spent > least - 10.0,
+                    "seed {seed} {mode:?}: {spent} < {least}"
+                );
+                let all_met = played.met.iter().all(|met| *met);
+                assert_eq!(all_met, played.late_bytes < 1.0, "seed {seed} {mode:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn free_only_pays_nothing_and_always_misses_nothing() {
+        let courses = links();
+        for seed in 0..20 {
+            let drawn = jobs::draw(&courses, jobs::MIXES[1], 3, seed).expect("a set");
+            let free = play(&courses, &drawn, &mut scheduler(Mode::FreeOnly, &courses));
+            assert_eq!(free.carried[1], 0.0);
+            let always = play(&courses, &drawn, &mut scheduler(Mode::Always, &courses));
+            assert_eq!(always.met, [true; 3], "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_job_is_complete_at_the_moment_its_bytes_are_there_and_not_before() {
+        let courses = [Course {
+            name: "wifi".to_owned(),
+            class: Class::Free,
+            stretches: vec![Stretch {
+                at: Time::ZERO,
+                up: true,
+                rate: 1_000.0,
+            }],
+            end: Time::NEVER,
+        }];
+        let met = |bytes| {
+            let job = Job {
+                arrival: Time::from_secs_f64(2.5),
+                bytes,
+                deadline: Span::from_secs(10),
+            };
+            let mut scheduler = scheduler(Mode::Outlook, &courses);
+            let played = play(&courses, &[job], &mut scheduler);
+            (played.met[0], played.late_bytes.round())
+        };
+        assert_eq!(met(9_999), (true, 0.0));
+        assert_eq!(met(10_100), (false, 100.0));
+    }
+
+    #[test]
+    fn the_device_is_told_what_it_can_measure_and_no_more() {
+        let courses = links();
+        let drawn = jobs::draw(&courses, jobs::MIXES[0], 3, 3).expect("a set");
+        let arrival = drawn.iter().map(|job| job.arrival).min().expect("jobs");
+        let mut first = true;
+        let mut watch = |scheduler: &Scheduler, moment: Moment<'_>| {
+            if std::mem::take(&mut first) {
+                assert_eq!(moment.at, arrival);
+                // Nothing was used yet, so nothing was measured, though an hour may have passed.
+                assert!(scheduler.links().iter().all(|link| link.known() == 0.0));
+                assert!(scheduler.links().iter().all(|link| link.ons().is_empty()));
+            }
+        };
+        let mut scheduler = scheduler(Mode::Outlook, &courses);
+        play_watched(&courses, &drawn, &mut scheduler, &mut watch);
+        assert!(!first);
+    }
+}

@@ -1,0 +1,200 @@
+//! The score as a table: a row for each trace, set of jobs and policy, and two figures over them.
+//!
+//! *Missed* is the share of jobs that were not complete at their deadline. The *avoidable share* of a
+//! row is (metered bytes + bytes missing at deadlines − optimum) ÷ bytes of all its jobs. Only sets
+//! that stay feasible at [`JUDGED_SHARE`](super::jobs::JUDGED_SHARE) of the rates count.
+
+use super::course::Course;
+use super::jobs::{self, Job};
+use super::optimum::{self, Optimum};
+use super::player;
+use d2tp_sched::{Class, Mode, Scheduler};
+use serde::Serialize;
+
+/// One trace, one set of jobs: what every policy is compared on.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// The trace's name.
+    pub trace: String,
+    /// The seed of its jobs.
+    pub seed: u64,
+    /// Its links.
+    pub courses: Vec<Course>,
+    /// What is to be carried.
+    pub jobs: Vec<Job>,
+    /// Whether it is judged.
+    pub feasible: bool,
+    /// The best there is; nothing if not all deadlines can be met.
+    pub optimum: Option<Optimum>,
+}
+
+impl Case {
+    /// With its optimum.
+    pub fn new(trace: &str, seed: u64, courses: Vec<Course>, jobs: Vec<Job>) -> Case {
+        Case {
+            trace: trace.to_owned(),
+            seed,
+            feasible: jobs::feasible(&courses, &jobs),
+            optimum: optimum::solve(&courses, &jobs),
+            courses,
+            jobs,
+        }
+    }
+
+    /// Plays it under a policy.
+    pub fn score(&self, policy: &str, mode: Mode) -> Row {
+        let classes = self.courses.iter().map(|course| course.class);
+        let mut scheduler = Scheduler::new(mode, classes);
+        let played = player::play(&self.courses, &self.jobs, &mut scheduler);
+        let links = self.courses.iter().zip(&played.carried);
+        let metered: f64 = links
+            .filter(|(course, _)| course.class != Class::Free)
+            .map(|(_, bytes)| bytes)
+            .sum();
+        let bytes: u64 = self.jobs.iter().map(|job| job.bytes).sum();
+        let optimum = self.optimum.as_ref().map(|optimum| optimum.metered_bytes);
+        Row {
+            trace: self.trace.clone(),
+            seed: self.seed,
+            policy: policy.to_owned(),
+            jobs: self.jobs.len(),
+            feasible: if self.feasible { self.jobs.len() } else { 0 },
+            met: played.met.iter().filter(|met| **met).count(),
+            bytes,
+            metered_bytes: metered.round() as u64,
+            late_bytes: played.late_bytes.round() as u64,
+            optimum_metered_bytes: optimum.map(|bytes| bytes.round() as u64),
+            avoidable_share: optimum
+                .map(|optimum| (metered + played.late_bytes - optimum) / bytes as f64),
+        }
+    }
+}
+
+/// What a policy made of a case.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// The trace's name.
+    pub trace: String,
+    /// The seed of its jobs.
+    pub seed: u64,
+    /// The policy's name.
+    pub policy: String,
+    /// How many jobs there were.
+    pub jobs: usize,
+    /// How many of them are judged: all or none.
+    pub feasible: usize,
+    /// How many were complete at their deadline.
+    pub met: usize,
+    /// Of all jobs.
+    pub bytes: u64,
+    /// Carried by links that cost.
+    pub metered_bytes: u64,
+    /// Missing at deadlines.
+    pub late_bytes: u64,
+    /// The least that links that cost must carry; nothing if not all deadlines can be met.
+    pub optimum_metered_bytes: Option<u64>,
+    /// What could have been saved.
+    pub avoidable_share: Option<f64>,
+}
+
+/// Over the judged rows of one policy.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Figures {
+    /// The policy's name.
+    pub policy: String,
+    /// Judged rows.
+    pub sets: usize,
+    /// Judged jobs.
+    pub jobs: usize,
+    /// The share of them not complete in time.
+    pub missed: f64,
+    /// The mean avoidable share of the rows.
+    pub avoidable_mean: f64,
+    /// The avoidable share that one row in twenty exceeds.
+    pub avoidable_p95: f64,
+    /// Of all bytes delivered in time, the share that free links carried.
+    pub offloaded: f64,
+}
+
+/// The figures of each policy, in the order in which they appear.
+pub fn figures(rows: &[Row]) -> Vec<Figures> {
+    let mut policies: Vec<&str> = Vec::new();
+    for row in rows {
+        if !policies.contains(&row.policy.as_str()) {
+            policies.push(&row.policy);
+        }
+    }
+    policies
+        .into_iter()
+        .filter_map(|policy| of_policy(policy, rows))
+        .collect()
+}
+
+fn of_policy(policy: &str, rows: &[Row]) -> Option<Figures> {
+    let judged = || {
+        rows.iter()
+            .filter(|row| row.policy == policy && row.feasible > 0)
+    };
+    let mut avoidable: Vec<f64> = judged().filter_map(|row| row.avoidable_share).collect();
+    if avoidable.is_empty() {
+        return None;
+    }
+    avoidable.sort_unstable_by(f64::total_cmp);
+    let sum = |of: fn(&Row) -> f64| judged().map(of).sum::<f64>();
+    let jobs = sum(|row| row.jobs as f64);
+    let delivered = sum(|row| (row.bytes - row.late_bytes.min(row.bytes)) as f64);
+    Some(Figures {
+        policy: policy.to_owned(),
+        sets: avoidable.len(),
+        jobs: jobs as usize,
+        missed: 1.0 - sum(|row| row.met as f64) / jobs,
+        avoidable_mean: avoidable.iter().sum::<f64>() / avoidable.len() as f64,
+        avoidable_p95: percentile(&avoidable, 0.95),
+        offloaded: 1.0 - sum(|row| row.metered_bytes as f64) / delivered.max(1.0),
+    })
+}
+
+/// The smallest value that this share of an ascending list does not exceed.
+fn percentile(ascending: &[f64], share: f64) -> f64 {
+    let rank = (share * ascending.len() as f64).ceil() as usize;
+    ascending[rank.clamp(1, ascending.len()) - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(policy: &str, met: usize, feasible: usize, avoidable: f64) -> Row {
+        Row {
+            trace: "t".to_owned(),
+            seed: 0,
+            policy: policy.to_owned(),
+            jobs: 3,
+            feasible,
+            met,
+            bytes: 100,
+            metered_bytes: 40,
+            late_bytes: 0,
+            optimum_metered_bytes: Some(0),
+            avoidable_share: Some(avoidable),
+        }
+    }
+
+    #[test]
+    fn figures_are_over_the_judged_rows_of_each_policy() {
+        let mut rows: Vec<Row> = (0..20)
+            .map(|n| row("a", 3, 3, f64::from(n) / 100.0))
+            .collect();
+        rows.push(row("b", 2, 3, 0.5));
+        rows.push(row("b", 0, 0, 9.0));
+        let figures = figures(&rows);
+        assert_eq!(figures.len(), 2);
+        let (a, b) = (&figures[0], &figures[1]);
+        assert_eq!((a.sets, a.jobs, a.missed), (20, 60, 0.0));
+        assert!((a.avoidable_mean - 0.095).abs() < 1e-9);
+        assert_eq!(a.avoidable_p95, 0.18);
+        assert_eq!((b.sets, b.jobs, b.avoidable_mean), (1, 3, 0.5));
+        assert!((b.missed - 1.0 / 3.0).abs() < 1e-9);
+        assert!((b.offloaded - 0.6).abs() < 1e-9);
+    }
+}
