@@ -74,6 +74,59 @@ fn ratio_through(queue_ms: u64, two: CongestionKind, one: CongestionKind, early:
     ratio
 }
 
+/// Bytes a second, in times of B's, that A gets beside B, which has NewReno, through a queue of so much.
+/// A has another path too, lent for what it loses.
+fn beside_new_reno(mirroring: Mirroring, queue_ms: u64, early: bool) -> f64 {
+    let mut bottleneck = Bottleneck::new(RATE, RATE * queue_ms / 1000);
+    bottleneck.early = early;
+    let shared = Rc::new(RefCell::new(bottleneck));
+    let mut pairs = [CongestionKind::Cubic, CongestionKind::NewReno].map(|congestion| {
+        let mut p = Pair::with(Config {
+            congestion,
+            mirroring,
+            ..config()
+        });
+        let wire = p.wires.get_mut(&0).unwrap();
+        wire.delay = MS.times(20);
+        wire.behind = Some(shared.clone());
+        p.open_path(0, false);
+        p
+    });
+    pairs[0].run_for(MS.times(200));
+    pairs[1].run_for(MS.times(200));
+    pairs[0].open_path(1, true);
+    for p in &mut pairs {
+        p.run_for(MS.times(200));
+        p.request(RATE * SECONDS, FlowOptions::default());
+    }
+    let (begin, mut at_quarter) = (pairs[0].now, None);
+    for tenth in 1..=SECONDS * 10 {
+        let (now, session) = (pairs[0].now, pairs[0].session);
+        let lend = |s: &mut Session| s.lend_path(now, LinkId(1), 20_000);
+        pairs[0].device.with(session, lend).unwrap();
+        let until = begin + MS.times(100 * tenth);
+        loop {
+            let [a, b] = &mut pairs;
+            let next = if a.next_at() <= b.next_at() { a } else { b };
+            if !next.step(until) {
+                break;
+            }
+        }
+        pairs.iter_mut().for_each(|p| p.now = until);
+        if tenth == SECONDS * 10 / 4 {
+            at_quarter = Some(pairs.each_ref().map(received));
+        }
+    }
+    let [a, b] = pairs.each_ref().map(received);
+    let [a0, b0] = at_quarter.unwrap();
+    let ratio = (a - a0) as f64 / (b - b0) as f64;
+    println!(
+        "{mirroring:?}, {} queue of {queue_ms} ms: {ratio:.2} times NewReno's",
+        if early { "random early" } else { "drop-tail" }
+    );
+    ratio
+}
+
 fn received(p: &Pair) -> u64 {
     p.got.values().map(|got| got.len() as u64).sum()
 }
@@ -95,5 +148,15 @@ fn two_uncoupled_paths_take_twice_as_much() {
     for kind in [Cubic, NewReno] {
         let ratio = ratio(kind, kind, true);
         assert!(ratio >= 1.7, "{kind:?}: {ratio}");
+    }
+}
+
+#[test]
+fn who_hides_random_losses_takes_no_more_of_a_shared_queue() {
+    // R-MIRROR-1: half, once and twice what the way holds; and drops that no full queue explains.
+    for (queue_ms, early) in [(20, false), (40, false), (80, false), (80, true)] {
+        let without = beside_new_reno(Mirroring::Never, queue_ms, early);
+        let with = beside_new_reno(Mirroring::Free, queue_ms, early);
+        assert!(with <= without * 1.1, "{with} instead of {without}");
     }
 }

@@ -6,7 +6,7 @@
 mod bbr;
 mod coupled;
 #[cfg(test)]
-mod course;
+pub(crate) mod course;
 mod cubic;
 mod hystart;
 mod newreno;
