@@ -174,8 +174,9 @@ impl Session {
     /// The path over `link`, if it was lent, carries flows of its own again, as they are granted.
     pub fn end_lending(&mut self, link: LinkId) {
         let lent = |p: &Path| p.addresses.link == link && p.status == PathStatus::Standby;
-        if let Some(path) = self.paths.iter().find(|p| lent(p)) {
-            self.set_path_status(link, PathStatus::Available, path.gated, Reason::None);
+        let gated = self.paths.iter().find(|p| lent(p)).map(|p| p.gated);
+        if let Some(gated) = gated {
+            self.set_path_status(link, PathStatus::Available, gated, Reason::None);
         }
     }
 

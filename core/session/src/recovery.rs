@@ -638,7 +638,7 @@ impl Recovery {
                 fates.push(delivery.on_lost((number - self.base) as usize, u64::from(sent.bytes)));
             }
             if let Some(judge) = &mut self.judge {
-                judge.on_lost(number);
+                judge.on_lost(number, sent.at);
             }
             outcome.lost_packets += 1;
             outcome.lost_size = outcome.lost_size.max(sent.bytes);
@@ -646,7 +646,7 @@ impl Recovery {
             newest_lost = Some(newest_lost.map_or(sent.at, |t| t.max(sent.at)));
         }
         if let (Some(oldest), Some(newest)) = (oldest_lost, newest_lost) {
-            if self.is_random(now) {
+            if self.is_random(now, newest) {
                 // R-MIRROR-1
                 self.random_total += u64::from(outcome.lost_packets);
                 for number in self.lost.range(lost_before..) {
@@ -681,9 +681,10 @@ impl Recovery {
     }
 
     /// Whether what was lost now is hidden from the controller.
-    fn is_random(&mut self, now: Time) -> bool {
+    fn is_random(&mut self, now: Time, sent_at: Time) -> bool {
         let rtt_min = self.rtt.min();
-        let kind = self.judge.as_mut().map(|judge| judge.judge(now, rtt_min));
+        let judge = self.judge.as_mut();
+        let kind = judge.map(|judge| judge.judge(now, sent_at, rtt_min));
         self.hides && kind == Some(LossKind::Random)
     }
 

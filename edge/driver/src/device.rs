@@ -12,7 +12,7 @@ use std::time::Duration;
 use d2tp_links::{Class, Kind, Link};
 use d2tp_session::{
     AckOffload, Addresses, Admission, Config, Endpoint, Event, FlowId, LinkId, Mirroring,
-    PathStats, PublicKey, Reason, SecretKey, SessionEnd, SessionId, Span, Time,
+    PathStats, PathStatus, PublicKey, Reason, SecretKey, SessionEnd, SessionId, Span, Time,
 };
 use d2tp_udp::{BindOptions, LinkSocket};
 use parking_lot::Mutex;
@@ -648,6 +648,8 @@ impl Body {
             let mine = paths
                 .iter()
                 .filter(|p| known.ids.contains(&p.addresses.link));
+            // What a lent link carries says nothing of its rate.
+            let lent = mine.clone().any(|p| p.status == PathStatus::Standby);
             let parting = known.ids.iter().filter_map(|id| parting.get(id).copied());
             let (down, up) = mine
                 .map(|p| (p.payload_in, p.payload_out))
@@ -666,7 +668,7 @@ impl Body {
             let span = now.since(then);
             if span >= Span::from_millis(250) {
                 let bytes = total.saturating_sub(before);
-                if bytes > 0 {
+                if bytes > 0 && !lent {
                     let rate =
                         (u128::from(bytes) * 1_000_000_000 / u128::from(span.as_nanos())) as u64;
                     known.rate = Some(match known.rate {

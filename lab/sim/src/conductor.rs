@@ -5,7 +5,7 @@
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Class, Direction};
-use d2tp_session::{Addresses, LinkId, PathState, PathStats, Session};
+use d2tp_session::{Addresses, LinkId, PathState, PathStats, PathStatus, Session};
 
 use crate::device::Device;
 use crate::fault::SimFault;
@@ -122,7 +122,7 @@ impl Device {
                                 .is_some_and(|(left, _)| left > 0)
                         }))
             });
-            if active && network.is_up(link) && granted {
+            if active && network.is_up(link) && granted && !self.is_lent(link) {
                 self.meters[link].tick(now);
             } else {
                 self.meters[link].rest();
@@ -164,6 +164,13 @@ impl Device {
             }
         });
         Ok(())
+    }
+
+    /// Whether a link carries but what others lose: that says nothing of its rate.
+    fn is_lent(&self, link: usize) -> bool {
+        let is_it =
+            |p: &PathStats| p.addresses.link.0 as usize == link && p.status == PathStatus::Standby;
+        self.lends.is_some() && (self.core()).is_some_and(|s| s.path_stats().iter().any(is_it))
     }
 
     /// Lends a link that costs something to what others lose.

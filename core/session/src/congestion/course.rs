@@ -243,16 +243,29 @@ fn number_of(said: Said) -> Option<u64> {
 }
 
 /// What a sender that hides random losses takes its losses for, and the share of the bottleneck's rate it
-/// delivered, in hundredths, the first half left out.
-pub(crate) fn judged(kind: CongestionKind, course: Course, seconds: u64) -> (Verdicts, u64) {
+/// delivered, in hundredths, the first half left out. `beside`: NewReno, which hides nothing, was there first.
+pub(crate) fn judged(
+    kind: CongestionKind,
+    course: Course,
+    beside: bool,
+    seconds: u64,
+) -> (Verdicts, u64) {
     let mut bottleneck = Bottleneck::new(course);
     let mut sender = Sender::new(kind);
     sender.recovery.judge_losses(Time::ZERO, true);
+    let mut other = beside.then(|| Sender::new(CongestionKind::NewReno));
     let (mut now, end) = (Time::ZERO, Time::ZERO + Span::from_secs(seconds));
     let half = Time::ZERO + Span::from_secs(seconds).divided(2);
+    let begins = Time::ZERO + Span::from_secs(if beside { 5 } else { 0 });
     while now < end {
-        sender.hear(now, &[]);
-        sender.speak(now, &mut bottleneck, now >= half);
+        if now >= begins {
+            sender.hear(now, &[]);
+            sender.speak(now, &mut bottleneck, now >= half);
+        }
+        if let Some(other) = &mut other {
+            other.hear(now, &[]);
+            other.speak(now, &mut bottleneck, false);
+        }
         now += STEP;
     }
     let could = course.bytes_per_s * seconds / 2;
