@@ -106,6 +106,8 @@ impl Guard {
 pub(crate) struct Lent {
     left: u64,
     filled_at: Time,
+    /// No grant before the peer has heard what the path is for: it would take it for new bytes.
+    from: Time,
 }
 
 fn bytes(rate: u64, span: Span) -> u64 {
@@ -140,20 +142,25 @@ impl Session {
         let Some(path) = self.paths.iter_mut().find(of_link) else {
             return;
         };
+        let (id, delay_max) = (path.id, self.config.ack_delay_max);
         let mut lent = path.lent.unwrap_or(Lent {
             left: bytes_per_second,
             filled_at: now,
+            from: now,
         });
         let gained = bytes(bytes_per_second, now.since(lent.filled_at));
         if gained > 0 {
             lent.left = (lent.left + gained).min(bytes_per_second);
             lent.filled_at = now;
         }
-        let (id, available) = (path.id, path.status == PathStatus::Available);
-        if available {
+        if path.status == PathStatus::Available {
+            lent.from = now + path.recovery.rtt.probe_timeout(delay_max);
             self.set_path_status(link, PathStatus::Standby, true, Reason::None);
         }
-        let flows = self.flow_ids();
+        let flows = match now < lent.from {
+            true => Vec::new(),
+            false => self.flow_ids(),
+        };
         let each = bytes_per_second / flows.len().max(1) as u64;
         for flow in flows {
             let Some(f) = self.flows.get(flow) else {

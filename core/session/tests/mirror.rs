@@ -101,7 +101,7 @@ fn a_path_that_is_alone_or_whose_mirror_is_off_responds_to_every_loss() {
         download(&mut pair);
         let id = pair.server_session().unwrap();
         let paths = pair.server.session(id).unwrap().path_stats();
-        assert!(paths[0].lost > 100 && paths[0].random == 0, "{paths:?}");
+        assert!(paths[0].lost > 30 && paths[0].random == 0, "{paths:?}");
         assert!(paths.iter().all(|p| p.fetched_out == 0), "{paths:?}");
     }
 }
