@@ -13,7 +13,8 @@
 //! others did that came through is none of the queue's. How much packets wait is what Vegas (Brakmo and
 //! Peterson 1995) and Veno (Fu and Liew 2003) go by, that the threshold is a part of the longest wait and
 //! no number of packets is Spike's (Cen, Cosman and Voelker 2003): it does not matter how deep the queue is,
-//! nor that the shortest round trip was measured behind somebody else's packets.
+//! nor that the shortest round trip was measured behind somebody else's packets. Packets wait for others of
+//! their own burst too; the queue that stands is the shortest wait of some (CoDel, RFC 8289 §3).
 //!
 //! Who cannot tell takes the loss for the queue's. That is so for packets lost three in a row, for whatever
 //! is lost while more is lost than radio links lose, and for some time after that where no queue shows: a
@@ -24,11 +25,16 @@ use d2tp_time::{Span, Time};
 /// The part of the deepest queueing delay from which a loss may be the queue's: queues that drop early begin
 /// about there (RED's minimum threshold; Floyd 1997 has it at a third of the maximum).
 const DEEP: (u64, u64) = (1, 4); // measured: with two thirds a session took 3 times its share of such a queue
-/// Queueing delay below this part of the shortest round trip, or below [`FLOOR_MIN`], is none: jitter.
-const FLOOR_PART: u64 = 16; // a guess
-const FLOOR_MIN: Span = Span::from_millis(1);
+/// The part of it from which the queue counts as full, if that is twice what counts as a queue at all.
+const FULL: (u64, u64) = (3, 4); // a guess: others' packets may have left since it overflowed
+/// Queueing delay below this part of the shortest round trip, within these bounds, is none: jitter, bursts.
+const FLOOR_PART: u64 = 8; // RFC 9406 §4.3, where slow start ends by it
+const FLOOR_MIN: Span = Span::from_millis(1); // a guess
+const FLOOR_MAX: Span = Span::from_millis(16); // RFC 9406 §4.3
 /// How long the deepest delay is remembered, at least; at most twice as long.
-const DEEPEST_KEPT: Span = Span::from_secs(30); // a guess: rates of radio links change, queues with them
+const DEEPEST_KEPT: Span = Span::from_secs(120); // a guess: rates of radio links change, queues with them
+/// The queue is what all of so many packets measured waited: a round trip of ACKs.
+const SAMPLES: usize = 8;
 /// So many packets lost in a row are no chance: at 3 % one packet in 40,000.
 const RUN: u32 = 3;
 /// A share of lost packets above which it is not the air, whatever the delay says, in 2^16ths.
@@ -51,19 +57,24 @@ pub(crate) enum LossKind {
 /// What is known of the queue on a path.
 #[derive(Debug)]
 pub(crate) struct Judge {
-    /// The longest wait of packets that came through, of this period and the one before.
+    /// The longest queue that packets came through, of this period and the one before.
     deepest: [Span; 2],
     period_began: Time,
-    /// The waits of the last two packets measured that left after the last response, and of any.
-    near: [Span; 2],
+    /// The waits of the last packets measured that left after the last response.
+    near: [Span; SAMPLES],
+    /// The queue as it was last, whenever that was.
     latest: Span,
     responded_at: Time,
     /// Share of the packets lost.
     share: u32,
+    /// The queue, if the loss judged last is taken for its own only to be on the safe side.
+    unsure: Option<Span>,
     /// The packet lost last, how many before it in a row, and the most since judged.
     last: Option<u64>,
     run: u32,
     run_most: u32,
+    /// Some loss was the queue's, or slow start was taken up again because none was.
+    pub(crate) settled: bool,
     blind_until: Time,
     blind_next: Span,
 }
@@ -73,13 +84,15 @@ impl Judge {
         Judge {
             deepest: [Span::ZERO; 2],
             period_began: now,
-            near: [Span::ZERO; 2],
+            near: [Span::ZERO; SAMPLES],
             latest: Span::ZERO,
             responded_at: Time::ZERO,
             share: 0,
+            unsure: None,
             last: None,
             run: 0,
             run_most: 0,
+            settled: false,
             blind_until: Time::ZERO,
             blind_next: BLIND_MIN,
         }
@@ -91,12 +104,17 @@ impl Judge {
             self.deepest = [Span::ZERO, self.deepest[0]];
             self.period_began = now;
         }
-        let wait = rtt.saturating_sub(rtt_min);
-        self.deepest[0] = self.deepest[0].max(wait);
-        self.latest = wait;
         if sent_at > self.responded_at {
-            self.near = [wait, self.near[0]];
+            self.near.rotate_right(1);
+            self.near[0] = rtt.saturating_sub(rtt_min);
+            self.latest = self.queue();
+            self.deepest[0] = self.deepest[0].max(self.latest);
         }
+    }
+
+    /// What stands in the queue.
+    fn queue(&self) -> Span {
+        self.near.into_iter().min().unwrap_or(Span::ZERO)
     }
 
     /// So many packets arrived.
@@ -119,17 +137,19 @@ impl Judge {
     /// What has been lost since the last question, the newest of it sent at `sent_at`: what comes to light
     /// together is of one kind.
     pub(crate) fn judge(&mut self, now: Time, sent_at: Time, rtt_min: Span) -> LossKind {
+        self.unsure = None;
         let run = std::mem::take(&mut self.run_most);
         if self.is_covered(sent_at) {
             return LossKind::Queue;
         }
-        let floor = rtt_min.divided(FLOOR_PART).max(FLOOR_MIN);
-        let wait = self.near[0].max(self.near[1]);
+        let floor = rtt_min.divided(FLOOR_PART).clamp(FLOOR_MIN, FLOOR_MAX);
+        let wait = self.queue();
         if self.share > SHARE_MAX {
             // Whatever was seen before, this is as deep as it gets.
             self.deepest = [self.latest, Span::ZERO];
             self.period_began = now;
             self.share = SHARE_MAX / 2;
+            self.settled = true;
             if self.latest < floor && now >= self.blind_until {
                 self.blind_until = now + self.blind_next;
                 self.blind_next = self.blind_next.times(2).min(BLIND_MAX);
@@ -138,11 +158,21 @@ impl Judge {
         }
         let deepest = self.deepest[0].max(self.deepest[1]);
         let deep = wait >= deepest.scaled(DEEP.0, DEEP.1).max(floor);
+        let full = wait >= deepest.scaled(FULL.0, FULL.1).max(floor.times(2));
+        self.unsure = (deep && !full && run < RUN && now >= self.blind_until).then_some(wait);
         if run >= RUN || now < self.blind_until || deep {
+            self.settled = true;
             LossKind::Queue
         } else {
             LossKind::Random
         }
+    }
+
+    /// What a response to the loss judged last may leave of a window, if the queue was long enough to drop
+    /// and not full: what fills the way without the queue (Westwood; Mascolo et al. 2001).
+    pub(crate) fn leaves(&self, window: u64, rtt_min: Span) -> Option<u64> {
+        let (base, wait) = (rtt_min.as_nanos().max(1), self.unsure?.as_nanos());
+        Some((u128::from(window) * u128::from(base) / u128::from(base + wait)) as u64)
     }
 
     /// What left before the last response has been responded to.
@@ -152,7 +182,7 @@ impl Judge {
 
     /// The window was reduced: how long packets wait is to be seen anew.
     pub(crate) fn on_response(&mut self, now: Time) {
-        self.near = [Span::ZERO; 2];
+        self.near = [Span::ZERO; SAMPLES];
         self.responded_at = now;
     }
 }
@@ -170,12 +200,18 @@ mod tests {
         Time::ZERO + MS.times(ms)
     }
 
-    /// A judge that saw packets wait up to 60 ms, and the last two as long as given.
+    /// As many packets that left then and waited so long come through.
+    fn wait(judge: &mut Judge, sent: Time, ms: u64) {
+        for _ in 0..SAMPLES {
+            judge.on_round_trip(sent + BASE, sent, BASE + MS.times(ms), BASE);
+        }
+    }
+
+    /// A judge that saw packets wait up to 60 ms, and the last ones as long as given.
     fn judge(last_ms: u64) -> Judge {
         let mut judge = Judge::new(at(0));
-        for (n, wait) in [0, 20, 40, 60, 40, last_ms, last_ms].iter().enumerate() {
-            let sent = at(100 * n as u64 + 1);
-            judge.on_round_trip(sent + BASE, sent, BASE + MS.times(*wait), BASE);
+        for (n, ms) in [0, 20, 40, 60, 40, last_ms].into_iter().enumerate() {
+            wait(&mut judge, at(100 * n as u64 + 1), ms);
             judge.on_arrived(50);
         }
         judge
@@ -199,6 +235,26 @@ mod tests {
             (60, LossKind::Queue),
         ] {
             assert_eq!(lose(&mut judge(wait), at(900), 1, false), kind, "{wait} ms");
+        }
+    }
+
+    #[test]
+    fn packets_that_wait_for_their_own_burst_are_no_queue() {
+        let mut judge = judge(0);
+        for ms in [20, 3, 40, 20, 40, 20, 40, 20] {
+            judge.on_round_trip(at(850), at(800), BASE + MS.times(ms), BASE);
+        }
+        assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Random);
+        wait(&mut judge, at(800), 20);
+        assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Queue);
+    }
+
+    #[test]
+    fn a_response_on_the_safe_side_leaves_what_the_way_holds() {
+        for (ms, left) in [(0, None), (25, Some(80_000)), (60, None)] {
+            let mut judge = judge(ms);
+            lose(&mut judge, at(900), 1, false);
+            assert_eq!(judge.leaves(120_000, BASE), left, "{ms} ms");
         }
     }
 
@@ -249,7 +305,7 @@ mod tests {
         judge.on_lost(100, at(899));
         let covered = judge.judge(at(940), at(899), BASE);
         assert_eq!(covered, LossKind::Queue, "it is of the same overflow");
-        judge.on_round_trip(at(1_010), at(901), BASE + MS.times(59), BASE);
+        wait(&mut judge, at(901), 59);
         assert_eq!(lose(&mut judge, at(1_010), 1, false), LossKind::Queue);
     }
 
@@ -296,10 +352,9 @@ mod tests {
     #[test]
     fn a_queue_that_was_deep_long_ago_is_forgotten() {
         let mut judge = judge(10);
-        for s in [31, 62] {
-            let sent = at(s * 1_000);
-            judge.on_round_trip(sent + BASE, sent, BASE + MS.times(10), BASE);
+        for s in [121, 242] {
+            wait(&mut judge, at(s * 1_000), 10);
         }
-        assert_eq!(lose(&mut judge, at(63_000), 1, false), LossKind::Queue);
+        assert_eq!(lose(&mut judge, at(243_000), 1, false), LossKind::Queue);
     }
 }

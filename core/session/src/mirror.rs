@@ -123,7 +123,7 @@ impl Path {
             PathStatus::Standby => self.status_seq > 0,
             PathStatus::Frozen | PathStatus::Gone => false,
         };
-        said && self.state == PathState::Active && self.validated && self.recovery.rtt.is_measured()
+        said && self.state == PathState::Active && self.validated
     }
 
     fn guard(&mut self, now: Time) -> &mut Guard {

@@ -256,7 +256,11 @@ impl Recovery {
     /// From now on it is judged why packets are lost; `hides`: what is lost at random is hidden from
     /// the controller.
     pub(crate) fn judge_losses(&mut self, now: Time, hides: bool) {
-        self.judge.get_or_insert_with(|| Judge::new(now).into());
+        let judge = self.judge.get_or_insert_with(|| Judge::new(now).into());
+        if hides && !self.hides && self.lost_total > 0 && !judge.settled {
+            judge.settled = true;
+            self.controller.on_nothing_but_chance();
+        }
         self.hides = hides;
     }
 
@@ -666,6 +670,10 @@ impl Recovery {
                 self.episode_lost = 0;
                 self.episode_spurious = 0;
                 if let Some(judge) = &mut self.judge {
+                    let leaves = judge.leaves(window, self.rtt.min());
+                    if let Some(least) = leaves.filter(|_| self.hides) {
+                        self.controller.soften(least);
+                    }
                     judge.on_response(now);
                 }
             }
