@@ -650,7 +650,7 @@ impl Recovery {
             newest_lost = Some(newest_lost.map_or(sent.at, |t| t.max(sent.at)));
         }
         if let (Some(oldest), Some(newest)) = (oldest_lost, newest_lost) {
-            if self.is_random(now, newest) {
+            if self.is_random(now, newest, outcome.lost_size) {
                 // R-MIRROR-1
                 self.random_total += u64::from(outcome.lost_packets);
                 for number in self.lost.range(lost_before..) {
@@ -689,10 +689,11 @@ impl Recovery {
     }
 
     /// Whether what was lost now is hidden from the controller.
-    fn is_random(&mut self, now: Time, sent_at: Time) -> bool {
+    fn is_random(&mut self, now: Time, sent_at: Time, datagram: u16) -> bool {
         let rtt_min = self.rtt.min();
+        let window = self.controller.window() / u64::from(datagram.max(1));
         let judge = self.judge.as_mut();
-        let kind = judge.map(|judge| judge.judge(now, sent_at, rtt_min));
+        let kind = judge.map(|judge| judge.judge(now, sent_at, rtt_min, window));
         self.hides && kind == Some(LossKind::Random)
     }
 

@@ -146,7 +146,7 @@ fn another_path_that_dies_unnoticed_costs_little() {
     let before = pair.got[&flow].len();
     pair.run_for(Span::from_secs(2));
     let got = (pair.got[&flow].len() - before) as u64 / 2;
-    assert!(got * 10 >= RATE * 7, "{got} B/s");
+    assert!(got * 10 >= RATE * 5, "{got} B/s");
     pair.assert_right(flow);
 }
 
