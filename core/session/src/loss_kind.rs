@@ -31,8 +31,8 @@ const FLOOR_MIN: Span = Span::from_millis(1); // a guess
 const FLOOR_MAX: Span = Span::from_millis(16); // RFC 9406 §4.3
 /// How long the deepest delay is remembered, at least; at most twice as long.
 const DEEPEST_KEPT: Span = Span::from_secs(120); // a guess: rates of radio links change, queues with them
-/// The queue is what all of so many packets measured waited: half a round trip of ACKs.
-const SAMPLES: usize = 4;
+/// The queue is what all of so many packets measured waited: a round trip of ACKs.
+const SAMPLES: usize = 8;
 /// A window of fewer packets is a few bursts: the longest of the last two waits counts, to be on the safe
 /// side.
 const WINDOW_SMALL: u64 = 40; // measured: of a shared queue of 7 packets a session took 1.3 times as much as without
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn packets_that_wait_for_their_own_burst_are_no_queue() {
         let mut judge = judge(0);
-        for ms in [20, 3, 40, 20] {
+        for ms in [20, 3, 40, 20, 40, 20, 40, 20] {
             judge.on_round_trip(at(850), at(800), BASE + MS.times(ms), BASE);
         }
         assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Random);

@@ -43,6 +43,10 @@ const GUARD: Span = Span::from_millis(256);
 const RATE_MIN: u64 = 1_200 * 1_000 / 256;
 /// What a round trip may be longer by without a queue: an ACK's delay.
 const QUEUE_SLACK: Span = Span::from_millis(20);
+/// What comes over the other path comes too late if its round trip is so many of the path that lost it, and so
+/// much longer.
+const ROUND_TRIPS_MAX: u64 = 4; // a guess, as offload.rs has it
+const LATE: Span = Span::from_millis(100); // a guess: hardly anybody waits for it
 /// A piece of data smaller than this is not squeezed into the end of a packet.
 const DATA_MIN: usize = 32;
 
@@ -126,6 +130,11 @@ impl Path {
         said && self.state == PathState::Active && self.validated
     }
 
+    /// R-MIRROR-2: whether what a path with this round trip lost may be.
+    fn fetches_for(&self, own: Span) -> bool {
+        self.fetches() && self.recovery.rtt.smoothed() <= own.times(ROUND_TRIPS_MAX) + LATE
+    }
+
     fn guard(&mut self, now: Time) -> &mut Guard {
         let datagram = self.mtu.current() as u64;
         self.guard
@@ -193,7 +202,8 @@ impl Session {
         if self.config.mirroring == Mirroring::Never {
             return;
         }
-        let hides = (0..self.paths.len()).any(|n| n != slot && self.paths[n].fetches());
+        let own = self.paths[slot].recovery.rtt.smoothed();
+        let hides = (0..self.paths.len()).any(|n| n != slot && self.paths[n].fetches_for(own));
         self.paths.at(slot).recovery.judge_losses(now, hides);
     }
 
@@ -216,7 +226,7 @@ impl Session {
             let path = self.paths.at(n);
             let (id, gated) = (path.id, path.gated);
             let datagram = path.mtu.current() as u64;
-            let takes = path.fetches()
+            let takes = path.fetches_for(offer.rtt)
                 && path.room() >= datagram
                 && !path.offer().would_block(&offer, window)
                 && path.guard(now).has_room(now, datagram);
@@ -236,6 +246,13 @@ impl Session {
         let (id, datagram) = (path.id, path.mtu.current() as u64);
         let granted = path.gated.then_some(datagram);
         let flow = self.flows.next_lost(id, granted)?;
+        let lost_on = self.flows.get(flow).and_then(|flow| flow.lost_on);
+        // What a path lost that answers no more comes from anywhere.
+        let own = lost_on.and_then(|id| self.paths.get(id));
+        let own = own.filter(|own| own.state == PathState::Active);
+        if own.is_some_and(|own| !path.fetches_for(own.recovery.rtt.smoothed())) {
+            return None;
+        }
         let guard = self.paths.at(slot).guard(now);
         if guard.has_room(now, datagram) {
             return Some(flow);

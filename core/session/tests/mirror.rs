@@ -167,6 +167,20 @@ fn what_a_hole_swallowed_comes_over_the_other_path() {
 }
 
 #[test]
+fn a_path_that_is_far_too_slow_fetches_nothing() {
+    // R-MIRROR-2
+    let mut slow = pair(Mirroring::Free, false);
+    slow.wires.get_mut(&CELL).unwrap().delay = Span::from_secs(2);
+    slow.open_path(CELL, true);
+    slow.run_for(Span::from_secs(5));
+    let mut slow = lossy(slow);
+    download(&mut slow);
+    let [wifi, cell] = at_server(&slow);
+    assert!(wifi.lost > 30 && wifi.random == 0, "{wifi:?}");
+    assert_eq!(cell.fetched_out, 0);
+}
+
+#[test]
 fn uploads_too() {
     // R-MIRROR-1, R-MIRROR-2
     let uploaded = |mut pair: Pair| {
