@@ -2,7 +2,7 @@
 
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
-    offload, plane, plot, proxy, switching, two_paths, walk,
+    offload, plane, plot::Chart, proxy, switching, two_paths, walk,
 };
 use serde_json::Value;
 
