@@ -17,7 +17,7 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame, PathId, PathStatus, Reason, Writer};
 
-use crate::path::{LinkId, Path, PathState};
+use crate::path::{self, LinkId, Path, PathState};
 use crate::recovery::{Said, SaidData, Sent};
 use crate::session::Session;
 
@@ -62,6 +62,8 @@ pub(crate) struct Guard {
     short: bool,
     /// A queue was seen: from then on it grows slowly.
     found: bool,
+    /// What left before tells nothing of the rate as it is.
+    changed_at: Time,
 }
 
 impl Guard {
@@ -72,6 +74,7 @@ impl Guard {
             filled_at: now,
             short: false,
             found: false,
+            changed_at: now,
         }
     }
 
@@ -95,12 +98,16 @@ impl Guard {
     }
 
     /// The path's round trip was measured.
-    pub(crate) fn on_round_trip(&mut self, latest: Span, least: Span) {
+    pub(crate) fn on_round_trip(&mut self, now: Time, latest: Span, least: Span) {
+        if now < self.changed_at + latest {
+            return;
+        }
         if latest > least + least.divided(2) + QUEUE_SLACK {
             self.rate = (self.rate / 2).max(RATE_MIN);
-            self.found = true;
+            (self.found, self.changed_at) = (true, now);
         } else if std::mem::take(&mut self.short) {
             self.rate += if self.found { self.rate / 8 } else { self.rate };
+            self.changed_at = now;
         }
     }
 }
@@ -132,7 +139,9 @@ impl Path {
 
     /// R-MIRROR-2: whether what a path with this round trip lost may be.
     fn fetches_for(&self, own: Span) -> bool {
-        self.fetches() && self.recovery.rtt.smoothed() <= own.times(ROUND_TRIPS_MAX) + LATE
+        // What waits there is the guard's business, and was measured who knows when.
+        let rtt = &self.recovery.rtt;
+        self.fetches() && rtt.is_measured() && rtt.min() <= own.times(ROUND_TRIPS_MAX) + LATE
     }
 
     fn guard(&mut self, now: Time) -> &mut Guard {
@@ -147,7 +156,9 @@ impl Session {
     /// it is in standby then, and flows get grants there as they use them up. For a device to call every
     /// 100 ms or so while it lends.
     pub fn lend_path(&mut self, now: Time, link: LinkId, bytes_per_second: u64) {
-        let of_link = |path: &&mut Path| path.addresses.link == link && path.gated;
+        let of_link = |path: &&mut Path| {
+            path.addresses.link == link && path.gated && path.recovery.rtt.is_measured()
+        };
         let Some(path) = self.paths.iter_mut().find(of_link) else {
             return;
         };
@@ -191,8 +202,11 @@ impl Session {
     pub fn end_lending(&mut self, link: LinkId) {
         let lent = |p: &Path| p.addresses.link == link && p.status == PathStatus::Standby;
         let gated = self.paths.iter().find(|p| lent(p)).map(|p| p.gated);
-        if let Some(gated) = gated {
-            self.set_path_status(link, PathStatus::Available, gated, Reason::None);
+        let Some(gated) = gated else { return };
+        self.set_path_status(link, PathStatus::Available, gated, Reason::None);
+        // What was lent was not for new bytes.
+        for flow in self.flow_ids() {
+            self.grant(flow, link, 0);
         }
     }
 
@@ -203,6 +217,11 @@ impl Session {
             return;
         }
         let own = self.paths[slot].recovery.rtt.smoothed();
+        for path in self.paths.iter_mut().filter(|p| p.fetches()) {
+            if !path.recovery.rtt.is_measured() && !path.recovery.is_waiting() {
+                path.wants |= path::want::PING;
+            }
+        }
         let hides = (0..self.paths.len()).any(|n| n != slot && self.paths[n].fetches_for(own));
         self.paths.at(slot).recovery.judge_losses(now, hides);
     }
@@ -346,24 +365,32 @@ mod tests {
     fn it_takes_more_while_it_is_asked_for_more_and_shows_no_queue() {
         // R-MIRROR-3
         let mut guard = Guard::new(ms(0), 1_200);
-        guard.on_round_trip(LEAST, LEAST);
+        let mut now = ms(1_000);
+        let mut hear = |guard: &mut Guard, latest: Span| {
+            now = now + latest;
+            guard.on_round_trip(now, latest, LEAST);
+        };
+        hear(&mut guard, LEAST);
         assert_eq!(guard.rate, RATE_MIN, "nobody wanted more");
         for _ in 0..4 {
             guard.short = true;
-            guard.on_round_trip(LEAST + Span::from_millis(60), LEAST);
+            hear(&mut guard, LEAST + Span::from_millis(60));
         }
         assert_eq!(guard.rate, 16 * RATE_MIN);
+        guard.short = true;
+        guard.on_round_trip(guard.changed_at + LEAST.divided(2), LEAST, LEAST);
+        assert_eq!(guard.rate, 16 * RATE_MIN, "it left before");
         let carried = second_from(&mut guard, 10_000);
         assert!(
             carried > 15 * RATE_MIN && carried < 21 * RATE_MIN,
             "{carried}"
         );
-        guard.on_round_trip(LEAST.times(2), LEAST);
+        hear(&mut guard, LEAST.times(2));
         assert_eq!(guard.rate, 8 * RATE_MIN);
         guard.short = true;
-        guard.on_round_trip(LEAST, LEAST);
+        hear(&mut guard, LEAST);
         assert_eq!(guard.rate, 9 * RATE_MIN);
-        (0..20).for_each(|_| guard.on_round_trip(LEAST.times(3), LEAST));
+        (0..20).for_each(|_| hear(&mut guard, LEAST.times(3)));
         assert_eq!(guard.rate, RATE_MIN);
     }
 }

@@ -821,7 +821,7 @@ impl Session {
         if outcome.rtt.is_some()
             && let Some(guard) = &mut path.guard
         {
-            guard.on_round_trip(path.recovery.rtt.latest(), path.recovery.rtt.min());
+            guard.on_round_trip(now, path.recovery.rtt.latest(), path.recovery.rtt.min());
         }
         if outcome.progress && self.config.thin_acks && !path.only_carries_acks() {
             path.want_ack_rate();

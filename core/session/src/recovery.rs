@@ -496,9 +496,12 @@ impl Recovery {
         if let Some(sent_at) = sample {
             let (sample, delay) = (now.since(sent_at), delay.min(ack_delay_max));
             outcome.rtt = self.on_sample(usual_way, sample, delay);
-            if let Some(judge) = self.judge.as_mut().filter(|_| usual_way) {
+            if let Some(judge) = &mut self.judge {
                 let own = sample.saturating_sub(delay);
-                judge.on_round_trip(now, sent_at, own, self.rtt.min());
+                match usual_way {
+                    true => judge.on_round_trip(now, sent_at, own, self.rtt.min()),
+                    false => judge.on_detour(now, sent_at, own),
+                }
             }
         }
         if let Some(judge) = &mut self.judge {

@@ -85,7 +85,7 @@ fn what_is_lost_at_random_comes_over_the_other_path_and_the_window_stays() {
     assert!(mirrored * 100 >= whole * 95, "{mirrored} of {whole}");
     assert!(plain * 100 <= whole * 70, "{plain} of {whole}");
     let [wifi, cell] = at_server(&on);
-    assert!(wifi.random * 10 >= wifi.lost * 8, "{wifi:?}");
+    assert!(wifi.random * 2 >= wifi.lost, "{wifi:?}");
     assert!(cell.fetched_out > 100_000, "{cell:?}");
     assert_eq!(
         cell.fetched_out, cell.payload_out,
@@ -138,6 +138,27 @@ fn the_other_path_keeps_room_and_its_price() {
 }
 
 #[test]
+fn what_was_lent_is_taken_back() {
+    let mut pair = lossy(pair(Mirroring::Free, true));
+    let flow = pair.request(RATE * 2 * SECONDS, FlowOptions::default());
+    pass(&mut pair, Span::from_secs(5), |_| {});
+    let (session, cell) = (pair.session, LinkId(CELL));
+    let left = |pair: &mut Pair| {
+        pair.device
+            .with(session, |s| s.grant_left(flow, cell))
+            .unwrap()
+    };
+    assert!(left(&mut pair).is_some_and(|(left, _)| left > 0));
+    pair.device.with(session, |s| s.end_lending(cell)).unwrap();
+    assert!(left(&mut pair).is_some_and(|(left, _)| left == 0));
+    pair.run_for(MS.times(300));
+    let spent = at_server(&pair)[1].payload_out;
+    pair.run_for(Span::from_secs(1));
+    assert_eq!(at_server(&pair)[1].payload_out, spent);
+    pair.assert_right(flow);
+}
+
+#[test]
 fn another_path_that_dies_unnoticed_costs_little() {
     let mut pair = lossy(pair(Mirroring::Free, true));
     let flow = pair.request(RATE * 2 * SECONDS, FlowOptions::default());
@@ -177,7 +198,7 @@ fn a_path_that_is_far_too_slow_fetches_nothing() {
     download(&mut slow);
     let [wifi, cell] = at_server(&slow);
     assert!(wifi.lost > 30 && wifi.random == 0, "{wifi:?}");
-    assert_eq!(cell.fetched_out, 0);
+    assert_eq!((cell.fetched_out, cell.payload_out), (0, 0));
 }
 
 #[test]
@@ -208,7 +229,7 @@ fn uploads_too() {
     let (whole, _) = uploaded(pair(Mirroring::Free, true));
     let (mirrored, fetched) = uploaded(lossy(pair(Mirroring::Free, true)));
     let (plain, none) = uploaded(lossy(pair(Mirroring::Never, true)));
-    assert!(mirrored * 100 >= whole * 93, "{mirrored} of {whole}");
+    assert!(mirrored * 100 >= whole * 90, "{mirrored} of {whole}");
     assert!(plain * 100 <= whole * 75, "{plain} of {whole}");
     assert!(fetched > 50_000 && none == 0, "{fetched}, {none}");
 }

@@ -209,13 +209,20 @@ pub static ROWS: &[Row] = &[
         "S3",
         "random losses fetched over the other radio",
         "nearly loss-free up to 3 %; 175 % more at a round trip of 200 ms",
-        &[(Where::Sim, losses::simulate)],
-    ),
+        &[
+            (Where::Sim, losses::simulate),
+            (Where::Lab, losses::on_real_sockets),
+        ],
+    )
+    .drawn_by(losses::charts),
     row(
         "S4",
         "all three together, walking past three access points",
         "189 % more",
-        &[(Where::Sim, walk::simulate)],
+        &[
+            (Where::Sim, walk::simulate),
+            (Where::Lab, walk::on_real_sockets),
+        ],
     ),
     row(
         "S5",

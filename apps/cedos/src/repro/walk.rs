@@ -10,6 +10,7 @@
 //! it, for as long as an access point is there, and no less where it loses packets.
 
 use super::Measured;
+use super::emulated::{Came, D2TP, Emulated, MPTCP, TCP};
 use super::offload::{self, PACKET_BYTES};
 use anyhow::Context;
 use cedos_lab_link::Medium;
@@ -49,11 +50,12 @@ const fn way(name: &'static str, other_link: bool, offload: bool, mirror: bool) 
 }
 
 const OURS: Way = way("all", true, true, true);
+const ALONE: Way = way("one_link", false, false, false);
 /// Without the other link a hole freezes the path as well, by itself.
 const BESIDE: [Way; 5] = [
     way("freeze_and_offload", true, true, false),
     way("freeze_and_mirror", true, false, true),
-    way("one_link", false, false, false),
+    ALONE,
     Way {
         thin: false,
         ..way("one_link_every_second_acked", false, false, false)
@@ -88,25 +90,68 @@ pub fn simulate() -> anyhow::Result<Measured> {
         }),
         baseline: Value::Object(baseline),
         mark: vec!["of_ideal >= 0.95".to_owned()],
-        conditions: vec![
-            format!(
-                "one download for {SECONDS} s by 802.11g, RTT {} ms; nobody is told of the holes of {HOLE_S} \
-                 s, which begin at {HOLES_S:?} s; {LOSS} lost both ways from {} s on",
-                offload::WIFI_RTT_MS,
-                HOLES_S[1] + HOLE_S
-            ),
-            format!(
-                "EVDO as in S1 from {CELL_FROM_S} s on, metered: {} B/s of ACKs, {LENT} B/s of lost bytes",
-                offload::OFFLOAD
-            ),
-            format!(
-                "ideal: payload of full packets ({} bytes) of a lone sender while an access point is there, \
-                 no acknowledgement on the air, no start; what is lost is not taken off",
-                PAYLOAD_BYTES
-            ),
-            "baseline, in Mb/s: D2TP too; kernels run in the lab".to_owned(),
-        ],
+        conditions: {
+            let mut all = conditions();
+            all.push("baseline, in Mb/s: D2TP too; kernels run in the lab".to_owned());
+            all
+        },
     })
+}
+
+/// On real sockets, all at once, each over links of its own.
+pub fn on_real_sockets() -> anyhow::Result<Measured> {
+    let there_s = SECONDS - HOLE_S * HOLES_S.len() as u32;
+    let ideal = offload::mbps(PAYLOAD_BYTES, Medium::Dot11g.cycle(PACKET_BYTES));
+    let begin = |way: &Way, options| Emulated::begin(&scenario(way), options);
+    let (ours, alone) = (begin(&OURS, D2TP)?, begin(&ALONE, D2TP)?);
+    let (tcp, mptcp) = (begin(&ALONE, TCP)?, begin(&OURS, MPTCP)?);
+    let mbps = |run| anyhow::Ok(Came::of(run)?.mbps(there_s));
+    let (ours, mptcp) = (Came::of(ours)?, Came::of(mptcp)?);
+    let (alone, tcp, mbps) = (mbps(alone)?, mbps(tcp)?, ours.mbps(there_s));
+    let mut conditions = conditions();
+    conditions.push(
+        "Mb/s while an access point is there, from the first byte on; all at once, each in a lab of its own; \
+         baseline: D2TP and kernel TCP (CUBIC) over Wi-Fi alone, kernel MPTCP with EVDO as backup"
+            .to_owned(),
+    );
+    Ok(Measured {
+        ours: json!({
+            "mbps": mbps,
+            "ideal_mbps": ideal,
+            "of_ideal": mbps / ideal,
+            "more_than_tcp": mbps / tcp - 1.0,
+            "more_than_mptcp": mbps / mptcp.mbps(there_s) - 1.0,
+            "bytes_by_link": ours.flow.bytes_by_link,
+        }),
+        baseline: json!({
+            "one_link": alone,
+            "tcp": tcp,
+            "mptcp": mptcp.mbps(there_s),
+            "mptcp_bytes_by_link": mptcp.flow.bytes_by_link,
+        }),
+        mark: vec!["of_ideal >= 0.95".to_owned()],
+        conditions,
+    })
+}
+
+fn conditions() -> Vec<String> {
+    vec![
+        format!(
+            "one download for {SECONDS} s by 802.11g, RTT {} ms; nobody is told of the holes of {HOLE_S} \
+                 s, which begin at {HOLES_S:?} s; {LOSS} lost both ways from {} s on",
+            offload::WIFI_RTT_MS,
+            HOLES_S[1] + HOLE_S
+        ),
+        format!(
+            "EVDO as in S1 from {CELL_FROM_S} s on, metered: {} B/s of ACKs, {LENT} B/s of lost bytes",
+            offload::OFFLOAD
+        ),
+        format!(
+            "ideal: payload of full packets ({} bytes) of a lone sender while an access point is there, \
+                 no acknowledgement on the air, no start; what is lost is not taken off",
+            PAYLOAD_BYTES
+        ),
+    ]
 }
 
 fn carried(way: &Way) -> anyhow::Result<f64> {
@@ -138,6 +183,7 @@ fn scenario(way: &Way) -> String {
         r#"
 seed = 4
 duration_s = {SECONDS}
+origin = "builtin"
 [acks]
 thin = {thin}
 offload = {offload}
