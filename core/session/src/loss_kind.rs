@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn answers_over_another_path_show_a_queue_and_not_how_long_it_gets() {
         let mut judge = judge(0);
-        let mut detour = |judge: &mut Judge, ms| {
+        let detour = |judge: &mut Judge, ms| {
             for _ in 0..SAMPLES {
                 judge.on_detour(at(850), at(800), BASE.times(2) + MS.times(ms));
             }

@@ -367,7 +367,7 @@ mod tests {
         let mut guard = Guard::new(ms(0), 1_200);
         let mut now = ms(1_000);
         let mut hear = |guard: &mut Guard, latest: Span| {
-            now = now + latest;
+            now += latest;
             guard.on_round_trip(now, latest, LEAST);
         };
         hear(&mut guard, LEAST);

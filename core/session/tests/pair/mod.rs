@@ -65,7 +65,7 @@ impl CoDel {
         let since = *self.stands_since.get_or_insert(at);
         if self.dropping && at >= self.next {
             self.count += 1;
-            self.next = self.next + self.pause();
+            self.next += self.pause();
             return true;
         }
         let begins = !self.dropping && at >= since + Self::INTERVAL;
