@@ -5,6 +5,7 @@ use d2tp_time::Span;
 
 use crate::congestion::CongestionKind;
 use crate::drwa::Lambda;
+use crate::mirror::Mirroring;
 use crate::offload::AckOffload;
 use crate::path_scheduler::PathSchedulerKind;
 
@@ -67,6 +68,9 @@ pub struct Config {
     /// Whether bytes under way on a slow path are sent again on a faster one that has nothing else to
     /// send. Costs those bytes twice; without it a slow path's last bytes are waited for.
     pub reinjection: bool,
+    /// Where what was lost at random is fetched, while the path that lost it goes on as fast as before.
+    /// A path that is alone responds to every loss in any case.
+    pub mirroring: Mirroring,
     /// The longest an ACK is held back.
     pub ack_delay_max: Span,
     /// The round trip assumed before the first sample. RFC 9002 says 333 ms; devices hop between
@@ -132,6 +136,7 @@ impl Default for Config {
             ack_offload: AckOffload::default(),
             path_scheduler: PathSchedulerKind::default(),
             reinjection: true,
+            mirroring: Mirroring::default(),
             ack_delay_max: Span::from_millis(20),
             rtt_initial: Span::from_millis(150),
             probe_interval_max: Span::from_secs(2),

@@ -15,6 +15,8 @@ use crate::send_half::SendHalf;
 
 /// Packets one flow may fill before the next one has its turn.
 const TURN_PACKETS: u32 = 32;
+/// Flows in line that are looked at for lost bytes: those whose turn is far away wait for it.
+const LOST_LOOKED_AT: usize = 32;
 
 /// What a flow still has to say, one bit each. Set by whoever changed it, cleared when it left.
 pub(crate) mod want {
@@ -111,6 +113,8 @@ pub(crate) struct Flow {
     pub(crate) wants: u16,
     pub(crate) grants_in: GrantsIn,
     pub(crate) grants_out: GrantsOut,
+    /// The path that lost bytes last.
+    pub(crate) lost_on: Option<PathId>,
     pub(crate) committed: u64,
     pub(crate) peer_durable: u64,
     /// We asked the peer to hold back.
@@ -159,6 +163,7 @@ impl Flow {
             wants: 0,
             grants_in: GrantsIn::default(),
             grants_out: GrantsOut::default(),
+            lost_on: None,
             committed: 0,
             peer_durable: 0,
             pause_out: (0, false, Reason::None),
@@ -474,6 +479,20 @@ impl Flows {
             i += 1;
         }
         best.map(|(_, _, id)| id)
+    }
+
+    /// A flow that has bytes to send that were lost, and not on this path; `granted`: so many bytes must
+    /// be left of its grant there.
+    pub(crate) fn next_lost(&self, path: PathId, granted: Option<u64>) -> Option<FlowId> {
+        let mut lost = self.ready.iter().take(LOST_LOOKED_AT).filter(|id| {
+            self.table.get(id).is_some_and(|flow| {
+                flow.send.has_lost()
+                    && flow.may_send(0)
+                    && flow.lost_on != Some(path)
+                    && granted.is_none_or(|least| flow.grants_in.room(path) >= least)
+            })
+        });
+        lost.next().copied()
     }
 
     /// Bytes that wait to be sent, of all flows, as far as `most`.

@@ -36,6 +36,8 @@ mod guest;
 mod half_open;
 mod hole;
 mod knock;
+mod loss_kind;
+mod mirror;
 mod movement;
 mod mtu;
 mod offload;
@@ -80,6 +82,7 @@ pub use endpoint::{Admission, Endpoint, HibernateError, Incoming, SessionId, Unk
 pub use event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
 pub use flow::FlowOptions;
 pub use guest::{Aside, CALLS_MAX, Guest};
+pub use mirror::Mirroring;
 pub use offload::AckOffload;
 pub use path::{Addresses, LinkId, PathState};
 pub use path_scheduler::PathSchedulerKind;

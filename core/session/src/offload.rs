@@ -175,7 +175,8 @@ impl Session {
 
     /// What a device says with the status of a path that is as good as it was.
     pub(crate) fn reason_of(&self, path: &Path) -> Reason {
-        if path.status != PathStatus::Available || path.reason != Reason::None {
+        let used = matches!(path.status, PathStatus::Available | PathStatus::Standby);
+        if !used || path.reason != Reason::None {
             path.reason
         } else if self.is_half_duplex(path) {
             Reason::HalfDuplex

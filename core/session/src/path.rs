@@ -17,6 +17,7 @@ use crate::config::{Config, PATHS_MAX};
 use crate::congestion::controller;
 use crate::control::Control;
 use crate::drwa::Drwa;
+use crate::mirror::{Guard, Lent};
 use crate::mtu::Mtu;
 use crate::offload::{Relief, Share};
 use crate::pacer::Pacer;
@@ -168,6 +169,11 @@ pub(crate) struct Path {
     /// Where ACKs of this path leave, if it is half duplex, and what it carries of others'.
     pub(crate) relief: Option<Box<Relief>>,
     pub(crate) share: Option<Box<Share>>,
+    /// What a device lends of it to others' losses.
+    pub(crate) lent: Option<Lent>,
+    /// What it takes of others' losses, and took so far.
+    pub(crate) guard: Option<Box<Guard>>,
+    pub(crate) fetched_out: u64,
 }
 
 impl Path {
@@ -234,6 +240,9 @@ impl Path {
             paced_until: Time::NEVER,
             relief: None,
             share: None,
+            lent: None,
+            guard: None,
+            fetched_out: 0,
         }
     }
 
@@ -325,7 +334,8 @@ impl Path {
     }
 
     /// The path leads elsewhere: what was measured is of another way. R-DRWA-3.
-    pub(crate) fn forget_rtt_min(&mut self) {
+    pub(crate) fn forget_rtt_min(&mut self, now: Time) {
+        self.recovery.forget_queue(now);
         if let Some(drwa) = &mut self.drwa {
             drwa.reset();
             self.tell_limit();
@@ -523,7 +533,7 @@ impl Paths {
         self.list.iter().enumerate().any(|(i, p)| {
             i != slot
                 && p.state == PathState::Active
-                && p.status == PathStatus::Available
+                && matches!(p.status, PathStatus::Available | PathStatus::Standby)
                 && p.validated
         })
     }

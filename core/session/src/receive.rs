@@ -198,7 +198,7 @@ impl Session {
                 });
             }
             path.addresses = from;
-            path.forget_rtt_min();
+            path.forget_rtt_min(now);
             path.validated = false;
             path.rx_bytes = datagram_bytes as u64;
             path.tx_bytes = 0;
@@ -744,6 +744,7 @@ impl Session {
             Vec::new()
         };
         let delay_max = self.config.ack_delay_max;
+        self.judge_losses(now, slot);
         let Session {
             paths,
             flows,
@@ -816,6 +817,11 @@ impl Session {
             && let Some(share) = &mut path.share
         {
             share.on_round_trip(path.recovery.rtt.latest(), path.recovery.rtt.min());
+        }
+        if outcome.rtt.is_some()
+            && let Some(guard) = &mut path.guard
+        {
+            guard.on_round_trip(now, path.recovery.rtt.latest(), path.recovery.rtt.min());
         }
         if outcome.progress && self.config.thin_acks && !path.only_carries_acks() {
             path.want_ack_rate();

@@ -24,6 +24,7 @@ use crate::careful::{Careful, Doubt};
 use crate::congestion::{Acked, Controller, Siblings};
 use crate::delivery::Delivery;
 use crate::event::PeerFault;
+use crate::loss_kind::{Judge, LossKind};
 use crate::rtt::{GRANULARITY, Rtt};
 
 /// A path is asked this often however long its answers took: one that came minutes late says little of the
@@ -109,6 +110,8 @@ pub(crate) struct Sent {
     pub(crate) app_limited: bool,
     /// Bytes of its data that another path repeated.
     pub(crate) copied: u16,
+    /// It was lost at random: congestion control does not know of it.
+    hidden: bool,
     pub(crate) data: Option<SaidData>,
     pub(crate) more: Vec<Said>,
     state: State,
@@ -123,6 +126,7 @@ impl Sent {
             mtu_probe: false,
             app_limited: false,
             copied: 0,
+            hidden: false,
             data: None,
             more: Vec::new(),
             state: State::Outstanding,
@@ -202,9 +206,14 @@ pub(crate) struct Recovery {
     careful: Option<Box<Careful>>,
     /// In step with `sent`; only for a controller that wants it.
     delivery: Option<Box<Delivery>>,
+    /// Why packets are lost, where somebody wants to know, and whether random losses are hidden from the
+    /// controller now.
+    judge: Option<Box<Judge>>,
+    hides: bool,
     /// Counters for reports.
     pub(crate) lost_total: u64,
     pub(crate) spurious_total: u64,
+    pub(crate) random_total: u64,
 }
 
 impl Recovery {
@@ -236,8 +245,29 @@ impl Recovery {
             controller,
             careful: None,
             delivery,
+            judge: None,
+            hides: false,
             lost_total: 0,
             spurious_total: 0,
+            random_total: 0,
+        }
+    }
+
+    /// From now on it is judged why packets are lost; `hides`: what is lost at random is hidden from
+    /// the controller.
+    pub(crate) fn judge_losses(&mut self, now: Time, hides: bool) {
+        let judge = self.judge.get_or_insert_with(|| Judge::new(now).into());
+        if hides && !self.hides && self.lost_total > 0 && !judge.settled {
+            judge.settled = true;
+            self.controller.on_nothing_but_chance();
+        }
+        self.hides = hides;
+    }
+
+    /// The path leads elsewhere: its queue is another.
+    pub(crate) fn forget_queue(&mut self, now: Time) {
+        if let Some(judge) = &mut self.judge {
+            **judge = Judge::new(now);
         }
     }
 
@@ -382,6 +412,7 @@ impl Recovery {
         }
         let mut outcome = Outcome::default();
         let mut acked_bytes = 0u64;
+        let mut acked_packets = 0;
         let mut newest: Option<(Time, bool)> = None;
         let mut sample = None;
         for (low, high) in ranges.iter() {
@@ -401,7 +432,7 @@ impl Recovery {
                     continue;
                 }
                 self.spurious_total += 1;
-                self.episode_spurious += 1;
+                self.episode_spurious += u64::from(!sent.hidden);
                 let distance = self.largest_acked.unwrap_or(0).saturating_sub(number) + 1;
                 self.packet_threshold = self
                     .packet_threshold
@@ -428,6 +459,7 @@ impl Recovery {
                             self.in_flight -= u64::from(sent.bytes);
                             self.outstanding_eliciting -= 1;
                             acked_bytes += u64::from(sent.bytes);
+                            acked_packets += 1;
                             if let Some(delivery) = &mut self.delivery {
                                 delivery.on_arrived(now, index, sent.at, u64::from(sent.bytes));
                             }
@@ -441,7 +473,7 @@ impl Recovery {
                             outcome.acked_size = outcome.acked_size.max(sent.bytes);
                         }
                         if number == ranges.largest && sent.eliciting {
-                            sample = Some(now.since(sent.at));
+                            sample = Some(sent.at);
                         }
                     }
                 }
@@ -461,8 +493,19 @@ impl Recovery {
                 .retain(|n| sent[(n - base) as usize].state == State::Lost);
             self.lost_stale = 0;
         }
-        if let Some(sample) = sample {
-            outcome.rtt = self.on_sample(usual_way, sample, delay.min(ack_delay_max));
+        if let Some(sent_at) = sample {
+            let (sample, delay) = (now.since(sent_at), delay.min(ack_delay_max));
+            outcome.rtt = self.on_sample(usual_way, sample, delay);
+            if let Some(judge) = &mut self.judge {
+                let own = sample.saturating_sub(delay);
+                match usual_way {
+                    true => judge.on_round_trip(now, sent_at, own, self.rtt.min()),
+                    false => judge.on_detour(now, sent_at, own),
+                }
+            }
+        }
+        if let Some(judge) = &mut self.judge {
+            judge.on_arrived(acked_packets);
         }
         let fresh = outcome.rtt.is_some();
         self.largest_acked = Some(
@@ -562,6 +605,8 @@ impl Recovery {
         let tolerance = (rtt + rtt.scaled(self.reorder_eighths, 8)).max(GRANULARITY);
         let mut oldest_lost: Option<Time> = None;
         let mut newest_lost: Option<Time> = None;
+        let mut fates = Vec::new();
+        let lost_before = self.lost.len();
         let end = largest.min(self.next_number());
         while self.first_open < end {
             let number = self.first_open;
@@ -597,8 +642,10 @@ impl Recovery {
                 continue;
             }
             if let Some(delivery) = &mut self.delivery {
-                let fate = delivery.on_lost((number - self.base) as usize, u64::from(sent.bytes));
-                self.controller.on_packet_lost(fate);
+                fates.push(delivery.on_lost((number - self.base) as usize, u64::from(sent.bytes)));
+            }
+            if let Some(judge) = &mut self.judge {
+                judge.on_lost(number, sent.at);
             }
             outcome.lost_packets += 1;
             outcome.lost_size = outcome.lost_size.max(sent.bytes);
@@ -606,6 +653,17 @@ impl Recovery {
             newest_lost = Some(newest_lost.map_or(sent.at, |t| t.max(sent.at)));
         }
         if let (Some(oldest), Some(newest)) = (oldest_lost, newest_lost) {
+            if self.is_random(now, newest, outcome.lost_size) {
+                // R-MIRROR-1
+                self.random_total += u64::from(outcome.lost_packets);
+                for number in self.lost.range(lost_before..) {
+                    self.sent[(number - self.base) as usize].hidden = true;
+                }
+                return;
+            }
+            for fate in fates {
+                self.controller.on_packet_lost(fate);
+            }
             let window = self.controller.window();
             self.controller.on_loss(now, newest);
             if let Some(careful) = self.careful.take() {
@@ -614,6 +672,13 @@ impl Recovery {
             if self.controller.window() < window {
                 self.episode_lost = 0;
                 self.episode_spurious = 0;
+                if let Some(judge) = &mut self.judge {
+                    let leaves = judge.leaves(window, self.rtt.min());
+                    if let Some(least) = leaves.filter(|_| self.hides) {
+                        self.controller.soften(least);
+                    }
+                    judge.on_response(now);
+                }
             }
             self.episode_lost += u64::from(outcome.lost_packets);
             let span = self
@@ -624,6 +689,15 @@ impl Recovery {
                 self.controller.on_persistent_congestion();
             }
         }
+    }
+
+    /// Whether what was lost now is hidden from the controller.
+    fn is_random(&mut self, now: Time, sent_at: Time, datagram: u16) -> bool {
+        let rtt_min = self.rtt.min();
+        let window = self.controller.window() / u64::from(datagram.max(1));
+        let judge = self.judge.as_mut();
+        let kind = judge.map(|judge| judge.judge(now, sent_at, rtt_min, window));
+        self.hides && kind == Some(LossKind::Random)
     }
 
     fn prune(&mut self, now: Time) {

@@ -151,6 +151,15 @@ impl SendHalf {
             || (self.fin && !self.fin_sent && self.next == self.end)
     }
 
+    /// Whether bytes were lost and not sent again.
+    pub(crate) fn has_lost(&self) -> bool {
+        !self.lost.is_empty() && self.reset.is_none()
+    }
+    /// Whether there are bytes that were never sent and may be.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.next < self.end.min(self.credit)
+    }
+
     /// Bytes that may be on their way or unread at once.
     pub(crate) fn window(&self) -> u64 {
         self.credit.saturating_sub(self.acked_to)
@@ -179,16 +188,33 @@ impl SendHalf {
         max: usize,
         session_room: u64,
     ) -> Option<(u64, usize, bool, u64)> {
-        if let Some((start, end)) = self.lost.first() {
-            let len = (end - start).min(max as u64);
-            if len == 0 {
-                return None;
-            }
-            self.lost.remove(start, start + len);
-            let fin = self.fin && start + len == self.end;
-            self.fin_sent |= fin;
-            return Some((start, len as usize, fin, 0));
+        if !self.lost.is_empty() {
+            let (start, len, fin) = self.take_lost(max)?;
+            return Some((start, len, fin, 0));
         }
+        self.take_unsent(max, session_room)
+    }
+
+    /// Takes the next piece of what was lost, at most `max` bytes: `(offset, length, fin)`.
+    pub(crate) fn take_lost(&mut self, max: usize) -> Option<(u64, usize, bool)> {
+        let (start, end) = self.lost.first()?;
+        let len = (end - start).min(max as u64);
+        if len == 0 {
+            return None;
+        }
+        self.lost.remove(start, start + len);
+        let fin = self.fin && start + len == self.end;
+        self.fin_sent |= fin;
+        Some((start, len as usize, fin))
+    }
+
+    /// As [`SendHalf::take`], of what was never sent.
+    #[inline]
+    pub(crate) fn take_unsent(
+        &mut self,
+        max: usize,
+        session_room: u64,
+    ) -> Option<(u64, usize, bool, u64)> {
         let start = self.next;
         let len = (self.end.min(self.credit).saturating_sub(start))
             .min(session_room)

@@ -159,6 +159,8 @@ pub struct PathStats {
     pub payload_out: u64,
     /// Of those, copies of what another path carried.
     pub copied_out: u64,
+    /// Of those, what another path had lost (mirroring).
+    pub fetched_out: u64,
     /// Bytes sent and received that were not payload: headers, ACKs, frames about flows and paths.
     pub control_out: u64,
     /// The same, received.
@@ -169,6 +171,8 @@ pub struct PathStats {
     pub lost: u64,
     /// Of those, how many arrived after all.
     pub spurious: u64,
+    /// Of those, how many were taken for random and met no congestion response.
+    pub random: u64,
 }
 
 /// Credit of the session as a whole.
@@ -389,11 +393,13 @@ impl Session {
                 payload_in: p.payload_in,
                 payload_out: p.payload_out,
                 copied_out: p.copied_out,
+                fetched_out: p.fetched_out,
                 control_out: p.control.sent,
                 control_in: p.control.received,
                 proved: p.validated,
                 lost: p.recovery.lost_total,
                 spurious: p.recovery.spurious_total,
+                random: p.recovery.random_total,
             })
             .collect()
     }
@@ -442,6 +448,7 @@ pub(crate) fn on_said(
                     flow.send.on_acked(d.offset, u64::from(d.len), d.fin);
                     flows.note_acked(d.flow);
                 } else {
+                    flow.lost_on = own_path.map(|(id, _)| id);
                     flow.send.on_lost(d.offset, u64::from(d.len), d.fin);
                     flows.touch(d.flow);
                 }

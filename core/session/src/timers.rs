@@ -114,7 +114,7 @@ impl Session {
 
     /// Whether payload could arrive on this path at any moment.
     fn expects_payload(&self, path: &Path) -> bool {
-        path.status == PathStatus::Available
+        matches!(path.status, PathStatus::Available | PathStatus::Standby)
             && self.flows.iter().any(|f| {
                 !f.recv.is_complete()
                     && !f.pause_out.1
@@ -207,6 +207,9 @@ impl Session {
                 path.pad_next = true;
                 path.probe_now = true;
                 path.wants |= path::want::PING;
+            }
+            if self.paths[slot].recovery.loss_at() <= now {
+                self.judge_losses(now, slot);
             }
             let Session {
                 paths,

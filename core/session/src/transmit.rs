@@ -65,6 +65,8 @@ enum Payload {
     Own(FlowId),
     /// What a packet of another path carries.
     Repeated(Repeat),
+    /// Bytes of this flow that another path lost.
+    Lost(FlowId),
 }
 
 impl Session {
@@ -480,7 +482,7 @@ impl Session {
         let (path_id, gated) = (path.id, path.gated);
         // An unproved address is asked first; what little may be sent there is not for payload.
         let proves = path.validated || buf.len() >= DATA_UNPROVED_MIN;
-        let payload = if terms.eliciting && takes_payload && proves {
+        let payload = if terms.eliciting && proves {
             self.next_payload(slot, terms, session_room)
         } else {
             None
@@ -534,8 +536,9 @@ impl Session {
             }
             match payload {
                 Some(Payload::Own(flow)) => {
-                    self.write_data(slot, flow, gated, session_room, &mut w, &mut sent);
+                    self.write_data(now, slot, flow, session_room, &mut w, &mut sent);
                 }
+                Some(Payload::Lost(flow)) => self.write_lost(slot, flow, &mut w, &mut sent),
                 Some(Payload::Repeated(packet)) => {
                     self.write_copy(slot, &packet, &mut w, &mut sent);
                 }
@@ -566,7 +569,15 @@ impl Session {
     #[inline]
     fn next_payload(&mut self, slot: usize, terms: &Terms, session_room: u64) -> Option<Payload> {
         let path = self.paths.nth(slot);
-        let (id, gated) = (path.id, path.gated);
+        let (id, gated, takes_payload) = (path.id, path.gated, path.takes_payload());
+        if self.paths.len() > 1
+            && let Some(flow) = self.next_lost(terms.now, slot)
+        {
+            return Some(Payload::Lost(flow));
+        }
+        if !takes_payload {
+            return None;
+        }
         if self.paths.len() == 1 {
             return self
                 .flows
@@ -920,17 +931,19 @@ impl Session {
     #[inline]
     fn write_data(
         &mut self,
+        now: Time,
         slot: usize,
         first: FlowId,
-        gated: bool,
         mut session_room: u64,
         w: &mut Writer<'_>,
         sent: &mut Sent,
     ) {
         let path_id: PathId = self.paths.at(slot).id;
+        let gated = self.paths.at(slot).gated;
         let mut next = Some(first);
         let mut out = 0;
         while let Some(id) = next {
+            let leaves_lost = self.leaves_lost(now, slot, id);
             let flow = self
                 .flows
                 .get_mut(id)
@@ -944,7 +957,11 @@ impl Session {
             if gated {
                 max = max.min(flow.grants_in.room(path_id) as usize);
             }
-            let Some((offset, len, fin, new)) = flow.send.take(max, session_room) else {
+            let taken = match leaves_lost {
+                true => flow.send.take_unsent(max, session_room),
+                false => flow.send.take(max, session_room),
+            };
+            let Some((offset, len, fin, new)) = taken else {
                 break;
             };
             // take() chose a length; the head for it is at most as long as assumed.

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use d2tp_links::{Class, Kind, Link};
 use d2tp_session::{
-    AckOffload, Addresses, Admission, Config, Endpoint, Event, FlowId, LinkId, PathStats,
-    PublicKey, Reason, SecretKey, SessionEnd, SessionId, Span, Time,
+    AckOffload, Addresses, Admission, Config, Endpoint, Event, FlowId, LinkId, Mirroring,
+    PathStats, PathStatus, PublicKey, Reason, SecretKey, SessionEnd, SessionId, Span, Time,
 };
 use d2tp_udp::{BindOptions, LinkSocket};
 use parking_lot::Mutex;
@@ -149,17 +149,22 @@ pub(crate) struct State {
     pub(crate) payers: BTreeMap<FlowId, Payer>,
     /// ACKs of Wi-Fi may, whatever flows may.
     acks_pay: bool,
+    /// What flows that do not pay lend of paid links to losses on free ones, in bytes a second.
+    lends: Option<u64>,
     pub(crate) renewal: Renewal,
     /// Payload moved when rates were last looked at.
     moving: bool,
 }
 
 impl State {
-    /// Whether something may spend on paid links: flows, or ACKs of a Wi-Fi that is in use.
+    /// Whether something may spend on paid links: flows, ACKs of a Wi-Fi that is in use, or what a free
+    /// link in use loses.
     pub(crate) fn pays(&self) -> bool {
-        let relieves =
-            |k: &Known| k.usage == LinkUse::Free && k.link.kind == Kind::Wifi && !k.ids.is_empty();
-        !self.payers.is_empty() || (self.acks_pay && self.links.values().any(relieves))
+        let carries = |k: &Known| k.usage == LinkUse::Free && !k.ids.is_empty();
+        let relieves = |k: &Known| carries(k) && k.link.kind == Kind::Wifi;
+        !self.payers.is_empty()
+            || (self.acks_pay && self.links.values().any(relieves))
+            || (self.lends.is_some() && self.links.values().any(carries))
     }
 }
 
@@ -236,6 +241,10 @@ impl Device {
             .map_err(resolve)?
             .collect();
         let acks_pay = matches!(config.ack_offload, AckOffload::Paid { .. });
+        let lends = match config.mirroring {
+            Mirroring::Paid { bytes_per_second } => Some(bytes_per_second),
+            Mirroring::Never | Mirroring::Free => None,
+        };
         let mut core = Endpoint::new(config, key, Admission::Nobody, seed(), seed());
         let session = make(&mut core)?;
         let shared = Shared::start(core, false);
@@ -248,6 +257,7 @@ impl Device {
             aligning: Mutex::default(),
             state: Mutex::new(State {
                 acks_pay,
+                lends,
                 ..State::default()
             }),
         });
@@ -638,6 +648,8 @@ impl Body {
             let mine = paths
                 .iter()
                 .filter(|p| known.ids.contains(&p.addresses.link));
+            // What a lent link carries says nothing of its rate.
+            let lent = mine.clone().any(|p| p.status == PathStatus::Standby);
             let parting = known.ids.iter().filter_map(|id| parting.get(id).copied());
             let (down, up) = mine
                 .map(|p| (p.payload_in, p.payload_out))
@@ -656,7 +668,7 @@ impl Body {
             let span = now.since(then);
             if span >= Span::from_millis(250) {
                 let bytes = total.saturating_sub(before);
-                if bytes > 0 {
+                if bytes > 0 && !lent {
                     let rate =
                         (u128::from(bytes) * 1_000_000_000 / u128::from(span.as_nanos())) as u64;
                     known.rate = Some(match known.rate {
@@ -718,11 +730,23 @@ impl Body {
             .collect()
     }
 
-    /// Keeps the grants of paying flows a second ahead, within their budgets.
+    /// Keeps the grants of paying flows a second ahead, within their budgets; where none pays, lends.
     fn grant(&self) {
         let links = self.paid_links();
         if links.is_empty() {
             return;
+        }
+        let (lends, flows_pay) = {
+            let state = self.state.lock();
+            (state.lends, !state.payers.is_empty())
+        };
+        if let Some(rate) = lends {
+            for link in &links {
+                self.shared.with(self.session, |s| match flows_pay {
+                    true => s.end_lending(*link),
+                    false => s.lend_path(clock::now(), *link, rate),
+                });
+            }
         }
         let mut grants: Vec<(FlowId, LinkId, u64)> = Vec::new();
         {

@@ -42,7 +42,7 @@ pub use attach::{Attach, Attachment, KernelLinks};
 pub use clock::boot;
 pub use d2tp_session::{
     AckOffload, Admission, Config, CongestionKind, DATAGRAMS_MAX, DatagramStats, Event, FlowEnd,
-    Lambda, LinkId, PathSchedulerKind, PathState, PathStats, PublicKey, Reason, RelayId,
+    Lambda, LinkId, Mirroring, PathSchedulerKind, PathState, PathStats, PublicKey, Reason, RelayId,
     RelayLimits, RelayRefusal, SecretKey, SessionEnd, Suite, SwitchKind, TraceLevel,
 };
 pub use datagrams::{Connection, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};

@@ -54,4 +54,4 @@ pub use properties::{
 pub use report::{Expectation, FlowReport, LinkReport, Report, Switch, SwitchKind};
 pub use switches::SwitchMeter;
 pub use timeline::{EventKind, LinkEvent, Timeline};
-pub use transport::{Congestion, PathScheduler, Transport};
+pub use transport::{Congestion, Mirror, PathScheduler, Transport};

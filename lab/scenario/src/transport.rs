@@ -1,5 +1,6 @@
 //! `[transport]`: how D2TP sends at both ends of the run.
 
+use crate::acks::Where;
 use serde::Deserialize;
 
 /// Settings of both ends; what is absent is as the programs have it by default.
@@ -12,6 +13,29 @@ pub struct Transport {
     pub paths: Option<PathScheduler>,
     /// Whether a fast path repeats what a slow one holds up.
     pub reinjection: Option<bool>,
+    /// Where what was lost at random is fetched.
+    pub mirror: Option<Mirror>,
+}
+
+/// Where what one link loses at random may be fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Mirror {
+    /// Nowhere, or on free links.
+    Where(Where),
+    /// On those that cost something too, so many bytes a second.
+    Paid(u64),
+}
+
+impl Mirror {
+    /// As files and options have it.
+    pub fn word(self) -> String {
+        match self {
+            Mirror::Where(Where::Never) => "never".to_owned(),
+            Mirror::Where(Where::Free) => "free".to_owned(),
+            Mirror::Paid(bytes) => bytes.to_string(),
+        }
+    }
 }
 
 /// A congestion control.
@@ -85,6 +109,9 @@ impl Transport {
         if self.reinjection == Some(false) {
             options.push("--no-reinjection".to_owned());
         }
+        if let Some(mirror) = self.mirror {
+            options.extend(["--mirror".to_owned(), mirror.word()]);
+        }
         options
     }
 }
@@ -107,6 +134,13 @@ mod tests {
             told.unwrap().join(" "),
             "--congestion new-reno --paths ecf --no-reinjection"
         );
+        for mirror in ["\"never\"", "\"free\"", "64000"] {
+            let told = transport(&format!("mirror = {mirror}")).unwrap();
+            assert_eq!(
+                told.join(" "),
+                format!("--mirror {mirror}").replace('"', "")
+            );
+        }
         assert_eq!(transport("").unwrap().len(), 0);
         assert!(transport("congestion = \"vegas\"").is_err());
     }

@@ -5,7 +5,7 @@
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Class, Direction};
-use d2tp_session::{Addresses, LinkId, PathState, PathStats, Session};
+use d2tp_session::{Addresses, LinkId, PathState, PathStats, PathStatus, Session};
 
 use crate::device::Device;
 use crate::fault::SimFault;
@@ -62,13 +62,21 @@ impl Device {
                 .iter()
                 .any(|(_, v)| matches!(v, Verdict::Use { .. }));
             let carries_acks = self.acks_pay && !active.is_empty() && self.contends();
-            if used || carries_acks {
+            let lends = self.lends.filter(|_| !used && !active.is_empty());
+            let lends = lends.filter(|_| offer.class != Class::Free);
+            if used || carries_acks || lends.is_some() {
                 usable |= used && network.is_good(link);
                 self.open(now, link, network, log)?;
             }
             if offer.class == Class::Free {
                 continue;
             }
+            if let Some(bytes_per_second) = lends {
+                self.lend(now, link, bytes_per_second);
+                again = again.min(now + TICK);
+                continue;
+            }
+            self.end_lending(link);
             again = again.min(self.grant(now, link, &verdicts, log));
             // While a free link is in use, its rate decides too, and may change at any moment.
             if used || (free_rate > 0 && !active.is_empty()) {
@@ -114,7 +122,7 @@ impl Device {
                                 .is_some_and(|(left, _)| left > 0)
                         }))
             });
-            if active && network.is_up(link) && granted {
+            if active && network.is_up(link) && granted && !self.is_lent(link) {
                 self.meters[link].tick(now);
             } else {
                 self.meters[link].rest();
@@ -156,6 +164,30 @@ impl Device {
             }
         });
         Ok(())
+    }
+
+    /// Whether a link carries but what others lose: that says nothing of its rate.
+    fn is_lent(&self, link: usize) -> bool {
+        let is_it =
+            |p: &PathStats| p.addresses.link.0 as usize == link && p.status == PathStatus::Standby;
+        self.lends.is_some() && (self.core()).is_some_and(|s| s.path_stats().iter().any(is_it))
+    }
+
+    /// Lends a link that costs something to what others lose.
+    fn lend(&mut self, now: Time, link: usize, bytes_per_second: u64) {
+        let (core_now, number) = (self.host.clock.core(now), LinkId(link as u32));
+        if let Some(id) = self.session {
+            let lend = |s: &mut Session| s.lend_path(core_now, number, bytes_per_second);
+            let _ = self.host.endpoint.with(id, lend);
+        }
+    }
+
+    /// A link that was lent carries flows of its own again.
+    fn end_lending(&mut self, link: usize) {
+        let (number, lends) = (LinkId(link as u32), self.lends.is_some());
+        if let Some(id) = self.session.filter(|_| lends) {
+            let _ = (self.host.endpoint).with(id, |s| s.end_lending(number));
+        }
     }
 
     /// Grants and revokes on a gated path. When to look again.

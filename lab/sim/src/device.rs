@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::{Class, Crash, Direction, Flow, Offload, Scenario};
+use cedos_lab_scenario::{Class, Crash, Direction, Flow, Mirror, Offload, Scenario};
 use d2tp_session::{
     Admission, Arrived, Config, Endpoint, Event, FlowEnd, FlowId, FlowOptions, LinkId, SecretKey,
     Session, SessionId,
@@ -47,6 +47,8 @@ pub(crate) struct Device {
     pub(crate) half_duplex: Vec<bool>,
     /// Their ACKs may travel on links that cost something.
     pub(crate) acks_pay: bool,
+    /// What it lends of links that cost something to losses of others, in bytes a second.
+    pub(crate) lends: Option<u64>,
     pub(crate) names: Vec<String>,
     pub(crate) transfers: Vec<Transfer>,
     pub(crate) accounts: Vec<Account>,
@@ -80,6 +82,10 @@ impl Device {
             specs: scenario.flows.clone(),
             classes: scenario.links.iter().map(|l| l.class).collect(),
             acks_pay: matches!(scenario.acks.offload, Offload::Paid(_)),
+            lends: match scenario.transport.mirror {
+                Some(Mirror::Paid(bytes_per_second)) => Some(bytes_per_second),
+                _ => None,
+            },
             half_duplex: (scenario.links.iter())
                 .map(|l| l.medium.is_some())
                 .collect(),

@@ -115,7 +115,13 @@ impl Draw {
         writeln!(
             out,
             "\n[[expect]]\ntext = \"sum(links.packets_while_down) == 0\""
-        )
+        )?;
+        // Drawn last: what is above stays what the seed always gave.
+        if self.chance(0.3) {
+            let bytes = self.of_magnitude(1_000.0, 1_000_000.0);
+            writeln!(out, "\n[transport]\nmirror = {bytes:.0}")?;
+        }
+        Ok(())
     }
 
     /// True if it must complete: a deadline may pass.

@@ -1,7 +1,7 @@
 //! How both ends are set, as the scenario says.
 
-use cedos_lab_scenario::{Offload, OffloadWhere, Scenario, Transport};
-use d2tp_session::{AckOffload, Config, CongestionKind, PathSchedulerKind};
+use cedos_lab_scenario::{Mirror, Offload, OffloadWhere, Scenario, Transport};
+use d2tp_session::{AckOffload, Config, CongestionKind, Mirroring, PathSchedulerKind};
 
 /// How both ends are set.
 #[derive(Clone, Debug)]
@@ -19,6 +19,7 @@ impl Ends {
             congestion,
             paths,
             reinjection,
+            mirror,
         } = scenario.transport;
         let congestion = congestion.and_then(|wanted| {
             let mut all = CongestionKind::ALL.into_iter();
@@ -34,6 +35,12 @@ impl Ends {
             congestion: congestion.unwrap_or(usual.congestion),
             path_scheduler: paths.unwrap_or(usual.path_scheduler),
             reinjection: reinjection.unwrap_or(usual.reinjection),
+            mirroring: match mirror {
+                None => usual.mirroring,
+                Some(Mirror::Where(OffloadWhere::Never)) => Mirroring::Never,
+                Some(Mirror::Where(OffloadWhere::Free)) => Mirroring::Free,
+                Some(Mirror::Paid(bytes_per_second)) => Mirroring::Paid { bytes_per_second },
+            },
             thin_acks: scenario.acks.thin,
             ack_offload: match scenario.acks.offload {
                 Offload::Where(OffloadWhere::Never) => AckOffload::Never,
@@ -73,7 +80,7 @@ mod tests {
             for paths in PathSchedulerKind::ALL {
                 let text = format!(
                     "duration_s = 1\n[transport]\ncongestion = \"{}\"\npaths = \"{}\"\n\
-                     reinjection = false\n[[link]]\nname = \"wlan0\"\n",
+                     reinjection = false\nmirror = \"never\"\n[[link]]\nname = \"wlan0\"\n",
                     congestion.word(),
                     paths.word()
                 );
@@ -84,6 +91,7 @@ mod tests {
                     (config.congestion, config.path_scheduler, config.reinjection),
                     (congestion, paths, false)
                 );
+                assert_eq!(config.mirroring, Mirroring::Never);
             }
         }
     }

@@ -11,9 +11,8 @@
 //! On real sockets kernel TCP and kernel MPTCP go through the same, at the same time.
 
 use super::Measured;
-use super::emulated::{D2TP, Emulated, MPTCP, TCP};
-use anyhow::Context;
-use cedos_lab_scenario::{FlowReport, Report, Scenario, ScenarioFault};
+use super::emulated::{Came, D2TP, Emulated, MPTCP, TCP};
+use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
 use serde_json::{Value, json};
 
 const SECONDS: u32 = 100;
@@ -97,8 +96,9 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
         let alone = begin(dark_s, false, D2TP)?;
         let tcp = begin(dark_s, false, TCP)?;
         let mptcp = begin(dark_s, true, MPTCP)?;
-        let whole_mbps = Came::of(whole)?.mbps(0);
-        let share = |came: &Came| came.mbps(dark_s) / whole_mbps;
+        let whole_mbps = Came::of(whole)?.mbps(LAB_SECONDS);
+        let there_s = LAB_SECONDS - LAB_BLACKOUTS * dark_s;
+        let share = |came: &Came| came.mbps(there_s) / whole_mbps;
         let (both, alone, tcp, mptcp) = (
             Came::of(both)?,
             Came::of(alone)?,
@@ -145,27 +145,6 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
         mark: vec!["share_of_ideal_min >= 0.95".to_owned()],
         conditions,
     })
-}
-
-/// What came of a flow that is longer than its run.
-struct Came {
-    flow: FlowReport,
-    first_byte_s: f64,
-}
-
-impl Came {
-    fn of(run: Emulated) -> anyhow::Result<Came> {
-        let flow = run.report()?.flows.into_iter().next();
-        let flow = flow.context("the report has no flow")?;
-        let first_byte_s = flow.first_byte_s.context("not a byte came")?;
-        Ok(Came { flow, first_byte_s })
-    }
-
-    /// While Wi-Fi was there.
-    fn mbps(&self, dark_s: u32) -> f64 {
-        let there = f64::from(LAB_SECONDS - LAB_BLACKOUTS * dark_s) - self.first_byte_s;
-        self.flow.bytes as f64 * 8e-6 / there
-    }
 }
 
 /// Bytes that came by Wi-Fi.

@@ -70,6 +70,31 @@ pub fn mbps(report: &Report) -> anyhow::Result<f64> {
     Ok(flow.bytes as f64 * 8e-6 / took)
 }
 
+/// What came of a flow that is longer than its run.
+pub struct Came {
+    /// As reported.
+    pub flow: FlowReport,
+    first_byte_s: f64,
+}
+
+impl Came {
+    /// The first flow of a run, once that is over.
+    ///
+    /// # Errors
+    /// Not a byte of it came.
+    pub fn of(run: Emulated) -> anyhow::Result<Came> {
+        let flow = run.report()?.flows.into_iter().next();
+        let flow = flow.context("the report has no flow")?;
+        let first_byte_s = flow.first_byte_s.context("not a byte came")?;
+        Ok(Came { flow, first_byte_s })
+    }
+
+    /// Of a run in which its link was there for so many seconds: payload from its first byte on, in Mb/s.
+    pub fn mbps(&self, there_s: u32) -> f64 {
+        self.flow.bytes as f64 * 8e-6 / (f64::from(there_s) - self.first_byte_s)
+    }
+}
+
 fn lasted(flow: &FlowReport) -> Option<f64> {
     Some(flow.last_byte_s? - flow.first_byte_s?)
 }

@@ -21,6 +21,7 @@ mod energy;
 mod fairness;
 mod far;
 mod holes;
+mod losses;
 pub mod mark;
 mod measured;
 mod mobility;
@@ -32,6 +33,7 @@ pub mod rows;
 mod spread;
 mod switching;
 mod two_paths;
+mod walk;
 
 use serde::Serialize;
 use serde_json::Value;

@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 const LAB_SECONDS_MAX: u32 = 60;
 /// From the paper: connections last so long, and so far away is the server.
 const SECONDS: u32 = 100;
-const WIFI_RTT_MS: u32 = 50;
+pub const WIFI_RTT_MS: u32 = 50;
 /// EVDO, of which the paper states nothing: down what its authors' 3G phone got, up revision 0's 153 kb/s,
 /// and the round trip that DRWA measured.
 pub const EVDO_DOWN_MBPS: f64 = 0.42;

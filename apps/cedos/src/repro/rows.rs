@@ -1,8 +1,8 @@
 //! Every result of the five papers that is to be reproduced, and what belongs beside them.
 
 use super::{
-    Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, mobility, offload,
-    plane, plot::Chart, proxy, switching, two_paths,
+    Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
+    offload, plane, plot::Chart, proxy, switching, two_paths, walk,
 };
 use serde_json::Value;
 
@@ -209,13 +209,20 @@ pub static ROWS: &[Row] = &[
         "S3",
         "random losses fetched over the other radio",
         "nearly loss-free up to 3 %; 175 % more at a round trip of 200 ms",
-        &[],
-    ),
+        &[
+            (Where::Sim, losses::simulate),
+            (Where::Lab, losses::on_real_sockets),
+        ],
+    )
+    .drawn_by(losses::charts),
     row(
         "S4",
         "all three together, walking past three access points",
         "189 % more",
-        &[],
+        &[
+            (Where::Sim, walk::simulate),
+            (Where::Lab, walk::on_real_sockets),
+        ],
     ),
     row(
         "S5",

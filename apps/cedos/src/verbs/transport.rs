@@ -2,7 +2,9 @@
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use d2tp_driver::{Config, CongestionKind, PathSchedulerKind};
+use d2tp_driver::{Config, CongestionKind, Mirroring, PathSchedulerKind};
+
+use crate::get::when;
 
 /// How this end sends over its paths. Each end decides for what it sends: for a download, the proxy.
 #[derive(Debug, Default, Args)]
@@ -18,6 +20,21 @@ pub struct TransportArgs {
     /// Do not repeat on an idle path what a slower one still carries
     #[arg(long)]
     no_reinjection: bool,
+
+    /// Fetch over another network what one loses at random, and do not slow down for it: never, over
+    /// free ones, or over metered ones too for so many bytes a second [default: free]
+    #[arg(long, value_name = "never|free|BYTES", value_parser = parse_mirror)]
+    mirror: Option<Mirroring>,
+}
+
+fn parse_mirror(text: &str) -> Result<Mirroring, String> {
+    match text {
+        "never" => Ok(Mirroring::Never),
+        "free" => Ok(Mirroring::Free),
+        bytes => when::parse_bytes(bytes)
+            .map(|bytes_per_second| Mirroring::Paid { bytes_per_second })
+            .map_err(|_| "expected never, free, or bytes a second, such as 64k".to_owned()),
+    }
 }
 
 fn congestion() -> impl TypedValueParser<Value = CongestionKind> {
@@ -40,6 +57,7 @@ impl TransportArgs {
         config.congestion = self.congestion.unwrap_or(config.congestion);
         config.path_scheduler = self.paths.unwrap_or(config.path_scheduler);
         config.reinjection &= !self.no_reinjection;
+        config.mirroring = self.mirror.unwrap_or(config.mirroring);
     }
 }
 
@@ -63,7 +81,7 @@ mod tests {
             (config.congestion, config.path_scheduler, config.reinjection),
             (untouched.congestion, untouched.path_scheduler, true)
         );
-        let told = "x --congestion lia --paths redundant --no-reinjection";
+        let told = "x --congestion lia --paths redundant --no-reinjection --mirror 64k";
         Cli::parse_from(told.split(' '))
             .transport
             .apply(&mut config);
@@ -71,6 +89,8 @@ mod tests {
             (config.congestion, config.path_scheduler, config.reinjection),
             (CongestionKind::Lia, PathSchedulerKind::Redundant, false)
         );
+        let bytes_per_second = 64_000;
+        assert_eq!(config.mirroring, Mirroring::Paid { bytes_per_second });
         assert!(Cli::try_parse_from(["x", "--paths", "fastest"]).is_err());
     }
 }

@@ -4,11 +4,12 @@
 use std::collections::VecDeque;
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::{Frame, FrameIter, PathId, Writer};
+use d2tp_wire::{FlowId, Frame, FrameIter, PathId, Writer};
 
 use super::{CongestionKind, Sibling, controller};
+use crate::loss_kind::LossKind;
 use crate::pacer::Pacer;
-use crate::recovery::{Recovery, Sent};
+use crate::recovery::{Recovery, Said, SaidData, Sent};
 
 const DATAGRAM: u64 = 1_200;
 const ACK_DELAY_MAX: Span = Span::from_millis(25);
@@ -16,13 +17,13 @@ const STEP: Span = Span::from_micros(500);
 
 /// What a path is like.
 #[derive(Clone, Copy)]
-pub(super) struct Course {
-    pub(super) bytes_per_s: u64,
-    pub(super) rtt_ms: u64,
+pub(crate) struct Course {
+    pub(crate) bytes_per_s: u64,
+    pub(crate) rtt_ms: u64,
     /// Bytes the bottleneck holds back at most.
-    pub(super) queue: u64,
+    pub(crate) queue: u64,
     /// One packet of so many is lost at random; 0: none.
-    pub(super) loss_of: u64,
+    pub(crate) loss_of: u64,
 }
 
 /// What came of it, the first half left out.
@@ -54,13 +55,13 @@ impl Bottleneck {
         Span::from_millis(self.course.rtt_ms).divided(2)
     }
 
-    /// How long the packet waits and when it is acknowledged; none if it is lost.
-    fn pass(&mut self, now: Time) -> Option<(Span, Time)> {
+    /// How long the packet waits and when it is acknowledged, or why it is lost.
+    fn pass(&mut self, now: Time) -> Result<(Span, Time), LossKind> {
         let at_queue = now + self.half();
         let wait = self.free_at.since(at_queue);
         let queued = wait.as_nanos() * self.course.bytes_per_s / 1_000_000_000;
         if queued + DATAGRAM > self.course.queue {
-            return None;
+            return Err(LossKind::Queue);
         }
         let service = Span::from_nanos(DATAGRAM * 1_000_000_000 / self.course.bytes_per_s);
         self.free_at = self.free_at.max(at_queue) + service;
@@ -69,7 +70,10 @@ impl Bottleneck {
         self.dice ^= self.dice << 17;
         // Airtime is spent on what is lost.
         let lost = self.course.loss_of > 0 && self.dice.is_multiple_of(self.course.loss_of);
-        (!lost).then(|| (wait, self.free_at + self.half()))
+        match lost {
+            true => Err(LossKind::Random),
+            false => Ok((wait, self.free_at + self.half())),
+        }
     }
 }
 
@@ -81,6 +85,35 @@ struct Sender {
     received: Vec<(u64, u64)>,
     delivered: u64,
     waited: Span,
+    /// Packets that were lost and why, by number, until the sender knows.
+    fates: VecDeque<(u64, LossKind)>,
+    verdicts: Verdicts,
+}
+
+/// What a sender took its losses for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Verdicts {
+    /// Packets the queue dropped, and how many of them were taken for random losses.
+    pub(crate) queue: u64,
+    pub(crate) queue_called_random: u64,
+    /// Packets lost at random, and how many of them were taken for the queue's.
+    pub(crate) random: u64,
+    pub(crate) random_called_queue: u64,
+}
+
+impl Verdicts {
+    fn note(&mut self, truth: LossKind, called_random: bool) {
+        match truth {
+            LossKind::Queue => {
+                self.queue += 1;
+                self.queue_called_random += u64::from(called_random);
+            }
+            LossKind::Random => {
+                self.random += 1;
+                self.random_called_queue += u64::from(!called_random);
+            }
+        }
+    }
 }
 
 impl Sender {
@@ -92,6 +125,22 @@ impl Sender {
             received: Vec::new(),
             delivered: 0,
             waited: Span::ZERO,
+            fates: VecDeque::new(),
+            verdicts: Verdicts::default(),
+        }
+    }
+
+    /// What came to light now was lost, all of it for one reason, says the judge.
+    fn compare(&mut self, lost: &[u64], random_before: u64) {
+        let called_random = self.recovery.random_total > random_before;
+        for number in lost {
+            let at = self.fates.partition_point(|(n, _)| n < number);
+            if let Some((_, truth)) = self.fates.get(at).filter(|(n, _)| n == number) {
+                self.verdicts.note(*truth, called_random);
+            }
+        }
+        if let Some(last) = lost.last() {
+            self.fates.retain(|(n, _)| n > last);
         }
     }
 
@@ -117,6 +166,7 @@ impl Sender {
             let Some(Ok(Frame::Ack { ranges, .. })) = FrameIter::new(&buf[..n]).next() else {
                 panic!("an ACK of our own");
             };
+            let (mut lost, random) = (Vec::new(), self.recovery.random_total);
             self.recovery
                 .on_ack(
                     at,
@@ -126,12 +176,18 @@ impl Sender {
                     Span::ZERO,
                     ACK_DELAY_MAX,
                     siblings,
-                    |_, _| {},
+                    |said, arrived| lost.extend(number_of(said).filter(|_| !arrived)),
                 )
                 .expect("only what was sent is acknowledged");
+            self.compare(&lost, random);
         }
         if self.recovery.loss_at() <= now {
-            self.recovery.on_loss_timeout(now, ACK_DELAY_MAX, |_, _| {});
+            let (mut lost, random) = (Vec::new(), self.recovery.random_total);
+            self.recovery
+                .on_loss_timeout(now, ACK_DELAY_MAX, |said, arrived| {
+                    lost.extend(number_of(said).filter(|_| !arrived));
+                });
+            self.compare(&lost, random);
         }
     }
 
@@ -154,10 +210,20 @@ impl Sender {
             let mut sent = Sent::new(now);
             sent.bytes = DATAGRAM as u16;
             sent.eliciting = true;
+            sent.note(Said::Data(SaidData {
+                flow: FlowId(0),
+                offset: number,
+                len: 1,
+                fin: false,
+            }));
             self.recovery.on_sent(sent);
             self.pacer.on_sent(DATAGRAM);
-            let Some((wait, heard_at)) = bottleneck.pass(now) else {
-                continue;
+            let (wait, heard_at) = match bottleneck.pass(now) {
+                Ok(passed) => passed,
+                Err(why) => {
+                    self.fates.push_back((number, why));
+                    continue;
+                }
             };
             self.acks.push_back((heard_at, number));
             if counting {
@@ -166,6 +232,44 @@ impl Sender {
             }
         }
     }
+}
+
+/// The packet that said so.
+fn number_of(said: Said) -> Option<u64> {
+    match said {
+        Said::Data(data) => Some(data.offset),
+        _ => None,
+    }
+}
+
+/// What a sender that hides random losses takes its losses for, and the share of the bottleneck's rate it
+/// delivered, in hundredths, the first half left out. `beside`: NewReno, which hides nothing, was there first.
+pub(crate) fn judged(
+    kind: CongestionKind,
+    course: Course,
+    beside: bool,
+    seconds: u64,
+) -> (Verdicts, u64) {
+    let mut bottleneck = Bottleneck::new(course);
+    let mut sender = Sender::new(kind);
+    sender.recovery.judge_losses(Time::ZERO, true);
+    let mut other = beside.then(|| Sender::new(CongestionKind::NewReno));
+    let (mut now, end) = (Time::ZERO, Time::ZERO + Span::from_secs(seconds));
+    let half = Time::ZERO + Span::from_secs(seconds).divided(2);
+    let begins = Time::ZERO + Span::from_secs(if beside { 5 } else { 0 });
+    while now < end {
+        if now >= begins {
+            sender.hear(now, &[]);
+            sender.speak(now, &mut bottleneck, now >= half);
+        }
+        if let Some(other) = &mut other {
+            other.hear(now, &[]);
+            other.speak(now, &mut bottleneck, false);
+        }
+        now += STEP;
+    }
+    let could = course.bytes_per_s * seconds / 2;
+    (sender.verdicts, sender.delivered * 100 / could)
 }
 
 /// Runs groups of senders, coupled within a group, each over one of `courses`, for `seconds`.

@@ -209,6 +209,25 @@ impl Controller for Cubic {
         }
     }
 
+    fn soften(&mut self, window: u64) {
+        let s = &mut self.state;
+        if window > s.window {
+            s.window = window;
+            s.threshold = window;
+            s.reno_window = window;
+            s.w_max = s.w_max.max(window);
+            self.state.k_us = self.k_us();
+        }
+    }
+
+    fn on_nothing_but_chance(&mut self) {
+        self.state.threshold = u64::MAX;
+        self.state.w_max = 0;
+        self.state.epoch_start = None;
+        self.before = None;
+        self.hystart = HyStart::new();
+    }
+
     fn set_datagram(&mut self, bytes: u64) {
         self.datagram = bytes;
         self.state.window = self.state.window.max(WINDOW_MIN_DATAGRAMS * bytes);
@@ -295,6 +314,30 @@ mod tests {
         cubic.on_loss(Time::from_nanos(5), Time::from_nanos(5));
         cubic.on_spurious();
         assert_eq!(cubic.window(), 100 * MSS);
+    }
+
+    #[test]
+    fn a_softened_response_leaves_what_it_is_told_and_never_less() {
+        let mut cubic = Cubic::new(MSS);
+        cubic.state.window = 100 * MSS;
+        cubic.on_loss(Time::from_nanos(5), Time::from_nanos(5));
+        cubic.soften(60 * MSS);
+        assert_eq!(cubic.window(), 70 * MSS);
+        cubic.soften(90 * MSS);
+        assert_eq!(cubic.window(), 90 * MSS);
+        assert!(!cubic.in_slow_start());
+    }
+
+    #[test]
+    fn where_all_was_chance_the_search_for_the_rate_goes_on() {
+        let mut cubic = Cubic::new(MSS);
+        cubic.on_loss(Time::from_nanos(5), Time::from_nanos(5));
+        assert!(!cubic.in_slow_start());
+        let window = cubic.window();
+        cubic.on_nothing_but_chance();
+        assert!(cubic.in_slow_start());
+        cubic.on_ack(acked(Time::from_nanos(1_000_000_000), window), &[]);
+        assert_eq!(cubic.window(), 2 * window);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 mod bbr;
 mod coupled;
 #[cfg(test)]
-mod course;
+pub(crate) mod course;
 mod cubic;
 mod hystart;
 mod newreno;
@@ -115,6 +115,10 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     fn retreat(&mut self, _window: u64) {}
     /// The last response was a mistake: what was taken for lost had arrived.
     fn on_spurious(&mut self);
+    /// The last response need not leave less than this.
+    fn soften(&mut self, _window: u64) {}
+    /// All that was lost so far was lost at random: the path's rate is yet to be found.
+    fn on_nothing_but_chance(&mut self) {}
     /// The path's datagram size changed.
     fn set_datagram(&mut self, bytes: u64);
     /// Bytes that may be in flight.

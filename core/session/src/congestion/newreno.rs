@@ -78,6 +78,14 @@ impl Controller for NewReno {
             self.recovery_start = None;
         }
     }
+    fn soften(&mut self, window: u64) {
+        self.window = self.window.max(window);
+        self.threshold = self.window;
+    }
+    fn on_nothing_but_chance(&mut self) {
+        self.threshold = u64::MAX;
+        self.before = None;
+    }
     fn set_datagram(&mut self, bytes: u64) {
         self.datagram = bytes;
         self.window = self.window.max(WINDOW_MIN_DATAGRAMS * bytes);

@@ -86,7 +86,7 @@ pub(crate) struct Offer {
 
 impl Offer {
     /// Whether the first in line would use up the window before bytes sent here now arrive.
-    fn would_block(&self, first: &Offer, window: u64) -> bool {
+    pub(crate) fn would_block(&self, first: &Offer, window: u64) -> bool {
         let nanos = |span: Span| u128::from(span.as_nanos().max(1));
         let meanwhile = u128::from(first.window) * nanos(self.rtt) / nanos(first.rtt);
         meanwhile + u128::from(self.in_flight) > u128::from(window)

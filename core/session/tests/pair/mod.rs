@@ -27,9 +27,64 @@ pub struct Bottleneck {
     /// Bytes that wait at most.
     pub queue: u64,
     pub busy_until: Time,
-    /// Drops at random as the queue fills, so that all who pass see the same loss rate.
-    pub early: bool,
+    pub manager: Manager,
     pub dice: u64,
+}
+
+/// What a queue drops before it is full.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Manager {
+    /// Nothing: drop-tail.
+    #[default]
+    Nobody,
+    /// At random as the queue fills, so that all who pass see the same loss rate.
+    Early,
+    /// Ever more often while a queue stands.
+    CoDel(CoDel),
+}
+
+/// RFC 8289 §5.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CoDel {
+    stands_since: Option<Time>,
+    next: Time,
+    count: u64,
+    dropping: bool,
+}
+
+impl CoDel {
+    const TARGET: Span = Span::from_millis(5);
+    const INTERVAL: Span = Span::from_millis(100);
+
+    /// Whether what leaves at that time and waited so long is dropped.
+    fn drops(&mut self, at: Time, waited: Span) -> bool {
+        if waited < Self::TARGET {
+            (self.stands_since, self.dropping) = (None, false);
+            return false;
+        }
+        let since = *self.stands_since.get_or_insert(at);
+        if self.dropping && at >= self.next {
+            self.count += 1;
+            self.next += self.pause();
+            return true;
+        }
+        let begins = !self.dropping && at >= since + Self::INTERVAL;
+        if begins {
+            let lately = at.since(self.next) < Self::INTERVAL.times(16);
+            self.count = if lately && self.count > 2 {
+                self.count - 2
+            } else {
+                1
+            };
+            self.dropping = true;
+            self.next = at + self.pause();
+        }
+        begins
+    }
+
+    fn pause(&self) -> Span {
+        Span::from_nanos((Self::INTERVAL.as_nanos() as f64 / (self.count as f64).sqrt()) as u64)
+    }
 }
 
 impl Bottleneck {
@@ -38,13 +93,13 @@ impl Bottleneck {
             rate,
             queue,
             busy_until: Time::ZERO,
-            early: false,
+            manager: Manager::Nobody,
             dice: 0x1234_5678_9abc_def1,
         }
     }
 
     /// Random early drops: none up to a quarter of the queue, 4 % where it is full.
-    fn drops(&mut self, queued: u64) -> bool {
+    fn drops_early(&mut self, queued: u64) -> bool {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;
         self.dice ^= self.dice << 17;
@@ -57,7 +112,15 @@ impl Bottleneck {
         let waits = self.busy_until.since(now);
         let queued = u128::from(waits.as_nanos()) * u128::from(self.rate) / 1_000_000_000;
         let queued = queued as u64;
-        if self.queue > 0 && queued + n > self.queue || self.early && self.drops(queued) {
+        if self.queue > 0 && queued + n > self.queue {
+            return None;
+        }
+        let drops = match &mut self.manager {
+            Manager::Nobody => false,
+            Manager::Early => self.drops_early(queued),
+            Manager::CoDel(codel) => codel.drops(self.busy_until.max(now), waits),
+        };
+        if drops {
             return None;
         }
         let span = (n * 1_000_000_000).checked_div(self.rate).unwrap_or(0);
