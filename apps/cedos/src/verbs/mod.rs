@@ -12,8 +12,7 @@ pub mod prox;
 pub mod put;
 pub mod qlog;
 pub mod repro;
-pub mod serve;
-||||||| bf23811
 pub mod score;
+pub mod serve;
 pub mod sim;
 pub mod transport;
