@@ -384,7 +384,7 @@ mod tests {
             size_bytes: 3_000_000_000,
             ..whole.clone()
         };
-        assert!(pays(&stays, &[rest.clone()]) > pays(&stays, &[whole]));
+        assert!(pays(&stays, std::slice::from_ref(&rest)) > pays(&stays, &[whole]));
     }
 
     #[test]

@@ -152,7 +152,8 @@ impl Session {
             self.epochs.start += 1;
         }
         let (to, epoch) = (knocked.to, knocked.epoch);
-        if let Some(trace) = &mut self.trace {
+        // A copy is the same knock, and has the same epoch.
+        if let Some(trace) = self.trace.as_mut().filter(|_| knocked.is_new) {
             let link = to.link;
             trace.at(now).note(TraceRecord::Knocked { link, epoch });
         }

@@ -1,7 +1,15 @@
 //! The verb `cedos sim` alone, without the rest of the program: quick to build.
 
+#[path = "../../../apps/cedos/src/repro/plot.rs"]
+#[allow(dead_code, reason = "the other rows draw more")]
+mod plot;
+#[path = "../../../apps/cedos/src/verbs/score.rs"]
+mod score;
 #[path = "../../../apps/cedos/src/verbs/sim.rs"]
 mod sim;
+mod repro {
+    pub(crate) use crate::plot;
+}
 
 use clap::Parser;
 

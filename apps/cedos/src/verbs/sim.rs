@@ -3,7 +3,7 @@
 //! in search of faults.
 //! `cedos sim score TRACE…`: a policy on recorded links (`score.rs`).
 
-use crate::verbs::score::{self, ScoreArgs};
+use super::score::{self, ScoreArgs};
 use anyhow::Context;
 use cedos_lab_scenario::{Report, Scenario};
 use cedos_lab_sim::coverage::Pair;
