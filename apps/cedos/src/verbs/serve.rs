@@ -27,7 +27,7 @@ use crate::serve::{Files, answer};
 pub struct ServeArgs {
     /// The directory
     directory: PathBuf,
-    /// UDP address to listen on [default: [::]:4434]
+    /// UDP address to listen on [default: port 4434 of all addresses]
     #[arg(long, value_name = "ADDR", conflicts_with = "prox")]
     listen: Option<SocketAddr>,
     /// Listen at this proxy instead, as `cedos prox` prints it; packets go directly where they can
