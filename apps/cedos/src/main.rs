@@ -3,7 +3,6 @@
 //! Threads are started per verb, not here: the lab must enter its namespaces before there are any.
 
 mod demo;
-mod get;
 mod lab;
 mod repro;
 mod serve;
@@ -43,7 +42,7 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let cli = match get::jobs::handed_over() {
+    let cli = match cedos_agent::fetch::jobs::handed_over() {
         Some(arguments) => Cli::parse_from(arguments),
         None => Cli::parse(),
     };

@@ -27,10 +27,10 @@ use d2tp_sched::IfLate;
 use tokio::sync::{oneshot, watch};
 
 use super::{Matter, Plain, Stage, Summary, Told, View, lock, summarise, watch as look_on};
-use crate::get::proxy::Proxy;
-use crate::get::report::{Event, Observer};
-use crate::get::transfer::{self, Destination, Job};
 use crate::verbs::key;
+use cedos_agent::fetch::proxy::Proxy;
+use cedos_agent::fetch::report::{Event, Observer};
+use cedos_agent::fetch::transfer::{self, Destination, Job};
 
 /// Something that serves on a thread and a runtime of its own until it is dropped.
 struct Serving {
@@ -252,7 +252,7 @@ pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
                 let proxy = Proxy::over(address, device, links.clone());
                 let links = links.subscribe();
                 let exit = transfer::run_proxied(&job, &proxy, links, stopped, &mut telling).await;
-                exit == crate::get::outcome::Exit::Done
+                exit == cedos_agent::fetch::outcome::Exit::Done
             })
         })?;
     let plain = {

@@ -15,20 +15,20 @@ use url::Url;
 use super::how::{How, stop_on_signal};
 use super::qlog::QlogArgs;
 use super::{get_plan, key};
-use crate::get::alternative;
-use crate::get::dial::Dial as _;
-use crate::get::direct::Direct;
-use crate::get::forget::forget;
-use crate::get::header::{self, Field};
-use crate::get::jobs::{self, Standing};
-use crate::get::mode::Mode;
-use crate::get::origin::{Origin, Whom};
-use crate::get::outcome::{Exit, Failure};
-use crate::get::proxy::Proxy;
-use crate::get::report::{Both, Lines, Observer, complain, say};
-use crate::get::tls::Tls;
-use crate::get::transfer::{self, Destination, Job};
-use crate::get::tunnel::Tunnel;
+use cedos_agent::fetch::alternative;
+use cedos_agent::fetch::dial::Dial as _;
+use cedos_agent::fetch::direct::Direct;
+use cedos_agent::fetch::forget::forget;
+use cedos_agent::fetch::header::{self, Field};
+use cedos_agent::fetch::jobs::{self, Standing};
+use cedos_agent::fetch::mode::Mode;
+use cedos_agent::fetch::origin::{Origin, Whom};
+use cedos_agent::fetch::outcome::{Exit, Failure};
+use cedos_agent::fetch::proxy::Proxy;
+use cedos_agent::fetch::report::{Both, Lines, Observer, complain, say};
+use cedos_agent::fetch::tls::Tls;
+use cedos_agent::fetch::transfer::{self, Destination, Job};
+use cedos_agent::fetch::tunnel::Tunnel;
 
 /// Download URL over the networks there are, free ones first, by a deadline.
 ///

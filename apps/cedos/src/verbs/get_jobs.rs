@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::get::jobs::{self, Job, Standing};
-use crate::get::report::{complain, human_bytes, say};
+use cedos_agent::fetch::jobs::{self, Job, Standing};
+use cedos_agent::fetch::report::{complain, human_bytes, say};
 
 /// Exit code of `status` for a download that has not ended: come back later.
 const STILL_WAITING: u8 = 75; // EX_TEMPFAIL of sysexits.h

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use d2tp_sched::in_words;
 
-use crate::get::report::human_bytes;
-use crate::get::transfer::Rehearsal;
+use cedos_agent::fetch::report::human_bytes;
+use cedos_agent::fetch::transfer::Rehearsal;
 
 /// One screen for people.
 pub fn screen(plan: &Rehearsal) -> String {

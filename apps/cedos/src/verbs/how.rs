@@ -14,10 +14,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::transport::TransportArgs;
-use crate::get::jobs;
-use crate::get::outcome::Exit;
-use crate::get::report::{Bar, JsonLines, Lines, Observer};
-use crate::get::when;
+use cedos_agent::fetch::jobs;
+use cedos_agent::fetch::outcome::Exit;
+use cedos_agent::fetch::report::{Bar, JsonLines, Lines, Observer};
+use cedos_agent::fetch::when;
 
 /// Deadline of a transfer that names none.
 const WITHIN_DEFAULT: Duration = Duration::from_secs(6 * 3600);
@@ -146,7 +146,7 @@ impl How {
         } else if self.json {
             Box::new(JsonLines(std::io::stdout()))
         } else if std::io::stderr().is_terminal() {
-            Box::new(Bar::new())
+            Box::new(Bar::on_stderr())
         } else {
             Box::new(Lines)
         }

@@ -83,7 +83,7 @@ pub struct ProxArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub disk_quota: Option<u64>,
     /// How long a device may be silent before its session becomes a small record, such as 60s
-    #[arg(long, value_name = "SPAN", value_parser = crate::get::when::parse_span)]
+    #[arg(long, value_name = "SPAN", value_parser = cedos_agent::fetch::when::parse_span)]
     pub sleep_after: Option<Duration>,
     /// Keep the queues of devices' networks short while they upload: as in `cedos get`
     #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]

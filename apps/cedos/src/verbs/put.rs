@@ -10,10 +10,10 @@ use url::Url;
 
 use super::how::{How, stop_on_signal};
 use super::key;
-use crate::get::outcome::{Exit, Failure};
-use crate::get::parcel::Parcel;
-use crate::get::proxy::Proxy;
-use crate::get::transfer::{self, Destination, Job};
+use cedos_agent::fetch::outcome::{Exit, Failure};
+use cedos_agent::fetch::parcel::Parcel;
+use cedos_agent::fetch::proxy::Proxy;
+use cedos_agent::fetch::transfer::{self, Destination, Job};
 
 /// Upload FILE to URL through a proxy, over the networks there are, free ones first, by a deadline.
 ///

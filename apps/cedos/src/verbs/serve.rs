@@ -103,7 +103,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     let public = key.public();
-    let here = crate::get::origin::is_here(&server.host);
+    let here = cedos_agent::fetch::origin::is_here(&server.host);
     let mut device = Device::new(DeviceOptions {
         server,
         key,

@@ -4,7 +4,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use d2tp_driver::{Config, CongestionKind, Mirroring, PathSchedulerKind};
 
-use crate::get::when;
+use cedos_agent::fetch::when;
 
 /// How this end sends over its paths. Each end decides for what it sends: for a download, the proxy.
 #[derive(Debug, Default, Args)]

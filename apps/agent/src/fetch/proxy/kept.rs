@@ -12,8 +12,8 @@ use d2tp_driver::{Claim, Device, DriverError, FlowIo, Instance};
 use tokio::time::timeout;
 
 use super::{Held, Proxy};
-use crate::get::dial::Io;
-use crate::get::partial::{FlowNote, Note};
+use crate::fetch::dial::Io;
+use crate::fetch::partial::{FlowNote, Note};
 
 /// Finds where an answer's head ends, as its bytes go by.
 #[derive(Debug, Default)]

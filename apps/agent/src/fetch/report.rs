@@ -187,8 +187,8 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A bar on standard error.
-    pub fn new() -> Bar {
+    /// A new one.
+    pub fn on_stderr() -> Bar {
         let bar = ProgressBar::new_spinner();
         bar.enable_steady_tick(Duration::from_millis(200));
         Bar { bar }
@@ -355,6 +355,7 @@ fn shares(bytes_by_link: &BTreeMap<String, u64>) -> String {
     shares.join(", ")
 }
 
-pub(crate) fn human_bytes(bytes: u64) -> String {
+/// A count of bytes as people read it.
+pub fn human_bytes(bytes: u64) -> String {
     indicatif::DecimalBytes(bytes).to_string()
 }

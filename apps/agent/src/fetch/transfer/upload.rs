@@ -20,8 +20,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::proxied::{Helm, next_event};
 use super::*;
-use crate::get::parcel::{ANSWER_BYTES_MAX, Answer as Answered, Parcel};
-use crate::get::proxy;
+use crate::fetch::parcel::{ANSWER_BYTES_MAX, Answer as Answered, Parcel};
+use crate::fetch::proxy;
 
 /// An upload under way.
 pub(super) struct Outgoing {

@@ -9,7 +9,7 @@ impl<D: Dial> Transfer<'_, D> {
     /// Checks the digest, gives the object its name, and reports.
     pub(super) async fn finish(self, outcome: Result<(), Failure>, named: PathBuf) -> Exit {
         let sha256 = self.sink.sha256_hex();
-        let bytes = self.sink.len();
+        let bytes = self.sink.held_bytes();
         let late = self.left() == Some(Duration::ZERO);
         let duration_s = self.t_s();
         let start = self.start;

@@ -19,7 +19,7 @@ impl<D: Dial> Transfer<'_, D> {
         }
         self.encoding.clone_from(&answer.encoding);
         self.offered_name.clone_from(&answer.name);
-        let held = self.sink.len();
+        let held = self.sink.held_bytes();
         match answer.part {
             Part::Whole(length) => Ok(Some(self.accept_from_zero(answer, ask, length)?)),
             // Also what an origin that sends a range nobody asked for means.
@@ -64,7 +64,7 @@ impl<D: Dial> Transfer<'_, D> {
         ask: &Ask,
         length: Option<u64>,
     ) -> Result<Vec<u8>, Fault> {
-        let held = self.sink.len();
+        let held = self.sink.held_bytes();
         self.ranges_refused |= ask.to.is_some() && matches!(answer.part, Part::Whole(_));
         let known = &self.sink.note.validator;
         let known_length = self.sink.note.length;
@@ -98,7 +98,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     pub(super) fn restart(&mut self, why: &str) -> Result<(), Failure> {
-        let held = self.sink.len();
+        let held = self.sink.held_bytes();
         self.restarts += 1;
         if self.restarts > RESTARTS_MAX {
             let text = format!("{why}; gave up after {RESTARTS_MAX} starts from zero");

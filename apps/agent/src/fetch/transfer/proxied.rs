@@ -85,7 +85,7 @@ impl Transfer<'_, Proxy> {
         let mut outcome = self.exchange_flows().await;
         if outcome.is_ok() {
             // Nobody can be asked for the length any more, if nobody knew it before.
-            self.sink.note.length = Some(self.sink.len());
+            self.sink.note.length = Some(self.sink.held_bytes());
             // The proxy forgets what it is told has arrived: it must be safe before.
             outcome = self.sink.settle().await;
         }
@@ -103,7 +103,7 @@ impl Transfer<'_, Proxy> {
 
     /// One flow after another, as long as it takes.
     async fn exchange_flows(&mut self) -> Result<(), Failure> {
-        if self.sink.len() > 0 && self.sink.note.length == Some(self.sink.len()) {
+        if self.sink.held_bytes() > 0 && self.sink.note.length == Some(self.sink.held_bytes()) {
             return Ok(());
         }
         let mut helm = Helm::default();
@@ -190,7 +190,7 @@ impl Transfer<'_, Proxy> {
             helm.remembered = false;
         }
         self.receiving = true;
-        let held = self.sink.len();
+        let held = self.sink.held_bytes();
         let mut links = self.links.clone();
         let mut stop = self.stop.clone();
         let local = self.dial.needs_no_link();
@@ -228,7 +228,7 @@ impl Transfer<'_, Proxy> {
                     if !self.take_in(&data, &mut overlap)? {
                         return Ok(Step::ChooseAgain);
                     }
-                    let whole = self.sink.note.length == Some(self.sink.len());
+                    let whole = self.sink.note.length == Some(self.sink.held_bytes());
                     // All may be held and only now be known to be all: what is compared must come.
                     if whole && overlap.is_empty() {
                         break;
@@ -241,7 +241,7 @@ impl Transfer<'_, Proxy> {
             return Ok(Step::ChooseAgain);
         }
         match self.step_if_whole(true) {
-            Step::ChooseAgain if self.sink.len() == held => Err(Fault::Origin {
+            Step::ChooseAgain if self.sink.held_bytes() == held => Err(Fault::Origin {
                 text: "the proxy answered with nothing new".into(),
                 retry_after: None,
             }),
@@ -256,7 +256,12 @@ impl Transfer<'_, Proxy> {
         self.dial.with_flow(|_, flow| flow.set_deadline(left));
         let note = &self.sink.note;
         let (total, validator) = (note.length, note.validator.clone());
-        Some(Answer::rest(stream, self.sink.len(), total, validator))
+        Some(Answer::rest(
+            stream,
+            self.sink.held_bytes(),
+            total,
+            validator,
+        ))
     }
 
     /// Has it written down, as soon as that is possible, how the next process goes on.

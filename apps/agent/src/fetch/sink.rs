@@ -123,7 +123,7 @@ impl Sink {
     }
 
     /// Bytes held.
-    pub fn len(&self) -> u64 {
+    pub fn held_bytes(&self) -> u64 {
         self.length
     }
 

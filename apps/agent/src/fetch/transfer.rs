@@ -281,7 +281,7 @@ fn with_sink<'a, D: Dial>(
         links,
         stop,
         observer,
-        best_length: sink.len(),
+        best_length: sink.held_bytes(),
         sink,
         start,
         rates: HashMap::new(),
@@ -316,13 +316,13 @@ impl<D: Dial> Transfer<'_, D> {
             url: public(&self.job.url),
             file: display(&self.job.destination, named),
             mode: self.dial.mode(),
-            held_bytes: self.sink.len(),
+            held_bytes: self.sink.held_bytes(),
         });
         if let Some(why) = self.sink.distrust.take() {
             self.note(None, format!("{why}; beginning with the first byte"));
         }
-        if self.sink.len() > 0 {
-            let held = self.sink.len();
+        if self.sink.held_bytes() > 0 {
+            let held = self.sink.held_bytes();
             self.note(
                 None,
                 format!("continuing from {held} bytes of an earlier run"),
@@ -332,7 +332,7 @@ impl<D: Dial> Transfer<'_, D> {
 
     /// Receives until the object is whole, or a failure ends it.
     async fn receive(&mut self) -> Result<(), Failure> {
-        if self.sink.len() > 0 && self.sink.note.length == Some(self.sink.len()) {
+        if self.sink.held_bytes() > 0 && self.sink.note.length == Some(self.sink.held_bytes()) {
             return Ok(());
         }
         loop {
@@ -407,7 +407,7 @@ impl<D: Dial> Transfer<'_, D> {
         };
         self.said_waiting = None;
         self.receiving = true;
-        let held = self.sink.len();
+        let held = self.sink.held_bytes();
 
         let mut last_byte = Moment::now();
         let mut epoch_start = Moment::now();
@@ -460,7 +460,7 @@ impl<D: Dial> Transfer<'_, D> {
             return Ok(Step::ChooseAgain);
         }
         match self.step_if_whole(ask.to.is_none()) {
-            Step::ChooseAgain if self.sink.len() == held => Err(Fault::Origin {
+            Step::ChooseAgain if self.sink.held_bytes() == held => Err(Fault::Origin {
                 text: "the origin answered with nothing new".into(),
                 retry_after: None,
             }),
@@ -484,8 +484,8 @@ impl<D: Dial> Transfer<'_, D> {
             self.came = Some((self.came.map_or(now, |(first, _)| first), now));
         }
         self.sink.append(&data[repeated..]).map_err(Fault::Final)?;
-        if self.sink.len() > self.best_length {
-            self.best_length = self.sink.len();
+        if self.sink.held_bytes() > self.best_length {
+            self.best_length = self.sink.held_bytes();
             self.tries = 0;
         }
         Ok(true)
@@ -494,7 +494,7 @@ impl<D: Dial> Transfer<'_, D> {
     /// Whole when the length says so, or when the origin never told one and ended cleanly.
     fn step_if_whole(&self, ended_cleanly: bool) -> Step {
         match self.sink.note.length {
-            Some(length) if self.sink.len() >= length => Step::Whole,
+            Some(length) if self.sink.held_bytes() >= length => Step::Whole,
             None if ended_cleanly => Step::Whole,
             _ => Step::ChooseAgain,
         }
@@ -502,7 +502,7 @@ impl<D: Dial> Transfer<'_, D> {
 
     /// What to ask for: all of it, or the rest of what we hold with some overlap.
     fn ask_whole(&self) -> Ask {
-        let held = self.sink.len();
+        let held = self.sink.held_bytes();
         let continues = held > 0 && self.distrust.is_none() && self.sink.note.validator.is_some();
         let overlap = if continues {
             self.sink.tail().len().min(OVERLAP_BYTES_MAX) as u64
@@ -525,7 +525,7 @@ impl<D: Dial> Transfer<'_, D> {
     /// allows.
     fn ask(&mut self, link: &str) -> Ask {
         let whole = self.ask_whole();
-        let held = self.sink.len();
+        let held = self.sink.held_bytes();
         let (continues, overlap) = (whole.if_range.is_some(), held - whole.from.min(held));
         let allowed = self.metered_bytes_left().filter(|_| self.is_metered(link));
         let to = allowed
@@ -560,7 +560,7 @@ impl<D: Dial> Transfer<'_, D> {
         };
         // Leaving of our own accord is only worth it if what we hold can be continued.
         let spends = self.is_metered(link) && self.metered_bytes_left() == Some(0);
-        let continuable = self.sink.note.validator.is_some() || self.sink.len() == 0;
+        let continuable = self.sink.note.validator.is_some() || self.sink.held_bytes() == 0;
         Ok(!stays && (continuable || spends))
     }
 
@@ -588,7 +588,7 @@ impl<D: Dial> Transfer<'_, D> {
     fn done(&self) -> u64 {
         match &self.outgoing {
             Some(outgoing) => outgoing.acknowledged,
-            None => self.sink.len(),
+            None => self.sink.held_bytes(),
         }
     }
 

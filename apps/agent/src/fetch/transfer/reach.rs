@@ -121,7 +121,7 @@ fn near(url: &Url, links: &[Link]) -> Option<Near> {
 }
 
 /// The link on whose own network this address is as routing sees it, and the address to send from.
-pub(in crate::get) fn on_link(ip: IpAddr, links: &[Link]) -> Option<(String, IpAddr)> {
+pub(in crate::fetch) fn on_link(ip: IpAddr, links: &[Link]) -> Option<(String, IpAddr)> {
     // Connecting a UDP socket sends nothing; it asks routing for the source address.
     let any = SocketAddr::new(
         if ip.is_ipv6() {
