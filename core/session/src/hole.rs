@@ -5,7 +5,7 @@
 //!  two probe timeouts ─▶ silent: gives back what is in flight, no payload, questions only
 //!    a device with another path ── ACK, PATH_STATUS frozen ──▶ the server does the same at once
 //!    questions: a probe timeout apart, later a 32nd of the silence;
-//!               50 ms and a 512th where a flow waits for the path
+//!               50 ms and a 512th where a flow waits for the path, more where it was a queue before
 //!  anything heard ─▶ active. Was there another path all the time? the whole window
 //!                            was this the only one?               half of it, the rest by slow start
 //! ```
@@ -66,7 +66,10 @@ impl Path {
             return recovery.probe_after(silence.divided(ASK_SHARE).min(interval_max).max(least));
         }
         let least = recovery.rtt.smoothed().divided(ASK_PAUSE_OF_RTT);
-        let least = least.clamp(ASK_PAUSE_WAITING_MIN, PROBE_INTERVAL_SLOW_MAX);
+        let least = least
+            .max(ASK_PAUSE_WAITING_MIN)
+            .times(1 << recovery.late_holes);
+        let least = least.min(PROBE_INTERVAL_SLOW_MAX);
         recovery.probe_after(
             silence
                 .divided(ASK_SHARE_WAITING)
@@ -93,8 +96,7 @@ impl Path {
     /// Something was heard on it.
     pub(crate) fn thaw(&mut self, now: Time) {
         if self.state == PathState::Silent {
-            let hole = now.since(self.silent_since);
-            self.recovery.on_hole(now, hole, self.alone);
+            self.recovery.on_hole(now, self.silent_since, self.alone);
             self.even_until = now + self.recovery.rtt.smoothed();
         }
         self.state = PathState::Active;

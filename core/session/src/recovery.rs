@@ -15,6 +15,7 @@
 //! Frames are not kept, only notes of what was said ([`Said`]): on loss their owners say it again,
 //! in whatever form is true by then.
 
+use core::ops::Range;
 use std::collections::VecDeque;
 
 use d2tp_time::{Span, Time};
@@ -30,6 +31,11 @@ use crate::rtt::{GRANULARITY, Rtt};
 /// A path is asked this often however long its answers took: one that came minutes late says little of the
 /// next.
 pub(crate) const PROBE_INTERVAL_SLOW_MAX: Span = Span::from_secs(20); // a guess
+/// An answer that took so many times the shortest round trip is late; a question in a hole has none at all.
+/// What reaches the peer late needs no repeating: it is there once the way is.
+const LATE: u64 = 4; // a guess
+/// The pause between questions doubles with each silence that was none, up to 6 s.
+const LATE_HOLES_MAX: u8 = 7;
 /// RFC 9002 §6.1.1.
 const PACKET_THRESHOLD: u64 = 3;
 /// A path that reorders gets at most this much tolerance before loss is presumed.
@@ -192,6 +198,11 @@ pub(crate) struct Recovery {
     last_eliciting_at: Time,
     /// Since the last hole ended.
     heard_again_at: Time,
+    /// Numbers of what was asked in it and should have been lost; none once one of them arrived.
+    vain: Range<u64>,
+    /// So often in a row was a silence no hole: what was asked in it arrived, and was answered late.
+    pub(crate) late_holes: u8,
+    was_late: bool,
     outstanding_eliciting: u64,
     packet_threshold: u64,
     reorder_eighths: u64,
@@ -235,6 +246,9 @@ impl Recovery {
             probes: 0,
             last_eliciting_at: Time::ZERO,
             heard_again_at: Time::ZERO,
+            vain: 0..0,
+            late_holes: 0,
+            was_late: false,
             outstanding_eliciting: 0,
             packet_threshold: PACKET_THRESHOLD,
             reorder_eighths: 1,
@@ -419,6 +433,11 @@ impl Recovery {
             // R-ACK-4: what was never sent cannot have arrived.
             if let Some(number) = self.skipped_within(low, high) {
                 return Err(PeerFault::SkippedAck { path, number });
+            }
+            if low < self.vain.end && high >= self.vain.start {
+                self.vain = 0..0;
+                self.was_late = true;
+                self.late_holes = (self.late_holes + 1).min(LATE_HOLES_MAX);
             }
             if high < self.base {
                 continue;
@@ -766,9 +785,16 @@ impl Recovery {
     }
 
     /// The path answers after a hole: what was sent into it says nothing of congestion.
-    pub(crate) fn on_hole(&mut self, now: Time, hole: Span, careful: bool) {
+    pub(crate) fn on_hole(&mut self, now: Time, since: Time, careful: bool) {
         self.heard_again_at = now;
-        self.controller.on_hole(hole, careful);
+        if !std::mem::take(&mut self.was_late) {
+            self.late_holes = self.late_holes.saturating_sub(1);
+        }
+        let late = self.answers().min().times(LATE);
+        let first = self.sent.partition_point(|s| s.at <= since) as u64;
+        let end = self.sent.partition_point(|s| s.at + late < now) as u64;
+        self.vain = self.base + first..self.base + end.max(first);
+        self.controller.on_hole(now.since(since), careful);
     }
 
     /// When something that needs an answer last left.

@@ -113,6 +113,37 @@ impl Session {
         None
     }
 
+    /// An ACK that is due, and nothing else: the rest waits for the session's turn.
+    pub(crate) fn poll_due_ack(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
+        let speaks = self.life == Life::Established && self.keys.is_some();
+        if !speaks || self.closing.is_some() || self.pausing.is_some() {
+            return None;
+        }
+        let due = self.paths.iter().position(|p| p.acks.due() <= now)?;
+        let path = self.paths.at(due);
+        let at = path.addresses;
+        let room = usize::try_from(path.unproved_room()).unwrap_or(usize::MAX);
+        let size = path.mtu.current().min(room).min(buf.len());
+        if size < ROOM_MIN + DATA_HEADER_BYTES + TAG_BYTES {
+            return None;
+        }
+        let terms = Terms {
+            now,
+            eliciting: false,
+            probing: false,
+            control: false,
+            first: None,
+        };
+        let n = self.write_packet(due, &terms, &mut buf[..size]);
+        (n > 0).then_some(Transmit {
+            link: at.link,
+            local: at.local,
+            remote: at.remote,
+            len: n,
+            segment: n,
+        })
+    }
+
     fn poll_knock(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
         if self.knock.as_ref()?.next_at() > now {
             return None;

@@ -167,3 +167,31 @@ fn a_full_queue_is_no_hole() {
     let silent = |(_, _, e): &&(Time, SessionId, Event)| matches!(e, Event::PathSilent { .. });
     assert_eq!(p.device_events.iter().filter(silent).count(), 0);
 }
+
+#[test]
+fn a_path_that_answers_late_is_asked_ever_more_rarely() {
+    // R-PATH-14: it serves others for 5 s and then all that waited at once, again and again.
+    let (mut p, flow) = under_way(false);
+    let delay = p.wires[&0].delay;
+    let mut asked = Vec::new();
+    for _ in 0..8 {
+        let before = p.wires[&0].bytes_up;
+        let served = p.now + Span::from_secs(5);
+        while p.now < served {
+            p.wires.get_mut(&0).unwrap().delay = served.since(p.now) + delay;
+            p.run_for(MS.times(20));
+        }
+        asked.push(p.wires[&0].bytes_up - before);
+        p.wires.get_mut(&0).unwrap().delay = delay;
+        p.run_for(MS.times(500));
+    }
+    assert!(asked[0] > 3_000, "{asked:?}");
+    assert!(asked[7] < asked[0] / 8, "{asked:?}");
+    // A hole that is one is asked about as often as before, after a few.
+    for _ in 0..8 {
+        falls_into_a_hole(&mut p, flow, Span::from_secs(3));
+    }
+    p.silence(0);
+    let first = questions(&mut p, 3);
+    assert!((40..=65).contains(&first), "{first}");
+}

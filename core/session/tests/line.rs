@@ -103,3 +103,50 @@ fn sessions_in_line_are_not_visited_again_and_again_for_what_they_are_in_line_fo
     assert!(server.next_timeout() > now);
     assert_ne!(server.next_timeout(), Time::NEVER, "and its timers again");
 }
+
+#[test]
+fn an_ack_that_is_due_does_not_wait_behind_the_payload_of_a_long_line() {
+    let (mut now, mut server, mut devices) = settled(100);
+    let mut buffer = vec![0; 1 << 16];
+    for device in &mut devices {
+        device
+            .core
+            .with(device.session, |s| {
+                let flow = s.open(FlowOptions::default()).unwrap();
+                s.write(flow, Bytes::from_static(b"?")).unwrap();
+            })
+            .unwrap();
+        assert!(carry(now, &mut device.core, device.address, &mut server) > 0);
+        while let Some((id, event)) = server.poll_event() {
+            if let Event::Opened(flow) = event {
+                let much = Bytes::from(vec![7; 100_000]);
+                server.with(id, |s| s.write(flow, much).unwrap()).unwrap();
+            }
+        }
+    }
+    // All have much to say, and whoever asks now is the last of them.
+    now += Span::from_millis(25);
+    server.handle_timeouts(now);
+    let mut acks = 0;
+    while let Some(t) = server.poll_transmit(now, &mut buffer) {
+        if t.len > 200 {
+            break;
+        }
+        acks += 1;
+    }
+    assert_eq!(
+        acks, 100,
+        "each hears that it was heard before anybody has payload"
+    );
+    // Nobody's is said twice, and the line goes on.
+    now += Span::from_millis(1);
+    server.handle_timeouts(now);
+    let mut with_payload = 0;
+    while let Some(t) = server.poll_transmit(now, &mut buffer) {
+        assert!(t.len > 200);
+        with_payload += 1;
+        if with_payload == 99 {
+            break;
+        }
+    }
+}
