@@ -34,6 +34,8 @@ use crate::churn_server;
 const SOCKETS: usize = 64;
 /// Receive calls on one socket in a turn.
 const RECEIVES_PER_TURN: usize = 4;
+/// Timers attended to in one turn.
+const TIMERS_PER_TURN: usize = 64;
 /// Runs of datagrams taken in one call.
 const RUNS: usize = 16;
 /// Handshakes under way at once: far below what a server keeps half open.
@@ -275,10 +277,12 @@ impl Hosts {
                 }
             }
         }
+        // 65,536 devices would have as many processors: what came in must not wait behind all their timers.
         let now = self.clock.now();
-        while let Some((at, number)) = self.timers.first().copied()
-            && at <= now
-        {
+        for _ in 0..TIMERS_PER_TURN {
+            let Some((_, number)) = self.timers.first().copied().filter(|t| t.0 <= now) else {
+                break;
+            };
             self.hosts[number as usize].core.handle_timeouts(now);
             self.attend(number, now);
             any = true;
