@@ -2,7 +2,7 @@
 //!
 //! Two endpoints in one thread hand each other what they have to say. Nothing waits and nothing is lost,
 //! so the counts are the same on every run. `cargo bench` in this folder prints them, for ten thousand
-//! packets together and for one handshake.
+//! packets together, for one handshake, and for one session that comes back by ticket.
 
 use std::hint::black_box;
 
@@ -149,8 +149,41 @@ fn handshake_of_both_ends(mut two: Two) -> Two {
     black_box(two)
 }
 
+/// A session whose ends are both records: restored at the device, and the path not yet open.
+fn asleep() -> Two {
+    let mut two = two(13);
+    two.open_path();
+    while !two.is_established() {
+        two.turn();
+    }
+    // The server's word that it heard so, and the ticket.
+    (0..200).for_each(|_| two.turn());
+    let now = two.now;
+    two.device
+        .with(two.session, |s| s.on_link_down(now, LinkId(0)))
+        .expect("it is there");
+    two.turn();
+    let server = two.server.ids()[0];
+    two.server.hibernate(two.now, server).expect("it may sleep");
+    let record = two.device.hibernate(two.now, two.session);
+    let record = record.expect("it may sleep");
+    let restored = two.device.restore(two.now, &record, 500..600);
+    two.session = restored.expect("its own record");
+    two
+}
+
+#[library_benchmark]
+#[bench::one(setup = asleep)]
+fn wake_of_both_ends(mut two: Two) -> Two {
+    two.open_path();
+    while !two.is_established() || two.server.ids().is_empty() {
+        two.turn();
+    }
+    black_box(two)
+}
+
 library_benchmark_group!(
     name = of_packets,
-    benchmarks = [packets_sent_and_received, handshake_of_both_ends]
+    benchmarks = [packets_sent_and_received, handshake_of_both_ends, wake_of_both_ends]
 );
 main!(library_benchmark_groups = of_packets);
