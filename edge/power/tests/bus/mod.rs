@@ -43,6 +43,8 @@ impl Bus {
         let daemon = Command::new("dbus-daemon")
             .args(["--session", "--nofork", "--print-address=1"])
             .stdout(Stdio::piped())
+            // It says how many descriptors it would rather have.
+            .stderr(Stdio::null())
             .spawn();
         let (Some(python), Ok(mut daemon)) = (python, daemon) else {
             eprintln!("skipped: dbus-daemon or python3-dbusmock is not installed");
