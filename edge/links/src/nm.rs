@@ -16,6 +16,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 use zbus::message::Type;
 use zbus::{Connection, MatchRule, MessageStream, OwnedObjectPath, OwnedVariant};
 
@@ -97,9 +98,10 @@ impl NetworkManager {
     pub async fn on(bus: Connection) -> Result<NetworkManager, NetworkManagerError> {
         let mut reader = Reader::new(bus.clone());
         let hints = reader.hints().await.map_err(NetworkManagerError::Absent)?;
+        let hearing = Hearing::of(hints);
         let first = reader.read().await.map_err(NetworkManagerError::Absent)?;
         let (publish, latest) = watch::channel(Arc::new(first));
-        tokio::spawn(watch_networks(reader, hints, publish));
+        tokio::spawn(watch_networks(reader, hearing, publish));
         Ok(NetworkManager { bus, latest })
     }
 
@@ -173,24 +175,42 @@ impl NetworkManager {
     }
 }
 
+/// Hears signals from the first on, by a task of its own: while a queue of them is full, the connection hands
+/// over no answers either.
+struct Hearing {
+    hint: Arc<Notify>,
+    task: JoinHandle<()>,
+}
+
+impl Hearing {
+    fn of(mut signals: BoxStream<'static, ()>) -> Hearing {
+        let hint = Arc::new(Notify::new());
+        let heard = hint.clone();
+        let task = tokio::spawn(async move {
+            while signals.next().await.is_some() {
+                heard.notify_one();
+            }
+        });
+        Hearing { hint, task }
+    }
+}
+
+impl Drop for Hearing {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 /// Publishes a reading after each burst of signals, until nobody listens.
 async fn watch_networks(
     mut reader: Reader,
-    mut signals: BoxStream<'static, ()>,
+    hearing: Hearing,
     publish: watch::Sender<Arc<Reading>>,
 ) {
-    // Heard by a task of their own: a queue of signals that is full would hold up the answers, too.
-    let hint = Arc::new(Notify::new());
-    let heard = hint.clone();
-    let hearing = tokio::spawn(async move {
-        while signals.next().await.is_some() {
-            heard.notify_one();
-        }
-    });
     loop {
         tokio::select! {
-            () = publish.closed() => break,
-            () = hint.notified() => {}
+            () = publish.closed() => return,
+            () = hearing.hint.notified() => {}
         }
         tokio::time::sleep(GATHER).await;
         let reading = reader.read().await.unwrap_or_else(|error| {
@@ -204,7 +224,6 @@ async fn watch_networks(
         });
         tokio::time::sleep(READ_INTERVAL_MIN).await;
     }
-    hearing.abort();
 }
 
 struct Reader {
