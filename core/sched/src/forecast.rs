@@ -28,20 +28,20 @@ pub const PLACES_MAX: usize = 1_024;
 pub const HOLES_MAX: usize = 12;
 
 /// Each hole counts so much less than the one after it.
-const FADE: f64 = 0.85; // a guess
+const FADE: f64 = 0.85; // tried beside 1, on other routes than those of `cedos repro E3`
 
 /// A hole that began so far from here counts a third.
-const NEAR_M: f64 = 25.0; // a guess: what an access point's edge wanders
+const NEAR_M: f64 = 25.0; // tried beside 12 and 40, likewise
 
 /// Samples that together weigh less than this say nothing: the hole is another one.
 const WEIGHT_MIN: f64 = 0.2; // a guess
 
 /// How far today's speed shortens a hole: 0 not at all, 1 in proportion. The speed when it begins says only
 /// half of what it will be.
-const SPEED_SHARE: f64 = 0.5; // a guess
+const SPEED_SHARE: f64 = 0.5; // tried beside 0.3, 0.8 and 1, likewise
 
 /// Speed is measured over so long.
-const SPEED_OVER_S: f64 = 15.0; // a guess
+const SPEED_OVER_S: f64 = 15.0; // tried beside 40, likewise
 
 /// Slower is standing, metres a second.
 const SPEED_MIN: f64 = 0.3;
