@@ -256,7 +256,7 @@ impl Forecast {
     pub fn hole(&self, now: Time) -> Option<Lengths> {
         let open = self.open?;
         let age = now.since(open.since).as_secs_f64();
-        let mut weighed = self.from_here(&open.spot, open.speed);
+        let mut weighed = self.lengths_here(&open.spot, open.speed);
         // Those that would be over by now say nothing any more.
         weighed.retain(|(seconds, _)| *seconds > age);
         let weight: f64 = weighed.iter().map(|(_, weight)| weight).sum();
@@ -285,7 +285,7 @@ impl Forecast {
     }
 
     /// Lengths of holes that began near here, in seconds, weighed.
-    fn from_here(&self, spot: &Spot, speed: Option<f64>) -> Vec<(f64, f64)> {
+    fn lengths_here(&self, spot: &Spot, speed: Option<f64>) -> Vec<(f64, f64)> {
         let cells = spot
             .place
             .around()

@@ -63,7 +63,7 @@ impl Forecast {
     /// # Errors
     /// It was not, or was damaged.
     pub fn decode(bytes: &[u8]) -> Result<Forecast, NotAForecast> {
-        let mut from = From { bytes };
+        let mut from = Rest { bytes };
         let mut forecast = Forecast::new();
         if from.byte()? != VERSION {
             return Err(NotAForecast);
@@ -130,11 +130,12 @@ fn put(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-struct From<'a> {
+/// What is not read yet.
+struct Rest<'a> {
     bytes: &'a [u8],
 }
 
-impl From<'_> {
+impl Rest<'_> {
     fn byte(&mut self) -> Result<u8, NotAForecast> {
         Ok(self.array::<1>()?[0])
     }

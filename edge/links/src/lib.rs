@@ -42,6 +42,6 @@ pub use monitor::{ChangeHandle, GATHER, LinkError, LinkMonitor, READ_INTERVAL_MI
 pub use network::{AccessPoint, Connectivity, Metered, Network, Networks};
 pub use nm::{NetworkManager, NetworkManagerError};
 pub use points::{POINTS_MAX, Points};
-pub use rules::{Cutoff, NetworkRule, NetworkRules, ResetDay, RuleError};
+pub use rules::{ClassWord, Cutoff, KindWord, NetworkRule, NetworkRules, ResetDay, RuleError};
 pub use scout::{LOOK_STREAMING, Roved, Scout};
 pub use trial::{ANSWER_WITHIN, SHUN_FIRST, SHUN_MAX, SHUNNED_MAX, Trials};
