@@ -10,6 +10,7 @@
 //! what happened goes in: nothing is known of a link that was never used but whether it is up.
 
 use crate::choice::{Class, FREE_RATE_FIRST_BYTES_PER_S, METERED_RATE_FIRST_BYTES_PER_S};
+use crate::forecast::Hint;
 use d2tp_time::{Span, Time};
 use std::collections::VecDeque;
 
@@ -70,6 +71,7 @@ pub struct History {
     lately: Mean,
     whole: Mean,
     measured_at: Option<Time>,
+    hint: Hint,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -114,6 +116,7 @@ impl History {
             lately: Mean::default(),
             whole: Mean::default(),
             measured_at: None,
+            hint: Hint::default(),
         }
     }
 
@@ -151,6 +154,15 @@ impl History {
         self.on = on;
         self.up = sight.up;
         self.seen_at = Some(now);
+    }
+
+    /// What a forecast says of here and now, until it says something else.
+    pub fn take_hint(&mut self, hint: Hint) {
+        self.hint = hint;
+    }
+
+    pub(crate) fn hint(&self) -> &Hint {
+        &self.hint
     }
 
     fn turn(&mut self, now: Time) {

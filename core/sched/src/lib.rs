@@ -11,7 +11,10 @@
 
 mod buffer;
 mod choice;
+mod diary;
+mod forecast;
 mod history;
+mod lock;
 mod outlook;
 mod promise;
 mod published;
@@ -20,6 +23,7 @@ mod scheduler;
 mod spending;
 pub mod thrift;
 mod why;
+mod written;
 
 pub use buffer::{Buffer, Stream, Switching, Thresholds};
 pub use choice::{
@@ -27,10 +31,13 @@ pub use choice::{
     METERED_RATE_FIRST_BYTES_PER_S, Need, Policy, SIZE_UNKNOWN_BYTES, UnknownWord, Way, choose,
     in_words,
 };
+pub use forecast::{Diary, Forecast, GRID_M, Hint, Lengths, Place, Spot};
 pub use history::{History, Sight};
+pub use lock::{Lock, Periods, Standby, Vigil};
 pub use outlook::Outlook;
 pub use promise::Promise;
 pub use roster::{Flow, Roster, Share};
 pub use scheduler::{Mode, PROBE_BYTES, Scheduler};
 pub use spending::{Paid, Plan, Rule, SLACK, SLACK_PAYING, SLACK_SHARE, decide, decide_by};
 pub use why::Why;
+pub use written::NotAForecast;

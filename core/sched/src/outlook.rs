@@ -12,8 +12,9 @@
 //! drawn by chance: the same history has the same outlook.
 
 use crate::choice::Class;
+use crate::forecast::SLOT_S;
 use crate::history::History;
-use d2tp_time::Time;
+use d2tp_time::{Span, Time};
 
 /// Scenes. Higher: finer probabilities, slower.
 pub const SCENES: usize = 128;
@@ -65,6 +66,9 @@ const UNKNOWN_SPREAD: f64 = 0.8; // fits the promises of docs/repro/score.md
 /// A scene follows a link so often from carrying to not, and back. Higher: truer a long way off, slower.
 const TURNS_MAX: u32 = 24; // so many average out
 
+/// That today is like none of the days known counts as so many of them. // a guess
+const DAYS_WEIGHT: f64 = 1.0;
+
 /// No rate is expected to fall below this share.
 const TIMES_MIN: f64 = 0.02; // a guess
 
@@ -88,8 +92,10 @@ impl Outlook {
                 Class::Metered => &mut all,
                 Class::Roaming => continue,
             };
+            let away = away_from_here(link);
             let mut draw = |scene: usize| {
-                play(now, link, Chance::new(n, scene), &horizons, |k, bytes| {
+                let chance = Chance::new(n, scene);
+                play(now, link, &away, chance, &horizons, |k, bytes| {
                     into[k][scene] += bytes;
                 });
             };
@@ -133,22 +139,60 @@ impl Outlook {
     }
 }
 
+impl History {
+    /// How likely it comes back within a span; 0 while it carries, for then it is there.
+    pub fn comes_within(&self, now: Time, span: Span) -> f64 {
+        if self.carries() {
+            return 0.0;
+        }
+        let (law, age) = (law_of(self.class()), self.age_s(now));
+        let until = age + span.as_secs_f64();
+        let away = away_from_here(self);
+        let longer = away.iter().filter(|length| **length > age);
+        // As `residual` draws it: each from half to one and a half times what it was.
+        let by_then = |length: &f64| {
+            let least = age.max(0.5 * length);
+            ((until - least) / (1.5 * length - least)).clamp(0.0, 1.0)
+        };
+        let general = law.weight * law.off_s / (law.off_s + age);
+        let (count, past) = (
+            longer.clone().count() as f64,
+            longer.map(by_then).sum::<f64>(),
+        );
+        let lomax = 1.0 - (law.off_s + age) / (law.off_s + until);
+        (past + general * lomax) / (count + general)
+    }
+}
+
+fn law_of(class: Class) -> Law {
+    match class {
+        Class::Free => FREE,
+        Class::Metered | Class::Roaming => METERED,
+    }
+}
+
 fn below(ascending: &[f64; SCENES], bytes: f64) -> f64 {
     ascending.partition_point(|b| *b < bytes) as f64 / SCENES as f64
+}
+
+/// How long it was away each time it was lost here; where nobody knows, anywhere.
+fn away_from_here(link: &History) -> Vec<f64> {
+    match &link.hint().away_s {
+        here if here.is_empty() => link.offs().iter().copied().collect(),
+        here => here.clone(),
+    }
 }
 
 /// One way on for one link: tells the bytes carried until each horizon.
 fn play(
     now: Time,
     link: &History,
+    away: &[f64],
     mut chance: Chance,
     horizons: &[f64],
     mut tell: impl FnMut(usize, f64),
 ) {
-    let law = match link.class() {
-        Class::Free => FREE,
-        Class::Metered | Class::Roaming => METERED,
-    };
+    let law = law_of(link.class());
     let whole = link.whole();
     let spread = law.spread * (1.0 + UNKNOWN_SPREAD * (1.0 - link.known()));
     let soon = spread_by(quantile(&SOON, chance.first()), spread);
@@ -166,7 +210,7 @@ fn play(
             &mut chance,
         )
     } else {
-        let offs = link.offs().iter().copied();
+        let offs = away.iter().copied();
         residual(
             stay,
             link.age_s(now),
@@ -181,8 +225,14 @@ fn play(
     let (mut at, mut bytes) = (0.0, 0.0);
     let mut first = on;
     let (mut rate, mut turns) = (far, 0);
+    let day = day_to_follow(link, &mut chance);
     for (k, horizon) in horizons.iter().enumerate() {
         while at < *horizon {
+            if let Some(day) = day.filter(|_| turns > 0) {
+                bytes += carried_on(day, link.hint().into_slot_s, at, *horizon);
+                at = *horizon;
+                continue;
+            }
             let mut end = until.min(*horizon);
             if on {
                 let now_rate = if first && at < SOON_S {
@@ -213,6 +263,34 @@ fn play(
         }
         tell(k, bytes);
     }
+}
+
+/// A past day that this scene goes on like, once the link is not as it is now any more. Without a diary
+/// none; with days in it, more often the more there are.
+fn day_to_follow<'a>(link: &'a History, chance: &mut Chance) -> Option<&'a [Option<f32>]> {
+    let days = &link.hint().days;
+    if days.is_empty() {
+        return None;
+    }
+    let which = chance.next() * (days.len() as f64 + DAYS_WEIGHT);
+    days.get(which as usize).map(Vec::as_slice)
+}
+
+/// What is carried from a second until another on a day like this; slots that nobody knows are as the
+/// others on average.
+fn carried_on(day: &[Option<f32>], into_slot_s: f64, from_s: f64, until_s: f64) -> f64 {
+    let known = day.iter().flatten();
+    let mean = known.clone().sum::<f32>() / known.count().max(1) as f32;
+    let slot_s = f64::from(SLOT_S);
+    let (mut at, until) = (from_s + into_slot_s, until_s + into_slot_s);
+    let mut bytes = 0.0;
+    while at < until {
+        let slot = (at / slot_s) as usize;
+        let end = ((slot + 1) as f64 * slot_s).min(until);
+        bytes += f64::from(day[slot % day.len()].unwrap_or(mean)) * (end - at);
+        at = end;
+    }
+    bytes
 }
 
 /// A whole time of carrying: how long, and at what rate if it is one of the past.
@@ -320,8 +398,8 @@ impl Chance {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::forecast::Hint;
     use crate::history::Sight;
-    use d2tp_time::Span;
 
     /// A link that carries and does not by turns, for so long each.
     fn link(class: Class, on_s: u64, off_s: u64, rate: u64) -> (History, Time) {
@@ -358,6 +436,88 @@ mod tests {
         let outlook = Outlook::new(now, &[link], [1_200.0].into_iter());
         let median = outlook.all_median(0);
         assert!((400e6..800e6).contains(&median), "{median}");
+    }
+
+    #[test]
+    fn what_was_away_for_half_a_minute_each_time_is_soon_back_and_what_is_away_for_long_is_not() {
+        let (mut link, now) = link(Class::Free, 30, 30, 1_000_000);
+        let (there, gone) = (now + Span::from_secs(1), now + Span::from_secs(11));
+        let sight = Sight {
+            up: true,
+            bytes: 1,
+            busy: Span::from_secs(1),
+        };
+        link.see(there, &sight);
+        link.see(gone, &Sight::default());
+        let within = |at, seconds| link.comes_within(at, Span::from_secs(seconds));
+        assert!(within(gone, 5) < 0.1 && within(gone, 60) > 0.8);
+        let hour = gone + Span::from_secs(3_600);
+        assert!(within(hour, 60) < 0.05 && within(hour, 3_600) > 0.4);
+        for seconds in 1..100 {
+            assert!(within(gone, seconds) <= within(gone, seconds + 1));
+        }
+        link.see(hour, &sight);
+        assert_eq!(link.comes_within(hour, Span::MAX), 0.0);
+    }
+
+    #[test]
+    fn a_hint_of_nothing_changes_nothing_and_one_of_this_place_says_how_long() {
+        let (mut wifi, mut now) = link(Class::Free, 30, 30, 1_000_000);
+        now += Span::from_secs(1);
+        wifi.see(
+            now,
+            &Sight {
+                up: true,
+                bytes: 1,
+                busy: Span::from_secs(1),
+            },
+        );
+        now += Span::from_secs(9);
+        wifi.see(now, &Sight::default());
+        let outlook =
+            |wifi: &History| Outlook::new(now, std::slice::from_ref(wifi), [60.0].into_iter());
+        let before = outlook(&wifi);
+        wifi.take_hint(Hint::default());
+        assert_eq!(outlook(&wifi).free, before.free);
+        // Lost here it is back in five seconds; in ten minutes.
+        let here = |away_s: f64| Hint {
+            away_s: vec![away_s; 8],
+            ..Hint::default()
+        };
+        let medians = [5.0, 600.0].map(|away_s| {
+            wifi.take_hint(here(away_s));
+            outlook(&wifi).all_median(0)
+        });
+        assert!(
+            medians[0] > before.all_median(0) && medians[1] == 0.0,
+            "{medians:?}"
+        );
+        let soon = wifi.comes_within(now, Span::from_secs(300));
+        assert!(soon < 0.2, "{soon}");
+    }
+
+    #[test]
+    fn a_diary_says_what_the_evening_brings() {
+        // Away since noon; every day it is there from six o'clock on.
+        let (mut wifi, mut now) = link(Class::Free, 60, 5, 2_000_000);
+        now += Span::from_secs(3_600);
+        wifi.see(now, &Sight::default());
+        let hours = [4.0 * 3_600.0, 8.0 * 3_600.0];
+        let reach = |wifi: &History, horizon, bytes| {
+            Outlook::new(now, std::slice::from_ref(wifi), hours.into_iter())
+                .free_reach(horizon, bytes)
+        };
+        let slots = SLOT_S as usize;
+        let day: Vec<Option<f32>> = (0..86_400 / slots)
+            .map(|slot| Some(if slot * slots < 18_000 { 0.0 } else { 2e6 }))
+            .collect();
+        wifi.take_hint(Hint {
+            days: vec![day; 9],
+            ..Hint::default()
+        });
+        assert!(reach(&wifi, 0, 1e9) < 0.2, "before six there is none");
+        assert!(reach(&wifi, 1, 15e9) > 0.8, "three hours of it");
+        assert!(reach(&wifi, 1, 25e9) < 0.2);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! bytes of a flow are paid for sooner than its first, for they cost little and decide as much.
 
 use crate::choice::{Class, Policy};
+use crate::forecast::Hint;
 use crate::history::{History, Sight};
 use crate::outlook::Outlook;
 use crate::published;
@@ -125,6 +126,11 @@ impl Scheduler {
         for (link, sight) in self.links.iter_mut().zip(sights) {
             link.see(now, sight);
         }
+    }
+
+    /// What a forecast says of a link, here and now.
+    pub fn hint(&mut self, link: usize, hint: Hint) {
+        self.links[link].take_hint(hint);
     }
 
     /// Decides for all flows.

@@ -115,8 +115,8 @@ impl Scheduler {
         Some(standing(&outlook, 0, bytes_until(flows, flow)))
     }
 
-    /// When it would begin to pay if the links stayed as they are.
-    fn pays_in(&self, now: Time, flows: &[Flow], flow: usize) -> Option<Duration> {
+    /// When it would begin to pay if the links stayed as they are: its latest start.
+    pub fn pays_in(&self, now: Time, flows: &[Flow], flow: usize) -> Option<Duration> {
         let left = flows[flow].need.left.filter(|_| flows[flow].may_pay())?;
         let bytes = bytes_until(flows, flow);
         let size = flows[flow].size_bytes.max(1) as f64;

@@ -10,9 +10,10 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use crate::kind::Kind;
+use crate::rules::covers;
 
 /// What a byte on a link costs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
     /// Nothing.
@@ -86,15 +87,6 @@ impl FromStr for ClassRule {
     }
 }
 
-impl ClassRule {
-    fn covers(&self, name: &str) -> bool {
-        match self.name.strip_suffix('*') {
-            Some(prefix) => name.starts_with(prefix),
-            None => self.name == name,
-        }
-    }
-}
-
 /// The user's rules; the first that covers a link decides.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClassRules {
@@ -103,13 +95,19 @@ pub struct ClassRules {
 }
 
 impl ClassRules {
+    /// The class the user says, if they do.
+    pub(crate) fn told(&self, name: &str) -> Option<Judgement> {
+        let rule = self.rules.iter().find(|rule| covers(&rule.name, name))?;
+        Some(Judgement {
+            class: rule.class,
+            because: format!("you said {}={}", rule.name, rule.class),
+        })
+    }
+
     /// The class of a link of this name, kind and gateways.
     pub fn judge(&self, name: &str, kind: Kind, gateways: &[IpAddr]) -> Judgement {
-        if let Some(rule) = self.rules.iter().find(|rule| rule.covers(name)) {
-            return Judgement {
-                class: rule.class,
-                because: format!("you said {}={}", rule.name, rule.class),
-            };
+        if let Some(told) = self.told(name) {
+            return told;
         }
         let says = |class, because: &str| Judgement {
             class,
@@ -120,9 +118,7 @@ impl ClassRules {
             Kind::Loopback => says(Class::Free, "stays on this machine"),
             _ => match gateways.iter().find_map(|gateway| hotspot_of(*gateway)) {
                 Some(phone) => says(Class::Metered, phone),
-                None if kind == Kind::Vpn => {
-                    says(Class::Free, "a tunnel; what it runs over is not looked at")
-                }
+                None if kind == Kind::Vpn => says(Class::Free, "a tunnel over nothing we know"),
                 None => says(Class::Free, &format!("{kind} is taken as free")),
             },
         }

@@ -14,7 +14,9 @@ use tokio::sync::{Notify, watch};
 
 use crate::class::ClassRules;
 use crate::event::{LinkEvent, difference};
+use crate::judge::Judge;
 use crate::link::Link;
+use crate::nm::NetworkManager;
 use crate::read::Reader;
 
 /// How long a burst of hints is gathered before reading: the kernel takes down a link's
@@ -77,8 +79,23 @@ impl LinkMonitor {
     /// # Errors
     /// [`LinkError`] when not even one reading succeeds.
     pub async fn start(rules: ClassRules) -> Result<(Vec<Link>, LinkMonitor), LinkError> {
+        let judge = Judge {
+            flags: rules,
+            ..Judge::default()
+        };
+        LinkMonitor::start_beside(judge, None).await
+    }
+
+    /// The same, judged by the user's settings and the network manager as well, where it runs.
+    ///
+    /// # Errors
+    /// As [`LinkMonitor::start`].
+    pub async fn start_beside(
+        judge: Judge,
+        manager: Option<NetworkManager>,
+    ) -> Result<(Vec<Link>, LinkMonitor), LinkError> {
         // Hints are heard from before the first reading, so nothing falls between.
-        let (mut reader, hints) = Reader::open(rules)?;
+        let (mut reader, hints) = Reader::open(judge, manager)?;
         let hears_kernel = hints.is_some();
         let first = Arc::new(reader.read().await?);
         let (publish, latest) = watch::channel(first.clone());
@@ -154,6 +171,7 @@ async fn watch_links(
         tokio::select! {
             () = publish.closed() => return,
             () = hint.notified() => {}
+            () = reader.networks_changed() => {}
             message = kernel.next(), if kernel_open => {
                 kernel_open = message.is_some();
                 if !kernel_open {

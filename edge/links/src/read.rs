@@ -12,10 +12,12 @@ use netlink_packet_route::route::{
 };
 use rtnetlink::{Handle, MulticastGroup};
 
-use crate::class::ClassRules;
+use crate::judge::Judge;
 use crate::kind::Evidence;
 use crate::link::{DefaultRoute, Link};
 use crate::monitor::LinkError;
+use crate::network::Networks;
+use crate::nm::NetworkManager;
 
 /// The kernel's table of its own addresses; its entries are not ways out.
 const TABLE_LOCAL: u32 = 255; // RT_TABLE_LOCAL, linux/rtnetlink.h
@@ -28,26 +30,46 @@ const GROUPS: [MulticastGroup; 5] = [
     MulticastGroup::Ipv6Route,
 ];
 
-/// An open netlink connection and the rules to judge links by.
+/// An open netlink connection, and what links are judged by.
 pub(crate) struct Reader {
     handle: Handle,
-    rules: ClassRules,
+    judge: Judge,
+    manager: Option<NetworkManager>,
 }
 
 impl Reader {
     /// Opens netlink; the second part yields once per message of the kernel, and is missing where
     /// the system does not let us join its groups.
     pub(crate) fn open(
-        rules: ClassRules,
+        judge: Judge,
+        manager: Option<NetworkManager>,
     ) -> Result<(Reader, Option<BoxStream<'static, ()>>), LinkError> {
         if let Ok((connection, handle, messages)) = rtnetlink::new_multicast_connection(&GROUPS) {
             tokio::spawn(connection);
             // An overrun (messages lost) arrives as a message too: one more hint.
-            return Ok((Reader { handle, rules }, Some(messages.map(drop).boxed())));
+            let reader = Reader {
+                handle,
+                judge,
+                manager,
+            };
+            return Ok((reader, Some(messages.map(drop).boxed())));
         }
         let (connection, handle, _) = rtnetlink::new_connection().map_err(LinkError::Socket)?;
         tokio::spawn(connection);
-        Ok((Reader { handle, rules }, None))
+        let reader = Reader {
+            handle,
+            judge,
+            manager,
+        };
+        Ok((reader, None))
+    }
+
+    /// Waits until the network manager knows something else.
+    pub(crate) async fn networks_changed(&mut self) {
+        match &mut self.manager {
+            Some(manager) => manager.changed().await,
+            None => std::future::pending().await,
+        }
     }
 
     /// The links of this moment, in order of their index.
@@ -97,6 +119,8 @@ impl Reader {
         addresses: &[AddressMessage],
         routes: &[RouteMessage],
     ) -> Vec<Link> {
+        let manager = self.manager.as_ref();
+        let networks = manager.map_or_else(Networks::default, NetworkManager::networks);
         let mut routes_of: BTreeMap<u32, Vec<DefaultRoute>> = BTreeMap::new();
         for (index, route) in routes.iter().flat_map(default_routes) {
             routes_of.entry(index).or_default().push(route);
@@ -113,7 +137,8 @@ impl Reader {
             routes.dedup();
             let kind = evidence.kind();
             let gateways: Vec<IpAddr> = routes.iter().filter_map(|r| r.gateway).collect();
-            let class = self.rules.judge(&evidence.name, kind, &gateways);
+            let network = networks.of(&evidence.name);
+            let class = (self.judge).judge(&evidence.name, kind, &gateways, network);
             let flags = device.header.flags;
             let mtu_bytes = device.attributes.iter().find_map(|a| {
                 if let LinkAttribute::Mtu(mtu) = a {
@@ -139,7 +164,9 @@ impl Reader {
             };
             links.insert(index, link);
         }
-        links.into_values().collect()
+        let mut links: Vec<Link> = links.into_values().collect();
+        self.judge.look_through(&mut links, &networks);
+        links
     }
 }
 

@@ -9,14 +9,18 @@
 //!
 //! The stages after the last byte are the radio's tail: a cellular radio stays awake for seconds, so
 //! a trickle can cost as much as a download. Constants are those that others measured
-//! ([`radios`]); they differ between phones by more than between ways to use them.
+//! ([`radios`]); they differ between phones by more than between ways to use them. A [`Phone`] is what is
+//! around the radio while it waits: asleep, awake, or looking for Wi-Fi.
 #![forbid(unsafe_code)]
 
 mod meter;
+mod phone;
+pub mod phones;
 pub mod radios;
 
 pub use d2tp_time::{Span, Time};
 pub use meter::{Energy, Meter};
+pub use phone::Phone;
 
 /// Power for a time.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -6,6 +6,8 @@
 //! 1,wifi,0,,,,
 //! ```
 //!
+//! A further column, `pos_m`, may say how far along its way the device was.
+//!
 //! A Mahimahi file has one number per line: the millisecond at which one 1500-byte packet may
 //! leave. It repeats after its last line.
 
@@ -15,6 +17,8 @@ use thiserror::Error;
 
 /// The header every CSV trace begins with.
 pub const CSV_HEADER: &str = "t_s,iface,up,down_mbps,up_mbps,rtt_ms,loss";
+/// What may follow it: a column for where the device is.
+pub const POS_COLUMN: &str = ",pos_m";
 /// Rows (or opportunities) a trace has at most.
 pub const TRACE_ROWS_MAX: usize = 5_000_000;
 
@@ -43,6 +47,8 @@ pub struct Row {
     pub rtt: Option<Span>,
     /// Loss probability.
     pub loss: Option<f64>,
+    /// How far along its way the device is, metres.
+    pub pos_m: Option<f64>,
 }
 
 /// A recorded trace of one or more links.
@@ -64,7 +70,9 @@ impl Trace {
         let first = lines
             .next()
             .map(|(_, line)| line.trim_start_matches('\u{feff}'));
-        if first != Some(CSV_HEADER) {
+        let known = first
+            .is_some_and(|first| first.strip_suffix(POS_COLUMN).unwrap_or(first) == CSV_HEADER);
+        if !known {
             return Err(fault(1, format!("expected the header `{CSV_HEADER}`")));
         }
         let mut trace = Trace::default();
@@ -162,11 +170,21 @@ pub fn from_mahimahi(text: &str) -> Result<Opportunities, TraceFault> {
 
 fn row(line: &str) -> Result<(&str, Row), String> {
     let cells: Vec<&str> = line.split(',').map(str::trim).collect();
-    let [t, iface, up, down, upward, rtt, loss] = cells[..] else {
+    let [t, iface, up, down, upward, rtt, loss, ref beyond @ ..] = cells[..] else {
         return Err(format!(
             "{} columns instead of 7 (`{CSV_HEADER}`)",
             cells.len()
         ));
+    };
+    let pos_m = match beyond {
+        [] => None,
+        [pos_m] => number("pos_m", pos_m)?,
+        _ => {
+            return Err(format!(
+                "{} columns, at most 8 (`{CSV_HEADER}{POS_COLUMN}`)",
+                cells.len()
+            ));
+        }
     };
     if iface.is_empty() {
         return Err("the iface column is empty".to_owned());
@@ -192,6 +210,7 @@ fn row(line: &str) -> Result<(&str, Row), String> {
             up_bps: number("up_mbps", upward)?.map(bps),
             rtt: number("rtt_ms", rtt)?.map(Span::from_millis_f64),
             loss,
+            pos_m,
         },
     ))
 }

@@ -28,11 +28,14 @@ mod mobility;
 mod offload;
 mod plane;
 pub mod plot;
+pub mod prediction;
 mod proxy;
 pub mod rows;
+mod schedules;
 mod spread;
 mod switching;
 mod two_paths;
+mod waiting;
 mod walk;
 
 use serde::Serialize;

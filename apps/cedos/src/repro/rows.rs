@@ -2,7 +2,7 @@
 
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
-    offload, plane, plot::Chart, proxy, switching, two_paths, walk,
+    offload, plane, plot::Chart, prediction, proxy, schedules, switching, two_paths, waiting, walk,
 };
 use serde_json::Value;
 
@@ -81,26 +81,27 @@ pub static ROWS: &[Row] = &[
         "C4a",
         "100 MB in 5 min over Wi-Fi at 0.8 Mb/s and cellular at 4.7 Mb/s: as much by Wi-Fi as possible",
         "deadline met, 16 % by Wi-Fi (the optimum is 15.6 %, not the paper's 17 %)",
-        &[],
+        &[(Where::Sim, schedules::poor_wifi)],
     ),
     row(
         "C4b",
         "10 downloads of 100 MB in 30 min over cellular at 4.7 Mb/s, scheduled together",
         "all in time; each by itself, none",
-        &[],
+        &[(Where::Sim, schedules::cellular_alone)],
     ),
     row(
         "C4c",
         "9 downloads in 30 min and one in 5 min over Wi-Fi at 6.3 Mb/s",
         "all in time; sharing evenly, the urgent one is late",
-        &[],
+        &[(Where::Sim, schedules::one_urgent)],
     ),
     row(
         "C5",
         "power while waiting for Wi-Fi, against holding the device awake",
         "55.1 mW scanning every 2 min; asleep 43 mW, held awake 231.9 mW",
-        &[],
-    ),
+        &[(Where::Sim, waiting::simulate)],
+    )
+    .drawn_by(waiting::charts),
     row(
         "C6",
         "a proxy with 65,536 flows, 10 % a minute going silent and coming back",
@@ -185,8 +186,9 @@ pub static ROWS: &[Row] = &[
         "E3",
         "predicting the length of a hole",
         "median error below 5 s",
-        &[],
-    ),
+        &[(Where::Sim, prediction::simulate)],
+    )
+    .drawn_by(prediction::charts),
     row(
         "S1",
         "acknowledgements over the other radio",

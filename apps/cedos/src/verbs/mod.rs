@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod demo;
+pub mod foresee;
 pub mod get;
 pub mod get_jobs;
 pub mod get_plan;

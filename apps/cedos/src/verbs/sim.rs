@@ -2,7 +2,9 @@
 //! `cedos sim fuzz --seeds N [--salt S] [--json] [--require-coverage]`: scenarios drawn from seeds,
 //! in search of faults.
 //! `cedos sim score TRACE…`: a policy on recorded links (`score.rs`).
+//! `cedos sim foresee TRIP…`: holes on ways travelled again (`foresee.rs`).
 
+use super::foresee::{self, ForeseeArgs};
 use super::score::{self, ScoreArgs};
 use anyhow::Context;
 use cedos_lab_scenario::{Report, Scenario};
@@ -29,6 +31,7 @@ enum SimVerb {
     /// Run scenarios drawn from seeds; exit code 0 if all of them complete.
     Fuzz(FuzzArgs),
     Score(Box<ScoreArgs>),
+    Foresee(ForeseeArgs),
 }
 
 #[derive(Debug, Args)]
@@ -77,6 +80,7 @@ pub fn run(args: SimArgs) -> anyhow::Result<ExitCode> {
         SimVerb::Run(args) => run_one(&args),
         SimVerb::Fuzz(args) => run_many(&args),
         SimVerb::Score(args) => score::run(&args),
+        SimVerb::Foresee(args) => foresee::run(&args),
     }
 }
 

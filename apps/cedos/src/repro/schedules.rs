@@ -1,0 +1,234 @@
+//! C4a, C4b, C4c: downloads of 100 MB with deadlines, scheduled together and each by itself.
+//!
+//! ```text
+//!  D2Sched, all flows at once: lab/sim/src/score, a fluid    each flow by itself: here, likewise
+//! ```
+
+use super::Measured;
+use cedos_lab_energy::{Span, Time};
+use cedos_lab_sim::score::course::{Course, Stretch};
+use cedos_lab_sim::score::jobs::Job;
+use cedos_lab_sim::score::player::play;
+use d2tp_sched::{Choice, Class, IfLate, Mode, Need, Policy, Scheduler, Sight, Way, choose};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const BYTES: u64 = 100_000_000;
+const MINUTE: Span = Span::from_secs(60);
+
+/// The links were used for so long before.
+const USED_BEFORE_S: u32 = 60;
+
+/// A flow by itself decides so often.
+const STEP_S: f64 = 0.1;
+
+/// A link of a constant rate.
+#[derive(Clone, Copy)]
+struct Line {
+    name: &'static str,
+    class: Class,
+    mbps: f64,
+}
+
+const POOR_WIFI: Line = Line {
+    name: "wifi",
+    class: Class::Free,
+    mbps: 0.8,
+};
+const WIFI: Line = Line {
+    mbps: 6.3,
+    ..POOR_WIFI
+};
+const CELL: Line = Line {
+    name: "cell",
+    class: Class::Metered,
+    mbps: 4.7,
+};
+
+/// C4a in virtual time.
+pub fn poor_wifi() -> anyhow::Result<Measured> {
+    let lines = [POOR_WIFI, CELL];
+    let due = [MINUTE.times(5)];
+    let both = together(&lines, &due);
+    let one = by_itself(&lines, &due);
+    let wifi_only = by_itself(&[POOR_WIFI], &due);
+    Ok(Measured {
+        ours: json!({
+            "one_link_at_a_time": figures(&one),
+            "both_links": figures(&both),
+        }),
+        baseline: json!({
+            "wifi_only": figures(&wifi_only),
+            "optimum": { "one_link_at_a_time_percent": 15.6, "both_links_percent": 30.0 },
+        }),
+        mark: vec![
+            "one_link_at_a_time.met == 1".to_owned(),
+            "one_link_at_a_time.wifi_percent >= 15".to_owned(),
+            "both_links.met == 1".to_owned(),
+            "both_links.wifi_percent >= 29".to_owned(),
+        ],
+        conditions: vec![
+            "rates are goodput, a fluid, and known from a minute of use before; one link at a time: Algorithm \
+             1 with five seconds in hand; both links: D2Sched"
+                .to_owned(),
+        ],
+    })
+}
+
+/// C4b in virtual time.
+pub fn cellular_alone() -> anyhow::Result<Measured> {
+    contended(&[CELL], vec![MINUTE.times(30); 10], |ours, alone| {
+        vec![format!("{ours} == 10"), format!("{alone} == 0")]
+    })
+}
+
+/// C4c in virtual time.
+pub fn one_urgent() -> anyhow::Result<Measured> {
+    let mut due = vec![MINUTE.times(30); 9];
+    due.push(MINUTE.times(5));
+    contended(&[WIFI], due, |ours, alone| {
+        vec![format!("{ours} == 10"), format!("{alone} == 9")]
+    })
+}
+
+fn contended(
+    lines: &[Line],
+    due: Vec<Span>,
+    mark: impl Fn(&str, &str) -> Vec<String>,
+) -> anyhow::Result<Measured> {
+    Ok(Measured {
+        ours: json!({
+            "together": figures(&together(lines, &due)),
+            "each_by_itself": figures(&by_itself(lines, &due)),
+        }),
+        baseline: Value::Null,
+        mark: mark("together.met", "each_by_itself.met"),
+        conditions: vec![
+            "rates are goodput, a fluid, and known from a minute of use before; together: D2Sched; each by \
+             itself: Algorithm 1 for one flow, all on the link share it evenly"
+                .to_owned(),
+        ],
+    })
+}
+
+/// How it ended: flows in time, and what each link carried.
+struct Ended {
+    met: usize,
+    carried: Vec<(&'static str, f64)>,
+}
+
+fn figures(ended: &Ended) -> Value {
+    let all: f64 = ended.carried.iter().map(|(_, bytes)| bytes).sum();
+    let wifi = ended.carried.iter().filter(|(name, _)| *name == "wifi");
+    // The sum of nothing is minus nothing.
+    let wifi: f64 = wifi.map(|(_, bytes)| bytes).sum::<f64>() + 0.0;
+    json!({ "met": ended.met, "wifi_percent": 100.0 * wifi / all.max(1.0) })
+}
+
+fn together(lines: &[Line], due: &[Span]) -> Ended {
+    let last = due.iter().max().copied().unwrap_or(Span::ZERO) + MINUTE;
+    let course = |line: &Line| {
+        let at = |at, up, rate| Stretch { at, up, rate };
+        let rate = line.mbps * 1e6 / 8.0;
+        Course {
+            name: line.name.to_owned(),
+            class: line.class,
+            stretches: vec![
+                at(Time::ZERO, true, rate),
+                at(Time::ZERO + last, false, 0.0),
+            ],
+            end: Time::ZERO + last,
+        }
+    };
+    let courses: Vec<Course> = lines.iter().map(course).collect();
+    let job = |due: &Span| Job {
+        arrival: Time::ZERO,
+        bytes: BYTES,
+        deadline: *due,
+    };
+    let jobs: Vec<Job> = due.iter().map(job).collect();
+    let mut scheduler = Scheduler::new(Mode::Outlook, lines.iter().map(|line| line.class));
+    // It used them before, for so long: their rates are known, nothing of how they come and go.
+    let sight = |line: &Line| Sight {
+        up: true,
+        bytes: (line.mbps * 1e6 / 8.0) as u64,
+        busy: Span::from_secs(1),
+    };
+    let sights: Vec<Sight> = lines.iter().map(sight).collect();
+    for _ in 0..USED_BEFORE_S {
+        scheduler.see(Time::ZERO, &sights);
+    }
+    let played = play(&courses, &jobs, &mut scheduler);
+    Ended {
+        met: played.met.iter().filter(|met| **met).count(),
+        carried: lines
+            .iter()
+            .map(|line| line.name)
+            .zip(played.carried)
+            .collect(),
+    }
+}
+
+/// Each flow decides as if there were no other, on one link at a time.
+fn by_itself(lines: &[Line], due: &[Span]) -> Ended {
+    struct Flow {
+        left: f64,
+        due_s: f64,
+        on: Option<usize>,
+    }
+    let flow = |due: &Span| Flow {
+        left: BYTES as f64,
+        due_s: due.as_secs_f64(),
+        on: None,
+    };
+    let mut flows: Vec<Flow> = due.iter().map(flow).collect();
+    let mut carried = vec![0.0; lines.len()];
+    let (mut met, mut steps) = (0, 0u32);
+    while !flows.is_empty() {
+        let now_s = f64::from(steps) * STEP_S;
+        flows.retain(|flow| flow.due_s > now_s);
+        for flow in &mut flows {
+            flow.on = decide(lines, flow.left, flow.due_s - now_s, flow.on);
+        }
+        for (n, line) in lines.iter().enumerate() {
+            let on = flows.iter().filter(|flow| flow.on == Some(n)).count();
+            let share = line.mbps * 1e6 / 8.0 * STEP_S / on.max(1) as f64;
+            for flow in flows.iter_mut().filter(|flow| flow.on == Some(n)) {
+                let bytes = share.min(flow.left);
+                flow.left -= bytes;
+                carried[n] += bytes;
+            }
+        }
+        let before = flows.len();
+        flows.retain(|flow| flow.left > 0.0);
+        met += before - flows.len();
+        steps += 1;
+    }
+    Ended {
+        met,
+        carried: lines.iter().map(|line| line.name).zip(carried).collect(),
+    }
+}
+
+fn decide(lines: &[Line], left: f64, left_s: f64, on: Option<usize>) -> Option<usize> {
+    let need = Need {
+        remaining_bytes: Some(left.ceil() as u64),
+        left: Some(Duration::from_secs_f64(left_s)),
+        policy: Policy::FreeFirst,
+        if_late: IfLate::Cell,
+        metered_bytes_left: None,
+    };
+    let way = |(n, line): (usize, &Line)| Way {
+        name: line.name.to_owned(),
+        class: line.class,
+        rate_bytes_per_s: Some(line.mbps * 1e6 / 8.0),
+        metric: 0,
+        stalled: false,
+        in_use: on == Some(n),
+    };
+    let ways: Vec<Way> = lines.iter().enumerate().map(way).collect();
+    match choose(&need, &ways) {
+        Choice::Use { index, .. } => Some(index),
+        Choice::Wait { .. } => None,
+    }
+}

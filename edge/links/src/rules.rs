@@ -1,0 +1,420 @@
+//! What the user says of networks, in the file of settings; it wins over everything but a flag.
+//!
+//! ```toml
+//! [[network]]
+//! ssid = "Train"            # what it is about: ssid, type, carrier, device; all that are given
+//! class = "metered"         # free, metered, roaming, auto
+//! cap = "2G"                # a month's bytes
+//! reset_day = 14            # of each month; 31: its last day
+//! cutoff = "cautious"       # what happens there: hard, soft, cautious
+//! ```
+//!
+//! The first rule that fits decides. A key nobody knows is an error, and names the one that was meant.
+
+use serde::Deserialize;
+
+use crate::class::Class;
+use crate::kind::Kind;
+use crate::network::Network;
+
+/// A cautious user stops here: the operator's count runs ahead of ours, which has no headers.
+const CAUTIOUS_SHARE: f64 = 0.9; // a guess
+
+/// A key with more mistakes than this is another one.
+const MISTAKES_MAX: usize = 3;
+
+/// Rules that cannot be read: what is wrong with them, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RuleError(String);
+
+/// The user's rules.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkRules {
+    /// In order of precedence.
+    #[serde(default)]
+    pub network: Vec<NetworkRule>,
+}
+
+/// What is said of some networks.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkRule {
+    /// Wi-Fi of this name.
+    pub ssid: Option<String>,
+    /// `wifi`, `cellular`, `ethernet`, `vpn`.
+    #[serde(rename = "type")]
+    pub kind: Option<KindWord>,
+    /// A mobile network's code: `26201`; `262*`: all of a country's.
+    pub carrier: Option<String>,
+    /// A device's name, or its beginning and `*`.
+    pub device: Option<String>,
+    /// What its bytes cost; not said, or `auto`: as it seems.
+    #[serde(default)]
+    pub class: ClassWord,
+    /// Bytes a month: `500M`, `2G`, or a number.
+    #[serde(default, deserialize_with = "bytes")]
+    pub cap: Option<u64>,
+    /// The day of the month on which they begin anew.
+    #[serde(default)]
+    pub reset_day: ResetDay,
+    /// What happens at the cap.
+    #[serde(default)]
+    pub cutoff: Cutoff,
+}
+
+/// The kinds a rule can name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "as Kind")]
+pub enum KindWord {
+    Wifi,
+    Cellular,
+    Ethernet,
+    Vpn,
+}
+
+/// The classes a rule can name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "as Class")]
+pub enum ClassWord {
+    #[default]
+    Auto,
+    Free,
+    Metered,
+    Roaming,
+}
+
+/// What happens at the cap.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cutoff {
+    /// Not a byte more.
+    #[default]
+    Hard,
+    /// It is told, and goes on.
+    Soft,
+    /// Not a byte more, a tenth before.
+    Cautious,
+}
+
+/// A day of the month.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "u8")]
+pub struct ResetDay(u8);
+
+impl Default for ResetDay {
+    fn default() -> ResetDay {
+        ResetDay(1)
+    }
+}
+
+impl TryFrom<u8> for ResetDay {
+    type Error = String;
+    fn try_from(day: u8) -> Result<ResetDay, String> {
+        if (1..=31).contains(&day) {
+            return Ok(ResetDay(day));
+        }
+        Err(format!("a month has days 1 to 31, not {day}"))
+    }
+}
+
+impl ResetDay {
+    /// The day on which the month that a day is in began: the latest reset day up to it. Days are year,
+    /// month and day.
+    pub fn began(self, (year, month, day): (i16, u8, u8)) -> (i16, u8, u8) {
+        let here = self.0.min(days_in(year, month));
+        if day >= here {
+            return (year, month, here);
+        }
+        let (year, month) = if month == 1 {
+            (year - 1, 12)
+        } else {
+            (year, month - 1)
+        };
+        (year, month, self.0.min(days_in(year, month)))
+    }
+}
+
+fn days_in(year: i16, month: u8) -> u8 {
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    match month {
+        2 if leap => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+impl NetworkRules {
+    /// Out of TOML.
+    ///
+    /// # Errors
+    /// It is none, or has a key or a value that nobody knows, or a rule about nothing.
+    pub fn parse(text: &str) -> Result<NetworkRules, RuleError> {
+        let rules: NetworkRules =
+            toml::from_str(text).map_err(|error| RuleError(explain(&error)))?;
+        match rules.network.iter().position(NetworkRule::is_about_nothing) {
+            Some(n) => Err(RuleError(format!(
+                "[[network]] number {} says of no network what it is about: ssid, type, carrier or device",
+                n + 1
+            ))),
+            None => Ok(rules),
+        }
+    }
+
+    /// The rule for a device of this kind and the network behind it.
+    pub fn of(&self, device: &str, kind: Kind, network: Option<&Network>) -> Option<&NetworkRule> {
+        self.network
+            .iter()
+            .find(|rule| rule.fits(device, kind, network))
+    }
+}
+
+impl NetworkRule {
+    /// The class it says, if it does.
+    pub fn class(&self) -> Option<Class> {
+        match self.class {
+            ClassWord::Auto => None,
+            ClassWord::Free => Some(Class::Free),
+            ClassWord::Metered => Some(Class::Metered),
+            ClassWord::Roaming => Some(Class::Roaming),
+        }
+    }
+
+    /// Bytes that may still be used of the cap after so many this month; none is no limit.
+    pub fn left(&self, used: u64) -> Option<u64> {
+        let cap = match (self.cap?, self.cutoff) {
+            (_, Cutoff::Soft) => return None,
+            (cap, Cutoff::Hard) => cap,
+            (cap, Cutoff::Cautious) => (cap as f64 * CAUTIOUS_SHARE) as u64,
+        };
+        Some(cap.saturating_sub(used))
+    }
+
+    /// What it is about, for people.
+    pub fn about(&self) -> String {
+        let kind = self.kind.map(|kind| format!("{kind:?}").to_lowercase());
+        let words = [
+            ("ssid", self.ssid.clone()),
+            ("type", kind),
+            ("carrier", self.carrier.clone()),
+            ("device", self.device.clone()),
+        ];
+        let given = words
+            .into_iter()
+            .filter_map(|(key, word)| Some(format!("{key} {}", word?)));
+        given.collect::<Vec<_>>().join(", ")
+    }
+
+    fn is_about_nothing(&self) -> bool {
+        self.ssid.is_none()
+            && self.kind.is_none()
+            && self.carrier.is_none()
+            && self.device.is_none()
+    }
+
+    fn fits(&self, device: &str, kind: Kind, network: Option<&Network>) -> bool {
+        let ssid = network.and_then(|n| Some(n.access_point.as_ref()?.ssid.as_str()));
+        let carrier = network.and_then(|n| n.operator.as_deref());
+        let word = match kind {
+            Kind::Wifi => Some(KindWord::Wifi),
+            Kind::Cellular => Some(KindWord::Cellular),
+            Kind::Ethernet => Some(KindWord::Ethernet),
+            Kind::Vpn => Some(KindWord::Vpn),
+            Kind::Loopback | Kind::Other => None,
+        };
+        let is = |wanted: &Option<String>, there: Option<&str>| match wanted {
+            Some(wanted) => there.is_some_and(|there| covers(wanted, there)),
+            None => true,
+        };
+        // A network may be named with a star in it.
+        let named = self
+            .ssid
+            .as_deref()
+            .is_none_or(|wanted| ssid == Some(wanted));
+        named
+            && self.kind.is_none_or(|wanted| word == Some(wanted))
+            && is(&self.carrier, carrier)
+            && is(&self.device, Some(device))
+    }
+}
+
+/// A `*` at the end stands for any rest.
+pub(crate) fn covers(wanted: &str, there: &str) -> bool {
+    match wanted.strip_suffix('*') {
+        Some(beginning) => there.starts_with(beginning),
+        None => wanted == there,
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Bytes {
+    Number(u64),
+    Words(String),
+}
+
+fn bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let words = match Bytes::deserialize(from)? {
+        Bytes::Number(bytes) => return Ok(Some(bytes)),
+        Bytes::Words(words) => words,
+    };
+    let bare = words.trim().trim_end_matches(['B', 'b']);
+    let (number, times) = match bare.chars().last().map(|unit| unit.to_ascii_lowercase()) {
+        Some('k') => (&bare[..bare.len() - 1], 1e3),
+        Some('m') => (&bare[..bare.len() - 1], 1e6),
+        Some('g') => (&bare[..bare.len() - 1], 1e9),
+        _ => (bare, 1.0),
+    };
+    match number.trim().parse::<f64>() {
+        Ok(number) if number >= 0.0 && number.is_finite() => Ok(Some((number * times) as u64)),
+        _ => Err(serde::de::Error::custom(format!(
+            "`{words}` is no number of bytes, for example 500M or 2G"
+        ))),
+    }
+}
+
+/// The parser's message, and which key was meant where one is unknown.
+fn explain(error: &toml::de::Error) -> String {
+    let text = error.to_string();
+    let text = text.trim_end();
+    match meant(error.message()) {
+        Some(key) => format!("{text}\ndid you mean `{key}`?"),
+        None => text.to_owned(),
+    }
+}
+
+/// From "unknown field `a`, expected one of `b`, `c`": the one of `b` and `c` that is nearest to `a`.
+fn meant(message: &str) -> Option<&str> {
+    let mut quoted = message
+        .strip_prefix("unknown ")?
+        .split('`')
+        .skip(1)
+        .step_by(2);
+    let unknown = quoted.next()?;
+    let nearest = quoted.min_by_key(|key| strsim::damerau_levenshtein(unknown, key))?;
+    let mistakes = strsim::damerau_levenshtein(unknown, nearest);
+    (mistakes <= MISTAKES_MAX && mistakes < unknown.len()).then_some(nearest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::AccessPoint;
+
+    fn on(ssid: &str) -> Network {
+        Network {
+            device: "wlan0".into(),
+            access_point: Some(AccessPoint {
+                ssid: ssid.into(),
+                bssid: "02:00:00:00:00:01".into(),
+                signal_percent: 50,
+                frequency_mhz: 2_412,
+                known: true,
+            }),
+            ..Network::default()
+        }
+    }
+
+    const RULES: &str = r#"
+        [[network]]
+        ssid = "Train"
+        class = "metered"
+        cap = "1.5G"
+        cutoff = "cautious"
+
+        [[network]]
+        type = "cellular"
+        carrier = "262*"
+        class = "free"
+
+        [[network]]
+        type = "cellular"
+        class = "roaming"
+        cap = 1000
+        reset_day = 31
+    "#;
+
+    #[test]
+    fn the_first_rule_that_fits_all_it_is_about_decides() {
+        let rules = NetworkRules::parse(RULES).unwrap();
+        let class = |device, kind, network: Option<&Network>| {
+            rules.of(device, kind, network).and_then(NetworkRule::class)
+        };
+        let modem = |code: &str| Network {
+            operator: Some(code.into()),
+            ..Network::default()
+        };
+        assert_eq!(
+            class("wlan0", Kind::Wifi, Some(&on("Train"))),
+            Some(Class::Metered)
+        );
+        assert_eq!(class("wlan0", Kind::Wifi, Some(&on("Trainer"))), None);
+        assert_eq!(class("wlan0", Kind::Wifi, None), None);
+        let home = modem("26201");
+        assert_eq!(
+            class("wwan0", Kind::Cellular, Some(&home)),
+            Some(Class::Free)
+        );
+        let abroad = modem("22801");
+        assert_eq!(
+            class("wwan0", Kind::Cellular, Some(&abroad)),
+            Some(Class::Roaming)
+        );
+        assert_eq!(class("wwan0", Kind::Cellular, None), Some(Class::Roaming));
+    }
+
+    #[test]
+    fn a_cap_leaves_what_its_cutoff_says() {
+        let rules = NetworkRules::parse(RULES).unwrap().network;
+        assert_eq!(rules[0].left(350_000_000), Some(1_000_000_000));
+        assert_eq!(rules[1].left(u64::MAX), None);
+        assert_eq!(
+            (rules[2].left(400), rules[2].left(2_000)),
+            (Some(600), Some(0))
+        );
+        let soft = NetworkRule {
+            cutoff: Cutoff::Soft,
+            ..rules[2].clone()
+        };
+        assert_eq!(soft.left(2_000), None);
+    }
+
+    #[test]
+    fn a_month_begins_on_its_reset_day_or_on_its_last() {
+        let began = |day: u8, today| ResetDay::try_from(day).unwrap().began(today);
+        assert_eq!(began(14, (2026, 11, 22)), (2026, 11, 14));
+        assert_eq!(began(14, (2026, 11, 14)), (2026, 11, 14));
+        assert_eq!(began(14, (2026, 1, 13)), (2025, 12, 14));
+        assert_eq!(began(31, (2026, 3, 30)), (2026, 2, 28));
+        assert_eq!(began(31, (2028, 2, 29)), (2028, 2, 29));
+        assert_eq!(began(31, (2026, 4, 30)), (2026, 4, 30));
+        assert_eq!(began(1, (2026, 4, 30)), (2026, 4, 1));
+    }
+
+    #[test]
+    fn what_nobody_knows_is_refused_and_what_was_meant_is_said() {
+        for (text, said) in [
+            ("[[network]]\nsid = \"a\"", "did you mean `ssid`?"),
+            (
+                "[[network]]\ntype = \"cellular\"\nreset_dya = 3",
+                "did you mean `reset_day`?",
+            ),
+            ("[[network]]\ntype = \"wify\"", "did you mean `wifi`?"),
+            ("[[netwrok]]\ntype = \"wifi\"", "did you mean `network`?"),
+            (
+                "[[network]]\ntype = \"wifi\"\ncutoff = \"sofft\"",
+                "did you mean `soft`?",
+            ),
+            ("[[network]]\ntype = \"wifi\"\ncap = \"much\"", "500M"),
+            ("[[network]]\ntype = \"wifi\"\nreset_day = 32", "1 to 31"),
+            ("[[network]]\nclass = \"free\"", "about"),
+        ] {
+            let error = NetworkRules::parse(text).expect_err(text).to_string();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+}

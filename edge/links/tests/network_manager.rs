@@ -1,0 +1,279 @@
+//! NetworkManager, as a stand-in for it on a bus of the test's own plays it. Passes, saying so, where
+//! there is none.
+
+#[path = "../../power/tests/bus/mod.rs"]
+mod bus;
+
+use bus::{Bus, SOON};
+use d2tp_links::{
+    Class, Connectivity, Judge, LinkMonitor, Metered, NetworkManager, NetworkRules, Scout,
+};
+use d2tp_time::{Span, Time};
+use tokio::time::timeout;
+use zbus::{ObjectPath, OwnedVariant, Proxy, Variant};
+
+const NAME: &str = "org.freedesktop.NetworkManager";
+const PATH: &str = "/org/freedesktop/NetworkManager";
+const DEVICE: &str = "org.freedesktop.NetworkManager.Device";
+const WIRELESS: &str = "org.freedesktop.NetworkManager.Device.Wireless";
+const ACTIVATED: i32 = 100;
+
+/// The stand-in, with a Wi-Fi device of this name and two access points of a network it knows, and one of
+/// a network it does not.
+struct Manager {
+    bus: Bus,
+    mock: Proxy<'static>,
+    wlan: String,
+}
+
+async fn manager(device: &str) -> Option<Manager> {
+    let bus = Bus::with("networkmanager", NAME).await?;
+    let mock = bus.mock(NAME, PATH).await;
+    let wlan: String = mock
+        .call("AddWiFiDevice", &("wlan", device, ACTIVATED))
+        .await
+        .unwrap();
+    let manager = Manager { bus, mock, wlan };
+    for (name, ssid, last, strength) in [
+        ("near", "cafe", 1, 80),
+        ("far", "cafe", 2, 45),
+        ("other", "bar", 3, 99),
+    ] {
+        let bssid = format!("02:00:00:00:00:0{last}");
+        let point = (
+            &*manager.wlan,
+            name,
+            ssid,
+            &*bssid,
+            2u32,
+            2_412u32,
+            54_000u32,
+            strength as u8,
+            0u32,
+        );
+        let _: String = manager.mock.call("AddAccessPoint", &point).await.unwrap();
+    }
+    let known = (&*manager.wlan, "cafe", "cafe", "");
+    let _: String = manager
+        .mock
+        .call("AddWiFiConnection", &known)
+        .await
+        .unwrap();
+    Some(manager)
+}
+
+impl Manager {
+    async fn start(&self) -> NetworkManager {
+        NetworkManager::on(self.bus.connect().await).await.unwrap()
+    }
+
+    /// Adds what the stand-in lacks, or changes it.
+    async fn set(&self, interface: &str, name: &str, value: Variant<'_>) {
+        let device = self.device(interface).await;
+        if device
+            .set_property(name, value.try_clone().unwrap())
+            .await
+            .is_err()
+        {
+            let device = Proxy::new(
+                &self.bus.connection,
+                NAME,
+                &*self.wlan,
+                "org.freedesktop.DBus.Mock",
+            )
+            .await
+            .unwrap();
+            let added = (interface, name, value);
+            let _: () = device.call("AddProperty", &added).await.unwrap();
+        }
+        // Real ones say so by themselves.
+        let nudge: Vec<Variant<'_>> = Vec::new();
+        let _: () = self
+            .mock
+            .call("EmitSignal", &("", "Nudge", "", nudge))
+            .await
+            .unwrap();
+    }
+
+    async fn device(&self, interface: &str) -> Proxy<'_> {
+        Proxy::new(
+            &self.bus.connection,
+            NAME,
+            &*self.wlan,
+            interface.to_owned(),
+        )
+        .await
+        .unwrap()
+    }
+}
+
+/// Waits until what is known of a device is so.
+async fn until(
+    manager: &mut NetworkManager,
+    device: &str,
+    is: impl Fn(&d2tp_links::Network) -> bool,
+) {
+    let so = async {
+        while !manager.networks().of(device).is_some_and(&is) {
+            manager.changed().await;
+        }
+    };
+    timeout(SOON, so).await.expect("it becomes so");
+}
+
+#[tokio::test]
+async fn a_devices_network_is_known_with_its_access_points() {
+    let Some(mock) = manager("wlan9").await else {
+        return;
+    };
+    let mut known = mock.start().await;
+    let networks = known.networks();
+    let network = networks.of("wlan9").expect("the device");
+    let sight: Vec<(&str, &str, u8, bool)> = (network.in_sight.iter())
+        .map(|point| {
+            (
+                &*point.ssid,
+                &*point.bssid,
+                point.signal_percent,
+                point.known,
+            )
+        })
+        .collect();
+    assert_eq!(
+        sight,
+        [
+            ("cafe", "02:00:00:00:00:01", 80, true),
+            ("cafe", "02:00:00:00:00:02", 45, true),
+            ("bar", "02:00:00:00:00:03", 99, false),
+        ]
+    );
+    assert_eq!(
+        (network.metered, network.connectivity),
+        (Metered::Unknown, Connectivity::Unknown)
+    );
+    assert_eq!(network.access_point, None);
+    mock.set(DEVICE, "Metered", Variant::from(1u32)).await;
+    mock.set(DEVICE, "Ip4Connectivity", Variant::from(2u32))
+        .await;
+    until(&mut known, "wlan9", |network| {
+        (network.metered, network.connectivity) == (Metered::Yes, Connectivity::Portal)
+    })
+    .await;
+    // One family that works is enough.
+    mock.set(DEVICE, "Ip6Connectivity", Variant::from(4u32))
+        .await;
+    until(&mut known, "wlan9", |network| {
+        network.connectivity == Connectivity::Full
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_dead_access_point_is_left_for_another_and_a_better_one_is_joined() {
+    let Some(mock) = manager("wlan9").await else {
+        return;
+    };
+    let mut known = mock.start().await;
+    let mut scout = Scout::new(known.clone());
+    let at = |seconds| Time::ZERO + Span::from_secs(seconds);
+    scout.look("wlan9").await.unwrap();
+    let calls: Vec<(u64, String, Vec<OwnedVariant>)> = {
+        let device = mock.device("org.freedesktop.DBus.Mock").await;
+        device.call("GetCalls", &()).await.unwrap()
+    };
+    assert!(
+        calls.iter().any(|(_, method, _)| method == "RequestScan"),
+        "{calls:?}"
+    );
+    // On none: the strongest that is known.
+    let roved = scout.rove(at(0), "wlan9").await.unwrap();
+    assert_eq!(roved.joining.unwrap().bssid, "02:00:00:00:00:01");
+    let on = |bssid: &'static str| {
+        move |network: &d2tp_links::Network| {
+            network
+                .access_point
+                .as_ref()
+                .is_some_and(|point| point.bssid == bssid)
+        }
+    };
+    until(&mut known, "wlan9", on("02:00:00:00:00:01")).await;
+    // It says nothing for four seconds.
+    assert_eq!(scout.rove(at(1), "wlan9").await.unwrap().joining, None);
+    let roved = scout.rove(at(5), "wlan9").await.unwrap();
+    assert_eq!(
+        roved.shunned,
+        [("wlan9".to_owned(), "02:00:00:00:00:01".to_owned())]
+    );
+    assert_eq!(roved.joining.unwrap().bssid, "02:00:00:00:00:02");
+    // The real one names what is joined on the device as well.
+    let far = ObjectPath::try_from("/org/freedesktop/NetworkManager/AccessPoint/far").unwrap();
+    mock.set(WIRELESS, "ActiveAccessPoint", Variant::from(far))
+        .await;
+    until(&mut known, "wlan9", on("02:00:00:00:00:02")).await;
+    // That one answers, and carries little; a minute later the first is worth a try again.
+    assert_eq!(scout.rove(at(6), "wlan9").await.unwrap().joining, None);
+    scout.trials.answered("wlan9");
+    scout.carried(at(20), "wlan9", 2_000.0);
+    assert_eq!(scout.rove(at(30), "wlan9").await.unwrap().joining, None);
+    let roved = scout.rove(at(70), "wlan9").await.unwrap();
+    assert_eq!(roved.joining.unwrap().bssid, "02:00:00:00:00:01");
+}
+
+#[tokio::test]
+async fn links_are_judged_by_what_the_manager_says_and_rules_win() {
+    // The loopback device is there wherever this runs.
+    let Some(mock) = manager("lo").await else {
+        return;
+    };
+    mock.set(DEVICE, "Metered", Variant::from(2u32)).await;
+    let class = async |rules: &str| {
+        let judge = Judge {
+            rules: NetworkRules::parse(rules).unwrap(),
+            ..Judge::default()
+        };
+        let manager = mock.start().await;
+        let (links, monitor) = LinkMonitor::start_beside(judge, Some(manager))
+            .await
+            .unwrap();
+        let lo = links.into_iter().find(|link| link.name == "lo").unwrap();
+        (lo.class.class, monitor)
+    };
+    let (free, mut monitor) = class("").await;
+    assert_eq!(free, Class::Free);
+    assert_eq!(
+        class("[[network]]\ndevice = \"l*\"\nclass = \"roaming\"")
+            .await
+            .0,
+        Class::Roaming
+    );
+    // While it is watched, the network becomes metered.
+    mock.set(DEVICE, "Metered", Variant::from(1u32)).await;
+    let metered = async {
+        loop {
+            let event = monitor.next().await.expect("it goes on");
+            if event.link().name == "lo" && event.link().class.class == Class::Metered {
+                return event.link().class.because.clone();
+            }
+        }
+    };
+    let because = timeout(SOON, metered).await.expect("it is told");
+    assert!(because.contains("settings"), "{because}");
+}
+
+#[tokio::test]
+async fn when_the_manager_ends_nothing_is_known_any_more() {
+    let Some(mut mock) = manager("wlan9").await else {
+        return;
+    };
+    let mut known = mock.start().await;
+    assert!(known.networks().of("wlan9").is_some());
+    mock.bus.end_service();
+    let gone = async {
+        while known.networks().of("wlan9").is_some() {
+            known.changed().await;
+        }
+    };
+    timeout(SOON, gone).await.expect("it is noticed");
+    assert!(known.scan("wlan9").await.is_err());
+    assert!(NetworkManager::on(mock.bus.connect().await).await.is_err());
+}

@@ -1,0 +1,55 @@
+//! What a machine has to be able to do for D-Lock.
+
+use std::future::Future;
+
+use d2tp_time::Span;
+
+/// Why the machine is woken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Bell {
+    /// To look for links.
+    Look,
+    /// For a flow must begin.
+    Start,
+}
+
+/// What a machine says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notice {
+    /// An alarm is due.
+    Rings(Bell),
+    /// It is about to sleep.
+    Sleeps,
+    /// It slept, and is awake again.
+    Woke,
+}
+
+/// A machine that sleeps.
+///
+/// # On Android
+///
+/// Nothing here is about Linux' own calls, so that an app can fill it in:
+///
+/// | | there |
+/// |---|---|
+/// | `set_alarm` | `AlarmManager.setExactAndAllowWhileIdle(ELAPSED_REALTIME_WAKEUP, …)`, one `PendingIntent` for each bell, and `cancel`; exact alarms need `SCHEDULE_EXACT_ALARM` from API 31 on. In Doze an app's alarms ring at most once in nine minutes: shorter periods hold only while the device moves |
+/// | `hold`, `let_go` | `PowerManager.newWakeLock(PARTIAL_WAKE_LOCK, "cedos:flow")` with `acquire` and `release`, and a `WifiManager.WifiLock` beside it |
+/// | `next` | the alarm's receiver hands its bell over by a channel; there is no notice of sleep, and none is needed: alarms and deadlines count the time asleep |
+///
+/// A receiver holds the processor only while it runs, so it takes the wake lock before it hands over, and
+/// the answer to a ring (look, then [`Keeper::keep`](crate::Keeper::keep)) lets it go.
+pub trait Machine: Send {
+    /// Rings after a span, out of sleep where the machine can; with none, not any more. Time asleep
+    /// counts. Each bell has one alarm, the one set last.
+    fn set_alarm(&mut self, bell: Bell, after: Option<Span>);
+
+    /// Keeps the machine from sleeping by itself until [`Machine::let_go`]; why, for people. Once more is
+    /// as once.
+    fn hold(&mut self, why: &str) -> impl Future<Output = ()> + Send;
+
+    /// It may sleep.
+    fn let_go(&mut self);
+
+    /// What happens next. May be dropped half-way; nothing is lost.
+    fn next(&mut self) -> impl Future<Output = Notice> + Send;
+}

@@ -1,0 +1,118 @@
+//! A bus of the test's own with a stand-in for a service of the system (python-dbusmock's
+//! templates, written by others from the services' documentation).
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use zbus::{Connection, Proxy};
+
+/// What a test waits for at most.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// Ends with the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The bus, and the service on it.
+pub struct Bus {
+    /// A connection to it.
+    pub connection: Connection,
+    address: String,
+    // Ended in this order.
+    mock: Process,
+    _daemon: Process,
+}
+
+impl Bus {
+    /// With this template, whose service has this name; none, and a word, where the tools are missing.
+    pub async fn with(template: &str, name: &'static str) -> Option<Bus> {
+        let python = ["/usr/bin/python3", "python3"].into_iter().find(|python| {
+            let asked = Command::new(python)
+                .args(["-c", "import dbusmock"])
+                .stderr(Stdio::null())
+                .status();
+            asked.is_ok_and(|status| status.success())
+        });
+        let daemon = Command::new("dbus-daemon")
+            .args(["--session", "--nofork", "--print-address=1"])
+            .stdout(Stdio::piped())
+            // It says how many descriptors it would rather have.
+            .stderr(Stdio::null())
+            .spawn();
+        let (Some(python), Ok(mut daemon)) = (python, daemon) else {
+            eprintln!("skipped: dbus-daemon or python3-dbusmock is not installed");
+            return None;
+        };
+        let mut address = String::new();
+        let stdout = daemon.stdout.take().expect("it was piped");
+        let daemon = Process(daemon);
+        BufReader::new(stdout)
+            .read_line(&mut address)
+            .expect("an address");
+        let address = address.trim().to_owned();
+        let mock = Command::new(python)
+            .args(["-m", "dbusmock", "--template", template])
+            .env("DBUS_SYSTEM_BUS_ADDRESS", &address)
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("it was there a moment ago");
+        let mock = Process(mock);
+        let connection = connect(&address).await;
+        let names = Proxy::new(
+            &connection,
+            "org.freedesktop.DBus",
+            "/org/freedesktop/DBus",
+            "org.freedesktop.DBus",
+        );
+        let names = names.await.expect("a bus");
+        let there = async {
+            while !names
+                .call::<_, _, bool>("NameHasOwner", &(name,))
+                .await
+                .expect("an answer")
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(SOON, there)
+            .await
+            .expect("the stand-in starts");
+        Some(Bus {
+            connection,
+            address,
+            mock,
+            _daemon: daemon,
+        })
+    }
+
+    /// Another connection to it.
+    #[allow(dead_code, reason = "not every test that shares this file has two")]
+    pub async fn connect(&self) -> Connection {
+        connect(&self.address).await
+    }
+
+    /// Ends the service; the bus goes on.
+    #[allow(dead_code, reason = "likewise")]
+    pub fn end_service(&mut self) {
+        let _ = self.mock.0.kill();
+        let _ = self.mock.0.wait();
+    }
+
+    /// The stand-in's own interface, on one of its objects.
+    pub async fn mock(&self, name: &'static str, path: &'static str) -> Proxy<'static> {
+        let mock = Proxy::new(&self.connection, name, path, "org.freedesktop.DBus.Mock");
+        mock.await.expect("a proxy")
+    }
+}
+
+async fn connect(address: &str) -> Connection {
+    let bus = zbus::connection::Builder::address(address);
+    bus.build().await.expect("a connection")
+}

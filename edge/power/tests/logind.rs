@@ -1,0 +1,96 @@
+//! A machine with logind, as a stand-in for it on a bus of the test's own sees it. Passes, saying so,
+//! where there is none.
+
+mod bus;
+
+use bus::{Bus, SOON};
+use d2tp_power::{Bell, Keeper, Linux, Logind, Machine, Notice};
+use d2tp_sched::Vigil;
+use d2tp_time::{Span, Time};
+use tokio::time::timeout;
+use zbus::{Proxy, Variant};
+
+const NAME: &str = "org.freedesktop.login1";
+const PATH: &str = "/org/freedesktop/login1";
+const MANAGER: &str = "org.freedesktop.login1.Manager";
+
+async fn bus() -> Option<Bus> {
+    Bus::with("logind", NAME).await
+}
+
+async fn linux(bus: &Bus) -> Linux {
+    Linux::with(Logind::on(&bus.connect().await).await).unwrap()
+}
+
+/// What keeps the machine awake: what, who, why, how.
+async fn inhibitors(bus: &Bus) -> Vec<[String; 4]> {
+    type Row = (String, String, String, String, u32, u32);
+    let manager = Proxy::new(&bus.connection, NAME, PATH, MANAGER)
+        .await
+        .unwrap();
+    let rows: Vec<Row> = manager.call("ListInhibitors", &()).await.unwrap();
+    rows.into_iter()
+        .map(|(a, b, c, d, ..)| [a, b, c, d])
+        .collect()
+}
+
+#[tokio::test]
+async fn a_vigil_that_holds_keeps_the_machine_awake_until_the_next_one_lets_go() {
+    let Some(bus) = bus().await else { return };
+    let mut keeper = Keeper::new(linux(&bus).await);
+    let holds = Vigil {
+        hold: true,
+        ..Vigil::default()
+    };
+    // Twice is once.
+    for _ in 0..2 {
+        keeper.keep(Time::ZERO, holds, "a.mp3 is on wlan0").await;
+    }
+    let expected = ["sleep:idle", "Cedos", "a.mp3 is on wlan0", "block"];
+    assert_eq!(inhibitors(&bus).await, [expected.map(str::to_owned)]);
+    keeper.keep(Time::ZERO, Vigil::default(), "").await;
+    let gone = async {
+        while !inhibitors(&bus).await.is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, gone).await.unwrap();
+}
+
+#[tokio::test]
+async fn sleep_is_heard_of_and_alarms_ring_beside_it() {
+    let Some(bus) = bus().await else { return };
+    let mut linux = linux(&bus).await;
+    let mock = bus.mock(NAME, PATH).await;
+    for (sleeps, notice) in [(true, Notice::Sleeps), (false, Notice::Woke)] {
+        let args: Vec<Variant<'_>> = vec![Variant::from(sleeps)];
+        let said = ("", "PrepareForSleep", "b", args);
+        let _: () = mock.call("EmitSignal", &said).await.unwrap();
+        assert_eq!(timeout(SOON, linux.next()).await.unwrap(), notice);
+    }
+    linux.set_alarm(Bell::Start, Some(Span::from_millis(1)));
+    linux.set_alarm(Bell::Look, Some(Span::from_secs(3_600)));
+    assert_eq!(
+        timeout(SOON, linux.next()).await.unwrap(),
+        Notice::Rings(Bell::Start)
+    );
+}
+
+#[tokio::test]
+async fn a_machine_without_logind_says_so_and_has_its_alarms() {
+    let Some(bus) = bus().await else { return };
+    let none = bus.connect().await;
+    drop(bus);
+    let mut linux = Linux::with(Logind::on(&none).await).unwrap();
+    assert!(
+        linux.lacks().iter().any(|lack| lack.contains("logind")),
+        "{:?}",
+        linux.lacks()
+    );
+    linux.hold("in vain").await;
+    linux.set_alarm(Bell::Look, Some(Span::from_millis(1)));
+    assert_eq!(
+        timeout(SOON, linux.next()).await.unwrap(),
+        Notice::Rings(Bell::Look)
+    );
+}

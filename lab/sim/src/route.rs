@@ -1,0 +1,230 @@
+//! Ways travelled again and again: where Wi-Fi is along them stays, how fast one goes does not.
+//!
+//! ```text
+//!  metres   ├──stay──┤──hole──├──────stay──────┤─hole─├─ …        drawn once for a route
+//!  seconds  ├─────stay─────┤───hole───├────stay────┤hole├         drawn for each trip: speed, stops, edges
+//! ```
+//!
+//! Lengths of stays and holes are log-normal, fitted to recordings (medians and deviations of logarithms; the
+//! recordings themselves are not here) and turned into metres at the terrain's mean speed. Trips differ by so
+//! much that a hole of some 15 s has a standard deviation of 0.3 to 0.45 in its logarithm from trip to trip,
+//! as on the laps of the vehicle's recording.
+
+use cedos_lab_link::seeded;
+use cedos_lab_link::trace::Row;
+use d2tp_time::{Span, Time};
+use rand::Rng;
+use rand_pcg::Pcg32;
+use std::fmt::Write as _;
+
+/// The stream of chance that routes are drawn from; trips use those after it.
+const ROUTE_STREAM: u64 = 1 << 35;
+
+/// Rows are so far apart.
+pub const BIN: Span = Span::from_millis(250);
+
+/// Joining an access point and getting an address. // LAB: some 1.5 s
+const ATTACH_S: f64 = 1.5;
+/// Edges wander by this deviation. // a guess
+const EDGE_M: f64 = 3.0;
+/// A stay carries nothing on this share of trips. // a guess
+const DEAD_SHARE: f64 = 0.03;
+/// Speeds differ by this much, in logarithms, between trips, …
+const TRIP_SIGMA: f64 = 0.15; // a guess
+/// … and within one, with this memory.
+const PACE_SIGMA: f64 = 0.3; // with the others fitted to the vehicle's laps, see above
+const PACE_S: f64 = 20.0;
+
+/// A kind of way.
+#[derive(Debug, Clone, Copy)]
+pub struct Terrain {
+    /// In results.
+    pub name: &'static str,
+    /// Median and deviation of the logarithm, seconds.
+    pub stay: (f64, f64),
+    /// The same of holes.
+    pub hole: (f64, f64),
+    /// The longest of either.
+    pub longest_s: f64,
+    /// Mean speed, metres a second.
+    pub speed: f64,
+    /// Stops, of so many seconds on average, so far apart; none where that is 0.
+    pub stop: (f64, f64),
+}
+
+/// Those there are. On foot and by bus: availability of open access points in the PILOT recordings
+/// (pedestrian p1, p3, p6: 104 holes; bus b3, b8: 18); by car: goodput on the laps of FEUP's 802.11n vehicle
+/// (four access points, 103 holes); last, Navda's and others' town as Epsilon's set I has it: holes of 50 s at the
+/// median and 500 s at the 90th percentile.
+pub const TERRAINS: [Terrain; 4] = [
+    Terrain {
+        name: "pedestrian",
+        stay: (21.4, 1.05),
+        hole: (10.0, 1.42),
+        longest_s: 600.0,
+        speed: 1.3,
+        stop: (0.0, 0.0),
+    },
+    Terrain {
+        name: "bus",
+        stay: (20.3, 1.08),
+        hole: (17.1, 2.32),
+        longest_s: 600.0,
+        speed: 7.0,
+        stop: (20.0, 400.0),
+    },
+    Terrain {
+        name: "vehicle",
+        stay: (14.9, 1.4),
+        hole: (4.0, 1.39),
+        longest_s: 600.0,
+        speed: 8.0,
+        stop: (0.0, 0.0),
+    },
+    Terrain {
+        name: "epsilon",
+        stay: (20.0, 1.0),
+        hole: (50.0, 1.797),
+        longest_s: 900.0,
+        speed: 8.0,
+        stop: (0.0, 0.0),
+    },
+];
+
+/// A way with its coverage.
+#[derive(Debug, Clone)]
+pub struct Route {
+    terrain: Terrain,
+    seed: u64,
+    /// Where stays begin and end, metres.
+    stays: Vec<(f64, f64)>,
+    /// Where one stops.
+    stops: Vec<f64>,
+}
+
+impl Route {
+    /// One with so many holes.
+    pub fn draw(terrain: Terrain, holes: usize, seed: u64) -> Route {
+        let mut rng = seeded(seed, ROUTE_STREAM);
+        let length = |rng: &mut Pcg32, (median, sigma): (f64, f64)| {
+            terrain.speed * (median * (sigma * normal(rng)).exp()).clamp(1.0, terrain.longest_s)
+        };
+        let mut stays = Vec::new();
+        let mut at = 0.0;
+        for _ in 0..=holes {
+            let end = at + length(&mut rng, terrain.stay);
+            stays.push((at, end));
+            at = end + length(&mut rng, terrain.hole);
+        }
+        let mut stops = Vec::new();
+        let (_, apart) = terrain.stop;
+        if apart > 0.0 {
+            let mut stop = apart * rng.random::<f64>();
+            while stop < at {
+                stops.push(stop);
+                stop += apart * (0.5 + rng.random::<f64>());
+            }
+        }
+        Route {
+            terrain,
+            seed,
+            stays,
+            stops,
+        }
+    }
+
+    /// A trip along it.
+    pub fn trip(&self, number: u64) -> Vec<Row> {
+        let mut rng = seeded(self.seed, ROUTE_STREAM + 1 + number);
+        let bin_s = BIN.as_secs_f64();
+        let ours = (TRIP_SIGMA * normal(&mut rng)).exp();
+        let mut stays: Vec<(f64, f64)> = Vec::new();
+        for (from, until) in &self.stays {
+            let dead = rng.random::<f64>() < DEAD_SHARE;
+            let mut edge = || EDGE_M * normal(&mut rng);
+            let (from, until) = (from + edge(), until + edge());
+            if !dead && until > from {
+                stays.push((from, until));
+            }
+        }
+        let end = self.stays.last().map_or(0.0, |stay| stay.1);
+        let mut stops = self.stops.iter().copied().peekable();
+        let (mut now, mut metres, mut pace) = (Time::ZERO, 0.0, PACE_SIGMA * normal(&mut rng));
+        let (mut stands_s, mut in_reach_s) = (0.0, ATTACH_S);
+        let mut rows = Vec::new();
+        while metres < end {
+            let in_reach = stays
+                .iter()
+                .any(|(from, until)| (*from..*until).contains(&metres));
+            in_reach_s = if in_reach { in_reach_s + bin_s } else { 0.0 };
+            rows.push(Row {
+                at: now,
+                up: Some(in_reach_s >= ATTACH_S),
+                pos_m: Some(metres),
+                ..Row::default()
+            });
+            now += BIN;
+            // A pace that forgets itself: Ornstein and Uhlenbeck's.
+            let keep = (-bin_s / PACE_S).exp();
+            pace = keep * pace + (1.0 - keep * keep).sqrt() * PACE_SIGMA * normal(&mut rng);
+            if stops.next_if(|stop| *stop <= metres).is_some() {
+                stands_s = -self.terrain.stop.0 * (1.0 - rng.random::<f64>()).ln();
+            }
+            if stands_s > 0.0 {
+                stands_s -= bin_s;
+            } else {
+                metres += self.terrain.speed * ours * pace.exp() * bin_s;
+            }
+        }
+        rows
+    }
+}
+
+/// A trip in the form of the recordings, with a column for the metres.
+pub fn to_csv(rows: &[Row]) -> String {
+    let mut csv = format!("{},pos_m\n", cedos_lab_link::trace::CSV_HEADER);
+    for row in rows {
+        let up = u8::from(row.up == Some(true));
+        let metres = row
+            .pos_m
+            .map_or(String::new(), |metres| format!("{metres:.1}"));
+        let _ = writeln!(csv, "{:.2},wifi,{up},,,,,{metres}", row.at.as_secs_f64());
+    }
+    csv
+}
+
+/// Box and Muller's.
+fn normal(rng: &mut Pcg32) -> f64 {
+    let (a, b): (f64, f64) = (rng.random(), rng.random());
+    (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cedos_lab_link::trace::Trace;
+
+    #[test]
+    fn a_route_is_the_same_each_time_and_a_trip_is_not() {
+        let route = || Route::draw(TERRAINS[0], 10, 7);
+        let (first, second) = (route().trip(0), route().trip(1));
+        assert_eq!(first, route().trip(0));
+        assert_ne!(first, second);
+        let lost = |rows: &[Row]| {
+            rows.windows(2)
+                .filter(|w| w[0].up == Some(true) && w[1].up == Some(false))
+                .count()
+        };
+        assert!((7..=10).contains(&lost(&first)), "{}", lost(&first));
+    }
+
+    #[test]
+    fn a_trip_is_read_back_from_its_csv_with_its_metres() {
+        let rows = Route::draw(TERRAINS[1], 3, 1).trip(0);
+        let read = Trace::from_csv(&to_csv(&rows)).unwrap();
+        let back = read.rows("wifi").unwrap();
+        assert_eq!(back.len(), rows.len());
+        let last = (rows.len() - 1, rows[rows.len() - 1].pos_m.unwrap());
+        assert!((back[last.0].pos_m.unwrap() - last.1).abs() < 0.1);
+    }
+}

@@ -1,0 +1,179 @@
+//! A device that waits for Wi-Fi under D-Lock: when it looks, what it finds, how long it is held awake.
+//!
+//! ```text
+//!  Wi-Fi    ▁▁▁▁▁▁████████▁▁▁▁▁▁▁▁▁▁▁▁██████▁▁▁
+//!  looks    │   │   │held▕│ │  │    │    │held▕    what is there before a look finds it is missed
+//! ```
+//!
+//! One flow waits all the time; it runs while Wi-Fi is there and found. Cellular is up throughout.
+
+use cedos_lab_link::seeded;
+use d2tp_sched::{Class, History, Lock, Periods, Sight, Standby};
+use d2tp_time::{Span, Time};
+use rand::Rng;
+use rand_pcg::Pcg32;
+
+/// The stream of chance that stays are drawn from.
+const STAYS_STREAM: u64 = 1 << 34;
+
+/// What a byte count stands for: that it carried.
+const CARRIED_BYTES: u64 = 1_000_000;
+
+/// Wi-Fi from a time until another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stay {
+    /// It comes.
+    pub from: Time,
+    /// It goes.
+    pub until: Time,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Waited {
+    /// Looks out of sleep.
+    pub looks: Vec<Time>,
+    /// Held awake, on Wi-Fi that was found.
+    pub held: Span,
+    /// Wi-Fi that was there while it slept.
+    pub missed: Span,
+    /// How long after it came each stay that was found was found.
+    pub found_after: Vec<Span>,
+    /// Stays that came and went unseen.
+    pub unseen: u64,
+}
+
+/// Waits until `end`. The stays are in order, and apart.
+pub fn wait(stays: &[Stay], end: Time, periods: Periods) -> Waited {
+    let mut lock = Lock::new(periods);
+    let mut wifi = History::new(Class::Free);
+    let mut waited = Waited::default();
+    let mut now = Time::ZERO;
+    wifi.see(now, &Sight::default());
+    lock.looked(now);
+    let waits = Standby {
+        waits: true,
+        ..Standby::default()
+    };
+    let mut stays = stays.iter().peekable();
+    loop {
+        let vigil = lock.vigil(now, &waits, |span| wifi.comes_within(now, span));
+        now = vigil.look.unwrap_or(Time::NEVER);
+        while let Some(gone) = stays.next_if(|stay| stay.until <= now) {
+            waited.unseen += 1;
+            waited.missed = waited.missed + gone.until.min(end).since(gone.from);
+        }
+        if now >= end {
+            let there = stays.next_if(|stay| stay.from < end);
+            waited.missed = waited.missed + there.map_or(Span::ZERO, |stay| end.since(stay.from));
+            return waited;
+        }
+        waited.looks.push(now);
+        lock.looked(now);
+        wifi.see(now, &Sight::default());
+        let Some(stay) = stays.next_if(|stay| stay.from <= now) else {
+            continue;
+        };
+        waited.missed = waited.missed + now.since(stay.from);
+        waited.found_after.push(now.since(stay.from));
+        let on = |up, busy| Sight {
+            up,
+            bytes: if up { CARRIED_BYTES } else { 0 },
+            busy,
+        };
+        wifi.see(now, &on(true, Span::from_secs(1)));
+        let until = stay.until.min(end);
+        waited.held = waited.held + until.since(now);
+        wifi.see(until, &on(true, until.since(now)));
+        now = until;
+        wifi.see(now, &on(false, Span::ZERO));
+        // Awake when it went: the system itself looked around.
+        lock.looked(now);
+    }
+}
+
+/// Stays until `end`, of these mean lengths, heavy-tailed: most are short, a few are most of the time.
+pub fn draw(seed: u64, stay: Span, gap: Span, longest: Span, end: Time) -> Vec<Stay> {
+    let mut rng = seeded(seed, STAYS_STREAM);
+    let mut stays = Vec::new();
+    let mut now = Time::ZERO;
+    while now < end {
+        let from = now + lomax(&mut rng, gap, longest);
+        now = from + lomax(&mut rng, stay, longest);
+        stays.push(Stay { from, until: now });
+    }
+    stays
+}
+
+/// Pareto's second kind (Lomax) with exponent 1.5, of this mean before it is cut off at `longest`.
+fn lomax(rng: &mut Pcg32, mean: Span, longest: Span) -> Span {
+    const EXPONENT: f64 = 1.5;
+    let scale = mean.as_secs_f64() * (EXPONENT - 1.0);
+    let drawn = scale * ((1.0 - rng.random::<f64>()).powf(-1.0 / EXPONENT) - 1.0);
+    Span::from_secs_f64(drawn.min(longest.as_secs_f64()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Time {
+        Time::ZERO + Span::from_secs(seconds)
+    }
+
+    fn stay(from: u64, until: u64) -> Stay {
+        Stay {
+            from: at(from),
+            until: at(until),
+        }
+    }
+
+    const MINUTE: Periods = Periods {
+        least: Span::from_secs(60),
+        most: Span::from_secs(60),
+    };
+
+    #[test]
+    fn without_wifi_it_looks_once_a_period_and_is_never_held() {
+        let waited = wait(&[], at(3_601), MINUTE);
+        assert_eq!(waited.looks.len(), 60);
+        assert_eq!((waited.held, waited.missed), (Span::ZERO, Span::ZERO));
+    }
+
+    #[test]
+    fn what_comes_between_two_looks_is_found_at_the_second_and_held_until_it_goes() {
+        let waited = wait(&[stay(70, 85), stay(130, 400)], at(700), MINUTE);
+        // At 180 s; then from 400 s on, when it went.
+        let looks: Vec<u64> = waited
+            .looks
+            .iter()
+            .map(|t| t.as_secs_f64() as u64)
+            .collect();
+        assert_eq!(looks, [60, 120, 180, 460, 520, 580, 640]);
+        assert_eq!(waited.unseen, 1);
+        assert_eq!(waited.found_after, [Span::from_secs(50)]);
+        assert_eq!(waited.held, Span::from_secs(220));
+        assert_eq!(waited.missed, Span::from_secs(15 + 50));
+    }
+
+    #[test]
+    fn all_time_of_wifi_is_held_or_missed() {
+        let day = at(86_400);
+        for seed in 0..20 {
+            let stays = draw(
+                seed,
+                Span::from_secs(1_000),
+                Span::from_secs(2_000),
+                Span::from_secs(20_000),
+                day,
+            );
+            let there = stays.iter().fold(Span::ZERO, |sum, stay| {
+                sum + stay.until.min(day).since(stay.from.min(day))
+            });
+            for periods in [MINUTE, Periods::DEFAULT] {
+                let waited = wait(&stays, day, periods);
+                assert_eq!(waited.held + waited.missed, there, "seed {seed}");
+            }
+        }
+    }
+}
