@@ -153,12 +153,24 @@ impl Flow {
             .with(self.session, |s| s.set_deadline(id, deadline));
     }
 
+    /// Bytes that were written so far.
+    pub fn written(&self) -> u64 {
+        self.send_end()
+    }
+
     /// Bytes that the other end has acknowledged without a gap.
     pub fn acknowledged(&self) -> u64 {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
         let offsets = session.and_then(|s| s.send_offsets(self.id));
         offsets.map_or(0, |(_, acknowledged)| acknowledged)
+    }
+
+    /// Whether the other end has all that was written, the end included if there is one.
+    pub fn is_flushed(&self) -> bool {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.is_some_and(|s| s.is_flushed(self.id))
     }
 
     /// Everything read below `offset` is safe on disk: the sender need not keep it.
