@@ -43,8 +43,8 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    /// Reads what a program points at.
-    pub(crate) fn read(from: *const c_void, len: socklen_t) -> Answer<Name> {
+    /// Reads what a program points at, for a socket of `domain`.
+    pub(crate) fn read(from: *const c_void, len: socklen_t, domain: c_int) -> Answer<Name> {
         let len = len as usize;
         if !(size_of::<sa_family_t>()..=size_of::<libc::sockaddr_storage>()).contains(&len) {
             return Err(Errno(libc::EINVAL));
@@ -53,6 +53,7 @@ impl Name {
         let family = c_int::from(sa_family_t::from_ne_bytes([bytes[0], bytes[1]]));
         let least = match family {
             libc::AF_INET => size_of::<sockaddr_in>(),
+            libc::AF_INET6 if domain == libc::AF_INET => return Err(Errno(libc::EAFNOSUPPORT)),
             // sin6_scope_id came later (RFC 2553); the kernel does without it too.
             libc::AF_INET6 => size_of::<sockaddr_in6>() - 4,
             AF_D2TP => size_of::<SockaddrD2tp>(),
@@ -168,7 +169,7 @@ mod tests {
 
     fn back(name: &Name) -> Answer<Name> {
         let bytes = name.to_bytes(libc::AF_INET);
-        Name::read(bytes.as_ptr().cast(), bytes.len() as socklen_t)
+        Name::read(bytes.as_ptr().cast(), bytes.len() as socklen_t, libc::AF_INET6)
     }
 
     #[test]
@@ -191,7 +192,7 @@ mod tests {
     #[test]
     fn what_is_no_address_is_an_error_and_no_crash() {
         let v4 = Name::Ip("192.0.2.1:80".parse().unwrap()).to_bytes(libc::AF_INET);
-        let read = |from: *const u8, len: usize| Name::read(from.cast(), len as socklen_t);
+        let read = |from: *const u8, len: usize| Name::read(from.cast(), len as socklen_t, libc::AF_INET6);
         assert_eq!(read(std::ptr::null(), 16), Err(Errno(libc::EFAULT)));
         assert_eq!(read(8 as *const u8, 16), Err(Errno(libc::EFAULT)));
         assert_eq!(read(v4.as_ptr(), 15), Err(Errno(libc::EINVAL)));
@@ -208,7 +209,7 @@ mod tests {
     fn an_ipv6_socket_hears_of_ipv4_addresses_as_mapped_ones() {
         let name = Name::Ip("192.0.2.1:80".parse().unwrap());
         let bytes = name.to_bytes(libc::AF_INET6);
-        let mapped = Name::read(bytes.as_ptr().cast(), bytes.len() as socklen_t).unwrap();
+        let mapped = Name::read(bytes.as_ptr().cast(), bytes.len() as socklen_t, libc::AF_INET6).unwrap();
         assert_eq!(mapped.authority(), "192.0.2.1:80");
         assert_eq!(bytes.len(), size_of::<sockaddr_in6>());
     }

@@ -54,6 +54,8 @@ struct Post {
     flows: Cell<usize>,
     /// The ear or the last flow went.
     quiet: Notify,
+    /// Closed when the address is free again.
+    gone: Semaphore,
 }
 
 /// Addresses that are taken: bound, or listened at.
@@ -113,6 +115,10 @@ impl Posts {
         let post = self.posts.borrow().iter().find(hears).cloned();
         if let Some(post) = post {
             post.look().await;
+            if post.is_done() {
+                // Closed is all that ever happens to it.
+                let _ = post.gone.acquire().await;
+            }
         }
     }
 
@@ -127,6 +133,11 @@ impl Posts {
 }
 
 impl Post {
+    /// Whether nobody needs it any more.
+    fn is_done(&self) -> bool {
+        self.ear.borrow().is_none() && self.flows.get() == 0
+    }
+
     /// Looks whether its listener is still there.
     async fn look(&self) {
         let Some(ear) = self.ear.borrow().clone() else {
@@ -169,6 +180,7 @@ pub(crate) fn listen(home: &Rc<Home>, address: SocketAddr, ear: Ear) -> Answer<(
         ear: RefCell::new(Some(ear)),
         flows: Cell::new(0),
         quiet: Notify::new(),
+        gone: Semaphore::new(0),
     });
     home.posts.posts.borrow_mut().push(post.clone());
     tokio::task::spawn_local(serve(home.clone(), post));
@@ -186,7 +198,7 @@ async fn serve(home: Rc<Home>, post: Rc<Post>) {
         let next = tokio::select! {
             next = next => next,
             () = post.quiet.notified() => {
-                if post.ear.borrow().is_none() && post.flows.get() == 0 {
+                if post.is_done() {
                     break;
                 }
                 continue;
@@ -207,6 +219,7 @@ async fn serve(home: Rc<Home>, post: Rc<Post>) {
     let all = &home.posts.posts;
     all.borrow_mut().retain(|other| !Rc::ptr_eq(other, &post));
     post.server.close().await;
+    post.gone.close();
 }
 
 /// Calls the listener with a flow, and carries it until it is over.

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock;
 use crate::datagrams::Connection;
-use crate::engine::{Drawn, Shared};
+use crate::engine::{Drawn, Entry, Shared};
 use crate::hosting::Hosting;
 use crate::rest;
 use crate::source::{Asleep, FlowIo, HostKey, Source};
@@ -225,6 +225,13 @@ impl Flow {
                 entry.reader = Some(cx.waker().clone());
                 Poll::Pending
             }
+            (
+                Ok(Err(FlowError::Gone)) | Err(_),
+                Some(Entry {
+                    remains: Some(remains),
+                    ..
+                }),
+            ) => Poll::Ready(Ok(remains.pop_front())),
             (Ok(Err(FlowError::Gone)) | Err(_), Some(entry)) => match entry.end {
                 Some(FlowEnd::Complete) => Poll::Ready(Ok(None)),
                 Some(end) => Poll::Ready(Err(error_of(end))),
@@ -319,6 +326,22 @@ impl AsyncRead for Flow {
             }
             (Ok(Ok(Some(n))), _) => {
                 buf.advance(n);
+                Poll::Ready(Ok(()))
+            }
+            (
+                Ok(Err(FlowError::Gone)) | Err(_),
+                Some(Entry {
+                    remains: Some(remains),
+                    ..
+                }),
+            ) => {
+                if let Some(piece) = remains.front_mut() {
+                    let n = piece.len().min(buf.remaining());
+                    buf.put_slice(&piece.split_to(n));
+                    if piece.is_empty() {
+                        remains.pop_front();
+                    }
+                }
                 Poll::Ready(Ok(()))
             }
             (Ok(Err(FlowError::Gone)) | Err(_), Some(entry)) => match entry.end {

@@ -55,14 +55,11 @@ pub extern "C" fn d2tp_bind(fd: c_int, address: *const sockaddr, len: socklen_t)
             // SAFETY: the kernel checks.
             return check(unsafe { libc::bind(fd, address, len) });
         };
-        let Name::Ip(place) = Name::read(address.cast::<c_void>(), len)? else {
+        let Name::Ip(place) = Name::read(address.cast::<c_void>(), len, socket.domain)? else {
             return Err(Errno(libc::EAFNOSUPPORT));
         };
-        if place.is_ipv6() != (socket.domain == libc::AF_INET6) {
-            return Err(Errno(match place.is_ipv6() {
-                true => libc::EAFNOSUPPORT,
-                false => libc::EINVAL,
-            }));
+        if socket.domain == libc::AF_INET6 && place.is_ipv4() {
+            return Err(Errno(libc::EINVAL));
         }
         if socket.bound.is_some() || socket.fate.is_some() {
             return Err(Errno(libc::EINVAL));
@@ -199,12 +196,7 @@ pub extern "C" fn d2tp_connect(fd: c_int, address: *const sockaddr, len: socklen
             // SAFETY: the kernel checks.
             return check(unsafe { libc::connect(fd, address, len) });
         };
-        let to = Name::read(address.cast::<c_void>(), len)?;
-        if let Name::Ip(SocketAddr::V6(_)) = to
-            && socket.domain == libc::AF_INET
-        {
-            return Err(Errno(libc::EAFNOSUPPORT));
-        }
+        let to = Name::read(address.cast::<c_void>(), len, socket.domain)?;
         // What can never be is said before the kernel's socket has begun anything.
         server_of(&to, &socket.options).map_err(|fault| Errno(fault.errno))?;
         let engine = engine::get()?;
