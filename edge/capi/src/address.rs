@@ -169,7 +169,11 @@ mod tests {
 
     fn back(name: &Name) -> Answer<Name> {
         let bytes = name.to_bytes(libc::AF_INET);
-        Name::read(bytes.as_ptr().cast(), bytes.len() as socklen_t, libc::AF_INET6)
+        Name::read(
+            bytes.as_ptr().cast(),
+            bytes.len() as socklen_t,
+            libc::AF_INET6,
+        )
     }
 
     #[test]
@@ -192,7 +196,8 @@ mod tests {
     #[test]
     fn what_is_no_address_is_an_error_and_no_crash() {
         let v4 = Name::Ip("192.0.2.1:80".parse().unwrap()).to_bytes(libc::AF_INET);
-        let read = |from: *const u8, len: usize| Name::read(from.cast(), len as socklen_t, libc::AF_INET6);
+        let read =
+            |from: *const u8, len: usize| Name::read(from.cast(), len as socklen_t, libc::AF_INET6);
         assert_eq!(read(std::ptr::null(), 16), Err(Errno(libc::EFAULT)));
         assert_eq!(read(8 as *const u8, 16), Err(Errno(libc::EFAULT)));
         assert_eq!(read(v4.as_ptr(), 15), Err(Errno(libc::EINVAL)));
@@ -209,7 +214,12 @@ mod tests {
     fn an_ipv6_socket_hears_of_ipv4_addresses_as_mapped_ones() {
         let name = Name::Ip("192.0.2.1:80".parse().unwrap());
         let bytes = name.to_bytes(libc::AF_INET6);
-        let mapped = Name::read(bytes.as_ptr().cast(), bytes.len() as socklen_t, libc::AF_INET6).unwrap();
+        let mapped = Name::read(
+            bytes.as_ptr().cast(),
+            bytes.len() as socklen_t,
+            libc::AF_INET6,
+        )
+        .unwrap();
         assert_eq!(mapped.authority(), "192.0.2.1:80");
         assert_eq!(bytes.len(), size_of::<sockaddr_in6>());
     }

@@ -109,9 +109,11 @@ fn run(jobs: mpsc::Receiver<Job>, ready: &mpsc::Sender<Answer<u16>>) {
         std::thread::Builder::new()
             .name("d2tp-porter".into())
             .spawn(move || while jobs.recv().is_ok_and(|job: Job| carry.send(job).is_ok()) {})?;
+        fork::restore_signal_pair()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
+        fork::note_signal_pair();
         Ok((runtime, crate::pair::Port::take()?))
     };
     let (runtime, port) = match begun() {

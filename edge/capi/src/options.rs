@@ -225,6 +225,48 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_header_has_the_same_numbers() {
+        let header = include_str!("../include/d2tp.h");
+        let number = |name: &str| {
+            let line = header.lines().find_map(|line| {
+                let rest = line.strip_prefix("#define ")?.strip_prefix(name)?;
+                rest.strip_prefix(' ')
+            });
+            let word = line.expect(name).split_whitespace().next().expect(name);
+            match word.strip_prefix("0x") {
+                Some(hex) => c_int::from_str_radix(hex, 16).expect(name),
+                None => word.parse().expect(name),
+            }
+        };
+        for (name, value) in [
+            ("SOL_D2TP", SOL_D2TP),
+            ("D2TP_SO_DEADLINE", SO_DEADLINE),
+            ("D2TP_SO_ESIZE", SO_ESIZE),
+            ("D2TP_SO_POLICY", SO_POLICY),
+            ("D2TP_SO_BUDGET", SO_BUDGET),
+            ("D2TP_SO_PRIORITY", SO_PRIORITY),
+            ("D2TP_SO_IFLATE", SO_IFLATE),
+            ("D2TP_SO_INFO", SO_INFO),
+            ("D2TP_SO_ERROR", SO_ERROR),
+            ("D2TP_SO_PEERKEY", SO_PEERKEY),
+            ("D2TP_SO_PROXY", SO_PROXY),
+            ("D2TP_SO_HOSTKEY", SO_HOSTKEY),
+            ("AF_D2TP", crate::address::AF_D2TP),
+        ] {
+            assert_eq!(number(name), value, "{name}");
+        }
+        for (at, name) in ["FREE_ONLY", "FREE_FIRST", "BALANCED", "FAST", "ANY"]
+            .iter()
+            .enumerate()
+        {
+            assert_eq!(number(&format!("D2TP_POLICY_{name}")), at as c_int);
+        }
+        for (at, name) in ["CELL", "WAIT", "FAIL"].iter().enumerate() {
+            assert_eq!(number(&format!("D2TP_IFLATE_{name}")), at as c_int);
+        }
+    }
+
+    #[test]
     fn options_come_back_and_nonsense_is_refused() {
         let mut options = Options::default();
         for (name, value) in [

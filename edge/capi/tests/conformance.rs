@@ -36,7 +36,14 @@ fn the_same_program_sees_the_same_but_for_what_is_documented() {
     let differ: BTreeSet<String> = differ.cloned().collect();
     let documented = documented();
     for step in differ.union(&documented) {
-        eprintln!("{step}: kernel {:?}, d2tp {:?}", kernel.get(step), ours.get(step));
+        eprintln!(
+            "{step}: kernel {:?}, d2tp {:?}",
+            kernel.get(step),
+            ours.get(step)
+        );
     }
-    assert_eq!(differ, documented, "the steps above, and the table in docs/sockets.md");
+    assert_eq!(
+        differ, documented,
+        "the steps above, and the table in docs/sockets.md"
+    );
 }

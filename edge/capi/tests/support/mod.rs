@@ -8,7 +8,12 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// Everything is a mistake that the compiler knows of.
-const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers"];
+const WARNINGS: [&str; 4] = [
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-missing-field-initializers",
+];
 
 /// The crate's folder.
 pub fn here() -> &'static Path {
@@ -46,7 +51,11 @@ impl C {
     /// With the library and these flags; why not, if the compiler does not take it.
     pub fn with_flags(source: &str, flags: &[&str]) -> Result<C, String> {
         let include = here().join("include");
-        let mut all = vec!["-DWITH_D2TP", "-I", include.to_str().expect("a path in UTF-8")];
+        let mut all = vec![
+            "-DWITH_D2TP",
+            "-I",
+            include.to_str().expect("a path in UTF-8"),
+        ];
         all.extend(flags);
         C::compile(source, &all)
     }
@@ -113,6 +122,9 @@ pub fn document(chapter: &str) -> Vec<String> {
         .take_while(|line| !line.starts_with("## "))
         .map(str::to_owned)
         .collect();
-    assert!(!lines.is_empty(), "docs/sockets.md has no chapter {chapter:?}");
+    assert!(
+        !lines.is_empty(),
+        "docs/sockets.md has no chapter {chapter:?}"
+    );
     lines
 }
