@@ -67,6 +67,7 @@ pub(crate) async fn run(home: Rc<Home>, call: Call) {
         },
         Err(fault) => {
             let _ = call.fate.fault.set(fault.while_connecting());
+            call.fate.refused.store(true, Ordering::Release);
             if let Ok(stream) = home.port.meet(call.from).await {
                 pump::break_off(stream);
             }

@@ -27,6 +27,9 @@ pub(crate) struct Fate {
     pub(crate) serial: u64,
     /// Why it broke. Set before the kernel's socket hears of it.
     pub(crate) fault: OnceLock<Fault>,
+    /// The connection was never made, and the program has not heard so. For a moment the kernel's socket
+    /// looks connected then: what resets it comes after what answers it.
+    pub(crate) refused: AtomicBool,
     /// Nothing is carried any more.
     pub(crate) over: AtomicBool,
 }
@@ -165,12 +168,18 @@ pub(crate) fn arrive(name: Ipv4Addr) -> Option<Socket> {
     lock().as_mut()?.arrivals.remove(&name)
 }
 
-/// What a broken connection's error is really, where the kernel can only say that it was reset.
+/// What the kernel says of a connection, as it really is: `errno` 0 is that it knows of no error.
 pub(crate) fn translate(fd: RawFd, errno: Errno) -> Errno {
-    if errno.0 != libc::ECONNRESET {
+    if !matches!(errno.0, 0 | libc::ECONNRESET) {
         return errno;
     }
     let fate = find(fd).ok().flatten().and_then(|(_, s)| s.fate);
-    let fault = fate.and_then(|fate| fate.fault.get().map(|f| f.errno));
-    fault.map_or(errno, Errno)
+    let Some((fate, fault)) = fate.as_ref().and_then(|f| Some((f, f.fault.get()?))) else {
+        return errno;
+    };
+    let unheard = fate.refused.swap(false, Ordering::AcqRel);
+    match unheard || errno.0 != 0 {
+        true => Errno(fault.errno),
+        false => errno,
+    }
 }

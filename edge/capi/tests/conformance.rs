@@ -10,7 +10,7 @@ use support::{C, document};
 fn seen(program: &C) -> BTreeMap<String, String> {
     let said = program.run(&[]);
     let lines = said.lines().map(|line| {
-        let (step, value) = line.split_once(':').expect("step: value");
+        let (step, value) = line.rsplit_once(':').expect("step: value");
         (step.to_owned(), value.trim().to_owned())
     });
     lines.collect()

@@ -2,10 +2,11 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::process::Stdio;
 
-use support::{C, told};
+use support::{C, Server, told};
 
 fn says_ok(source: &str) {
     assert_eq!(C::with_d2tp(source).run(&[]), "ok\n", "{source}");
@@ -49,6 +50,47 @@ fn what_was_written_before_exit_arrives_whole_at_a_slow_reader() {
     said.read_line(&mut got).expect("what it got");
     assert!(server.0.wait().expect("it ends").success());
     assert_eq!(got, "3000000 bytes, then the end\n");
+}
+
+#[test]
+fn any_host_is_reached_through_the_proxy_and_its_refusals_are_errors_of_connect() {
+    let (proxy, client) = (C::with_d2tp("proxy.c"), C::with_d2tp("get.c"));
+    let proxy_process = Server::start(&proxy);
+    let origin = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = origin.local_addr().expect("an address").port().to_string();
+    let body = "x".repeat(300_000);
+    let answer = body.clone();
+    let serving = std::thread::spawn(move || {
+        for _ in 0..2 {
+            let (mut stream, _) = origin.accept().expect("a connection");
+            let mut head = BufReader::new(stream.try_clone().expect("a twin")).lines();
+            let asked = head.next().expect("a line").expect("a line");
+            assert_eq!(asked, "GET /a HTTP/1.0");
+            while !head.next().expect("a line").expect("a line").is_empty() {}
+            stream.write_all(answer.as_bytes()).expect("it is read");
+        }
+    });
+    let get = |host: &str, port: &str| {
+        let mut command = client.command();
+        command
+            .args([host, port, "/a"])
+            .env("CEDOS_PROX", &proxy_process.1);
+        told("get", command.output().expect("it runs"))
+    };
+    assert!(get("127.0.0.1", &port) == body);
+    // Which only the proxy can look up.
+    assert!(get("origin.example", &port) == body);
+    serving.join().expect("it served");
+    let refused = get("127.0.0.1", &port);
+    assert!(
+        refused.starts_with("ECONNREFUSED: the proxy refuses (502)"),
+        "{refused}"
+    );
+    let unknown = get("nobody.example", "80");
+    assert!(
+        unknown.starts_with("EHOSTUNREACH: ") && unknown.contains("no such name"),
+        "{unknown}"
+    );
 }
 
 /// Cases of conformance.c that hand no bad memory to calls: a sanitizer looks at it before the kernel.
@@ -101,5 +143,7 @@ fn the_address_sanitizer_finds_nothing() {
 
 #[test]
 fn the_thread_sanitizer_finds_nothing() {
-    under("thread", ("TSAN_OPTIONS", "exitcode=9"));
+    // What Rust's threads say to each other is not instrumented and would look like races.
+    let options = "exitcode=9 ignore_noninstrumented_modules=1";
+    under("thread", ("TSAN_OPTIONS", options));
 }

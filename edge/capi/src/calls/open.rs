@@ -309,8 +309,9 @@ fn until_made(fd: RawFd, port: u16, blocks: bool) -> Answer<c_int> {
             &mut len,
         )
     })?;
-    if error != 0 {
-        return Err(table::translate(fd, Errno(error)));
+    match table::translate(fd, Errno(error)) {
+        Errno(0) => {}
+        errno => return Err(errno),
     }
     // The kernel's socket takes note that it was told.
     match begin(fd, port, blocks) {

@@ -122,10 +122,7 @@ fn pending(fd: c_int) -> Answer<c_int> {
             &mut len,
         )
     })?;
-    Ok(match error {
-        0 => 0,
-        error => table::translate(fd, Errno(error)).0,
-    })
+    Ok(table::translate(fd, Errno(error)).0)
 }
 
 fn get(socket: &Socket, name: c_int) -> Answer<Vec<u8>> {

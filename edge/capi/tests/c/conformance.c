@@ -601,7 +601,7 @@ static void descriptors(void) {
 enum { BULK = 24 << 20 };
 
 static void *fill(void *fd) {
-    static unsigned char block[100003];
+    static __thread unsigned char block[100003];
     size_t sent = 0;
     for (size_t i = 0; i < sizeof block; i++)
         block[i] = (unsigned char)(i * 7);

@@ -2,8 +2,9 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -98,6 +99,29 @@ impl C {
     pub fn run(&self, arguments: &[&str]) -> String {
         let output = self.command().args(arguments).output();
         told(&self.name, output.expect("it runs"))
+    }
+}
+
+/// A process that is ended with the test, and the line that it began with.
+pub struct Server(pub Child, pub String);
+
+impl Server {
+    /// Of a program that says where it is first.
+    pub fn start(program: &C) -> Server {
+        let process = program.command().stdout(Stdio::piped()).spawn();
+        let mut process = process.expect("it runs");
+        let mut line = String::new();
+        let said = BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line);
+        said.expect("its address");
+        Server(process, line.trim().to_owned())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It never ends by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
