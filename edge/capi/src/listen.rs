@@ -15,6 +15,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use d2tp_driver::{Admission, Config, Flow, FlowIo as _, Server, ServerOptions};
 use libc::c_int;
@@ -34,6 +35,9 @@ use crate::table::{self, Fate, Socket};
 const CALLS_MAX: usize = 128; // a guess
 /// Addresses to call from that are tried: one may still be in use by a connection that ended.
 const NAMES_TRIED: usize = 16;
+/// How often, and between what, it is looked whether a closed post's address is free. Others may have taken it.
+const FREE_LOOKS: usize = 100;
+const FREE_LOOK: Duration = Duration::from_millis(1);
 /// Reset code of a flow that nobody listens for.
 const NOBODY: u64 = 0xd301;
 
@@ -48,7 +52,8 @@ pub(crate) struct Ear {
 }
 
 struct Post {
-    server: Server,
+    /// None once it is closing.
+    server: RefCell<Option<Rc<Server>>>,
     at: SocketAddr,
     ear: RefCell<Option<Ear>>,
     flows: Cell<usize>,
@@ -85,10 +90,13 @@ impl Posts {
             .retain(|_, (_, port)| pair::is_bound(*port));
         if let Some(post) = self.at(address) {
             post.look().await;
-            return match *post.ear.borrow() {
-                Some(_) => Err(Errno(libc::EADDRINUSE)),
-                None => Ok(address),
-            };
+            if post.ear.borrow().is_some() {
+                return Err(Errno(libc::EADDRINUSE));
+            }
+            if !post.is_done() {
+                return Ok(address);
+            }
+            post.until_gone().await;
         }
         let socket = UdpSocket::bind(address)?;
         let address = socket.local_addr()?;
@@ -116,8 +124,7 @@ impl Posts {
         if let Some(post) = post {
             post.look().await;
             if post.is_done() {
-                // Closed is all that ever happens to it.
-                let _ = post.gone.acquire().await;
+                post.until_gone().await;
             }
         }
     }
@@ -126,7 +133,9 @@ impl Posts {
     pub(crate) fn say_goodbye(&self) -> bool {
         let posts = self.posts.borrow();
         for post in posts.iter() {
-            post.server.say_goodbye();
+            if let Some(server) = &*post.server.borrow() {
+                server.say_goodbye();
+            }
         }
         !posts.is_empty()
     }
@@ -136,6 +145,12 @@ impl Post {
     /// Whether nobody needs it any more.
     fn is_done(&self) -> bool {
         self.ear.borrow().is_none() && self.flows.get() == 0
+    }
+
+    /// Waits until its address is free.
+    async fn until_gone(&self) {
+        // Closed is all that ever happens to it.
+        let _ = self.gone.acquire().await;
     }
 
     /// Looks whether its listener is still there.
@@ -158,11 +173,14 @@ impl Post {
 }
 
 /// Has flows to `address` call the listener `ear`.
-pub(crate) fn listen(home: &Rc<Home>, address: SocketAddr, ear: Ear) -> Answer<()> {
+pub(crate) async fn listen(home: &Rc<Home>, address: SocketAddr, ear: Ear) -> Answer<()> {
     let cookie = ear.cookie;
     if let Some(post) = home.posts.at(address) {
-        *post.ear.borrow_mut() = Some(ear);
-        return Ok(());
+        if !post.is_done() {
+            *post.ear.borrow_mut() = Some(ear);
+            return Ok(());
+        }
+        post.until_gone().await;
     }
     let key = home.key().map_err(|fault| Errno(fault.errno))?;
     // The server takes the address that is free from here on.
@@ -174,8 +192,9 @@ pub(crate) fn listen(home: &Rc<Home>, address: SocketAddr, ear: Ear) -> Answer<(
         config: Config::default(),
     })
     .map_err(|_| Errno(libc::EADDRINUSE))?;
+    let server = Rc::new(server);
     let post = Rc::new(Post {
-        server,
+        server: RefCell::new(Some(server.clone())),
         at: address,
         ear: RefCell::new(Some(ear)),
         flows: Cell::new(0),
@@ -183,17 +202,17 @@ pub(crate) fn listen(home: &Rc<Home>, address: SocketAddr, ear: Ear) -> Answer<(
         gone: Semaphore::new(0),
     });
     home.posts.posts.borrow_mut().push(post.clone());
-    tokio::task::spawn_local(serve(home.clone(), post));
+    tokio::task::spawn_local(serve(home.clone(), post, server));
     Ok(())
 }
 
-async fn serve(home: Rc<Home>, post: Rc<Post>) {
+async fn serve(home: Rc<Home>, post: Rc<Post>, server: Rc<Server>) {
     let calls = Arc::new(Semaphore::new(CALLS_MAX));
     loop {
         let next = async {
             let permit = calls.clone().acquire_owned().await;
             let permit = permit.expect("nobody closes it");
-            Some((post.server.accept().await?, permit))
+            Some((server.accept().await?, permit))
         };
         let next = tokio::select! {
             next = next => next,
@@ -216,9 +235,18 @@ async fn serve(home: Rc<Home>, post: Rc<Post>) {
             None => flow.reset(NOBODY),
         }
     }
+    server.close().await;
+    post.server.take();
+    drop(server);
+    // Its sockets go with the driver's task, which has its own turn.
+    for _ in 0..FREE_LOOKS {
+        if UdpSocket::bind(post.at).is_ok() {
+            break;
+        }
+        tokio::time::sleep(FREE_LOOK).await;
+    }
     let all = &home.posts.posts;
     all.borrow_mut().retain(|other| !Rc::ptr_eq(other, &post));
-    post.server.close().await;
     post.gone.close();
 }
 

@@ -59,6 +59,8 @@ pub(crate) struct Socket {
     pub(crate) bound: Option<u16>,
     pub(crate) listens: bool,
     pub(crate) fate: Option<Arc<Fate>>,
+    /// Why nothing was begun, in words.
+    pub(crate) cause: Option<String>,
 }
 
 impl Socket {
@@ -72,6 +74,7 @@ impl Socket {
             bound: None,
             listens: false,
             fate: None,
+            cause: None,
         }
     }
 

@@ -124,7 +124,10 @@ pub extern "C" fn d2tp_listen(fd: c_int, backlog: c_int) -> c_int {
             options: socket.options,
         };
         engine.ask(move |home, reply| {
-            let _ = reply.send(listen::listen(home, address, ear));
+            let home = home.clone();
+            tokio::task::spawn_local(async move {
+                let _ = reply.send(listen::listen(&home, address, ear).await);
+            });
         })??;
         table::change(cookie, |socket| socket.listens = true);
         Ok(0)
@@ -198,7 +201,10 @@ pub extern "C" fn d2tp_connect(fd: c_int, address: *const sockaddr, len: socklen
         };
         let to = Name::read(address.cast::<c_void>(), len, socket.domain)?;
         // What can never be is said before the kernel's socket has begun anything.
-        server_of(&to, &socket.options).map_err(|fault| Errno(fault.errno))?;
+        if let Err(fault) = server_of(&to, &socket.options) {
+            table::change(cookie, |socket| socket.cause = Some(fault.text));
+            return Err(Errno(fault.errno));
+        }
         let engine = engine::get()?;
         let blocks = !is_nonblocking(fd)?;
         match begin(fd, engine.port, blocks) {

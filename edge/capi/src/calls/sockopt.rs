@@ -130,7 +130,8 @@ fn get(socket: &Socket, name: c_int) -> Answer<Vec<u8>> {
         SO_INFO => Ok(info(socket)?.to_bytes()),
         SO_ERROR => {
             let fault = socket.fate.as_ref().and_then(|fate| fate.fault.get());
-            Ok(text(fault.map_or("", |fault| &fault.text)))
+            let fault = fault.map(|fault| fault.text.as_str());
+            Ok(text(fault.or(socket.cause.as_deref()).unwrap_or_default()))
         }
         SO_HOSTKEY => {
             let key = engine::get()?.ask(|home, reply| {

@@ -79,6 +79,7 @@ int main(void) {
     /* Neither key nor proxy: there is nowhere to go. */
     c = d2tp_socket(AF_INET, SOCK_STREAM, 0);
     NEED(d2tp_connect(c, (struct sockaddr *)&at, sizeof at) == -1 && errno == ENETUNREACH);
+    cause(c, "CEDOS_PROX");
     NEED(d2tp_close(c) == 0);
     puts("ok");
     return 0;
