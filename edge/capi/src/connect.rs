@@ -16,7 +16,7 @@ use crate::errno::Fault;
 use crate::home::{Home, LineState, OnLine};
 use crate::options::Options;
 use crate::pump::{self, Held};
-use crate::table::Fate;
+use crate::table::{self, Fate};
 use crate::{pair, tunnel};
 
 /// How often it is looked whether the program still wants the connection.
@@ -24,6 +24,8 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Where a socket is to lead, and by what.
 pub(crate) struct Call {
+    /// The program's socket in the table.
+    pub(crate) cookie: u64,
     /// The loopback port of the program's socket.
     pub(crate) from: u16,
     pub(crate) to: Name,
@@ -97,12 +99,13 @@ async fn open(home: &Rc<Home>, call: &Call) -> Result<Held, Fault> {
     } else {
         until_open(&line, &flow).await?;
     }
-    Ok(Held::new(
-        flow,
-        Some(line),
-        call.fate.clone(),
-        call.options.clone(),
-    ))
+    // That may have taken hours, in which the program thought again.
+    let latest = table::change(call.cookie, |socket| socket.options.clone());
+    let options = latest.unwrap_or_else(|| call.options.clone());
+    if (options.deadline, options.if_late) != (call.options.deadline, call.options.if_late) {
+        flow.set_deadline(options.within());
+    }
+    Ok(Held::new(flow, Some(line), call.fate.clone(), options))
 }
 
 /// The session's end is the cause, where it has one.

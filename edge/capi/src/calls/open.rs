@@ -223,6 +223,7 @@ pub extern "C" fn d2tp_connect(fd: c_int, address: *const sockaddr, len: socklen
             socket.options.clone()
         });
         let call = Call {
+            cookie,
             from,
             to,
             options: options.ok_or(Errno(libc::EBADF))?,
