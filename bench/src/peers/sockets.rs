@@ -74,13 +74,7 @@ fn timeout(fd: &Fd, option: c_int) -> Result<()> {
     };
     let value = (&raw const look).cast();
     let len = size_of::<libc::timeval>() as libc::socklen_t;
-    check(d2tp::d2tp_setsockopt(
-        fd.0,
-        libc::SOL_SOCKET,
-        option,
-        value,
-        len,
-    ))?;
+    check(unsafe { d2tp::d2tp_setsockopt(fd.0, libc::SOL_SOCKET, option, value, len) })?;
     Ok(())
 }
 
@@ -104,22 +98,20 @@ impl Peer for Sockets {
             Fd(check(d2tp::d2tp_socket(libc::AF_INET, libc::SOCK_STREAM, 0)).context("socket")?);
         let mut at = in_c((address, 0).into())?;
         let mut len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-        check(d2tp::d2tp_bind(ear.0, (&raw const at).cast(), len)).context("bind")?;
+        check(unsafe { d2tp::d2tp_bind(ear.0, (&raw const at).cast(), len) }).context("bind")?;
         check(d2tp::d2tp_listen(ear.0, 1)).context("listen")?;
-        check(d2tp::d2tp_getsockname(
-            ear.0,
-            (&raw mut at).cast(),
-            &mut len,
-        ))
-        .context("name")?;
+        check(unsafe { d2tp::d2tp_getsockname(ear.0, (&raw mut at).cast(), &mut len) })
+            .context("name")?;
         let ip = Ipv4Addr::from(u32::from_be(at.sin_addr.s_addr));
         ready(Card {
             address: (ip, u16::from_be(at.sin_port)).into(),
             identity: key.0.to_vec(),
         })?;
         let none = std::ptr::null_mut();
-        let flow =
-            Fd(check(d2tp::d2tp_accept(ear.0, none, std::ptr::null_mut())).context("accept")?);
+        let flow = Fd(
+            check(unsafe { d2tp::d2tp_accept(ear.0, none, std::ptr::null_mut()) })
+                .context("accept")?,
+        );
         timeout(&flow, libc::SO_RCVTIMEO)?;
         let mut buffer = vec![0u8; CALL_BYTES];
         while !meter.is_over() {
@@ -144,17 +136,12 @@ impl Peer for Sockets {
             Fd(check(d2tp::d2tp_socket(libc::AF_INET, libc::SOCK_STREAM, 0)).context("socket")?);
         let (key, len) = (card.identity.as_ptr().cast(), card.identity.len());
         let len = len as libc::socklen_t;
-        check(d2tp::d2tp_setsockopt(
-            flow.0,
-            SOL_D2TP,
-            D2TP_SO_PEERKEY,
-            key,
-            len,
-        ))
-        .context("key")?;
+        check(unsafe { d2tp::d2tp_setsockopt(flow.0, SOL_D2TP, D2TP_SO_PEERKEY, key, len) })
+            .context("key")?;
         let at = in_c(card.address)?;
         let len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-        check(d2tp::d2tp_connect(flow.0, (&raw const at).cast(), len)).context("connect")?;
+        check(unsafe { d2tp::d2tp_connect(flow.0, (&raw const at).cast(), len) })
+            .context("connect")?;
         timeout(&flow, libc::SO_SNDTIMEO)?;
         meter.note("calls of 256 kB that block; engine and program on one core".into());
         let payload = vec![0x5au8; CALL_BYTES];

@@ -106,14 +106,9 @@ impl Posts {
 
     /// The socket was closed, perhaps for the last time.
     pub(crate) async fn on_close(&self, cookie: u64) {
-        let mut bound = self.bound.borrow_mut();
-        if bound
-            .get(&cookie)
-            .is_some_and(|(_, port)| !pair::is_bound(*port))
-        {
-            bound.remove(&cookie);
-        }
-        drop(bound);
+        self.bound
+            .borrow_mut()
+            .retain(|bound, (_, port)| *bound != cookie || pair::is_bound(*port));
         let hears = |post: &&Rc<Post>| {
             post.ear
                 .borrow()

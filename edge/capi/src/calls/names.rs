@@ -15,8 +15,11 @@ use crate::{info, memory, table};
 
 /// Where the socket is: the UDP address that it was bound to. One that only connected has no address of
 /// its own, for it moves; the port then tells sockets of one process apart.
+///
+/// # Safety
+/// As for the kernel's call.
 #[unsafe(no_mangle)]
-pub extern "C" fn d2tp_getsockname(
+pub unsafe extern "C" fn d2tp_getsockname(
     fd: c_int,
     address: *mut sockaddr,
     len: *mut socklen_t,
@@ -40,8 +43,11 @@ pub extern "C" fn d2tp_getsockname(
 }
 
 /// Who is at the far end: as `connect` named it, or where the device of an accepted flow is now.
+///
+/// # Safety
+/// As for the kernel's call.
 #[unsafe(no_mangle)]
-pub extern "C" fn d2tp_getpeername(
+pub unsafe extern "C" fn d2tp_getpeername(
     fd: c_int,
     address: *mut sockaddr,
     len: *mut socklen_t,

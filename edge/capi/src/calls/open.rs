@@ -48,8 +48,11 @@ fn ours(fd: RawFd) -> Answer<Option<(u64, Socket)>> {
 }
 
 /// Takes a UDP address to listen at.
+///
+/// # Safety
+/// As for the kernel's call.
 #[unsafe(no_mangle)]
-pub extern "C" fn d2tp_bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+pub unsafe extern "C" fn d2tp_bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     answer(|| {
         let Some((cookie, socket)) = ours(fd)? else {
             // SAFETY: the kernel checks.
@@ -142,14 +145,25 @@ fn local_address(name: &Name) -> Option<SocketAddr> {
 }
 
 /// The next connection.
+///
+/// # Safety
+/// As for the kernel's call.
 #[unsafe(no_mangle)]
-pub extern "C" fn d2tp_accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    d2tp_accept4(fd, address, len, 0)
+pub unsafe extern "C" fn d2tp_accept(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: as promised.
+    unsafe { d2tp_accept4(fd, address, len, 0) }
 }
 
 /// The same with SOCK_NONBLOCK and SOCK_CLOEXEC.
+///
+/// # Safety
+/// As for the kernel's call.
 #[unsafe(no_mangle)]
-pub extern "C" fn d2tp_accept4(
+pub unsafe extern "C" fn d2tp_accept4(
     fd: c_int,
     address: *mut sockaddr,
     len: *mut socklen_t,
@@ -192,8 +206,15 @@ pub extern "C" fn d2tp_accept4(
 }
 
 /// Leads to a D2TP server whose key is known, or to any host through the proxy.
+///
+/// # Safety
+/// As for the kernel's call.
 #[unsafe(no_mangle)]
-pub extern "C" fn d2tp_connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+pub unsafe extern "C" fn d2tp_connect(
+    fd: c_int,
+    address: *const sockaddr,
+    len: socklen_t,
+) -> c_int {
     answer(|| {
         let Some((cookie, socket)) = ours(fd)? else {
             // SAFETY: the kernel checks.

@@ -10,8 +10,11 @@ use crate::table::{self, Socket};
 use crate::{engine, memory};
 
 /// setsockopt(2)
+///
+/// # Safety
+/// As for the kernel's call.
 #[unsafe(no_mangle)]
-pub extern "C" fn d2tp_setsockopt(
+pub unsafe extern "C" fn d2tp_setsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -78,8 +81,11 @@ fn set(
 }
 
 /// getsockopt(2)
+///
+/// # Safety
+/// As for the kernel's call.
 #[unsafe(no_mangle)]
-pub extern "C" fn d2tp_getsockopt(
+pub unsafe extern "C" fn d2tp_getsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
