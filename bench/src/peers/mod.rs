@@ -8,7 +8,6 @@ mod noq;
 mod quinn;
 #[cfg(feature = "peers-all")]
 mod s2n_quic;
-mod sockets;
 mod tcp;
 mod tls;
 mod udp;
@@ -92,10 +91,6 @@ pub fn named(name: &str) -> Result<Box<dyn Peer>> {
     let every = || all().into_iter().chain(variants());
     if let Some(peer) = every().find(|peer| peer.name() == name) {
         return Ok(peer);
-    }
-    // Not among the variants: it has a key for the whole process.
-    if name == "d2tp-sockets" {
-        return Ok(Box::new(sockets::Sockets));
     }
     if let Some(tcp) = tcp::Tcp::named(name) {
         return Ok(Box::new(tcp));
