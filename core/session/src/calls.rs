@@ -324,6 +324,21 @@ impl Session {
         self.forget_flow(id);
     }
 
+    // R-CLOSE-1
+    /// Hands out what a flow received whole, its end included: the peer was done with it.
+    pub(crate) fn leave_remains(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        let recv = &mut flow.recv;
+        let broken = flow.end.is_some() || recv.reset.is_some() || recv.stopped.is_some();
+        if broken || recv.final_size() != Some(recv.contiguous()) {
+            return;
+        }
+        let pieces = std::iter::from_fn(|| recv.read_chunk(usize::MAX)).collect();
+        self.emit(Event::Remains { flow: id, pieces });
+    }
+
     // R-DEADLINE-1
     /// Ends a flow here and now; the peer, which does the same by itself, is told how many bytes
     /// were sent as soon as there is a path, so that both agree on the session's credit.

@@ -199,6 +199,14 @@ pub enum Event {
     },
     /// The peer changed a flow's deadline.
     DeadlineChanged(FlowId),
+    /// The peer ended the session, and had sent all of this flow before: what was not read yet, and then
+    /// its end (R-CLOSE-1). Comes before the flow's [`Event::Ended`].
+    Remains {
+        /// The flow.
+        flow: FlowId,
+        /// Its bytes, in order.
+        pieces: Vec<Bytes>,
+    },
     /// A flow is over.
     Ended {
         /// The flow.

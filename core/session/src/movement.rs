@@ -384,6 +384,9 @@ impl Session {
         self.life = Life::Closed;
         self.drop_knock();
         for id in self.flows.ids() {
+            if matches!(end, SessionEnd::Peer { .. }) {
+                self.leave_remains(id);
+            }
             self.end_flow(id, FlowEnd::SessionEnded);
         }
         for (_, issued) in std::mem::take(&mut self.issued) {

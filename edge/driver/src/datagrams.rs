@@ -16,7 +16,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_session::{DatagramStats, PublicKey, SessionEnd, SessionId, Span};
+use d2tp_session::{DatagramStats, PathStats, PublicKey, SessionEnd, SessionId, Span};
 
 use crate::clock;
 use crate::engine::Shared;
@@ -119,6 +119,13 @@ impl Connection {
     /// Who is at the other end.
     pub fn peer(&self) -> PublicKey {
         self.peer
+    }
+
+    /// Figures of its paths.
+    pub fn paths(&self) -> Vec<PathStats> {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.map(|s| s.path_stats()).unwrap_or_default()
     }
 
     /// The largest datagram that is taken now. It grows and shrinks with the paths in use, so ask

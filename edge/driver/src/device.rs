@@ -458,11 +458,16 @@ impl Device {
             .cloned()
     }
 
-    /// Tells the server that the device leaves, and ends.
-    pub async fn close(self) {
+    /// Tells the server that the device leaves: for who cannot wait for [`Device::close`].
+    pub fn say_goodbye(&self) {
         self.body
             .shared
             .with(self.body.session, |s| s.close(0, "done"));
+    }
+
+    /// Tells the server that the device leaves, and ends.
+    pub async fn close(self) {
+        self.say_goodbye();
         tokio::time::sleep(CLOSE_GRACE).await;
     }
 }

@@ -29,7 +29,7 @@ use crate::flow::Flow;
 use crate::qlog::{self, Feed, Qlog};
 use crate::relaying::{self, Relaying};
 use crate::rest::{self, Rest};
-use crate::source::Source;
+use crate::source::{HostKey, Source};
 
 /// Receive calls in one turn before sending has its chance.
 const RECEIVES_PER_TURN: usize = 8;
@@ -87,6 +87,10 @@ pub(crate) struct Entry {
     pub(crate) asleep: bool,
     /// It waits to be accepted: nobody has a handle yet.
     pub(crate) unclaimed: bool,
+    /// Who opened it, if the peer did.
+    pub(crate) opener: Option<HostKey>,
+    /// What is left to be read of a session that is over.
+    pub(crate) remains: Option<VecDeque<Bytes>>,
 }
 
 /// A source a flow sends from.
@@ -293,13 +297,17 @@ impl Shared {
                 return Poll::Ready(None);
             }
             while let Some((session, id)) = inner.accepted.pop_front() {
-                let Some(peer) = inner.core.session(session).map(|s| s.peer()) else {
+                let peer = inner.core.session(session).map(|s| s.peer().0);
+                let entry = inner.flows.get_mut(&(session, id));
+                // Of a session that is over, what was said whole is still heard.
+                let left = entry.as_ref().filter(|e| e.remains.is_some());
+                let Some(peer) = peer.or(left.and_then(|e| e.opener)) else {
                     continue;
                 };
-                if let Some(entry) = inner.flows.get_mut(&(session, id)) {
+                if let Some(entry) = entry {
                     entry.unclaimed = false;
                 }
-                return Poll::Ready(Some(Flow::new(self.clone(), session, id, peer.0)));
+                return Poll::Ready(Some(Flow::new(self.clone(), session, id, peer)));
             }
             inner.acceptor = Some(cx.waker().clone());
             Poll::Pending
@@ -490,6 +498,7 @@ impl Engine {
                 Event::Opened(flow) if inner.accepts || inner.relaying.hears(session) => {
                     let entry = Entry {
                         unclaimed: true,
+                        opener: inner.core.session(session).map(|s| s.peer().0),
                         ..Entry::default()
                     };
                     inner.flows.insert((session, *flow), entry);
@@ -529,6 +538,12 @@ impl Engine {
                         drawn.done = false;
                         inner.draw_from(session, *flow);
                     }
+                }
+                Event::Remains { flow, pieces } => {
+                    if let Some(entry) = inner.flows.get_mut(&(session, *flow)) {
+                        entry.remains = Some(pieces.iter().cloned().collect());
+                    }
+                    continue;
                 }
                 Event::Ended { flow, end } => {
                     if let Some(entry) = inner.flows.get_mut(&(session, *flow)) {

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock;
 use crate::datagrams::Connection;
-use crate::engine::{Drawn, Shared};
+use crate::engine::{Drawn, Entry, Shared};
 use crate::hosting::Hosting;
 use crate::rest;
 use crate::source::{Asleep, FlowIo, HostKey, Source};
@@ -153,12 +153,24 @@ impl Flow {
             .with(self.session, |s| s.set_deadline(id, deadline));
     }
 
+    /// Bytes that were written so far.
+    pub fn written(&self) -> u64 {
+        self.send_end()
+    }
+
     /// Bytes that the other end has acknowledged without a gap.
     pub fn acknowledged(&self) -> u64 {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
         let offsets = session.and_then(|s| s.send_offsets(self.id));
         offsets.map_or(0, |(_, acknowledged)| acknowledged)
+    }
+
+    /// Whether the other end has all that was written, the end included if there is one.
+    pub fn is_flushed(&self) -> bool {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.is_some_and(|s| s.is_flushed(self.id))
     }
 
     /// Everything read below `offset` is safe on disk: the sender need not keep it.
@@ -213,6 +225,13 @@ impl Flow {
                 entry.reader = Some(cx.waker().clone());
                 Poll::Pending
             }
+            (
+                Ok(Err(FlowError::Gone)) | Err(_),
+                Some(Entry {
+                    remains: Some(remains),
+                    ..
+                }),
+            ) => Poll::Ready(Ok(remains.pop_front())),
             (Ok(Err(FlowError::Gone)) | Err(_), Some(entry)) => match entry.end {
                 Some(FlowEnd::Complete) => Poll::Ready(Ok(None)),
                 Some(end) => Poll::Ready(Err(error_of(end))),
@@ -307,6 +326,22 @@ impl AsyncRead for Flow {
             }
             (Ok(Ok(Some(n))), _) => {
                 buf.advance(n);
+                Poll::Ready(Ok(()))
+            }
+            (
+                Ok(Err(FlowError::Gone)) | Err(_),
+                Some(Entry {
+                    remains: Some(remains),
+                    ..
+                }),
+            ) => {
+                if let Some(piece) = remains.front_mut() {
+                    let n = piece.len().min(buf.remaining());
+                    buf.put_slice(&piece.split_to(n));
+                    if piece.is_empty() {
+                        remains.pop_front();
+                    }
+                }
                 Poll::Ready(Ok(()))
             }
             (Ok(Err(FlowError::Gone)) | Err(_), Some(entry)) => match entry.end {

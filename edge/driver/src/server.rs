@@ -178,15 +178,19 @@ impl Server {
         written
     }
 
+    /// Tells every device that this host stops: for who cannot wait for [`Server::close`].
+    pub fn say_goodbye(&self) {
+        let mut inner = self.shared.inner.lock();
+        for id in inner.core.ids() {
+            let _ = inner.core.with(id, |s| s.close(0, "the proxy is stopping"));
+        }
+        drop(inner);
+        self.shared.wake();
+    }
+
     /// Tells every device that this host stops, and stops.
     pub async fn close(&self) {
-        {
-            let mut inner = self.shared.inner.lock();
-            for id in inner.core.ids() {
-                let _ = inner.core.with(id, |s| s.close(0, "the proxy is stopping"));
-            }
-        }
-        self.shared.wake();
+        self.say_goodbye();
         // The closes leave in the task's next turn.
         tokio::time::sleep(CLOSE_GRACE).await;
         self.shared.stop();

@@ -187,6 +187,49 @@ async fn a_dropped_flow_resets_what_is_not_over() {
 }
 
 #[tokio::test]
+async fn what_was_sent_whole_is_read_after_its_sender_has_left() {
+    let server = server(Admission::Anybody);
+    let device = device(&server).await;
+    let sent: Vec<u8> = (0..100_000).map(pattern).collect();
+    let mut flows = Vec::new();
+    for _ in 0..2 {
+        let mut flow = device.open(FlowSettings::default()).unwrap();
+        flow.write_all(&sent).await.unwrap();
+        flow.shutdown().await.unwrap();
+        flows.push(flow);
+    }
+    let mut half = device.open(FlowSettings::default()).unwrap();
+    half.write_all(b"not all").await.unwrap();
+    let mut first = within(server.accept()).await.unwrap();
+    let delivered = async {
+        while !(flows.iter().all(Flow::is_flushed) && half.is_flushed()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(delivered).await;
+    device.close().await;
+    let gone = async {
+        while server.counts().0 > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(gone).await;
+    let mut got = Vec::new();
+    within(first.read_to_end(&mut got)).await.unwrap();
+    assert_eq!(got, sent);
+    // The second was not even accepted.
+    let mut second = within(server.accept()).await.unwrap();
+    assert_eq!(second.peer(), key(1).public().0);
+    got.clear();
+    while let Some(chunk) = within(second.read_chunk()).await.unwrap() {
+        got.extend_from_slice(&chunk);
+    }
+    assert_eq!(got, sent);
+    let third = tokio::time::timeout(Duration::from_millis(50), server.accept());
+    assert!(third.await.is_err(), "what was not said whole is over");
+}
+
+#[tokio::test]
 async fn many_flows_at_once_on_one_session() {
     let server = Arc::new(server(Admission::Anybody));
     let device = device(&server).await;

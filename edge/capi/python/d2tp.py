@@ -1,0 +1,205 @@
+"""Connections that move between networks and keep deadlines, as ordinary Python sockets.
+
+    import d2tp
+    sock = d2tp.connect("d2tp://host:4433/KEY", deadline=3600)
+    sock.sendall(b"hello")
+
+What `connect` and `Listener.accept` return is a `socket.socket`: its descriptor is the kernel's, so `select`,
+`selectors`, `asyncio.open_connection(sock=...)`, `makefile` and `ssl` work on it. Plain ctypes over libd2tp:
+the bytes never pass through here, so there is nothing to compile. Options are those of docs/sockets.md.
+"""
+
+import ctypes
+import os
+import socket
+import struct
+
+_lib = ctypes.CDLL(os.environ.get("D2TP_LIBRARY", "libd2tp.so.1"), use_errno=True)
+
+_SOL_D2TP = 0xD2
+_DEADLINE, _ESIZE, _POLICY, _BUDGET, _PRIORITY, _IFLATE = range(1, 7)
+_ERROR, _PEERKEY, _PROXY, _HOSTKEY = range(8, 12)
+_TEXT_BYTES = 512
+
+POLICIES = ("free-only", "free-first", "balanced", "fast", "any")
+IF_LATE = ("cell", "wait", "fail")
+
+
+class _AddrInfo(ctypes.Structure):
+    _fields_ = [
+        ("flags", ctypes.c_int),
+        ("family", ctypes.c_int),
+        ("socktype", ctypes.c_int),
+        ("protocol", ctypes.c_int),
+        ("addrlen", ctypes.c_uint),
+        ("addr", ctypes.c_void_p),
+        ("canonname", ctypes.c_char_p),
+        ("next", ctypes.c_void_p),
+    ]
+
+
+def _check(result):
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def _set(fd, name, value):
+    _check(_lib.d2tp_setsockopt(fd, _SOL_D2TP, name, value, len(value)))
+
+
+def _get(fd, level, name, size):
+    value = ctypes.create_string_buffer(size)
+    length = ctypes.c_uint(size)
+    _check(_lib.d2tp_getsockopt(fd, level, name, value, ctypes.byref(length)))
+    return value.raw[: length.value]
+
+
+def _text(fd, name):
+    return _get(fd, _SOL_D2TP, name, _TEXT_BYTES).rstrip(b"\0").decode()
+
+
+def _set_all(fd, deadline=None, size=None, policy=None, budget=None, priority=None, if_late=None, proxy=None):
+    if deadline is not None:
+        _set(fd, _DEADLINE, struct.pack("=q", deadline))
+    if size is not None:
+        _set(fd, _ESIZE, struct.pack("=Q", size))
+    if policy is not None:
+        _set(fd, _POLICY, struct.pack("=i", POLICIES.index(policy)))
+    if budget is not None:
+        _set(fd, _BUDGET, struct.pack("=Q", budget))
+    if priority is not None:
+        _set(fd, _PRIORITY, struct.pack("=i", priority))
+    if if_late is not None:
+        _set(fd, _IFLATE, struct.pack("=i", IF_LATE.index(if_late)))
+    if proxy is not None:
+        _set(fd, _PROXY, proxy.encode())
+
+
+class Socket(socket.socket):
+    """A connected socket that knows what only D2TP knows."""
+
+    def options(self, **options):
+        """Changes options: deadline, size, policy, budget, if_late."""
+        _set_all(self.fileno(), **options)
+
+    @property
+    def deadline(self):
+        """Seconds left, or None."""
+        (left,) = struct.unpack("=q", _get(self.fileno(), _SOL_D2TP, _DEADLINE, 8))
+        return left or None
+
+    @property
+    def cause(self):
+        """Why the connection broke, in words; empty if it did not."""
+        return _text(self.fileno(), _ERROR)
+
+    def flush(self, timeout=None):
+        """Waits until the peer has all that was sent; BlockingIOError if it has not in time."""
+        _check(_lib.d2tp_flush(self.fileno(), -1 if timeout is None else int(timeout * 1000)))
+
+
+def _open(timeout):
+    fd = _check(_lib.d2tp_socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, 0))
+    sock = Socket(fileno=fd)
+    if timeout is not None:
+        # Of connect; afterwards Python's own timeout counts.
+        seconds, micros = int(timeout), int(timeout % 1 * 1e6)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, micros))
+    return sock
+
+
+def connect(address, timeout=None, **options):
+    """To a D2TP server ("d2tp://host:port/KEY"), or to any (host, port) through the proxy.
+
+    Without a timeout it waits for a network. Options: deadline (seconds), size, policy, budget, priority,
+    if_late, proxy. OSError says why not, with the cause in words.
+    """
+    node, service = (address, None) if isinstance(address, str) else (address[0], str(address[1]).encode())
+    found = ctypes.POINTER(_AddrInfo)()
+    if _lib.d2tp_getaddrinfo(node.encode(), service, None, ctypes.byref(found)) != 0:
+        raise OSError(f"not an address: {address!r}")
+    sock = _open(timeout)
+    try:
+        _set_all(sock.fileno(), **options)
+        info = found.contents
+        if _lib.d2tp_connect(sock.fileno(), ctypes.c_void_p(info.addr), info.addrlen) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, sock.cause or os.strerror(number))
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        _lib.d2tp_freeaddrinfo(found)
+    sock.settimeout(timeout)
+    return sock
+
+
+class Listener:
+    """A D2TP server: `address` is what others connect to."""
+
+    def __init__(self, host="127.0.0.1", port=0, backlog=128, **options):
+        self._sock = _open(None)
+        fd = self._sock.fileno()
+        _set_all(fd, **options)
+        at = struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(host) + bytes(8)
+        _check(_lib.d2tp_bind(fd, at, len(at)))
+        _check(_lib.d2tp_listen(fd, backlog))
+        name = ctypes.create_string_buffer(16)
+        length = ctypes.c_uint(16)
+        _check(_lib.d2tp_getsockname(fd, name, ctypes.byref(length)))
+        (self.port,) = struct.unpack("!H", name.raw[2:4])
+        self.address = f"d2tp://{host}:{self.port}/{_text(fd, _HOSTKEY)}"
+
+    def fileno(self):
+        """For select and event loops."""
+        return self._sock.fileno()
+
+    def accept(self):
+        """The next connection."""
+        return Socket(fileno=_check(_lib.d2tp_accept4(self.fileno(), None, None, socket.SOCK_CLOEXEC)))
+
+    def close(self):
+        """No more are taken."""
+        _check(_lib.d2tp_close(self._sock.detach()))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def requests_session(**options):
+    """A `requests.Session` whose connections are D2TP's, with these options of `connect`."""
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3.connection import HTTPConnection, HTTPSConnection
+    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+    def over_d2tp(kind):
+        class Over(kind):
+            def _new_conn(self):
+                timeout = self.timeout if isinstance(self.timeout, (int, float)) else None
+                return connect((self.host, self.port), timeout, **options)
+
+        return Over
+
+    class HttpPool(HTTPConnectionPool):
+        ConnectionCls = over_d2tp(HTTPConnection)
+
+    class HttpsPool(HTTPSConnectionPool):
+        ConnectionCls = over_d2tp(HTTPSConnection)
+
+    class Adapter(HTTPAdapter):
+        def init_poolmanager(self, *args, **kwargs):
+            super().init_poolmanager(*args, **kwargs)
+            self.poolmanager.pool_classes_by_scheme = {"http": HttpPool, "https": HttpsPool}
+
+    session = requests.Session()
+    # What the environment says of HTTP proxies is not for connections that have one already.
+    session.trust_env = False
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, Adapter())
+    return session

@@ -1,0 +1,67 @@
+"""Blocking sockets, asyncio and requests, each over D2TP. tests/python.rs runs it.
+
+    example.py PROXY URL     PROXY: d2tp://host:port/KEY; URL: of an origin that it reaches
+"""
+
+import asyncio
+import sys
+import threading
+
+import d2tp
+
+
+def echo(listener, connections):
+    for _ in range(connections):
+        with listener.accept() as sock:
+            while data := sock.recv(65536):
+                sock.sendall(data)
+
+
+def blocking(address):
+    with d2tp.connect(address, timeout=20, deadline=60, policy="free-only") as sock:
+        assert 0 < sock.deadline <= 60
+        sock.sendall(b"blocking")
+        sock.flush(10)
+        assert sock.recv(8) == b"blocking"
+        sock.options(deadline=0)
+        assert sock.deadline is None and sock.cause == ""
+    print("blocking ok")
+
+
+async def streams(address):
+    async def one(number):
+        reader, writer = await asyncio.open_connection(sock=d2tp.connect(address, timeout=20))
+        message = bytes([number]) * 100_000
+        writer.write(message)
+        writer.write_eof()
+        assert await reader.read() == message
+        writer.close()
+
+    await asyncio.gather(*(one(number) for number in range(5)))
+    print("asyncio ok")
+
+
+def fetch(proxy, url):
+    try:
+        session = d2tp.requests_session(proxy=proxy, deadline=60)
+    except ImportError:
+        print("requests is not installed")
+        return
+    answer = session.get(url)
+    assert answer.status_code == 200, answer
+    print("requests ok:", answer.text)
+
+
+def refused(proxy):
+    try:
+        d2tp.connect(("nobody.example", 80), proxy=proxy)
+    except OSError as error:
+        print("refused:", error)
+
+
+with d2tp.Listener() as listener:
+    threading.Thread(target=echo, args=(listener, 6)).start()
+    blocking(listener.address)
+    asyncio.run(streams(listener.address))
+fetch(sys.argv[1], sys.argv[2])
+refused(sys.argv[1])

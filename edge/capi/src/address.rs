@@ -1,0 +1,226 @@
+//! Who is at the far end, in the forms that C programs give and get: `sockaddr_in`, `sockaddr_in6`,
+//! and `sockaddr_d2tp`, which holds a name and the key of a server.
+//!
+//! ```text
+//!  sockaddr_d2tp   family  port   key          host, ends with 0
+//!                  2       2      32           92                   = sizeof(struct sockaddr_storage)
+//! ```
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use d2tp_driver::{PublicKey, ServerAddress};
+use libc::{c_int, c_void, sa_family_t, sockaddr_in, sockaddr_in6, socklen_t};
+
+use crate::errno::{Answer, Errno};
+use crate::memory;
+
+/// The address family of names with keys. Not one of the kernel's, which end below 64.
+pub(crate) const AF_D2TP: c_int = 210;
+/// Bytes of a name, without the 0 at its end.
+pub(crate) const HOST_BYTES_MAX: usize = 91;
+
+/// `struct sockaddr_d2tp` of the header.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SockaddrD2tp {
+    pub(crate) sd_family: sa_family_t,
+    pub(crate) sd_port: u16,
+    pub(crate) sd_key: [u8; 32],
+    pub(crate) sd_host: [u8; HOST_BYTES_MAX + 1],
+}
+
+/// Where a socket leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Name {
+    /// An address.
+    Ip(SocketAddr),
+    /// A name; with a key, of a D2TP server.
+    Host {
+        host: String,
+        port: u16,
+        key: Option<PublicKey>,
+    },
+}
+
+impl Name {
+    /// Reads what a program points at, for a socket of `domain`.
+    pub(crate) fn read(from: *const c_void, len: socklen_t, domain: c_int) -> Answer<Name> {
+        let len = len as usize;
+        if !(size_of::<sa_family_t>()..=size_of::<libc::sockaddr_storage>()).contains(&len) {
+            return Err(Errno(libc::EINVAL));
+        }
+        let mut bytes = memory::read(from, len)?;
+        let family = c_int::from(sa_family_t::from_ne_bytes([bytes[0], bytes[1]]));
+        let least = match family {
+            libc::AF_INET => size_of::<sockaddr_in>(),
+            libc::AF_INET6 if domain == libc::AF_INET => return Err(Errno(libc::EAFNOSUPPORT)),
+            // sin6_scope_id came later (RFC 2553); the kernel does without it too.
+            libc::AF_INET6 => size_of::<sockaddr_in6>() - 4,
+            AF_D2TP => size_of::<SockaddrD2tp>(),
+            _ => return Err(Errno(libc::EAFNOSUPPORT)),
+        };
+        if len < least {
+            return Err(Errno(libc::EINVAL));
+        }
+        bytes.resize(size_of::<libc::sockaddr_storage>(), 0);
+        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+        Ok(match family {
+            libc::AF_INET => {
+                let ip: [u8; 4] = bytes[4..8].try_into().expect("four bytes");
+                Name::Ip((Ipv4Addr::from(ip), port).into())
+            }
+            libc::AF_INET6 => {
+                let ip: [u8; 16] = bytes[8..24].try_into().expect("sixteen bytes");
+                let scope = u32::from_ne_bytes(bytes[24..28].try_into().expect("four bytes"));
+                Name::Ip(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope).into())
+            }
+            _ => {
+                let key: [u8; 32] = bytes[4..36].try_into().expect("thirty-two bytes");
+                let host = &bytes[36..];
+                let end = host.iter().position(|b| *b == 0);
+                let host = end.and_then(|end| std::str::from_utf8(&host[..end]).ok());
+                let host = host.filter(|host| !host.is_empty());
+                Name::Host {
+                    host: host.ok_or(Errno(libc::EINVAL))?.to_owned(),
+                    port,
+                    key: (key != [0; 32]).then_some(PublicKey(key)),
+                }
+            }
+        })
+    }
+
+    /// As bytes of a sockaddr; an IPv4 address of an IPv6 socket is a mapped one.
+    pub(crate) fn to_bytes(&self, domain: c_int) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(size_of::<SockaddrD2tp>());
+        match self {
+            Name::Ip(address) => match (address.ip(), domain) {
+                (IpAddr::V4(ip), d) if d != libc::AF_INET6 => {
+                    bytes.extend((libc::AF_INET as sa_family_t).to_ne_bytes());
+                    bytes.extend(address.port().to_be_bytes());
+                    bytes.extend(ip.octets());
+                    bytes.resize(size_of::<sockaddr_in>(), 0);
+                }
+                (ip, _) => {
+                    let ip = match ip {
+                        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                        IpAddr::V6(ip) => ip,
+                    };
+                    let scope = match address {
+                        SocketAddr::V6(v6) => v6.scope_id(),
+                        SocketAddr::V4(_) => 0,
+                    };
+                    bytes.extend((libc::AF_INET6 as sa_family_t).to_ne_bytes());
+                    bytes.extend(address.port().to_be_bytes());
+                    bytes.extend([0; 4]);
+                    bytes.extend(ip.octets());
+                    bytes.extend(scope.to_ne_bytes());
+                }
+            },
+            Name::Host { host, port, key } => {
+                bytes.extend((AF_D2TP as sa_family_t).to_ne_bytes());
+                bytes.extend(port.to_be_bytes());
+                bytes.extend(key.map_or([0; 32], |key| key.0));
+                bytes.extend(host.as_bytes());
+                bytes.resize(size_of::<SockaddrD2tp>(), 0);
+            }
+        }
+        bytes
+    }
+
+    /// `host:port` as CONNECT wants it.
+    pub(crate) fn authority(&self) -> String {
+        match self {
+            Name::Ip(address) => unmapped(*address).to_string(),
+            Name::Host { host, port, .. } if host.contains(':') => format!("[{host}]:{port}"),
+            Name::Host { host, port, .. } => format!("{host}:{port}"),
+        }
+    }
+
+    /// The D2TP server of this key there.
+    pub(crate) fn server(&self, key: PublicKey) -> ServerAddress {
+        let (host, port) = match self {
+            Name::Ip(address) => (unmapped(*address).ip().to_string(), address.port()),
+            Name::Host { host, port, .. } => (host.clone(), *port),
+        };
+        ServerAddress { host, port, key }
+    }
+}
+
+/// An IPv4 address that was written as an IPv6 one is an IPv4 address; any address of this host is
+/// itself, to who connects (as for the kernel's sockets).
+fn unmapped(address: SocketAddr) -> SocketAddr {
+    let ip = address.ip().to_canonical();
+    let ip = match ip {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    match (ip, address) {
+        (IpAddr::V6(ip), SocketAddr::V6(v6)) => {
+            SocketAddrV6::new(ip, v6.port(), 0, v6.scope_id()).into()
+        }
+        (ip, address) => (ip, address.port()).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn back(name: &Name) -> Answer<Name> {
+        let bytes = name.to_bytes(libc::AF_INET);
+        Name::read(
+            bytes.as_ptr().cast(),
+            bytes.len() as socklen_t,
+            libc::AF_INET6,
+        )
+    }
+
+    #[test]
+    fn addresses_and_names_come_back() {
+        for text in ["192.0.2.1:80", "[2001:db8::1]:443"] {
+            let name = Name::Ip(text.parse().unwrap());
+            assert_eq!(back(&name), Ok(name));
+        }
+        for key in [None, Some(PublicKey([7; 32]))] {
+            let name = Name::Host {
+                host: "h".repeat(HOST_BYTES_MAX),
+                port: 9,
+                key,
+            };
+            assert_eq!(name.to_bytes(libc::AF_INET).len(), 128);
+            assert_eq!(back(&name), Ok(name));
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_an_error_and_no_crash() {
+        let v4 = Name::Ip("192.0.2.1:80".parse().unwrap()).to_bytes(libc::AF_INET);
+        let read =
+            |from: *const u8, len: usize| Name::read(from.cast(), len as socklen_t, libc::AF_INET6);
+        assert_eq!(read(std::ptr::null(), 16), Err(Errno(libc::EFAULT)));
+        assert_eq!(read(8 as *const u8, 16), Err(Errno(libc::EFAULT)));
+        assert_eq!(read(v4.as_ptr(), 15), Err(Errno(libc::EINVAL)));
+        assert_eq!(read(v4.as_ptr(), 1), Err(Errno(libc::EINVAL)));
+        assert_eq!(read(v4.as_ptr(), 500), Err(Errno(libc::EINVAL)));
+        let unix = [1u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(read(unix.as_ptr(), 16), Err(Errno(libc::EAFNOSUPPORT)));
+        let mut endless = [b'h'; 128];
+        endless[..2].copy_from_slice(&(AF_D2TP as sa_family_t).to_ne_bytes());
+        assert_eq!(read(endless.as_ptr(), 128), Err(Errno(libc::EINVAL)));
+    }
+
+    #[test]
+    fn an_ipv6_socket_hears_of_ipv4_addresses_as_mapped_ones() {
+        let name = Name::Ip("192.0.2.1:80".parse().unwrap());
+        let bytes = name.to_bytes(libc::AF_INET6);
+        let mapped = Name::read(
+            bytes.as_ptr().cast(),
+            bytes.len() as socklen_t,
+            libc::AF_INET6,
+        )
+        .unwrap();
+        assert_eq!(mapped.authority(), "192.0.2.1:80");
+        assert_eq!(bytes.len(), size_of::<sockaddr_in6>());
+    }
+}

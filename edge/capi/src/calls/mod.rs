@@ -1,0 +1,46 @@
+//! The functions of `d2tp.h`. Each does what BSD's does; what a socket that is none of ours is asked goes
+//! to the kernel as it is, so that programs may use one set of calls for all descriptors.
+//!
+//! | file | |
+//! |---|---|
+//! | `open` | socket, bind, listen, accept, connect, shutdown, close |
+//! | `transfer` | send, recv, sendmsg, recvmsg, read, write, flush |
+//! | `names` | getsockname, getpeername, getaddrinfo |
+//! | `sockopt` | getsockopt, setsockopt, fcntl |
+//! | `wait` | select, poll, network_changed, dlock |
+
+mod names;
+mod open;
+mod sockopt;
+mod transfer;
+mod wait;
+
+pub use names::*;
+pub use open::*;
+pub use sockopt::*;
+pub use transfer::*;
+pub use wait::*;
+
+use libc::{c_int, ssize_t};
+
+use crate::errno::{Answer, Errno};
+
+/// As C hears of it. A panic of ours must not run into C's frames.
+fn answer(call: impl FnOnce() -> Answer<c_int>) -> c_int {
+    let call = std::panic::AssertUnwindSafe(call);
+    let said = std::panic::catch_unwind(call).unwrap_or(Err(Errno(libc::EIO)));
+    said.unwrap_or_else(|errno| {
+        errno.set();
+        -1
+    })
+}
+
+/// The same for what counts bytes.
+fn counted(call: impl FnOnce() -> Answer<ssize_t>) -> ssize_t {
+    let call = std::panic::AssertUnwindSafe(call);
+    let said = std::panic::catch_unwind(call).unwrap_or(Err(Errno(libc::EIO)));
+    said.unwrap_or_else(|errno| {
+        errno.set();
+        -1
+    })
+}

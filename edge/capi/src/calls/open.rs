@@ -1,0 +1,432 @@
+//! Sockets come, lead somewhere, and go.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use libc::{c_int, c_void, sockaddr, socklen_t};
+
+use super::answer;
+use crate::address::Name;
+use crate::connect::{self, Call, server_of};
+use crate::engine;
+use crate::errno::{Answer, Errno, check};
+use crate::listen::{self, Ear};
+use crate::memory;
+use crate::pair;
+use crate::table::{self, Fate, Socket};
+
+const TYPE_FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+
+/// A socket over D2TP: AF_INET or AF_INET6, SOCK_STREAM.
+#[unsafe(no_mangle)]
+pub extern "C" fn d2tp_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    answer(|| {
+        if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
+        if kind & !TYPE_FLAGS != libc::SOCK_STREAM {
+            return Err(Errno(libc::EPROTONOSUPPORT));
+        }
+        if !matches!(protocol, 0 | libc::IPPROTO_TCP) {
+            return Err(Errno(libc::EPROTONOSUPPORT));
+        }
+        // Its port is needed by whatever comes next, and a failure is best told here.
+        engine::get()?;
+        let fd = pair::program_socket(kind & TYPE_FLAGS)?;
+        table::insert(table::cookie(fd)?, Socket::new(domain));
+        Ok(fd)
+    })
+}
+
+/// The socket, if its engine is ours.
+fn ours(fd: RawFd) -> Answer<Option<(u64, Socket)>> {
+    match table::find(fd)? {
+        Some((_, socket)) if !socket.is_ours() => Err(Errno(libc::EOPNOTSUPP)),
+        known => Ok(known),
+    }
+}
+
+/// Takes a UDP address to listen at.
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    answer(|| {
+        let Some((cookie, socket)) = ours(fd)? else {
+            // SAFETY: the kernel checks.
+            return check(unsafe { libc::bind(fd, address, len) });
+        };
+        let Name::Ip(place) = Name::read(address.cast::<c_void>(), len, socket.domain)? else {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        };
+        if socket.domain == libc::AF_INET6 && place.is_ipv4() {
+            return Err(Errno(libc::EINVAL));
+        }
+        if socket.bound.is_some() || socket.fate.is_some() {
+            return Err(Errno(libc::EINVAL));
+        }
+        bind_to(fd, cookie, place)
+    })
+}
+
+fn bind_to(fd: RawFd, cookie: u64, place: SocketAddr) -> Answer<c_int> {
+    let port = match pair::local_port(fd)? {
+        // The kernel binds a socket once; an attempt before this one may have got that far.
+        0 => pair::bind_program(fd)?,
+        port => port,
+    };
+    let bound = engine::get()?.ask(move |home, reply| {
+        let home = home.clone();
+        tokio::task::spawn_local(async move {
+            let _ = reply.send(home.posts.bind(cookie, port, place).await);
+        });
+    })??;
+    table::change(cookie, |socket| {
+        socket.bound = Some(port);
+        socket.local = Some(Name::Ip(bound));
+    });
+    Ok(0)
+}
+
+/// Lets others' flows come to the socket's address.
+#[unsafe(no_mangle)]
+pub extern "C" fn d2tp_listen(fd: c_int, backlog: c_int) -> c_int {
+    answer(|| {
+        let Some((cookie, socket)) = ours(fd)? else {
+            // SAFETY: plain numbers.
+            return check(unsafe { libc::listen(fd, backlog) });
+        };
+        if socket.fate.is_some() {
+            return Err(Errno(libc::EINVAL));
+        }
+        if socket.listens {
+            // SAFETY: plain numbers.
+            return check(unsafe { libc::listen(fd, backlog) });
+        }
+        if socket.bound.is_none() {
+            let any = match socket.domain {
+                libc::AF_INET6 => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+                _ => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+            };
+            bind_to(fd, cookie, any)?;
+        }
+        let engine = engine::get()?;
+        // Before it listens: nobody else may call it.
+        pair::guard_listener(fd, engine.port)?;
+        // SAFETY: plain numbers.
+        check(unsafe { libc::listen(fd, backlog) })?;
+        let socket = table::change(cookie, |socket| socket.clone()).ok_or(Errno(libc::EBADF))?;
+        let address = socket.local.as_ref().and_then(local_address);
+        let address = address.ok_or(Errno(libc::EINVAL))?;
+        let ear = Ear {
+            cookie,
+            port: pair::local_port(fd)?,
+            domain: socket.domain,
+            options: socket.options,
+        };
+        engine.ask(move |home, reply| {
+            let home = home.clone();
+            tokio::task::spawn_local(async move {
+                let _ = reply.send(listen::listen(&home, address, ear).await);
+            });
+        })??;
+        table::change(cookie, |socket| socket.listens = true);
+        Ok(0)
+    })
+}
+
+fn local_address(name: &Name) -> Option<SocketAddr> {
+    match name {
+        Name::Ip(address) => Some(*address),
+        Name::Host { .. } => None,
+    }
+}
+
+/// The next connection.
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_accept(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: as promised.
+    unsafe { d2tp_accept4(fd, address, len, 0) }
+}
+
+/// The same with SOCK_NONBLOCK and SOCK_CLOEXEC.
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_accept4(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    answer(|| {
+        let Some((_, listener)) = table::find(fd)? else {
+            // SAFETY: the kernel checks.
+            return check(unsafe { libc::accept4(fd, address, len, flags) });
+        };
+        // SAFETY: sockaddr_in is plain numbers.
+        let mut from: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+        let mut from_len = size_of::<libc::sockaddr_in>() as socklen_t;
+        // SAFETY: the place has the length that is said.
+        let new =
+            check(unsafe { libc::accept4(fd, (&raw mut from).cast(), &mut from_len, flags) })?;
+        let name = Ipv4Addr::from(u32::from_be(from.sin_addr.s_addr));
+        // In a child of the listener's process nobody is announced: there it has no far end to tell.
+        let socket = table::arrive(name).unwrap_or(Socket {
+            pid: listener.pid,
+            local: listener.local.clone(),
+            ..Socket::new(listener.domain)
+        });
+        let peer = socket.peer.clone();
+        let told = table::cookie(new).and_then(|cookie| {
+            table::insert(cookie, socket);
+            if address.is_null() {
+                return Ok(());
+            }
+            let unknown = Name::Ip((Ipv4Addr::UNSPECIFIED, 0).into());
+            let bytes = peer.unwrap_or(unknown).to_bytes(listener.domain);
+            memory::answer(&bytes, address.cast(), len, bytes.len())
+        });
+        told.inspect_err(|_| {
+            // SAFETY: just made, and nobody knows it.
+            unsafe { libc::close(new) };
+        })?;
+        Ok(new)
+    })
+}
+
+/// Leads to a D2TP server whose key is known, or to any host through the proxy.
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_connect(
+    fd: c_int,
+    address: *const sockaddr,
+    len: socklen_t,
+) -> c_int {
+    answer(|| {
+        let Some((cookie, socket)) = ours(fd)? else {
+            // SAFETY: the kernel checks.
+            return check(unsafe { libc::connect(fd, address, len) });
+        };
+        let to = Name::read(address.cast::<c_void>(), len, socket.domain)?;
+        // What can never be is said before the kernel's socket has begun anything.
+        if let Err(fault) = server_of(&to, &socket.options) {
+            table::change(cookie, |socket| socket.cause = Some(fault.text));
+            return Err(Errno(fault.errno));
+        }
+        let engine = engine::get()?;
+        let blocks = !is_nonblocking(fd)?;
+        match begin(fd, engine.port, blocks) {
+            Err(Errno(libc::EINPROGRESS)) => {}
+            // It is under way, by an earlier call that was interrupted.
+            Err(Errno(libc::EALREADY)) if blocks => return until_made(fd, engine.port, blocks),
+            other => return other,
+        }
+        let fate = Fate::new();
+        let from = pair::local_port(fd)?;
+        let options = table::change(cookie, |socket| {
+            socket.fate = Some(fate.clone());
+            socket.peer = Some(to.clone());
+            let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, from));
+            socket.local.get_or_insert(Name::Ip(any));
+            socket.options.clone()
+        });
+        let call = Call {
+            cookie,
+            from,
+            to,
+            options: options.ok_or(Errno(libc::EBADF))?,
+            fate,
+        };
+        engine.tell(|home| {
+            tokio::task::spawn_local(connect::run(home.clone(), call));
+        });
+        match blocks {
+            true => until_made(fd, engine.port, blocks),
+            false => Err(Errno(libc::EINPROGRESS)),
+        }
+    })
+}
+
+fn is_nonblocking(fd: RawFd) -> Answer<bool> {
+    // SAFETY: plain numbers.
+    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    Ok(flags & libc::O_NONBLOCK != 0)
+}
+
+/// The kernel's own `connect`, to the engine's port, which never blocks.
+fn begin(fd: RawFd, port: u16, blocks: bool) -> Answer<c_int> {
+    let address = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from(Ipv4Addr::LOCALHOST).to_be(),
+        },
+        sin_zero: [0; 8],
+    };
+    // For the moment of the call: what waits on an unconnected socket does not mind.
+    let switch = |on: bool| {
+        if blocks {
+            // SAFETY: plain numbers.
+            unsafe {
+                let flags = libc::fcntl(fd, libc::F_GETFL);
+                let changed = match on {
+                    true => flags | libc::O_NONBLOCK,
+                    false => flags & !libc::O_NONBLOCK,
+                };
+                libc::fcntl(fd, libc::F_SETFL, changed);
+            }
+        }
+    };
+    switch(true);
+    // SAFETY: a whole sockaddr_in.
+    let begun = check(unsafe {
+        libc::connect(
+            fd,
+            (&raw const address).cast(),
+            size_of::<libc::sockaddr_in>() as socklen_t,
+        )
+    });
+    switch(false);
+    begun.map_err(|errno| table::translate(fd, errno))
+}
+
+/// Waits as a blocking `connect` does: as long as SO_SNDTIMEO says.
+fn until_made(fd: RawFd, port: u16, blocks: bool) -> Answer<c_int> {
+    let until = send_timeout(fd).map(|timeout| Instant::now() + timeout);
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        // Rounded up: not to wake just before.
+        let left_ms = left.map_or(-1, |left| left.as_millis().min(1 << 30) as c_int + 1);
+        // SAFETY: one pollfd.
+        let ready = check(unsafe { libc::poll(&mut poll, 1, left_ms) })?;
+        if ready > 0 {
+            break;
+        }
+        if left.is_some_and(|left| left.is_zero()) {
+            // As the kernel says it (socket(7)).
+            return Err(Errno(libc::EINPROGRESS));
+        }
+    }
+    let mut error: c_int = 0;
+    let mut len = size_of::<c_int>() as socklen_t;
+    // SAFETY: the place has the length that is said.
+    check(unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_ERROR,
+            (&raw mut error).cast(),
+            &mut len,
+        )
+    })?;
+    match table::translate(fd, Errno(error)) {
+        Errno(0) => {}
+        errno => return Err(errno),
+    }
+    // The kernel's socket takes note that it was told.
+    match begin(fd, port, blocks) {
+        Ok(_) | Err(Errno(libc::EISCONN)) => Ok(0),
+        other => other,
+    }
+}
+
+fn send_timeout(fd: RawFd) -> Option<Duration> {
+    let mut time = libc::timeval {
+        tv_sec: 0,
+        tv_usec: 0,
+    };
+    let mut len = size_of::<libc::timeval>() as socklen_t;
+    // SAFETY: the place has the length that is said.
+    let got = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_SNDTIMEO,
+            (&raw mut time).cast(),
+            &mut len,
+        )
+    };
+    let timeout =
+        Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64);
+    (got == 0 && !timeout.is_zero()).then_some(timeout)
+}
+
+/// Ends one direction or both.
+#[unsafe(no_mangle)]
+pub extern "C" fn d2tp_shutdown(fd: c_int, how: c_int) -> c_int {
+    // SAFETY: plain numbers.
+    answer(|| check(unsafe { libc::shutdown(fd, how) }))
+}
+
+/// Gives the descriptor back. With SO_LINGER it waits until the peer has what was written.
+#[unsafe(no_mangle)]
+pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
+    answer(|| {
+        let known = table::find(fd).ok().flatten();
+        if let Some((_, socket)) = &known
+            && socket.is_ours()
+            && let Some(fate) = &socket.fate
+            && let Some(linger) = linger(fd)
+        {
+            // Its time is over or the peer has it all: closed it is either way, as by the kernel.
+            let _ = super::transfer::flush(fd, fate, Some(linger));
+        }
+        // SAFETY: the caller gives it back.
+        let closed = check(unsafe { libc::close(fd) });
+        if let Some((cookie, socket)) = known {
+            table::forget(cookie);
+            if socket.bound.is_some()
+                && socket.is_ours()
+                && let Some(engine) = engine::running()
+            {
+                // When this returns the address is free again.
+                engine.ask(move |home, reply| {
+                    let home = home.clone();
+                    tokio::task::spawn_local(async move {
+                        home.posts.on_close(cookie).await;
+                        let _ = reply.send(());
+                    });
+                })?;
+            }
+        }
+        closed
+    })
+}
+
+fn linger(fd: RawFd) -> Option<Duration> {
+    let mut linger = libc::linger {
+        l_onoff: 0,
+        l_linger: 0,
+    };
+    let mut len = size_of::<libc::linger>() as socklen_t;
+    // SAFETY: the place has the length that is said.
+    let got = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw mut linger).cast(),
+            &mut len,
+        )
+    };
+    let lingers = got == 0 && linger.l_onoff != 0 && linger.l_linger > 0;
+    lingers.then(|| Duration::from_secs(linger.l_linger as u64))
+}

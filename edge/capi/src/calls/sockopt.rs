@@ -1,0 +1,182 @@
+//! Options: BSD's go to the kernel, ours to the table and to the flow.
+
+use libc::{c_int, c_long, c_void, socklen_t};
+
+use super::answer;
+use crate::errno::{Answer, Errno, Fault, check};
+use crate::info::D2tpInfo;
+use crate::options::{self, Options, SO_ERROR, SO_HOSTKEY, SO_INFO, SOL_D2TP, VALUE_BYTES_MAX};
+use crate::table::{self, Socket};
+use crate::{engine, memory};
+
+/// setsockopt(2)
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    answer(|| {
+        let known = table::find(fd)?;
+        match (level, known) {
+            (SOL_D2TP, Some((cookie, socket))) => set(cookie, &socket, name, value, len),
+            (SOL_D2TP, None) => Err(Errno(libc::ENOPROTOOPT)),
+            (libc::SOL_SOCKET, Some(_)) if is_the_engines(name) => Err(Errno(libc::ENOPROTOOPT)),
+            // What it would say of packets, D2TP decides; the kernel's socket is one of IPv4.
+            (libc::IPPROTO_IPV6, Some((_, socket))) if socket.domain == libc::AF_INET6 => Ok(0),
+            // SAFETY: the kernel checks.
+            _ => check(unsafe { libc::setsockopt(fd, level, name, value, len) }),
+        }
+    })
+}
+
+/// What would cut the program's end off from the engine's: links are chosen by policy.
+fn is_the_engines(name: c_int) -> bool {
+    matches!(
+        name,
+        libc::SO_BINDTODEVICE
+            | libc::SO_ATTACH_FILTER
+            | libc::SO_DETACH_FILTER
+            | libc::SO_DONTROUTE
+    )
+}
+
+fn set(
+    cookie: u64,
+    socket: &Socket,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Answer<c_int> {
+    if !socket.is_ours() {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    if len as usize > VALUE_BYTES_MAX {
+        return Err(Errno(libc::EINVAL));
+    }
+    let value = memory::read(value, len as usize)?;
+    let changed: Option<Answer<_>> = table::change(cookie, |socket| {
+        let begun = socket.fate.is_some();
+        socket.options.set(name, &value, begun)?;
+        Ok((socket.options.clone(), socket.fate.clone()))
+    });
+    let (options, fate) = changed.ok_or(Errno(libc::EBADF))??;
+    if let Some(fate) = fate {
+        engine::get()?.tell(move |home| {
+            if let Some(held) = home.flows.borrow().get(&fate.serial) {
+                if name == options::SO_DEADLINE || name == options::SO_IFLATE {
+                    held.flow.borrow().set_deadline(options.within());
+                }
+                *held.options.borrow_mut() = options;
+                held.changed.notify_one();
+            }
+        });
+    }
+    Ok(0)
+}
+
+/// getsockopt(2)
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    answer(|| {
+        let Some((_, socket)) = table::find(fd)? else {
+            // SAFETY: the kernel checks.
+            return match level {
+                SOL_D2TP => Err(Errno(libc::ENOPROTOOPT)),
+                _ => check(unsafe { libc::getsockopt(fd, level, name, value, len) }),
+            };
+        };
+        let bytes = match (level, name) {
+            (SOL_D2TP, _) => get(&socket, name)?,
+            (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.domain.to_ne_bytes().to_vec(),
+            (libc::SOL_SOCKET, libc::SO_ERROR) => pending(fd)?.to_ne_bytes().to_vec(),
+            // SAFETY: the kernel checks.
+            _ => return check(unsafe { libc::getsockopt(fd, level, name, value, len) }),
+        };
+        let room = memory::read(len.cast(), size_of::<socklen_t>())?;
+        let room = u32::from_ne_bytes(room.try_into().map_err(|_| Errno(libc::EFAULT))?) as usize;
+        memory::answer(&bytes, value, len, bytes.len().min(room))?;
+        Ok(0)
+    })
+}
+
+/// The error that waits for the program, as it was; asking takes it away.
+fn pending(fd: c_int) -> Answer<c_int> {
+    let mut error: c_int = 0;
+    let mut len = size_of::<c_int>() as socklen_t;
+    // SAFETY: the place has the length that is said.
+    check(unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_ERROR,
+            (&raw mut error).cast(),
+            &mut len,
+        )
+    })?;
+    Ok(table::translate(fd, Errno(error)).0)
+}
+
+fn get(socket: &Socket, name: c_int) -> Answer<Vec<u8>> {
+    match name {
+        SO_INFO => Ok(info(socket)?.to_bytes()),
+        SO_ERROR => {
+            let fault = socket.fate.as_ref().and_then(|fate| fate.fault.get());
+            let fault = fault.map(|fault| fault.text.as_str());
+            Ok(text(fault.or(socket.cause.as_deref()).unwrap_or_default()))
+        }
+        SO_HOSTKEY => {
+            let key = engine::get()?.ask(|home, reply| {
+                let _ = reply.send(home.key().map(|key| key.public().to_string()));
+            })?;
+            let key = key.map_err(|fault: Fault| Errno(fault.errno))?;
+            Ok(text(&key))
+        }
+        name => Options::get(&socket.options, name),
+    }
+}
+
+fn text(words: &str) -> Vec<u8> {
+    let mut bytes = words.as_bytes().to_vec();
+    bytes.push(0);
+    bytes
+}
+
+fn info(socket: &Socket) -> Answer<D2tpInfo> {
+    let Some(fate) = socket.fate.clone().filter(|_| socket.is_ours()) else {
+        return Ok(D2tpInfo::idle());
+    };
+    engine::get()?.ask(move |home, reply| {
+        let over = fate.over.load(std::sync::atomic::Ordering::Relaxed);
+        let _ = reply.send(match home.flows.borrow().get(&fate.serial) {
+            Some(held) => D2tpInfo::of(held),
+            None if over => D2tpInfo::over(),
+            None => D2tpInfo::opening(),
+        });
+    })
+}
+
+/// fcntl(2). In C it takes any number of arguments; on the machines that this library is for, a third one
+/// of integer or pointer type arrives as this one does.
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    // SAFETY: as promised.
+    answer(|| check(unsafe { libc::fcntl(fd, command, argument) }))
+}

@@ -1,0 +1,277 @@
+//! Bytes. The kernel's calls without SIGPIPE; what broke a connection is said as it was.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+
+use super::{answer, counted};
+use crate::engine;
+use crate::errno::{Answer, Errno, check};
+use crate::table::{self, Fate};
+
+/// What a loopback pair would say to itself and not to the peer.
+const NOT_CARRIED: c_int = libc::MSG_OOB | libc::MSG_FASTOPEN;
+
+fn told(fd: RawFd, moved: ssize_t) -> Answer<ssize_t> {
+    if moved < 0 {
+        return Err(table::translate(fd, Errno::last()));
+    }
+    Ok(moved)
+}
+
+fn carried(fd: RawFd, flags: c_int) -> Answer<()> {
+    if flags & NOT_CARRIED != 0 && table::find(fd)?.is_some() {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    Ok(())
+}
+
+/// send(2)
+///
+/// # Safety
+/// As for the kernel's call: `buffer` has `len` bytes; if not, the kernel says EFAULT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_send(
+    fd: c_int,
+    buffer: *const c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    counted(|| {
+        carried(fd, flags)?;
+        // SAFETY: the kernel checks the memory.
+        told(fd, unsafe {
+            libc::send(fd, buffer, len, flags | libc::MSG_NOSIGNAL)
+        })
+    })
+}
+
+/// recv(2)
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_recv(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    counted(|| {
+        carried(fd, flags)?;
+        // SAFETY: the kernel checks the memory.
+        told(fd, unsafe { libc::recv(fd, buffer, len, flags) })
+    })
+}
+
+/// sendto(2); a connected stream ignores the address, as the kernel does.
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> ssize_t {
+    counted(|| {
+        carried(fd, flags)?;
+        let flags = flags | libc::MSG_NOSIGNAL;
+        // SAFETY: the kernel checks the memory.
+        told(fd, unsafe {
+            libc::sendto(fd, buffer, len, flags, to, to_len)
+        })
+    })
+}
+
+/// recvfrom(2)
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_recvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    counted(|| {
+        carried(fd, flags)?;
+        // SAFETY: the kernel checks the memory.
+        told(fd, unsafe {
+            libc::recvfrom(fd, buffer, len, flags, from, from_len)
+        })
+    })
+}
+
+/// sendmsg(2)
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    counted(|| {
+        carried(fd, flags)?;
+        // SAFETY: the kernel checks the memory.
+        told(fd, unsafe {
+            libc::sendmsg(fd, message, flags | libc::MSG_NOSIGNAL)
+        })
+    })
+}
+
+/// recvmsg(2)
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    counted(|| {
+        carried(fd, flags)?;
+        // SAFETY: the kernel checks the memory.
+        told(fd, unsafe { libc::recvmsg(fd, message, flags) })
+    })
+}
+
+/// read(2)
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: the kernel checks the memory.
+    counted(|| told(fd, unsafe { libc::read(fd, buffer, len) }))
+}
+
+/// write(2), and no SIGPIPE where it is a socket.
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
+    counted(|| {
+        // SAFETY: the kernel checks the memory.
+        let sent = told(fd, unsafe {
+            libc::send(fd, buffer, len, libc::MSG_NOSIGNAL)
+        });
+        match sent {
+            // SAFETY: as above.
+            Err(Errno(libc::ENOTSOCK)) => told(fd, unsafe { libc::write(fd, buffer, len) }),
+            sent => sent,
+        }
+    })
+}
+
+/// readv(2)
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the kernel checks the memory.
+    counted(|| told(fd, unsafe { libc::readv(fd, pieces, count) }))
+}
+
+/// writev(2), and no SIGPIPE where it is a socket.
+///
+/// # Safety
+/// As for the kernel's call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
+    counted(|| {
+        // SAFETY: msghdr is plain numbers and pointers.
+        let mut message: msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = pieces.cast_mut();
+        // A count below zero is EINVAL to writev and too much for sendmsg.
+        message.msg_iovlen = usize::try_from(count).map_err(|_| Errno(libc::EINVAL))? as _;
+        // SAFETY: the kernel checks the memory.
+        let sent = told(fd, unsafe {
+            libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL)
+        });
+        match sent {
+            // SAFETY: as above.
+            Err(Errno(libc::ENOTSOCK)) => told(fd, unsafe { libc::writev(fd, pieces, count) }),
+            sent => sent,
+        }
+    })
+}
+
+/// Waits until the peer has everything that was written so far: `timeout_ms` milliseconds, or as long as
+/// it takes where that is below zero. EAGAIN: not yet.
+#[unsafe(no_mangle)]
+pub extern "C" fn d2tp_flush(fd: c_int, timeout_ms: c_int) -> c_int {
+    answer(|| {
+        let (_, socket) = table::find(fd)?.ok_or(Errno(libc::EOPNOTSUPP))?;
+        if !socket.is_ours() {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let fate = socket.fate.ok_or(Errno(libc::ENOTCONN))?;
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        flush(fd, &fate, timeout)?;
+        Ok(0)
+    })
+}
+
+/// Waits until the peer has everything, or the time is over.
+pub(super) fn flush(fd: RawFd, fate: &Arc<Fate>, timeout: Option<Duration>) -> Answer<()> {
+    let bytes = written(fd)?;
+    let serial = fate.serial;
+    let flushed = engine::get()?.ask(move |home, reply| {
+        let Some(held) = home.flows.borrow().get(&serial).cloned() else {
+            let _ = reply.send(None);
+            return;
+        };
+        tokio::task::spawn_local(async move {
+            let flushed = match timeout {
+                Some(timeout) => tokio::time::timeout(timeout, held.flush(bytes)).await,
+                None => Ok(held.flush(bytes).await),
+            };
+            let flushed =
+                flushed.unwrap_or_else(|_| Err(crate::errno::Fault::new(libc::EAGAIN, "not yet")));
+            let _ = reply.send(Some(flushed));
+        });
+    })?;
+    match flushed {
+        Some(flushed) => flushed.map_err(|fault| Errno(fault.errno)),
+        // It is over: well, unless something is known of it.
+        None => match (fate.fault.get(), bytes) {
+            (Some(fault), _) => Err(Errno(fault.errno)),
+            (None, 0) => Ok(()),
+            (None, _) if fate.over.load(std::sync::atomic::Ordering::Relaxed) => Ok(()),
+            (None, _) => Err(Errno(libc::ENOTCONN)),
+        },
+    }
+}
+
+/// Bytes that the program has written to its socket: sent by the kernel, less what it sent twice, and
+/// what it still has.
+fn written(fd: RawFd) -> Answer<u64> {
+    // linux/tcp.h; libc's own tcp_info ends before these.
+    const NOTSENT: usize = 144;
+    const SENT: usize = 200;
+    const SENT_AGAIN: usize = 208;
+    let mut info = [0u8; 256];
+    let mut len = info.len() as socklen_t;
+    // SAFETY: the place has the length that is said.
+    check(unsafe {
+        libc::getsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &mut len,
+        )
+    })?;
+    if (len as usize) < SENT_AGAIN + 8 {
+        return Err(Errno(libc::ENOSYS));
+    }
+    let long = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().expect("eight"));
+    let word = |at: usize| u32::from_ne_bytes(info[at..at + 4].try_into().expect("four"));
+    Ok(long(SENT) - long(SENT_AGAIN) + u64::from(word(NOTSENT)))
+}

@@ -1,0 +1,169 @@
+//! The engine: one thread with a table of descriptors of its own, started at first use.
+//!
+//! ```text
+//!  call ── job ──▶ porter ──▶ engine's thread: Home (sessions, listeners, flows), tasks
+//!       ◀─────── reply ──────
+//! ```
+//!
+//! The thread leaves the process's table of descriptors (close_range(2), CLOSE_RANGE_UNSHARE) before it
+//! opens one: its sockets take no number from the program, are closed by no loop over all descriptors,
+//! and are inherited by no child. Others cannot wake it for the same reason, since that takes a descriptor:
+//! a second thread beside it, the porter, waits for jobs and has what it takes. Both block every signal. All that belongs to the driver lives and dies
+//! on it, in [`Home`].
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, mpsc};
+
+use tokio::sync::mpsc::unbounded_channel;
+
+use crate::errno::{Answer, Errno};
+use crate::home::Home;
+use crate::{fork, leave};
+
+type Job = Box<dyn FnOnce(&Rc<Home>) + Send>;
+
+/// The engine of this process.
+pub(crate) struct Engine {
+    jobs: mpsc::Sender<Job>,
+    /// The port that its ends of pairs have.
+    pub(crate) port: u16,
+    pid: u32,
+}
+
+static ENGINE: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
+static WATCHES: Once = Once::new();
+
+/// The lock itself, for who forks.
+pub(crate) fn lock() -> MutexGuard<'static, Option<Arc<Engine>>> {
+    ENGINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This process's engine, if it has one.
+pub(crate) fn running() -> Option<Arc<Engine>> {
+    let engine = lock();
+    engine
+        .as_ref()
+        .filter(|e| e.pid == std::process::id())
+        .cloned()
+}
+
+/// This process's engine, started if need be.
+pub(crate) fn get() -> Answer<Arc<Engine>> {
+    WATCHES.call_once(|| {
+        fork::watch();
+        leave::watch();
+    });
+    let mut engine = lock();
+    if let Some(running) = engine.as_ref()
+        && running.pid == std::process::id()
+    {
+        return Ok(running.clone());
+    }
+    let (jobs, to_do) = mpsc::channel();
+    let (ready, started) = mpsc::channel();
+    let before = block_signals();
+    let thread = std::thread::Builder::new()
+        .name("d2tp".into())
+        .spawn(move || run(to_do, &ready));
+    restore_signals(&before);
+    thread?;
+    let port = started.recv().map_err(|_| Errno(libc::EIO))??;
+    let new = Arc::new(Engine {
+        jobs,
+        port,
+        pid: std::process::id(),
+    });
+    // That of a parent is left as it is: its thread is not here.
+    std::mem::forget(engine.replace(new.clone()));
+    Ok(new)
+}
+
+impl Engine {
+    /// Has `job` done.
+    pub(crate) fn tell(&self, job: impl FnOnce(&Rc<Home>) + Send + 'static) {
+        // A thread that is gone took its sockets along: whoever holds the other ends hears of it.
+        let _ = self.jobs.send(Box::new(job));
+    }
+
+    /// Has `job` done, which answers in its time.
+    ///
+    /// # Errors
+    /// EIO: the engine is gone.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Rc<Home>, mpsc::Sender<T>) + Send + 'static,
+    ) -> Answer<T> {
+        let (reply, answer) = mpsc::channel();
+        self.tell(move |home| job(home, reply));
+        answer.recv().map_err(|_| Errno(libc::EIO))
+    }
+}
+
+fn run(jobs: mpsc::Receiver<Job>, ready: &mpsc::Sender<Answer<u16>>) {
+    let (carry, mut carried) = unbounded_channel();
+    let begun = move || -> std::io::Result<(tokio::runtime::Runtime, crate::pair::Port)> {
+        leave_descriptors()?;
+        // Born here, it shares this thread's descriptors.
+        std::thread::Builder::new()
+            .name("d2tp-porter".into())
+            .spawn(move || while jobs.recv().is_ok_and(|job: Job| carry.send(job).is_ok()) {})?;
+        fork::restore_signal_pair()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        fork::note_signal_pair();
+        Ok((runtime, crate::pair::Port::take()?))
+    };
+    let (runtime, port) = match begun() {
+        Ok(begun) => begun,
+        Err(error) => {
+            let _ = ready.send(Err(error.into()));
+            return;
+        }
+    };
+    let _ = ready.send(Ok(port.number()));
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, async {
+        let home = Rc::new(Home::new(port));
+        while let Some(job) = carried.recv().await {
+            job(&home);
+        }
+    });
+}
+
+/// Has this thread open and close descriptors without the others.
+fn leave_descriptors() -> std::io::Result<()> {
+    // SAFETY: this thread has opened nothing; what others have stays open for them.
+    let left = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, CLOSE_RANGE_UNSHARE) };
+    if left < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // A program that closes its output means it: we are not to keep it open.
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    for standard in 0..3 {
+        // SAFETY: plain numbers, in this thread's own table.
+        unsafe { libc::dup2(null.as_raw_fd(), standard) };
+    }
+    Ok(())
+}
+
+/// linux/close_range.h
+const CLOSE_RANGE_UNSHARE: u32 = 1 << 1;
+
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: both sets are places of the right size.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        before
+    }
+}
+
+fn restore_signals(before: &libc::sigset_t) {
+    // SAFETY: a set that `block_signals` filled.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
+}

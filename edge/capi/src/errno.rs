@@ -1,0 +1,83 @@
+//! Errors as C hears of them, and as they come from the driver: one table each.
+
+use std::fmt;
+use std::io;
+
+use d2tp_driver::{FlowEnd, SessionEnd};
+use libc::c_int;
+
+/// An error number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+/// What a call says.
+pub(crate) type Answer<T> = Result<T, Errno>;
+
+impl Errno {
+    /// What the last system call of this thread left.
+    pub(crate) fn last() -> Errno {
+        // SAFETY: it is this thread's own place.
+        Errno(unsafe { *libc::__errno_location() })
+    }
+
+    /// Leaves it for the caller.
+    pub(crate) fn set(self) {
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = self.0 }
+    }
+}
+
+impl From<io::Error> for Errno {
+    fn from(error: io::Error) -> Errno {
+        Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+/// What a system call returned.
+pub(crate) fn check(result: c_int) -> Answer<c_int> {
+    if result < 0 {
+        return Err(Errno::last());
+    }
+    Ok(result)
+}
+
+/// Why a socket broke: what its reader gets as `errno`, and the cause in words (`D2TP_SO_ERROR`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) errno: c_int,
+    pub(crate) text: String,
+}
+
+impl Fault {
+    pub(crate) fn new(errno: c_int, text: impl fmt::Display) -> Fault {
+        Fault {
+            errno,
+            text: text.to_string(),
+        }
+    }
+
+    /// A flow that ended before both its directions did.
+    pub(crate) fn of_flow(end: FlowEnd) -> Fault {
+        let errno = match end {
+            FlowEnd::DeadlinePassed => libc::ETIME,
+            _ => libc::ECONNRESET,
+        };
+        Fault::new(errno, end)
+    }
+
+    /// A session that is over.
+    pub(crate) fn of_session(end: &SessionEnd) -> Fault {
+        Fault::new(libc::ECONNRESET, end)
+    }
+
+    /// The same while the connection was only being made: nobody was there to reset it.
+    pub(crate) fn while_connecting(self) -> Fault {
+        match self.errno {
+            libc::ECONNRESET => Fault {
+                errno: libc::ECONNREFUSED,
+                ..self
+            },
+            _ => self,
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! What the engine has: sessions with servers, posts that listen, and the flows of sockets.
+//!
+//! A session is begun when a socket first connects to its server, is shared by all that connect there,
+//! and ends some time after the last of them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_driver::{
+    Config, Device, DeviceOptions, DriverError, Event, LinkUse, SecretKey, ServerAddress,
+    SessionEnd,
+};
+use d2tp_links::{Class, ClassRules, Kind, Link, LinkMonitor};
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::sync::{Notify, OnceCell, watch};
+
+use crate::errno::Fault;
+use crate::identity;
+use crate::listen::Posts;
+use crate::pair::Port;
+use crate::pump::Held;
+
+/// How long a session is kept for the next socket: a handshake costs more than a quiet session.
+const IDLE_KEPT: Duration = Duration::from_secs(10); // a guess
+/// Between two looks for a server's name while the machine has a network and no answer.
+const RESOLVE_AGAIN: Duration = Duration::from_secs(2); // a guess
+/// How often a name is looked for on a network that is up before it counts as unknown.
+const RESOLVE_TRIES: u32 = 2;
+
+/// A session with a server.
+pub(crate) struct Line {
+    pub(crate) device: Device,
+    /// Whether the handshake is complete, or why it never will be.
+    pub(crate) state: watch::Receiver<LineState>,
+    /// The links that are followed; none where the server is on this machine.
+    pub(crate) links: Option<watch::Receiver<Arc<Vec<Link>>>>,
+    users: Cell<usize>,
+    /// The last of them left.
+    left: Notify,
+}
+
+/// How far a session got.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum LineState {
+    Opening,
+    Open,
+    Over(SessionEnd),
+}
+
+/// A socket's use of a session, which lives as long as there are any.
+pub(crate) struct OnLine(pub(crate) Rc<Line>);
+
+impl Drop for OnLine {
+    fn drop(&mut self) {
+        self.0.users.set(self.0.users.get() - 1);
+        if self.0.users.get() == 0 {
+            self.0.left.notify_one();
+        }
+    }
+}
+
+/// Everything.
+pub(crate) struct Home {
+    pub(crate) port: Port,
+    key: RefCell<Option<SecretKey>>,
+    /// By the servers' addresses.
+    lines: RefCell<HashMap<String, Rc<OnceCell<Rc<Line>>>>>,
+    monitor: OnceCell<watch::Receiver<Arc<Vec<Link>>>>,
+    pub(crate) posts: Posts,
+    pub(crate) flows: RefCell<HashMap<u64, Rc<Held>>>,
+    next_name: Cell<u16>,
+    /// The process ends: what sockets still hold is sent, and no more is waited for.
+    pub(crate) leaving: watch::Sender<bool>,
+}
+
+impl Home {
+    pub(crate) fn new(port: Port) -> Home {
+        Home {
+            port,
+            key: RefCell::default(),
+            lines: RefCell::default(),
+            monitor: OnceCell::new(),
+            posts: Posts::default(),
+            flows: RefCell::default(),
+            next_name: Cell::new(0),
+            leaving: watch::channel(false).0,
+        }
+    }
+
+    /// Who this process is.
+    pub(crate) fn key(&self) -> Result<SecretKey, Fault> {
+        if let Some(key) = &*self.key.borrow() {
+            return Ok(key.clone());
+        }
+        let key = identity::key()?;
+        *self.key.borrow_mut() = Some(key.clone());
+        Ok(key)
+    }
+
+    /// The next address for a flow to call a listener from: 127.1.0.0 to 127.1.255.255.
+    pub(crate) fn name(&self) -> Ipv4Addr {
+        let next = self.next_name.get().wrapping_add(1);
+        self.next_name.set(next);
+        let [c, d] = next.to_be_bytes();
+        Ipv4Addr::new(127, 1, c, d)
+    }
+
+    /// The session with a server.
+    pub(crate) async fn line(self: &Rc<Home>, server: &ServerAddress) -> Result<OnLine, Fault> {
+        let place = server.to_string();
+        let cell = {
+            let mut lines = self.lines.borrow_mut();
+            let cell = lines.entry(place.clone()).or_default();
+            if cell.get().is_some_and(|line| line.is_over()) {
+                *cell = Rc::default();
+            }
+            cell.clone()
+        };
+        let begin = || async {
+            let line = Rc::new(self.begin(server).await?);
+            let kept = keep(Rc::downgrade(self), place.clone(), line.clone());
+            tokio::task::spawn_local(kept);
+            Ok(line)
+        };
+        let line = cell.get_or_try_init(begin).await?.clone();
+        line.users.set(line.users.get() + 1);
+        Ok(OnLine(line))
+    }
+
+    async fn begin(&self, server: &ServerAddress) -> Result<Line, Fault> {
+        let links = self.links().await;
+        let mut tries = 0;
+        let mut device = loop {
+            let options = DeviceOptions {
+                server: server.clone(),
+                key: self.key()?,
+                config: Config::default(),
+            };
+            match Device::new(options).await {
+                Ok(device) => break device,
+                Err(error @ DriverError::Resolve { .. }) => {
+                    let online = links
+                        .as_ref()
+                        .is_none_or(|links| links.borrow().iter().any(Link::is_usable));
+                    tries = if online { tries + 1 } else { 0 };
+                    if tries == RESOLVE_TRIES {
+                        return Err(Fault::new(libc::EHOSTUNREACH, error));
+                    }
+                    tokio::time::sleep(RESOLVE_AGAIN).await;
+                }
+                Err(error) => return Err(Fault::new(libc::EIO, error)),
+            }
+        };
+        let events = device.events();
+        let (tell, state) = watch::channel(LineState::Opening);
+        tokio::task::spawn_local(tell_state(events, tell));
+        let links = links.filter(|links| !is_near(&server.host, &links.borrow()));
+        match &links {
+            Some(links) => device.follow(links.clone(), usage),
+            None => {
+                let used = device.use_default_route();
+                used.map_err(|error| Fault::new(libc::ENETUNREACH, error))?;
+            }
+        }
+        Ok(Line {
+            device,
+            state,
+            links,
+            users: Cell::new(0),
+            left: Notify::new(),
+        })
+    }
+
+    /// The machine's links; none where they cannot be watched.
+    async fn links(&self) -> Option<watch::Receiver<Arc<Vec<Link>>>> {
+        let start = || async {
+            let (_, monitor) = LinkMonitor::start(ClassRules::default()).await?;
+            Ok::<_, d2tp_links::LinkError>(monitor.subscribe())
+        };
+        self.monitor.get_or_try_init(start).await.ok().cloned()
+    }
+
+    /// The networks changed in a way that we may not have seen.
+    pub(crate) fn network_changed(&self) {
+        for line in self.lines.borrow().values().filter_map(|cell| cell.get()) {
+            line.device.network_changed();
+        }
+    }
+
+    /// Tells everybody that this process leaves; says whether there was anybody.
+    pub(crate) fn say_goodbye(&self) -> bool {
+        let lines = self.lines.borrow();
+        let lines: Vec<_> = lines.values().filter_map(|cell| cell.get()).collect();
+        for line in &lines {
+            line.device.say_goodbye();
+        }
+        self.posts.say_goodbye() || !lines.is_empty()
+    }
+}
+
+impl Line {
+    fn is_over(&self) -> bool {
+        matches!(*self.state.borrow(), LineState::Over(_))
+    }
+}
+
+/// What a link may be used for at all. Whether links that cost are, is said for each flow.
+fn usage(link: &Link) -> LinkUse {
+    match (link.kind, link.class.class) {
+        (Kind::Loopback, _) | (_, Class::Roaming) => LinkUse::Off,
+        (_, Class::Free) => LinkUse::Free,
+        (_, Class::Metered) => LinkUse::Paid,
+    }
+}
+
+/// Whether a server is on this machine, or where no link leads: the system's routes are all there is.
+fn is_near(host: &str, links: &[Link]) -> bool {
+    let Ok(ip) = host.parse::<IpAddr>() else {
+        return host == "localhost";
+    };
+    let leads_away = |link: &Link| link.kind != Kind::Loopback && link.is_usable();
+    ip.is_loopback()
+        || links.iter().any(|link| link.addresses.contains(&ip))
+        || !links.iter().any(leads_away)
+            && std::net::UdpSocket::bind(match ip {
+                IpAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+                IpAddr::V6(_) => SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0)),
+            })
+            .is_ok_and(|socket| socket.connect((ip, 9)).is_ok())
+}
+
+async fn tell_state<T: Clone>(mut events: Receiver<(T, Event)>, tell: watch::Sender<LineState>) {
+    loop {
+        match events.recv().await {
+            Ok((_, Event::Established { .. })) => {
+                tell.send_replace(LineState::Open);
+            }
+            Ok((_, Event::Closed(end))) => {
+                tell.send_replace(LineState::Over(end));
+                return;
+            }
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// Ends a session that nobody has used for a while.
+async fn keep(home: Weak<Home>, place: String, line: Rc<Line>) {
+    loop {
+        line.left.notified().await;
+        tokio::time::sleep(IDLE_KEPT).await;
+        if line.users.get() == 0 {
+            break;
+        }
+    }
+    let Some(home) = home.upgrade() else { return };
+    let is_ours = |cell: &Rc<OnceCell<Rc<Line>>>| cell.get().is_some_and(|l| Rc::ptr_eq(l, &line));
+    home.lines
+        .borrow_mut()
+        .retain(|at, cell| *at != place || !is_ours(cell));
+    if let Some(line) = Rc::into_inner(line) {
+        line.device.close().await;
+    }
+}

@@ -1,0 +1,181 @@
+//! `struct d2tp_info`: what a socket's flow and its paths do now (`D2TP_SO_INFO`).
+
+use std::net::SocketAddr;
+
+use d2tp_driver::{PathState, PathStats};
+use d2tp_links::Class;
+
+use crate::home::LineState;
+use crate::pump::Held;
+
+/// The layout of this library. A later one only adds at the end of what it has.
+pub(crate) const INFO_VERSION: u32 = 1;
+/// Paths that are told at most; a session has no more (PATHS_MAX).
+const PATHS: usize = 8;
+/// Bytes of a link's name with its 0 (IFNAMSIZ).
+const NAME_BYTES: usize = 16;
+
+/// One path, as in the header.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct D2tpPathInfo {
+    dpi_link: [u8; NAME_BYTES],
+    dpi_class: u32,
+    dpi_state: u32,
+    dpi_rtt_us: u32,
+    dpi_rtt_min_us: u32,
+    dpi_bytes_received: u64,
+    dpi_bytes_sent: u64,
+    dpi_rate: u64,
+}
+
+/// A socket, as in the header.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct D2tpInfo {
+    di_version: u32,
+    di_size: u32,
+    di_state: u32,
+    di_reason: u32,
+    di_bytes_sent: u64,
+    di_bytes_acked: u64,
+    di_bytes_received: u64,
+    di_slack_ms: i64,
+    di_paths_count: u32,
+    di_reserved: u32,
+    di_paths: [D2tpPathInfo; PATHS],
+}
+
+/// di_state
+const IDLE: u32 = 0;
+const OPENING: u32 = 1;
+const OPEN: u32 = 2;
+const OVER: u32 = 3;
+
+/// di_reason: numbers of the words that commands and logs use.
+const NO_REASON: u32 = 0;
+const NO_PATH: u32 = 1;
+const PATH_COST: u32 = 2;
+
+impl D2tpInfo {
+    /// Of a socket that has no flow.
+    pub(crate) fn idle() -> D2tpInfo {
+        D2tpInfo {
+            di_version: INFO_VERSION,
+            di_size: size_of::<D2tpInfo>() as u32,
+            di_state: IDLE,
+            di_slack_ms: -1,
+            ..D2tpInfo::default()
+        }
+    }
+
+    /// Of one whose flow is being opened.
+    pub(crate) fn opening() -> D2tpInfo {
+        D2tpInfo {
+            di_state: OPENING,
+            ..D2tpInfo::idle()
+        }
+    }
+
+    /// Of one whose flow is over.
+    pub(crate) fn over() -> D2tpInfo {
+        D2tpInfo {
+            di_state: OVER,
+            ..D2tpInfo::idle()
+        }
+    }
+
+    pub(crate) fn of(held: &Held) -> D2tpInfo {
+        let mut info = D2tpInfo {
+            di_state: OPEN,
+            di_bytes_sent: held.sent.get(),
+            di_bytes_acked: held.acknowledged(),
+            di_bytes_received: held.received.get(),
+            ..D2tpInfo::idle()
+        };
+        if let Some(left) = held.options.borrow().left() {
+            info.di_slack_ms = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
+        }
+        let paths = held.flow.borrow().connection().paths();
+        info.di_paths_count = paths.len().min(PATHS) as u32;
+        let ways = held.line.as_ref().map(|line| line.0.device.ways());
+        for (to, path) in info.di_paths.iter_mut().zip(&paths) {
+            let link = path.addresses.link;
+            let device = held.line.as_ref().map(|line| &line.0.device);
+            let name = device.and_then(|device| device.link_name(link));
+            let way = name
+                .as_ref()
+                .and_then(|name| ways.iter().flatten().find(|way| way.name == *name));
+            to.set(path, name.as_deref());
+            if let Some(way) = way {
+                to.dpi_class = class(way.class);
+                to.dpi_rate = way.rate.unwrap_or(0);
+            }
+        }
+        let works = |path: &&PathStats| path.state == PathState::Active;
+        let opening = held
+            .line
+            .as_ref()
+            .is_some_and(|line| *line.0.state.borrow() == LineState::Opening);
+        let costly = ways.iter().flatten();
+        let mut costly = costly.filter(|way| way.class != Class::Free);
+        info.di_reason = match paths.iter().find(works) {
+            Some(_) => NO_REASON,
+            None if opening && !paths.is_empty() => NO_REASON,
+            None if costly.next().is_some() => PATH_COST,
+            None => NO_PATH,
+        };
+        info
+    }
+
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        // SAFETY: repr(C) of integers without padding (the test below), so every byte is set.
+        let bytes: [u8; size_of::<D2tpInfo>()] = unsafe { std::mem::transmute(self) };
+        bytes.to_vec()
+    }
+}
+
+impl D2tpPathInfo {
+    fn set(&mut self, path: &PathStats, name: Option<&str>) {
+        let name = name.unwrap_or_default().as_bytes();
+        let len = name.len().min(NAME_BYTES - 1);
+        self.dpi_link[..len].copy_from_slice(&name[..len]);
+        self.dpi_state = match path.state {
+            PathState::Opening => 0,
+            PathState::Active => 1,
+            PathState::Silent => 2,
+        };
+        let micros = |span: std::time::Duration| span.as_micros().min(u128::from(u32::MAX)) as u32;
+        self.dpi_rtt_us = micros(path.rtt.into());
+        self.dpi_rtt_min_us = micros(path.rtt_min.into());
+        self.dpi_bytes_received = path.payload_in;
+        self.dpi_bytes_sent = path.payload_out;
+    }
+}
+
+fn class(class: Class) -> u32 {
+    match class {
+        Class::Free => 0,
+        Class::Metered => 1,
+        Class::Roaming => 2,
+    }
+}
+
+/// Where the other end of a flow is now.
+pub(crate) fn far_end(held: &Held) -> Option<SocketAddr> {
+    let paths = held.flow.borrow().connection().paths();
+    let active = paths.iter().find(|path| path.state == PathState::Active);
+    active.or(paths.first()).map(|path| path.addresses.remote)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_has_no_holes_and_is_the_headers() {
+        assert_eq!(size_of::<D2tpPathInfo>(), 16 + 4 * 4 + 3 * 8);
+        assert_eq!(size_of::<D2tpInfo>(), 4 * 4 + 4 * 8 + 2 * 4 + 8 * 56);
+        assert_eq!(D2tpInfo::idle().to_bytes()[0], 1);
+    }
+}

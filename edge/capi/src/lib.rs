@@ -1,0 +1,36 @@
+//! `libd2tp`: the BSD socket calls over D2TP (`docs/sockets.md`, `include/d2tp.h`).
+//!
+//! ```text
+//!  the program                      │ the engine: one thread, descriptors of its own
+//!  fd ── kernel TCP on loopback ────┼──── pump ── Flow ── Device or Server ══ links ══▶
+//!  select, epoll, read, sendfile    │       (d2tp-driver)
+//! ```
+//!
+//! The descriptor a program holds is one end of a loopback TCP connection, so the kernel itself answers
+//! everything that is said to descriptors, and an abort reads as one ([`pair`]). The other end belongs
+//! to a background thread that starts at first use ([`engine`]) and copies between it and a flow
+//! ([`pump`]). What the kernel does not know of a socket (its deadline, who the far end is, why it
+//! broke) is in [`table`], found by the socket's cookie, so that numbers may be reused and duplicated.
+//!
+//! [`calls`] are the functions of the header; nothing else here is public.
+
+mod address;
+mod calls;
+mod connect;
+mod engine;
+mod errno;
+mod fork;
+mod home;
+mod identity;
+mod info;
+mod leave;
+mod listen;
+mod memory;
+mod options;
+mod pair;
+mod policy;
+mod pump;
+mod table;
+mod tunnel;
+
+pub use calls::*;

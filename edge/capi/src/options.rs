@@ -1,0 +1,322 @@
+//! What a program asks of a socket beyond BSD: the options of level SOL_D2TP, as they are stored.
+//!
+//! | option | type | |
+//! |---|---|---|
+//! | DEADLINE | int, int64_t: seconds from now, 0 for none; struct timespec: a time of day | both ways, at any time |
+//! | ESIZE | uint64_t | bytes that will be sent and received together; 0 when not known |
+//! | POLICY, IFLATE, PRIORITY | int | words of the header |
+//! | BUDGET | uint64_t | bytes on links that cost |
+//! | PEERKEY | 32 bytes, or 43 characters | before `connect` |
+//! | PROXY | text | before `connect` |
+
+use std::time::Duration;
+
+use d2tp_driver::{FlowSettings, PublicKey};
+use d2tp_sched::{IfLate, Policy};
+use libc::c_int;
+
+use crate::errno::{Answer, Errno, Fault};
+
+pub(crate) const SOL_D2TP: c_int = 0xd2;
+
+pub(crate) const SO_DEADLINE: c_int = 1;
+pub(crate) const SO_ESIZE: c_int = 2;
+pub(crate) const SO_POLICY: c_int = 3;
+pub(crate) const SO_BUDGET: c_int = 4;
+pub(crate) const SO_PRIORITY: c_int = 5;
+pub(crate) const SO_IFLATE: c_int = 6;
+pub(crate) const SO_INFO: c_int = 7;
+pub(crate) const SO_ERROR: c_int = 8;
+pub(crate) const SO_PEERKEY: c_int = 9;
+pub(crate) const SO_PROXY: c_int = 10;
+pub(crate) const SO_HOSTKEY: c_int = 11;
+
+/// The longest value of an option.
+pub(crate) const VALUE_BYTES_MAX: usize = 512;
+/// 0 goes first, 7 last; in between what says nothing (`FlowSettings::priority`).
+const PRIORITIES: std::ops::RangeInclusive<i64> = 0..=7;
+
+/// Of one socket; what is accepted has its listener's.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// By the clock that counts sleep too.
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) size: Option<u64>,
+    pub(crate) policy: Policy,
+    pub(crate) budget: Option<u64>,
+    pub(crate) priority: u8,
+    pub(crate) if_late: IfLate,
+    pub(crate) peer_key: Option<PublicKey>,
+    pub(crate) proxy: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            deadline: None,
+            size: None,
+            policy: Policy::FreeFirst,
+            budget: None,
+            priority: 0,
+            if_late: IfLate::Cell,
+            peer_key: None,
+            proxy: None,
+        }
+    }
+}
+
+/// Time since the machine started, its sleep included.
+pub(crate) fn since_boot() -> Duration {
+    clock(libc::CLOCK_BOOTTIME)
+}
+
+fn clock(which: libc::clockid_t) -> Duration {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a place of the right type; the clocks exist.
+    unsafe { libc::clock_gettime(which, &mut now) };
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+fn integer(value: &[u8]) -> Answer<i64> {
+    match value.len() {
+        4 => Ok(i32::from_ne_bytes(value.try_into().expect("four")).into()),
+        8 => Ok(i64::from_ne_bytes(value.try_into().expect("eight"))),
+        _ => Err(Errno(libc::EINVAL)),
+    }
+}
+
+fn unsigned(value: &[u8]) -> Answer<u64> {
+    let bytes = value.try_into().map_err(|_| Errno(libc::EINVAL))?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+fn one_of<T: Copy>(all: &[T], value: &[u8]) -> Answer<T> {
+    let index = usize::try_from(integer(value)?).map_err(|_| Errno(libc::EINVAL))?;
+    all.get(index).copied().ok_or(Errno(libc::EINVAL))
+}
+
+/// A string as C gives it: with its 0 or without.
+fn text(value: &[u8]) -> Answer<&str> {
+    let value = value.strip_suffix(&[0]).unwrap_or(value);
+    std::str::from_utf8(value).map_err(|_| Errno(libc::EINVAL))
+}
+
+fn deadline(value: &[u8]) -> Answer<Option<Duration>> {
+    if value.len() == size_of::<libc::timespec>() {
+        let seconds = i64::from_ne_bytes(value[..8].try_into().expect("eight"));
+        let nanos = i64::from_ne_bytes(value[8..].try_into().expect("eight"));
+        let valid = seconds >= 0 && (0..1_000_000_000).contains(&nanos);
+        let at = valid.then(|| Duration::new(seconds as u64, nanos as u32));
+        let left = at
+            .ok_or(Errno(libc::EINVAL))?
+            .saturating_sub(clock(libc::CLOCK_REALTIME));
+        return Ok(Some(since_boot() + left));
+    }
+    match integer(value)? {
+        0 => Ok(None),
+        // A century is as good as any more.
+        seconds @ 1..=3_153_600_000 => Ok(Some(since_boot() + Duration::from_secs(seconds as u64))),
+        _ => Err(Errno(libc::EINVAL)),
+    }
+}
+
+const IF_LATE: [IfLate; 3] = [IfLate::Cell, IfLate::Wait, IfLate::Fail];
+
+impl Options {
+    /// Sets one; `begun`: the socket is connecting or connected.
+    pub(crate) fn set(&mut self, name: c_int, value: &[u8], begun: bool) -> Answer<()> {
+        let not_now = |ok: bool| {
+            if ok {
+                Err(Errno(libc::EISCONN))
+            } else {
+                Ok(())
+            }
+        };
+        match name {
+            SO_DEADLINE => self.deadline = deadline(value)?,
+            SO_ESIZE => self.size = Some(unsigned(value)?).filter(|size| *size > 0),
+            SO_POLICY => self.policy = one_of(&Policy::ALL, value)?,
+            SO_BUDGET => self.budget = Some(unsigned(value)?).filter(|b| *b < u64::MAX),
+            SO_IFLATE => self.if_late = one_of(&IF_LATE, value)?,
+            SO_PRIORITY => {
+                let priority = integer(value)?;
+                if !PRIORITIES.contains(&priority) {
+                    return Err(Errno(libc::EINVAL));
+                }
+                not_now(begun)?;
+                self.priority = priority as u8;
+            }
+            SO_PEERKEY => {
+                let key = match <[u8; 32]>::try_from(value) {
+                    Ok(key) => PublicKey(key),
+                    Err(_) => {
+                        let text = text(value)?;
+                        PublicKey::from_text(text).map_err(|_| Errno(libc::EINVAL))?
+                    }
+                };
+                not_now(begun)?;
+                self.peer_key = Some(key);
+            }
+            SO_PROXY => {
+                let text = text(value)?;
+                let address: Result<d2tp_driver::ServerAddress, _> = text.parse();
+                address.map_err(|_| Errno(libc::EINVAL))?;
+                not_now(begun)?;
+                self.proxy = Some(text.to_owned());
+            }
+            _ => return Err(Errno(libc::ENOPROTOOPT)),
+        }
+        Ok(())
+    }
+
+    /// What one is, as bytes for C.
+    pub(crate) fn get(&self, name: c_int) -> Answer<Vec<u8>> {
+        let place = |index: Option<usize>| (index.unwrap_or(0) as c_int).to_ne_bytes().to_vec();
+        Ok(match name {
+            SO_DEADLINE => {
+                let left = self.left().map_or(0, |left| left.as_secs().max(1));
+                (left as i64).to_ne_bytes().to_vec()
+            }
+            SO_ESIZE => self.size.unwrap_or(0).to_ne_bytes().to_vec(),
+            SO_POLICY => place(Policy::ALL.iter().position(|p| *p == self.policy)),
+            SO_BUDGET => self.budget.unwrap_or(u64::MAX).to_ne_bytes().to_vec(),
+            SO_PRIORITY => c_int::from(self.priority).to_ne_bytes().to_vec(),
+            SO_IFLATE => place(IF_LATE.iter().position(|i| *i == self.if_late)),
+            SO_PEERKEY => self.peer_key.map_or([0; 32], |key| key.0).to_vec(),
+            SO_PROXY => format!("{}\0", self.proxy.as_deref().unwrap_or_default()).into(),
+            _ => return Err(Errno(libc::ENOPROTOOPT)),
+        })
+    }
+
+    /// Time until the deadline.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        Some(self.deadline?.saturating_sub(since_boot()))
+    }
+
+    /// Time until both ends drop the flow: never, if it may be late.
+    pub(crate) fn within(&self) -> Option<Duration> {
+        self.left().filter(|_| self.if_late != IfLate::Wait)
+    }
+
+    /// What a flow is opened with.
+    ///
+    /// # Errors
+    /// ETIME: its deadline has passed.
+    pub(crate) fn settings(&self) -> Result<FlowSettings, Fault> {
+        let within = self.within();
+        if within == Some(Duration::ZERO) {
+            return Err(Fault::new(libc::ETIME, "the deadline passed"));
+        }
+        Ok(FlowSettings {
+            priority: self.priority,
+            size: self.size,
+            within,
+            reachable: true,
+            ..FlowSettings::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_has_the_same_numbers() {
+        let header = include_str!("../include/d2tp.h");
+        let number = |name: &str| {
+            let line = header.lines().find_map(|line| {
+                let rest = line.strip_prefix("#define ")?.strip_prefix(name)?;
+                rest.strip_prefix(' ')
+            });
+            let word = line.expect(name).split_whitespace().next().expect(name);
+            match word.strip_prefix("0x") {
+                Some(hex) => c_int::from_str_radix(hex, 16).expect(name),
+                None => word.parse().expect(name),
+            }
+        };
+        for (name, value) in [
+            ("SOL_D2TP", SOL_D2TP),
+            ("D2TP_SO_DEADLINE", SO_DEADLINE),
+            ("D2TP_SO_ESIZE", SO_ESIZE),
+            ("D2TP_SO_POLICY", SO_POLICY),
+            ("D2TP_SO_BUDGET", SO_BUDGET),
+            ("D2TP_SO_PRIORITY", SO_PRIORITY),
+            ("D2TP_SO_IFLATE", SO_IFLATE),
+            ("D2TP_SO_INFO", SO_INFO),
+            ("D2TP_SO_ERROR", SO_ERROR),
+            ("D2TP_SO_PEERKEY", SO_PEERKEY),
+            ("D2TP_SO_PROXY", SO_PROXY),
+            ("D2TP_SO_HOSTKEY", SO_HOSTKEY),
+            ("AF_D2TP", crate::address::AF_D2TP),
+        ] {
+            assert_eq!(number(name), value, "{name}");
+        }
+        for (at, name) in ["FREE_ONLY", "FREE_FIRST", "BALANCED", "FAST", "ANY"]
+            .iter()
+            .enumerate()
+        {
+            assert_eq!(number(&format!("D2TP_POLICY_{name}")), at as c_int);
+        }
+        for (at, name) in ["CELL", "WAIT", "FAIL"].iter().enumerate() {
+            assert_eq!(number(&format!("D2TP_IFLATE_{name}")), at as c_int);
+        }
+    }
+
+    #[test]
+    fn options_come_back_and_nonsense_is_refused() {
+        let mut options = Options::default();
+        for (name, value) in [
+            (SO_ESIZE, 94_000_000u64.to_ne_bytes().to_vec()),
+            (SO_BUDGET, 5_000_000u64.to_ne_bytes().to_vec()),
+            (SO_POLICY, 4i32.to_ne_bytes().to_vec()),
+            (SO_PRIORITY, 7i32.to_ne_bytes().to_vec()),
+            (SO_IFLATE, 2i32.to_ne_bytes().to_vec()),
+            (SO_PEERKEY, vec![7; 32]),
+        ] {
+            options.set(name, &value, false).unwrap();
+            assert_eq!(options.get(name), Ok(value), "option {name}");
+        }
+        for (name, value) in [
+            (SO_POLICY, 5i32.to_ne_bytes().to_vec()),
+            (SO_POLICY, (-1i32).to_ne_bytes().to_vec()),
+            (SO_PRIORITY, 8i32.to_ne_bytes().to_vec()),
+            (SO_ESIZE, vec![1, 2, 3]),
+            (SO_DEADLINE, (-5i32).to_ne_bytes().to_vec()),
+            (SO_DEADLINE, vec![]),
+            (SO_PEERKEY, b"no key".to_vec()),
+            (SO_PROXY, b"http://proxy:1".to_vec()),
+        ] {
+            assert_eq!(options.set(name, &value, false), Err(Errno(libc::EINVAL)));
+        }
+        assert_eq!(options.set(99, &[], false), Err(Errno(libc::ENOPROTOOPT)));
+        let late = options.set(SO_PRIORITY, &1i32.to_ne_bytes(), true);
+        assert_eq!(late, Err(Errno(libc::EISCONN)));
+    }
+
+    #[test]
+    fn a_deadline_is_seconds_from_now_or_a_time_of_day_and_may_be_lifted() {
+        let mut options = Options::default();
+        options
+            .set(SO_DEADLINE, &60i32.to_ne_bytes(), true)
+            .unwrap();
+        let left = options.left().unwrap().as_secs();
+        assert!((58..=60).contains(&left), "{left}");
+        let at = clock(libc::CLOCK_REALTIME).as_secs() as i64 + 600;
+        let spec: Vec<u8> = [at.to_ne_bytes(), 0i64.to_ne_bytes()].concat();
+        options.set(SO_DEADLINE, &spec, true).unwrap();
+        let left = options.left().unwrap().as_secs();
+        assert!((598..=600).contains(&left), "{left}");
+        options.set(SO_IFLATE, &1i32.to_ne_bytes(), true).unwrap();
+        assert_eq!(options.within(), None, "it may be late");
+        options.set(SO_DEADLINE, &0i32.to_ne_bytes(), true).unwrap();
+        assert_eq!(options.left(), None);
+        let past: Vec<u8> = [1i64.to_ne_bytes(), 0i64.to_ne_bytes()].concat();
+        options.set(SO_IFLATE, &0i32.to_ne_bytes(), true).unwrap();
+        options.set(SO_DEADLINE, &past, true).unwrap();
+        assert_eq!(options.settings().unwrap_err().errno, libc::ETIME);
+    }
+}

@@ -1,0 +1,270 @@
+//! The loopback TCP connection between a descriptor and the engine.
+//!
+//! ```text
+//!  program's socket a                     engine, which holds port P of 127/8
+//!  connect(a, 127.0.0.1:P) ──SYN──▶ ✗     a listener that drops every SYN: a stays "in progress"
+//!                          ◀──SYN──       when the flow is there: b, bound to P too, connects to a
+//!  writable                ══════════     (simultaneous open, RFC 9293 §3.5)
+//!
+//!  listen(a)               ◀──SYN──       b from 127.x.y.z:P; a's filter lets nobody else in
+//!  accept(a) → peer 127.x.y.z             which names the flow
+//! ```
+//!
+//! So the kernel itself says when a connection is in progress, made, refused or waiting to be accepted,
+//! to `poll` and to processes that inherited the descriptor alike. Nobody else can take an end: P is
+//! bound on every address by this user, and both filters look at the port.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+/// Times the kernel repeats a SYN: `connect` may wait for a network as long as that takes, some four
+/// hours. The most there is (tcp(7)).
+const SYN_REPEATS: u32 = 127;
+/// Bytes of the kernel's buffers at either end where a program does not say: what is on its way within
+/// the machine is neither the peer's nor on disk, so it should be little; less costs speed.
+/// measured: docs/sockets.md, "Speed"
+const PAIR_BUFFER_BYTES: usize = 256 * 1024;
+
+/// The port that all pairs of this process have in common, and what keeps others off it.
+pub(crate) struct Port {
+    number: u16,
+    /// On every address, so that no other user binds it on any.
+    _reserved: Socket,
+    /// Where programs' SYNs end.
+    _mute: Socket,
+}
+
+fn loopback(port: u16) -> SockAddr {
+    SocketAddrV4::new(Ipv4Addr::LOCALHOST, port).into()
+}
+
+fn shared_socket(at: &SockAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_port(true)?;
+    socket.bind(at)?;
+    Ok(socket)
+}
+
+impl Port {
+    /// Takes a port.
+    pub(crate) fn take() -> io::Result<Port> {
+        let reserved = shared_socket(&SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0).into())?;
+        let number = reserved
+            .local_addr()?
+            .as_socket_ipv4()
+            .ok_or(io::ErrorKind::AddrNotAvailable)?
+            .port();
+        let mute = shared_socket(&loopback(number))?;
+        filter(mute.as_raw_fd(), &[DROP])?;
+        mute.listen(1)?;
+        Ok(Port {
+            number,
+            _reserved: reserved,
+            _mute: mute,
+        })
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// The other end of a program's socket that waits at `a`.
+    ///
+    /// # Errors
+    /// Nobody waits there any more.
+    pub(crate) async fn meet(&self, a: u16) -> io::Result<tokio::net::TcpStream> {
+        self.reach(Ipv4Addr::LOCALHOST, a).await
+    }
+
+    /// Calls the listener at `a` as `name`, one of 127/8.
+    ///
+    /// # Errors
+    /// It does not listen any more.
+    pub(crate) async fn reach(&self, name: Ipv4Addr, a: u16) -> io::Result<tokio::net::TcpStream> {
+        let socket = shared_socket(&SocketAddrV4::new(name, self.number).into())?;
+        prepare(&socket)?;
+        socket.set_nonblocking(true)?;
+        match socket.connect(&loopback(a)) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
+            _ => {}
+        }
+        let stream = tokio::net::TcpStream::from_std(socket.into())?;
+        stream.writable().await?;
+        match stream.take_error()? {
+            Some(error) => Err(error),
+            None => Ok(stream),
+        }
+    }
+}
+
+/// Whether a listener is still at `a`: it is mute to strangers, a closed port is not.
+pub(crate) async fn is_listening(a: u16) -> bool {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, a));
+    // Long enough for a loopback answer on a busy machine; a listener costs all of it.
+    let tried = tokio::time::timeout(PROBE, tokio::net::TcpStream::connect(address)).await;
+    tried.is_err()
+}
+
+/// How long a closed port may take to say so.
+const PROBE: Duration = Duration::from_millis(100); // a guess
+
+/// Whether a socket that does not listen is still bound to `a`.
+pub(crate) fn is_bound(a: u16) -> bool {
+    let Ok(socket) = Socket::new(Domain::IPV4, Type::STREAM, None) else {
+        return true;
+    };
+    socket.bind(&loopback(a)).is_err()
+}
+
+/// As both ends need it. Small writes leave at once: who reads them is a thread of this process.
+fn prepare(socket: &Socket) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    socket.set_send_buffer_size(PAIR_BUFFER_BYTES)
+}
+
+/// A program's socket: `flags` are SOCK_NONBLOCK and SOCK_CLOEXEC.
+pub(crate) fn program_socket(flags: libc::c_int) -> io::Result<RawFd> {
+    // SAFETY: plain numbers.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | flags, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let set_up = || -> io::Result<()> {
+        set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+        set(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUF,
+            PAIR_BUFFER_BYTES as libc::c_int,
+        )?;
+        set(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_SYNCNT,
+            SYN_REPEATS as libc::c_int,
+        )
+    };
+    set_up().inspect_err(|_| {
+        // SAFETY: just made, and nobody knows it.
+        unsafe { libc::close(fd) };
+    })?;
+    Ok(fd)
+}
+
+pub(crate) fn set(
+    fd: RawFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    // SAFETY: the value is an int, as these options want it.
+    let result = unsafe {
+        libc::setsockopt(
+            fd,
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Binds a program's socket to a loopback port of the kernel's choice, if it is not bound yet.
+pub(crate) fn bind_program(fd: RawFd) -> io::Result<u16> {
+    let address = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: 0,
+        sin_addr: libc::in_addr {
+            s_addr: u32::from(Ipv4Addr::LOCALHOST).to_be(),
+        },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: a whole sockaddr_in.
+    let bound = unsafe {
+        libc::bind(
+            fd,
+            (&raw const address).cast(),
+            size_of::<libc::sockaddr_in>() as libc::socklen_t,
+        )
+    };
+    if bound < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    local_port(fd)
+}
+
+/// The loopback port of a program's socket.
+pub(crate) fn local_port(fd: RawFd) -> io::Result<u16> {
+    // SAFETY: sockaddr_in is plain numbers.
+    let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    // SAFETY: the place has the length that is said.
+    if unsafe { libc::getsockname(fd, (&raw mut address).cast(), &mut len) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u16::from_be(address.sin_port))
+}
+
+/// Lets only the engine's port call a listener.
+pub(crate) fn guard_listener(fd: RawFd, port: u16) -> io::Result<()> {
+    let only_port = [
+        // The source port is a TCP header's first half word (RFC 9293 §3.1); the filter begins there.
+        libc::sock_filter {
+            code: (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16,
+            jt: 0,
+            jf: 0,
+            k: 0,
+        },
+        libc::sock_filter {
+            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+            jt: 0,
+            jf: 1,
+            k: u32::from(port),
+        },
+        libc::sock_filter {
+            code: (libc::BPF_RET | libc::BPF_K) as u16,
+            jt: 0,
+            jf: 0,
+            k: u32::MAX,
+        },
+        DROP,
+    ];
+    filter(fd, &only_port)
+}
+
+const DROP: libc::sock_filter = libc::sock_filter {
+    code: (libc::BPF_RET | libc::BPF_K) as u16,
+    jt: 0,
+    jf: 0,
+    k: 0,
+};
+
+/// What a socket lets in (Linux, Documentation/networking/filter.rst).
+fn filter(fd: RawFd, program: &[libc::sock_filter]) -> io::Result<()> {
+    let whole = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_ptr().cast_mut(),
+    };
+    // SAFETY: the kernel copies the program out before it returns.
+    let result = unsafe {
+        libc::setsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const whole).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

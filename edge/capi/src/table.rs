@@ -1,0 +1,188 @@
+//! What is known of this process's D2TP sockets beside the kernel.
+//!
+//! A socket is found by its cookie (SO_COOKIE), which the kernel gives once: duplicates lead to the same
+//! entry, a number that was reused does not. Everything here is behind one lock, which [`crate::fork`]
+//! holds while a process forks.
+
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use libc::c_int;
+
+use crate::address::Name;
+use crate::errno::{Answer, Errno, Fault};
+use crate::options::Options;
+
+/// Entries at most before those are let go whose connections are over: programs close sockets by the
+/// kernel's call too, which we do not hear. More than most processes may have descriptors.
+const SOCKETS_MAX: usize = 1 << 15;
+
+/// What becomes of a connection, told by the engine and asked by the program.
+#[derive(Debug, Default)]
+pub(crate) struct Fate {
+    /// Its number in the engine.
+    pub(crate) serial: u64,
+    /// Why it broke. Set before the kernel's socket hears of it.
+    pub(crate) fault: OnceLock<Fault>,
+    /// The connection was never made, and the program has not heard so. For a moment the kernel's socket
+    /// looks connected then: what resets it comes after what answers it.
+    pub(crate) refused: AtomicBool,
+    /// Nothing is carried any more.
+    pub(crate) over: AtomicBool,
+}
+
+impl Fate {
+    /// Of a connection that is about to be made.
+    pub(crate) fn new() -> Arc<Fate> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Arc::new(Fate {
+            serial: NEXT.fetch_add(1, Ordering::Relaxed),
+            ..Fate::default()
+        })
+    }
+}
+
+/// A D2TP socket.
+#[derive(Clone, Debug)]
+pub(crate) struct Socket {
+    /// AF_INET or AF_INET6, as the program asked.
+    pub(crate) domain: c_int,
+    /// The process whose engine has the other end.
+    pub(crate) pid: u32,
+    pub(crate) options: Options,
+    pub(crate) peer: Option<Name>,
+    pub(crate) local: Option<Name>,
+    /// Its loopback port, once it was bound to an address of D2TP's.
+    pub(crate) bound: Option<u16>,
+    pub(crate) listens: bool,
+    pub(crate) fate: Option<Arc<Fate>>,
+    /// Why nothing was begun, in words.
+    pub(crate) cause: Option<String>,
+}
+
+impl Socket {
+    pub(crate) fn new(domain: c_int) -> Socket {
+        Socket {
+            domain,
+            pid: std::process::id(),
+            options: Options::default(),
+            peer: None,
+            local: None,
+            bound: None,
+            listens: false,
+            fate: None,
+            cause: None,
+        }
+    }
+
+    /// Whether its connection has been and is no more.
+    fn is_over(&self) -> bool {
+        let fate = self.fate.as_ref();
+        fate.is_some_and(|fate| fate.over.load(Ordering::Relaxed))
+    }
+
+    /// Whether this process's engine has its other end.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
+    }
+}
+
+/// All of them.
+#[derive(Default)]
+pub(crate) struct Table {
+    sockets: HashMap<u64, Socket>,
+    /// Flows on their way to a listener, by the loopback address they call from.
+    arrivals: HashMap<Ipv4Addr, Socket>,
+}
+
+static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+
+/// The lock itself, for who forks.
+pub(crate) fn lock() -> MutexGuard<'static, Option<Table>> {
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A socket's name in the kernel.
+pub(crate) fn cookie(fd: RawFd) -> Answer<u64> {
+    let mut cookie = 0u64;
+    let mut len = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the place has the length that is said.
+    let result = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_COOKIE,
+            (&raw mut cookie).cast(),
+            &mut len,
+        )
+    };
+    crate::errno::check(result)?;
+    Ok(cookie)
+}
+
+/// Makes `socket` known.
+pub(crate) fn insert(cookie: u64, socket: Socket) {
+    let mut table = lock();
+    let sockets = &mut table.get_or_insert_default().sockets;
+    if sockets.len() >= SOCKETS_MAX {
+        sockets.retain(|_, socket| !socket.is_over());
+    }
+    sockets.insert(cookie, socket);
+}
+
+/// The socket behind a descriptor, if it is one of ours.
+///
+/// # Errors
+/// It is no socket, or no descriptor.
+pub(crate) fn find(fd: RawFd) -> Answer<Option<(u64, Socket)>> {
+    let cookie = cookie(fd)?;
+    let table = lock();
+    let known = table.as_ref().and_then(|t| t.sockets.get(&cookie));
+    Ok(known.map(|socket| (cookie, socket.clone())))
+}
+
+/// Changes a socket that is known.
+pub(crate) fn change<R>(cookie: u64, f: impl FnOnce(&mut Socket) -> R) -> Option<R> {
+    let mut table = lock();
+    table.as_mut()?.sockets.get_mut(&cookie).map(f)
+}
+
+/// The program closed it. While it is connected a duplicate may go on, so it is remembered until then.
+pub(crate) fn forget(cookie: u64) {
+    if let Some(table) = lock().as_mut()
+        && let Some(socket) = table.sockets.get(&cookie)
+        && (socket.fate.is_none() || socket.is_over())
+    {
+        table.sockets.remove(&cookie);
+    }
+}
+
+/// A flow is about to call a listener from `name`.
+pub(crate) fn announce(name: Ipv4Addr, socket: Socket) {
+    let mut table = lock();
+    table.get_or_insert_default().arrivals.insert(name, socket);
+}
+
+/// The flow that called from `name`.
+pub(crate) fn arrive(name: Ipv4Addr) -> Option<Socket> {
+    lock().as_mut()?.arrivals.remove(&name)
+}
+
+/// What the kernel says of a connection, as it really is: `errno` 0 is that it knows of no error.
+pub(crate) fn translate(fd: RawFd, errno: Errno) -> Errno {
+    if !matches!(errno.0, 0 | libc::ECONNRESET) {
+        return errno;
+    }
+    let fate = find(fd).ok().flatten().and_then(|(_, s)| s.fate);
+    let Some((fate, fault)) = fate.as_ref().and_then(|f| Some((f, f.fault.get()?))) else {
+        return errno;
+    };
+    let unheard = fate.refused.swap(false, Ordering::AcqRel);
+    match unheard || errno.0 != 0 {
+        true => Errno(fault.errno),
+        false => errno,
+    }
+}

@@ -1,0 +1,101 @@
+//! CONNECT over a flow to the proxy: how a socket reaches a host that does not speak D2TP.
+
+use d2tp_driver::Flow;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::address::Name;
+use crate::errno::Fault;
+
+/// Bytes of a proxy's answer to CONNECT; ours take 200.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+/// Header fields in it.
+const FIELDS_MAX: usize = 64;
+/// A refusal in words that is longer is not read.
+const WORDS_BYTES_MAX: u64 = 512;
+
+/// Asks the proxy for a connection to `target`; what is read from the flow then is the target's.
+///
+/// # Errors
+/// Why the proxy would not, or could not.
+pub(crate) async fn through(flow: &mut Flow, target: &Name) -> Result<(), Fault> {
+    let authority = target.authority();
+    let request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
+    let mut head = Vec::new();
+    let exchange = async {
+        flow.write_all(request.as_bytes()).await?;
+        while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_BYTES_MAX {
+            // Byte by byte: what follows the head is the target's.
+            head.push(flow.read_u8().await?);
+        }
+        std::io::Result::Ok(())
+    };
+    if let Err(error) = exchange.await {
+        let fault = flow.end().map(Fault::of_flow);
+        return Err(fault.unwrap_or_else(|| Fault::new(libc::ECONNRESET, error)));
+    }
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    let mut answer = httparse::Response::new(&mut fields);
+    let parsed = answer.parse(&head);
+    let Some(status) = answer.code.filter(|_| parsed.is_ok()) else {
+        let text = "what is at the proxy's address does not open tunnels";
+        return Err(Fault::new(libc::EPROTO, text));
+    };
+    if (200..300).contains(&status) {
+        return Ok(());
+    }
+    let field = answer
+        .headers
+        .iter()
+        .find(|field| field.name.eq_ignore_ascii_case("proxy-status"));
+    let kind = field.map_or("", |field| error_of(field.value));
+    let errno = errno_of(status, kind);
+    let mut words = Vec::new();
+    let _ = flow.take(WORDS_BYTES_MAX).read_to_end(&mut words).await;
+    let words = String::from_utf8_lossy(&words);
+    Err(Fault::new(
+        errno,
+        format!("the proxy refuses ({status}): {}", words.trim()),
+    ))
+}
+
+/// The error type of a Proxy-Status field (RFC 9209 §2.1.1).
+fn error_of(value: &[u8]) -> &str {
+    let value = std::str::from_utf8(value).unwrap_or_default();
+    let mut parameters = value.split(';').map(str::trim);
+    parameters
+        .find_map(|p| p.strip_prefix("error="))
+        .unwrap_or_default()
+}
+
+/// As `connect` says it. The kinds are RFC 9209's, §2.3.
+fn errno_of(status: u16, kind: &str) -> libc::c_int {
+    match (kind, status) {
+        ("connection_refused", _) => libc::ECONNREFUSED,
+        ("connection_timeout" | "dns_timeout", _) => libc::ETIMEDOUT,
+        ("dns_error" | "destination_not_found" | "destination_ip_unroutable", _) => {
+            libc::EHOSTUNREACH
+        }
+        ("destination_ip_prohibited" | "http_request_denied", _) => libc::EACCES,
+        ("connection_limit_reached", _) => libc::ENOBUFS,
+        (_, 403) => libc::EACCES,
+        (_, 504) => libc::ETIMEDOUT,
+        _ => libc::ECONNREFUSED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_becomes_the_error_that_connect_would_have_had() {
+        let told = |field: &str, status| errno_of(status, error_of(field.as_bytes()));
+        assert_eq!(
+            told("d2prox; error=connection_refused; details=\"x\"", 502),
+            libc::ECONNREFUSED
+        );
+        assert_eq!(told("d2prox; error=dns_error", 502), libc::EHOSTUNREACH);
+        assert_eq!(told("other", 504), libc::ETIMEDOUT);
+        assert_eq!(told("", 403), libc::EACCES);
+    }
+}

@@ -1,0 +1,120 @@
+//! The header, the library and what is installed of both say the same.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use support::{here, library, told};
+
+fn header() -> String {
+    std::fs::read_to_string(here().join("include/d2tp.h")).expect("the header")
+}
+
+/// Names of functions that the header declares.
+fn declared() -> BTreeSet<String> {
+    let text = header();
+    let mut names = BTreeSet::new();
+    for (at, _) in text.match_indices("d2tp_") {
+        let name: String = text[at..]
+            .chars()
+            .take_while(|c| c.is_alphanumeric() || *c == '_')
+            .collect();
+        let before = text[..at].lines().last().unwrap_or_default();
+        let is_call = text[at + name.len()..].starts_with('(');
+        if is_call
+            && (before.starts_with("int ")
+                || before.starts_with("ssize_t ")
+                || before.starts_with("void "))
+        {
+            names.insert(name);
+        }
+    }
+    names
+}
+
+#[test]
+fn the_library_has_what_the_header_declares_and_nothing_else() {
+    let nm = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(library())
+        .output();
+    let symbols = told("nm", nm.expect("binutils come with the compiler"));
+    let exported: BTreeSet<String> = symbols
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(declared(), exported);
+    assert!(exported.len() > 25, "{exported:?}");
+}
+
+#[test]
+fn every_call_has_a_man_page() {
+    let mut shown = BTreeSet::new();
+    for page in std::fs::read_dir(here().join("man")).expect("man pages") {
+        let text = std::fs::read_to_string(page.expect("a page").path()).expect("a page");
+        let names = text
+            .lines()
+            .skip_while(|line| *line != ".SH NAME")
+            .nth(1)
+            .expect("names");
+        let names = names.split(" \\- ").next().unwrap_or_default();
+        shown.extend(names.split(", ").map(str::to_owned));
+    }
+    assert_eq!(shown, declared());
+}
+
+#[test]
+fn what_is_installed_compiles_and_runs_a_program_shared_and_static() {
+    let place = tempfile::tempdir().expect("a place");
+    let prefix = place.path().join("usr");
+    let installed = Command::new("sh")
+        .arg(here().join("install.sh"))
+        .arg(&prefix)
+        .env("LIBRARIES", library().parent().expect("a folder"))
+        .output();
+    told("install.sh", installed.expect("a shell"));
+    assert!(prefix.join("share/man/man3/d2tp_socket.3").is_file());
+    let flags = |arguments: &[&str]| -> Option<Vec<String>> {
+        let said = Command::new("pkg-config")
+            .args(arguments)
+            .arg("d2tp")
+            .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"))
+            .output();
+        // Where there is no pkg-config, what it would read is read here.
+        let Ok(said) = said else {
+            eprintln!("no pkg-config here: the .pc file was not tried");
+            return None;
+        };
+        let said = told("pkg-config", said);
+        Some(said.split_whitespace().map(str::to_owned).collect())
+    };
+    let Some(shared) = flags(&["--cflags", "--libs"]) else {
+        return;
+    };
+    let Some(mut fixed) = flags(&["--cflags", "--libs", "--static"]) else {
+        return;
+    };
+    for flag in &mut fixed {
+        if flag == "-ld2tp" {
+            *flag = "-l:libd2tp.a".to_owned();
+        }
+    }
+    for flags in [shared, fixed] {
+        let program = place.path().join("echo");
+        let compiled = Command::new("cc")
+            .arg("-o")
+            .arg(&program)
+            .arg(here().join("tests/c/echo.c"))
+            .args(&flags)
+            .output();
+        told("cc", compiled.expect("a C compiler"));
+        let ran = Command::new(&program)
+            .env("LD_LIBRARY_PATH", prefix.join("lib"))
+            .env("XDG_CONFIG_HOME", place.path())
+            .env_remove("CEDOS_KEY_FILE")
+            .output();
+        assert_eq!(told("echo", ran.expect("it runs")), "ok\n", "{flags:?}");
+    }
+}

@@ -1,0 +1,154 @@
+//! C programs around the library: compiled, run, and what they said.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+/// Everything is a mistake that the compiler knows of.
+const WARNINGS: [&str; 4] = [
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-missing-field-initializers",
+];
+
+/// The crate's folder.
+pub fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The library, where the build put it: beside this test, or above.
+pub fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows where it is");
+    let deps = test.parent().expect("it lies in a folder");
+    let found = [deps, deps.parent().expect("as the folder does")]
+        .map(|folder| folder.join("libd2tp.so"))
+        .into_iter()
+        .find(|path| path.is_file());
+    found.expect("libd2tp.so is built with this test")
+}
+
+/// A program that was compiled, and a folder of its own.
+pub struct C {
+    pub folder: TempDir,
+    name: String,
+}
+
+impl C {
+    /// For the kernel's sockets.
+    pub fn plain(source: &str) -> C {
+        C::compile(source, &[]).expect("a C compiler, and a program that it takes")
+    }
+
+    /// With the library.
+    pub fn with_d2tp(source: &str) -> C {
+        C::with_flags(source, &[]).expect("a C compiler, and a program that it takes")
+    }
+
+    /// With the library and these flags; why not, if the compiler does not take it.
+    pub fn with_flags(source: &str, flags: &[&str]) -> Result<C, String> {
+        let include = here().join("include");
+        let mut all = vec![
+            "-DWITH_D2TP",
+            "-I",
+            include.to_str().expect("a path in UTF-8"),
+        ];
+        all.extend(flags);
+        C::compile(source, &all)
+    }
+
+    fn compile(source: &str, flags: &[&str]) -> Result<C, String> {
+        let folder = TempDir::new().expect("a place for it");
+        let name = source.trim_end_matches(".c").to_owned();
+        let mut compiler = Command::new("cc");
+        compiler
+            .args(WARNINGS)
+            .args(["-g", "-O1", "-o"])
+            .arg(folder.path().join(&name))
+            .arg(here().join("tests/c").join(source))
+            .args(flags);
+        if flags.contains(&"-DWITH_D2TP") {
+            let linked = folder.path().join("libd2tp.so.1");
+            std::os::unix::fs::symlink(library(), &linked).expect("a link in our folder");
+            compiler.arg(&linked);
+        }
+        compiler.arg("-lpthread");
+        let built = compiler.output().map_err(|error| error.to_string())?;
+        match built.status.success() {
+            true => Ok(C { folder, name }),
+            false => Err(String::from_utf8_lossy(&built.stderr).into_owned()),
+        }
+    }
+
+    /// The command, with a device's key of its own.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(self.folder.path().join(&self.name));
+        command
+            .env("LD_LIBRARY_PATH", self.folder.path())
+            .env("XDG_CONFIG_HOME", self.folder.path())
+            .env_remove("CEDOS_KEY_FILE")
+            .env_remove("CEDOS_PROX");
+        command
+    }
+
+    /// What it says; it ends well.
+    pub fn run(&self, arguments: &[&str]) -> String {
+        let output = self.command().args(arguments).output();
+        told(&self.name, output.expect("it runs"))
+    }
+}
+
+/// A process that is ended with the test, and the line that it began with.
+pub struct Server(pub Child, pub String);
+
+impl Server {
+    /// Of a program that says where it is first.
+    pub fn start(program: &C) -> Server {
+        let process = program.command().stdout(Stdio::piped()).spawn();
+        let mut process = process.expect("it runs");
+        let mut line = String::new();
+        let said = BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line);
+        said.expect("its address");
+        Server(process, line.trim().to_owned())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It never ends by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a program said that ended well.
+pub fn told(name: &str, output: Output) -> String {
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{name}: {}\n{said}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    said
+}
+
+/// The lines of a chapter of docs/sockets.md.
+pub fn document(chapter: &str) -> Vec<String> {
+    let path = here().join("../../docs/sockets.md");
+    let text = std::fs::read_to_string(path).expect("docs/sockets.md");
+    let lines = text.lines().skip_while(|line| *line != chapter).skip(1);
+    let lines: Vec<String> = lines
+        .take_while(|line| !line.starts_with("## "))
+        .map(str::to_owned)
+        .collect();
+    assert!(
+        !lines.is_empty(),
+        "docs/sockets.md has no chapter {chapter:?}"
+    );
+    lines
+}
