@@ -31,6 +31,7 @@ pub mod plot;
 mod proxy;
 pub mod rows;
 mod spread;
+mod subway;
 mod switching;
 mod two_paths;
 mod walk;

@@ -2,7 +2,7 @@
 
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
-    offload, plane, plot::Chart, proxy, switching, two_paths, walk,
+    offload, plane, plot::Chart, proxy, subway, switching, two_paths, walk,
 };
 use serde_json::Value;
 
@@ -111,8 +111,9 @@ pub static ROWS: &[Row] = &[
         "C7",
         "video at 640 kb/s on a subway, receive-buffer thresholds 200 kB and 3 MB",
         "48.7 % by Wi-Fi without a pause (at 640 kb/s its own figures give more; 780 kb/s fits)",
-        &[],
-    ),
+        &[(Where::Sim, subway::simulate)],
+    )
+    .drawn_by(subway::charts),
     row(
         "C8",
         "a field study of podcast downloads with deadlines of 0-6 h",
