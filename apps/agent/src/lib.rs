@@ -2,3 +2,4 @@
 //! whole or absent.
 
 pub mod fetch;
+pub mod stream;

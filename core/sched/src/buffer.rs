@@ -94,6 +94,12 @@ impl Buffer {
         }
     }
 
+    /// Other thresholds, or other links, from now on.
+    pub fn aim(&mut self, thresholds: Thresholds, switching: Switching) {
+        self.thresholds = thresholds;
+        self.switching = switching;
+    }
+
     /// What the stream wants now; nothing if it has all it may have.
     pub fn need(&mut self, stream: &Stream) -> Option<Need> {
         let low = self.thresholds.low_bytes;
@@ -234,6 +240,20 @@ mod tests {
             ..stream(100_000, None)
         };
         assert_eq!(buffer.need(&over), None);
+    }
+
+    #[test]
+    fn other_thresholds_leave_it_as_it_was() {
+        let mut buffer = Buffer::new(THRESHOLDS, SWITCHING);
+        buffer.need(&stream(400_000, None));
+        let thresholds = Thresholds {
+            low_bytes: 100_000,
+            high_bytes: 900_000,
+        };
+        buffer.aim(thresholds, SWITCHING);
+        assert_eq!(wanted(&mut buffer, &stream(400_000, None)).0, 500_000);
+        buffer.need(&stream(900_000, None));
+        assert!(!buffer.is_filling());
     }
 
     #[test]

@@ -87,6 +87,8 @@ pub struct Answer {
     pub encoding: Option<String>,
     /// The name the origin gives the file.
     pub name: Option<String>,
+    /// What the origin says the bytes are.
+    pub media_type: Option<String>,
     /// The bytes are a web page.
     pub is_page: bool,
     body: Body,
@@ -125,6 +127,7 @@ impl Answer {
             validator,
             encoding: None,
             name: None,
+            media_type: None,
             is_page: false,
             body: Body::Rest(stream),
         }
@@ -222,6 +225,7 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
             encoding: text(CONTENT_ENCODING).filter(|e| !e.eq_ignore_ascii_case("identity")),
             name: filename::from_headers(&head.headers),
             is_page: text(CONTENT_TYPE).is_some_and(|kind| is_page(&kind)),
+            media_type: text(CONTENT_TYPE),
             body: Body::Http(body, connection),
         });
     }

@@ -173,6 +173,32 @@ impl Proxy {
         Ok(Held { flow, head, broken })
     }
 
+    /// Opens a flow beside the one at hand, for a caller that steers several; `steer` has it before
+    /// anything is sent.
+    pub fn open_beside(
+        &self,
+        steer: impl FnOnce(&Device, &Arc<Mutex<Flow>>),
+    ) -> Result<Box<dyn Io>, Fault> {
+        let Some(device) = self.device() else {
+            return Err(Fault::Proxy("there is no session to the proxy".into()));
+        };
+        let flow = device
+            .open(FlowSettings::default())
+            .map_err(|error| Fault::Proxy(error.to_string()))?;
+        let flow = Arc::new(Mutex::new(flow));
+        steer(&device, &flow);
+        Ok(Box::new(Held {
+            flow,
+            head: None,
+            broken: Arc::default(),
+        }))
+    }
+
+    /// What the device speaks to origins through, where it does so itself.
+    pub fn tunnel(&self) -> Option<&Tunnel> {
+        self.tunnel.as_ref()
+    }
+
     /// The same over links that the program describes itself.
     pub fn over(address: ServerAddress, key: SecretKey, given: Arc<GivenLinks>) -> Proxy {
         Proxy {

@@ -1,0 +1,611 @@
+//! Fetches what a stream will need next, from the links that are worth it.
+//!
+//! ```text
+//!        ┌────────── a reader went elsewhere · a fifth of a second passed · a link changed ───────┐
+//!        ▼                                                                                        │
+//!  view ─▶ D2BufMgr ─┬─ free links: until the quota is full                                       │
+//!                    ├─ low reached: links that cost too, up to high                              │
+//!                    └─ between: what comes for nothing, or wait      fetch ──▶ put ──▶ readers ──┘
+//! ```
+//!
+//! One request is under way for a stream at a time. It is left when a reader waits for bytes elsewhere;
+//! a flow to a proxy stays open while nothing may be spent on it, a connection of TCP does not.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_sched::{Buffer, Class, Policy, Stream, Thresholds, Way, in_words};
+use http::StatusCode;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::object::{Object, Placed, Refusal};
+use super::roads::{Lane, Roads};
+use super::title::{Missing, Title, View};
+use crate::fetch::clock::Moment;
+use crate::fetch::dial::Fault;
+use crate::fetch::exchange::{Answer, Ask, exchange};
+use crate::fetch::header::Field;
+
+/// How often it is looked again at levels and links.
+const LOOK_EVERY: Duration = Duration::from_millis(200); // a guess: 16 kB of a stream at 640 kb/s
+
+/// How often what is held is made certain.
+const SETTLE_EVERY: Duration = Duration::from_secs(2); // a guess: what an SD card bears
+
+/// A connection that was silent so long is left.
+const STALL: Duration = Duration::from_secs(10);
+
+/// Then, and after a fault of its network, a link is left alone.
+const AVOID: Duration = Duration::from_secs(20); // a guess
+
+/// A link that leads to a page that asks to sign in is.
+const AVOID_PORTAL: Duration = Duration::from_secs(60); // a guess
+
+/// Waits between tries begin with this and double.
+const BACKOFF_FIRST: Duration = Duration::from_millis(500); // a guess
+
+/// And are no longer than this: somebody waits.
+const BACKOFF_MAX: Duration = Duration::from_secs(10); // a guess
+
+/// A gap that is smaller is not worth a request of its own.
+const SKIP_BYTES: u64 = 256 * 1024; // a guess: a round trip at 20 Mb/s
+
+/// A full quota is filled again only when it has this much room.
+const ROOM_SHARE: u64 = 16;
+
+/// How a stream is to be fed.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    /// Money against pauses: free-only pays for nothing.
+    pub policy: Policy,
+    /// When to begin and to stop on links that cost; measured where not given.
+    pub thresholds: Amounts,
+    /// The most that is kept on the disk.
+    pub quota_bytes: u64,
+    /// Bytes that links that cost may carry in all.
+    pub metered_bytes_max: Option<u64>,
+    /// How long it plays, if the user said so.
+    pub plays: Option<Duration>,
+    /// Fields of the user's own.
+    pub fields: Arc<[Field]>,
+    /// Follow redirects from https to http.
+    pub allow_downgrade: bool,
+}
+
+/// A threshold: of bytes, or of what is watched in a time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Amount {
+    /// So many bytes.
+    Bytes(u64),
+    /// So long.
+    Time(Duration),
+}
+
+impl Amount {
+    fn bytes(self, rate: f64) -> u64 {
+        match self {
+            Amount::Bytes(bytes) => bytes,
+            Amount::Time(span) => (span.as_secs_f64() * rate) as u64,
+        }
+    }
+}
+
+/// Both thresholds, as far as the user gave them.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Amounts {
+    /// Begin to pay.
+    pub low: Option<Amount>,
+    /// Stop.
+    pub high: Option<Amount>,
+}
+
+impl Amounts {
+    /// In bytes, for a stream of this rate over links that take so long.
+    pub fn thresholds(&self, rate: f64, switching: &d2tp_sched::Switching) -> Thresholds {
+        let derived = Thresholds::derived(rate as u64, switching);
+        let of = |amount: Option<Amount>, else_bytes| amount.map_or(else_bytes, |a| a.bytes(rate));
+        let low_bytes = of(self.low, derived.low_bytes);
+        Thresholds {
+            low_bytes,
+            high_bytes: of(self.high, derived.high_bytes).max(low_bytes),
+        }
+    }
+}
+
+/// What is to be done now.
+#[derive(Debug, Clone, PartialEq)]
+struct Drive {
+    /// Bytes are taken in.
+    reads: bool,
+    /// Links that cost may carry them.
+    pays: bool,
+    /// Over this link, where one is to be chosen; none where nothing may carry anything.
+    link: Option<String>,
+    why: String,
+}
+
+/// Why a request was left.
+enum Left {
+    /// All that was asked for is here.
+    Done,
+    /// Something else is more urgent, or the link is.
+    Elsewhere,
+}
+
+/// What feeds one title.
+pub struct Feed {
+    title: Arc<Title>,
+    roads: Arc<Roads>,
+    rules: Rules,
+    buffer: Buffer,
+    begun: Moment,
+    /// The quota is full and not worth going on for yet.
+    is_full: bool,
+    tries: u32,
+    settle_at: Moment,
+}
+
+impl Feed {
+    /// For this title; all its times count from `begun`.
+    pub fn new(title: Arc<Title>, roads: Arc<Roads>, rules: Rules, begun: Moment) -> Feed {
+        let switching = roads.switching();
+        let rate = title.pace(|pace| pace.rate(Duration::ZERO));
+        let thresholds = rules.thresholds.thresholds(rate, &switching);
+        Feed {
+            buffer: Buffer::new(thresholds, switching),
+            title,
+            roads,
+            rules,
+            begun,
+            is_full: false,
+            tries: 0,
+            settle_at: begun,
+        }
+    }
+
+    fn now(&self) -> Duration {
+        Moment::now().since(self.begun)
+    }
+
+    /// Feeds it until `stop` turns true; what is held by then is certain.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = self.feed() => {}
+        }
+        self.settle().await;
+    }
+
+    async fn feed(&mut self) {
+        loop {
+            let (view, drive) = self.decide();
+            self.keep().await;
+            let Some(missing) = view.missing else {
+                self.wait(&drive.why, LOOK_EVERY).await;
+                continue;
+            };
+            let object = self.title.pieces()[missing.piece].object.clone();
+            if let Some(refusal) = object.refusal().filter(|refusal| !refusal.passes) {
+                self.wait(&refusal.text, LOOK_EVERY).await;
+                continue;
+            }
+            if !drive.reads || drive.link.is_none() {
+                self.wait(&drive.why, LOOK_EVERY).await;
+                continue;
+            }
+            let lane = match self.roads.is_direct() {
+                true => self.roads.lane(drive.link.clone(), true),
+                false => self.roads.lane(None, false),
+            };
+            let before = object.held_bytes();
+            let fetched = self.fetch(&object, missing, &lane).await;
+            if object.held_bytes() > before {
+                self.tries = 0;
+            }
+            match fetched {
+                Ok(Left::Done | Left::Elsewhere) => {}
+                Err(fault) => self.recover(fault, &object, &lane).await,
+            }
+        }
+    }
+
+    async fn wait(&mut self, why: &str, span: Duration) {
+        self.title.say(why);
+        let mut news = self.title.news();
+        let mut links = self.roads.links();
+        let _ = timeout(span, async {
+            tokio::select! {
+                _ = news.changed() => {}
+                _ = links.changed() => {}
+            }
+        })
+        .await;
+    }
+
+    /// What the levels and the links say now.
+    fn decide(&mut self) -> (View, Drive) {
+        let now = self.now();
+        self.learn_rate();
+        let view = self.title.view(now);
+        let (rate, in_player) = self.title.pace(|pace| (pace.rate(now), pace.in_player()));
+        let switching = self.roads.switching();
+        let thresholds = self.rules.thresholds.thresholds(rate, &switching);
+        self.buffer.aim(thresholds, switching);
+        let piece = view.missing.map_or(view.at.0, |missing| missing.piece);
+        let pieces = self.title.pieces();
+        let ways = self.roads.ways(&pieces[piece].object.url);
+        let mut free = ways
+            .iter()
+            .filter(|way| way.class == Class::Free && !way.stalled)
+            .peekable();
+        let free_rate = free.peek().is_some().then(|| {
+            // A link nobody measured gets its chance: the disk bridges it.
+            free.map(|way| way.rate_bytes_per_s.unwrap_or(f64::MAX / 16.0))
+                .sum::<f64>()
+        });
+        let stream = Stream {
+            bytes_per_s: rate as u64,
+            ahead_bytes: view.held_bytes + in_player,
+            to_come_bytes: view.to_come,
+            quota_bytes: self.rules.quota_bytes.saturating_add(in_player),
+            free_bytes_per_s: free_rate,
+        };
+        let need = self.buffer.need(&stream);
+        let room = self.rules.quota_bytes.saturating_sub(view.held_bytes);
+        self.is_full = room == 0 || (self.is_full && room < self.rules.quota_bytes / ROOM_SHARE);
+        let drive = if need.is_none() || self.is_full {
+            Drive {
+                reads: false,
+                pays: false,
+                link: None,
+                why: match view.missing {
+                    None => "all of it is held".into(),
+                    Some(_) => "as much is held as may be kept".into(),
+                },
+            }
+        } else {
+            self.drive(&view, &ways, &stream, &thresholds)
+        };
+        (view, drive)
+    }
+
+    fn drive(&self, view: &View, ways: &[Way], stream: &Stream, levels: &Thresholds) -> Drive {
+        let ahead = stream.ahead_bytes as f64 / stream.bytes_per_s.max(1) as f64;
+        let ahead = format!("{ahead:.0} s ahead");
+        let best = |class: Class| {
+            let ways = ways
+                .iter()
+                .filter(move |way| way.class == class && !way.stalled);
+            let rate = |way: &Way| way.rate_bytes_per_s.unwrap_or(f64::MAX);
+            ways.max_by(|a, b| rate(a).total_cmp(&rate(b)).then(b.metric.cmp(&a.metric)))
+        };
+        let free = best(Class::Free);
+        let paid = ways.iter().any(|way| way.class == Class::Metered);
+        let budget = self.metered_bytes_left();
+        let may_pay = self.rules.policy != Policy::FreeOnly && budget != Some(0);
+        let fills = self.buffer.is_filling();
+        let pays = fills && view.is_watched && may_pay && paid;
+        let keeps_up = |way: &Way| {
+            let rate = way.rate_bytes_per_s;
+            rate.is_none_or(|rate| rate >= stream.bytes_per_s as f64)
+        };
+        if self.roads.is_direct() {
+            // One link at a time: the one that costs only where a free one does not keep up.
+            let link = match (free, pays) {
+                (Some(way), false) => Some(way),
+                (Some(way), true) if keeps_up(way) => Some(way),
+                (_, true) => best(Class::Metered).or(free),
+                (None, false) => None,
+            };
+            let why = match link {
+                Some(way) if way.class == Class::Free => {
+                    format!("{} is up and free; {ahead}", way.name)
+                }
+                Some(way) => format!("{ahead}, so {} may cost", way.name),
+                None => self.why_not(view, ways, may_pay, &ahead, levels),
+            };
+            return Drive {
+                reads: true,
+                pays,
+                link: link.map(|way| way.name.clone()),
+                why,
+            };
+        }
+        let why = match (free, pays) {
+            (Some(way), false) => format!("{} is up and free; {ahead}", way.name),
+            (Some(way), true) => format!(
+                "{ahead} and {} is not enough: links that cost carry it too",
+                way.name
+            ),
+            (None, true) => format!("{ahead}, so links that cost carry it"),
+            (None, false) => self.why_not(view, ways, may_pay, &ahead, levels),
+        };
+        let carried = free.is_some() || pays;
+        Drive {
+            reads: true,
+            pays,
+            link: carried.then(|| super::roads::ANYWHERE.to_owned()),
+            why,
+        }
+    }
+
+    fn why_not(
+        &self,
+        view: &View,
+        ways: &[Way],
+        may_pay: bool,
+        ahead: &str,
+        levels: &Thresholds,
+    ) -> String {
+        if let Some(trouble) = self.roads.trouble() {
+            return trouble;
+        }
+        let metered = ways.iter().find(|way| way.class == Class::Metered);
+        match (ways.first(), metered) {
+            (None, _) => format!("no network is up; {ahead}"),
+            (Some(way), None) => format!("{} is up and carries nothing; {ahead}", way.name),
+            (_, Some(_)) if !may_pay => {
+                format!("only links that cost are up, and nothing may be spent; {ahead}")
+            }
+            (_, Some(way)) if !view.is_watched => {
+                format!("only {} is up, which costs, and nobody watches", way.name)
+            }
+            (_, Some(way)) => {
+                let (low, high) = (levels.low_bytes / 1000, levels.high_bytes / 1000);
+                format!(
+                    "only {} is up, which costs, and {ahead}: paid for from {low} to {high} kB",
+                    way.name
+                )
+            }
+        }
+    }
+
+    fn metered_bytes_left(&self) -> Option<u64> {
+        let max = self.rules.metered_bytes_max?;
+        Some(max.saturating_sub(self.roads.paid_bytes()))
+    }
+
+    /// A length by a duration is a rate.
+    fn learn_rate(&self) {
+        let pieces = self.title.pieces();
+        let known = pieces.iter().filter_map(|piece| {
+            let plays = match (piece.plays, &pieces[..]) {
+                (None, [_]) => self.rules.plays,
+                (plays, _) => plays,
+            }?;
+            Some((piece.object.length()? as f64, plays.as_secs_f64()))
+        });
+        let (bytes, seconds) = known.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        if seconds > 0.0 {
+            self.title.pace(|pace| pace.learn(bytes / seconds));
+        }
+    }
+
+    /// One request, until its bytes end or there is reason to leave it.
+    async fn fetch(
+        &mut self,
+        object: &Arc<Object>,
+        missing: Missing,
+        lane: &Lane,
+    ) -> Result<Left, Fault> {
+        let Some(via) = self.roads.via(lane.link.as_deref()) else {
+            return Ok(Left::Elsewhere);
+        };
+        let note = object.note();
+        let ask = Ask {
+            url: object.url.clone(),
+            from: object.ask_from(missing.from),
+            to: missing.to.map(|to| to - 1),
+            if_range: note.validator,
+            allow_downgrade: self.rules.allow_downgrade,
+            fields: self.rules.fields.clone(),
+            head_only: false,
+        };
+        let mut look = interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut news = self.title.news();
+        let mut at = missing.from;
+        let mut answer = {
+            let mut asked = pin!(exchange(lane, &ask, &via));
+            loop {
+                tokio::select! {
+                    biased;
+                    answer = &mut asked => break answer?,
+                    _ = look.tick() => {}
+                    Ok(()) = news.changed() => {}
+                }
+                let drive = self.look(object, at, lane, true).await;
+                if drive.is_none() {
+                    return Ok(Left::Elsewhere);
+                }
+            }
+        };
+        if answer.is_page
+            && !object.head().is_some_and(|head| is_page(&head))
+            && self.roads.is_direct()
+        {
+            return Err(Fault::Portal(format!(
+                "{} answers with a web page",
+                host(object)
+            )));
+        }
+        at = match object.accept(&answer).map_err(on_disk)? {
+            Placed::At(at) => at,
+            Placed::Beyond | Placed::Changed => return Ok(Left::Done),
+        };
+        self.receive(object, missing, lane, &mut answer, at).await
+    }
+
+    async fn receive(
+        &mut self,
+        object: &Arc<Object>,
+        missing: Missing,
+        lane: &Lane,
+        answer: &mut Answer,
+        mut at: u64,
+    ) -> Result<Left, Fault> {
+        // One that begins before what was asked for cannot begin elsewhere either.
+        let takes_ranges = at >= missing.from.saturating_sub(super::object::OVERLAP_BYTES);
+        let mut look = interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut news = self.title.news();
+        let mut reads = true;
+        let mut last = Moment::now();
+        loop {
+            tokio::select! {
+                biased;
+                _ = look.tick() => {}
+                Ok(()) = news.changed() => {}
+                data = answer.next(), if reads => {
+                    let Some(data) = data else {
+                        object.ended(at);
+                        return Ok(Left::Done);
+                    };
+                    let data = data?;
+                    if !object.put(at, &data).map_err(on_disk)? {
+                        return Ok(Left::Done);
+                    }
+                    at += data.len() as u64;
+                    self.roads.count(lane.link.as_deref(), data.len() as u64);
+                    last = Moment::now();
+                    let whole = object.length().is_some_and(|length| at >= length);
+                    if whole || missing.to.is_some_and(|to| at >= to) {
+                        return Ok(Left::Done);
+                    }
+                    continue;
+                }
+            }
+            let Some(drive) = self.look(object, at, lane, takes_ranges).await else {
+                return Ok(Left::Elsewhere);
+            };
+            if !reads || !drive.reads || drive.link.is_none() {
+                last = Moment::now();
+            }
+            reads = drive.reads;
+            if self.roads.is_direct() && !reads {
+                return Ok(Left::Elsewhere);
+            }
+            let silent = Moment::now().since(last);
+            if silent >= STALL {
+                return Err(Fault::Path(format!("not a byte for {}", in_words(silent))));
+            }
+        }
+    }
+
+    /// Looks at the levels again and has the lane pay or not. None if the request is to be left.
+    async fn look(
+        &mut self,
+        object: &Arc<Object>,
+        at: u64,
+        lane: &Lane,
+        may_seek: bool,
+    ) -> Option<Drive> {
+        let (view, drive) = self.decide();
+        self.title.say(&drive.why);
+        self.keep().await;
+        if let Some(missing) = view.missing.filter(|_| may_seek && view.waits) {
+            let pieces = self.title.pieces();
+            let elsewhere = !Arc::ptr_eq(&pieces[missing.piece].object, object);
+            let before = missing.from < at;
+            let far = missing.from > at.saturating_add(SKIP_BYTES);
+            if elsewhere || before || far {
+                return None;
+            }
+        }
+        if self.roads.is_direct() {
+            return (drive.link == lane.link).then_some(drive);
+        }
+        lane.pay(drive.pays, self.metered_bytes_left());
+        Some(drive)
+    }
+
+    /// Makes room, and what is held certain.
+    async fn keep(&mut self) {
+        if Moment::now() < self.settle_at {
+            return;
+        }
+        self.settle_at = Moment::now().after(SETTLE_EVERY);
+        let held = self.title.held_bytes();
+        if held > self.rules.quota_bytes {
+            self.title.release(held - self.rules.quota_bytes);
+        }
+        self.settle().await;
+    }
+
+    async fn settle(&mut self) {
+        let pieces = self.title.pieces();
+        let settlings: Vec<_> = pieces.iter().filter_map(|p| p.object.settle()).collect();
+        if settlings.is_empty() {
+            return;
+        }
+        let run = move || settlings.iter().try_for_each(|settling| settling.run());
+        if let Ok(Err(error)) = spawn_blocking(run).await {
+            tracing::warn!(%error, "what is held would not survive a restart");
+        }
+    }
+
+    /// After a fault: says what it is, and waits before the next try.
+    async fn recover(&mut self, fault: Fault, object: &Arc<Object>, lane: &Lane) {
+        self.tries += 1;
+        let heard = lane.status().filter(|status| status.as_u16() >= 400);
+        let link = lane.link.as_deref();
+        let (text, wait, passes) = match fault {
+            Fault::Final(failure) => (failure.text, None, false),
+            Fault::Origin { text, retry_after } => (text, retry_after, true),
+            Fault::Proxy(text) => (text, None, true),
+            Fault::Path(text) | Fault::Stranger(text) => {
+                link.inspect(|link| self.roads.avoid(link, AVOID));
+                (text, None, true)
+            }
+            Fault::Portal(text) => {
+                link.inspect(|link| self.roads.avoid(link, AVOID_PORTAL));
+                (text, None, true)
+            }
+        };
+        tracing::debug!(url = %object.url, %text, passes, "a request failed");
+        self.title.say(&text);
+        if object.head().is_none() || !passes {
+            let status = heard.unwrap_or(StatusCode::BAD_GATEWAY);
+            let text = text.clone();
+            object.refuse(Refusal {
+                status,
+                text,
+                passes,
+            });
+        }
+        if !passes {
+            return;
+        }
+        let doublings = self.tries.saturating_sub(1).min(8);
+        let backoff = (BACKOFF_FIRST * 2u32.pow(doublings)).min(BACKOFF_MAX);
+        let until = Moment::now().after(wait.unwrap_or(backoff));
+        while let left = until.since(Moment::now())
+            && !left.is_zero()
+        {
+            let text = text.clone();
+            self.wait(&text, left.min(LOOK_EVERY)).await;
+            self.decide();
+        }
+    }
+}
+
+fn is_page(head: &super::object::Head) -> bool {
+    head.media_type
+        .as_deref()
+        .is_some_and(|kind| kind.starts_with("text/html"))
+}
+
+fn host(object: &Object) -> String {
+    object.url.host_str().unwrap_or_default().to_owned()
+}
+
+fn on_disk(error: io::Error) -> Fault {
+    Fault::Origin {
+        text: format!("the disk refuses what came: {error}; make room"),
+        retry_after: None,
+    }
+}

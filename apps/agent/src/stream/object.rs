@@ -1,0 +1,484 @@
+//! One URL: what is held of it, who reads it, and what its origin said when it had nothing.
+//!
+//! ```text
+//!  feed ── accept(head) ── put(bytes) ──▶ Store ──▶ take(at) ── reading ──▶ player
+//!                │                                                 │
+//!                └── another edition: readers of the old one are broken off
+//! ```
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use http::StatusCode;
+use tokio::sync::watch;
+use url::Url;
+
+use super::store::{Note, Settling, Store};
+use crate::fetch::exchange::{Answer, Part};
+
+/// Bytes of a held end that come again and are compared, where the origin names no version.
+pub const OVERLAP_BYTES: u64 = 4096;
+
+/// Why there is nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// As the origin said it, or as a gateway says that it said nothing.
+    pub status: StatusCode,
+    /// For people.
+    pub text: String,
+    /// Asking again may help.
+    pub passes: bool,
+}
+
+/// What is known of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// Which bytes these are.
+    pub edition: String,
+    /// How long it is.
+    pub length: Option<u64>,
+    /// What it is.
+    pub media_type: Option<String>,
+}
+
+/// Where a fetched answer's first byte belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placed {
+    /// There.
+    At(u64),
+    /// What was asked for does not exist.
+    Beyond,
+    /// These are other bytes than those held; nothing is held now, and it begins with the first.
+    Changed,
+}
+
+/// What a reader gets.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// These bytes.
+    Bytes(Bytes),
+    /// Nothing yet.
+    NotYet,
+    /// Nothing: that was the end.
+    End,
+    /// Never: these bytes are gone.
+    Broken,
+}
+
+/// A URL and what is held of it.
+pub struct Object {
+    /// Where it is from.
+    pub url: Url,
+    state: Mutex<State>,
+    news: watch::Sender<()>,
+}
+
+struct State {
+    store: Store,
+    refusal: Option<Refusal>,
+    /// Where each reader's next byte is.
+    readers: BTreeMap<u64, u64>,
+    readers_ever: u64,
+    /// Held bytes that are to come again and be compared first.
+    overlap: Option<(u64, Vec<u8>)>,
+}
+
+impl Object {
+    /// Opens what is held of it below `root`.
+    ///
+    /// # Errors
+    /// From the disk; `WouldBlock` while another program has it.
+    pub fn open(root: &Path, url: Url) -> io::Result<Arc<Object>> {
+        let store = Store::open(root, url.as_str())?;
+        Ok(Arc::new(Object {
+            url,
+            state: Mutex::new(State {
+                store,
+                refusal: None,
+                readers: BTreeMap::new(),
+                readers_ever: 0,
+                overlap: None,
+            }),
+            news: watch::Sender::new(()),
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Told whenever something here changes.
+    pub fn news(&self) -> watch::Receiver<()> {
+        self.news.subscribe()
+    }
+
+    fn tell(&self) {
+        self.news.send_replace(());
+    }
+
+    /// What is known of it, once the origin has answered.
+    pub fn head(&self) -> Option<Head> {
+        let state = self.state();
+        let note = &state.store.note;
+        note.is_known.then(|| Head {
+            edition: note.edition.clone(),
+            length: note.length,
+            media_type: note.media_type.clone(),
+        })
+    }
+
+    /// All that is known of it.
+    pub fn note(&self) -> Note {
+        self.state().store.note.clone()
+    }
+
+    /// How long it is, where that is known.
+    pub fn length(&self) -> Option<u64> {
+        self.state().store.note.length
+    }
+
+    /// How far bytes are held from `at` on, and where held ones begin again.
+    pub fn held_from(&self, at: u64) -> (u64, Option<u64>) {
+        let state = self.state();
+        let held = &state.store.note.held;
+        let end = held.end_from(at);
+        (end, held.next_from(end))
+    }
+
+    /// Bytes held.
+    pub fn held_bytes(&self) -> u64 {
+        self.state().store.note.held.bytes()
+    }
+
+    /// Why it has nothing, if so.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.state().refusal.clone()
+    }
+
+    /// Its origin has nothing, or does not answer.
+    pub fn refuse(&self, refusal: Refusal) {
+        self.state().refusal = Some(refusal);
+        self.tell();
+    }
+
+    /// Somebody asks again.
+    pub fn forgive(&self) {
+        let was = self.state().refusal.take();
+        if was.is_some() {
+            self.tell();
+        }
+    }
+
+    // ---- fetching ----
+
+    /// From where to ask for the bytes at `at`: a little before it, where nothing but the bytes can
+    /// tell that they are still the same.
+    pub fn ask_from(&self, at: u64) -> u64 {
+        let mut state = self.state();
+        state.overlap = None;
+        let note = &state.store.note;
+        if note.validator.is_some() || at == 0 {
+            return at;
+        }
+        let from = at.saturating_sub(OVERLAP_BYTES);
+        if note.held.end_from(from) < at {
+            return at;
+        }
+        let mut bytes = vec![0; (at - from) as usize];
+        if state.store.read(from, &mut bytes).is_err() {
+            return at;
+        }
+        state.overlap = Some((from, bytes));
+        from
+    }
+
+    /// Takes in the head of an answer.
+    ///
+    /// # Errors
+    /// From the disk.
+    pub fn accept(&self, answer: &Answer) -> io::Result<Placed> {
+        let mut state = self.state();
+        let (at, total) = match answer.part {
+            Part::Whole(length) => (0, length),
+            Part::Range { from, total, .. } => (from, total),
+            Part::Unsatisfiable(total) => {
+                // The object ends where we thought it went on.
+                let known = state.store.note.length;
+                if known.is_none() && total.is_some() {
+                    state.store.learn(|note| note.length = total);
+                } else if known != total {
+                    state.store.renew()?;
+                }
+                drop(state);
+                self.tell();
+                return Ok(Placed::Beyond);
+            }
+        };
+        let note = &state.store.note;
+        let other_name =
+            matches!((&note.validator, &answer.validator), (Some(a), b) if Some(a) != b.as_ref());
+        let other_length = matches!((note.length, total), (Some(a), Some(b)) if a != b);
+        // A part of something that nothing names, with nothing to compare, is taken at its word.
+        let changed = note.is_known && (other_name || other_length);
+        if changed {
+            state.store.renew()?;
+            state.overlap = None;
+        }
+        let is_part = matches!(answer.part, Part::Range { .. });
+        if !is_part {
+            // From its first byte on there is nothing to compare but what lies there.
+            state.overlap = None;
+        }
+        state.refusal = None;
+        state.store.learn(|note| {
+            note.is_known = true;
+            note.length = note.length.or(total);
+            note.validator = note.validator.take().or_else(|| answer.validator.clone());
+            note.media_type = note.media_type.take().or_else(|| answer.media_type.clone());
+        });
+        drop(state);
+        self.tell();
+        // What follows `at` of the new bytes is theirs: only a part further on is of no use alone.
+        Ok(if changed && at > 0 {
+            Placed::Changed
+        } else {
+            Placed::At(at)
+        })
+    }
+
+    /// Puts fetched bytes where they belong. False if they are not those that are held.
+    ///
+    /// # Errors
+    /// From the disk.
+    pub fn put(&self, at: u64, bytes: &[u8]) -> io::Result<bool> {
+        let mut state = self.state();
+        if let Some((from, expected)) = &state.overlap {
+            let skip = at.saturating_sub(*from) as usize;
+            let expected = expected.get(skip..).unwrap_or_default();
+            let n = expected.len().min(bytes.len());
+            if expected[..n] != bytes[..n] {
+                state.overlap = None;
+                state.store.renew()?;
+                drop(state);
+                self.tell();
+                return Ok(false);
+            }
+        }
+        state.store.write(at, bytes)?;
+        drop(state);
+        self.tell();
+        Ok(true)
+    }
+
+    /// The answer ended in order at `at`: if nobody knew the length, this is it.
+    pub fn ended(&self, at: u64) {
+        let mut state = self.state();
+        if state.store.note.length.is_none() {
+            state.store.learn(|note| note.length = Some(at));
+        }
+        drop(state);
+        self.tell();
+    }
+
+    /// What makes the bytes held so far certain.
+    pub fn settle(&self) -> Option<Settling> {
+        self.state().store.settle()
+    }
+
+    /// Gives back the room of up to `bytes` bytes before `before`. How many it was.
+    pub fn release_below(&self, before: u64, bytes: u64) -> u64 {
+        let mut state = self.state();
+        let held = state.store.note.held.bytes();
+        let Some((from, to)) = state.store.note.held.first_below(before) else {
+            return 0;
+        };
+        state
+            .store
+            .release(from, to.min(from.saturating_add(bytes)));
+        held - state.store.note.held.bytes()
+    }
+
+    // ---- reading ----
+
+    /// A reader whose next byte is at `at`.
+    pub fn read_from(self: &Arc<Object>, at: u64) -> Reading {
+        let mut state = self.state();
+        state.readers_ever += 1;
+        let number = state.readers_ever;
+        state.readers.insert(number, at);
+        Reading {
+            edition: state.store.note.edition.clone(),
+            number,
+            at,
+            object: self.clone(),
+        }
+    }
+
+    /// Where the readers are.
+    pub fn readers(&self) -> Vec<u64> {
+        self.state().readers.values().copied().collect()
+    }
+}
+
+/// Somebody who reads, from one byte to the next.
+pub struct Reading {
+    object: Arc<Object>,
+    number: u64,
+    /// The next byte.
+    pub at: u64,
+    edition: String,
+}
+
+impl Reading {
+    /// Whose bytes these are.
+    pub fn object(&self) -> &Arc<Object> {
+        &self.object
+    }
+
+    /// How far it could read now, below `to`, and whether that is all it wants.
+    pub fn reach(&self, to: u64) -> (u64, bool) {
+        let state = self.object.state();
+        let note = &state.store.note;
+        let to = to.min(note.length.unwrap_or(u64::MAX));
+        let end = note.held.end_from(self.at).min(to);
+        (end, end >= to)
+    }
+
+    /// Up to `most` bytes that are held, and are read by that.
+    pub fn take(&mut self, most: u64) -> Taken {
+        let mut state = self.object.state();
+        let note = &state.store.note;
+        if note.edition != self.edition {
+            return Taken::Broken;
+        }
+        if note.length.is_some_and(|length| self.at >= length) {
+            return Taken::End;
+        }
+        let end = note
+            .held
+            .end_from(self.at)
+            .min(self.at.saturating_add(most));
+        if end == self.at {
+            return Taken::NotYet;
+        }
+        let mut bytes = vec![0; (end - self.at) as usize];
+        if state.store.read(self.at, &mut bytes).is_err() {
+            return Taken::Broken;
+        }
+        self.at = end;
+        state.readers.insert(self.number, end);
+        Taken::Bytes(bytes.into())
+    }
+
+    /// Goes to another place.
+    pub fn seek(&mut self, at: u64) {
+        self.at = at;
+        self.object.state().readers.insert(self.number, at);
+        self.object.tell();
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.object.state().readers.remove(&self.number);
+        self.object.tell();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetch::validator::Validator;
+
+    fn answer(part: Part, tag: Option<&str>) -> Answer {
+        let from = match part {
+            Part::Range { from, .. } => from,
+            _ => 0,
+        };
+        let validator = tag.map(|tag| Validator::Etag(format!("\"{tag}\"")));
+        let (ours, _) = tokio::io::duplex(1);
+        let mut answer = Answer::rest(Box::new(ours), from, None, validator);
+        answer.part = part;
+        answer
+    }
+
+    fn object() -> (tempfile::TempDir, Arc<Object>) {
+        let root = tempfile::tempdir().unwrap();
+        let url = "https://o.example/a.mp4".parse().unwrap();
+        let object = Object::open(root.path(), url).unwrap();
+        (root, object)
+    }
+
+    fn range(from: u64, total: u64) -> Part {
+        let (to, total) = (total - 1, Some(total));
+        Part::Range { from, to, total }
+    }
+
+    #[test]
+    fn bytes_are_read_where_they_are_held_and_the_end_is_known() {
+        let (_root, object) = object();
+        assert_eq!(object.head(), None);
+        let whole = answer(Part::Whole(Some(10)), Some("a"));
+        assert_eq!(object.accept(&whole).unwrap(), Placed::At(0));
+        assert!(object.put(0, b"01234").unwrap());
+        let mut reading = object.read_from(2);
+        assert_eq!(reading.take(2), Taken::Bytes(Bytes::from_static(b"23")));
+        assert_eq!(reading.take(9), Taken::Bytes(Bytes::from_static(b"4")));
+        assert_eq!(reading.take(9), Taken::NotYet);
+        assert!(object.put(5, b"56789").unwrap());
+        assert_eq!(reading.reach(7), (7, true));
+        assert_eq!(reading.take(9), Taken::Bytes(Bytes::from_static(b"56789")));
+        assert_eq!(reading.take(9), Taken::End);
+        assert_eq!(object.readers(), [10]);
+        drop(reading);
+        assert!(object.readers().is_empty());
+    }
+
+    #[test]
+    fn another_version_breaks_the_readers_of_the_one_before() {
+        let (_root, object) = object();
+        object
+            .accept(&answer(Part::Whole(Some(10)), Some("a")))
+            .unwrap();
+        object.put(0, b"01234").unwrap();
+        let mut reading = object.read_from(0);
+        let other = answer(range(5, 10), Some("b"));
+        assert_eq!(object.accept(&other).unwrap(), Placed::Changed);
+        assert_eq!(reading.take(9), Taken::Broken);
+        assert_eq!(object.held_bytes(), 0);
+        let other = answer(Part::Whole(Some(12)), Some("c"));
+        assert_eq!(object.accept(&other).unwrap(), Placed::At(0));
+        assert_eq!(object.length(), Some(12));
+    }
+
+    #[test]
+    fn without_a_name_only_equal_bytes_are_joined() {
+        let (_root, object) = object();
+        object.accept(&answer(Part::Whole(Some(10)), None)).unwrap();
+        object.put(0, b"01234").unwrap();
+        assert_eq!(object.ask_from(5), 0, "what is held comes again");
+        object.accept(&answer(range(0, 10), None)).unwrap();
+        assert!(object.put(0, b"012").unwrap());
+        assert!(object.put(3, b"3456").unwrap());
+        assert_eq!(object.held_from(0), (7, None));
+        assert_eq!(object.ask_from(7), 0);
+        object.accept(&answer(range(0, 10), None)).unwrap();
+        assert!(!object.put(0, b"0x2").unwrap());
+        assert_eq!(object.held_bytes(), 0);
+    }
+
+    #[test]
+    fn an_object_of_unknown_length_ends_where_its_answer_does() {
+        let (_root, object) = object();
+        object.accept(&answer(Part::Whole(None), None)).unwrap();
+        object.put(0, b"0123").unwrap();
+        let mut reading = object.read_from(0);
+        assert!(matches!(reading.take(9), Taken::Bytes(_)));
+        assert_eq!(reading.take(9), Taken::NotYet);
+        object.ended(4);
+        assert_eq!(reading.take(9), Taken::End);
+    }
+}

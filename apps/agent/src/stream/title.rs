@@ -1,0 +1,364 @@
+//! What is watched: objects one after another, where its watcher is in them, and what is missing next.
+//!
+//! ```text
+//!  film.mp4      ├─────────▼══════════╌╌╌╌╌╌╌═════╌╌╌╌╌┤        one object
+//!  HLS           ├──┼──┼─▼═┼══┼═╌┼╌╌┼╌╌┼╌╌┤                      its segments, in order
+//!                        ▼ the reader with the least ahead    ═ held    ╌ missing
+//! ```
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::object::Object;
+use super::pace::Pace;
+
+/// Nobody has read for so long: nobody watches, and nothing is paid for.
+const WATCHED_FOR: Duration = Duration::from_secs(30); // a guess: a player's pause between two requests
+
+/// A part of what is watched.
+#[derive(Clone)]
+pub struct Piece {
+    /// Its bytes.
+    pub object: Arc<Object>,
+    /// How long it plays, where that is known.
+    pub plays: Option<Duration>,
+}
+
+/// A byte: of which piece, and where in it.
+pub type Place = (usize, u64);
+
+/// What is to be fetched next: of a piece, from a byte up to, not including, another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Missing {
+    /// Which.
+    pub piece: usize,
+    /// The first byte.
+    pub from: u64,
+    /// Where held bytes begin again, if they do.
+    pub to: Option<u64>,
+}
+
+/// The stream at one moment, for whoever feeds it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct View {
+    /// Where its watcher is.
+    pub at: Place,
+    /// Held behind that without a gap.
+    pub held_bytes: u64,
+    /// What comes next; none when all is held.
+    pub missing: Option<Missing>,
+    /// Not held yet, where that is known.
+    pub to_come: Option<u64>,
+    /// Somebody watches.
+    pub is_watched: bool,
+    /// Somebody waits for what is missing.
+    pub waits: bool,
+}
+
+struct State {
+    pieces: Vec<Piece>,
+    /// Where the last reader was.
+    rest: Place,
+    read_at: Option<Duration>,
+    pace: Pace,
+    why: String,
+}
+
+/// What is watched.
+pub struct Title {
+    /// For people.
+    pub name: String,
+    state: Mutex<State>,
+    news: watch::Sender<()>,
+}
+
+impl Title {
+    /// Of these pieces, watched at `pace`.
+    pub fn new(name: String, pieces: Vec<Piece>, pace: Pace) -> Arc<Title> {
+        let state = State {
+            pieces,
+            rest: (0, 0),
+            read_at: None,
+            pace,
+            why: "nothing was asked for yet".into(),
+        };
+        Arc::new(Title {
+            name,
+            state: Mutex::new(state),
+            news: watch::Sender::new(()),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Told whenever a reader begins somewhere.
+    pub fn news(&self) -> watch::Receiver<()> {
+        self.news.subscribe()
+    }
+
+    /// The pieces.
+    pub fn pieces(&self) -> Vec<Piece> {
+        self.state().pieces.clone()
+    }
+
+    /// Its pieces are these now, in this order: those known before keep their places.
+    pub fn follow(&self, pieces: Vec<Piece>) {
+        let mut state = self.state();
+        let here = state.pieces.get(state.rest.0).map(|p| p.object.url.clone());
+        let moved = here.and_then(|url| pieces.iter().position(|p| p.object.url == url));
+        state.rest = moved.map_or((0, 0), |n| (n, state.rest.1));
+        state.pieces = pieces;
+        drop(state);
+        self.news.send_replace(());
+    }
+
+    /// Does something with its pace.
+    pub fn pace<R>(&self, f: impl FnOnce(&mut Pace) -> R) -> R {
+        f(&mut self.state().pace)
+    }
+
+    /// Why it comes as it does, in words.
+    pub fn why(&self) -> String {
+        self.state().why.clone()
+    }
+
+    /// Says why. True if it is another reason than before.
+    pub fn say(&self, why: &str) -> bool {
+        let mut state = self.state();
+        let other = state.why != why;
+        if other {
+            state.why = why.to_owned();
+        }
+        other
+    }
+
+    /// A reader begins at `at` of this object.
+    pub fn on_reader(&self, now: Duration, object: &Arc<Object>, at: u64) {
+        let mut state = self.state();
+        let Some(piece) = state.place_of(object) else {
+            return;
+        };
+        let goes_on = state.rest == (piece, at)
+            || (at == 0 && piece == state.rest.0 + 1 && state.rest_is_end());
+        if !goes_on {
+            state.pace.sought(now);
+        }
+        state.rest = (piece, at);
+        state.read_at = Some(now);
+        drop(state);
+        self.news.send_replace(());
+    }
+
+    /// A reader took `bytes` and is at `at` now.
+    pub fn on_taken(&self, now: Duration, object: &Arc<Object>, at: u64, bytes: u64) {
+        let mut state = self.state();
+        state.pace.took(now, bytes);
+        state.read_at = Some(now);
+        if let Some(piece) = state.place_of(object) {
+            state.rest = (piece, at);
+        }
+    }
+
+    /// The stream as it is now.
+    pub fn view(&self, now: Duration) -> View {
+        let mut state = self.state();
+        state.pace.pass(now);
+        let mut readers = Vec::new();
+        for (n, piece) in state.pieces.iter().enumerate() {
+            readers.extend(piece.object.readers().into_iter().map(|at| (n, at)));
+        }
+        let is_read = !readers.is_empty();
+        let recent = |at: Duration| now.saturating_sub(at) < WATCHED_FOR;
+        let is_watched = is_read || state.read_at.is_some_and(recent);
+        if readers.is_empty() {
+            readers.push(state.rest);
+        }
+        let walks = readers.into_iter().map(|at| (at, state.walk(at)));
+        let least = walks.min_by_key(|(_, (held, missing))| (missing.is_none(), *held));
+        let (at, (held_bytes, missing)) = least.expect("one at least");
+        let waits = is_read && missing.is_some() && held_bytes == 0;
+        state.pace.watch_dry(now, waits);
+        View {
+            at,
+            held_bytes,
+            to_come: state.to_come(at).map(|all| all.saturating_sub(held_bytes)),
+            missing,
+            is_watched,
+            waits,
+        }
+    }
+
+    /// Bytes held of all of it.
+    pub fn held_bytes(&self) -> u64 {
+        let pieces = self.pieces();
+        pieces.iter().map(|piece| piece.object.held_bytes()).sum()
+    }
+
+    /// Gives back the room of `bytes` that were watched.
+    pub fn release(&self, bytes: u64) {
+        let (pieces, readers) = {
+            let state = self.state();
+            (state.pieces.clone(), state.rest)
+        };
+        let mut left = bytes;
+        for (n, piece) in pieces.iter().enumerate().take(readers.0 + 1) {
+            let before = if n < readers.0 { u64::MAX } else { readers.1 };
+            let read = piece.object.readers().into_iter().min();
+            let before = before.min(read.unwrap_or(u64::MAX));
+            left = left.saturating_sub(piece.object.release_below(before, left));
+            if left == 0 {
+                return;
+            }
+        }
+    }
+}
+
+impl State {
+    fn place_of(&self, object: &Arc<Object>) -> Option<usize> {
+        self.pieces
+            .iter()
+            .position(|piece| Arc::ptr_eq(&piece.object, object))
+    }
+
+    fn rest_is_end(&self) -> bool {
+        let piece = self.pieces.get(self.rest.0);
+        piece.is_some_and(|piece| piece.object.length() == Some(self.rest.1))
+    }
+
+    /// How much is held without a gap from `at` on, and what is missing behind that.
+    fn walk(&self, (first, from): Place) -> (u64, Option<Missing>) {
+        let (mut held, mut from) = (0, from);
+        for (n, piece) in self.pieces.iter().enumerate().skip(first) {
+            let (end, next) = piece.object.held_from(from);
+            held += end - from;
+            let is_whole = piece.object.length().is_some_and(|length| end >= length);
+            if !is_whole {
+                let missing = Missing {
+                    piece: n,
+                    from: end,
+                    to: next,
+                };
+                return (held, Some(missing));
+            }
+            from = 0;
+        }
+        (held, None)
+    }
+
+    /// Everything behind `at`, where all lengths are known.
+    fn to_come(&self, (first, from): Place) -> Option<u64> {
+        let rest = self.pieces.iter().skip(first);
+        let lengths: Option<u64> = rest.map(|piece| piece.object.length()).sum();
+        lengths.map(|all| all.saturating_sub(from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetch::exchange::{Answer, Part};
+
+    struct Rig {
+        _root: tempfile::TempDir,
+        title: Arc<Title>,
+        pieces: Vec<Piece>,
+    }
+
+    fn rig(lengths: &[u64]) -> Rig {
+        let root = tempfile::tempdir().unwrap();
+        let piece = |(n, length): (usize, &u64)| {
+            let url = format!("https://o.example/{n}").parse().unwrap();
+            let object = Object::open(root.path(), url).unwrap();
+            let (ours, _) = tokio::io::duplex(1);
+            let mut answer = Answer::rest(Box::new(ours), 0, None, None);
+            answer.part = Part::Whole(Some(*length));
+            object.accept(&answer).unwrap();
+            let plays = None;
+            Piece { object, plays }
+        };
+        let pieces: Vec<Piece> = lengths.iter().enumerate().map(piece).collect();
+        let title = Title::new("t".into(), pieces.clone(), Pace::new(Some(10.0)));
+        Rig {
+            _root: root,
+            title,
+            pieces,
+        }
+    }
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    #[test]
+    fn what_is_missing_follows_the_reader_through_what_is_held() {
+        let rig = rig(&[100]);
+        let object = &rig.pieces[0].object;
+        let missing = |from, to| {
+            let piece = 0;
+            Some(Missing { piece, from, to })
+        };
+        let view = rig.title.view(NOW);
+        assert_eq!((view.missing, view.to_come), (missing(0, None), Some(100)));
+        assert!(!view.is_watched);
+        object.put(0, &[1; 10]).unwrap();
+        object.put(50, &[1; 10]).unwrap();
+        let reading = object.read_from(4);
+        let view = rig.title.view(NOW);
+        assert_eq!((view.held_bytes, view.missing), (6, missing(10, Some(50))));
+        assert_eq!(view.to_come, Some(90));
+        assert!(view.is_watched && !view.waits);
+        // Seeking beyond what is held re-orders what is fetched.
+        let far = object.read_from(80);
+        let view = rig.title.view(NOW);
+        assert_eq!((view.at, view.missing), ((0, 80), missing(80, None)));
+        assert!(view.waits);
+        drop((reading, far));
+        object.put(10, &[1; 90]).unwrap();
+        assert_eq!(rig.title.view(NOW).missing, None);
+    }
+
+    #[test]
+    fn segments_are_one_stream() {
+        let rig = rig(&[10, 10, 10]);
+        rig.pieces[0].object.put(0, &[1; 10]).unwrap();
+        rig.pieces[1].object.put(0, &[1; 4]).unwrap();
+        let reading = rig.pieces[0].object.read_from(5);
+        let view = rig.title.view(NOW);
+        assert_eq!((view.held_bytes, view.to_come), (9, Some(16)));
+        let missing = view.missing.unwrap();
+        assert_eq!((missing.piece, missing.from), (1, 4));
+        drop(reading);
+        // Between two requests the place is kept.
+        rig.title.on_taken(NOW, &rig.pieces[0].object, 10, 5);
+        assert_eq!(rig.title.view(NOW).at, (0, 10));
+        rig.title.follow(rig.pieces[1..].to_vec());
+        assert_eq!(rig.title.view(NOW).at, (0, 0));
+    }
+
+    #[test]
+    fn only_a_reader_that_jumps_empties_the_players_own_buffer() {
+        let rig = rig(&[10, 10]);
+        let (a, b) = (&rig.pieces[0].object, &rig.pieces[1].object);
+        rig.title.on_reader(NOW, a, 0);
+        rig.title.on_taken(NOW, a, 10, 10);
+        rig.title.on_reader(NOW, b, 0);
+        assert_eq!(rig.title.pace(|pace| pace.in_player()), 10);
+        rig.title.on_reader(NOW, b, 5);
+        assert_eq!(rig.title.pace(|pace| pace.in_player()), 0);
+    }
+
+    #[test]
+    fn what_was_watched_makes_room() {
+        let rig = rig(&[1 << 20]);
+        let object = &rig.pieces[0].object;
+        object.put(0, &vec![1; 1 << 20]).unwrap();
+        rig.title.on_taken(NOW, object, 1 << 19, 1);
+        rig.title.release(1 << 18);
+        let left = rig.title.held_bytes();
+        assert!(left == (1 << 20) - (1 << 18) || left == 1 << 20, "{left}");
+        rig.title.release(u64::MAX);
+        assert!(rig.title.held_bytes() >= 1 << 19);
+    }
+}
