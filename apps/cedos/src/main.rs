@@ -26,6 +26,8 @@ struct Cli {
 enum Verb {
     Get(Box<verbs::get::GetArgs>),
     Put(Box<verbs::put::PutArgs>),
+    Url(Box<verbs::url::UrlArgs>),
+    Play(Box<verbs::play::PlayArgs>),
     Ls(verbs::get_jobs::LsArgs),
     Status(verbs::get_jobs::StatusArgs),
     Cancel(verbs::get_jobs::CancelArgs),
@@ -54,6 +56,14 @@ fn main() -> ExitCode {
         Verb::Put(args) => (
             "put",
             on_runtime(1, async move { Ok(verbs::put::run(*args).await) }),
+        ),
+        Verb::Url(args) => (
+            "url",
+            on_runtime(1, async move { Ok(verbs::url::run(*args).await) }),
+        ),
+        Verb::Play(args) => (
+            "play",
+            on_runtime(1, async move { Ok(verbs::play::run(*args).await) }),
         ),
         Verb::Ls(args) => ("ls", verbs::get_jobs::ls(&args)),
         Verb::Status(args) => ("status", verbs::get_jobs::status(&args)),

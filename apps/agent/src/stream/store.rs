@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The note is replaced as a whole, and only after the sync it speaks of: it never promises too much.
-//! Bytes of different editions of an object never lie in one file.
+//! Bytes of different editions of an object never lie in one file. The URL, which may hold credentials,
+//! is not written down.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -31,8 +32,6 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(7 * 86_400); // a guess
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
     version: u32,
-    /// Where it is from.
-    pub url: String,
     /// Which bytes these are: another one whenever the origin has other bytes.
     pub edition: String,
     /// The origin has answered at least once.
@@ -48,10 +47,9 @@ pub struct Note {
 }
 
 impl Note {
-    fn new(url: &str) -> Note {
+    fn new() -> Note {
         Note {
             version: NOTE_VERSION,
-            url: url.to_owned(),
             edition: fresh_name(),
             is_known: false,
             length: None,
@@ -116,10 +114,10 @@ impl Store {
         })?;
         let lying = std::fs::read(folder.join("note")).ok();
         let lying = lying.and_then(|bytes| serde_json::from_slice::<Note>(&bytes).ok());
-        let lying = lying.filter(|note| note.version == NOTE_VERSION && note.url == url);
+        let lying = lying.filter(|note| note.version == NOTE_VERSION);
         let is_believed = lying.is_some();
         let mut store = Store {
-            note: lying.unwrap_or_else(|| Note::new(url)),
+            note: lying.unwrap_or_else(Note::new),
             folder,
             data,
             is_dirty: true,
@@ -140,7 +138,7 @@ impl Store {
     /// # Errors
     /// From the disk.
     pub fn renew(&mut self) -> io::Result<()> {
-        self.note = Note::new(&self.note.url);
+        self.note = Note::new();
         self.is_dirty = true;
         self.data.set_len(0)
     }

@@ -99,7 +99,7 @@ pub struct How {
 }
 
 /// Reads one of some words, which `--help` lists.
-fn words<T, const N: usize>(words: [&'static str; N]) -> impl TypedValueParser<Value = T>
+pub fn words<T, const N: usize>(words: [&'static str; N]) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err = d2tp_sched::UnknownWord> + Clone + Send + Sync + 'static,
 {

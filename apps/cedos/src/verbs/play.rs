@@ -1,0 +1,114 @@
+//! `cedos play URL -- PLAYER…`: a link as of `cedos url`, and a player that reads it.
+
+use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+use clap::Args;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::time::timeout;
+use url::Url;
+
+use super::how::stop_on_signal;
+use super::url::{Serving, StreamArgs, parse_url, tell};
+use cedos_agent::fetch::outcome::{Exit, Failure};
+
+/// How long a player may take to end after it was asked to.
+const FAREWELL: Duration = Duration::from_secs(3); // a guess
+
+/// In the player's words, this stands for the link.
+const PLACE: &str = "{}";
+
+/// Run a player that reads URL by a link on this machine: cedos play URL -- mpv
+///
+/// See `cedos url`. The link is put where {} stands in the player's words, or behind them.
+///
+/// The exit code is the player's; 1 if it could not be run, 3 if stopped.
+#[derive(Debug, Args)]
+pub struct PlayArgs {
+    /// What to watch or to hear: http:// or https://
+    #[arg(value_parser = parse_url)]
+    url: Url,
+
+    #[command(flatten)]
+    stream: StreamArgs,
+
+    /// The player and its words
+    #[arg(last = true, required = true)]
+    player: Vec<String>,
+}
+
+/// Runs `cedos play` until the player ends.
+pub async fn run(args: PlayArgs) -> ExitCode {
+    match play(&args).await {
+        Ok(code) => code,
+        Err(failure) => tell("play", &failure),
+    }
+}
+
+async fn play(args: &PlayArgs) -> Result<ExitCode, Failure> {
+    let (stop, stopped) = watch::channel(false);
+    stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
+    let urls = std::slice::from_ref(&args.url);
+    let mut serving = Serving::begin(urls, &args.stream, stopped).await?;
+    let words = with_link(&args.player, &serving.links[0]);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).kill_on_drop(true);
+    if args.stream.json {
+        // Ours is for programs to read.
+        command.stdout(Stdio::null());
+    }
+    let mut player = command.spawn().map_err(|error| {
+        let name = &words[0];
+        Failure::error(format!("{name} cannot be run: {error}; is it installed?"))
+    })?;
+    let ended = serving.watch(player.wait()).await;
+    let code = match ended {
+        Some(Ok(status)) => {
+            let code = status.code().and_then(|code| u8::try_from(code).ok());
+            // A signal ended it, as the shell would say it.
+            code.unwrap_or(128)
+        }
+        Some(Err(_)) => Exit::Error as u8,
+        None => {
+            end(&mut player).await;
+            Exit::Cancelled as u8
+        }
+    };
+    serving.end().await;
+    Ok(ExitCode::from(code))
+}
+
+/// The player's words, the link among them.
+fn with_link(player: &[String], link: &str) -> Vec<String> {
+    let named = player.iter().any(|word| word.contains(PLACE));
+    let words = player.iter().map(|word| word.replace(PLACE, link));
+    let behind = (!named).then(|| link.to_owned());
+    words.chain(behind).collect()
+}
+
+async fn end(player: &mut Child) {
+    use nix::sys::signal::{Signal, kill};
+    if let Some(id) = player.id() {
+        let _ = kill(nix::unistd::Pid::from_raw(id as i32), Signal::SIGTERM);
+    }
+    if timeout(FAREWELL, player.wait()).await.is_err() {
+        let _ = player.kill().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_link_goes_where_it_is_wanted() {
+        let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+        assert_eq!(
+            with_link(&words("mpv --pause"), "L"),
+            words("mpv --pause L")
+        );
+        let ffmpeg = words("ffmpeg -i {} -f null -");
+        assert_eq!(with_link(&ffmpeg, "L"), words("ffmpeg -i L -f null -"));
+    }
+}
