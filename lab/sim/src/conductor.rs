@@ -44,6 +44,10 @@ impl Device {
         } else {
             self.picked(now, network)
         };
+        self.show(now);
+        if self.viewer.is_some() && !active.is_empty() {
+            again = again.min(now + TICK);
+        }
         let mut usable = false;
         for link in (0..links).filter(|l| network.is_up(*l)) {
             if !picked[link] {
@@ -54,10 +58,16 @@ impl Device {
                 class: self.classes[link],
                 rate: self.meters[link].rate(),
             };
-            let verdicts: Vec<(usize, Verdict)> = active
-                .iter()
-                .map(|n| (*n, decide(&self.need(now, *n), &offer, free_rate)))
-                .collect();
+            let viewed = match offer.class {
+                Class::Free => None,
+                _ => self.viewed(link, TICK),
+            };
+            let verdict = |n: usize| match viewed {
+                Some(verdict) if n == 0 => verdict,
+                _ => decide(&self.need(now, n), &offer, free_rate),
+            };
+            let verdicts: Vec<(usize, Verdict)> =
+                active.iter().map(|n| (*n, verdict(*n))).collect();
             let used = verdicts
                 .iter()
                 .any(|(_, v)| matches!(v, Verdict::Use { .. }));

@@ -28,6 +28,7 @@ use crate::meter::Meter;
 use crate::network::{Delivery, Network};
 use crate::strategy::Strategy;
 use crate::transfer::{Progress, Transfer};
+use crate::viewer::Viewer;
 
 /// Epochs reserved in the journal at a time; every SYN spends one.
 const EPOCHS_RESERVED: u32 = 100_000;
@@ -65,6 +66,8 @@ pub(crate) struct Device {
     pub(crate) attachments: Vec<u64>,
     /// Which links to use, where not all that the policy permits.
     pub(crate) strategy: Option<Box<dyn Strategy>>,
+    /// Who watches the first flow, if somebody does.
+    pub(crate) viewer: Option<Viewer>,
 }
 
 impl Device {
@@ -102,6 +105,7 @@ impl Device {
             missed: Vec::new(),
             attachments: vec![0; links],
             strategy: None,
+            viewer: None,
         };
         device.connect(Time::ZERO);
         device
@@ -453,6 +457,7 @@ impl Device {
         }
         self.attend(now, log)?;
         if payload > 0 {
+            self.show(now);
             self.meters[link].on_payload(payload);
         }
         Ok(payload > 0)

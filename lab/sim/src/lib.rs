@@ -42,10 +42,12 @@ pub mod score;
 pub mod strategy;
 mod stream;
 mod transfer;
+mod viewer;
 pub mod waiting;
 
 pub use coverage::Coverage;
 pub use ends::Ends;
 pub use fault::SimFault;
 pub use network::Passage;
-pub use run::{Outcome, STUCK_AFTER, run, run_between, run_by, run_watched};
+pub use run::{Outcome, STUCK_AFTER, run, run_between, run_by, run_viewed, run_watched};
+pub use viewer::{Watched, Watching};

@@ -23,6 +23,7 @@ use crate::log::Log;
 use crate::network::{Delivery, Network, Passage};
 use crate::proxy::Proxy;
 use crate::strategy::Strategy;
+use crate::viewer::{Watched, Watching};
 
 /// No progress for so long over a permitted link that carries packets is a fault of the core.
 pub const STUCK_AFTER: Span = Span::from_millis(180_000);
@@ -109,6 +110,24 @@ pub fn run_by(
     run.network.passages = Some(Vec::new());
     run.device.strategy = Some(strategy);
     finish(scenario, run)
+}
+
+/// As [`run`], with the first flow watched as it comes.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_viewed(scenario: &Scenario, watching: Watching) -> Result<(Outcome, Watched), SimFault> {
+    let mut run = Run::new(scenario, &Ends::of(scenario), Log::new(None));
+    run.device.watch(watching);
+    while run.step()? {}
+    let mut watched = Watched::default();
+    if let Some(viewer) = &mut run.device.viewer {
+        // What is held is shown to its end, after the last byte came.
+        viewer.end(run.now);
+        watched = viewer.watched.clone();
+    }
+    let (outcome, _) = finish(scenario, run)?;
+    Ok((outcome, watched))
 }
 
 fn finish(scenario: &Scenario, mut run: Run) -> Result<(Outcome, Vec<Passage>), SimFault> {

@@ -33,6 +33,7 @@ mod proxy;
 pub mod rows;
 mod schedules;
 mod spread;
+mod subway;
 mod switching;
 mod two_paths;
 mod waiting;

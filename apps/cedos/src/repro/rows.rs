@@ -2,7 +2,8 @@
 
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
-    offload, plane, plot::Chart, prediction, proxy, schedules, switching, two_paths, waiting, walk,
+    offload, plane, plot::Chart, prediction, proxy, schedules, subway, switching, two_paths,
+    waiting, walk,
 };
 use serde_json::Value;
 
@@ -112,8 +113,9 @@ pub static ROWS: &[Row] = &[
         "C7",
         "video at 640 kb/s on a subway, receive-buffer thresholds 200 kB and 3 MB",
         "48.7 % by Wi-Fi without a pause (at 640 kb/s its own figures give more; 780 kb/s fits)",
-        &[],
-    ),
+        &[(Where::Sim, subway::simulate)],
+    )
+    .drawn_by(subway::charts),
     row(
         "C8",
         "a field study of podcast downloads with deadlines of 0-6 h",

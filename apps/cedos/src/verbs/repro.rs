@@ -108,6 +108,9 @@ fn print_figures(title: &str, figures: &Value) {
     }
 }
 
+/// More of them are for programs to read.
+const POINTS_MAX: usize = 20;
+
 fn in_words(value: &Value) -> String {
     match value {
         Value::Object(fields) => {
@@ -117,6 +120,7 @@ fn in_words(value: &Value) -> String {
                 .collect();
             fields.join(", ")
         }
+        Value::Array(points) if points.len() > POINTS_MAX => format!("{} points", points.len()),
         Value::Number(number) if number.is_f64() => {
             format!("{:.4}", number.as_f64().unwrap_or(f64::NAN))
                 .trim_end_matches('0')
