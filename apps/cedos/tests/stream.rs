@@ -595,3 +595,150 @@ async fn a_player_is_run_with_the_link_and_its_end_is_ours() {
         .await
         .ends_with(1, "is it installed?");
 }
+
+#[tokio::test]
+async fn a_playlists_links_lead_here_and_what_follows_is_fetched_ahead() {
+    use get_origin::{End, Origin, Reply, proper, reply};
+    let home = tempfile::tempdir().unwrap();
+    let segment = |n: u8| vec![n; 50_000];
+    let origin = Origin::start(move |asked| {
+        let playlist = |text: &str| {
+            let length = text.len().to_string();
+            reply("200 OK", &[("Content-Length", &length)], text.as_bytes())
+        };
+        let answer = match asked.path.as_str() {
+            "/main.m3u8" => {
+                playlist("#EXTM3U\n#EXT-X-STREAM-INF:BANDWIDTH=100000\nlow/list.m3u8\n")
+            }
+            "/low/list.m3u8" => playlist(
+                "#EXTM3U\n#EXTINF:4,\n1.ts\n#EXTINF:4,\n2.ts\n#EXTINF:4,\n3.ts\n#EXT-X-ENDLIST\n",
+            ),
+            path => {
+                let n = path
+                    .strip_prefix("/low/")
+                    .and_then(|name| name.strip_suffix(".ts"));
+                match n.and_then(|n| n.parse().ok()) {
+                    Some(n) => proper(asked, &segment(n), "\"v1\""),
+                    None => reply("404 Not Found", &[("Content-Length", "0")], b""),
+                }
+            }
+        };
+        Reply(answer, End::Close)
+    })
+    .await;
+    let served = Served::start(home.path(), &origin.url("/main.m3u8"), &[]).await;
+    let root = format!("http://127.0.0.1:{}", served.port());
+    let linked = |got: &Got| -> Vec<String> {
+        let text = String::from_utf8(got.body.clone()).unwrap();
+        let links = text.lines().filter(|line| !line.starts_with('#'));
+        links.map(|path| format!("{root}{path}")).collect()
+    };
+    let master = ask(&served.link, "GET", &[], LENGTH).await;
+    assert_eq!(
+        master.field("content-type"),
+        "application/vnd.apple.mpegurl"
+    );
+    let lists = linked(&master);
+    // Nothing leads to what no playlist named.
+    let unnamed = lists[0].replace("list.m3u8", "1.ts");
+    assert_eq!(ask(&unnamed, "GET", &[], LENGTH).await.status, 404);
+    let segments = linked(&ask(&lists[0], "GET", &[], LENGTH).await);
+    assert_eq!(segments.len(), 3);
+    let first = ask(&segments[0], "GET", &[], LENGTH).await;
+    assert!(
+        first.status == 200 && first.body == segment(1),
+        "{}",
+        first.status
+    );
+    let ahead = async {
+        while !origin.asked().iter().any(|asked| asked.path == "/low/3.ts") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, ahead)
+        .await
+        .expect("the third is fetched before it is asked for");
+    let range = [("Range", "bytes=10-19")];
+    let second = ask(&segments[1], "GET", &range, LENGTH).await;
+    assert_eq!((second.status, second.body), (206, vec![2; 10]));
+    let times = |path: &str| origin.asked().iter().filter(|a| a.path == path).count();
+    assert_eq!(
+        (
+            times("/low/1.ts"),
+            times("/low/2.ts"),
+            times("/low/list.m3u8")
+        ),
+        (1, 1, 1)
+    );
+    served.end().await;
+}
+
+/// `ffmpeg`, where it is installed: a real player reads a sound of a second while it comes slowly.
+#[tokio::test]
+async fn ffmpeg_reads_the_link_while_it_comes() {
+    let installed = std::process::Command::new("ffmpeg")
+        .arg("-version")
+        .output();
+    if installed.is_err() {
+        eprintln!("ffmpeg is not installed: not tried");
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    // Two seconds of 8 bits, 8,000 samples a second.
+    let origin = Slow::start(content(16_000), true).await;
+    let let_go = origin.let_go.clone();
+    tokio::spawn(async move {
+        for limit in (0..=16_000).step_by(1_000) {
+            let_go.send_replace(limit);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    let url = origin.url();
+    let player =
+        "ffmpeg -loglevel error -nostdin -f u8 -ar 8000 -ac 1 -i {} -f u8 -ar 8000 -ac 1 out.raw";
+    let mut arguments = vec!["play", &url, "--store", "store", "--"];
+    arguments.extend(player.split(' '));
+    let played = run(home.path(), &arguments).await;
+    assert_eq!(played.code, 0, "{}", played.errors);
+    let shown = std::fs::read(home.path().join("out.raw")).unwrap();
+    assert!(shown == content(16_000), "{} bytes", shown.len());
+}
+
+#[tokio::test]
+async fn several_streams_are_fed_at_once_each_by_its_own_link() {
+    let (one, two) = (content(200_000), content(300_000)[100_000..].to_vec());
+    let home = tempfile::tempdir().unwrap();
+    let origins = [
+        Slow::start(one.clone(), true).await,
+        Slow::start(two.clone(), true).await,
+    ];
+    for origin in &origins {
+        origin.let_go.send_replace(100_000);
+    }
+    let second = origins[1].url();
+    let mut served = Served::start(home.path(), &origins[0].url(), &[&second]).await;
+    let line = timeout(PATIENCE, served.lines.next_line())
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    let told: Value = serde_json::from_str(&line).unwrap();
+    let other = told["link"].as_str().unwrap().to_owned();
+    assert!(
+        served.link.ends_with("/film.mp4") && other.ends_with("/2-film.mp4"),
+        "{other}"
+    );
+    let ours = served.link.clone();
+    let first = tokio::spawn(async move { ask(&ours, "GET", &[], LENGTH).await.body });
+    let got = ask(&other, "GET", &[("Range", "bytes=0-99999")], LENGTH).await;
+    assert!(
+        got.body == two[..100_000],
+        "one that waits does not hold up the other"
+    );
+    for origin in &origins {
+        origin.let_go.send_replace(LENGTH);
+    }
+    assert!(first.await.unwrap() == one);
+    assert!(ask(&other, "GET", &[], LENGTH).await.body == two);
+    served.end().await;
+}

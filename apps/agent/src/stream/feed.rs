@@ -20,7 +20,7 @@ use d2tp_sched::{Buffer, Class, Policy, Stream, Thresholds, Way, in_words};
 use http::StatusCode;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::object::{Object, Placed, Refusal};
 use super::roads::{Lane, Roads};
@@ -29,6 +29,7 @@ use crate::fetch::clock::Moment;
 use crate::fetch::dial::Fault;
 use crate::fetch::exchange::{Answer, Ask, exchange};
 use crate::fetch::header::Field;
+use crate::fetch::mode::Mode;
 
 /// How often it is looked again at levels and links.
 const LOOK_EVERY: Duration = Duration::from_millis(200); // a guess: 16 kB of a stream at 640 kb/s
@@ -44,6 +45,9 @@ const AVOID: Duration = Duration::from_secs(20); // a guess
 
 /// A link that leads to a page that asks to sign in is.
 const AVOID_PORTAL: Duration = Duration::from_secs(60); // a guess
+
+/// Requests that brought nothing are so far apart at least.
+const TURN: Duration = Duration::from_millis(20); // a guess
 
 /// Waits between tries begin with this and double.
 const BACKOFF_FIRST: Duration = Duration::from_millis(500); // a guess
@@ -205,6 +209,9 @@ impl Feed {
             let fetched = self.fetch(&object, missing, &lane).await;
             if object.held_bytes() > before {
                 self.tries = 0;
+            } else {
+                // Whatever makes it turn on the spot, it does not turn fast.
+                sleep(TURN).await;
             }
             match fetched {
                 Ok(Left::Done | Left::Elsewhere) => {}
@@ -257,13 +264,15 @@ impl Feed {
         let need = self.buffer.need(&stream);
         let room = self.rules.quota_bytes.saturating_sub(view.held_bytes);
         self.is_full = room == 0 || (self.is_full && room < self.rules.quota_bytes / ROOM_SHARE);
-        let drive = if need.is_none() || self.is_full {
+        let is_idle = self.title.only_watched && !view.is_watched;
+        let drive = if need.is_none() || self.is_full || is_idle {
             Drive {
                 reads: false,
                 pays: false,
                 link: None,
                 why: match view.missing {
                     None => "all of it is held".into(),
+                    Some(_) if is_idle => "nobody watches".into(),
                     Some(_) => "as much is held as may be kept".into(),
                 },
             }
@@ -490,7 +499,8 @@ impl Feed {
                 return Ok(Left::Elsewhere);
             }
             let silent = Moment::now().since(last);
-            if silent >= STALL {
+            // A flow that is answered by the proxy itself knows when it is lost.
+            if silent >= STALL && self.roads.mode() != Mode::ProxyFetch {
                 return Err(Fault::Path(format!("not a byte for {}", in_words(silent))));
             }
         }
@@ -607,5 +617,30 @@ fn on_disk(error: io::Error) -> Fault {
     Fault::Origin {
         text: format!("the disk refuses what came: {error}; make room"),
         retry_after: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_bytes_or_time_and_derived_where_nobody_gave_them() {
+        let switching = d2tp_sched::Switching {
+            interface: Duration::from_millis(1_500),
+            challenge: Duration::from_millis(250),
+            first_packet: Duration::from_millis(250),
+        };
+        let of = |low, high| {
+            let levels = Amounts { low, high }.thresholds(80_000.0, &switching);
+            (levels.low_bytes, levels.high_bytes)
+        };
+        let span = |s| Some(Amount::Time(Duration::from_secs(s)));
+        // Three changes of 2 s, and 10 s above that.
+        assert_eq!(of(None, None), (480_000, 1_280_000));
+        assert_eq!(of(span(3), span(30)), (240_000, 2_400_000));
+        let bytes = |n| Some(Amount::Bytes(n));
+        assert_eq!(of(bytes(200_000), bytes(3_000_000)), (200_000, 3_000_000));
+        assert_eq!(of(bytes(9_000_000), None), (9_000_000, 9_000_000));
     }
 }

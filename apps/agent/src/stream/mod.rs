@@ -17,6 +17,7 @@ pub mod feed;
 pub mod handing;
 pub mod object;
 pub mod pace;
+pub mod playlist;
 pub mod roads;
 pub mod shelf;
 pub mod spans;

@@ -1,25 +1,34 @@
 //! Which link is which object: what was asked for by name, and what its playlists name.
 
 use std::collections::BTreeMap;
+use std::fs::DirBuilder;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use d2tp_sched::{Class, Policy};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use url::Url;
 
 use super::door::{Found, House};
 use super::feed::{Feed, Rules};
-use super::object::Object;
+use super::object::{Object, Refusal};
 use super::pace::Pace;
+use super::playlist::{self, Kind, Playlist, Segment};
 use super::roads::Roads;
 use super::store::{self, fresh_name};
 use super::title::{Piece, Title};
 use crate::fetch::clock::Moment;
+use crate::fetch::dial::Fault;
+use crate::fetch::exchange::{Ask, exchange};
 use crate::fetch::filename;
+use crate::fetch::outcome::Failure;
 
 /// What makes a link the same after a restart.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -53,14 +62,42 @@ impl LinkNote {
     /// # Errors
     /// From the disk.
     pub fn keep(&self, root: &Path, urls: &[Url]) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(root)?;
         store::replace(&LinkNote::path(root, urls), &serde_json::to_vec(self)?)
     }
 }
 
+/// Segments of a playlist that are fetched ahead of the one that was asked for.
+const AHEAD: usize = 256; // a guess: a quarter of an hour; each is an open file
+
+/// How long a playlist may take to come: less than players wait.
+const PLAYLIST_WITHIN: Duration = Duration::from_secs(7); // Media3 gives up after 8 s
+
 /// What one link leads to.
-struct Place {
-    object: Arc<Object>,
-    title: Arc<Title>,
+#[derive(Clone)]
+enum Place {
+    Stream(Arc<Object>, Arc<Title>),
+    Playlist(Url),
+}
+
+/// The segments of a playlist, as far as they are of interest now.
+struct Media {
+    segments: Vec<Segment>,
+    open: BTreeMap<Url, Arc<Object>>,
+    title: Option<Arc<Title>>,
+    /// The one that was asked for last.
+    at: Option<Url>,
+}
+
+/// What playlists said.
+#[derive(Default)]
+struct Lists {
+    /// What a link of a playlist is, and whose link it is.
+    named: BTreeMap<Url, (Kind, Url)>,
+    media: BTreeMap<Url, Media>,
+    /// As players get it, and whether it is all there will be.
+    texts: BTreeMap<Url, (String, bool)>,
+    others: BTreeMap<Url, Place>,
 }
 
 /// All links of a door.
@@ -69,10 +106,16 @@ pub struct Shelf {
     roads: Arc<Roads>,
     rules: Rules,
     rate: Option<f64>,
+    token: String,
     begun: Moment,
     stop: watch::Receiver<bool>,
     places: Mutex<BTreeMap<String, Place>>,
+    lists: Mutex<Lists>,
     feeds: Mutex<JoinSet<()>>,
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shelf {
@@ -83,6 +126,7 @@ impl Shelf {
         roads: Arc<Roads>,
         rules: Rules,
         rate: Option<f64>,
+        token: String,
         stop: watch::Receiver<bool>,
     ) -> Arc<Shelf> {
         Arc::new(Shelf {
@@ -90,9 +134,11 @@ impl Shelf {
             roads,
             rules,
             rate,
+            token,
             begun: Moment::now(),
             stop,
             places: Mutex::default(),
+            lists: Mutex::default(),
             feeds: Mutex::default(),
         })
     }
@@ -102,45 +148,240 @@ impl Shelf {
     /// # Errors
     /// From the disk; `WouldBlock` while another program has it.
     pub fn put_up(&self, url: &Url) -> io::Result<String> {
-        let object = Object::open(&self.root, url.clone())?;
         let own = filename::from_url(url);
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = |name: &String| places.contains_key(name);
+        let mut places = held(&self.places);
         let others = (2..).map(|n| format!("{n}-{own}"));
         let name = std::iter::once(own.clone())
             .chain(others)
-            .find(|name| !taken(name))
+            .map(|name| as_path(&name))
+            .find(|name| !places.contains_key(name))
             .expect("there are names enough");
-        let name = as_path(&name);
-        let plays = self.rules.plays;
-        let piece = Piece {
+        let place = match playlist::is_named(url) {
+            true => Place::Playlist(url.clone()),
+            false => self.stream(url, &name, false)?,
+        };
+        places.insert(name.clone(), place);
+        Ok(name)
+    }
+
+    fn stream(&self, url: &Url, name: &str, only_watched: bool) -> io::Result<Place> {
+        let object = Object::open(&self.root, url.clone())?;
+        let plays = None;
+        let pieces = vec![Piece {
             object: object.clone(),
             plays,
+        }];
+        let (name, pace) = (name.to_owned(), Pace::new(self.rate));
+        let title = match only_watched {
+            true => Title::while_watched(name, pieces, pace),
+            false => Title::new(name, pieces, pace),
         };
-        let title = Title::new(name.clone(), vec![piece], Pace::new(self.rate));
         self.feed(title.clone());
-        places.insert(name.clone(), Place { object, title });
-        Ok(name)
+        Ok(Place::Stream(object, title))
     }
 
     fn feed(&self, title: Arc<Title>) {
         let feed = Feed::new(title, self.roads.clone(), self.rules.clone(), self.begun);
-        let mut feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
-        feeds.spawn(feed.run(self.stop.clone()));
+        held(&self.feeds).spawn(feed.run(self.stop.clone()));
     }
 
-    /// What is watched, by the names of its links.
+    /// What is watched.
     pub fn titles(&self) -> Vec<Arc<Title>> {
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        places.values().map(|place| place.title.clone()).collect()
+        let places: Vec<Place> = held(&self.places).values().cloned().collect();
+        let of_place = |place| match place {
+            Place::Stream(_, title) => Some(title),
+            Place::Playlist(_) => None,
+        };
+        let lists = held(&self.lists);
+        let of_lists = lists.media.values().filter_map(|media| media.title.clone());
+        places
+            .into_iter()
+            .filter_map(of_place)
+            .chain(of_lists)
+            .collect()
     }
 
     /// Waits until all feeds have ended, after they were told to stop.
     pub async fn settled(&self) {
-        let mut feeds =
-            std::mem::take(&mut *self.feeds.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut feeds = std::mem::take(&mut *held(&self.feeds));
         while feeds.join_next().await.is_some() {}
     }
+
+    // ---- playlists ----
+
+    async fn playlist(&self, url: &Url) -> Found {
+        let kept = held(&self.lists).texts.get(url).cloned();
+        if let Some((text, true)) = kept {
+            return Found::Text(text, playlist::MEDIA_TYPE);
+        }
+        match (self.fetch_playlist(url).await, kept) {
+            (Ok(text), _) => Found::Text(text, playlist::MEDIA_TYPE),
+            // While no network is there, the one before says what is held.
+            (Err(_), Some((text, _))) => Found::Text(text, playlist::MEDIA_TYPE),
+            (Err(refusal), None) => Found::Refused(refusal.status, refusal.text),
+        }
+    }
+
+    async fn fetch_playlist(&self, url: &Url) -> Result<String, Refusal> {
+        let refuse = |status, text: String| Refusal {
+            status,
+            text,
+            passes: false,
+        };
+        let ways = self.roads.ways(url);
+        let working = |class: Class| {
+            let mut ways = ways
+                .iter()
+                .filter(move |way| way.class == class && !way.stalled);
+            ways.next().map(|way| way.name.clone())
+        };
+        let free = working(Class::Free);
+        // Somebody asked for it, and it is short.
+        let pays = free.is_none() && self.rules.policy != Policy::FreeOnly;
+        let link = free.or_else(|| working(Class::Metered).filter(|_| pays));
+        let lane = self
+            .roads
+            .lane(link.clone().filter(|_| self.roads.is_direct()), pays);
+        let via = self.roads.via(lane.link.as_deref());
+        let ask = Ask {
+            url: url.clone(),
+            from: 0,
+            to: None,
+            if_range: None,
+            allow_downgrade: self.rules.allow_downgrade,
+            fields: self.rules.fields.clone(),
+            head_only: false,
+        };
+        let text = async {
+            let via = via.ok_or_else(|| Fault::Path("no network is up".into()))?;
+            let mut answer = exchange(&lane, &ask, &via).await?;
+            let mut bytes = Vec::new();
+            while let Some(piece) = answer.next().await {
+                bytes.extend_from_slice(&piece?);
+                if bytes.len() > playlist::BYTES_MAX {
+                    return Err(Fault::Final(Failure::error("the playlist has no end")));
+                }
+            }
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        let text = match timeout(PLAYLIST_WITHIN, text).await {
+            Ok(Ok(text)) => text,
+            Ok(Err(fault)) => {
+                let status = lane.status().filter(|status| status.as_u16() >= 400);
+                return Err(refuse(
+                    status.unwrap_or(StatusCode::BAD_GATEWAY),
+                    words(fault),
+                ));
+            }
+            Err(_) => {
+                let text = "the playlist did not come in time".to_owned();
+                return Err(refuse(StatusCode::GATEWAY_TIMEOUT, text));
+            }
+        };
+        let here = |url: &Url| format!("/{}/{}", self.token, playlist::path_of(url));
+        let Some(list) = playlist::read(&text, url, here) else {
+            let text = "what the origin calls a playlist is none".to_owned();
+            return Err(refuse(StatusCode::BAD_GATEWAY, text));
+        };
+        Ok(self.learn(url, list))
+    }
+
+    fn learn(&self, url: &Url, list: Playlist) -> String {
+        let mut lists = held(&self.lists);
+        let named = list.links.into_iter();
+        lists
+            .named
+            .extend(named.map(|(link, kind)| (link, (kind, url.clone()))));
+        if !list.segments.is_empty() {
+            let media = lists.media.entry(url.clone()).or_insert_with(|| Media {
+                segments: Vec::new(),
+                open: BTreeMap::new(),
+                title: None,
+                at: None,
+            });
+            media.segments = list.segments;
+            if let Some(at) = media.at.clone() {
+                let _ = self.unroll(media, &at);
+            }
+        }
+        let kept = (list.text.clone(), list.is_over);
+        lists.texts.insert(url.clone(), kept);
+        list.text
+    }
+
+    /// Opens the segments from `at` on, and closes those long before it.
+    fn unroll(&self, media: &mut Media, at: &Url) -> io::Result<()> {
+        let Some(now) = media.segments.iter().position(|segment| segment.url == *at) else {
+            return Ok(());
+        };
+        let from = now.saturating_sub(1);
+        let to = media.segments.len().min(now + AHEAD);
+        let mut open = BTreeMap::new();
+        let mut pieces = Vec::new();
+        for segment in &media.segments[from..to] {
+            let object = match media.open.get(&segment.url) {
+                Some(object) => object.clone(),
+                None => Object::open(&self.root, segment.url.clone())?,
+            };
+            open.insert(segment.url.clone(), object.clone());
+            let plays = segment.plays;
+            pieces.push(Piece { object, plays });
+        }
+        media.open = open;
+        if let Some(title) = &media.title {
+            title.follow(pieces);
+        } else {
+            let name = media.segments[now].url.path().to_owned();
+            let title = Title::while_watched(name, pieces, Pace::new(self.rate));
+            self.feed(title.clone());
+            media.title = Some(title);
+        }
+        Ok(())
+    }
+
+    fn segment(&self, url: &Url, of: &Url) -> io::Result<Option<Found>> {
+        let mut lists = held(&self.lists);
+        let Some(media) = lists.media.get_mut(of) else {
+            return Ok(None);
+        };
+        if media.at.as_ref() != Some(url) {
+            self.unroll(media, url)?;
+            media.at = Some(url.clone());
+        }
+        let object = media.open.get(url).cloned();
+        Ok(object
+            .zip(media.title.clone())
+            .map(|(o, t)| Found::Stream(o, t)))
+    }
+
+    fn beside(&self, url: &Url) -> io::Result<Found> {
+        let mut lists = held(&self.lists);
+        let place = match lists.others.get(url) {
+            Some(place) => place.clone(),
+            None => self.stream(url, url.path(), true)?,
+        };
+        lists.others.insert(url.clone(), place.clone());
+        match place {
+            Place::Stream(object, title) => Ok(Found::Stream(object, title)),
+            Place::Playlist(_) => Ok(nothing()),
+        }
+    }
+}
+
+fn words(fault: Fault) -> String {
+    match fault {
+        Fault::Final(failure) => failure.text,
+        Fault::Origin { text, .. }
+        | Fault::Path(text)
+        | Fault::Proxy(text)
+        | Fault::Stranger(text)
+        | Fault::Portal(text) => text,
+    }
+}
+
+fn nothing() -> Found {
+    let text = "there is no such link here";
+    Found::Refused(StatusCode::NOT_FOUND, text.to_owned())
 }
 
 /// A name as a path can have it.
@@ -156,13 +397,27 @@ fn as_path(name: &str) -> String {
 impl House for Shelf {
     async fn find(&self, path: &str) -> Found {
         let name = path.split(['?', '#']).next().unwrap_or_default();
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        match places.get(name) {
-            Some(place) => Found::Stream(place.object.clone(), place.title.clone()),
-            None => Found::Refused(
-                StatusCode::NOT_FOUND,
-                "there is no such link here".to_owned(),
-            ),
+        let place = held(&self.places).get(name).cloned();
+        match place {
+            Some(Place::Stream(object, title)) => return Found::Stream(object, title),
+            Some(Place::Playlist(url)) => return self.playlist(&url).await,
+            None => {}
+        }
+        // Only what a playlist named: a link is no way to anywhere else.
+        let url = playlist::url_of(path);
+        let named = url.and_then(|url| Some((held(&self.lists).named.get(&url).cloned()?, url)));
+        let found = match named {
+            Some(((Kind::Playlist, _), url)) => return self.playlist(&url).await,
+            Some(((Kind::Segment, of), url)) => self.segment(&url, &of),
+            Some(((Kind::Other, _), url)) => self.beside(&url).map(Some),
+            None => Ok(None),
+        };
+        match found {
+            Ok(found) => found.unwrap_or_else(nothing),
+            Err(error) => {
+                let text = format!("it cannot be kept: {error}");
+                Found::Refused(StatusCode::INSUFFICIENT_STORAGE, text)
+            }
         }
     }
 

@@ -70,6 +70,8 @@ struct State {
 pub struct Title {
     /// For people.
     pub name: String,
+    /// Nothing is fetched ahead while nobody watches: it is one of several of which one is watched.
+    pub only_watched: bool,
     state: Mutex<State>,
     news: watch::Sender<()>,
 }
@@ -77,6 +79,15 @@ pub struct Title {
 impl Title {
     /// Of these pieces, watched at `pace`.
     pub fn new(name: String, pieces: Vec<Piece>, pace: Pace) -> Arc<Title> {
+        Title::with(name, pieces, pace, false)
+    }
+
+    /// The same of one of several, of which perhaps another is watched.
+    pub fn while_watched(name: String, pieces: Vec<Piece>, pace: Pace) -> Arc<Title> {
+        Title::with(name, pieces, pace, true)
+    }
+
+    fn with(name: String, pieces: Vec<Piece>, pace: Pace, only_watched: bool) -> Arc<Title> {
         let state = State {
             pieces,
             rest: (0, 0),
@@ -86,6 +97,7 @@ impl Title {
         };
         Arc::new(Title {
             name,
+            only_watched,
             state: Mutex::new(state),
             news: watch::Sender::new(()),
         })

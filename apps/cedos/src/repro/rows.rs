@@ -113,7 +113,10 @@ pub static ROWS: &[Row] = &[
         "C7",
         "video at 640 kb/s on a subway, receive-buffer thresholds 200 kB and 3 MB",
         "48.7 % by Wi-Fi without a pause (at 640 kb/s its own figures give more; 780 kb/s fits)",
-        &[(Where::Sim, subway::simulate)],
+        &[
+            (Where::Sim, subway::simulate),
+            (Where::Lab, subway::emulate),
+        ],
     )
     .drawn_by(subway::charts),
     row(

@@ -10,14 +10,16 @@
 //! film would otherwise have been short of, and no more.
 
 use super::Measured;
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use cedos_lab_link::trace::CSV_HEADER;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::{Watched, Watching};
 use d2tp_sched::{Switching, Thresholds};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::io::{BufRead, BufReader, Write as _};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::plot::{Chart, Series};
 
@@ -134,11 +136,9 @@ const fn film(name: &'static str, kbps: u64, live: usize, seed: u64) -> Film {
     }
 }
 
-const FILMS: [Film; 6] = [
+const FILMS: [Film; 4] = [
     film("640_rescan", 640, 9, 1),
-    film("640_rescan_other_stops", 640, 9, 2),
     film("780_rescan", 780, 9, 1),
-    film("780_rescan_other_stops", 780, 9, 2),
     film("640_no_rescan", 640, 3, 1),
     film("780_no_rescan", 780, 3, 1),
 ];
@@ -251,6 +251,194 @@ bytes = {bytes}
         "duplicate_mb": flow.duplicate_bytes as f64 * 1e-6,
     });
     Ok((figures, watched))
+}
+
+/// The lab's trip: a quarter of the time of everything, and five stops of which the second carries.
+const LAB_SCALE: f64 = 4.0;
+const LAB_STOPS: usize = 5;
+const LAB_LIVE: usize = 1;
+const LAB_KBPS: u64 = 640;
+/// ffmpeg reads bytes as sound of two channels of 16 bits: so many samples a second are 640 kb/s.
+const LAB_SAMPLES_PER_S: u64 = LAB_KBPS * 125 / 4;
+/// How long ffmpeg may take to begin.
+const LAB_SPARE_S: f64 = 20.0;
+/// ffmpeg says where it is twice a second; it is late when it is this far behind the clock. // a guess
+const LATE_S: f64 = 1.0;
+
+/// On real sockets: ffmpeg reads the link of `cedos play` at the film's own pace.
+pub fn emulate() -> anyhow::Result<Measured> {
+    let stay_s = STAY_S / LAB_SCALE;
+    let gap_s = GAP_S / LAB_SCALE;
+    let carries_s = CARRIES_S / LAB_SCALE;
+    let leaves_s = LAB_LIVE as f64 * (stay_s + gap_s) + stay_s;
+    let trip = Trip {
+        carries: vec![(leaves_s - carries_s, leaves_s)],
+        ends_s: LAB_STOPS as f64 * stay_s + (LAB_STOPS - 1) as f64 * gap_s,
+    };
+    let rate = LAB_KBPS * 125;
+    let bytes = (trip.ends_s * rate as f64) as u64;
+    let mut changes = String::new();
+    for stop in 0..LAB_STOPS {
+        let comes = stop as f64 * (stay_s + gap_s);
+        let _ = writeln!(
+            changes,
+            "[[link.at]]\nt_s = {comes:.3}\nup = true\ndead = true"
+        );
+        if stop == LAB_LIVE {
+            let from = leaves_s - carries_s;
+            let left = from - 0.2;
+            let _ = writeln!(changes, "[[link.at]]\nt_s = {left:.3}\nup = false");
+            let _ = writeln!(
+                changes,
+                "[[link.at]]\nt_s = {from:.3}\nup = true\ndead = false"
+            );
+        }
+        let leaves = comes + stay_s;
+        let _ = writeln!(changes, "[[link.at]]\nt_s = {leaves:.3}\nup = false");
+    }
+    let scenario = format!(
+        r#"
+duration_s = {duration:.0}
+[[link]]
+name = "wlan0"
+up = false
+down_mbps = {wifi:.3}
+up_mbps = 3
+rtt_ms = {WIFI_RTT_MS}
+{changes}
+[[link]]
+name = "wwan0"
+class = "metered"
+down_mbps = {lte:.3}
+up_mbps = 2
+rtt_ms = {LTE_RTT_MS}
+"#,
+        duration = trip.ends_s + LAB_SPARE_S,
+        wifi = WIFI_MBPS / PAYLOAD_SHARE,
+        lte = LTE_MBPS / PAYLOAD_SHARE,
+    );
+    let high = HIGH_BYTES / LAB_SCALE as u64;
+    let played = play(&scenario, bytes, high)?;
+    let of = |link: &str| played.carried[link].as_f64().unwrap_or(0.0);
+    let (wifi, lte) = (of("wlan0"), of("wwan0"));
+    let paid = trip.optimum_paid(bytes as f64, rate as f64, played.begun_s);
+    let optimum = 1.0 - paid / bytes as f64;
+    let share = wifi / (wifi + lte);
+    let ours = json!({
+        "wifi_share": share,
+        "optimum_share": optimum,
+        "of_optimum": share / optimum,
+        "shown_s": played.shown_s,
+        "late_max_s": played.late_max_s,
+        "stalls": u64::from(played.late_max_s > LATE_S),
+        "wifi_mb": wifi * 1e-6,
+        "lte_mb": lte * 1e-6,
+    });
+    let all_s = bytes as f64 / rate as f64 - LATE_S;
+    Ok(Measured {
+        ours,
+        baseline: Value::Null,
+        mark: vec![
+            "stalls == 0".to_owned(),
+            format!("shown_s >= {all_s:.1}"),
+            "of_optimum >= 0.95".to_owned(),
+        ],
+        conditions: vec![
+            format!(
+                "{LAB_STOPS} stops, the second carries; all times a quarter of the trip's: stays of \
+                 {stay_s:.1} s, {gap_s:.1} s between them, {carries_s:.1} s of Wi-Fi"
+            ),
+            format!(
+                "ffmpeg reads the link as sound of {LAB_SAMPLES_PER_S} samples a second, {LAB_KBPS} \
+                 kb/s, at its own pace (-re); rates and round trips as in virtual time; thresholds \
+                 {LOW_BYTES} and {high} bytes"
+            ),
+            "late: how far ffmpeg's time was behind the clock since its first report, which it gives \
+             twice a second"
+                .to_owned(),
+        ],
+    })
+}
+
+/// What a player came to.
+struct Played {
+    /// Seconds of the run, about, when it began to show.
+    begun_s: f64,
+    shown_s: f64,
+    late_max_s: f64,
+    /// Payload bytes by link.
+    carried: Value,
+}
+
+/// Has ffmpeg on the lab's device play so many bytes by `cedos play`.
+fn play(scenario: &str, bytes: u64, high: u64) -> anyhow::Result<Played> {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
+    file.write_all(scenario.as_bytes())?;
+    let store = tempfile::tempdir()?;
+    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let player = format!(
+        "exec \"$0\" play --json --bitrate {LAB_KBPS}k --low {LOW_BYTES} --high {high} --store \"$1\" \
+         --prox \"$CEDOS_LAB_PROX\" --link wlan0=free --link wwan0=metered \
+         \"$CEDOS_LAB_ORIGIN/bytes/{bytes}\" -- ffmpeg -loglevel error -nostats -nostdin \
+         -progress pipe:2 -stats_period 0.5 -re -f s16le -ar {LAB_SAMPLES_PER_S} -ac 2 -i {{}} -f null -"
+    );
+    let mut child = Command::new(&program)
+        .args(["lab", "run", "--json"])
+        .arg(file.path())
+        .args(["--", "sh", "-c", &player])
+        .arg(&program)
+        .arg(store.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("`cedos lab run` cannot be run")?;
+    let said = BufReader::new(child.stderr.take().context("its words")?);
+    let shows = std::thread::spawn(move || {
+        let mut shows: Vec<(Instant, f64)> = Vec::new();
+        for line in said.lines().map_while(Result::ok) {
+            match line
+                .strip_prefix("out_time_us=")
+                .and_then(|us| us.parse::<f64>().ok())
+            {
+                Some(us) => shows.push((Instant::now(), us * 1e-6)),
+                None if line.contains('=') => {}
+                None => eprintln!("{line}"),
+            }
+        }
+        shows
+    });
+    let mut carried = Value::Null;
+    let mut begun_s = None;
+    let told = BufReader::new(child.stdout.take().context("its report")?);
+    for line in told.lines() {
+        let Ok(event) = serde_json::from_str::<Value>(&line?) else {
+            continue;
+        };
+        let stream = &event["streams"][0];
+        if begun_s.is_none() && stream["ahead_bytes"].as_u64() > Some(LAB_KBPS * 125) {
+            begun_s = event["t_s"].as_f64();
+        }
+        if event["event"] == "ended" {
+            carried = event["bytes_by_link"].clone();
+        }
+    }
+    child.wait()?;
+    let shows = shows
+        .join()
+        .map_err(|_| anyhow!("nobody read what ffmpeg said"))?;
+    let (first_at, first_s) = *shows
+        .first()
+        .context("ffmpeg showed nothing; is it installed?")?;
+    let late = shows
+        .iter()
+        .map(|(at, shown_s)| (*at - first_at).as_secs_f64() - (shown_s - first_s));
+    Ok(Played {
+        begun_s: begun_s.context("nothing came")?,
+        shown_s: shows.last().map_or(0.0, |(_, shown_s)| *shown_s),
+        late_max_s: late.fold(0.0, f64::max),
+        carried,
+    })
 }
 
 /// What is held over the trip.

@@ -216,10 +216,11 @@ impl Serving {
         forget_old(&root);
         let (stop, told) = watch::channel(false);
         let rate = args.bitrate.map(|bits| bits as f64 / 8.0);
-        let shelf = Shelf::new(root.clone(), roads.clone(), roads_rules, rate, told);
+        let mut note = LinkNote::of(&root, urls);
+        let token = note.token.clone();
+        let shelf = Shelf::new(root.clone(), roads.clone(), roads_rules, rate, token, told);
         let names: Result<Vec<String>, _> = urls.iter().map(|url| shelf.put_up(url)).collect();
         let names = names.map_err(|error| storage(&error))?;
-        let mut note = LinkNote::of(&root, urls);
         let door = Door::open(note.token.clone(), note.port)
             .await
             .map_err(|error| Failure::error(format!("no port on this machine: {error}")))?;

@@ -1,0 +1,256 @@
+//! HLS playlists (RFC 8216) whose links lead here.
+//!
+//! ```text
+//!  #EXT-X-STREAM-INF:BANDWIDTH=640000                #EXT-X-STREAM-INF:BANDWIDTH=640000
+//!  low/media.m3u8                              ─▶    /TOKEN/at/https/o.example/low/media.m3u8
+//!  #EXT-X-MAP:URI="https://cdn.example/i.mp4"        #EXT-X-MAP:URI="/TOKEN/at/https/cdn.example/i.mp4"
+//! ```
+//!
+//! Line by line, and nothing but links is touched: tags that nobody here knows stay as they are, which
+//! a parser and its writer would not promise.
+
+use std::time::Duration;
+
+use url::Url;
+
+/// A media type of playlists (RFC 8216 §4).
+pub const MEDIA_TYPE: &str = "application/vnd.apple.mpegurl";
+
+/// Playlists are not longer than this.
+pub const BYTES_MAX: usize = 8 << 20; // a guess: a day of segments of 2 s
+
+/// What a playlist's link leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Another playlist.
+    Playlist,
+    /// A part of what is watched, in its order.
+    Segment,
+    /// Something beside it: a key.
+    Other,
+}
+
+/// A part of what is watched.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Segment {
+    /// Where it is.
+    pub url: Url,
+    /// How long it plays, where it does.
+    pub plays: Option<Duration>,
+}
+
+/// A playlist that was read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Playlist {
+    /// As players get it.
+    pub text: String,
+    /// All its links.
+    pub links: Vec<(Url, Kind)>,
+    /// Parts of what is watched, each URL once.
+    pub segments: Vec<Segment>,
+    /// Nothing will be added.
+    pub is_over: bool,
+}
+
+/// Whether a URL is that of a playlist, by its name.
+pub fn is_named(url: &Url) -> bool {
+    let path = url.path().to_ascii_lowercase();
+    path.ends_with(".m3u8") || path.ends_with(".m3u")
+}
+
+/// Reads a playlist from `base`; `link` makes of an origin's URL one that leads here.
+pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Playlist> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    // RFC 8216 §4.3.1.1: it must be the first line.
+    if !text.starts_with("#EXTM3U") {
+        return None;
+    }
+    let mut playlist = Playlist {
+        text: String::with_capacity(text.len() * 2),
+        links: Vec::new(),
+        segments: Vec::new(),
+        is_over: false,
+    };
+    let mut plays = None;
+    let mut next_is_playlist = false;
+    for line in text.lines() {
+        let line = line.trim_end();
+        if line.is_empty() {
+            continue;
+        }
+        if !line.starts_with('#') {
+            let kind = match next_is_playlist {
+                true => Kind::Playlist,
+                false => Kind::Segment,
+            };
+            let told = playlist.lead(line, base, &link, kind, plays.take());
+            playlist.text += &told;
+            next_is_playlist = false;
+        } else {
+            let (tag, value) = line.split_once(':').unwrap_or((line, ""));
+            match tag {
+                "#EXTINF" => {
+                    let seconds = value.split(',').next().unwrap_or_default();
+                    let seconds = seconds.trim().parse::<f64>().ok();
+                    plays = seconds.and_then(|s| Duration::try_from_secs_f64(s).ok());
+                }
+                "#EXT-X-STREAM-INF" => next_is_playlist = true,
+                "#EXT-X-ENDLIST" => playlist.is_over = true,
+                _ => {}
+            }
+            let kind = match tag {
+                "#EXT-X-MEDIA" | "#EXT-X-I-FRAME-STREAM-INF" | "#EXT-X-RENDITION-REPORT" => {
+                    Kind::Playlist
+                }
+                "#EXT-X-MAP" => Kind::Segment,
+                _ => Kind::Other,
+            };
+            match uri_of(line) {
+                Some((from, to)) => {
+                    let told = playlist.lead(&line[from..to], base, &link, kind, None);
+                    playlist.text += &line[..from];
+                    playlist.text += &told;
+                    playlist.text += &line[to..];
+                }
+                None => playlist.text += line,
+            }
+        }
+        playlist.text.push('\n');
+    }
+    Some(playlist)
+}
+
+impl Playlist {
+    /// Notes a link of the playlist; as players get it.
+    fn lead(
+        &mut self,
+        told: &str,
+        base: &Url,
+        link: &impl Fn(&Url) -> String,
+        kind: Kind,
+        plays: Option<Duration>,
+    ) -> String {
+        let url = base.join(told.trim()).ok();
+        let Some(url) = url.filter(|url| matches!(url.scheme(), "http" | "https")) else {
+            // Data in the playlist itself, or nothing that could be fetched.
+            return told.to_owned();
+        };
+        let here = link(&url);
+        if kind == Kind::Segment && !self.segments.iter().rev().any(|s| s.url == url) {
+            let url = url.clone();
+            self.segments.push(Segment { url, plays });
+        }
+        self.links.push((url, kind));
+        here
+    }
+}
+
+/// Where the value of the attribute `URI` is.
+fn uri_of(line: &str) -> Option<(usize, usize)> {
+    let mut from = 0;
+    loop {
+        let at = from + line[from..].find("URI=\"")?;
+        let starts = at + "URI=\"".len();
+        let ends = starts + line[starts..].find('"')?;
+        // An attribute of another name may end in the same letters.
+        if at == 0 || line[..at].ends_with([',', ':', ' ']) {
+            return Some((starts, ends));
+        }
+        from = ends;
+    }
+}
+
+/// The path of an origin's URL behind a token.
+pub fn path_of(url: &Url) -> String {
+    let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
+    let rest = &url[url::Position::BeforePath..url::Position::AfterQuery];
+    format!("at/{}/{host}{rest}", url.scheme())
+}
+
+/// The URL that such a path stands for.
+pub fn url_of(path: &str) -> Option<Url> {
+    let (scheme, rest) = path.strip_prefix("at/")?.split_once('/')?;
+    if !matches!(scheme, "http" | "https") {
+        return None;
+    }
+    format!("{scheme}://{rest}").parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base() -> Url {
+        "https://o.example/film/main.m3u8".parse().unwrap()
+    }
+
+    fn link(url: &Url) -> String {
+        format!("/T/{}", path_of(url))
+    }
+
+    #[test]
+    fn a_master_playlists_variants_and_renditions_lead_here() {
+        let text = "#EXTM3U\n#EXT-X-MEDIA:TYPE=AUDIO,GROUP-ID=\"a\",URI=\"audio.m3u8\"\n\
+                    #EXT-X-NEW:X-URI=\"untouched\"\n\
+                    #EXT-X-STREAM-INF:BANDWIDTH=640000\nlow/media.m3u8?a=b\n\
+                    #EXT-X-STREAM-INF:BANDWIDTH=1\nhttps://cdn.example:8443/hi.m3u8\n";
+        let playlist = read(text, &base(), link).unwrap();
+        assert!(
+            playlist
+                .links
+                .iter()
+                .all(|(_, kind)| *kind == Kind::Playlist)
+        );
+        assert!(playlist.segments.is_empty() && !playlist.is_over);
+        let expected = "#EXTM3U\n\
+            #EXT-X-MEDIA:TYPE=AUDIO,GROUP-ID=\"a\",URI=\"/T/at/https/o.example/film/audio.m3u8\"\n\
+            #EXT-X-NEW:X-URI=\"untouched\"\n\
+            #EXT-X-STREAM-INF:BANDWIDTH=640000\n/T/at/https/o.example/film/low/media.m3u8?a=b\n\
+            #EXT-X-STREAM-INF:BANDWIDTH=1\n/T/at/https/cdn.example:8443/hi.m3u8\n";
+        assert_eq!(playlist.text, expected);
+    }
+
+    #[test]
+    fn a_media_playlists_segments_are_in_order_and_known_by_their_length() {
+        let text = "#EXTM3U\r\n#EXT-X-MAP:URI=\"init.mp4\"\r\n#EXT-X-KEY:METHOD=AES-128,URI=\"k\"\r\n\
+                    #EXTINF:4.5,\r\n1.m4s\r\n#EXTINF:2,x\r\n/2.m4s\r\n#EXT-X-ENDLIST\r\n";
+        let playlist = read(text, &base(), link).unwrap();
+        let names: Vec<&str> = playlist.segments.iter().map(|s| s.url.path()).collect();
+        assert_eq!(names, ["/film/init.mp4", "/film/1.m4s", "/2.m4s"]);
+        let plays: Vec<_> = playlist.segments.iter().map(|s| s.plays).collect();
+        let s = |seconds| Some(Duration::from_secs_f64(seconds));
+        assert_eq!(plays, [None, s(4.5), s(2.0)]);
+        assert!(playlist.is_over);
+        assert!(
+            playlist
+                .links
+                .contains(&(base().join("k").unwrap(), Kind::Other))
+        );
+    }
+
+    #[test]
+    fn what_is_no_playlist_is_not_taken_for_one_and_data_stays() {
+        assert_eq!(read("<html>", &base(), link), None);
+        let text =
+            "#EXTM3U\n#EXT-X-KEY:URI=\"data:text/plain;base64,AA\"\n#EXTINF:-1,\nftp://x/y\n";
+        let playlist = read(text, &base(), link).unwrap();
+        assert!(playlist.links.is_empty());
+        assert_eq!(playlist.text, text);
+    }
+
+    #[test]
+    fn a_path_stands_for_its_url() {
+        for url in [
+            "https://o.example/a/b?c=d",
+            "http://[2001:db8::1]:81/",
+            "http://h/%20",
+        ] {
+            let url: Url = url.parse().unwrap();
+            assert_eq!(url_of(&path_of(&url)), Some(url));
+        }
+        for path in ["at/file/etc/passwd", "at/https", "film.mp4", "at/https//x"] {
+            let url = url_of(path);
+            assert!(url.is_none() || path == "at/https//x", "{path}: {url:?}");
+        }
+    }
+}
