@@ -71,6 +71,9 @@ impl Device {
             let used = verdicts
                 .iter()
                 .any(|(_, v)| matches!(v, Verdict::Use { .. }));
+            if offer.class != Class::Free {
+                self.park(now, link, used);
+            }
             let carries_acks = self.acks_pay && !active.is_empty() && self.contends();
             let lends = self.lends.filter(|_| !used && !active.is_empty());
             let lends = lends.filter(|_| offer.class != Class::Free);

@@ -19,6 +19,8 @@ use crate::policy::{GRANT_BYTES_MIN, RATE_FIRST_BYTES, Verdict};
 
 /// A player shows nothing before it has this much. // a guess: what players buffer at the least
 const START: Span = Span::from_secs(1);
+/// A link that costs and is not paid for any more is left when what was under way has arrived. // a guess
+const PARK_AFTER: Span = Span::from_secs(1);
 /// How often the level is written down.
 const LEVEL_EVERY: Span = Span::from_secs(1);
 
@@ -67,6 +69,8 @@ pub(crate) struct Viewer {
     at: Time,
     shows: Shows,
     level_at: Time,
+    /// Since when links that cost are not paid for.
+    saves_since: Option<Time>,
     pub(crate) watched: Watched,
 }
 
@@ -81,6 +85,7 @@ impl Viewer {
             at: Time::ZERO,
             shows: Shows::NotYet,
             level_at: Time::ZERO,
+            saves_since: None,
             watched: Watched::default(),
         }
     }
@@ -185,6 +190,30 @@ impl Device {
         (!rates.is_empty()).then(|| rates.iter().sum())
     }
 
+    /// Leaves a link that costs and is not paid for, as the driver does: a path that sleeps for an hour
+    /// would have to be asked first.
+    pub(crate) fn park(&mut self, now: Time, link: usize, pays: bool) {
+        let Some(viewer) = &mut self.viewer else {
+            return;
+        };
+        if pays {
+            viewer.saves_since = None;
+            return;
+        }
+        let since = *viewer.saves_since.get_or_insert(now);
+        let number = LinkId(link as u32);
+        let has_path = self.core().is_some_and(|s| s.has_path(number));
+        if let Some(id) = self
+            .session
+            .filter(|_| has_path && now >= since + PARK_AFTER)
+        {
+            let core_now = self.host.clock.core(now);
+            let _ = self.host.endpoint.with(id, |s| {
+                s.close_path(core_now, number, Reason::PathCost);
+            });
+        }
+    }
+
     /// What the viewer says of a link that costs, if there is a viewer.
     pub(crate) fn viewed(&mut self, link: usize, again: Span) -> Option<Verdict> {
         let free_rate = self.free_rate();
@@ -192,7 +221,8 @@ impl Device {
         let viewer = self.viewer.as_mut()?;
         Some(match viewer.pays(free_rate) {
             Some(wanted) => Verdict::Use {
-                grant: rate.min(wanted).max(GRANT_BYTES_MIN),
+                // A link that was short of grants, not of rate, measures little.
+                grant: rate.max(RATE_FIRST_BYTES).min(wanted).max(GRANT_BYTES_MIN),
             },
             None => Verdict::Hold {
                 reason: Reason::PathCost,
