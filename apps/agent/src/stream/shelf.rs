@@ -387,11 +387,9 @@ fn nothing() -> Found {
 /// A name as a path can have it.
 fn as_path(name: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
-    let name: String = name
-        .chars()
+    name.chars()
         .map(|c| if plain(c) { c } else { '-' })
-        .collect();
-    name
+        .collect()
 }
 
 impl House for Shelf {
