@@ -54,8 +54,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub const ANYWHERE: &str = "any";
 
 enum To {
-    Origin(Direct),
-    Proxy(Proxy),
+    Origin(Box<Direct>),
+    Proxy(Box<Proxy>),
 }
 
 #[derive(Default)]
@@ -81,12 +81,12 @@ pub struct Roads {
 impl Roads {
     /// Straight to origins.
     pub fn direct(direct: Direct, links: watch::Receiver<Arc<Vec<Link>>>) -> Arc<Roads> {
-        Roads::new(To::Origin(direct), links)
+        Roads::new(To::Origin(Box::new(direct)), links)
     }
 
     /// Through a proxy. Its session is kept up by [`Roads::keep`].
     pub fn proxied(proxy: Proxy, links: watch::Receiver<Arc<Vec<Link>>>) -> Arc<Roads> {
-        Roads::new(To::Proxy(proxy), links)
+        Roads::new(To::Proxy(Box::new(proxy)), links)
     }
 
     fn new(to: To, links: watch::Receiver<Arc<Vec<Link>>>) -> Arc<Roads> {
