@@ -62,11 +62,14 @@ pub(crate) async fn run(home: Rc<Home>, call: Call) {
         () = given_up(call.from) => return call.fate.over.store(true, Ordering::Relaxed),
     };
     match made {
-        Ok(held) => match home.port.meet(call.from).await {
-            Ok(stream) => pump::run(home, held, stream).await,
-            // The program closed its socket: so does the flow.
-            Err(_) => call.fate.over.store(true, Ordering::Relaxed),
-        },
+        Ok(held) => {
+            let held = pump::enter(&home, held);
+            match home.port.meet(call.from).await {
+                Ok(stream) => pump::run(home, held, stream).await,
+                // The program closed its socket: so does the flow.
+                Err(_) => pump::leave(&home, &held),
+            }
+        }
         Err(fault) => {
             let _ = call.fate.fault.set(fault.while_connecting());
             call.fate.refused.store(true, Ordering::Release);

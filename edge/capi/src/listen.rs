@@ -14,7 +14,6 @@ use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use d2tp_driver::{Admission, Config, Flow, FlowIo as _, Server, ServerOptions};
@@ -254,9 +253,10 @@ async fn call(home: Rc<Home>, post: Rc<Post>, flow: Flow, ear: Ear, permit: Owne
         options: ear.options.clone(),
         peer: info::far_end(&held).map(Name::Ip),
         local: Some(Name::Ip(post.at)),
-        fate: Some(fate.clone()),
+        fate: Some(fate),
         ..Socket::new(ear.domain)
     };
+    let held = pump::enter(&home, held);
     let mut reached = Err(std::io::ErrorKind::AddrInUse.into());
     for _ in 0..NAMES_TRIED {
         let name = home.name();
@@ -280,7 +280,7 @@ async fn call(home: Rc<Home>, post: Rc<Post>, flow: Flow, ear: Ear, permit: Owne
         Err(_) => {
             post.lose(&ear);
             held.flow.borrow_mut().reset(NOBODY);
-            fate.over.store(true, Ordering::Relaxed);
+            pump::leave(&home, &held);
         }
     }
     post.flows.set(post.flows.get() - 1);

@@ -127,11 +127,22 @@ enum Broken {
     Program,
 }
 
-/// Carries until both directions are over.
-pub(crate) async fn run(home: Rc<Home>, held: Held, stream: TcpStream) {
+/// Makes a flow known, before its program's socket is connected: what that asks then is answered.
+pub(crate) fn enter(home: &Home, held: Held) -> Rc<Held> {
     let held = Rc::new(held);
     let serial = held.fate.serial;
     home.flows.borrow_mut().insert(serial, held.clone());
+    held
+}
+
+/// It is over.
+pub(crate) fn leave(home: &Home, held: &Held) {
+    held.fate.over.store(true, Ordering::Relaxed);
+    home.flows.borrow_mut().remove(&held.fate.serial);
+}
+
+/// Carries until both directions are over.
+pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
     let carried = {
         let up = up(&home, &held, &stream);
         let down = async {
@@ -162,8 +173,7 @@ pub(crate) async fn run(home: Rc<Home>, held: Held, stream: TcpStream) {
         }
         Err(Broken::Program) => held.flow.borrow_mut().reset(ABORTED),
     }
-    held.fate.over.store(true, Ordering::Relaxed);
-    home.flows.borrow_mut().remove(&serial);
+    leave(&home, &held);
 }
 
 /// How much of the flow the program took.
