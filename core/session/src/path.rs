@@ -17,6 +17,7 @@ use crate::config::{Config, PATHS_MAX};
 use crate::congestion::controller;
 use crate::control::Control;
 use crate::drwa::Drwa;
+use crate::hole::Comeback;
 use crate::mirror::{Guard, Lent};
 use crate::mtu::Mtu;
 use crate::offload::{Relief, Share};
@@ -106,9 +107,17 @@ pub(crate) struct Path {
     pub(crate) id: PathId,
     pub(crate) addresses: Addresses,
     pub(crate) state: PathState,
-    /// Since when it is silent, and whether it was the only path then.
+    /// Since when it is silent, and how it goes on after that.
     pub(crate) silent_since: Time,
-    pub(crate) alone: bool,
+    pub(crate) comeback: Comeback,
+    /// How often it fell silent.
+    pub(crate) holes: u32,
+    /// The fault lies further on than the first hop, which answers (a device's).
+    pub(crate) beyond: bool,
+    /// Its driver froze it and will thaw it: until then not a packet (a device's).
+    pub(crate) held: bool,
+    /// What was last heard when the driver was told of the silence after it.
+    pub(crate) quiet_after: Option<Time>,
     /// Nothing was measured on it, or too little.
     pub(crate) is_new: bool,
     /// After a hole no faster than the window over the round trip, until then.
@@ -195,7 +204,11 @@ impl Path {
             addresses,
             state: PathState::Opening,
             silent_since: now,
-            alone: false,
+            comeback: Comeback::Careful,
+            holes: 0,
+            beyond: false,
+            held: false,
+            quiet_after: None,
             is_new: true,
             even_until: now,
             status: PathStatus::Available,
@@ -280,7 +293,7 @@ impl Path {
 
     /// Whether anything at all may be sent to the address.
     pub(crate) fn may_speak(&self) -> bool {
-        self.unproved_room() >= SPEAK_MIN
+        !self.held && self.unproved_room() >= SPEAK_MIN
     }
 
     /// Bytes that may still be put in flight: the window, and what the peer allows (R-PATH-12).

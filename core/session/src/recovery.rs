@@ -24,6 +24,7 @@ use crate::careful::{Careful, Doubt};
 use crate::congestion::{Acked, Controller, Siblings};
 use crate::delivery::Delivery;
 use crate::event::PeerFault;
+use crate::hole::Comeback;
 use crate::loss_kind::{Judge, LossKind};
 use crate::rtt::{GRANULARITY, Rtt};
 
@@ -766,9 +767,13 @@ impl Recovery {
     }
 
     /// The path answers after a hole: what was sent into it says nothing of congestion.
-    pub(crate) fn on_hole(&mut self, now: Time, hole: Span, careful: bool) {
+    pub(crate) fn on_hole(&mut self, now: Time, hole: Span, comeback: Comeback) {
         self.heard_again_at = now;
-        self.controller.on_hole(hole, careful);
+        match comeback {
+            Comeback::Whole => self.controller.on_hole(hole, false),
+            Comeback::Careful => self.controller.on_hole(hole, true),
+            Comeback::Anew => self.controller.on_persistent_congestion(),
+        }
     }
 
     /// When something that needs an answer last left.
