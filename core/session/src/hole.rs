@@ -112,7 +112,6 @@ impl Path {
         }
         self.state = PathState::Active;
         self.recovery.probes = 0;
-        self.beyond = false;
     }
 }
 
@@ -210,7 +209,7 @@ impl Session {
                 status: path.status,
                 gated: path.gated,
                 // R-HOP-2
-                reason: if path.beyond {
+                reason: if path.is_beyond() {
                     Reason::NoPath
                 } else {
                     Reason::None

@@ -41,11 +41,16 @@ pub enum FirstHop {
 impl Path {
     /// How it goes on after a silence; `alone`: there was no other path.
     pub(crate) fn comeback_if(&self, alone: bool) -> Comeback {
-        if alone || self.beyond {
+        if alone || self.is_beyond() {
             Comeback::Careful
         } else {
             Comeback::Whole
         }
+    }
+
+    /// The fault lies further on than its first hop.
+    pub(crate) fn is_beyond(&self) -> bool {
+        self.hop_answered == Some(self.last_rx)
     }
 
     /// It is asked at once, and then as often as any that fell silent.
@@ -60,16 +65,19 @@ impl Path {
 
 impl Session {
     /// R-HOP-1: when a path has been quiet for so long that its first hop is worth asking: something
-    /// is outstanding, or payload came until now.
+    /// is outstanding, or payload came until now. At once, if probe timeouts were quicker.
     pub(crate) fn quiet_at(&self, path: &Path) -> Time {
         let tells = self.role == Role::Initiator
             && self.config.freezing
-            && path.state == PathState::Active
+            && path.state != PathState::Opening
             && !path.held
             && path.recovery.rtt.is_measured()
             && path.quiet_after != Some(path.last_rx);
         if !tells {
             return Time::NEVER;
+        }
+        if path.state == PathState::Silent {
+            return path.silent_since;
         }
         let since = match path.recovery.oldest() {
             Some(oldest) => oldest.at.max(path.last_rx),
@@ -118,9 +126,10 @@ impl Session {
     /// R-HOP-1: nothing comes through the air.
     fn freeze_by_sign(&mut self, now: Time, slot: usize) {
         let alone = !self.paths.has_live_besides(slot);
-        self.paths.at(slot).beyond = false;
+        self.paths.at(slot).hop_answered = None;
         self.freeze(now, slot, alone);
         let path = self.paths.at(slot);
+        path.quiet_after = Some(path.last_rx);
         path.comeback = Comeback::Whole;
         path.ask_now();
         let (path, link) = (path.id, path.addresses.link);
@@ -130,10 +139,10 @@ impl Session {
     /// R-HOP-2: where the fault lies, of a path that is quiet or was found silent already.
     fn locate(&mut self, slot: usize, beyond: bool) {
         let path = self.paths.at(slot);
-        if path.beyond == beyond && path.comeback == path.comeback_if(false) {
+        if path.is_beyond() == beyond && path.comeback == path.comeback_if(false) {
             return;
         }
-        path.beyond = beyond;
+        path.hop_answered = beyond.then_some(path.last_rx);
         if path.state == PathState::Silent {
             path.comeback = path.comeback_if(false);
         }

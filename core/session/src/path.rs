@@ -112,8 +112,9 @@ pub(crate) struct Path {
     pub(crate) comeback: Comeback,
     /// How often it fell silent.
     pub(crate) holes: u32,
-    /// The fault lies further on than the first hop, which answers (a device's).
-    pub(crate) beyond: bool,
+    /// What was last heard when its first hop answered in the silence after it: the fault lies further on
+    /// (a device's).
+    pub(crate) hop_answered: Option<Time>,
     /// Its driver froze it and will thaw it: until then not a packet (a device's).
     pub(crate) held: bool,
     /// What was last heard when the driver was told of the silence after it.
@@ -206,7 +207,7 @@ impl Path {
             silent_since: now,
             comeback: Comeback::Careful,
             holes: 0,
-            beyond: false,
+            hop_answered: None,
             held: false,
             quiet_after: None,
             is_new: true,

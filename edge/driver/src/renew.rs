@@ -149,7 +149,8 @@ impl Body {
                 .collect();
             let mut state = self.state.lock();
             let pays = state.pays();
-            for known in state.links.values_mut().filter(|k| k.is_wanted(pays)) {
+            let wanted = |k: &&mut Known| k.is_wanted(pays) && !k.signs.is_held();
+            for known in state.links.values_mut().filter(wanted) {
                 if known.ids.iter().any(|id| active.contains(id)) {
                     known.tries = 0;
                 }

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{DATAGRAMS_MAX, DatagramError, GivenLink, GivenLinks};
+use d2tp_driver::{DATAGRAMS_MAX, DatagramError, GivenLink, GivenLinks, Route};
 use d2tp_links::Class;
 use support::{active, at, device, flow, server, until, wifi, within};
 
@@ -21,7 +21,8 @@ async fn datagrams_go_both_ways_whole_and_in_their_context() {
     let largest = here.datagram_max().unwrap();
     assert!(largest >= 1_100, "{largest}");
     let bytes = Bytes::from(vec![7; largest]);
-    here.send_datagram_in(9, bytes.clone(), LONG).unwrap();
+    here.send_datagram_by(Route::Any, 9, bytes.clone(), LONG)
+        .unwrap();
     let got = within(there.recv_datagram()).await.unwrap();
     assert_eq!((got.context, got.bytes), (9, bytes));
     there

@@ -12,18 +12,26 @@
 //! repeated message does no harm, a consumer that is slow sees fewer events and never a queue,
 //! and applying the events to the first snapshot always gives the latest one.
 //!
+//! Facts say that a link is there, not that it carries: its first hop and its radio can be asked
+//! ([`Signs`]).
+//!
 //! Cost belongs to the network, not to the radio: each link carries a class and the evidence for
 //! it ([`Judgement`]), and the user's [`ClassRules`] win over all evidence.
 
 mod class;
+mod echo;
 mod event;
 mod kind;
 mod link;
 mod monitor;
 mod read;
+mod signs;
+mod station;
 
 pub use class::{Class, ClassRule, ClassRuleError, ClassRules, Judgement};
 pub use event::{LinkEvent, difference};
 pub use kind::Kind;
 pub use link::{DefaultRoute, Link};
 pub use monitor::{ChangeHandle, GATHER, LinkError, LinkMonitor, READ_INTERVAL_MIN};
+pub use signs::{Answer, HOP_PATIENCE, KernelSigns, NoSigns, Signs};
+pub use station::Station;

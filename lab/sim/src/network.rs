@@ -257,6 +257,9 @@ impl Network {
             let inner = link.inner(now, to)?;
             Some((number, proxy, inner))
         })?;
+        if self.links[number].pipes.is_cut() {
+            return None;
+        }
         let size = (bytes.len() + headers_bytes(inner)) as u32;
         if let Some([to_device, _]) = &mut self.archives {
             to_device.offer(number, from, bytes);
@@ -277,7 +280,8 @@ impl Network {
         for (number, link) in self.links.iter_mut().enumerate() {
             while let Some(datagram) = link.pipes.pop(Way::Up, now) {
                 assert!(link.up, "a packet crossed {}, which is down", link.name);
-                if datagram.from != link.local || !reaches_proxy(datagram.to) {
+                let passes = !link.pipes.is_cut() && reaches_proxy(datagram.to);
+                if datagram.from != link.local || !passes {
                     continue;
                 }
                 return Some(Delivery {
@@ -364,6 +368,12 @@ impl Network {
         self.links[number].up
     }
 
+    /// Whether the link's first hop would answer.
+    pub(crate) fn has_air(&self, number: usize) -> bool {
+        let link = &self.links[number];
+        link.up && !link.dead && !link.stalled
+    }
+
     /// Whether the link carries at least half of what it is given, both ways, and soon enough for
     /// progress to be demanded.
     pub(crate) fn is_good(&self, number: usize) -> bool {
@@ -383,6 +393,7 @@ impl Network {
         link.up
             && !link.dead
             && !link.stalled
+            && !link.pipes.is_cut()
             && carries(link.pipes.down().profile())
             && carries(link.pipes.upward().profile())
     }
