@@ -159,13 +159,24 @@ pub(crate) struct Datagrams {
 }
 
 impl Datagrams {
+    /// What is wanted on particular paths goes before the rest, and is pushed out after it.
     fn push(&mut self, waiting: Waiting) {
+        let routed = |waiting: &Waiting| waiting.route != Route::Any;
+        self.routed |= routed(&waiting);
+        let rest = match self.routed {
+            true => self.waiting.partition_point(routed),
+            false => 0,
+        };
         if self.waiting.len() == DATAGRAMS_MAX {
-            let oldest = self.waiting.pop_front();
+            let oldest = if rest == DATAGRAMS_MAX { 0 } else { rest };
+            let oldest = self.waiting.remove(oldest);
             self.stats.displaced += u64::from(oldest.is_some_and(|w| w.left_on.is_empty()));
         }
-        self.routed |= waiting.route != Route::Any;
-        self.waiting.push_back(waiting);
+        if routed(&waiting) {
+            self.waiting.insert(rest.min(self.waiting.len()), waiting);
+        } else {
+            self.waiting.push_back(waiting);
+        }
     }
 
     /// How many wait.
@@ -399,6 +410,29 @@ mod tests {
         assert_eq!(queue.stats.too_big, 1);
         let next = queue.next(Time::ZERO, 1100, true, &by(0));
         assert_eq!(next.unwrap().bytes[0], 2);
+    }
+
+    #[test]
+    fn what_is_wanted_somewhere_goes_first_and_is_pushed_out_last() {
+        let mut queue = Datagrams::default();
+        for n in 0..DATAGRAMS_MAX {
+            queue.push(waiting(n as u8, 10, 9));
+        }
+        for n in 100..102 {
+            queue.push(Waiting {
+                route: Route::Each,
+                ..waiting(n, 10, 9)
+            });
+        }
+        queue.push(waiting(99, 10, 9));
+        assert_eq!((queue.len(), queue.stats.displaced), (DATAGRAMS_MAX, 3));
+        let mut take = || {
+            queue
+                .next(Time::ZERO, 1000, true, &by(0))
+                .map(|l| l.bytes[0])
+        };
+        let first: Vec<_> = (0..3).map_while(|_| take()).collect();
+        assert_eq!(first, [100, 101, 3]);
     }
 
     #[test]

@@ -125,7 +125,8 @@ impl Session {
         // R-CLOSE-3: who takes leave has so many words, and spreads them.
         let waits = self.closing.is_none()
             && self.paths.iter().any(counts)
-            && self.flows.iter().any(Flow::waits);
+            && (self.flows.iter().any(Flow::waits)
+                || self.paths.iter().any(|p| counts(p) && p.brings_messages()));
         if waits {
             Asking::Waiting
         } else {

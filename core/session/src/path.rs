@@ -162,6 +162,8 @@ pub(crate) struct Path {
     pub(crate) beside_another: bool,
     /// The server said that it knows nothing of it.
     pub(crate) unknown: bool,
+    /// When a DATAGRAM last came on it.
+    pub(crate) message_at: Option<Time>,
     /// Payload bytes each way, for reports and the scheduler.
     pub(crate) payload_in: u64,
     pub(crate) payload_out: u64,
@@ -244,6 +246,7 @@ impl Path {
             ack_every: 0,
             beside_another: false,
             unknown: false,
+            message_at: None,
             payload_in: 0,
             payload_out: 0,
             copied_out: 0,

@@ -489,7 +489,9 @@ impl Session {
             }
             Frame::ResumeEnd { flows } => self.on_resume_end(flows)?,
             Frame::Datagram { context, bytes } => {
-                self.paths.at(slot).payload_in += bytes.len() as u64;
+                let path = self.paths.at(slot);
+                path.payload_in += bytes.len() as u64;
+                path.message_at = Some(now);
                 self.on_datagram(context, bytes);
             }
             Frame::Suspend { reason } => {

@@ -21,6 +21,9 @@ const SHAKEN: Span = Span::from_secs(60); // a guess: a walk past a few access p
 /// A path that loses more than one packet in so many is less steady than one that does not.
 const LOSSY: u64 = 128; // a guess: below what makes a difference to a frame of ten packets
 
+/// Between DATAGRAMs of a stream there is no more than this. // a guess: two pictures a second
+const STREAM: Span = Span::from_millis(500);
+
 /// Which paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Route {
@@ -38,6 +41,12 @@ impl Path {
     /// Whether messages may travel here: those that nothing is granted to.
     pub(crate) fn takes_messages(&self) -> bool {
         self.takes_payload() && !self.gated && self.validated && !self.held
+    }
+
+    /// DATAGRAMs came until it fell silent, if it did: more would come if it were not.
+    pub(crate) fn brings_messages(&self) -> bool {
+        self.message_at
+            .is_some_and(|at| at + STREAM >= self.last_rx)
     }
 
     fn is_shaken(&self, now: Time) -> bool {

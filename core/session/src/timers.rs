@@ -116,11 +116,12 @@ impl Session {
     pub(crate) fn expects_payload(&self, path: &Path) -> bool {
         !path.held
             && matches!(path.status, PathStatus::Available | PathStatus::Standby)
-            && self.flows.iter().any(|f| {
-                !f.recv.is_complete()
-                    && !f.pause_out.1
-                    && (!path.gated || f.grants_out.left(path.id) > 0)
-            })
+            && (path.brings_messages()
+                || self.flows.iter().any(|f| {
+                    !f.recv.is_complete()
+                        && !f.pause_out.1
+                        && (!path.gated || f.grants_out.left(path.id) > 0)
+                }))
     }
 
     fn absence_at(&self) -> Time {

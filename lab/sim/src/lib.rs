@@ -40,6 +40,7 @@ pub mod score;
 pub mod strategy;
 mod stream;
 mod transfer;
+pub mod video;
 
 pub use coverage::Coverage;
 pub use ends::Ends;

@@ -33,6 +33,7 @@ pub mod rows;
 mod spread;
 mod switching;
 mod two_paths;
+mod video;
 mod walk;
 
 use serde::Serialize;

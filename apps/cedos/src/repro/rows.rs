@@ -2,7 +2,7 @@
 
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
-    offload, plane, plot::Chart, proxy, switching, two_paths, walk,
+    offload, plane, plot::Chart, proxy, switching, two_paths, video, walk,
 };
 use serde_json::Value;
 
@@ -229,6 +229,12 @@ pub static ROWS: &[Row] = &[
         "energy to download 10 MB",
         "65.69 J with offloaded acknowledgements, TCP 65.82, simple aggregation 79.51",
         &[(Where::Sim, energy::simulate)],
+    ),
+    row(
+        "video",
+        "reports over the steadier link, commands and base layers on both, for a video that adapts its rate",
+        "described (super-aggregation, section 5), not measured",
+        &[(Where::Sim, video::simulate)],
     ),
     row(
         "two-paths",
