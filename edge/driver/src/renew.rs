@@ -190,7 +190,8 @@ impl Body {
                     .any(|p| p.addresses.link == *id && p.state == PathState::Active)
             };
             let mut state = self.state.lock();
-            for known in state.links.values_mut().filter(|k| !k.ids.is_empty()) {
+            let used = |k: &&mut Known| !k.ids.is_empty() && !k.signs.is_held();
+            for known in state.links.values_mut().filter(used) {
                 if let Some(first) = known.ids.iter().copied().find(answers) {
                     close.extend(known.later.drain(..).map(|(id, _)| id));
                     close.extend(known.ids.iter().copied().filter(|id| *id != first));

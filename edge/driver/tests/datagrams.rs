@@ -152,3 +152,31 @@ async fn a_reader_hears_of_the_sessions_end() {
         "{refused:?}"
     );
 }
+
+#[tokio::test]
+async fn one_for_each_path_leaves_by_both_links_and_is_read_once() {
+    // R-COPY-1, R-COPY-2
+    let (server, links) = (server(), GivenLinks::new());
+    let device = device(&server, &links, links.clone()).await;
+    links.give(wifi(2));
+    links.give(GivenLink::new("dock", at(3)));
+    let (_near, far) = flow(&device, &server).await;
+    until("both answer", || {
+        active(&device, "wifi").len() == 1 && active(&device, "dock").len() == 1
+    })
+    .await;
+    let (here, there) = (device.connection(), far.connection());
+    for n in 0..20 {
+        here.send_datagram_by(Route::Each, 5, vec![n].into(), LONG)
+            .unwrap();
+    }
+    for n in 0..20 {
+        let got = within(there.recv_datagram()).await.unwrap();
+        assert_eq!((got.context, &got.bytes[..]), (5, &[n][..]));
+    }
+    let stats = || here.datagram_stats().unwrap().0;
+    until("the copies left", || stats().copies_sent == 20).await;
+    let far_stats = || there.datagram_stats().unwrap().0;
+    until("the copies came", || far_stats().copies_received == 20).await;
+    assert_eq!((stats().sent, far_stats().received), (20, 20));
+}

@@ -55,7 +55,7 @@ fn fails(how: &str) -> Came {
     );
     let scenario = Scenario::parse("test", &text, &mut |_| unreachable!()).expect("a scenario");
     let mut world = World::build(scenario).expect("a world");
-    let (ended, end) = channel::<()>();
+    let (ended, end) = tokio::sync::oneshot::channel::<()>();
     let (ready, bound) = channel();
     let serving = world.proxy().thread("server", move || {
         run(async move {
@@ -69,10 +69,10 @@ fn fails(how: &str) -> Came {
             ready.send(server.public_key()).expect("somebody waits");
             let mut flow = server.accept().await.expect("a flow");
             let mut taken = vec![0; 65_536];
-            while flow.read(&mut taken).await.is_ok_and(|n| n > 0) {
-                if end.try_recv().is_ok() {
-                    return;
-                }
+            let takes = async { while flow.read(&mut taken).await.is_ok_and(|n| n > 0) {} };
+            tokio::select! {
+                () = takes => {}
+                _ = end => {}
             }
         });
     });

@@ -96,7 +96,10 @@ impl Device {
             let Some(since) = self.asked[link] else {
                 continue;
             };
-            let hop = if network.has_air(link) {
+            // At once, or when the hole is over by then.
+            let hop = if (now == since || now >= since + HOP_PATIENCE)
+                && network.hop_answers(now, link)
+            {
                 FirstHop::Answers
             } else if now >= since + HOP_PATIENCE {
                 FirstHop::Silent

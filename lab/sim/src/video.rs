@@ -529,7 +529,8 @@ impl Show {
             let Some(since) = self.asked[link] else {
                 continue;
             };
-            let hop = if self.network.has_air(link) {
+            let asked = self.now == since || self.now >= since + HOP_PATIENCE;
+            let hop = if asked && self.network.hop_answers(self.now, link) {
                 FirstHop::Answers
             } else if self.now >= since + HOP_PATIENCE {
                 FirstHop::Silent
