@@ -71,6 +71,9 @@ pub struct Config {
     /// Where what was lost at random is fetched, while the path that lost it goes on as fast as before.
     /// A path that is alone responds to every loss in any case.
     pub mirroring: Mirroring,
+    /// Whether a path that falls silent keeps its window, and a device says so on another one and asks
+    /// it often. Without, it goes on as after persistent congestion.
+    pub freezing: bool,
     /// The longest an ACK is held back.
     pub ack_delay_max: Span,
     /// The round trip assumed before the first sample. RFC 9002 says 333 ms; devices hop between
@@ -137,6 +140,7 @@ impl Default for Config {
             path_scheduler: PathSchedulerKind::default(),
             reinjection: true,
             mirroring: Mirroring::default(),
+            freezing: true,
             ack_delay_max: Span::from_millis(20),
             rtt_initial: Span::from_millis(150),
             probe_interval_max: Span::from_secs(2),

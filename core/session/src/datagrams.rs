@@ -1,22 +1,39 @@
 //! Unreliable datagrams that wait to leave: a short queue that forgets rather than delays.
 //!
 //! ```text
-//!  send_datagram ─▶ [ newest … oldest ] ─▶ a packet of any path that is available and not gated
+//!  send_datagram ─▶ [ newest … oldest ] ─▶ a packet of a path that is available, not gated, and on its route
 //!                     │ full: the oldest goes     │ past its time: goes    │ fits no packet: goes
 //!                     └────────────── each counted ─────────────────────────┘
 //! ```
+//!
+//! What is to travel on each path stays until it left on all that take it. Its copies have the same number,
+//! in the upper half of the context, by which the peer knows the second one ([`Seen`]).
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 use d2tp_time::Time;
-use d2tp_wire::{DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, TAG_BYTES};
+use d2tp_wire::{DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, PathId, TAG_BYTES};
 
 use crate::config::DATAGRAMS_MAX;
+use crate::event::Event;
+use crate::route::Route;
 use crate::session::Session;
 
 /// Bytes of a DATAGRAM frame beside its payload, at most: type, context, length.
 const HEAD_MAX: usize = 1 + 8 + 4;
+
+/// Contexts below this are applications' own.
+pub const CONTEXTS: u64 = 1 << 61;
+/// R-COPY-1: a context from [`CONTEXTS`] on is a number and the application's context below this.
+pub const CONTEXTS_OF_COPIES: u64 = 1 << 32;
+/// Numbers of copied datagrams; they come around again.
+const NUMBERS: u32 = 1 << 29;
+/// R-COPY-2: of so many numbers it is known whether they came.
+const SEEN: u32 = 1024;
+const SEEN_WORDS: usize = SEEN as usize / 64;
+/// Spreads the first numbers of successive epochs. // odd, about NUMBERS times the golden ratio
+const NUMBER_STEP: u32 = 0x13c6_ef37;
 
 /// What became of the datagrams handed over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,30 +48,135 @@ pub struct DatagramStats {
     pub too_big: u64,
     /// Arrived from the peer.
     pub received: u64,
+    /// Left again, on another path.
+    pub copies_sent: u64,
+    /// Arrived again, and were dropped.
+    pub copies_received: u64,
 }
 
 /// One that waits.
 #[derive(Debug)]
 pub(crate) struct Waiting {
+    /// As it is on the wire.
+    context: u64,
+    bytes: Bytes,
+    expires: Time,
+    route: Route,
+    /// Paths it left on already.
+    left_on: Vec<PathId>,
+}
+
+impl Waiting {
+    fn may_leave(&self, by: &Taker) -> bool {
+        match self.route {
+            Route::Any => true,
+            Route::Steadiest => by.steadiest == Some(by.path),
+            Route::Each => !self.left_on.contains(&by.path),
+        }
+    }
+}
+
+/// One that leaves.
+#[derive(Debug)]
+pub(crate) struct Leaving {
     pub(crate) context: u64,
     pub(crate) bytes: Bytes,
-    expires: Time,
+    /// It left on another path before.
+    pub(crate) again: bool,
+}
+
+/// A path that takes datagrams, among those that do.
+#[derive(Debug)]
+pub(crate) struct Taker {
+    pub(crate) path: PathId,
+    pub(crate) steadiest: Option<PathId>,
+    pub(crate) all: Vec<PathId>,
+}
+
+/// Which numbers of copied datagrams came: the highest, and a bit for each of those before it.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    highest: u32,
+    before: [u64; SEEN_WORDS],
+}
+
+impl Seen {
+    fn new(highest: u32) -> Seen {
+        let mut seen = Seen {
+            highest,
+            ..Seen::default()
+        };
+        seen.mark(0);
+        seen
+    }
+
+    /// The one that is `back` below the highest came.
+    fn mark(&mut self, back: u32) -> bool {
+        let (word, bit) = ((back / 64) as usize, 1 << (back % 64));
+        let new = self.before[word] & bit == 0;
+        self.before[word] |= bit;
+        new
+    }
+
+    /// R-COPY-2: whether this number is new; now it has come.
+    fn take(&mut self, number: u32) -> bool {
+        let ahead = number.wrapping_sub(self.highest) % NUMBERS;
+        let back = (NUMBERS - ahead) % NUMBERS;
+        if back < SEEN {
+            return self.mark(back);
+        }
+        if ahead >= SEEN {
+            // Its sender began anew, or a thousand were lost.
+            *self = Seen::new(number);
+            return true;
+        }
+        let (words, bits) = ((ahead / 64) as usize, ahead % 64);
+        self.before.rotate_right(words);
+        self.before[..words].fill(0);
+        if bits > 0 {
+            for n in (0..SEEN_WORDS).rev() {
+                let carried = n
+                    .checked_sub(1)
+                    .map_or(0, |m| self.before[m] >> (64 - bits));
+                self.before[n] = self.before[n] << bits | carried;
+            }
+        }
+        self.highest = number;
+        self.mark(0)
+    }
 }
 
 /// All that wait.
 #[derive(Debug, Default)]
 pub(crate) struct Datagrams {
     waiting: VecDeque<Waiting>,
+    /// Some were wanted on particular paths.
+    routed: bool,
+    /// The number of the next that is copied, once there was one.
+    number: Option<u32>,
+    seen: Option<Box<Seen>>,
     pub(crate) stats: DatagramStats,
 }
 
 impl Datagrams {
+    /// What is wanted on particular paths goes before the rest, and is pushed out after it.
     fn push(&mut self, waiting: Waiting) {
+        let routed = |waiting: &Waiting| waiting.route != Route::Any;
+        self.routed |= routed(&waiting);
+        let rest = match self.routed {
+            true => self.waiting.partition_point(routed),
+            false => 0,
+        };
         if self.waiting.len() == DATAGRAMS_MAX {
-            self.waiting.pop_front();
-            self.stats.displaced += 1;
+            let oldest = if rest == DATAGRAMS_MAX { 0 } else { rest };
+            let oldest = self.waiting.remove(oldest);
+            self.stats.displaced += u64::from(oldest.is_some_and(|w| w.left_on.is_empty()));
         }
-        self.waiting.push_back(waiting);
+        if routed(&waiting) {
+            self.waiting.insert(rest.min(self.waiting.len()), waiting);
+        } else {
+            self.waiting.push_back(waiting);
+        }
     }
 
     /// How many wait.
@@ -72,24 +194,68 @@ impl Datagrams {
         self.waiting.clear();
     }
 
+    /// Whether one of them would leave by this path.
+    fn has_for(&self, by: &Taker) -> bool {
+        self.waiting.iter().any(|waiting| waiting.may_leave(by))
+    }
+
     /// The next to leave in a packet that has `room` bytes left, `fresh` if it holds nothing yet.
-    pub(crate) fn next(&mut self, now: Time, room: usize, fresh: bool) -> Option<Waiting> {
-        while let Some(front) = self.waiting.front() {
-            let need = HEAD_MAX + front.bytes.len();
-            if front.expires <= now {
-                self.stats.expired += 1;
+    pub(crate) fn next(
+        &mut self,
+        now: Time,
+        room: usize,
+        fresh: bool,
+        by: &Taker,
+    ) -> Option<Leaving> {
+        let mut n = 0;
+        while let Some(waiting) = self.waiting.get_mut(n) {
+            let need = HEAD_MAX + waiting.bytes.len();
+            if waiting.expires <= now {
+                self.stats.expired += u64::from(waiting.left_on.is_empty());
+            } else if !waiting.may_leave(by) {
+                n += 1;
+                continue;
             } else if room >= need {
-                self.stats.sent += 1;
-                return self.waiting.pop_front();
+                let again = !waiting.left_on.is_empty();
+                let leaving = Leaving {
+                    context: waiting.context,
+                    bytes: waiting.bytes.clone(),
+                    again,
+                };
+                waiting.left_on.push(by.path);
+                let done = waiting.route != Route::Each
+                    || by.all.iter().all(|path| waiting.left_on.contains(path));
+                if done {
+                    self.waiting.remove(n);
+                }
+                self.stats.sent += u64::from(!again);
+                self.stats.copies_sent += u64::from(again);
+                return Some(leaving);
             } else if fresh && need > ROOM_SURE {
                 // What no packet can carry will never leave: drop it rather than block the rest.
                 self.stats.too_big += 1;
             } else {
                 return None;
             }
-            self.waiting.pop_front();
+            self.waiting.remove(n);
         }
         None
+    }
+
+    /// The application's context of a datagram that came; none if it is a copy of one that came before.
+    fn take(&mut self, context: u64) -> Option<u64> {
+        if context < CONTEXTS {
+            return Some(context);
+        }
+        let number = ((context - CONTEXTS) / CONTEXTS_OF_COPIES) as u32;
+        let new = match &mut self.seen {
+            Some(seen) => seen.take(number),
+            None => {
+                self.seen = Some(Box::new(Seen::new(number)));
+                true
+            }
+        };
+        new.then_some(context % CONTEXTS_OF_COPIES)
     }
 }
 
@@ -104,11 +270,70 @@ impl Session {
     /// Sends an unreliable datagram, unless it is still here at `expires`. It leaves on any path
     /// that is available and not gated; while there is none it waits, and newer ones push it out.
     pub fn send_datagram(&mut self, context: u64, bytes: Bytes, expires: Time) {
+        self.send_datagram_by(Route::Any, context, bytes, expires);
+    }
+
+    /// The same on the paths that `route` says. With [`Route::Each`] it is copied: the peer's application
+    /// gets the first that arrives.
+    ///
+    /// # Panics
+    /// The context is not below [`CONTEXTS`], or with [`Route::Each`] [`CONTEXTS_OF_COPIES`].
+    pub fn send_datagram_by(&mut self, route: Route, context: u64, bytes: Bytes, expires: Time) {
+        let context = match route {
+            Route::Each => {
+                assert!(
+                    context < CONTEXTS_OF_COPIES,
+                    "context {context} of a copied datagram"
+                );
+                // Who begins anew must not begin where it did before: the peer may remember.
+                let fresh = self.epoch.wrapping_mul(NUMBER_STEP) % NUMBERS;
+                let number = self.datagrams.number.unwrap_or(fresh);
+                self.datagrams.number = Some((number + 1) % NUMBERS);
+                CONTEXTS + u64::from(number) * CONTEXTS_OF_COPIES + context
+            }
+            Route::Any | Route::Steadiest => {
+                assert!(context < CONTEXTS, "context {context} of a datagram");
+                context
+            }
+        };
         self.datagrams.push(Waiting {
             context,
             bytes,
             expires,
+            route,
+            left_on: Vec::new(),
         });
+    }
+
+    /// The path in `slot` as one that takes datagrams, if some wait that would leave by it.
+    pub(crate) fn taker(&self, now: Time, slot: usize) -> Option<Taker> {
+        let path = self.paths.nth(slot);
+        if self.datagrams.is_empty() || !path.takes_payload() || path.gated {
+            return None;
+        }
+        let mut taker = Taker {
+            path: path.id,
+            steadiest: None,
+            all: Vec::new(),
+        };
+        if self.datagrams.routed {
+            taker.steadiest = self.steadiest(now);
+            let all = self.paths.iter().filter(|p| p.takes_messages());
+            taker.all = all.map(|p| p.id).collect();
+        }
+        self.datagrams.has_for(&taker).then_some(taker)
+    }
+
+    /// R-COPY-2: a datagram came, perhaps again.
+    pub(crate) fn on_datagram(&mut self, context: u64, bytes: &[u8]) {
+        match self.datagrams.take(context) {
+            Some(context) => {
+                self.datagrams.stats.received += 1;
+                let bytes = Bytes::copy_from_slice(bytes);
+                self.emit(Event::Datagram { context, bytes });
+            }
+            None => self.datagrams.stats.copies_received += 1,
+        }
     }
 
     /// The largest datagram that every path which may carry one now can carry; where no path may,
@@ -139,6 +364,16 @@ mod tests {
             context: 0,
             bytes: vec![n; bytes].into(),
             expires: Time::ZERO + Span::from_secs(expires),
+            route: Route::Any,
+            left_on: Vec::new(),
+        }
+    }
+
+    fn by(path: u32) -> Taker {
+        Taker {
+            path: PathId(path),
+            steadiest: Some(PathId(1)),
+            all: vec![PathId(0), PathId(1)],
         }
     }
 
@@ -148,7 +383,7 @@ mod tests {
         for n in 0..=DATAGRAMS_MAX {
             queue.push(waiting(n as u8, 10, 9));
         }
-        let first = queue.next(Time::ZERO, 1000, true).unwrap();
+        let first = queue.next(Time::ZERO, 1000, true, &by(0)).unwrap();
         assert_eq!(first.bytes[0], 1);
         assert_eq!((queue.stats.displaced, queue.stats.sent), (1, 1));
     }
@@ -159,7 +394,7 @@ mod tests {
         queue.push(waiting(1, 10, 3));
         queue.push(waiting(2, 10, 9));
         let now = Time::ZERO + Span::from_secs(3);
-        assert_eq!(queue.next(now, 1000, true).unwrap().bytes[0], 2);
+        assert_eq!(queue.next(now, 1000, true, &by(0)).unwrap().bytes[0], 2);
         assert_eq!(queue.stats.expired, 1);
         assert!(queue.is_empty());
     }
@@ -169,10 +404,83 @@ mod tests {
         let mut queue = Datagrams::default();
         queue.push(waiting(1, 2000, 9));
         queue.push(waiting(2, 800, 9));
-        assert!(queue.next(Time::ZERO, 500, false).is_none());
+        assert!(queue.next(Time::ZERO, 500, false, &by(0)).is_none());
         assert_eq!(queue.stats.too_big, 0, "a full packet proves nothing");
-        assert!(queue.next(Time::ZERO, 500, true).is_none());
+        assert!(queue.next(Time::ZERO, 500, true, &by(0)).is_none());
         assert_eq!(queue.stats.too_big, 1);
-        assert_eq!(queue.next(Time::ZERO, 1100, true).unwrap().bytes[0], 2);
+        let next = queue.next(Time::ZERO, 1100, true, &by(0));
+        assert_eq!(next.unwrap().bytes[0], 2);
+    }
+
+    #[test]
+    fn what_is_wanted_somewhere_goes_first_and_is_pushed_out_last() {
+        let mut queue = Datagrams::default();
+        for n in 0..DATAGRAMS_MAX {
+            queue.push(waiting(n as u8, 10, 9));
+        }
+        for n in 100..102 {
+            queue.push(Waiting {
+                route: Route::Each,
+                ..waiting(n, 10, 9)
+            });
+        }
+        queue.push(waiting(99, 10, 9));
+        assert_eq!((queue.len(), queue.stats.displaced), (DATAGRAMS_MAX, 3));
+        let mut take = || {
+            queue
+                .next(Time::ZERO, 1000, true, &by(0))
+                .map(|l| l.bytes[0])
+        };
+        let first: Vec<_> = (0..3).map_while(|_| take()).collect();
+        assert_eq!(first, [100, 101, 3]);
+    }
+
+    #[test]
+    fn what_is_for_other_paths_holds_up_nothing_and_leaves_once_on_each_of_its_own() {
+        let mut queue = Datagrams::default();
+        for (n, route) in [Route::Steadiest, Route::Each, Route::Any]
+            .into_iter()
+            .enumerate()
+        {
+            queue.push(Waiting {
+                route,
+                ..waiting(n as u8, 10, 9)
+            });
+        }
+        let mut take = |path| {
+            let next = queue.next(Time::ZERO, 1000, true, &by(path));
+            next.map(|leaving| (leaving.bytes[0], leaving.again))
+        };
+        assert_eq!(take(0), Some((1, false)));
+        assert_eq!(take(0), Some((2, false)));
+        assert_eq!(take(0), None);
+        assert_eq!(take(1), Some((0, false)));
+        assert_eq!(take(1), Some((1, true)));
+        assert_eq!(take(1), None);
+        assert_eq!((queue.stats.sent, queue.stats.copies_sent), (3, 1));
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_number_counts_once_wherever_it_comes_in_the_last_thousand() {
+        // R-COPY-2
+        let mut seen = Seen::new(NUMBERS - 700);
+        let mut came = std::collections::BTreeSet::from([NUMBERS - 700]);
+        let mut draw = 1u32;
+        for _ in 0..20_000 {
+            draw = draw.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // Forwards past the end of the numbers, and back by less than a thousand.
+            let number = (seen.highest + NUMBERS + draw / 65_536 % 600 - 550) % NUMBERS;
+            assert_eq!(seen.take(number), came.insert(number), "{number}");
+        }
+        assert!(seen.highest < NUMBERS / 2, "it came around");
+    }
+
+    #[test]
+    fn a_sender_that_begins_anew_is_heard() {
+        // R-COPY-2
+        let mut seen = Seen::new(900_000);
+        assert!(seen.take(7) && seen.take(8) && !seen.take(7));
+        assert!(seen.take(8 + SEEN) && !seen.take(8 + SEEN) && seen.take(9));
     }
 }

@@ -152,6 +152,14 @@ pub enum Event {
         /// From its first packet to the answer.
         took: Span,
     },
+    /// Nothing came on a path of a device for a while where something should: its first hop is worth asking
+    /// ([`crate::Session::on_link_silent`]).
+    PathQuiet {
+        /// The path.
+        path: PathId,
+        /// Its link.
+        link: LinkId,
+    },
     /// A path does not answer; its data goes elsewhere.
     PathSilent {
         /// The path.

@@ -11,6 +11,7 @@ use crate::grant::{GrantsIn, GrantsOut};
 use crate::ranges::RangeSet;
 use crate::record::{SEEN_EPOCHS_MAX, SEEN_RANGES_MAX, SeenEpochs};
 use crate::recv_half::RecvHalf;
+use crate::route::Route;
 use crate::send_half::SendHalf;
 
 /// Packets one flow may fill before the next one has its turn.
@@ -150,6 +151,8 @@ pub(crate) struct Flow {
     pub(crate) by_syn: bool,
     /// Its peer opened it again and may not know how much of it arrived.
     pub(crate) begun_again: bool,
+    /// Which paths its bytes are wanted on.
+    pub(crate) route: Route,
 }
 
 impl Flow {
@@ -185,6 +188,7 @@ impl Flow {
             restored: false,
             by_syn: false,
             begun_again: false,
+            route: Route::Any,
         }
     }
 
@@ -237,6 +241,9 @@ pub(crate) struct Flows {
     /// Claims of this wake that the peer has, counted where they are made and where they are heard.
     pub(crate) claims_told: u64,
     pub(crate) claims_heard: u64,
+    /// Some flow is wanted on particular paths, and which of them is the steadiest.
+    pub(crate) routed: bool,
+    pub(crate) steadiest: Option<PathId>,
 }
 
 /// A claim that could not be met.
@@ -462,7 +469,11 @@ impl Flows {
                 self.ready.remove(i);
                 continue;
             }
-            let allowed = flow.may_send(session_room) && (!gated || flow.grants_in.room(path) > 0);
+            let elsewhere = flow.route == Route::Steadiest
+                && self.steadiest.is_some_and(|steadiest| steadiest != path);
+            let allowed = flow.may_send(session_room)
+                && !elsewhere
+                && (!gated || flow.grants_in.room(path) > 0);
             if gated && !allowed {
                 flow.grants_in.on_blocked(path);
                 if !flow.dirty && flow.grants_in.wants() {

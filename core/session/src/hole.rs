@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Whoever has but one path cannot tell a hole from a network that is choked, so it goes on carefully,
-//! as RFC 9959 has it for a path that was measured before.
+//! as RFC 9959 has it for a path that was measured before. A device may know better, by signs of its
+//! link: `hop.rs`.
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Frame, PathStatus, Reason, Writer};
@@ -50,6 +51,17 @@ pub(crate) enum Asking {
     Waiting,
 }
 
+/// How a path goes on when it answers again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Comeback {
+    /// With its whole window: only its link was away.
+    Whole,
+    /// With half of it: perhaps the network was choked.
+    Careful,
+    /// As after persistent congestion (RFC 9002 §7.6): holes are not told apart here.
+    Anew,
+}
+
 impl Path {
     /// When to ask whether the path lives, if nothing is heard until then.
     pub(crate) fn probe_at(&self, asking: Asking, ack_delay_max: Span, interval_max: Span) -> Time {
@@ -85,18 +97,19 @@ impl Path {
     }
 
     /// It does not answer: no payload until it does.
-    fn fall_silent(&mut self, now: Time, alone: bool) {
+    fn fall_silent(&mut self, now: Time, comeback: Comeback) {
         if self.state != PathState::Silent {
             self.state = PathState::Silent;
             self.silent_since = now;
-            self.alone = alone;
+            self.holes = self.holes.saturating_add(1);
+            self.comeback = comeback;
         }
     }
 
     /// Something was heard on it.
     pub(crate) fn thaw(&mut self, now: Time) {
         if self.state == PathState::Silent {
-            self.recovery.on_hole(now, self.silent_since, self.alone);
+            self.recovery.on_hole(now, self.silent_since, self.comeback);
             self.even_until = now + self.recovery.rtt.smoothed();
         }
         self.state = PathState::Active;
@@ -107,14 +120,15 @@ impl Path {
 impl Session {
     /// R-PATH-14: how its silent paths are asked.
     pub(crate) fn asking(&self) -> Asking {
-        if self.role == Role::Responder {
+        if self.role == Role::Responder || !self.config.freezing {
             return Asking::Rarely;
         }
         let counts = |p: &Path| p.recovery.probes >= PROBES_BEFORE_SILENT;
         // R-CLOSE-3: who takes leave has so many words, and spreads them.
         let waits = self.closing.is_none()
             && self.paths.iter().any(counts)
-            && self.flows.iter().any(Flow::waits);
+            && (self.flows.iter().any(Flow::waits)
+                || self.paths.iter().any(|p| counts(p) && p.brings_messages()));
         if waits {
             Asking::Waiting
         } else {
@@ -157,12 +171,19 @@ impl Session {
             path.recovery.controller.set_datagram(datagram);
         }
         self.give_back(slot);
-        let initiator = self.role == Role::Initiator;
+        let (initiator, freezing) = (self.role == Role::Initiator, self.config.freezing);
         let path = self.paths.at(slot);
         let news = path.state != PathState::Silent;
-        path.fall_silent(now, alone);
+        path.fall_silent(
+            now,
+            if freezing {
+                path.comeback_if(alone)
+            } else {
+                Comeback::Anew
+            },
+        );
         // R-PATH-14
-        if news && initiator && !alone && path.status == PathStatus::Available {
+        if news && freezing && initiator && !alone && path.status == PathStatus::Available {
             path.status = PathStatus::Frozen;
             path.status_seq += 1;
             self.says |= say::FROZEN;
@@ -190,7 +211,12 @@ impl Session {
                 seq: path.status_seq,
                 status: path.status,
                 gated: path.gated,
-                reason: Reason::None,
+                // R-HOP-2
+                reason: if path.is_beyond() {
+                    Reason::NoPath
+                } else {
+                    Reason::None
+                },
             };
             status.encode(w);
             sent.eliciting = true;

@@ -333,6 +333,7 @@ impl Session {
             .min(heard + self.config.deadline_max);
         self.closing = Some((code, text.chars().take(80).collect()));
         self.says = say::CLOSE;
+        self.paths.iter_mut().for_each(|path| path.held = false);
         self.datagrams.clear();
         for id in self.flows.ids() {
             self.end_flow(id, FlowEnd::SessionEnded);

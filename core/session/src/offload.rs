@@ -192,7 +192,7 @@ impl Session {
         self.role == Role::Initiator && matches!(self.config.ack_offload, AckOffload::Paid { .. })
     }
 
-    fn is_half_duplex(&self, path: &Path) -> bool {
+    pub(crate) fn is_half_duplex(&self, path: &Path) -> bool {
         match self.role {
             Role::Initiator => self.half_duplex.contains(&path.addresses.link),
             Role::Responder => {

@@ -17,6 +17,7 @@ use crate::config::{Config, PATHS_MAX};
 use crate::congestion::controller;
 use crate::control::Control;
 use crate::drwa::Drwa;
+use crate::hole::Comeback;
 use crate::mirror::{Guard, Lent};
 use crate::mtu::Mtu;
 use crate::offload::{Relief, Share};
@@ -106,9 +107,18 @@ pub(crate) struct Path {
     pub(crate) id: PathId,
     pub(crate) addresses: Addresses,
     pub(crate) state: PathState,
-    /// Since when it is silent, and whether it was the only path then.
+    /// Since when it is silent, and how it goes on after that.
     pub(crate) silent_since: Time,
-    pub(crate) alone: bool,
+    pub(crate) comeback: Comeback,
+    /// How often it fell silent.
+    pub(crate) holes: u32,
+    /// What was last heard when its first hop answered in the silence after it: the fault lies further on
+    /// (a device's).
+    pub(crate) hop_answered: Option<Time>,
+    /// Its driver froze it and will thaw it: until then not a packet (a device's).
+    pub(crate) held: bool,
+    /// What was last heard when the driver was told of the silence after it.
+    pub(crate) quiet_after: Option<Time>,
     /// Nothing was measured on it, or too little.
     pub(crate) is_new: bool,
     /// After a hole no faster than the window over the round trip, until then.
@@ -152,6 +162,8 @@ pub(crate) struct Path {
     pub(crate) beside_another: bool,
     /// The server said that it knows nothing of it.
     pub(crate) unknown: bool,
+    /// When a DATAGRAM last came on it.
+    pub(crate) message_at: Option<Time>,
     /// Payload bytes each way, for reports and the scheduler.
     pub(crate) payload_in: u64,
     pub(crate) payload_out: u64,
@@ -195,7 +207,11 @@ impl Path {
             addresses,
             state: PathState::Opening,
             silent_since: now,
-            alone: false,
+            comeback: Comeback::Careful,
+            holes: 0,
+            hop_answered: None,
+            held: false,
+            quiet_after: None,
             is_new: true,
             even_until: now,
             status: PathStatus::Available,
@@ -230,6 +246,7 @@ impl Path {
             ack_every: 0,
             beside_another: false,
             unknown: false,
+            message_at: None,
             payload_in: 0,
             payload_out: 0,
             copied_out: 0,
@@ -280,7 +297,7 @@ impl Path {
 
     /// Whether anything at all may be sent to the address.
     pub(crate) fn may_speak(&self) -> bool {
-        self.unproved_room() >= SPEAK_MIN
+        !self.held && self.unproved_room() >= SPEAK_MIN
     }
 
     /// Bytes that may still be put in flight: the window, and what the peer allows (R-PATH-12).

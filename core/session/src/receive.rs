@@ -1,6 +1,5 @@
 //! What arrives: opens a packet, decodes its frames, hands each to its owner.
 
-use bytes::Bytes;
 use d2tp_seal::{PacketKeys, Suite, open_cookie, unknown_token};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{
@@ -210,7 +209,9 @@ impl Session {
             self.paths.at(slot).challenge(nonce);
         }
         let path = self.paths.at(slot);
-        if path.state != PathState::Active {
+        if path.held {
+            self.heard_while_held(now, slot);
+        } else if path.state != PathState::Active {
             if path.state == PathState::Opening {
                 let took = now.since(path.opened_at);
                 let link = path.addresses.link;
@@ -488,10 +489,10 @@ impl Session {
             }
             Frame::ResumeEnd { flows } => self.on_resume_end(flows)?,
             Frame::Datagram { context, bytes } => {
-                self.paths.at(slot).payload_in += bytes.len() as u64;
-                self.datagrams.stats.received += 1;
-                let bytes = Bytes::copy_from_slice(bytes);
-                self.emit(Event::Datagram { context, bytes });
+                let path = self.paths.at(slot);
+                path.payload_in += bytes.len() as u64;
+                path.message_at = Some(now);
+                self.on_datagram(context, bytes);
             }
             Frame::Suspend { reason } => {
                 // R-SUSPEND-3: only devices wake, so only devices put to sleep.
@@ -891,6 +892,7 @@ impl Session {
             }
             PathStatus::Frozen => {
                 self.freeze(now, slot, false);
+                self.heed_frozen(slot, reason);
             }
             PathStatus::Available | PathStatus::Standby => {}
         }

@@ -25,6 +25,7 @@ use crate::careful::{Careful, Doubt};
 use crate::congestion::{Acked, Controller, Siblings};
 use crate::delivery::Delivery;
 use crate::event::PeerFault;
+use crate::hole::Comeback;
 use crate::loss_kind::{Judge, LossKind};
 use crate::rtt::{GRANULARITY, Rtt};
 
@@ -785,7 +786,7 @@ impl Recovery {
     }
 
     /// The path answers after a hole: what was sent into it says nothing of congestion.
-    pub(crate) fn on_hole(&mut self, now: Time, since: Time, careful: bool) {
+    pub(crate) fn on_hole(&mut self, now: Time, since: Time, comeback: Comeback) {
         self.heard_again_at = now;
         if !std::mem::take(&mut self.was_late) {
             self.late_holes = self.late_holes.saturating_sub(1);
@@ -794,7 +795,12 @@ impl Recovery {
         let first = self.sent.partition_point(|s| s.at <= since) as u64;
         let end = self.sent.partition_point(|s| s.at + late < now) as u64;
         self.vain = self.base + first..self.base + end.max(first);
-        self.controller.on_hole(now.since(since), careful);
+        let hole = now.since(since);
+        match comeback {
+            Comeback::Whole => self.controller.on_hole(hole, false),
+            Comeback::Careful => self.controller.on_hole(hole, true),
+            Comeback::Anew => self.controller.on_persistent_congestion(),
+        }
     }
 
     /// When something that needs an answer last left.

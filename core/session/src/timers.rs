@@ -51,7 +51,7 @@ impl Session {
             if waits && self.expects_payload(path) {
                 at = at.min(path.ask_at(delay));
             }
-            at = at.min(path.recovery.loss_at());
+            at = at.min(path.recovery.loss_at()).min(self.quiet_at(path));
             if self.closing.is_some() {
                 // It acknowledges and paces nothing any more.
                 if path.may_speak() {
@@ -113,13 +113,15 @@ impl Session {
     }
 
     /// Whether payload could arrive on this path at any moment.
-    fn expects_payload(&self, path: &Path) -> bool {
-        matches!(path.status, PathStatus::Available | PathStatus::Standby)
-            && self.flows.iter().any(|f| {
-                !f.recv.is_complete()
-                    && !f.pause_out.1
-                    && (!path.gated || f.grants_out.left(path.id) > 0)
-            })
+    pub(crate) fn expects_payload(&self, path: &Path) -> bool {
+        !path.held
+            && matches!(path.status, PathStatus::Available | PathStatus::Standby)
+            && (path.brings_messages()
+                || self.flows.iter().any(|f| {
+                    !f.recv.is_complete()
+                        && !f.pause_out.1
+                        && (!path.gated || f.grants_out.left(path.id) > 0)
+                }))
     }
 
     fn absence_at(&self) -> Time {
@@ -192,6 +194,7 @@ impl Session {
             path.probe_now = true;
             path.wants |= path::want::PING;
         }
+        self.note_quiet(now);
         let asking = self.asking();
         let mut knock = None;
         for slot in 0..self.paths.len() {

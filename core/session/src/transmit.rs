@@ -12,6 +12,7 @@ use d2tp_wire::{
 };
 
 use crate::config::PATHS_MAX;
+use crate::datagrams::Taker;
 use crate::event::{Event, SessionEnd};
 use crate::flow::want;
 use crate::path::{self, Addresses, LinkId, PathState};
@@ -90,6 +91,7 @@ impl Session {
             return None;
         }
         self.route_acks(now);
+        self.route_flows(now);
         let mut order = [0; PATHS_MAX];
         let n = self.paths.order(&mut order);
         // Control of session and flows goes out on the best path that can carry it.
@@ -97,6 +99,9 @@ impl Session {
         let n = self.paths.line(&*self.path_scheduler, &mut order);
         let first = order[..n].first().copied();
         for slot in &order[..n] {
+            if self.paths[*slot].held {
+                continue;
+            }
             let first = first.filter(|first| first != slot);
             if let Some(t) = self.fill(now, *slot, control_slot == Some(*slot), first, buf) {
                 let path = self.paths.at(*slot);
@@ -510,7 +515,6 @@ impl Session {
                 || self.gone.iter().any(|g| g.tell)
                 || self.issued.values().any(|i| i.tell));
         let path = self.paths.at(slot);
-        let takes_payload = path.takes_payload();
         let (path_id, gated) = (path.id, path.gated);
         // An unproved address is asked first; what little may be sent there is not for payload.
         let proves = path.validated || buf.len() >= DATA_UNPROVED_MIN;
@@ -519,13 +523,16 @@ impl Session {
         } else {
             None
         };
-        let datagram = terms.eliciting && takes_payload && !gated && !self.datagrams.is_empty();
+        let datagrams = match terms.eliciting {
+            true => self.taker(now, slot),
+            false => None,
+        };
         let path = self.paths.at(slot);
         let path_wants = path.wants != 0 || !path.answers.is_empty();
         let ack_due = path.acks.due() <= now && !self.is_routed(slot);
         let carries = self.carries_acks(path_id);
         let other = payload.is_some()
-            || datagram
+            || datagrams.is_some()
             || carries
             || (terms.eliciting && (path_wants || flush_control));
         let path = self.paths.at(slot);
@@ -563,8 +570,8 @@ impl Session {
                 self.write_flow_frames(now, &mut w, &mut sent);
             }
             // 5. Datagrams, then data.
-            if datagram {
-                self.write_datagrams(now, slot, &mut w, &mut sent);
+            if let Some(taker) = &datagrams {
+                self.write_datagrams(now, slot, taker, &mut w, &mut sent);
             }
             match payload {
                 Some(Payload::Own(flow)) => {
@@ -619,6 +626,12 @@ impl Session {
         let copies = self.path_scheduler.copies();
         if copies == Copies::All
             && let Some(packet) = self.next_copy(terms.now, slot, copies)
+        {
+            return Some(Payload::Repeated(packet));
+        }
+        if copies != Copies::All
+            && self.flows.routed
+            && let Some(packet) = self.next_copy(terms.now, slot, Copies::Chosen)
         {
             return Some(Payload::Repeated(packet));
         }
@@ -948,14 +961,23 @@ impl Session {
         }
     }
 
-    fn write_datagrams(&mut self, now: Time, slot: usize, w: &mut Writer<'_>, sent: &mut Sent) {
-        while let Some(next) = self.datagrams.next(now, w.room(), w.written() == 0) {
+    fn write_datagrams(
+        &mut self,
+        now: Time,
+        slot: usize,
+        taker: &Taker,
+        w: &mut Writer<'_>,
+        sent: &mut Sent,
+    ) {
+        while let Some(next) = (self.datagrams).next(now, w.room(), w.written() == 0, taker) {
             Frame::Datagram {
                 context: next.context,
                 bytes: &next.bytes,
             }
             .encode(w);
-            self.paths.at(slot).payload_out += next.bytes.len() as u64;
+            let path = self.paths.at(slot);
+            path.payload_out += next.bytes.len() as u64;
+            path.copied_out += u64::from(next.again) * next.bytes.len() as u64;
             sent.eliciting = true;
         }
     }

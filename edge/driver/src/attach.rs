@@ -6,8 +6,9 @@
 //! ```
 
 use std::net::{Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
-use d2tp_links::Link;
+use d2tp_links::{KernelSigns, Link, NoSigns, Signs};
 use d2tp_udp::{BindError, BindOptions, LinkSocket};
 
 /// A socket on a link, and the server's address as it is reached there.
@@ -31,6 +32,11 @@ pub trait Attach: Send + Sync + 'static {
     /// # Errors
     /// A socket that should be possible could not be had. The link is asked for again later.
     fn attach(&self, link: &Link, servers: &[SocketAddr]) -> Result<Vec<Attachment>, BindError>;
+
+    /// What else can be learnt of its links; nothing, if it does not say.
+    fn signs(&self) -> Arc<dyn Signs> {
+        Arc::new(NoSigns)
+    }
 }
 
 /// The links of this machine: sockets bound to the kernel's devices.
@@ -55,6 +61,10 @@ impl Attach for KernelLinks {
             }
         }
         Ok(found)
+    }
+
+    fn signs(&self) -> Arc<dyn Signs> {
+        Arc::new(KernelSigns::default())
     }
 }
 

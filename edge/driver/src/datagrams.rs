@@ -5,8 +5,8 @@
 //!  recv_datagram ◀─ inbox (DATAGRAMS_UNREAD_MAX, oldest out) ◀─ engine
 //! ```
 //!
-//! They move between links as the session does, are never sent twice, and never travel on a gated
-//! path, where every byte needs a grant and grants are for flows: on a metered link alone a
+//! They move between links as the session does, are never sent again when lost (but on several paths
+//! at once, where that is asked for), and never travel on a gated path, where every byte needs a grant and grants are for flows: on a metered link alone a
 //! datagram waits for its expiry. Whoever needs more, a reliable message or one that pays, opens a
 //! flow.
 
@@ -16,7 +16,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_session::{DatagramStats, PathStats, PublicKey, SessionEnd, SessionId, Span};
+use d2tp_session::{DatagramStats, PathStats, PublicKey, Route, SessionEnd, SessionId, Span};
 
 use crate::clock;
 use crate::engine::Shared;
@@ -143,30 +143,32 @@ impl Connection {
     /// # Errors
     /// It is too large, or the session is over.
     pub fn send_datagram(&self, bytes: Bytes, expiry: Duration) -> Result<(), DatagramError> {
-        self.send_datagram_in(0, bytes, expiry)
+        self.send_datagram_by(Route::Any, 0, bytes, expiry)
     }
 
-    /// The same within a context: a number below 2^62 that tells datagrams of one session apart.
+    /// The same within a context, a number that tells datagrams of one session apart, and on the paths that
+    /// `route` says: reports by the steadiest, commands and what must not be missed on each. The other end's
+    /// reader gets one of the copies.
     ///
     /// # Errors
     /// As for [`Connection::send_datagram`].
     ///
     /// # Panics
-    /// The context is 2^62 or more.
-    pub fn send_datagram_in(
+    /// The context is not below [`crate::CONTEXTS`], or with [`Route::Each`] [`crate::CONTEXTS_OF_COPIES`].
+    pub fn send_datagram_by(
         &self,
+        route: Route,
         context: u64,
         bytes: Bytes,
         expiry: Duration,
     ) -> Result<(), DatagramError> {
-        assert!(context < 1 << 62, "a context is a number below 2^62");
         let expires = clock::now() + Span::from(expiry);
         let sent = self.shared.with(self.session, |s| {
             let (len, max) = (bytes.len(), s.datagram_max());
             if len > max {
                 return Err(DatagramError::TooBig { bytes: len, max });
             }
-            s.send_datagram(context, bytes, expires);
+            s.send_datagram_by(route, context, bytes, expires);
             Ok(())
         });
         sent.unwrap_or_else(|| Err(DatagramError::Over(self.end())))

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_links::{Class, Kind, Link};
+use d2tp_links::{Class, Kind, Link, Signs};
 use d2tp_session::{
     AckOffload, Addresses, Admission, Config, Endpoint, Event, FlowId, LinkId, Mirroring,
     PathStats, PathStatus, PublicKey, Reason, SecretKey, SessionEnd, SessionId, Span, Time,
@@ -25,6 +25,7 @@ use crate::clock;
 use crate::datagrams::Connection;
 use crate::engine::{DriverError, Shared};
 use crate::flow::{Flow, FlowSettings};
+use crate::hop::{self, KnownSigns};
 use crate::peer::ToServer;
 use crate::qlog::{self, Qlog};
 use crate::relaying;
@@ -81,7 +82,7 @@ pub struct Way {
 }
 
 pub(crate) struct Known {
-    link: Link,
+    pub(crate) link: Link,
     usage: LinkUse,
     /// Its sockets that are in use.
     pub(crate) ids: Vec<LinkId>,
@@ -100,6 +101,7 @@ pub(crate) struct Known {
     pub(crate) pathless: bool,
     /// Tries since anybody answered.
     pub(crate) tries: u32,
+    pub(crate) signs: KnownSigns,
 }
 
 impl Known {
@@ -118,15 +120,17 @@ impl Known {
             healed: now,
             pathless: true,
             tries: 0,
+            signs: KnownSigns::default(),
         }
     }
 
     /// Whether it should have a path now; `pays`: some flow may spend on paid links.
     pub(crate) fn is_wanted(&self, pays: bool) -> bool {
+        let there = self.link.is_usable() || self.signs.is_held();
         match self.usage {
             LinkUse::Off => false,
-            LinkUse::Free => self.link.is_usable(),
-            LinkUse::Paid => self.link.is_usable() && pays,
+            LinkUse::Free => there,
+            LinkUse::Paid => there && pays,
         }
     }
 
@@ -135,6 +139,7 @@ impl Known {
     }
 
     pub(crate) fn take_sockets(&mut self) -> Vec<LinkId> {
+        self.signs.forget();
         let mut ids = std::mem::take(&mut self.ids);
         ids.extend(self.later.drain(..).map(|(id, _)| id));
         ids
@@ -180,6 +185,7 @@ pub(crate) struct Body {
     pub(crate) session: SessionId,
     remotes: Vec<SocketAddr>,
     attach: Arc<dyn Attach>,
+    pub(crate) signs: Arc<dyn Signs>,
     /// Held while sockets are made, before the others.
     aligning: Mutex<()>,
     /// Taken after the core's lock where both are needed.
@@ -191,6 +197,8 @@ pub struct Device {
     body: Arc<Body>,
     peer: [u8; 32],
     ticker: JoinHandle<()>,
+    /// Asks first hops.
+    asker: JoinHandle<()>,
     watcher: Option<JoinHandle<()>>,
     /// Its instance's journal, if it has one.
     pub(crate) keeping: Option<crate::instance::Keeping>,
@@ -253,6 +261,7 @@ impl Device {
             shared,
             session,
             remotes,
+            signs: attach.signs(),
             attach,
             aligning: Mutex::default(),
             state: Mutex::new(State {
@@ -262,10 +271,12 @@ impl Device {
             }),
         });
         let ticker = tokio::spawn(tick(body.clone()));
+        let asker = hop::watch(body.clone());
         Ok(Device {
             body,
             peer: server.key.0,
             ticker,
+            asker,
             watcher: None,
             keeping: None,
         })
@@ -377,6 +388,25 @@ impl Device {
         self.body.align();
     }
 
+    /// Leaves a link alone until [`Device::thaw`], and keeps its place: not a packet leaves there, what was in
+    /// flight travels elsewhere, and its window stays. For who knows of a hole before it comes, or wants to be
+    /// still for a moment; whoever does not want the link at all sets its use ([`Device::set_use`]).
+    pub fn freeze(&self, name: &str) {
+        if let Some(known) = self.body.state.lock().links.get_mut(name) {
+            known.signs.told_still = true;
+        }
+        self.body.hold();
+    }
+
+    /// Goes on with a link that was frozen by [`Device::freeze`].
+    pub fn thaw(&self, name: &str) {
+        if let Some(known) = self.body.state.lock().links.get_mut(name) {
+            known.signs.told_still = false;
+        }
+        self.body.hold();
+        self.body.align();
+    }
+
     /// Something about the networks changed that we may not see: every link gets a new socket, and
     /// a probe on it at once. For platforms that tell programs of a wake or of another network and
     /// do not let them watch; where the links are followed it is not needed. Calling it often costs
@@ -475,6 +505,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.ticker.abort();
+        self.asker.abort();
         if let Some(watcher) = &self.watcher {
             watcher.abort();
         }
@@ -483,6 +514,10 @@ impl Drop for Device {
 }
 
 impl Body {
+    pub(crate) fn moves(&self) -> bool {
+        self.state.lock().moving
+    }
+
     fn paid_links(&self) -> Vec<LinkId> {
         let state = self.state.lock();
         state
@@ -512,7 +547,9 @@ impl Body {
                         && k.link.source_addresses().eq(l.source_addresses())
                         && l.is_usable()
                 });
-                if !same {
+                if now.is_some_and(|l| k.stays(l)) {
+                    // The same attachment, without a carrier for a while.
+                } else if !same {
                     lost.extend(k.take_sockets());
                     k.tries = 0;
                 }
@@ -534,6 +571,7 @@ impl Body {
             let _ = names;
         }
         self.drop_links(&lost);
+        self.hold();
         self.look_for_sleep();
         self.align();
     }
@@ -577,7 +615,7 @@ impl Body {
             for known in state.links.values_mut() {
                 if !known.is_wanted(pays) {
                     close.extend(known.take_sockets());
-                } else if known.ids.is_empty() {
+                } else if known.ids.is_empty() && !known.signs.is_held() {
                     bare.push((known.link.clone(), known.is_gated()));
                 }
             }
@@ -696,9 +734,11 @@ impl Body {
             return Some(clock::now());
         }
         let pays = state.pays();
-        let links = state.links.values().filter(|k| k.is_wanted(pays));
+        let used = |k: &&Known| k.is_wanted(pays) && !k.signs.is_held();
+        let links = state.links.values().filter(used);
         links
             .filter_map(Known::next_try)
+            .chain(state.links.values().filter_map(|k| k.signs.given_up_at()))
             .chain(state.renewal.next_at())
             .chain(beside)
             .min()
@@ -812,7 +852,9 @@ async fn tick(body: Arc<Body>) {
     loop {
         body.look_for_sleep();
         body.renew_if_due();
+        body.give_up_carriers();
         body.sample();
+        body.read_radios().await;
         body.heal();
         body.race();
         body.grant();

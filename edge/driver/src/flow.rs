@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
-    FlowEnd, FlowError, FlowId, FlowOptions, PublicKey, Read, SessionId, Span, Time,
+    FlowEnd, FlowError, FlowId, FlowOptions, PublicKey, Read, Route, SessionId, Span, Time,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -37,6 +37,8 @@ pub struct FlowSettings {
     /// device its link. A server that allows it ([`d2tp_session::Config::early_data`]) has them a round
     /// trip sooner. They may be heard twice, so only what does no harm when repeated should go.
     pub early: bool,
+    /// Which paths carry what is written here; the other end decides for what it writes.
+    pub route: Route,
 }
 
 impl FlowSettings {
@@ -143,6 +145,14 @@ impl Flow {
         if let Some(entry) = inner.flows.get_mut(&self.key()) {
             entry.asleep = true;
         }
+    }
+
+    /// Says which paths carry what is written here from now on.
+    pub fn set_route(&self, route: Route) {
+        let id = self.id;
+        // A flow that is over travels nowhere.
+        self.shared
+            .with(self.session, |s| s.set_route(id, route).is_ok());
     }
 
     /// Changes the deadline, or takes it away; the other end learns it.

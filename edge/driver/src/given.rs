@@ -137,6 +137,17 @@ impl GivenLinks {
         });
     }
 
+    /// A link lost its carrier, or has it back: for a while it is the same link.
+    pub fn set_carrier(&self, name: &str, carrier: bool) {
+        self.publish.send_modify(|links| {
+            let mut now: Vec<Link> = links.to_vec();
+            now.iter_mut()
+                .filter(|l| l.name == name)
+                .for_each(|l| l.carrier = carrier);
+            *links = Arc::new(now);
+        });
+    }
+
     /// A link is gone.
     pub fn take(&self, name: &str) {
         self.held.lock().0.remove(name);

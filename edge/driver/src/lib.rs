@@ -22,6 +22,7 @@ mod device;
 mod engine;
 mod flow;
 mod given;
+mod hop;
 mod hosting;
 mod instance;
 mod journal;
@@ -41,9 +42,10 @@ pub use address::{AddressError, ServerAddress};
 pub use attach::{Attach, Attachment, KernelLinks};
 pub use clock::boot;
 pub use d2tp_session::{
-    AckOffload, Admission, Config, CongestionKind, DATAGRAMS_MAX, DatagramStats, Event, FlowEnd,
-    Lambda, LinkId, Mirroring, PathSchedulerKind, PathState, PathStats, PublicKey, Reason, RelayId,
-    RelayLimits, RelayRefusal, SecretKey, SessionEnd, Suite, SwitchKind, TraceLevel,
+    AckOffload, Admission, CONTEXTS, CONTEXTS_OF_COPIES, Config, CongestionKind, DATAGRAMS_MAX,
+    DatagramStats, Event, FirstHop, FlowEnd, Lambda, LinkId, Mirroring, PathSchedulerKind,
+    PathState, PathStats, PublicKey, Reason, RelayId, RelayLimits, RelayRefusal, Route, SecretKey,
+    SessionEnd, Suite, SwitchKind, TraceLevel,
 };
 pub use datagrams::{Connection, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};
 pub use device::{Device, DeviceOptions, LinkUse, Way};

@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use d2tp_session::{
-    PathId, PathStats, PublicKey, RelayId, Rendezvous, SessionEnd, SessionId, Time,
+    PathId, PathStats, PublicKey, RelayId, Rendezvous, Session, SessionEnd, SessionId, Time,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{broadcast, watch};
@@ -420,7 +420,12 @@ impl Shared {
         settings: FlowSettings,
     ) -> Result<Flow, DriverError> {
         let mut inner = self.inner.lock();
-        match inner.core.with(session, |s| s.open(settings.options())) {
+        let open = |s: &mut Session| {
+            let id = s.open(settings.options())?;
+            s.set_route(id, settings.route)?;
+            Ok(id)
+        };
+        match inner.core.with(session, open) {
             Ok(Ok(id)) => {
                 inner.flows.insert((session, id), Entry::default());
                 drop(inner);

@@ -103,6 +103,9 @@ fn event_words(event: &Event, link: &impl Fn(LinkId) -> String) -> (String, Valu
             "path_up",
             json!({ "path": path.0, "link": link(*on), "took_ms": took.as_secs_f64() * 1e3 }),
         ),
+        Event::PathQuiet { path, link: on } => {
+            ("path_quiet", json!({ "path": path.0, "link": link(*on) }))
+        }
         Event::PathSilent { path, link: on } => {
             ("path_silent", json!({ "path": path.0, "link": link(*on) }))
         }

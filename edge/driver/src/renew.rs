@@ -149,7 +149,8 @@ impl Body {
                 .collect();
             let mut state = self.state.lock();
             let pays = state.pays();
-            for known in state.links.values_mut().filter(|k| k.is_wanted(pays)) {
+            let wanted = |k: &&mut Known| k.is_wanted(pays) && !k.signs.is_held();
+            for known in state.links.values_mut().filter(wanted) {
                 if known.ids.iter().any(|id| active.contains(id)) {
                     known.tries = 0;
                 }
@@ -189,7 +190,8 @@ impl Body {
                     .any(|p| p.addresses.link == *id && p.state == PathState::Active)
             };
             let mut state = self.state.lock();
-            for known in state.links.values_mut().filter(|k| !k.ids.is_empty()) {
+            let used = |k: &&mut Known| !k.ids.is_empty() && !k.signs.is_held();
+            for known in state.links.values_mut().filter(used) {
                 if let Some(first) = known.ids.iter().copied().find(answers) {
                     close.extend(known.later.drain(..).map(|(id, _)| id));
                     close.extend(known.ids.iter().copied().filter(|id| *id != first));

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{DATAGRAMS_MAX, DatagramError, GivenLink, GivenLinks};
+use d2tp_driver::{DATAGRAMS_MAX, DatagramError, GivenLink, GivenLinks, Route};
 use d2tp_links::Class;
 use support::{active, at, device, flow, server, until, wifi, within};
 
@@ -21,7 +21,8 @@ async fn datagrams_go_both_ways_whole_and_in_their_context() {
     let largest = here.datagram_max().unwrap();
     assert!(largest >= 1_100, "{largest}");
     let bytes = Bytes::from(vec![7; largest]);
-    here.send_datagram_in(9, bytes.clone(), LONG).unwrap();
+    here.send_datagram_by(Route::Any, 9, bytes.clone(), LONG)
+        .unwrap();
     let got = within(there.recv_datagram()).await.unwrap();
     assert_eq!((got.context, got.bytes), (9, bytes));
     there
@@ -150,4 +151,32 @@ async fn a_reader_hears_of_the_sessions_end() {
         matches!(refused, Err(DatagramError::Over(_))),
         "{refused:?}"
     );
+}
+
+#[tokio::test]
+async fn one_for_each_path_leaves_by_both_links_and_is_read_once() {
+    // R-COPY-1, R-COPY-2
+    let (server, links) = (server(), GivenLinks::new());
+    let device = device(&server, &links, links.clone()).await;
+    links.give(wifi(2));
+    links.give(GivenLink::new("dock", at(3)));
+    let (_near, far) = flow(&device, &server).await;
+    until("both answer", || {
+        active(&device, "wifi").len() == 1 && active(&device, "dock").len() == 1
+    })
+    .await;
+    let (here, there) = (device.connection(), far.connection());
+    for n in 0..20 {
+        here.send_datagram_by(Route::Each, 5, vec![n].into(), LONG)
+            .unwrap();
+    }
+    for n in 0..20 {
+        let got = within(there.recv_datagram()).await.unwrap();
+        assert_eq!((got.context, &got.bytes[..]), (5, &[n][..]));
+    }
+    let stats = || here.datagram_stats().unwrap().0;
+    until("the copies left", || stats().copies_sent == 20).await;
+    let far_stats = || there.datagram_stats().unwrap().0;
+    until("the copies came", || far_stats().copies_received == 20).await;
+    assert_eq!((stats().sent, far_stats().received), (20, 20));
 }

@@ -12,6 +12,9 @@
 //! repeated message does no harm, a consumer that is slow sees fewer events and never a queue,
 //! and applying the events to the first snapshot always gives the latest one.
 //!
+//! Facts say that a link is there, not that it carries: its first hop and its radio can be asked
+//! ([`Signs`]).
+//!
 //! Cost belongs to the network, not to the radio: each link carries a class and the evidence for
 //! it ([`Judgement`]): the user's flags and rules ([`Judge`]) win over what the network manager says
 //! ([`Networks`]), and that over what the kernel shows. VPNs cost what they run over.
@@ -20,6 +23,7 @@
 //! joins what carries more.
 
 mod class;
+mod echo;
 mod event;
 mod judge;
 mod kind;
@@ -31,6 +35,8 @@ mod points;
 mod read;
 mod rules;
 mod scout;
+mod signs;
+mod station;
 mod trial;
 
 pub use class::{Class, ClassRule, ClassRuleError, ClassRules, Judgement};
@@ -44,4 +50,6 @@ pub use nm::{NetworkManager, NetworkManagerError};
 pub use points::{POINTS_MAX, Points};
 pub use rules::{ClassWord, Cutoff, KindWord, NetworkRule, NetworkRules, ResetDay, RuleError};
 pub use scout::{LOOK_STREAMING, Roved, Scout};
+pub use signs::{Answer, HOP_PATIENCE, KernelSigns, NoSigns, Signs};
+pub use station::Station;
 pub use trial::{ANSWER_WITHIN, SHUN_FIRST, SHUN_MAX, SHUNNED_MAX, Trials};

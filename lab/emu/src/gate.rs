@@ -53,6 +53,15 @@ impl Gate {
         self.nat.rebind();
     }
 
+    /// What the gateway itself answers to a packet, if it is an echo for it: it is there, whatever is
+    /// behind it.
+    pub(crate) fn answer(&self, packet: &[u8]) -> Option<Vec<u8>> {
+        let (own, head) = (self.addresses?, packet::head(packet)?);
+        let gateways = [IpAddr::from(own.gateway_v4), IpAddr::from(own.gateway_v6)];
+        let asked = gateways.contains(&head.destination);
+        asked.then(|| icmp::echo_reply(packet, &head)).flatten()
+    }
+
     /// Whether packets to `destination` come this way.
     pub(crate) fn leads_to(&self, destination: IpAddr) -> bool {
         let Some(own) = self.addresses else {

@@ -22,6 +22,31 @@ const QUOTED_BYTES_MIN: usize = 8;
 /// How much longer a header gets on the way from IPv4 to IPv6.
 const GROWTH: u16 = (V6_HEADER_BYTES - V4_HEADER_BYTES) as u16;
 
+/// The answer to an echo: its addresses swapped, of the other type.
+pub(crate) fn echo_reply(packet: &[u8], head: &Head) -> Option<Vec<u8>> {
+    let (request, reply) = match head.protocol {
+        ICMP => (8, 0),
+        ICMPV6 => (128, 129),
+        _ => return None,
+    };
+    let at = head.offset;
+    if *packet.get(at)? != request || packet.len() < at + ICMP_HEADER_BYTES {
+        return None;
+    }
+    let mut out = packet.to_vec();
+    // Neither checksum cares about the order of what it covers.
+    let (source, bytes) = match head.source {
+        IpAddr::V4(_) => (12, 4),
+        IpAddr::V6(_) => (8, 16),
+    };
+    let (first, second) = out[source..].split_at_mut(bytes);
+    first.swap_with_slice(&mut second[..bytes]);
+    out[at] = reply;
+    let sum = word(&out, at + 2)?;
+    put(&mut out, at + 2, adjusted(sum, &[request, 0], &[reply, 0]));
+    Some(out)
+}
+
 /// The packet an error quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quote {
@@ -273,6 +298,28 @@ mod tests {
         let sum = adjusted(sum, &[3, 4], &[3, 3]);
         put(&mut told, V4_HEADER_BYTES + 2, sum);
         told
+    }
+
+    #[test]
+    fn an_echo_comes_back_from_whom_it_was_for_with_right_checksums() {
+        let far_v6 = (plan::PROXY_V6, 0);
+        let four = v4(ICMP, (DEVICE, 77), (FAR, 0));
+        let six = crate::packet::to_v6(&four, &head(&four).unwrap(), plan::ORIGIN_V6, far_v6);
+        let six = six.unwrap();
+        for asked in [four, six] {
+            let about = head(&asked).unwrap();
+            let answer = echo_reply(&asked, &about).unwrap();
+            assert!(sums_up(&answer));
+            let at = head(&answer).unwrap();
+            assert_eq!(
+                (at.source, at.destination),
+                (about.destination, about.source)
+            );
+            assert_eq!(answer[at.offset + 4..], asked[at.offset + 4..]);
+            assert_eq!(echo_reply(&answer, &at), None, "an answer is no question");
+        }
+        let udp = v4(UDP, (DEVICE, 77), (FAR, 9));
+        assert_eq!(echo_reply(&udp, &head(&udp).unwrap()), None);
     }
 
     #[test]

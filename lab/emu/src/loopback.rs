@@ -327,7 +327,9 @@ impl Worker {
                         device: *device,
                     };
                     let size = bytes as u32 + HEADER_BYTES;
-                    link.model.push(Way::Down, now, size, parcel);
+                    if !link.model.is_cut() {
+                        link.model.push(Way::Down, now, size, parcel);
+                    }
                 }
             }
         }
@@ -341,7 +343,9 @@ impl Worker {
         for (number, link) in self.links.iter_mut().enumerate() {
             while let Some(parcel) = link.model.pop(Way::Up, now) {
                 moved = true;
-                let Some(own) = link.addresses else { continue };
+                let Some(own) = link.addresses.filter(|_| !link.model.is_cut()) else {
+                    continue;
+                };
                 match mapping(&mut link.mappings, own.public, parcel.device) {
                     Ok(far) => drop(far.send_to(&parcel.bytes, self.proxy)),
                     Err(error) => tracing::warn!(%error, "no mapping for a packet"),

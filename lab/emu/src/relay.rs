@@ -411,6 +411,9 @@ impl Worker {
                 }
                 continue;
             }
+            if link.model.is_cut() {
+                continue;
+            }
             match link.gate.inward(at, packet) {
                 Some(packet) => {
                     let bytes = packet.len() as u32;
@@ -431,6 +434,14 @@ impl Worker {
         for (number, link) in self.links.iter_mut().enumerate() {
             while let Some(packet) = link.model.pop(Way::Up, now) {
                 moved = true;
+                if let Some(answer) = link.gate.answer(&packet) {
+                    let bytes = answer.len() as u32;
+                    link.model.push(Way::Down, now, bytes, answer);
+                    continue;
+                }
+                if link.model.is_cut() {
+                    continue;
+                }
                 let Some(packet) = link.gate.outward(now, packet) else {
                     link.misaddressed += 1;
                     continue;

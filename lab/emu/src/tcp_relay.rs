@@ -229,6 +229,8 @@ fn lossless(condition: &Condition) -> Condition {
         ..profile.clone()
     };
     Condition {
+        // What goes no further is sent again until it does.
+        stalled: condition.stalled || condition.cut,
         down: repaired(&condition.down),
         upward: repaired(&condition.upward),
         ..condition.clone()

@@ -18,6 +18,8 @@ pub struct Condition {
     pub dead: bool,
     /// Serving nothing for now; the queues are kept.
     pub stalled: bool,
+    /// Nothing passes between its first hop, which answers, and the network.
+    pub cut: bool,
     /// From the network to the device.
     pub down: Profile,
     /// From the device to the network.
@@ -38,6 +40,7 @@ pub struct Link<P> {
     down: Pipe<P>,
     upward: Pipe<P>,
     air: Option<Air>,
+    cut: bool,
     /// Of the air: a medium that the link joins later draws anew.
     rng: Pcg32,
 }
@@ -50,6 +53,7 @@ impl<P: Packet> Link<P> {
             down: Pipe::new(condition.down.clone(), seeded(seed, 2 * number)),
             upward: Pipe::new(condition.upward.clone(), seeded(seed, 2 * number + 1)),
             air: None,
+            cut: false,
             rng: seeded(seed, AIR_STREAM + number),
         };
         link.apply(Time::ZERO, condition);
@@ -64,6 +68,12 @@ impl<P: Packet> Link<P> {
     /// The direction from the device.
     pub fn upward(&self) -> &Pipe<P> {
         &self.upward
+    }
+
+    /// Whether what crosses the link goes no further than its first hop, and nothing comes from beyond it.
+    /// Who owns the link's far end heeds that: the link itself knows no hops.
+    pub fn is_cut(&self) -> bool {
+        self.cut
     }
 
     /// Offer a packet of `bytes` to a direction at `now`.
@@ -85,6 +95,7 @@ impl<P: Packet> Link<P> {
     /// Put the link into this condition at `now`.
     pub fn apply(&mut self, now: Time, condition: &Condition) {
         self.contend(now);
+        self.cut = condition.cut;
         for (pipe, profile) in [
             (&mut self.down, &condition.down),
             (&mut self.upward, &condition.upward),

@@ -17,6 +17,7 @@ fn link(medium: Medium) -> Link<u64> {
         up: true,
         dead: false,
         stalled: false,
+        cut: false,
         down: profile.clone(),
         upward: profile,
     };
@@ -181,6 +182,7 @@ fn a_stall_holds_the_medium_and_its_end_frees_it() {
         up: true,
         dead: false,
         stalled: false,
+        cut: false,
         down: link.down().profile().clone(),
         upward: link.upward().profile().clone(),
     };

@@ -163,6 +163,8 @@ table_with_properties! {
         dead: Option<bool>,
         /// Serve nothing and keep the queues, or serve again.
         stall: Option<bool>,
+        /// Let nothing pass beyond the first hop, or let it pass again.
+        cut: Option<bool>,
         /// Get another address without losing the link.
         #[serde(default)]
         new_address: bool,
@@ -191,6 +193,8 @@ table_with_properties! {
         dead: Option<bool>,
         /// Serve nothing and keep the queues, or serve again.
         stall: Option<bool>,
+        /// Let nothing pass beyond the first hop, or let it pass again.
+        cut: Option<bool>,
         /// Get another address without losing the link.
         #[serde(default)]
         new_address: bool,

@@ -178,6 +178,7 @@ enum Step {
     Up(bool),
     Dead(bool),
     Stall(bool),
+    Cut(bool),
     NewAddress,
     Rebind,
     Join(String),
@@ -195,6 +196,7 @@ impl Link {
                 up: at.up,
                 dead: at.dead,
                 stall: at.stall,
+                cut: at.cut,
                 new_address: at.new_address,
                 rebind: at.rebind,
             };
@@ -209,6 +211,7 @@ impl Link {
                 up: repeat.up,
                 dead: repeat.dead,
                 stall: repeat.stall,
+                cut: repeat.cut,
                 new_address: repeat.new_address,
                 rebind: repeat.rebind,
             };
@@ -283,6 +286,7 @@ struct Change {
     up: Option<bool>,
     dead: Option<bool>,
     stall: Option<bool>,
+    cut: Option<bool>,
     new_address: bool,
     rebind: bool,
 }
@@ -294,6 +298,7 @@ impl Change {
         }
         steps.extend(self.dead.map(|dead| (t, Step::Dead(dead))));
         steps.extend(self.stall.map(|stall| (t, Step::Stall(stall))));
+        steps.extend(self.cut.map(|cut| (t, Step::Cut(cut))));
         steps.extend(self.up.map(|up| (t, Step::Up(up))));
         steps.extend(self.new_address.then_some((t, Step::NewAddress)));
         steps.extend(self.rebind.then_some((t, Step::Rebind)));
@@ -305,6 +310,7 @@ impl Change {
         }
         steps.extend(self.dead.map(|dead| (t, Step::Dead(!dead))));
         steps.extend(self.stall.map(|stall| (t, Step::Stall(!stall))));
+        steps.extend(self.cut.map(|cut| (t, Step::Cut(!cut))));
         steps.extend(self.up.map(|up| (t, Step::Up(!up))));
     }
 }
@@ -316,6 +322,7 @@ struct History<'a> {
     settings: Settings,
     dead: bool,
     stalled: bool,
+    cut: bool,
     up: bool,
     attached_at: Option<Time>,
     addresses: u32,
@@ -334,6 +341,7 @@ impl<'a> History<'a> {
                     .access_point(link.join.as_deref())
                     .is_some_and(|ap| ap.dead),
             stalled: false,
+            cut: false,
             up,
             attached_at: None,
             addresses: u32::from(up),
@@ -360,6 +368,7 @@ impl<'a> History<'a> {
             }
             Step::Dead(dead) => self.dead = dead,
             Step::Stall(stalled) => self.stalled = stalled,
+            Step::Cut(cut) => self.cut = cut,
             Step::Recorded(row) => {
                 self.record(&row);
                 if let Some(up) = row.up {
@@ -438,6 +447,7 @@ impl<'a> History<'a> {
             up: self.up,
             dead: self.dead,
             stalled: self.stalled,
+            cut: self.cut,
             down,
             upward,
         }

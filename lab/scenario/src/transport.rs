@@ -15,6 +15,8 @@ pub struct Transport {
     pub reinjection: Option<bool>,
     /// Where what was lost at random is fetched.
     pub mirror: Option<Mirror>,
+    /// Whether silent paths are frozen.
+    pub freezing: Option<bool>,
 }
 
 /// Where what one link loses at random may be fetched.
@@ -112,6 +114,9 @@ impl Transport {
         if let Some(mirror) = self.mirror {
             options.extend(["--mirror".to_owned(), mirror.word()]);
         }
+        if self.freezing == Some(false) {
+            options.push("--no-freezing".to_owned());
+        }
         options
     }
 }
@@ -129,10 +134,12 @@ mod tests {
 
     #[test]
     fn what_is_written_becomes_options_and_nothing_else_is_taken() {
-        let told = transport("congestion = \"new-reno\"\npaths = \"ecf\"\nreinjection = false");
+        let told = transport(
+            "congestion = \"new-reno\"\npaths = \"ecf\"\nreinjection = false\nfreezing = false",
+        );
         assert_eq!(
             told.unwrap().join(" "),
-            "--congestion new-reno --paths ecf --no-reinjection"
+            "--congestion new-reno --paths ecf --no-reinjection --no-freezing"
         );
         for mirror in ["\"never\"", "\"free\"", "64000"] {
             let told = transport(&format!("mirror = {mirror}")).unwrap();

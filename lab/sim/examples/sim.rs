@@ -1,19 +1,16 @@
 //! The verb `cedos sim` alone, without the rest of the program: quick to build.
 
+#[path = "../../../apps/cedos/src/verbs/foresee.rs"]
+mod foresee;
 #[path = "../../../apps/cedos/src/repro/plot.rs"]
 #[allow(dead_code, reason = "the other rows draw more")]
 mod plot;
-#[path = "../../../apps/cedos/src/repro/prediction.rs"]
-#[allow(dead_code, reason = "the row itself is the whole program's")]
-mod prediction;
-#[path = "../../../apps/cedos/src/verbs/foresee.rs"]
-mod foresee;
 #[path = "../../../apps/cedos/src/verbs/score.rs"]
 mod score;
 #[path = "../../../apps/cedos/src/verbs/sim.rs"]
 mod sim;
 mod repro {
-    pub(crate) use crate::{plot, prediction};
+    pub(crate) use crate::plot;
 }
 
 use clap::Parser;

@@ -5,7 +5,7 @@
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Class, Direction};
-use d2tp_session::{Addresses, LinkId, PathState, PathStats, PathStatus, Session};
+use d2tp_session::{Addresses, FirstHop, LinkId, PathState, PathStats, PathStatus, Session};
 
 use crate::device::Device;
 use crate::fault::SimFault;
@@ -14,6 +14,8 @@ use crate::network::Network;
 use crate::policy::{Need, Offer, Verdict, decide};
 use crate::transfer::Progress;
 
+/// How long a first hop is waited for, as the driver does.
+const HOP_PATIENCE: Span = Span::from_millis(100);
 /// How often grants are renewed: a grant holds one second of rate.
 const TICK: Span = Span::from_millis(100);
 
@@ -29,6 +31,7 @@ impl Device {
         if self.host.is_away() {
             return Ok(false);
         }
+        self.hear_hops(now, network);
         let links = self.classes.len();
         let active: Vec<usize> = (0..self.transfers.len())
             .filter(|n| self.transfers[*n].progress == Progress::Active)
@@ -98,6 +101,34 @@ impl Device {
         }
         self.look_at = self.look_at.min(again);
         Ok(usable)
+    }
+
+    /// Tells the session what the first hops of quiet links said, as the driver does.
+    fn hear_hops(&mut self, now: Time, network: &Network) {
+        for link in 0..self.asked.len() {
+            let Some(since) = self.asked[link] else {
+                continue;
+            };
+            // At once, or when the hole is over by then.
+            let hop = if (now == since || now >= since + HOP_PATIENCE)
+                && network.hop_answers(now, link)
+            {
+                FirstHop::Answers
+            } else if now >= since + HOP_PATIENCE {
+                FirstHop::Silent
+            } else {
+                self.look_at = self.look_at.min(since + HOP_PATIENCE);
+                continue;
+            };
+            self.asked[link] = None;
+            let (core_now, core_since) = (self.host.clock.core(now), self.host.clock.core(since));
+            if let Some(id) = self.session {
+                let number = LinkId(link as u32);
+                let _ = (self.host.endpoint).with(id, |s| {
+                    s.on_link_silent(core_now, number, core_since, hop);
+                });
+            }
+        }
     }
 
     /// Whether a half-duplex link carries: only then there are ACKs to be relieved of.

@@ -64,6 +64,8 @@ pub(crate) struct Device {
     missed: Vec<usize>,
     /// How often each link was lost.
     pub(crate) attachments: Vec<u64>,
+    /// Since when the first hop of each link is being asked.
+    pub(crate) asked: Vec<Option<Time>>,
     /// Which links to use, where not all that the policy permits.
     pub(crate) strategy: Option<Box<dyn Strategy>>,
     /// Who watches the first flow, if somebody does.
@@ -104,6 +106,7 @@ impl Device {
             forbidden: Vec::new(),
             missed: Vec::new(),
             attachments: vec![0; links],
+            asked: vec![None; links],
             strategy: None,
             viewer: None,
         };
@@ -231,6 +234,7 @@ impl Device {
     /// Tells the session that a link is gone.
     pub(crate) fn on_link_down(&mut self, now: Time, link: usize) {
         self.meters[link] = Meter::default();
+        self.asked[link] = None;
         self.attachments[link] += 1;
         if self.host.is_away() {
             self.missed.push(link);
@@ -507,6 +511,10 @@ impl Device {
                 Event::Ended { flow, end } => self.on_ended(now, flow, end, log)?,
                 Event::Established { .. } => {
                     self.host.dirty = true;
+                    self.look_at = now;
+                }
+                Event::PathQuiet { link, .. } => {
+                    self.asked[link.0 as usize].get_or_insert(now);
                     self.look_at = now;
                 }
                 Event::Closed(end) => {

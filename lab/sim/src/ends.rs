@@ -20,6 +20,7 @@ impl Ends {
             paths,
             reinjection,
             mirror,
+            freezing,
         } = scenario.transport;
         let congestion = congestion.and_then(|wanted| {
             let mut all = CongestionKind::ALL.into_iter();
@@ -41,6 +42,7 @@ impl Ends {
                 Some(Mirror::Where(OffloadWhere::Free)) => Mirroring::Free,
                 Some(Mirror::Paid(bytes_per_second)) => Mirroring::Paid { bytes_per_second },
             },
+            freezing: freezing.unwrap_or(usual.freezing),
             thin_acks: scenario.acks.thin,
             ack_offload: match scenario.acks.offload {
                 Offload::Where(OffloadWhere::Never) => AckOffload::Never,
@@ -80,7 +82,7 @@ mod tests {
             for paths in PathSchedulerKind::ALL {
                 let text = format!(
                     "duration_s = 1\n[transport]\ncongestion = \"{}\"\npaths = \"{}\"\n\
-                     reinjection = false\nmirror = \"never\"\n[[link]]\nname = \"wlan0\"\n",
+                     reinjection = false\nmirror = \"never\"\nfreezing = false\n[[link]]\nname = \"wlan0\"\n",
                     congestion.word(),
                     paths.word()
                 );
@@ -91,7 +93,10 @@ mod tests {
                     (config.congestion, config.path_scheduler, config.reinjection),
                     (congestion, paths, false)
                 );
-                assert_eq!(config.mirroring, Mirroring::Never);
+                assert_eq!(
+                    (config.mirroring, config.freezing),
+                    (Mirroring::Never, false)
+                );
             }
         }
     }

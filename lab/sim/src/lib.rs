@@ -42,6 +42,7 @@ pub mod score;
 pub mod strategy;
 mod stream;
 mod transfer;
+pub mod video;
 mod viewer;
 pub mod waiting;
 

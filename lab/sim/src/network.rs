@@ -11,10 +11,11 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use cedos_lab_link::{Counters, Link, Nat, Packet, Span, Time, Verdict, Way};
+use cedos_lab_link::{Counters, Link, Nat, Packet, Profile, Span, Time, Verdict, Way};
 use cedos_lab_scenario::{
     EventKind, Family, LinkEvent, LinkReport, MTU_V6_MIN, NatKind, Scenario, Timeline, Who,
 };
+use rand::Rng;
 
 use crate::archive::Archive;
 
@@ -107,6 +108,7 @@ pub(crate) struct Network {
     links: Vec<Access>,
     timeline: Timeline,
     next_port: u16,
+    seed: u64,
     /// What was sent to the device and to the proxy, if it may be sent again.
     archives: Option<[Archive; 2]>,
     /// What passed the device, if somebody wants to know.
@@ -147,6 +149,7 @@ impl Network {
             links,
             timeline: scenario.timeline(),
             next_port: DEVICE_PORT_FIRST,
+            seed: scenario.seed,
             archives: (!scenario.replays.is_empty())
                 .then(|| [0, 1].map(|n| Archive::new(scenario.seed, n))),
             passages: None,
@@ -257,6 +260,9 @@ impl Network {
             let inner = link.inner(now, to)?;
             Some((number, proxy, inner))
         })?;
+        if self.links[number].pipes.is_cut() {
+            return None;
+        }
         let size = (bytes.len() + headers_bytes(inner)) as u32;
         if let Some([to_device, _]) = &mut self.archives {
             to_device.offer(number, from, bytes);
@@ -277,7 +283,8 @@ impl Network {
         for (number, link) in self.links.iter_mut().enumerate() {
             while let Some(datagram) = link.pipes.pop(Way::Up, now) {
                 assert!(link.up, "a packet crossed {}, which is down", link.name);
-                if datagram.from != link.local || !reaches_proxy(datagram.to) {
+                let passes = !link.pipes.is_cut() && reaches_proxy(datagram.to);
+                if datagram.from != link.local || !passes {
                     continue;
                 }
                 return Some(Delivery {
@@ -364,15 +371,23 @@ impl Network {
         self.links[number].up
     }
 
+    /// Whether the link's first hop would answer one of two echoes. They cross the same air as all else, but
+    /// take no place in its queues.
+    pub(crate) fn hop_answers(&self, now: Time, number: usize) -> bool {
+        let link = &self.links[number];
+        let one = arrives(link.pipes.down().profile()) * arrives(link.pipes.upward().profile());
+        // Of the instant: what anybody asks changes nothing for who asks next.
+        let mut rng = cedos_lab_link::seeded(self.seed ^ now.as_nanos(), number as u64);
+        let lost = rng.random::<f64>() < (1.0 - one).powi(2);
+        link.up && !link.dead && !link.stalled && !lost
+    }
+
     /// Whether the link carries at least half of what it is given, both ways, and soon enough for
     /// progress to be demanded.
     pub(crate) fn is_good(&self, number: usize) -> bool {
         let link = &self.links[number];
-        let carries = |profile: &cedos_lab_link::Profile| {
-            let burst = profile.loss.burst;
-            let in_bursts = burst.map_or(0.0, |b| b.enter / (b.enter + b.leave));
-            let arrives = (1.0 - profile.loss.random) * (1.0 - in_bursts) * (1.0 - profile.corrupt);
-            arrives >= 0.5
+        let carries = |profile: &Profile| {
+            arrives(profile) >= 0.5
                 && profile
                     .rate
                     .bits_per_second()
@@ -383,6 +398,7 @@ impl Network {
         link.up
             && !link.dead
             && !link.stalled
+            && !link.pipes.is_cut()
             && carries(link.pipes.down().profile())
             && carries(link.pipes.upward().profile())
     }
@@ -426,6 +442,13 @@ impl Access {
             }
         }
     }
+}
+
+/// The share of packets that cross a pipe whole.
+fn arrives(profile: &Profile) -> f64 {
+    let burst = profile.loss.burst;
+    let in_bursts = burst.map_or(0.0, |b| b.enter / (b.enter + b.leave));
+    (1.0 - profile.loss.random) * (1.0 - in_bursts) * (1.0 - profile.corrupt)
 }
 
 fn nat64(v4: Ipv4Addr) -> Ipv6Addr {

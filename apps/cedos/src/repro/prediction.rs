@@ -2,9 +2,9 @@
 
 use super::Measured;
 use super::plot::{Chart, Series};
-use cedos_lab_energy::Span;
+use crate::verbs::foresee::{ROUND_TRIPS, WITHIN_S, figures};
 use cedos_lab_link::trace::Trace;
-use cedos_lab_sim::foresight::{Foreseen, best_constant_error, median, play};
+use cedos_lab_sim::foresight::{Foreseen, play};
 use cedos_lab_sim::route::{Route, TERRAINS, Terrain, to_csv};
 use serde_json::{Map, Value, json};
 
@@ -12,10 +12,6 @@ use serde_json::{Map, Value, json};
 const ROUTES: u64 = 12;
 const TRIPS: u64 = 10;
 const HOLES: usize = 25;
-/// Of the links one might go over to.
-pub const ROUND_TRIPS: [Span; 2] = [Span::from_secs(2), Span::from_secs(5)];
-/// Those of the drawing, seconds: the share of holes foreseen within.
-const WITHIN_S: [f64; 8] = [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0];
 
 /// In virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
@@ -75,50 +71,6 @@ fn travel(terrain: Terrain) -> anyhow::Result<Vec<Foreseen>> {
         );
     }
     Ok(seen)
-}
-
-/// What came of them.
-pub fn figures(seen: &[Foreseen]) -> Value {
-    let real: Vec<f64> = seen.iter().map(|hole| hole.real_s).collect();
-    let error = |of: &dyn Fn(&Foreseen) -> Option<f64>| {
-        let errors = seen
-            .iter()
-            .filter_map(|hole| Some((of(hole)? - hole.real_s).abs()));
-        errors.collect::<Vec<f64>>()
-    };
-    let ours = error(&|hole| hole.ours_s);
-    let known: Vec<f64> = error(&|hole| hole.ours_s.filter(|_| hole.place_known));
-    let within = WITHIN_S.map(|s| share(ours.iter(), |error| **error <= s));
-    let mut figures = json!({
-        "holes": seen.len(),
-        "median_hole_s": median(&real),
-        "median_error_s": median(&ours),
-        "median_error_where_known_s": median(&known),
-        "place_known_percent": share(seen.iter(), |hole| hole.place_known),
-        "ewma_s": median(&error(&|hole| hole.ewma_s)),
-        "best_constant_s": best_constant_error(&real),
-        "within_percent": within,
-    });
-    for (n, rtt) in ROUND_TRIPS.iter().enumerate() {
-        let rtt_s = rtt.as_secs_f64();
-        let short = || seen.iter().filter(|hole| hole.real_s < rtt_s);
-        let long = || seen.iter().filter(|hole| hole.real_s >= rtt_s);
-        figures[format!("over_{rtt_s}_s")] = json!({
-            "shorter": short().count(),
-            "in_vain_percent": share(short(), |hole| hole.bridged[n]),
-            "missed_percent": share(long(), |hole| !hole.bridged[n]),
-        });
-    }
-    figures
-}
-
-fn share<T>(of: impl Iterator<Item = T>, is: impl Fn(&T) -> bool) -> Option<f64> {
-    let (mut all, mut those) = (0u32, 0u32);
-    for one in of {
-        all += 1;
-        those += u32::from(is(&one));
-    }
-    (all > 0).then(|| 100.0 * f64::from(those) / f64::from(all))
 }
 
 /// How many holes are foreseen how well.

@@ -2,7 +2,7 @@
 
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
-    offload, plane, plot::Chart, prediction, proxy, schedules, subway, switching, two_paths,
+    offload, plane, plot::Chart, prediction, proxy, schedules, subway, switching, two_paths, video,
     waiting, walk,
 };
 use serde_json::Value;
@@ -236,6 +236,12 @@ pub static ROWS: &[Row] = &[
         "energy to download 10 MB",
         "65.69 J with offloaded acknowledgements, TCP 65.82, simple aggregation 79.51",
         &[(Where::Sim, energy::simulate)],
+    ),
+    row(
+        "video",
+        "reports over the steadier link, commands and base layers on both, for a video that adapts its rate",
+        "described (super-aggregation, section 5), not measured",
+        &[(Where::Sim, video::simulate)],
     ),
     row(
         "two-paths",

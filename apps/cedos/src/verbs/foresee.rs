@@ -1,13 +1,19 @@
 //! `cedos sim foresee TRIP…`: how well the holes of a way are foreseen that is travelled again and again.
 
-use crate::repro::prediction::{ROUND_TRIPS, figures};
 use anyhow::{Context, bail};
 use cedos_lab_link::trace::{Row, Trace};
-use cedos_lab_sim::foresight::play;
+use cedos_lab_sim::foresight::{Foreseen, best_constant_error, median, play};
 use cedos_lab_sim::route::{Route, TERRAINS, to_csv};
 use clap::Args;
+use d2tp_session::Span;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
+
+/// Of the links one might go over to.
+pub const ROUND_TRIPS: [Span; 2] = [Span::from_secs(2), Span::from_secs(5)];
+/// Seconds: the shares of holes foreseen within.
+pub const WITHIN_S: [f64; 8] = [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0];
 
 /// Play recordings of the same way, in the order given; holes from the second on are counted.
 ///
@@ -78,4 +84,48 @@ pub fn run(args: &ForeseeArgs) -> anyhow::Result<ExitCode> {
     }
     println!("{}", figures(&seen));
     Ok(ExitCode::SUCCESS)
+}
+
+/// What came of the holes.
+pub fn figures(seen: &[Foreseen]) -> Value {
+    let real: Vec<f64> = seen.iter().map(|hole| hole.real_s).collect();
+    let error = |of: &dyn Fn(&Foreseen) -> Option<f64>| {
+        let errors = seen
+            .iter()
+            .filter_map(|hole| Some((of(hole)? - hole.real_s).abs()));
+        errors.collect::<Vec<f64>>()
+    };
+    let ours = error(&|hole| hole.ours_s);
+    let known: Vec<f64> = error(&|hole| hole.ours_s.filter(|_| hole.place_known));
+    let within = WITHIN_S.map(|s| share(ours.iter(), |error| **error <= s));
+    let mut figures = json!({
+        "holes": seen.len(),
+        "median_hole_s": median(&real),
+        "median_error_s": median(&ours),
+        "median_error_where_known_s": median(&known),
+        "place_known_percent": share(seen.iter(), |hole| hole.place_known),
+        "ewma_s": median(&error(&|hole| hole.ewma_s)),
+        "best_constant_s": best_constant_error(&real),
+        "within_percent": within,
+    });
+    for (n, rtt) in ROUND_TRIPS.iter().enumerate() {
+        let rtt_s = rtt.as_secs_f64();
+        let short = || seen.iter().filter(|hole| hole.real_s < rtt_s);
+        let long = || seen.iter().filter(|hole| hole.real_s >= rtt_s);
+        figures[format!("over_{rtt_s}_s")] = json!({
+            "shorter": short().count(),
+            "in_vain_percent": share(short(), |hole| hole.bridged[n]),
+            "missed_percent": share(long(), |hole| !hole.bridged[n]),
+        });
+    }
+    figures
+}
+
+fn share<T>(of: impl Iterator<Item = T>, is: impl Fn(&T) -> bool) -> Option<f64> {
+    let (mut all, mut those) = (0u32, 0u32);
+    for one in of {
+        all += 1;
+        those += u32::from(is(&one));
+    }
+    (all > 0).then(|| 100.0 * f64::from(those) / f64::from(all))
 }

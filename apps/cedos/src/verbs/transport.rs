@@ -25,6 +25,11 @@ pub struct TransportArgs {
     /// free ones, or over metered ones too for so many bytes a second [default: free]
     #[arg(long, value_name = "never|free|BYTES", value_parser = parse_mirror)]
     mirror: Option<Mirroring>,
+
+    /// Take a network that falls silent for congested: it begins anew when it answers, instead of going
+    /// on as fast as before
+    #[arg(long)]
+    no_freezing: bool,
 }
 
 fn parse_mirror(text: &str) -> Result<Mirroring, String> {
@@ -58,6 +63,7 @@ impl TransportArgs {
         config.path_scheduler = self.paths.unwrap_or(config.path_scheduler);
         config.reinjection &= !self.no_reinjection;
         config.mirroring = self.mirror.unwrap_or(config.mirroring);
+        config.freezing &= !self.no_freezing;
     }
 }
 
@@ -77,11 +83,13 @@ mod tests {
         let mut config = Config::default();
         Cli::parse_from(["x"]).transport.apply(&mut config);
         let untouched = Config::default();
+        assert!(config.freezing);
         assert_eq!(
             (config.congestion, config.path_scheduler, config.reinjection),
             (untouched.congestion, untouched.path_scheduler, true)
         );
-        let told = "x --congestion lia --paths redundant --no-reinjection --mirror 64k";
+        let told =
+            "x --congestion lia --paths redundant --no-reinjection --mirror 64k --no-freezing";
         Cli::parse_from(told.split(' '))
             .transport
             .apply(&mut config);
@@ -91,6 +99,7 @@ mod tests {
         );
         let bytes_per_second = 64_000;
         assert_eq!(config.mirroring, Mirroring::Paid { bytes_per_second });
+        assert!(!config.freezing);
         assert!(Cli::try_parse_from(["x", "--paths", "fastest"]).is_err());
     }
 }

@@ -19,6 +19,7 @@ use d2tp_wire::{Frame, PathId, Writer};
 use super::Copies;
 use crate::path::{Path, PathState};
 use crate::recovery::{Said, SaidData, Sent};
+use crate::route::Route;
 use crate::session::Session;
 
 /// A piece smaller than this is not worth its head.
@@ -66,7 +67,7 @@ impl Session {
         }
         let delay = self.config.ack_delay_max;
         let (number, sent, bytes) = match which {
-            Copies::All => {
+            Copies::All | Copies::Chosen => {
                 let done = to.copied.get(&from.id).copied().unwrap_or_default();
                 let (number, sent) = from.recovery.next_original(done.number, |_| true)?;
                 let bytes = if number == done.number { done.bytes } else { 0 };
@@ -90,7 +91,8 @@ impl Session {
             piece.offset += part;
             piece.len -= part as u16;
             let flow = self.flows.get(piece.flow)?;
-            let wanted = flow.may_copy(piece.offset, u64::from(piece.len))
+            let wanted = (which != Copies::Chosen || flow.route == Route::Each)
+                && flow.may_copy(piece.offset, u64::from(piece.len))
                 && (part == 0 || piece.len > 0)
                 && (!to.gated || flow.grants_in.room(to.id) >= u64::from(piece.len));
             wanted.then_some(piece)

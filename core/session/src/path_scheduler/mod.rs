@@ -70,6 +70,8 @@ pub(crate) enum Copies {
     Sooner,
     /// All, before anything else.
     All,
+    /// Those of flows whose application wants them on each path, before anything else.
+    Chosen,
 }
 
 /// A path that may carry payload, as schedulers see it.

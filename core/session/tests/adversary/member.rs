@@ -923,3 +923,46 @@ fn arbitrary_plaintext_never_takes_the_server_down() {
         }
     }
 }
+
+#[test]
+fn copies_numbered_at_will_are_delivered_once_and_cost_no_memory() {
+    // R-COPY-2
+    let mut r = Rogue::inside(Config::default());
+    let context = |number: u64| (1 << 61) + (number << 32) + 5;
+    let mut heard = 0;
+    let far = 1 << 29;
+    for n in [0, 1, 0, 1, far - 1, far - 1, 0, 77, 1 << 28, 77, 1 << 28] {
+        let context = context(n);
+        let bytes = b"x";
+        r.say(&[Frame::Datagram { context, bytes }, Frame::Ping]);
+        heard += 1;
+    }
+    let got = r.events.iter().filter_map(|event| match event {
+        Event::Datagram { context, .. } => Some(*context),
+        _ => None,
+    });
+    let got: Vec<u64> = got.collect();
+    // 0, 1, far − 1; then further away than what is remembered: 77, 2^28, and both again.
+    assert_eq!(got.len(), 7, "of {heard}: {got:?}");
+    assert!(got.iter().all(|context| *context == 5));
+    assert!(r.session().is_some());
+}
+
+#[test]
+fn a_path_frozen_and_not_a_thousand_times_keeps_no_more_than_its_window() {
+    // R-PATH-5, R-HOP-2
+    let mut r = Rogue::inside(Config::default());
+    let window = |r: &mut Rogue| r.with_session(|s| s.path_stats()[0].window);
+    let before = window(&mut r);
+    for seq in 0..1_000 {
+        r.say(&[Frame::PathStatus {
+            path: PathId(0),
+            seq: 2 + seq,
+            status: PathStatus::Frozen,
+            gated: false,
+            reason: [Reason::None, Reason::NoPath][seq as usize % 2],
+        }]);
+    }
+    assert!(window(&mut r) <= before);
+    assert!(r.session().is_some());
+}

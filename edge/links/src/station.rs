@@ -1,0 +1,164 @@
+//! What a Wi-Fi radio counts of its access point, and when that says that the air fails.
+//!
+//! A frame that no acknowledgement came for is tried again, seven times in all (dot11ShortRetryLimit,
+//! IEEE 802.11-2020 annex C), then given up and counted as failed. Beacons come ten times a second; Linux
+//! counts a loss of beacons when seven in a row were missed (mac80211, `beacon_loss_count`). Either
+//! counter moves within a part of a second, while a carrier is given up only after seconds. The rule is in
+//! [`Station::fails_since`]; it was not tried against a radio, for which no machine at hand has one.
+
+use futures_util::TryStreamExt;
+use wl_nl80211::{Nl80211Attr, Nl80211Handle, Nl80211StationInfo};
+
+/// Frames that must have been given up with nothing received meanwhile. One may meet a burst of
+/// interference; three are 21 tries.
+const FAILED_MIN: u32 = 3; // a guess
+
+/// Counters of the access point a device is joined to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Station {
+    /// The access point.
+    pub bssid: [u8; 6],
+    /// Frames from it.
+    pub received: u32,
+    /// Frames to it that were given up after all tries.
+    pub failed: u32,
+    /// How often its beacons stayed away.
+    pub beacon_losses: u32,
+}
+
+impl Station {
+    /// Whether the air failed since `before`: beacons stayed away, or frames were given up while nothing was
+    /// received. After a change of access point nothing can be said.
+    pub fn fails_since(&self, before: &Station) -> bool {
+        if self.bssid != before.bssid {
+            return false;
+        }
+        let grown = |now: u32, then: u32| now.wrapping_sub(then);
+        grown(self.beacon_losses, before.beacon_losses) > 0
+            || (grown(self.failed, before.failed) >= FAILED_MIN && self.received == before.received)
+    }
+
+    fn of(attributes: &[Nl80211Attr]) -> Option<Station> {
+        let mut station = Station::default();
+        let mut told = false;
+        for attribute in attributes {
+            match attribute {
+                Nl80211Attr::Mac(bssid) => station.bssid = *bssid,
+                Nl80211Attr::StationInfo(infos) => {
+                    told = true;
+                    for info in infos {
+                        match info {
+                            Nl80211StationInfo::RxPackets(n) => station.received = *n,
+                            Nl80211StationInfo::TxFailed(n) => station.failed = *n,
+                            Nl80211StationInfo::BeaconLoss(n) => station.beacon_losses = *n,
+                            _ => {}
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        told.then_some(station)
+    }
+}
+
+/// The kernel's stations, where it has any.
+#[derive(Clone, Debug)]
+pub(crate) struct Stations {
+    handle: Option<Nl80211Handle>,
+}
+
+impl Stations {
+    /// Must be called on a tokio runtime.
+    pub(crate) fn open() -> Stations {
+        let handle = match wl_nl80211::new_connection() {
+            Ok((connection, handle, _)) => {
+                tokio::spawn(connection);
+                Some(handle)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "radios tell nothing");
+                None
+            }
+        };
+        Stations { handle }
+    }
+
+    /// The access point that this device is joined to.
+    pub(crate) async fn read(&self, index: u32) -> Option<Station> {
+        let handle = self.handle.clone()?;
+        let mut found = Box::pin(handle.station().dump(index).execute().await);
+        // A station has one, an access point of ours would have many: then none is the first hop.
+        let first = found.try_next().await.ok()??;
+        let station = Station::of(&first.payload.attributes);
+        found.try_next().await.ok()?.is_none().then_some(station)?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEFORE: Station = Station {
+        bssid: [2; 6],
+        received: 1_000,
+        failed: u32::MAX,
+        beacon_losses: 4,
+    };
+
+    #[test]
+    fn frames_given_up_are_a_sign_only_while_nothing_is_received() {
+        let failed = |n: u32, received| Station {
+            failed: BEFORE.failed.wrapping_add(n),
+            received: BEFORE.received + received,
+            ..BEFORE
+        };
+        assert!(!BEFORE.fails_since(&BEFORE));
+        assert!(!failed(2, 0).fails_since(&BEFORE));
+        assert!(failed(3, 0).fails_since(&BEFORE), "counters wrap");
+        assert!(!failed(30, 1).fails_since(&BEFORE), "it is heard");
+    }
+
+    #[test]
+    fn beacons_that_stay_away_are_a_sign_and_another_access_point_is_none() {
+        let lost = Station {
+            beacon_losses: 5,
+            received: 1_001,
+            ..BEFORE
+        };
+        assert!(lost.fails_since(&BEFORE));
+        let roamed = Station {
+            bssid: [3; 6],
+            ..lost
+        };
+        assert!(!roamed.fails_since(&BEFORE));
+    }
+
+    #[test]
+    fn counters_are_read_out_of_what_the_kernel_says() {
+        let said = [
+            Nl80211Attr::IfIndex(3),
+            Nl80211Attr::Mac([7; 6]),
+            Nl80211Attr::StationInfo(vec![
+                Nl80211StationInfo::RxPackets(11),
+                Nl80211StationInfo::TxRetries(12),
+                Nl80211StationInfo::TxFailed(13),
+                Nl80211StationInfo::BeaconLoss(14),
+            ]),
+        ];
+        let station = Station {
+            bssid: [7; 6],
+            received: 11,
+            failed: 13,
+            beacon_losses: 14,
+        };
+        assert_eq!(Station::of(&said), Some(station));
+        assert_eq!(Station::of(&said[..2]), None, "an error, say");
+    }
+
+    #[tokio::test]
+    async fn a_device_that_is_no_radio_has_no_station() {
+        // 1 is the loopback device, wherever there is one.
+        assert_eq!(Stations::open().read(1).await, None);
+    }
+}

@@ -1,0 +1,625 @@
+//! A video in two layers over DATAGRAMs, in virtual time, around the real core.
+//!
+//! ```text
+//!  server ── base layer, 300 kb/s, and enhancement, as much as seems to fit ──▶ device
+//!         ◀── a report each 100 ms · a command now and then ──
+//! ```
+//!
+//! The sender goes by the reports: faster while little is lost, slower with loss, and half as fast for each
+//! half second without a report, for it cannot tell a silent viewer from a choked network. A report that
+//! says that nothing came changes nothing. A frame counts if all of it came in time, an
+//! enhancement only on its base. The same application runs over every way of using the links; what differs is
+//! the route of each kind of message (Super-aggregation §5.1).
+
+use bytes::Bytes;
+use cedos_lab_link::{Span, Time, Verdict};
+use cedos_lab_scenario::{EventKind, Scenario};
+use d2tp_session::{
+    Addresses, Admission, Config, Endpoint, Event, FirstHop, Incoming, LinkId, Route, SecretKey,
+    Session, SessionId,
+};
+
+use crate::network::Network;
+
+/// One picture in 40 ms.
+const PICTURE: Span = Span::from_millis(40);
+/// A picture that is not whole by then is not shown. // a guess: a conversation still bears it
+const LATE: Span = Span::from_millis(300);
+const REPORT: Span = Span::from_millis(100);
+/// For so long without a report the sender waits before it slows down.
+const UNHEARD: Span = Span::from_millis(500);
+/// A command that shows no effect is given again after this.
+const AGAIN: Span = Span::from_millis(500);
+/// Between commands: not in step with anything else here.
+const COMMAND: Span = Span::from_millis(1_370);
+/// Bytes of a picture's base layer: 300 kb/s.
+const BASE_BYTES: u64 = 1_500;
+/// Bits a second of the enhancement, at first and at most.
+const EXTRA_FIRST: f64 = 1_000_000.0;
+const EXTRA_MAX: f64 = 6_000_000.0;
+/// Bytes of a message at most.
+const MESSAGE_BYTES: usize = 1_000;
+/// How long a first hop is waited for, as the driver does.
+const HOP_PATIENCE: Span = Span::from_millis(100);
+
+/// How the links are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Manner {
+    /// How many of the scenario's links.
+    pub links: usize,
+    /// Where reports travel.
+    pub reports: Route,
+    /// Where commands do.
+    pub commands: Route,
+    /// Where base layers do; enhancements take any.
+    pub base: Route,
+}
+
+impl Manner {
+    /// So many links, nothing special.
+    pub const fn plain(links: usize) -> Manner {
+        Manner {
+            links,
+            reports: Route::Any,
+            commands: Route::Any,
+            base: Route::Any,
+        }
+    }
+
+    /// Reports by the steadier link, commands and base layers on both.
+    pub const THREE: Manner = Manner {
+        links: 2,
+        reports: Route::Steadiest,
+        commands: Route::Each,
+        base: Route::Each,
+    };
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Watched {
+    /// Pictures sent, and of these with their base in time, and with all.
+    pub pictures: u64,
+    /// With their base in time.
+    pub base: u64,
+    /// Payload bytes of enhancements that could be shown.
+    pub extra_bytes: u64,
+    /// Reports made, and those that came within 300 ms.
+    pub reports: u64,
+    /// In time.
+    pub reports_in_time: u64,
+    /// The longest time between reports at the sender.
+    pub report_gap_max: Span,
+    /// From giving each command to its being heard.
+    pub commands: Vec<Span>,
+    /// Commands that were given again.
+    pub given_again: u64,
+    /// Bytes of IP packets by link, to the device and from it.
+    pub bytes_by_link: Vec<(u64, u64)>,
+}
+
+/// A picture as the viewer has it.
+#[derive(Clone, Copy, Default)]
+struct Picture {
+    base: (u16, u16),
+    extra: (u16, u16),
+    extra_bytes: u64,
+}
+
+/// A message: what it is, of which picture, which piece of how many, when its picture was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Head {
+    kind: u8,
+    number: u32,
+    pieces: u16,
+    /// Of pictures: the last command heard. Of reports: bytes that came since the last one.
+    told: u32,
+    /// Of reports: messages that came, and that should have.
+    came: u16,
+    due: u16,
+    at: Time,
+    /// Counts the messages of pictures.
+    seq: u32,
+}
+
+const BASE: u8 = 1;
+const EXTRA: u8 = 2;
+const REPORTED: u8 = 3;
+const COMMANDED: u8 = 4;
+const HEAD_BYTES: usize = 27;
+
+impl Head {
+    fn new(kind: u8, number: u32, at: Time) -> Head {
+        Head {
+            kind,
+            number,
+            pieces: 1,
+            told: 0,
+            came: 0,
+            due: 0,
+            at,
+            seq: 0,
+        }
+    }
+
+    fn message(&self, bytes: usize) -> Bytes {
+        let mut out = vec![self.kind];
+        out.extend(self.number.to_be_bytes());
+        out.extend(self.pieces.to_be_bytes());
+        out.extend(self.told.to_be_bytes());
+        out.extend(self.came.to_be_bytes());
+        out.extend(self.due.to_be_bytes());
+        out.extend(self.at.as_nanos().to_be_bytes());
+        out.extend(self.seq.to_be_bytes());
+        debug_assert_eq!(out.len(), HEAD_BYTES);
+        out.resize(bytes.max(HEAD_BYTES), 0);
+        out.into()
+    }
+
+    fn of(bytes: &[u8]) -> Option<Head> {
+        let (kind, rest) = bytes.split_first()?;
+        let (number, rest) = rest.split_first_chunk()?;
+        let (pieces, rest) = rest.split_first_chunk()?;
+        let (told, rest) = rest.split_first_chunk()?;
+        let (came, rest) = rest.split_first_chunk()?;
+        let (due, rest) = rest.split_first_chunk()?;
+        let (at, rest) = rest.split_first_chunk()?;
+        let (seq, _) = rest.split_first_chunk()?;
+        Some(Head {
+            kind: *kind,
+            number: u32::from_be_bytes(*number),
+            pieces: u16::from_be_bytes(*pieces),
+            told: u32::from_be_bytes(*told),
+            came: u16::from_be_bytes(*came),
+            due: u16::from_be_bytes(*due),
+            at: Time::from_nanos(u64::from_be_bytes(*at)),
+            seq: u32::from_be_bytes(*seq),
+        })
+    }
+}
+
+/// Who sends the video.
+struct Sender {
+    /// Bits a second of the enhancement.
+    rate: f64,
+    picture_at: Time,
+    number: u32,
+    seq: u32,
+    /// When it last slowed down for want of reports.
+    slowed_at: Time,
+    command: u32,
+}
+
+impl Sender {
+    fn picture(&mut self, now: Time, session: &mut Session, base: Route) {
+        self.number += 1;
+        let expires = now + LATE;
+        let extra = (self.rate / 8.0 * PICTURE.as_secs_f64()) as u64;
+        for (kind, bytes, route) in [(BASE, BASE_BYTES, base), (EXTRA, extra, Route::Any)] {
+            let pieces = bytes.div_ceil(MESSAGE_BYTES as u64);
+            for piece in 0..pieces {
+                let size = bytes / pieces + u64::from(piece < bytes % pieces);
+                let head = Head {
+                    pieces: pieces as u16,
+                    told: self.command,
+                    seq: self.seq,
+                    ..Head::new(kind, self.number, now)
+                };
+                self.seq += 1;
+                session.send_datagram_by(route, 0, head.message(size as usize), expires);
+            }
+        }
+    }
+
+    fn on_report(&mut self, now: Time, report: &Head) {
+        self.slowed_at = now;
+        if report.came == 0 || report.due == 0 {
+            return;
+        }
+        let lost = 1.0 - f64::from(report.came) / f64::from(report.due);
+        if lost > 0.1 {
+            self.rate *= 1.0 - lost / 2.0;
+        } else if lost <= 0.04 {
+            self.rate = (self.rate * 1.05).clamp(50_000.0, EXTRA_MAX);
+        }
+    }
+
+    fn miss_reports(&mut self, now: Time) {
+        if now >= self.slowed_at + UNHEARD {
+            self.slowed_at = now;
+            self.rate /= 2.0;
+        }
+    }
+}
+
+/// Who watches it.
+#[derive(Default)]
+struct Viewer {
+    pictures: Vec<Picture>,
+    report: u32,
+    report_at: Time,
+    /// Messages of pictures since the last report, and the highest before and now.
+    came: u16,
+    highest_told: u32,
+    highest: u32,
+    command: u32,
+    given_at: Time,
+    given_again_at: Time,
+    heard: bool,
+}
+
+impl Viewer {
+    fn on_picture(&mut self, now: Time, head: &Head, bytes: usize) {
+        self.came += 1;
+        self.highest = self.highest.max(head.seq);
+        self.heard |= head.told >= self.command;
+        if now > head.at + LATE {
+            return;
+        }
+        let number = head.number as usize;
+        if self.pictures.len() <= number {
+            self.pictures.resize(number + 1, Picture::default());
+        }
+        let picture = &mut self.pictures[number];
+        let layer = match head.kind {
+            BASE => &mut picture.base,
+            _ => {
+                picture.extra_bytes += bytes as u64;
+                &mut picture.extra
+            }
+        };
+        *layer = (layer.0 + 1, head.pieces);
+    }
+
+    fn report(&mut self, now: Time, session: &mut Session, route: Route) {
+        self.report += 1;
+        self.report_at = now + REPORT;
+        let head = Head {
+            came: self.came,
+            due: (self.highest - self.highest_told).min(u32::from(u16::MAX)) as u16,
+            ..Head::new(REPORTED, self.report, now)
+        };
+        (self.came, self.highest_told) = (0, self.highest);
+        session.send_datagram_by(route, 0, head.message(40), now + LATE);
+    }
+
+    fn command(&mut self, now: Time, session: &mut Session, route: Route) {
+        let head = Head::new(COMMANDED, self.command, self.given_at);
+        self.given_again_at = now + AGAIN;
+        session.send_datagram_by(route, 0, head.message(40), now + AGAIN);
+    }
+}
+
+struct Show {
+    now: Time,
+    manner: Manner,
+    network: Network,
+    device: Endpoint,
+    server: Endpoint,
+    session: SessionId,
+    sender: Sender,
+    viewer: Viewer,
+    /// Since when the first hop of each link is being asked.
+    asked: Vec<Option<Time>>,
+    half_duplex: Vec<bool>,
+    last_report_at: Time,
+    command_at: Time,
+    commands_heard: u32,
+    watched: Watched,
+    buffer: Vec<u8>,
+}
+
+/// Watches the scenario's video, used in this manner, to its end.
+pub fn watch(scenario: &Scenario, manner: Manner) -> Watched {
+    let key = SecretKey::from_bytes([9; 32]);
+    let (own, config) = (SecretKey::from_bytes([1; 32]), Config::default());
+    let seed = |n: u8| [n ^ scenario.seed as u8; 32];
+    let mut device = Endpoint::new(config.clone(), own, Admission::Nobody, seed(2), seed(3));
+    let session = device.connect(Time::ZERO, key.public(), 7, 1..1_000);
+    // Half a second for the handshake.
+    let begin = Time::ZERO + Span::from_millis(500);
+    let links = manner.links;
+    let mut show = Show {
+        now: Time::ZERO,
+        manner,
+        network: Network::new(scenario),
+        device,
+        server: Endpoint::new(config, key, Admission::Anybody, seed(4), seed(5)),
+        session,
+        sender: Sender {
+            rate: EXTRA_FIRST,
+            picture_at: begin,
+            number: 0,
+            seq: 0,
+            slowed_at: begin,
+            command: 0,
+        },
+        viewer: Viewer {
+            report_at: begin,
+            ..Viewer::default()
+        },
+        asked: vec![None; links],
+        half_duplex: (scenario.links.iter())
+            .map(|link| link.medium.is_some())
+            .collect(),
+        last_report_at: begin,
+        command_at: begin,
+        commands_heard: 0,
+        watched: Watched::default(),
+        buffer: vec![0; 65_536],
+    };
+    let end = Time::from_secs_f64(scenario.duration_s);
+    while show.step(end) {}
+    show.result()
+}
+
+impl Show {
+    fn step(&mut self, end: Time) -> bool {
+        let hops = self.asked.iter().flatten().map(|at| *at + HOP_PATIENCE);
+        let own = [
+            self.sender.picture_at,
+            self.sender.slowed_at + UNHEARD,
+            self.viewer.report_at,
+            self.command_at,
+        ];
+        let timers = [
+            self.network.next_at(),
+            self.device.next_timeout(),
+            self.server.next_timeout(),
+        ];
+        let again = match self.viewer.heard || self.viewer.command == 0 {
+            true => Time::NEVER,
+            false => self.viewer.given_again_at.max(self.now),
+        };
+        let at = hops.chain(own).chain(timers).chain([again]).min();
+        self.now = self.now.max(at.unwrap_or(end));
+        if self.now >= end {
+            return false;
+        }
+        self.change_links();
+        self.deliver();
+        self.device.handle_timeouts(self.now);
+        self.server.handle_timeouts(self.now);
+        self.attend();
+        self.act();
+        self.hear_hops();
+        self.talk();
+        true
+    }
+
+    fn change_links(&mut self) {
+        let now = self.now;
+        while let Some(event) = self.network.next_event(now) {
+            let (link, id) = (event.link, LinkId(event.link as u32));
+            if link >= self.manner.links {
+                continue;
+            }
+            match event.kind {
+                EventKind::Up { .. } => {
+                    let to = Addresses {
+                        link: id,
+                        local: None,
+                        remote: self.network.proxy_address(link),
+                    };
+                    let half_duplex = self.half_duplex[link];
+                    let _ = self.device.with(self.session, |s| {
+                        s.open_path(now, to, false);
+                        if half_duplex {
+                            s.set_half_duplex(id);
+                        }
+                    });
+                }
+                EventKind::Down => {
+                    let _ = (self.device).with(self.session, |s| s.on_link_down(now, id));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn deliver(&mut self) {
+        while let Some(mut delivery) = self.network.next_for_proxy(self.now) {
+            let addresses = Addresses {
+                link: LinkId(0),
+                local: None,
+                remote: delivery.from,
+            };
+            let bytes = &mut delivery.bytes[..];
+            self.server
+                .handle_datagram(self.now, Incoming { addresses, bytes });
+        }
+        while let Some(mut delivery) = self.network.next_for_device(self.now) {
+            let addresses = Addresses {
+                link: LinkId(delivery.link as u32),
+                local: None,
+                remote: delivery.from,
+            };
+            let bytes = &mut delivery.bytes[..];
+            self.device
+                .handle_datagram(self.now, Incoming { addresses, bytes });
+        }
+    }
+
+    /// What came, to whom it is for.
+    fn attend(&mut self) {
+        let now = self.now;
+        while let Some((_, event)) = self.device.poll_event() {
+            match event {
+                Event::Datagram { bytes, .. } => {
+                    if let Some(head) = Head::of(&bytes) {
+                        self.viewer.on_picture(now, &head, bytes.len());
+                    }
+                }
+                Event::PathQuiet { link, .. } => {
+                    self.asked[link.0 as usize].get_or_insert(now);
+                }
+                _ => {}
+            }
+        }
+        while let Some((_, event)) = self.server.poll_event() {
+            let Event::Datagram { bytes, .. } = event else {
+                continue;
+            };
+            match Head::of(&bytes) {
+                Some(head) if head.kind == REPORTED => {
+                    self.watched.reports_in_time += u64::from(now <= head.at + LATE);
+                    let gap = now.since(self.last_report_at);
+                    self.watched.report_gap_max = self.watched.report_gap_max.max(gap);
+                    self.last_report_at = now;
+                    self.sender.on_report(now, &head);
+                }
+                Some(head) if head.kind == COMMANDED && head.number > self.commands_heard => {
+                    self.commands_heard = head.number;
+                    self.sender.command = head.number;
+                    self.watched.commands.push(now.since(head.at));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Pictures, reports and commands whose time has come.
+    fn act(&mut self) {
+        let now = self.now;
+        let Some(server) = self.server.ids().first().copied() else {
+            // Nobody to send to: the handshake takes longer than was thought.
+            let later = now + PICTURE;
+            (self.sender.picture_at, self.viewer.report_at) = (
+                self.sender.picture_at.max(later),
+                self.viewer.report_at.max(later),
+            );
+            self.command_at = self.command_at.max(later);
+            self.sender.slowed_at = now;
+            return;
+        };
+        let Manner {
+            reports,
+            commands,
+            base,
+            ..
+        } = self.manner;
+        if now >= self.sender.picture_at {
+            self.sender.picture_at = now + PICTURE;
+            self.watched.pictures += 1;
+            let sender = &mut self.sender;
+            let _ = (self.server).with(server, |s| sender.picture(now, s, base));
+        }
+        self.sender.miss_reports(now);
+        let viewer = &mut self.viewer;
+        if now >= viewer.report_at {
+            self.watched.reports += 1;
+            let _ = (self.device).with(self.session, |s| viewer.report(now, s, reports));
+        }
+        if now >= self.command_at {
+            self.command_at = now + COMMAND;
+            // One at a time: the next when the last was heard of.
+            if viewer.heard || viewer.command == 0 {
+                viewer.command += 1;
+                (viewer.given_at, viewer.heard) = (now, false);
+                let _ = (self.device).with(self.session, |s| viewer.command(now, s, commands));
+            }
+        } else if !viewer.heard && viewer.command > 0 && now >= viewer.given_again_at {
+            self.watched.given_again += 1;
+            let _ = (self.device).with(self.session, |s| viewer.command(now, s, commands));
+        }
+    }
+
+    fn hear_hops(&mut self) {
+        for link in 0..self.asked.len() {
+            let Some(since) = self.asked[link] else {
+                continue;
+            };
+            let asked = self.now == since || self.now >= since + HOP_PATIENCE;
+            let hop = if asked && self.network.hop_answers(self.now, link) {
+                FirstHop::Answers
+            } else if self.now >= since + HOP_PATIENCE {
+                FirstHop::Silent
+            } else {
+                continue;
+            };
+            self.asked[link] = None;
+            let (now, id) = (self.now, LinkId(link as u32));
+            let _ = (self.device).with(self.session, |s| s.on_link_silent(now, id, since, hop));
+        }
+    }
+
+    fn talk(&mut self) {
+        let now = self.now;
+        while let Some(t) = self.device.poll_transmit(now, &mut self.buffer) {
+            for datagram in self.buffer[..t.len].chunks(t.segment) {
+                let verdict = (self.network).send_up(now, t.link.0 as usize, t.remote, datagram);
+                debug_assert_ne!(verdict, Verdict::Down);
+            }
+        }
+        while let Some(t) = self.server.poll_transmit(now, &mut self.buffer) {
+            for datagram in self.buffer[..t.len].chunks(t.segment) {
+                self.network.send_down(now, t.remote, datagram);
+            }
+        }
+    }
+
+    fn result(mut self) -> Watched {
+        for picture in &self.viewer.pictures {
+            let whole = |(came, all): (u16, u16)| came > 0 && came == all;
+            if whole(picture.base) {
+                self.watched.base += 1;
+                self.watched.extra_bytes += match whole(picture.extra) {
+                    true => picture.extra_bytes,
+                    false => 0,
+                };
+            }
+        }
+        let reports = self.network.reports().into_iter();
+        let bytes = reports.map(|link| (link.bytes_down, link.bytes_up));
+        self.watched.bytes_by_link = bytes.collect();
+        self.watched
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_read_as_it_was_written() {
+        let head = Head {
+            pieces: 3,
+            told: 5,
+            came: 6,
+            due: 7,
+            seq: 8,
+            ..Head::new(BASE, 2, Time::from_nanos(9))
+        };
+        let message = head.message(100);
+        assert_eq!((Head::of(&message), message.len()), (Some(head), 100));
+        assert_eq!(Head::of(&message[..HEAD_BYTES - 1]), None);
+    }
+
+    #[test]
+    fn a_sender_slows_down_with_loss_and_silence_and_not_for_a_hole_that_is_reported() {
+        let at = |ms| Time::ZERO + Span::from_millis(ms);
+        let mut sender = Sender {
+            rate: 1e6,
+            picture_at: at(0),
+            number: 0,
+            seq: 0,
+            slowed_at: at(0),
+            command: 0,
+        };
+        let report = |came, due| Head {
+            came,
+            due,
+            ..Head::new(REPORTED, 0, at(0))
+        };
+        sender.on_report(at(100), &report(0, 0));
+        assert_eq!(sender.rate, 1e6);
+        sender.on_report(at(200), &report(100, 100));
+        assert_eq!(sender.rate, 1.05e6);
+        sender.on_report(at(300), &report(50, 100));
+        assert_eq!(sender.rate, 1.05e6 * 0.75);
+        sender.miss_reports(at(799));
+        assert_eq!(sender.rate, 1.05e6 * 0.75);
+        sender.miss_reports(at(800));
+        assert_eq!(sender.rate, 1.05e6 * 0.375);
+    }
+}

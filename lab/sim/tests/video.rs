@@ -1,0 +1,57 @@
+//! A video in two layers beside a hole every 20 s and 1 % loss, over the links in several manners.
+
+use cedos_lab_scenario::Scenario;
+use cedos_lab_sim::video::{Manner, Watched, watch};
+
+/// Wi-Fi that a phone walks away from for 2 s every 20 s, and a slow link that stays.
+const LINKS: &str = r#"
+duration_s = 60
+[[link]]
+name = "wlan0"
+medium = "802.11g"
+rtt_ms = 50
+loss = 0.01
+[[link.repeat]]
+every_s = 20
+first_s = 7
+for_s = 2
+dead = true
+[[link]]
+name = "wwan0"
+down_mbps = 0.6
+up_mbps = 0.15
+rtt_ms = 150
+"#;
+
+fn seen(manner: Manner) -> Watched {
+    let scenario = Scenario::parse("video", LINKS, &mut |_| unreachable!()).unwrap();
+    let watched = watch(&scenario, manner);
+    println!("{manner:?}\n{watched:?}");
+    watched
+}
+
+fn share(part: u64, all: u64) -> f64 {
+    part as f64 / all as f64
+}
+
+#[test]
+fn base_layers_reports_and_commands_come_in_time_by_their_routes_and_not_without() {
+    let three = seen(Manner::THREE);
+    let plain = seen(Manner::plain(2));
+    let alone = seen(Manner::plain(1));
+    let base = |w: &Watched| share(w.base, w.pictures);
+    assert!(base(&three) > 0.99, "{}", base(&three));
+    assert!(base(&plain) < 0.985 && base(&alone) < 0.92);
+    let reports = |w: &Watched| share(w.reports_in_time, w.reports);
+    assert!(reports(&three) > 0.99, "{}", reports(&three));
+    assert!(reports(&alone) < 0.92);
+    let slowest = |w: &Watched| *w.commands.iter().max().unwrap();
+    assert!(slowest(&three) < slowest(&plain) && slowest(&plain) < slowest(&alone));
+    // What is mirrored takes nothing from the rest.
+    assert!(three.extra_bytes * 10 > plain.extra_bytes * 9);
+}
+
+#[test]
+fn the_same_seed_shows_the_same() {
+    assert_eq!(seen(Manner::THREE), seen(Manner::THREE));
+}
