@@ -1,4 +1,9 @@
 //! What runs on the device: fetches and puts that move between links, wait when they may, and are
-//! whole or absent.
+//! whole or absent; the one scheduler they share; and the agent that keeps a queue of them.
 
+pub mod dispatcher;
+pub mod errand;
 pub mod fetch;
+pub mod key;
+pub mod order;
+pub mod terms;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
-    FlowEnd, FlowError, FlowId, FlowOptions, PublicKey, Read, SessionId, Span, Time,
+    FlowEnd, FlowError, FlowId, FlowOptions, PublicKey, Read, Reason, SessionId, Span, Time,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -151,6 +151,13 @@ impl Flow {
         let id = self.id;
         self.shared
             .with(self.session, |s| s.set_deadline(id, deadline));
+    }
+
+    /// Asks the other end to hold back what it sends, because others go first, or to go on.
+    pub fn hold_back(&self, held: bool) {
+        let id = self.id;
+        self.shared
+            .with(self.session, |s| s.pause(id, held, Reason::QueuedBehind));
     }
 
     /// Bytes that the other end has acknowledged without a gap.

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
-use d2tp_sched::in_words;
+use d2tp_sched::{Promise, in_words};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::clock::Moment;
 use super::mode::Mode;
 use super::outcome::Reason;
 
@@ -44,6 +45,9 @@ pub enum Event {
         why: String,
         /// Who speaks to the origin.
         mode: Mode,
+        /// What can be promised; none without a deadline.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        promise: Option<Promised>,
     },
     /// The transfer goes on over another link.
     Switch {
@@ -86,6 +90,51 @@ pub enum Event {
     Error(Report),
 }
 
+/// What was promised of a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Promised {
+    /// How likely it is ready in time.
+    pub p: f64,
+    /// So unlikely that there is no point in waiting for it.
+    pub infeasible: bool,
+    /// Bytes on metered links that are still to come, on average.
+    pub metered_bytes_expected: u64,
+    /// And in one case of twenty it is more than this.
+    pub metered_bytes_95: u64,
+    /// More it never is.
+    pub metered_bytes_worst: u64,
+    /// Seconds until the deadline.
+    pub left_s: f64,
+}
+
+impl Promised {
+    /// As the scheduler gives it, with so much time left.
+    pub fn of(promise: &Promise, left: Duration) -> Promised {
+        Promised {
+            p: (promise.ready * 1e3).round() / 1e3,
+            infeasible: promise.is_infeasible(),
+            metered_bytes_expected: promise.expected_metered_bytes,
+            metered_bytes_95: promise.worst_metered_bytes,
+            metered_bytes_worst: promise.most_metered_bytes,
+            left_s: left.as_secs_f64(),
+        }
+    }
+
+    /// For people.
+    pub fn in_words(&self) -> String {
+        let chance = match self.p {
+            _ if self.infeasible => "not feasible".to_owned(),
+            p if p >= 0.8 => format!("on track (p={p:.2})"),
+            p => format!("at risk (p={p:.2})"),
+        };
+        format!(
+            "{chance}; expected cellular {}, worst {}",
+            human_bytes(self.metered_bytes_expected),
+            human_bytes(self.metered_bytes_worst)
+        )
+    }
+}
+
 /// The last object of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
@@ -116,6 +165,9 @@ pub struct Report {
     pub deadline_s: Option<f64>,
     /// The object was whole by then.
     pub deadline_met: Option<bool>,
+    /// What was promised first; none without a deadline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub promise: Option<Promised>,
     /// Times the transfer moved from one link to another.
     pub switches: u32,
     /// Payload bytes received that were held already, or thrown away.
@@ -247,6 +299,66 @@ impl Observer for Bar {
                     self.bar.suspend(|| complain(&line));
                 }
             }
+        }
+    }
+}
+
+/// Says how far the reading of a file is, before anything of it is sent: on a terminal and for
+/// programs, and only once it takes a while.
+pub struct Reading {
+    begun: Moment,
+    said: Option<Moment>,
+    bar: Option<ProgressBar>,
+    json: bool,
+}
+
+/// A file that is read within so long is not spoken of.
+const READING_SAID_AFTER: Duration = Duration::from_millis(500);
+/// How often it is said.
+const READING_SAID_EVERY: Duration = Duration::from_secs(1);
+
+impl Reading {
+    /// As a bar, as JSON, or in lines.
+    pub fn new(bar: bool, json: bool) -> Reading {
+        Reading {
+            begun: Moment::now(),
+            said: None,
+            bar: (bar && !json).then(ProgressBar::hidden),
+            json,
+        }
+    }
+
+    /// So many bytes of so many are read.
+    pub fn tell(&mut self, bytes: u64, of: u64) {
+        let now = Moment::now();
+        if let Some(bar) = &self.bar
+            && bytes >= of
+        {
+            bar.finish_and_clear();
+            return;
+        }
+        let soon = now.since(self.begun) < READING_SAID_AFTER;
+        let lately = (self.said).is_some_and(|at| now.since(at) < READING_SAID_EVERY);
+        if soon || lately {
+            return;
+        }
+        let first = self.said.replace(now).is_none();
+        if self.json {
+            let event = serde_json::json!({"event": "reading", "bytes": bytes, "length": of});
+            say(&event.to_string());
+        } else if let Some(bar) = &self.bar {
+            if first {
+                bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+                bar.set_length(of);
+                if let Ok(style) =
+                    ProgressStyle::with_template("reading {bar:24} {bytes}/{total_bytes}")
+                {
+                    bar.set_style(style);
+                }
+            }
+            bar.set_position(bytes);
+        } else if first {
+            complain(&format!("reading {} to know its digest", human_bytes(of)));
         }
     }
 }

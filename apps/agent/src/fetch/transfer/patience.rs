@@ -100,7 +100,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     pub(super) fn check_deadline(&self) -> Result<(), Failure> {
-        if self.left() != Some(Duration::ZERO) || self.job.if_late != IfLate::Fail {
+        if self.left() != Some(Duration::ZERO) || self.terms.if_late != IfLate::Fail {
             return Ok(());
         }
         let late = "the deadline has passed and --if-late fail was asked for";
@@ -128,7 +128,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     pub(super) fn refuse_to_wait(&self, reason: Reason, why: &str) -> Result<(), Failure> {
-        let timeless = matches!(self.job.policy, Policy::Any | Policy::Fast);
+        let timeless = matches!(self.terms.policy, Policy::Any | Policy::Fast);
         if reason == Reason::OverBudget && (timeless || self.left() == Some(Duration::ZERO)) {
             let text = format!("{why} (--max-cell), and no free network is up");
             return Err(Failure::of(Exit::BudgetExhausted, reason, text));
