@@ -148,6 +148,12 @@ impl Dispatcher {
             .find_map(|lane| lane.promise_of(Moment::now(), transfer))
     }
 
+    /// The rate of a link towards this device, if it was used, and whether it carries as far as is
+    /// known.
+    pub fn seen(&self, link: &str) -> Option<(f64, bool)> {
+        self.lanes()[Direction::Down as usize].seen(link)
+    }
+
     fn lanes(&self) -> MutexGuard<'_, [Lane; 2]> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }

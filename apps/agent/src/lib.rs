@@ -1,6 +1,7 @@
 //! What runs on the device: fetches and puts that move between links, wait when they may, and are
 //! whole or absent; the one scheduler they share; and the agent that keeps a queue of them.
 
+pub mod agent;
 pub mod dispatcher;
 pub mod errand;
 pub mod fetch;

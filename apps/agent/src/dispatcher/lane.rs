@@ -141,6 +141,12 @@ impl Lane {
         Some((self.promise(now, number)?, left))
     }
 
+    pub(super) fn seen(&self, name: &str) -> Option<(f64, bool)> {
+        let place = self.names.iter().position(|n| n.as_deref() == Some(name))?;
+        let link = &self.scheduler.links()[place];
+        (link.known() > 0.0).then(|| (link.whole(), link.carries()))
+    }
+
     /// Those that told what they need, in the order of the scheduler's list.
     fn told(&self) -> impl Iterator<Item = u64> {
         let told = self.seats.iter().filter(|(_, guest)| guest.flow.is_some());

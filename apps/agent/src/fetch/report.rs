@@ -1,5 +1,6 @@
 //! Telling people and scripts what happens: a bar, plain lines, or one JSON object per line.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
@@ -10,10 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use super::clock::Moment;
 use super::mode::Mode;
-use super::outcome::Reason;
+use super::outcome::{Failure, Reason};
+use crate::terms::Terms;
 
 /// What happens while a download runs.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// The first: the place for the bytes is open.
@@ -46,7 +48,7 @@ pub enum Event {
         /// Who speaks to the origin.
         mode: Mode,
         /// What can be promised; none without a deadline.
-        #[serde(skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         promise: Option<Promised>,
     },
     /// The transfer goes on over another link.
@@ -60,7 +62,7 @@ pub enum Event {
         /// Why, in words.
         why: String,
         /// `make-before-break` or `break-before-make`, where the transport tells.
-        kind: Option<&'static str>,
+        kind: Option<Cow<'static, str>>,
         /// From the last byte before to the first one after, in milliseconds, where it tells.
         silence_ms: Option<f64>,
     },
@@ -136,11 +138,10 @@ impl Promised {
 }
 
 /// The last object of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
-    /// `get` or `put`, for messages.
-    #[serde(skip)]
-    pub verb: &'static str,
+    /// `get` or `put`.
+    pub verb: Cow<'static, str>,
     /// The URL asked for, without credentials.
     pub url: String,
     /// Who spoke to the origin.
@@ -156,17 +157,17 @@ pub struct Report {
     /// Length of this run, in seconds.
     pub duration_s: f64,
     /// When the first byte that was not held came, in seconds from the start; none if none did.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_byte_s: Option<f64>,
     /// When the last did.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_byte_s: Option<f64>,
     /// The deadline, in seconds from the start; none if there was none.
     pub deadline_s: Option<f64>,
     /// The object was whole by then.
     pub deadline_met: Option<bool>,
     /// What was promised first; none without a deadline.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promise: Option<Promised>,
     /// Times the transfer moved from one link to another.
     pub switches: u32,
@@ -185,11 +186,48 @@ pub struct Report {
     /// What a proxy would have added to this run.
     pub proxy_would_add: Option<String>,
     /// The status the origin answered an upload with.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
     /// What the origin said to an upload.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
+}
+
+impl Report {
+    /// Of one that ended before anything could be moved.
+    pub fn failed(
+        verb: &'static str,
+        (url, file): (String, String),
+        mode: Mode,
+        terms: &Terms,
+        failure: &Failure,
+    ) -> Report {
+        Report {
+            verb: verb.into(),
+            url,
+            mode,
+            file,
+            bytes: 0,
+            sha256: String::new(),
+            bytes_by_link: BTreeMap::new(),
+            duration_s: 0.0,
+            first_byte_s: None,
+            last_byte_s: None,
+            deadline_s: terms.left().map(|left| left.as_secs_f64()),
+            deadline_met: terms.due.map(|_| false),
+            promise: None,
+            switches: 0,
+            duplicate_bytes: 0,
+            content_encoding: None,
+            exit: failure.exit as u8,
+            reason: failure.reason,
+            text: Some(failure.text.clone()),
+            resumable_bytes: 0,
+            proxy_would_add: None,
+            status: None,
+            answer: None,
+        }
+    }
 }
 
 /// Hears what happens.
@@ -447,7 +485,7 @@ fn line(event: &Event) -> Option<String> {
                 .map(|r| format!(" ({})", r.code()))
                 .unwrap_or_default();
             let text = report.text.as_deref().unwrap_or("failed");
-            let verb = report.verb;
+            let verb = &report.verb;
             match report.resumable_bytes {
                 0 => format!("cedos {verb}:{code} {text}"),
                 kept => format!(

@@ -188,6 +188,7 @@ struct Transfer<'a, D> {
     /// Why the current link, in words.
     why: String,
     said_waiting: Option<Reason>,
+    said_at: Option<Moment>,
     said_encoding: bool,
     switches: u32,
     duplicate_bytes: u64,
@@ -264,31 +265,12 @@ fn begin<'a, D: Dial>(
     let sink = match opened {
         Ok(sink) => sink,
         Err(failure) => {
-            let report = Report {
-                verb: "get",
-                url,
-                mode: dial.mode(),
-                file: display(&job.destination, &named),
-                bytes: 0,
-                sha256: String::new(),
-                bytes_by_link: BTreeMap::new(),
-                duration_s: Moment::now().since(start).as_secs_f64(),
-                first_byte_s: None,
-                last_byte_s: None,
-                deadline_s: job.terms.left().map(|left| left.as_secs_f64()),
-                deadline_met: job.terms.due.map(|_| false),
-                promise: None,
-                switches: 0,
-                duplicate_bytes: 0,
-                content_encoding: None,
-                exit: failure.exit as u8,
-                reason: failure.reason,
-                text: Some(failure.text),
-                resumable_bytes: 0,
-                proxy_would_add: None,
-                status: None,
-                answer: None,
+            let file = display(&job.destination, &named);
+            let verb = match direction {
+                Direction::Down => "get",
+                Direction::Up => "put",
             };
+            let report = Report::failed(verb, (url, file), dial.mode(), &job.terms, &failure);
             observer.tell(&Event::Error(report));
             return Err(failure.exit);
         }
@@ -331,6 +313,7 @@ fn with_sink<'a, D: Dial>(
         first_promise: None,
         why: String::new(),
         said_waiting: None,
+        said_at: None,
         said_encoding: false,
         switches: 0,
         duplicate_bytes: 0,

@@ -9,9 +9,9 @@ use d2tp_session::Lambda;
 use tokio::sync::watch;
 use url::Url;
 
-use super::get_plan;
 use super::how::{How, stop_on_signal};
 use super::qlog::QlogArgs;
+use super::{get_plan, handover};
 use cedos_agent::errand::{Errand, Purpose, Tuning, Way};
 use cedos_agent::fetch::forget::forget;
 use cedos_agent::fetch::header;
@@ -123,7 +123,8 @@ fn parse_header(text: &str) -> Result<String, String> {
 /// Runs `cedos get` to its end.
 pub async fn run(args: GetArgs) -> ExitCode {
     match start(args).await {
-        Ok(exit) => exit.into(),
+        Ok(Some(exit)) => exit.into(),
+        Ok(None) => ExitCode::from(handover::STILL_WAITING),
         Err(failure) => {
             complain(&format!("cedos get: {}", failure.text));
             failure.exit.into()
@@ -131,12 +132,24 @@ pub async fn run(args: GetArgs) -> ExitCode {
     }
 }
 
-async fn start(args: GetArgs) -> Result<Exit, Failure> {
+async fn start(args: GetArgs) -> handover::Followed {
     let order = args.order().map_err(Failure::usage)?;
     // Everything that can be wrong with the command line is said before anything is started.
     let mut errand = Errand::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
+    if !args.dry_run && !args.forget {
+        let to_output = matches!(errand.job.destination, Destination::Output);
+        if let Some(agent) = args.how.agent(args.only_here(to_output)).await {
+            errand.job.refuse_existing()?;
+            let json = args.how.json;
+            if args.detach {
+                return handover::leave(agent, order, json).await.map(Some);
+            }
+            let mut observer = args.how.observer(false);
+            return handover::follow(agent, order, observer.as_mut(), json).await;
+        }
+    }
     if args.detach {
-        return detach(&errand.job, args.how.json);
+        return detach(&errand.job, args.how.json).map(Some);
     }
     let own = jobs::Own::claim().map_err(|e| Failure::storage("cannot keep the state", &e))?;
     let log = args
@@ -163,7 +176,7 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     let way = errand.way(&links, &tuning, purpose).await;
     let job = &errand.job;
     if args.forget {
-        return give_up(job, way.proxy()).await;
+        return give_up(job, way.proxy()).await.map(Some);
     }
     let (stop, stopped) = watch::channel(false);
     let setting = Setting::alone(links, stopped, args.how.dispatcher());
@@ -181,7 +194,7 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
             false => get_plan::screen(&plan),
         };
         say(&text);
-        return Ok(Exit::Done);
+        return Ok(Some(Exit::Done));
     }
     stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
     let mut observer: Box<dyn Observer> = match own {
@@ -194,7 +207,7 @@ async fn start(args: GetArgs) -> Result<Exit, Failure> {
     if let Some(log) = log {
         log.finish();
     }
-    Ok(exit)
+    Ok(Some(exit))
 }
 
 async fn give_up(job: &Job, proxy: Option<&Proxy>) -> Result<Exit, Failure> {
@@ -221,6 +234,7 @@ fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
         .map_err(|e| Failure::error(format!("the working directory: {e}")))?;
     let now = jiff::Zoned::now();
     let asked = jobs::Asked {
+        verb: Verb::Get,
         url: transfer::public(&job.url),
         file: named,
         since: now.timestamp().to_string(),
@@ -256,6 +270,17 @@ fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
 }
 
 impl GetArgs {
+    /// What of it no agent can do, if anything.
+    fn only_here(&self, to_output: bool) -> Option<&'static str> {
+        match () {
+            () if to_output => Some("standard output"),
+            () if self.url.scheme() == "d2tp" => Some("d2tp://"),
+            () if self.drwa.is_some() => Some("--drwa"),
+            () if self.qlog.is_asked_for() => Some("--qlog"),
+            () => None,
+        }
+    }
+
     /// What was asked for.
     fn order(&self) -> Result<Order, String> {
         let mut order = Order::new(Verb::Get, self.url.as_str());

@@ -15,11 +15,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::transport::TransportArgs;
+use cedos_agent::agent::client::Client;
 use cedos_agent::dispatcher::{Dispatcher, Kind};
 use cedos_agent::errand::Tuning;
 use cedos_agent::fetch::jobs;
 use cedos_agent::fetch::outcome::Exit;
-use cedos_agent::fetch::report::{Bar, JsonLines, Lines, Observer, Reading};
+use cedos_agent::fetch::report::{Bar, JsonLines, Lines, Observer, Reading, complain};
 use cedos_agent::fetch::when;
 use cedos_agent::order::{Deadline, Order};
 
@@ -105,6 +106,10 @@ pub struct How {
     #[command(flatten)]
     pub transport: TransportArgs,
 
+    /// Do it in this process, though an agent runs
+    #[arg(long)]
+    alone: bool,
+
     /// Print one JSON object per line: begun, progress, switch, waiting, note, and last done or error
     #[arg(long)]
     pub json: bool,
@@ -153,6 +158,27 @@ impl How {
         };
         self.transport.apply(&mut tuning.config);
         tuning
+    }
+
+    /// The agent, if one runs that can carry out what was asked for. What only a process of its own can
+    /// do is said.
+    pub async fn agent(&self, own: Option<&str>) -> Option<Client> {
+        if self.alone || jobs::is_in_background() {
+            return None;
+        }
+        let agent = Client::connect().await?;
+        let own = own
+            .or_else(|| (!self.link.is_empty()).then_some("--link"))
+            .or_else(|| self.scheduler.map(|_| "--scheduler"))
+            .or_else(|| (self.transport != TransportArgs::default()).then_some("how to send"))
+            .or_else(|| (self.offload_acks != AckOffload::Free).then_some("--offload-acks"));
+        if let Some(own) = own {
+            complain(&format!(
+                "note: {own} is not for the agent, so this runs beside it and competes with it"
+            ));
+            return None;
+        }
+        Some(agent)
     }
 
     /// Who decides about links.

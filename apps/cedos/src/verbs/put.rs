@@ -8,9 +8,10 @@ use d2tp_links::{ClassRules, LinkMonitor};
 use tokio::sync::watch;
 use url::Url;
 
+use super::handover;
 use super::how::{How, stop_on_signal};
 use cedos_agent::errand::{Errand, Purpose};
-use cedos_agent::fetch::outcome::{Exit, Failure};
+use cedos_agent::fetch::outcome::Failure;
 use cedos_agent::fetch::transfer::Setting;
 use cedos_agent::order::{Order, Verb};
 
@@ -37,6 +38,10 @@ pub struct PutArgs {
     #[arg(long, value_name = "TYPE", value_parser = parse_type)]
     content_type: Option<String>,
 
+    /// Leave it to the agent and return
+    #[arg(long)]
+    detach: bool,
+
     #[command(flatten)]
     how: How,
 }
@@ -49,7 +54,8 @@ fn parse_type(text: &str) -> Result<String, String> {
 /// Runs `cedos put` to its end.
 pub async fn run(args: PutArgs) -> ExitCode {
     match start(args).await {
-        Ok(exit) => exit.into(),
+        Ok(Some(exit)) => exit.into(),
+        Ok(None) => ExitCode::from(handover::STILL_WAITING),
         Err(failure) => {
             eprintln!("cedos put: {}", failure.text);
             failure.exit.into()
@@ -57,9 +63,21 @@ pub async fn run(args: PutArgs) -> ExitCode {
     }
 }
 
-async fn start(args: PutArgs) -> Result<Exit, Failure> {
+async fn start(args: PutArgs) -> handover::Followed {
     let order = args.order().map_err(Failure::usage)?;
     let mut errand = Errand::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
+    if let Some(agent) = args.how.agent(None).await {
+        let json = args.how.json;
+        if args.detach {
+            return handover::leave(agent, order, json).await.map(Some);
+        }
+        let mut observer = args.how.observer(false);
+        return handover::follow(agent, order, observer.as_mut(), json).await;
+    }
+    if args.detach {
+        let text = "without an agent an upload cannot be left alone; `cedos agent` starts one";
+        return Err(Failure::error(text));
+    }
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
     let mut reading = args.how.reading();
@@ -75,9 +93,10 @@ async fn start(args: PutArgs) -> Result<Exit, Failure> {
     let links = monitor.subscribe();
     let way = errand.way(&links, &args.how.tuning(), Purpose::Carry).await;
     let setting = Setting::alone(links, stopped, args.how.dispatcher());
-    Ok(way
+    let exit = way
         .run(&errand.job, parcel, setting, observer.as_mut())
-        .await)
+        .await;
+    Ok(Some(exit))
 }
 
 impl PutArgs {

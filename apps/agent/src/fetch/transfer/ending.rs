@@ -65,7 +65,7 @@ impl<D: Dial> Transfer<'_, D> {
         };
         let whole = text.is_none();
         let report = Report {
-            verb: "get",
+            verb: "get".into(),
             url: public(&self.job.url),
             mode: self.dial.mode(),
             file: display(&self.job.destination, &file),

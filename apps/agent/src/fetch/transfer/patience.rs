@@ -15,6 +15,9 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30); // a guess
 /// How long a link that carried nothing is taken as the worst choice.
 const STALL_MEMORY: Duration = Duration::from_secs(30); // a guess
 
+/// After so long an agent says again what is waited for: the time that is left is another.
+const SAID_AGAIN: Duration = Duration::from_secs(10); // a guess
+
 impl<D: Dial> Transfer<'_, D> {
     /// After a fault: give up, or wait a little and say so.
     pub(super) async fn recover(&mut self, fault: Fault, link: &str) -> Result<(), Failure> {
@@ -72,15 +75,7 @@ impl<D: Dial> Transfer<'_, D> {
         unblocks: String,
         at_most: Duration,
     ) -> Result<(), Failure> {
-        if self.said_waiting != Some(reason) {
-            self.said_waiting = Some(reason);
-            self.observer.tell(&Event::Waiting {
-                t_s: self.t_s(),
-                reason,
-                why,
-                unblocks,
-            });
-        }
+        self.say_waiting(reason, why, unblocks);
         self.check_stop()?;
         self.sink.tick().await?;
         let (links, stop) = (&mut self.links, &mut self.stop);
@@ -90,6 +85,24 @@ impl<D: Dial> Transfer<'_, D> {
             () = tokio::time::sleep(at_most) => {}
         }
         self.check_stop()
+    }
+
+    /// Says why nothing moves: once, and in an agent every now and then, for those who come to look.
+    pub(super) fn say_waiting(&mut self, reason: Reason, why: String, unblocks: String) {
+        let now = Moment::now();
+        let again = self.orders.is_some()
+            && (self.said_at).is_some_and(|at| now.since(at) >= SAID_AGAIN);
+        if self.said_waiting != Some(reason) || again {
+            self.said_waiting = Some(reason);
+            self.said_at = Some(now);
+            let t_s = self.t_s();
+            self.observer.tell(&Event::Waiting {
+                t_s,
+                reason,
+                why,
+                unblocks,
+            });
+        }
     }
 
     pub(super) fn check_stop(&self) -> Result<(), Failure> {

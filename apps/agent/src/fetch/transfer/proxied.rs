@@ -47,6 +47,9 @@ const LIFT_DEADLINE: Duration = Duration::from_secs(3); // a guess: more than a 
 /// it again.
 const READY_FOR: Duration = Duration::from_secs(10); // a guess: as long as a radio stays awake
 
+/// A deadline that moves by more was moved by somebody who set the clock.
+const CLOCK_SET: Duration = Duration::from_secs(2); // a guess: more than a clock is slewed in an hour
+
 /// What links that cost may carry of the flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Paid {
@@ -94,6 +97,8 @@ pub(super) struct Helm {
     unanswered_since: Option<Moment>,
     /// The proxy answered at least once.
     known: bool,
+    /// When the deadline was last told to be.
+    due: Option<Moment>,
     lifted: bool,
     /// The flow at hand is written down.
     remembered: bool,
@@ -181,6 +186,7 @@ impl Transfer<'_, Proxy> {
                 .set_within(self.left().filter(|left| !left.is_zero()));
             helm.lifted = self.left().is_none_or(|left| left.is_zero());
             helm.paid = None;
+            helm.due = None;
             self.hold_back(false, &mut helm);
             helm.behind = false;
             let parcel = self.outgoing.as_ref().map(|o| o.parcel.clone());
@@ -380,9 +386,11 @@ impl Transfer<'_, Proxy> {
             // The driver and the proxy go by them too.
             helm.told_again = true;
             helm.lifted = false;
+            helm.due = None;
             let left = self.left().filter(|left| !left.is_zero());
             self.dial.with_flow(|_, flow| flow.set_deadline(left));
         }
+        self.follow_clock(helm);
         let verdict = self.decide(&ways, true);
         helm.waits = matches!(verdict.choice, Choice::Wait { .. });
         if !helm.waits {
@@ -431,6 +439,19 @@ impl Transfer<'_, Proxy> {
             }
         }
         Ok(())
+    }
+
+    /// A flow's deadline passes as time does; one at a time of day moves where the clock is set.
+    fn follow_clock(&mut self, helm: &mut Helm) {
+        let Some(left) = self.left().filter(|left| !left.is_zero() && !helm.lifted) else {
+            return;
+        };
+        let due = Moment::now().after(left);
+        let known = *helm.due.get_or_insert(due);
+        if due.since(known).max(known.since(due)) > CLOCK_SET {
+            helm.due = Some(due);
+            self.dial.with_flow(|_, flow| flow.set_deadline(Some(left)));
+        }
     }
 
     /// What links that cost may carry, by what was decided and what they carried lately.
@@ -581,19 +602,6 @@ impl Transfer<'_, Proxy> {
         ))
     }
 
-    fn say_waiting(&mut self, reason: Reason, why: String, unblocks: String) {
-        if self.said_waiting != Some(reason) {
-            self.said_waiting = Some(reason);
-            let t_s = self.t_s();
-            self.observer.tell(&Event::Waiting {
-                t_s,
-                reason,
-                why,
-                unblocks,
-            });
-        }
-    }
-
     /// Takes in what happened in the session.
     pub(super) fn heed(&mut self, event: SessionEvent, helm: &mut Helm) -> Result<(), Failure> {
         let name = |id| {
@@ -634,8 +642,8 @@ impl Transfer<'_, Proxy> {
                     to,
                     why: self.why.clone(),
                     kind: Some(match kind {
-                        SwitchKind::MakeBeforeBreak => "make-before-break",
-                        SwitchKind::BreakBeforeMake => "break-before-make",
+                        SwitchKind::MakeBeforeBreak => "make-before-break".into(),
+                        SwitchKind::BreakBeforeMake => "break-before-make".into(),
                     }),
                     silence_ms: Some(silence.as_secs_f64() * 1e3),
                 });

@@ -221,7 +221,7 @@ impl Transfer<'_, Proxy> {
         };
         let carried: u64 = self.bytes_by_link.values().sum();
         let report = Report {
-            verb: "put",
+            verb: "put".into(),
             mode: self.dial.mode(),
             url: public(&self.job.url),
             file: PathBuf::from(&outgoing.parcel.path).display().to_string(),
