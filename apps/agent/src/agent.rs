@@ -89,11 +89,19 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where the socket is: `$XDG_RUNTIME_DIR/cedos/agent.sock`, else beside the state.
+/// Names the socket where it is elsewhere; `none`: there is to be no agent.
+pub const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
+
+/// Where the socket is: `$CEDOS_AGENT`, else `$XDG_RUNTIME_DIR/cedos/agent.sock`, else beside the state.
 ///
 /// # Errors
-/// Nobody says where.
+/// Nobody says where, or there is to be none.
 pub fn socket() -> anyhow::Result<PathBuf> {
+    match std::env::var_os(SOCKET_VARIABLE) {
+        Some(none) if none == "none" => bail!("{SOCKET_VARIABLE} says that there is no agent"),
+        Some(path) if !path.is_empty() => return Ok(path.into()),
+        _ => {}
+    }
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     match runtime.filter(|path| path.is_absolute()) {
         Some(runtime) => Ok(runtime.join("cedos").join("agent.sock")),
@@ -108,7 +116,7 @@ pub fn socket() -> anyhow::Result<PathBuf> {
 pub async fn run(
     options: Options,
     mut stop: watch::Receiver<bool>,
-    ready: impl FnOnce(&Path),
+    ready: impl FnOnce(&Path, Option<SocketAddr>),
 ) -> anyhow::Result<()> {
     let path = match &options.socket {
         Some(path) => path.clone(),
@@ -129,6 +137,7 @@ pub async fn run(
         Some(at) => Some(metrics::listen(at).await?),
         None => None,
     };
+    let figures = metrics.as_ref().and_then(|m| m.local_addr().ok());
     agent.dispatcher.allow(lock(&agent.ledger).left());
     let local = tokio::task::LocalSet::new();
     local
@@ -140,7 +149,7 @@ pub async fn run(
             tokio::task::spawn_local(hooks::watch(options.hooks, agent.roads.links()));
             tokio::task::spawn_local(door::serve(agent.clone(), listener));
             tokio::task::spawn_local(agent.clone().keep_house());
-            ready(&path);
+            ready(&path, figures);
             let _ = stop.wait_for(|stop| *stop).await;
             agent.end().await;
             anyhow::Ok(())

@@ -14,6 +14,7 @@ fn cedos(folder: &Path, arguments: &[&str]) -> Command {
         .current_dir(folder)
         .args(arguments)
         .env_remove("CEDOS_PROX")
+        .env("CEDOS_AGENT", "none")
         .env_remove("CEDOS_KEY_FILE")
         .env("XDG_CONFIG_HOME", folder);
     command

@@ -132,6 +132,14 @@ impl Task {
     }
 }
 
+/// Whether what ended a run may be otherwise later.
+fn may_pass(report: &Report) -> bool {
+    matches!(
+        report.reason,
+        Some(Reason::OriginWait | Reason::ProxyUnreachable | Reason::PathTooSlow)
+    )
+}
+
 /// Hears a transfer for the agent.
 struct Ear {
     agent: Arc<Agent>,
@@ -249,6 +257,7 @@ impl Agent {
                 pause = AGAIN_FIRST;
             }
             if !self.is_tried_again(id, &report) {
+                let report = self.at_the_deadline(id, report);
                 self.conclude(id, report);
                 return;
             }
@@ -326,21 +335,33 @@ impl Agent {
         let Some(task) = tasks.get(&id) else {
             return false;
         };
-        let passing = matches!(
-            report.reason,
-            Some(Reason::OriginWait | Reason::ProxyUnreachable | Reason::PathTooSlow)
-        );
         let in_time = task
             .terms
             .borrow()
             .left()
             .is_none_or(|left| !left.is_zero());
         report.exit == Exit::Error as u8
-            && passing
+            && may_pass(report)
             && in_time
             && task.kept.patient
             && task.kept.wish == Wish::Run
             && !*task.stop.borrow()
+    }
+
+    /// What was tried until the deadline has missed it.
+    fn at_the_deadline(&self, id: u64, mut report: Report) -> Report {
+        let tasks = lock(&self.tasks);
+        let is_over = |task: &Task| {
+            let left = task.terms.borrow().left();
+            task.kept.patient && left == Some(Duration::ZERO)
+        };
+        if report.exit == Exit::Error as u8
+            && may_pass(&report)
+            && tasks.get(&id).is_some_and(is_over)
+        {
+            report.exit = Exit::DeadlineMissed as u8;
+        }
+        report
     }
 
     /// Waits before the next run; true if it was stopped meanwhile.

@@ -59,8 +59,11 @@ pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
             when_not_free: args.when_not_free,
         },
     };
-    agent::run(options, stopped, |socket| {
+    agent::run(options, stopped, |socket, figures| {
         eprintln!("cedos agent: ready at {}", socket.display());
+        if let Some(at) = figures {
+            eprintln!("cedos agent: figures at http://{at}/metrics");
+        }
     })
     .await?;
     Ok(ExitCode::SUCCESS)

@@ -90,8 +90,8 @@ impl<D: Dial> Transfer<'_, D> {
     /// Says why nothing moves: once, and in an agent every now and then, for those who come to look.
     pub(super) fn say_waiting(&mut self, reason: Reason, why: String, unblocks: String) {
         let now = Moment::now();
-        let again = self.orders.is_some()
-            && (self.said_at).is_some_and(|at| now.since(at) >= SAID_AGAIN);
+        let again =
+            self.orders.is_some() && (self.said_at).is_some_and(|at| now.since(at) >= SAID_AGAIN);
         if self.said_waiting != Some(reason) || again {
             self.said_waiting = Some(reason);
             self.said_at = Some(now);
