@@ -84,9 +84,14 @@ async fn addresses(host: &Host<&str>, port: u16) -> Result<Vec<SocketAddr>, Faul
             let error = error.to_string();
             // The standard library's own words in front say nothing more.
             let why = error.rsplit(": ").next().unwrap_or(&error);
-            Err(Fault::Path(format!(
-                "cannot find the address of {name} ({why}); check the name"
-            )))
+            let text = format!("cannot find the address of {name} ({why}); check the name");
+            // getaddrinfo(3) knows, the standard library hands on its words only: EAI_NONAME and
+            // EAI_NODATA in those of glibc and of musl.
+            let nameless = ["not known", "No address associated", "does not resolve"];
+            match nameless.iter().any(|words| why.contains(words)) {
+                true => Err(Fault::Nameless(text)),
+                false => Err(Fault::Path(text)),
+            }
         }
         Err(_) => Err(Fault::Path(format!(
             "cannot look up {name}: no answer in {LOOKUP_MAX:?}"

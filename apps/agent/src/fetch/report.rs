@@ -471,8 +471,14 @@ fn line(event: &Event) -> Option<String> {
                 },
                 report.sha256,
             );
-            if report.deadline_met == Some(false) {
-                text += "\nlate: the deadline had passed";
+            let promised = report.promise.map(|promise| promise.p);
+            match (report.deadline_met, promised) {
+                (Some(false), Some(p)) => {
+                    text += &format!("\nlate: the deadline had passed (promised with p={p:.2})");
+                }
+                (Some(false), None) => text += "\nlate: the deadline had passed",
+                (Some(true), Some(p)) => text += &format!("\nin time, as promised with p={p:.2}"),
+                (Some(true) | None, _) => {}
             }
             if let Some(add) = &report.proxy_would_add {
                 text += &format!("\nnote: {add}");

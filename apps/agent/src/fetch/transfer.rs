@@ -636,6 +636,9 @@ impl<D: Dial> Transfer<'_, D> {
 
     fn tell_progress(&mut self, link: &str, rate_bytes_per_s: f64) {
         self.note_promise();
+        if self.said_waiting.is_some() && rate_bytes_per_s == 0.0 {
+            return; // that it waits says more
+        }
         let event = Event::Progress {
             t_s: self.t_s(),
             bytes: self.done(),

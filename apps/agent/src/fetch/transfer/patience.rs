@@ -24,8 +24,10 @@ impl<D: Dial> Transfer<'_, D> {
         let (text, reason, retry_after, counts) = match fault {
             Fault::Final(failure) => return Err(failure),
             Fault::Stranger(text) | Fault::Portal(text) => return self.doubt(link, text),
-            Fault::Path(_) if self.via(link).is_none() => return Ok(()), // an outage, not a fault
-            Fault::Path(text) => {
+            // Once it had an address, a resolver that knows none is a bad network's.
+            Fault::Nameless(text) if self.best_length == 0 => return Err(Failure::error(text)),
+            Fault::Path(_) | Fault::Nameless(_) if self.via(link).is_none() => return Ok(()), // an outage
+            Fault::Path(text) | Fault::Nameless(text) => {
                 self.stalled_until
                     .insert(link.to_owned(), Moment::now().after(STALL_MEMORY));
                 // Once the origin has answered, a bad network is waited out.

@@ -811,7 +811,9 @@ impl Transfer<'_, Proxy> {
             Fault::Final(failure) => return Err(failure),
             Fault::Stranger(text) | Fault::Portal(text) => return Err(Failure::error(text)),
             Fault::Origin { text, retry_after } => (text, Reason::OriginWait, retry_after, true),
-            Fault::Path(text) | Fault::Proxy(text) => (text, Reason::ProxyUnreachable, None, false),
+            Fault::Path(text) | Fault::Proxy(text) | Fault::Nameless(text) => {
+                (text, Reason::ProxyUnreachable, None, false)
+            }
         };
         self.dial.drop_flow();
         if self

@@ -293,10 +293,7 @@ impl<D: Dial> Transfer<'_, D> {
             why,
             unblocks,
             deadline_s: self.left().map(|left| left.as_secs_f64()),
-            promise: self
-                .seat
-                .promise()
-                .map(|promise| Promised::of(&promise, self.left().unwrap_or_default())),
+            promise: self.promise(),
             forecast: self.forecast(ways, together),
         })
     }
@@ -315,6 +312,7 @@ async fn look<D: Dial>(
         Ok(Err(
             Fault::Path(text)
             | Fault::Proxy(text)
+            | Fault::Nameless(text)
             | Fault::Stranger(text)
             | Fault::Portal(text)
             | Fault::Origin { text, .. },

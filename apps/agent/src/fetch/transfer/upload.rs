@@ -142,6 +142,7 @@ impl Transfer<'_, Proxy> {
             Fault::Origin { text, .. }
             | Fault::Path(text)
             | Fault::Proxy(text)
+            | Fault::Nameless(text)
             | Fault::Stranger(text)
             | Fault::Portal(text) => text,
         };
