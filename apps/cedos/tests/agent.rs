@@ -342,6 +342,30 @@ async fn an_origin_that_is_gone_is_tried_until_the_deadline_and_then_missed() {
 }
 
 #[tokio::test]
+async fn a_proxy_that_is_gone_is_waited_for_and_the_download_goes_on() {
+    let open = Arc::new(AtomicBool::new(false));
+    let origin = halting(open.clone()).await;
+    let home = Home::new(&[]).await;
+    let keep = ["--state-dir", "prox"];
+    let mut proxy = get_rig::proxy(home.path(), "127.0.0.1:0", &keep).await;
+    let address = proxy.address.clone();
+    let id = home.leave(&origin.url("/a"), &["--prox", &address]).await;
+    home.until(&id, "has half", has_half).await;
+    proxy.child.kill().await.expect("kill");
+    let gone = |told: &Value| told["reason"] == "proxy_unreachable";
+    let run = home.until(&id, "waits for the proxy", gone).await;
+    assert_eq!(run.last()["standing"], "waiting", "{}", run.last());
+    assert_eq!(run.last()["bytes"], BYTES / 2);
+    open.store(true, Ordering::Relaxed);
+    let place = address
+        .strip_prefix("d2tp://")
+        .and_then(|rest| rest.split('/').next());
+    let _proxy = get_rig::proxy(home.path(), place.expect("a place"), &keep).await;
+    home.until(&id, "is done", stands("done")).await;
+    assert!(std::fs::read(home.path().join("out")).expect("the file") == object(BYTES, 1));
+}
+
+#[tokio::test]
 async fn credentials_are_kept_for_their_owner_alone_and_their_end_has_its_reason() {
     let origin = Origin::start(|asked| {
         let right = asked.headers.get("authorization");

@@ -404,9 +404,10 @@ impl Agent {
         task.running = false;
         let stopped = report.exit == Exit::Cancelled as u8;
         let whole = report.text.is_none();
-        let event = match (stopped, task.kept.wish, self.is_ending()) {
-            (true, Wish::Pause, _) => json!({"event": "paused", "reason": Reason::UserPaused}),
-            (true, Wish::Run, true) => json!({"event": "queued"}),
+        let event = match (stopped, task.kept.wish) {
+            (true, Wish::Pause) => json!({"event": "paused", "reason": Reason::UserPaused}),
+            // The agent ends, or it was resumed while it was still letting go.
+            (true, Wish::Run) => json!({"event": "queued"}),
             _ => {
                 let how = match (whole, stopped) {
                     (true, _) => "done",
@@ -427,7 +428,6 @@ impl Agent {
             }
         };
         Agent::note(&self.news, id, task, event);
-        // Resumed, or tried again, while it was still letting go.
         let again = stopped && task.kept.wish == Wish::Run && !self.is_ending();
         if whole {
             queue::forget(id);

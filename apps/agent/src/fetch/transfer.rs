@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_links::{Class, Link};
-use d2tp_sched::{Choice, Way, in_words};
+use d2tp_sched::{Choice, Hold, Policy, Way, in_words};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
@@ -569,17 +569,23 @@ impl<D: Dial> Transfer<'_, D> {
             return Ok(true); // the address our connection stands on is gone
         }
         let ways = self.ways();
+        let mut spends_too_much = self.metered_bytes_left() == Some(0);
         let stays = match self.decide(&ways, false).choice {
             Choice::Use { index, why } if ways[index].name == link => {
                 self.why = why;
                 true
             }
-            _ => false,
+            Choice::Wait { reason, .. } => {
+                spends_too_much |= reason == Hold::OverBudget;
+                false
+            }
+            Choice::Use { .. } => false,
         };
-        // Leaving of our own accord is only worth it if what we hold can be continued.
-        let spends = self.is_metered(link) && self.metered_bytes_left() == Some(0);
+        // Leaving of our own accord is only worth it if what we hold can be continued, …
         let continuable = self.sink.note.validator.is_some() || self.sink.held_bytes() == 0;
-        Ok(!stays && (continuable || spends))
+        // … but what must not be paid for is left in any case.
+        let forbidden = spends_too_much || self.terms.policy == Policy::FreeOnly;
+        Ok(!stays && (continuable || (self.is_metered(link) && forbidden)))
     }
 
     fn take(&mut self, way: &Way, why: &str) {
@@ -636,8 +642,8 @@ impl<D: Dial> Transfer<'_, D> {
 
     fn tell_progress(&mut self, link: &str, rate_bytes_per_s: f64) {
         self.note_promise();
-        if self.said_waiting.is_some() && rate_bytes_per_s == 0.0 {
-            return; // that it waits says more
+        if self.said_waiting.is_some() {
+            return; // that it waits says more than what still trickles in
         }
         let event = Event::Progress {
             t_s: self.t_s(),
