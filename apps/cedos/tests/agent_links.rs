@@ -208,9 +208,9 @@ fn of_several_on_one_link_the_earliest_deadline_goes_first_when_time_is_short() 
                 agent.leave(&url, file, &more).await
             };
             // 6.4 s each at 20 Mb/s: together all need 19 s, and the one that comes last is due first.
-            let late = [leave("late-1", "30s").await, leave("late-2", "30s").await];
+            let late = [leave("late-1", "90s").await, leave("late-2", "90s").await];
             tokio::time::sleep(Duration::from_secs(1)).await;
-            let urgent = leave("urgent", "12s").await;
+            let urgent = leave("urgent", "15s").await;
             let mut behind = 0;
             let begun = Instant::now();
             let first = loop {

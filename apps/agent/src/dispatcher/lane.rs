@@ -137,7 +137,9 @@ impl Lane {
     pub(super) fn promise_of(&mut self, now: Moment, transfer: u64) -> Option<(Promise, Duration)> {
         let mut seats = self.seats.iter();
         let (number, guest) = seats.find(|(_, guest)| guest.transfer == transfer)?;
-        let (number, left) = (*number, guest.flow.as_ref()?.need.left?);
+        let (number, need) = (*number, &guest.flow.as_ref()?.need);
+        // Of a size that is not known nothing can be promised.
+        let left = need.left.filter(|_| need.remaining_bytes.is_some())?;
         Some((self.promise(now, number)?, left))
     }
 

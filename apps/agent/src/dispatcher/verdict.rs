@@ -52,7 +52,7 @@ pub(super) fn place(
         };
     }
     let choice = match free {
-        Some((index, way)) if free_works && !(pays && !standing.together) => {
+        Some((index, way)) if free_works && (standing.together || !pays) => {
             used(index, format!("{} is up and free", way.name))
         }
         _ if pays => {

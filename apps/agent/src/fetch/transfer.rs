@@ -669,7 +669,7 @@ impl<D: Dial> Transfer<'_, D> {
 
     /// What can be promised now.
     fn promise(&self) -> Option<Promised> {
-        let left = self.left()?;
+        let left = self.left().filter(|_| self.length().is_some())?;
         let promise = self.seat.promise()?;
         Some(Promised::of(&promise, left))
     }
