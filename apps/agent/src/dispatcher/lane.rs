@@ -26,6 +26,9 @@ const IDLE_BELOW: f64 = 0.5; // a guess
 /// … and one less when they carry more than this.
 const FULL_ABOVE: f64 = 0.8; // a guess
 
+/// But only after so many looks in a row: a transfer that begins is slow at first.
+const IDLE_LOOKS: u32 = 3; // a guess
+
 /// A transfer that carried nothing for so long does not keep those behind it waiting.
 const MOVES_WITHIN: Duration = Duration::from_secs(5); // a guess: a slow start over a long way
 
@@ -43,6 +46,8 @@ pub(super) struct Lane {
     next_seat: u64,
     /// Transfers that go beside those that would fill the links.
     extra: usize,
+    /// Looks in a row that found room.
+    idle_looks: u32,
     /// What links that cost may carry for all together.
     allowed: Option<u64>,
     promised: Option<(Moment, BTreeMap<u64, Promise>)>,
@@ -71,6 +76,7 @@ impl Lane {
             seats: BTreeMap::new(),
             next_seat: 0,
             extra: 0,
+            idle_looks: 0,
             allowed: None,
             promised: None,
         }
@@ -86,6 +92,8 @@ impl Lane {
             moved_at: Moment::now(),
         };
         self.seats.insert(self.next_seat, guest);
+        // Room that others left is first for whoever is first now.
+        (self.extra, self.idle_looks) = (0, 0);
         self.next_seat
     }
 
@@ -273,7 +281,12 @@ impl Lane {
             .filter(|(link, bytes)| link.carries() && (link.class() == Class::Free || **bytes > 0));
         let could: f64 = in_use.map(|(link, _)| link.whole()).sum();
         let share = used as f64 / (could * counted.as_secs_f64()).max(1.0);
-        if share < IDLE_BELOW {
+        self.idle_looks = match share < IDLE_BELOW {
+            true => self.idle_looks + 1,
+            false => 0,
+        };
+        if self.idle_looks >= IDLE_LOOKS {
+            self.idle_looks = 0;
             self.extra = (self.extra + 1).min(self.seats.len());
         } else if share > FULL_ABOVE {
             self.extra = self.extra.saturating_sub(1);
@@ -472,6 +485,36 @@ mod tests {
             let verdict = device.ask(seat, &patient, &[wifi()]);
             assert_eq!(waits(&verdict), None);
         }
+    }
+
+    #[test]
+    fn room_that_the_first_leaves_goes_to_the_next_and_a_newcomer_is_asked_first() {
+        let mut device = Device::new();
+        let seats = [device.lane.enter(0), device.lane.enter(0)];
+        let mut step = |device: &mut Device, rate: u64| {
+            device.wait(1);
+            device.carry(seats[0], "wlan0", rate);
+            device.ask(seats[0], &need(80_000_000, 90), &[wifi()]);
+            device.ask(seats[1], &need(80_000_000, 100), &[wifi()])
+        };
+        for _ in 0..20 {
+            assert_eq!(
+                waits(&step(&mut device, 1_000_000)),
+                Some(Hold::QueuedBehind)
+            );
+        }
+        // Its origin gets slow; one slow second is none.
+        step(&mut device, 100_000);
+        assert_eq!(
+            waits(&step(&mut device, 1_000_000)),
+            Some(Hold::QueuedBehind)
+        );
+        for _ in 0..3 {
+            step(&mut device, 100_000);
+        }
+        assert_eq!(waits(&step(&mut device, 100_000)), None);
+        device.lane.enter(0);
+        assert_eq!(device.lane.extra, 0);
     }
 
     #[test]
