@@ -1,5 +1,11 @@
 //! What runs on the device: fetches and puts that move between links, wait when they may, and are
-//! whole or absent.
+//! whole or absent; the one scheduler they share; and the agent that keeps a queue of them.
 
+pub mod agent;
+pub mod dispatcher;
+pub mod errand;
 pub mod fetch;
+pub mod key;
+pub mod order;
 pub mod stream;
+pub mod terms;

@@ -29,8 +29,26 @@ enum Verb {
     Url(Box<verbs::url::UrlArgs>),
     Play(Box<verbs::play::PlayArgs>),
     Ls(verbs::get_jobs::LsArgs),
-    Status(verbs::get_jobs::StatusArgs),
-    Cancel(verbs::get_jobs::CancelArgs),
+    /// Show one transfer in the background
+    ///
+    /// Exit codes: 75 while it runs or waits, then its own (see `cedos get --help`).
+    Status(verbs::get_jobs::OneArgs),
+    /// Say why a transfer is where it is, what is promised of it, and what would end a wait
+    Why(verbs::get_jobs::OneArgs),
+    /// Stop a transfer of the agent's for now
+    Pause(verbs::get_jobs::OneArgs),
+    /// Go on with a transfer that was paused
+    Resume(verbs::get_jobs::OneArgs),
+    /// Stop a transfer; a download leaves a partial, which `retry` and the same command continue
+    Cancel(verbs::get_jobs::OneArgs),
+    /// Begin again with a transfer that failed or was cancelled, from what is there
+    Retry(verbs::get_jobs::OneArgs),
+    Edit(Box<verbs::get_jobs::EditArgs>),
+    /// Follow a transfer to its end; the exit code is its own
+    Wait(verbs::get_jobs::OneArgs),
+    Net(verbs::net::NetArgs),
+    Budget(verbs::net::BudgetArgs),
+    Agent(Box<verbs::agent::AgentArgs>),
     Prox(Box<verbs::prox::ProxArgs>),
     Serve(Box<verbs::serve::ServeArgs>),
     /// Make and show the keys that hosts are known by
@@ -65,9 +83,18 @@ fn main() -> ExitCode {
             "play",
             on_runtime(1, async move { Ok(verbs::play::run(*args).await) }),
         ),
-        Verb::Ls(args) => ("ls", verbs::get_jobs::ls(&args)),
-        Verb::Status(args) => ("status", verbs::get_jobs::status(&args)),
-        Verb::Cancel(args) => ("cancel", verbs::get_jobs::cancel(&args)),
+        Verb::Ls(args) => ("ls", on_runtime(1, verbs::get_jobs::ls(args))),
+        Verb::Status(args) => ("status", on_runtime(1, verbs::get_jobs::status(args))),
+        Verb::Why(args) => ("why", on_runtime(1, verbs::get_jobs::why(args))),
+        Verb::Pause(args) => ("pause", on_runtime(1, verbs::get_jobs::pause(args))),
+        Verb::Resume(args) => ("resume", on_runtime(1, verbs::get_jobs::resume(args))),
+        Verb::Cancel(args) => ("cancel", on_runtime(1, verbs::get_jobs::cancel(args))),
+        Verb::Retry(args) => ("retry", on_runtime(1, verbs::get_jobs::retry(args))),
+        Verb::Edit(args) => ("edit", on_runtime(1, verbs::get_jobs::edit(*args))),
+        Verb::Wait(args) => ("wait", on_runtime(1, verbs::get_jobs::wait(args))),
+        Verb::Net(args) => ("net", on_runtime(1, verbs::net::net(args))),
+        Verb::Budget(args) => ("budget", on_runtime(1, verbs::net::budget(args))),
+        Verb::Agent(args) => ("agent", on_runtime(1, verbs::agent::run(*args))),
         Verb::Prox(args) => (
             "prox",
             on_runtime(PROX_THREADS_MAX, async move {

@@ -21,6 +21,7 @@ fn environment(command: &mut Command, home: &Path) {
     command
         .current_dir(home)
         .env_remove("CEDOS_PROX")
+        .env("CEDOS_AGENT", "none")
         .env_remove("CEDOS_KEY_FILE")
         .env("XDG_CONFIG_HOME", home)
         .env("XDG_STATE_HOME", home.join("device"))

@@ -53,7 +53,8 @@ fn command(directory: &Path, arguments: &[&str]) -> Command {
         .current_dir(directory)
         .arg("get")
         .args(arguments)
-        .env_remove("CEDOS_PROX");
+        .env_remove("CEDOS_PROX")
+        .env("CEDOS_AGENT", "none");
     command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -709,6 +710,7 @@ async fn a_full_disk_is_said_and_the_part_is_continued_when_there_is_room() {
         .args(["-Urm", "sh", "-c", &script])
         .current_dir(directory.path())
         .env_remove("CEDOS_PROX")
+        .env("CEDOS_AGENT", "none")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true)

@@ -126,7 +126,7 @@ async fn a_cancelled_download_leaves_a_partial_that_can_be_continued() {
 
     let cancelled = run(home, &["cancel", &id, "--json"]).await;
     assert_eq!(cancelled.code, 0, "{}", cancelled.errors);
-    assert_eq!(cancelled.last()["standing"], "failed");
+    assert_eq!(cancelled.last()["standing"], "cancelled");
     assert_eq!(cancelled.last()["last"]["resumable_bytes"], 200_000);
     assert_eq!(status(home, &id).await.code, 3);
     run(home, &["cancel", &id])

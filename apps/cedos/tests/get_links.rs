@@ -48,6 +48,7 @@ impl Get {
             .args(["get", "--json", "-o", "out", url])
             .args(more)
             .env_remove("CEDOS_PROX")
+            .env("CEDOS_AGENT", "none")
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
@@ -318,6 +319,7 @@ async fn rehearsed(url: &str, more: &[&str]) -> Value {
         .args(["get", "--dry-run", "--json", url])
         .args(more)
         .env_remove("CEDOS_PROX")
+        .env("CEDOS_AGENT", "none")
         .output()
         .await
         .expect("run cedos");

@@ -368,6 +368,7 @@ async fn a_terminal_that_closes_leaves_a_partial_unless_nohup_says_otherwise() {
         .args(get.get_args())
         .current_dir(rig.place())
         .env_remove("CEDOS_PROX")
+        .env("CEDOS_AGENT", "none")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

@@ -132,6 +132,7 @@ impl Nginx {
             .args(["get", "--json", "-o", "out", url])
             .args(more)
             .env_remove("CEDOS_PROX")
+            .env("CEDOS_AGENT", "none")
             .output()
             .expect("run cedos");
         let text = String::from_utf8_lossy(&output.stdout);

@@ -12,6 +12,7 @@ fn cedos(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_cedos"))
         .args(arguments)
         .env_remove("CEDOS_PROX")
+        .env("CEDOS_AGENT", "none")
         .env_remove("CEDOS_KEY_FILE")
         .output()
         .expect("cedos")

@@ -44,6 +44,7 @@ fn cedos(home: &Path, arguments: &[&str]) -> Command {
         .current_dir(home)
         .args(arguments)
         .env_remove("CEDOS_PROX")
+        .env("CEDOS_AGENT", "none")
         .env_remove("CEDOS_KEY_FILE")
         .env("XDG_CONFIG_HOME", home)
         .env("XDG_STATE_HOME", home)

@@ -14,6 +14,7 @@ fn cedos(folder: &Path, arguments: &[&str]) -> Command {
         .current_dir(folder)
         .args(arguments)
         .env_remove("CEDOS_PROX")
+        .env("CEDOS_AGENT", "none")
         .env_remove("CEDOS_KEY_FILE")
         .env("XDG_CONFIG_HOME", folder);
     command
@@ -201,4 +202,63 @@ fn without_a_proxy_or_a_file_nothing_is_sent() {
     assert!(said(&absent, 1).contains("cannot be read"));
     let folder = ["put", ".", "http://h/", "--prox", &prox];
     assert!(said(&folder, 1).contains("no ordinary file"));
+}
+
+/// An agent that ends with this.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn an_upload_is_handed_to_the_agent_followed_or_left() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = proxy(folder.path());
+    let url = origin(|number, _, body| {
+        let words = format!("{number}: {} bytes", body.len());
+        let length = words.len();
+        format!("HTTP/1.1 201 Created\r\nContent-Length: {length}\r\n\r\n{words}")
+    });
+    std::fs::write(folder.path().join("file"), vec![7; 300_000]).expect("written");
+    let socket = folder.path().join("agent.sock");
+    let cedos = |arguments: &[&str]| {
+        let mut command = cedos(folder.path(), arguments);
+        command.env("CEDOS_AGENT", &socket);
+        command.env("XDG_STATE_HOME", folder.path().join("state"));
+        command
+    };
+    let agent = cedos(&["agent"]).stderr(Stdio::null()).spawn();
+    let _agent = Agent(agent.expect("an agent"));
+    while !socket.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let put = ["put", "file", &url, "--json", "--prox", &proxy.address];
+    let followed = cedos(&put).output().expect("cedos put");
+    assert_eq!(followed.status.code(), Some(0), "{followed:?}");
+    let told = last(&followed);
+    assert_eq!(
+        (&told["status"], &told["verb"]),
+        (&201.into(), &"put".into())
+    );
+    assert_eq!(told["answer"], "0: 300000 bytes");
+    let left = [&put[..], &["--detach"]].concat();
+    let left = cedos(&left).output().expect("cedos put");
+    let id = last(&left)["id"].to_string();
+    let waited = cedos(&["wait", &id, "--json"])
+        .output()
+        .expect("cedos wait");
+    assert_eq!(waited.status.code(), Some(0), "{waited:?}");
+    assert_eq!(last(&waited)["answer"], "1: 300000 bytes");
+    // Without an agent there is nobody to leave it to.
+    let alone = [&put[..], &["--detach", "--alone"]].concat();
+    let alone = cedos(&alone).output().expect("cedos put");
+    let said = String::from_utf8_lossy(&alone.stderr).into_owned();
+    assert!(
+        alone.status.code() == Some(1) && said.contains("cedos agent"),
+        "{said}"
+    );
 }

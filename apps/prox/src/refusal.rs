@@ -66,7 +66,8 @@ pub enum Refusal {
     #[error("port {0} is not served by this proxy")]
     PortRefused(u16),
     #[error(
-        "{host} is {address}, {kind}; the operator can allow it with --allow-net or --allow-private"
+        "{host} is {}{kind}; the operator can allow it with --allow-net or --allow-private",
+        unless_said(host, address)
     )]
     AddressRefused {
         host: String,
@@ -106,6 +107,14 @@ pub enum Refusal {
     RedirectUnusable(String),
     #[error("the origin's body broke off and cannot be continued: {0}")]
     BodyLost(String),
+}
+
+/// An address, unless it is what the URL itself says.
+fn unless_said(host: &str, address: &IpAddr) -> String {
+    match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+        Ok(said) if said == *address => String::new(),
+        _ => format!("{address}, "),
+    }
 }
 
 impl Refusal {

@@ -1,13 +1,4 @@
-//! Which link one flow uses now, or why it waits: Algorithm 1 of the Cedos paper.
-//!
-//! ```text
-//! urgent = remaining bytes ÷ metered rate > time left
-//! not urgent: a free link if there is one, else wait          urgent: the fastest permitted link
-//! ```
-//!
-//! Beyond the paper: a first estimate for links never measured, a margin with hysteresis so that
-//! a flow at the edge does not switch every second, links that carry nothing go last, and a budget
-//! for metered bytes. Flows that are on several links at once: `spending.rs`.
+//! What a flow wants, what links there are, and which of them it is on: the words of the scheduler.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,12 +13,6 @@ pub const FREE_RATE_FIRST_BYTES_PER_S: f64 = 1_250_000.0; // 10 Mb/s, a guess
 
 /// Size assumed while the origin has not told one.
 pub const SIZE_UNKNOWN_BYTES: u64 = 100_000_000; // a guess: a podcast episode
-
-/// Time kept in hand for connecting and for the estimate being wrong.
-pub const MARGIN: Duration = Duration::from_secs(5); // a guess
-
-/// A century: keeps the arithmetic in range for sizes nobody will ever fetch.
-pub(crate) const NEEDED_MAX_S: f64 = 3.2e9;
 
 /// What a byte on a link costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -222,97 +207,9 @@ impl Way {
     }
 }
 
-/// Chooses one link for one flow.
-pub fn choose(need: &Need, ways: &[Way]) -> Choice {
-    let of = |class: Class| {
-        ways.iter()
-            .enumerate()
-            .filter(move |(_, way)| way.class == class)
-    };
-    let over_budget = need.metered_bytes_left == Some(0);
-    let metered = || of(Class::Metered).filter(|_| !over_budget);
-
-    let best_free = fastest_working(of(Class::Free), need.policy == Policy::Fast);
-    let urgency = urgency(need, ways);
-    let pays_at_once = matches!(need.policy, Policy::Fast | Policy::Any);
-    let may_pay = match need.policy {
-        Policy::FreeOnly => false,
-        Policy::Fast | Policy::Any => true,
-        Policy::FreeFirst | Policy::Balanced => need.if_late == IfLate::Cell && urgency.is_some(),
-    };
-    let free_works = best_free.is_some_and(|(_, way)| !way.stalled);
-
-    if may_pay {
-        // When urgent (or told to be fast) the fastest permitted link; `any` prefers a free one.
-        let by_speed = need.policy == Policy::Fast || urgency.is_some();
-        let pool = of(Class::Free).chain(metered());
-        let best = if need.policy == Policy::Any && free_works {
-            best_free
-        } else {
-            fastest_working(pool, by_speed)
-        };
-        if let Some((index, way)) = best {
-            let why = match (&urgency, way.class) {
-                (_, Class::Free) => format!("{} is up and free", way.name),
-                (Some(urgent), _) => format!("{urgent}, so {} may cost", way.name),
-                (None, _) => format!("the policy allows {} to cost", way.name),
-            };
-            return Choice::Use { index, why };
-        }
-    }
-    if let Some((index, way)) = best_free {
-        return Choice::Use {
-            index,
-            why: format!("{} is up and free", way.name),
-        };
-    }
-    wait(need, ways, over_budget && (may_pay || pays_at_once))
-}
-
-/// Why the deadline needs a metered link now, if it does.
-fn urgency(need: &Need, ways: &[Way]) -> Option<String> {
-    let left = need.left?;
-    let rate = ways
-        .iter()
-        .filter(|way| way.class == Class::Metered)
-        .map(Way::rate)
-        .fold(f64::NAN, f64::max);
-    let rate = if rate.is_nan() {
-        METERED_RATE_FIRST_BYTES_PER_S
-    } else {
-        rate
-    };
-    let needed = time_for(need, rate);
-    is_short(need, ways, rate, left)
-        .then(|| format!("{} needed of {} left", in_words(needed), in_words(left)))
-}
-
-/// How long what is left takes at `rate`: ⌈f/r⌉ of the paper, in seconds.
-pub(crate) fn time_for(need: &Need, rate: f64) -> Duration {
-    let remaining = need.remaining_bytes.unwrap_or(SIZE_UNKNOWN_BYTES);
-    Duration::from_secs_f64((remaining as f64 / rate).ceil().min(NEEDED_MAX_S))
-}
-
-/// Whether `rate` does not get the flow there in time, with the policy's slack.
-fn is_short(need: &Need, ways: &[Way], rate: f64, left: Duration) -> bool {
-    let needed = time_for(need, rate);
-    // Once paying, pay on until there is clearly more slack than when it began.
-    let paying = ways
-        .iter()
-        .any(|way| way.in_use && way.class == Class::Metered);
-    let mut wanted = needed;
-    if paying {
-        wanted += needed / 2;
-    }
-    if need.policy == Policy::Balanced {
-        wanted = wanted.saturating_mul(2);
-    }
-    wanted.saturating_add(MARGIN) > left
-}
-
 /// The best of some ways: working before stalled; then by rate, or by the system's preference.
 /// The one in use is kept unless another is a fifth faster.
-pub(crate) fn fastest_working<'a>(
+pub fn fastest_working<'a>(
     ways: impl Iterator<Item = (usize, &'a Way)>,
     by_speed: bool,
 ) -> Option<(usize, &'a Way)> {
@@ -329,55 +226,6 @@ pub(crate) fn fastest_working<'a>(
     })
 }
 
-pub(crate) fn wait(need: &Need, ways: &[Way], over_budget: bool) -> Choice {
-    let named = |class: Class| {
-        let names: Vec<&str> = ways
-            .iter()
-            .filter(|way| way.class == class)
-            .map(|way| way.name.as_str())
-            .collect();
-        names.join(", ")
-    };
-    let (metered, roaming) = (named(Class::Metered), named(Class::Roaming));
-    if ways.is_empty() {
-        return Choice::Wait {
-            reason: Hold::NoPath,
-            why: "no network is up".into(),
-            unblocks: "any network".into(),
-        };
-    }
-    if metered.is_empty() {
-        return Choice::Wait {
-            reason: Hold::RoamingBlocked,
-            why: format!("only {roaming} is up, class roaming"),
-            unblocks: format!("another network | --link {roaming}=metered"),
-        };
-    }
-    if over_budget {
-        return Choice::Wait {
-            reason: Hold::OverBudget,
-            why: format!("{metered} carried what it may"),
-            unblocks: "a free network | a larger --max-cell".into(),
-        };
-    }
-    let spends_later = matches!(need.policy, Policy::FreeFirst | Policy::Balanced)
-        && need.if_late == IfLate::Cell
-        && need.left.is_some();
-    let slack = need
-        .left
-        .map(|left| format!("; {} left", in_words(left)))
-        .unwrap_or_default();
-    Choice::Wait {
-        reason: Hold::PathCost,
-        why: format!("only {metered} is up, class metered{slack}"),
-        unblocks: if spends_later {
-            format!("a free network | {metered} when the deadline needs it | --policy any")
-        } else {
-            "a free network | --policy any".into()
-        },
-    }
-}
-
 /// A length of time for people: `5 h 12 m`, `3 m 20 s`, `4 s`.
 pub fn in_words(span: Duration) -> String {
     let s = span.as_secs();
@@ -392,10 +240,10 @@ pub fn in_words(span: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn way(name: &str, class: Class, rate: f64) -> Way {
+    fn way(name: &str, rate: f64) -> Way {
         Way {
             name: name.into(),
-            class,
+            class: Class::Free,
             rate_bytes_per_s: Some(rate),
             metric: 100,
             stalled: false,
@@ -403,159 +251,36 @@ mod tests {
         }
     }
 
-    fn wifi() -> Way {
-        way("wlan0", Class::Free, 1e6)
-    }
-
-    fn cell() -> Way {
-        way("wwan0", Class::Metered, 2e6)
-    }
-
-    fn need(policy: Policy, remaining: u64, left_s: u64) -> Need {
-        Need {
-            remaining_bytes: Some(remaining),
-            left: Some(Duration::from_secs(left_s)),
-            policy,
-            if_late: IfLate::Cell,
-            metered_bytes_left: None,
-        }
-    }
-
-    fn used(choice: &Choice, ways: &[Way]) -> String {
-        match choice {
-            Choice::Use { index, .. } => ways[*index].name.clone(),
-            Choice::Wait { reason, .. } => format!("{reason:?}"),
-        }
-    }
-
-    #[track_caller]
-    fn decides(need: &Need, ways: &[Way], wanted: &str) {
-        let choice = choose(need, ways);
-        assert_eq!(used(&choice, ways), wanted, "{choice:?}");
-    }
-
-    #[test]
-    fn with_slack_a_free_link_is_used_and_a_metered_one_waited_out() {
-        let need = need(Policy::FreeFirst, 100_000_000, 3600);
-        decides(&need, &[wifi(), cell()], "wlan0");
-        decides(&need, &[cell()], "PathCost");
-        decides(&need, &[], "NoPath");
-    }
-
-    #[test]
-    fn without_slack_the_faster_link_is_used() {
-        // 100 MB at 2 MB/s need 50 s.
-        let need = need(Policy::FreeFirst, 100_000_000, 50);
-        decides(&need, &[wifi(), cell()], "wwan0");
-        decides(&need, &[way("wlan0", Class::Free, 9e6), cell()], "wlan0");
-        decides(&need, &[cell()], "wwan0");
-    }
-
-    #[test]
-    fn a_transfer_that_began_to_pay_does_not_stop_at_the_first_second_of_slack() {
-        let need = need(Policy::FreeFirst, 100_000_000, 60);
-        decides(&need, &[cell()], "PathCost");
-        decides(
-            &need,
-            &[Way {
-                in_use: true,
-                ..cell()
-            }],
-            "wwan0",
-        );
-    }
-
-    #[test]
-    fn balanced_pays_at_twice_the_slack() {
-        decides(
-            &need(Policy::FreeFirst, 100_000_000, 90),
-            &[cell()],
-            "PathCost",
-        );
-        decides(&need(Policy::Balanced, 100_000_000, 90), &[cell()], "wwan0");
-    }
-
-    #[test]
-    fn free_only_never_pays_however_late() {
-        decides(
-            &need(Policy::FreeOnly, 100_000_000, 0),
-            &[cell()],
-            "PathCost",
-        );
-        for if_late in [IfLate::Wait, IfLate::Fail] {
-            let need = Need {
-                if_late,
-                ..need(Policy::FreeFirst, 100_000_000, 0)
-            };
-            decides(&need, &[cell()], "PathCost");
-        }
-    }
-
-    #[test]
-    fn any_takes_what_is_there_and_prefers_free_and_fast_prefers_fast() {
-        decides(&need(Policy::Any, 1000, 3600), &[cell()], "wwan0");
-        decides(&need(Policy::Any, 1000, 3600), &[cell(), wifi()], "wlan0");
-        decides(&need(Policy::Fast, 1000, 3600), &[wifi(), cell()], "wwan0");
-    }
-
-    #[test]
-    fn an_exhausted_budget_stops_metered_links_only() {
-        let need = Need {
-            metered_bytes_left: Some(0),
-            ..need(Policy::FreeFirst, 100_000_000, 0)
-        };
-        decides(&need, &[cell()], "OverBudget");
-        decides(&need, &[cell(), wifi()], "wlan0");
-    }
-
-    #[test]
-    fn roaming_is_never_used_unasked() {
-        let roaming = way("wwan0", Class::Roaming, 2e6);
-        for policy in [Policy::FreeFirst, Policy::Any, Policy::Fast] {
-            decides(
-                &need(policy, 100_000_000, 0),
-                std::slice::from_ref(&roaming),
-                "RoamingBlocked",
-            );
-        }
+    fn best(ways: &[Way], by_speed: bool) -> &str {
+        let best = fastest_working(ways.iter().enumerate(), by_speed);
+        best.map_or("none", |(_, way)| &way.name)
     }
 
     #[test]
     fn a_link_that_carries_nothing_goes_last() {
         let dead = Way {
             stalled: true,
-            ..wifi()
+            ..way("wlan0", 9e6)
         };
-        let other = way("eth0", Class::Free, 1.0);
-        decides(
-            &need(Policy::FreeFirst, 1000, 3600),
-            &[dead.clone(), other],
-            "eth0",
-        );
-        decides(
-            &need(Policy::FreeFirst, 1000, 3600),
-            std::slice::from_ref(&dead),
-            "wlan0",
-        );
-        decides(&need(Policy::Any, 1000, 3600), &[dead, cell()], "wwan0");
+        assert_eq!(best(&[dead.clone(), way("eth0", 1.0)], true), "eth0");
+        assert_eq!(best(&[dead], true), "wlan0");
+        assert_eq!(best(&[], true), "none");
     }
 
     #[test]
-    fn an_unknown_size_is_taken_as_a_large_one() {
-        let need = Need {
-            remaining_bytes: None,
-            ..need(Policy::FreeFirst, 0, 20)
+    fn the_link_in_use_stays_unless_another_is_a_fifth_faster() {
+        let used = Way {
+            in_use: true,
+            ..way("wlan0", 1e6)
         };
-        decides(&need, &[cell()], "wwan0");
-    }
-
-    #[test]
-    fn no_deadline_never_pays_under_free_first() {
-        let need = Need {
-            left: None,
-            ..need(Policy::FreeFirst, 100_000_000, 0)
+        assert_eq!(best(&[used.clone(), way("eth0", 1.1e6)], true), "wlan0");
+        assert_eq!(best(&[used.clone(), way("eth0", 1.3e6)], true), "eth0");
+        assert_eq!(best(&[used, way("eth0", 9e6)], false), "wlan0");
+        let preferred = Way {
+            metric: 50,
+            ..way("eth0", 1.0)
         };
-        decides(&need, &[cell()], "PathCost");
+        assert_eq!(best(&[way("wlan0", 1e6), preferred], false), "eth0");
     }
 
     #[test]

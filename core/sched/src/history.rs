@@ -180,6 +180,11 @@ impl History {
         self.since = now;
     }
 
+    /// Says what a byte on it costs from now on.
+    pub fn set_class(&mut self, class: Class) {
+        self.class = class;
+    }
+
     /// What a byte on it costs.
     pub fn class(&self) -> Class {
         self.class

@@ -1,8 +1,9 @@
 //! D2Sched: which flow goes over which link now, or waits, and why.
 //!
 //! ```text
-//!  Need (bytes, time left, policy) ─┐
-//!  Way (a link: class, rate) ───────┴─▶ decide ─▶ Plan: use this link | wait, because …; pay or not
+//!  Flow (bytes, time left, policy) ──────┐
+//!  History (a link: class, rates, spells) ┴─▶ Scheduler ─▶ Roster: who is on which link, and who pays
+//!                                                └──▶ Why, Promise
 //! ```
 //!
 //! Pure functions of plain facts: no packet, no clock, no socket is seen here. The device asks
@@ -20,16 +21,14 @@ mod promise;
 mod published;
 mod roster;
 mod scheduler;
-mod spending;
 pub mod thrift;
 mod why;
 mod written;
 
 pub use buffer::{Buffer, Stream, Switching, Thresholds};
 pub use choice::{
-    Choice, Class, FREE_RATE_FIRST_BYTES_PER_S, Hold, IfLate, MARGIN,
-    METERED_RATE_FIRST_BYTES_PER_S, Need, Policy, SIZE_UNKNOWN_BYTES, UnknownWord, Way, choose,
-    in_words,
+    Choice, Class, FREE_RATE_FIRST_BYTES_PER_S, Hold, IfLate, METERED_RATE_FIRST_BYTES_PER_S, Need,
+    Policy, SIZE_UNKNOWN_BYTES, UnknownWord, Way, fastest_working, in_words,
 };
 pub use forecast::{Diary, Forecast, GRID_M, Hint, Lengths, Place, Spot};
 pub use history::{History, Sight};
@@ -38,6 +37,5 @@ pub use outlook::Outlook;
 pub use promise::Promise;
 pub use roster::{Flow, Roster, Share};
 pub use scheduler::{Mode, PROBE_BYTES, Scheduler};
-pub use spending::{Paid, Plan, Rule, SLACK, SLACK_PAYING, SLACK_SHARE, decide, decide_by};
 pub use why::Why;
 pub use written::NotAForecast;

@@ -7,6 +7,7 @@
 //!
 //! A promise is what the outlook says now; it changes as the links do.
 
+use crate::choice::{Class, Policy};
 use crate::outlook::Outlook;
 use crate::roster::{Flow, by_deadline};
 use crate::scheduler::Scheduler;
@@ -30,6 +31,8 @@ pub struct Promise {
     pub expected_metered_bytes: u64,
     /// And at worst: in one case of twenty it is more.
     pub worst_metered_bytes: u64,
+    /// More it never is: all that is left, within the budget, or nothing if it must not pay.
+    pub most_metered_bytes: u64,
 }
 
 impl Promise {
@@ -43,28 +46,58 @@ impl Scheduler {
     /// What can be promised of each flow.
     pub fn promises(&self, now: Time, flows: &[Flow]) -> Vec<Promise> {
         let order = by_deadline(flows);
-        let none = Promise {
-            ready: 1.0,
-            expected_metered_bytes: 0,
-            worst_metered_bytes: 0,
-        };
-        let mut promises = vec![none; flows.len()];
+        let mut promises: Vec<Promise> = flows.iter().map(|flow| self.without_end(flow)).collect();
         let mut before = 0.0;
         for n in order {
-            let Some(left_s) = flows[n].left_s() else {
+            let flow = &flows[n];
+            let Some(left_s) = flow.left_s() else {
                 break;
             };
             let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
-            let until = before + flows[n].bytes();
+            let until = before + flow.bytes();
             let own = |of: &dyn Fn(f64) -> f64| (of(until) - of(before)).max(0.0) as u64;
+            let most = promises[n].most_metered_bytes;
             promises[n] = Promise {
-                ready: 1.0 - outlook.all_short_of(0, until),
-                expected_metered_bytes: own(&|bytes| outlook.left_over(0, bytes)),
-                worst_metered_bytes: own(&|bytes| outlook.left_over_at_most(0, bytes, WORST)),
+                ready: match flow.may_pay() {
+                    true => 1.0 - outlook.all_short_of(0, until),
+                    false => outlook.free_reach(0, until),
+                },
+                expected_metered_bytes: own(&|bytes| outlook.left_over(0, bytes)).min(most),
+                worst_metered_bytes: own(&|bytes| outlook.left_over_at_most(0, bytes, WORST))
+                    .min(most),
+                most_metered_bytes: most,
             };
             before = until;
         }
         promises
+    }
+
+    /// Of a flow that has no deadline: it pays only where its policy says so at once.
+    fn without_end(&self, flow: &Flow) -> Promise {
+        let carries = |class| {
+            let mut links = self.links().iter();
+            links.any(|link| link.class() == class && link.carries())
+        };
+        let budget = flow.need.metered_bytes_left.unwrap_or(u64::MAX);
+        let may_pay = match flow.need.policy {
+            Policy::FreeFirst | Policy::Balanced => flow.may_pay() && flow.need.left.is_some(),
+            _ => flow.may_pay(),
+        };
+        let most = if may_pay {
+            (flow.bytes() as u64).min(budget)
+        } else {
+            0
+        };
+        let likely = match flow.need.policy {
+            Policy::Any | Policy::Fast if !carries(Class::Free) => most,
+            _ => 0,
+        };
+        Promise {
+            ready: 1.0,
+            expected_metered_bytes: likely,
+            worst_metered_bytes: most,
+            most_metered_bytes: most,
+        }
     }
 
     /// By when `bytes` beside nothing else are ready with this probability; none within a week.
@@ -97,7 +130,7 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::choice::{Class, IfLate, Need, Policy};
+    use crate::choice::{IfLate, Need};
     use crate::history::Sight;
     use crate::scheduler::Mode;
     use std::time::Duration;
@@ -149,6 +182,27 @@ mod tests {
         assert!(alone[0].ready > 0.95, "{alone:?}");
         assert!(alone[0].expected_metered_bytes <= alone[0].worst_metered_bytes);
         assert!(alone[0].worst_metered_bytes <= 5_000_000);
+    }
+
+    #[test]
+    fn who_must_not_pay_is_promised_what_free_links_do_and_no_metered_byte() {
+        let (scheduler, now) = scheduler();
+        let mut never = flow(5_000_000, Some(100));
+        never.need.policy = Policy::FreeOnly;
+        let mut poor = flow(5_000_000, Some(100));
+        poor.need.metered_bytes_left = Some(1_000);
+        let told = |flow: &Flow| scheduler.promises(now, std::slice::from_ref(flow))[0];
+        let (payer, never, poor) = (told(&flow(5_000_000, Some(100))), told(&never), told(&poor));
+        assert!(never.ready < payer.ready, "{never:?} {payer:?}");
+        assert_eq!(never.most_metered_bytes, 0);
+        assert_eq!(never.worst_metered_bytes, 0);
+        assert_eq!(poor.most_metered_bytes, 1_000);
+        assert!(poor.worst_metered_bytes <= 1_000);
+        assert_eq!(payer.most_metered_bytes, 5_000_000);
+        let mut timeless = flow(5_000_000, None);
+        assert_eq!(told(&timeless).most_metered_bytes, 0);
+        timeless.need.policy = Policy::Any;
+        assert_eq!(told(&timeless).expected_metered_bytes, 5_000_000);
     }
 
     #[test]

@@ -115,6 +115,17 @@ impl Scheduler {
         }
     }
 
+    /// Takes up a link that was not known before; returns its place.
+    pub fn add_link(&mut self, class: Class) -> usize {
+        self.links.push(History::new(class));
+        self.links.len() - 1
+    }
+
+    /// Says what a byte on a link costs from now on.
+    pub fn set_class(&mut self, link: usize, class: Class) {
+        self.links[link].set_class(class);
+    }
+
     /// What is known of the links.
     pub fn links(&self) -> &[History] {
         &self.links
@@ -178,6 +189,28 @@ impl Scheduler {
             shares,
             again: Span::from_secs_f64(again_s.clamp(EPOCH_S.0, EPOCH_S.1)),
         }
+    }
+
+    /// The share of what all links are expected to carry that is needed, up to the deadline for which
+    /// it is largest. Near one there is no time to lose; without deadlines it is nothing.
+    pub fn load(&self, now: Time, flows: &[Flow]) -> f64 {
+        let order = by_deadline(flows);
+        let due = order.iter().map_while(|n| flows[*n].left_s()).count();
+        let places = looked_at(due, |place| flows[order[place]].left_s().unwrap_or(0.0));
+        let horizons = places
+            .iter()
+            .filter_map(|place| flows[order[*place]].left_s());
+        let outlook = Outlook::new(now, &self.links, horizons);
+        let (mut bytes, mut next, mut load) = (0.0, 0, 0.0_f64);
+        for (horizon, place) in places.into_iter().enumerate() {
+            bytes += order[next..=place]
+                .iter()
+                .map(|n| flows[*n].bytes())
+                .sum::<f64>();
+            next = place + 1;
+            load = load.max(bytes / outlook.all_median(horizon).max(1.0));
+        }
+        load
     }
 
     fn shares(&self, now: Time, paying: bool, doubt: bool) -> Vec<Share> {
@@ -461,6 +494,35 @@ mod tests {
         scheduler.see(Time::from_secs_f64(1.0), &[Sight::default(), probed]);
         let roster = scheduler.decide(Time::from_secs_f64(1.0), &early);
         assert_eq!(roster.carried_by(1).1, 0);
+    }
+
+    #[test]
+    fn load_is_near_one_where_there_is_no_time_to_lose() {
+        let (scheduler, now) = after(Mode::Outlook, &[(60, [None, CELL])]);
+        let load = |flows: &[Flow]| scheduler.load(now, flows);
+        assert_eq!(load(&[]), 0.0);
+        let one = free_first(50_000_000, 60.0);
+        assert!((0.6..1.1).contains(&load(std::slice::from_ref(&one))));
+        assert!(load(&[one.clone(), one.clone()]) > 1.3);
+        assert!(load(&[free_first(1_000_000, 3_600.0)]) < 0.01);
+        // It is that of the deadline which is hardest to meet.
+        assert!(load(&[one, free_first(1_000_000, 36_000.0)]) > 0.6);
+    }
+
+    #[test]
+    fn a_link_may_come_later_and_cost_something_else_then() {
+        let mut scheduler = Scheduler::new(Mode::Outlook, []);
+        let link = scheduler.add_link(Class::Metered);
+        let up = Sight {
+            up: true,
+            ..Sight::default()
+        };
+        scheduler.see(Time::ZERO, &[up]);
+        let urgent = [free_first(50_000_000, 10.0)];
+        assert_eq!(scheduler.decide(Time::ZERO, &urgent).payers, [0]);
+        scheduler.set_class(link, Class::Free);
+        let roster = scheduler.decide(Time::ZERO, &urgent);
+        assert_eq!(roster.shares, [Share::All]);
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub enum DriverError {
         cause: io::Error,
     },
     /// A socket could not be had.
-    #[error("cannot open a UDP socket: {0}")]
+    #[error(transparent)]
     Bind(#[from] d2tp_udp::BindError),
     /// The links of this machine could not be read.
     #[error("cannot read the machine's network links: {0}")]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
-    FlowEnd, FlowError, FlowId, FlowOptions, PublicKey, Read, Route, SessionId, Span, Time,
+    FlowEnd, FlowError, FlowId, FlowOptions, PublicKey, Read, Reason, Route, SessionId, Span, Time,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -166,6 +166,13 @@ impl Flow {
     /// Bytes that were written so far.
     pub fn written(&self) -> u64 {
         self.send_end()
+    }
+
+    /// Asks the other end to hold back what it sends, because others go first, or to go on.
+    pub fn hold_back(&self, held: bool) {
+        let id = self.id;
+        self.shared
+            .with(self.session, |s| s.pause(id, held, Reason::QueuedBehind));
     }
 
     /// Bytes that the other end has acknowledged without a gap.

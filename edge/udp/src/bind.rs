@@ -106,11 +106,8 @@ impl fmt::Display for BindError {
     }
 }
 
-impl std::error::Error for BindError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.cause)
-    }
-}
+// Its words tell the cause already: no source, or whoever prints the chain says it twice.
+impl std::error::Error for BindError {}
 
 impl From<BindError> for io::Error {
     fn from(error: BindError) -> io::Error {

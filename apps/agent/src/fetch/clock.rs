@@ -16,6 +16,16 @@ impl Moment {
         Moment(since_boot.into())
     }
 
+    /// The time from the start of the machine to here.
+    pub fn since_boot(self) -> Duration {
+        self.0
+    }
+
+    /// The moment so long after the start of the machine.
+    pub fn from_boot(span: Duration) -> Moment {
+        Moment(span)
+    }
+
     /// This much later; the end of time at most.
     pub fn after(self, span: Duration) -> Moment {
         Moment(self.0.saturating_add(span))

@@ -42,6 +42,8 @@ pub enum Fault {
     Stranger(String),
     /// The link leads to a page that asks to sign in, whatever is asked for.
     Portal(String),
+    /// The resolver says that there is no such name.
+    Nameless(String),
     /// Trying again will not help.
     Final(Failure),
 }

@@ -84,14 +84,24 @@ async fn addresses(host: &Host<&str>, port: u16) -> Result<Vec<SocketAddr>, Faul
             let error = error.to_string();
             // The standard library's own words in front say nothing more.
             let why = error.rsplit(": ").next().unwrap_or(&error);
-            Err(Fault::Path(format!(
-                "cannot find the address of {name} ({why}); check the name"
-            )))
+            let text = format!("cannot find the address of {name} ({why}); check the name");
+            match is_nameless(why) {
+                true => Err(Fault::Nameless(text)),
+                false => Err(Fault::Path(text)),
+            }
         }
         Err(_) => Err(Fault::Path(format!(
             "cannot look up {name}: no answer in {LOOKUP_MAX:?}"
         ))),
     }
+}
+
+/// Whether a resolver says that there is no such name, or no address of it, rather than that it cannot
+/// tell. getaddrinfo(3) has codes for that (EAI_NONAME, EAI_NODATA); the standard library hands on its
+/// words only: those of glibc, and of musl.
+fn is_nameless(why: &str) -> bool {
+    let words = ["not known", "No address associated", "does not resolve"];
+    words.iter().any(|words| why.contains(words))
 }
 
 async fn connect(addresses: &[SocketAddr], via: &Via) -> Result<TcpStream, Fault> {
@@ -176,4 +186,18 @@ fn connect_fault(address: SocketAddr, error: &io::Error) -> Fault {
         };
     }
     Fault::Path(format!("cannot connect to {address}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resolver_that_cannot_tell_is_not_one_that_says_no() {
+        assert!(is_nameless("Name or service not known"));
+        assert!(is_nameless("No address associated with hostname"));
+        assert!(is_nameless("Name does not resolve"));
+        assert!(!is_nameless("Temporary failure in name resolution"));
+        assert!(!is_nameless("Try again"));
+    }
 }

@@ -1,14 +1,16 @@
-//! Downloads in the background: `cedos get --detach`, and what `ls`, `status` and `cancel` know.
+//! Transfers in the background: those of `cedos get --detach` and of the agent, and what `ls`,
+//! `status` and `cancel` know of them where no agent runs.
 //!
 //! ```text
 //! $XDG_STATE_HOME/cedos/get/7/  job.json   what was asked for, never credentials
 //!                               lock       held while it runs; its process id is in it
 //!                               state.json the last event; replaced as a whole
 //!                               log        what the download would have said on a terminal
+//!                               order.json of the agent's: the whole order (agent/queue.rs)
 //! ```
 //!
-//! Each is a process in a session of its own, so that no terminal takes it along. There is no
-//! daemon: after a restart of the machine nothing runs, and the same command continues.
+//! Without an agent each is a process in a session of its own, so that no terminal takes it along;
+//! after a restart of the machine nothing runs, and the same command continues.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -22,13 +24,18 @@ use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, setsid};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::ffi::OsString;
 
+use super::outcome::Exit;
 use super::report::{Event, Observer, complain};
+use crate::order::Verb;
 
 /// Tells a process that it is this download, by its folder.
 const FOLDER_VARIABLE: &str = "CEDOS_JOB";
+
+/// In the folder of a transfer of the agent's.
+pub(crate) const ORDER: &str = "order.json";
 
 /// Downloads that ended and are still listed; older ones are forgotten.
 const ENDED_KEPT_MAX: usize = 100; // a guess
@@ -48,6 +55,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// What was asked for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Asked {
+    /// Which way.
+    #[serde(default = "get")]
+    pub verb: Verb,
     /// The URL, without credentials.
     pub url: String,
     /// The file, as an absolute path.
@@ -56,6 +66,11 @@ pub struct Asked {
     pub since: String,
     /// The moment of the deadline.
     pub deadline: Option<String>,
+}
+
+/// What was meant where nothing was said.
+fn get() -> Verb {
+    Verb::Get
 }
 
 /// One download in the background, as its folder tells it.
@@ -82,8 +97,14 @@ pub enum Standing {
     Waiting,
     /// The object is whole.
     Done,
-    /// It failed, or was cancelled.
+    /// It failed.
     Failed,
+    /// The user stopped it; it can be continued.
+    Cancelled,
+    /// The user stopped it for now.
+    Paused,
+    /// It goes on when the agent runs.
+    Queued,
     /// Its process is gone without a last word: killed, or the machine was restarted.
     Gone,
 }
@@ -93,11 +114,42 @@ impl Job {
     pub fn standing(&self) -> Standing {
         match (self.event["event"].as_str(), self.pid) {
             (Some("done"), _) => Standing::Done,
+            (Some("error"), _) if self.event["exit"] == Exit::Cancelled as u8 => {
+                Standing::Cancelled
+            }
             (Some("error"), _) => Standing::Failed,
+            (Some("paused"), _) => Standing::Paused,
+            (_, None) if self.is_the_agents() => Standing::Queued,
             (_, None) => Standing::Gone,
             (Some("waiting"), _) => Standing::Waiting,
             _ => Standing::Running,
         }
+    }
+
+    /// As it is shown.
+    pub fn object(&self) -> Value {
+        json!({
+            "id": self.id,
+            "standing": self.standing(),
+            "reason": self.event["reason"],
+            "verb": self.asked.verb,
+            "url": self.asked.url,
+            "file": self.asked.file,
+            "since": self.asked.since,
+            "deadline": self.asked.deadline,
+            "mode": self.event["mode"],
+            "bytes": self.event["bytes"],
+            "length": self.event["length"],
+            "promise": self.event["promise"],
+            "log": self.log(),
+            "pid": self.pid,
+            "last": self.event,
+        })
+    }
+
+    /// It is one of the agent's.
+    pub fn is_the_agents(&self) -> bool {
+        self.folder.join(ORDER).exists()
     }
 
     /// What it said, for people.
@@ -110,6 +162,12 @@ impl Job {
     /// # Errors
     /// It does not run, or does not stop.
     pub fn cancel(&self) -> anyhow::Result<()> {
+        if self.is_the_agents() {
+            bail!(
+                "{} is the agent's, which does not run; `cedos agent` starts it",
+                self.id
+            );
+        }
         let Some(pid) = self.pid else {
             bail!("download {} does not run any more", self.id);
         };
@@ -127,7 +185,7 @@ impl Job {
 }
 
 /// Where the folders are.
-fn root() -> anyhow::Result<PathBuf> {
+pub(crate) fn root() -> anyhow::Result<PathBuf> {
     state().map(|state| state.join("get"))
 }
 
@@ -269,7 +327,7 @@ fn until_begun(child: &mut Child, folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Makes the folder of the next number.
-fn claim(root: &Path) -> anyhow::Result<u64> {
+pub(crate) fn claim(root: &Path) -> anyhow::Result<u64> {
     loop {
         let last = list()?.last().map_or(0, |job| job.id);
         for id in last + 1..last + 100 {
@@ -285,11 +343,14 @@ fn claim(root: &Path) -> anyhow::Result<u64> {
     }
 }
 
-fn forget_old(root: &Path) {
+pub(crate) fn forget_old(root: &Path) {
     let ended: Vec<Job> = list()
         .unwrap_or_default()
         .into_iter()
-        .filter(|job| job.pid.is_none())
+        .filter(|job| {
+            use Standing::{Cancelled, Done, Failed, Gone};
+            matches!(job.standing(), Done | Failed | Cancelled | Gone)
+        })
         .collect();
     let surplus = ended.len().saturating_sub(ENDED_KEPT_MAX);
     for job in &ended[..surplus] {
@@ -297,7 +358,7 @@ fn forget_old(root: &Path) {
     }
 }
 
-fn replace(path: &Path, what: &impl Serialize) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, what: &impl Serialize) -> io::Result<()> {
     let fresh = path.with_extension("new");
     let mut file = OpenOptions::new()
         .create(true)
@@ -326,6 +387,49 @@ pub fn handed_over() -> Option<Vec<OsString>> {
 pub struct Own {
     folder: PathBuf,
     _lock: File,
+    memory: Memory,
+}
+
+/// What earlier events told, for those that do not tell it: how much there is of how much, and by
+/// which links it came.
+#[derive(Debug, Default)]
+pub struct Memory {
+    told: serde_json::Map<String, Value>,
+}
+
+impl Memory {
+    /// What is kept from one event to the next.
+    const FIELDS: [&str; 5] = ["bytes", "length", "bytes_by_link", "promise", "mode"];
+
+    /// What an earlier process wrote down.
+    pub fn of(event: &Value) -> Memory {
+        let mut memory = Memory::default();
+        memory.complete(event.clone());
+        memory
+    }
+
+    /// The event with what is known besides.
+    pub fn complete(&mut self, mut event: Value) -> Value {
+        let Some(fields) = event.as_object_mut() else {
+            return event;
+        };
+        if let Some(held) = fields.get("held_bytes").cloned() {
+            fields.insert("bytes".to_owned(), held);
+        }
+        for name in Memory::FIELDS {
+            match fields.get(name) {
+                Some(value) if !value.is_null() => {
+                    self.told.insert(name.to_owned(), value.clone());
+                }
+                _ => {
+                    if let Some(value) = self.told.get(name) {
+                        fields.insert(name.to_owned(), value.clone());
+                    }
+                }
+            }
+        }
+        event
+    }
 }
 
 impl Own {
@@ -351,6 +455,7 @@ impl Own {
         Ok(Some(Own {
             folder,
             _lock: lock,
+            memory: Memory::default(),
         }))
     }
 }
@@ -361,7 +466,11 @@ impl Observer for Own {
         if matches!(event, Event::Note { .. }) {
             return;
         }
-        if let Err(error) = replace(&self.folder.join("state.json"), event) {
+        let Ok(event) = serde_json::to_value(event) else {
+            return;
+        };
+        let event = self.memory.complete(event);
+        if let Err(error) = replace(&self.folder.join("state.json"), &event) {
             complain(&format!("note: the state cannot be written down: {error}"));
         }
     }
@@ -381,4 +490,25 @@ pub fn hangup_is_ignored() -> bool {
         .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     // Bit n-1 is signal n (proc(5)).
     mask.is_some_and(|mask| mask >> (Signal::SIGHUP as u32 - 1) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_told_with_the_bytes_that_are_there() {
+        let mut memory = Memory::default();
+        memory.complete(json!({"event": "begun", "held_bytes": 3}));
+        let waiting = memory.complete(json!({"event": "waiting", "reason": "no_path"}));
+        assert_eq!(waiting["bytes"], 3);
+        memory.complete(json!({"event": "progress", "bytes": 5, "length": 9}));
+        let waiting = memory.complete(json!({"event": "waiting", "length": null}));
+        assert_eq!(
+            (&waiting["bytes"], &waiting["length"]),
+            (&json!(5), &json!(9))
+        );
+        let again = Memory::of(&waiting).complete(json!({"event": "begun", "held_bytes": 4}));
+        assert_eq!((&again["bytes"], &again["length"]), (&json!(4), &json!(9)));
+    }
 }

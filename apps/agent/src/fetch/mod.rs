@@ -3,7 +3,7 @@
 //! ```text
 //!            links (watched)     deadline, policy, budget
 //!                 └──────┬──────────────┘
-//!                 sched ──── use this link / wait, and why
+//!              dispatcher ── use this link / wait, and why
 //!                        │
 //!   dial (a byte stream to the origin: TCP and TLS bound to the link, a flow to it or to a proxy,
 //!        │                                         or TLS in a tunnel in such a flow)
@@ -25,7 +25,6 @@ pub mod dial;
 pub mod direct;
 pub mod exchange;
 pub mod filename;
-pub mod forecast;
 pub mod forget;
 pub mod header;
 mod held;

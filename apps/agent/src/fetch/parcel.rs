@@ -12,8 +12,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -44,16 +44,26 @@ pub struct Parcel {
     file: File,
     modified: Option<SystemTime>,
     head: Vec<u8>,
+    gate: Mutex<Gate>,
+}
+
+/// Whether the flow may draw.
+#[derive(Default)]
+struct Gate {
+    shut: bool,
+    waiting: Option<Waker>,
 }
 
 impl Parcel {
-    /// Opens and digests the file, which takes seconds for a gigabyte, unless it is stopped.
+    /// Opens and digests the file, which takes seconds for a gigabyte, unless it is stopped; `progress`
+    /// hears how many bytes of how many are read.
     pub fn open(
         path: &Path,
         url: &Url,
         post: bool,
         content_type: Option<&str>,
         stopped: impl Fn() -> bool,
+        mut progress: impl FnMut(u64, u64),
     ) -> Result<Parcel, Failure> {
         let refuse = |error: io::Error| {
             Failure::error(format!("{} cannot be read: {error}", path.display()))
@@ -83,6 +93,7 @@ impl Parcel {
             }
             digest.update(&piece[..read]);
             length += read as u64;
+            progress(length, about.len());
         }
         let mut plain = url.clone();
         plain.set_fragment(None);
@@ -102,7 +113,17 @@ impl Parcel {
             modified: about.modified().ok(),
             file,
             head: head.into_bytes(),
+            gate: Mutex::default(),
         })
+    }
+
+    /// Lets nothing more be drawn, because others go first, or lets it go on.
+    pub fn hold_back(&self, held: bool) {
+        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        gate.shut = held;
+        if let Some(waiting) = gate.waiting.take_if(|_| !held) {
+            waiting.wake();
+        }
     }
 
     /// Bytes before the file's first.
@@ -131,11 +152,18 @@ pub struct Drawn(pub Arc<Parcel>);
 impl Source for Drawn {
     fn poll_read_at(
         &self,
-        _: &mut Context<'_>,
+        cx: &mut Context<'_>,
         offset: u64,
         max: usize,
     ) -> Poll<io::Result<Bytes>> {
         let parcel = &*self.0;
+        {
+            let mut gate = parcel.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            if gate.shut {
+                gate.waiting = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+        }
         let head = parcel.head_bytes();
         if let Some(rest) = parcel.head.get(offset as usize..).filter(|_| offset < head) {
             let piece = &rest[..rest.len().min(max)];
@@ -217,7 +245,8 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"0123456789").unwrap();
         let url = "http://h:81/a?b#c".parse().unwrap();
-        let parcel = Arc::new(Parcel::open(file.path(), &url, false, None, || false).unwrap());
+        let parcel =
+            Arc::new(Parcel::open(file.path(), &url, false, None, || false, |_, _| ()).unwrap());
         let read = |offset, max| {
             let waker = std::task::Waker::noop();
             let mut cx = Context::from_waker(waker);
@@ -245,7 +274,7 @@ mod tests {
         );
         assert_eq!(parcel.head_bytes() + 10, text.len() as u64);
         assert!(parcel.check_unchanged().is_ok());
-        let stopped = Parcel::open(file.path(), &url, false, None, || true);
+        let stopped = Parcel::open(file.path(), &url, false, None, || true, |_, _| ());
         assert_eq!(stopped.err().unwrap().exit, Exit::Cancelled);
         file.as_file().set_len(5).unwrap();
         assert!(read(parcel.head_bytes(), 100).is_err());

@@ -1,18 +1,21 @@
 //! Telling people and scripts what happens: a bar, plain lines, or one JSON object per line.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
-use d2tp_sched::in_words;
+use d2tp_sched::{Promise, in_words};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::clock::Moment;
 use super::mode::Mode;
-use super::outcome::Reason;
+use super::outcome::{Failure, Reason};
+use crate::terms::Terms;
 
 /// What happens while a download runs.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// The first: the place for the bytes is open.
@@ -44,6 +47,9 @@ pub enum Event {
         why: String,
         /// Who speaks to the origin.
         mode: Mode,
+        /// What can be promised; none without a deadline.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        promise: Option<Promised>,
     },
     /// The transfer goes on over another link.
     Switch {
@@ -56,7 +62,7 @@ pub enum Event {
         /// Why, in words.
         why: String,
         /// `make-before-break` or `break-before-make`, where the transport tells.
-        kind: Option<&'static str>,
+        kind: Option<Cow<'static, str>>,
         /// From the last byte before to the first one after, in milliseconds, where it tells.
         silence_ms: Option<f64>,
     },
@@ -86,12 +92,56 @@ pub enum Event {
     Error(Report),
 }
 
+/// What was promised of a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Promised {
+    /// How likely it is ready in time.
+    pub p: f64,
+    /// So unlikely that there is no point in waiting for it.
+    pub infeasible: bool,
+    /// Bytes on metered links that are still to come, on average.
+    pub metered_bytes_expected: u64,
+    /// And in one case of twenty it is more than this.
+    pub metered_bytes_95: u64,
+    /// More it never is.
+    pub metered_bytes_worst: u64,
+    /// Seconds until the deadline.
+    pub left_s: f64,
+}
+
+impl Promised {
+    /// As the scheduler gives it, with so much time left.
+    pub fn of(promise: &Promise, left: Duration) -> Promised {
+        Promised {
+            p: (promise.ready * 1e3).round() / 1e3,
+            infeasible: promise.is_infeasible(),
+            metered_bytes_expected: promise.expected_metered_bytes,
+            metered_bytes_95: promise.worst_metered_bytes,
+            metered_bytes_worst: promise.most_metered_bytes,
+            left_s: left.as_secs_f64(),
+        }
+    }
+
+    /// For people.
+    pub fn in_words(&self) -> String {
+        let chance = match self.p {
+            _ if self.infeasible => "not feasible".to_owned(),
+            p if p >= 0.8 => format!("on track (p={p:.2})"),
+            p => format!("at risk (p={p:.2})"),
+        };
+        format!(
+            "{chance}; expected cellular {}, worst {}",
+            human_bytes(self.metered_bytes_expected),
+            human_bytes(self.metered_bytes_worst)
+        )
+    }
+}
+
 /// The last object of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
-    /// `get` or `put`, for messages.
-    #[serde(skip)]
-    pub verb: &'static str,
+    /// `get` or `put`.
+    pub verb: Cow<'static, str>,
     /// The URL asked for, without credentials.
     pub url: String,
     /// Who spoke to the origin.
@@ -107,15 +157,18 @@ pub struct Report {
     /// Length of this run, in seconds.
     pub duration_s: f64,
     /// When the first byte that was not held came, in seconds from the start; none if none did.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_byte_s: Option<f64>,
     /// When the last did.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_byte_s: Option<f64>,
     /// The deadline, in seconds from the start; none if there was none.
     pub deadline_s: Option<f64>,
     /// The object was whole by then.
     pub deadline_met: Option<bool>,
+    /// What was promised first; none without a deadline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promise: Option<Promised>,
     /// Times the transfer moved from one link to another.
     pub switches: u32,
     /// Payload bytes received that were held already, or thrown away.
@@ -133,11 +186,48 @@ pub struct Report {
     /// What a proxy would have added to this run.
     pub proxy_would_add: Option<String>,
     /// The status the origin answered an upload with.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
     /// What the origin said to an upload.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
+}
+
+impl Report {
+    /// Of one that ended before anything could be moved.
+    pub fn failed(
+        verb: &'static str,
+        (url, file): (String, String),
+        mode: Mode,
+        terms: &Terms,
+        failure: &Failure,
+    ) -> Report {
+        Report {
+            verb: verb.into(),
+            url,
+            mode,
+            file,
+            bytes: 0,
+            sha256: String::new(),
+            bytes_by_link: BTreeMap::new(),
+            duration_s: 0.0,
+            first_byte_s: None,
+            last_byte_s: None,
+            deadline_s: terms.left().map(|left| left.as_secs_f64()),
+            deadline_met: terms.due.map(|_| false),
+            promise: None,
+            switches: 0,
+            duplicate_bytes: 0,
+            content_encoding: None,
+            exit: failure.exit as u8,
+            reason: failure.reason,
+            text: Some(failure.text.clone()),
+            resumable_bytes: 0,
+            proxy_would_add: None,
+            status: None,
+            answer: None,
+        }
+    }
 }
 
 /// Hears what happens.
@@ -251,6 +341,66 @@ impl Observer for Bar {
     }
 }
 
+/// Says how far the reading of a file is, before anything of it is sent: on a terminal and for
+/// programs, and only once it takes a while.
+pub struct Reading {
+    begun: Moment,
+    said: Option<Moment>,
+    bar: Option<ProgressBar>,
+    json: bool,
+}
+
+/// A file that is read within so long is not spoken of.
+const READING_SAID_AFTER: Duration = Duration::from_millis(500);
+/// How often it is said.
+const READING_SAID_EVERY: Duration = Duration::from_secs(1);
+
+impl Reading {
+    /// As a bar, as JSON, or in lines.
+    pub fn new(bar: bool, json: bool) -> Reading {
+        Reading {
+            begun: Moment::now(),
+            said: None,
+            bar: (bar && !json).then(ProgressBar::hidden),
+            json,
+        }
+    }
+
+    /// So many bytes of so many are read.
+    pub fn tell(&mut self, bytes: u64, of: u64) {
+        let now = Moment::now();
+        if let Some(bar) = &self.bar
+            && bytes >= of
+        {
+            bar.finish_and_clear();
+            return;
+        }
+        let soon = now.since(self.begun) < READING_SAID_AFTER;
+        let lately = (self.said).is_some_and(|at| now.since(at) < READING_SAID_EVERY);
+        if soon || lately {
+            return;
+        }
+        let first = self.said.replace(now).is_none();
+        if self.json {
+            let event = serde_json::json!({"event": "reading", "bytes": bytes, "length": of});
+            say(&event.to_string());
+        } else if let Some(bar) = &self.bar {
+            if first {
+                bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+                bar.set_length(of);
+                if let Ok(style) =
+                    ProgressStyle::with_template("reading {bar:24} {bytes}/{total_bytes}")
+                {
+                    bar.set_style(style);
+                }
+            }
+            bar.set_position(bytes);
+        } else if first {
+            complain(&format!("reading {} to know its digest", human_bytes(of)));
+        }
+    }
+}
+
 /// Tells two.
 pub struct Both(pub Box<dyn Observer>, pub Box<dyn Observer>);
 
@@ -321,8 +471,14 @@ fn line(event: &Event) -> Option<String> {
                 },
                 report.sha256,
             );
-            if report.deadline_met == Some(false) {
-                text += "\nlate: the deadline had passed";
+            let promised = report.promise.map(|promise| promise.p);
+            match (report.deadline_met, promised) {
+                (Some(false), Some(p)) => {
+                    text += &format!("\nlate: the deadline had passed (promised with p={p:.2})");
+                }
+                (Some(false), None) => text += "\nlate: the deadline had passed",
+                (Some(true), Some(p)) => text += &format!("\nin time, as promised with p={p:.2}"),
+                (Some(true) | None, _) => {}
             }
             if let Some(add) = &report.proxy_would_add {
                 text += &format!("\nnote: {add}");
@@ -335,7 +491,7 @@ fn line(event: &Event) -> Option<String> {
                 .map(|r| format!(" ({})", r.code()))
                 .unwrap_or_default();
             let text = report.text.as_deref().unwrap_or("failed");
-            let verb = report.verb;
+            let verb = &report.verb;
             match report.resumable_bytes {
                 0 => format!("cedos {verb}:{code} {text}"),
                 kept => format!(

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_links::{Class, Link};
-use d2tp_sched::{Choice, IfLate, Policy, Way, choose};
+use d2tp_sched::{Choice, Hold, Policy, Way, in_words};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
@@ -41,8 +41,10 @@ use super::filename;
 use super::header::Field;
 use super::outcome::{Exit, Failure, Reason};
 use super::proxy::Proxy;
-use super::report::{Event, Observer, Report};
+use super::report::{Event, Observer, Promised, Report};
 use super::sink::{OVERLAP_BYTES_MAX, Sink};
+use crate::dispatcher::{Direction, Dispatcher, Seat, Standing, Verdict};
+use crate::terms::Terms;
 
 use doubt::Doubts;
 use patience::BACKOFF_FIRST;
@@ -77,16 +79,10 @@ pub struct Job {
     pub url: Url,
     /// Where it goes.
     pub destination: Destination,
-    /// Finish within; none is no deadline.
-    pub within: Option<Duration>,
-    /// Money against time.
-    pub policy: Policy,
-    /// What to do when free links are not enough.
-    pub if_late: IfLate,
+    /// By when, and at what cost.
+    pub terms: Terms,
     /// Start at once or not at all.
     pub now: bool,
-    /// Bytes metered links may carry.
-    pub metered_bytes_max: Option<u64>,
     /// The digest the object must have.
     pub integrity: Option<[u8; 32]>,
     /// Tries without a new byte before giving up on the origin.
@@ -126,6 +122,38 @@ impl Job {
     }
 }
 
+/// What a transfer runs in.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    /// The links of this device.
+    pub links: watch::Receiver<Arc<Vec<Link>>>,
+    /// Turning true leaves a partial.
+    pub stop: watch::Receiver<bool>,
+    /// Who says which links it may use.
+    pub dispatcher: Arc<Dispatcher>,
+    /// Other terms than it began with, where they can come.
+    pub terms: Option<watch::Receiver<Terms>>,
+    /// The number it is known by to the dispatcher.
+    pub number: u64,
+}
+
+impl Setting {
+    /// For a transfer beside which there is no other.
+    pub fn alone(
+        links: watch::Receiver<Arc<Vec<Link>>>,
+        stop: watch::Receiver<bool>,
+        dispatcher: Arc<Dispatcher>,
+    ) -> Setting {
+        Setting {
+            links,
+            stop,
+            dispatcher,
+            terms: None,
+            number: 0,
+        }
+    }
+}
+
 /// Why an attempt ended without a fault.
 enum Step {
     Whole,
@@ -137,6 +165,10 @@ struct Transfer<'a, D> {
     dial: &'a D,
     links: watch::Receiver<Arc<Vec<Link>>>,
     stop: watch::Receiver<bool>,
+    seat: Seat,
+    terms: Terms,
+    /// Terms that are another's to change.
+    orders: Option<watch::Receiver<Terms>>,
     observer: &'a mut dyn Observer,
     sink: Sink,
     start: Moment,
@@ -151,9 +183,12 @@ struct Transfer<'a, D> {
     bytes_by_link: BTreeMap<String, u64>,
     current: Option<String>,
     last_link: Option<String>,
+    /// What was promised when the size was known.
+    first_promise: Option<Promised>,
     /// Why the current link, in words.
     why: String,
     said_waiting: Option<Reason>,
+    said_at: Option<Moment>,
     said_encoding: bool,
     switches: u32,
     duplicate_bytes: u64,
@@ -174,16 +209,14 @@ struct Transfer<'a, D> {
     outgoing: Option<upload::Outgoing>,
 }
 
-/// Runs a download straight from its origin to its end and reports it. `stop` turning true leaves
-/// a partial.
+/// Runs a download straight from its origin to its end and reports it.
 pub async fn run<D: Dial>(
     job: &Job,
     dial: &D,
-    links: watch::Receiver<Arc<Vec<Link>>>,
-    stop: watch::Receiver<bool>,
+    setting: Setting,
     observer: &mut dyn Observer,
 ) -> Exit {
-    match begin(job, dial, links, stop, observer) {
+    match begin(job, dial, setting, Direction::Down, observer) {
         Ok((mut transfer, named)) => {
             transfer.greet(&named);
             let outcome = transfer.receive().await;
@@ -197,11 +230,10 @@ pub async fn run<D: Dial>(
 pub async fn run_proxied(
     job: &Job,
     proxy: &Proxy,
-    links: watch::Receiver<Arc<Vec<Link>>>,
-    stop: watch::Receiver<bool>,
+    setting: Setting,
     observer: &mut dyn Observer,
 ) -> Exit {
-    match begin(job, proxy, links, stop, observer) {
+    match begin(job, proxy, setting, Direction::Down, observer) {
         Ok((mut transfer, named)) => {
             transfer.greet(&named);
             let outcome = transfer.exchange_proxied().await;
@@ -215,8 +247,8 @@ pub async fn run_proxied(
 fn begin<'a, D: Dial>(
     job: &'a Job,
     dial: &'a D,
-    links: watch::Receiver<Arc<Vec<Link>>>,
-    stop: watch::Receiver<bool>,
+    setting: Setting,
+    direction: Direction,
     observer: &'a mut dyn Observer,
 ) -> Result<(Transfer<'a, D>, PathBuf), Exit> {
     let start = Moment::now();
@@ -233,35 +265,17 @@ fn begin<'a, D: Dial>(
     let sink = match opened {
         Ok(sink) => sink,
         Err(failure) => {
-            let report = Report {
-                verb: "get",
-                url,
-                mode: dial.mode(),
-                file: display(&job.destination, &named),
-                bytes: 0,
-                sha256: String::new(),
-                bytes_by_link: BTreeMap::new(),
-                duration_s: Moment::now().since(start).as_secs_f64(),
-                first_byte_s: None,
-                last_byte_s: None,
-                deadline_s: job.within.map(|w| w.as_secs_f64()),
-                deadline_met: job.within.map(|_| false),
-                switches: 0,
-                duplicate_bytes: 0,
-                content_encoding: None,
-                exit: failure.exit as u8,
-                reason: failure.reason,
-                text: Some(failure.text),
-                resumable_bytes: 0,
-                proxy_would_add: None,
-                status: None,
-                answer: None,
+            let file = display(&job.destination, &named);
+            let verb = match direction {
+                Direction::Down => "get",
+                Direction::Up => "put",
             };
+            let report = Report::failed(verb, (url, file), dial.mode(), &job.terms, &failure);
             observer.tell(&Event::Error(report));
             return Err(failure.exit);
         }
     };
-    let transfer = with_sink(job, dial, links, stop, observer, sink, start);
+    let transfer = with_sink(job, dial, setting, direction, observer, sink, start);
     Ok((transfer, named))
 }
 
@@ -269,8 +283,8 @@ fn begin<'a, D: Dial>(
 fn with_sink<'a, D: Dial>(
     job: &'a Job,
     dial: &'a D,
-    links: watch::Receiver<Arc<Vec<Link>>>,
-    stop: watch::Receiver<bool>,
+    setting: Setting,
+    direction: Direction,
     observer: &'a mut dyn Observer,
     sink: Sink,
     start: Moment,
@@ -278,8 +292,11 @@ fn with_sink<'a, D: Dial>(
     Transfer {
         job,
         dial,
-        links,
-        stop,
+        links: setting.links,
+        stop: setting.stop,
+        seat: setting.dispatcher.seat(direction, setting.number),
+        terms: job.terms.clone(),
+        orders: setting.terms,
         observer,
         best_length: sink.held_bytes(),
         sink,
@@ -293,8 +310,10 @@ fn with_sink<'a, D: Dial>(
         bytes_by_link: BTreeMap::new(),
         current: None,
         last_link: None,
+        first_promise: None,
         why: String::new(),
         said_waiting: None,
+        said_at: None,
         said_encoding: false,
         switches: 0,
         duplicate_bytes: 0,
@@ -338,7 +357,7 @@ impl<D: Dial> Transfer<'_, D> {
         loop {
             self.check_deadline()?;
             let ways = self.ways();
-            let (way, why) = match choose(&self.need(), &ways) {
+            let (way, why) = match self.decide(&ways, false).choice {
                 Choice::Use { index, why } => (ways[index].clone(), why),
                 Choice::Wait {
                     reason,
@@ -550,18 +569,23 @@ impl<D: Dial> Transfer<'_, D> {
             return Ok(true); // the address our connection stands on is gone
         }
         let ways = self.ways();
-        let choice = choose(&self.need(), &ways);
-        let stays = match choice {
+        let mut spends_too_much = self.metered_bytes_left() == Some(0);
+        let stays = match self.decide(&ways, false).choice {
             Choice::Use { index, why } if ways[index].name == link => {
                 self.why = why;
                 true
             }
-            _ => false,
+            Choice::Wait { reason, .. } => {
+                spends_too_much |= reason == Hold::OverBudget;
+                false
+            }
+            Choice::Use { .. } => false,
         };
-        // Leaving of our own accord is only worth it if what we hold can be continued.
-        let spends = self.is_metered(link) && self.metered_bytes_left() == Some(0);
+        // Leaving of our own accord is only worth it if what we hold can be continued, …
         let continuable = self.sink.note.validator.is_some() || self.sink.held_bytes() == 0;
-        Ok(!stays && (continuable || spends))
+        // … but what must not be paid for is left in any case.
+        let forbidden = spends_too_much || self.terms.policy == Policy::FreeOnly;
+        Ok(!stays && (continuable || (self.is_metered(link) && forbidden)))
     }
 
     fn take(&mut self, way: &Way, why: &str) {
@@ -592,6 +616,22 @@ impl<D: Dial> Transfer<'_, D> {
         }
     }
 
+    /// Notes what is promised, as soon as the size is known, and says so if that is nothing.
+    fn note_promise(&mut self) {
+        if self.first_promise.is_some() || self.length().is_none() {
+            return;
+        }
+        self.first_promise = self.promise();
+        if let Some(promise) = self.first_promise.filter(|promise| promise.infeasible) {
+            let left = in_words(Duration::from_secs_f64(promise.left_s));
+            let p = promise.p;
+            self.note(
+                None,
+                format!("it will hardly be ready in {left} (p={p:.2})"),
+            );
+        }
+    }
+
     /// Bytes of the object, when known.
     fn length(&self) -> Option<u64> {
         match &self.outgoing {
@@ -601,6 +641,10 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     fn tell_progress(&mut self, link: &str, rate_bytes_per_s: f64) {
+        self.note_promise();
+        if self.said_waiting.is_some() {
+            return; // that it waits says more than what still trickles in
+        }
         let event = Event::Progress {
             t_s: self.t_s(),
             bytes: self.done(),
@@ -610,6 +654,7 @@ impl<D: Dial> Transfer<'_, D> {
             bytes_by_link: self.bytes_by_link.clone(),
             why: self.why.clone(),
             mode: self.dial.mode(),
+            promise: self.promise(),
         };
         self.observer.tell(&event);
     }
@@ -620,6 +665,13 @@ impl<D: Dial> Transfer<'_, D> {
             reason,
             text,
         });
+    }
+
+    /// What can be promised now.
+    fn promise(&self) -> Option<Promised> {
+        let left = self.left().filter(|_| self.length().is_some())?;
+        let promise = self.seat.promise()?;
+        Some(Promised::of(&promise, left))
     }
 
     fn t_s(&self) -> f64 {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use crate::order::Deadline;
 use jiff::civil::Time;
+
 use jiff::{SignedDuration, Span, SpanRelativeTo, Timestamp, ToSpan, Zoned};
 
 /// The time left until `text`: `07:30` (the next one, local), RFC 3339, or `+45m`.
@@ -26,6 +28,23 @@ pub fn parse_by(text: &str, now: &Zoned) -> Result<Duration, String> {
         .ok()
         .filter(|left| !left.is_zero())
         .ok_or_else(|| format!("`{text}` has passed; a deadline lies in the future"))
+}
+
+/// When `text` is: a time of day, which is a point in time, or `+45m`, a length of time from now on.
+///
+/// # Errors
+/// As for [`parse_by`].
+pub fn parse_due(text: &str, now: &Zoned) -> Result<Deadline, String> {
+    let left = parse_by(text, now)?;
+    if text.starts_with('+') {
+        return Ok(Deadline::WithinS(left.as_secs_f64()));
+    }
+    let left = SignedDuration::try_from(left).map_err(|e| e.to_string())?;
+    let at = now
+        .timestamp()
+        .checked_add(left)
+        .map_err(|e| e.to_string())?;
+    Ok(Deadline::At(at))
 }
 
 fn next_occurrence(time: Time, now: &Zoned) -> Result<Zoned, String> {
@@ -108,6 +127,17 @@ mod tests {
         assert_eq!(left("2030-06-01T03:10:00Z"), Ok(600)); // noon in Seoul is 03:00 UTC
         assert_eq!(left("+45m"), Ok(45 * 60));
         assert_eq!(left("+1h30m"), Ok(90 * 60));
+    }
+
+    #[test]
+    fn a_time_of_day_stays_one_and_a_span_a_span() {
+        let due = |text| parse_due(text, &noon());
+        assert_eq!(due("+1h"), Ok(Deadline::WithinS(3_600.0)));
+        let at = "2030-06-01T12:01:00[Asia/Seoul]"
+            .parse::<Zoned>()
+            .expect("a zoned time");
+        assert_eq!(due("12:01"), Ok(Deadline::At(at.timestamp())));
+        assert!(due("soon").is_err());
     }
 
     #[test]

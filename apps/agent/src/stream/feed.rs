@@ -567,6 +567,8 @@ impl Feed {
             Fault::Final(failure) => (failure.text, None, false),
             Fault::Origin { text, retry_after } => (text, retry_after, true),
             Fault::Proxy(text) => (text, None, true),
+            // A name that answered before will again.
+            Fault::Nameless(text) => (text, None, object.head().is_some()),
             Fault::Path(text) | Fault::Stranger(text) => {
                 link.inspect(|link| self.roads.avoid(link, AVOID));
                 (text, None, true)

@@ -375,6 +375,7 @@ fn words(fault: Fault) -> String {
         | Fault::Path(text)
         | Fault::Proxy(text)
         | Fault::Stranger(text)
+        | Fault::Nameless(text)
         | Fault::Portal(text) => text,
     }
 }

@@ -22,15 +22,16 @@ use cedos_prox::{Prox, ProxConfig};
 use d2tp_driver::{
     Admission, Config, GivenLink, GivenLinks, SecretKey, Server, ServerAddress, ServerOptions,
 };
-use d2tp_links::{Class, Kind};
-use d2tp_sched::IfLate;
+use d2tp_links::{Class, Kind as LinkKind};
 use tokio::sync::{oneshot, watch};
 
 use super::{Matter, Plain, Stage, Summary, Told, View, lock, summarise, watch as look_on};
 use crate::verbs::key;
+use cedos_agent::dispatcher::{Dispatcher, Kind};
 use cedos_agent::fetch::proxy::Proxy;
 use cedos_agent::fetch::report::{Event, Observer};
-use cedos_agent::fetch::transfer::{self, Destination, Job};
+use cedos_agent::fetch::transfer::{self, Destination, Job, Setting};
+use cedos_agent::terms::{Due, Terms};
 
 /// Something that serves on a thread and a runtime of its own until it is dropped.
 struct Serving {
@@ -182,9 +183,9 @@ fn give(links: &GivenLinks, classes: &[(String, ScenarioClass)], told: &Loopback
     };
     let (_, class) = &classes[happening.event.link];
     let (kind, class) = match class {
-        ScenarioClass::Free => (Kind::Wifi, Class::Free),
-        ScenarioClass::Metered => (Kind::Cellular, Class::Metered),
-        ScenarioClass::Roaming => (Kind::Cellular, Class::Roaming),
+        ScenarioClass::Free => (LinkKind::Wifi, Class::Free),
+        ScenarioClass::Metered => (LinkKind::Cellular, Class::Metered),
+        ScenarioClass::Roaming => (LinkKind::Cellular, Class::Roaming),
     };
     let link = GivenLink::new(&happening.link, addresses.v4.into()).costing(class);
     links.give(GivenLink { kind, ..link }.reaching(proxy_at));
@@ -233,11 +234,13 @@ pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
     let job = Job {
         url: format!("http://{origin}/bytes/{}", matter.bytes).parse()?,
         destination: Destination::File(matter.file.clone()),
-        within: Some(Duration::from_secs_f64(within)),
-        policy: flow.policy.word().parse()?,
-        if_late: IfLate::Cell,
+        terms: Terms {
+            due: Some(Due::within(Duration::from_secs_f64(within))),
+            policy: flow.policy.word().parse()?,
+            metered_bytes_max: flow.metered_bytes_max,
+            ..Terms::default()
+        },
         now: false,
-        metered_bytes_max: flow.metered_bytes_max,
         integrity: None,
         tries_max: 8,
         stall: Duration::from_secs(10),
@@ -250,8 +253,9 @@ pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
         .spawn(move || {
             on_runtime(async {
                 let proxy = Proxy::over(address, device, links.clone());
-                let links = links.subscribe();
-                let exit = transfer::run_proxied(&job, &proxy, links, stopped, &mut telling).await;
+                let dispatcher = Dispatcher::new(Kind::default());
+                let setting = Setting::alone(links.subscribe(), stopped, dispatcher);
+                let exit = transfer::run_proxied(&job, &proxy, setting, &mut telling).await;
                 exit == cedos_agent::fetch::outcome::Exit::Done
             })
         })?;

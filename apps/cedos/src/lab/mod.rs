@@ -70,6 +70,8 @@ pub fn origin_named(world: &World) -> String {
 
 /// Tells a `cedos get` what the lab's links stand for: they are none of them radios.
 pub fn classes(command: &mut Command, scenario: &Scenario) {
+    // Not by an agent of the user's, who has other links.
+    command.arg("--alone");
     for link in &scenario.links {
         command.args(["--link", &format!("{}={}", link.name, link.class.word())]);
     }

@@ -184,5 +184,7 @@ pub fn tcp_port(world: &World) -> String {
 pub fn through(command: &mut Command, prox: &Prox, world: &World) {
     command
         .args(["--prox", &prox.reached_by(world)])
-        .env("CEDOS_KEY_FILE", &prox.key);
+        .env("CEDOS_KEY_FILE", &prox.key)
+        // What a device remembers of its sessions goes with the lab.
+        .env("XDG_STATE_HOME", prox.key.with_extension("state"));
 }

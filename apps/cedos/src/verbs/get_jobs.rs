@@ -1,29 +1,39 @@
-//! `cedos ls`, `cedos status ID`, `cedos cancel ID`: downloads in the background.
+//! `cedos ls`, `status`, `why`, `pause`, `resume`, `cancel`, `retry`, `edit`, `wait`: transfers in the
+//! background. The agent is asked where it runs; without it the first two and `cancel` know of
+//! `cedos get --detach`.
 
+use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::Args;
-use serde_json::{Value, json};
+use anyhow::anyhow;
+use cedos_agent::agent::api::{Change, Request};
+use cedos_agent::agent::client::Client;
+use cedos_agent::fetch::jobs;
+use cedos_agent::fetch::outcome::{Exit, Failure};
+use cedos_agent::fetch::report::{Bar, Lines, Observer, Promised, complain, human_bytes, say};
+use cedos_agent::fetch::when;
+use cedos_agent::order::Deadline;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgAction, Args};
+use d2tp_sched::{IfLate, Policy};
+use jiff::{Timestamp, Zoned, tz::TimeZone};
+use serde_json::Value;
 
-use cedos_agent::fetch::jobs::{self, Job, Standing};
-use cedos_agent::fetch::report::{complain, human_bytes, say};
+use super::handover::{STILL_WAITING, look_on};
 
-/// Exit code of `status` for a download that has not ended: come back later.
-const STILL_WAITING: u8 = 75; // EX_TEMPFAIL of sysexits.h
-
-/// List the downloads in the background that run, and those that ended lately
+/// List the downloads and uploads in the background that run, and those that ended lately
 #[derive(Debug, Args)]
 pub struct LsArgs {
-    /// Print one JSON object per download
+    /// Print one JSON object per transfer
     #[arg(long)]
     json: bool,
 }
 
-/// Show one download in the background
-///
-/// Exit codes: 75 while it runs or waits, then its own (see `cedos get --help`).
+/// One transfer in the background.
 #[derive(Debug, Args)]
-pub struct StatusArgs {
+pub struct OneArgs {
     /// Its number, from `cedos get --detach` or `cedos ls`
     #[arg(value_parser = parse_id)]
     id: u64,
@@ -32,121 +42,384 @@ pub struct StatusArgs {
     json: bool,
 }
 
-/// Stop a download in the background; it leaves a partial, which the same command continues
+/// Change the terms of a transfer, while it runs too; they hold within a second
 #[derive(Debug, Args)]
-pub struct CancelArgs {
-    /// Its number, from `cedos get --detach` or `cedos ls`
-    #[arg(value_parser = parse_id)]
-    id: u64,
-    /// Print one JSON object: where it stood
-    #[arg(long)]
-    json: bool,
+pub struct EditArgs {
+    #[command(flatten)]
+    one: OneArgs,
+
+    /// Be ready by TIME: 07:30 (the next one), RFC 3339, or +45m
+    #[arg(long, value_name = "TIME", group = "when")]
+    by: Option<String>,
+
+    /// Be ready within this long from now: 2h, 45m
+    #[arg(long, value_name = "SPAN", group = "when", value_parser = when::parse_span)]
+    within: Option<Duration>,
+
+    /// No deadline
+    #[arg(long, group = "when")]
+    when_free: bool,
+
+    /// How to weigh money against time
+    #[arg(long, value_parser = PossibleValuesParser::new(Policy::ALL.map(Policy::word)).map(|word| word))]
+    policy: Option<String>,
+
+    /// What to do when free networks alone will not make the deadline
+    #[arg(long, value_parser = PossibleValuesParser::new(IfLate::ALL.map(IfLate::word)).map(|word| word))]
+    if_late: Option<String>,
+
+    /// Bytes that metered networks may carry in all: 50M, 1.5G
+    #[arg(long, value_name = "SIZE", value_parser = when::parse_bytes, group = "cell")]
+    max_cell: Option<u64>,
+
+    /// No limit for those
+    #[arg(long, group = "cell", action = ArgAction::SetTrue)]
+    no_max_cell: bool,
+
+    /// Who goes first when not all can be in time: 0 to 7, higher is more
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=7))]
+    priority: Option<u8>,
 }
 
 fn parse_id(text: &str) -> Result<u64, String> {
     text.trim_start_matches('#')
         .parse()
-        .map_err(|_| format!("`{text}` is not the number of a download; `cedos ls` lists them"))
+        .map_err(|_| format!("`{text}` is not the number of a transfer; `cedos ls` lists them"))
+}
+
+fn said(failure: Failure) -> anyhow::Error {
+    anyhow!(failure.text)
 }
 
 /// Lists them.
-pub fn ls(args: &LsArgs) -> anyhow::Result<ExitCode> {
-    let jobs = jobs::list()?;
-    for job in &jobs {
-        if args.json {
-            say(&object(job).to_string());
-        } else {
-            say(&headline(job));
+pub async fn ls(args: LsArgs) -> anyhow::Result<ExitCode> {
+    let transfers: Vec<Value> = match Client::connect().await {
+        Some(mut agent) => {
+            let answer = agent.ask(&Request::List).await.map_err(said)?;
+            answer["transfers"].as_array().cloned().unwrap_or_default()
         }
+        None => jobs::list()?.iter().map(jobs::Job::object).collect(),
+    };
+    for transfer in &transfers {
+        say(&match args.json {
+            true => transfer.to_string(),
+            false => headline(transfer),
+        });
     }
-    if jobs.is_empty() && !args.json {
+    if transfers.is_empty() && !args.json {
         complain("no downloads in the background; `cedos get --detach URL` starts one");
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Shows one.
-pub fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
-    let job = jobs::find(args.id)?;
-    if args.json {
-        say(&object(&job).to_string());
-    } else {
-        say(&headline(&job));
-        for (label, text) in details(&job) {
-            say(&format!("  {label:9} {text}"));
-        }
-    }
-    Ok(ExitCode::from(match job.standing() {
-        Standing::Running | Standing::Waiting => STILL_WAITING,
-        Standing::Done | Standing::Failed => job.event["exit"].as_u64().unwrap_or(1) as u8,
-        Standing::Gone => 1,
-    }))
+pub async fn status(args: OneArgs) -> anyhow::Result<ExitCode> {
+    let transfer = one(&args, |id| Request::Status { id }).await?;
+    show(&transfer, args.json, true);
+    Ok(ExitCode::from(code_of(&transfer)))
+}
+
+/// Says why one is where it is, on one screen.
+pub async fn why(args: OneArgs) -> anyhow::Result<ExitCode> {
+    let transfer = one(&args, |id| Request::Why { id }).await?;
+    show(&transfer, args.json, false);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Stops one.
-pub fn cancel(args: &CancelArgs) -> anyhow::Result<ExitCode> {
-    jobs::find(args.id)?.cancel()?;
-    let job = jobs::find(args.id)?;
-    if args.json {
-        say(&object(&job).to_string());
-    } else {
-        say(&headline(&job));
+pub async fn cancel(args: OneArgs) -> anyhow::Result<ExitCode> {
+    let Some(mut agent) = Client::connect().await else {
+        return cancel_process(&args);
+    };
+    let id = args.id;
+    match agent.ask(&Request::Cancel { id }).await {
+        Ok(_) => {}
+        // It may be a process of its own.
+        Err(_) if jobs::find(id).is_ok_and(|job| !job.is_the_agents() && job.pid.is_some()) => {
+            return cancel_process(&args);
+        }
+        Err(failure) => return Err(said(failure)),
+    }
+    // What it holds is put down first.
+    while let Ok(transfer) = agent.ask(&Request::Status { id }).await {
+        if matches!(standing(&transfer), "cancelled" | "done" | "failed") {
+            show_line(&transfer, args.json);
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn object(job: &Job) -> Value {
-    json!({
-        "id": job.id,
-        "standing": job.standing(),
-        "url": job.asked.url,
-        "file": job.asked.file,
-        "since": job.asked.since,
-        "deadline": job.asked.deadline,
-        "log": job.log(),
-        "pid": job.pid,
-        "last": job.event,
+fn cancel_process(args: &OneArgs) -> anyhow::Result<ExitCode> {
+    jobs::find(args.id)?.cancel()?;
+    show_line(&jobs::find(args.id)?.object(), args.json);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Stops one for now.
+pub async fn pause(args: OneArgs) -> anyhow::Result<ExitCode> {
+    let id = args.id;
+    ask(&args, Request::Pause { id }).await
+}
+
+/// Goes on with one.
+pub async fn resume(args: OneArgs) -> anyhow::Result<ExitCode> {
+    let id = args.id;
+    ask(&args, Request::Resume { id }).await
+}
+
+/// Begins again with one that failed or was cancelled.
+pub async fn retry(args: OneArgs) -> anyhow::Result<ExitCode> {
+    let id = args.id;
+    ask(&args, Request::Retry { id }).await
+}
+
+/// Changes its terms.
+pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
+    let deadline = match (&args.by, args.within) {
+        (Some(by), _) => match when::parse_due(by, &Zoned::now()) {
+            Ok(deadline) => Some(deadline),
+            Err(why) => {
+                complain(&format!("cedos edit: {why}"));
+                return Ok(ExitCode::from(2));
+            }
+        },
+        (None, Some(span)) => Some(Deadline::WithinS(span.as_secs_f64())),
+        (None, None) => None,
+    };
+    let terms = Change {
+        deadline,
+        no_deadline: args.when_free,
+        policy: args.policy,
+        if_late: args.if_late,
+        max_cell: args.max_cell,
+        no_max_cell: args.no_max_cell,
+        priority: args.priority,
+    };
+    if terms.is_nothing() {
+        complain("cedos edit: say what is to be different: --by, --policy, --max-cell …");
+        return Ok(ExitCode::from(2));
+    }
+    let id = args.one.id;
+    ask(&args.one, Request::Edit { id, terms }).await
+}
+
+/// Follows one to its end; the exit code is its own.
+pub async fn wait(args: OneArgs) -> anyhow::Result<ExitCode> {
+    let agent = connect().await?;
+    let mut observer: Box<dyn Observer> = match std::io::stderr().is_terminal() {
+        true => Box::new(Bar::on_stderr()),
+        false => Box::new(Lines),
+    };
+    let ended = look_on(agent, args.id, observer.as_mut(), args.json).await;
+    Ok(match ended.map_err(said)? {
+        Some(exit) => exit.into(),
+        None => ExitCode::from(STILL_WAITING),
     })
 }
 
-fn headline(job: &Job) -> String {
-    let name = job.asked.file.file_name().unwrap_or_default();
+async fn connect() -> anyhow::Result<Client> {
+    let agent = Client::connect().await;
+    agent.ok_or_else(|| anyhow!("no agent runs; `cedos agent` starts it"))
+}
+
+async fn ask(args: &OneArgs, request: Request) -> anyhow::Result<ExitCode> {
+    let transfer = connect().await?.ask(&request).await.map_err(said)?;
+    show_line(&transfer, args.json);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn one(args: &OneArgs, request: impl Fn(u64) -> Request) -> anyhow::Result<Value> {
+    match Client::connect().await {
+        Some(mut agent) => agent.ask(&request(args.id)).await.map_err(said),
+        None => Ok(jobs::find(args.id)?.object()),
+    }
+}
+
+fn standing(transfer: &Value) -> &str {
+    transfer["standing"].as_str().unwrap_or("?")
+}
+
+fn code_of(transfer: &Value) -> u8 {
+    match standing(transfer) {
+        "done" | "failed" | "cancelled" => {
+            let exit = transfer["last"]["exit"].as_u64();
+            exit.unwrap_or(Exit::Error as u64) as u8
+        }
+        "gone" => Exit::Error as u8,
+        _ => STILL_WAITING,
+    }
+}
+
+fn show_line(transfer: &Value, json: bool) {
+    match json {
+        true => say(&bare(transfer).to_string()),
+        false => say(&headline(transfer)),
+    }
+}
+
+fn show(transfer: &Value, json: bool, all: bool) {
+    if json {
+        return say(&bare(transfer).to_string());
+    }
+    say(&headline(transfer));
+    for (label, text) in details(transfer, all) {
+        say(&format!("  {label:9} {text}"));
+    }
+}
+
+/// Without what only the agent and its client say to each other.
+fn bare(transfer: &Value) -> Value {
+    let mut transfer = transfer.clone();
+    if let Some(fields) = transfer.as_object_mut() {
+        fields.remove("ok");
+    }
+    transfer
+}
+
+fn headline(transfer: &Value) -> String {
+    let file = transfer["file"].as_str().unwrap_or_default();
+    let name = Path::new(file).file_name().unwrap_or_default();
     let name = name.to_string_lossy();
-    let event = &job.event;
-    let size = match (event["bytes"].as_u64(), event["length"].as_u64()) {
+    let size = match (transfer["bytes"].as_u64(), transfer["length"].as_u64()) {
         (Some(bytes), Some(length)) => {
             format!("   {} / {}", human_bytes(bytes), human_bytes(length))
         }
         (Some(bytes), None) => format!("   {}", human_bytes(bytes)),
         _ => String::new(),
     };
-    let reason = event["reason"].as_str();
+    let standing = standing(transfer);
+    let reason = transfer["reason"].as_str();
+    let reason = reason.filter(|_| standing != "cancelled" && standing != "paused");
     let reason = reason.map(|r| format!(" ({r})")).unwrap_or_default();
-    let standing = match job.standing() {
-        Standing::Running => "RUNNING",
-        Standing::Waiting => "WAITING",
-        Standing::Done => "DONE",
-        Standing::Failed => "FAILED",
-        Standing::Gone => "GONE",
+    let up = if transfer["verb"] == "put" {
+        " ↑"
+    } else {
+        ""
     };
-    format!("#{} {name}{size}   {standing}{reason}", job.id)
+    format!(
+        "#{}{up} {name}{size}   {}{reason}",
+        transfer["id"],
+        standing.to_uppercase()
+    )
 }
 
-fn details(job: &Job) -> Vec<(&'static str, String)> {
-    let event = &job.event;
+fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
+    let event = &transfer["last"];
+    let id = &transfer["id"];
     let text = |field: &str| event[field].as_str().map(str::to_owned);
+    let deadline = transfer["deadline"].as_str().and_then(|at| at.parse().ok());
     let mut lines = Vec::new();
-    lines.extend(text("why").map(|why| ("Because", why)));
-    lines.extend(text("unblocks").map(|what| ("Unblocks", what)));
-    lines.extend(text("text").map(|text| ("Because", text)));
-    if job.standing() == Standing::Gone {
-        let text = "its process ended without a last word (killed, or the machine was restarted); \
-                    the same command continues from what is on the disk";
-        lines.push(("Because", text.into()));
+    let promised: Option<Promised> = serde_json::from_value(transfer["promise"].clone()).ok();
+    if let Some(promised) = promised.filter(|_| code_of(transfer) == STILL_WAITING) {
+        let by = deadline.map(|at| format!("ready by {}, ", clock(at, &Zoned::now())));
+        let words = promised.in_words();
+        lines.push(("Promise", by.unwrap_or_default() + &words));
     }
-    lines.push(("From", job.asked.url.clone()));
-    lines.push(("To", job.asked.file.display().to_string()));
-    lines.extend(job.asked.deadline.clone().map(|at| ("Deadline", at)));
-    lines.push(("Log", job.log().display().to_string()));
+    lines.extend(text("why").map(|why| ("Because", why)));
+    let unblocks = text("unblocks").map(|what| {
+        // As one would write it here.
+        what.replace("--policy any", &format!("cedos edit {id} --policy any"))
+            .replace(
+                "a larger --max-cell",
+                &format!("cedos edit {id} --max-cell SIZE"),
+            )
+    });
+    lines.extend(unblocks.map(|what| ("Unblocks", what)));
+    lines.extend(text("text").map(|text| ("Because", text)));
+    match standing(transfer) {
+        "gone" => {
+            let text = "its process ended without a last word (killed, or the machine was \
+                        restarted); the same command continues from what is on the disk";
+            lines.push(("Because", text.into()));
+        }
+        "queued" => lines.push((
+            "Because",
+            "it goes on when the agent runs: cedos agent".into(),
+        )),
+        "paused" => lines.push(("Unblocks", format!("cedos resume {id}"))),
+        _ => {}
+    }
+    if !all {
+        return lines;
+    }
+    let shown = |field: &str| transfer[field].as_str().map(str::to_owned);
+    let links: Vec<String> = event["bytes_by_link"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(link, bytes)| format!("{link} {}", human_bytes(bytes.as_u64().unwrap_or(0))))
+        .collect();
+    if !links.is_empty() {
+        lines.push(("Carried", links.join(", ")));
+    }
+    lines.extend(shown("mode").map(|mode| ("Mode", mode)));
+    let (url, file) = (shown("url"), shown("file"));
+    let (from, to) = match transfer["verb"] == "put" {
+        true => (file, url),
+        false => (url, file),
+    };
+    lines.extend(from.map(|from| ("From", from)));
+    lines.extend(to.map(|to| ("To", to)));
+    if let Some(at) = deadline {
+        lines.push(("Deadline", clock(at, &Zoned::now())));
+    }
+    lines.extend(shown("policy").map(|policy| ("Policy", policy)));
+    lines.extend(shown("log").map(|log| ("Log", log)));
     lines
+}
+
+/// A time of day as people here say it: the hour alone if it is today's.
+fn clock(at: Timestamp, now: &Zoned) -> String {
+    let at = at.to_zoned(TimeZone::system());
+    let form = match at.date() == now.date() {
+        true => "%H:%M",
+        false => "%a %d %b %H:%M",
+    };
+    at.strftime(form).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn why_fits_one_screen_and_says_what_would_end_the_wait() {
+        let transfer = json!({
+            "id": 42, "standing": "waiting", "reason": "path_cost", "verb": "get",
+            "file": "/home/me/episode-118.mp3", "bytes": 61_000_000, "length": 94_000_000,
+            "promise": {"p": 0.97, "infeasible": false, "metered_bytes_expected": 0,
+                        "metered_bytes_95": 0, "metered_bytes_worst": 33_000_000, "left_s": 60.0},
+            "deadline": Timestamp::now().to_string(),
+            "last": {"why": "only lte0 is up, class metered",
+                     "unblocks": "any free network | --policy any"},
+        });
+        let head = headline(&transfer);
+        assert_eq!(
+            head,
+            "#42 episode-118.mp3   61.00 MB / 94.00 MB   WAITING (path_cost)"
+        );
+        let lines = details(&transfer, false);
+        let of = |label: &str| {
+            let found = lines.iter().find(|(known, _)| *known == label);
+            found.map(|(_, text)| text.as_str()).unwrap_or_default()
+        };
+        assert!(of("Promise").contains("on track (p=0.97); expected cellular 0 B, worst 33.00 MB"));
+        assert!(of("Promise").starts_with("ready by "), "{lines:?}");
+        assert_eq!(
+            of("Unblocks"),
+            "any free network | cedos edit 42 --policy any"
+        );
+        assert_eq!(code_of(&transfer), 75);
+    }
+
+    #[test]
+    fn a_deadline_is_told_in_local_time_without_fractions() {
+        let now = Zoned::now();
+        assert_eq!(clock(now.timestamp(), &now).len(), "07:30".len());
+        let later = now.timestamp() + jiff::SignedDuration::from_hours(72);
+        assert!(clock(later, &now).len() > "07:30".len());
+    }
 }

@@ -63,13 +63,16 @@ pub fn screen(plan: &Rehearsal) -> String {
         }
         None => say("Deadline", format!("none; {needed}")),
     }
-    say(
-        "Metered",
-        format!(
-            "{} expected, {} at worst",
-            human_bytes(told.metered_bytes_expected),
-            human_bytes(told.metered_bytes_worst)
+    match plan.promise {
+        Some(promise) => say("Promise", promise.in_words()),
+        None => say(
+            "Metered",
+            format!(
+                "{} expected, {} at worst",
+                human_bytes(told.metered_bytes_expected),
+                human_bytes(told.metered_bytes_worst)
+            ),
         ),
-    );
+    }
     lines.join("\n")
 }

@@ -3,21 +3,26 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
-use d2tp_driver::{AckOffload, AddressError, ServerAddress};
+use d2tp_driver::AckOffload;
 use d2tp_links::ClassRule;
 use d2tp_sched::{IfLate, Policy};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::transport::TransportArgs;
+use cedos_agent::agent::client::Client;
+use cedos_agent::dispatcher::{Dispatcher, Kind};
+use cedos_agent::errand::Tuning;
 use cedos_agent::fetch::jobs;
 use cedos_agent::fetch::outcome::Exit;
-use cedos_agent::fetch::report::{Bar, JsonLines, Lines, Observer};
+use cedos_agent::fetch::report::{Bar, JsonLines, Lines, Observer, Reading, complain};
 use cedos_agent::fetch::when;
+use cedos_agent::order::{Deadline, Order};
 
 /// Deadline of a transfer that names none.
 const WITHIN_DEFAULT: Duration = Duration::from_secs(6 * 3600);
@@ -90,8 +95,20 @@ pub struct How {
     #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = when::parse_span, allow_hyphen_values = true)]
     pub stall: Duration,
 
+    /// Who goes first when not all can be in time: 0 to 7, higher is more
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=7))]
+    priority: u8,
+
+    /// How it is decided when networks that cost are used [default: d2sched]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::word)).try_map(|word| word.parse::<Kind>()))]
+    pub scheduler: Option<Kind>,
+
     #[command(flatten)]
     pub transport: TransportArgs,
+
+    /// Do it in this process, though an agent runs
+    #[arg(long)]
+    alone: bool,
 
     /// Print one JSON object per line: begun, progress, switch, waiting, note, and last done or error
     #[arg(long)]
@@ -107,22 +124,66 @@ where
 }
 
 impl How {
-    /// The proxy to go through, if one was named.
-    pub fn proxy(&self) -> Result<Option<ServerAddress>, String> {
-        match self.prox.as_deref().filter(|text| !text.is_empty()) {
-            Some(text) => Ok(Some(text.parse().map_err(|e: AddressError| e.to_string())?)),
-            None => Ok(None),
-        }
+    /// By when.
+    pub fn deadline(&self) -> Result<Option<Deadline>, String> {
+        let within = |span: Duration| Deadline::WithinS(span.as_secs_f64());
+        Ok(match (&self.by, self.within) {
+            (Some(by), _) => Some(when::parse_due(by, &jiff::Zoned::now())?),
+            (None, Some(span)) => Some(within(span)),
+            (None, None) if self.when_free || self.now => None,
+            (None, None) => Some(within(WITHIN_DEFAULT)),
+        })
     }
 
-    /// The time there is.
-    pub fn within(&self) -> Result<Option<Duration>, String> {
-        Ok(match (&self.by, self.within) {
-            (Some(by), _) => Some(when::parse_by(by, &jiff::Zoned::now())?),
-            (None, Some(within)) => Some(within),
-            (None, None) if self.when_free || self.now => None,
-            (None, None) => Some(WITHIN_DEFAULT),
-        })
+    /// What these options say of an order.
+    pub fn fill(&self, order: &mut Order) -> Result<(), String> {
+        order.deadline = self.deadline()?;
+        order.policy = self.policy().word().to_owned();
+        order.if_late = self.if_late.word().to_owned();
+        order.now = self.now;
+        order.max_cell = self.max_cell;
+        order.priority = self.priority;
+        order.tries = self.tries;
+        order.stall_s = self.stall.as_secs_f64();
+        order.prox = self.prox.clone().filter(|text| !text.is_empty());
+        order.key = self.key.clone();
+        Ok(())
+    }
+
+    /// How sessions are to send.
+    pub fn tuning(&self) -> Tuning {
+        let mut tuning = Tuning {
+            offload_acks: self.offload_acks,
+            ..Tuning::default()
+        };
+        self.transport.apply(&mut tuning.config);
+        tuning
+    }
+
+    /// The agent, if one runs that can carry out what was asked for. What only a process of its own can
+    /// do is said.
+    pub async fn agent(&self, own: Option<&str>) -> Option<Client> {
+        if self.alone || jobs::is_in_background() {
+            return None;
+        }
+        let agent = Client::connect().await?;
+        let own = own
+            .or_else(|| (!self.link.is_empty()).then_some("--link"))
+            .or_else(|| self.scheduler.map(|_| "--scheduler"))
+            .or_else(|| (self.transport != TransportArgs::default()).then_some("how to send"))
+            .or_else(|| (self.offload_acks != AckOffload::Free).then_some("--offload-acks"));
+        if let Some(own) = own {
+            complain(&format!(
+                "note: {own} is not for the agent, so this runs beside it and competes with it"
+            ));
+            return None;
+        }
+        Some(agent)
+    }
+
+    /// Who decides about links.
+    pub fn dispatcher(&self) -> Arc<Dispatcher> {
+        Dispatcher::new(self.scheduler.unwrap_or_default())
     }
 
     /// Money against time.
@@ -137,6 +198,11 @@ impl How {
     /// Whether the user said that metered networks may be used.
     pub fn asks_for_paid_links(&self) -> bool {
         self.max_cell.is_some() || self.policy.is_some_and(|policy| policy != Policy::FreeOnly)
+    }
+
+    /// Who hears how far the reading of a file is.
+    pub fn reading(&self) -> Reading {
+        Reading::new(std::io::stderr().is_terminal(), self.json)
     }
 
     /// Who hears what happens; `output_taken`: standard output carries the object.

@@ -8,12 +8,12 @@ use d2tp_links::{ClassRules, LinkMonitor};
 use tokio::sync::watch;
 use url::Url;
 
+use super::handover;
 use super::how::{How, stop_on_signal};
-use super::key;
-use cedos_agent::fetch::outcome::{Exit, Failure};
-use cedos_agent::fetch::parcel::Parcel;
-use cedos_agent::fetch::proxy::Proxy;
-use cedos_agent::fetch::transfer::{self, Destination, Job};
+use cedos_agent::errand::{Errand, Purpose};
+use cedos_agent::fetch::outcome::Failure;
+use cedos_agent::fetch::transfer::Setting;
+use cedos_agent::order::{Order, Verb};
 
 /// Upload FILE to URL through a proxy, over the networks there are, free ones first, by a deadline.
 ///
@@ -38,6 +38,10 @@ pub struct PutArgs {
     #[arg(long, value_name = "TYPE", value_parser = parse_type)]
     content_type: Option<String>,
 
+    /// Leave it to the agent and return
+    #[arg(long)]
+    detach: bool,
+
     #[command(flatten)]
     how: How,
 }
@@ -50,7 +54,8 @@ fn parse_type(text: &str) -> Result<String, String> {
 /// Runs `cedos put` to its end.
 pub async fn run(args: PutArgs) -> ExitCode {
     match start(args).await {
-        Ok(exit) => exit.into(),
+        Ok(Some(exit)) => exit.into(),
+        Ok(None) => ExitCode::from(handover::STILL_WAITING),
         Err(failure) => {
             eprintln!("cedos put: {}", failure.text);
             failure.exit.into()
@@ -58,45 +63,26 @@ pub async fn run(args: PutArgs) -> ExitCode {
     }
 }
 
-async fn start(args: PutArgs) -> Result<Exit, Failure> {
-    let usage = |text: String| Failure {
-        exit: Exit::Usage,
-        reason: None,
-        text,
-    };
-    if !matches!(args.url.scheme(), "http" | "https") || !args.url.has_host() {
-        let text = format!("{} is not an http:// or https:// URL", args.url);
-        return Err(usage(text));
+async fn start(args: PutArgs) -> handover::Followed {
+    let order = args.order().map_err(Failure::usage)?;
+    let mut errand = Errand::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
+    if let Some(agent) = args.how.agent(None).await {
+        let json = args.how.json;
+        if args.detach {
+            return handover::leave(agent, order, json).await.map(Some);
+        }
+        let mut observer = args.how.observer(false);
+        return handover::follow(agent, order, observer.as_mut(), json).await;
     }
-    if !args.url.username().is_empty() || args.url.password().is_some() {
-        let text = "the URL carries credentials, which the proxy would see";
-        return Err(usage(text.into()));
+    if args.detach {
+        let text = "without an agent an upload cannot be left alone; `cedos agent` starts one";
+        return Err(Failure::error(text));
     }
-    let Some(address) = args.how.proxy().map_err(usage)? else {
-        let text = "uploads go through a proxy: give --prox ADDR or CEDOS_PROX";
-        return Err(usage(text.into()));
-    };
-    let job = Job {
-        url: args.url.clone(),
-        destination: Destination::Nowhere,
-        within: args.how.within().map_err(usage)?,
-        policy: args.how.policy(),
-        if_late: args.how.if_late,
-        now: args.how.now,
-        metered_bytes_max: args.how.max_cell,
-        integrity: None,
-        tries_max: args.how.tries,
-        stall: args.how.stall,
-        allow_downgrade: false,
-        fields: [].into(),
-    };
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
-    let (file, url, kind, stop) = (args.file, args.url, args.content_type, stopped.clone());
-    let reading = tokio::task::spawn_blocking(move || {
-        Parcel::open(&file, &url, args.post, kind.as_deref(), || *stop.borrow())
-    });
-    let parcel = reading.await.expect("reading does not panic")?;
+    let mut reading = args.how.reading();
+    let told = move |bytes, of| reading.tell(bytes, of);
+    let parcel = errand.pack(stopped.clone(), told).await?;
     let rules = ClassRules {
         rules: args.how.link.clone(),
     };
@@ -105,13 +91,22 @@ async fn start(args: PutArgs) -> Result<Exit, Failure> {
         .map_err(|error| Failure::error(error.to_string()))?;
     let mut observer = args.how.observer(false);
     let links = monitor.subscribe();
-    let key = key::of_device(args.how.key.as_deref())
-        .map_err(|error| Failure::error(format!("{error:#}")))?;
-    let proxy = Proxy::new(address, key, links.clone(), None)
-        .configured(|config| {
-            args.how.transport.apply(config);
-            config.ack_offload = args.how.offload_acks;
-        })
-        .sending();
-    Ok(transfer::run_upload(&job, parcel, &proxy, links, stopped, observer.as_mut()).await)
+    let way = errand.way(&links, &args.how.tuning(), Purpose::Carry).await;
+    let setting = Setting::alone(links, stopped, args.how.dispatcher());
+    let exit = way
+        .run(&errand.job, parcel, setting, observer.as_mut())
+        .await;
+    Ok(Some(exit))
+}
+
+impl PutArgs {
+    /// What was asked for.
+    fn order(&self) -> Result<Order, String> {
+        let mut order = Order::new(Verb::Put, self.url.as_str());
+        self.how.fill(&mut order)?;
+        order.file = Some(self.file.clone());
+        order.post = self.post;
+        order.content_type.clone_from(&self.content_type);
+        Ok(order)
+    }
 }

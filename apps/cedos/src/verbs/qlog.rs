@@ -30,13 +30,20 @@ pub struct QlogArgs {
 }
 
 impl QlogArgs {
+    /// Whether there is to be a log.
+    pub fn is_asked_for(&self) -> bool {
+        // An empty variable is as good as none.
+        self.qlog
+            .as_ref()
+            .is_some_and(|f| !f.as_os_str().is_empty())
+    }
+
     /// The log, if one was asked for.
     ///
     /// # Errors
     /// The directory cannot be had.
     pub fn open(&self) -> anyhow::Result<Option<Arc<Qlog>>> {
-        // An empty variable is as good as none.
-        let Some(folder) = self.qlog.as_ref().filter(|f| !f.as_os_str().is_empty()) else {
+        let Some(folder) = self.qlog.as_ref().filter(|_| self.is_asked_for()) else {
             return Ok(None);
         };
         let level = match self.qlog_packets {

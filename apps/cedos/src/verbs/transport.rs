@@ -7,7 +7,7 @@ use d2tp_driver::{Config, CongestionKind, Mirroring, PathSchedulerKind};
 use cedos_agent::fetch::when;
 
 /// How this end sends over its paths. Each end decides for what it sends: for a download, the proxy.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Default, PartialEq, Args)]
 pub struct TransportArgs {
     /// Congestion control; lia, olia and balia treat all paths of a session as one
     #[arg(long, value_name = "NAME", value_parser = congestion())]

@@ -26,6 +26,7 @@ pub fn cedos(directory: &Path, arguments: &[&str]) -> Command {
         .current_dir(directory)
         .args(arguments)
         .env_remove("CEDOS_PROX")
+        .env("CEDOS_AGENT", "none")
         .env_remove("CEDOS_KEY_FILE")
         .env("XDG_CONFIG_HOME", directory.join(".config"))
         .env("XDG_STATE_HOME", directory.join(".state"))

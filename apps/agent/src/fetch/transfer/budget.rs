@@ -3,34 +3,68 @@
 use std::time::Duration;
 
 use d2tp_links::Class;
-use d2tp_sched::Need;
+use d2tp_sched::{Need, Way};
 
-use super::{Dial, Moment, Transfer};
+use super::{Dial, Standing, Transfer, Verdict};
 
 impl<D: Dial> Transfer<'_, D> {
     pub(super) fn need(&self) -> Need {
         Need {
             remaining_bytes: self.length().map(|l| l.saturating_sub(self.done())),
             left: self.left(),
-            policy: self.job.policy,
-            if_late: self.job.if_late,
+            policy: self.terms.policy,
+            if_late: self.terms.if_late,
             metered_bytes_left: self.metered_bytes_worth_using(),
         }
     }
 
     pub(super) fn left(&self) -> Option<Duration> {
-        let within = self.job.within?;
-        Some(within.saturating_sub(Moment::now().since(self.start)))
+        self.terms.left()
+    }
+
+    /// Asks the scheduler what may be used now. `together`: it can be on several links at once.
+    pub(super) fn decide(&mut self, ways: &[Way], together: bool) -> Verdict {
+        self.take_orders();
+        self.seat.ask(&Standing {
+            need: self.need(),
+            size_bytes: self.length(),
+            priority: self.terms.priority,
+            ways,
+            carried: &self.bytes_by_link,
+            together,
+        })
+    }
+
+    /// Goes by other terms from now on, if they came. True if they did.
+    pub(super) fn take_orders(&mut self) -> bool {
+        let Some(orders) = &mut self.orders else {
+            return false;
+        };
+        // An agent that is gone leaves the last word standing.
+        if !orders.has_changed().unwrap_or(false) {
+            return false;
+        }
+        let terms = orders.borrow_and_update().clone();
+        let changed = terms != self.terms;
+        if changed {
+            self.terms = terms;
+            self.said_waiting = None;
+            self.note(None, "goes by other terms from now on".into());
+        }
+        changed
+    }
+
+    /// What metered links carried.
+    pub(super) fn metered_bytes(&self) -> u64 {
+        let links = self.bytes_by_link.iter();
+        let metered = links.filter(|(link, _)| self.is_metered(link));
+        metered.map(|(_, bytes)| bytes).sum()
     }
 
     /// What metered links may still carry.
     pub(super) fn metered_bytes_left(&self) -> Option<u64> {
-        let max = self.job.metered_bytes_max?;
-        let metered = self
-            .bytes_by_link
-            .iter()
-            .filter(|(link, _)| self.is_metered(link));
-        Some(max.saturating_sub(metered.map(|(_, bytes)| bytes).sum()))
+        let max = self.terms.metered_bytes_max?;
+        Some(max.saturating_sub(self.metered_bytes()))
     }
 
     /// The same as an argument for using a metered link: nothing, if a new request would spend it

@@ -13,6 +13,7 @@ impl<D: Dial> Transfer<'_, D> {
         let late = self.left() == Some(Duration::ZERO);
         let duration_s = self.t_s();
         let start = self.start;
+        let promise = self.first_promise;
         let since_start = |moment: Moment| moment.since(start).as_secs_f64();
         let file = match (&self.job.destination, &outcome, &self.offered_name) {
             (Destination::File(path), ..) => path.clone(),
@@ -64,7 +65,7 @@ impl<D: Dial> Transfer<'_, D> {
         };
         let whole = text.is_none();
         let report = Report {
-            verb: "get",
+            verb: "get".into(),
             url: public(&self.job.url),
             mode: self.dial.mode(),
             file: display(&self.job.destination, &file),
@@ -74,8 +75,9 @@ impl<D: Dial> Transfer<'_, D> {
             duration_s,
             first_byte_s: self.came.map(|(first, _)| since_start(first)),
             last_byte_s: self.came.map(|(_, last)| since_start(last)),
-            deadline_s: self.job.within.map(|within| within.as_secs_f64()),
-            deadline_met: self.job.within.map(|_| whole && !late),
+            deadline_s: (self.terms.due).map(|due| due.after(start).as_secs_f64()),
+            deadline_met: self.terms.due.map(|_| whole && !late),
+            promise,
             switches: self.switches,
             duplicate_bytes: self.duplicate_bytes,
             content_encoding: self.encoding,

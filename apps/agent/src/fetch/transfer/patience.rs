@@ -15,14 +15,19 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30); // a guess
 /// How long a link that carried nothing is taken as the worst choice.
 const STALL_MEMORY: Duration = Duration::from_secs(30); // a guess
 
+/// After so long an agent says again what is waited for: the time that is left is another.
+const SAID_AGAIN: Duration = Duration::from_secs(10); // a guess
+
 impl<D: Dial> Transfer<'_, D> {
     /// After a fault: give up, or wait a little and say so.
     pub(super) async fn recover(&mut self, fault: Fault, link: &str) -> Result<(), Failure> {
         let (text, reason, retry_after, counts) = match fault {
             Fault::Final(failure) => return Err(failure),
             Fault::Stranger(text) | Fault::Portal(text) => return self.doubt(link, text),
-            Fault::Path(_) if self.via(link).is_none() => return Ok(()), // an outage, not a fault
-            Fault::Path(text) => {
+            // Once it had an address, a resolver that knows none is a bad network's.
+            Fault::Nameless(text) if self.best_length == 0 => return Err(Failure::error(text)),
+            Fault::Path(_) | Fault::Nameless(_) if self.via(link).is_none() => return Ok(()), // an outage
+            Fault::Path(text) | Fault::Nameless(text) => {
                 self.stalled_until
                     .insert(link.to_owned(), Moment::now().after(STALL_MEMORY));
                 // Once the origin has answered, a bad network is waited out.
@@ -72,15 +77,7 @@ impl<D: Dial> Transfer<'_, D> {
         unblocks: String,
         at_most: Duration,
     ) -> Result<(), Failure> {
-        if self.said_waiting != Some(reason) {
-            self.said_waiting = Some(reason);
-            self.observer.tell(&Event::Waiting {
-                t_s: self.t_s(),
-                reason,
-                why,
-                unblocks,
-            });
-        }
+        self.say_waiting(reason, why, unblocks);
         self.check_stop()?;
         self.sink.tick().await?;
         let (links, stop) = (&mut self.links, &mut self.stop);
@@ -92,6 +89,24 @@ impl<D: Dial> Transfer<'_, D> {
         self.check_stop()
     }
 
+    /// Says why nothing moves: once, and in an agent every now and then, for those who come to look.
+    pub(super) fn say_waiting(&mut self, reason: Reason, why: String, unblocks: String) {
+        let now = Moment::now();
+        let again =
+            self.orders.is_some() && (self.said_at).is_some_and(|at| now.since(at) >= SAID_AGAIN);
+        if self.said_waiting != Some(reason) || again {
+            self.said_waiting = Some(reason);
+            self.said_at = Some(now);
+            let t_s = self.t_s();
+            self.observer.tell(&Event::Waiting {
+                t_s,
+                reason,
+                why,
+                unblocks,
+            });
+        }
+    }
+
     pub(super) fn check_stop(&self) -> Result<(), Failure> {
         if *self.stop.borrow() {
             return Err(Failure::of(Exit::Cancelled, Reason::UserPaused, "stopped"));
@@ -100,7 +115,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     pub(super) fn check_deadline(&self) -> Result<(), Failure> {
-        if self.left() != Some(Duration::ZERO) || self.job.if_late != IfLate::Fail {
+        if self.left() != Some(Duration::ZERO) || self.terms.if_late != IfLate::Fail {
             return Ok(());
         }
         let late = "the deadline has passed and --if-late fail was asked for";
@@ -128,7 +143,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     pub(super) fn refuse_to_wait(&self, reason: Reason, why: &str) -> Result<(), Failure> {
-        let timeless = matches!(self.job.policy, Policy::Any | Policy::Fast);
+        let timeless = matches!(self.terms.policy, Policy::Any | Policy::Fast);
         if reason == Reason::OverBudget && (timeless || self.left() == Some(Duration::ZERO)) {
             let text = format!("{why} (--max-cell), and no free network is up");
             return Err(Failure::of(Exit::BudgetExhausted, reason, text));

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  every second, and at every change of a link:
-//!     links, rates, what is left ─▶ sched::decide ─▶ may this flow spend on links that cost?
+//!     links, bytes, what is left ─▶ dispatcher ─▶ may this flow spend on links that cost?
+//!                                        ├─ others go first: the sender holds it back
 //!                                        └─ nothing may be used: say why, the flow sleeps
 //!  the flow is forgotten, reset, or its session over ─▶ a new one, with Range from what we hold
 //! ```
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use d2tp_driver::{Event as SessionEvent, SwitchKind};
 use d2tp_links::Kind;
-use d2tp_sched::{Choice, IfLate, Paid, Plan, Way, decide, in_words};
+use d2tp_sched::{Choice, Hold, IfLate, Policy, Way, in_words};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -25,7 +26,7 @@ use super::super::outcome::{Exit, Failure, Reason};
 use super::super::proxy::{Lost, Proxy};
 use super::super::report::Event;
 use super::reach::class_of;
-use super::{BACKOFF_FIRST, EPOCH, Step, Transfer};
+use super::{BACKOFF_FIRST, EPOCH, Step, Transfer, Verdict};
 
 /// How long the proxy may be silent before we say so.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
@@ -42,11 +43,50 @@ const AGAIN_MAX: Duration = Duration::from_secs(5); // a guess
 /// When a flow that may be late loses its deadline, so that neither end drops it.
 const LIFT_DEADLINE: Duration = Duration::from_secs(3); // a guess: more than a slow link's delay
 
+/// How long the path over links that cost is kept after they were paid for: the next moment may need
+/// it again.
+const READY_FOR: Duration = Duration::from_secs(10); // a guess: as long as a radio stays awake
+
+/// A deadline that moves by more was moved by somebody who set the clock.
+const CLOCK_SET: Duration = Duration::from_secs(2); // a guess: more than a clock is slewed in an hour
+
+/// What links that cost may carry of the flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Paid {
+    /// Not a packet.
+    No,
+    /// No payload, but there is a path.
+    Ready,
+    /// So many bytes, to be measured.
+    Probe(u64),
+    /// All that the budget allows.
+    Spend,
+}
+
+impl Paid {
+    fn word(self) -> &'static str {
+        match self {
+            Paid::No => "no",
+            Paid::Ready => "ready",
+            Paid::Probe(_) => "probe",
+            Paid::Spend => "spend",
+        }
+    }
+}
+
 /// What is known of the session while a download steers it.
 #[derive(Default)]
 pub(super) struct Helm {
     pub(super) events: Option<mpsc::UnboundedReceiver<SessionEvent>>,
     paid: Option<Paid>,
+    /// There are other terms: the driver must be told again.
+    told_again: bool,
+    /// When links that cost were paid for last.
+    spent_at: Option<Moment>,
+    /// What they had carried when the driver began to count.
+    spent_before: u64,
+    /// Others go first.
+    behind: bool,
     /// Since when a link that should work does not answer.
     silent_since: BTreeMap<String, Moment>,
     /// Since when a link answers.
@@ -57,6 +97,8 @@ pub(super) struct Helm {
     unanswered_since: Option<Moment>,
     /// The proxy answered at least once.
     known: bool,
+    /// When the deadline was last told to be.
+    due: Option<Moment>,
     lifted: bool,
     /// The flow at hand is written down.
     remembered: bool,
@@ -144,6 +186,9 @@ impl Transfer<'_, Proxy> {
                 .set_within(self.left().filter(|left| !left.is_zero()));
             helm.lifted = self.left().is_none_or(|left| left.is_zero());
             helm.paid = None;
+            helm.due = None;
+            self.hold_back(false, &mut helm);
+            helm.behind = false;
             let parcel = self.outgoing.as_ref().map(|o| o.parcel.clone());
             let outcome = match parcel {
                 Some(parcel) => self.attempt_upload(parcel, &mut helm).await,
@@ -337,41 +382,43 @@ impl Transfer<'_, Proxy> {
     pub(super) fn steer(&mut self, helm: &mut Helm) -> Result<(), Failure> {
         self.check_deadline()?;
         let ways = self.proxied_ways(helm);
-        let plan = decide(&self.need(), &ways);
-        helm.waits = matches!(plan.choice, Choice::Wait { .. });
+        if self.take_orders() {
+            // The driver and the proxy go by them too.
+            helm.told_again = true;
+            helm.lifted = false;
+            helm.due = None;
+            let left = self.left().filter(|left| !left.is_zero());
+            self.dial.with_flow(|_, flow| flow.set_deadline(left));
+        }
+        self.follow_clock(helm);
+        let verdict = self.decide(&ways, true);
+        helm.waits = matches!(verdict.choice, Choice::Wait { .. });
         if !helm.waits {
             self.held = None;
         }
-        self.log_decision(&plan, &ways, helm);
+        let paid = self.paid(&verdict, helm);
+        self.log_decision(&verdict, paid, &ways, helm);
         let on_time = self.left().is_none_or(|left| left > LIFT_DEADLINE);
-        if !on_time && !helm.lifted && self.job.if_late != IfLate::Fail {
+        if !on_time && !helm.lifted && self.terms.if_late != IfLate::Fail {
             // Late is better than never: neither end may drop the flow now.
             helm.lifted = true;
             self.dial.with_flow(|_, flow| flow.set_deadline(None));
         }
-        if helm.paid.as_ref().map(std::mem::discriminant)
-            != Some(std::mem::discriminant(&plan.paid))
-        {
-            let spent = self.metered_bytes_left();
-            let set = self.dial.with_flow(|device, flow| match &plan.paid {
-                Paid::No => device.allow_paid(flow, false, None),
-                Paid::Ready => device.allow_paid(flow, true, Some(0)),
-                Paid::Spend { .. } => device.allow_paid(flow, true, spent),
-            });
-            if set.is_some() {
-                helm.left.clear();
-                helm.paid = Some(plan.paid.clone());
+        self.spend(paid, helm);
+        let behind = matches!(
+            verdict.choice,
+            Choice::Wait {
+                reason: Hold::QueuedBehind,
+                ..
             }
-        }
-        match (plan.choice, &plan.paid) {
-            (
-                Choice::Wait {
-                    reason,
-                    why,
-                    unblocks,
-                },
-                _,
-            ) => {
+        );
+        self.hold_back(behind, helm);
+        match verdict.choice {
+            Choice::Wait {
+                reason,
+                why,
+                unblocks,
+            } => {
                 helm.unanswered_since = None;
                 let reason = Reason::from(reason);
                 self.refuse_to_wait(reason, &why)?;
@@ -379,18 +426,14 @@ impl Transfer<'_, Proxy> {
                 self.why = format!("waits: {why}");
                 self.say_waiting(reason, why, unblocks);
             }
-            (Choice::Use { .. }, Paid::Spend { why }) if plan_spends(helm) => {
-                self.why = format!("{why}, so links that cost carry it too");
-                self.watch_answers(helm)?;
-            }
-            (Choice::Use { index, why }, _) => {
-                self.why = if ways[index].stalled {
-                    format!(
+            Choice::Use { index, why } => {
+                self.why = match verdict.pays.filter(|_| plan_spends(helm)) {
+                    Some(why) => why,
+                    None if ways[index].stalled => format!(
                         "{} is up and free, but the proxy does not answer on it",
                         ways[index].name
-                    )
-                } else {
-                    why
+                    ),
+                    None => why,
                 };
                 self.watch_answers(helm)?;
             }
@@ -398,17 +441,88 @@ impl Transfer<'_, Proxy> {
         Ok(())
     }
 
-    /// Adds a decision of the scheduler to the session's log, when it is another one than before.
-    fn log_decision(&self, plan: &Plan, ways: &[Way], helm: &mut Helm) {
-        let paid = match &plan.paid {
-            Paid::No => "no",
-            Paid::Ready => "ready",
-            Paid::Spend { .. } => "spend",
+    /// A flow's deadline passes as time does; one at a time of day moves where the clock is set.
+    fn follow_clock(&mut self, helm: &mut Helm) {
+        let Some(left) = self.left().filter(|left| !left.is_zero() && !helm.lifted) else {
+            return;
         };
-        let (chosen, why) = match &plan.choice {
+        let due = Moment::now().after(left);
+        let known = *helm.due.get_or_insert(due);
+        if due.since(known).max(known.since(due)) > CLOCK_SET {
+            helm.due = Some(due);
+            self.dial.with_flow(|_, flow| flow.set_deadline(Some(left)));
+        }
+    }
+
+    /// What links that cost may carry, by what was decided and what they carried lately.
+    fn paid(&self, verdict: &Verdict, helm: &mut Helm) -> Paid {
+        let now = Moment::now();
+        if verdict.pays.is_some() {
+            helm.spent_at = Some(now);
+            return Paid::Spend;
+        }
+        if let Some(bytes) = verdict.probe {
+            return Paid::Probe(bytes);
+        }
+        let lately = helm.spent_at.is_some_and(|at| now.since(at) < READY_FOR);
+        let may_again = self.terms.policy != Policy::FreeOnly
+            && self.terms.if_late == IfLate::Cell
+            && self.metered_bytes_left() != Some(0);
+        match verdict.ready || (lately && may_again) {
+            true => Paid::Ready,
+            false => Paid::No,
+        }
+    }
+
+    /// Has the driver go by it.
+    fn spend(&mut self, paid: Paid, helm: &mut Helm) {
+        if helm.paid == Some(paid) && !std::mem::take(&mut helm.told_again) {
+            return;
+        }
+        let left = self.metered_bytes_left();
+        let carried = self.metered_bytes();
+        if matches!(helm.paid, None | Some(Paid::No)) {
+            helm.spent_before = carried;
+        }
+        // The driver counts from when it was first told that the flow may pay.
+        let counted = carried.saturating_sub(helm.spent_before);
+        let within = |bytes: u64| Some(counted + bytes.min(left.unwrap_or(u64::MAX)));
+        let set = self.dial.with_flow(|device, flow| match paid {
+            Paid::No => device.allow_paid(flow, false, None),
+            Paid::Ready => device.allow_paid(flow, true, Some(0)),
+            Paid::Probe(bytes) => device.allow_paid(flow, true, within(bytes)),
+            Paid::Spend => device.allow_paid(flow, true, left.map(|left| counted + left)),
+        });
+        if set.is_some() {
+            helm.left.clear();
+            helm.paid = Some(paid);
+        }
+    }
+
+    /// Has whoever sends hold the flow back, or go on.
+    fn hold_back(&mut self, behind: bool, helm: &mut Helm) {
+        if helm.behind == behind {
+            return;
+        }
+        if let Some(outgoing) = &self.outgoing {
+            outgoing.parcel.hold_back(behind);
+            helm.behind = behind;
+        } else if self
+            .dial
+            .with_flow(|_, flow| flow.hold_back(behind))
+            .is_some()
+        {
+            helm.behind = behind;
+        }
+    }
+
+    /// Adds a decision of the scheduler to the session's log, when it is another one than before.
+    fn log_decision(&self, verdict: &Verdict, paid: Paid, ways: &[Way], helm: &mut Helm) {
+        let (chosen, why) = match &verdict.choice {
             Choice::Use { index, why } => (ways[*index].name.clone(), why),
             Choice::Wait { reason, why, .. } => (Reason::from(*reason).code().to_owned(), why),
         };
+        let paid = paid.word();
         if helm.logged.as_ref() == Some(&(chosen.clone(), paid)) {
             return;
         }
@@ -417,17 +531,14 @@ impl Transfer<'_, Proxy> {
             return;
         };
         device.note("cedos:decision", || {
-            let waits = matches!(plan.choice, Choice::Wait { .. });
+            let waits = matches!(verdict.choice, Choice::Wait { .. });
             serde_json::json!({
                 "decision": if waits { "wait" } else { "use" },
                 "link": (!waits).then_some(&chosen),
                 "reason": waits.then_some(&chosen),
                 "why": why,
                 "paid_links": paid,
-                "paid_because": match &plan.paid {
-                    Paid::Spend { why } => Some(why),
-                    _ => None,
-                },
+                "paid_because": verdict.pays,
                 "links": ways.iter().map(|way| serde_json::json!({
                     "name": way.name,
                     "class": format!("{:?}", way.class).to_lowercase(),
@@ -491,19 +602,6 @@ impl Transfer<'_, Proxy> {
         ))
     }
 
-    fn say_waiting(&mut self, reason: Reason, why: String, unblocks: String) {
-        if self.said_waiting != Some(reason) {
-            self.said_waiting = Some(reason);
-            let t_s = self.t_s();
-            self.observer.tell(&Event::Waiting {
-                t_s,
-                reason,
-                why,
-                unblocks,
-            });
-        }
-    }
-
     /// Takes in what happened in the session.
     pub(super) fn heed(&mut self, event: SessionEvent, helm: &mut Helm) -> Result<(), Failure> {
         let name = |id| {
@@ -544,8 +642,8 @@ impl Transfer<'_, Proxy> {
                     to,
                     why: self.why.clone(),
                     kind: Some(match kind {
-                        SwitchKind::MakeBeforeBreak => "make-before-break",
-                        SwitchKind::BreakBeforeMake => "break-before-make",
+                        SwitchKind::MakeBeforeBreak => "make-before-break".into(),
+                        SwitchKind::BreakBeforeMake => "break-before-make".into(),
                     }),
                     silence_ms: Some(silence.as_secs_f64() * 1e3),
                 });
@@ -713,7 +811,9 @@ impl Transfer<'_, Proxy> {
             Fault::Final(failure) => return Err(failure),
             Fault::Stranger(text) | Fault::Portal(text) => return Err(Failure::error(text)),
             Fault::Origin { text, retry_after } => (text, Reason::OriginWait, retry_after, true),
-            Fault::Path(text) | Fault::Proxy(text) => (text, Reason::ProxyUnreachable, None, false),
+            Fault::Path(text) | Fault::Proxy(text) | Fault::Nameless(text) => {
+                (text, Reason::ProxyUnreachable, None, false)
+            }
         };
         self.dial.drop_flow();
         if self
@@ -753,7 +853,7 @@ impl Transfer<'_, Proxy> {
 }
 
 fn plan_spends(helm: &Helm) -> bool {
-    matches!(helm.paid, Some(Paid::Spend { .. }))
+    matches!(helm.paid, Some(Paid::Spend | Paid::Probe(_)))
 }
 
 /// The next event of the session; never, if there is none to come.

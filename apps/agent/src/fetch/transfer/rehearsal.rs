@@ -3,23 +3,19 @@
 //! free link.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_links::Link;
-use d2tp_sched::{Choice, Need, Way, choose};
+use d2tp_sched::{Choice, Class, FREE_RATE_FIRST_BYTES_PER_S, Need, SIZE_UNKNOWN_BYTES, Way};
 use serde::Serialize;
-use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::super::forecast::{Forecast, forecast};
 use super::super::mode::Mode;
 use super::super::partial;
 use super::super::proxy::Proxy;
-use super::super::report::{Event, Observer};
+use super::super::report::{Event, Observer, Promised};
 use super::{
-    Answer, Ask, Destination, Dial, Failure, Fault, Job, Moment, Part, Reason, Sink, Transfer, Via,
-    display, exchange, public, with_sink,
+    Answer, Ask, Destination, Dial, Direction, Failure, Fault, Job, Moment, Part, Reason, Setting,
+    Sink, Standing, Transfer, Verdict, Via, display, exchange, public, with_sink,
 };
 
 /// Time for the origin to answer a question that is asked out of curiosity.
@@ -54,8 +50,30 @@ pub struct Rehearsal {
     pub unblocks: Option<String>,
     /// Seconds until the deadline.
     pub deadline_s: Option<f64>,
-    /// What to expect.
+    /// What can be promised.
+    pub promise: Option<Promised>,
+    /// What that rests upon.
     pub forecast: Forecast,
+}
+
+/// What the links are taken to carry.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Forecast {
+    /// Bytes still to come.
+    pub remaining_bytes: u64,
+    /// The origin has not told a size: `remaining_bytes` is a guess.
+    pub size_is_a_guess: bool,
+    /// What the free links that are up carry together, bytes per second; assumed of those that were
+    /// never used.
+    pub free_rate_bytes_per_s: f64,
+    /// Seconds that takes on them; none if there is none.
+    pub free_needed_s: Option<f64>,
+    /// Whether the deadline is worth waiting for; none without a deadline, or without links.
+    pub feasible: Option<bool>,
+    /// Bytes on metered links, on average.
+    pub metered_bytes_expected: u64,
+    /// More than this it never is.
+    pub metered_bytes_worst: u64,
 }
 
 /// A link, as it was seen.
@@ -84,12 +102,11 @@ impl Observer for Deaf {
 pub async fn rehearse<D: Dial>(
     job: &Job,
     dial: &D,
-    links: watch::Receiver<Arc<Vec<Link>>>,
+    setting: Setting,
     offline: bool,
 ) -> Result<Rehearsal, Failure> {
     let mut deaf = Deaf;
-    let (_stop, stopped) = watch::channel(false);
-    let mut transfer = imagined(job, dial, links, stopped, &mut deaf);
+    let mut transfer = imagined(job, dial, setting, &mut deaf);
     let ways = transfer.ways();
     let (told, from) = match transfer.may_look(&ways, offline) {
         Ok(link) => match transfer.via(&link) {
@@ -105,12 +122,11 @@ pub async fn rehearse<D: Dial>(
 pub async fn rehearse_proxied(
     job: &Job,
     proxy: &Proxy,
-    links: watch::Receiver<Arc<Vec<Link>>>,
+    setting: Setting,
     offline: bool,
 ) -> Result<Rehearsal, Failure> {
     let mut deaf = Deaf;
-    let (_stop, stopped) = watch::channel(false);
-    let mut transfer = imagined(job, proxy, links, stopped, &mut deaf);
+    let mut transfer = imagined(job, proxy, setting, &mut deaf);
     let ways = transfer.ways_to_proxy();
     let (told, from) = match transfer.may_look(&ways, offline) {
         Ok(_) => match proxy.call().await {
@@ -140,13 +156,20 @@ pub async fn rehearse_proxied(
 fn imagined<'a, D: Dial>(
     job: &'a Job,
     dial: &'a D,
-    links: watch::Receiver<Arc<Vec<Link>>>,
-    stop: watch::Receiver<bool>,
+    setting: Setting,
     deaf: &'a mut Deaf,
 ) -> Transfer<'a, D> {
     let url = public(&job.url);
     let sink = Sink::output(Box::new(std::io::sink()), &url);
-    let mut transfer = with_sink(job, dial, links, stop, deaf, sink, Moment::now());
+    let mut transfer = with_sink(
+        job,
+        dial,
+        setting,
+        Direction::Down,
+        deaf,
+        sink,
+        Moment::now(),
+    );
     if let Some(note) = partial::left_over(&job.named(), &url)
         && !matches!(job.destination, Destination::Output)
     {
@@ -156,23 +179,32 @@ fn imagined<'a, D: Dial>(
 }
 
 impl<D: Dial> Transfer<'_, D> {
-    fn imagined_need(&self) -> Need {
+    /// Asks the scheduler as the download would at its beginning.
+    fn imagine(&mut self, ways: &[Way], together: bool) -> Verdict {
         let note = &self.sink.note;
-        Need {
-            remaining_bytes: note.length.map(|l| l.saturating_sub(note.durable_bytes)),
-            ..self.need()
-        }
+        let remaining_bytes = note.length.map(|l| l.saturating_sub(note.durable_bytes));
+        self.seat.ask(&Standing {
+            need: Need {
+                remaining_bytes,
+                ..self.need()
+            },
+            size_bytes: note.length,
+            priority: self.terms.priority,
+            ways,
+            carried: &self.bytes_by_link,
+            together,
+        })
     }
 
     /// The free link to ask over, or why the origin is not asked.
-    fn may_look(&self, ways: &[Way], offline: bool) -> Result<String, String> {
+    fn may_look(&mut self, ways: &[Way], offline: bool) -> Result<String, String> {
         if self.sink.note.length.is_some() {
             return Err("an earlier run".into());
         }
         if offline {
             return Err("nobody was asked (--offline)".into());
         }
-        match choose(&self.imagined_need(), ways) {
+        match self.imagine(ways, false).choice {
             Choice::Use { index, .. } if ways[index].class == d2tp_sched::Class::Free => {
                 Ok(ways[index].name.clone())
             }
@@ -187,6 +219,31 @@ impl<D: Dial> Transfer<'_, D> {
             if_range: None,
             head_only: true,
             ..self.ask_whole()
+        }
+    }
+
+    fn forecast(&self, ways: &[Way], together: bool) -> Forecast {
+        let note = &self.sink.note;
+        let left = note.length.map(|l| l.saturating_sub(note.durable_bytes));
+        let free = ways.iter().filter(|way| way.class == Class::Free);
+        let rates = free.map(|way| way.rate_bytes_per_s.unwrap_or(FREE_RATE_FIRST_BYTES_PER_S));
+        let rate = match together {
+            true => rates.sum(),
+            false => rates.fold(0.0, f64::max),
+        };
+        let remaining_bytes = left.unwrap_or(SIZE_UNKNOWN_BYTES);
+        let promise = self.seat.promise();
+        Forecast {
+            remaining_bytes,
+            size_is_a_guess: left.is_none(),
+            free_rate_bytes_per_s: rate,
+            free_needed_s: (rate > 0.0).then(|| remaining_bytes as f64 / rate),
+            feasible: self
+                .left()
+                .filter(|_| !ways.is_empty())
+                .and_then(|_| Some(!promise?.is_infeasible())),
+            metered_bytes_expected: promise.map_or(0, |p| p.expected_metered_bytes),
+            metered_bytes_worst: promise.map_or(0, |p| p.most_metered_bytes),
         }
     }
 
@@ -205,8 +262,7 @@ impl<D: Dial> Transfer<'_, D> {
                 self.sink.note.length = length;
             }
         }
-        let need = self.imagined_need();
-        let (link, reason, why, unblocks) = match choose(&need, ways) {
+        let (link, reason, why, unblocks) = match self.imagine(ways, together).choice {
             Choice::Use { index, why } => (Some(ways[index].name.clone()), None, why, None),
             Choice::Wait {
                 reason,
@@ -220,7 +276,7 @@ impl<D: Dial> Transfer<'_, D> {
             kind: link.kind,
             class: link.class.class,
             class_because: link.class.because.to_string(),
-            usable: link.is_usable(),
+            usable: link.is_usable() || ways.iter().any(|way| way.name == link.name),
         });
         let named: PathBuf = self.job.named();
         Ok(Rehearsal {
@@ -236,8 +292,9 @@ impl<D: Dial> Transfer<'_, D> {
             reason,
             why,
             unblocks,
-            deadline_s: self.job.within.map(|within| within.as_secs_f64()),
-            forecast: forecast(&need, ways, together),
+            deadline_s: self.left().map(|left| left.as_secs_f64()),
+            promise: self.promise(),
+            forecast: self.forecast(ways, together),
         })
     }
 }
@@ -255,6 +312,7 @@ async fn look<D: Dial>(
         Ok(Err(
             Fault::Path(text)
             | Fault::Proxy(text)
+            | Fault::Nameless(text)
             | Fault::Stranger(text)
             | Fault::Portal(text)
             | Fault::Origin { text, .. },

@@ -15,7 +15,6 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::{LOCATION, RETRY_AFTER};
 use tokio::io::AsyncReadExt;
-use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::proxied::{Helm, next_event};
@@ -36,11 +35,10 @@ pub async fn run_upload(
     job: &Job,
     parcel: Parcel,
     proxy: &Proxy,
-    links: watch::Receiver<Arc<Vec<Link>>>,
-    stop: watch::Receiver<bool>,
+    setting: Setting,
     observer: &mut dyn Observer,
 ) -> Exit {
-    match begin(job, proxy, links, stop, observer) {
+    match begin(job, proxy, setting, Direction::Up, observer) {
         Ok((mut transfer, _)) => {
             transfer.outgoing = Some(Outgoing {
                 parcel: Arc::new(parcel),
@@ -144,6 +142,7 @@ impl Transfer<'_, Proxy> {
             Fault::Origin { text, .. }
             | Fault::Path(text)
             | Fault::Proxy(text)
+            | Fault::Nameless(text)
             | Fault::Stranger(text)
             | Fault::Portal(text) => text,
         };
@@ -211,6 +210,7 @@ impl Transfer<'_, Proxy> {
     fn finish_upload(mut self, outcome: Result<(), Failure>) -> Exit {
         let late = self.left() == Some(Duration::ZERO);
         let duration_s = self.t_s();
+        let (start, promise) = (self.start, self.first_promise);
         let (exit, reason, text) = match outcome {
             Ok(()) if late => (Exit::DeadlineMissed, None, None),
             Ok(()) => (Exit::Done, None, None),
@@ -222,7 +222,7 @@ impl Transfer<'_, Proxy> {
         };
         let carried: u64 = self.bytes_by_link.values().sum();
         let report = Report {
-            verb: "put",
+            verb: "put".into(),
             mode: self.dial.mode(),
             url: public(&self.job.url),
             file: PathBuf::from(&outgoing.parcel.path).display().to_string(),
@@ -235,8 +235,9 @@ impl Transfer<'_, Proxy> {
             duration_s,
             first_byte_s: None,
             last_byte_s: None,
-            deadline_s: self.job.within.map(|within| within.as_secs_f64()),
-            deadline_met: self.job.within.map(|_| whole && !late),
+            deadline_s: (self.terms.due).map(|due| due.after(start).as_secs_f64()),
+            deadline_met: self.terms.due.map(|_| whole && !late),
+            promise,
             switches: self.switches,
             content_encoding: None,
             exit: exit as u8,

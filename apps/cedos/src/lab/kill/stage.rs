@@ -274,7 +274,16 @@ impl<'a> Case<'a> {
         let url = self.stage.origin.url(more.unwrap_or(&self.path));
         let file = if more.is_some() { "other" } else { "got" };
         let mut command = self.command(blow);
-        command.args(["get", "--json", "-o", file, &url, "--prox", &self.address]);
+        command.args([
+            "get",
+            "--alone",
+            "--json",
+            "-o",
+            file,
+            &url,
+            "--prox",
+            &self.address,
+        ]);
         command.args(["--qlog", &qlog, "--qlog-packets", "none"]);
         let spawned = self.append(&output).and_then(|out| {
             let said = self.append("device.err")?;

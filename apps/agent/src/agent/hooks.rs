@@ -1,0 +1,62 @@
+//! What the user wants started when a free network comes, and when the last one goes.
+
+use std::process::Stdio;
+use std::sync::Arc;
+
+use d2tp_links::{Kind, Link};
+use tokio::process::Command;
+use tokio::sync::watch;
+
+/// Commands for the shell.
+#[derive(Debug, Clone, Default)]
+pub struct Hooks {
+    /// When the first free network comes.
+    pub when_free: Option<String>,
+    /// When the last one goes.
+    pub when_not_free: Option<String>,
+}
+
+/// Starts them as free networks come and go: the one that fits at the beginning too.
+pub(super) async fn watch(hooks: Hooks, mut links: watch::Receiver<Arc<Vec<Link>>>) {
+    let mut was_free = None;
+    loop {
+        let is_free = links
+            .borrow_and_update()
+            .iter()
+            .any(|link| link.kind != Kind::Loopback && link.is_usable() && link.is_free());
+        if was_free != Some(is_free) {
+            let command = match is_free {
+                true => &hooks.when_free,
+                false => &hooks.when_not_free,
+            };
+            if let Some(command) = command {
+                start(command, is_free);
+            }
+            was_free = Some(is_free);
+        }
+        if links.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn start(command: &str, is_free: bool) {
+    let child = Command::new("/bin/sh")
+        .args(["-c", command])
+        .env("CEDOS_FREE", if is_free { "1" } else { "0" })
+        .stdin(Stdio::null())
+        .spawn();
+    match child {
+        Ok(mut child) => {
+            let command = command.to_owned();
+            tokio::task::spawn_local(async move {
+                if let Ok(status) = child.wait().await
+                    && !status.success()
+                {
+                    tracing::warn!(command, %status, "a hook failed");
+                }
+            });
+        }
+        Err(error) => tracing::warn!(command, %error, "a hook cannot be started"),
+    }
+}

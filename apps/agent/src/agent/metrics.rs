@@ -1,0 +1,110 @@
+//! The figures for Prometheus, over HTTP on a loopback port.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use super::{Agent, lock};
+
+/// Bytes of a request's head at most.
+const HEAD_BYTES_MAX: usize = 8 * 1024;
+/// Time for a request.
+const ASK_MAX: Duration = Duration::from_secs(5);
+
+/// Takes the port.
+///
+/// # Errors
+/// It is not this machine's own, or somebody else has it.
+pub(super) async fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
+    if !at.ip().is_loopback() {
+        bail!("figures are for this machine alone: {at} is not a loopback address");
+    }
+    let listener = TcpListener::bind(at).await;
+    listener.with_context(|| format!("cannot listen for Prometheus at {at}"))
+}
+
+/// Answers whoever asks, one after the other.
+pub(super) async fn serve(agent: Arc<Agent>, listener: TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let _ = timeout(ASK_MAX, answer(&agent, stream)).await;
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn answer(agent: &Agent, mut stream: TcpStream) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    let mut piece = [0; 1024];
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        let read = stream.read(&mut piece).await?;
+        if read == 0 || head.len() > HEAD_BYTES_MAX {
+            return Ok(());
+        }
+        head.extend_from_slice(&piece[..read]);
+    }
+    let (status, body) = match judge(&String::from_utf8_lossy(&head)) {
+        Ok(()) => ("200 OK", lock(&agent.meter).text(&agent.standings())),
+        Err(status) => (status, String::new()),
+    };
+    let answer = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(answer.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+/// Whether a request is for the figures, and from no web page: one whose name was bent to this machine
+/// (DNS rebinding) still names its own host.
+fn judge(head: &str) -> Result<(), &'static str> {
+    let mut lines = head.split("\r\n");
+    let mut words = lines.next().unwrap_or_default().split(' ');
+    if words.next() != Some("GET") {
+        return Err("405 Method Not Allowed");
+    }
+    if words.next() != Some("/metrics") {
+        return Err("404 Not Found");
+    }
+    let host = lines
+        .filter_map(|line| line.split_once(':'))
+        .find(|(name, _)| name.eq_ignore_ascii_case("host"))
+        .map(|(_, value)| value.trim());
+    let name = host.map(|host| match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    });
+    match name {
+        Some("127.0.0.1" | "localhost" | "::1") => Ok(()),
+        _ => Err("403 Forbidden"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_by_its_own_name_is_answered() {
+        let ask =
+            |line: &str, host: &str| judge(&format!("{line} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+        for host in ["127.0.0.1:9", "localhost", "[::1]:9"] {
+            assert_eq!(ask("GET /metrics", host), Ok(()), "{host}");
+        }
+        assert_eq!(ask("GET /metrics", "evil.example"), Err("403 Forbidden"));
+        assert_eq!(ask("GET /", "localhost"), Err("404 Not Found"));
+        assert_eq!(
+            ask("POST /metrics", "localhost"),
+            Err("405 Method Not Allowed")
+        );
+        assert_eq!(judge("GET /metrics HTTP/1.0\r\n\r\n"), Err("403 Forbidden"));
+    }
+}

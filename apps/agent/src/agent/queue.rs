@@ -1,0 +1,309 @@
+//! The queue on the disk: one folder a transfer, beside those of `cedos get --detach`.
+//!
+//! ```text
+//! $XDG_STATE_HOME/cedos/get/7/  job.json    what `ls` shows, never credentials
+//!                               order.json  the order, credentials too; its owner's alone
+//!                               state.json  the last event
+//! ```
+//!
+//! A file a transfer, written whole, synced and renamed: a crash leaves the old or the new, and a
+//! few hundred transfers need no database. `order.json` is synced before anybody is told that the
+//! order was taken, and removed when the object is whole.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::fetch::clock::Moment;
+use crate::fetch::jobs::{self, Asked, ORDER};
+use crate::fetch::transfer::public;
+use crate::order::{Order, Verb};
+use crate::terms::{Due, Terms};
+
+/// Transfers that have not ended; more are refused.
+pub const QUEUED_MAX: usize = 1_000; // a guess: nobody looks through more
+
+/// What the user wants of a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wish {
+    /// That it goes on.
+    Run,
+    /// That it waits.
+    Pause,
+    /// That it ends.
+    Cancel,
+}
+
+/// A deadline as it outlives the process.
+///
+/// A length of time passes on the clock of this start of the machine; after another start only the
+/// time of day is left of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Anchor {
+    /// The time of day it was when it was written down.
+    pub at: Timestamp,
+    /// The start of the machine, and the moment since then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_boot: Option<(String, Duration)>,
+}
+
+impl Anchor {
+    /// Of a deadline now.
+    pub fn of(due: Due) -> Anchor {
+        let since_boot = match due {
+            Due::At(_) => None,
+            Due::In(moment) => boot().map(|boot| (boot, moment.since_boot())),
+        };
+        Anchor {
+            at: due.at(),
+            since_boot,
+        }
+    }
+
+    /// The deadline it stands for.
+    pub fn due(&self) -> Due {
+        match &self.since_boot {
+            Some((boot, moment)) if self::boot().as_ref() == Some(boot) => {
+                Due::In(Moment::from_boot(*moment))
+            }
+            _ => Due::At(self.at),
+        }
+    }
+}
+
+/// What names this start of the machine.
+fn boot() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// What is kept of a transfer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    /// What was asked for, with the terms as they are now.
+    pub order: Order,
+    /// By when, whatever the order says.
+    pub due: Option<Anchor>,
+    /// What the user wants of it.
+    pub wish: Wish,
+    /// What may pass is tried again until the deadline.
+    pub patient: bool,
+}
+
+impl Kept {
+    /// Of an order that was just given.
+    ///
+    /// # Errors
+    /// It makes no sense.
+    pub fn new(order: Order, patient: bool) -> Result<Kept, crate::fetch::outcome::Failure> {
+        let terms = order.terms()?;
+        Ok(Kept {
+            due: terms.due.map(Anchor::of),
+            order,
+            wish: Wish::Run,
+            patient,
+        })
+    }
+
+    /// The terms as they are now, of which links that cost carried so much already.
+    ///
+    /// # Errors
+    /// It makes no sense.
+    pub fn terms(&self, metered_bytes: u64) -> Result<Terms, crate::fetch::outcome::Failure> {
+        let terms = self.order.terms()?;
+        Ok(Terms {
+            due: self.due.as_ref().map(Anchor::due),
+            metered_bytes_max: (terms.metered_bytes_max)
+                .map(|max| max.saturating_sub(metered_bytes)),
+            ..terms
+        })
+    }
+}
+
+/// One of the queue.
+#[derive(Debug)]
+pub struct Record {
+    /// Its number.
+    pub id: u64,
+    /// What `ls` shows.
+    pub asked: Asked,
+    /// What is kept of it.
+    pub kept: Kept,
+    /// Its last event; null before the first.
+    pub event: Value,
+}
+
+/// Takes an order in.
+///
+/// # Errors
+/// The disk refuses.
+pub fn add(kept: Kept) -> anyhow::Result<Record> {
+    let root = jobs::root()?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&root)
+        .with_context(|| format!("cannot make {}", root.display()))?;
+    jobs::forget_old(&root);
+    let asked = asked(&kept);
+    let id = jobs::claim(&root)?;
+    let folder = root.join(id.to_string());
+    let written = write(&folder.join("job.json"), &asked)
+        .and_then(|()| write(&folder.join(ORDER), &kept))
+        .and_then(|()| sync(&root));
+    if let Err(error) = written {
+        let _ = std::fs::remove_dir_all(&folder);
+        return Err(error).with_context(|| format!("cannot write into {}", folder.display()));
+    }
+    Ok(Record {
+        id,
+        asked,
+        kept,
+        event: Value::Null,
+    })
+}
+
+fn asked(kept: &Kept) -> Asked {
+    let order = &kept.order;
+    let url = order
+        .url
+        .parse()
+        .map_or_else(|_| String::new(), |url| public(&url));
+    let file = match (order.verb, &order.file) {
+        (_, Some(file)) => file.clone(),
+        (Verb::Put | Verb::Get, None) => order
+            .job()
+            .map_or_else(|_| PathBuf::new(), |job| job.named()),
+    };
+    Asked {
+        verb: order.verb,
+        url,
+        file,
+        since: whole_seconds(Timestamp::now()),
+        deadline: kept.due.as_ref().map(|anchor| whole_seconds(anchor.at)),
+    }
+}
+
+/// A time as it is written down for people.
+pub fn whole_seconds(at: Timestamp) -> String {
+    at.round(jiff::Unit::Second).unwrap_or(at).to_string()
+}
+
+/// All of the queue, oldest first. What cannot be read is passed over.
+///
+/// # Errors
+/// The state cannot be read.
+pub fn load() -> anyhow::Result<Vec<Record>> {
+    let root = jobs::root()?;
+    let of = |job: jobs::Job| {
+        let text = std::fs::read(root.join(job.id.to_string()).join(ORDER)).ok()?;
+        let kept = match serde_json::from_slice(&text) {
+            Ok(kept) => kept,
+            Err(error) => {
+                tracing::warn!(id = job.id, %error, "an order cannot be read");
+                return None;
+            }
+        };
+        Some(Record {
+            id: job.id,
+            asked: job.asked,
+            kept,
+            event: job.event,
+        })
+    };
+    Ok(jobs::list()?.into_iter().filter_map(of).collect())
+}
+
+/// Writes down what is kept of one now.
+///
+/// # Errors
+/// The disk refuses.
+pub fn keep(id: u64, kept: &Kept) -> anyhow::Result<()> {
+    let folder = jobs::root()?.join(id.to_string());
+    write(&folder.join(ORDER), kept)?;
+    let asked = asked(kept);
+    let known: Option<Asked> = std::fs::read(folder.join("job.json"))
+        .ok()
+        .and_then(|text| serde_json::from_slice(&text).ok());
+    let since = known.map_or_else(|| asked.since.clone(), |known| known.since);
+    write(&folder.join("job.json"), &Asked { since, ..asked })?;
+    Ok(())
+}
+
+/// Writes down the last event. Not synced: after a crash an older one is as good.
+///
+/// # Errors
+/// The disk refuses.
+pub fn note(id: u64, event: &Value) -> io::Result<()> {
+    let root = jobs::root().map_err(io::Error::other)?;
+    jobs::replace(&root.join(id.to_string()).join("state.json"), event)
+}
+
+/// Forgets the order of one that is whole, and the credentials in it.
+pub fn forget(id: u64) {
+    if let Ok(root) = jobs::root() {
+        let _ = std::fs::remove_file(root.join(id.to_string()).join(ORDER));
+    }
+}
+
+fn write(path: &Path, what: &impl Serialize) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&fresh)?;
+    file.write_all(&serde_json::to_vec(what)?)?;
+    file.sync_all()?;
+    std::fs::rename(&fresh, path)?;
+    sync(path.parent().unwrap_or(Path::new(".")))
+}
+
+fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_passes_on_this_machines_clock_and_after_a_restart_on_the_walls() {
+        let due = Due::within(Duration::from_secs(600));
+        let anchor = Anchor::of(due);
+        assert_eq!(anchor.due(), due);
+        let text = serde_json::to_string(&anchor).unwrap();
+        let mut again: Anchor = serde_json::from_str(&text).unwrap();
+        assert_eq!(again, anchor);
+        again.since_boot = Some(("another".into(), Duration::from_secs(1)));
+        assert_eq!(again.due(), Due::At(anchor.at));
+    }
+
+    #[test]
+    fn a_time_of_day_stays_one() {
+        let at = "2030-01-31T07:30:00Z".parse().unwrap();
+        let anchor = Anchor::of(Due::At(at));
+        assert_eq!((anchor.due(), anchor.since_boot), (Due::At(at), None));
+    }
+
+    #[test]
+    fn a_budget_is_what_earlier_runs_left_of_it() {
+        let mut order = Order::new(Verb::Get, "http://h/a");
+        order.max_cell = Some(1_000);
+        let kept = Kept::new(order, true).unwrap();
+        let left = |used| kept.terms(used).unwrap().metered_bytes_max;
+        assert_eq!(
+            (left(0), left(400), left(2_000)),
+            (Some(1_000), Some(600), Some(0))
+        );
+    }
+}

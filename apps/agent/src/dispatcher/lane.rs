@@ -1,0 +1,545 @@
+//! One direction of a device's links, and the transfers on it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use d2tp_sched::{
+    Class, Flow, Mode, Promise, Roster, SIZE_UNKNOWN_BYTES, Scheduler, Share, Sight, Way,
+};
+use d2tp_time::{Span, Time};
+
+use super::Standing;
+use super::verdict::{Verdict, place};
+use crate::fetch::clock::Moment;
+
+/// What links carried is taken down after so long: a shorter time says little of a rate.
+const COUNTED_AFTER: Duration = Duration::from_millis(900); // a little less than an epoch
+
+/// From this load on there is no time to lose: the earliest deadline goes alone.
+const PRESSED: f64 = 0.5; // a guess: rates fall to half
+
+/// So many go side by side while there is time.
+const ABREAST: usize = 4; // a guess: what download managers do
+
+/// One more goes beside those before it while links carry less than this share of what they could, …
+const IDLE_BELOW: f64 = 0.5; // a guess
+/// … and one less when they carry more than this.
+const FULL_ABOVE: f64 = 0.8; // a guess
+
+/// But only after so many looks in a row: a transfer that begins is slow at first.
+const IDLE_LOOKS: u32 = 3; // a guess
+
+/// A transfer that carried nothing for so long does not keep those behind it waiting.
+const MOVES_WITHIN: Duration = Duration::from_secs(5); // a guess: a slow start over a long way
+
+/// One direction of all links.
+#[derive(Debug)]
+pub(super) struct Lane {
+    scheduler: Scheduler,
+    /// The names of the scheduler's links; one that is hoped for has none.
+    names: Vec<Option<String>>,
+    /// Carried since that was last taken down.
+    pending: Vec<u64>,
+    up: Vec<bool>,
+    counted_at: Moment,
+    seats: BTreeMap<u64, Guest>,
+    next_seat: u64,
+    /// Transfers that go beside those that would fill the links.
+    extra: usize,
+    /// Looks in a row that found room.
+    idle_looks: u32,
+    /// What links that cost may carry for all together.
+    allowed: Option<u64>,
+    promised: Option<(Moment, BTreeMap<u64, Promise>)>,
+}
+
+/// A transfer.
+#[derive(Debug)]
+struct Guest {
+    /// As others know it.
+    transfer: u64,
+    flow: Option<Flow>,
+    /// The links it could use, and whether they carry as far as it knows.
+    ways: Vec<(String, bool)>,
+    carried: BTreeMap<String, u64>,
+    moved_at: Moment,
+}
+
+impl Lane {
+    pub(super) fn new(mode: Mode) -> Lane {
+        Lane {
+            scheduler: Scheduler::new(mode, [Class::Free]),
+            names: vec![None],
+            pending: vec![0],
+            up: vec![false],
+            counted_at: Moment::now(),
+            seats: BTreeMap::new(),
+            next_seat: 0,
+            extra: 0,
+            idle_looks: 0,
+            allowed: None,
+            promised: None,
+        }
+    }
+
+    pub(super) fn enter(&mut self, transfer: u64) -> u64 {
+        self.next_seat += 1;
+        let guest = Guest {
+            transfer,
+            flow: None,
+            ways: Vec::new(),
+            carried: BTreeMap::new(),
+            moved_at: Moment::now(),
+        };
+        self.seats.insert(self.next_seat, guest);
+        // Room that others left is first for whoever is first now.
+        (self.extra, self.idle_looks) = (0, 0);
+        self.next_seat
+    }
+
+    pub(super) fn leave(&mut self, number: u64) {
+        self.seats.remove(&number);
+        self.promised = None;
+    }
+
+    pub(super) fn allow(&mut self, metered_bytes: Option<u64>) {
+        self.allowed = metered_bytes;
+    }
+
+    pub(super) fn ask(&mut self, now: Moment, number: u64, standing: &Standing) -> Verdict {
+        self.take_down(now, number, standing);
+        let at = time(now);
+        let (flows, me) = self.flows(number);
+        let roster = self.scheduler.decide(at, &flows);
+        let pays = roster.payers.contains(&me) && roster.shares.contains(&Share::Paid);
+        let mine = |n: usize| {
+            let name = self.names[n].as_deref();
+            standing.ways.iter().any(|way| Some(&*way.name) == name)
+        };
+        let probe = roster
+            .shares
+            .iter()
+            .enumerate()
+            .find_map(|(n, share)| match share {
+                Share::Probe(bytes) if roster.probed == Some(me) && mine(n) => Some(*bytes),
+                _ => None,
+            });
+        let why = self.scheduler.why(at, &flows, &roster, me, &self.shown());
+        let behind = self.is_behind(now, at, number, &flows, &roster);
+        let need = &flows[me].need;
+        place(need, standing, pays, probe, why, behind)
+    }
+
+    pub(super) fn promise(&mut self, now: Moment, number: u64) -> Option<Promise> {
+        let fresh = |at: &Moment| now.since(*at) < COUNTED_AFTER;
+        if !self.promised.as_ref().is_some_and(|(at, _)| fresh(at)) {
+            let (flows, _) = self.flows(number);
+            let promises = self.scheduler.promises(time(now), &flows);
+            let told = self.told().zip(promises).collect();
+            self.promised = Some((now, told));
+        }
+        let (_, promised) = self.promised.as_ref()?;
+        promised.get(&number).copied()
+    }
+
+    pub(super) fn promise_of(&mut self, now: Moment, transfer: u64) -> Option<(Promise, Duration)> {
+        let mut seats = self.seats.iter();
+        let (number, guest) = seats.find(|(_, guest)| guest.transfer == transfer)?;
+        let (number, need) = (*number, &guest.flow.as_ref()?.need);
+        // Of a size that is not known nothing can be promised.
+        let left = need.left.filter(|_| need.remaining_bytes.is_some())?;
+        Some((self.promise(now, number)?, left))
+    }
+
+    pub(super) fn seen(&self, name: &str) -> Option<(f64, bool)> {
+        let place = self.names.iter().position(|n| n.as_deref() == Some(name))?;
+        let link = &self.scheduler.links()[place];
+        (link.known() > 0.0).then(|| (link.whole(), link.carries()))
+    }
+
+    /// Those that told what they need, in the order of the scheduler's list.
+    fn told(&self) -> impl Iterator<Item = u64> {
+        let told = self.seats.iter().filter(|(_, guest)| guest.flow.is_some());
+        told.map(|(number, _)| *number)
+    }
+
+    /// What all of them need, and the place of one.
+    fn flows(&self, number: u64) -> (Vec<Flow>, usize) {
+        let flows = self.seats.values().filter_map(|guest| guest.flow.clone());
+        let me = self.told().take_while(|other| *other != number).count();
+        (flows.collect(), me)
+    }
+
+    fn shown(&self) -> Vec<&str> {
+        let hoped_for = "a free network";
+        let names = self.names.iter().map(Option::as_deref);
+        names.map(|name| name.unwrap_or(hoped_for)).collect()
+    }
+
+    /// Takes down what a transfer tells of itself and of links.
+    fn take_down(&mut self, now: Moment, number: u64, standing: &Standing) {
+        for way in standing.ways {
+            self.know(way);
+        }
+        let allowed = self.allowed;
+        let Some(guest) = self.seats.get_mut(&number) else {
+            return;
+        };
+        let mut need = standing.need.clone();
+        if let Some(allowed) = allowed {
+            let own = need.metered_bytes_left.unwrap_or(u64::MAX);
+            need.metered_bytes_left = Some(own.min(allowed));
+        }
+        let size = standing.size_bytes.or(need.remaining_bytes);
+        let works = |way: &Way| (way.name.clone(), !way.stalled);
+        guest.ways = standing.ways.iter().map(works).collect();
+        guest.flow = Some(Flow {
+            size_bytes: size.unwrap_or(SIZE_UNKNOWN_BYTES),
+            priority: standing.priority,
+            need,
+        });
+        for (name, bytes) in standing.carried {
+            let before = guest.carried.insert(name.clone(), *bytes).unwrap_or(0);
+            let more = bytes.saturating_sub(before);
+            if more > 0 {
+                guest.moved_at = now;
+                let known = self.names.iter().position(|n| n.as_ref() == Some(name));
+                if let Some(link) = known {
+                    self.pending[link] += more;
+                }
+            }
+        }
+        self.see(now);
+    }
+
+    /// Takes a link up that was not known, or costs something else now.
+    fn know(&mut self, way: &Way) {
+        let is_it = |name: &Option<String>| name.as_deref() == Some(&way.name);
+        if let Some(link) = self.names.iter().position(is_it) {
+            if self.scheduler.links()[link].class() != way.class {
+                self.scheduler.set_class(link, way.class);
+            }
+            return;
+        }
+        let hoped_for = self.names.iter().position(Option::is_none);
+        match hoped_for.filter(|_| way.class == Class::Free) {
+            Some(link) => self.names[link] = Some(way.name.clone()),
+            None => {
+                self.scheduler.add_link(way.class);
+                self.names.push(Some(way.name.clone()));
+                self.pending.push(0);
+                self.up.push(false);
+            }
+        }
+    }
+
+    /// Tells the scheduler, when a link came or went and once an epoch.
+    fn see(&mut self, now: Moment) {
+        let works = |name: &Option<String>| {
+            let known = |guest: &Guest| {
+                guest
+                    .ways
+                    .iter()
+                    .any(|(way, works)| *works && Some(way) == name.as_ref())
+            };
+            self.seats.values().any(known)
+        };
+        let up: Vec<bool> = self.names.iter().map(works).collect();
+        let counted = now.since(self.counted_at);
+        let is_time = counted >= COUNTED_AFTER;
+        if !is_time && up == self.up {
+            return;
+        }
+        let busy = Span::from(counted);
+        let sights: Vec<Sight> = (up.iter().zip(&self.pending))
+            .map(|(up, bytes)| match is_time && *bytes > 0 {
+                true => Sight {
+                    up: *up,
+                    bytes: *bytes,
+                    busy,
+                },
+                false => Sight {
+                    up: *up,
+                    ..Sight::default()
+                },
+            })
+            .collect();
+        self.scheduler.see(time(now), &sights);
+        self.up = up;
+        if is_time {
+            self.look_for_room(counted);
+            self.counted_at = now;
+            self.pending.fill(0);
+        }
+    }
+
+    /// Lets one more go beside the others, or one less, by how much of the links was used.
+    fn look_for_room(&mut self, counted: Duration) {
+        let used: u64 = self.pending.iter().sum();
+        let links = self.scheduler.links().iter().zip(&self.pending);
+        let in_use = links
+            .filter(|(link, bytes)| link.carries() && (link.class() == Class::Free || **bytes > 0));
+        let could: f64 = in_use.map(|(link, _)| link.whole()).sum();
+        let share = used as f64 / (could * counted.as_secs_f64()).max(1.0);
+        self.idle_looks = match share < IDLE_BELOW {
+            true => self.idle_looks + 1,
+            false => 0,
+        };
+        if self.idle_looks >= IDLE_LOOKS {
+            self.idle_looks = 0;
+            self.extra = (self.extra + 1).min(self.seats.len());
+        } else if share > FULL_ABOVE {
+            self.extra = self.extra.saturating_sub(1);
+        }
+    }
+
+    /// Whether others go first.
+    fn is_behind(
+        &self,
+        now: Moment,
+        at: Time,
+        number: u64,
+        flows: &[Flow],
+        roster: &Roster,
+    ) -> bool {
+        if self.seats.len() < 2 {
+            return false;
+        }
+        let abreast = match self.scheduler.load(at, flows) >= PRESSED {
+            true => 1,
+            false => ABREAST,
+        };
+        let numbers: Vec<u64> = self.told().collect();
+        let moves = |n: &&usize| {
+            let guest = &self.seats[&numbers[**n]];
+            now.since(guest.moved_at) < MOVES_WITHIN
+        };
+        let before = roster.order.iter().take_while(|n| numbers[**n] != number);
+        before.filter(moves).count() >= abreast + self.extra
+    }
+}
+
+/// A moment as the scheduler counts time.
+fn time(moment: Moment) -> Time {
+    Time::ZERO + Span::from(moment.since_boot())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use d2tp_sched::{Choice, Hold, IfLate, Need, Policy};
+
+    fn way(name: &str, class: Class) -> Way {
+        Way {
+            name: name.into(),
+            class,
+            rate_bytes_per_s: None,
+            metric: 0,
+            stalled: false,
+            in_use: true,
+        }
+    }
+
+    fn wifi() -> Way {
+        way("wlan0", Class::Free)
+    }
+
+    fn cell() -> Way {
+        way("wwan0", Class::Metered)
+    }
+
+    fn need(bytes: u64, left_s: u64) -> Need {
+        Need {
+            remaining_bytes: Some(bytes),
+            left: Some(Duration::from_secs(left_s)),
+            policy: Policy::FreeFirst,
+            if_late: IfLate::Cell,
+            metered_bytes_left: None,
+        }
+    }
+
+    /// A device, second by second.
+    struct Device {
+        lane: Lane,
+        now: Moment,
+        carried: BTreeMap<u64, BTreeMap<String, u64>>,
+    }
+
+    impl Device {
+        fn new() -> Device {
+            Device {
+                lane: Lane::new(Mode::Outlook),
+                now: Moment::now(),
+                carried: BTreeMap::new(),
+            }
+        }
+
+        fn ask(&mut self, number: u64, need: &Need, ways: &[Way]) -> Verdict {
+            let carried = self.carried.entry(number).or_default();
+            let standing = Standing {
+                need: need.clone(),
+                size_bytes: need.remaining_bytes,
+                priority: 0,
+                ways,
+                carried,
+                together: true,
+            };
+            self.lane.ask(self.now, number, &standing)
+        }
+
+        fn carry(&mut self, number: u64, link: &str, bytes: u64) {
+            let links = self.carried.entry(number).or_default();
+            *links.entry(link.into()).or_default() += bytes;
+        }
+
+        fn wait(&mut self, seconds: u64) {
+            self.now = self.now.after(Duration::from_secs(seconds));
+        }
+    }
+
+    fn waits(verdict: &Verdict) -> Option<Hold> {
+        match &verdict.choice {
+            Choice::Wait { reason, .. } => Some(*reason),
+            Choice::Use { .. } => None,
+        }
+    }
+
+    #[test]
+    fn with_a_free_link_hoped_for_nothing_is_paid_early_and_without_time_all_is() {
+        let mut device = Device::new();
+        let seat = device.lane.enter(0);
+        let early = device.ask(seat, &need(1_000_000, 6 * 3_600), &[cell()]);
+        assert!(early.pays.is_none(), "{early:?}");
+        assert_eq!(waits(&early), Some(Hold::PathCost));
+        device.wait(1);
+        let late = device.ask(seat, &need(50_000_000, 10), &[cell()]);
+        assert!(late.pays.is_some(), "{late:?}");
+        assert_eq!(waits(&late), None);
+    }
+
+    #[test]
+    fn the_first_free_link_takes_the_place_of_the_one_hoped_for() {
+        let mut device = Device::new();
+        let seat = device.lane.enter(0);
+        device.ask(seat, &need(1_000_000, 100), &[cell()]);
+        assert_eq!(device.lane.names.len(), 2);
+        device.ask(seat, &need(1_000_000, 100), &[cell(), wifi()]);
+        assert_eq!(device.lane.names.len(), 2);
+        assert_eq!(device.lane.names[0].as_deref(), Some("wlan0"));
+        assert!(device.lane.scheduler.links()[0].carries());
+    }
+
+    #[test]
+    fn rates_are_those_of_all_transfers_together() {
+        let mut device = Device::new();
+        let (one, other) = (device.lane.enter(0), device.lane.enter(0));
+        for _ in 0..30 {
+            device.wait(1);
+            for seat in [one, other] {
+                device.carry(seat, "wlan0", 500_000);
+                device.ask(seat, &need(900_000_000, 6 * 3_600), &[wifi()]);
+            }
+        }
+        let rate = device.lane.scheduler.links()[0].whole();
+        assert!((900_000.0..1_100_000.0).contains(&rate), "{rate}");
+    }
+
+    #[test]
+    fn a_link_that_carries_nothing_for_those_on_it_counts_as_away() {
+        let mut device = Device::new();
+        let seat = device.lane.enter(0);
+        device.ask(seat, &need(1_000, 3_600), &[wifi()]);
+        device.wait(1);
+        let silent = Way {
+            stalled: true,
+            ..wifi()
+        };
+        let verdict = device.ask(seat, &need(1_000, 3_600), std::slice::from_ref(&silent));
+        assert!(!device.lane.scheduler.links()[0].is_up());
+        // It is tried on all the same: there is nothing else.
+        assert_eq!(waits(&verdict), None);
+    }
+
+    #[test]
+    fn where_time_is_short_the_earliest_deadline_goes_alone_and_else_side_by_side() {
+        let mut device = Device::new();
+        let seats = [device.lane.enter(0), device.lane.enter(0)];
+        let mut held = [0, 0];
+        for _ in 0..20 {
+            device.wait(1);
+            for (n, seat) in seats.into_iter().enumerate() {
+                let left_s = [300, 100][n];
+                if held[n] == 0 {
+                    device.carry(seat, "wlan0", 1_000_000);
+                }
+                let need = need(80_000_000, left_s);
+                let verdict = device.ask(seat, &need, &[wifi()]);
+                held[n] = usize::from(waits(&verdict) == Some(Hold::QueuedBehind));
+            }
+        }
+        assert_eq!(held, [1, 0]);
+        device.wait(1);
+        let patient = need(1_000_000, 36_000);
+        device.ask(seats[1], &patient, &[wifi()]);
+        for seat in seats {
+            let verdict = device.ask(seat, &patient, &[wifi()]);
+            assert_eq!(waits(&verdict), None);
+        }
+    }
+
+    #[test]
+    fn room_that_the_first_leaves_goes_to_the_next_and_a_newcomer_is_asked_first() {
+        let mut device = Device::new();
+        let seats = [device.lane.enter(0), device.lane.enter(0)];
+        let step = |device: &mut Device, rate: u64| {
+            device.wait(1);
+            device.carry(seats[0], "wlan0", rate);
+            device.ask(seats[0], &need(80_000_000, 90), &[wifi()]);
+            device.ask(seats[1], &need(80_000_000, 100), &[wifi()])
+        };
+        for _ in 0..20 {
+            assert_eq!(
+                waits(&step(&mut device, 1_000_000)),
+                Some(Hold::QueuedBehind)
+            );
+        }
+        // Its origin gets slow; one slow second is none.
+        step(&mut device, 100_000);
+        assert_eq!(
+            waits(&step(&mut device, 1_000_000)),
+            Some(Hold::QueuedBehind)
+        );
+        for _ in 0..3 {
+            step(&mut device, 100_000);
+        }
+        assert_eq!(waits(&step(&mut device, 100_000)), None);
+        device.lane.enter(0);
+        assert_eq!(device.lane.extra, 0);
+    }
+
+    #[test]
+    fn one_that_does_not_move_lets_those_behind_it_go() {
+        let mut device = Device::new();
+        let (stuck, other) = (device.lane.enter(0), device.lane.enter(0));
+        for _ in 0..8 {
+            device.wait(1);
+            device.ask(stuck, &need(80_000_000, 90), &[wifi()]);
+            device.ask(other, &need(80_000_000, 100), &[wifi()]);
+        }
+        let verdict = device.ask(other, &need(80_000_000, 100), &[wifi()]);
+        assert_eq!(waits(&verdict), None);
+    }
+
+    #[test]
+    fn what_the_device_may_spend_binds_every_transfer() {
+        let mut device = Device::new();
+        let seat = device.lane.enter(0);
+        device.lane.allow(Some(0));
+        let verdict = device.ask(seat, &need(50_000_000, 10), &[cell()]);
+        assert!(verdict.pays.is_none());
+        assert_eq!(waits(&verdict), Some(Hold::OverBudget));
+        device.lane.allow(None);
+        let verdict = device.ask(seat, &need(50_000_000, 10), &[cell()]);
+        assert!(verdict.pays.is_some());
+    }
+}

@@ -1,0 +1,284 @@
+//! What a transfer is told: the link it is on, or why it waits, and whether links that cost carry it.
+
+use d2tp_sched::{Choice, Class, Hold, IfLate, Need, Policy, Way, Why, fastest_working, in_words};
+
+use super::Standing;
+
+/// What is decided for one transfer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// Links that cost carry it, for this reason.
+    pub pays: Option<String>,
+    /// They carry so many bytes of it, to be measured.
+    pub probe: Option<u64>,
+    /// A path over them is kept that carries nothing: the next moment may need it.
+    pub ready: bool,
+    /// For one that is on one link at a time; its `Wait` holds for every kind.
+    pub choice: Choice,
+}
+
+/// Fits what the scheduler decided to the links that a transfer has.
+pub(super) fn place(
+    need: &Need,
+    standing: &Standing,
+    pays: bool,
+    probe: Option<u64>,
+    why: Why,
+    behind: bool,
+) -> Verdict {
+    let ways = standing.ways;
+    let of = |class: Class| {
+        let all = ways.iter().enumerate();
+        all.filter(move |(_, way)| way.class == class)
+    };
+    let broke = need.metered_bytes_left == Some(0);
+    let costs = of(Class::Metered).next().is_some() && !broke;
+    let free = fastest_working(of(Class::Free), need.policy == Policy::Fast);
+    let free_works = free.is_some_and(|(_, way)| !way.stalled);
+    let pays = pays && costs && !(need.policy == Policy::Any && free_works);
+    // Where only one link at a time carries, measuring another would cost the one that does.
+    let probe = probe.filter(|_| standing.together && costs && !pays);
+    let ready = costs && need.policy == Policy::Any && !pays;
+    if behind {
+        return Verdict {
+            pays: None,
+            probe: None,
+            ready: false,
+            choice: Choice::Wait {
+                reason: Hold::QueuedBehind,
+                why: "transfers with earlier deadlines go first".into(),
+                unblocks: "their end | an earlier deadline".into(),
+            },
+        };
+    }
+    let choice = match free {
+        Some((index, way)) if free_works && (standing.together || !pays) => {
+            used(index, format!("{} is up and free", way.name))
+        }
+        _ if pays => {
+            // Whatever is fastest; what was not measured is tried.
+            let pool = of(Class::Free).chain(of(Class::Metered));
+            let best = fastest_working(pool, true).expect("a link that costs is there");
+            let because = match best.1.class {
+                Class::Free => format!("{} is up and free", best.1.name),
+                _ => for_money(need, ways, &why),
+            };
+            used(best.0, because)
+        }
+        Some((index, way)) => used(index, format!("{} is up and free", way.name)),
+        None if probe.is_some() => {
+            let (index, way) = of(Class::Metered).next().expect("it is there");
+            used(
+                index,
+                format!("{} is measured, in case it is needed", way.name),
+            )
+        }
+        None => wait(need, ways, &why),
+    };
+    Verdict {
+        pays: pays.then(|| for_money(need, ways, &why)),
+        probe,
+        ready,
+        choice,
+    }
+}
+
+fn used(index: usize, why: String) -> Choice {
+    Choice::Use { index, why }
+}
+
+fn named(ways: &[Way], class: Class) -> String {
+    let of_class = ways.iter().filter(|way| way.class == class);
+    let names: Vec<&str> = of_class.map(|way| way.name.as_str()).collect();
+    names.join(" and ")
+}
+
+/// Why links that cost carry it.
+fn for_money(need: &Need, ways: &[Way], why: &Why) -> String {
+    match need.policy {
+        Policy::Fast | Policy::Any => {
+            format!("the policy allows {} to cost", named(ways, Class::Metered))
+        }
+        Policy::FreeOnly | Policy::FreeFirst | Policy::Balanced => why.because.clone(),
+    }
+}
+
+/// Why none carries it.
+fn wait(need: &Need, ways: &[Way], why: &Why) -> Choice {
+    let (metered, roaming) = (named(ways, Class::Metered), named(ways, Class::Roaming));
+    let would_pay = match need.policy {
+        Policy::FreeOnly => false,
+        Policy::FreeFirst | Policy::Balanced => need.if_late == IfLate::Cell,
+        Policy::Fast | Policy::Any => true,
+    };
+    let (reason, because, unblocks) = if ways.is_empty() {
+        let text = "no network is up".to_owned();
+        (Hold::NoPath, text, "any network".to_owned())
+    } else if metered.is_empty() {
+        let text = format!("only {roaming} is up, class roaming");
+        let unblocks = format!("another network | --link {roaming}=metered");
+        (Hold::RoamingBlocked, text, unblocks)
+    } else if need.metered_bytes_left == Some(0) && would_pay {
+        let text = format!("{metered} carried what it may");
+        let unblocks = "a free network | a larger --max-cell".to_owned();
+        (Hold::OverBudget, text, unblocks)
+    } else {
+        let left = need.left.map(|left| format!("; {} left", in_words(left)));
+        let text = format!(
+            "only {metered} is up, class metered{}",
+            left.unwrap_or_default()
+        );
+        let unblocks = match why.reason == Some(Hold::PathCost) && would_pay && need.left.is_some()
+        {
+            true => format!("{} | --policy any", why.unblocks),
+            false => "a free network | --policy any".to_owned(),
+        };
+        (Hold::PathCost, text, unblocks)
+    };
+    Choice::Wait {
+        reason,
+        why: because,
+        unblocks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    fn way(name: &str, class: Class) -> Way {
+        Way {
+            name: name.into(),
+            class,
+            rate_bytes_per_s: Some(1e6),
+            metric: 0,
+            stalled: false,
+            in_use: false,
+        }
+    }
+
+    fn need(policy: Policy) -> Need {
+        Need {
+            remaining_bytes: Some(1),
+            left: Some(Duration::from_secs(60)),
+            policy,
+            if_late: IfLate::Cell,
+            metered_bytes_left: None,
+        }
+    }
+
+    fn told(policy: Policy, ways: &[Way], pays: bool, probe: bool, together: bool) -> Verdict {
+        let (need, carried) = (need(policy), BTreeMap::new());
+        let standing = Standing {
+            need: need.clone(),
+            size_bytes: None,
+            priority: 0,
+            ways,
+            carried: &carried,
+            together,
+        };
+        let why = Why {
+            reason: Some(Hold::PathCost),
+            because: "because".into(),
+            unblocks: "wwan0 in 5 s".into(),
+        };
+        place(&need, &standing, pays, probe.then_some(100), why, false)
+    }
+
+    fn on(verdict: &Verdict, ways: &[Way]) -> String {
+        match &verdict.choice {
+            Choice::Use { index, .. } => ways[*index].name.clone(),
+            Choice::Wait { reason, .. } => format!("{reason:?}"),
+        }
+    }
+
+    #[test]
+    fn a_transfer_is_on_the_link_that_the_decision_allows() {
+        let (wifi, cell) = (way("wlan0", Class::Free), way("wwan0", Class::Metered));
+        let silent = Way {
+            stalled: true,
+            ..wifi.clone()
+        };
+        let faster = Way {
+            rate_bytes_per_s: Some(1e7),
+            ..cell.clone()
+        };
+        let first = Policy::FreeFirst;
+        // One link at a time: the fastest, if it may cost; together, the free one carries anyway.
+        for (ways, pays, together, expected) in [
+            (vec![wifi.clone(), faster.clone()], true, false, "wwan0"),
+            (vec![wifi.clone(), faster.clone()], true, true, "wlan0"),
+            (vec![wifi.clone(), faster.clone()], false, false, "wlan0"),
+            (vec![cell.clone()], false, true, "PathCost"),
+            (vec![cell.clone()], true, true, "wwan0"),
+            (vec![silent.clone(), cell.clone()], true, false, "wwan0"),
+            (vec![silent.clone(), cell.clone()], false, false, "wlan0"),
+            (vec![], true, true, "NoPath"),
+            (
+                vec![way("r0", Class::Roaming)],
+                true,
+                true,
+                "RoamingBlocked",
+            ),
+        ] {
+            let verdict = told(first, &ways, pays, false, together);
+            assert_eq!(on(&verdict, &ways), expected, "{ways:?}");
+            let has_metered = ways.iter().any(|way| way.class == Class::Metered);
+            assert_eq!(verdict.pays.is_some(), pays && has_metered, "{ways:?}");
+        }
+    }
+
+    #[test]
+    fn any_keeps_a_path_ready_beside_a_free_link_and_pays_without_one() {
+        let ways = [way("wlan0", Class::Free), way("wwan0", Class::Metered)];
+        let beside = told(Policy::Any, &ways, true, false, true);
+        assert!(beside.ready && beside.pays.is_none(), "{beside:?}");
+        let alone = told(Policy::Any, &ways[1..], true, false, true);
+        assert!(!alone.ready && alone.pays.is_some(), "{alone:?}");
+    }
+
+    #[test]
+    fn a_link_is_measured_only_where_others_go_on_meanwhile() {
+        let ways = [way("wlan0", Class::Free), way("wwan0", Class::Metered)];
+        assert_eq!(
+            told(Policy::FreeFirst, &ways, false, true, true).probe,
+            Some(100)
+        );
+        assert_eq!(
+            told(Policy::FreeFirst, &ways, false, true, false).probe,
+            None
+        );
+        // What pays needs no probe, and what has no such link can have none.
+        assert_eq!(told(Policy::FreeFirst, &ways, true, true, true).probe, None);
+        assert_eq!(
+            told(Policy::FreeFirst, &ways[..1], false, true, true).probe,
+            None
+        );
+    }
+
+    #[test]
+    fn a_budget_that_is_used_up_is_a_reason_only_for_those_who_would_pay() {
+        let ways = [way("wwan0", Class::Metered)];
+        let why = Why {
+            reason: None,
+            because: String::new(),
+            unblocks: String::new(),
+        };
+        for (policy, reason) in [
+            (Policy::FreeOnly, Hold::PathCost),
+            (Policy::FreeFirst, Hold::OverBudget),
+            (Policy::Any, Hold::OverBudget),
+        ] {
+            let broke = Need {
+                metered_bytes_left: Some(0),
+                ..need(policy)
+            };
+            let Choice::Wait { reason: found, .. } = wait(&broke, &ways, &why) else {
+                panic!("it waits");
+            };
+            assert_eq!(found, reason);
+        }
+    }
+}

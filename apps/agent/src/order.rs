@@ -1,0 +1,313 @@
+//! What was asked for: a download or an upload, as a command line or a program says it, and as the
+//! queue keeps it.
+//!
+//! ```text
+//!  {"verb":"get", "url":"https://…", "file":"/home/me/a.mp3", "deadline":{"at":"2030-01-31T07:30:00Z"}}
+//! ```
+//!
+//! What is left out is as on the command line, but for the deadline: none is none.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use crate::fetch::header;
+use crate::fetch::outcome::Failure;
+use crate::fetch::transfer::{Destination, Job};
+use crate::terms::{Due, Terms};
+
+/// Tries without a new byte before giving up on an origin.
+pub const TRIES: u32 = 8;
+/// How long a connection may be silent.
+pub const STALL_S: f64 = 10.0;
+
+/// Which way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verb {
+    /// To this device.
+    Get,
+    /// From it.
+    Put,
+}
+
+impl Verb {
+    /// As it is written.
+    pub fn word(self) -> &'static str {
+        match self {
+            Verb::Get => "get",
+            Verb::Put => "put",
+        }
+    }
+}
+
+/// By when.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Deadline {
+    /// At this time of day.
+    At(Timestamp),
+    /// In so many seconds, counted from when it is asked for.
+    WithinS(f64),
+}
+
+impl Deadline {
+    /// Counted from now.
+    pub fn due(self) -> Due {
+        match self {
+            Deadline::At(at) => Due::At(at),
+            Deadline::WithinS(s) => Due::within(Duration::try_from_secs_f64(s).unwrap_or_default()),
+        }
+    }
+}
+
+/// What was asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Order {
+    /// Which way.
+    pub verb: Verb,
+    /// From where, or to where.
+    pub url: String,
+    /// Where a download goes, replacing what is there; what an upload sends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+    /// The folder a download goes into, under a name of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub folder: Option<PathBuf>,
+    /// By when; none is no deadline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Deadline>,
+    /// `free-only`, `free-first`, `balanced`, `fast` or `any`.
+    #[serde(default = "free_first")]
+    pub policy: String,
+    /// `cell`, `wait` or `fail`.
+    #[serde(default = "cell")]
+    pub if_late: String,
+    /// Start at once or fail.
+    #[serde(default)]
+    pub now: bool,
+    /// Bytes that metered links may carry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_cell: Option<u64>,
+    /// 0 to 7, higher is more: who goes first when not all can be in time.
+    #[serde(default)]
+    pub priority: u8,
+    /// The digest the object must have, `sha256:HEX`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub integrity: Option<String>,
+    /// Tries without a new byte before giving up on the origin.
+    #[serde(default = "tries")]
+    pub tries: u32,
+    /// Seconds a connection may be silent.
+    #[serde(default = "stall_s")]
+    pub stall_s: f64,
+    /// Follow redirects from https to http.
+    #[serde(default)]
+    pub allow_downgrade: bool,
+    /// Fields for the request, `Name: value`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub headers: Vec<String>,
+    /// The proxy opens a tunnel only.
+    #[serde(default)]
+    pub sealed: bool,
+    /// Authorities to trust besides the system's, in PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// The proxy to go through, `d2tp://host:port/KEY`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prox: Option<String>,
+    /// This device's key file, where it is not the usual one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// An upload is a POST, sent to the origin once at most.
+    #[serde(default)]
+    pub post: bool,
+    /// What an uploaded file is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<String>,
+}
+
+fn free_first() -> String {
+    "free-first".into()
+}
+
+fn cell() -> String {
+    "cell".into()
+}
+
+fn tries() -> u32 {
+    TRIES
+}
+
+fn stall_s() -> f64 {
+    STALL_S
+}
+
+impl Order {
+    /// With everything as it is if nobody says otherwise.
+    pub fn new(verb: Verb, url: &str) -> Order {
+        Order {
+            verb,
+            url: url.to_owned(),
+            file: None,
+            folder: None,
+            deadline: None,
+            policy: free_first(),
+            if_late: cell(),
+            now: false,
+            max_cell: None,
+            priority: 0,
+            integrity: None,
+            tries: TRIES,
+            stall_s: STALL_S,
+            allow_downgrade: false,
+            headers: Vec::new(),
+            sealed: false,
+            ca: None,
+            prox: None,
+            key: None,
+            post: false,
+            content_type: None,
+        }
+    }
+
+    /// The terms it asks for, their time counted from now.
+    ///
+    /// # Errors
+    /// A word is none of those there are.
+    pub fn terms(&self) -> Result<Terms, Failure> {
+        let word = |error: d2tp_sched::UnknownWord| Failure::usage(error.to_string());
+        if self.priority > 7 {
+            return Err(Failure::usage("a priority is 0 to 7"));
+        }
+        Ok(Terms {
+            due: self.deadline.map(Deadline::due),
+            policy: self.policy.parse().map_err(word)?,
+            if_late: self.if_late.parse().map_err(word)?,
+            metered_bytes_max: self.max_cell,
+            priority: self.priority,
+        })
+    }
+
+    /// The job it is, on terms of its own.
+    ///
+    /// # Errors
+    /// It makes no sense; in words.
+    pub fn job(&self) -> Result<Job, Failure> {
+        let terms = self.terms()?;
+        self.job_on(terms)
+    }
+
+    /// The job it is, on these terms.
+    ///
+    /// # Errors
+    /// As [`Order::job`].
+    pub fn job_on(&self, terms: Terms) -> Result<Job, Failure> {
+        let url: Url = self.url.parse().map_err(|error: url::ParseError| {
+            Failure::usage(format!("`{}` is no URL: {error}", self.url))
+        })?;
+        let destination = match (self.verb, &self.file, &self.folder) {
+            (Verb::Put, ..) => Destination::Nowhere,
+            (Verb::Get, Some(file), _) if file.as_os_str() == "-" => Destination::Output,
+            (Verb::Get, Some(file), _) => Destination::File(file.clone()),
+            (Verb::Get, None, folder) => Destination::Named(folder.clone().unwrap_or_default()),
+        };
+        let fields: Result<Vec<_>, String> =
+            self.headers.iter().map(|f| header::parse(f)).collect();
+        let integrity = self.integrity.as_deref().map(parse_integrity).transpose();
+        let stall = Duration::try_from_secs_f64(self.stall_s).ok();
+        Ok(Job {
+            url,
+            destination,
+            terms,
+            now: self.now,
+            integrity: integrity.map_err(Failure::usage)?,
+            tries_max: self.tries.max(1),
+            stall: stall
+                .filter(|stall| !stall.is_zero())
+                .ok_or_else(|| Failure::usage("stall_s is a number of seconds above 0"))?,
+            allow_downgrade: self.allow_downgrade,
+            fields: fields.map_err(Failure::usage)?.into(),
+        })
+    }
+
+    /// The same with every path beginning at the root, as one that leaves this process must be.
+    ///
+    /// # Errors
+    /// The working directory is gone.
+    pub fn absolute(mut self) -> std::io::Result<Order> {
+        let paths = [&mut self.file, &mut self.ca, &mut self.key];
+        for path in paths.into_iter().flatten() {
+            *path = std::path::absolute(&*path)?;
+        }
+        if self.verb == Verb::Get && self.file.is_none() {
+            let folder = self.folder.take().unwrap_or_default();
+            self.folder = Some(match folder.as_os_str().is_empty() {
+                true => std::env::current_dir()?,
+                false => std::path::absolute(folder)?,
+            });
+        }
+        Ok(self)
+    }
+}
+
+/// Reads `sha256:HEX`.
+///
+/// # Errors
+/// It is none; in words.
+pub fn parse_integrity(text: &str) -> Result<[u8; 32], String> {
+    let refuse = || format!("`{text}` is not sha256: and 64 hexadecimal digits");
+    let digits = text.strip_prefix("sha256:").ok_or_else(refuse)?;
+    let mut digest = [0; 32];
+    hex::decode_to_slice(digits, &mut digest).map_err(|_| refuse())?;
+    Ok(digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use d2tp_sched::Policy;
+
+    #[test]
+    fn what_is_left_out_is_as_on_the_command_line() {
+        let text = r#"{"verb":"get","url":"http://h/a"}"#;
+        let order: Order = serde_json::from_str(text).unwrap();
+        assert_eq!(order, Order::new(Verb::Get, "http://h/a"));
+        let job = order.job().unwrap();
+        assert_eq!(job.terms.policy, Policy::FreeFirst);
+        assert_eq!((job.terms.due, job.tries_max), (None, 8));
+        let again: Order = serde_json::from_str(&serde_json::to_string(&order).unwrap()).unwrap();
+        assert_eq!(again, order);
+    }
+
+    #[test]
+    fn a_field_that_is_unknown_or_a_word_that_is_none_is_refused() {
+        let unknown = r#"{"verb":"get","url":"http://h/a","polcy":"any"}"#;
+        let error = serde_json::from_str::<Order>(unknown).unwrap_err();
+        assert!(error.to_string().contains("polcy"), "{error}");
+        for (field, value) in [
+            ("policy", "cheap"),
+            ("if_late", "never"),
+            ("integrity", "md5:1"),
+        ] {
+            let text = format!(r#"{{"verb":"get","url":"http://h/a","{field}":"{value}"}}"#);
+            let order: Order = serde_json::from_str(&text).unwrap();
+            let failure = order.job().unwrap_err();
+            assert!(failure.text.contains(value), "{}", failure.text);
+        }
+    }
+
+    #[test]
+    fn both_kinds_of_deadline_are_read() {
+        let read = |text: &str| serde_json::from_str::<Deadline>(text);
+        let at = read(r#"{"at":"2030-01-31T07:30:00Z"}"#).unwrap().due();
+        assert_eq!(at, Due::At("2030-01-31T07:30:00Z".parse().unwrap()));
+        let within = read(r#"{"within_s":90}"#).unwrap().due().left();
+        assert!(within.abs_diff(Duration::from_secs(90)) < Duration::from_secs(5));
+        assert!(read(r#"{"by":"07:30"}"#).is_err());
+    }
+}

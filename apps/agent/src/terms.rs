@@ -1,0 +1,124 @@
+//! What a transfer may cost and by when it is to be ready. Can be changed while it runs.
+
+use std::time::Duration;
+
+use d2tp_sched::{IfLate, Policy};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::fetch::clock::Moment;
+
+/// When something is to be ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// At a time of day: where the clock is set, what is left of it changes too.
+    At(Timestamp),
+    /// At the end of a length of time, which passes while the machine sleeps and whatever its clock
+    /// is set to.
+    In(Moment),
+}
+
+impl Due {
+    /// So long from now.
+    pub fn within(span: Duration) -> Due {
+        Due::In(Moment::now().after(span))
+    }
+
+    /// What is left until then; nothing once it has passed.
+    pub fn left(self) -> Duration {
+        match self {
+            Due::In(moment) => moment.since(Moment::now()),
+            Due::At(at) => {
+                let left = at.duration_since(Timestamp::now());
+                Duration::try_from(left).unwrap_or_default()
+            }
+        }
+    }
+
+    /// How long after `start`, which has passed, that is.
+    pub fn after(self, start: Moment) -> Duration {
+        let now = Moment::now();
+        match self {
+            Due::In(moment) => moment.since(start),
+            Due::At(at) => {
+                let passed = SignedDuration::try_from(now.since(start)).unwrap_or_default();
+                let whole = at.duration_since(Timestamp::now()) + passed;
+                Duration::try_from(whole).unwrap_or_default()
+            }
+        }
+    }
+
+    /// The time of day, if no clock is set until then.
+    pub fn at(self) -> Timestamp {
+        match self {
+            Due::At(at) => at,
+            Due::In(_) => {
+                let left = SignedDuration::try_from(self.left()).unwrap_or(SignedDuration::MAX);
+                Timestamp::now()
+                    .saturating_add(left)
+                    .unwrap_or(Timestamp::MAX)
+            }
+        }
+    }
+}
+
+/// The terms of a transfer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terms {
+    /// Finish by then; none is no deadline.
+    pub due: Option<Due>,
+    /// Money against time.
+    pub policy: Policy,
+    /// What to do when free links are not enough.
+    pub if_late: IfLate,
+    /// Bytes that metered links may carry.
+    pub metered_bytes_max: Option<u64>,
+    /// 0 to 7, higher is more: who goes first when not all can be in time.
+    pub priority: u8,
+}
+
+impl Terms {
+    /// The time that is left.
+    pub fn left(&self) -> Option<Duration> {
+        self.due.map(Due::left)
+    }
+}
+
+impl Default for Terms {
+    /// Free links first, no deadline.
+    fn default() -> Terms {
+        Terms {
+            due: None,
+            policy: Policy::FreeFirst,
+            if_late: IfLate::Cell,
+            metered_bytes_max: None,
+            priority: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_never_is_less_than_nothing() {
+        let past = Timestamp::now() - SignedDuration::from_secs(60);
+        assert_eq!(Due::At(past).left(), Duration::ZERO);
+        assert_eq!(Due::within(Duration::ZERO).left(), Duration::ZERO);
+        assert!(Due::At(past).after(Moment::now()) == Duration::ZERO);
+    }
+
+    #[test]
+    fn both_kinds_say_the_same_of_the_same_time() {
+        let hour = Duration::from_secs(3_600);
+        let start = Moment::now();
+        let at = Due::At(Timestamp::now() + SignedDuration::from_secs(3_600));
+        for due in [at, Due::within(hour)] {
+            let off = |span: Duration| span.abs_diff(hour);
+            assert!(off(due.left()) < Duration::from_secs(5), "{due:?}");
+            assert!(off(due.after(start)) < Duration::from_secs(5), "{due:?}");
+            let at = due.at().duration_since(Timestamp::now());
+            assert!((3_590..3_610).contains(&at.as_secs()), "{at}");
+        }
+    }
+}

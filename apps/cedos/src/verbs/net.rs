@@ -1,0 +1,202 @@
+//! `cedos net`, `cedos budget`: the networks and what they may cost.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use cedos_agent::agent::api::Request;
+use cedos_agent::agent::client::Client;
+use cedos_agent::agent::net_object;
+use cedos_agent::fetch::report::{complain, human_bytes, say};
+use cedos_agent::fetch::when;
+use clap::{Args, Subcommand};
+use d2tp_links::{ClassRules, LinkMonitor};
+use serde_json::{Value, json};
+
+/// How often an agent is asked what links carry, while they are watched.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Show the networks there are, what each costs and why, and what it carries
+#[derive(Debug, Args)]
+pub struct NetArgs {
+    #[command(subcommand)]
+    verb: Option<NetVerb>,
+    /// Print one JSON object per network
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum NetVerb {
+    /// List them (the default)
+    Ls,
+    /// List them again whenever one changes
+    Watch,
+    /// Say what one costs from now on, to the agent: free, metered, roaming; auto takes it back
+    Set {
+        /// Its name
+        link: String,
+        /// free, metered, roaming or auto
+        class: String,
+    },
+}
+
+/// Show or set how much networks that cost may carry in a month, for all transfers together
+#[derive(Debug, Args)]
+pub struct BudgetArgs {
+    #[command(subcommand)]
+    verb: Option<BudgetVerb>,
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum BudgetVerb {
+    /// Show it (the default)
+    Show,
+    /// Set it
+    Set {
+        /// So much in a period: 2G; `none` is no limit
+        #[arg(value_parser = parse_cap)]
+        cap: Option<Cap>,
+        /// The day of the month on which a period begins
+        #[arg(long, value_name = "DAY", value_parser = clap::value_parser!(i8).range(1..=31))]
+        reset_day: Option<i8>,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Cap(Option<u64>);
+
+fn parse_cap(text: &str) -> Result<Cap, String> {
+    match text {
+        "none" => Ok(Cap(None)),
+        size => when::parse_bytes(size).map(|bytes| Cap(Some(bytes))),
+    }
+}
+
+async fn agent() -> anyhow::Result<Client> {
+    let agent = Client::connect().await;
+    agent.ok_or_else(|| anyhow!("no agent runs; `cedos agent` starts it"))
+}
+
+/// Shows or sets them.
+///
+/// # Errors
+/// The links cannot be read, or the agent says no.
+pub async fn net(args: NetArgs) -> anyhow::Result<ExitCode> {
+    let said = |failure: cedos_agent::fetch::outcome::Failure| anyhow!(failure.text);
+    match args.verb.unwrap_or(NetVerb::Ls) {
+        NetVerb::Ls => {
+            for link in links().await? {
+                show(&link, args.json);
+            }
+        }
+        NetVerb::Watch => {
+            let mut before = Vec::new();
+            loop {
+                let now = links().await?;
+                for link in &now {
+                    if !before.contains(link) {
+                        show(link, args.json);
+                    }
+                }
+                before = now;
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        }
+        NetVerb::Set { link, class } => {
+            let request = Request::NetSet { link, class };
+            let answer = agent().await?.ask(&request).await.map_err(said)?;
+            if args.json {
+                say(&answer.to_string());
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn links() -> anyhow::Result<Vec<Value>> {
+    if let Some(mut agent) = Client::connect().await
+        && let Ok(answer) = agent.ask(&Request::Net).await
+    {
+        let links = answer["links"].as_array().cloned();
+        return Ok(links.unwrap_or_default());
+    }
+    let (links, _) = LinkMonitor::start(ClassRules::default()).await?;
+    Ok(links.iter().map(net_object).collect())
+}
+
+fn show(link: &Value, json: bool) {
+    if json {
+        return say(&link.to_string());
+    }
+    let text = |field: &str| link[field].as_str().unwrap_or("?").to_owned();
+    let usable = match (link["usable"].as_bool(), link["carries"].as_bool()) {
+        (Some(true), Some(false)) => ", up and carries nothing",
+        (Some(true), _) => "",
+        _ => ", not usable now",
+    };
+    let rate = match link["rate_bytes_per_s"].as_f64() {
+        Some(rate) => format!(", {}/s", human_bytes(rate as u64)),
+        None => String::new(),
+    };
+    let on_it: Vec<String> = link["transfers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|id| format!("#{id}"))
+        .collect();
+    let on_it = match on_it.is_empty() {
+        true => String::new(),
+        false => format!(", carries {}", on_it.join(" ")),
+    };
+    say(&format!(
+        "{}: {}, {} ({}){usable}{rate}{on_it}",
+        text("link"),
+        text("kind"),
+        text("class"),
+        text("because")
+    ));
+}
+
+/// Shows or sets the allowance.
+///
+/// # Errors
+/// No agent runs, or it says no.
+pub async fn budget(args: BudgetArgs) -> anyhow::Result<ExitCode> {
+    let request = match args.verb.unwrap_or(BudgetVerb::Show) {
+        BudgetVerb::Show => Request::Budget,
+        BudgetVerb::Set {
+            cap: None,
+            reset_day: None,
+        } => {
+            complain("cedos budget set: say how much (2G, none) or --reset-day DAY");
+            return Ok(ExitCode::from(2));
+        }
+        BudgetVerb::Set { cap, reset_day } => Request::BudgetSet {
+            cap: cap.and_then(|cap| cap.0),
+            no_cap: cap.is_some_and(|cap| cap.0.is_none()),
+            reset_day,
+        },
+    };
+    let answer = agent().await?.ask(&request).await;
+    let answer = answer.map_err(|failure| anyhow!(failure.text))?;
+    if args.json {
+        let told = json!({"cap": answer["cap"], "used": answer["used"], "left": answer["left"],
+                          "since": answer["since"], "reset_day": answer["reset_day"]});
+        say(&told.to_string());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let bytes = |field: &str| answer[field].as_u64().map(human_bytes);
+    let used = bytes("used").unwrap_or_default();
+    let since = answer["since"].as_str().unwrap_or("?");
+    say(&match (bytes("cap"), bytes("left")) {
+        (Some(cap), Some(left)) => {
+            format!("{used} of {cap} used since {since}, {left} left on networks that cost")
+        }
+        _ => format!("{used} used since {since} on networks that cost; no limit"),
+    });
+    Ok(ExitCode::SUCCESS)
+}

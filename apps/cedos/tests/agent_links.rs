@@ -1,0 +1,271 @@
+//! `cedos agent` over two real links in a network namespace: what crosses the one that costs, counted
+//! by the kernel, while policies change and several transfers run.
+
+mod get_namespace;
+mod get_origin;
+mod get_rig;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use get_namespace::{
+    PATIENCE, cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
+};
+use get_origin::{End, Origin, Reply, object, proper};
+use get_rig::{Proxy, Run, ended};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tokio::process::{Child, Command};
+
+const OBJECT_BYTES: usize = 16_000_000; // 6.4 s at 20 Mb/s
+
+/// What a link may carry besides payload: handshakes, acknowledgements, neighbours.
+const CONTROL_BYTES_MAX: u64 = 6_000;
+
+async fn origin() -> Origin {
+    let bytes = object(OBJECT_BYTES, 1);
+    Origin::start_at("192.0.2.1", move |asked| {
+        Reply(proper(asked, &bytes, "\"v1\""), End::Close)
+    })
+    .await
+}
+
+async fn origin_and_proxy(home: PathBuf) -> (Origin, Proxy) {
+    let origin = origin().await;
+    let proxy = get_rig::proxy(&home, "192.0.2.1:0", &[]).await;
+    (origin, proxy)
+}
+
+struct Agent {
+    child: Child,
+    home: PathBuf,
+}
+
+fn cedos(home: &Path, arguments: &[&str]) -> Command {
+    let mut command = get_rig::cedos(home, arguments);
+    command.env("CEDOS_AGENT", home.join("agent.sock"));
+    command
+}
+
+impl Agent {
+    async fn start(home: &Path) -> Agent {
+        let child = cedos(home, &["agent"]).spawn().expect("start the agent");
+        let begun = Instant::now();
+        while !home.join("agent.sock").exists() {
+            assert!(begun.elapsed() < PATIENCE, "no agent");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Agent {
+            child,
+            home: home.to_owned(),
+        }
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Run {
+        ended(cedos(&self.home, arguments).spawn().expect("start cedos")).await
+    }
+
+    async fn leave(&self, url: &str, file: &str, more: &[&str]) -> String {
+        let get = ["get", "--detach", "--json", "-o", file, url];
+        let run = self.run(&[&get[..], more].concat()).await;
+        assert_eq!(run.code, 0, "{}", run.errors);
+        run.last()["id"].to_string()
+    }
+
+    async fn status(&self, id: &str) -> Value {
+        self.run(&["status", id, "--json"]).await.last().clone()
+    }
+
+    async fn until(&self, id: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let begun = Instant::now();
+        loop {
+            let told = self.status(id).await;
+            if wanted(&told) {
+                return told;
+            }
+            assert!(begun.elapsed() < PATIENCE, "never {what}: {told}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// How many bytes come on cellular in the next seconds.
+async fn on_cell(seconds: f64) -> u64 {
+    let before = received("wwan0");
+    tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+    received("wwan0") - before
+}
+
+async fn policies_change(home: &Path, url: &str, more: &[&str]) {
+    wifi_on("198.51.100.7");
+    cell_on();
+    let mut agent = Agent::start(home).await;
+    let before = received("wwan0");
+    let free_only = [&["--policy", "free-only"], more].concat();
+    let id = agent.leave(url, "out", &free_only).await;
+    agent
+        .until(&id, "some bytes", |told| told["bytes"].as_u64() > Some(0))
+        .await;
+    wifi_off();
+    let lost = Instant::now();
+    let told = agent
+        .until(&id, "a wait", |told| told["standing"] == "waiting")
+        .await;
+    assert_eq!(told["reason"], "path_cost", "{told}");
+    let said = lost.elapsed();
+    assert!(said < Duration::from_secs(1), "said after {said:?}");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let leaked = received("wwan0") - before;
+    assert!(
+        leaked < CONTROL_BYTES_MAX,
+        "{leaked} bytes on wwan0 for a free-only download"
+    );
+
+    // To and fro: an epoch, and what a handshake takes, or what was granted for a second.
+    agent.run(&["edit", &id, "--policy", "any"]).await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let carried = on_cell(0.5).await;
+    assert!(carried > 300_000, "{carried} bytes on wwan0 after any");
+    agent.run(&["edit", &id, "--policy", "free-only"]).await;
+    tokio::time::sleep(Duration::from_millis(2_000)).await;
+    let carried = on_cell(1.5).await;
+    assert!(
+        carried < CONTROL_BYTES_MAX,
+        "{carried} bytes on wwan0 after free-only"
+    );
+
+    // The agent is killed while it waits; its next run waits for the same.
+    kill(
+        Pid::from_raw(agent.child.id().expect("it runs") as i32),
+        Signal::SIGKILL,
+    )
+    .expect("send");
+    agent.child.wait().await.expect("it ends");
+    std::fs::remove_file(home.join("agent.sock")).expect("its socket is left");
+    let before = received("wwan0");
+    let agent = Agent::start(home).await;
+    agent
+        .until(&id, "a wait", |told| told["reason"] == "path_cost")
+        .await;
+    wifi_on("198.51.100.99");
+    let done = agent
+        .until(&id, "the end", |told| told["standing"] == "done")
+        .await;
+    let leaked = received("wwan0") - before;
+    assert!(
+        leaked < CONTROL_BYTES_MAX,
+        "{leaked} bytes on wwan0 after a crash"
+    );
+    assert!(
+        done["metered_bytes"].as_u64() > Some(0),
+        "of both runs: {done}"
+    );
+    let got = std::fs::read(home.join("out")).expect("the file");
+    assert!(got == object(OBJECT_BYTES, 1), "other bytes");
+}
+
+#[test]
+fn free_only_leaks_nothing_and_policies_hold_within_an_epoch_without_a_proxy() {
+    in_namespace(
+        "free_only_leaks_nothing_and_policies_hold_within_an_epoch_without_a_proxy",
+        || async {
+            let home = tempfile::tempdir().expect("a directory");
+            let origin = origin_namespace(origin);
+            policies_change(home.path(), &origin.url("/a"), &[]).await;
+        },
+    );
+}
+
+#[test]
+fn free_only_leaks_nothing_and_policies_hold_within_an_epoch_through_a_proxy() {
+    in_namespace(
+        "free_only_leaks_nothing_and_policies_hold_within_an_epoch_through_a_proxy",
+        || async {
+            let home = tempfile::tempdir().expect("a directory");
+            let folder = home.path().to_owned();
+            let (origin, proxy) = origin_namespace(|| origin_and_proxy(folder));
+            let prox = ["--prox", proxy.address.as_str()];
+            policies_change(home.path(), &origin.url("/a"), &prox).await;
+        },
+    );
+}
+
+#[test]
+fn of_several_on_one_link_the_earliest_deadline_goes_first_when_time_is_short() {
+    in_namespace(
+        "of_several_on_one_link_the_earliest_deadline_goes_first_when_time_is_short",
+        || async {
+            let home = tempfile::tempdir().expect("a directory");
+            let folder = home.path().to_owned();
+            let (origin, proxy) = origin_namespace(|| origin_and_proxy(folder));
+            wifi_on("198.51.100.7");
+            let agent = Agent::start(home.path()).await;
+            let url = origin.url("/a");
+            let prox = ["--prox", proxy.address.as_str()];
+            let leave = async |file: &str, within: &str| {
+                let more = [&["--within", within, "--policy", "free-only"], &prox[..]].concat();
+                agent.leave(&url, file, &more).await
+            };
+            // 6.4 s each at 20 Mb/s: together all need 19 s, and the one that comes last is due first.
+            let late = [leave("late-1", "90s").await, leave("late-2", "90s").await];
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let urgent = leave("urgent", "15s").await;
+            let mut behind = 0;
+            let begun = Instant::now();
+            let first = loop {
+                for id in &late {
+                    let told = agent.status(id).await;
+                    behind += usize::from(told["reason"] == "queued_behind");
+                }
+                let told = agent.status(&urgent).await;
+                if told["standing"] == "done" {
+                    break told;
+                }
+                assert!(begun.elapsed() < PATIENCE, "{told}");
+            };
+            assert!(behind >= 1, "nobody waited for the urgent one: {first}");
+            for id in &late {
+                let told = agent.status(id).await;
+                assert_ne!(told["standing"], "done", "before the urgent one: {told}");
+            }
+            for id in &late {
+                let told = agent
+                    .until(id, "the end", |told| told["standing"] == "done")
+                    .await;
+                assert_eq!(told["last"]["deadline_met"], true, "{told}");
+            }
+        },
+    );
+}
+
+#[test]
+fn a_deadline_that_cannot_be_met_is_said_at_once() {
+    in_namespace("a_deadline_that_cannot_be_met_is_said_at_once", || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let origin = origin_namespace(origin);
+        wifi_on("198.51.100.7");
+        let agent = Agent::start(home.path()).await;
+        let id = agent
+            .leave(&origin.url("/a"), "out", &["--within", "2s"])
+            .await;
+        let told = agent
+            .until(&id, "a promise", |told| told["promise"]["p"].is_number())
+            .await;
+        let told = match told["promise"]["infeasible"] == true {
+            true => told,
+            // The size was not known yet.
+            false => {
+                agent
+                    .until(&id, "not feasible", |told| {
+                        told["promise"]["infeasible"] == true
+                    })
+                    .await
+            }
+        };
+        assert!(told["promise"]["p"].as_f64() < Some(0.05), "{told}");
+        let run = agent.run(&["why", &id]).await;
+        run.ends_with(0, "not feasible");
+        agent.run(&["cancel", &id]).await;
+    });
+}
