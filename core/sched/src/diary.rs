@@ -68,7 +68,7 @@ impl Diary {
             let past = self
                 .days
                 .iter()
-                .filter(|(past, _)| *past < day && (day - past) % week == 0);
+                .filter(|(past, _)| *past < day && (day - past).is_multiple_of(week));
             past.map(|(past, slots)| self.day_from(*past, slots, first))
                 .filter(|slots| slots.iter().any(Option::is_some))
                 .collect()

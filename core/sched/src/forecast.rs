@@ -318,7 +318,7 @@ impl Forecast {
         let known = open.spot.point.is_some() && spot.point.is_some();
         let hole = Hole {
             seconds: now.since(open.since).as_secs_f64() as f32,
-            metres: known.then(|| (self.along_m - open.metres) as f32),
+            metres: known.then_some((self.along_m - open.metres) as f32),
             began: open
                 .spot
                 .point
