@@ -10,9 +10,9 @@
 //! everything that is said to descriptors, and an abort reads as one ([`pair`]). The other end belongs
 //! to a background thread that starts at first use ([`engine`]) and copies between it and a flow
 //! ([`pump`]). What the kernel does not know of a socket (its deadline, who the far end is, why it
-//! broke) is in [`table`], found by the socket's cookie, so that numbers may be reused and duplicated.
+//! broke) is in `table`, found by the socket's cookie, so that numbers may be reused and duplicated.
 //!
-//! [`calls`] are the functions of the header; nothing else here is public.
+//! `calls` are the functions of the header; nothing else here is public.
 
 mod address;
 mod calls;
