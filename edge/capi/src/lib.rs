@@ -7,9 +7,9 @@
 //! ```
 //!
 //! The descriptor a program holds is one end of a loopback TCP connection, so the kernel itself answers
-//! everything that is said to descriptors, and an abort reads as one ([`pair`]). The other end belongs
-//! to a background thread that starts at first use ([`engine`]) and copies between it and a flow
-//! ([`pump`]). What the kernel does not know of a socket (its deadline, who the far end is, why it
+//! everything that is said to descriptors, and an abort reads as one (`pair`). The other end belongs
+//! to a background thread that starts at first use (`engine`) and copies between it and a flow
+//! (`pump`). What the kernel does not know of a socket (its deadline, who the far end is, why it
 //! broke) is in `table`, found by the socket's cookie, so that numbers may be reused and duplicated.
 //!
 //! `calls` are the functions of the header; nothing else here is public.
