@@ -79,10 +79,12 @@ pub struct Study {
     pub delays: Vec<Delays>,
     /// Of a hundred downloads that may not be delayed, those asked for on Wi-Fi.
     pub at_once_on_wifi: f64,
-    /// How long Wi-Fi stays, and how long it is away, seconds.
+    /// How long Wi-Fi stays, seconds.
     pub stays: Spread,
-    /// Likewise.
+    /// How long it is away, mostly.
     pub gaps: Spread,
+    /// And in so many of a hundred gaps.
+    pub long_gaps: (f64, Spread),
     /// Bytes per second over Wi-Fi: of a stay.
     pub wifi: Spread,
     /// Over cellular: of a minute.
@@ -135,6 +137,11 @@ impl Study {
         }
     }
 
+    fn gap_s(&self, rng: &mut Pcg32) -> f64 {
+        let long = rng.random::<f64>() * 100.0 < self.long_gaps.0;
+        if long { self.long_gaps.1 } else { self.gaps }.draw(rng)
+    }
+
     fn wifi(&self, rng: &mut Pcg32, end: Time) -> Course {
         let mut stretches = vec![Stretch {
             at: Time::ZERO,
@@ -142,7 +149,7 @@ impl Study {
             rate: 0.0,
         }];
         // From somewhere in a gap on.
-        let mut at = Time::ZERO + seconds(self.gaps.draw(rng) * rng.random::<f64>());
+        let mut at = Time::ZERO + seconds(self.gap_s(rng) * rng.random::<f64>());
         while at < end {
             let until = at + seconds(self.stays.draw(rng));
             let of_stay = self.wifi.draw(rng);
@@ -156,7 +163,7 @@ impl Study {
                 up: false,
                 rate: 0.0,
             });
-            at = until + seconds(self.gaps.draw(rng));
+            at = until + seconds(self.gap_s(rng));
         }
         course("wifi", Class::Free, stretches, end)
     }
@@ -297,7 +304,8 @@ mod tests {
             delays: vec![class(30.0, 0.0, 0.0), class(70.0, 0.5, 6.0)],
             at_once_on_wifi: 80.0,
             stays: Spread::of_mean(1_200.0, 1.0),
-            gaps: Spread::of_mean(800.0, 1.0),
+            gaps: Spread::of_mean(600.0, 1.0),
+            long_gaps: (1.0, Spread::of_mean(10_000.0, 0.4)),
             wifi: Spread::of_mean(335e3, 0.5),
             cell: Spread::of_mean(100e3, 0.5),
             minutes: Spread {
