@@ -103,6 +103,14 @@ pub struct Person {
     pub classes: Vec<usize>,
 }
 
+impl Person {
+    /// The share of a study's length in which there is Wi-Fi.
+    pub fn wifi_share(&self, length: Span) -> f64 {
+        let near = up_between(&self.courses[0], Time::ZERO, Time::ZERO + length);
+        near.as_secs_f64() / length.as_secs_f64()
+    }
+}
+
 /// A download and what came of it.
 pub struct Fetched {
     /// Its class of delays.
