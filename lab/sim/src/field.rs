@@ -199,9 +199,8 @@ impl Study {
             from_h, until_h, ..
         } = self.delays[class];
         let delay_s = 3_600.0 * (from_h + (until_h - from_h) * rng.random::<f64>());
-        let moment = |rng: &mut Pcg32| {
-            Time::from_secs_f64(self.length.as_secs_f64() * rng.random::<f64>())
-        };
+        let moment =
+            |rng: &mut Pcg32| Time::from_secs_f64(self.length.as_secs_f64() * rng.random::<f64>());
         let mut arrival = moment(rng);
         if delay_s == 0.0 {
             let on_wifi = rng.random::<f64>() * 100.0 < self.at_once_on_wifi;

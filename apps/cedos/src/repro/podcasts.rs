@@ -100,10 +100,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
     let mut baseline = figures;
     let mut paper = Map::new();
     for ((class, ..), percent) in CLASSES.iter().zip(PAPER_PERCENT) {
-        paper.insert(
-            (*class).to_owned(),
-            json!({ "wifi_percent": percent }),
-        );
+        paper.insert((*class).to_owned(), json!({ "wifi_percent": percent }));
     }
     paper.insert("all".into(), json!({ "wifi_percent": PAPER_ALL_PERCENT }));
     baseline.insert("paper".into(), Value::Object(paper));

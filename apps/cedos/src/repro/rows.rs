@@ -2,8 +2,8 @@
 
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
-    offload, plane, plot::Chart, podcasts, prediction, proxy, schedules, subway, switching, two_paths, video,
-    waiting, walk,
+    offload, plane, plot::Chart, podcasts, prediction, proxy, schedules, subway, switching,
+    two_paths, video, waiting, walk,
 };
 use serde_json::Value;
 
@@ -212,7 +212,8 @@ pub static ROWS: &[Row] = &[
             (Where::Sim, blackouts::simulate),
             (Where::Lab, blackouts::on_real_sockets),
         ],
-    ),
+    )
+    .drawn_by(blackouts::charts),
     row(
         "S3",
         "random losses fetched over the other radio",
@@ -252,7 +253,8 @@ pub static ROWS: &[Row] = &[
             (Where::Sim, two_paths::in_virtual_time),
             (Where::Lab, two_paths::on_real_sockets),
         ],
-    ),
+    )
+    .drawn_by(two_paths::charts),
 ];
 
 #[cfg(test)]

@@ -274,7 +274,10 @@ impl<'a> Table<'a> {
         for (course, up) in self.courses.iter().zip(&self.up) {
             let n = course.stretches.partition_point(|s| s.at <= self.now);
             let before = course.stretches[n..].iter().take_while(|s| s.at < next);
-            next = before.filter(|s| s.up != *up).map(|s| s.at).fold(next, Time::min);
+            next = before
+                .filter(|s| s.up != *up)
+                .map(|s| s.at)
+                .fold(next, Time::min);
         }
         next
     }
