@@ -29,15 +29,6 @@ const WHOLE_S: f64 = 100.0; // tuned, likewise
 /// After so much use its rates are half known.
 const KNOWN_S: f64 = 5.0; // a guess
 
-/// How much the rate of a second usually differs from that of the seconds before, and from that on the
-/// whole, as shares of these.
-// measured: the recorded Wi-Fi and cellular links of docs/repro/score.md, means over links
-const DIFFERS: (f64, f64) = (0.35, 0.5);
-/// Over how much use it is learnt how much it differs on this link.
-const DIFFERS_S: f64 = 300.0; // a guess
-/// What differs more counts as this: twice the rate is no more than a dead second.
-const DIFFERS_MOST: f64 = 1.5; // a guess
-
 /// A look at a link that lasts less time counts for this much: a probe is short. // a guess
 const LOOK_S: f64 = 1.0;
 
@@ -79,9 +70,6 @@ pub struct History {
     offs: VecDeque<f64>,
     lately: Mean,
     whole: Mean,
-    /// How much rates differ from these.
-    from_lately: Mean,
-    from_whole: Mean,
     measured_at: Option<Time>,
     hint: Hint,
 }
@@ -107,11 +95,6 @@ impl Mean {
         self.weight = self.weight * keep + weight;
     }
 
-    /// As a multiple of what is usual, which counts for so much weight.
-    fn beside(&self, usual: f64, weight: f64) -> f64 {
-        (self.sum / usual + weight) / (self.weight + weight)
-    }
-
     fn value(&self) -> Option<f64> {
         (self.weight > 0.0).then(|| self.sum / self.weight)
     }
@@ -132,8 +115,6 @@ impl History {
             offs: VecDeque::new(),
             lately: Mean::default(),
             whole: Mean::default(),
-            from_lately: Mean::default(),
-            from_whole: Mean::default(),
             measured_at: None,
             hint: Hint::default(),
         }
@@ -148,17 +129,6 @@ impl History {
                 self.silent_s = 0.0;
             } else {
                 self.silent_s += busy_s;
-            }
-            let differs = |mean: &Mean| {
-                let mean = mean.value().filter(|mean| *mean > 0.0)?;
-                Some((rate / mean - 1.0).abs().min(DIFFERS_MOST))
-            };
-            let (from_lately, from_whole) = (differs(&self.lately), differs(&self.whole));
-            if let Some(differs) = from_lately {
-                self.from_lately.add(differs, busy_s, DIFFERS_S);
-            }
-            if let Some(differs) = from_whole {
-                self.from_whole.add(differs, busy_s, DIFFERS_S);
             }
             self.lately.add(rate, busy_s.max(LOOK_S), LATELY_S);
             if sight.bytes > 0 || self.on {
@@ -253,17 +223,6 @@ impl History {
         self.whole.weight / (self.whole.weight + KNOWN_S)
     }
 
-    /// How much its rate varies from second to second beside that of other links: 1 while nothing is
-    /// known, and after `prior_s` of use half of what was seen.
-    pub(crate) fn unsteady_soon(&self, prior_s: f64) -> f64 {
-        self.from_lately.beside(DIFFERS.0, prior_s)
-    }
-
-    /// And from its mean on the whole.
-    pub(crate) fn unsteady_later(&self, prior_s: f64) -> f64 {
-        self.from_whole.beside(DIFFERS.1, prior_s)
-    }
-
     /// How long ago it was used.
     pub fn unused_s(&self, now: Time) -> f64 {
         self.measured_at
@@ -339,19 +298,6 @@ mod tests {
         assert_eq!(history.known(), 0.0);
         assert!(history.ons().is_empty());
         assert!(history.unused_s(Time::from_secs_f64(20.0)).is_infinite());
-    }
-
-    #[test]
-    fn a_steady_link_is_known_for_it_and_an_unsteady_one_too() {
-        let (mut steady, mut swings) = (History::new(Class::Free), History::new(Class::Free));
-        assert_eq!(steady.unsteady_soon(10.0), 1.0);
-        see(&mut steady, 0, 200, true, Some(1_000));
-        for second in 0..200 {
-            let rate = if second % 2 == 0 { 100 } else { 3_000 };
-            see(&mut swings, second, 1, true, Some(rate));
-        }
-        assert!(steady.unsteady_soon(10.0) < 0.2 && steady.unsteady_later(100.0) < 0.6);
-        assert!(swings.unsteady_soon(10.0) > 1.5 && swings.unsteady_later(100.0) > 1.0);
     }
 
     #[test]

@@ -63,14 +63,6 @@ const SOON_S: f64 = 30.0;
 /// So much more do rates vary, as far as is known, that were never measured.
 const UNKNOWN_SPREAD: f64 = 0.8; // fits the promises of docs/repro/score.md
 
-/// After so much use a link's own unsteadiness counts half, seconds: for the next moments, …
-const OWN_SOON_S: f64 = 10.0; // a guess
-/// … and for longer times, of which a minute says less.
-const OWN_LATER_S: f64 = 100.0; // a guess
-/// No link is taken to be more unsteady than this, beside others: what swings from second to second
-/// averages out.
-const UNSTEADY_MOST: f64 = 1.0; // tuned: docs/repro/score.md
-
 /// A scene follows a link so often from carrying to not, and back. Higher: truer a long way off, slower.
 const TURNS_MAX: u32 = 24; // so many average out
 
@@ -203,13 +195,8 @@ fn play(
     let law = law_of(link.class());
     let whole = link.whole();
     let spread = law.spread * (1.0 + UNKNOWN_SPREAD * (1.0 - link.known()));
-    let [soon_spread, later_spread] = [
-        link.unsteady_soon(OWN_SOON_S),
-        link.unsteady_later(OWN_LATER_S),
-    ]
-    .map(|own| spread * own.min(UNSTEADY_MOST));
-    let soon = spread_by(quantile(&SOON, chance.first()), soon_spread);
-    let later = spread_by(quantile(&LATER, chance.second()), later_spread);
+    let soon = spread_by(quantile(&SOON, chance.first()), spread);
+    let later = spread_by(quantile(&LATER, chance.second()), spread);
     let stay = chance.third();
     let mut on = link.carries();
     let mut until = if on {
