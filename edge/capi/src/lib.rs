@@ -12,7 +12,7 @@
 //! (`pump`). What the kernel does not know of a socket (its deadline, who the far end is, why it
 //! broke) is in `table`, found by the socket's cookie, so that numbers may be reused and duplicated.
 //!
-//! `calls` are the functions of the header; nothing else here is public.
+//! `calls` are the functions of the header; they and the numbers of its options are all that is public.
 
 mod address;
 mod calls;
@@ -34,3 +34,7 @@ mod table;
 mod tunnel;
 
 pub use calls::*;
+pub use options::{
+    SO_BUDGET, SO_DEADLINE, SO_ERROR, SO_ESIZE, SO_HOSTKEY, SO_IFLATE, SO_INFO, SO_PEERKEY,
+    SO_POLICY, SO_PRIORITY, SO_PROXY, SOL_D2TP,
+};

@@ -17,19 +17,31 @@ use libc::c_int;
 
 use crate::errno::{Answer, Errno, Fault};
 
-pub(crate) const SOL_D2TP: c_int = 0xd2;
+/// The level of these options.
+pub const SOL_D2TP: c_int = 0xd2;
 
-pub(crate) const SO_DEADLINE: c_int = 1;
-pub(crate) const SO_ESIZE: c_int = 2;
-pub(crate) const SO_POLICY: c_int = 3;
-pub(crate) const SO_BUDGET: c_int = 4;
-pub(crate) const SO_PRIORITY: c_int = 5;
-pub(crate) const SO_IFLATE: c_int = 6;
-pub(crate) const SO_INFO: c_int = 7;
-pub(crate) const SO_ERROR: c_int = 8;
-pub(crate) const SO_PEERKEY: c_int = 9;
-pub(crate) const SO_PROXY: c_int = 10;
-pub(crate) const SO_HOSTKEY: c_int = 11;
+/// `D2TP_SO_DEADLINE` of the header.
+pub const SO_DEADLINE: c_int = 1;
+/// `D2TP_SO_ESIZE` of the header.
+pub const SO_ESIZE: c_int = 2;
+/// `D2TP_SO_POLICY` of the header.
+pub const SO_POLICY: c_int = 3;
+/// `D2TP_SO_BUDGET` of the header.
+pub const SO_BUDGET: c_int = 4;
+/// `D2TP_SO_PRIORITY` of the header.
+pub const SO_PRIORITY: c_int = 5;
+/// `D2TP_SO_IFLATE` of the header.
+pub const SO_IFLATE: c_int = 6;
+/// `D2TP_SO_INFO` of the header.
+pub const SO_INFO: c_int = 7;
+/// `D2TP_SO_ERROR` of the header.
+pub const SO_ERROR: c_int = 8;
+/// `D2TP_SO_PEERKEY` of the header.
+pub const SO_PEERKEY: c_int = 9;
+/// `D2TP_SO_PROXY` of the header.
+pub const SO_PROXY: c_int = 10;
+/// `D2TP_SO_HOSTKEY` of the header.
+pub const SO_HOSTKEY: c_int = 11;
 
 /// The longest value of an option.
 pub(crate) const VALUE_BYTES_MAX: usize = 512;
