@@ -106,7 +106,12 @@ impl Held {
         self.drained.get() && self.flow.borrow().is_flushed()
     }
 
-    fn fault(&self, error: &io::Error) -> Fault {
+    /// All that the program ever wrote is in the flow.
+    pub(crate) fn finished(&self) {
+        self.drained.set(true);
+    }
+
+    pub(crate) fn fault(&self, error: &io::Error) -> Fault {
         let line = self.line.as_ref().map(|line| line.0.state.borrow().clone());
         match (self.flow.borrow().end(), line) {
             (Some(FlowEnd::SessionEnded) | None, Some(LineState::Over(end))) => {
@@ -225,7 +230,7 @@ async fn up(home: &Home, held: &Held, stream: &TcpStream) -> Result<(), Broken> 
         pin!(flow.shutdown()).poll(cx)
     });
     let finished = finished.await;
-    held.drained.set(true);
+    held.finished();
     finished.map_err(|error| Broken::Flow(held.fault(&error)))
 }
 
