@@ -37,7 +37,7 @@ impl Peer for D2tpSockets {
             match stream.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(bytes) => meter.add(bytes),
-                Err(error) => return meter.forgive(Err(error.into())),
+                Err(error) => return meter.forgive(Err(error)),
             }
         }
         Ok(())
@@ -49,7 +49,7 @@ impl Peer for D2tpSockets {
         while !meter.is_over() {
             match stream.write(&payload) {
                 Ok(bytes) => meter.add(bytes),
-                Err(error) => return meter.forgive(Err(error.into())),
+                Err(error) => return meter.forgive(Err(error)),
             }
         }
         meter.note(format!("calls of {} kB on a descriptor", CALL_BYTES >> 10));

@@ -351,13 +351,7 @@ pub(crate) fn connect(home: &Rc<Home>, call: Call) -> Answer<Ipv4Addr> {
     Ok(name)
 }
 
-async fn call_out(
-    home: Rc<Home>,
-    call: Call,
-    name: Ipv4Addr,
-    socket: UdpSocket,
-    look: Rc<Notify>,
-) {
+async fn call_out(home: Rc<Home>, call: Call, name: Ipv4Addr, socket: UdpSocket, look: Rc<Notify>) {
     let (serial, port) = (call.fate.serial, call.grams.port);
     let is_wanted = || {
         let clients = home.desk.clients.borrow();

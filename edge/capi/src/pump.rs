@@ -160,7 +160,10 @@ pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
         let both = async { tokio::try_join!(up, down) };
         tokio::select! {
             carried = both => carried,
-            never = policy::steer(&held) => match never {},
+            fault = policy::steer(&held) => {
+                held.flow.borrow_mut().reset(ABORTED);
+                Err(Broken::Flow(fault))
+            }
         }
     };
     match carried {
@@ -178,6 +181,7 @@ pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
         }
         Err(Broken::Program) => held.flow.borrow_mut().reset(ABORTED),
     }
+    policy::stop(&held);
     leave(&home, &held);
 }
 

@@ -1,6 +1,7 @@
 //! What the calls of `transfer` do otherwise with a datagram socket: they say what is too large, what a message
 //! asks for itself, who is at the far end, and why nothing more comes.
 
+use std::mem::offset_of;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -234,16 +235,19 @@ impl Messages {
         let mut message = theirs;
         let (bytes, who) = self.receive(&mut message, flags)?;
         let who = who.to_bytes(self.socket.domain);
-        message.msg_name = theirs.msg_name;
-        message.msg_namelen = theirs.msg_namelen;
         if !theirs.msg_name.is_null() {
             let fits = who.len().min(theirs.msg_namelen as usize);
             memory::write(theirs.msg_name, &who[..fits])?;
-            message.msg_namelen = who.len() as socklen_t;
+            let len = who.len() as socklen_t;
+            let place = offset_of!(msghdr, msg_namelen);
+            memory::write(at.wrapping_byte_add(place).cast(), &len.to_ne_bytes())?;
         }
-        // SAFETY: plain numbers and pointers, all of them set.
-        let whole: [u8; size_of::<msghdr>()] = unsafe { std::mem::transmute(message) };
-        memory::write(at.cast(), &whole)?;
+        let place = offset_of!(msghdr, msg_controllen);
+        let control = message.msg_controllen.to_ne_bytes();
+        memory::write(at.wrapping_byte_add(place).cast(), &control)?;
+        let place = offset_of!(msghdr, msg_flags);
+        let flags = message.msg_flags.to_ne_bytes();
+        memory::write(at.wrapping_byte_add(place).cast(), &flags)?;
         Ok(bytes)
     }
 
