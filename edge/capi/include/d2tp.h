@@ -45,7 +45,8 @@ struct sockaddr_d2tp {
 #define D2TP_POLICY_BALANCED 2   /* the same, with twice the slack */
 #define D2TP_POLICY_FAST 3       /* all, at any time */
 #define D2TP_POLICY_ANY 4        /* all, when no free one works */
-/* uint64_t: bytes that networks which cost may carry, UINT64_MAX for no limit. Any time. */
+/* uint64_t: bytes that networks which cost may carry, UINT64_MAX for no limit. Any time. When it is used up and
+ * no free network works the connection ends (EDQUOT), unless it is D2TP_IFLATE_WAIT. */
 #define D2TP_SO_BUDGET 4
 /* int: 0 goes first (the default), 7 last. Before connect. */
 #define D2TP_SO_PRIORITY 5

@@ -16,7 +16,7 @@
 //! looks at the port, and the engine's sockets are connected.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::{Future as _, poll_fn};
 use std::io;
@@ -26,12 +26,12 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, Config, Connection, ContextInbox, DriverError, Flow, FlowIo as _, Route, Server,
-    ServerOptions,
+    Admission, Config, Connection, ContextInbox, DATAGRAMS_MAX, DriverError, Flow, FlowIo as _,
+    Route, Server, ServerOptions,
 };
 use libc::c_int;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -252,11 +252,20 @@ struct Hall {
     gone: Semaphore,
 }
 
+/// A message that waits for its end.
+struct Early {
+    said: Instant,
+    mark: Mark,
+    message: Bytes,
+}
+
 /// All datagram sockets' ends.
 #[derive(Default)]
 pub(crate) struct Desk {
     ports: OnceLock<(Ports, Socket)>,
     ends: RefCell<HashMap<(u16, Ipv4Addr), Rc<End>>>,
+    /// What was said before there was an end, where there will be one; the oldest first.
+    early: RefCell<HashMap<(u16, Ipv4Addr), VecDeque<Early>>>,
     /// Sockets that connect or are connected, by port: told when it is to be looked for them.
     clients: RefCell<HashMap<u16, (u64, Rc<Notify>)>>,
     halls: RefCell<Vec<Rc<Hall>>>,
@@ -298,15 +307,59 @@ async fn sort(home: Rc<Home>, marked: UdpSocket) {
         let Some((mark, message)) = Mark::read(&buffer[..bytes]) else {
             continue;
         };
-        let end = home
-            .desk
-            .ends
-            .borrow()
-            .get(&(from.port(), mark.name))
-            .cloned();
-        if let Some(end) = end.filter(|_| from.ip() == Ipv4Addr::LOCALHOST) {
-            end.send(mark.route, mark.expiry, message);
+        if from.ip() != Ipv4Addr::LOCALHOST {
+            continue;
         }
+        let key = (from.port(), mark.name);
+        let end = home.desk.ends.borrow().get(&key).cloned();
+        match end {
+            Some(end) => end.send(mark.route, mark.expiry, message),
+            None => home.desk.put_early(key, mark, message),
+        }
+    }
+}
+
+impl Desk {
+    fn put_early(&self, key: (u16, Ipv4Addr), mark: Mark, message: &[u8]) {
+        if let Some(early) = self.early.borrow_mut().get_mut(&key) {
+            if early.len() == DATAGRAMS_MAX {
+                early.pop_front();
+            }
+            early.push_back(Early {
+                said: Instant::now(),
+                mark,
+                message: Bytes::copy_from_slice(message),
+            });
+        }
+    }
+
+    /// The end is there.
+    fn begin(&self, key: (u16, Ipv4Addr), end: &Rc<End>) {
+        self.ends.borrow_mut().insert(key, end.clone());
+        let early = self.early.borrow_mut().remove(&key);
+        for one in early.into_iter().flatten() {
+            let worth = one.mark.expiry.unwrap_or(end.held.options.borrow().expiry);
+            if let Some(left) = worth.checked_sub(one.said.elapsed()) {
+                end.send(one.mark.route, Some(left), &one.message);
+            }
+        }
+    }
+}
+
+/// Keeps what the program says while its session is not begun.
+async fn collect(home: &Home, port: u16, name: Ipv4Addr, socket: &UdpSocket) {
+    let mark = Mark {
+        name,
+        route: None,
+        expiry: None,
+    };
+    loop {
+        if socket.readable().await.is_ok() {
+            read_all(socket, |message| {
+                home.desk.put_early((port, name), mark, message);
+            });
+        }
+        tokio::task::yield_now().await;
     }
 }
 
@@ -336,6 +389,8 @@ pub(crate) struct Call {
 /// Begins a session for a program's socket; says by which name the program speaks to its far end.
 pub(crate) fn connect(home: &Rc<Home>, call: Call) -> Answer<Ipv4Addr> {
     let (name, socket) = take_name(home, call.grams.port, call.grams.ports.plain)?;
+    let key = (call.grams.port, name);
+    home.desk.early.borrow_mut().insert(key, VecDeque::new());
     let look = Rc::new(Notify::new());
     let serial = call.fate.serial;
     let before = home
@@ -369,6 +424,7 @@ async fn call_out(home: Rc<Home>, call: Call, name: Ipv4Addr, socket: UdpSocket,
     };
     let opened = tokio::select! {
         opened = open(&home, &call) => opened.map(Some),
+        () = collect(&home, port, name, &socket) => Ok(None),
         () = late => Ok(None),
     };
     let over = match opened {
@@ -395,6 +451,7 @@ async fn call_out(home: Rc<Home>, call: Call, name: Ipv4Addr, socket: UdpSocket,
         Err(fault) => Some(fault),
     };
     home.desk.ends.borrow_mut().remove(&(port, name));
+    home.desk.early.borrow_mut().remove(&(port, name));
     call.grams.ends().remove(&name);
     if let Some(fault) = over {
         let _ = call.fate.fault.set(fault);
@@ -450,10 +507,7 @@ async fn carry(
         context,
     });
     grams.ends().insert(name, connection);
-    home.desk
-        .ends
-        .borrow_mut()
-        .insert((grams.port, name), end.clone());
+    home.desk.begin((grams.port, name), &end);
     let mut leaving = home.leaving.subscribe();
     let left = async {
         let _ = leaving.wait_for(|leaving| *leaving).await;
@@ -529,13 +583,17 @@ async fn take(end: &End, socket: &UdpSocket) {
 
 /// All that the program said so far.
 fn drain(end: &End, socket: &UdpSocket) {
+    read_all(socket, |message| end.send(None, None, message));
+}
+
+fn read_all(socket: &UdpSocket, mut hear: impl FnMut(&[u8])) {
     thread_local! {
         static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; MESSAGE_BYTES_MAX]);
     }
     BUFFER.with_borrow_mut(|buffer| {
         loop {
             match socket.try_recv(buffer) {
-                Ok(bytes) => end.send(None, None, &buffer[..bytes]),
+                Ok(bytes) => hear(&buffer[..bytes]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {}
             }

@@ -26,7 +26,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 const SYN_REPEATS: u32 = 127;
 /// Bytes of the kernel's buffers at either end where a program does not say: what is on its way within
 /// the machine is neither the peer's nor on disk, so it should be little; less costs speed.
-/// measured: docs/sockets.md, "Speed"
+/// a guess: docs/sockets.md, "Speed"
 const PAIR_BUFFER_BYTES: usize = 256 * 1024;
 
 /// The port that all pairs of this process have in common, and what keeps others off it.

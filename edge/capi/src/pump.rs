@@ -30,7 +30,7 @@ use crate::policy;
 use crate::table::Fate;
 
 /// Bytes read from a program's socket at once. More costs memory for every socket that writes, less
-/// system calls. measured: docs/sockets.md, "Speed"
+/// system calls. a guess: docs/sockets.md, "Speed"
 const READ_BYTES: usize = 256 * 1024;
 /// Less room than this is not worth a read.
 const READ_ROOM_MIN: usize = 64 * 1024;
