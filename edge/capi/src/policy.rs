@@ -20,6 +20,10 @@ use crate::pump::Held;
 /// Between two decisions where time counts.
 const EPOCH: Duration = Duration::from_secs(1);
 
+/// A budget that is used up ends a connection when no free link has worked for so long: shorter, and one that is
+/// just being connected by is not waited for.
+const BROKE_FOR: Span = Span::from_secs(5); // a guess
+
 /// Decides for a flow for as long as it is carried, or until its budget is used up and it would have to pay.
 pub(crate) async fn steer(held: &Held) -> Fault {
     let Some(line) = held.line.as_ref().map(|line| line.0.clone()) else {
@@ -48,7 +52,8 @@ pub(crate) async fn steer(held: &Held) -> Fault {
             );
             verdict
         };
-        if verdict == Verdict::Broke && !ways.iter().any(works_free) {
+        let stuck = verdict == Verdict::Broke && ways.iter().any(costs);
+        if purse.is_broke(now(), stuck && !ways.iter().any(works_free)) {
             return Fault::new(libc::EDQUOT, used_up(&options));
         }
         wait(&options, &ways, &mut links, &held.changed).await;
@@ -68,8 +73,8 @@ pub(crate) async fn steer_opening(line: &Line, flow: &Flow, options: &Options) -
         purse.look(&line.device, flow);
         let verdict = seen.verdict(now(), options, 0, purse.left(options));
         purse.allow(&line.device, flow, verdict == Verdict::Pays, options.budget);
-        // A link that is up may still have to be connected by: only one that costs proves that there is none.
-        if verdict == Verdict::Broke && !ways.iter().any(|way| way.usage == LinkUse::Free) {
+        let stuck = verdict == Verdict::Broke && ways.iter().any(costs);
+        if purse.is_broke(now(), stuck && !ways.iter().any(works_free)) {
             return Fault::new(libc::EDQUOT, used_up(options));
         }
         wait(options, &ways, &mut links, &Notify::new()).await;
@@ -90,6 +95,10 @@ fn used_up(options: &Options) -> String {
     format!("the budget of {bytes} bytes is used up, and no network that is free works")
 }
 
+fn costs(way: &Way) -> bool {
+    way.usage == LinkUse::Paid
+}
+
 fn works_free(way: &Way) -> bool {
     let path = way.path.as_ref().map(|path| path.state);
     way.usage == LinkUse::Free && path == Some(PathState::Active)
@@ -102,9 +111,9 @@ async fn wait(
     links: &mut watch::Receiver<Arc<Vec<Link>>>,
     changed: &Notify,
 ) {
-    let costs = ways.iter().any(|way| way.usage == LinkUse::Paid);
+    let costly = ways.iter().any(costs);
     let weighs = options.deadline.is_some() && is_weighing(options);
-    let counts = costs && (weighs || options.budget.is_some());
+    let counts = costly && (weighs || options.budget.is_some());
     tokio::select! {
         () = tokio::time::sleep(EPOCH), if counts => {}
         _ = links.changed() => {}
@@ -120,6 +129,7 @@ struct Purse {
     before: u64,
     now: u64,
     told: Option<Option<u64>>,
+    broke_since: Option<Time>,
 }
 
 impl Purse {
@@ -133,6 +143,15 @@ impl Purse {
     fn left(&self, options: &Options) -> Option<u64> {
         let spent = self.before + self.now;
         options.budget.map(|budget| budget.saturating_sub(spent))
+    }
+
+    /// Whether there is nothing left, and nothing that is free, for so long that it is no hole.
+    fn is_broke(&mut self, now: Time, stuck: bool) -> bool {
+        if !stuck {
+            self.broke_since = None;
+            return false;
+        }
+        now.since(*self.broke_since.get_or_insert(now)) >= BROKE_FOR
     }
 
     fn allow(&mut self, device: &Device, flow: &Flow, pays: bool, budget: Option<u64>) {
@@ -309,5 +328,32 @@ mod tests {
             ..fast
         };
         assert_eq!(verdict(&patient, 0, Some(0)), Verdict::Free);
+    }
+
+    #[test]
+    fn a_free_link_that_comes_soon_enough_saves_a_flow_whose_budget_is_used_up() {
+        let at = |seconds| Time::ZERO + Span::from_secs(seconds);
+        let mut purse = Purse::default();
+        assert!(!purse.is_broke(at(1), true));
+        assert!(!purse.is_broke(at(5), true));
+        assert!(!purse.is_broke(at(6), false), "it works again");
+        assert!(!purse.is_broke(at(7), true));
+        assert!(purse.is_broke(at(12), true));
+    }
+
+    #[test]
+    fn what_was_spent_before_is_not_to_be_spent_again() {
+        let purse = Purse {
+            before: 700,
+            now: 200,
+            ..Purse::default()
+        };
+        let options = |budget| Options {
+            budget,
+            ..Options::default()
+        };
+        assert_eq!(purse.left(&options(Some(1000))), Some(100));
+        assert_eq!(purse.left(&options(Some(500))), Some(0));
+        assert_eq!(purse.left(&options(None)), None);
     }
 }
