@@ -8,7 +8,13 @@ fn main() {
     let library = out.join("preload.so");
     let mut compiler = cc::Build::new().opt_level(2).get_compiler().to_command();
     let compiled = compiler
-        .args(["-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"])
+        .args([
+            "-shared",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-Wall",
+            "-Wextra",
+        ])
         .args(["-Wl,-soname,cedos-preload.so", "-Wl,-z,now,-z,relro"])
         .arg("-o")
         .arg(&library)

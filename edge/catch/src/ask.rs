@@ -85,7 +85,9 @@ impl Asked {
                 return None;
             }
         }
-        socket2::SockRef::from(&question).set_nonblocking(true).ok()?;
+        socket2::SockRef::from(&question)
+            .set_nonblocking(true)
+            .ok()?;
         let question = AsyncFd::new(question).ok()?;
         let read = async {
             loop {

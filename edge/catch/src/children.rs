@@ -15,14 +15,16 @@ pub fn children() -> Vec<i32> {
     ids.filter_map(|id| id.parse().ok()).collect()
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_child_is_known_and_comes_from_here() {
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
         let id = child.id() as i32;
         assert!(children().contains(&id));
         child.kill().unwrap();

@@ -9,9 +9,11 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use nix::cmsg_space;
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg};
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg,
+};
 use simple_dns::rdata::{A, RData};
-use simple_dns::{CLASS, PacketFlag, Packet, QCLASS, QTYPE, RCODE, ResourceRecord, TYPE};
+use simple_dns::{CLASS, Packet, PacketFlag, QCLASS, QTYPE, RCODE, ResourceRecord, TYPE};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 

@@ -190,7 +190,10 @@ mod tests {
         assert!(without.to_string().contains("not executable"));
         std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
         let run = Executable::find(script.as_os_str()).unwrap();
-        assert_eq!((run.path, run.runs, run.kind), (script, found.runs, found.kind));
+        assert_eq!(
+            (run.path, run.runs, run.kind),
+            (script, found.runs, found.kind)
+        );
         let none = Executable::find(OsStr::new("no-such-program")).unwrap_err();
         assert!(none.to_string().contains("PATH"), "{none}");
     }

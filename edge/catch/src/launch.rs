@@ -104,7 +104,10 @@ impl Given {
 
     /// Takes out what [`Given::port`] needs.
     pub fn take_port(&mut self) -> io::Result<((OwnedFd, OwnedFd), Option<OwnedFd>)> {
-        let pair = (self.reserved.all.try_clone()?, self.reserved.mute.try_clone()?);
+        let pair = (
+            self.reserved.all.try_clone()?,
+            self.reserved.mute.try_clone()?,
+        );
         Ok((pair, self.porter.take()))
     }
 
@@ -289,8 +292,8 @@ fn begin(plan: &Plan, channel: &OwnedFd, path: &CString, words: &[CString]) -> i
         Err(error) => return error,
     };
     if plan.notify {
-        let installed = notify::install()
-            .and_then(|listener| passed::give(channel, b"=", &[listener.as_fd()]));
+        let installed =
+            notify::install().and_then(|listener| passed::give(channel, b"=", &[listener.as_fd()]));
         if let Err(error) = installed {
             let text = format!("this system does not let connections be held (seccomp): {error}");
             return io::Error::other(text);

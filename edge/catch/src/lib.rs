@@ -33,4 +33,4 @@ pub use executable::{Executable, Kind};
 pub use launch::{Given, Launched, Namespace, Plan, Running, launch};
 pub use names::{Names, STAND_INS};
 pub use notify::Supervisor;
-pub use pair::{Meeting, Porter, Port};
+pub use pair::{Meeting, Port, Porter};

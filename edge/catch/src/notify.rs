@@ -64,16 +64,19 @@ fn filter() -> Vec<libc::sock_filter> {
     vec![
         /* 0 */ op(LOAD, ARCH, 0, 0),
         // Calls of another architecture have other numbers and are looked at by nobody: they fail.
-        /* 1 */ op(JUMP_EQUAL, ARCH_OURS, 0, 14),
+        /* 1 */
+        op(JUMP_EQUAL, ARCH_OURS, 0, 14),
         /* 2 */ op(LOAD, NR, 0, 0),
         /* 3 */ op(JUMP_GE, X32, 12, 0),
         /* 4 */ op(JUMP_EQUAL, nr(libc::SYS_connect), 9, 0),
         /* 5 */ op(JUMP_EQUAL, nr(libc::SYS_listen), 8, 0),
         // It connects by a ring, past the filter; programs can do without it.
-        /* 6 */ op(JUMP_EQUAL, nr(libc::SYS_io_uring_setup), 9, 0),
+        /* 6 */
+        op(JUMP_EQUAL, nr(libc::SYS_io_uring_setup), 9, 0),
         /* 7 */ op(JUMP_EQUAL, nr(libc::SYS_sendto), 0, 7),
         // The first bytes with the SYN: a connect by another name.
-        /* 8 */ op(LOAD, arg_low(3), 0, 0),
+        /* 8 */
+        op(LOAD, arg_low(3), 0, 0),
         /* 9 */ op(JUMP_SET, libc::MSG_FASTOPEN as u32, 7, 0),
         /* 10 */ op(LOAD, arg_low(4), 0, 0),
         /* 11 */ op(JUMP_EQUAL, 0, 0, 2),
@@ -208,8 +211,13 @@ impl Supervisor {
 
     fn is_valid(&self, id: u64) -> io::Result<()> {
         // SAFETY: a place of the size that is in the number.
-        let valid =
-            unsafe { libc::ioctl(self.listener.as_raw_fd(), NOTIF_ID_VALID as _, &raw const id) };
+        let valid = unsafe {
+            libc::ioctl(
+                self.listener.as_raw_fd(),
+                NOTIF_ID_VALID as _,
+                &raw const id,
+            )
+        };
         match valid {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -289,7 +297,13 @@ mod tests {
             }
         }
         assert_eq!(filter.last().map(|op| op.code), Some(RETURN));
-        assert_eq!(size_of::<libc::seccomp_notif>() as u64, NOTIF_RECV >> 16 & 0x3fff);
-        assert_eq!(size_of::<libc::seccomp_notif_resp>() as u64, NOTIF_SEND >> 16 & 0x3fff);
+        assert_eq!(
+            size_of::<libc::seccomp_notif>() as u64,
+            NOTIF_RECV >> 16 & 0x3fff
+        );
+        assert_eq!(
+            size_of::<libc::seccomp_notif_resp>() as u64,
+            NOTIF_SEND >> 16 & 0x3fff
+        );
     }
 }

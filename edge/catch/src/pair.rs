@@ -298,4 +298,3 @@ impl Meeting {
 
 /// tcpmux (RFC 1078), which nobody serves.
 const NOBODYS_PORT: u16 = 1;
-

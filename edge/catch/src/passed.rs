@@ -33,7 +33,11 @@ pub(crate) fn take(channel: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(passed) = control {
             // SAFETY: the kernel just made them for us.
-            fds.extend(passed.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+            fds.extend(
+                passed
+                    .into_iter()
+                    .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
+            );
         }
     }
     let n = message.bytes;

@@ -8,7 +8,10 @@ const COPY_BYTES: usize = 64 * 1024; // a guess
 
 /// Carries until both directions are over, and says whether all arrived. Ends stay ends; a far end that
 /// breaks resets the program's connection, so that nobody takes a part for the whole.
-pub async fn carry(mut program: TcpStream, far: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> bool {
+pub async fn carry(
+    mut program: TcpStream,
+    far: &mut (impl AsyncRead + AsyncWrite + Unpin),
+) -> bool {
     let _ = program.set_nodelay(true);
     match copy_bidirectional_with_sizes(&mut program, far, COPY_BYTES, COPY_BYTES).await {
         Ok(_) => true,

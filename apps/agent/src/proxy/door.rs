@@ -46,12 +46,7 @@ pub(super) struct House {
 }
 
 impl House {
-    pub(super) async fn open(
-        &self,
-        host: &str,
-        port: u16,
-        wish: Wish,
-    ) -> Result<Open, Refusal> {
+    pub(super) async fn open(&self, host: &str, port: u16, wish: Wish) -> Result<Open, Refusal> {
         let nonsense = |text| Refusal::new(Cause::Nonsense, text);
         let mut target = Target::new(host, port).map_err(nonsense)?;
         if let (Some(names), Ok(ip)) = (&self.names, target.host.parse()) {
@@ -87,12 +82,7 @@ impl Door {
     }
 
     /// On a listener that is there.
-    pub fn on(
-        listener: TcpListener,
-        line: Arc<Line>,
-        wish: Wish,
-        strangers: Strangers,
-    ) -> Door {
+    pub fn on(listener: TcpListener, line: Arc<Line>, wish: Wish, strangers: Strangers) -> Door {
         Door {
             listener,
             house: Arc::new(House {

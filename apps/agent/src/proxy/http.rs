@@ -109,7 +109,12 @@ fn user_of(field: &HeaderValue) -> Option<String> {
     let plain = String::from_utf8(BASE64.decode(coded.trim()).ok()?).ok()?;
     let user = plain.split_once(':').map_or(&*plain, |(user, _)| user);
     // In a URL `+` and `=` are often written so, and not every client takes that back.
-    Some(user.replace("%2B", "+").replace("%2b", "+").replace("%3D", "=").replace("%3d", "="))
+    Some(
+        user.replace("%2B", "+")
+            .replace("%2b", "+")
+            .replace("%3D", "=")
+            .replace("%3d", "="),
+    )
 }
 
 async fn connect(
@@ -175,9 +180,8 @@ async fn forward(
     // RFC 9112 §3.2.2: the URL's host counts, whatever the field says.
     request.headers_mut().insert(HOST, host);
     let target = open.target().to_string();
-    let broken = |error: hyper::Error| {
-        Refusal::new(Cause::Refused, format!("{target} broke off: {error}"))
-    };
+    let broken =
+        |error: hyper::Error| Refusal::new(Cause::Refused, format!("{target} broke off: {error}"));
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .preserve_header_case(true)
         .handshake(TokioIo::new(open))
@@ -229,13 +233,15 @@ fn refused(refusal: &Refusal) -> Response<Body> {
         PROXY_STATUS,
         HeaderValue::from_str(&format!("cedos; error={kind}")).expect("plain text"),
     );
-    fields.insert("content-type", HeaderValue::from_static("text/plain; charset=utf-8"));
+    fields.insert(
+        "content-type",
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
     if status == StatusCode::SERVICE_UNAVAILABLE {
         fields.insert("retry-after", HeaderValue::from_static("30"));
     }
     response
 }
-
 
 #[cfg(test)]
 mod tests {

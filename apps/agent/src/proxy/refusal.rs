@@ -133,7 +133,10 @@ mod tests {
         let prohibited = told("d2prox; error=destination_ip_prohibited", 403);
         assert_eq!(prohibited.cause, Cause::Forbidden);
         assert!(prohibited.text.contains("because"));
-        assert_eq!(told("d2prox; error=dns_error", 502).cause, Cause::Unreachable);
+        assert_eq!(
+            told("d2prox; error=dns_error", 502).cause,
+            Cause::Unreachable
+        );
         assert_eq!(told("other", 504).cause, Cause::TimedOut);
     }
 }

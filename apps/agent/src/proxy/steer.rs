@@ -41,7 +41,10 @@ impl Seen {
                 self.scheduler.add_link(class)
             });
             self.scheduler.set_class(place, class);
-            let answers = way.path.as_ref().is_none_or(|p| p.state != PathState::Silent);
+            let answers = way
+                .path
+                .as_ref()
+                .is_none_or(|p| p.state != PathState::Silent);
             let before = std::mem::replace(&mut self.links[place].1, carried);
             let (bytes, busy) = match (known, way.rate) {
                 // The first look takes the link's word for a second.

@@ -120,10 +120,7 @@ mod tests {
 
     #[test]
     fn a_plain_user_name_says_nothing_and_nonsense_is_refused_in_words() {
-        assert_eq!(
-            Wish::default().named("alice", &noon()),
-            Ok(Wish::default())
-        );
+        assert_eq!(Wish::default().named("alice", &noon()), Ok(Wish::default()));
         for (nonsense, word) in [
             ("by=soon", "07:30"),
             ("policy=cheap", "free-first"),

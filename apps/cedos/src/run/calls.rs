@@ -56,7 +56,10 @@ impl Calls {
     pub fn answer(self: &Arc<Calls>, caught: Caught) {
         match caught {
             Caught::Listen { socket, answer } => {
-                if let Some(at) = SockRef::from(&socket).local_addr().ok().and_then(|a| a.as_socket())
+                if let Some(at) = SockRef::from(&socket)
+                    .local_addr()
+                    .ok()
+                    .and_then(|a| a.as_socket())
                 {
                     let _ = self.listeners.send(at);
                 }
@@ -196,4 +199,3 @@ impl Calls {
 
 /// linux/tcp_states.h
 const TCP_CLOSE: u8 = 7;
-

@@ -68,9 +68,28 @@ pub struct Chosen {
 const HEEDS: [(&str, &[&str]); 3] = [
     (
         "curl",
-        &["--noproxy", "-x", "--proxy", "--preproxy", "--interface", "-q", "-K", "--config"],
+        &[
+            "--noproxy",
+            "-x",
+            "--proxy",
+            "--preproxy",
+            "--interface",
+            "-q",
+            "-K",
+            "--config",
+        ],
     ),
-    ("wget", &["--no-proxy", "-e", "--execute", "--config", "-i", "--input-file"]),
+    (
+        "wget",
+        &[
+            "--no-proxy",
+            "-e",
+            "--execute",
+            "--config",
+            "-i",
+            "--input-file",
+        ],
+    ),
     ("git", &["-c", "--config", "--config-env"]),
 ];
 
@@ -149,12 +168,28 @@ mod tests {
     #[test]
     fn the_lowest_rung_that_catches_the_program_is_taken() {
         let cases = [
-            ("curl -sO https://o.example/a", Kind::Dynamic, Rung::Environment),
-            ("curl -x other https://o.example/a", Kind::Dynamic, Rung::Preload),
-            ("curl --noproxy=* https://o.example/a", Kind::Dynamic, Rung::Preload),
+            (
+                "curl -sO https://o.example/a",
+                Kind::Dynamic,
+                Rung::Environment,
+            ),
+            (
+                "curl -x other https://o.example/a",
+                Kind::Dynamic,
+                Rung::Preload,
+            ),
+            (
+                "curl --noproxy=* https://o.example/a",
+                Kind::Dynamic,
+                Rung::Preload,
+            ),
             ("curl sftp://o.example/a", Kind::Dynamic, Rung::Preload),
             ("curl o.example", Kind::Dynamic, Rung::Preload),
-            ("git clone https://o.example/a", Kind::Dynamic, Rung::Environment),
+            (
+                "git clone https://o.example/a",
+                Kind::Dynamic,
+                Rung::Environment,
+            ),
             ("git fetch origin", Kind::Dynamic, Rung::Preload),
             ("git clone ssh://o.example/a", Kind::Dynamic, Rung::Preload),
             ("ssh o.example", Kind::Dynamic, Rung::Preload),

@@ -80,7 +80,11 @@ impl Fronts {
             port: local.port(),
             key: server.public_key(),
         };
-        tokio::spawn(front(server.clone(), as_called(at), self.served.port.clone()));
+        tokio::spawn(front(
+            server.clone(),
+            as_called(at),
+            self.served.port.clone(),
+        ));
         self.servers.insert(at.port(), server);
         Ok(Some(address))
     }

@@ -12,9 +12,7 @@ use cedos_agent::proxy::{Line, Target, Wish};
 use d2tp_catch::Names;
 use ipstack::{IpStack, IpStackConfig, IpStackStream, IpStackTcpStream, TcpConfig};
 use tokio::io::unix::AsyncFd;
-use tokio::io::{
-    AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional,
-};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional};
 
 /// The stack gives up a connection that was silent for so long.
 const SILENT_MAX: Duration = Duration::from_secs(24 * 3600); // docs/proxy.md: tunnel_idle_s
@@ -130,7 +128,8 @@ impl AsyncWrite for Tun {
             let mut writable = ready!(self.0.poll_write_ready(cx))?;
             let wrote = writable.try_io(|fd| {
                 // SAFETY: the packet is as long as is said.
-                let n = unsafe { libc::write(fd.as_raw_fd(), packet.as_ptr().cast(), packet.len()) };
+                let n =
+                    unsafe { libc::write(fd.as_raw_fd(), packet.as_ptr().cast(), packet.len()) };
                 usize::try_from(n).map_err(|_| io::Error::last_os_error())
             });
             if let Ok(wrote) = wrote {

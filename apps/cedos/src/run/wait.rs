@@ -86,13 +86,19 @@ pub async fn until_ended(program: Pid, porter: Option<Pid>) -> io::Result<Ended>
         }
         if let Some(ended) = ended {
             let porter = porter.map_or(0, Pid::as_raw);
-            let left: Vec<i32> = children().into_iter().filter(|pid| *pid != porter).collect();
+            let left: Vec<i32> = children()
+                .into_iter()
+                .filter(|pid| *pid != porter)
+                .collect();
             if left.is_empty() {
                 return Ok(ended);
             }
             if !said {
                 said = true;
-                eprintln!("cedos run: it has ended; {} that it began goes on", left.len());
+                eprintln!(
+                    "cedos run: it has ended; {} that it began goes on",
+                    left.len()
+                );
             }
         }
         let _ = child.recv().await;

@@ -367,7 +367,8 @@ impl Preload {
             .suffix(".so")
             .tempfile()
             .context("no place for the library that catches connections; is the disk full?")?;
-        file.write_all(PRELOAD).context("the library that catches connections")?;
+        file.write_all(PRELOAD)
+            .context("the library that catches connections")?;
         // A program that changes its user loads it too.
         let fd: &OwnedFd = &file.as_file().try_clone()?.into();
         nix::sys::stat::fchmod(fd, nix::sys::stat::Mode::from_bits_retain(0o644))
