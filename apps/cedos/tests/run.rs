@@ -13,13 +13,17 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
-use get_namespace::{PATIENCE, in_namespace, origin_namespace, sh, wifi_on};
+use std::time::Duration;
+
+use get_namespace::{PATIENCE, in_namespace, origin_namespace, sh, wifi_off, wifi_on};
 use get_origin::{End, Origin, Reply, object, proper, reply};
 use get_rig::Proxy;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 const BYTES: usize = 3_000_000;
+/// The large object is the other, so many times: 9.6 s at 20 Mb/s.
+const BIG_TIMES: usize = 8;
 const NAME: &str = "origin.test";
 
 struct Net {
@@ -58,6 +62,9 @@ impl Net {
                 Origin::start_at("192.0.2.1", move |asked| {
                     let answer = match files(&root, &asked.path) {
                         _ if asked.path == "/a" => proper(asked, &served, "\"v1\""),
+                        _ if asked.path == "/big" => {
+                            proper(asked, &served.repeat(BIG_TIMES), "\"v2\"")
+                        }
                         Some(file) => {
                             let length = file.len().to_string();
                             reply("200 OK", &[("content-length", &length)], &file)
@@ -148,9 +155,9 @@ fn installed(program: &str) -> bool {
     found
 }
 
-/// Compiles one of `run_programs`; none where that cannot be done.
+/// Compiles one of `repro/programs`; none where that cannot be done.
 fn compiled(folder: &Path, options: &[&str]) -> Option<PathBuf> {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run_programs/fetch.c");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/repro/programs/fetch.c");
     let program = folder.join(format!("fetch{}", options.concat()));
     let status = std::process::Command::new("cc")
         .args(options)
@@ -298,7 +305,7 @@ fn static_and_go_programs_are_caught() {
                 .arg(&program)
                 .arg(concat!(
                     env!("CARGO_MANIFEST_DIR"),
-                    "/tests/run_programs/fetch.go"
+                    "/src/repro/programs/fetch.go"
                 ))
                 .env("CGO_ENABLED", "0")
                 .status();
@@ -383,6 +390,62 @@ fn strictly_nothing_leaves_but_by_the_proxy() {
             "TCP connections past the proxy"
         );
         assert_eq!(net.origin.asked().len(), 4);
+    });
+}
+
+#[test]
+fn a_download_outlives_an_outage_and_comes_back_with_another_address() {
+    let name = "a_download_outlives_an_outage_and_comes_back_with_another_address";
+    in_namespace(name, async || {
+        let net = Net::with(|| {
+            sh("ip link set lo up");
+            wifi_on("198.51.100.7");
+        });
+        let url = net.url("/big");
+        let wanted = net.bytes.repeat(BIG_TIMES);
+        let programs: [(&str, &[&str]); 4] = [
+            ("env", &["curl", "-sS", "-o", "out", &url]),
+            ("preload", &["curl", "-sS", "-o", "out", &url]),
+            ("notify", &["wget", "-q", "--tries=1", "-O", "out", &url]),
+            ("tun", &["wget", "-q", "--tries=1", "-O", "out", &url]),
+        ];
+        for (n, (rung, program)) in programs.into_iter().enumerate() {
+            if !installed(program[0]) {
+                continue;
+            }
+            let file = net.path().join("out");
+            // Names of programs that look them up by DNS are answered in a namespace of their own.
+            let options = ["--rung", rung, "--strict"];
+            let child = net.command(&options, program).spawn().expect("cedos");
+            let bytes = || std::fs::metadata(&file).map_or(0, |m| m.len());
+            let begun = async {
+                while bytes() < BYTES as u64 {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            tokio::time::timeout(PATIENCE, begun)
+                .await
+                .expect("it begins");
+            wifi_off();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let before = bytes();
+            assert!(
+                before < wanted.len() as u64,
+                "it was over before the outage"
+            );
+            wifi_on(&format!("198.51.100.{}", 8 + n));
+            let output = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
+            let output = output
+                .unwrap_or_else(|_| panic!("{rung}: it ends"))
+                .expect("output");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{rung}: {errors}");
+            assert!(
+                std::fs::read(&file).expect("it") == wanted,
+                "{rung}: other bytes"
+            );
+            std::fs::remove_file(&file).expect("remove");
+        }
     });
 }
 

@@ -36,6 +36,7 @@ mod spread;
 mod subway;
 mod switching;
 mod two_paths;
+mod unmodified;
 mod video;
 mod waiting;
 mod walk;

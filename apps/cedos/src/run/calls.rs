@@ -8,7 +8,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,8 +82,20 @@ impl Calls {
 
     /// A socket that is connected, or about to be: the kernel knows what to say.
     fn is_under_way(&self, socket: &OwnedFd) -> bool {
-        let state = nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::TcpInfo);
-        state.is_ok_and(|info| info.tcpi_state != TCP_CLOSE)
+        // SAFETY: plain numbers, into a place of the size that is said.
+        let state = unsafe {
+            let mut info: libc::tcp_info = std::mem::zeroed();
+            let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+            let told = libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut len,
+            );
+            (told == 0).then_some(info.tcpi_state)
+        };
+        state.is_some_and(|state| state != TCP_CLOSE)
     }
 
     /// Datagrams are not carried. Where they can go nowhere they may try.
