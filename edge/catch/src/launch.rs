@@ -41,8 +41,8 @@ const LOOPBACK_INDEX: u32 = 1;
 /// The kernel's table of its own addresses.
 const TABLE_LOCAL: u32 = 255; // linux/rtnetlink.h: RT_TABLE_LOCAL
 
-/// The program's address at the TUN, and the TUN's name.
-const TUN_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 19, 255, 253);
+/// The program's address, and the TUN's name. A C library that sees none but loopback's looks for none.
+const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 19, 255, 253);
 const TUN_NAME: &str = "cedos0";
 
 /// Bytes of a packet there. Nothing is on the way, so large ones cost least; what reads them makes two
@@ -401,7 +401,7 @@ fn furnish(namespace: Namespace) -> io::Result<Option<OwnedFd>> {
             let device = tun_rs::DeviceBuilder::new()
                 .name(TUN_NAME)
                 .layer(tun_rs::Layer::L3)
-                .ipv4(TUN_ADDRESS, 30, None)
+                .ipv4(OWN_ADDRESS, 30_u8, None)
                 .mtu(TUN_MTU)
                 .with(|options| {
                     options.offload(false).packet_information(false);
@@ -419,6 +419,11 @@ fn furnish(namespace: Namespace) -> io::Result<Option<OwnedFd>> {
         let up = LinkUnspec::new_with_index(LOOPBACK_INDEX).up().build();
         let up = handle.link().set(up).execute().await;
         up.map_err(|e| failed("no loopback", &e))?;
+        if tun.is_none() {
+            let own = handle.address();
+            let own = own.add(LOOPBACK_INDEX, OWN_ADDRESS.into(), 32).execute();
+            own.await.map_err(|e| failed("no address", &e))?;
+        }
         let out = match &tun {
             Some(_) => nix::net::if_::if_nametoindex(TUN_NAME)?,
             None => LOOPBACK_INDEX,

@@ -44,8 +44,8 @@ impl Names {
     pub fn with_room(room: u32) -> Names {
         Names {
             first: u32::from(STAND_INS.0),
-            // The range's first and last address are no host's.
-            room: room.clamp(3, STAND_INS.1) - 2,
+            // The range's first address is no host's; the last few are the namespace's own (launch.rs).
+            room: room.clamp(3, STAND_INS.1 - 6) - 2,
             known: Mutex::default(),
         }
     }
