@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::carry::break_off;
@@ -128,8 +128,7 @@ impl Door {
             if let Some(program) = program {
                 let house = self.house.clone();
                 tokio::spawn(async move {
-                    listen(program, &house).await;
-                    drop(place);
+                    listen(program, &house, Arc::new(place)).await;
                 });
             }
         }
@@ -159,12 +158,12 @@ impl Door {
     }
 }
 
-async fn listen(program: TcpStream, house: &Arc<House>) {
+async fn listen(program: TcpStream, house: &Arc<House>, place: Arc<OwnedSemaphorePermit>) {
     let mut first = [0];
     match timeout(HELLO_WITHIN, program.peek(&mut first)).await {
         Ok(Ok(1)) if first[0] == SOCKS5 => socks::serve(program, house).await,
         Ok(Ok(1)) if first[0] == SOCKS4 => socks::turn_away(program),
-        Ok(Ok(1)) => http::serve(program, house).await,
+        Ok(Ok(1)) => http::serve(program, house, &place).await,
         // It came to say nothing.
         _ => {}
     }

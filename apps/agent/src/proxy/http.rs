@@ -26,6 +26,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiff::Zoned;
 use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::door::{HELLO_WITHIN, House};
 use super::refusal::{Cause, Refusal};
@@ -43,11 +44,15 @@ const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
 type Body = Either<Incoming, Full<Bytes>>;
 
-/// Serves the requests of one connection.
-pub(super) async fn serve(program: TcpStream, house: &Arc<House>) {
+/// Serves the requests of one connection, which keeps its place until the last tunnel is over.
+pub(super) async fn serve(
+    program: TcpStream,
+    house: &Arc<House>,
+    place: &Arc<OwnedSemaphorePermit>,
+) {
     let service = service_fn(|request| {
-        let house = house.clone();
-        async move { Ok::<_, Infallible>(answer(request, house).await) }
+        let (house, place) = (house.clone(), place.clone());
+        async move { Ok::<_, Infallible>(answer(request, house, place).await) }
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -64,10 +69,16 @@ pub(super) async fn serve(program: TcpStream, house: &Arc<House>) {
     }
 }
 
-async fn answer(request: Request<Incoming>, house: Arc<House>) -> Response<Body> {
+async fn answer(
+    request: Request<Incoming>,
+    house: Arc<House>,
+    place: Arc<OwnedSemaphorePermit>,
+) -> Response<Body> {
     let answered = match wish_of(request.headers(), house.wish) {
         Err(refusal) => Err(refusal),
-        Ok(wish) if request.method() == Method::CONNECT => connect(request, house, wish).await,
+        Ok(wish) if request.method() == Method::CONNECT => {
+            connect(request, house, wish, place).await
+        }
         Ok(wish) => forward(request, house, wish).await,
     };
     answered.unwrap_or_else(|refusal| {
@@ -121,14 +132,16 @@ async fn connect(
     mut request: Request<Incoming>,
     house: Arc<House>,
     wish: Wish,
+    place: Arc<OwnedSemaphorePermit>,
 ) -> Result<Response<Body>, Refusal> {
-    let place = request.uri().authority().cloned();
-    let place = place.filter(|at| !at.as_str().contains('@'));
-    let place = place.ok_or_else(|| nonsense("CONNECT needs host:port"))?;
-    let port = place.port_u16();
+    let host = request.uri().authority().cloned();
+    let host = host.filter(|at| !at.as_str().contains('@'));
+    let host = host.ok_or_else(|| nonsense("CONNECT needs host:port"))?;
+    let port = host.port_u16();
     let port = port.ok_or_else(|| nonsense("CONNECT needs a port: host:443"))?;
-    let open = house.open(place.host(), port, wish).await?;
+    let open = house.open(host.host(), port, wish).await?;
     tokio::spawn(async move {
+        let _place = place;
         let upgraded = match hyper::upgrade::on(&mut request).await {
             Ok(upgraded) => upgraded,
             Err(error) => return tracing::debug!(%error, "a client went before its tunnel"),

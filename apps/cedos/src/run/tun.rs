@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cedos_agent::proxy::{Line, Target, Wish};
 use d2tp_catch::Names;
-use ipstack::{IpStack, IpStackConfig, IpStackStream, IpStackTcpStream, TcpConfig};
+use ipstack::{IpStack, IpStackConfig, IpStackStream, IpStackTcpStream, TcpConfig, TcpOptions};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional};
 
@@ -33,6 +33,8 @@ pub async fn take_packets(
     let mut tcp = TcpConfig::default();
     tcp.timeout = SILENT_MAX;
     tcp.close_wait_timeout = SILENT_MAX;
+    // Both headers at their longest (RFC 8200 §3, RFC 9293 §3.1).
+    tcp.options = Some(vec![TcpOptions::MaximumSegmentSize(mtu - 40 - 60)]);
     let mut config = IpStackConfig::default();
     config.mtu_unchecked(mtu).udp_timeout(UDP_SILENT_MAX);
     config.with_tcp_config(tcp);
