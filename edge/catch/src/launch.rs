@@ -45,9 +45,8 @@ const TABLE_LOCAL: u32 = 255; // linux/rtnetlink.h: RT_TABLE_LOCAL
 const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 19, 255, 253);
 const TUN_NAME: &str = "cedos0";
 
-/// Bytes of a packet there. Nothing is on the way, so large ones cost least; what reads them makes two
-/// bytes of it a length.
-const TUN_MTU: u16 = 32_000;
+/// Bytes of a packet there: large ones cost least, and a window should hold several.
+const TUN_MTU: u16 = 9_000; // a guess
 
 /// The network namespace of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
