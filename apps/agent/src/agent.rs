@@ -33,13 +33,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use d2tp_links::{ClassRules, LinkMonitor};
+use d2tp_driver::{SecretKey, ServerAddress};
+use d2tp_links::{ClassRules, Link, LinkMonitor};
 use serde_json::Value;
 use tokio::net::UnixListener;
 use tokio::sync::{broadcast, watch};
 
 use crate::dispatcher::{Dispatcher, Kind};
 use crate::fetch::jobs;
+use crate::proxy::{Door, Line, Wish};
 pub use hooks::Hooks;
 use ledger::Ledger;
 use meter::Meter;
@@ -72,6 +74,21 @@ pub struct Options {
     pub metrics: Option<SocketAddr>,
     /// What is started when free links come and go.
     pub hooks: Hooks,
+    /// The proxy for programs, if there is to be one.
+    pub local: Option<LocalProxy>,
+}
+
+/// A proxy on this machine, for programs that know nothing of D2TP.
+#[derive(Debug, Clone)]
+pub struct LocalProxy {
+    /// Where it listens: an address of loopback.
+    pub at: SocketAddr,
+    /// The D2Prox that it goes by.
+    pub server: ServerAddress,
+    /// This device's key.
+    pub key: SecretKey,
+    /// On what terms, where a program does not say.
+    pub wish: Wish,
 }
 
 /// The agent.
@@ -116,7 +133,7 @@ pub fn socket() -> anyhow::Result<PathBuf> {
 pub async fn run(
     options: Options,
     mut stop: watch::Receiver<bool>,
-    ready: impl FnOnce(&Path, Option<SocketAddr>),
+    ready: impl FnOnce(&Path, Option<SocketAddr>, Option<SocketAddr>),
 ) -> anyhow::Result<()> {
     let path = match &options.socket {
         Some(path) => path.clone(),
@@ -138,6 +155,11 @@ pub async fn run(
         None => None,
     };
     let figures = metrics.as_ref().and_then(|m| m.local_addr().ok());
+    let local_proxy = match options.local {
+        Some(local) => Some(open_door(local, agent.roads.links()).await?),
+        None => None,
+    };
+    let programs = local_proxy.as_ref().map(|(_, _, at)| *at);
     agent.dispatcher.allow(lock(&agent.ledger).left());
     let local = tokio::task::LocalSet::new();
     local
@@ -149,14 +171,31 @@ pub async fn run(
             tokio::task::spawn_local(hooks::watch(options.hooks, agent.roads.links()));
             tokio::task::spawn_local(door::serve(agent.clone(), listener));
             tokio::task::spawn_local(agent.clone().keep_house());
-            ready(&path, figures);
+            let served = local_proxy.map(|(door, line, _)| (tokio::spawn(door.serve()), line));
+            ready(&path, figures, programs);
             let _ = stop.wait_for(|stop| *stop).await;
+            if let Some((serving, line)) = served {
+                serving.abort();
+                line.close().await;
+            }
             agent.end().await;
             anyhow::Ok(())
         })
         .await?;
     let _ = std::fs::remove_file(&path);
     Ok(())
+}
+
+/// Opens the local proxy.
+async fn open_door(
+    local: LocalProxy,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+) -> anyhow::Result<(Door, Arc<Line>, SocketAddr)> {
+    let line = Line::new(local.server, local.key, links, |_| {});
+    let door = Door::bind(local.at, line.clone(), local.wish).await;
+    let door = door.with_context(|| format!("no proxy for programs at {}", local.at))?;
+    let at = door.local_addr()?;
+    Ok((door, line, at))
 }
 
 /// Takes the socket, which one agent of a user has.

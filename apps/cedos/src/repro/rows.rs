@@ -3,7 +3,7 @@
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
     offload, plane, plot::Chart, podcasts, prediction, proxy, schedules, subway, switching,
-    two_paths, video, waiting, walk,
+    two_paths, unmodified, video, waiting, walk,
 };
 use serde_json::Value;
 
@@ -142,7 +142,7 @@ pub static ROWS: &[Row] = &[
         "C11",
         "what porting an application costs",
         "nginx 55, Firefox 123, VLC 61 lines",
-        &[],
+        &[(Where::Lab, unmodified::emulate)],
     ),
     row(
         "M1",
