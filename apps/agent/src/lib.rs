@@ -7,5 +7,6 @@ pub mod errand;
 pub mod fetch;
 pub mod key;
 pub mod order;
+pub mod settings;
 pub mod stream;
 pub mod terms;
