@@ -145,7 +145,11 @@ impl Task {
                 length: Some(length),
                 ..
             } => {
-                let due = terms.due.map(|due| Moment::now().after(due.left()));
+                let left = terms.left();
+                if left == Some(Duration::ZERO) {
+                    return; // it was judged
+                }
+                let due = left.map(|left| Moment::now().after(left));
                 let came: u64 = self.counted.values().sum();
                 hindsight.takes(id, direction, due, length.saturating_sub(*bytes) + came);
             }
@@ -226,6 +230,7 @@ impl Agent {
             let more = task.count(&links, carried);
             let capped = self.spend(&more);
             let mut hindsight = lock(&self.hindsight);
+            task.put_on_paper(id, direction, event, &mut hindsight);
             for (device, class, bytes) in more {
                 hindsight.carried(id, direction, class != Class::Free, bytes);
                 meter.carried(class, down, bytes);
@@ -236,7 +241,6 @@ impl Agent {
                 }
             }
             meter.repeated(repeated);
-            task.put_on_paper(id, direction, event, &mut hindsight);
         }
         if let Event::Switch {
             silence_ms: Some(ms),

@@ -186,7 +186,7 @@ impl Feed {
     }
 
     /// Tells the dispatcher what it needs, and hears whether others go first or nothing may be spent.
-    fn ask(&mut self, need: &Need, ways: &[Way]) -> Option<(Hold, String)> {
+    fn ask(&mut self, need: &Need, ways: &[Way], high_bytes: u64) -> Option<(Hold, String)> {
         let seat = self.seat.as_ref()?;
         for (link, bytes) in self.roads.news() {
             *self.carried.entry(link).or_default() += bytes;
@@ -200,7 +200,8 @@ impl Feed {
                 metered_bytes_left: self.metered_bytes_left(),
                 ..need.clone()
             },
-            size_bytes: None,
+            // Not the whole quota: beside that every transfer would be small.
+            size_bytes: need.remaining_bytes.map(|bytes| bytes.min(high_bytes)),
             priority: 0,
             ways,
             carried: &self.carried,
@@ -319,7 +320,7 @@ impl Feed {
             }
         } else {
             let need = need.unwrap_or_else(|| unreachable!("it was looked at above"));
-            let told = self.ask(&need, &ways);
+            let told = self.ask(&need, &ways, thresholds.high_bytes);
             let over = matches!(told, Some((Hold::OverBudget, _)));
             match told {
                 // What is watched now is not held back: who is due before is done before it is dry.
