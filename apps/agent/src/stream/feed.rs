@@ -136,6 +136,18 @@ struct Drive {
     why: String,
 }
 
+impl Drive {
+    /// Nothing is fetched, for this reason.
+    fn nothing(why: String) -> Drive {
+        Drive {
+            reads: false,
+            pays: false,
+            link: None,
+            why,
+        }
+    }
+}
+
 /// Why a request was left.
 enum Left {
     /// All that was asked for is here.
@@ -307,31 +319,20 @@ impl Feed {
         let room = self.rules.quota_bytes.saturating_sub(view.held_bytes);
         self.is_full = room == 0 || (self.is_full && room < self.rules.quota_bytes / ROOM_SHARE);
         let is_idle = self.title.only_watched && !view.is_watched;
-        let drive = if need.is_none() || self.is_full || is_idle {
-            Drive {
-                reads: false,
-                pays: false,
-                link: None,
-                why: match view.missing {
-                    None => "all of it is held".into(),
-                    Some(_) if is_idle => "nobody watches".into(),
-                    Some(_) => "as much is held as may be kept".into(),
-                },
-            }
-        } else {
-            let need = need.unwrap_or_else(|| unreachable!("it was looked at above"));
-            let told = self.ask(&need, &ways, thresholds.high_bytes);
-            let over = matches!(told, Some((Hold::OverBudget, _)));
-            match told {
-                // What is watched now is not held back: who is due before is done before it is dry.
-                Some((Hold::QueuedBehind, why)) if !self.buffer.is_filling() => Drive {
-                    reads: false,
-                    pays: false,
-                    link: None,
-                    why,
-                },
-                _ => self.drive(&view, &ways, &stream, &thresholds, over),
-            }
+        let Some(need) = need.filter(|_| !self.is_full && !is_idle) else {
+            let why = match view.missing {
+                None => "all of it is held",
+                Some(_) if is_idle => "nobody watches",
+                Some(_) => "as much is held as may be kept",
+            };
+            return (view, Drive::nothing(why.into()));
+        };
+        let told = self.ask(&need, &ways, thresholds.high_bytes);
+        let over = matches!(told, Some((Hold::OverBudget, _)));
+        let drive = match told {
+            // What is watched now is not held back: who is due before is done before it is dry.
+            Some((Hold::QueuedBehind, why)) if !self.buffer.is_filling() => Drive::nothing(why),
+            _ => self.drive(&view, &ways, &stream, &thresholds, over),
         };
         (view, drive)
     }
