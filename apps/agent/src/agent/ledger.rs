@@ -244,7 +244,8 @@ mod tests {
     #[test]
     fn each_network_has_a_month_and_a_cap_of_its_own() {
         let rules = "[[network]]\nssid = \"Train\"\ncap = 1000\nreset_day = 14";
-        let rule = &d2tp_links::NetworkRules::parse(rules).unwrap().network[0];
+        let rules = d2tp_links::NetworkRules::parse(rules).unwrap();
+        let rule = &rules.network[0];
         let mut ledger = Ledger {
             cap: None,
             reset_day: 1,
