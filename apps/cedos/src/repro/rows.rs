@@ -147,7 +147,10 @@ pub static ROWS: &[Row] = &[
         "M1",
         "several paths at once against a clairvoyant single path",
         "622 against 554 MB indoors (622 is the sum of both links); typically 10-15 % more",
-        &[(Where::Sim, mobility::simulate)],
+        &[
+            (Where::Sim, mobility::simulate),
+            (Where::Lab, mobility::on_real_sockets),
+        ],
     )
     .drawn_by(mobility::charts),
     row(
