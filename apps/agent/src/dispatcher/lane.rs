@@ -216,7 +216,7 @@ impl Lane {
             .collect();
         let links = self.names.iter().zip(self.scheduler.links());
         for ((name, link), network) in links.zip(&self.networks) {
-            let Some(name) = name.as_ref().filter(|name| *name != "lo" && *name != "any") else {
+            let Some(name) = name.as_ref().filter(|name| !is_here(name)) else {
                 continue;
             };
             pasts.insert(self.around.slot(name), link.past(time(now)));
@@ -244,9 +244,7 @@ impl Lane {
     pub(super) fn radios(&self) -> Vec<Radio> {
         let links = self.names.iter().zip(self.scheduler.links());
         let radio = |(name, link): (&Option<String>, &History)| {
-            let name = name
-                .as_ref()
-                .filter(|name| *name != "lo" && *name != "any")?;
+            let name = name.as_ref().filter(|name| !is_here(name))?;
             Some(Radio {
                 device: name.clone(),
                 slot: self.around.slot(name),
@@ -284,13 +282,18 @@ impl Lane {
     pub(super) fn latest_start(&self, now: Moment) -> Option<Duration> {
         let flows: Vec<Flow> = self.seats.values().filter_map(|g| g.flow.clone()).collect();
         let told = self.told().enumerate();
-        let waiting = told.filter(|(n, number)| {
-            self.seats[number].told == Some(Told::Waits)
-                && flows[*n].need.left.is_some_and(|left| !left.is_zero())
-        });
-        // The one due first; the others' is later, or its own look finds it.
-        let (first, _) = waiting.min_by_key(|(n, _)| flows[*n].need.left)?;
-        self.scheduler.pays_in(time(now), &flows, first)
+        let mut waiting: Vec<usize> = told
+            .filter(|(n, number)| {
+                self.seats[number].told == Some(Told::Waits)
+                    && flows[*n].need.left.is_some_and(|left| !left.is_zero())
+            })
+            .map(|(n, _)| n)
+            .collect();
+        // The first of those that may pay; the others' is later, or their own look finds it.
+        waiting.sort_by_key(|n| flows[*n].need.left);
+        waiting
+            .into_iter()
+            .find_map(|n| self.scheduler.pays_in(time(now), &flows, n))
     }
 
     pub(super) fn promise(&mut self, now: Moment, number: u64) -> Option<Promise> {
@@ -443,20 +446,23 @@ impl Lane {
 
     /// Tells the scheduler, when a link came or went and once an epoch.
     fn see(&mut self, now: Moment) {
+        // One that is on this machine alone says nothing of links.
+        let told = |guest: &&Guest| {
+            let mut ways = guest.ways.iter().map(|(way, _)| &**way);
+            guest.flow.is_some() && (guest.ways.is_empty() || ways.any(|way| !is_here(way)))
+        };
+        let is_told = self.seats.values().any(|guest| told(&guest));
         let works = |name: &Option<String>| {
             let Some(name) = name else {
                 return false;
             };
-            let ways = self.seats.values().flat_map(|guest| &guest.ways);
-            let mut told = ways
-                .filter(|(way, _)| way == name)
-                .map(|(_, works)| *works)
-                .peekable();
-            match told.peek() {
-                Some(_) => told.any(|works| works),
-                // Nobody on it: as the system has it, where that is told.
-                None => self.around.radios.iter().any(|radio| radio.device == *name),
+            if !is_told && !is_here(name) {
+                // Nobody uses links: as the system has them, where that is known.
+                return self.around.radios.iter().any(|radio| radio.device == *name);
             }
+            // What no transfer lists leads nowhere, whatever the system says.
+            let mut ways = self.seats.values().flat_map(|guest| &guest.ways);
+            ways.any(|(way, works)| *works && way == name)
         };
         let up: Vec<bool> = self.names.iter().map(works).collect();
         let counted = now.since(self.counted_at);
@@ -531,6 +537,11 @@ impl Lane {
         let before = roster.order.iter().take_while(|n| numbers[**n] != number);
         before.filter(moves).count() >= abreast + self.extra
     }
+}
+
+/// What is no link: this machine itself, and wherever its own routes lead.
+fn is_here(name: &str) -> bool {
+    matches!(name, "lo" | "any")
 }
 
 /// A moment as the scheduler counts time.
@@ -742,6 +753,65 @@ mod tests {
         }
         let verdict = device.ask(other, &need(80_000_000, 100), &[wifi()]);
         assert_eq!(waits(&verdict), None);
+    }
+
+    fn around(devices: &[&str]) -> Surroundings {
+        let radio = |device: &&str| Radio {
+            device: (*device).to_owned(),
+            slot: (*device).to_owned(),
+            class: Class::Free,
+            carries: true,
+            rate: None,
+        };
+        Surroundings {
+            radios: devices.iter().map(radio).collect(),
+            ..Surroundings::default()
+        }
+    }
+
+    #[test]
+    fn a_link_that_the_system_has_and_every_transfer_leaves_out_is_away() {
+        let mut device = Device::new();
+        device.lane.look(Moment::now(), &around(&["wlan0"]));
+        assert!(device.lane.scheduler.links()[0].is_up());
+        // It leads to a page to sign in: the transfer does not list it.
+        let seat = device.lane.enter(0);
+        device.wait(1);
+        device.ask(seat, &need(1_000, 3_600), &[cell()]);
+        assert!(!device.lane.scheduler.links()[0].is_up());
+        // Another needs no link and says nothing of them.
+        device.lane.leave(seat);
+        let seat = device.lane.enter(0);
+        let here = Way {
+            name: "lo".into(),
+            ..wifi()
+        };
+        device.wait(1);
+        device.ask(seat, &need(1_000, 3_600), &[here]);
+        assert!(device.lane.scheduler.links()[0].is_up());
+    }
+
+    #[test]
+    fn who_waits_for_a_link_and_who_moves_are_told_apart() {
+        let mut device = Device::new();
+        let (waiting, moving) = (device.lane.enter(1), device.lane.enter(2));
+        let patient = Need {
+            policy: Policy::FreeOnly,
+            ..need(1_000_000, 3_600)
+        };
+        device.ask(waiting, &patient, &[cell()]);
+        device.ask(moving, &patient, &[wifi(), cell()]);
+        let waits = device.lane.waits(device.now);
+        assert_eq!((waits.waiting, waits.runs), (vec![1], vec![2]));
+        // One that brings nothing for a while keeps nobody awake.
+        device.wait(60);
+        let waits = device.lane.waits(device.now);
+        assert_eq!((waits.waiting, waits.runs), (vec![1, 2], vec![]));
+        // Who may pay must begin at some time, who may not never.
+        assert_eq!(device.lane.latest_start(device.now), None);
+        device.ask(waiting, &need(5_000_000, 600), &[cell()]);
+        let start = device.lane.latest_start(device.now).expect("it may pay");
+        assert!(start < Duration::from_secs(600), "{start:?}");
     }
 
     #[test]
