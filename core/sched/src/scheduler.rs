@@ -14,7 +14,7 @@
 
 use crate::choice::{Class, Policy};
 use crate::forecast::Hint;
-use crate::history::{History, Sight};
+use crate::history::{History, Rates, Sight};
 use crate::outlook::Outlook;
 use crate::published;
 use crate::roster::{Flow, Roster, Share, by_deadline};
@@ -140,6 +140,19 @@ impl Scheduler {
         for (link, sight) in self.links.iter_mut().zip(sights) {
             link.see(now, sight);
         }
+    }
+
+    /// Puts what is recalled of a link in the place of what is known of it.
+    pub fn recall(&mut self, link: usize, history: History) {
+        self.links[link] = history;
+    }
+
+    /// Another network is behind a link from now on; how fast the one before was, and how fast this one
+    /// was before.
+    pub fn meet(&mut self, link: usize, rates: Rates) -> Rates {
+        let before = self.links[link].rates();
+        self.links[link].meet(rates);
+        before
     }
 
     /// What a forecast says of a link, here and now.

@@ -37,6 +37,7 @@ mod spread;
 mod subway;
 mod switching;
 mod two_paths;
+mod unmodified;
 mod video;
 mod waiting;
 mod walk;

@@ -3,7 +3,7 @@
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
     offload, plane, plot::Chart, podcasts, prediction, proxy, schedules, subway, switching,
-    two_paths, video, waiting, walk,
+    two_paths, unmodified, video, waiting, walk,
 };
 use serde_json::Value;
 
@@ -142,13 +142,16 @@ pub static ROWS: &[Row] = &[
         "C11",
         "what porting an application costs",
         "nginx 55, Firefox 123, VLC 61 lines",
-        &[],
+        &[(Where::Lab, unmodified::emulate)],
     ),
     row(
         "M1",
         "several paths at once against a clairvoyant single path",
         "622 against 554 MB indoors (622 is the sum of both links); typically 10-15 % more",
-        &[(Where::Sim, mobility::simulate)],
+        &[
+            (Where::Sim, mobility::simulate),
+            (Where::Lab, mobility::on_real_sockets),
+        ],
     )
     .drawn_by(mobility::charts),
     row(

@@ -43,8 +43,7 @@ const SCENARIOS: [(&str, &str); 5] = [
 /// none of the three quite reaches.
 const PAYLOAD_SHARE: f64 = 1448.0 / 1500.0;
 /// How long both links carry the object at best.
-const SIM_SECONDS: f64 = 30.0;
-const LAB_SECONDS: f64 = 12.0;
+const SECONDS: f64 = 30.0;
 
 /// In virtual time, beside D2TP over the better path alone.
 pub fn in_virtual_time() -> anyhow::Result<Measured> {
@@ -118,12 +117,8 @@ fn measure(
     run: impl Fn(&Pair) -> anyhow::Result<(f64, f64, Value)>,
 ) -> anyhow::Result<Measured> {
     let (mut ours, mut baseline, mut mark) = (Map::new(), Map::new(), Vec::new());
-    let seconds = match place {
-        Where::Sim => SIM_SECONDS,
-        Where::Lab => LAB_SECONDS,
-    };
     for (name, file) in SCENARIOS {
-        let pair = Pair::of(file, seconds)?;
+        let pair = Pair::of(file, SECONDS)?;
         let (mbps, alone, beside) = run(&pair).context(name)?;
         ours.insert(name.to_owned(), judge(mbps, alone, pair.sum_mbps));
         baseline.insert(name.to_owned(), beside);
@@ -133,7 +128,7 @@ fn measure(
         ours: Value::Object(ours),
         baseline: Value::Object(baseline),
         mark,
-        conditions: conditions(place, seconds),
+        conditions: conditions(place, SECONDS),
     })
 }
 
