@@ -14,6 +14,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, mpsc};
 
 use tokio::sync::mpsc::unbounded_channel;
@@ -34,6 +35,13 @@ pub(crate) struct Engine {
 
 static ENGINE: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
 static WATCHES: Once = Once::new();
+static SHARES: AtomicBool = AtomicBool::new(false);
+
+/// Has the engine keep its descriptors in the program's table; before the first socket. For programs in Rust: their
+/// tokio is the engine's too, and all runtimes of it share one pair of sockets, which both must find.
+pub fn share_descriptors() {
+    SHARES.store(true, Ordering::Relaxed);
+}
 
 /// The lock itself, for who forks.
 pub(crate) fn lock() -> MutexGuard<'static, Option<Arc<Engine>>> {
@@ -104,16 +112,23 @@ impl Engine {
 fn run(jobs: mpsc::Receiver<Job>, ready: &mpsc::Sender<Answer<u16>>) {
     let (carry, mut carried) = unbounded_channel();
     let begun = move || -> std::io::Result<(tokio::runtime::Runtime, crate::pair::Port)> {
-        leave_descriptors()?;
+        let leaves = !SHARES.load(Ordering::Relaxed);
+        if leaves {
+            leave_descriptors()?;
+        }
         // Born here, it shares this thread's descriptors.
         std::thread::Builder::new()
             .name("d2tp-porter".into())
             .spawn(move || while jobs.recv().is_ok_and(|job: Job| carry.send(job).is_ok()) {})?;
-        fork::restore_signal_pair()?;
+        if leaves {
+            fork::restore_signal_pair()?;
+        }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        fork::note_signal_pair();
+        if leaves {
+            fork::note_signal_pair();
+        }
         Ok((runtime, crate::pair::Port::take()?))
     };
     let (runtime, port) = match begun() {

@@ -37,6 +37,7 @@ mod table;
 mod tunnel;
 
 pub use calls::*;
+pub use engine::share_descriptors;
 pub use options::{
     SO_BUDGET, SO_DEADLINE, SO_ERROR, SO_ESIZE, SO_EXPIRY, SO_HOSTKEY, SO_IFLATE, SO_INFO,
     SO_PEERKEY, SO_POLICY, SO_PRIORITY, SO_PROXY, SO_ROUTE, SOL_D2TP,

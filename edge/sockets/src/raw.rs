@@ -60,6 +60,7 @@ pub(crate) fn is_ipv6(address: &str) -> bool {
 }
 
 pub(crate) fn socket(ipv6: bool, flags: c_int) -> io::Result<OwnedFd> {
+    d2tp::share_descriptors();
     let domain = if ipv6 { libc::AF_INET6 } else { libc::AF_INET };
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags;
     let fd = check(d2tp::d2tp_socket(domain, kind, 0))?;
