@@ -2,8 +2,8 @@
 
 use super::{
     Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
-    offload, plane, plot::Chart, prediction, proxy, schedules, subway, switching, two_paths, unmodified, video,
-    waiting, walk,
+    offload, plane, plot::Chart, prediction, proxy, schedules, subway, switching, two_paths,
+    unmodified, video, waiting, walk,
 };
 use serde_json::Value;
 
