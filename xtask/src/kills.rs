@@ -6,12 +6,13 @@ use crate::step::cargo;
 
 /// Points of a night: an hour and a half of two cores.
 pub const NIGHT_POINTS: u64 = 5_000;
-/// For how many of them one call fails for want of a disk.
+/// For how many of them one call fails for want of a disk, and for how many the disk loses power.
 const DISK_SHARE: u64 = 10;
 
-/// The long run: SIGKILL, then failing disks.
-pub fn night(points: u64, seed: u64) -> [(String, Command); 2] {
-    [("kill", points), ("disk", points / DISK_SHARE)].map(|(fault, points)| {
+/// The long run: SIGKILL, then failing disks, then disks without power, which needs root.
+pub fn night(points: u64, seed: u64) -> [(String, Command); 3] {
+    let some = points / DISK_SHARE;
+    [("kill", points), ("disk", some), ("power", some)].map(|(fault, points)| {
         let mut command = cargo([
             "run",
             "--release",

@@ -11,17 +11,23 @@
 //!
 //! Everything runs on one thread: transfers wait for networks and disks, not for cores.
 
+mod allowance;
 pub mod api;
+mod atlas;
 pub mod client;
 mod door;
+mod hindsight;
 mod hooks;
 mod ledger;
 mod meter;
 mod metrics;
+mod notices;
 mod queue;
 mod roads;
 mod shown;
+mod streams;
 mod task;
+mod vigil;
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -34,27 +40,37 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use d2tp_driver::{SecretKey, ServerAddress};
-use d2tp_links::{ClassRules, Link, LinkMonitor};
+use d2tp_links::{ClassRules, Judge, Kind as LinkKind, Link, LinkMonitor, NetworkRules};
+use d2tp_power::Linux;
 use serde_json::Value;
 use tokio::net::UnixListener;
 use tokio::sync::{broadcast, watch};
 
-use crate::dispatcher::{Dispatcher, Kind};
+use crate::dispatcher::{Dispatcher, Kind, Radio, Surroundings};
+use crate::fetch::clock::Moment;
 use crate::fetch::jobs;
-use crate::proxy::{Door, Line, Wish};
+use crate::proxy::{self, Door, Line};
+use crate::settings;
+use atlas::Atlas;
+use hindsight::Hindsight;
 pub use hooks::Hooks;
 use ledger::Ledger;
 use meter::Meter;
+use notices::Notices;
 use queue::Wish;
 use roads::Roads;
 pub use shown::net_object;
 use task::Task;
+use vigil::Posture;
 
 /// Events that a slow listener may be behind before it misses some.
 const NEWS_MAX: usize = 1_024;
 
 /// How often what changes slowly is written down and looked at.
 const HOUSEKEEPING: Duration = Duration::from_secs(5);
+
+/// How often it is looked back on what free links carried and could have.
+const LOOK_BACK: Duration = Duration::from_secs(1);
 
 /// Time for transfers to put down what they hold when the agent ends.
 const FAREWELL: Duration = Duration::from_secs(20); // a guess: a sync on a slow disk
@@ -66,8 +82,14 @@ type News = broadcast::Sender<(u64, Value)>;
 pub struct Options {
     /// Where its socket is; none is the usual place.
     pub socket: Option<PathBuf>,
-    /// What links cost.
-    pub rules: ClassRules,
+    /// What links cost, said with the command.
+    pub flags: ClassRules,
+    /// What the user's settings say of networks.
+    pub rules: NetworkRules,
+    /// Nobody is told anything on the desktop.
+    pub quiet: bool,
+    /// While a transfer waits, how often links are looked for; none: when it is worth it.
+    pub look_every: Option<Duration>,
     /// How it is decided.
     pub scheduler: Kind,
     /// Where Prometheus finds its figures, if anywhere.
@@ -88,7 +110,7 @@ pub struct LocalProxy {
     /// This device's key.
     pub key: SecretKey,
     /// On what terms, where a program does not say.
-    pub wish: Wish,
+    pub wish: proxy::Wish,
 }
 
 /// The agent.
@@ -99,6 +121,14 @@ struct Agent {
     news: News,
     meter: Mutex<Meter>,
     ledger: Mutex<Ledger>,
+    /// Networks whose caps are used up, since when.
+    capped_at: Mutex<BTreeMap<String, Moment>>,
+    atlas: Mutex<Atlas>,
+    hindsight: Mutex<Hindsight>,
+    posture: Mutex<Posture>,
+    notices: Notices,
+    /// One stream looks for access points for all.
+    scouting: tokio::sync::Mutex<()>,
     is_ending: AtomicBool,
 }
 
@@ -140,14 +170,28 @@ pub async fn run(
         None => socket()?,
     };
     let (listener, _lock) = listen(&path)?;
-    let (_, monitor) = LinkMonitor::start(options.rules).await?;
+    let manager = settings::manager().await;
+    let judge = Judge {
+        flags: options.flags,
+        rules: options.rules.clone(),
+    };
+    let (_, monitor) = LinkMonitor::start_beside(judge, manager.clone()).await?;
+    let (atlas, kept) = Atlas::load();
+    let dispatcher = Dispatcher::new(options.scheduler);
+    let (notices, inbox) = Notices::new();
     let agent = Arc::new(Agent {
-        dispatcher: Dispatcher::new(options.scheduler),
-        roads: Roads::new(monitor.subscribe()),
+        dispatcher,
+        roads: Roads::new(&monitor, manager, options.rules),
         tasks: Mutex::default(),
         news: broadcast::channel(NEWS_MAX).0,
         meter: Mutex::default(),
         ledger: Mutex::new(Ledger::load()),
+        capped_at: Mutex::default(),
+        atlas: Mutex::new(atlas),
+        hindsight: Mutex::default(),
+        posture: Mutex::default(),
+        notices,
+        scouting: tokio::sync::Mutex::default(),
         is_ending: AtomicBool::new(false),
     });
     let metrics = match options.metrics {
@@ -160,10 +204,27 @@ pub async fn run(
         None => None,
     };
     let programs = local_proxy.as_ref().map(|(_, _, at)| *at);
-    agent.dispatcher.allow(lock(&agent.ledger).left());
+    // What is around first: it says which device's past it is.
+    agent.dispatcher.look(&agent.surroundings(false));
+    if let Some(kept) = kept {
+        agent.dispatcher.recall(kept);
+    }
+    agent.allow();
+    agent.look();
     let local = tokio::task::LocalSet::new();
     local
         .run_until(async {
+            tokio::task::spawn_local(agent.clone().watch_links());
+            match Linux::open().await {
+                Ok(machine) => {
+                    let periods = vigil::periods(options.look_every);
+                    tokio::task::spawn_local(vigil::keep(agent.clone(), machine, periods));
+                }
+                Err(error) => tracing::warn!(%error, "the machine is neither woken nor kept awake"),
+            }
+            if !options.quiet {
+                tokio::task::spawn_local(notices::serve(agent.clone(), inbox));
+            }
             agent.take_up()?;
             if let Some(listener) = metrics {
                 tokio::task::spawn_local(metrics::serve(agent.clone(), listener));
@@ -172,6 +233,7 @@ pub async fn run(
             tokio::task::spawn_local(door::serve(agent.clone(), listener));
             tokio::task::spawn_local(agent.clone().keep_house());
             let served = local_proxy.map(|(door, line, _)| (tokio::spawn(door.serve()), line));
+            tokio::task::spawn_local(agent.clone().look_back());
             ready(&path, figures, programs);
             let _ = stop.wait_for(|stop| *stop).await;
             if let Some((serving, line)) = served {
@@ -243,11 +305,78 @@ impl Agent {
         Ok(())
     }
 
+    /// What is around the device; `seen`: with the links that can be used.
+    fn surroundings(&self, seen: bool) -> Surroundings {
+        let links = self.roads.links().borrow().clone();
+        let around = self.roads.around().borrow().clone();
+        let spent = self.roads.spent();
+        let slots = roads::slots(&links);
+        let usable = links
+            .iter()
+            .filter(|link| seen && link.kind != LinkKind::Loopback && link.is_usable());
+        let radio = |link: &d2tp_links::Link| Radio {
+            device: link.name.clone(),
+            slot: slots.get(&link.name).unwrap_or(&link.name).clone(),
+            class: class_of(link.class.class),
+            carries: true,
+            rate: None,
+        };
+        let devices = links.iter().map(|link| &link.name);
+        let capped = devices.filter(|device| spent.contains_key(&around.name(device)));
+        Surroundings {
+            radios: usable.map(radio).collect(),
+            networks: around.names.clone(),
+            capped: capped.cloned().collect(),
+            slots,
+        }
+    }
+
+    /// Has the scheduler know what is around, and learns from it.
+    fn look(&self) {
+        let around = self.surroundings(true);
+        self.dispatcher.look(&around);
+        let place = self.roads.around().borrow().place().map(str::to_owned);
+        lock(&self.atlas).see(&self.dispatcher, place.as_deref());
+    }
+
+    /// Follows the links, whether a transfer runs or not: what they do is worth knowing later.
+    async fn watch_links(self: Arc<Agent>) {
+        let (mut links, mut around) = (self.roads.links(), self.roads.around());
+        loop {
+            let changed = tokio::select! {
+                changed = links.changed() => changed,
+                changed = around.changed() => changed,
+            };
+            if changed.is_err() {
+                return;
+            }
+            self.allow();
+            self.look();
+        }
+    }
+
     /// Writes down what changes slowly.
     async fn keep_house(self: Arc<Agent>) {
         loop {
             tokio::time::sleep(HOUSEKEEPING).await;
             lock(&self.ledger).save();
+            // A month may have begun.
+            self.allow();
+            self.look();
+            lock(&self.atlas).keep(&self.dispatcher, false);
+        }
+    }
+
+    /// Counts what was paid for in vain.
+    async fn look_back(self: Arc<Agent>) {
+        loop {
+            tokio::time::sleep(LOOK_BACK).await;
+            let rates = self.dispatcher.free_rates();
+            let mut hindsight = lock(&self.hindsight);
+            if !hindsight.is_idle() {
+                let avoidable = hindsight.see(Moment::now(), rates);
+                lock(&self.meter).avoidable(avoidable);
+            }
         }
     }
 
@@ -266,5 +395,14 @@ impl Agent {
             tracing::warn!("some transfers did not stop in time; they go on from their last sync");
         }
         lock(&self.ledger).save();
+        lock(&self.atlas).keep(&self.dispatcher, true);
+    }
+}
+
+fn class_of(class: d2tp_links::Class) -> d2tp_sched::Class {
+    match class {
+        d2tp_links::Class::Free => d2tp_sched::Class::Free,
+        d2tp_links::Class::Metered => d2tp_sched::Class::Metered,
+        d2tp_links::Class::Roaming => d2tp_sched::Class::Roaming,
     }
 }

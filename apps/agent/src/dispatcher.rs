@@ -17,13 +17,16 @@
 mod lane;
 mod verdict;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use d2tp_sched::{Mode, Need, Promise, Way};
+use d2tp_sched::{Choice, Class, Hint, Mode, Need, Past, Promise, Rates, Way};
+use d2tp_time::Span;
+use tokio::sync::watch;
 
 use crate::fetch::clock::Moment;
 use lane::Lane;
@@ -99,11 +102,62 @@ pub struct Standing<'a> {
     pub together: bool,
 }
 
+/// A link as the scheduler has it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Radio {
+    /// The device.
+    pub device: String,
+    /// What its past is kept under: a device's name may change, that it is the Wi-Fi does not.
+    pub slot: String,
+    /// What it costs.
+    pub class: Class,
+    /// It is up, and carries as far as is known.
+    pub carries: bool,
+    /// The rate of its network, where that was used.
+    pub rate: Option<f64>,
+}
+
+/// What is around a device, whether a transfer asks or not.
+#[derive(Debug, Clone, Default)]
+pub struct Surroundings {
+    /// The links that can be used.
+    pub radios: Vec<Radio>,
+    /// The network behind each device.
+    pub networks: BTreeMap<String, String>,
+    /// What the past of each device is kept under.
+    pub slots: BTreeMap<String, String>,
+    /// Devices on networks whose cap is used up.
+    pub capped: BTreeSet<String>,
+}
+
+impl Surroundings {
+    fn slot(&self, device: &str) -> String {
+        let known = self.slots.get(device).cloned();
+        known.unwrap_or_else(|| device.to_owned())
+    }
+}
+
+/// Transfers by how they stand towards the machine's sleep.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Those that wait for a link.
+    pub waiting: Vec<u64>,
+    /// Those that move on a link they were given.
+    pub runs: Vec<u64>,
+}
+
+/// What is kept of the links of one direction: radios by what they are, rates by network.
+pub type Kept = (BTreeMap<String, Past>, BTreeMap<String, Rates>);
+
 /// The scheduler of a device.
 #[derive(Debug)]
 pub struct Dispatcher {
     kind: Kind,
     lanes: Mutex<[Lane; 2]>,
+    /// Round trips by device, as sessions measured them last.
+    round_trips: Mutex<BTreeMap<String, Duration>>,
+    /// Counts transfers that came and went, and those that begin or cease to wait.
+    stirred: watch::Sender<u64>,
 }
 
 impl Dispatcher {
@@ -113,7 +167,111 @@ impl Dispatcher {
         Arc::new(Dispatcher {
             kind,
             lanes: Mutex::new(lanes),
+            round_trips: Mutex::default(),
+            stirred: watch::channel(0).0,
         })
+    }
+
+    /// Takes in what is around; without a transfer too, links have a past.
+    pub fn look(&self, around: &Surroundings) {
+        for lane in self.lanes().iter_mut() {
+            lane.look(Moment::now(), around);
+        }
+    }
+
+    /// What is known from before, to this device and from it.
+    pub fn recall(&self, kept: [Kept; 2]) {
+        for (lane, (pasts, rates)) in self.lanes().iter_mut().zip(kept) {
+            lane.recall(Moment::now(), pasts, rates);
+        }
+    }
+
+    /// What is to be kept.
+    pub fn kept(&self) -> [Kept; 2] {
+        let lanes = self.lanes();
+        [0, 1].map(|direction| lanes[direction].pasts(Moment::now()))
+    }
+
+    /// The links as they are to this device.
+    pub fn radios(&self) -> Vec<Radio> {
+        self.lanes()[Direction::Down as usize].radios()
+    }
+
+    /// What free links that are up carry, bytes a second to this device and from it, as far as they were
+    /// used.
+    pub fn free_rates(&self) -> [f64; 2] {
+        let lanes = self.lanes();
+        [0, 1].map(|direction| {
+            let radios = lanes[direction].radios();
+            let free = radios
+                .iter()
+                .filter(|radio| radio.class == Class::Free && radio.carries);
+            free.filter_map(|radio| radio.rate).sum()
+        })
+    }
+
+    /// What a forecast says of a radio, here and now. The rates in it are those towards this device.
+    pub fn hint(&self, slot: &str, hint: &Hint) {
+        let mut lanes = self.lanes();
+        lanes[Direction::Down as usize].hint(slot, hint);
+        let up = Hint {
+            days: Vec::new(),
+            ..hint.clone()
+        };
+        lanes[Direction::Up as usize].hint(slot, &up);
+    }
+
+    /// The chance that a free link comes back within a span.
+    pub fn comes_within(&self, span: Span) -> f64 {
+        self.lanes()[Direction::Down as usize].comes_within(Moment::now(), span)
+    }
+
+    /// How transfers stand towards the machine's sleep.
+    pub fn waits(&self) -> Waits {
+        let lanes = self.lanes();
+        let mut all = Waits::default();
+        for lane in lanes.iter() {
+            let waits = lane.waits(Moment::now());
+            all.waiting.extend(waits.waiting);
+            all.runs.extend(waits.runs);
+        }
+        all
+    }
+
+    /// In how long the first of those that wait must begin on a link that costs.
+    pub fn latest_start(&self) -> Option<Duration> {
+        let lanes = self.lanes();
+        let starts = lanes
+            .iter()
+            .filter_map(|lane| lane.latest_start(Moment::now()));
+        starts.min()
+    }
+
+    /// Told when a transfer comes, goes, begins to wait or ceases to.
+    pub fn stirred(&self) -> watch::Receiver<u64> {
+        self.stirred.subscribe()
+    }
+
+    fn stir(&self) {
+        self.stirred.send_modify(|count| *count += 1);
+    }
+
+    /// A session measured a link.
+    pub fn measured(&self, device: &str, round_trip: Duration) {
+        let mut known = self
+            .round_trips
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        known.insert(device.to_owned(), round_trip);
+    }
+
+    /// The round trip of a link, as a session measured it last.
+    pub fn round_trip(&self, device: &str) -> Option<Duration> {
+        let known = self
+            .round_trips
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        known.get(device).copied()
     }
 
     /// How it decides.
@@ -132,10 +290,12 @@ impl Dispatcher {
     /// `transfer` is the number others know it by.
     pub fn seat(self: &Arc<Dispatcher>, direction: Direction, transfer: u64) -> Seat {
         let number = self.lanes()[direction as usize].enter(transfer);
+        self.stir();
         Seat {
             dispatcher: self.clone(),
             direction,
             number,
+            waited: AtomicBool::new(false),
         }
     }
 
@@ -165,13 +325,27 @@ pub struct Seat {
     dispatcher: Arc<Dispatcher>,
     direction: Direction,
     number: u64,
+    /// It was told to wait.
+    waited: AtomicBool,
 }
 
 impl Seat {
     /// Tells how the transfer stands, and asks what it may use.
     pub fn ask(&self, standing: &Standing) -> Verdict {
-        let mut lanes = self.dispatcher.lanes();
-        lanes[self.direction as usize].ask(Moment::now(), self.number, standing)
+        let verdict = {
+            let mut lanes = self.dispatcher.lanes();
+            lanes[self.direction as usize].ask(Moment::now(), self.number, standing)
+        };
+        let waits = matches!(verdict.choice, Choice::Wait { .. });
+        if self.waited.swap(waits, Ordering::Relaxed) != waits {
+            self.dispatcher.stir();
+        }
+        verdict
+    }
+
+    /// Tells what a session measured of a link.
+    pub fn measured(&self, device: &str, round_trip: Duration) {
+        self.dispatcher.measured(device, round_trip);
     }
 
     /// What can be promised of it, by what it told last; none before it told anything.
@@ -184,5 +358,6 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.dispatcher.lanes()[self.direction as usize].leave(self.number);
+        self.dispatcher.stir();
     }
 }

@@ -8,5 +8,6 @@ pub mod fetch;
 pub mod key;
 pub mod order;
 pub mod proxy;
+pub mod settings;
 pub mod stream;
 pub mod terms;

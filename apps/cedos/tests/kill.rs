@@ -13,7 +13,12 @@ fn run(arguments: &[&str]) -> Option<Value> {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("strace cannot be run") || said.contains("strace may not watch") {
+    let cannot = [
+        "strace cannot be run",
+        "strace may not watch",
+        "no disk can lose power here",
+    ];
+    if cannot.iter().any(|why| said.contains(why)) {
         eprintln!("NOT TRIED: {said}");
         return None;
     }
@@ -37,6 +42,14 @@ fn forty_kills_at_system_calls_of_either_end_and_both_lose_and_repeat_nothing() 
 fn a_disk_that_is_full_or_breaks_at_a_system_call_is_told_and_survived() {
     if let Some(told) = run(&["--fault", "disk", "--points", "14"]) {
         assert_eq!(told["points"], 14);
+    }
+}
+
+// R-CRASH-1, R-HS-2
+#[test]
+fn twelve_power_cuts_at_system_calls_lose_and_repeat_nothing() {
+    if let Some(told) = run(&["--fault", "power", "--points", "12"]) {
+        assert_eq!(told["points"], 12);
     }
 }
 

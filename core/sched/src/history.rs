@@ -72,6 +72,28 @@ pub struct History {
     whole: Mean,
     measured_at: Option<Time>,
     hint: Hint,
+    /// How long before `since` it was away already, when it was recalled.
+    away_before_s: f64,
+}
+
+/// How fast a network was, as far as it was used: what is kept of it while a link is on another.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Rates {
+    /// The mean, bytes per second.
+    pub whole: f64,
+    /// Seconds of use that it is the mean of, weighed towards the last.
+    pub known_s: f64,
+}
+
+/// What is kept of a link when nobody watches it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Past {
+    /// Times it carried.
+    pub ons: Vec<Spell>,
+    /// Lengths of the times it did not, in seconds.
+    pub offs: Vec<f64>,
+    /// For how long it did not carry when that was asked; none if it did.
+    pub away_s: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -117,7 +139,54 @@ impl History {
             whole: Mean::default(),
             measured_at: None,
             hint: Hint::default(),
+            away_before_s: 0.0,
         }
+    }
+
+    /// Of a link that was watched before, and is taken to be away until it is seen.
+    pub fn recall(now: Time, class: Class, past: &Past) -> History {
+        let mut history = History::new(class);
+        let is_length = |length: &f64| length.is_finite() && *length >= 0.0;
+        let is_spell = |spell: &&Spell| is_length(&spell.length_s) && is_length(&spell.rate);
+        for spell in past.ons.iter().filter(is_spell) {
+            remember(&mut history.ons, *spell);
+        }
+        for length in past.offs.iter().filter(|length| is_length(length)) {
+            remember(&mut history.offs, *length);
+        }
+        history.away_before_s = past.away_s.filter(is_length).unwrap_or(0.0);
+        (history.seen_at, history.since) = (Some(now), now);
+        history
+    }
+
+    /// What is to be kept of it.
+    pub fn past(&self, now: Time) -> Past {
+        Past {
+            ons: self.ons.iter().copied().collect(),
+            offs: self.offs.iter().copied().collect(),
+            away_s: (!self.on).then(|| self.age_s(now)),
+        }
+    }
+
+    /// How fast the network it is on was.
+    pub fn rates(&self) -> Rates {
+        Rates {
+            whole: self.whole.value().unwrap_or(0.0),
+            known_s: self.whole.weight,
+        }
+    }
+
+    /// Another network is behind it from now on, which was so fast, if it was used before.
+    pub fn meet(&mut self, rates: Rates) {
+        let is_known = rates.known_s.is_finite() && rates.whole.is_finite() && rates.whole >= 0.0;
+        self.whole = match is_known && rates.known_s > 0.0 {
+            true => Mean {
+                sum: rates.whole * rates.known_s,
+                weight: rates.known_s,
+            },
+            false => Mean::default(),
+        };
+        (self.lately, self.measured_at, self.silent_s) = (Mean::default(), None, 0.0);
     }
 
     /// Takes down what is seen.
@@ -166,7 +235,7 @@ impl History {
     }
 
     fn turn(&mut self, now: Time) {
-        let length_s = now.since(self.since).as_secs_f64();
+        let length_s = self.age_s(now);
         if self.on {
             // One that was never used says nothing of how long it would have carried.
             if self.carried.busy_s > 0.0 && self.carried.bytes > 0.0 {
@@ -178,6 +247,7 @@ impl History {
         }
         self.carried = Carried::default();
         self.since = now;
+        self.away_before_s = 0.0;
     }
 
     /// Says what a byte on it costs from now on.
@@ -202,7 +272,7 @@ impl History {
 
     /// For how long it does, or does not.
     pub fn age_s(&self, now: Time) -> f64 {
-        now.since(self.since).as_secs_f64()
+        now.since(self.since).as_secs_f64() + self.away_before_s
     }
 
     /// The rate of the last seconds of use of this stay, if there were any.
@@ -298,6 +368,45 @@ mod tests {
         assert_eq!(history.known(), 0.0);
         assert!(history.ons().is_empty());
         assert!(history.unused_s(Time::from_secs_f64(20.0)).is_infinite());
+    }
+
+    #[test]
+    fn what_is_recalled_goes_on_where_it_was_and_what_is_no_number_is_left_out() {
+        let mut history = History::new(Class::Free);
+        see(&mut history, 0, 10, true, Some(1_000));
+        see(&mut history, 10, 20, false, None);
+        see(&mut history, 30, 5, true, Some(1_000));
+        see(&mut history, 35, 100, false, None);
+        let mut past = history.past(Time::from_secs_f64(135.0));
+        assert!((past.away_s.expect("away") - 100.0).abs() <= 1.0);
+        past.away_s = Some(3_600.0);
+        past.offs.push(f64::NAN);
+        // After a restart of the machine: its clock began anew.
+        let mut again = History::recall(Time::from_secs_f64(5.0), Class::Free, &past);
+        assert_eq!((again.ons().len(), again.offs().len()), (2, 1));
+        assert_eq!(again.age_s(Time::from_secs_f64(65.0)), 3_660.0);
+        assert!(!again.carries());
+        see(&mut again, 65, 1, true, None);
+        assert!(again.carries() && again.age_s(Time::from_secs_f64(66.0)) < 1.0);
+        assert_eq!(again.offs().back().map(|s| *s as u64), Some(3_661));
+    }
+
+    #[test]
+    fn another_network_has_rates_of_its_own_and_the_spells_stay() {
+        let mut history = History::new(Class::Free);
+        see(&mut history, 0, 10, true, Some(1_000));
+        let home = history.rates();
+        history.meet(Rates::default());
+        assert_eq!((history.known(), history.lately()), (0.0, None));
+        see(&mut history, 10, 10, true, Some(9_000));
+        assert!(
+            (history.whole() - 9_000.0).abs() < 1.0,
+            "{}",
+            history.whole()
+        );
+        history.meet(home);
+        assert!((history.whole() - 1_000.0).abs() < 1.0);
+        assert!(history.known() > 0.5 && history.carries());
     }
 
     #[test]

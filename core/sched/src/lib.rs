@@ -31,7 +31,7 @@ pub use choice::{
     Policy, SIZE_UNKNOWN_BYTES, UnknownWord, Way, fastest_working, in_words,
 };
 pub use forecast::{Diary, Forecast, GRID_M, Hint, Lengths, Place, Spot};
-pub use history::{History, Sight};
+pub use history::{History, Past, Rates, Sight, Spell};
 pub use lock::{Lock, Periods, Standby, Vigil};
 pub use outlook::Outlook;
 pub use promise::Promise;

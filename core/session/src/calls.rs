@@ -325,7 +325,8 @@ impl Session {
     }
 
     // R-CLOSE-1
-    /// Hands out what a flow received whole, its end included: the peer was done with it.
+    /// Hands out what a flow received whole, its end included: the peer was done with it. If all that we sent
+    /// arrived too, the flow is complete, though nobody here has read its end yet.
     pub(crate) fn leave_remains(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
@@ -336,7 +337,13 @@ impl Session {
             return;
         }
         let pieces = std::iter::from_fn(|| recv.read_chunk(usize::MAX)).collect();
+        let complete = flow.send.is_complete() && !flow.told_end;
+        flow.told_end |= complete;
         self.emit(Event::Remains { flow: id, pieces });
+        if complete {
+            let end = FlowEnd::Complete;
+            self.emit(Event::Ended { flow: id, end });
+        }
     }
 
     // R-DEADLINE-1

@@ -11,7 +11,7 @@
 //!
 //! The first rule that fits decides. A key nobody knows is an error, and names the one that was meant.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::class::Class;
 use crate::kind::Kind;
@@ -88,7 +88,7 @@ pub enum ClassWord {
 }
 
 /// What happens at the cap.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cutoff {
     /// Not a byte more.
@@ -173,6 +173,27 @@ impl NetworkRules {
     }
 }
 
+impl Cutoff {
+    /// What may still be used of a cap after so many bytes; none is no limit.
+    pub fn left(self, cap: u64, used: u64) -> Option<u64> {
+        let cap = match self {
+            Cutoff::Soft => return None,
+            Cutoff::Hard => cap,
+            Cutoff::Cautious => (cap as f64 * CAUTIOUS_SHARE) as u64,
+        };
+        Some(cap.saturating_sub(used))
+    }
+
+    /// As it is written.
+    pub fn word(self) -> &'static str {
+        match self {
+            Cutoff::Hard => "hard",
+            Cutoff::Soft => "soft",
+            Cutoff::Cautious => "cautious",
+        }
+    }
+}
+
 impl NetworkRule {
     /// The class it says, if it does.
     pub fn class(&self) -> Option<Class> {
@@ -186,12 +207,7 @@ impl NetworkRule {
 
     /// Bytes that may still be used of the cap after so many this month; none is no limit.
     pub fn left(&self, used: u64) -> Option<u64> {
-        let cap = match (self.cap?, self.cutoff) {
-            (_, Cutoff::Soft) => return None,
-            (cap, Cutoff::Hard) => cap,
-            (cap, Cutoff::Cautious) => (cap as f64 * CAUTIOUS_SHARE) as u64,
-        };
-        Some(cap.saturating_sub(used))
+        self.cutoff.left(self.cap?, used)
     }
 
     /// What it is about, for people.

@@ -20,6 +20,8 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::TcpCongestion;
 use rustls_pki_types::PrivateKeyDer;
 use std::convert::Infallible;
 use std::error::Error;
@@ -33,6 +35,8 @@ use tokio_rustls::TlsAcceptor;
 
 /// The largest object.
 pub const OBJECT_BYTES_MAX: u64 = 1 << 50;
+/// How TCP from the origin is controlled, whatever this machine is set to.
+const CONGESTION: &str = "cubic";
 /// Bytes per piece of a body.
 const PIECE_BYTES: u64 = 64 * 1024;
 
@@ -139,6 +143,10 @@ pub fn run(
 
 fn listen(at: SocketAddr) -> std::io::Result<TcpListener> {
     let listener = multipath::listen(at)?;
+    // A namespace may only choose what its machine lets everybody choose; a socket of ours may more.
+    if let Err(error) = setsockopt(&listener, TcpCongestion, &CONGESTION.into()) {
+        tracing::warn!(%error, "TCP from the origin is not CUBIC but what this machine is set to");
+    }
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
 }

@@ -349,6 +349,14 @@ impl Worker {
                 continue;
             }
             let link = &mut self.links[number];
+            // The first hop is beside the device: the link's delay and queue lie behind it.
+            if let Some(answer) = link.gate.answer(&packet) {
+                if link.model.upward().delivers() && link.model.down().delivers() {
+                    send(&link.device, &answer);
+                }
+                keep(&mut self.spare, packet);
+                continue;
+            }
             let bytes = packet.len() as u32;
             if link.model.push(Way::Up, arrivals.at(n), bytes, packet) != Verdict::Down {
                 link.bytes_up += u64::from(bytes);
@@ -434,11 +442,6 @@ impl Worker {
         for (number, link) in self.links.iter_mut().enumerate() {
             while let Some(packet) = link.model.pop(Way::Up, now) {
                 moved = true;
-                if let Some(answer) = link.gate.answer(&packet) {
-                    let bytes = answer.len() as u32;
-                    link.model.push(Way::Down, now, bytes, answer);
-                    continue;
-                }
                 if link.model.is_cut() {
                     continue;
                 }

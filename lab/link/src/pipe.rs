@@ -369,6 +369,11 @@ impl<P: Packet> Pipe<P> {
         self.up
     }
 
+    /// Whether what is put in now comes out.
+    pub fn delivers(&self) -> bool {
+        self.up && !self.dead && !self.stalled
+    }
+
     /// How the pipe behaves now.
     pub fn profile(&self) -> &Profile {
         &self.profile

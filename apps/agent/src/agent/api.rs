@@ -8,11 +8,13 @@
 //!                                  ◀ {"id":42,"event":"progress","bytes":61000000,…}   and so on
 //! ```
 
+use d2tp_links::Cutoff;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::fetch::outcome::{Exit, Failure};
 use crate::order::{Deadline, Order};
+use crate::stream::serving::Ordered;
 
 /// Bytes of a line at most.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
@@ -79,11 +81,16 @@ pub enum Request {
         #[serde(default)]
         id: Option<u64>,
     },
+    /// Serve links for players, as long as this connection lasts; how that stands is told each second.
+    Stream {
+        /// What, and how; paths begin at the root.
+        ordered: Box<Ordered>,
+    },
     /// The links, and what they carried.
     Net,
     /// Say what a link costs.
     NetSet {
-        /// Its name.
+        /// The device's name, or the network's: an SSID, `wifi:SSID`, `carrier:CODE`.
         link: String,
         /// `free`, `metered`, `roaming` or `auto`.
         class: String,
@@ -101,6 +108,9 @@ pub enum Request {
         /// The day of the month on which a period begins.
         #[serde(default)]
         reset_day: Option<i8>,
+        /// `hard`, `soft` or `cautious`: what happens at the cap.
+        #[serde(default)]
+        cutoff: Option<Cutoff>,
     },
 }
 

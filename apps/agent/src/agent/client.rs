@@ -56,4 +56,9 @@ impl Client {
         let line = self.lines.next_line().await.ok()??;
         serde_json::from_str(&line).ok()
     }
+
+    /// Says that nothing more will be asked; what is still told can be heard.
+    pub async fn close(&mut self) {
+        let _ = self.write.shutdown().await;
+    }
 }

@@ -98,6 +98,10 @@ async fn visit(agent: Arc<Agent>, stream: UnixStream) -> std::io::Result<()> {
                     Err(failure) => say(&mut write, &no(&failure)).await?,
                 }
             }
+            Request::Stream { ordered } => match agent.stream(&ordered).await {
+                Ok(serving) => return agent.show_stream(serving, &mut write, &mut lines).await,
+                Err(failure) => say(&mut write, &no(&failure)).await?,
+            },
             request => {
                 let answer = agent.answer(request).unwrap_or_else(|failure| no(&failure));
                 say(&mut write, &answer).await?;
@@ -107,7 +111,9 @@ async fn visit(agent: Arc<Agent>, stream: UnixStream) -> std::io::Result<()> {
     Ok(())
 }
 
-async fn next_line(lines: &mut BufReader<OwnedReadHalf>) -> std::io::Result<Option<String>> {
+pub(super) async fn next_line(
+    lines: &mut BufReader<OwnedReadHalf>,
+) -> std::io::Result<Option<String>> {
     let mut line = Vec::new();
     loop {
         let piece = lines.fill_buf().await?;
@@ -127,7 +133,7 @@ async fn next_line(lines: &mut BufReader<OwnedReadHalf>) -> std::io::Result<Opti
     }
 }
 
-async fn say(write: &mut OwnedWriteHalf, value: &Value) -> std::io::Result<()> {
+pub(super) async fn say(write: &mut OwnedWriteHalf, value: &Value) -> std::io::Result<()> {
     write.write_all(format!("{value}\n").as_bytes()).await
 }
 
@@ -187,14 +193,15 @@ impl Agent {
             Request::Edit { id, terms } => self.edit(id, &terms)?,
             Request::Net => yes_with(json!({"links": self.net()})),
             Request::NetSet { link, class } => {
-                self.roads.set(&link, &class).map_err(Failure::usage)?;
-                yes_with(json!({"link": link, "class": class}))
+                let network = self.roads.set(&link, &class).map_err(Failure::usage)?;
+                yes_with(json!({"link": link, "network": network, "class": class}))
             }
             Request::Budget => yes_with(self.budget()),
             Request::BudgetSet {
                 cap,
                 no_cap,
                 reset_day,
+                cutoff,
             } => {
                 if reset_day.is_some_and(|day| !(1..=31).contains(&day)) {
                     return Err(Failure::usage("a day of the month is 1 to 31"));
@@ -203,16 +210,15 @@ impl Agent {
                     true => Some(None),
                     false => cap.map(Some),
                 };
-                let left = {
+                {
                     let mut ledger = lock(&self.ledger);
-                    ledger.set(cap, reset_day);
+                    ledger.set(cap, reset_day, cutoff);
                     ledger.save();
-                    ledger.left()
-                };
-                self.dispatcher.allow(left);
+                }
+                self.allow();
                 yes_with(self.budget())
             }
-            Request::Add { .. } | Request::Watch { .. } => {
+            Request::Add { .. } | Request::Watch { .. } | Request::Stream { .. } => {
                 unreachable!("these are answered where they are read")
             }
         })
@@ -262,7 +268,7 @@ impl Agent {
     }
 
     /// What the user wants of one that goes on.
-    fn wish(self: &Arc<Agent>, id: u64, wish: Wish) -> Answer {
+    pub(super) fn wish(self: &Arc<Agent>, id: u64, wish: Wish) -> Answer {
         let stands = {
             let mut tasks = lock(&self.tasks);
             let task = tasks.get_mut(&id).ok_or_else(|| unknown(id))?;
@@ -288,7 +294,7 @@ impl Agent {
     }
 
     /// Goes on with one that was paused, or begins again with one that ended.
-    fn resume(self: &Arc<Agent>, id: u64, again: bool) -> Answer {
+    pub(super) fn resume(self: &Arc<Agent>, id: u64, again: bool) -> Answer {
         {
             let mut tasks = lock(&self.tasks);
             let task = tasks.get_mut(&id).ok_or_else(|| unknown(id))?;
@@ -310,7 +316,7 @@ impl Agent {
     }
 
     /// Other terms, which hold from the next epoch on.
-    fn edit(self: &Arc<Agent>, id: u64, change: &Change) -> Answer {
+    pub(super) fn edit(self: &Arc<Agent>, id: u64, change: &Change) -> Answer {
         {
             let mut tasks = lock(&self.tasks);
             let task = tasks.get_mut(&id).ok_or_else(|| unknown(id))?;

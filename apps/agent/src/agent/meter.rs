@@ -55,7 +55,8 @@ pub struct Meter {
     ended: BTreeMap<&'static str, u64>,
     slack: Spread,
     silence: Spread,
-    wakeups: u64,
+    wakeups: BTreeMap<&'static str, u64>,
+    avoidable: [u64; 2],
 }
 
 impl Default for Meter {
@@ -68,7 +69,8 @@ impl Default for Meter {
             ended: BTreeMap::new(),
             slack: Spread::new(SLACK_S),
             silence: Spread::new(SILENCE_S),
-            wakeups: 0,
+            wakeups: [("look", 0), ("start", 0), ("retry", 0)].into(),
+            avoidable: [0; 2],
         }
     }
 }
@@ -116,9 +118,15 @@ impl Meter {
         self.silence.add(silence_s);
     }
 
-    /// The agent woke up to look after something, though no byte moved.
-    pub fn woke(&mut self) {
-        self.wakeups += 1;
+    /// The agent woke up though no byte moved: to `look` for links, to `start` on one that costs, to
+    /// `retry`.
+    pub fn woke(&mut self, what: &'static str) {
+        *self.wakeups.entry(what).or_default() += 1;
+    }
+
+    /// So much was paid for in vain so far: downloads and uploads.
+    pub fn avoidable(&mut self, bytes: [u64; 2]) {
+        self.avoidable = bytes;
     }
 
     /// All of it; `standings`: how many transfers stand how.
@@ -182,9 +190,22 @@ impl Meter {
         out += &head(
             "cedos_wakeups_total",
             "counter",
-            "Times the agent woke up though nothing moved.",
+            "Times the agent woke up though nothing moved, by what for.",
         );
-        let _ = writeln!(out, "cedos_wakeups_total {}", self.wakeups);
+        for (what, count) in &self.wakeups {
+            let _ = writeln!(out, "cedos_wakeups_total{{for=\"{what}\"}} {count}");
+        }
+        out += &head(
+            "cedos_avoidable_bytes_total",
+            "counter",
+            "Payload paid for that free links could have carried in time, as it turned out.",
+        );
+        for (kind, bytes) in ["download", "upload"].iter().zip(self.avoidable) {
+            let _ = writeln!(
+                out,
+                "cedos_avoidable_bytes_total{{kind=\"{kind}\"}} {bytes}"
+            );
+        }
         out
     }
 }

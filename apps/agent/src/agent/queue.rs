@@ -4,6 +4,7 @@
 //! $XDG_STATE_HOME/cedos/get/7/  job.json    what `ls` shows, never credentials
 //!                               order.json  the order, credentials too; its owner's alone
 //!                               state.json  the last event
+//!                               landing.json  the object is about to get its name
 //! ```
 //!
 //! A file a transfer, written whole, synced and renamed: a crash leaves the old or the new, and a
@@ -247,10 +248,17 @@ pub fn note(id: u64, event: &Value) -> io::Result<()> {
     jobs::replace(&root.join(id.to_string()).join("state.json"), event)
 }
 
+/// Where it is written down that the object of one is about to get its name.
+pub fn landing(id: u64) -> Option<PathBuf> {
+    Some(jobs::root().ok()?.join(id.to_string()).join("landing.json"))
+}
+
 /// Forgets the order of one that is whole, and the credentials in it.
 pub fn forget(id: u64) {
     if let Ok(root) = jobs::root() {
-        let _ = std::fs::remove_file(root.join(id.to_string()).join(ORDER));
+        let folder = root.join(id.to_string());
+        let _ = std::fs::remove_file(folder.join(ORDER));
+        let _ = std::fs::remove_file(folder.join("landing.json"));
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use d2tp_links::{Kind, Link};
+use d2tp_links::{Connectivity, Kind, Link, Network};
 use serde_json::{Value, json};
 
+use super::roads::name_of;
 use super::task::Task;
 use super::{Agent, lock};
 use crate::fetch::jobs;
@@ -48,6 +49,7 @@ impl Agent {
             "length": event["length"],
             "metered_bytes": event["metered_bytes"],
             "promise": promise,
+            "vigil": is_under_way(task).then(|| lock(&self.posture).object()),
             "last": event,
         })
     }
@@ -64,25 +66,34 @@ impl Agent {
     /// The links.
     pub(super) fn net(&self) -> Vec<Value> {
         let links = self.roads.links().borrow().clone();
+        let around = self.roads.around().borrow().clone();
         let tasks = lock(&self.tasks);
-        links
-            .iter()
-            .map(|link| {
-                let seen = self.dispatcher.seen(&link.name);
-                let carries: Vec<u64> = tasks
-                    .iter()
-                    .filter(|(_, task)| task.running && is_on(&task.event, link))
-                    .map(|(id, _)| *id)
-                    .collect();
-                let mut object = net_object(link);
-                if let Some(fields) = object.as_object_mut() {
-                    fields.insert("rate_bytes_per_s".into(), json!(seen.map(|s| s.0)));
-                    fields.insert("carries".into(), json!(seen.map(|s| s.1)));
-                    fields.insert("transfers".into(), json!(carries));
-                }
-                object
-            })
-            .collect()
+        let ledger = lock(&self.ledger);
+        let show = |link: &Link| {
+            let seen = self.dispatcher.seen(&link.name);
+            let on_it = |(_, task): &(&u64, &Task)| task.running && is_on(&task.event, link);
+            let carries: Vec<u64> = tasks.iter().filter(on_it).map(|(id, _)| *id).collect();
+            let name = around.name(&link.name);
+            let cap = self.roads.rule(link).filter(|rule| rule.cap.is_some());
+            let cap = cap.map(|rule| {
+                let (used, left) = ledger.on(&name, rule);
+                json!({"cap": rule.cap, "used": used, "left": left, "cutoff": rule.cutoff})
+            });
+            let trip = self.dispatcher.round_trip(&link.name);
+            let mut object = net_object(link, around.networks.of(&link.name));
+            if let Some(fields) = object.as_object_mut() {
+                fields.insert("rate_bytes_per_s".into(), json!(seen.map(|s| s.0)));
+                fields.insert(
+                    "rtt_ms".into(),
+                    json!(trip.map(|trip| trip.as_secs_f64() * 1e3)),
+                );
+                fields.insert("carries".into(), json!(seen.map(|s| s.1)));
+                fields.insert("cap".into(), json!(cap));
+                fields.insert("transfers".into(), json!(carries));
+            }
+            object
+        };
+        links.iter().map(show).collect()
     }
 
     /// The allowance.
@@ -92,10 +103,17 @@ impl Agent {
             "cap": ledger.cap,
             "used": ledger.used,
             "left": ledger.left(),
+            "over": ledger.is_over(),
+            "cutoff": ledger.cutoff,
             "since": ledger.since,
             "reset_day": ledger.reset_day,
         })
     }
+}
+
+/// It has the machine woken, or kept awake.
+fn is_under_way(task: &Task) -> bool {
+    task.running && matches!(task.standing(), "waiting" | "running")
 }
 
 fn is_on(event: &Value, link: &Link) -> bool {
@@ -103,14 +121,22 @@ fn is_on(event: &Value, link: &Link) -> bool {
     told.split('+').any(|name| name == link.name)
 }
 
-/// A link as anybody sees it.
-pub fn net_object(link: &Link) -> Value {
+/// A link as anybody sees it, and the network behind it, where that is known.
+pub fn net_object(link: &Link, network: Option<&Network>) -> Value {
+    let point = network.and_then(|network| network.access_point.as_ref());
     json!({
         "link": link.name,
+        "network": name_of(link, network),
         "kind": link.kind,
         "class": link.class.class,
         "because": link.class.because,
         "usable": link.is_usable() && link.kind != Kind::Loopback,
+        "ssid": point.map(|point| &point.ssid),
+        "bssid": point.map(|point| &point.bssid),
+        "signal_percent": point.map(|point| point.signal_percent),
+        "operator": network.and_then(|network| network.operator.as_ref()),
+        "connectivity": network.map(|network| network.connectivity),
+        "portal": network.is_some_and(|network| network.connectivity == Connectivity::Portal),
         "addresses": link.addresses,
     })
 }

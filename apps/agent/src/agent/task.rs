@@ -21,11 +21,14 @@ use d2tp_links::{Class, Link};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use super::hindsight::Hindsight;
 use super::queue::{self, Kept, Record, Wish};
 use super::{Agent, lock};
+use crate::dispatcher::Direction;
 use crate::errand::{Errand, Purpose, Tuning};
 use crate::fetch::clock::Moment;
 use crate::fetch::jobs::{Asked, Memory};
+use crate::fetch::landing::Landing;
 use crate::fetch::mode::Mode;
 use crate::fetch::outcome::{Exit, Failure, Reason};
 use crate::fetch::report::{Event, Observer, Report};
@@ -40,7 +43,7 @@ const AGAIN_FIRST: Duration = Duration::from_secs(30); // a guess
 const AGAIN_MAX: Duration = Duration::from_secs(600); // a guess
 
 /// Payload that was granted before the policy was changed may still come for so long.
-const GRANTED_BEFORE: Duration = Duration::from_secs(3); // a second of grants, an epoch, a round trip
+pub(super) const GRANTED_BEFORE: Duration = Duration::from_secs(3); // a second of grants, an epoch, a round trip
 
 /// A transfer as the agent holds it.
 pub(super) struct Task {
@@ -60,6 +63,8 @@ pub(super) struct Task {
     changed_at: Moment,
     stop: watch::Sender<bool>,
     pub(super) running: bool,
+    /// It will hardly be in time, and that was said.
+    is_hardly: bool,
 }
 
 impl Task {
@@ -78,6 +83,7 @@ impl Task {
             changed_at: Moment::now(),
             stop: watch::channel(false).0,
             running: false,
+            is_hardly: false,
         }
     }
 
@@ -92,6 +98,15 @@ impl Task {
             Some("begun" | "progress" | "switch") => "running",
             _ => "queued",
         }
+    }
+
+    /// What people call it.
+    pub(super) fn name(&self) -> String {
+        let file = self.asked.file.file_name();
+        file.map_or_else(
+            || self.asked.url.clone(),
+            |name| name.to_string_lossy().into_owned(),
+        )
     }
 
     /// It will not go on by itself.
@@ -112,8 +127,44 @@ impl Task {
         Ok(())
     }
 
-    /// Adds up what links carried since the last time, by class.
-    fn count(&mut self, links: &[Link], carried: &BTreeMap<String, u64>) -> Vec<(Class, u64)> {
+    /// Has it judged in hindsight, as far as it is known what there is to carry.
+    fn put_on_paper(
+        &self,
+        id: u64,
+        direction: Direction,
+        event: &Event,
+        hindsight: &mut Hindsight,
+    ) {
+        let terms = self.terms.borrow();
+        match event {
+            _ if !matches!(terms.policy, Policy::FreeFirst | Policy::Balanced) => {
+                hindsight.drops(id);
+            }
+            Event::Progress {
+                bytes,
+                length: Some(length),
+                ..
+            } => {
+                let left = terms.left();
+                if left == Some(Duration::ZERO) {
+                    return; // it was judged
+                }
+                let due = left.map(|left| Moment::now().after(left));
+                let came: u64 = self.counted.values().sum();
+                hindsight.takes(id, direction, due, length.saturating_sub(*bytes) + came);
+            }
+            Event::Done(_) => hindsight.ended(id, None),
+            Event::Error(_) => hindsight.ended(id, Some(self.counted.values().sum())),
+            _ => {}
+        }
+    }
+
+    /// Adds up what links carried since the last time: by which device, at what cost.
+    fn count(
+        &mut self,
+        links: &[Link],
+        carried: &BTreeMap<String, u64>,
+    ) -> Vec<(String, Class, u64)> {
         let mut more = Vec::new();
         for (name, bytes) in carried {
             let before = self.counted.insert(name.clone(), *bytes).unwrap_or(0);
@@ -122,7 +173,7 @@ impl Task {
             let class = class.map_or(Class::Free, |link| link.class.class);
             let bytes = bytes.saturating_sub(before);
             if bytes > 0 {
-                more.push((class, bytes));
+                more.push((name.clone(), class, bytes));
                 if class != Class::Free {
                     self.metered += bytes;
                 }
@@ -168,24 +219,29 @@ impl Agent {
             _ => (None, 0),
         };
         let down = task.kept.order.verb == Verb::Get;
+        let direction = match down {
+            true => Direction::Down,
+            false => Direction::Up,
+        };
         let mut meter = lock(&self.meter);
-        let mut ledger = lock(&self.ledger);
         if let Some(carried) = carried {
             let forbidden = task.terms.borrow().policy == Policy::FreeOnly
                 && Moment::now().since(task.changed_at) > GRANTED_BEFORE;
-            for (class, bytes) in task.count(&links, carried) {
+            let more = task.count(&links, carried);
+            let capped = self.spend(&more);
+            let mut hindsight = lock(&self.hindsight);
+            task.put_on_paper(id, direction, event, &mut hindsight);
+            for (device, class, bytes) in more {
+                hindsight.carried(id, direction, class != Class::Free, bytes);
                 meter.carried(class, down, bytes);
-                if class != Class::Free {
-                    ledger.spend(bytes);
-                }
-                if class == Class::Roaming || (class == Class::Metered && forbidden) {
+                // What was on its way when a cap was reached is no leak.
+                let roamed = class == Class::Roaming && !capped.contains(&device);
+                if roamed || (class == Class::Metered && forbidden) {
                     meter.leaked(bytes);
                 }
             }
             meter.repeated(repeated);
-            self.dispatcher.allow(ledger.left());
         }
-        drop(ledger);
         if let Event::Switch {
             silence_ms: Some(ms),
             ..
@@ -198,6 +254,17 @@ impl Agent {
             // What becomes of it is decided when it has let go of everything.
             task.last = Some(report.clone());
             return;
+        }
+        if let Event::Progress {
+            promise: Some(promise),
+            ..
+        } = event
+        {
+            // Said once for each time it becomes so.
+            if promise.infeasible && !task.is_hardly && task.kept.patient {
+                self.notices.hardly(id, &task.name(), &promise.in_words());
+            }
+            task.is_hardly = promise.infeasible;
         }
         let value = serde_json::to_value(event).unwrap_or_default();
         Agent::note(&self.news, id, task, value);
@@ -291,6 +358,10 @@ impl Agent {
                 task.stop.subscribe(),
             )
         };
+        let landing = queue::landing(id);
+        if let Some(landed) = landing.as_deref().and_then(Landing::happened) {
+            return Ok(self.report_landed(id, &terms, &landed));
+        }
         let job = order.job_on(terms)?;
         let mut errand = Errand::prepare(&order, job, false)?;
         let parcel = errand.pack(stopped.clone(), |_, _| ()).await?;
@@ -302,6 +373,7 @@ impl Agent {
             dispatcher: self.dispatcher.clone(),
             terms: Some(orders),
             number: id,
+            landing,
         };
         let mut ear = Ear {
             agent: self.clone(),
@@ -327,6 +399,22 @@ impl Agent {
             &terms.unwrap_or_default(),
             failure,
         )
+    }
+
+    /// The report of one that became whole as an earlier agent ended without a word.
+    fn report_landed(&self, id: u64, terms: &Terms, landed: &Landing) -> Report {
+        let unsaid = Failure::error("");
+        let mut report = self.report_of(id, &unsaid);
+        let exit = match landed.late {
+            true => Exit::DeadlineMissed,
+            false => Exit::Done,
+        };
+        (report.exit, report.text) = (exit as u8, None);
+        report.file = landed.file.display().to_string();
+        (report.bytes, report.sha256) = (landed.bytes, landed.sha256.clone());
+        report.duration_s = landed.duration_s;
+        report.deadline_met = terms.due.map(|_| !landed.late);
+        report
     }
 
     /// Whether a run that failed is followed by another.
@@ -389,7 +477,7 @@ impl Agent {
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => true,
             () = tokio::time::sleep(pause) => {
-                lock(&self.meter).woke();
+                lock(&self.meter).woke("retry");
                 false
             }
         }
@@ -420,6 +508,9 @@ impl Agent {
                 };
                 let met = report.deadline_met.filter(|_| !stopped);
                 lock(&self.meter).ended(how, met, slack);
+                if task.kept.patient && !stopped {
+                    self.notices.ended(id, &task.name(), report.text.as_deref());
+                }
                 let event = match whole {
                     true => Event::Done(report),
                     false => Event::Error(report),

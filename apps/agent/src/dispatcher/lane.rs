@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use d2tp_sched::{
-    Class, Flow, Mode, Promise, Roster, SIZE_UNKNOWN_BYTES, Scheduler, Share, Sight, Way,
+    Choice, Class, Flow, Hint, History, Hold, Mode, Past, Promise, Rates, Roster,
+    SIZE_UNKNOWN_BYTES, Scheduler, Share, Sight, Way,
 };
 use d2tp_time::{Span, Time};
 
-use super::Standing;
 use super::verdict::{Verdict, place};
+use super::{Radio, Standing, Surroundings, Waits};
 use crate::fetch::clock::Moment;
 
 /// What links carried is taken down after so long: a shorter time says little of a rate.
@@ -32,12 +33,29 @@ const IDLE_LOOKS: u32 = 3; // a guess
 /// A transfer that carried nothing for so long does not keep those behind it waiting.
 const MOVES_WITHIN: Duration = Duration::from_secs(5); // a guess: a slow start over a long way
 
+/// One that carried nothing for so long does not keep the machine awake.
+const RUNS_WITHIN: Duration = Duration::from_secs(30); // a guess: an origin that thinks
+
+/// Networks whose rates are remembered; the one met longest ago is forgotten for another.
+const NETWORKS_MAX: usize = 256;
+
+/// Where the past of a radio is that no device of this start has shown yet.
+const HOPED_FOR: &str = "Wi-Fi";
+
 /// One direction of all links.
 #[derive(Debug)]
 pub(super) struct Lane {
     scheduler: Scheduler,
     /// The names of the scheduler's links; one that is hoped for has none.
     names: Vec<Option<String>>,
+    /// The network behind each, where that was told.
+    networks: Vec<Option<String>>,
+    around: Surroundings,
+    /// What is known of radios that no device has shown yet.
+    pasts: BTreeMap<String, Past>,
+    /// How fast networks were that no link is on now, and which was met when.
+    rates: BTreeMap<String, (u64, Rates)>,
+    met: u64,
     /// Carried since that was last taken down.
     pending: Vec<u64>,
     up: Vec<bool>,
@@ -63,6 +81,18 @@ struct Guest {
     ways: Vec<(String, bool)>,
     carried: BTreeMap<String, u64>,
     moved_at: Moment,
+    /// What it was told last.
+    told: Option<Told>,
+}
+
+/// How a transfer stands by what it was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Runs,
+    /// For a link.
+    Waits,
+    /// For another transfer.
+    Behind,
 }
 
 impl Lane {
@@ -70,6 +100,11 @@ impl Lane {
         Lane {
             scheduler: Scheduler::new(mode, [Class::Free]),
             names: vec![None],
+            networks: vec![None],
+            around: Surroundings::default(),
+            pasts: BTreeMap::new(),
+            rates: BTreeMap::new(),
+            met: 0,
             pending: vec![0],
             up: vec![false],
             counted_at: Moment::now(),
@@ -90,6 +125,7 @@ impl Lane {
             ways: Vec::new(),
             carried: BTreeMap::new(),
             moved_at: Moment::now(),
+            told: None,
         };
         self.seats.insert(self.next_seat, guest);
         // Room that others left is first for whoever is first now.
@@ -127,7 +163,137 @@ impl Lane {
         let why = self.scheduler.why(at, &flows, &roster, me, &self.shown());
         let behind = self.is_behind(now, at, number, &flows, &roster);
         let need = &flows[me].need;
-        place(need, standing, pays, probe, why, behind)
+        let capped = |device: &str| self.around.capped.contains(device);
+        let verdict = place(need, standing, pays, probe, why, behind, &capped);
+        if let Some(guest) = self.seats.get_mut(&number) {
+            guest.told = Some(match &verdict.choice {
+                Choice::Use { .. } => Told::Runs,
+                Choice::Wait {
+                    reason: Hold::QueuedBehind,
+                    ..
+                } => Told::Behind,
+                Choice::Wait { .. } => Told::Waits,
+            });
+        }
+        verdict
+    }
+
+    /// Takes in what is around: devices that are there whether a transfer asks or not, and the networks
+    /// behind them.
+    pub(super) fn look(&mut self, now: Moment, around: &Surroundings) {
+        self.around = around.clone();
+        for radio in &around.radios {
+            self.know(now, &radio.device, radio.class);
+        }
+        self.see(now);
+    }
+
+    /// What is known of radios from before.
+    pub(super) fn recall(
+        &mut self,
+        now: Moment,
+        pasts: BTreeMap<String, Past>,
+        rates: BTreeMap<String, Rates>,
+    ) {
+        self.pasts = pasts;
+        for (network, rates) in rates.into_iter().take(NETWORKS_MAX) {
+            self.met += 1;
+            self.rates.insert(network, (self.met, rates));
+        }
+        if let Some(past) = self.pasts.get(HOPED_FOR) {
+            let history = History::recall(time(now), Class::Free, past);
+            self.scheduler.recall(0, history);
+        }
+    }
+
+    /// What is to be kept of radios and networks.
+    pub(super) fn pasts(&self, now: Moment) -> (BTreeMap<String, Past>, BTreeMap<String, Rates>) {
+        let mut pasts = self.pasts.clone();
+        let mut rates: BTreeMap<String, Rates> = self
+            .rates
+            .iter()
+            .map(|(name, (_, rates))| (name.clone(), *rates))
+            .collect();
+        let links = self.names.iter().zip(self.scheduler.links());
+        for ((name, link), network) in links.zip(&self.networks) {
+            let Some(name) = name.as_ref().filter(|name| !is_here(name)) else {
+                continue;
+            };
+            pasts.insert(self.around.slot(name), link.past(time(now)));
+            if let Some(network) = network.clone().filter(|_| link.known() > 0.0) {
+                rates.insert(network, link.rates());
+            }
+        }
+        (pasts, rates)
+    }
+
+    /// What a forecast says of a radio, here and now.
+    pub(super) fn hint(&mut self, slot: &str, hint: &Hint) {
+        for link in 0..self.names.len() {
+            let known = match &self.names[link] {
+                Some(name) => self.around.slot(name),
+                None => HOPED_FOR.to_owned(),
+            };
+            if known == slot {
+                self.scheduler.hint(link, hint.clone());
+            }
+        }
+    }
+
+    /// What is known of radios now.
+    pub(super) fn radios(&self) -> Vec<Radio> {
+        let links = self.names.iter().zip(self.scheduler.links());
+        let radio = |(name, link): (&Option<String>, &History)| {
+            let name = name.as_ref().filter(|name| !is_here(name))?;
+            Some(Radio {
+                device: name.clone(),
+                slot: self.around.slot(name),
+                class: link.class(),
+                carries: link.carries(),
+                rate: (link.known() > 0.0).then(|| link.whole()),
+            })
+        };
+        links.filter_map(radio).collect()
+    }
+
+    /// The chance that a free link comes back within a span.
+    pub(super) fn comes_within(&self, now: Moment, span: Span) -> f64 {
+        let away = self.scheduler.links().iter();
+        let away = away.filter(|link| link.class() == Class::Free && !link.carries());
+        let none = away.map(|link| 1.0 - link.comes_within(time(now), span));
+        1.0 - none.product::<f64>()
+    }
+
+    /// How transfers stand towards the machine's sleep.
+    pub(super) fn waits(&self, now: Moment) -> Waits {
+        let mut waits = Waits::default();
+        for guest in self.seats.values() {
+            let moves = now.since(guest.moved_at) < RUNS_WITHIN;
+            match guest.told {
+                Some(Told::Runs) if moves => waits.runs.push(guest.transfer),
+                Some(Told::Runs | Told::Waits) => waits.waiting.push(guest.transfer),
+                Some(Told::Behind) | None => {}
+            }
+        }
+        waits
+    }
+
+    /// In how long the first of those that wait must begin on a link that costs.
+    pub(super) fn latest_start(&self, now: Moment) -> Option<Duration> {
+        let flows: Vec<Flow> = self.seats.values().filter_map(|g| g.flow.clone()).collect();
+        let told = self.told().enumerate();
+        let mut waiting: Vec<usize> = told
+            .filter(|(n, number)| {
+                self.seats[number].told == Some(Told::Waits)
+                    && flows[*n].need.left.is_some_and(|left| !left.is_zero())
+            })
+            .map(|(n, _)| n)
+            .collect();
+        // The first of those that may pay; the others' is later, or their own look finds it.
+        waiting.sort_by_key(|n| flows[*n].need.left);
+        waiting
+            .into_iter()
+            .find_map(|n| self.scheduler.pays_in(time(now), &flows, n))
     }
 
     pub(super) fn promise(&mut self, now: Moment, number: u64) -> Option<Promise> {
@@ -179,7 +345,7 @@ impl Lane {
     /// Takes down what a transfer tells of itself and of links.
     fn take_down(&mut self, now: Moment, number: u64, standing: &Standing) {
         for way in standing.ways {
-            self.know(way);
+            self.know(now, &way.name, way.class);
         }
         let allowed = self.allowed;
         let Some(guest) = self.seats.get_mut(&number) else {
@@ -212,37 +378,91 @@ impl Lane {
         self.see(now);
     }
 
-    /// Takes a link up that was not known, or costs something else now.
-    fn know(&mut self, way: &Way) {
-        let is_it = |name: &Option<String>| name.as_deref() == Some(&way.name);
-        if let Some(link) = self.names.iter().position(is_it) {
-            if self.scheduler.links()[link].class() != way.class {
-                self.scheduler.set_class(link, way.class);
-            }
-            return;
+    /// Takes a link up that was not known, or costs something else now, or is on another network.
+    fn know(&mut self, now: Moment, device: &str, class: Class) {
+        let is_it = |name: &Option<String>| name.as_deref() == Some(device);
+        let link = match self.names.iter().position(is_it) {
+            Some(link) => link,
+            None => self.take_up(now, device, class),
+        };
+        if self.scheduler.links()[link].class() != class {
+            self.scheduler.set_class(link, class);
         }
+        let network = self.around.networks.get(device);
+        if network.is_some() && self.networks[link].as_ref() != network {
+            self.meet(link, network.cloned());
+        }
+    }
+
+    fn take_up(&mut self, now: Moment, device: &str, class: Class) -> usize {
+        let past = self.pasts.remove(&self.around.slot(device));
         let hoped_for = self.names.iter().position(Option::is_none);
-        match hoped_for.filter(|_| way.class == Class::Free) {
-            Some(link) => self.names[link] = Some(way.name.clone()),
+        let link = match hoped_for.filter(|_| class == Class::Free) {
+            Some(link) => {
+                self.names[link] = Some(device.to_owned());
+                link
+            }
             None => {
-                self.scheduler.add_link(way.class);
-                self.names.push(Some(way.name.clone()));
+                self.names.push(Some(device.to_owned()));
+                self.networks.push(None);
                 self.pending.push(0);
                 self.up.push(false);
+                self.scheduler.add_link(class)
+            }
+        };
+        if let Some(past) = past {
+            let history = History::recall(time(now), class, &past);
+            self.scheduler.recall(link, history);
+        }
+        link
+    }
+
+    /// A link is on another network now, which has a rate of its own.
+    fn meet(&mut self, link: usize, network: Option<String>) {
+        let known = network
+            .as_ref()
+            .and_then(|network| self.rates.remove(network));
+        let rates = known.map(|(_, rates)| rates).unwrap_or_default();
+        let was_used = self.scheduler.links()[link].known() > 0.0;
+        let named = self.networks[link].take();
+        if named.is_none() && was_used && known.is_none() {
+            // It was used before anybody told which network it is.
+            self.networks[link] = network;
+            return;
+        }
+        let before = self.scheduler.meet(link, rates);
+        if let Some(left) = named.filter(|_| was_used) {
+            self.met += 1;
+            self.rates.insert(left, (self.met, before));
+            if self.rates.len() > NETWORKS_MAX {
+                let oldest = self.rates.iter().min_by_key(|(_, (met, _))| *met);
+                if let Some(oldest) = oldest.map(|(name, _)| name.clone()) {
+                    self.rates.remove(&oldest);
+                }
             }
         }
+        self.networks[link] = network;
     }
 
     /// Tells the scheduler, when a link came or went and once an epoch.
     fn see(&mut self, now: Moment) {
+        // One that is on this machine alone says nothing of links.
+        let told = |guest: &&Guest| {
+            let mut ways = guest.ways.iter().map(|(way, _)| &**way);
+            guest.flow.is_some() && (guest.ways.is_empty() || ways.any(|way| !is_here(way)))
+        };
+        let is_told = self.seats.values().any(|guest| told(&guest));
         let works = |name: &Option<String>| {
-            let known = |guest: &Guest| {
-                guest
-                    .ways
-                    .iter()
-                    .any(|(way, works)| *works && Some(way) == name.as_ref())
+            let Some(name) = name else {
+                return false;
             };
-            self.seats.values().any(known)
+            if !is_told && !is_here(name) {
+                // Nobody uses links: as the system has them, where that is known.
+                return self.around.radios.iter().any(|radio| radio.device == *name);
+            }
+            // What no transfer lists leads nowhere, whatever the system says.
+            let mut ways = self.seats.values().flat_map(|guest| &guest.ways);
+            ways.any(|(way, works)| *works && way == name)
         };
         let up: Vec<bool> = self.names.iter().map(works).collect();
         let counted = now.since(self.counted_at);
@@ -317,6 +537,11 @@ impl Lane {
         let before = roster.order.iter().take_while(|n| numbers[**n] != number);
         before.filter(moves).count() >= abreast + self.extra
     }
+}
+
+/// What is no link: this machine itself, and wherever its own routes lead.
+fn is_here(name: &str) -> bool {
+    matches!(name, "lo" | "any")
 }
 
 /// A moment as the scheduler counts time.
@@ -528,6 +753,65 @@ mod tests {
         }
         let verdict = device.ask(other, &need(80_000_000, 100), &[wifi()]);
         assert_eq!(waits(&verdict), None);
+    }
+
+    fn around(devices: &[&str]) -> Surroundings {
+        let radio = |device: &&str| Radio {
+            device: (*device).to_owned(),
+            slot: (*device).to_owned(),
+            class: Class::Free,
+            carries: true,
+            rate: None,
+        };
+        Surroundings {
+            radios: devices.iter().map(radio).collect(),
+            ..Surroundings::default()
+        }
+    }
+
+    #[test]
+    fn a_link_that_the_system_has_and_every_transfer_leaves_out_is_away() {
+        let mut device = Device::new();
+        device.lane.look(Moment::now(), &around(&["wlan0"]));
+        assert!(device.lane.scheduler.links()[0].is_up());
+        // It leads to a page to sign in: the transfer does not list it.
+        let seat = device.lane.enter(0);
+        device.wait(1);
+        device.ask(seat, &need(1_000, 3_600), &[cell()]);
+        assert!(!device.lane.scheduler.links()[0].is_up());
+        // Another needs no link and says nothing of them.
+        device.lane.leave(seat);
+        let seat = device.lane.enter(0);
+        let here = Way {
+            name: "lo".into(),
+            ..wifi()
+        };
+        device.wait(1);
+        device.ask(seat, &need(1_000, 3_600), &[here]);
+        assert!(device.lane.scheduler.links()[0].is_up());
+    }
+
+    #[test]
+    fn who_waits_for_a_link_and_who_moves_are_told_apart() {
+        let mut device = Device::new();
+        let (waiting, moving) = (device.lane.enter(1), device.lane.enter(2));
+        let patient = Need {
+            policy: Policy::FreeOnly,
+            ..need(1_000_000, 3_600)
+        };
+        device.ask(waiting, &patient, &[cell()]);
+        device.ask(moving, &patient, &[wifi(), cell()]);
+        let waits = device.lane.waits(device.now);
+        assert_eq!((waits.waiting, waits.runs), (vec![1], vec![2]));
+        // One that brings nothing for a while keeps nobody awake.
+        device.wait(60);
+        let waits = device.lane.waits(device.now);
+        assert_eq!((waits.waiting, waits.runs), (vec![1, 2], vec![]));
+        // Who may pay must begin at some time, who may not never.
+        assert_eq!(device.lane.latest_start(device.now), None);
+        device.ask(waiting, &need(5_000_000, 600), &[cell()]);
+        let start = device.lane.latest_start(device.now).expect("it may pay");
+        assert!(start < Duration::from_secs(600), "{start:?}");
     }
 
     #[test]

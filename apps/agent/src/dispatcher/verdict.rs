@@ -25,6 +25,7 @@ pub(super) fn place(
     probe: Option<u64>,
     why: Why,
     behind: bool,
+    capped: &dyn Fn(&str) -> bool,
 ) -> Verdict {
     let ways = standing.ways;
     let of = |class: Class| {
@@ -73,7 +74,7 @@ pub(super) fn place(
                 format!("{} is measured, in case it is needed", way.name),
             )
         }
-        None => wait(need, ways, &why),
+        None => wait(need, ways, &why, capped),
     };
     Verdict {
         pays: pays.then(|| for_money(need, ways, &why)),
@@ -104,7 +105,7 @@ fn for_money(need: &Need, ways: &[Way], why: &Why) -> String {
 }
 
 /// Why none carries it.
-fn wait(need: &Need, ways: &[Way], why: &Why) -> Choice {
+fn wait(need: &Need, ways: &[Way], why: &Why, capped: &dyn Fn(&str) -> bool) -> Choice {
     let (metered, roaming) = (named(ways, Class::Metered), named(ways, Class::Roaming));
     let would_pay = match need.policy {
         Policy::FreeOnly => false,
@@ -114,6 +115,12 @@ fn wait(need: &Need, ways: &[Way], why: &Why) -> Choice {
     let (reason, because, unblocks) = if ways.is_empty() {
         let text = "no network is up".to_owned();
         (Hold::NoPath, text, "any network".to_owned())
+    } else if metered.is_empty() && ways.iter().any(|way| capped(&way.name)) {
+        let capped = ways.iter().filter(|way| capped(&way.name));
+        let names: Vec<&str> = capped.map(|way| way.name.as_str()).collect();
+        let text = format!("{} carried what its cap allows", names.join(" and "));
+        let unblocks = "another network | its reset day | a larger cap in the settings".to_owned();
+        (Hold::OverBudget, text, unblocks)
     } else if metered.is_empty() {
         let text = format!("only {roaming} is up, class roaming");
         let unblocks = format!("another network | --link {roaming}=metered");
@@ -184,7 +191,8 @@ mod tests {
             because: "because".into(),
             unblocks: "wwan0 in 5 s".into(),
         };
-        place(&need, &standing, pays, probe.then_some(100), why, false)
+        let probe = probe.then_some(100);
+        place(&need, &standing, pays, probe, why, false, &|_| false)
     }
 
     fn on(verdict: &Verdict, ways: &[Way]) -> String {
@@ -275,10 +283,28 @@ mod tests {
                 metered_bytes_left: Some(0),
                 ..need(policy)
             };
-            let Choice::Wait { reason: found, .. } = wait(&broke, &ways, &why) else {
+            let Choice::Wait { reason: found, .. } = wait(&broke, &ways, &why, &|_| false) else {
                 panic!("it waits");
             };
             assert_eq!(found, reason);
         }
+    }
+
+    #[test]
+    fn a_cap_that_is_used_up_is_the_reason_and_not_that_a_link_roams() {
+        let ways = [way("wwan0", Class::Roaming)];
+        let why = Why {
+            reason: None,
+            because: String::new(),
+            unblocks: String::new(),
+        };
+        let reason = |capped: bool| match wait(&need(Policy::Any), &ways, &why, &|_| capped) {
+            Choice::Wait { reason, .. } => reason,
+            Choice::Use { .. } => panic!("it waits"),
+        };
+        assert_eq!(
+            (reason(true), reason(false)),
+            (Hold::OverBudget, Hold::RoamingBlocked)
+        );
     }
 }

@@ -29,6 +29,7 @@ pub mod forget;
 pub mod header;
 mod held;
 pub mod jobs;
+pub mod landing;
 pub mod mode;
 pub mod origin;
 pub mod outcome;

@@ -22,8 +22,8 @@ use std::time::Duration;
 use cedos_prox::ResetCause;
 use d2tp_driver::{
     Claim, Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowIo as _,
-    FlowSettings, GivenLinks, Instance, LinkUse, PathState, Qlog, SecretKey, ServerAddress,
-    SessionEnd,
+    FlowSettings, GivenLinks, Instance, LinkUse, PathState, PathStats, Qlog, SecretKey,
+    ServerAddress, SessionEnd,
 };
 use d2tp_links::{Class, Kind, Link};
 use http::{HeaderMap, StatusCode};
@@ -105,6 +105,8 @@ pub struct Carrying {
     pub rate: Option<u64>,
     /// Its path answers; none if it has no path.
     pub answers: Option<bool>,
+    /// There and back, as its path measured it.
+    pub round_trip: Option<Duration>,
 }
 
 impl Proxy {
@@ -358,6 +360,7 @@ impl Proxy {
                     bytes,
                     rate: None,
                     answers: None,
+                    round_trip: None,
                 };
                 (name, carrying)
             })
@@ -367,6 +370,7 @@ impl Proxy {
                 bytes: 0,
                 rate: None,
                 answers: None,
+                round_trip: None,
             });
             carrying.bytes += if self.sends {
                 way.payload.1
@@ -374,7 +378,10 @@ impl Proxy {
                 way.payload.0
             };
             carrying.rate = way.rate;
-            carrying.answers = way.path.map(|path| path.state == PathState::Active);
+            let active = |path: &PathStats| path.state == PathState::Active;
+            carrying.answers = way.path.as_ref().map(active);
+            let path = way.path.filter(active);
+            carrying.round_trip = path.map(|path| path.rtt.into());
         }
         links
     }

@@ -306,6 +306,14 @@ impl Sink {
         }
     }
 
+    /// Where the bytes are until they are whole; none on standard output.
+    pub fn part_path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::File { partial, .. } => Some(partial.path()),
+            Place::Output(_) => None,
+        }
+    }
+
     /// The digest of everything held, in hex.
     pub fn sha256_hex(&self) -> String {
         hex::encode(self.digest.clone().finalize())

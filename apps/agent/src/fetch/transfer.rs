@@ -135,6 +135,8 @@ pub struct Setting {
     pub terms: Option<watch::Receiver<Terms>>,
     /// The number it is known by to the dispatcher.
     pub number: u64,
+    /// Where it is written down that the object is about to get its name.
+    pub landing: Option<PathBuf>,
 }
 
 impl Setting {
@@ -150,6 +152,7 @@ impl Setting {
             dispatcher,
             terms: None,
             number: 0,
+            landing: None,
         }
     }
 }
@@ -207,6 +210,8 @@ struct Transfer<'a, D> {
     offered_name: Option<String>,
     /// What is sent, where something is.
     outgoing: Option<upload::Outgoing>,
+    /// Where it is written down that the object is about to get its name.
+    landing: Option<PathBuf>,
 }
 
 /// Runs a download straight from its origin to its end and reports it.
@@ -326,6 +331,7 @@ fn with_sink<'a, D: Dial>(
         encoding: None,
         offered_name: None,
         outgoing: None,
+        landing: setting.landing,
     }
 }
 

@@ -11,13 +11,15 @@
 //! One request is under way for a stream at a time. It is left when a reader waits for bytes elsewhere;
 //! a flow to a proxy stays open while nothing may be spent on it, a connection of TCP does not.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_sched::{Buffer, Class, Policy, Stream, Thresholds, Way, in_words};
+use d2tp_sched::{Buffer, Choice, Class, Hold, Need, Policy, Stream, Thresholds, Way, in_words};
 use http::StatusCode;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
@@ -25,6 +27,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use super::object::{Object, Placed, Refusal};
 use super::roads::{Lane, Roads};
 use super::title::{Missing, Title, View};
+use crate::dispatcher::{Seat, Standing};
 use crate::fetch::clock::Moment;
 use crate::fetch::dial::Fault;
 use crate::fetch::exchange::{Answer, Ask, exchange};
@@ -81,7 +84,8 @@ pub struct Rules {
 }
 
 /// A threshold: of bytes, or of what is watched in a time.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Amount {
     /// So many bytes.
     Bytes(u64),
@@ -132,6 +136,18 @@ struct Drive {
     why: String,
 }
 
+impl Drive {
+    /// Nothing is fetched, for this reason.
+    fn nothing(why: String) -> Drive {
+        Drive {
+            reads: false,
+            pays: false,
+            link: None,
+            why,
+        }
+    }
+}
+
 /// Why a request was left.
 enum Left {
     /// All that was asked for is here.
@@ -151,6 +167,9 @@ pub struct Feed {
     is_full: bool,
     tries: u32,
     settle_at: Moment,
+    seat: Option<Seat>,
+    /// What links carried, as the dispatcher is told it.
+    carried: BTreeMap<String, u64>,
 }
 
 impl Feed {
@@ -168,6 +187,41 @@ impl Feed {
             is_full: false,
             tries: 0,
             settle_at: begun,
+            seat: None,
+            carried: BTreeMap::new(),
+        }
+    }
+
+    /// The same, sharing links with whoever else has a seat there.
+    pub fn seated(self, seat: Option<Seat>) -> Feed {
+        Feed { seat, ..self }
+    }
+
+    /// Tells the dispatcher what it needs, and hears whether others go first or nothing may be spent.
+    fn ask(&mut self, need: &Need, ways: &[Way], high_bytes: u64) -> Option<(Hold, String)> {
+        let seat = self.seat.as_ref()?;
+        for (link, bytes) in self.roads.news() {
+            *self.carried.entry(link).or_default() += bytes;
+        }
+        for (link, trip) in self.roads.round_trips() {
+            seat.measured(&link, trip);
+        }
+        let standing = Standing {
+            need: Need {
+                policy: self.rules.policy,
+                metered_bytes_left: self.metered_bytes_left(),
+                ..need.clone()
+            },
+            // Not the whole quota: beside that every transfer would be small.
+            size_bytes: need.remaining_bytes.map(|bytes| bytes.min(high_bytes)),
+            priority: 0,
+            ways,
+            carried: &self.carried,
+            together: !self.roads.is_direct(),
+        };
+        match seat.ask(&standing).choice {
+            Choice::Wait { reason, why, .. } => Some((reason, why)),
+            Choice::Use { .. } => None,
         }
     }
 
@@ -265,24 +319,32 @@ impl Feed {
         let room = self.rules.quota_bytes.saturating_sub(view.held_bytes);
         self.is_full = room == 0 || (self.is_full && room < self.rules.quota_bytes / ROOM_SHARE);
         let is_idle = self.title.only_watched && !view.is_watched;
-        let drive = if need.is_none() || self.is_full || is_idle {
-            Drive {
-                reads: false,
-                pays: false,
-                link: None,
-                why: match view.missing {
-                    None => "all of it is held".into(),
-                    Some(_) if is_idle => "nobody watches".into(),
-                    Some(_) => "as much is held as may be kept".into(),
-                },
-            }
-        } else {
-            self.drive(&view, &ways, &stream, &thresholds)
+        let Some(need) = need.filter(|_| !self.is_full && !is_idle) else {
+            let why = match view.missing {
+                None => "all of it is held",
+                Some(_) if is_idle => "nobody watches",
+                Some(_) => "as much is held as may be kept",
+            };
+            return (view, Drive::nothing(why.into()));
+        };
+        let told = self.ask(&need, &ways, thresholds.high_bytes);
+        let over = matches!(told, Some((Hold::OverBudget, _)));
+        let drive = match told {
+            // What is watched now is not held back: who is due before is done before it is dry.
+            Some((Hold::QueuedBehind, why)) if !self.buffer.is_filling() => Drive::nothing(why),
+            _ => self.drive(&view, &ways, &stream, &thresholds, over),
         };
         (view, drive)
     }
 
-    fn drive(&self, view: &View, ways: &[Way], stream: &Stream, levels: &Thresholds) -> Drive {
+    fn drive(
+        &self,
+        view: &View,
+        ways: &[Way],
+        stream: &Stream,
+        levels: &Thresholds,
+        over_budget: bool,
+    ) -> Drive {
         let ahead = stream.ahead_bytes as f64 / stream.bytes_per_s.max(1) as f64;
         let ahead = format!("{ahead:.0} s ahead");
         let best = |class: Class| {
@@ -295,7 +357,7 @@ impl Feed {
         let free = best(Class::Free);
         let paid = ways.iter().any(|way| way.class == Class::Metered);
         let budget = self.metered_bytes_left();
-        let may_pay = self.rules.policy != Policy::FreeOnly && budget != Some(0);
+        let may_pay = self.rules.policy != Policy::FreeOnly && budget != Some(0) && !over_budget;
         let fills = self.buffer.is_filling();
         let pays = fills && view.is_watched && may_pay && paid;
         let keeps_up = |way: &Way| {

@@ -19,6 +19,7 @@ pub mod object;
 pub mod pace;
 pub mod playlist;
 pub mod roads;
+pub mod serving;
 pub mod shelf;
 pub mod spans;
 pub mod store;

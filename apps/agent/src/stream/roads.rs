@@ -69,6 +69,8 @@ struct Measured {
     answering_since: BTreeMap<String, Moment>,
     challenge: Option<Duration>,
     trouble: Option<String>,
+    /// What was told of `carried` to the dispatcher.
+    told: BTreeMap<String, u64>,
 }
 
 /// Links, and how they lead to origins.
@@ -276,6 +278,29 @@ impl Roads {
             );
         }
         carried
+    }
+
+    /// What came since this was asked last, whoever asked.
+    pub fn news(&self) -> BTreeMap<String, u64> {
+        let carried = self.carried();
+        let mut measured = self.measured();
+        let told = std::mem::replace(&mut measured.told, carried.clone());
+        let more = carried.into_iter().map(|(name, bytes)| {
+            let before = told.get(&name).copied().unwrap_or(0);
+            (name, bytes.saturating_sub(before))
+        });
+        more.filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
+    /// Round trips of links, as the session measured them.
+    pub fn round_trips(&self) -> BTreeMap<String, Duration> {
+        let To::Proxy(proxy) = &self.to else {
+            return BTreeMap::new();
+        };
+        let carried = proxy.carried().into_iter();
+        carried
+            .filter_map(|(name, c)| Some((name, c.round_trip?)))
+            .collect()
     }
 
     /// Of those, what was paid for.

@@ -24,6 +24,7 @@ use super::playlist::{self, Kind, Playlist, Segment};
 use super::roads::Roads;
 use super::store::{self, fresh_name};
 use super::title::{Piece, Title};
+use crate::dispatcher::{Direction, Dispatcher};
 use crate::fetch::clock::Moment;
 use crate::fetch::dial::Fault;
 use crate::fetch::exchange::{Ask, exchange};
@@ -109,10 +110,15 @@ pub struct Shelf {
     token: String,
     begun: Moment,
     stop: watch::Receiver<bool>,
+    /// Who decides for other streams and transfers too.
+    dispatcher: Option<Arc<Dispatcher>>,
     places: Mutex<BTreeMap<String, Place>>,
     lists: Mutex<Lists>,
     feeds: Mutex<JoinSet<()>>,
 }
+
+/// The number that streams have to the dispatcher: no transfer has it.
+const STREAM: u64 = 0;
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -128,8 +134,8 @@ impl Shelf {
         rate: Option<f64>,
         token: String,
         stop: watch::Receiver<bool>,
-    ) -> Arc<Shelf> {
-        Arc::new(Shelf {
+    ) -> Shelf {
+        Shelf {
             root,
             roads,
             rules,
@@ -137,10 +143,19 @@ impl Shelf {
             token,
             begun: Moment::now(),
             stop,
+            dispatcher: None,
             places: Mutex::default(),
             lists: Mutex::default(),
             feeds: Mutex::default(),
-        })
+        }
+    }
+
+    /// The same, with links shared with others as this one says.
+    pub fn decided_by(self, dispatcher: Arc<Dispatcher>) -> Shelf {
+        Shelf {
+            dispatcher: Some(dispatcher),
+            ..self
+        }
     }
 
     /// Puts a URL up; the name of its link.
@@ -182,6 +197,11 @@ impl Shelf {
 
     fn feed(&self, title: Arc<Title>) {
         let feed = Feed::new(title, self.roads.clone(), self.rules.clone(), self.begun);
+        let seat = self
+            .dispatcher
+            .as_ref()
+            .map(|d| d.seat(Direction::Down, STREAM));
+        let feed = feed.seated(seat);
         held(&self.feeds).spawn(feed.run(self.stop.clone()));
     }
 

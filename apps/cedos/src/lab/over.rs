@@ -1,4 +1,5 @@
-//! What carries a flow instead of D2TP: kernel TCP over one link, or kernel MPTCP over all.
+//! What carries a flow instead of D2TP: kernel TCP over one link, or over the first of several that is
+//! there, or kernel MPTCP over all.
 //!
 //! ```text
 //!  cedos lab fetch --over mptcp URL -o FILE    on the device, straight from the origin, or from the
@@ -33,6 +34,9 @@ use super::{heed_interrupts, is_interrupted};
 pub enum Over {
     /// Kernel TCP, over the link of this name.
     Tcp(String),
+    /// Kernel TCP over the first of these links that has an address: as that changes, another connection
+    /// asks for the rest.
+    First(Vec<String>),
     /// Kernel MPTCP, over all links.
     Mptcp,
     /// The same, to the proxy's TCP port.
@@ -47,8 +51,11 @@ impl FromStr for Over {
             None if text == "mptcp" => Ok(Over::Mptcp),
             None if text == "mptcp-prox" => Ok(Over::MptcpProx),
             Some(("tcp", link)) if !link.is_empty() => Ok(Over::Tcp(link.to_owned())),
+            Some(("tcp-first", links)) if links.split(',').all(|link| !link.is_empty()) => {
+                Ok(Over::First(links.split(',').map(str::to_owned).collect()))
+            }
             _ => Err(format!(
-                "`{text}` is none of mptcp, mptcp-prox and tcp:LINK"
+                "`{text}` is none of mptcp, mptcp-prox, tcp:LINK and tcp-first:LINK,LINK"
             )),
         }
     }
@@ -59,6 +66,7 @@ impl Over {
     pub fn word(&self) -> String {
         match self {
             Over::Tcp(link) => format!("tcp:{link}"),
+            Over::First(links) => format!("tcp-first:{}", links.join(",")),
             Over::Mptcp => "mptcp".to_owned(),
             Over::MptcpProx => "mptcp-prox".to_owned(),
         }
@@ -88,6 +96,9 @@ pub struct FetchArgs {
 const LOOK: Duration = Duration::from_millis(50);
 /// The head of an answer is no longer than this.
 const HEAD_BYTES_MAX: usize = 16 << 10;
+/// How long the kernel may try to connect, and where another link may be tried.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
+const FIRST_PATIENCE: Duration = Duration::from_secs(3);
 /// Bytes asked for in one call.
 const CALL_BYTES: usize = 256 << 10;
 
@@ -111,8 +122,12 @@ struct Fetched {
 pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
     heed_interrupts()?;
     let begun = Instant::now();
+    let stream = match &args.over {
+        Over::First(_) => None,
+        _ => Some(connect(args, &args.over)?),
+    };
     let mut fetch = Fetch {
-        stream: connect(args)?,
+        stream,
         out: File::create(&args.output)?,
         args,
         looked: begun,
@@ -120,8 +135,13 @@ pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
         bytes: 0,
         came: None,
         carried: BTreeMap::new(),
+        first: None,
+        by_link: BTreeMap::new(),
     };
-    let ended = fetch.run();
+    let ended = match &args.over {
+        Over::First(links) => fetch.run_first(links),
+        _ => fetch.run(),
+    };
     let carried: u64 = fetch.carried.values().map(|(_, bytes)| bytes).sum();
     let since = |moment: Instant| (moment - begun).as_secs_f64();
     let fetched = Fetched {
@@ -142,7 +162,7 @@ pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The first address of the origin that answers.
-fn connect(args: &FetchArgs) -> anyhow::Result<TcpStream> {
+fn connect(args: &FetchArgs, over: &Over) -> anyhow::Result<TcpStream> {
     let origin = || -> anyhow::Result<String> {
         let host = args.url.host_str().context("the URL names no host")?;
         let port = args.url.port_or_known_default().context("no port")?;
@@ -150,13 +170,18 @@ fn connect(args: &FetchArgs) -> anyhow::Result<TcpStream> {
     };
     let there = args.through.clone().map_or_else(origin, Ok)?;
     let connect = |to: SocketAddr| -> io::Result<TcpStream> {
-        match &args.over {
+        match over {
             Over::Mptcp | Over::MptcpProx => multipath::connect(to),
+            Over::First(_) => Err(ErrorKind::InvalidInput.into()),
             Over::Tcp(link) => {
                 let domain = Domain::for_address(to);
                 let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
                 socket.bind_device(Some(link.as_bytes()))?;
-                socket.connect(&to.into())?;
+                let patience = match args.over {
+                    Over::First(_) => FIRST_PATIENCE,
+                    _ => CONNECT_PATIENCE,
+                };
+                socket.connect_timeout(&to.into(), patience)?;
                 Ok(socket.into())
             }
         }
@@ -173,11 +198,12 @@ fn connect(args: &FetchArgs) -> anyhow::Result<TcpStream> {
         }
     }
     let (to, error) = last.context("the host has no address")?;
-    Err(error).with_context(|| format!("no connection to {to} over {}", args.over.word()))
+    Err(error).with_context(|| format!("no connection to {to} over {}", over.word()))
 }
 
 struct Fetch<'a> {
-    stream: TcpStream,
+    /// None before the first connection, and between two.
+    stream: Option<TcpStream>,
     out: File,
     args: &'a FetchArgs,
     looked: Instant,
@@ -188,9 +214,48 @@ struct Fetch<'a> {
     /// Over which link and how much each subflow brought, by its address and port here. A new one has
     /// another port.
     carried: BTreeMap<SocketAddr, (String, u64)>,
+    /// The link of the connection, and its address, where the first that is there carries.
+    first: Option<(String, IpAddr)>,
+    by_link: BTreeMap<String, u64>,
 }
 
+/// The connection is not the best one any more.
+#[derive(Debug)]
+struct Left;
+
+impl std::fmt::Display for Left {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("another link carries")
+    }
+}
+
+impl std::error::Error for Left {}
+
 impl Fetch<'_> {
+    /// Over the first link that is there, again and again, each time the rest.
+    fn run_first(&mut self, links: &[String]) -> anyhow::Result<()> {
+        loop {
+            ensure!(!is_interrupted(), "stopped");
+            self.first = first_of(links);
+            let Some((link, _)) = self.first.clone() else {
+                std::thread::sleep(LOOK);
+                continue;
+            };
+            match connect(self.args, &Over::Tcp(link)) {
+                Ok(stream) => self.stream = Some(stream),
+                // It may have gone again.
+                Err(_) => {
+                    std::thread::sleep(LOOK);
+                    continue;
+                }
+            }
+            match self.run() {
+                Err(error) if error.is::<Left>() || error.is::<io::Error>() => {}
+                ended => return ended,
+            }
+        }
+    }
+
     fn run(&mut self) -> anyhow::Result<()> {
         let url = &self.args.url;
         let host = url.host_str().unwrap_or_default();
@@ -201,9 +266,15 @@ impl Fetch<'_> {
             None => Position::BeforePath,
         };
         let target = &url[from..Position::AfterQuery];
-        let ask = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
-        self.stream.write_all(ask.as_bytes())?;
-        let (length, first) = self.head()?;
+        let held = self.bytes;
+        let range = match held {
+            0 => String::new(),
+            held => format!("Range: bytes={held}-\r\n"),
+        };
+        let ask = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n{range}\r\n");
+        self.stream()?.write_all(ask.as_bytes())?;
+        let (rest, first) = self.head(held > 0)?;
+        let length = held + rest;
         self.take(&first)?;
         let mut piece = vec![0; CALL_BYTES];
         while self.bytes < length {
@@ -215,8 +286,12 @@ impl Fetch<'_> {
         Ok(())
     }
 
+    fn stream(&mut self) -> anyhow::Result<&mut TcpStream> {
+        self.stream.as_mut().context("there is no connection")
+    }
+
     /// How long the body is, and what came of it already.
-    fn head(&mut self) -> anyhow::Result<(u64, Vec<u8>)> {
+    fn head(&mut self, is_rest: bool) -> anyhow::Result<(u64, Vec<u8>)> {
         let mut answer = Vec::new();
         let mut piece = vec![0; HEAD_BYTES_MAX];
         loop {
@@ -231,12 +306,17 @@ impl Fetch<'_> {
                 );
                 continue;
             };
-            ensure!(head.code == Some(200), "the origin answers {:?}", head.code);
+            let right = if is_rest { 206 } else { 200 };
+            ensure!(
+                head.code == Some(right),
+                "the origin answers {:?}",
+                head.code
+            );
             let length = (head.headers.iter())
                 .find(|field| field.name.eq_ignore_ascii_case("content-length"))
                 .and_then(|field| std::str::from_utf8(field.value).ok()?.parse().ok());
             let length = length.context("the origin does not say how long the object is")?;
-            self.head_bytes = end as u64;
+            self.head_bytes += end as u64;
             return Ok((length, answer.split_off(end)));
         }
     }
@@ -248,7 +328,7 @@ impl Fetch<'_> {
             if self.looked.elapsed() >= LOOK {
                 self.look()?;
             }
-            match self.stream.read(piece) {
+            match self.stream()?.read(piece) {
                 Ok(0) => bail!("the connection ended early"),
                 Ok(count) => return Ok(count),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -263,6 +343,9 @@ impl Fetch<'_> {
             let now = Instant::now();
             self.came = Some((self.came.map_or(now, |(first, _)| first), now));
             self.bytes += body.len() as u64;
+            if let Some((link, _)) = &self.first {
+                *self.by_link.entry(link.clone()).or_default() += body.len() as u64;
+            }
         }
         self.out.write_all(body)
     }
@@ -270,10 +353,16 @@ impl Fetch<'_> {
     /// Takes down what each subflow carried so far.
     fn look(&mut self) -> anyhow::Result<()> {
         self.looked = Instant::now();
+        if let Over::First(links) = &self.args.over
+            && first_of(links) != self.first
+        {
+            self.stream = None;
+            bail!(Left);
+        }
         if !self.args.over.is_multipath() {
             return Ok(());
         }
-        let subflows = multipath::subflows(self.stream.as_fd())?
+        let subflows = multipath::subflows(self.stream()?.as_fd())?
             .context("the connection fell back to plain TCP")?;
         for Subflow {
             local,
@@ -292,12 +381,26 @@ impl Fetch<'_> {
         if let Over::Tcp(link) = &self.args.over {
             return BTreeMap::from([(link.clone(), self.bytes)]);
         }
+        if let Over::First(_) = &self.args.over {
+            return self.by_link.clone();
+        }
         let mut by_link = BTreeMap::new();
         for (name, bytes) in self.carried.values() {
             *by_link.entry(name.clone()).or_default() += bytes;
         }
         by_link
     }
+}
+
+/// The first of these links that has an IPv4 address, and which.
+fn first_of(links: &[String]) -> Option<(String, IpAddr)> {
+    let interfaces: Vec<InterfaceAddress> =
+        nix::ifaddrs::getifaddrs().into_iter().flatten().collect();
+    links.iter().find_map(|link| {
+        let own = interfaces.iter().filter(|i| i.interface_name == *link);
+        let v4 = own.filter_map(|i| Some(IpAddr::V4(i.address?.as_sockaddr_in()?.ip())));
+        Some((link.clone(), v4.into_iter().next()?))
+    })
 }
 
 /// The link that has this address now; the address where none has it any more.
@@ -320,10 +423,12 @@ mod tests {
 
     #[test]
     fn who_carries_is_named_as_it_is_printed() {
-        for over in [Over::Mptcp, Over::MptcpProx, Over::Tcp("wlan0".to_owned())] {
+        let first = Over::First(["wlan0", "wwan0"].map(str::to_owned).to_vec());
+        let tcp = Over::Tcp("wlan0".to_owned());
+        for over in [Over::Mptcp, Over::MptcpProx, tcp, first] {
             assert_eq!(over.word().parse(), Ok(over));
         }
-        for wrong in ["tcp", "tcp:", "mptcp:wlan0", "udp:wlan0"] {
+        for wrong in ["tcp", "tcp:", "mptcp:wlan0", "udp:wlan0", "tcp-first:"] {
             assert!(wrong.parse::<Over>().is_err(), "{wrong}");
         }
     }

@@ -16,6 +16,7 @@
 
 use std::fmt::Write as _;
 
+use super::emulated::{D2TP, Emulated};
 use super::plot::{Chart, Series};
 use super::{Measured, Where};
 use anyhow::Context;
@@ -352,6 +353,95 @@ pub fn simulate() -> anyhow::Result<Measured> {
     })
 }
 
+/// Courses at once on real sockets: ten labs, of which none carries more than 12 Mb/s.
+const AT_ONCE: usize = 2;
+
+/// On real sockets, every coverage, beside the kernel's TCP and MPTCP.
+pub fn on_real_sockets() -> anyhow::Result<Measured> {
+    let mut ours = Map::new();
+    let mut baseline = Map::new();
+    let mut mark = Vec::new();
+    let all: Vec<(Movement, u32)> = COVERAGES
+        .iter()
+        .flat_map(|coverage| [WALKING, DRIVING].map(|movement| (movement, *coverage)))
+        .collect();
+    for some in all.chunks(AT_ONCE) {
+        let begun: Vec<Rides> = some
+            .iter()
+            .map(|(movement, coverage)| Rides::begin(movement, *coverage))
+            .collect::<anyhow::Result<_>>()?;
+        for ((movement, coverage), rides) in some.iter().zip(begun) {
+            let key = format!("coverage_{coverage}");
+            mark.extend(marks(&format!("{}.{key}", movement.name), *coverage));
+            let (figures, beside) = rides.end()?;
+            for (of, what) in [(&mut ours, figures), (&mut baseline, beside)] {
+                let here = of
+                    .entry(movement.name)
+                    .or_insert_with(|| Value::Object(Map::new()));
+                here[&key] = what;
+            }
+        }
+    }
+    Ok(Measured {
+        ours: Value::Object(ours),
+        baseline: Value::Object(baseline),
+        mark,
+        conditions: conditions(Where::Lab),
+    })
+}
+
+/// Everybody's run over one course, each in a lab of its own, all at once.
+struct Rides {
+    course: Vec<Stretch>,
+    ours: Emulated,
+    clairvoyant: Emulated,
+    beside: Vec<(&'static str, Emulated)>,
+}
+
+impl Rides {
+    fn begin(movement: &Movement, coverage: u32) -> anyhow::Result<Rides> {
+        let course = movement.course(coverage, 0);
+        let begin = |who, options: &[&str]| {
+            let text = format!("origin = \"builtin\"\n{}", scenario(who, &course));
+            Emulated::begin(&text, options)
+        };
+        let over = |who: &'static str| ["--over", who];
+        let beside = [
+            ("tcp_cell_mbps", over("tcp:wwan0")),
+            ("tcp_wifi_mbps", over("tcp-first:wlan0")),
+            ("tcp_wifi_first_mbps", over("tcp-first:wlan0,wwan0")),
+            ("mptcp_mbps", over("mptcp")),
+        ];
+        Ok(Rides {
+            ours: begin(Who::Ours, D2TP)?,
+            clairvoyant: begin(Who::Clairvoyant, D2TP)?,
+            beside: beside
+                .into_iter()
+                .map(|(name, options)| Ok((name, begin(Who::Ours, &options)?)))
+                .collect::<anyhow::Result<_>>()?,
+            course,
+        })
+    }
+
+    /// Our figures, and those beside them.
+    fn end(self) -> anyhow::Result<(Value, Value)> {
+        let seconds = self.course.last().map_or(1.0, |s| s.until_s);
+        let mbps = |run: Emulated| {
+            let report = run.report()?;
+            let bytes = report.flows.first().map_or(0, |flow| flow.bytes);
+            anyhow::Ok(bytes as f64 * 8e-6 / seconds)
+        };
+        let (ours, clairvoyant) = (mbps(self.ours)?, mbps(self.clairvoyant)?);
+        let mut beside = Map::new();
+        for (name, run) in self.beside {
+            let got = mbps(run).with_context(|| name)?;
+            beside.insert(name.to_owned(), json!(got));
+        }
+        let figures = judged(ours, clairvoyant, sum_mbps(&self.course));
+        Ok((figures, Value::Object(beside)))
+    }
+}
+
 fn marks(of: &str, coverage: u32) -> Vec<String> {
     let mut marks = vec![format!("{of}.mbps >= {of}.clairvoyant_mbps")];
     if coverage > 0 {
@@ -398,18 +488,27 @@ pub fn charts(ours: &Value, baseline: &Value) -> Vec<Chart> {
             };
             Series::line(name, COVERAGES.into_iter().filter_map(at).collect())
         };
+        let series = [
+            line("sum", ours, "sum_mbps"),
+            line("one path, 3G", baseline, "one_path_cell_mbps"),
+            line("one path, Wi-Fi", baseline, "one_path_wifi_mbps"),
+            line("Wi-Fi first", baseline, "wifi_first_mbps"),
+            line("TCP, 3G", baseline, "tcp_cell_mbps"),
+            line("TCP, Wi-Fi", baseline, "tcp_wifi_mbps"),
+            line("TCP, Wi-Fi first", baseline, "tcp_wifi_first_mbps"),
+            line("MPTCP", baseline, "mptcp_mbps"),
+            line("clairvoyant", ours, "clairvoyant_mbps"),
+            line("ours", ours, "mbps"),
+        ];
         Chart {
             title: movement.name.to_owned(),
             x: "Wi-Fi coverage, %".to_owned(),
             y: "payload, Mb/s".to_owned(),
-            series: vec![
-                line("sum", ours, "sum_mbps"),
-                line("one path, 3G", baseline, "one_path_cell_mbps"),
-                line("one path, Wi-Fi", baseline, "one_path_wifi_mbps"),
-                line("Wi-Fi first", baseline, "wifi_first_mbps"),
-                line("clairvoyant", ours, "clairvoyant_mbps"),
-                line("ours", ours, "mbps"),
-            ],
+            // Some are measured in one of the two places only.
+            series: series
+                .into_iter()
+                .filter(|s| !s.points.is_empty())
+                .collect(),
         }
     };
     [WALKING, DRIVING].map(chart).to_vec()
@@ -437,11 +536,20 @@ fn conditions(place: Where) -> Vec<String> {
         ),
         "sum: both links' rate times the payload share of a full packet (1432 of 1500 bytes)"
             .to_owned(),
-        format!(
-            "one download that outlasts the run ({}); CUBIC on each path, free-first scheduler, \
-             reinjection; one path, Wi-Fi first: D2TP too",
-            place.word()
-        ),
+        match place {
+            Where::Sim => {
+                "one download that outlasts the run; CUBIC on each path, free-first scheduler, \
+                 reinjection; one path, Wi-Fi first: D2TP too"
+            }
+            Where::Lab => {
+                "one download that outlasts the run, from its request to the end of the run; ours and \
+                 clairvoyant: D2TP, CUBIC on each path, free-first scheduler, reinjection; beside them \
+                 the kernel, straight from the origin: TCP (CUBIC) over one link, over the first that has an \
+                 address (another connection whenever that changes), MPTCP; all of a course at once, each \
+                 in a lab of its own"
+            }
+        }
+        .to_owned(),
     ]
 }
 

@@ -28,6 +28,7 @@ mod mobility;
 mod offload;
 mod plane;
 pub mod plot;
+mod podcasts;
 pub mod prediction;
 mod proxy;
 pub mod rows;

@@ -9,6 +9,7 @@
 //! On real sockets beside the kernel's MPTCP over both and its TCP over the better one.
 
 use super::emulated::{D2TP, MPTCP, TCP, emulated, mbps};
+use super::plot::{Chart, Series};
 use super::{Measured, Where};
 use anyhow::{Context, ensure};
 use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
@@ -42,8 +43,7 @@ const SCENARIOS: [(&str, &str); 5] = [
 /// none of the three quite reaches.
 const PAYLOAD_SHARE: f64 = 1448.0 / 1500.0;
 /// How long both links carry the object at best.
-const SIM_SECONDS: f64 = 30.0;
-const LAB_SECONDS: f64 = 12.0;
+const SECONDS: f64 = 30.0;
 
 /// In virtual time, beside D2TP over the better path alone.
 pub fn in_virtual_time() -> anyhow::Result<Measured> {
@@ -117,12 +117,8 @@ fn measure(
     run: impl Fn(&Pair) -> anyhow::Result<(f64, f64, Value)>,
 ) -> anyhow::Result<Measured> {
     let (mut ours, mut baseline, mut mark) = (Map::new(), Map::new(), Vec::new());
-    let seconds = match place {
-        Where::Sim => SIM_SECONDS,
-        Where::Lab => LAB_SECONDS,
-    };
     for (name, file) in SCENARIOS {
-        let pair = Pair::of(file, seconds)?;
+        let pair = Pair::of(file, SECONDS)?;
         let (mbps, alone, beside) = run(&pair).context(name)?;
         ours.insert(name.to_owned(), judge(mbps, alone, pair.sum_mbps));
         baseline.insert(name.to_owned(), beside);
@@ -132,7 +128,7 @@ fn measure(
         ours: Value::Object(ours),
         baseline: Value::Object(baseline),
         mark,
-        conditions: conditions(place, seconds),
+        conditions: conditions(place, SECONDS),
     })
 }
 
@@ -143,6 +139,34 @@ fn judge(mbps: f64, alone: f64, sum_mbps: f64) -> Value {
         "better_alone_mbps": alone,
         "of_sum": mbps / sum_mbps,
     })
+}
+
+/// What both bring, and the better path alone, of the sum.
+pub fn charts(ours: &Value, _: &Value) -> Vec<Chart> {
+    let pairs = ours.as_object().into_iter().flatten();
+    let points = |figure: &str| {
+        let of = |(n, (_, pair)): (usize, (&String, &Value))| {
+            Some((
+                n as f64 + 1.0,
+                100.0 * pair[figure].as_f64()? / pair["sum_mbps"].as_f64()?,
+            ))
+        };
+        pairs.clone().enumerate().filter_map(of).collect()
+    };
+    let names: Vec<String> = (pairs.clone().zip(1..))
+        .map(|((name, _), n)| format!("{n} {}", name.replace('_', " ")))
+        .collect();
+    let mark = vec![(0.0, 90.0), (names.len() as f64 + 0.5, 90.0)];
+    vec![Chart {
+        title: names.join(", "),
+        x: "pair of paths".to_owned(),
+        y: "% of the sum".to_owned(),
+        series: vec![
+            Series::line("mark", mark),
+            Series::dots("both", points("mbps")),
+            Series::dots("the better one alone", points("better_alone_mbps")),
+        ],
+    }]
 }
 
 fn marks(name: &str) -> [String; 2] {

@@ -3,11 +3,14 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use cedos_agent::agent::{self, Hooks, LocalProxy, Options};
 use cedos_agent::dispatcher::Kind;
+use cedos_agent::fetch::when;
 use cedos_agent::proxy::Wish;
+use cedos_agent::settings;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use d2tp_driver::ServerAddress;
@@ -29,6 +32,19 @@ pub struct AgentArgs {
     /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
     #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
     link: Vec<ClassRule>,
+
+    /// Read what networks cost, and their caps, in FILE [default: $CEDOS_CONFIG, or
+    /// ~/.config/cedos/config.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Show no notifications on the desktop
+    #[arg(long)]
+    no_notifications: bool,
+
+    /// While a transfer waits, look for networks so often, and not when it seems worth it: 2min
+    #[arg(long, value_name = "SPAN", value_parser = when::parse_span)]
+    look_every: Option<Duration>,
 
     /// How it is decided when networks that cost are used
     #[arg(long, value_name = "NAME", default_value = "d2sched", value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::word)).try_map(|word| word.parse::<Kind>()))]
@@ -86,7 +102,10 @@ pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
     };
     let options = Options {
         socket: None,
-        rules: ClassRules { rules: args.link },
+        flags: ClassRules { rules: args.link },
+        rules: settings::rules(args.config.as_deref())?,
+        quiet: args.no_notifications,
+        look_every: args.look_every,
         scheduler: args.scheduler,
         metrics: args.metrics,
         hooks: Hooks {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use d2tp_links::{ClassRules, LinkMonitor};
+use d2tp_links::ClassRules;
 use d2tp_session::Lambda;
 use tokio::sync::watch;
 use url::Url;
@@ -21,6 +21,7 @@ use cedos_agent::fetch::proxy::Proxy;
 use cedos_agent::fetch::report::{Both, Lines, Observer, complain, say};
 use cedos_agent::fetch::transfer::{self, Destination, Job, Setting};
 use cedos_agent::order::{self, Order, Verb};
+use cedos_agent::settings;
 
 /// Download URL over the networks there are, free ones first, by a deadline.
 ///
@@ -159,9 +160,9 @@ async fn start(args: GetArgs) -> handover::Followed {
     let rules = ClassRules {
         rules: args.how.link.clone(),
     };
-    let (_, monitor) = LinkMonitor::start(rules)
+    let (monitor, _) = settings::watch(rules, None)
         .await
-        .map_err(|error| Failure::error(error.to_string()))?;
+        .map_err(|error| Failure::error(format!("{error:#}")))?;
     let links = monitor.subscribe();
     let tuning = Tuning {
         drwa: args.drwa,

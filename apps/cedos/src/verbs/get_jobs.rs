@@ -328,6 +328,7 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
     });
     lines.extend(unblocks.map(|what| ("Unblocks", what)));
     lines.extend(text("text").map(|text| ("Because", text)));
+    lines.extend(vigil(&transfer["vigil"]).map(|text| ("Asleep", text)));
     match standing(transfer) {
         "gone" => {
             let text = "its process ended without a last word (killed, or the machine was \
@@ -368,6 +369,21 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
     lines.extend(shown("policy").map(|policy| ("Policy", policy)));
     lines.extend(shown("log").map(|log| ("Log", log)));
     lines
+}
+
+/// What the machine is asked for meanwhile.
+fn vigil(vigil: &Value) -> Option<String> {
+    let at = |field: &str| Some(clock(vigil[field].as_str()?.parse().ok()?, &Zoned::now()));
+    let look = at("look").map(|at| format!("looks for networks again at {at}"));
+    let start = at("start").map(|at| format!("begins at {at} at the latest"));
+    let awake = (vigil["awake"] == true).then(|| "the machine is kept awake".to_owned());
+    let mut words: Vec<String> = [look, start, awake].into_iter().flatten().collect();
+    if words.is_empty() {
+        return None;
+    }
+    let lacks = vigil["lacks"].as_array().into_iter().flatten();
+    words.extend(lacks.filter_map(|lack| lack.as_str()).map(str::to_owned));
+    Some(words.join("; "))
 }
 
 /// A time of day as people here say it: the hour alone if it is today's.

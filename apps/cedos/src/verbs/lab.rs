@@ -52,8 +52,8 @@ struct RunArgs {
     /// Fetch straight from the origin, without a proxy.
     #[arg(long)]
     direct: bool,
-    /// Have the kernel carry the flows: tcp:LINK over one link, mptcp over all, straight from the
-    /// origin; mptcp-prox over all to the proxy's TCP port
+    /// Have the kernel carry the flows: tcp:LINK over one link, tcp-first:LINK,LINK over the first that is
+    /// there, mptcp over all, straight from the origin; mptcp-prox over all to the proxy's TCP port
     #[arg(long, value_name = "WHO", conflicts_with_all = ["direct", "command"])]
     over: Option<Over>,
     /// Run this on the device instead of the scenario's flows.
@@ -147,11 +147,20 @@ fn build(args: &RunArgs) -> anyhow::Result<World> {
             world.use_multipath()?;
             Ok(world)
         }
-        Some(Over::Tcp(link)) if scenario.links.iter().all(|known| known.name != *link) => {
+        Some(Over::Tcp(link)) if !has_link(&scenario, link) => {
+            bail!("the scenario has no link {link}");
+        }
+        Some(Over::First(links))
+            if let Some(link) = links.iter().find(|l| !has_link(&scenario, l)) =>
+        {
             bail!("the scenario has no link {link}");
         }
         _ => World::build(scenario),
     }
+}
+
+fn has_link(scenario: &Scenario, name: &str) -> bool {
+    scenario.links.iter().any(|link| link.name == name)
 }
 
 /// The exit code is 0 if every point was reached and held.

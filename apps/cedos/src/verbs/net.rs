@@ -9,8 +9,9 @@ use cedos_agent::agent::client::Client;
 use cedos_agent::agent::net_object;
 use cedos_agent::fetch::report::{complain, human_bytes, say};
 use cedos_agent::fetch::when;
+use cedos_agent::settings;
 use clap::{Args, Subcommand};
-use d2tp_links::{ClassRules, LinkMonitor};
+use d2tp_links::{ClassRules, Cutoff, Link};
 use serde_json::{Value, json};
 
 /// How often an agent is asked what links carry, while they are watched.
@@ -32,9 +33,10 @@ enum NetVerb {
     Ls,
     /// List them again whenever one changes
     Watch,
-    /// Say what one costs from now on, to the agent: free, metered, roaming; auto takes it back
+    /// Say what one costs from now on, to the agent: free, metered, roaming; auto takes it back. It is
+    /// said of the network, wherever it is met again
     Set {
-        /// Its name
+        /// The device that is on it, or its SSID, or carrier:CODE
         link: String,
         /// free, metered, roaming or auto
         class: String,
@@ -63,7 +65,17 @@ enum BudgetVerb {
         /// The day of the month on which a period begins
         #[arg(long, value_name = "DAY", value_parser = clap::value_parser!(i8).range(1..=31))]
         reset_day: Option<i8>,
+        /// What happens then: hard, nothing is paid for any more; soft, it is told and goes on;
+        /// cautious, as hard, a tenth before
+        #[arg(long, value_name = "WORD", value_parser = parse_cutoff)]
+        cutoff: Option<Cutoff>,
     },
+}
+
+fn parse_cutoff(text: &str) -> Result<Cutoff, String> {
+    let all = [Cutoff::Hard, Cutoff::Soft, Cutoff::Cautious];
+    let found = all.into_iter().find(|cutoff| cutoff.word() == text);
+    found.ok_or_else(|| format!("`{text}` is none of hard, soft, cautious"))
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -124,8 +136,13 @@ async fn links() -> anyhow::Result<Vec<Value>> {
         let links = answer["links"].as_array().cloned();
         return Ok(links.unwrap_or_default());
     }
-    let (links, _) = LinkMonitor::start(ClassRules::default()).await?;
-    Ok(links.iter().map(net_object).collect())
+    let (monitor, manager) = settings::watch(ClassRules::default(), None).await?;
+    let networks = manager
+        .map(|manager| manager.networks())
+        .unwrap_or_default();
+    let links = monitor.links();
+    let show = |link: &Link| net_object(link, networks.of(&link.name));
+    Ok(links.iter().map(show).collect())
 }
 
 fn show(link: &Value, json: bool) {
@@ -142,6 +159,29 @@ fn show(link: &Value, json: bool) {
         Some(rate) => format!(", {}/s", human_bytes(rate as u64)),
         None => String::new(),
     };
+    let trip = match link["rtt_ms"].as_f64() {
+        Some(ms) => format!(", {ms:.0} ms there and back"),
+        None => String::new(),
+    };
+    let on = match (link["ssid"].as_str(), link["operator"].as_str()) {
+        (Some(ssid), _) => {
+            let signal = link["signal_percent"].as_u64().unwrap_or(0);
+            format!(", on {ssid} at {signal} %")
+        }
+        (None, Some(operator)) => format!(", operator {operator}"),
+        (None, None) => String::new(),
+    };
+    let portal = match link["portal"] == true {
+        true => ", wants a sign-in",
+        false => "",
+    };
+    let cap = &link["cap"];
+    let cap = match (cap["used"].as_u64(), cap["cap"].as_u64()) {
+        (Some(used), Some(cap)) => {
+            format!(", {} of {} this month", human_bytes(used), human_bytes(cap))
+        }
+        _ => String::new(),
+    };
     let on_it: Vec<String> = link["transfers"]
         .as_array()
         .into_iter()
@@ -153,7 +193,7 @@ fn show(link: &Value, json: bool) {
         false => format!(", carries {}", on_it.join(" ")),
     };
     say(&format!(
-        "{}: {}, {} ({}){usable}{rate}{on_it}",
+        "{}: {}, {} ({}){on}{portal}{usable}{rate}{trip}{cap}{on_it}",
         text("link"),
         text("kind"),
         text("class"),
@@ -171,21 +211,28 @@ pub async fn budget(args: BudgetArgs) -> anyhow::Result<ExitCode> {
         BudgetVerb::Set {
             cap: None,
             reset_day: None,
+            cutoff: None,
         } => {
-            complain("cedos budget set: say how much (2G, none) or --reset-day DAY");
+            complain("cedos budget set: say how much (2G, none), --reset-day DAY or --cutoff WORD");
             return Ok(ExitCode::from(2));
         }
-        BudgetVerb::Set { cap, reset_day } => Request::BudgetSet {
+        BudgetVerb::Set {
+            cap,
+            reset_day,
+            cutoff,
+        } => Request::BudgetSet {
             cap: cap.and_then(|cap| cap.0),
             no_cap: cap.is_some_and(|cap| cap.0.is_none()),
             reset_day,
+            cutoff,
         },
     };
     let answer = agent().await?.ask(&request).await;
     let answer = answer.map_err(|failure| anyhow!(failure.text))?;
     if args.json {
         let told = json!({"cap": answer["cap"], "used": answer["used"], "left": answer["left"],
-                          "since": answer["since"], "reset_day": answer["reset_day"]});
+                          "over": answer["over"], "cutoff": answer["cutoff"], "since": answer["since"],
+                          "reset_day": answer["reset_day"]});
         say(&told.to_string());
         return Ok(ExitCode::SUCCESS);
     }
@@ -194,7 +241,20 @@ pub async fn budget(args: BudgetArgs) -> anyhow::Result<ExitCode> {
     let since = answer["since"].as_str().unwrap_or("?");
     say(&match (bytes("cap"), bytes("left")) {
         (Some(cap), Some(left)) => {
-            format!("{used} of {cap} used since {since}, {left} left on networks that cost")
+            let cautious = match answer["cutoff"] == "cautious" {
+                true => ", a tenth is kept back",
+                false => "",
+            };
+            format!(
+                "{used} of {cap} used since {since}, {left} left on networks that cost{cautious}"
+            )
+        }
+        (Some(cap), None) => {
+            let over = match answer["over"] == true {
+                true => "it is used up and goes on",
+                false => "it goes on beyond",
+            };
+            format!("{used} of {cap} used since {since} on networks that cost; {over}")
         }
         _ => format!("{used} used since {since} on networks that cost; no limit"),
     });

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use d2tp_links::{ClassRules, LinkMonitor};
+use d2tp_links::ClassRules;
 use tokio::sync::watch;
 use url::Url;
 
@@ -14,6 +14,7 @@ use cedos_agent::errand::{Errand, Purpose};
 use cedos_agent::fetch::outcome::Failure;
 use cedos_agent::fetch::transfer::Setting;
 use cedos_agent::order::{Order, Verb};
+use cedos_agent::settings;
 
 /// Upload FILE to URL through a proxy, over the networks there are, free ones first, by a deadline.
 ///
@@ -86,9 +87,9 @@ async fn start(args: PutArgs) -> handover::Followed {
     let rules = ClassRules {
         rules: args.how.link.clone(),
     };
-    let (_, monitor) = LinkMonitor::start(rules)
+    let (monitor, _) = settings::watch(rules, None)
         .await
-        .map_err(|error| Failure::error(error.to_string()))?;
+        .map_err(|error| Failure::error(format!("{error:#}")))?;
     let mut observer = args.how.observer(false);
     let links = monitor.subscribe();
     let way = errand.way(&links, &args.how.tuning(), Purpose::Carry).await;

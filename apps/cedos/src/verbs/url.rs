@@ -2,35 +2,31 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use d2tp_driver::{AddressError, Config, ServerAddress};
+use d2tp_driver::Config;
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
 use d2tp_sched::Policy;
-use serde_json::json;
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
 
 use super::how::{stop_on_signal, words};
-use super::key;
 use super::transport::TransportArgs;
-use cedos_agent::fetch::clock::Moment;
-use cedos_agent::fetch::direct::Direct;
-use cedos_agent::fetch::header::{self, Field};
+use cedos_agent::agent::api::Request;
+use cedos_agent::agent::client::Client;
+use cedos_agent::fetch::header;
 use cedos_agent::fetch::outcome::{Exit, Failure};
-use cedos_agent::fetch::proxy::Proxy;
 use cedos_agent::fetch::report::{complain, human_bytes, say};
-use cedos_agent::fetch::tls::Tls;
-use cedos_agent::fetch::tunnel::Tunnel;
 use cedos_agent::fetch::when;
-use cedos_agent::stream::door::Door;
-use cedos_agent::stream::feed::{Amount, Amounts, Rules};
-use cedos_agent::stream::roads::Roads;
-use cedos_agent::stream::shelf::{LinkNote, Shelf};
-use cedos_agent::stream::store::forget_old;
+use cedos_agent::settings;
+use cedos_agent::stream::feed::Amount;
+use cedos_agent::stream::serving::{self, Ordered};
+
+/// For an agent to put down what a stream holds.
+const END_MAX: Duration = Duration::from_secs(20); // a guess: a sync on a slow disk
 
 /// How often a run says how it stands.
 const TELL_EVERY: Duration = Duration::from_secs(1);
@@ -108,8 +104,8 @@ pub struct StreamArgs {
     link: Vec<ClassRule>,
 
     /// Add a field to the requests, as 'Accept: audio/mpeg'; repeatable
-    #[arg(short = 'H', long, value_name = "FIELD", value_parser = header::parse)]
-    header: Vec<Field>,
+    #[arg(short = 'H', long, value_name = "FIELD", value_parser = parse_field)]
+    header: Vec<String>,
 
     /// Trust the certificate authorities in FILE (PEM) besides the system's
     #[arg(long, value_name = "FILE")]
@@ -121,6 +117,10 @@ pub struct StreamArgs {
 
     #[command(flatten)]
     transport: TransportArgs,
+
+    /// Serve it in this process, though an agent runs
+    #[arg(long)]
+    alone: bool,
 
     /// Print one JSON object per line: link, progress, and last ended
     #[arg(long)]
@@ -175,21 +175,26 @@ pub fn tell(verb: &str, failure: &Failure) -> ExitCode {
     failure.exit.into()
 }
 
-/// Links that are served.
+/// Links that are served, by this process or by the agent.
 pub struct Serving {
     /// One for each URL.
     pub links: Vec<String>,
-    shelf: Arc<Shelf>,
-    roads: Arc<Roads>,
+    by: By,
     stopped: watch::Receiver<bool>,
-    stop: watch::Sender<bool>,
-    tasks: Vec<tokio::task::JoinHandle<()>>,
-    begun: Moment,
     json: bool,
 }
 
+enum By {
+    Own {
+        serving: Box<serving::Serving>,
+        /// The links are followed as long as it lives.
+        _monitor: LinkMonitor,
+    },
+    Agent(Client),
+}
+
 impl Serving {
-    /// Opens the door. `stopped` turning true ends it.
+    /// Opens the door, the agent's where one runs. `stopped` turning true ends it.
     ///
     /// # Errors
     /// The command line makes no sense, or there is no room or no port.
@@ -198,58 +203,47 @@ impl Serving {
         args: &StreamArgs,
         stopped: watch::Receiver<bool>,
     ) -> Result<Serving, Failure> {
+        let ordered = args.ordered(urls);
+        // What makes no sense is said here, whoever serves it.
+        ordered.rules()?;
+        if let Some(mut agent) = args.agent().await {
+            let ordered = Box::new(ordered.absolute()?);
+            let answer = agent.ask(&Request::Stream { ordered }).await?;
+            let links: Vec<String> =
+                serde_json::from_value(answer["links"].clone()).unwrap_or_default();
+            if args.json {
+                let told = answer["told"].as_array().into_iter().flatten();
+                told.for_each(|told| say(&told.to_string()));
+            }
+            return Ok(Serving {
+                links,
+                by: By::Agent(agent),
+                stopped,
+                json: args.json,
+            });
+        }
         let rules = ClassRules {
             rules: args.link.clone(),
         };
-        let roads_rules = args.rules()?;
-        let (_, monitor) = LinkMonitor::start(rules)
+        let (monitor, _) = settings::watch(rules, None)
             .await
-            .map_err(|error| Failure::error(error.to_string()))?;
-        let roads = args.roads(urls, monitor.subscribe())?;
-        let root = args.root()?;
-        let storage = |error: &std::io::Error| match error.kind() {
-            std::io::ErrorKind::WouldBlock => Failure::error(
-                "another cedos serves this URL with the same --store; end it, or use its link",
-            ),
-            _ => Failure::storage("cannot keep what is watched", error),
-        };
-        forget_old(&root);
-        let (stop, told) = watch::channel(false);
-        let rate = args.bitrate.map(|bits| bits as f64 / 8.0);
-        let mut note = LinkNote::of(&root, urls);
-        let token = note.token.clone();
-        let shelf = Shelf::new(root.clone(), roads.clone(), roads_rules, rate, token, told);
-        let names: Result<Vec<String>, _> = urls.iter().map(|url| shelf.put_up(url)).collect();
-        let names = names.map_err(|error| storage(&error))?;
-        let door = Door::open(note.token.clone(), note.port)
-            .await
-            .map_err(|error| Failure::error(format!("no port on this machine: {error}")))?;
-        note.port = Some(door.port());
-        note.keep(&root, urls).map_err(|error| storage(&error))?;
-        let base = door.base();
-        let links: Vec<String> = names.iter().map(|name| format!("{base}/{name}")).collect();
+            .map_err(|error| Failure::error(format!("{error:#}")))?;
+        let configure = |config: &mut Config| args.transport.apply(config);
+        let links = monitor.subscribe();
+        let serving = serving::Serving::begin(&ordered, links, None, configure).await?;
         if args.json {
-            for (url, link) in urls.iter().zip(&links) {
-                let url = cedos_agent::fetch::transfer::public(url);
-                let told = json!({"event": "link", "url": url, "link": link, "mode": roads.mode()});
-                say(&told.to_string());
-            }
+            serving
+                .told()
+                .iter()
+                .for_each(|told| say(&told.to_string()));
         }
-        let mut tasks = vec![tokio::spawn(roads.clone().keep())];
-        tasks.push(tokio::spawn(door.serve(shelf.clone())));
-        // The links are followed as long as the monitor lives.
-        tasks.push(tokio::spawn(async move {
-            let _monitor = monitor;
-            std::future::pending().await
-        }));
         Ok(Serving {
-            links,
-            shelf,
-            roads,
+            links: serving.links.clone(),
+            by: By::Own {
+                serving: Box::new(serving),
+                _monitor: monitor,
+            },
             stopped,
-            stop,
-            tasks,
-            begun: Moment::now(),
             json: args.json,
         })
     }
@@ -262,137 +256,122 @@ impl Serving {
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut said = String::new();
         loop {
+            let by = &mut self.by;
+            let next = async {
+                match by {
+                    By::Own { serving, .. } => {
+                        every.tick().await;
+                        Some(serving.state("progress"))
+                    }
+                    By::Agent(agent) => agent.next().await,
+                }
+            };
             tokio::select! {
                 _ = stopped.wait_for(|stop| *stop) => return None,
                 done = &mut other => return Some(done),
-                _ = every.tick() => self.say_how(&mut said),
+                state = next => match state {
+                    Some(state) => say_how(&state, self.json, &mut said),
+                    None => {
+                        complain("the agent is gone, and the links with it; `cedos agent` starts it");
+                        return None;
+                    }
+                },
             }
         }
-    }
-
-    fn say_how(&self, said: &mut String) {
-        if self.json {
-            say(&self.state("progress").to_string());
-            return;
-        }
-        // What changes every second is no news.
-        let news = |why: &str| why.replace(|c: char| c.is_ascii_digit(), "");
-        let why: Vec<String> = self.shelf.titles().iter().map(|t| t.why()).collect();
-        let why = why.join(" | ");
-        if news(&why) != news(said) {
-            complain(&why);
-        }
-        *said = why;
-    }
-
-    fn state(&self, event: &str) -> serde_json::Value {
-        let now = Moment::now().since(self.begun);
-        let streams: Vec<_> = self.shelf.titles().iter().map(|title| {
-            let view = title.view(now);
-            let (pauses, paused) = title.pace(|pace| pace.pauses());
-            let (rate, in_player) = title.pace(|pace| (pace.rate(now), pace.in_player()));
-            json!({
-                "name": title.name, "why": title.why(), "held_bytes": title.held_bytes(),
-                "ahead_bytes": view.held_bytes + in_player, "rate_bytes_per_s": rate as u64,
-                "pauses": pauses, "paused_s": paused.as_secs_f64(), "is_watched": view.is_watched,
-            })
-        }).collect();
-        json!({
-            "event": event, "t_s": now.as_secs_f64(), "streams": streams,
-            "bytes_by_link": self.roads.carried(), "mode": self.roads.mode(),
-        })
     }
 
     /// Ends it: what is held is certain, and the proxy knows that we go.
     pub async fn end(self) {
-        self.stop.send_replace(true);
-        self.shelf.settled().await;
-        let state = self.state("ended");
-        if self.json {
-            say(&state.to_string());
-        } else {
-            let carried = self.roads.carried();
-            let carried: Vec<String> = (carried.iter())
-                .map(|(link, bytes)| format!("{link} {}", human_bytes(*bytes)))
-                .collect();
-            if !carried.is_empty() {
-                complain(&format!("by link: {}", carried.join(", ")));
+        let state = match self.by {
+            By::Own { serving, .. } => serving.end().await,
+            By::Agent(mut agent) => {
+                agent.close().await;
+                let last = async {
+                    loop {
+                        let told = agent.next().await?;
+                        if told["event"] == "ended" {
+                            return Some(told);
+                        }
+                    }
+                };
+                match tokio::time::timeout(END_MAX, last).await {
+                    Ok(Some(state)) => state,
+                    _ => return,
+                }
             }
+        };
+        if self.json {
+            return say(&state.to_string());
         }
-        self.tasks.iter().for_each(|task| task.abort());
-        self.roads.close().await;
+        let carried = state["bytes_by_link"].as_object().into_iter().flatten();
+        let carried: Vec<String> = carried
+            .map(|(link, bytes)| format!("{link} {}", human_bytes(bytes.as_u64().unwrap_or(0))))
+            .collect();
+        if !carried.is_empty() {
+            complain(&format!("by link: {}", carried.join(", ")));
+        }
     }
 }
 
+fn say_how(state: &Value, json: bool, said: &mut String) {
+    if json {
+        return say(&state.to_string());
+    }
+    // What changes every second is no news.
+    let news = |why: &str| why.replace(|c: char| c.is_ascii_digit(), "");
+    let streams = state["streams"].as_array().into_iter().flatten();
+    let why: Vec<&str> = streams
+        .filter_map(|stream| stream["why"].as_str())
+        .collect();
+    let why = why.join(" | ");
+    if news(&why) != news(said) {
+        complain(&why);
+    }
+    *said = why;
+}
+
 impl StreamArgs {
-    fn rules(&self) -> Result<Rules, Failure> {
-        let (low, high) = (self.low, self.high);
-        let wrong = match (low, high) {
-            (Some(Amount::Bytes(low)), Some(Amount::Bytes(high))) => low > high,
-            (Some(Amount::Time(low)), Some(Amount::Time(high))) => low > high,
-            _ => false,
-        };
-        if wrong {
-            return Err(Failure::usage("--low is more than --high"));
-        }
-        Ok(Rules {
-            policy: self.policy,
-            thresholds: Amounts { low, high },
-            quota_bytes: self.keep,
-            metered_bytes_max: self.max_cell,
-            plays: self.duration,
-            fields: self.header.as_slice().into(),
+    fn ordered(&self, urls: &[Url]) -> Ordered {
+        Ordered {
+            urls: urls.iter().map(Url::to_string).collect(),
+            bitrate: self.bitrate,
+            duration_s: self.duration.map(|span| span.as_secs_f64()),
+            low: self.low,
+            high: self.high,
+            keep: self.keep,
+            store: self.store.clone(),
+            policy: self.policy.word().to_owned(),
+            max_cell: self.max_cell,
+            prox: self.prox.clone(),
+            sealed: self.sealed,
+            key: self.key.clone(),
+            headers: self.header.clone(),
+            ca: self.ca.clone(),
             allow_downgrade: self.allow_downgrade,
-        })
-    }
-
-    fn root(&self) -> Result<PathBuf, Failure> {
-        if let Some(store) = &self.store {
-            return Ok(store.clone());
         }
-        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let cache = set("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cache")));
-        let cache = cache
-            .ok_or_else(|| Failure::usage("neither HOME nor --store says where to keep it"))?;
-        Ok(cache.join("cedos").join("stream"))
     }
 
-    fn roads(
-        &self,
-        urls: &[Url],
-        links: watch::Receiver<Arc<Vec<d2tp_links::Link>>>,
-    ) -> Result<Arc<Roads>, Failure> {
-        let secret = |url: &Url| !url.username().is_empty() || url.password().is_some();
-        let secret = urls.iter().any(secret) || self.header.iter().any(Field::is_credential);
-        let Some(address) = self.prox.as_deref().filter(|text| !text.is_empty()) else {
-            if self.sealed {
-                let text = "--sealed is a way of using a proxy: give --prox too, or leave it out";
-                return Err(Failure::usage(text));
-            }
-            let tls = Tls::new(self.ca.as_deref())?;
-            return Ok(Roads::direct(Direct::new(tls), links));
-        };
-        let address: ServerAddress = address
-            .parse()
-            .map_err(|error: AddressError| Failure::usage(error.to_string()))?;
-        let key = key::of_device(self.key.as_deref())
-            .map_err(|error| Failure::error(format!("{error:#}")))?;
-        // What proves who the user is, no proxy gets to see unasked.
-        let tunnel = match self.sealed || secret {
-            true => Some(Tunnel::new(Tls::new(self.ca.as_deref())?)),
-            false if self.ca.is_some() => {
-                let text = "--ca is for what this device asks for itself: add --sealed, or give --ca \
-                            to `cedos prox`";
-                return Err(Failure::usage(text));
-            }
-            false => None,
-        };
-        let proxy = Proxy::new(address, key, links.clone(), tunnel);
-        let proxy = proxy.configured(|config: &mut Config| self.transport.apply(config));
-        Ok(Roads::proxied(proxy, links))
+    /// The agent, unless there is none or something was asked for that only a process of its own can do.
+    async fn agent(&self) -> Option<Client> {
+        if self.alone {
+            return None;
+        }
+        let agent = Client::connect().await?;
+        let own = (!self.link.is_empty()).then_some("--link");
+        let own = own.or((self.transport != TransportArgs::default()).then_some("how to send"));
+        if let Some(own) = own {
+            complain(&format!(
+                "note: {own} is not for the agent, so this runs beside it and competes with it"
+            ));
+            return None;
+        }
+        Some(agent)
     }
+}
+
+/// A field as it is sent, if it is one.
+fn parse_field(text: &str) -> Result<String, String> {
+    header::parse(text).map(|_| text.to_owned())
 }
 
 #[cfg(test)]
@@ -421,7 +400,7 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_said_before_anything_begins() {
         let cli = Cli::parse_from(["x", "http://o.example/a", "--low", "3M", "--high", "200k"]);
-        assert!(cli.url.stream.rules().is_err());
+        assert!(cli.url.stream.ordered(&cli.url.urls).rules().is_err());
         assert!(Cli::try_parse_from(["x"]).is_err());
         assert!(Cli::try_parse_from(["x", "ftp://o.example/a"]).is_err());
         let both = [

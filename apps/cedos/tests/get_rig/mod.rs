@@ -28,6 +28,10 @@ pub fn cedos(directory: &Path, arguments: &[&str]) -> Command {
         .env_remove("CEDOS_PROX")
         .env("CEDOS_AGENT", "none")
         .env_remove("CEDOS_KEY_FILE")
+        .env_remove("CEDOS_CONFIG")
+        // Nothing of the desktop that the tests run on.
+        .env("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nonexistent")
+        .env("DBUS_SESSION_BUS_ADDRESS", "unix:path=/nonexistent")
         .env("XDG_CONFIG_HOME", directory.join(".config"))
         .env("XDG_STATE_HOME", directory.join(".state"))
         .stdin(Stdio::null())

@@ -183,6 +183,7 @@ impl Controller for Coupled {
         }
     }
     fn resume(&mut self, window: u64, threshold: u64) {
+        let window = window.max(WINDOW_INITIAL_DATAGRAMS * self.datagram);
         (self.window, self.threshold) = (window, threshold);
         self.hystart = HyStart::new();
     }

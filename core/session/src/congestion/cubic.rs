@@ -188,6 +188,7 @@ impl Controller for Cubic {
     }
 
     fn resume(&mut self, window: u64, threshold: u64) {
+        let window = window.max(WINDOW_INITIAL_DATAGRAMS * self.datagram);
         (self.state.window, self.state.threshold) = (window, threshold);
         self.hystart = HyStart::new();
     }

@@ -109,7 +109,8 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     fn on_persistent_congestion(&mut self);
     /// The path was silent for so long, and answers again. `careful`: perhaps because it was choked.
     fn on_hole(&mut self, hole: Span, careful: bool);
-    /// A new path leads where another did: its window, and where slow start ends. BBR measures anew.
+    /// A new path leads where another did: its window, no less than any new path's, and where slow start
+    /// ends. BBR measures anew.
     fn resume(&mut self, _window: u64, _threshold: u64) {}
     /// That was too much: what the path is known to take.
     fn retreat(&mut self, _window: u64) {}
@@ -159,5 +160,24 @@ pub(crate) fn controller(kind: CongestionKind, datagram: u64) -> Box<dyn Control
         CongestionKind::Lia => Box::new(Coupled::new(Method::Lia, datagram)),
         CongestionKind::Olia => Box::new(Coupled::new(Method::Olia, datagram)),
         CongestionKind::Balia => Box::new(Coupled::new(Method::Balia, datagram)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // R-CC-3
+    #[test]
+    fn a_window_in_doubt_is_never_less_than_a_new_paths() {
+        use CongestionKind::{Balia, Cubic, Lia, NewReno, Olia};
+        for kind in [Cubic, NewReno, Lia, Olia, Balia] {
+            let mut controller = controller(kind, 1_200);
+            // What is answered first may be a PING, and nothing else on its way.
+            controller.resume(40, 600_000);
+            assert_eq!(controller.window(), 12_000, "{kind:?}");
+            controller.resume(300_000, 600_000);
+            assert_eq!(controller.window(), 300_000, "{kind:?}");
+        }
     }
 }

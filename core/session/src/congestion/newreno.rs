@@ -64,6 +64,7 @@ impl Controller for NewReno {
         }
     }
     fn resume(&mut self, window: u64, threshold: u64) {
+        let window = window.max(WINDOW_INITIAL_DATAGRAMS * self.datagram);
         (self.window, self.threshold) = (window, threshold);
     }
     fn retreat(&mut self, window: u64) {

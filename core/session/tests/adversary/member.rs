@@ -659,6 +659,46 @@ fn a_close_behind_a_flood_of_events_still_ends_the_session() {
 }
 
 #[test]
+fn a_flow_that_was_done_when_its_peer_closed_is_complete_though_nobody_had_read_its_end() {
+    // R-CLOSE-1
+    for acknowledged in [true, false] {
+        let mut r = Rogue::inside(Config::default());
+        r.say(&[data(flow(0), 0, b"what?")]);
+        r.with_session(|s| {
+            let _ = s.write(flow(0), Bytes::from_static(b"this"));
+            let _ = s.finish(flow(0));
+        });
+        r.pump();
+        if acknowledged {
+            r.acknowledge();
+        }
+        r.say(&[Frame::Data {
+            flow: flow(0),
+            offset: 5,
+            bytes: b"",
+            fin: true,
+        }]);
+        r.say(&[Frame::Close {
+            code: 0,
+            text: b"bye",
+        }]);
+        let ends: Vec<FlowEnd> = (r.events.iter())
+            .filter_map(|event| match event {
+                Event::Ended { end, .. } => Some(*end),
+                _ => None,
+            })
+            .collect();
+        let right = match acknowledged {
+            true => FlowEnd::Complete,
+            false => FlowEnd::SessionEnded,
+        };
+        assert_eq!(ends, [right]);
+        let remains = |event: &Event| matches!(event, Event::Remains { pieces, .. } if pieces.concat() == b"what?");
+        assert!(r.events.iter().any(remains), "{:?}", r.events);
+    }
+}
+
+#[test]
 fn a_broken_rule_is_reported_once() {
     // R-CLOSE-2
     let mut r = Rogue::inside(small());

@@ -30,9 +30,26 @@ pub struct Bus {
     _daemon: Process,
 }
 
+/// Which bus a service is on.
+#[derive(Clone, Copy)]
+#[allow(dead_code, reason = "not every test that shares this file has both")]
+pub enum Whose {
+    /// The machine's.
+    System,
+    /// A user's.
+    Session,
+}
+
 impl Bus {
-    /// With this template, whose service has this name; none, and a word, where the tools are missing.
+    /// With this template, whose service on the system's bus has this name; none, and a word, where the
+    /// tools are missing.
+    #[allow(dead_code, reason = "not every test that shares this file has it")]
     pub async fn with(template: &str, name: &'static str) -> Option<Bus> {
+        Bus::with_service(template, name, Whose::System).await
+    }
+
+    /// The same for a service of either.
+    pub async fn with_service(template: &str, name: &'static str, whose: Whose) -> Option<Bus> {
         let python = ["/usr/bin/python3", "python3"].into_iter().find(|python| {
             let asked = Command::new(python)
                 .args(["-c", "import dbusmock"])
@@ -57,9 +74,13 @@ impl Bus {
             .read_line(&mut address)
             .expect("an address");
         let address = address.trim().to_owned();
+        let variable = match whose {
+            Whose::System => "DBUS_SYSTEM_BUS_ADDRESS",
+            Whose::Session => "DBUS_SESSION_BUS_ADDRESS",
+        };
         let mock = Command::new(python)
             .args(["-m", "dbusmock", "--template", template])
-            .env("DBUS_SYSTEM_BUS_ADDRESS", &address)
+            .env(variable, &address)
             .stdout(Stdio::null())
             .spawn()
             .expect("it was there a moment ago");
@@ -96,6 +117,12 @@ impl Bus {
     #[allow(dead_code, reason = "not every test that shares this file has two")]
     pub async fn connect(&self) -> Connection {
         connect(&self.address).await
+    }
+
+    /// Where it is, for another process.
+    #[allow(dead_code, reason = "likewise")]
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// Ends the service; the bus goes on.

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::fetch::landing::Landing;
+
 use super::{Destination, Dial, Event, Exit, Failure, Moment, Report, Transfer, display, public};
 
 impl<D: Dial> Transfer<'_, D> {
@@ -47,6 +49,14 @@ impl<D: Dial> Transfer<'_, D> {
             }
             Ok(()) => {
                 let safe = self.sink.safe_bytes();
+                if let (Some(landing), Some(part)) = (&self.landing, self.sink.part_path()) {
+                    let written = Landing::of(part, &file, bytes, &sha256, late, duration_s)
+                        .and_then(|of_it| of_it.write(landing));
+                    // It is whole all the same; only a crash in the next moment would not know.
+                    if let Err(error) = written {
+                        tracing::warn!(%error, "it is not written down that the object is whole");
+                    }
+                }
                 let committed = self.sink.commit(&file).await;
                 if committed.is_err() {
                     resumable_bytes = safe;

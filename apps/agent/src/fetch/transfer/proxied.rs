@@ -781,6 +781,9 @@ impl Transfer<'_, Proxy> {
                 used.push(name.clone());
             }
             helm.last_counts.insert(name.clone(), carrying.bytes);
+            if let Some(trip) = carrying.round_trip {
+                self.seat.measured(&name, trip);
+            }
             if carrying.bytes > 0 {
                 self.bytes_by_link.insert(name, carrying.bytes);
             }

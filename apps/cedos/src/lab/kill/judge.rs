@@ -6,7 +6,6 @@ use std::path::Path;
 use cedos_lab_scenario::content;
 use serde_json::Value;
 
-use super::point::Fault;
 use super::remains::DeviceRemains;
 use super::stage::Case;
 use crate::lab::file_sha256;
@@ -34,7 +33,7 @@ impl Case<'_> {
     /// R2, R5: the file is the object.
     pub(super) fn judge_bytes(&mut self) {
         let right = content::sha256(self.seed, self.bytes);
-        match file_sha256(&self.folder().join("got")) {
+        match file_sha256(&self.device_disk().join("got")) {
             Some(sum) if sum == right => {}
             Some(_) => self.verdict.lost.push("the file has other bytes".into()),
             None => self.verdict.lost.push("there is no file".into()),
@@ -43,11 +42,7 @@ impl Case<'_> {
 
     /// What the reports, the journals and the origin's book say.
     pub(super) fn judge(&mut self) {
-        let disk = self
-            .point
-            .blows
-            .iter()
-            .any(|blow| blow.fault != Fault::Kill);
+        let disk = self.point.blows.iter().any(|blow| !blow.fault.kills());
         self.judge_resumption();
         self.judge_epochs();
         if !disk {
@@ -85,7 +80,8 @@ impl Case<'_> {
             // At each new flow a little comes again, to be compared.
             let again = report.iter().filter(|line| asks_again(line)).count();
             let most = self.bytes.saturating_sub(held) + OVERLAP_BYTES * (again as u64 + 1);
-            if came > most && done["file"] == "got" {
+            let is_got = done["file"].as_str().is_some_and(|f| f.ends_with("got"));
+            if came > most && is_got {
                 let text = format!("{came} bytes came, of {} with {held} held", self.bytes);
                 self.verdict.repeated.push(text);
             }
@@ -95,7 +91,7 @@ impl Case<'_> {
     /// R3: no epoch twice, and none that an earlier process may have used.
     fn judge_epochs(&mut self) {
         let used = self.epochs();
-        let now = DeviceRemains::of(self.folder(), &self.scratch());
+        let now = DeviceRemains::of(&self.device_disk(), &self.scratch());
         let before = self.device_remains.as_ref().map(|remains| &remains.epochs);
         // Epochs of several instances may well be equal; one of which none was reserved was not used.
         let same = before.is_some_and(|before| {

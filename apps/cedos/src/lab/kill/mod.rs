@@ -8,6 +8,7 @@
 //!                                  Verdict: whole? anything twice? what was confirmed still there?
 //! ```
 
+mod disk;
 mod judge;
 mod origin;
 mod point;
@@ -25,7 +26,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use origin::Origin;
-use point::{Blows, Kind, Point};
+use point::{Blows, Fault, Kind, Point};
 use stage::Stage;
 use verdict::Verdict;
 
@@ -77,6 +78,10 @@ struct Tally {
 /// What kept the run from being one: no strace, no port, no folder.
 pub async fn run(args: &KillArgs) -> anyhow::Result<bool> {
     strace::is_there().await.map_err(anyhow::Error::msg)?;
+    let asked = |Blows(blows): &Blows| blows.iter().any(|blow| blow.fault == Fault::Power);
+    if args.at.as_ref().map_or(args.fault == Kind::Power, asked) {
+        disk::enter()?;
+    }
     let program = std::env::current_exe().context("this program's own file is not known")?;
     if let Some(folder) = &args.keep {
         std::fs::create_dir_all(folder).with_context(|| format!("{}", folder.display()))?;

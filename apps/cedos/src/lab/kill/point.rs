@@ -1,7 +1,7 @@
 //! A kill point: whose which system call is the last, or fails, and what transfer it interrupts.
 //!
 //! In words, as a replay line has it: `device:fdatasync:2`, `device:openat:9+proxy:openat:31` (both),
-//! `proxy:pwrite64:12:enospc`. Calls are counted for each thread, as strace does.
+//! `proxy:pwrite64:12:enospc`, `device:rename:3:power`. Calls are counted for each thread, as strace does.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,6 +23,8 @@ pub enum Victim {
 pub enum Fault {
     /// SIGKILL, before the call does anything.
     Kill,
+    /// SIGKILL, and its disk loses what was not safe.
+    Power,
     /// It and the next two fail: the disk is full.
     Full,
     /// It and the next two fail: the disk is broken.
@@ -36,6 +38,8 @@ pub enum Kind {
     Kill,
     /// ENOSPC and EIO
     Disk,
+    /// SIGKILL and a disk without power
+    Power,
 }
 
 /// One blow.
@@ -49,6 +53,13 @@ pub struct Blow {
     pub nth: u32,
     /// What happens there.
     pub fault: Fault,
+}
+
+impl Fault {
+    /// The program ends by it, without a word.
+    pub fn kills(self) -> bool {
+        matches!(self, Fault::Kill | Fault::Power)
+    }
 }
 
 /// One or two blows, and the seed that the transfer under them is made from.
@@ -152,10 +163,10 @@ impl Point {
         let seed = draws.next() >> 32;
         let calls: Vec<&Call> = CALLS
             .iter()
-            .filter(|call| kind == Kind::Kill || call.disk)
+            .filter(|call| kind != Kind::Disk || call.disk)
             .collect();
         let parties: &[&[Victim]] = match kind {
-            Kind::Kill => &[
+            Kind::Kill | Kind::Power => &[
                 &[Victim::Device],
                 &[Victim::Proxy],
                 &[Victim::Device, Victim::Proxy],
@@ -167,6 +178,7 @@ impl Point {
         let call = calls[(turn % calls.len() as u64) as usize];
         let fault = match (kind, turn / calls.len() as u64 % 2) {
             (Kind::Kill, _) => Fault::Kill,
+            (Kind::Power, _) => Fault::Power,
             (Kind::Disk, 0) => Fault::Full,
             (Kind::Disk, _) => Fault::Io,
         };
@@ -207,6 +219,7 @@ impl fmt::Display for Point {
             };
             let fault = match blow.fault {
                 Fault::Kill => "",
+                Fault::Power => ":power",
                 Fault::Full => ":enospc",
                 Fault::Io => ":eio",
             };
@@ -249,9 +262,10 @@ fn blow(text: &str) -> anyhow::Result<Blow> {
         nth: nth.parse().context("the count")?,
         fault: match fault {
             [] => Fault::Kill,
+            ["power"] => Fault::Power,
             ["enospc"] => Fault::Full,
             ["eio"] => Fault::Io,
-            _ => bail!("{fault:?} is neither enospc nor eio"),
+            _ => bail!("{fault:?} is none of power, enospc, eio"),
         },
     })
 }
@@ -262,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_replay_line_names_its_point() {
-        for kind in [Kind::Kill, Kind::Disk] {
+        for kind in [Kind::Kill, Kind::Disk, Kind::Power] {
             for index in 0..200 {
                 let point = Point::draw(5, index, kind);
                 let Blows(blows) = point.to_string().parse().unwrap();

@@ -39,7 +39,7 @@ fn read_copy(path: &Path, scratch: &Path) -> Result<Journal, String> {
 }
 
 impl DeviceRemains {
-    /// Looks at the part `got` in `folder` and the state beside it.
+    /// Looks at the part of `got` in `folder` and at the device's state beside it.
     pub fn of(folder: &Path, scratch: &Path) -> DeviceRemains {
         let note = fs::read(folder.join("got.part.json")).ok();
         let note: Option<Value> = note.and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -50,7 +50,7 @@ impl DeviceRemains {
             is_whole: folder.join("got").exists(),
             ..DeviceRemains::default()
         };
-        for file in fs::read_dir(folder.join("device/cedos/instances"))
+        for file in fs::read_dir(folder.join("state/cedos/instances"))
             .into_iter()
             .flatten()
             .flatten()

@@ -16,6 +16,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::disk::Disk;
 use super::origin::{Asked, Origin};
 use super::point::{Blow, Draws, Fault, Point, Victim};
 use super::remains::{DeviceRemains, ProxyRemains};
@@ -24,11 +25,15 @@ use super::verdict::Verdict;
 use crate::verbs::key;
 
 /// Until a transfer that hangs is called lost. Those here last five seconds at most.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// Until a proxy that was told of the end has freed its copy.
-const FREED_WITHIN: Duration = Duration::from_secs(10);
+const FREED_WITHIN: Duration = Duration::from_secs(30);
 /// Starts of one program before something is wrong with it.
 const STARTS_MAX: usize = 8;
+/// Folders, each a disk of its own where power is cut.
+const DEVICE: &str = "device";
+const PROXY: &str = "proxy";
+
 /// What all points share.
 #[derive(Debug)]
 pub struct Stage {
@@ -44,6 +49,8 @@ pub struct Stage {
 pub(super) struct Case<'a> {
     stage: &'a Stage,
     pub(super) point: &'a Point,
+    /// Of programs that can lose power; before the folder, so that they are unmounted first.
+    disks: Vec<(Victim, Disk)>,
     folder: TempDir,
     /// The object at the origin.
     path: String,
@@ -73,6 +80,7 @@ impl Stage {
         let mut case = Case::new(self, point)?;
         let _ = case.play().await;
         case.look_for_words();
+        case.disks.clear();
         let verdict = std::mem::take(&mut case.verdict);
         if let Some(keep) = self.keep.as_ref().filter(|_| !verdict.holds()) {
             let from = case.folder.keep();
@@ -115,6 +123,16 @@ impl<'a> Case<'a> {
         key::write_new(&device_key, &folder.path().join("device.key"))?;
         key::write_new(&key::generate()?, &folder.path().join("proxy.key"))?;
         std::fs::create_dir(folder.path().join("scratch"))?;
+        std::fs::create_dir(folder.path().join(DEVICE))?;
+        let which = draws.next();
+        let mut disks = Vec::new();
+        for blow in point.blows.iter().filter(|b| b.fault == Fault::Power) {
+            let place = match blow.who {
+                Victim::Device => DEVICE,
+                Victim::Proxy => PROXY,
+            };
+            disks.push((blow.who, Disk::new(&folder.path().join(place), which)?));
+        }
         Ok(Case {
             stage,
             point,
@@ -124,6 +142,7 @@ impl<'a> Case<'a> {
             place: place_of_its_own()?,
             client: device_key.public().to_string(),
             address: String::new(),
+            disks,
             folder,
             proxies: 0,
             devices: 0,
@@ -135,6 +154,20 @@ impl<'a> Case<'a> {
 
     pub(super) fn folder(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Where the device's file and state are.
+    pub(super) fn device_disk(&self) -> PathBuf {
+        self.folder().join(DEVICE)
+    }
+
+    /// Cuts the power of this one's disk, if it can be.
+    fn cut_power(&mut self, who: Victim) -> Result<(), Hopeless> {
+        let disk = self.disks.iter().find(|(whose, _)| *whose == who);
+        match disk.map(|(_, disk)| disk.cut()) {
+            Some(Err(error)) => self.lose(format!("the disk does not come back: {error:#}")),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn scratch(&self) -> PathBuf {
@@ -173,7 +206,7 @@ impl<'a> Case<'a> {
             Some(Victim::Proxy) => "strace-proxy",
             _ => "strace-device",
         });
-        let written = ["got.part", "got.part.json.new"].map(|name| self.folder().join(name));
+        let written = ["got.part", "got.part.json.new"].map(|name| self.device_disk().join(name));
         let paths: Vec<&Path> = written.iter().map(PathBuf::as_path).collect();
         // Elsewhere a write is also a wake-up of a thread, which no disk can fail.
         let paths = match blow {
@@ -187,7 +220,7 @@ impl<'a> Case<'a> {
             .env_remove("QLOGDIR")
             .env("CEDOS_KEY_FILE", self.folder().join("device.key"))
             .env("XDG_CONFIG_HOME", self.folder())
-            .env("XDG_STATE_HOME", self.folder().join("device"))
+            .env("XDG_STATE_HOME", self.device_disk().join("state"))
             .stdin(Stdio::null())
             .kill_on_drop(true);
         command
@@ -207,7 +240,7 @@ impl<'a> Case<'a> {
                 &self.place.to_string(),
                 "--allow-private",
             ]);
-            command.args(["--key", "proxy.key", "--state-dir", "proxy"]);
+            command.args(["--key", "proxy.key", "--state-dir", PROXY]);
             command.args(["--allow-client", &self.client, "--log", "json"]);
             command.stdout(Stdio::piped());
             let said = self.append("proxy.err").map(Stdio::from);
@@ -241,23 +274,24 @@ impl<'a> Case<'a> {
         };
         let scratch = self.scratch();
         let first = self.proxy_remains.is_none();
-        let remains = ProxyRemains::of(&self.folder().join("proxy"), &scratch);
+        let struck = self.point.on(Victim::Proxy).filter(|_| first);
+        if struck.is_some_and(|blow| blow.fault == Fault::Power) {
+            self.cut_power(Victim::Proxy)?;
+        }
+        let remains = ProxyRemains::of(&self.folder().join(PROXY), &scratch);
         if let Some(damage) = &remains.damage {
             self.verdict
                 .lost
                 .push(format!("the proxy's journal: {damage}"));
         }
         self.proxy_remains = Some(remains);
-        match self.point.on(Victim::Proxy) {
-            Some(blow) if first => {
-                if status.signal() == Some(SIGKILL) && blow.fault == Fault::Kill {
-                    return Ok(());
-                }
-                if blow.fault != Fault::Kill && status.signal().is_none() {
-                    return Ok(()); // Its words are looked at later.
-                }
+        if let Some(blow) = struck {
+            if status.signal() == Some(SIGKILL) && blow.fault.kills() {
+                return Ok(());
             }
-            _ => {}
+            if !blow.fault.kills() && status.signal().is_none() {
+                return Ok(()); // Its words are looked at later.
+            }
         }
         let said = self.said("proxy.err");
         let last = said.lines().last().unwrap_or_default().to_owned();
@@ -273,13 +307,14 @@ impl<'a> Case<'a> {
         let (output, qlog) = (format!("device-{n}.json"), format!("qlog-{n}"));
         let url = self.stage.origin.url(more.unwrap_or(&self.path));
         let file = if more.is_some() { "other" } else { "got" };
+        let file = format!("{DEVICE}/{file}");
         let mut command = self.command(blow);
         command.args([
             "get",
             "--alone",
             "--json",
             "-o",
-            file,
+            &file,
             &url,
             "--prox",
             &self.address,
@@ -304,11 +339,14 @@ impl<'a> Case<'a> {
         let first = self.device_remains.is_none();
         let blow = self.point.on(Victim::Device).filter(|_| first);
         let expected = blow.is_some_and(|blow| match blow.fault {
-            Fault::Kill => status.signal() == Some(SIGKILL),
+            Fault::Kill | Fault::Power => status.signal() == Some(SIGKILL),
             Fault::Full | Fault::Io => status.code().is_some(),
         });
         if expected {
-            let remains = DeviceRemains::of(self.folder(), &self.scratch());
+            if blow.is_some_and(|blow| blow.fault == Fault::Power) {
+                self.cut_power(Victim::Device)?;
+            }
+            let remains = DeviceRemains::of(&self.device_disk(), &self.scratch());
             for damage in &remains.damage {
                 self.verdict
                     .lost
@@ -354,6 +392,8 @@ impl<'a> Case<'a> {
                 }
             }
         }
+        // What was called whole is safe.
+        self.cut_power(Victim::Device)?;
         self.judge_bytes();
         self.see_it_freed(&mut proxy).await?;
         let _ = proxy.kill().await;
@@ -386,7 +426,7 @@ impl<'a> Case<'a> {
 
     async fn is_freed(&mut self, proxy: &mut Child) -> Result<bool, Hopeless> {
         let until = Instant::now() + FREED_WITHIN;
-        let copies = self.folder().join("proxy/copies");
+        let copies = self.folder().join(PROXY).join("copies");
         let copies = || std::fs::read_dir(&copies).map_or(0, Iterator::count);
         let mut dead_at_first = false;
         while copies() > 0 {
@@ -420,7 +460,7 @@ impl<'a> Case<'a> {
             };
             let log = self.said(log);
             struck &= match blow.fault {
-                Fault::Kill => remains,
+                Fault::Kill | Fault::Power => remains,
                 Fault::Full | Fault::Io => log.contains("(INJECTED)"),
             };
             for file in strace::synced_again(&log) {

@@ -35,14 +35,14 @@ pub fn command(program: &Path, blow: Option<&Blow>, log: &Path, paths: &[&Path])
     let pattern = Call::named(blow.call).map_or(blow.call, |call| call.pattern);
     let (first, last) = (blow.nth, blow.nth + FAILING - 1);
     let action = match blow.fault {
-        Fault::Kill => format!("signal=SIGKILL:when={first}"),
+        Fault::Kill | Fault::Power => format!("signal=SIGKILL:when={first}"),
         Fault::Full => format!("error=ENOSPC:when={first}..{last}"),
         Fault::Io => format!("error=EIO:when={first}..{last}"),
     };
     let mut command = Command::new("strace");
     // -y names the file behind a descriptor.
     command.args(["-D", "-f", "-qq", "-y", "-o"]).arg(log);
-    if blow.fault != Fault::Kill {
+    if !blow.fault.kills() {
         for path in paths {
             command.arg("-P").arg(path);
         }

@@ -1,0 +1,147 @@
+//! Streams of players that the agent serves: their links live as long as who asked for them, and share
+//! the scheduler with transfers. While one runs, access points are looked for every few seconds.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_links::{Class, Kind, LOOK_STREAMING, Link, Scout};
+use d2tp_time::{Span, Time};
+use serde_json::json;
+use tokio::io::BufReader;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::api::yes_with;
+use super::door::{next_line, say};
+use super::{Agent, lock};
+use crate::fetch::clock::Moment;
+use crate::fetch::outcome::Failure;
+use crate::stream::serving::{Ordered, Serving};
+
+/// How often it is told how a stream stands.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+impl Agent {
+    /// Serves what was asked for.
+    pub(super) async fn stream(&self, ordered: &Ordered) -> Result<Serving, Failure> {
+        let relative = [&ordered.store, &ordered.ca, &ordered.key];
+        if let Some(path) = relative
+            .into_iter()
+            .flatten()
+            .find(|path| path.is_relative())
+        {
+            let text = format!("{} does not begin at the root", path.display());
+            return Err(Failure::usage(text));
+        }
+        let dispatcher = Some(self.dispatcher.clone());
+        Serving::begin(ordered, self.roads.links(), dispatcher, |_| ()).await
+    }
+
+    /// Tells how it stands until whoever asked for it goes.
+    pub(super) async fn show_stream(
+        self: &Arc<Agent>,
+        serving: Serving,
+        write: &mut OwnedWriteHalf,
+        lines: &mut BufReader<OwnedReadHalf>,
+    ) -> io::Result<()> {
+        let told = yes_with(json!({"links": serving.links, "told": serving.told()}));
+        let shown = async {
+            say(write, &told).await?;
+            let mut every = interval(TELL_EVERY);
+            every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut counted = BTreeMap::new();
+            let mut scouting = std::pin::pin!(self.scout(&serving));
+            loop {
+                tokio::select! {
+                    line = next_line(lines) => if line?.is_none() { return Ok(()) },
+                    _ = every.tick() => {
+                        self.count_stream(&serving, &mut counted);
+                        if self.is_ending() {
+                            return Ok(());
+                        }
+                        say(write, &serving.state("progress")).await?;
+                    }
+                    () = &mut scouting => {}
+                }
+            }
+        };
+        let outcome: io::Result<()> = shown.await;
+        let state = serving.end().await;
+        // Whoever asked may still listen, as when the agent ends.
+        let _ = say(write, &state).await;
+        outcome
+    }
+
+    /// Takes down what links carried for it since the last time.
+    fn count_stream(&self, serving: &Serving, counted: &mut BTreeMap<String, u64>) {
+        let links = self.roads.links().borrow().clone();
+        let mut more = Vec::new();
+        for (device, bytes) in serving.roads().carried() {
+            let before = counted.insert(device.clone(), bytes).unwrap_or(0);
+            let link = links.iter().find(|link| link.name == device);
+            let class = link.map_or(Class::Free, |link| link.class.class);
+            let bytes = bytes.saturating_sub(before);
+            if bytes > 0 {
+                more.push((device, class, bytes));
+            }
+        }
+        self.spend(&more);
+        let mut meter = lock(&self.meter);
+        for (_, class, bytes) in more {
+            meter.carried(class, true, bytes);
+        }
+    }
+
+    /// Looks for access points every few seconds, leaves those that carry nothing and joins better ones.
+    /// Never ends.
+    async fn scout(&self, serving: &Serving) {
+        let Some(manager) = self.roads.manager() else {
+            return std::future::pending().await;
+        };
+        let _turn = self.scouting.lock().await;
+        let mut scout = Scout::new(manager);
+        let mut every = interval(Duration::from(LOOK_STREAMING));
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            every.tick().await;
+            let now = Time::ZERO + Span::from(Moment::now().since_boot());
+            let ways = serving.urls().first().map(|url| serving.roads().ways(url));
+            for device in wireless(&self.roads.links().borrow().clone()) {
+                let mut ways = ways.iter().flatten();
+                if let Some(way) = ways.find(|way| way.name == device && !way.stalled) {
+                    // Its path answers; or, without a proxy, nothing was held against it.
+                    scout.trials.answered(&device);
+                    if let Some(rate) = way.rate_bytes_per_s {
+                        scout.carried(now, &device, rate);
+                    }
+                } else {
+                    scout.trials.fell_silent(now, &device);
+                }
+                // It refuses when it has just looked by itself.
+                let looked = scout.look(&device).await;
+                match scout.rove(now, &device).await {
+                    Ok(roved) => {
+                        for (device, point) in roved.shunned {
+                            tracing::info!(device, point, "an access point that carries nothing");
+                        }
+                        if let Some(point) = roved.joining {
+                            tracing::info!(
+                                device,
+                                point = point.ssid,
+                                "joins another access point"
+                            );
+                        }
+                    }
+                    Err(error) => tracing::debug!(device, %error, ?looked, "no other access point"),
+                }
+            }
+        }
+    }
+}
+
+fn wireless(links: &[Link]) -> Vec<String> {
+    let wireless = links.iter().filter(|link| link.kind == Kind::Wifi);
+    wireless.map(|link| link.name.clone()).collect()
+}

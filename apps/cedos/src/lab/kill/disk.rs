@@ -1,0 +1,149 @@
+//! A disk that loses power: an ext4 of its own on a loop device. Its shutdown call (`EXT4_IOC_SHUTDOWN`)
+//! drops what was not written down, as a cut does; the next mount replays the journal.
+//!
+//! What it cannot show: a drive that lies about its cache, or tears a sector.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+
+/// Room for the largest object and a journal of ext4's.
+const BYTES: u64 = 64 << 20;
+/// `EXT4_GOING_FLAGS_NOLOGFLUSH`: not even the file system's own journal is written out.
+static AT_ONCE: u32 = 2;
+/// Until whoever was killed has let go of its files.
+const LET_GO_WITHIN: Duration = Duration::from_secs(10);
+/// Set in the process that has mounts of its own.
+const INSIDE: &str = "CEDOS_LAB_OWN_MOUNTS";
+
+/// How the file system orders data and its own journal: the default, with data that lags behind, and
+/// both at short intervals so that some of it is written before the cut.
+const OPTIONS: [&str; 4] = [
+    "loop",
+    "loop,commit=1",
+    "loop,data=writeback",
+    "loop,data=writeback,commit=1",
+];
+
+/// `EXT4_IOC_SHUTDOWN` // include/uapi/linux/ext4.h
+const SHUTDOWN: libc::Ioctl = libc::_IOR::<u32>(b'X' as u32, 125);
+
+/// A mounted disk.
+#[derive(Debug)]
+pub struct Disk {
+    place: PathBuf,
+    image: PathBuf,
+    options: &'static str,
+}
+
+/// Sees to it that this process has mounts that end with it, if need be by beginning it again.
+///
+/// # Errors
+/// Disks cannot be mounted here.
+pub fn enter() -> anyhow::Result<()> {
+    if std::env::var_os(INSIDE).is_some() {
+        return probe().context("no disk can lose power here");
+    }
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "no disk can lose power here: that needs root, to mount it on a loop device"
+    );
+    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let error = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(program)
+        .args(std::env::args_os().skip(1))
+        .env(INSIDE, "1")
+        .exec();
+    Err(error).context("`unshare` (util-linux) cannot be run")
+}
+
+/// Mounts one, and cuts its power.
+fn probe() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let disk = Disk::new(&folder.path().join("disk"), 0)?;
+    let file = disk.place.join("file");
+    std::fs::write(&file, "not safe yet")?;
+    disk.cut()?;
+    ensure!(!file.exists(), "what was never synced survives a cut");
+    Ok(())
+}
+
+impl Disk {
+    /// A new one at the folder `place`, which is made. `which` chooses among mount options.
+    ///
+    /// # Errors
+    /// It cannot be made or mounted.
+    pub fn new(place: &Path, which: u64) -> anyhow::Result<Disk> {
+        let image = place.with_extension("ext4");
+        File::create_new(&image)
+            .and_then(|file| file.set_len(BYTES))
+            .with_context(|| format!("{}", image.display()))?;
+        succeed(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image))?;
+        std::fs::create_dir_all(place).with_context(|| format!("{}", place.display()))?;
+        let disk = Disk {
+            place: place.to_owned(),
+            image,
+            options: OPTIONS[(which % OPTIONS.len() as u64) as usize],
+        };
+        disk.mount()?;
+        Ok(disk)
+    }
+
+    fn mount(&self) -> anyhow::Result<()> {
+        let mut command = Command::new("mount");
+        command.args(["-t", "ext4", "-o", self.options]);
+        succeed(command.arg(&self.image).arg(&self.place))
+    }
+
+    fn unmount(&self) -> anyhow::Result<()> {
+        let until = Instant::now() + LET_GO_WITHIN;
+        loop {
+            match succeed(Command::new("umount").arg(&self.place)) {
+                Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
+                ended => return ended,
+            }
+        }
+    }
+
+    /// Cuts the power, and brings it back: what was not safe is gone.
+    ///
+    /// # Errors
+    /// The file system does not know the call, or does not come back: then it is damaged.
+    pub fn cut(&self) -> anyhow::Result<()> {
+        let place = File::open(&self.place)?;
+        // SAFETY: the descriptor is open, and the kernel only reads the word behind the pointer.
+        let done = unsafe { libc::ioctl(place.as_raw_fd(), SHUTDOWN, &raw const AT_ONCE) };
+        ensure!(
+            done == 0,
+            "EXT4_IOC_SHUTDOWN: {}",
+            std::io::Error::last_os_error()
+        );
+        drop(place);
+        self.unmount()?;
+        self.mount()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = self.unmount();
+    }
+}
+
+fn succeed(command: &mut Command) -> anyhow::Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .output()
+        .with_context(|| format!("`{name}` cannot be run; install it"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("`{name}`: {}", said.trim());
+    }
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! A device on real sockets whose Wi-Fi goes dead, or whose access point is cut off from what is behind it: by
+//! asking the gateway it tells the one from the other.
+//!
+//! A program of its own rather than the test harness, because only a process with one thread may
+//! enter a user namespace. Where the system forbids namespaces it says so and passes.
+
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use cedos_lab_emu::{World, enter, plan};
+use cedos_lab_scenario::Scenario;
+use d2tp_driver::{
+    Admission, Config, Device, DeviceOptions, Event, FlowSettings, LinkUse, PathState, PathStats,
+    SecretKey, Server, ServerAddress, ServerOptions,
+};
+use d2tp_links::{ClassRules, LinkMonitor};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const PORT: u16 = 4433;
+/// Of the fault, in the scenario's time.
+const FROM: Duration = Duration::from_secs(4);
+const TO: Duration = Duration::from_secs(7);
+
+fn main() {
+    if let Err(forbidden) = enter() {
+        println!("skipped, no lab on this machine: {forbidden}");
+        return;
+    }
+    let (air, behind) = (fails("dead"), fails("cut"));
+    println!("the air: {air:?}\nbehind the first hop: {behind:?}");
+    // R-HOP-1: with the word of its gateway, before probe timeouts would have found it out.
+    assert!(air.whole, "the window did not survive a hole in the air");
+    // R-HOP-2: by probe timeouts, and with half the window.
+    assert!(!behind.whole, "a fault further on was taken for a hole");
+    assert!(air.hesitated < behind.hesitated);
+    println!("test the_air_and_what_is_behind_it_are_told_apart ... ok");
+}
+
+/// What a device made of a fault.
+#[derive(Debug)]
+struct Came {
+    /// From being quiet to being silent.
+    hesitated: Duration,
+    /// It went on with its window as it was.
+    whole: bool,
+}
+
+/// An upload over one link with a fault of this kind in it.
+fn fails(how: &str) -> Came {
+    let text = format!(
+        "seed = 5\nduration_s = 30\n[[link]]\nname = \"wlan0\"\ndown_mbps = 10\nup_mbps = 10\nrtt_ms = 150\n\
+         queue_bytes = 100000\n[[link.at]]\nt_s = {}\n{how} = true\n[[link.at]]\nt_s = {}\n{how} = false\n",
+        FROM.as_secs(),
+        TO.as_secs()
+    );
+    let scenario = Scenario::parse("test", &text, &mut |_| unreachable!()).expect("a scenario");
+    let mut world = World::build(scenario).expect("a world");
+    let (ended, end) = tokio::sync::oneshot::channel::<()>();
+    let (ready, bound) = channel();
+    let serving = world.proxy().thread("server", move || {
+        run(async move {
+            let server = Server::bind(ServerOptions {
+                listen: (plan::PROXY_V4, PORT).into(),
+                key: SecretKey::from_bytes([2; 32]),
+                admission: Admission::Anybody,
+                config: Config::default(),
+            });
+            let server = server.expect("a server");
+            ready.send(server.public_key()).expect("somebody waits");
+            let mut flow = server.accept().await.expect("a flow");
+            let mut taken = vec![0; 65_536];
+            let takes = async { while flow.read(&mut taken).await.is_ok_and(|n| n > 0) {} };
+            tokio::select! {
+                () = takes => {}
+                _ = end => {}
+            }
+        });
+    });
+    let serving = serving.expect("a thread");
+    let key = bound.recv().expect("it serves");
+    world.start(|_| {}).expect("time begins");
+    let began = Instant::now();
+    let (tell, told) = channel();
+    let device = world.device().thread("device", move || {
+        run(async move {
+            let options = DeviceOptions {
+                server: ServerAddress {
+                    host: plan::PROXY_V4.to_string(),
+                    port: PORT,
+                    key,
+                },
+                key: SecretKey::from_bytes([1; 32]),
+                config: Config::default(),
+            };
+            tell.send(upload(options, began).await)
+                .expect("it is waited for");
+        });
+    });
+    let device = device.expect("a thread");
+    let came = told.recv().expect("the device died");
+    let _ = ended.send(());
+    let _ = device.join();
+    drop(world);
+    let _ = serving.join();
+    came
+}
+
+async fn upload(options: DeviceOptions, began: Instant) -> Came {
+    let (_, monitor) = LinkMonitor::start(ClassRules::default())
+        .await
+        .expect("links");
+    let mut device = Device::new(options).await.expect("a device");
+    let mut events = device.events();
+    device.follow(monitor.subscribe(), |_| LinkUse::Free);
+    let mut flow = device.open(FlowSettings::default()).expect("a flow");
+    let sends = tokio::spawn(async move {
+        let bytes = [7; 65_536];
+        while flow.write_all(&bytes).await.is_ok() {}
+    });
+    let path = || device.paths().into_iter().next();
+    let is = |state: PathState| path().is_some_and(|p: PathStats| p.state == state);
+    while began.elapsed() < FROM {
+        pause().await;
+    }
+    while !matches!(events.recv().await, Ok((_, Event::PathQuiet { .. }))) {}
+    let quiet = Instant::now();
+    while !is(PathState::Silent) {
+        pause().await;
+    }
+    let hesitated = quiet.elapsed();
+    let window = path().expect("a path").window;
+    while !is(PathState::Active) {
+        pause().await;
+    }
+    let whole = path().expect("a path").window >= window;
+    sends.abort();
+    Came { hesitated, whole }
+}
+
+/// Between two looks: shorter than a round trip, in which a window may grow again.
+async fn pause() {
+    tokio::time::sleep(Duration::from_millis(5)).await;
+}
+
+fn run(work: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.expect("a runtime").block_on(work);
+}
