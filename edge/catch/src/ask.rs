@@ -47,7 +47,7 @@ pub struct Asked {
 impl Asked {
     pub(crate) fn new(place: OwnedFd, names: Arc<Names>, only: Option<u32>) -> io::Result<Asked> {
         Ok(Asked {
-            place: AsyncFd::new(place)?,
+            place: passed::watch(place)?,
             names,
             only,
         })
@@ -88,7 +88,7 @@ impl Asked {
         socket2::SockRef::from(&question)
             .set_nonblocking(true)
             .ok()?;
-        let question = AsyncFd::new(question).ok()?;
+        let question = passed::watch(question).ok()?;
         let read = async {
             loop {
                 let mut ready = question.readable().await?;

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use tokio::io::unix::AsyncFd;
 
 use crate::caught::{Answer, Caught, Verdict, address};
+use crate::passed;
 
 // linux/filter.h, linux/bpf_common.h
 const LOAD: u16 = 0x20;
@@ -132,7 +133,7 @@ impl Supervisor {
     pub(crate) fn new(listener: OwnedFd) -> io::Result<Supervisor> {
         let listener = Arc::new(listener);
         Ok(Supervisor {
-            ready: AsyncFd::new(listener.try_clone()?)?,
+            ready: passed::watch(listener.try_clone()?)?,
             listener,
         })
     }

@@ -78,7 +78,7 @@ impl Porter {
     /// Over the channel to its process.
     pub(crate) fn new(channel: OwnedFd) -> io::Result<Porter> {
         SockRef::from(&channel).set_nonblocking(true)?;
-        let channel = tokio::io::unix::AsyncFd::new(channel)?;
+        let channel = passed::watch(channel)?;
         Ok(Porter {
             channel: Mutex::new(channel),
         })

@@ -3,6 +3,8 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use tokio::io::unix::AsyncFd;
+
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 /// Bytes beside descriptors.
@@ -10,6 +12,12 @@ const BYTES_MAX: usize = 64 * 1024;
 
 /// Descriptors in one message.
 const PASSED_MAX: usize = 8;
+
+/// A descriptor whose readiness is waited for.
+pub(crate) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd is one and the same open descriptor for as long as it lives.
+    unsafe { AsyncFd::register(fd) }.map_err(io::Error::from)
+}
 
 /// Sends bytes and descriptors.
 pub(crate) fn give(channel: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {

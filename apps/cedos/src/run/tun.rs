@@ -94,7 +94,10 @@ impl Tun {
         let flags = nix::fcntl::fcntl(&fd, nix::fcntl::FcntlArg::F_GETFL)?;
         let flags = nix::fcntl::OFlag::from_bits_retain(flags) | nix::fcntl::OFlag::O_NONBLOCK;
         nix::fcntl::fcntl(&fd, nix::fcntl::FcntlArg::F_SETFL(flags))?;
-        Ok(Tun(AsyncFd::new(fd)?))
+        // SAFETY: an OwnedFd is one and the same open descriptor for as long as it lives.
+        Ok(Tun(
+            unsafe { AsyncFd::register(fd) }.map_err(io::Error::from)?
+        ))
     }
 }
 
