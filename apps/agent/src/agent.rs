@@ -39,7 +39,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use d2tp_links::{ClassRules, Judge, Kind as LinkKind, LinkMonitor, NetworkRules};
+use d2tp_driver::{SecretKey, ServerAddress};
+use d2tp_links::{ClassRules, Judge, Kind as LinkKind, Link, LinkMonitor, NetworkRules};
 use d2tp_power::Linux;
 use serde_json::Value;
 use tokio::net::UnixListener;
@@ -48,6 +49,7 @@ use tokio::sync::{broadcast, watch};
 use crate::dispatcher::{Dispatcher, Kind, Radio, Surroundings};
 use crate::fetch::clock::Moment;
 use crate::fetch::jobs;
+use crate::proxy::{self, Door, Line};
 use crate::settings;
 use atlas::Atlas;
 use hindsight::Hindsight;
@@ -94,6 +96,21 @@ pub struct Options {
     pub metrics: Option<SocketAddr>,
     /// What is started when free links come and go.
     pub hooks: Hooks,
+    /// The proxy for programs, if there is to be one.
+    pub local: Option<LocalProxy>,
+}
+
+/// A proxy on this machine, for programs that know nothing of D2TP.
+#[derive(Debug, Clone)]
+pub struct LocalProxy {
+    /// Where it listens: an address of loopback.
+    pub at: SocketAddr,
+    /// The D2Prox that it goes by.
+    pub server: ServerAddress,
+    /// This device's key.
+    pub key: SecretKey,
+    /// On what terms, where a program does not say.
+    pub wish: proxy::Wish,
 }
 
 /// The agent.
@@ -146,7 +163,7 @@ pub fn socket() -> anyhow::Result<PathBuf> {
 pub async fn run(
     options: Options,
     mut stop: watch::Receiver<bool>,
-    ready: impl FnOnce(&Path, Option<SocketAddr>),
+    ready: impl FnOnce(&Path, Option<SocketAddr>, Option<SocketAddr>),
 ) -> anyhow::Result<()> {
     let path = match &options.socket {
         Some(path) => path.clone(),
@@ -182,6 +199,11 @@ pub async fn run(
         None => None,
     };
     let figures = metrics.as_ref().and_then(|m| m.local_addr().ok());
+    let local_proxy = match options.local {
+        Some(local) => Some(open_door(local, agent.roads.links()).await?),
+        None => None,
+    };
+    let programs = local_proxy.as_ref().map(|(_, _, at)| *at);
     // What is around first: it says which device's past it is.
     agent.dispatcher.look(&agent.surroundings(false));
     if let Some(kept) = kept {
@@ -210,15 +232,32 @@ pub async fn run(
             tokio::task::spawn_local(hooks::watch(options.hooks, agent.roads.links()));
             tokio::task::spawn_local(door::serve(agent.clone(), listener));
             tokio::task::spawn_local(agent.clone().keep_house());
+            let served = local_proxy.map(|(door, line, _)| (tokio::spawn(door.serve()), line));
             tokio::task::spawn_local(agent.clone().look_back());
-            ready(&path, figures);
+            ready(&path, figures, programs);
             let _ = stop.wait_for(|stop| *stop).await;
+            if let Some((serving, line)) = served {
+                serving.abort();
+                line.close().await;
+            }
             agent.end().await;
             anyhow::Ok(())
         })
         .await?;
     let _ = std::fs::remove_file(&path);
     Ok(())
+}
+
+/// Opens the local proxy.
+async fn open_door(
+    local: LocalProxy,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+) -> anyhow::Result<(Door, Arc<Line>, SocketAddr)> {
+    let line = Line::new(local.server, local.key, links, |_| {});
+    let door = Door::bind(local.at, line.clone(), local.wish).await;
+    let door = door.with_context(|| format!("no proxy for programs at {}", local.at))?;
+    let at = door.local_addr()?;
+    Ok((door, line, at))
 }
 
 /// Takes the socket, which one agent of a user has.

@@ -7,6 +7,7 @@ pub mod errand;
 pub mod fetch;
 pub mod key;
 pub mod order;
+pub mod proxy;
 pub mod settings;
 pub mod stream;
 pub mod terms;

@@ -5,6 +5,7 @@
 mod demo;
 mod lab;
 mod repro;
+mod run;
 mod serve;
 mod verbs;
 
@@ -51,6 +52,7 @@ enum Verb {
     Agent(Box<verbs::agent::AgentArgs>),
     Prox(Box<verbs::prox::ProxArgs>),
     Serve(Box<verbs::serve::ServeArgs>),
+    Run(Box<verbs::run::RunArgs>),
     /// Make and show the keys that hosts are known by
     Key(verbs::key::KeyArgs),
     Lab(verbs::lab::LabArgs),
@@ -107,6 +109,7 @@ fn main() -> ExitCode {
                 verbs::serve::run(*args).await.map(|()| ExitCode::SUCCESS)
             }),
         ),
+        Verb::Run(args) => ("run", verbs::run::run(*args)),
         Verb::Key(args) => ("key", verbs::key::run(&args).map(|()| ExitCode::SUCCESS)),
         Verb::Lab(args) => ("lab", verbs::lab::run(args)),
         Verb::Demo(args) => ("demo", verbs::demo::run(&args)),

@@ -3,6 +3,7 @@
 //! A new one is a file here, an implementation of [`Peer`], and a line in [`all`].
 
 mod d2tp;
+mod d2tp_sockets;
 #[cfg(feature = "peers-all")]
 mod noq;
 mod quinn;
@@ -79,6 +80,7 @@ fn variants() -> Vec<Box<dyn Peer>> {
         Box::new(d2tp::D2tp::with(CongestionKind::NewReno)),
         Box::new(d2tp::D2tp::with(CongestionKind::Bbr)),
         Box::new(d2tp::D2tp::held()),
+        Box::new(d2tp_sockets::D2tpSockets),
         Box::new(tcp::Tcp::bbr()),
     ]
 }

@@ -67,8 +67,11 @@ const RISK_MAX: f64 = 0.9;
 /// rates, more bytes that cost.
 pub const PROBE_BYTES: u64 = 100_000; // a guess
 
-/// A metered link not used for so long is probed before it is relied upon, seconds.
+/// A metered link not used for so long is probed before it is relied upon, seconds …
 const PROBE_AFTER_S: f64 = 10.0; // half of the recorded cellular links: rates hold about so long
+/// … or for this share of the time that flows can still lose, if that is longer. Higher: fewer bytes go
+/// into probes, and a rate that fell is seen later.
+const PROBE_SLACK: f64 = 0.05; // tuned: docs/repro/score.md
 
 /// One that was never used is, as soon as flows need so much that a probe is little beside it.
 const PROBE_FIRST_BYTES: f64 = 20.0 * PROBE_BYTES as f64; // a guess
@@ -165,7 +168,7 @@ impl Scheduler {
         }
         let no_free =
             !(self.links.iter()).any(|link| link.class() == Class::Free && link.carries());
-        let (by_deadline, doubt) = match self.mode {
+        let (by_deadline, probe_after_s) = match self.mode {
             Mode::Outlook => {
                 let found = self.by_outlook(now, flows, &order);
                 match found
@@ -176,9 +179,9 @@ impl Scheduler {
                     None => found.decided(),
                 }
             }
-            Mode::Always => (order.len(), false),
-            Mode::FreeFirst if no_free => (order.len(), false),
-            Mode::FreeFirst | Mode::FreeOnly | Mode::AlgorithmOne { .. } => (0, false),
+            Mode::Always => (order.len(), f64::INFINITY),
+            Mode::FreeFirst if no_free => (order.len(), f64::INFINITY),
+            Mode::FreeFirst | Mode::FreeOnly | Mode::AlgorithmOne { .. } => (0, f64::INFINITY),
         };
         let pays = |place: usize, flow: &Flow| {
             let at_once = match flow.need.policy {
@@ -192,7 +195,7 @@ impl Scheduler {
             .filter(|(place, n)| pays(*place, &flows[**n]))
             .map(|(_, n)| *n)
             .collect();
-        let shares = self.shares(now, !payers.is_empty(), doubt);
+        let shares = self.shares(now, !payers.is_empty(), probe_after_s);
         let shortest_s = order.first().and_then(|n| flows[*n].left_s());
         let again_s = shortest_s.map_or(EPOCH_S.1, |left_s| left_s * EPOCH_SHARE);
         Roster {
@@ -226,13 +229,11 @@ impl Scheduler {
         load
     }
 
-    fn shares(&self, now: Time, paying: bool, doubt: bool) -> Vec<Share> {
+    fn shares(&self, now: Time, paying: bool, probe_after_s: f64) -> Vec<Share> {
         let share = |link: &History| match link.class() {
             Class::Free => Share::All,
             Class::Metered if paying => Share::Paid,
-            Class::Metered if doubt && link.unused_s(now) > PROBE_AFTER_S => {
-                Share::Probe(PROBE_BYTES)
-            }
+            Class::Metered if link.unused_s(now) > probe_after_s => Share::Probe(PROBE_BYTES),
             Class::Metered | Class::Roaming => Share::Nothing,
         };
         self.links.iter().map(share).collect()
@@ -247,7 +248,7 @@ impl Scheduler {
         let outlook = Outlook::new(now, &self.links, horizons);
         let mean_size = flows.iter().map(|flow| flow.size_bytes as f64).sum::<f64>()
             / flows.len().max(1) as f64;
-        let (mut found, mut bytes, mut at_risk, mut next) = (Found::default(), 0.0, 0.0, 0);
+        let (mut found, mut bytes, mut at_risk, mut next) = (Found::NOTHING, 0.0, 0.0, 0);
         for (horizon, place) in places.into_iter().enumerate() {
             let group = order[next..=place].iter().map(|n| &flows[*n]);
             bytes += group.clone().map(Flow::bytes).sum::<f64>();
@@ -256,6 +257,7 @@ impl Scheduler {
                 .clone()
                 .any(|flow| flow.need.policy == Policy::Balanced);
             let count = may_pay.count();
+            let left_s = flows[order[place]].left_s().unwrap_or(0.0);
             next = place + 1;
             if count == 0 {
                 continue;
@@ -272,28 +274,40 @@ impl Scheduler {
             if outlook.all_short_of(horizon, bytes) > CROWDED {
                 found.crowded = Some(place);
             }
-            found.doubt |= standing.regret < PROBE_REGRET && standing.load > PROBE_SHARE;
+            if standing.regret < PROBE_REGRET && standing.load > PROBE_SHARE {
+                let slack_s = left_s * (1.0 - standing.load);
+                let after_s = PROBE_AFTER_S.max(PROBE_SLACK * slack_s);
+                found.probe_after_s = found.probe_after_s.min(after_s);
+            }
         }
-        let never_used = |link: &History| link.unused_s(now).is_infinite();
-        found.doubt |= bytes > PROBE_FIRST_BYTES && self.links.iter().any(never_used);
+        if bytes > PROBE_FIRST_BYTES {
+            // Any time at all is less than that since a link was never used.
+            found.probe_after_s = found.probe_after_s.min(f64::MAX);
+        }
         found
     }
 }
 
 /// What the outlook says of all flows.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Found {
     /// So many of the order pay for their deadlines' sake.
     paying: usize,
-    /// Links that cost have to be measured.
-    doubt: bool,
+    /// Links that cost and were not used for so long have to be measured.
+    probe_after_s: f64,
     /// The last place of the order up to which not all will be in time.
     crowded: Option<usize>,
 }
 
 impl Found {
-    fn decided(self) -> (usize, bool) {
-        (self.paying, self.doubt)
+    const NOTHING: Found = Found {
+        paying: 0,
+        probe_after_s: f64::INFINITY,
+        crowded: None,
+    };
+
+    fn decided(self) -> (usize, f64) {
+        (self.paying, self.probe_after_s)
     }
 }
 

@@ -151,6 +151,8 @@ pub(crate) struct Flow {
     pub(crate) by_syn: bool,
     /// Its peer opened it again and may not know how much of it arrived.
     pub(crate) begun_again: bool,
+    /// At a server: a GRANT is all that came of it yet.
+    pub(crate) only_granted: bool,
     /// Which paths its bytes are wanted on.
     pub(crate) route: Route,
 }
@@ -188,6 +190,7 @@ impl Flow {
             restored: false,
             by_syn: false,
             begun_again: false,
+            only_granted: false,
             route: Route::Any,
         }
     }

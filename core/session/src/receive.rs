@@ -398,11 +398,13 @@ impl Session {
             } => {
                 // R-GRANT-1: only the device decides what its links may cost.
                 // R-GRANT-5: it may overtake the flow's opening, and its path's first packet.
+                let only = self.flows.get(flow).is_none_or(|f| f.only_granted);
                 if self.role == Role::Responder
                     && self.issued.contains_key(&path)
                     && self.accept_flow(flow, FlowOptions::default())?
                     && let Some(f) = self.flows.get_mut(flow)
                 {
+                    f.only_granted = only;
                     f.grants_in.on_grant(path, seq, max_sent);
                     self.flows.touch(flow);
                 }
@@ -557,6 +559,7 @@ impl Session {
             .get_mut(id)
             .expect("it was just accepted or known before");
         flow.announced = true;
+        flow.only_granted = false;
         if let Some(path) = gated {
             flow.grants_out.on_received(path, bytes.len() as u64);
         }
@@ -610,6 +613,7 @@ impl Session {
     /// Takes in a flow the peer opened. False if it is over already.
     fn accept_flow(&mut self, id: FlowId, options: FlowOptions) -> Result<bool, PeerFault> {
         if let Some(flow) = self.flows.get_mut(id) {
+            flow.only_granted = false;
             // DURABLE may have come before.
             let was_durable = std::mem::take(&mut flow.options.durable);
             let is_new = flow.options == FlowOptions::default();

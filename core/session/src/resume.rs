@@ -357,6 +357,11 @@ impl Session {
             }
             return self.flows.refuse(id, Reason::UnknownFlow);
         };
+        if flow.only_granted {
+            // R-RESUME-2: a GRANT that overtook the claim has not made it known.
+            self.flows.refuse(id, Reason::UnknownFlow);
+            return self.end_flow(id, FlowEnd::Refused(Reason::UnknownFlow));
+        }
         if !flow.unclaimed {
             // R-RESUME-4: claimed once already; a repeated claim is only answered again.
             return self.flows.want(id, want::RESUMED);

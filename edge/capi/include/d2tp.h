@@ -45,7 +45,8 @@ struct sockaddr_d2tp {
 #define D2TP_POLICY_BALANCED 2   /* the same, with twice the slack */
 #define D2TP_POLICY_FAST 3       /* all, at any time */
 #define D2TP_POLICY_ANY 4        /* all, when no free one works */
-/* uint64_t: bytes that networks which cost may carry, UINT64_MAX for no limit. Any time. */
+/* uint64_t: bytes that networks which cost may carry, UINT64_MAX for no limit. Any time. When it is used up and
+ * no free network works the connection ends (EDQUOT), unless it is D2TP_IFLATE_WAIT. */
 #define D2TP_SO_BUDGET 4
 /* int: 0 goes first (the default), 7 last. Before connect. */
 #define D2TP_SO_PRIORITY 5
@@ -64,6 +65,14 @@ struct sockaddr_d2tp {
 #define D2TP_SO_PROXY 10
 /* Text, to be read: this process's own public key. */
 #define D2TP_SO_HOSTKEY 11
+/* int, milliseconds, 1 to a day: how long a datagram is worth sending (default: 1000). Any time; also for one
+ * message, as a control message of sendmsg. */
+#define D2TP_SO_EXPIRY 14
+/* int: which paths carry what is sent. Any time; also for one message, as a control message of sendmsg. */
+#define D2TP_SO_ROUTE 15
+#define D2TP_ROUTE_ANY 0       /* whichever is fastest (the default) */
+#define D2TP_ROUTE_STEADIEST 1 /* the one least likely to fail */
+#define D2TP_ROUTE_EACH 2      /* a copy on each; the first to arrive counts */
 
 #define D2TP_PATHS_MAX 8
 
@@ -92,7 +101,7 @@ struct d2tp_info {
     struct d2tp_path_info di_paths[D2TP_PATHS_MAX];
 };
 
-/* AF_INET or AF_INET6, SOCK_STREAM, with SOCK_NONBLOCK and SOCK_CLOEXEC. */
+/* AF_INET or AF_INET6, SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK and SOCK_CLOEXEC. */
 int d2tp_socket(int domain, int type, int protocol);
 int d2tp_bind(int fd, const struct sockaddr *addr, socklen_t len);
 int d2tp_listen(int fd, int backlog);

@@ -1,4 +1,4 @@
-"""Blocking sockets, asyncio and requests, each over D2TP. tests/python.rs runs it.
+"""Blocking sockets, asyncio, requests and httpx, each over D2TP. tests/python.rs runs it.
 
     example.py PROXY URL     PROXY: d2tp://host:port/KEY; URL: of an origin that it reaches
 """
@@ -30,7 +30,7 @@ def blocking(address):
 
 async def streams(address):
     async def one(number):
-        reader, writer = await asyncio.open_connection(sock=d2tp.connect(address, timeout=20))
+        reader, writer = await d2tp.open_connection(address, timeout=20, deadline=60)
         message = bytes([number]) * 100_000
         writer.write(message)
         writer.write_eof()
@@ -52,6 +52,29 @@ def fetch(proxy, url):
     print("requests ok:", answer.text)
 
 
+def fetch_by_httpx(proxy, url):
+    try:
+        import httpx
+    except ImportError:
+        print("httpx is not installed")
+        return
+    with httpx.Client(transport=d2tp.httpx_transport(proxy=proxy, deadline=60)) as client:
+        answer = client.get(url)
+        assert answer.status_code == 200, answer
+        try:
+            client.get("http://nobody.example/")
+        except httpx.ConnectError as error:
+            assert "no such name" in str(error), error
+
+    async def on_asyncio():
+        transport = d2tp.httpx_async_transport(proxy=proxy, deadline=60)
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await client.get(url)
+
+    assert asyncio.run(on_asyncio()).text == answer.text
+    print("httpx ok:", answer.text)
+
+
 def refused(proxy):
     try:
         d2tp.connect(("nobody.example", 80), proxy=proxy)
@@ -64,4 +87,5 @@ with d2tp.Listener() as listener:
     blocking(listener.address)
     asyncio.run(streams(listener.address))
 fetch(sys.argv[1], sys.argv[2])
+fetch_by_httpx(sys.argv[1], sys.argv[2])
 refused(sys.argv[1])

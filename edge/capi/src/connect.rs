@@ -17,7 +17,7 @@ use crate::home::{Home, LineState, OnLine};
 use crate::options::Options;
 use crate::pump::{self, Held};
 use crate::table::{self, Fate};
-use crate::{pair, tunnel};
+use crate::{pair, policy, tunnel};
 
 /// How often it is looked whether the program still wants the connection.
 const LOOK: Duration = Duration::from_secs(1);
@@ -96,11 +96,13 @@ async fn open(home: &Rc<Home>, call: &Call) -> Result<Held, Fault> {
     let settings = call.options.settings()?;
     let flow = line.0.device.open(settings);
     let mut flow = flow.map_err(|error| Fault::new(libc::ENOBUFS, error))?;
+    tokio::select! {
+        opened = until_open(&line, &flow) => opened?,
+        fault = policy::steer_opening(&line.0, &flow, &call.options) => return Err(fault),
+    }
     if through_proxy {
         let told = tunnel::through(&mut flow, &call.to).await;
         told.map_err(|fault| because(fault, &line))?;
-    } else {
-        until_open(&line, &flow).await?;
     }
     // That may have taken hours, in which the program thought again.
     let latest = table::change(call.cookie, |socket| socket.options.clone());

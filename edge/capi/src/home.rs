@@ -18,6 +18,7 @@ use d2tp_links::{Class, ClassRules, Kind, Link, LinkMonitor};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::{Notify, OnceCell, watch};
 
+use crate::datagrams::{self, Desk};
 use crate::errno::Fault;
 use crate::identity;
 use crate::listen::Posts;
@@ -38,6 +39,8 @@ pub(crate) struct Line {
     pub(crate) state: watch::Receiver<LineState>,
     /// The links that are followed; none where the server is on this machine.
     pub(crate) links: Option<watch::Receiver<Arc<Vec<Link>>>>,
+    /// Of its datagram sockets, the last.
+    context: Cell<u64>,
     users: Cell<usize>,
     /// The last of them left.
     left: Notify,
@@ -71,6 +74,7 @@ pub(crate) struct Home {
     lines: RefCell<HashMap<String, Rc<OnceCell<Rc<Line>>>>>,
     monitor: OnceCell<watch::Receiver<Arc<Vec<Link>>>>,
     pub(crate) posts: Posts,
+    pub(crate) desk: Desk,
     pub(crate) flows: RefCell<HashMap<u64, Rc<Held>>>,
     next_name: Cell<u16>,
     /// The process ends: what sockets still hold is sent, and no more is waited for.
@@ -85,6 +89,7 @@ impl Home {
             lines: RefCell::default(),
             monitor: OnceCell::new(),
             posts: Posts::default(),
+            desk: Desk::default(),
             flows: RefCell::default(),
             next_name: Cell::new(0),
             leaving: watch::channel(false).0,
@@ -170,6 +175,7 @@ impl Home {
             device,
             state,
             links,
+            context: Cell::new(0),
             users: Cell::new(0),
             left: Notify::new(),
         })
@@ -198,11 +204,19 @@ impl Home {
         for line in &lines {
             line.device.say_goodbye();
         }
-        self.posts.say_goodbye() || !lines.is_empty()
+        let halls = datagrams::say_goodbye(self);
+        self.posts.say_goodbye() || halls || !lines.is_empty()
     }
 }
 
 impl Line {
+    /// A context for a datagram socket. What other programs send without one is 0.
+    pub(crate) fn next_context(&self) -> u64 {
+        let next = self.context.get() + 1;
+        self.context.set(next);
+        next
+    }
+
     fn is_over(&self) -> bool {
         matches!(*self.state.borrow(), LineState::Over(_))
     }

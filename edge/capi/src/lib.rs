@@ -12,11 +12,14 @@
 //! (`pump`). What the kernel does not know of a socket (its deadline, who the far end is, why it
 //! broke) is in `table`, found by the socket's cookie, so that numbers may be reused and duplicated.
 //!
-//! `calls` are the functions of the header; nothing else here is public.
+//! Datagram sockets are UDP's on loopback, in the same way (`datagrams`).
+//!
+//! `calls` are the functions of the header; they and the numbers of its options are all that is public.
 
 mod address;
 mod calls;
 mod connect;
+mod datagrams;
 mod engine;
 mod errno;
 mod fork;
@@ -34,3 +37,7 @@ mod table;
 mod tunnel;
 
 pub use calls::*;
+pub use options::{
+    SO_BUDGET, SO_DEADLINE, SO_ERROR, SO_ESIZE, SO_EXPIRY, SO_HOSTKEY, SO_IFLATE, SO_INFO,
+    SO_PEERKEY, SO_POLICY, SO_PRIORITY, SO_PROXY, SO_ROUTE, SOL_D2TP,
+};

@@ -14,7 +14,6 @@ use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use d2tp_driver::{Admission, Config, Flow, FlowIo as _, Server, ServerOptions};
 use libc::c_int;
@@ -34,9 +33,6 @@ use crate::table::{self, Fate, Socket};
 const CALLS_MAX: usize = 128; // a guess
 /// Addresses to call from that are tried: one may still be in use by a connection that ended.
 const NAMES_TRIED: usize = 16;
-/// How often, and between what, it is looked whether a closed post's address is free. Others may have taken it.
-const FREE_LOOKS: usize = 100;
-const FREE_LOOK: Duration = Duration::from_millis(1);
 /// Reset code of a flow that nobody listens for.
 const NOBODY: u64 = 0xd301;
 
@@ -232,13 +228,7 @@ async fn serve(home: Rc<Home>, post: Rc<Post>, server: Rc<Server>) {
     server.close().await;
     post.server.take();
     drop(server);
-    // Its sockets go with the driver's task, which has its own turn.
-    for _ in 0..FREE_LOOKS {
-        if UdpSocket::bind(post.at).is_ok() {
-            break;
-        }
-        tokio::time::sleep(FREE_LOOK).await;
-    }
+    pair::until_free(post.at).await;
     let all = &home.posts.posts;
     all.borrow_mut().retain(|other| !Rc::ptr_eq(other, &post));
     post.gone.close();

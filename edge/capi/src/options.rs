@@ -8,28 +8,53 @@
 //! | BUDGET | uint64_t | bytes on links that cost |
 //! | PEERKEY | 32 bytes, or 43 characters | before `connect` |
 //! | PROXY | text | before `connect` |
+//! | EXPIRY | int: milliseconds | how long a datagram is worth sending |
+//! | ROUTE | int, a word of the header | which paths |
 
 use std::time::Duration;
 
-use d2tp_driver::{FlowSettings, PublicKey};
+use d2tp_driver::{FlowSettings, PublicKey, Route};
 use d2tp_sched::{IfLate, Policy};
 use libc::c_int;
 
+use crate::datagrams::ROUTES;
 use crate::errno::{Answer, Errno, Fault};
 
-pub(crate) const SOL_D2TP: c_int = 0xd2;
+/// The level of these options.
+pub const SOL_D2TP: c_int = 0xd2;
 
-pub(crate) const SO_DEADLINE: c_int = 1;
-pub(crate) const SO_ESIZE: c_int = 2;
-pub(crate) const SO_POLICY: c_int = 3;
-pub(crate) const SO_BUDGET: c_int = 4;
-pub(crate) const SO_PRIORITY: c_int = 5;
-pub(crate) const SO_IFLATE: c_int = 6;
-pub(crate) const SO_INFO: c_int = 7;
-pub(crate) const SO_ERROR: c_int = 8;
-pub(crate) const SO_PEERKEY: c_int = 9;
-pub(crate) const SO_PROXY: c_int = 10;
-pub(crate) const SO_HOSTKEY: c_int = 11;
+/// `D2TP_SO_DEADLINE` of the header.
+pub const SO_DEADLINE: c_int = 1;
+/// `D2TP_SO_ESIZE` of the header.
+pub const SO_ESIZE: c_int = 2;
+/// `D2TP_SO_POLICY` of the header.
+pub const SO_POLICY: c_int = 3;
+/// `D2TP_SO_BUDGET` of the header.
+pub const SO_BUDGET: c_int = 4;
+/// `D2TP_SO_PRIORITY` of the header.
+pub const SO_PRIORITY: c_int = 5;
+/// `D2TP_SO_IFLATE` of the header.
+pub const SO_IFLATE: c_int = 6;
+/// `D2TP_SO_INFO` of the header.
+pub const SO_INFO: c_int = 7;
+/// `D2TP_SO_ERROR` of the header.
+pub const SO_ERROR: c_int = 8;
+/// `D2TP_SO_PEERKEY` of the header.
+pub const SO_PEERKEY: c_int = 9;
+/// `D2TP_SO_PROXY` of the header.
+pub const SO_PROXY: c_int = 10;
+/// `D2TP_SO_HOSTKEY` of the header.
+pub const SO_HOSTKEY: c_int = 11;
+/// `D2TP_SO_EXPIRY` of the header.
+pub const SO_EXPIRY: c_int = 14;
+/// `D2TP_SO_ROUTE` of the header.
+pub const SO_ROUTE: c_int = 15;
+
+/// What a datagram is worth sending for, where the program does not say: a second. Longer: after a hole old
+/// ones come first; shorter: a handshake is missed.
+const EXPIRY: Duration = Duration::from_secs(1); // a guess
+/// The longest that may be said: a day.
+const EXPIRY_MS: std::ops::RangeInclusive<i64> = 1..=86_400_000;
 
 /// The longest value of an option.
 pub(crate) const VALUE_BYTES_MAX: usize = 512;
@@ -48,6 +73,8 @@ pub(crate) struct Options {
     pub(crate) if_late: IfLate,
     pub(crate) peer_key: Option<PublicKey>,
     pub(crate) proxy: Option<String>,
+    pub(crate) expiry: Duration,
+    pub(crate) route: Route,
 }
 
 impl Default for Options {
@@ -61,6 +88,8 @@ impl Default for Options {
             if_late: IfLate::Cell,
             peer_key: None,
             proxy: None,
+            expiry: EXPIRY,
+            route: Route::Any,
         }
     }
 }
@@ -123,6 +152,19 @@ fn deadline(value: &[u8]) -> Answer<Option<Duration>> {
     }
 }
 
+/// How long a datagram is worth sending.
+pub(crate) fn expiry(value: &[u8]) -> Answer<Duration> {
+    match integer(value)? {
+        ms if EXPIRY_MS.contains(&ms) => Ok(Duration::from_millis(ms as u64)),
+        _ => Err(Errno(libc::EINVAL)),
+    }
+}
+
+/// Which paths.
+pub(crate) fn route(value: &[u8]) -> Answer<Route> {
+    one_of(&ROUTES, value)
+}
+
 const IF_LATE: [IfLate; 3] = [IfLate::Cell, IfLate::Wait, IfLate::Fail];
 
 impl Options {
@@ -141,6 +183,8 @@ impl Options {
             SO_POLICY => self.policy = one_of(&Policy::ALL, value)?,
             SO_BUDGET => self.budget = Some(unsigned(value)?).filter(|b| *b < u64::MAX),
             SO_IFLATE => self.if_late = one_of(&IF_LATE, value)?,
+            SO_EXPIRY => self.expiry = expiry(value)?,
+            SO_ROUTE => self.route = route(value)?,
             SO_PRIORITY => {
                 let priority = integer(value)?;
                 if !PRIORITIES.contains(&priority) {
@@ -185,6 +229,8 @@ impl Options {
             SO_BUDGET => self.budget.unwrap_or(u64::MAX).to_ne_bytes().to_vec(),
             SO_PRIORITY => c_int::from(self.priority).to_ne_bytes().to_vec(),
             SO_IFLATE => place(IF_LATE.iter().position(|i| *i == self.if_late)),
+            SO_EXPIRY => (self.expiry.as_millis() as c_int).to_ne_bytes().to_vec(),
+            SO_ROUTE => place(ROUTES.iter().position(|r| *r == self.route)),
             SO_PEERKEY => self.peer_key.map_or([0; 32], |key| key.0).to_vec(),
             SO_PROXY => format!("{}\0", self.proxy.as_deref().unwrap_or_default()).into(),
             _ => return Err(Errno(libc::ENOPROTOOPT)),
@@ -215,6 +261,7 @@ impl Options {
             size: self.size,
             within,
             reachable: true,
+            route: self.route,
             ..FlowSettings::default()
         })
     }
@@ -251,6 +298,8 @@ mod tests {
             ("D2TP_SO_PEERKEY", SO_PEERKEY),
             ("D2TP_SO_PROXY", SO_PROXY),
             ("D2TP_SO_HOSTKEY", SO_HOSTKEY),
+            ("D2TP_SO_EXPIRY", SO_EXPIRY),
+            ("D2TP_SO_ROUTE", SO_ROUTE),
             ("AF_D2TP", crate::address::AF_D2TP),
         ] {
             assert_eq!(number(name), value, "{name}");
@@ -260,6 +309,9 @@ mod tests {
             .enumerate()
         {
             assert_eq!(number(&format!("D2TP_POLICY_{name}")), at as c_int);
+        }
+        for (at, name) in ["ANY", "STEADIEST", "EACH"].iter().enumerate() {
+            assert_eq!(number(&format!("D2TP_ROUTE_{name}")), at as c_int);
         }
         for (at, name) in ["CELL", "WAIT", "FAIL"].iter().enumerate() {
             assert_eq!(number(&format!("D2TP_IFLATE_{name}")), at as c_int);
@@ -275,6 +327,8 @@ mod tests {
             (SO_POLICY, 4i32.to_ne_bytes().to_vec()),
             (SO_PRIORITY, 7i32.to_ne_bytes().to_vec()),
             (SO_IFLATE, 2i32.to_ne_bytes().to_vec()),
+            (SO_EXPIRY, 250i32.to_ne_bytes().to_vec()),
+            (SO_ROUTE, 2i32.to_ne_bytes().to_vec()),
             (SO_PEERKEY, vec![7; 32]),
         ] {
             options.set(name, &value, false).unwrap();
@@ -285,6 +339,9 @@ mod tests {
             (SO_POLICY, (-1i32).to_ne_bytes().to_vec()),
             (SO_PRIORITY, 8i32.to_ne_bytes().to_vec()),
             (SO_ESIZE, vec![1, 2, 3]),
+            (SO_EXPIRY, 0i32.to_ne_bytes().to_vec()),
+            (SO_EXPIRY, 86_400_001i32.to_ne_bytes().to_vec()),
+            (SO_ROUTE, 3i32.to_ne_bytes().to_vec()),
             (SO_DEADLINE, (-5i32).to_ne_bytes().to_vec()),
             (SO_DEADLINE, vec![]),
             (SO_PEERKEY, b"no key".to_vec()),

@@ -26,7 +26,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 const SYN_REPEATS: u32 = 127;
 /// Bytes of the kernel's buffers at either end where a program does not say: what is on its way within
 /// the machine is neither the peer's nor on disk, so it should be little; less costs speed.
-/// measured: docs/sockets.md, "Speed"
+/// a guess: docs/sockets.md, "Speed"
 const PAIR_BUFFER_BYTES: usize = 256 * 1024;
 
 /// The port that all pairs of this process have in common, and what keeps others off it.
@@ -59,7 +59,7 @@ impl Port {
             .ok_or(io::ErrorKind::AddrNotAvailable)?
             .port();
         let mute = shared_socket(&loopback(number))?;
-        filter(mute.as_raw_fd(), &[DROP])?;
+        self::mute(mute.as_raw_fd())?;
         mute.listen(1)?;
         Ok(Port {
             number,
@@ -246,6 +246,26 @@ const DROP: libc::sock_filter = libc::sock_filter {
     jf: 0,
     k: 0,
 };
+
+/// Lets nobody call a socket.
+pub(crate) fn mute(fd: RawFd) -> io::Result<()> {
+    filter(fd, &[DROP])
+}
+
+/// Waits until a UDP address that a server had is free: its sockets go with the driver's task, which has its
+/// own turn. Others may have taken it.
+pub(crate) async fn until_free(at: SocketAddr) {
+    for _ in 0..FREE_LOOKS {
+        if std::net::UdpSocket::bind(at).is_ok() {
+            break;
+        }
+        tokio::time::sleep(FREE_LOOK).await;
+    }
+}
+
+/// How often, and between what, it is looked.
+const FREE_LOOKS: usize = 100;
+const FREE_LOOK: Duration = Duration::from_millis(1);
 
 /// What a socket lets in (Linux, Documentation/networking/filter.rst).
 fn filter(fd: RawFd, program: &[libc::sock_filter]) -> io::Result<()> {

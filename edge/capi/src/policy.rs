@@ -1,52 +1,181 @@
 //! Whether a socket's flow pays for links, from its options: D2Sched's decision for one flow.
 //!
-//! Only a deadline makes this look again every second, and only while a link that costs is up: other
+//! Only a deadline or a budget makes this look again every second, and only while a link that costs is up: other
 //! policies are decided once.
 
-use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_driver::{LinkUse, PathState, Way};
-use d2tp_links::Class;
-use d2tp_sched::{Flow, IfLate, Mode, Need, Policy, SIZE_UNKNOWN_BYTES, Scheduler, Sight};
+use d2tp_driver::{Device, Flow, LinkUse, PathState, Way};
+use d2tp_links::{Class, Link};
+use d2tp_sched::{IfLate, Mode, Need, Policy, SIZE_UNKNOWN_BYTES, Scheduler, Sight};
 use d2tp_time::{Span, Time};
+use tokio::sync::{Notify, watch};
 
+use crate::errno::Fault;
+use crate::home::Line;
 use crate::options::{Options, since_boot};
 use crate::pump::Held;
 
 /// Between two decisions where time counts.
 const EPOCH: Duration = Duration::from_secs(1);
 
-/// Decides for a flow for as long as it is carried.
-pub(crate) async fn steer(held: &Held) -> Infallible {
-    let Some((line, mut links)) = held
-        .line
-        .as_ref()
-        .and_then(|line| Some((&line.0, line.0.links.clone()?)))
-    else {
+/// A budget that is used up ends a connection when no free link has worked for so long: shorter, and one that is
+/// just being connected by is not waited for.
+const BROKE_FOR: Span = Span::from_secs(5); // a guess
+
+/// Decides for a flow for as long as it is carried, or until its budget is used up and it would have to pay.
+pub(crate) async fn steer(held: &Held) -> Fault {
+    let Some(line) = held.line.as_ref().map(|line| line.0.clone()) else {
+        // Who accepted does not decide.
         return std::future::pending().await;
     };
-    let (mut pays, mut budget) = (false, None);
+    let Some(mut links) = line.links.clone() else {
+        return std::future::pending().await;
+    };
+    let mut purse = Purse::default();
     let mut seen = Seen::new(now());
     loop {
         let options = held.options.borrow().clone();
         let moved = held.sent.get() + held.received.get();
         let ways = line.device.ways();
         seen.look(now(), &ways);
-        let spends = seen.spends(now(), &options, moved);
-        if spends != pays || (spends && budget != options.budget) {
-            (pays, budget) = (spends, options.budget);
+        let verdict = {
             let flow = held.flow.borrow();
-            line.device.allow_paid(&flow, pays, budget);
+            purse.look(&line.device, &flow);
+            let verdict = seen.verdict(now(), &options, moved, purse.left(&options));
+            purse.allow(
+                &line.device,
+                &flow,
+                verdict == Verdict::Pays,
+                options.budget,
+            );
+            verdict
+        };
+        let stuck = verdict == Verdict::Broke && ways.iter().any(costs);
+        if purse.is_broke(now(), stuck && !ways.iter().any(works_free)) {
+            return Fault::new(libc::EDQUOT, used_up(&options));
         }
-        let costs = ways.iter().any(|way| way.usage == LinkUse::Paid);
-        let counts = costs && options.deadline.is_some() && is_weighing(&options);
-        tokio::select! {
-            () = tokio::time::sleep(EPOCH), if counts => {}
-            _ = links.changed() => {}
-            () = held.changed.notified() => {}
+        wait(&options, &ways, &mut links, &held.changed).await;
+    }
+}
+
+/// The same while the session is being made, when there is nothing to be measured yet.
+pub(crate) async fn steer_opening(line: &Line, flow: &Flow, options: &Options) -> Fault {
+    let Some(mut links) = line.links.clone() else {
+        return std::future::pending().await;
+    };
+    let mut purse = Purse::default();
+    let mut seen = Seen::new(now());
+    loop {
+        let ways = line.device.ways();
+        seen.look(now(), &ways);
+        purse.look(&line.device, flow);
+        let verdict = seen.verdict(now(), options, 0, purse.left(options));
+        purse.allow(&line.device, flow, verdict == Verdict::Pays, options.budget);
+        let stuck = verdict == Verdict::Broke && ways.iter().any(costs);
+        if purse.is_broke(now(), stuck && !ways.iter().any(works_free)) {
+            return Fault::new(libc::EDQUOT, used_up(options));
+        }
+        wait(options, &ways, &mut links, &Notify::new()).await;
+    }
+}
+
+/// The flow is over: it pays no more.
+pub(crate) fn stop(held: &Held) {
+    if let Some(line) = &held.line
+        && line.0.links.is_some()
+    {
+        line.0.device.allow_paid(&held.flow.borrow(), false, None);
+    }
+}
+
+fn used_up(options: &Options) -> String {
+    let bytes = options.budget.unwrap_or(0);
+    format!("the budget of {bytes} bytes is used up, and no network that is free works")
+}
+
+fn costs(way: &Way) -> bool {
+    way.usage == LinkUse::Paid
+}
+
+fn works_free(way: &Way) -> bool {
+    let path = way.path.as_ref().map(|path| path.state);
+    way.usage == LinkUse::Free && path == Some(PathState::Active)
+}
+
+/// Until there may be something else to decide.
+async fn wait(
+    options: &Options,
+    ways: &[Way],
+    links: &mut watch::Receiver<Arc<Vec<Link>>>,
+    changed: &Notify,
+) {
+    let costly = ways.iter().any(costs);
+    let weighs = options.deadline.is_some() && is_weighing(options);
+    let counts = costly && (weighs || options.budget.is_some());
+    tokio::select! {
+        () = tokio::time::sleep(EPOCH), if counts => {}
+        _ = links.changed() => {}
+        () = changed.notified() => {}
+    }
+}
+
+/// What a flow has spent. The device counts from when it was last allowed to.
+#[derive(Default)]
+struct Purse {
+    pays: bool,
+    /// In times before this one.
+    before: u64,
+    now: u64,
+    told: Option<Option<u64>>,
+    broke_since: Option<Time>,
+}
+
+impl Purse {
+    fn look(&mut self, device: &Device, flow: &Flow) {
+        if self.pays {
+            self.now = device.paid_bytes(flow);
         }
     }
+
+    /// What may still be spent.
+    fn left(&self, options: &Options) -> Option<u64> {
+        let spent = self.before + self.now;
+        options.budget.map(|budget| budget.saturating_sub(spent))
+    }
+
+    /// Whether there is nothing left, and nothing that is free, for so long that it is no hole.
+    fn is_broke(&mut self, now: Time, stuck: bool) -> bool {
+        if !stuck {
+            self.broke_since = None;
+            return false;
+        }
+        now.since(*self.broke_since.get_or_insert(now)) >= BROKE_FOR
+    }
+
+    fn allow(&mut self, device: &Device, flow: &Flow, pays: bool, budget: Option<u64>) {
+        if self.pays && !pays {
+            self.look(device, flow);
+            self.before += std::mem::take(&mut self.now);
+        }
+        let budget = budget.map(|budget| budget.saturating_sub(self.before));
+        let told = pays.then_some(budget);
+        if pays != self.pays || told != self.told {
+            device.allow_paid(flow, pays, budget);
+            (self.pays, self.told) = (pays, told);
+        }
+    }
+}
+
+/// What is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It does not pay.
+    Free,
+    Pays,
+    /// It would, and has nothing left.
+    Broke,
 }
 
 fn now() -> Time {
@@ -108,15 +237,23 @@ impl Seen {
         self.scheduler.see(now, &sights);
     }
 
-    fn spends(&self, now: Time, options: &Options, moved: u64) -> bool {
-        let flow = Flow {
+    fn verdict(&self, now: Time, options: &Options, moved: u64, left: Option<u64>) -> Verdict {
+        let waits = options.if_late == IfLate::Wait;
+        match left {
+            _ if self.spends(now, options, moved, left) => Verdict::Pays,
+            Some(0) if !waits && self.spends(now, options, moved, None) => Verdict::Broke,
+            _ => Verdict::Free,
+        }
+    }
+
+    fn spends(&self, now: Time, options: &Options, moved: u64, left: Option<u64>) -> bool {
+        let flow = d2tp_sched::Flow {
             need: Need {
                 remaining_bytes: options.size.map(|size| size.saturating_sub(moved)),
                 left: options.left(),
                 policy: options.policy,
                 if_late: options.if_late,
-                // What is left of it is counted where it is granted.
-                metered_bytes_left: options.budget.filter(|budget| *budget == 0),
+                metered_bytes_left: left,
             },
             size_bytes: options.size.unwrap_or(SIZE_UNKNOWN_BYTES),
             priority: 0,
@@ -161,8 +298,9 @@ mod tests {
         let begun = now();
         let mut seen = Seen::new(begun);
         seen.look(begun + Span::from_secs(1), &ways);
-        let spends =
-            |options: &Options, moved| seen.spends(begun + Span::from_secs(1), options, moved);
+        let later = begun + Span::from_secs(1);
+        let verdict = |options: &Options, moved, left| seen.verdict(later, options, moved, left);
+        let spends = |options: &Options, moved| verdict(options, moved, None) == Verdict::Pays;
         let sized = |bytes| Options {
             size: Some(bytes),
             ..in_a_minute.clone()
@@ -180,10 +318,42 @@ mod tests {
             ..Options::default()
         };
         assert!(spends(&fast, 0));
-        let broke = Options {
-            budget: Some(0),
+        assert_eq!(verdict(&fast, 0, Some(1)), Verdict::Pays);
+        assert_eq!(verdict(&fast, 0, Some(0)), Verdict::Broke);
+        // Nothing is to be paid for, so nothing is missing.
+        assert_eq!(verdict(&free_only, 0, Some(0)), Verdict::Free);
+        assert_eq!(verdict(&sized(1_000_000), 0, Some(0)), Verdict::Free);
+        let patient = Options {
+            if_late: IfLate::Wait,
             ..fast
         };
-        assert!(!spends(&broke, 0));
+        assert_eq!(verdict(&patient, 0, Some(0)), Verdict::Free);
+    }
+
+    #[test]
+    fn a_free_link_that_comes_soon_enough_saves_a_flow_whose_budget_is_used_up() {
+        let at = |seconds| Time::ZERO + Span::from_secs(seconds);
+        let mut purse = Purse::default();
+        assert!(!purse.is_broke(at(1), true));
+        assert!(!purse.is_broke(at(5), true));
+        assert!(!purse.is_broke(at(6), false), "it works again");
+        assert!(!purse.is_broke(at(7), true));
+        assert!(purse.is_broke(at(12), true));
+    }
+
+    #[test]
+    fn what_was_spent_before_is_not_to_be_spent_again() {
+        let purse = Purse {
+            before: 700,
+            now: 200,
+            ..Purse::default()
+        };
+        let options = |budget| Options {
+            budget,
+            ..Options::default()
+        };
+        assert_eq!(purse.left(&options(Some(1000))), Some(100));
+        assert_eq!(purse.left(&options(Some(500))), Some(0));
+        assert_eq!(purse.left(&options(None)), None);
     }
 }

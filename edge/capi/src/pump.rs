@@ -30,7 +30,7 @@ use crate::policy;
 use crate::table::Fate;
 
 /// Bytes read from a program's socket at once. More costs memory for every socket that writes, less
-/// system calls. measured: docs/sockets.md, "Speed"
+/// system calls. a guess: docs/sockets.md, "Speed"
 const READ_BYTES: usize = 256 * 1024;
 /// Less room than this is not worth a read.
 const READ_ROOM_MIN: usize = 64 * 1024;
@@ -106,7 +106,12 @@ impl Held {
         self.drained.get() && self.flow.borrow().is_flushed()
     }
 
-    fn fault(&self, error: &io::Error) -> Fault {
+    /// All that the program ever wrote is in the flow.
+    pub(crate) fn finished(&self) {
+        self.drained.set(true);
+    }
+
+    pub(crate) fn fault(&self, error: &io::Error) -> Fault {
         let line = self.line.as_ref().map(|line| line.0.state.borrow().clone());
         match (self.flow.borrow().end(), line) {
             (Some(FlowEnd::SessionEnded) | None, Some(LineState::Over(end))) => {
@@ -155,7 +160,10 @@ pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
         let both = async { tokio::try_join!(up, down) };
         tokio::select! {
             carried = both => carried,
-            never = policy::steer(&held) => match never {},
+            fault = policy::steer(&held) => {
+                held.flow.borrow_mut().reset(ABORTED);
+                Err(Broken::Flow(fault))
+            }
         }
     };
     match carried {
@@ -173,6 +181,7 @@ pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
         }
         Err(Broken::Program) => held.flow.borrow_mut().reset(ABORTED),
     }
+    policy::stop(&held);
     leave(&home, &held);
 }
 
@@ -225,7 +234,7 @@ async fn up(home: &Home, held: &Held, stream: &TcpStream) -> Result<(), Broken> 
         pin!(flow.shutdown()).poll(cx)
     });
     let finished = finished.await;
-    held.drained.set(true);
+    held.finished();
     finished.map_err(|error| Broken::Flow(held.fault(&error)))
 }
 

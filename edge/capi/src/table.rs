@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use libc::c_int;
 
 use crate::address::Name;
+use crate::datagrams::Grams;
 use crate::errno::{Answer, Errno, Fault};
 use crate::options::Options;
 
@@ -58,6 +59,8 @@ pub(crate) struct Socket {
     /// Its loopback port, once it was bound to an address of D2TP's.
     pub(crate) bound: Option<u16>,
     pub(crate) listens: bool,
+    /// It carries datagrams.
+    pub(crate) grams: Option<Arc<Grams>>,
     pub(crate) fate: Option<Arc<Fate>>,
     /// Why nothing was begun, in words.
     pub(crate) cause: Option<String>,
@@ -73,6 +76,7 @@ impl Socket {
             local: None,
             bound: None,
             listens: false,
+            grams: None,
             fate: None,
             cause: None,
         }

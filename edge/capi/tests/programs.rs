@@ -93,6 +93,15 @@ fn any_host_is_reached_through_the_proxy_and_its_refusals_are_errors_of_connect(
     );
 }
 
+#[test]
+fn io_uring_sends_polls_receives_and_closes_descriptors_of_ours() {
+    let said = C::with_d2tp("uring.c").run(&[]);
+    match said.strip_prefix("no io_uring here") {
+        Some(why) => eprintln!("not tried: the kernel lets nobody use io_uring{why}"),
+        None => assert_eq!(said, "ok\n"),
+    }
+}
+
 /// Cases of conformance.c that hand no bad memory to calls: a sanitizer looks at it before the kernel.
 const SANE: [&str; 12] = [
     "half-close",

@@ -9,7 +9,7 @@ use std::process::Command;
 use support::{C, Server, here, library, told};
 
 #[test]
-fn the_example_runs_blocking_on_asyncio_and_with_requests() {
+fn the_example_runs_blocking_on_asyncio_with_requests_and_with_httpx() {
     if Command::new("python3").arg("-V").output().is_err() {
         eprintln!("not tried: no python3 here");
         return;
@@ -19,11 +19,13 @@ fn the_example_runs_blocking_on_asyncio_and_with_requests() {
     let origin = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}/", origin.local_addr().expect("an address"));
     std::thread::spawn(move || {
-        let (mut stream, _) = origin.accept().expect("a connection");
-        let mut head = BufReader::new(stream.try_clone().expect("a twin")).lines();
-        while !head.next().expect("a line").expect("a line").is_empty() {}
-        let answer = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
-        stream.write_all(answer.as_bytes()).expect("it is read");
+        loop {
+            let (mut stream, _) = origin.accept().expect("a connection");
+            let mut head = BufReader::new(stream.try_clone().expect("a twin")).lines();
+            while !head.next().expect("a line").expect("a line").is_empty() {}
+            let answer = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
+            stream.write_all(answer.as_bytes()).expect("it is read");
+        }
     });
     let output = Command::new("python3")
         .arg(here().join("python/example.py"))
@@ -36,7 +38,11 @@ fn the_example_runs_blocking_on_asyncio_and_with_requests() {
     let said = told("example.py", output.expect("it runs"));
     assert!(said.starts_with("blocking ok\nasyncio ok\n"), "{said}");
     assert!(
-        said.contains("requests ok: hello\n") || said.contains("not installed"),
+        said.contains("requests ok: hello\n") || said.contains("requests is not installed"),
+        "{said}"
+    );
+    assert!(
+        said.contains("httpx ok: hello\n") || said.contains("httpx is not installed"),
         "{said}"
     );
     assert!(

@@ -3,6 +3,7 @@
 //! ```text
 //!  send_datagram ─▶ core's queue (DATAGRAMS_MAX, oldest out) ─▶ whatever free path there is
 //!  recv_datagram ◀─ inbox (DATAGRAMS_UNREAD_MAX, oldest out) ◀─ engine
+//!  ContextInbox ◀── another, for one context alone ◀──────────────┘
 //! ```
 //!
 //! They move between links as the session does, are never sent again when lost (but on several paths
@@ -10,7 +11,7 @@
 //! datagram waits for its expiry. Whoever needs more, a reliable message or one that pays, opens a
 //! flow.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -56,10 +57,15 @@ pub(crate) struct Inbox {
     unread: VecDeque<Datagram>,
     unread_dropped: u64,
     reader: Option<Waker>,
+    /// Those of contexts that have a reader of their own.
+    apart: BTreeMap<u64, Inbox>,
 }
 
 impl Inbox {
     pub(crate) fn push(&mut self, context: u64, bytes: Bytes) {
+        if let Some(own) = self.apart.get_mut(&context) {
+            return own.push(context, bytes);
+        }
         if self.unread.len() == DATAGRAMS_UNREAD_MAX {
             self.unread.pop_front();
             self.unread_dropped += 1;
@@ -68,9 +74,71 @@ impl Inbox {
         self.wake();
     }
 
+    /// Gives a context an inbox of its own, with what has come of it; false if it has one.
+    fn set_apart(&mut self, context: u64) -> bool {
+        if self.apart.contains_key(&context) {
+            return false;
+        }
+        let all = std::mem::take(&mut self.unread);
+        let (theirs, rest) = all.into_iter().partition(|d| d.context == context);
+        self.unread = rest;
+        let own = Inbox {
+            unread: theirs,
+            ..Inbox::default()
+        };
+        self.apart.insert(context, own);
+        true
+    }
+
     pub(crate) fn wake(&mut self) {
         if let Some(waker) = self.reader.take() {
             waker.wake();
+        }
+        for own in self.apart.values_mut() {
+            own.wake();
+        }
+    }
+}
+
+/// Datagrams of one context of a session: from [`Connection::context`], until it is dropped.
+pub struct ContextInbox {
+    connection: Connection,
+    context: u64,
+}
+
+impl ContextInbox {
+    /// The next datagram of the context; `None` when the session is over.
+    /// [`DATAGRAMS_UNREAD_MAX`] wait to be read; beyond that the oldest goes.
+    pub async fn recv(&self) -> Option<Bytes> {
+        std::future::poll_fn(|cx| {
+            let Connection {
+                shared, session, ..
+            } = &self.connection;
+            let mut inner = shared.inner.lock();
+            let over = inner.core.session(*session).is_none() || inner.stopped;
+            let inbox = inner.inboxes.get_mut(session);
+            let own = inbox.and_then(|inbox| inbox.apart.get_mut(&self.context));
+            match own {
+                Some(own) => match own.unread.pop_front() {
+                    Some(datagram) => Poll::Ready(Some(datagram.bytes)),
+                    None if over => Poll::Ready(None),
+                    None => {
+                        own.reader = Some(cx.waker().clone());
+                        Poll::Pending
+                    }
+                },
+                None => Poll::Ready(None),
+            }
+        })
+        .await
+    }
+}
+
+impl Drop for ContextInbox {
+    fn drop(&mut self) {
+        let mut inner = self.connection.shared.inner.lock();
+        if let Some(inbox) = inner.inboxes.get_mut(&self.connection.session) {
+            inbox.apart.remove(&self.context);
         }
     }
 }
@@ -199,6 +267,18 @@ impl Connection {
         .await
     }
 
+    /// From now on datagrams of this context are read from what is returned, those that came already among
+    /// them; `None` if somebody reads them or the session is over.
+    pub fn context(&self, context: u64) -> Option<ContextInbox> {
+        let mut inner = self.shared.inner.lock();
+        inner.core.session(self.session)?;
+        let inbox = inner.inboxes.entry(self.session).or_default();
+        inbox.set_apart(context).then(|| ContextInbox {
+            connection: self.clone(),
+            context,
+        })
+    }
+
     /// What became of the datagrams so far, and how many arrived that nobody read in time.
     pub fn datagram_stats(&self) -> Option<(DatagramStats, u64)> {
         let inner = self.shared.inner.lock();
@@ -230,5 +310,18 @@ mod tests {
         assert_eq!(inbox.unread.len(), DATAGRAMS_UNREAD_MAX);
         assert_eq!(inbox.unread.front().map(|d| d.context), Some(3));
         assert_eq!(inbox.unread_dropped, 3);
+    }
+
+    #[test]
+    fn a_context_that_is_set_apart_takes_what_came_before_and_nothing_else() {
+        let mut inbox = Inbox::default();
+        for context in [7, 8, 7] {
+            inbox.push(context, Bytes::new());
+        }
+        assert!(inbox.set_apart(7));
+        assert!(!inbox.set_apart(7), "it has a reader");
+        inbox.push(7, Bytes::new());
+        assert_eq!(inbox.apart[&7].unread.len(), 3);
+        assert_eq!(inbox.unread.len(), 1);
     }
 }

@@ -380,6 +380,14 @@ impl Device {
         self.body.grant();
     }
 
+    /// Bytes that the flow has had on links that cost since it was last allowed to pay.
+    pub fn paid_bytes(&self, flow: &Flow) -> u64 {
+        self.body.grant();
+        let state = self.body.state.lock();
+        let payer = state.payers.get(&flow.flow_id());
+        payer.map_or(0, |payer| payer.spent)
+    }
+
     /// Says what one link may be used for from now on.
     pub fn set_use(&self, name: &str, usage: LinkUse) {
         if let Some(known) = self.body.state.lock().links.get_mut(name) {

@@ -47,7 +47,7 @@ pub use d2tp_session::{
     PathState, PathStats, PublicKey, Reason, RelayId, RelayLimits, RelayRefusal, Route, SecretKey,
     SessionEnd, Suite, SwitchKind, TraceLevel,
 };
-pub use datagrams::{Connection, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};
+pub use datagrams::{Connection, ContextInbox, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};
 pub use device::{Device, DeviceOptions, LinkUse, Way};
 pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};

@@ -11,13 +11,13 @@ use crate::device::Device;
 use crate::fault::SimFault;
 use crate::log::Log;
 use crate::network::Network;
-use crate::policy::{Need, Offer, Verdict, decide};
+use crate::policy::{GRANT_RENEWED, Need, Offer, Verdict, decide};
 use crate::transfer::Progress;
 
 /// How long a first hop is waited for, as the driver does.
 const HOP_PATIENCE: Span = Span::from_millis(100);
-/// How often grants are renewed: a grant holds one second of rate.
-const TICK: Span = Span::from_millis(100);
+/// How often it is looked whether grants are to be renewed.
+const TICK: Span = GRANT_RENEWED;
 
 impl Device {
     /// Looks at links and flows, and acts. True if some permitted link carries packets.
@@ -60,6 +60,7 @@ impl Device {
             let offer = Offer {
                 class: self.classes[link],
                 rate: self.meters[link].rate(),
+                round_trip: self.round_trip(link),
             };
             let viewed = match offer.class {
                 Class::Free => None,
@@ -154,6 +155,14 @@ impl Device {
         }
     }
 
+    /// The smoothed round trip over a link; zero before there is one.
+    fn round_trip(&self, link: usize) -> Span {
+        let stats = self.core().map(Session::path_stats).unwrap_or_default();
+        let on_link = |path: &&PathStats| path.addresses.link == LinkId(link as u32);
+        let longest = stats.iter().filter(on_link).map(|path| path.rtt).max();
+        longest.unwrap_or(Span::ZERO)
+    }
+
     /// Meters run while their link is in use.
     fn measure(&mut self, now: Time, network: &Network, active: bool) {
         for link in 0..self.classes.len() {
@@ -167,7 +176,8 @@ impl Device {
                         }))
             });
             if active && network.is_up(link) && granted && !self.is_lent(link) {
-                self.meters[link].tick(now);
+                let round_trip = self.round_trip(link);
+                self.meters[link].tick(now, round_trip);
             } else {
                 self.meters[link].rest();
             }

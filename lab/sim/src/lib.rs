@@ -25,6 +25,7 @@ mod device;
 mod draw;
 mod ends;
 mod fault;
+pub mod field;
 pub mod foresight;
 pub mod fuzz;
 mod host;

@@ -20,18 +20,22 @@ impl Meter {
         self.bytes += bytes;
     }
 
-    /// A moment at which the link was in use all the time since the one before.
-    pub(crate) fn tick(&mut self, now: Time) {
+    /// A moment at which the link was in use all the time since the one before. What arrives within a
+    /// round trip comes in one piece where grants run out, so a sample holds a whole one.
+    pub(crate) fn tick(&mut self, now: Time, round_trip: Span) {
         let since = *self.since.get_or_insert(now);
         let over = now.since(since);
-        if over < PERIOD {
+        if over < round_trip.max(PERIOD) {
             return;
         }
         let sample = (u128::from(self.bytes) * 1_000_000_000 / u128::from(over.as_nanos())) as u64;
         self.samples += 1;
         // The first period holds the handshake and slow start: it says little, unless it is all
         // there was. Later ones count a quarter.
-        self.rate = if self.samples <= 2 {
+        // Over a long round trip what is measured may be the grant: then it rises at once, so that
+        // grants soon are no hindrance any more.
+        let rises = round_trip > PERIOD && sample > self.rate;
+        self.rate = if self.samples <= 2 || rises {
             sample
         } else {
             (3 * self.rate + sample) / 4
@@ -56,18 +60,37 @@ impl Meter {
 mod tests {
     use super::*;
 
+    const NEAR: Span = Span::from_millis(40);
+
+    #[test]
+    fn over_a_long_round_trip_a_rise_counts_at_once_and_a_fall_slowly() {
+        let far = Span::from_secs(2);
+        let mut meter = Meter::default();
+        let mut at = Time::ZERO;
+        meter.tick(at, far);
+        for bytes in [1_000, 2_000, 20_000, 80_000, 8_000] {
+            // It comes at the end of a round trip, all at once.
+            for _ in 0..20 {
+                at += Span::from_millis(100);
+                meter.on_payload(bytes / 20);
+                meter.tick(at, far);
+            }
+        }
+        assert_eq!(meter.rate(), Some((3 * 40_000 + 4_000) / 4));
+    }
+
     #[test]
     fn a_steady_link_is_measured_and_a_resting_one_keeps_its_figure() {
         let mut meter = Meter::default();
         assert_eq!(meter.rate(), None);
         for n in 0..40 {
-            meter.tick(Time::ZERO + Span::from_millis(100 * n));
+            meter.tick(Time::ZERO + Span::from_millis(100 * n), NEAR);
             meter.on_payload(10_000);
         }
         assert_eq!(meter.rate(), Some(100_000));
         meter.rest();
-        meter.tick(Time::from_secs_f64(100.0));
-        meter.tick(Time::from_secs_f64(100.1));
+        meter.tick(Time::from_secs_f64(100.0), NEAR);
+        meter.tick(Time::from_secs_f64(100.1), NEAR);
         assert_eq!(meter.rate(), Some(100_000));
     }
 
@@ -75,7 +98,7 @@ mod tests {
     fn a_link_that_carries_nothing_is_soon_known_for_it() {
         let mut meter = Meter::default();
         for n in 0..=10 {
-            meter.tick(Time::ZERO + Span::from_millis(100 * n));
+            meter.tick(Time::ZERO + Span::from_millis(100 * n), NEAR);
         }
         assert_eq!(meter.rate(), Some(0));
     }

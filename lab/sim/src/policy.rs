@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  free link                               use it
-//!  metered │ policy any, fast, no deadline use it, one second of its rate at a time
+//!  metered │ policy any, fast, no deadline use it, a second of its rate at a time, or a round trip and a half
 //!          │ free-first, in time without   hold, look again when it could become needed
 //!          │ free-first, needed            use it
 //!          │ free-only, budget spent       hold
@@ -22,6 +22,8 @@ pub const RATE_FIRST_BYTES: u64 = 125_000;
 pub const MARGIN: Span = Span::from_secs(2);
 /// And by this share of the time needed, against rates that fall. // a guess: one tenth
 pub const MARGIN_SHARE: u64 = 10;
+/// Grants are renewed so often.
+pub const GRANT_RENEWED: Span = Span::from_millis(100);
 /// The least a grant is worth: four datagrams. // a guess
 pub const GRANT_BYTES_MIN: u64 = 6_000;
 
@@ -45,6 +47,18 @@ pub struct Offer {
     pub class: Class,
     /// Bytes per second it was measured at, if it was.
     pub rate: Option<u64>,
+    /// How long an answer takes over it, as far as is known.
+    pub round_trip: Span,
+}
+
+impl Offer {
+    /// How long a grant is to last: a second, or one and a half round trips and the time until it is
+    /// renewed where that is longer. For less, what is measured is the grant and not the link, and the
+    /// next one is smaller still.
+    fn grant_lasts(&self) -> Span {
+        let trips = self.round_trip + self.round_trip.divided(2);
+        (trips + GRANT_RENEWED).max(Span::from_secs(1))
+    }
 }
 
 /// What is decided for one flow and one link.
@@ -82,7 +96,8 @@ pub fn decide(need: &Need, offer: &Offer, free_rate: u64) -> Verdict {
         return hold(Reason::OverBudget, None);
     }
     let rate = offer.rate.unwrap_or(RATE_FIRST_BYTES).max(1);
-    let grant = rate
+    let lasts_ms = offer.grant_lasts().as_millis();
+    let grant = (rate.saturating_mul(lasts_ms) / 1_000)
         .max(GRANT_BYTES_MIN)
         .min(need.budget.unwrap_or(u64::MAX));
     let Some(left) = need.left.filter(|_| !whatever) else {
@@ -114,6 +129,7 @@ mod tests {
     const METERED: Offer = Offer {
         class: Class::Metered,
         rate: Some(1_000_000),
+        round_trip: Span::from_millis(60),
     };
 
     fn need(remaining: u64, left_s: Option<u64>, policy: Policy) -> Need {
@@ -134,6 +150,7 @@ mod tests {
         let free = Offer {
             class: Class::Free,
             rate: None,
+            round_trip: Span::ZERO,
         };
         assert!(uses(decide(
             &need(1, Some(9999), Policy::FreeOnly),
@@ -175,6 +192,7 @@ mod tests {
         let roaming = Offer {
             class: Class::Roaming,
             rate: None,
+            round_trip: Span::ZERO,
         };
         assert!(!uses(decide(
             &need(1, None, Policy::FreeFirst),
@@ -182,6 +200,24 @@ mod tests {
             0
         )));
         assert!(uses(decide(&need(1, None, Policy::Any), &roaming, 0)));
+    }
+
+    #[test]
+    fn a_grant_outlasts_the_round_trip() {
+        let need = need(100_000_000, None, Policy::Any);
+        let granted = |ms| {
+            let offer = Offer {
+                round_trip: Span::from_millis(ms),
+                ..METERED
+            };
+            match decide(&need, &offer, 0) {
+                Verdict::Use { grant } => grant,
+                held => panic!("{held:?}"),
+            }
+        };
+        assert_eq!(granted(20), 1_000_000);
+        assert_eq!(granted(600), 1_000_000);
+        assert_eq!(granted(2_000), 3_100_000);
     }
 
     #[test]

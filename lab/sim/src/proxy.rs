@@ -136,7 +136,8 @@ impl Proxy {
         let kept = found.as_ref().map(|f| f.state.clone()).unwrap_or_default();
         for (id, flow) in &self.flows {
             let offset = kept.get(id).map_or(0, |kept| kept.sink.offset);
-            *self.undone.entry(*id).or_default() += flow.sink.offset - offset;
+            // A flow that was begun again may not have come as far as its journal had.
+            *self.undone.entry(*id).or_default() += flow.sink.offset.saturating_sub(offset);
         }
         self.flows = kept;
         self.flows.values_mut().for_each(Served::wait);

@@ -181,11 +181,20 @@ impl Proxy {
         &self,
         steer: impl FnOnce(&Device, &Arc<Mutex<Flow>>),
     ) -> Result<Box<dyn Io>, Fault> {
+        self.open_beside_with(FlowSettings::default(), steer)
+    }
+
+    /// The same, with these settings of the flow.
+    pub fn open_beside_with(
+        &self,
+        settings: FlowSettings,
+        steer: impl FnOnce(&Device, &Arc<Mutex<Flow>>),
+    ) -> Result<Box<dyn Io>, Fault> {
         let Some(device) = self.device() else {
             return Err(Fault::Proxy("there is no session to the proxy".into()));
         };
         let flow = device
-            .open(FlowSettings::default())
+            .open(settings)
             .map_err(|error| Fault::Proxy(error.to_string()))?;
         let flow = Arc::new(Mutex::new(flow));
         steer(&device, &flow);

@@ -58,8 +58,36 @@ impl Tunnel {
 async fn connect(flow: &mut impl Io, url: &Url) -> Result<(), Fault> {
     let host = url.host_str().unwrap_or_default();
     let port = url.port_or_known_default().unwrap_or(80);
+    match ask(flow, &format!("{host}:{port}")).await? {
+        None => Ok(()),
+        Some(Refused {
+            status,
+            headers,
+            words,
+        }) => Err(proxy::refusal(status, &headers, &words)
+            .unwrap_or_else(|| unfit(&format!("it answers CONNECT with {status}")))),
+    }
+}
+
+/// A proxy's answer that opens no tunnel.
+#[derive(Debug)]
+pub struct Refused {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its fields; the reason is in `Proxy-Status`.
+    pub headers: HeaderMap,
+    /// What it says to people.
+    pub words: String,
+}
+
+/// Asks the proxy on `flow` for a connection to `authority`. Without a refusal, what is read from the
+/// flow from then on is the target's.
+///
+/// # Errors
+/// The flow broke, or what is there is no proxy.
+pub async fn ask(flow: &mut impl Io, authority: &str) -> Result<Option<Refused>, Fault> {
     let broken = |error: std::io::Error| Fault::Path(format!("the flow broke: {error}"));
-    let request = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
+    let request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
     flow.write_all(request.as_bytes()).await.map_err(broken)?;
     flow.flush().await.map_err(broken)?;
     let mut head = Vec::new();
@@ -72,14 +100,17 @@ async fn connect(flow: &mut impl Io, url: &Url) -> Result<(), Fault> {
     }
     let (status, headers) = parse(&head)?;
     if status.is_success() {
-        return Ok(());
+        return Ok(None);
     }
     let mut words = Vec::new();
     let mut rest = flow.take(WORDS_BYTES_MAX);
     let _ = timeout(WORDS_WITHIN, rest.read_to_end(&mut words)).await;
-    let words = String::from_utf8_lossy(&words);
-    Err(proxy::refusal(status, &headers, &words)
-        .unwrap_or_else(|| unfit(&format!("it answers CONNECT with {status}"))))
+    let words = String::from_utf8_lossy(&words).into_owned();
+    Ok(Some(Refused {
+        status,
+        headers,
+        words,
+    }))
 }
 
 fn unfit(why: &str) -> Fault {

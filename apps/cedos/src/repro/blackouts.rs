@@ -12,6 +12,7 @@
 
 use super::Measured;
 use super::emulated::{Came, D2TP, Emulated, MPTCP, TCP};
+use super::plot::{Chart, Series};
 use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
 use serde_json::{Value, json};
 
@@ -70,6 +71,40 @@ pub fn simulate() -> anyhow::Result<Measured> {
             conditions
         },
     })
+}
+
+/// Share of the ideal against the length of a blackout and against the round trip.
+pub fn charts(ours: &Value, _: &Value) -> Vec<Chart> {
+    let cases = ours["cases"].as_array().map_or(&[][..], Vec::as_slice);
+    let curve = |name: &str, figure: &str, x: &str, fixed: (&str, u64)| {
+        let of = cases.iter().filter(|case| case[fixed.0] == fixed.1);
+        let points =
+            of.filter_map(|case| Some((case[x].as_f64()?, 100.0 * case[figure].as_f64()?)));
+        Series::line(name, points.collect())
+    };
+    let chart = |title: &str, axis: &str, x: &str, fixed: (&str, u64)| Chart {
+        title: title.to_owned(),
+        x: axis.to_owned(),
+        y: "% of the ideal".to_owned(),
+        series: vec![
+            curve("with the other link", "share_of_ideal", x, fixed),
+            curve("Wi-Fi alone", "share_of_ideal_one_link", x, fixed),
+        ],
+    };
+    vec![
+        chart(
+            "round trip 50 ms",
+            "blackout, s",
+            "blackout_s",
+            ("rtt_ms", 50),
+        ),
+        chart(
+            "blackouts of 2 s",
+            "round trip, ms",
+            "rtt_ms",
+            ("blackout_s", 2),
+        ),
+    ]
 }
 
 fn conditions(seconds: u32) -> Vec<String> {

@@ -51,6 +51,28 @@ impl Emulated {
     }
 }
 
+/// Has a shell carry out `script` on the lab's device while this scenario runs.
+///
+/// # Errors
+/// It could not be run, or the shell did not end well.
+pub fn command_in_lab(scenario: &str, script: &str) -> anyhow::Result<()> {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
+    file.write_all(scenario.as_bytes())?;
+    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let status = Command::new(program)
+        .args(["lab", "run"])
+        .arg(file.path())
+        .args(["--", "sh", "-c", script])
+        .stdin(Stdio::null())
+        // The row is what is printed here.
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .context("`cedos lab run` cannot be run")?;
+    ensure!(status.success(), "`cedos lab run` ended with {status}");
+    Ok(())
+}
+
 /// The report of a run.
 ///
 /// # Errors

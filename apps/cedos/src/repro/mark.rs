@@ -20,7 +20,22 @@ pub fn holds(marks: &[String], figures: &Value) -> anyhow::Result<bool> {
     Ok(all)
 }
 
-fn one_holds(mark: &str, figures: &Value) -> anyhow::Result<bool> {
+/// Both sides of a mark, and the comparison.
+type Sides<'a> = (Option<f64>, &'a str, Option<f64>);
+
+/// What each mark asks for, and the figure as a percentage of it; those that were not measured, or ask
+/// for nothing, are left out.
+pub fn reached(marks: &[String], figures: &Value) -> Vec<(String, f64)> {
+    let percent = |mark: &String| match sides(mark, figures) {
+        Ok((Some(left), _, Some(right))) if right != 0.0 => {
+            Some((mark.clone(), 100.0 * left / right))
+        }
+        _ => None,
+    };
+    marks.iter().filter_map(percent).collect()
+}
+
+fn sides<'a>(mark: &'a str, figures: &Value) -> anyhow::Result<Sides<'a>> {
     let words: Vec<&str> = mark.split_whitespace().collect();
     let (left, comparison, right) = match words[..] {
         [left, comparison, right] => (left, comparison, side(right, figures)?),
@@ -31,7 +46,11 @@ fn one_holds(mark: &str, figures: &Value) -> anyhow::Result<bool> {
         }
         _ => bail!("is no comparison"),
     };
-    let (Some(left), Some(right)) = (side(left, figures)?, right) else {
+    Ok((side(left, figures)?, comparison, right))
+}
+
+fn one_holds(mark: &str, figures: &Value) -> anyhow::Result<bool> {
+    let (Some(left), comparison, Some(right)) = sides(mark, figures)? else {
         return Ok(false);
     };
     Ok(match comparison {
@@ -68,8 +87,21 @@ fn side(word: &str, figures: &Value) -> anyhow::Result<Option<f64>> {
 
 #[cfg(test)]
 mod tests {
-    use super::holds;
+    use super::{holds, reached};
     use serde_json::json;
+
+    #[test]
+    fn a_figure_is_a_percentage_of_what_its_mark_asks_for() {
+        let marks = ["a >= 2", "a >= 0.5 * b", "none >= 1", "a > 0"].map(str::to_owned);
+        let reached = reached(&marks, &json!({"a": 3, "b": 12, "none": null}));
+        assert_eq!(
+            reached,
+            [
+                ("a >= 2".to_owned(), 150.0),
+                ("a >= 0.5 * b".to_owned(), 50.0)
+            ]
+        );
+    }
 
     fn judged(mark: &str) -> Option<bool> {
         let figures =

@@ -5,7 +5,7 @@
 //! ```
 
 use super::Measured;
-use cedos_lab_energy::{Span, Time};
+use cedos_lab_link::{Span, Time};
 use cedos_lab_sim::score::course::{Course, Stretch};
 use cedos_lab_sim::score::jobs::Job;
 use cedos_lab_sim::score::player::play;

@@ -9,6 +9,7 @@
 //! On real sockets beside the kernel's MPTCP over both and its TCP over the better one.
 
 use super::emulated::{D2TP, MPTCP, TCP, emulated, mbps};
+use super::plot::{Chart, Series};
 use super::{Measured, Where};
 use anyhow::{Context, ensure};
 use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
@@ -138,6 +139,34 @@ fn judge(mbps: f64, alone: f64, sum_mbps: f64) -> Value {
         "better_alone_mbps": alone,
         "of_sum": mbps / sum_mbps,
     })
+}
+
+/// What both bring, and the better path alone, of the sum.
+pub fn charts(ours: &Value, _: &Value) -> Vec<Chart> {
+    let pairs = ours.as_object().into_iter().flatten();
+    let points = |figure: &str| {
+        let of = |(n, (_, pair)): (usize, (&String, &Value))| {
+            Some((
+                n as f64 + 1.0,
+                100.0 * pair[figure].as_f64()? / pair["sum_mbps"].as_f64()?,
+            ))
+        };
+        pairs.clone().enumerate().filter_map(of).collect()
+    };
+    let names: Vec<String> = (pairs.clone().zip(1..))
+        .map(|((name, _), n)| format!("{n} {}", name.replace('_', " ")))
+        .collect();
+    let mark = vec![(0.0, 90.0), (names.len() as f64 + 0.5, 90.0)];
+    vec![Chart {
+        title: names.join(", "),
+        x: "pair of paths".to_owned(),
+        y: "% of the sum".to_owned(),
+        series: vec![
+            Series::line("mark", mark),
+            Series::dots("both", points("mbps")),
+            Series::dots("the better one alone", points("better_alone_mbps")),
+        ],
+    }]
 }
 
 fn marks(name: &str) -> [String; 2] {

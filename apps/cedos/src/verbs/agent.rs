@@ -6,16 +6,20 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use cedos_agent::agent::{self, Hooks, Options};
+use cedos_agent::agent::{self, Hooks, LocalProxy, Options};
 use cedos_agent::dispatcher::Kind;
 use cedos_agent::fetch::when;
+use cedos_agent::proxy::Wish;
 use cedos_agent::settings;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
+use d2tp_driver::ServerAddress;
 use d2tp_links::{ClassRule, ClassRules};
+use d2tp_sched::Policy;
 use tokio::sync::watch;
 
-use super::how::stop_on_signal;
+use super::how::{stop_on_signal, words};
+use super::key;
 
 /// Keep a queue of downloads and uploads for this user, and decide for all of them which networks
 /// they use
@@ -50,6 +54,24 @@ pub struct AgentArgs {
     #[arg(long, value_name = "ADDR")]
     metrics: Option<SocketAddr>,
 
+    /// Be a proxy for this user's programs at this address of this machine, SOCKS5 and HTTP:
+    /// 127.0.0.1:1080. It goes by --prox
+    #[arg(long, value_name = "ADDR", requires = "prox")]
+    proxy: Option<SocketAddr>,
+
+    /// The D2Prox for programs: d2tp://host:port/KEY
+    #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
+    prox: Option<String>,
+
+    /// How programs' connections weigh money against time, where they do not say
+    #[arg(long, default_value = "any", value_parser = words::<Policy, 5>(Policy::ALL.map(Policy::word)))]
+    proxy_policy: Policy,
+
+    /// This device's private key file, by which that D2Prox knows it [default: $CEDOS_KEY_FILE, or
+    /// ~/.config/cedos/key, which is made on first use]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+
     /// Run this in a shell when the first free network comes (at the start too)
     #[arg(long, value_name = "CMD")]
     when_free: Option<String>,
@@ -66,6 +88,18 @@ pub struct AgentArgs {
 pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).context("signals")?;
+    let local = match (args.proxy, args.prox) {
+        (Some(at), Some(prox)) => Some(LocalProxy {
+            at,
+            server: prox.parse::<ServerAddress>()?,
+            key: key::of_device(args.key.as_deref())?,
+            wish: Wish {
+                policy: args.proxy_policy,
+                ..Wish::default()
+            },
+        }),
+        _ => None,
+    };
     let options = Options {
         socket: None,
         flags: ClassRules { rules: args.link },
@@ -78,11 +112,15 @@ pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
             when_free: args.when_free,
             when_not_free: args.when_not_free,
         },
+        local,
     };
-    agent::run(options, stopped, |socket, figures| {
+    agent::run(options, stopped, |socket, figures, programs| {
         eprintln!("cedos agent: ready at {}", socket.display());
         if let Some(at) = figures {
             eprintln!("cedos agent: figures at http://{at}/metrics");
+        }
+        if let Some(at) = programs {
+            eprintln!("cedos agent: proxy for programs at {at}");
         }
     })
     .await?;

@@ -17,6 +17,7 @@ pub mod prox;
 pub mod put;
 pub mod qlog;
 pub mod repro;
+pub mod run;
 pub mod score;
 pub mod serve;
 pub mod sim;

@@ -311,7 +311,7 @@ fn open_journal(dir: &Path, key: &SecretKey) -> anyhow::Result<Journal> {
 
 /// The host to write into the address: what is listened on, or for a wildcard this machine's best
 /// address.
-pub(super) async fn host_for_devices(listening: SocketAddr) -> IpAddr {
+pub(crate) async fn host_for_devices(listening: SocketAddr) -> IpAddr {
     if !listening.ip().is_unspecified() {
         return listening.ip();
     }

@@ -1,6 +1,7 @@
 //! `cedos repro [ID] [--where sim|lab] [--json] [--plot FILE]`: the papers' results beside ours.
 
-use crate::repro::{self, Reproduced, Where, plot, rows};
+use crate::repro::plot::{self, Chart, Series};
+use crate::repro::{self, Reproduced, Where, mark, rows};
 use anyhow::{Context, anyhow};
 use clap::Args;
 use serde_json::{Value, json};
@@ -38,12 +39,13 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
         .place
         .or_else(|| row.runners.first().map(|(place, _)| *place))
         .unwrap_or(Where::Sim);
-    if args.plot.is_some() && row.charts.is_none() {
-        return Err(anyhow!("{} has no picture", row.id));
-    }
     let reproduced = repro::run(row, place)?;
-    if let (Some(file), Some(charts)) = (&args.plot, row.charts) {
-        draw(file, &charts(&reproduced.ours, &reproduced.baseline))?;
+    if let Some(file) = &args.plot {
+        let charts = match row.charts {
+            Some(charts) => charts(&reproduced.ours, &reproduced.baseline),
+            None => vec![against_marks(&reproduced)],
+        };
+        draw(file, &charts)?;
     }
     if args.json {
         println!("{}", serde_json::to_string(&reproduced)?);
@@ -57,9 +59,26 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn draw(file: &Path, charts: &[plot::Chart]) -> anyhow::Result<()> {
+fn draw(file: &Path, charts: &[Chart]) -> anyhow::Result<()> {
     std::fs::write(file, plot::picture(charts))
         .with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// A row without a picture of its own: each figure that has a mark, beside it.
+fn against_marks(row: &Reproduced) -> Chart {
+    let reached = mark::reached(&row.mark, &row.ours);
+    let last = reached.len().max(1) as f64 + 0.5;
+    let at = |(n, (mark, percent)): (usize, (String, f64))| {
+        Series::dots(&mark, vec![(n as f64 + 1.0, percent)])
+    };
+    let mut series = vec![Series::line("mark", vec![(0.0, 100.0), (last, 100.0)])];
+    series.extend(reached.into_iter().enumerate().map(at));
+    Chart {
+        title: format!("{}: figures against their marks", row.id),
+        x: "marks, in the order of the legend".to_owned(),
+        y: "% of the mark".to_owned(),
+        series,
+    }
 }
 
 fn list(json: bool) {

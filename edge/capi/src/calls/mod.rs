@@ -5,10 +5,12 @@
 //! |---|---|
 //! | `open` | socket, bind, listen, accept, connect, shutdown, close |
 //! | `transfer` | send, recv, sendmsg, recvmsg, read, write, flush |
+//! | `messages` | the same for datagram sockets |
 //! | `names` | getsockname, getpeername, getaddrinfo |
 //! | `sockopt` | getsockopt, setsockopt, fcntl |
 //! | `wait` | select, poll, network_changed, dlock |
 
+mod messages;
 mod names;
 mod open;
 mod sockopt;

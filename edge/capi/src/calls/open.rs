@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_void, sockaddr, socklen_t};
@@ -9,32 +10,43 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 use super::answer;
 use crate::address::Name;
 use crate::connect::{self, Call, server_of};
+use crate::datagrams::{self, Grams};
 use crate::engine;
 use crate::errno::{Answer, Errno, check};
 use crate::listen::{self, Ear};
 use crate::memory;
+use crate::options::Options;
 use crate::pair;
 use crate::table::{self, Fate, Socket};
 
 const TYPE_FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
-/// A socket over D2TP: AF_INET or AF_INET6, SOCK_STREAM.
+/// A socket over D2TP: AF_INET or AF_INET6, SOCK_STREAM or SOCK_DGRAM.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     answer(|| {
         if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
             return Err(Errno(libc::EAFNOSUPPORT));
         }
-        if kind & !TYPE_FLAGS != libc::SOCK_STREAM {
-            return Err(Errno(libc::EPROTONOSUPPORT));
-        }
-        if !matches!(protocol, 0 | libc::IPPROTO_TCP) {
-            return Err(Errno(libc::EPROTONOSUPPORT));
-        }
+        let is_datagram = match (kind & !TYPE_FLAGS, protocol) {
+            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => false,
+            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => true,
+            _ => return Err(Errno(libc::EPROTONOSUPPORT)),
+        };
         // Its port is needed by whatever comes next, and a failure is best told here.
-        engine::get()?;
-        let fd = pair::program_socket(kind & TYPE_FLAGS)?;
-        table::insert(table::cookie(fd)?, Socket::new(domain));
+        let engine = engine::get()?;
+        let mut socket = Socket::new(domain);
+        let fd = if is_datagram {
+            let ports = engine.ask(|home, reply| {
+                let _ = reply.send(datagrams::ports(home));
+            })??;
+            let (fd, grams) = datagrams::program_socket(kind & TYPE_FLAGS, ports)?;
+            socket.grams = Some(Arc::new(grams));
+            fd
+        } else {
+            pair::program_socket(kind & TYPE_FLAGS)?
+        };
+        table::insert(table::cookie(fd)?, socket);
         Ok(fd)
     })
 }
@@ -67,8 +79,89 @@ pub unsafe extern "C" fn d2tp_bind(fd: c_int, address: *const sockaddr, len: soc
         if socket.bound.is_some() || socket.fate.is_some() {
             return Err(Errno(libc::EINVAL));
         }
-        bind_to(fd, cookie, place)
+        match socket.grams {
+            Some(grams) => bind_datagrams(cookie, grams, place, socket.options),
+            None => bind_to(fd, cookie, place),
+        }
     })
+}
+
+/// A bound datagram socket is a server at once: there is no `listen`.
+fn bind_datagrams(
+    cookie: u64,
+    grams: Arc<Grams>,
+    place: SocketAddr,
+    options: Options,
+) -> Answer<c_int> {
+    let port = grams.port;
+    let bound = engine::get()?.ask(move |home, reply| {
+        let home = home.clone();
+        tokio::task::spawn_local(async move {
+            let _ = reply.send(datagrams::bind(&home, &grams, place, options).await);
+        });
+    })??;
+    table::change(cookie, |socket| {
+        socket.bound = Some(port);
+        socket.local = Some(Name::Ip(bound));
+    });
+    Ok(0)
+}
+
+/// Datagrams wait for their session as long as they are worth it, so this returns at once.
+fn connect_datagrams(
+    fd: RawFd,
+    cookie: u64,
+    socket: Socket,
+    grams: Arc<Grams>,
+    to: Name,
+) -> Answer<c_int> {
+    let engine = engine::get()?;
+    let port = grams.port;
+    if socket.bound.is_some() {
+        engine.ask(move |home, reply| {
+            let home = home.clone();
+            tokio::task::spawn_local(async move {
+                datagrams::unbind(&home, port).await;
+                let _ = reply.send(());
+            });
+        })?;
+    }
+    let fate = Fate::new();
+    let call = datagrams::Call {
+        grams: grams.clone(),
+        to: to.clone(),
+        options: socket.options,
+        fate: fate.clone(),
+    };
+    let name = engine.ask(move |home, reply| {
+        let _ = reply.send(datagrams::connect(home, call));
+    })??;
+    let place = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: grams.ports.plain.to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from(name).to_be(),
+        },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: a whole sockaddr_in.
+    check(unsafe {
+        libc::connect(
+            fd,
+            (&raw const place).cast(),
+            size_of::<libc::sockaddr_in>() as socklen_t,
+        )
+    })?;
+    grams.set_to(name);
+    table::change(cookie, |socket| {
+        socket.fate = Some(fate);
+        socket.peer = Some(to);
+        socket.bound = None;
+        socket.cause = None;
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        socket.local = Some(Name::Ip(any));
+    });
+    Ok(0)
 }
 
 fn bind_to(fd: RawFd, cookie: u64, place: SocketAddr) -> Answer<c_int> {
@@ -98,6 +191,9 @@ pub extern "C" fn d2tp_listen(fd: c_int, backlog: c_int) -> c_int {
             // SAFETY: plain numbers.
             return check(unsafe { libc::listen(fd, backlog) });
         };
+        if socket.grams.is_some() {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
         if socket.fate.is_some() {
             return Err(Errno(libc::EINVAL));
         }
@@ -222,9 +318,18 @@ pub unsafe extern "C" fn d2tp_connect(
         };
         let to = Name::read(address.cast::<c_void>(), len, socket.domain)?;
         // What can never be is said before the kernel's socket has begun anything.
-        if let Err(fault) = server_of(&to, &socket.options) {
+        let leads = server_of(&to, &socket.options).and_then(|(_, through_proxy)| {
+            match through_proxy && socket.grams.is_some() {
+                true => Err(datagrams::no_proxy()),
+                false => Ok(()),
+            }
+        });
+        if let Err(fault) = leads {
             table::change(cookie, |socket| socket.cause = Some(fault.text));
             return Err(Errno(fault.errno));
+        }
+        if let Some(grams) = socket.grams.clone() {
+            return connect_datagrams(fd, cookie, socket, grams, to);
         }
         let engine = engine::get()?;
         let blocks = !is_nonblocking(fd)?;
@@ -383,6 +488,7 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
         let known = table::find(fd).ok().flatten();
         if let Some((_, socket)) = &known
             && socket.is_ours()
+            && socket.grams.is_none()
             && let Some(fate) = &socket.fate
             && let Some(linger) = linger(fd)
         {
@@ -393,7 +499,20 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
         let closed = check(unsafe { libc::close(fd) });
         if let Some((cookie, socket)) = known {
             table::forget(cookie);
-            if socket.bound.is_some()
+            if let Some(grams) = &socket.grams {
+                if socket.is_ours()
+                    && let Some(engine) = engine::running()
+                {
+                    let port = grams.port;
+                    engine.ask(move |home, reply| {
+                        let home = home.clone();
+                        tokio::task::spawn_local(async move {
+                            datagrams::on_close(&home, port).await;
+                            let _ = reply.send(());
+                        });
+                    })?;
+                }
+            } else if socket.bound.is_some()
                 && socket.is_ours()
                 && let Some(engine) = engine::running()
             {

@@ -66,11 +66,21 @@ fn set(
         Ok((socket.options.clone(), socket.fate.clone()))
     });
     let (options, fate) = changed.ok_or(Errno(libc::EBADF))??;
-    if let Some(fate) = fate {
+    if let Some(grams) = &socket.grams {
+        let (port, deadline_too) = (grams.port, is_deadline(name));
+        // Before the next message is on its way.
+        engine::get()?.ask(move |home, reply| {
+            crate::datagrams::on_options(home, port, deadline_too, &options);
+            let _ = reply.send(());
+        })?;
+    } else if let Some(fate) = fate {
         engine::get()?.tell(move |home| {
             if let Some(held) = home.flows.borrow().get(&fate.serial) {
-                if name == options::SO_DEADLINE || name == options::SO_IFLATE {
+                if is_deadline(name) {
                     held.flow.borrow().set_deadline(options.within());
+                }
+                if name == options::SO_ROUTE {
+                    held.flow.borrow().set_route(options.route);
                 }
                 *held.options.borrow_mut() = options;
                 held.changed.notify_one();
@@ -78,6 +88,10 @@ fn set(
         });
     }
     Ok(0)
+}
+
+fn is_deadline(name: c_int) -> bool {
+    name == options::SO_DEADLINE || name == options::SO_IFLATE
 }
 
 /// getsockopt(2)

@@ -1,12 +1,13 @@
 //! Bytes. The kernel's calls without SIGPIPE; what broke a connection is said as it was.
 
 use std::os::fd::RawFd;
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
-use super::{answer, counted};
+use super::{answer, counted, messages};
 use crate::engine;
 use crate::errno::{Answer, Errno, check};
 use crate::table::{self, Fate};
@@ -41,6 +42,9 @@ pub unsafe extern "C" fn d2tp_send(
 ) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
+        if let Some(messages) = messages::find(fd)? {
+            return messages.send_to(buffer, len, flags, ptr::null(), 0);
+        }
         // SAFETY: the kernel checks the memory.
         told(fd, unsafe {
             libc::send(fd, buffer, len, flags | libc::MSG_NOSIGNAL)
@@ -61,6 +65,9 @@ pub unsafe extern "C" fn d2tp_recv(
 ) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
+        if let Some(messages) = messages::find(fd)? {
+            return messages.receive_from(buffer, len, flags, ptr::null_mut(), ptr::null_mut());
+        }
         // SAFETY: the kernel checks the memory.
         told(fd, unsafe { libc::recv(fd, buffer, len, flags) })
     })
@@ -81,6 +88,9 @@ pub unsafe extern "C" fn d2tp_sendto(
 ) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
+        if let Some(messages) = messages::find(fd)? {
+            return messages.send_to(buffer, len, flags, to, to_len);
+        }
         let flags = flags | libc::MSG_NOSIGNAL;
         // SAFETY: the kernel checks the memory.
         told(fd, unsafe {
@@ -104,6 +114,9 @@ pub unsafe extern "C" fn d2tp_recvfrom(
 ) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
+        if let Some(messages) = messages::find(fd)? {
+            return messages.receive_from(buffer, len, flags, from, from_len);
+        }
         // SAFETY: the kernel checks the memory.
         told(fd, unsafe {
             libc::recvfrom(fd, buffer, len, flags, from, from_len)
@@ -119,6 +132,9 @@ pub unsafe extern "C" fn d2tp_recvfrom(
 pub unsafe extern "C" fn d2tp_sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
+        if let Some(messages) = messages::find(fd)? {
+            return messages.send_message(message, flags);
+        }
         // SAFETY: the kernel checks the memory.
         told(fd, unsafe {
             libc::sendmsg(fd, message, flags | libc::MSG_NOSIGNAL)
@@ -134,6 +150,9 @@ pub unsafe extern "C" fn d2tp_sendmsg(fd: c_int, message: *const msghdr, flags: 
 pub unsafe extern "C" fn d2tp_recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
+        if let Some(messages) = messages::find(fd)? {
+            return messages.receive_message(message, flags);
+        }
         // SAFETY: the kernel checks the memory.
         told(fd, unsafe { libc::recvmsg(fd, message, flags) })
     })
@@ -145,8 +164,13 @@ pub unsafe extern "C" fn d2tp_recvmsg(fd: c_int, message: *mut msghdr, flags: c_
 /// As for the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
-    // SAFETY: the kernel checks the memory.
-    counted(|| told(fd, unsafe { libc::read(fd, buffer, len) }))
+    counted(|| {
+        if let Some(messages) = messages::find(fd)? {
+            return messages.receive_from(buffer, len, 0, ptr::null_mut(), ptr::null_mut());
+        }
+        // SAFETY: the kernel checks the memory.
+        told(fd, unsafe { libc::read(fd, buffer, len) })
+    })
 }
 
 /// write(2), and no SIGPIPE where it is a socket.
@@ -156,6 +180,9 @@ pub unsafe extern "C" fn d2tp_read(fd: c_int, buffer: *mut c_void, len: size_t) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
     counted(|| {
+        if let Some(messages) = messages::find(fd)? {
+            return messages.send_to(buffer, len, 0, ptr::null(), 0);
+        }
         // SAFETY: the kernel checks the memory.
         let sent = told(fd, unsafe {
             libc::send(fd, buffer, len, libc::MSG_NOSIGNAL)
@@ -174,8 +201,14 @@ pub unsafe extern "C" fn d2tp_write(fd: c_int, buffer: *const c_void, len: size_
 /// As for the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: the kernel checks the memory.
-    counted(|| told(fd, unsafe { libc::readv(fd, pieces, count) }))
+    counted(|| {
+        if let Some(messages) = messages::find(fd)? {
+            let mut message = message_of(pieces, count)?;
+            return messages.receive_message(&mut message, 0);
+        }
+        // SAFETY: the kernel checks the memory.
+        told(fd, unsafe { libc::readv(fd, pieces, count) })
+    })
 }
 
 /// writev(2), and no SIGPIPE where it is a socket.
@@ -185,11 +218,10 @@ pub unsafe extern "C" fn d2tp_readv(fd: c_int, pieces: *const iovec, count: c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
     counted(|| {
-        // SAFETY: msghdr is plain numbers and pointers.
-        let mut message: msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = pieces.cast_mut();
-        // A count below zero is EINVAL to writev and too much for sendmsg.
-        message.msg_iovlen = usize::try_from(count).map_err(|_| Errno(libc::EINVAL))? as _;
+        let message = message_of(pieces, count)?;
+        if let Some(messages) = messages::find(fd)? {
+            return messages.send_message(&message, 0);
+        }
         // SAFETY: the kernel checks the memory.
         let sent = told(fd, unsafe {
             libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL)
@@ -202,13 +234,22 @@ pub unsafe extern "C" fn d2tp_writev(fd: c_int, pieces: *const iovec, count: c_i
     })
 }
 
+fn message_of(pieces: *const iovec, count: c_int) -> Answer<msghdr> {
+    // SAFETY: msghdr is plain numbers and pointers.
+    let mut message: msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = pieces.cast_mut();
+    // A count below zero is EINVAL to writev and too much for sendmsg.
+    message.msg_iovlen = usize::try_from(count).map_err(|_| Errno(libc::EINVAL))? as _;
+    Ok(message)
+}
+
 /// Waits until the peer has everything that was written so far: `timeout_ms` milliseconds, or as long as
 /// it takes where that is below zero. EAGAIN: not yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_flush(fd: c_int, timeout_ms: c_int) -> c_int {
     answer(|| {
         let (_, socket) = table::find(fd)?.ok_or(Errno(libc::EOPNOTSUPP))?;
-        if !socket.is_ours() {
+        if !socket.is_ours() || socket.grams.is_some() {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let fate = socket.fate.ok_or(Errno(libc::ENOTCONN))?;

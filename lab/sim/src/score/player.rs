@@ -27,8 +27,48 @@ pub struct Played {
     pub carried: Vec<f64>,
     /// What was missing at deadlines.
     pub late_bytes: f64,
+    /// Each job's own.
+    pub of_job: Vec<OfJob>,
     /// How often it was decided.
     pub decisions: u64,
+}
+
+/// What came of one job.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OfJob {
+    /// What each link carried of it.
+    pub carried: Vec<f64>,
+    /// When it was complete.
+    pub complete: Option<Time>,
+    /// How often another link than before went on with it.
+    pub switches: u32,
+    /// What it had when it was interrupted last, by a switch or by its link going away: who begins anew
+    /// then has fetched that in vain.
+    pub interrupted_at: f64,
+    /// The link that carried it last.
+    last: Option<usize>,
+}
+
+impl OfJob {
+    fn bytes(&self) -> f64 {
+        self.carried.iter().sum()
+    }
+
+    /// It goes on over these links.
+    fn go_on(&mut self, links: impl Iterator<Item = usize> + Clone) {
+        let Some(first) = links.clone().next() else {
+            return;
+        };
+        match self.last {
+            Some(last) if links.clone().any(|link| link == last) => {}
+            Some(_) => {
+                self.switches += 1;
+                self.interrupted_at = self.bytes();
+                self.last = Some(first);
+            }
+            None => self.last = Some(first),
+        }
+    }
 }
 
 /// Where a job stands.
@@ -60,6 +100,18 @@ pub fn play_watched(
     scheduler: &mut Scheduler,
     watch: &mut dyn FnMut(&Scheduler, Moment<'_>),
 ) -> Played {
+    play_wishing(courses, jobs, scheduler, &|_, need| need, watch)
+}
+
+/// The same with what each job wants: `wish` is told a job's place and what is wanted where nothing else
+/// is said, free links first until the deadline.
+pub fn play_wishing(
+    courses: &[Course],
+    jobs: &[Job],
+    scheduler: &mut Scheduler,
+    wish: &dyn Fn(usize, Need) -> Need,
+    watch: &mut dyn FnMut(&Scheduler, Moment<'_>),
+) -> Played {
     let mut table = Table::new(courses, jobs);
     let last = jobs.iter().map(Job::due).max().unwrap_or_default();
     let mut roster: Option<(Roster, Time)> = None;
@@ -69,7 +121,7 @@ pub fn play_watched(
         if table.open.is_empty() {
             roster = None;
         } else if changed || roster.as_ref().is_none_or(|(_, until)| *until <= table.now) {
-            let decided = scheduler.decide(table.now, &table.flows());
+            let decided = scheduler.decide(table.now, &table.flows(wish));
             table.played.decisions += 1;
             let until = table.now + decided.again;
             roster = Some((decided, until));
@@ -132,6 +184,13 @@ impl<'a> Table<'a> {
                 met: vec![false; jobs.len()],
                 carried: vec![0.0; courses.len()],
                 late_bytes: 0.0,
+                of_job: vec![
+                    OfJob {
+                        carried: vec![0.0; courses.len()],
+                        ..OfJob::default()
+                    };
+                    jobs.len()
+                ],
                 decisions: 0,
             },
         }
@@ -166,6 +225,14 @@ impl<'a> Table<'a> {
         for link in 0..self.courses.len() {
             let (up, _) = self.stretch(link);
             changed |= up != self.up[link];
+            if self.up[link] && !up {
+                for open in &self.open {
+                    let of_job = &mut self.played.of_job[open.job];
+                    if of_job.last == Some(link) {
+                        of_job.interrupted_at = of_job.bytes();
+                    }
+                }
+            }
             self.up[link] = up;
         }
         changed
@@ -181,15 +248,16 @@ impl<'a> Table<'a> {
         seen.zip(&self.up).map(sight).collect()
     }
 
-    fn flows(&self) -> Vec<Flow> {
+    fn flows(&self, wish: &dyn Fn(usize, Need) -> Need) -> Vec<Flow> {
+        let need = |open: &Open| Need {
+            remaining_bytes: Some(open.left.ceil() as u64),
+            left: Some(self.jobs[open.job].due().since(self.now).into()),
+            policy: Policy::FreeFirst,
+            if_late: IfLate::Cell,
+            metered_bytes_left: None,
+        };
         let flow = |open: &Open| Flow {
-            need: Need {
-                remaining_bytes: Some(open.left.ceil() as u64),
-                left: Some(self.jobs[open.job].due().since(self.now).into()),
-                policy: Policy::FreeFirst,
-                if_late: IfLate::Cell,
-                metered_bytes_left: None,
-            },
+            need: wish(open.job, need(open)),
             size_bytes: self.jobs[open.job].bytes,
             priority: 0,
         };
@@ -200,20 +268,18 @@ impl<'a> Table<'a> {
     fn next_event(&self) -> Time {
         let due = self.open.iter().map(|open| self.jobs[open.job].due());
         let arrival = self.coming.last().map(|n| self.jobs[*n].arrival);
-        let link = self
-            .courses
-            .iter()
-            .zip(&self.up)
-            .filter_map(|(course, up)| {
-                let n = course.stretches.partition_point(|s| s.at <= self.now);
-                course.stretches[n..]
-                    .iter()
-                    .find(|s| s.up != *up)
-                    .map(|s| s.at)
-            });
         let last = self.jobs.iter().map(Job::due).max();
-        let all = due.chain(arrival).chain(link).chain(last);
-        all.filter(|at| *at > self.now).min().unwrap_or(Time::NEVER)
+        let of_jobs = due.chain(arrival).chain(last).filter(|at| *at > self.now);
+        let mut next = of_jobs.min().unwrap_or(Time::NEVER);
+        for (course, up) in self.courses.iter().zip(&self.up) {
+            let n = course.stretches.partition_point(|s| s.at <= self.now);
+            let before = course.stretches[n..].iter().take_while(|s| s.at < next);
+            next = before
+                .filter(|s| s.up != *up)
+                .map(|s| s.at)
+                .fold(next, Time::min);
+        }
+        next
     }
 
     /// Lets links carry until then, or until a job is complete.
@@ -253,6 +319,11 @@ impl<'a> Table<'a> {
             // A nanosecond at least: time must pass.
             let span = Span::from_nanos(((step * 1e9).ceil() as u64).max(1));
             let span = span.min(until.since(self.now));
+            for place in 0..self.open.len() {
+                let of = lines.iter().filter(|l| l.1 == place && l.2 > 0.0);
+                let of_job = &mut self.played.of_job[self.open[place].job];
+                of_job.go_on(of.map(|l| l.0));
+            }
             for (link, target, rate) in lines {
                 let bytes = (rate * step).min(self.open[target].left);
                 self.open[target].left -= bytes;
@@ -263,6 +334,7 @@ impl<'a> Table<'a> {
                 self.seen[link].0 += bytes;
                 self.seen[link].1 = self.seen[link].1 + span;
                 self.played.carried[link] += bytes;
+                self.played.of_job[self.open[target].job].carried[link] += bytes;
             }
             for open in &mut self.open {
                 if open.left > 0.0 && open.left < ROUNDING {
@@ -271,10 +343,10 @@ impl<'a> Table<'a> {
             }
             self.now += span;
         }
-        let met = &mut self.played.met;
         let completed = self.open.iter().filter(|open| open.left == 0.0);
         for open in completed {
-            met[open.job] = true;
+            self.played.met[open.job] = true;
+            self.played.of_job[open.job].complete = Some(self.now);
             self.completed = true;
         }
         self.open.retain(|open| open.left > 0.0);

@@ -285,16 +285,13 @@ impl<'a> Case<'a> {
                 .push(format!("the proxy's journal: {damage}"));
         }
         self.proxy_remains = Some(remains);
-        match struck {
-            Some(blow) => {
-                if status.signal() == Some(SIGKILL) && blow.fault.kills() {
-                    return Ok(());
-                }
-                if !blow.fault.kills() && status.signal().is_none() {
-                    return Ok(()); // Its words are looked at later.
-                }
+        if let Some(blow) = struck {
+            if status.signal() == Some(SIGKILL) && blow.fault.kills() {
+                return Ok(());
             }
-            None => {}
+            if !blow.fault.kills() && status.signal().is_none() {
+                return Ok(()); // Its words are looked at later.
+            }
         }
         let said = self.said("proxy.err");
         let last = said.lines().last().unwrap_or_default().to_owned();

@@ -9,12 +9,23 @@ What `connect` and `Listener.accept` return is a `socket.socket`: its descriptor
 the bytes never pass through here, so there is nothing to compile. Options are those of docs/sockets.md.
 """
 
+import asyncio
+import contextlib
 import ctypes
+import errno
 import os
 import socket
 import struct
 
-_lib = ctypes.CDLL(os.environ.get("D2TP_LIBRARY", "libd2tp.so.1"), use_errno=True)
+
+
+def _library():
+    """What is said, else what a wheel brings along, else the system's."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libd2tp.so.1")
+    return os.environ.get("D2TP_LIBRARY") or (beside if os.path.exists(beside) else "libd2tp.so.1")
+
+
+_lib = ctypes.CDLL(_library(), use_errno=True)
 
 _SOL_D2TP = 0xD2
 _DEADLINE, _ESIZE, _POLICY, _BUDGET, _PRIORITY, _IFLATE = range(1, 7)
@@ -136,6 +147,25 @@ def connect(address, timeout=None, **options):
     return sock
 
 
+async def open_connection(address, timeout=None, limit=2**16, **options):
+    """Streams of asyncio: `reader, writer`. Connecting waits in a thread, not in the event loop."""
+    loop = asyncio.get_running_loop()
+    connecting = loop.run_in_executor(None, lambda: connect(address, timeout, **options))
+    try:
+        sock = await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        # It is closed when it comes; nobody else has it.
+        connecting.add_done_callback(_let_go)
+        raise
+    sock.setblocking(False)
+    return await asyncio.open_connection(sock=sock, limit=limit)
+
+
+def _let_go(connecting):
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().close()
+
+
 class Listener:
     """A D2TP server: `address` is what others connect to."""
 
@@ -203,3 +233,82 @@ def requests_session(**options):
     for scheme in ("http://", "https://"):
         session.mount(scheme, Adapter())
     return session
+
+
+def httpx_transport(verify=True, **options):
+    """For `httpx.Client(transport=...)`: connections are D2TP's, with these options of `connect`."""
+    import httpcore
+    import httpx
+    from httpcore._backends.sync import SyncStream
+
+    class Backend(httpcore.NetworkBackend):
+        def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):
+            with _httpcore_errors(httpcore):
+                return SyncStream(connect((host, port), timeout, **options))
+
+    transport = httpx.HTTPTransport(verify=verify, trust_env=False)
+    transport._pool = httpcore.ConnectionPool(
+        ssl_context=httpx.create_ssl_context(verify=verify, trust_env=False), network_backend=Backend()
+    )
+    return transport
+
+
+def httpx_async_transport(verify=True, **options):
+    """The same for `httpx.AsyncClient`, on asyncio."""
+    import httpcore
+    import httpx
+
+    class Stream(httpcore.AsyncNetworkStream):
+        def __init__(self, reader, writer):
+            self._reader, self._writer = reader, writer
+
+        async def read(self, max_bytes, timeout=None):
+            return await self._within(self._reader.read(max_bytes), timeout, httpcore.ReadTimeout, httpcore.ReadError)
+
+        async def write(self, buffer, timeout=None):
+            self._writer.write(buffer)
+            await self._within(self._writer.drain(), timeout, httpcore.WriteTimeout, httpcore.WriteError)
+
+        async def aclose(self):
+            self._writer.close()
+
+        async def start_tls(self, ssl_context, server_hostname=None, timeout=None):
+            upgraded = self._writer.start_tls(ssl_context, server_hostname=server_hostname)
+            await self._within(upgraded, timeout, httpcore.ConnectTimeout, httpcore.ConnectError)
+            return self
+
+        def get_extra_info(self, info):
+            names = {"ssl_object": "ssl_object", "socket": "socket", "server_addr": "peername"}
+            return self._writer.get_extra_info(names[info]) if info in names else None
+
+        @staticmethod
+        async def _within(waited, timeout, late, broken):
+            try:
+                return await asyncio.wait_for(waited, timeout)
+            except (asyncio.TimeoutError, TimeoutError) as error:
+                raise late(str(error)) from error
+            except OSError as error:
+                raise broken(str(error)) from error
+
+    class Backend(httpcore.AsyncNetworkBackend):
+        async def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):
+            with _httpcore_errors(httpcore):
+                return Stream(*await open_connection((host, port), timeout, **options))
+
+        async def sleep(self, seconds):
+            await asyncio.sleep(seconds)
+
+    transport = httpx.AsyncHTTPTransport(verify=verify, trust_env=False)
+    transport._pool = httpcore.AsyncConnectionPool(
+        ssl_context=httpx.create_ssl_context(verify=verify, trust_env=False), network_backend=Backend()
+    )
+    return transport
+
+
+@contextlib.contextmanager
+def _httpcore_errors(httpcore):
+    try:
+        yield
+    except OSError as error:
+        late = error.errno in (errno.EINPROGRESS, errno.ETIMEDOUT, errno.ETIME)
+        raise (httpcore.ConnectTimeout if late else httpcore.ConnectError)(str(error)) from error

@@ -1,0 +1,30 @@
+//! Bytes between a program's connection and a flow, both ways until both have ended.
+
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
+use tokio::net::TcpStream;
+
+/// Bytes on their way in each direction.
+const COPY_BYTES: usize = 64 * 1024; // a guess
+
+/// Carries until both directions are over, and says whether all arrived. Ends stay ends; a far end that
+/// breaks resets the program's connection, so that nobody takes a part for the whole.
+pub async fn carry(
+    mut program: TcpStream,
+    far: &mut (impl AsyncRead + AsyncWrite + Unpin),
+) -> bool {
+    let _ = program.set_nodelay(true);
+    match copy_bidirectional_with_sizes(&mut program, far, COPY_BYTES, COPY_BYTES).await {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::debug!(%error, "broken off");
+            break_off(program);
+            false
+        }
+    }
+}
+
+/// Resets a program's connection.
+pub fn break_off(program: TcpStream) {
+    // If that fails it reads an end, which is a lesser evil than a connection that hangs.
+    let _ = program.set_zero_linger();
+}

@@ -1,0 +1,304 @@
+//! An HTTP proxy (RFC 9110 §9.3.6, RFC 9112 §3.2): CONNECT, and requests with a whole URL.
+//!
+//! ```text
+//!  CONNECT host:443     ──▶ a flow to host:443; the answer, then bytes both ways
+//!  GET http://host/path ──▶ a flow to host:80, in it GET /path; the answer is the origin's own
+//! ```
+//!
+//! Requests are asked of the origin itself, through a tunnel, and not of D2Prox, which would follow
+//! redirects and pin copies: the program knows what it wants. A flow carries one request.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, HOST, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+};
+use http::uri::Scheme;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use jiff::Zoned;
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::door::{HELLO_WITHIN, House};
+use super::refusal::{Cause, Refusal};
+use super::wish::Wish;
+
+/// Bytes of a request's head.
+const HEAD_BYTES_MAX: usize = 32 * 1024; // docs/proxy.md: as D2Prox
+
+/// Fields that say how, and go no further.
+const BY: HeaderName = HeaderName::from_static("cedos-by");
+const POLICY: HeaderName = HeaderName::from_static("cedos-policy");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+
+type Body = Either<Incoming, Full<Bytes>>;
+
+/// Serves the requests of one connection, which keeps its place until the last tunnel is over.
+pub(super) async fn serve(
+    program: TcpStream,
+    house: &Arc<House>,
+    place: &Arc<OwnedSemaphorePermit>,
+) {
+    let service = service_fn(|request| {
+        let (house, place) = (house.clone(), place.clone());
+        async move { Ok::<_, Infallible>(answer(request, house, place).await) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HELLO_WITHIN)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .preserve_header_case(true)
+        // A client may say all it has to say, and then listen.
+        .half_close(true)
+        .serve_connection(TokioIo::new(program), service)
+        .with_upgrades()
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "an HTTP client went");
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    house: Arc<House>,
+    place: Arc<OwnedSemaphorePermit>,
+) -> Response<Body> {
+    let answered = match wish_of(request.headers(), house.wish) {
+        Err(refusal) => Err(refusal),
+        Ok(wish) if request.method() == Method::CONNECT => {
+            connect(request, house, wish, place).await
+        }
+        Ok(wish) => forward(request, house, wish).await,
+    };
+    answered.unwrap_or_else(|refusal| {
+        tracing::info!("{}", refusal.text);
+        refused(&refusal)
+    })
+}
+
+fn nonsense(text: impl Into<String>) -> Refusal {
+    Refusal::new(Cause::Nonsense, text)
+}
+
+/// What the request says about how.
+fn wish_of(fields: &HeaderMap, wish: Wish) -> Result<Wish, Refusal> {
+    let now = Zoned::now();
+    let mut wish = match fields.get(PROXY_AUTHORIZATION) {
+        Some(field) => {
+            let user = user_of(field).ok_or_else(|| {
+                nonsense("Proxy-Authorization: only Basic is understood, for its user name")
+            })?;
+            wish.named(&user, &now).map_err(nonsense)?
+        }
+        None => wish,
+    };
+    for (name, field) in [("by", BY), ("policy", POLICY)] {
+        if let Some(value) = fields.get(field) {
+            let value = value.to_str().unwrap_or_default().trim();
+            wish = wish.with(name, value, &now).map_err(nonsense)?;
+        }
+    }
+    Ok(wish)
+}
+
+fn user_of(field: &HeaderValue) -> Option<String> {
+    let (scheme, coded) = field.to_str().ok()?.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let plain = String::from_utf8(BASE64.decode(coded.trim()).ok()?).ok()?;
+    let user = plain.split_once(':').map_or(&*plain, |(user, _)| user);
+    // In a URL `+` and `=` are often written so, and not every client takes that back.
+    Some(
+        user.replace("%2B", "+")
+            .replace("%2b", "+")
+            .replace("%3D", "=")
+            .replace("%3d", "="),
+    )
+}
+
+async fn connect(
+    mut request: Request<Incoming>,
+    house: Arc<House>,
+    wish: Wish,
+    place: Arc<OwnedSemaphorePermit>,
+) -> Result<Response<Body>, Refusal> {
+    let host = request.uri().authority().cloned();
+    let host = host.filter(|at| !at.as_str().contains('@'));
+    let host = host.ok_or_else(|| nonsense("CONNECT needs host:port"))?;
+    let port = host.port_u16();
+    let port = port.ok_or_else(|| nonsense("CONNECT needs a port: host:443"))?;
+    let open = house.open(host.host(), port, wish).await?;
+    tokio::spawn(async move {
+        let _place = place;
+        let upgraded = match hyper::upgrade::on(&mut request).await {
+            Ok(upgraded) => upgraded,
+            Err(error) => return tracing::debug!(%error, "a client went before its tunnel"),
+        };
+        let Ok(parts) = upgraded.downcast::<TokioIo<TcpStream>>() else {
+            return tracing::error!("what was a connection is none any more");
+        };
+        let mut open = open;
+        // A client may speak before it has heard that it may.
+        if !parts.read_buf.is_empty() {
+            use tokio::io::AsyncWriteExt as _;
+            if open.write_all(&parts.read_buf).await.is_err() {
+                return super::carry::break_off(parts.io.into_inner());
+            }
+        }
+        open.carry(parts.io.into_inner()).await;
+    });
+    Ok(Response::new(Either::Right(Full::default())))
+}
+
+async fn forward(
+    mut request: Request<Incoming>,
+    house: Arc<House>,
+    wish: Wish,
+) -> Result<Response<Body>, Refusal> {
+    let uri = request.uri().clone();
+    match uri.scheme() {
+        Some(scheme) if *scheme == Scheme::HTTP => {}
+        Some(scheme) => {
+            let text = format!("a URL with {scheme}:// is for a tunnel: use CONNECT");
+            return Err(nonsense(text));
+        }
+        None => {
+            let text = "this is a proxy: it takes http://host/path and CONNECT host:port";
+            return Err(nonsense(text));
+        }
+    }
+    let place = uri.authority().filter(|at| !at.as_str().contains('@'));
+    let place = place.ok_or_else(|| nonsense("the URL has no host, or a user name"))?;
+    let port = place.port_u16().unwrap_or(80);
+    let host = HeaderValue::from_str(place.as_str());
+    let host = host.map_err(|_| nonsense("the URL has no host"))?;
+    let open = house.open(place.host(), port, wish).await?;
+    *request.uri_mut() = uri
+        .path_and_query()
+        .map_or(Uri::from_static("/"), |path| Uri::from(path.clone()));
+    *request.version_mut() = Version::HTTP_11;
+    hop_ends(request.headers_mut());
+    // RFC 9112 §3.2.2: the URL's host counts, whatever the field says.
+    request.headers_mut().insert(HOST, host);
+    let target = open.target().to_string();
+    let broken =
+        |error: hyper::Error| Refusal::new(Cause::Refused, format!("{target} broke off: {error}"));
+    let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
+        .preserve_header_case(true)
+        .handshake(TokioIo::new(open))
+        .await
+        .map_err(broken)?;
+    // Its error reaches the body, or the answer.
+    tokio::spawn(connection);
+    let mut response = sender.send_request(request).await.map_err(broken)?;
+    hop_ends(response.headers_mut());
+    // The connection lives until the body is read.
+    Ok(response.map(Either::Left))
+}
+
+/// Takes away what concerns one connection only (RFC 9110 §7.6.1), and us.
+fn hop_ends(fields: &mut HeaderMap) {
+    let named: Vec<HeaderName> = (fields.get_all(CONNECTION).iter())
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .filter(|name| *name != HOST && *name != CONTENT_LENGTH)
+        .collect();
+    let always = [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        TE,
+        TRAILER,
+        // hyper says it anew where it is needed.
+        TRANSFER_ENCODING,
+        UPGRADE,
+        BY,
+        POLICY,
+    ];
+    for name in named.iter().chain(&always) {
+        fields.remove(name);
+    }
+    fields.append(VIA, HeaderValue::from_static("1.1 cedos"));
+}
+
+fn refused(refusal: &Refusal) -> Response<Body> {
+    let (status, kind) = refusal.status();
+    let text = format!("{}\n", refusal.text);
+    let mut response = Response::new(Either::Right(Full::new(Bytes::from(text))));
+    *response.status_mut() = status;
+    let fields = response.headers_mut();
+    fields.insert(
+        PROXY_STATUS,
+        HeaderValue::from_str(&format!("cedos; error={kind}")).expect("plain text"),
+    );
+    fields.insert(
+        "content-type",
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        fields.insert("retry-after", HeaderValue::from_static("30"));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use d2tp_sched::Policy;
+
+    fn fields(pairs: &[(&str, &str)]) -> HeaderMap {
+        let pair = |(name, value): &(&str, &str)| {
+            let name: HeaderName = name.parse().unwrap();
+            (name, value.parse().unwrap())
+        };
+        pairs.iter().map(pair).collect()
+    }
+
+    #[test]
+    fn user_name_and_fields_say_how_and_the_fields_have_the_last_word() {
+        let user = BASE64.encode("by=%2B45m,policy=fast:x");
+        let both = fields(&[
+            ("proxy-authorization", &format!("Basic {user}")),
+            ("cedos-policy", "free-only"),
+        ]);
+        let wish = wish_of(&both, Wish::default()).unwrap();
+        assert_eq!(wish.policy, Policy::FreeOnly);
+        assert!(wish.due.is_some());
+        let bad = fields(&[("cedos-by", "soon")]);
+        let refusal = wish_of(&bad, Wish::default()).unwrap_err();
+        assert_eq!(refusal.status().0, StatusCode::BAD_REQUEST);
+        assert!(refusal.text.contains("07:30"), "{}", refusal.text);
+    }
+
+    #[test]
+    fn what_is_for_this_hop_goes_no_further() {
+        let mut told = fields(&[
+            ("connection", "close, x-mine, host"),
+            ("x-mine", "1"),
+            ("x-theirs", "2"),
+            ("host", "a.example"),
+            ("proxy-authorization", "Basic eA=="),
+            ("cedos-policy", "any"),
+            ("transfer-encoding", "chunked"),
+        ]);
+        hop_ends(&mut told);
+        let mut left: Vec<&str> = told.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["host", "via", "x-theirs"]);
+    }
+}

@@ -1,0 +1,364 @@
+//! The session with D2Prox that all connections of the local proxy share, and how each is opened in it.
+//!
+//! It begins with the first connection and lasts as long as the line: a session at rest costs nothing.
+//! Where there is no network a connection waits for one, for as long as the program does.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use d2tp_driver::{
+    Config, Event, Flow, FlowEnd, FlowIo as _, FlowSettings, LinkUse, SecretKey, ServerAddress,
+};
+use d2tp_links::Link;
+use d2tp_time::Time;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use super::carry::carry;
+use super::refusal::{Cause, Refusal};
+use super::steer::Seen;
+use super::target::Target;
+use super::wish::Wish;
+use crate::fetch::clock::Moment;
+use crate::fetch::dial::{Fault, Io};
+use crate::fetch::proxy::Proxy;
+use crate::fetch::tunnel;
+
+/// Before a session that ended is begun again.
+const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
+
+/// How often it is looked whether a session has ended, and, while links that cost are up, whether they
+/// are needed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What connections still say is waited for so long when the line is closed.
+const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` in docs/sockets.md
+
+/// How the session stands.
+#[derive(Debug, Clone, Default)]
+struct Standing {
+    up: bool,
+    /// Attempts that failed for good, and why the last did.
+    failures: u64,
+    text: String,
+}
+
+struct Steered {
+    flow: Arc<Mutex<Flow>>,
+    wish: Wish,
+    pays: bool,
+}
+
+#[derive(Default)]
+struct Flows {
+    next: u64,
+    all: BTreeMap<u64, Steered>,
+}
+
+/// The way to D2Prox.
+pub struct Line {
+    proxy: Proxy,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    wanted: watch::Sender<bool>,
+    standing: watch::Sender<Standing>,
+    flows: Mutex<Flows>,
+    /// A flow began or ended, or a path did.
+    stirred: Notify,
+    left: Notify,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Line {
+    /// To this proxy, over these links. Must be called on a runtime; nothing is sent yet.
+    pub fn new(
+        address: ServerAddress,
+        key: SecretKey,
+        links: watch::Receiver<Arc<Vec<Link>>>,
+        set: impl FnOnce(&mut Config),
+    ) -> Arc<Line> {
+        let proxy = Proxy::new(address, key, links.clone(), None).configured(set);
+        let line = Arc::new(Line {
+            proxy,
+            links,
+            wanted: watch::channel(false).0,
+            standing: watch::Sender::default(),
+            flows: Mutex::default(),
+            stirred: Notify::new(),
+            left: Notify::new(),
+            tasks: Mutex::default(),
+        });
+        let tasks = [
+            tokio::spawn(line.clone().keep()),
+            tokio::spawn(line.clone().steer()),
+        ];
+        lock(&line.tasks).extend(tasks);
+        line
+    }
+
+    /// A connection to `target`, once it is made.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub async fn open(self: &Arc<Line>, target: &Target, wish: Wish) -> Result<Open, Refusal> {
+        let late = || Refusal::new(Cause::Late, "the deadline has passed");
+        let within = wish.due.map(|due| due.left());
+        if within == Some(Duration::ZERO) {
+            return Err(late());
+        }
+        self.session().await?;
+        let settings = FlowSettings {
+            // It may have waited.
+            within: wish.due.map(|due| due.left()),
+            reachable: true,
+            ..FlowSettings::default()
+        };
+        let mut begun = None;
+        let io = self.proxy.open_beside_with(settings, |_, flow| {
+            begun = Some((self.enter(flow.clone(), wish), flow.clone()));
+        });
+        let no_proxy = |text: String| Refusal::new(Cause::NoProxy, text);
+        let io = io.map_err(|fault| no_proxy(words(fault)))?;
+        let (number, flow) = begun.expect("steered when it was opened");
+        let mut open = Open {
+            io,
+            flow,
+            number,
+            target: target.clone(),
+            line: self.clone(),
+        };
+        self.stirred.notify_one();
+        match tunnel::ask(&mut open.io, &target.authority()).await {
+            Ok(None) => Ok(open),
+            Ok(Some(refused)) => Err(Refusal::of_proxy(&refused)),
+            Err(_) if lock(&open.flow).end() == Some(FlowEnd::DeadlinePassed) => Err(late()),
+            Err(fault) => Err(no_proxy(match self.proxy.lost() {
+                Err(failure) => failure.text,
+                Ok(_) => words(fault),
+            })),
+        }
+    }
+
+    /// Waits until there is a session.
+    async fn session(&self) -> Result<(), Refusal> {
+        self.wanted.send_replace(true);
+        let mut standing = self.standing.subscribe();
+        let failures = standing.borrow().failures;
+        let there = standing.wait_for(|s| s.up || s.failures > failures).await;
+        match there.map(|s| s.clone()) {
+            Ok(Standing { up: true, .. }) => Ok(()),
+            Ok(Standing { text, .. }) => Err(Refusal::new(Cause::NoProxy, text)),
+            Err(_) => Err(Refusal::new(Cause::NoProxy, "the local proxy ends")),
+        }
+    }
+
+    /// Keeps a session up from the first wish for one.
+    async fn keep(self: Arc<Line>) {
+        let mut wanted = self.wanted.subscribe();
+        let _ = wanted.wait_for(|wanted| *wanted).await;
+        loop {
+            match self.proxy.call().await {
+                Ok(Some(mut events)) => {
+                    self.standing.send_modify(|standing| standing.up = true);
+                    while self.proxy.device().is_some_and(|d| d.ended().is_none()) {
+                        match timeout(LOOK_EVERY, events.recv()).await {
+                            Ok(None) => break,
+                            Ok(Some(
+                                Event::PathUp { .. }
+                                | Event::PathSilent { .. }
+                                | Event::PathDown { .. },
+                            )) => self.stirred.notify_one(),
+                            Ok(Some(_)) | Err(_) => {}
+                        }
+                    }
+                    let failed = self.proxy.lost().err().map(|failure| failure.text);
+                    self.proxy.hang_up();
+                    self.fell(failed);
+                }
+                Ok(None) => self.proxy.hang_up(),
+                // Without a network a name cannot be looked up, and the wait is for the network.
+                Err(error) => {
+                    let online = self.links.borrow().iter().any(Link::is_usable);
+                    self.fell((online || self.proxy.needs_no_link()).then(|| error.to_string()));
+                }
+            }
+            sleep(CALL_AGAIN).await;
+        }
+    }
+
+    fn fell(&self, failed: Option<String>) {
+        self.standing.send_modify(|standing| {
+            standing.up = false;
+            if let Some(text) = failed {
+                tracing::warn!("{text}");
+                standing.failures += 1;
+                standing.text = text;
+            }
+        });
+    }
+
+    /// Says of each flow whether it may use links that cost.
+    async fn steer(self: Arc<Line>) {
+        let mut links = self.links.clone();
+        let mut seen = Seen::new(now());
+        loop {
+            let mut costs = false;
+            if let Some(device) = self.proxy.device() {
+                let ways = device.ways();
+                seen.look(now(), &ways);
+                let mut flows = lock(&self.flows);
+                for steered in flows.all.values_mut() {
+                    let pays = seen.spends(now(), &steered.wish);
+                    if pays != steered.pays {
+                        steered.pays = pays;
+                        device.allow_paid(&lock(&steered.flow), pays, None);
+                    }
+                }
+                costs = !flows.all.is_empty() && ways.iter().any(|w| w.usage == LinkUse::Paid);
+            }
+            tokio::select! {
+                () = sleep(LOOK_EVERY), if costs => {}
+                changed = links.changed() => if changed.is_err() {
+                    return;
+                },
+                () = self.stirred.notified() => {}
+            }
+        }
+    }
+
+    fn enter(&self, flow: Arc<Mutex<Flow>>, wish: Wish) -> u64 {
+        let mut flows = lock(&self.flows);
+        flows.next += 1;
+        let number = flows.next;
+        let steered = Steered {
+            flow,
+            wish,
+            pays: false,
+        };
+        flows.all.insert(number, steered);
+        number
+    }
+
+    /// Connections there are.
+    pub fn connections(&self) -> usize {
+        lock(&self.flows).all.len()
+    }
+
+    /// Payload that each link carried for it, both ways.
+    pub fn carried(&self) -> BTreeMap<String, u64> {
+        let ways = self.proxy.device().map(|d| d.ways()).unwrap_or_default();
+        let both = |way: d2tp_driver::Way| (way.name, way.payload.0 + way.payload.1);
+        ways.into_iter().map(both).collect()
+    }
+
+    /// Ends it: what connections still have to say is sent, and D2Prox hears that this device goes.
+    pub async fn close(&self) {
+        let none_left = async {
+            while self.connections() > 0 {
+                self.left.notified().await;
+            }
+        };
+        let _ = timeout(LAST_WORDS, none_left).await;
+        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        for task in &tasks {
+            task.abort();
+        }
+        for task in tasks {
+            let _ = task.await;
+        }
+        self.proxy.close().await;
+    }
+}
+
+fn now() -> Time {
+    let since_boot = Moment::now().since_boot();
+    Time::from_nanos(u64::try_from(since_boot.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn words(fault: Fault) -> String {
+    match fault {
+        Fault::Path(text)
+        | Fault::Origin { text, .. }
+        | Fault::Proxy(text)
+        | Fault::Stranger(text)
+        | Fault::Portal(text)
+        | Fault::Nameless(text) => text,
+        Fault::Final(failure) => failure.text,
+    }
+}
+
+/// A connection that D2Prox made: what is read and written is the target's. Dropped before both ends have
+/// ended, it is reset.
+pub struct Open {
+    io: Box<dyn Io>,
+    flow: Arc<Mutex<Flow>>,
+    number: u64,
+    target: Target,
+    line: Arc<Line>,
+}
+
+impl Open {
+    /// Where it leads.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Carries a program's connection until it is over.
+    pub async fn carry(mut self, program: TcpStream) {
+        if carry(program, &mut self).await {
+            self.settle().await;
+        }
+    }
+
+    /// Waits until the far end has everything, both directions having ended.
+    pub async fn settle(self) {
+        let _ = poll_fn(|cx| lock(&self.flow).poll_finished(cx)).await;
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        lock(&self.line.flows).all.remove(&self.number);
+        self.line.left.notify_one();
+        self.line.stirred.notify_one();
+    }
+}
+
+impl AsyncRead for Open {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Open {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

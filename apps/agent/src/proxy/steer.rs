@@ -1,0 +1,125 @@
+//! Whether a connection pays for links: D2Sched's decision for one flow, by what was seen of the links
+//! since the line began.
+
+use d2tp_driver::{LinkUse, PathState, Way};
+use d2tp_links::Class;
+use d2tp_sched::{Flow, Mode, Need, SIZE_UNKNOWN_BYTES, Scheduler, Sight};
+use d2tp_time::{Span, Time};
+
+use super::wish::Wish;
+use crate::terms::Due;
+
+/// What was seen of the links.
+pub(super) struct Seen {
+    scheduler: Scheduler,
+    /// Their names and what they had carried at the last look, in the scheduler's order.
+    links: Vec<(String, u64)>,
+    at: Time,
+}
+
+impl Seen {
+    pub(super) fn new(at: Time) -> Seen {
+        Seen {
+            scheduler: Scheduler::new(Mode::Outlook, []),
+            links: Vec::new(),
+            at,
+        }
+    }
+
+    /// Takes down what links carried since the last look.
+    pub(super) fn look(&mut self, now: Time, ways: &[Way]) {
+        let passed = now.since(self.at);
+        self.at = now;
+        let mut sights = vec![Sight::default(); self.links.len()];
+        for way in ways.iter().filter(|way| way.usage != LinkUse::Off) {
+            let class = class_of(way.class);
+            let carried = way.payload.0 + way.payload.1;
+            let known = self.links.iter().position(|(name, _)| *name == way.name);
+            let place = known.unwrap_or_else(|| {
+                self.links.push((way.name.clone(), carried));
+                sights.push(Sight::default());
+                self.scheduler.add_link(class)
+            });
+            self.scheduler.set_class(place, class);
+            let answers = way
+                .path
+                .as_ref()
+                .is_none_or(|p| p.state != PathState::Silent);
+            let before = std::mem::replace(&mut self.links[place].1, carried);
+            let (bytes, busy) = match (known, way.rate) {
+                // The first look takes the link's word for a second.
+                (None, Some(rate)) => (rate, Span::from_secs(1)),
+                // A program that is silent says nothing of the link.
+                _ if carried > before => (carried - before, passed),
+                _ => (0, Span::ZERO),
+            };
+            sights[place] = Sight {
+                up: answers,
+                bytes,
+                busy,
+            };
+        }
+        self.scheduler.see(now, &sights);
+    }
+
+    /// Whether links that cost carry a connection with this wish.
+    pub(super) fn spends(&self, now: Time, wish: &Wish) -> bool {
+        let flow = Flow {
+            need: Need {
+                remaining_bytes: None,
+                left: wish.due.map(Due::left),
+                policy: wish.policy,
+                if_late: wish.if_late,
+                metered_bytes_left: None,
+            },
+            size_bytes: SIZE_UNKNOWN_BYTES,
+            priority: 0,
+        };
+        !self.scheduler.decide(now, &[flow]).payers.is_empty()
+    }
+}
+
+fn class_of(class: Class) -> d2tp_sched::Class {
+    match class {
+        Class::Free => d2tp_sched::Class::Free,
+        Class::Metered => d2tp_sched::Class::Metered,
+        Class::Roaming => d2tp_sched::Class::Roaming,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use d2tp_sched::Policy;
+
+    fn way(class: Class, usage: LinkUse) -> Way {
+        Way {
+            name: format!("{class:?}"),
+            class,
+            usage,
+            payload: (0, 0),
+            rate: Some(1_000_000),
+            path: None,
+        }
+    }
+
+    #[test]
+    fn any_pays_only_while_nothing_free_is_there_and_free_only_never() {
+        let both = [
+            way(Class::Free, LinkUse::Free),
+            way(Class::Metered, LinkUse::Paid),
+        ];
+        let wish = |policy| Wish {
+            policy,
+            ..Wish::default()
+        };
+        let after = |seconds| Time::from_nanos(seconds * 1_000_000_000);
+        let mut seen = Seen::new(after(0));
+        seen.look(after(1), &both);
+        assert!(!seen.spends(after(1), &wish(Policy::Any)));
+        assert!(seen.spends(after(1), &wish(Policy::Fast)));
+        seen.look(after(2), &both[1..]);
+        assert!(seen.spends(after(2), &wish(Policy::Any)));
+        assert!(!seen.spends(after(2), &wish(Policy::FreeOnly)));
+    }
+}

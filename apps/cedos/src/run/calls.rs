@@ -1,0 +1,213 @@
+//! What becomes of the calls that were caught: a program's own socket gets its other end here, and what it
+//! says goes into a flow.
+//!
+//! ```text
+//!  blocking      held ── the flow opens ── the sockets meet ── connect() returns 0, or the reason
+//!  non-blocking  EINPROGRESS ── the flow opens ── the sockets meet: writable, or ECONNREFUSED
+//! ```
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cedos_agent::proxy::{Line, Target, Wish};
+use d2tp_catch::{Answer, Caught, Meeting, Names, Namespace, Port, Verdict, is_near};
+use socket2::{SockRef, Type};
+use tokio::sync::{Semaphore, mpsc};
+
+/// Connections that are being made or carried; one more is told that there is no room.
+const CALLS_MAX: usize = 4096; // a guess: a fifth of a process's descriptors
+
+/// Between two attempts to meet a socket whose own SYN is on its way.
+const MEET_AGAIN: Duration = Duration::from_millis(1);
+
+/// The port of name servers.
+const DNS_PORT: u16 = 53;
+
+/// Who answers.
+pub struct Calls {
+    /// The way out.
+    pub line: Arc<Line>,
+    /// On what terms.
+    pub wish: Wish,
+    /// What addresses stand for.
+    pub names: Arc<Names>,
+    /// The other ends.
+    pub port: Arc<Port>,
+    /// Whose the network is.
+    pub namespace: Namespace,
+    /// Our name server, where programs do not find it by themselves.
+    pub dns: SocketAddr,
+    /// Hears of listeners.
+    pub listeners: mpsc::UnboundedSender<SocketAddr>,
+    /// Room for connections.
+    pub room: Arc<Semaphore>,
+}
+
+impl Calls {
+    /// Room for all there may be.
+    pub fn room() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(CALLS_MAX))
+    }
+
+    /// Answers a call, now or when it can be.
+    pub fn answer(self: &Arc<Calls>, caught: Caught) {
+        match caught {
+            Caught::Listen { socket, answer } => {
+                if let Some(at) = SockRef::from(&socket)
+                    .local_addr()
+                    .ok()
+                    .and_then(|a| a.as_socket())
+                {
+                    let _ = self.listeners.send(at);
+                }
+                answer.give(Verdict::GoOn);
+            }
+            Caught::Send { to, answer } => answer.give(self.datagram(to)),
+            Caught::Connect { socket, to, answer } => {
+                if is_near(to.ip()) || self.is_under_way(&socket) {
+                    return answer.give(Verdict::GoOn);
+                }
+                match SockRef::from(&socket).r#type() {
+                    Ok(Type::STREAM) => self.stream(socket, to, answer),
+                    Ok(Type::DGRAM) if to.port() == DNS_PORT => self.lookup(&socket, answer),
+                    Ok(_) => answer.give(self.datagram(to)),
+                    Err(error) => answer.give(Verdict::of(&error)),
+                }
+            }
+        }
+    }
+
+    /// A socket that is connected, or about to be: the kernel knows what to say.
+    fn is_under_way(&self, socket: &OwnedFd) -> bool {
+        // SAFETY: plain numbers, into a place of the size that is said.
+        let state = unsafe {
+            let mut info: libc::tcp_info = std::mem::zeroed();
+            let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+            let told = libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut len,
+            );
+            (told == 0).then_some(info.tcpi_state)
+        };
+        state.is_some_and(|state| state != TCP_CLOSE)
+    }
+
+    /// Datagrams are not carried. Where they can go nowhere they may try.
+    fn datagram(&self, to: SocketAddr) -> Verdict {
+        if is_near(to.ip()) || self.namespace != Namespace::Shared {
+            return Verdict::GoOn;
+        }
+        Verdict::Failed(libc::ENETUNREACH)
+    }
+
+    /// A socket for questions to a name server.
+    fn lookup(&self, socket: &OwnedFd, answer: Answer) {
+        if self.namespace != Namespace::Shared {
+            return answer.give(Verdict::GoOn);
+        }
+        let socket = SockRef::from(socket);
+        let is_six = socket.domain().is_ok_and(|d| d == socket2::Domain::IPV6);
+        let to = match (is_six, self.dns) {
+            (true, SocketAddr::V4(four)) => (four.ip().to_ipv6_mapped(), four.port()).into(),
+            (_, at) => at,
+        };
+        answer.give(match socket.connect(&to.into()) {
+            Ok(()) => Verdict::Done,
+            Err(error) => Verdict::of(&error),
+        });
+    }
+
+    fn stream(self: &Arc<Calls>, socket: OwnedFd, to: SocketAddr, answer: Answer) {
+        let Ok(room) = self.room.clone().try_acquire_owned() else {
+            tracing::warn!("more than {CALLS_MAX} connections: refused");
+            return answer.give(Verdict::Failed(libc::ENOBUFS));
+        };
+        let target = match self.names.name_of(to.ip()) {
+            Ok(None) => Target::from(to),
+            Ok(Some(host)) => Target {
+                host,
+                port: to.port(),
+            },
+            Err(text) => {
+                tracing::warn!("{text}");
+                return answer.give(Verdict::Failed(libc::EHOSTUNREACH));
+            }
+        };
+        let meeting = match self.port.begin(socket) {
+            Ok(meeting) => meeting,
+            Err(error) => return answer.give(Verdict::of(&error)),
+        };
+        let calls = self.clone();
+        tokio::spawn(async move {
+            match meeting.waits {
+                true => calls.held(meeting, target, answer).await,
+                false => calls.in_progress(meeting, target, answer).await,
+            }
+            drop(room);
+        });
+    }
+
+    async fn held(&self, meeting: Meeting, target: Target, answer: Answer) {
+        let open = match self.line.open(&target, self.wish).await {
+            Ok(open) => open,
+            Err(refusal) => {
+                tracing::info!(%target, "{}", refusal.text);
+                return answer.give(Verdict::Failed(refusal.errno()));
+            }
+        };
+        let theirs = meeting.theirs;
+        let connecting = tokio::task::spawn_blocking(move || meeting.connect());
+        let met = loop {
+            match self.port.meet(theirs).await {
+                // Its SYN is not on its way yet.
+                Err(error)
+                    if error.kind() == io::ErrorKind::ConnectionRefused
+                        && !connecting.is_finished() =>
+                {
+                    tokio::time::sleep(MEET_AGAIN).await;
+                }
+                met => break met,
+            }
+        };
+        let program = match met {
+            Ok(program) => program,
+            Err(error) => return answer.give(Verdict::of(&error)),
+        };
+        match connecting.await {
+            Ok(Ok(())) => answer.give(Verdict::Done),
+            Ok(Err(error)) => return answer.give(Verdict::of(&error)),
+            Err(_) => return,
+        }
+        open.carry(program).await;
+    }
+
+    async fn in_progress(&self, meeting: Meeting, target: Target, answer: Answer) {
+        answer.give(match meeting.connect() {
+            Ok(()) => Verdict::Done,
+            Err(error) => Verdict::of(&error),
+        });
+        match self.line.open(&target, self.wish).await {
+            Ok(open) => {
+                let met = self.port.meet(meeting.theirs).await;
+                drop(meeting);
+                match met {
+                    Ok(program) => open.carry(program).await,
+                    Err(error) => tracing::debug!(%target, %error, "nobody waits any more"),
+                }
+            }
+            Err(refusal) => {
+                tracing::info!(%target, "{}", refusal.text);
+                meeting.refuse();
+            }
+        }
+    }
+}
+
+/// linux/tcp_states.h
+const TCP_CLOSE: u8 = 7;

@@ -1,0 +1,214 @@
+//! Which rung of the ladder catches a program: the lowest that really does.
+//!
+//! | rung | catches | does not |
+//! |---|---|---|
+//! | environment | programs known to heed `http_proxy` and the like | what they do besides |
+//! | preload | programs that load the C library, and their children that do | static and Go programs |
+//! | notify | whatever calls `connect`, and Go's name lookups | other static programs' name lookups |
+//! | tun | everything, in a network namespace of its own | |
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::str::FromStr;
+
+use d2tp_catch::{Executable, Kind};
+
+/// A way of catching connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rung {
+    /// Variables that name a proxy.
+    Environment,
+    /// LD_PRELOAD.
+    Preload,
+    /// seccomp user notification.
+    Notify,
+    /// A network namespace with a TUN.
+    Tun,
+}
+
+impl Rung {
+    /// All of them, the lowest first.
+    pub const ALL: [Rung; 4] = [Rung::Environment, Rung::Preload, Rung::Notify, Rung::Tun];
+
+    /// As people write it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Rung::Environment => "env",
+            Rung::Preload => "preload",
+            Rung::Notify => "notify",
+            Rung::Tun => "tun",
+        }
+    }
+}
+
+impl fmt::Display for Rung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl FromStr for Rung {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Rung, String> {
+        let found = Rung::ALL.into_iter().find(|rung| rung.word() == text);
+        found.ok_or_else(|| format!("`{text}` is none of env, preload, notify, tun"))
+    }
+}
+
+/// A rung, and why that one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chosen {
+    /// Which.
+    pub rung: Rung,
+    /// For people.
+    pub because: String,
+}
+
+/// Programs that heed the variables for all they fetch, and their options that have them not to.
+const HEEDS: [(&str, &[&str]); 3] = [
+    (
+        "curl",
+        &[
+            "--noproxy",
+            "-x",
+            "--proxy",
+            "--preproxy",
+            "--interface",
+            "-q",
+            "-K",
+            "--config",
+        ],
+    ),
+    (
+        "wget",
+        &[
+            "--no-proxy",
+            "-e",
+            "--execute",
+            "--config",
+            "-i",
+            "--input-file",
+        ],
+    ),
+    ("git", &["-c", "--config", "--config-env"]),
+];
+
+/// The rung for a program with these words. `listens`: it is to be a server.
+pub fn choose(program: &Executable, words: &[OsString], listens: bool) -> Chosen {
+    let name = program.name();
+    let chosen = |rung, because: String| Chosen { rung, because };
+    match program.kind {
+        _ if !listens && heeds(&name, &words[1..]) => {
+            let because = format!("{name} is known to heed proxy variables");
+            chosen(Rung::Environment, because)
+        }
+        Kind::Dynamic => chosen(Rung::Preload, format!("{name} loads the C library")),
+        Kind::Go => chosen(Rung::Notify, format!("{name} is a Go program")),
+        Kind::Static if listens => chosen(Rung::Notify, format!("{name} is a static program")),
+        Kind::Static => chosen(
+            Rung::Tun,
+            format!("{name} is a static program, which looks names up by itself"),
+        ),
+        Kind::Privileged => chosen(
+            Rung::Tun,
+            format!("{name} runs with other rights, so nothing can be put in front of it"),
+        ),
+    }
+}
+
+fn heeds(name: &str, words: &[OsString]) -> bool {
+    let Some((_, against)) = HEEDS.iter().find(|(known, _)| *known == name) else {
+        return false;
+    };
+    let is = |word: &OsStr, option: &str| {
+        let word = word.as_encoded_bytes();
+        let option = option.as_bytes();
+        word == option
+            || word.starts_with(option)
+                && (!option.starts_with(b"--") || word.get(option.len()) == Some(&b'='))
+    };
+    let mut urls = 0;
+    for word in words {
+        if against.iter().any(|option| is(word, option)) {
+            return false;
+        }
+        let text = word.to_string_lossy();
+        let Some((scheme, _)) = text.split_once("://") else {
+            continue;
+        };
+        match scheme {
+            "http" | "https" => urls += 1,
+            // Something else than the variables speak of.
+            _ => return false,
+        }
+    }
+    // `git fetch origin` may go by ssh, and curl takes an address without a scheme.
+    urls > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(name: &str, kind: Kind) -> Executable {
+        let path = std::path::PathBuf::from("/usr/bin").join(name);
+        Executable {
+            runs: path.clone(),
+            path,
+            kind,
+        }
+    }
+
+    fn rung(text: &str, kind: Kind) -> Rung {
+        let words: Vec<OsString> = text.split(' ').map(OsString::from).collect();
+        let name = words[0].to_str().unwrap();
+        choose(&program(name, kind), &words, false).rung
+    }
+
+    #[test]
+    fn the_lowest_rung_that_catches_the_program_is_taken() {
+        let cases = [
+            (
+                "curl -sO https://o.example/a",
+                Kind::Dynamic,
+                Rung::Environment,
+            ),
+            (
+                "curl -x other https://o.example/a",
+                Kind::Dynamic,
+                Rung::Preload,
+            ),
+            (
+                "curl --noproxy=* https://o.example/a",
+                Kind::Dynamic,
+                Rung::Preload,
+            ),
+            ("curl sftp://o.example/a", Kind::Dynamic, Rung::Preload),
+            ("curl o.example", Kind::Dynamic, Rung::Preload),
+            (
+                "git clone https://o.example/a",
+                Kind::Dynamic,
+                Rung::Environment,
+            ),
+            ("git fetch origin", Kind::Dynamic, Rung::Preload),
+            ("git clone ssh://o.example/a", Kind::Dynamic, Rung::Preload),
+            ("ssh o.example", Kind::Dynamic, Rung::Preload),
+            ("go-program x", Kind::Go, Rung::Notify),
+            ("busybox wget", Kind::Static, Rung::Tun),
+            ("ping o.example", Kind::Privileged, Rung::Tun),
+        ];
+        for (text, kind, wanted) in cases {
+            assert_eq!(rung(text, kind), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_server_is_not_caught_by_variables() {
+        let words = ["curl".into(), "https://o.example".into()];
+        let chosen = choose(&program("curl", Kind::Dynamic), &words, true);
+        assert_eq!(chosen.rung, Rung::Preload);
+        for rung in Rung::ALL {
+            assert_eq!(rung.word().parse(), Ok(rung));
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! An unmodified server as a D2TP server: in front of each TCP listener of its own, one for D2TP.
+//!
+//! ```text
+//!  device ══ a flow ══▶ Server (UDP) ──▶ a connection on loopback ──▶ the program's listener
+//! ```
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use cedos_agent::proxy::carry;
+use d2tp_catch::Port;
+use d2tp_driver::{
+    Admission, Config, Flow, FlowIo as _, SecretKey, Server, ServerAddress, ServerOptions,
+};
+
+use crate::verbs::prox::host_for_devices;
+
+/// A listener may be heard of before it listens: it is called again after so long.
+const CALL_AGAIN: Duration = Duration::from_millis(20);
+const CALLS_MAX: u32 = 50;
+
+/// Reset code of a flow whose program does not take it.
+const REFUSED: u64 = 0xd301;
+
+/// How a server is offered.
+pub struct Served {
+    /// Where its first listener is, if that is said; others have the number of their TCP port.
+    pub at: Option<SocketAddr>,
+    /// Who it is.
+    pub key: SecretKey,
+    /// Who may come.
+    pub admission: Admission,
+    /// The program's loopback.
+    pub port: Arc<Port>,
+}
+
+/// The D2TP listeners in front of a program.
+pub struct Fronts {
+    served: Served,
+    servers: HashMap<u16, Arc<Server>>,
+}
+
+impl Fronts {
+    /// None yet.
+    pub fn new(served: Served) -> Fronts {
+        Fronts {
+            served,
+            servers: HashMap::new(),
+        }
+    }
+
+    /// The program listens there: its address, if it has one that is new.
+    ///
+    /// # Errors
+    /// No socket can be had for it.
+    pub async fn open(&mut self, at: SocketAddr) -> anyhow::Result<Option<ServerAddress>> {
+        // A port that is not chosen yet is nobody's to call.
+        if at.port() == 0 || self.servers.contains_key(&at.port()) {
+            return Ok(None);
+        }
+        let listen = match self.served.at {
+            Some(said) if self.servers.is_empty() => said,
+            Some(said) => SocketAddr::new(said.ip(), at.port()),
+            None => (Ipv6Addr::UNSPECIFIED, at.port()).into(),
+        };
+        let server = Server::bind(ServerOptions {
+            listen,
+            key: self.served.key.clone(),
+            admission: self.served.admission.clone(),
+            config: Config::default(),
+        })
+        .with_context(|| format!("no D2TP listener for the program's port {}", at.port()))?;
+        let server = Arc::new(server);
+        let local = server.local_addr();
+        let address = ServerAddress {
+            host: host_for_devices(local).await.to_string(),
+            port: local.port(),
+            key: server.public_key(),
+        };
+        tokio::spawn(front(
+            server.clone(),
+            as_called(at),
+            self.served.port.clone(),
+        ));
+        self.servers.insert(at.port(), server);
+        Ok(Some(address))
+    }
+
+    /// Ends them, so that devices hear of it.
+    pub async fn close(self) {
+        for server in self.servers.values() {
+            server.close().await;
+        }
+    }
+}
+
+/// A listener on any address is called on loopback.
+fn as_called(at: SocketAddr) -> SocketAddr {
+    let ip = match at.ip().to_canonical() {
+        // What listens for both families listens for IPv4.
+        ip if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        ip => ip,
+    };
+    (ip, at.port()).into()
+}
+
+async fn front(server: Arc<Server>, program: SocketAddr, port: Arc<Port>) {
+    while let Some(flow) = server.accept().await {
+        tokio::spawn(hand_over(flow, program, port.clone()));
+    }
+}
+
+async fn hand_over(mut flow: Flow, to: SocketAddr, port: Arc<Port>) {
+    let mut calls = 0;
+    let program = loop {
+        match port.reach(to).await {
+            Ok(program) => break program,
+            Err(_) if calls < CALLS_MAX => calls += 1,
+            Err(error) => {
+                tracing::warn!(%to, %error, "the program does not take a connection");
+                return flow.reset(REFUSED);
+            }
+        }
+        tokio::time::sleep(CALL_AGAIN).await;
+    };
+    if carry(program, &mut flow).await {
+        let _ = std::future::poll_fn(|cx| flow.poll_finished(cx)).await;
+    }
+}

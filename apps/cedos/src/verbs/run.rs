@@ -1,0 +1,391 @@
+//! `cedos run -- CMD`: this file turns options into a program that runs, and the way its connections go.
+//!
+//! Everything up to the program's start happens before this process has threads.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail};
+use cedos_agent::proxy::{Door, Line, Names, Strangers, Wish};
+use cedos_prox::parse_key;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgAction, Args};
+use d2tp_catch::{Executable, Given, Namespace, PRELOAD, Plan, VARIABLE, launch};
+use d2tp_driver::{Admission, PublicKey, ServerAddress};
+use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
+use d2tp_sched::Policy;
+use tokio::sync::mpsc;
+
+use super::how::words;
+use super::key;
+use super::transport::TransportArgs;
+use crate::run::{Calls, Chosen, Fronts, Rung, Served, choose, pass_on, take_packets, until_ended};
+
+/// Run a program as it is, its connections over D2TP
+///
+/// They go through the proxy (CONNECT), move between networks and outlive outages; names are looked up by
+/// the proxy. How the program is caught is said on standard error. With --listen its own listener becomes
+/// a D2TP server, whose address is said there too.
+///
+/// The exit code is the program's, and so is the signal that ends it; 1 if it could not be run, 2 for
+/// options that make no sense.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Let nothing out but by the proxy: the program gets a network namespace of its own
+    #[arg(long)]
+    strict: bool,
+
+    /// Catch it so, instead of by the lowest rung that does: env, preload, notify, tun
+    #[arg(long, value_name = "RUNG", value_parser = PossibleValuesParser::new(Rung::ALL.map(Rung::word)).try_map(|word| word.parse::<Rung>()))]
+    rung: Option<Rung>,
+
+    /// Have connections over by TIME: 07:30 (the next one), RFC 3339, or +45m; both ends drop them then
+    #[arg(long, value_name = "TIME")]
+    by: Option<String>,
+
+    /// How to weigh money against time [default: any; free-first with --by]
+    #[arg(long, value_parser = words::<Policy, 5>(Policy::ALL.map(Policy::word)))]
+    policy: Option<Policy>,
+
+    /// Go through this proxy: d2tp://host:port/KEY
+    #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
+    prox: Option<String>,
+
+    /// This device's private key file [default: $CEDOS_KEY_FILE, or ~/.config/cedos/key]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+
+    /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
+    #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
+    link: Vec<ClassRule>,
+
+    /// The program is a server: whatever TCP port it listens at is a D2TP server too
+    #[arg(long)]
+    listen: bool,
+
+    /// UDP address for the first of its ports [default: the same number, on all addresses]
+    #[arg(long, value_name = "ADDR", requires = "listen")]
+    at: Option<SocketAddr>,
+
+    /// Public key of a client that may come (repeatable)
+    // One key in 64 begins with a hyphen.
+    #[arg(long = "allow-client", value_name = "KEY", value_parser = parse_key, allow_hyphen_values = true, requires = "listen")]
+    allow_clients: Vec<[u8; 32]>,
+
+    /// Let any client come
+    #[arg(long, requires = "listen")]
+    allow_any_client: bool,
+
+    #[command(flatten)]
+    transport: TransportArgs,
+
+    /// The program and its words
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// Exit code of a command line that makes no sense.
+const USAGE: u8 = 2;
+
+/// Runs `cedos run`. Must be called before this process has threads.
+///
+/// # Errors
+/// The program could not be run, or its connections not be carried.
+pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let prepared = match prepare(&args) {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            eprintln!("cedos run: {error:#}");
+            return Ok(ExitCode::from(USAGE));
+        }
+    };
+    listen_to_log();
+    nix::sys::prctl::set_child_subreaper(true).context("programs in the background")?;
+    let launched = launch(&prepared.plan)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start")?;
+    let ended = runtime.block_on(carry(args, prepared, launched))?;
+    // What is still being tried is tried no more.
+    runtime.shutdown_background();
+    Ok(ended.pass_on())
+}
+
+struct Prepared {
+    plan: Plan,
+    chosen: Chosen,
+    wish: Wish,
+    server: Option<ServerAddress>,
+    admission: Option<Admission>,
+}
+
+fn prepare(args: &RunArgs) -> anyhow::Result<Prepared> {
+    let program = Executable::find(&args.command[0])?;
+    let wish = Wish::of(args.by.as_deref(), args.policy, &jiff::Zoned::now());
+    let wish = wish.map_err(|text| anyhow!("{text}"))?;
+    let server = match args.prox.as_deref().filter(|text| !text.is_empty()) {
+        Some(text) => Some(text.parse::<ServerAddress>()?),
+        // A server may answer and never call.
+        None if args.listen => None,
+        None => bail!("no proxy: give --prox d2tp://host:port/KEY, or set CEDOS_PROX"),
+    };
+    let admission = match (args.listen, args.allow_any_client, &args.allow_clients[..]) {
+        (false, ..) => None,
+        (true, true, _) => Some(Admission::Anybody),
+        (true, false, []) => bail!(
+            "nobody may come; give --allow-client KEY (from `cedos key show`) or --allow-any-client"
+        ),
+        (true, false, keys) => {
+            let keys = keys.iter().copied().map(PublicKey);
+            Some(Admission::Only(keys.collect::<BTreeSet<_>>()))
+        }
+    };
+    let chosen = match args.rung {
+        Some(rung) => Chosen {
+            rung,
+            because: "you said so".into(),
+        },
+        None => choose(&program, &args.command, args.listen),
+    };
+    if args.listen && matches!(chosen.rung, Rung::Environment | Rung::Tun) {
+        bail!(
+            "with --listen the rung is preload or notify: {} hears no listener",
+            chosen.rung
+        );
+    }
+    let namespace = match (chosen.rung, args.strict) {
+        (Rung::Tun, _) => Namespace::Tun,
+        (_, true) => Namespace::Own,
+        (_, false) => Namespace::Shared,
+    };
+    Ok(Prepared {
+        plan: Plan {
+            program,
+            words: args.command.clone(),
+            namespace,
+            notify: chosen.rung == Rung::Notify,
+        },
+        chosen,
+        wish,
+        server,
+        admission,
+    })
+}
+
+/// Warnings go to standard error, and more with RUST_LOG.
+fn listen_to_log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .init();
+}
+
+async fn carry(
+    args: RunArgs,
+    prepared: Prepared,
+    mut launched: d2tp_catch::Launched,
+) -> anyhow::Result<crate::run::Ended> {
+    let Prepared {
+        plan,
+        chosen,
+        wish,
+        server,
+        admission,
+    } = prepared;
+    let key = key::of_device(args.key.as_deref())?;
+    let (_, monitor) = LinkMonitor::start(ClassRules { rules: args.link }).await?;
+    let server = match server {
+        Some(server) => server,
+        None => nowhere(&key),
+    };
+    let line = Line::new(server, key.clone(), monitor.subscribe(), |config| {
+        args.transport.apply(config);
+    });
+    let names = Arc::new(d2tp_catch::Names::default());
+    let proxy = launched.given.proxy.local_addr()?;
+    let strangers = match plan.namespace {
+        Namespace::Shared => Strangers::Refused,
+        Namespace::Own | Namespace::Tun => Strangers::Absent,
+    };
+    let preload = match chosen.rung {
+        Rung::Preload => Some(Preload::new()?),
+        _ => None,
+    };
+    let mut variables = match chosen.rung {
+        Rung::Environment => proxy_variables(proxy),
+        _ => Vec::new(),
+    };
+    if let Some(preload) = &preload {
+        variables.extend(preload.variables(&launched.given.ask_name));
+    }
+    let (reserved, porter) = launched.given.take_port()?;
+    let port = Arc::new(Given::port(reserved, porter)?);
+    let dns = launched.given.dns.local_addr()?;
+    say(&chosen, plan.namespace);
+    let (mut running, given) = launched.go(&variables)?;
+    let listener = tokio::net::TcpListener::from_std(given.proxy)?;
+    let door = Door::on(listener, line.clone(), wish, strangers);
+    tokio::spawn(door.knowing(Arc::new(Known(names.clone()))).serve());
+    tokio::spawn(d2tp_catch::serve(
+        tokio::net::UdpSocket::from_std(given.dns)?,
+        names.clone(),
+    ));
+    if let Some(tun) = given.tun {
+        let packets = take_packets(tun, given.tun_mtu, line.clone(), wish, names.clone());
+        tokio::spawn(async move {
+            if let Err(error) = packets.await {
+                tracing::error!(%error, "the program's link is gone");
+            }
+        });
+    }
+    let (listeners, mut heard) = mpsc::unbounded_channel();
+    let calls = Arc::new(Calls {
+        line: line.clone(),
+        wish,
+        names: names.clone(),
+        port: port.clone(),
+        namespace: plan.namespace,
+        dns,
+        listeners,
+        room: Calls::room(),
+    });
+    let asked = Given::asked(given.ask, names, plan.namespace)?;
+    let answering = calls.clone();
+    tokio::spawn(async move {
+        loop {
+            match asked.next().await {
+                Ok(caught) => answering.answer(caught),
+                Err(error) => return tracing::error!(%error, "connections are not caught any more"),
+            }
+        }
+    });
+    if let Some(supervisor) = running.supervisor()? {
+        let answering = calls.clone();
+        tokio::spawn(async move {
+            loop {
+                match supervisor.next().await {
+                    Ok(Some(caught)) => answering.answer(caught),
+                    Ok(None) => return,
+                    Err(error) => {
+                        return tracing::error!(%error, "connections are not caught any more");
+                    }
+                }
+            }
+        });
+    }
+    tokio::spawn(pass_on(running.pid));
+    let mut fronts = admission.map(|admission| {
+        Fronts::new(Served {
+            at: args.at,
+            key,
+            admission,
+            port,
+        })
+    });
+    let ended = until_ended(running.pid, running.porter);
+    tokio::pin!(ended);
+    let ended = loop {
+        tokio::select! {
+            ended = &mut ended => break ended?,
+            Some(at) = heard.recv() => if let Some(fronts) = &mut fronts {
+                match fronts.open(at).await {
+                    Ok(Some(address)) => eprintln!("cedos run: {at} is {address}"),
+                    Ok(None) => {}
+                    Err(error) => eprintln!("cedos run: {error:#}"),
+                }
+            },
+        }
+    };
+    if let Some(fronts) = fronts {
+        fronts.close().await;
+    }
+    line.close().await;
+    Ok(ended)
+}
+
+/// A proxy that is never called: a server without one may not call anybody.
+fn nowhere(key: &d2tp_driver::SecretKey) -> ServerAddress {
+    ServerAddress {
+        host: "127.0.0.1".into(),
+        // The discard service: nobody answers with this key.
+        port: 9,
+        key: key.public(),
+    }
+}
+
+fn say(chosen: &Chosen, namespace: Namespace) {
+    let walls = match namespace {
+        Namespace::Shared => "",
+        Namespace::Own | Namespace::Tun => ", in a network namespace of its own",
+    };
+    eprintln!("cedos run: {}{walls}: {}", chosen.rung, chosen.because);
+}
+
+struct Known(Arc<d2tp_catch::Names>);
+
+impl Names for Known {
+    fn name_of(&self, ip: std::net::IpAddr) -> Result<Option<String>, String> {
+        self.0.name_of(ip)
+    }
+}
+
+/// In both cases of letters, but for HTTP_PROXY, which web servers make of a request's field `Proxy`.
+fn proxy_variables(at: SocketAddr) -> Vec<(OsString, OsString)> {
+    let http = format!("http://{at}");
+    let socks = format!("socks5h://{at}");
+    let near = "localhost,127.0.0.1,::1";
+    [
+        ("http_proxy", &*http),
+        ("https_proxy", &http),
+        ("HTTPS_PROXY", &http),
+        ("all_proxy", &socks),
+        ("ALL_PROXY", &socks),
+        ("no_proxy", near),
+        ("NO_PROXY", near),
+    ]
+    .map(|(name, value)| (name.into(), value.into()))
+    .into()
+}
+
+/// The library in a file of its own, for as long as it may be loaded.
+struct Preload(tempfile::NamedTempFile);
+
+impl Preload {
+    fn new() -> anyhow::Result<Preload> {
+        let mut file = tempfile::Builder::new()
+            .prefix("cedos-preload-")
+            .suffix(".so")
+            .tempfile()
+            .context("no place for the library that catches connections; is the disk full?")?;
+        file.write_all(PRELOAD)
+            .context("the library that catches connections")?;
+        // A program that changes its user loads it too.
+        let fd: &OwnedFd = &file.as_file().try_clone()?.into();
+        nix::sys::stat::fchmod(fd, nix::sys::stat::Mode::from_bits_retain(0o644))
+            .with_context(|| format!("descriptor {}", fd.as_raw_fd()))?;
+        Ok(Preload(file))
+    }
+
+    /// Behind what is there: what others put first stays first.
+    fn variables(&self, ask: &std::ffi::OsStr) -> Vec<(OsString, OsString)> {
+        let mut list = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        if !list.is_empty() {
+            list.push(":");
+        }
+        list.push(self.0.path());
+        vec![
+            ("LD_PRELOAD".into(), list),
+            (VARIABLE.into(), ask.to_owned()),
+        ]
+    }
+}

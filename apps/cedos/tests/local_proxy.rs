@@ -1,0 +1,326 @@
+//! The local proxy of `cedos agent`: SOCKS5 and HTTP on one port, for programs as they are. Real curl, a
+//! D2Prox and an origin of the test on loopback.
+
+mod get_origin;
+mod get_rig;
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use get_origin::{Authority, End, Origin, Reply, cut, object, proper, reply};
+use get_rig::{PATIENCE, Proxy, proxy};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+
+const BYTES: usize = 2_000_000;
+
+/// A device with an agent that is a proxy, a D2Prox, and an origin.
+struct Device {
+    home: tempfile::TempDir,
+    /// Of the local proxy.
+    at: String,
+    _agent: Child,
+    _proxy: Proxy,
+}
+
+impl Device {
+    async fn new(more: &[&str]) -> Device {
+        let home = tempfile::tempdir().expect("a directory");
+        let proxy = proxy(home.path(), "127.0.0.1:0", &[]).await;
+        let arguments = ["agent", "--proxy", "127.0.0.1:0", "--prox", &proxy.address];
+        let mut agent = get_rig::cedos(home.path(), &[&arguments[..], more].concat())
+            .env("CEDOS_AGENT", home.path().join("agent.sock"))
+            .spawn()
+            .expect("start the agent");
+        let mut lines = BufReader::new(agent.stderr.take().expect("its errors")).lines();
+        let at = loop {
+            let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+            let line = line.expect("in time").expect("text").expect("it goes on");
+            if let Some((_, at)) = line.split_once("proxy for programs at ") {
+                break at.to_owned();
+            }
+        };
+        Device {
+            home,
+            at,
+            _agent: agent,
+            _proxy: proxy,
+        }
+    }
+
+    fn path(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// Runs curl with these words through it; none if there is no curl.
+    async fn curl(&self, words: &[&str]) -> Option<Ran> {
+        let mut command = Command::new("curl");
+        command
+            .current_dir(self.path())
+            .env_remove("http_proxy")
+            .env_remove("no_proxy")
+            .env("HOME", self.path())
+            .args(["--silent", "--show-error", "--max-time", "60"])
+            .args(words)
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        let output = tokio::time::timeout(PATIENCE, command.output()).await;
+        match output.expect("curl ends by itself") {
+            Ok(output) => Some(Ran {
+                code: output.status.code().expect("no signal"),
+                output: output.stdout,
+                errors: String::from_utf8_lossy(&output.stderr).into_owned(),
+            }),
+            Err(_) => {
+                eprintln!("skipped: there is no curl");
+                None
+            }
+        }
+    }
+}
+
+struct Ran {
+    code: i32,
+    output: Vec<u8>,
+    errors: String,
+}
+
+impl Ran {
+    #[track_caller]
+    fn is_whole(&self, wanted: &[u8]) {
+        assert_eq!(self.code, 0, "{}", self.errors);
+        assert!(self.output == wanted, "other bytes, or not all");
+    }
+}
+
+#[tokio::test]
+async fn socks_and_http_and_tunnels_are_told_apart_on_one_port() {
+    let device = Device::new(&[]).await;
+    let bytes = object(BYTES, 1);
+    let served = bytes.clone();
+    let origin = Origin::start(move |asked| Reply(proper(asked, &served, "\"v1\""), End::Close));
+    let origin = origin.await;
+    let authority = Authority::new();
+    std::fs::write(device.path().join("ca.pem"), &authority.pem).expect("write");
+    let served = bytes.clone();
+    let secure = Origin::start_tls(&authority, move |asked| {
+        Reply(proper(asked, &served, "\"v1\""), End::Close)
+    });
+    let secure = secure.await;
+    let (url, secure) = (origin.url("/a"), secure.url("/a"));
+    let socks = format!("socks5h://{}", device.at);
+    let http = format!("http://{}", device.at);
+    for words in [
+        &["-x", &socks, &url][..],
+        &["-x", &http, &url],
+        &["-x", &http, "--proxytunnel", &url],
+        &["-x", &socks, "--cacert", "ca.pem", &secure],
+        &["-x", &http, "--cacert", "ca.pem", &secure],
+    ] {
+        let Some(ran) = device.curl(words).await else {
+            return;
+        };
+        ran.is_whole(&bytes);
+    }
+    // What is for the proxy goes no further.
+    let absolute = &origin.asked()[1];
+    assert_eq!(absolute.path, "/a");
+    assert!(!absolute.headers.contains_key("proxy-connection"));
+}
+
+#[tokio::test]
+async fn an_upload_arrives_and_a_redirect_is_the_programs_to_follow() {
+    let device = Device::new(&[]).await;
+    let origin = Origin::start(|asked| {
+        let answer = match asked.path.as_str() {
+            "/from" => reply(
+                "302 Found",
+                &[("location", "/to"), ("content-length", "0")],
+                b"",
+            ),
+            _ => reply("200 OK", &[("content-length", "2")], b"ok"),
+        };
+        Reply(answer, End::Close)
+    });
+    let origin = origin.await;
+    let http = format!("http://{}", device.at);
+    let from = origin.url("/from");
+    let Some(ran) = device
+        .curl(&["-x", &http, "-o", "/dev/null", "-w", "%{http_code}", &from])
+        .await
+    else {
+        return;
+    };
+    assert_eq!((ran.code, &*ran.output), (0, &b"302"[..]), "{}", ran.errors);
+    assert_eq!(origin.asked().len(), 1, "nobody followed it");
+    let ran = device
+        .curl(&["-x", &http, "-L", &from])
+        .await
+        .expect("curl");
+    ran.is_whole(b"ok");
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_never_taken_for_whole() {
+    let device = Device::new(&[]).await;
+    let bytes = object(BYTES, 2);
+    for end in [End::Close, End::Reset] {
+        let served = bytes.clone();
+        let origin = Origin::start(move |asked| {
+            Reply(cut(proper(asked, &served, "\"v1\""), BYTES / 2), end)
+        });
+        let url = origin.await.url("/a");
+        for scheme in ["http", "socks5h"] {
+            let at = format!("{scheme}://{}", device.at);
+            let Some(ran) = device.curl(&["-x", &at, &url]).await else {
+                return;
+            };
+            assert_ne!(ran.code, 0, "{scheme}, {end:?}: {} bytes", ran.output.len());
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_the_proxy_refuses_is_told_in_each_language() {
+    let device = Device::new(&[]).await;
+    let http = format!("http://{}", device.at);
+    // D2Prox sends nobody's mail.
+    let words = ["-x", &http, "--proxytunnel", "http://127.0.0.1:25/"];
+    let Some(ran) = device.curl(&words).await else {
+        return;
+    };
+    assert_eq!(ran.code, 56, "{}", ran.errors);
+    assert!(ran.errors.contains("403"), "{}", ran.errors);
+    let socks = format!("socks5h://{}", device.at);
+    let ran = device.curl(&["-x", &socks, "http://127.0.0.1:25/"]).await;
+    let ran = ran.expect("curl");
+    assert_eq!(ran.code, 97, "{}", ran.errors);
+    assert!(
+        ran.errors.contains("(2)"),
+        "not allowed by ruleset: {}",
+        ran.errors
+    );
+    // A port where nobody is: refused, in words.
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/", nobody.local_addr().expect("an address"));
+    drop(nobody);
+    let ran = device.curl(&["-x", &http, "-i", &url]).await.expect("curl");
+    let said = String::from_utf8_lossy(&ran.output);
+    assert!(said.starts_with("HTTP/1.1 502"), "{said}");
+    assert!(said.contains("error=connection_refused"), "{said}");
+    let ran = device.curl(&["-x", &socks, &url]).await.expect("curl");
+    assert!(
+        ran.code == 97 && ran.errors.contains("(5)"),
+        "{}",
+        ran.errors
+    );
+}
+
+#[tokio::test]
+async fn by_when_is_said_by_user_name_or_field_and_holds() {
+    let device = Device::new(&[]).await;
+    // The first half, and then nothing.
+    let bytes = object(20_000, 3);
+    let served = bytes.clone();
+    let origin = Origin::start(move |asked| {
+        Reply(cut(proper(asked, &served, "\"v1\""), 10_000), End::Silence)
+    });
+    let url = origin.await.url("/a");
+    let socks = format!("socks5h://by=%2B2s,policy=any:x@{}", device.at);
+    let begun = std::time::Instant::now();
+    let Some(ran) = device.curl(&["-x", &socks, &url]).await else {
+        return;
+    };
+    let took = begun.elapsed();
+    assert_eq!(ran.code, 56, "reset: {} {}", ran.code, ran.errors);
+    assert_eq!(ran.output.len(), 10_000);
+    assert!(took > Duration::from_secs(1) && took < PATIENCE, "{took:?}");
+    let http = format!("http://{}", device.at);
+    let field = ["-x", &http, "-H", "Cedos-By: +2s", &url];
+    let ran = device.curl(&field).await.expect("curl");
+    assert_ne!(ran.code, 0);
+    assert_eq!(ran.output.len(), 10_000);
+    // Nonsense is said to be such.
+    let nonsense = ["-x", &http, "-H", "Cedos-By: soon", &url];
+    let ran = device.curl(&nonsense).await.expect("curl");
+    assert!(String::from_utf8_lossy(&ran.output).contains("07:30"));
+    let socks = format!("socks5h://policy=cheap:x@{}", device.at);
+    let ran = device.curl(&["-x", &socks, &url]).await.expect("curl");
+    assert_eq!(ran.code, 97, "{}", ran.errors);
+}
+
+#[tokio::test]
+async fn another_users_connection_is_refused_unread() {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("skipped: only root can be another user");
+    }
+    let device = Device::new(&[]).await;
+    let origin = Origin::start(|_| {
+        Reply(
+            reply("200 OK", &[("content-length", "2")], b"ok"),
+            End::Close,
+        )
+    });
+    let origin = origin.await;
+    let url = origin.url("/a");
+    let http = format!("http://{}", device.at);
+    let curl = ["curl", "--silent", "--max-time", "30", "-x", &http, &url];
+    let run_as = |user: &'static str| {
+        let output = Command::new("setpriv")
+            .args(["--reuid", user, "--clear-groups"])
+            .args(curl)
+            .stdin(Stdio::null())
+            .output();
+        tokio::time::timeout(PATIENCE, output)
+    };
+    let Ok(output) = run_as("65534").await.expect("it ends") else {
+        return eprintln!("skipped: there is no setpriv");
+    };
+    assert!(!output.status.success(), "{output:?}");
+    assert_eq!(origin.asked().len(), 0);
+    let output = run_as("0").await.expect("it ends").expect("it runs");
+    assert_eq!(output.stdout, b"ok", "{output:?}");
+}
+
+#[tokio::test]
+async fn what_is_no_request_for_a_proxy_is_told_so_and_breaks_nothing() {
+    let device = Device::new(&[]).await;
+    let say = async |words: &[u8]| {
+        let mut stream = TcpStream::connect(&device.at).await.expect("connect");
+        stream.write_all(words).await.expect("write");
+        stream.shutdown().await.expect("end");
+        let mut said = Vec::new();
+        let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut said)).await;
+        let _ = read.expect("it ends");
+        said
+    };
+    let said = say(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    assert!(
+        said.starts_with(b"HTTP/1.1 400"),
+        "a page of the browser's is no proxy request"
+    );
+    assert!(
+        say(b"GET https://a.example/ HTTP/1.1\r\nHost: a\r\n\r\n")
+            .await
+            .starts_with(b"HTTP/1.1 400")
+    );
+    assert!(
+        say(b"CONNECT a.example HTTP/1.1\r\nHost: a\r\n\r\n")
+            .await
+            .starts_with(b"HTTP/1.1 400")
+    );
+    // SOCKS5: no method we have; BIND; an address of no kind.
+    assert_eq!(say(&[5, 1, 1]).await, [5, 0xff]);
+    assert_eq!(
+        say(&[5, 1, 0, 5, 2, 0, 1, 127, 0, 0, 1, 0, 80]).await[..4],
+        [5, 0, 5, 7]
+    );
+    assert_eq!(say(&[5, 1, 0, 5, 1, 0, 9]).await[..2], [5, 0]);
+    for nonsense in [&b"\x04\x01\x00\x50"[..], b"\x05", b"\xff\xff\xff\xff", b""] {
+        say(nonsense).await;
+    }
+    let said = say(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    assert!(said.starts_with(b"HTTP/1.1 400"), "it is still there");
+}

@@ -1,0 +1,569 @@
+//! `cedos run` with real programs, in a network namespace where D2Prox is all that can be reached: what
+//! arrives went through it. Names are known to D2Prox alone.
+//!
+//! ```text
+//!  device: cedos run -- PROGRAM   wlan0 ── veth ── ap0 198.51.100.1: D2Prox ── origin.test 192.0.2.1
+//! ```
+
+mod get_namespace;
+mod get_origin;
+mod get_rig;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+
+use std::time::Duration;
+
+use get_namespace::{PATIENCE, in_namespace, origin_namespace, sh, wifi_off, wifi_on};
+use get_origin::{End, Origin, Reply, object, proper, reply};
+use get_rig::Proxy;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
+
+const BYTES: usize = 3_000_000;
+/// The large object is the other, so many times: 9.6 s at 20 Mb/s.
+const BIG_TIMES: usize = 8;
+const NAME: &str = "origin.test";
+
+struct Net {
+    home: tempfile::TempDir,
+    proxy: Proxy,
+    origin: Origin,
+    bytes: Vec<u8>,
+}
+
+/// What an origin serves beside the object: files of a folder.
+fn files(root: &Path, path: &str) -> Option<Vec<u8>> {
+    let path = path.split('?').next()?.strip_prefix("/files/")?;
+    std::fs::read(root.join(path)).ok()
+}
+
+impl Net {
+    /// A device that reaches D2Prox and nothing else.
+    fn new() -> Net {
+        Net::with(|| {
+            sh("ip link set lo up; ip link set wlan0 up; ip addr add 198.51.100.7/24 dev wlan0");
+        })
+    }
+
+    fn with(join: impl FnOnce()) -> Net {
+        let home = tempfile::tempdir().expect("a directory");
+        let bytes = object(BYTES, 5);
+        let (root, served) = (home.path().to_owned(), bytes.clone());
+        let (origin, proxy) = origin_namespace(move || async move {
+            let hosts = root.join("hosts");
+            std::fs::write(&hosts, format!("127.0.0.1 localhost\n192.0.2.1 {NAME}\n"))
+                .expect("write");
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("own mounts");
+            sh(&format!("mount --bind {} /etc/hosts", hosts.display()));
+            let origin = {
+                let root = root.clone();
+                Origin::start_at("192.0.2.1", move |asked| {
+                    let answer = match files(&root, &asked.path) {
+                        _ if asked.path == "/a" => proper(asked, &served, "\"v1\""),
+                        _ if asked.path == "/big" => {
+                            proper(asked, &served.repeat(BIG_TIMES), "\"v2\"")
+                        }
+                        Some(file) => {
+                            let length = file.len().to_string();
+                            reply("200 OK", &[("content-length", &length)], &file)
+                        }
+                        None => reply("404 Not Found", &[("content-length", "0")], b""),
+                    };
+                    Reply(answer, End::Close)
+                })
+                .await
+            };
+            (origin, get_rig::proxy(&root, "198.51.100.1:0", &[]).await)
+        });
+        join();
+        Net {
+            home,
+            proxy,
+            origin,
+            bytes,
+        }
+    }
+
+    fn path(&self) -> &Path {
+        self.home.path()
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{NAME}:{}{path}", self.port())
+    }
+
+    fn port(&self) -> String {
+        self.origin.address.port().to_string()
+    }
+
+    fn command(&self, options: &[&str], program: &[&str]) -> Command {
+        let words = [
+            &["run", "--prox", &self.proxy.address],
+            options,
+            &["--"],
+            program,
+        ]
+        .concat();
+        let mut command = get_rig::cedos(self.path(), &words);
+        command.env("HOME", self.path());
+        for name in [
+            "http_proxy",
+            "https_proxy",
+            "all_proxy",
+            "no_proxy",
+            "LD_PRELOAD",
+        ] {
+            command.env_remove(name);
+            command.env_remove(name.to_uppercase());
+        }
+        command
+    }
+
+    async fn run(&self, options: &[&str], program: &[&str]) -> Output {
+        let output = self.command(options, program).output();
+        let output = tokio::time::timeout(PATIENCE, output).await;
+        output
+            .unwrap_or_else(|_| panic!("{program:?} with {options:?} ends by itself"))
+            .expect("cedos")
+    }
+
+    /// Runs it, says by which rung it was caught, and that it got the object.
+    #[track_caller]
+    fn is_whole(&self, output: &Output, rung: &str, what: &str) {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{what}: {errors}");
+        assert!(
+            errors.contains(&format!("cedos run: {rung}")),
+            "{what}, not by {rung}: {errors}"
+        );
+        assert!(
+            output.stdout.ends_with(&self.bytes),
+            "{what}: {} bytes",
+            output.stdout.len()
+        );
+    }
+}
+
+fn installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    if !found {
+        eprintln!("skipped: {program} is not installed");
+    }
+    found
+}
+
+/// Compiles one of `repro/programs`; none where that cannot be done.
+fn compiled(folder: &Path, options: &[&str]) -> Option<PathBuf> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/repro/programs/fetch.c");
+    let program = folder.join(format!("fetch{}", options.concat()));
+    let status = std::process::Command::new("cc")
+        .args(options)
+        .args(["-o".as_ref(), program.as_os_str(), source.as_ref()])
+        .stderr(Stdio::null())
+        .status();
+    if status.is_ok_and(|status| status.success()) {
+        return Some(program);
+    }
+    eprintln!("skipped: no C compiler here that takes {options:?}");
+    None
+}
+
+#[test]
+fn programs_that_heed_variables_are_given_them() {
+    in_namespace("programs_that_heed_variables_are_given_them", async || {
+        let net = Net::new();
+        let url = net.url("/a");
+        if installed("curl") {
+            for options in [&[][..], &["--strict"]] {
+                let output = net.run(options, &["curl", "-sS", &url]).await;
+                net.is_whole(&output, "env", "curl");
+            }
+        }
+        if installed("wget") {
+            let output = net.run(&[], &["wget", "-qO-", &url]).await;
+            net.is_whole(&output, "env", "wget");
+        }
+    });
+}
+
+#[test]
+fn a_repository_is_cloned_over_http() {
+    in_namespace("a_repository_is_cloned_over_http", async || {
+        if !installed("git") {
+            return;
+        }
+        let net = Net::new();
+        let root = net.path().display();
+        sh(&format!(
+            "cd {root} && export HOME={root} && git init -q work && cd work && seq 1 20000 > numbers &&
+             git add . && git -c user.name=a -c user.email=a@a.example commit -qm numbers &&
+             git clone -q --bare . ../bare.git && cd ../bare.git && git update-server-info"
+        ));
+        let url = net.url("/files/bare.git");
+        for (options, rung) in [(&[][..], "env"), (&["--rung", "preload"], "preload")] {
+            let copy = format!("copy-{rung}");
+            let output = net.run(options, &["git", "clone", "-q", &url, &copy]).await;
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{errors}");
+            assert!(errors.contains(&format!("cedos run: {rung}")), "{errors}");
+            let same =
+                |name: &str| std::fs::read(net.path().join(name).join("numbers")).expect("it");
+            assert_eq!(same(&copy), same("work"));
+        }
+    });
+}
+
+#[test]
+fn a_program_that_loads_the_c_library_is_caught_by_each_rung_waiting_or_not() {
+    let name = "a_program_that_loads_the_c_library_is_caught_by_each_rung_waiting_or_not";
+    in_namespace(name, async || {
+        let net = Net::new();
+        let Some(program) = compiled(net.path(), &[]) else {
+            return;
+        };
+        let program = program.to_str().expect("text");
+        for options in [
+            &[][..],
+            &["--strict"],
+            &["--rung", "notify", "--strict"],
+            &["--rung", "tun"],
+        ] {
+            let rung = options
+                .get(1)
+                .filter(|_| options[0] == "--rung")
+                .unwrap_or(&"preload");
+            for way in ["wait", "poll"] {
+                let words = [program, way, NAME, &net.port(), "/a"];
+                let output = net.run(options, &words).await;
+                net.is_whole(&output, rung, &format!("{way} {options:?}"));
+            }
+        }
+        // By address there is no name to look up.
+        for way in ["wait", "poll"] {
+            let words = [program, way, "192.0.2.1", &net.port(), "/a"];
+            let output = net.run(&["--rung", "notify"], &words).await;
+            net.is_whole(&output, "notify", way);
+        }
+    });
+}
+
+#[test]
+fn a_refused_connection_is_refused_as_the_kernel_would() {
+    in_namespace(
+        "a_refused_connection_is_refused_as_the_kernel_would",
+        async || {
+            let net = Net::new();
+            let Some(program) = compiled(net.path(), &[]) else {
+                return;
+            };
+            let program = program.to_str().expect("text");
+            let refused = format!("errno {}", libc::ECONNREFUSED);
+            for rung in ["preload", "notify"] {
+                for way in ["wait", "poll"] {
+                    let words = [program, way, "192.0.2.1", "9", "/a"];
+                    let output = net.run(&["--rung", rung], &words).await;
+                    let errors = String::from_utf8_lossy(&output.stderr);
+                    assert_eq!(output.status.code(), Some(3), "{rung} {way}: {errors}");
+                    assert!(errors.contains(&refused), "{rung} {way}: {errors}");
+                }
+            }
+            // A name that nobody knows has an address, and nobody is there.
+            let words = [program, "wait", "nobody.test", "80", "/a"];
+            let output = net.run(&[], &words).await;
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                errors.contains(&format!("errno {}", libc::EHOSTUNREACH)),
+                "{errors}"
+            );
+        },
+    );
+}
+
+#[test]
+fn static_and_go_programs_are_caught() {
+    in_namespace("static_and_go_programs_are_caught", async || {
+        let net = Net::new();
+        if let Some(program) = compiled(net.path(), &["-static"]) {
+            let program = program.to_str().expect("text");
+            let words = [program, "wait", NAME, &net.port(), "/a"];
+            let output = net.run(&[], &words).await;
+            net.is_whole(&output, "tun", "static");
+            let output = net.run(&["--rung", "notify", "--strict"], &words).await;
+            net.is_whole(&output, "notify", "static, strictly");
+            // What LD_PRELOAD cannot catch goes nowhere.
+            let words = [program, "wait", "192.0.2.1", &net.port(), "/a"];
+            let output = net.run(&["--rung", "preload", "--strict"], &words).await;
+            assert_eq!(output.status.code(), Some(3), "{output:?}");
+        }
+        if installed("go") {
+            let program = net.path().join("fetch-go");
+            let built = std::process::Command::new("go")
+                .args(["build", "-o"])
+                .arg(&program)
+                .arg(concat!(
+                    env!("CARGO_MANIFEST_DIR"),
+                    "/src/repro/programs/fetch.go"
+                ))
+                .env("CGO_ENABLED", "0")
+                .status();
+            assert!(built.is_ok_and(|status| status.success()), "go build");
+            let program = program.to_str().expect("text");
+            for options in [&[][..], &["--strict"], &["--rung", "tun"]] {
+                let rung = options.get(1).unwrap_or(&"notify");
+                let output = net.run(options, &[program, &net.url("/a")]).await;
+                net.is_whole(&output, rung, "Go");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_python_script_and_its_children_are_caught() {
+    in_namespace("a_python_script_and_its_children_are_caught", async || {
+        if !installed("python3") {
+            return;
+        }
+        let net = Net::new();
+        let url = net.url("/a");
+        // Without the variables: the sockets are what is to be caught.
+        let script = "import sys, urllib.request as r\n\
+                      r.install_opener(r.build_opener(r.ProxyHandler({})))\n\
+                      sys.stdout.buffer.write(r.urlopen(sys.argv[1]).read())";
+        let output = net.run(&[], &["python3", "-c", script, &url]).await;
+        net.is_whole(&output, "preload", "urllib");
+        let child = format!("exec python3 -c '{}' {url}", script.replace('\'', "\""));
+        let output = net.run(&["--strict"], &["sh", "-c", &child]).await;
+        net.is_whole(&output, "preload", "a child");
+    });
+}
+
+/// Connections that this network namespace began (RFC 4022, tcpActiveOpens).
+fn connections_begun() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/snmp").expect("counters");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let names = lines.next().expect("names").split(' ');
+    let values = lines.next().expect("values").split(' ');
+    let found = names.zip(values).find(|(name, _)| *name == "ActiveOpens");
+    found.expect("the counter").1.parse().expect("a number")
+}
+
+#[test]
+fn strictly_nothing_leaves_but_by_the_proxy() {
+    in_namespace("strictly_nothing_leaves_but_by_the_proxy", async || {
+        // Here the origin can be reached directly, too.
+        let net = Net::with(|| {
+            sh("ip link set lo up");
+            wifi_on("198.51.100.7");
+        });
+        let Some(program) = compiled(net.path(), &[]) else {
+            return;
+        };
+        let program = program.to_str().expect("text");
+        let port = net.port();
+        let attempt = [program, "wait", "192.0.2.1", &port, "/a"];
+        // The counter sees what goes past: without walls this program heeds no variables.
+        let before = connections_begun();
+        let output = net.run(&["--rung", "env"], &attempt).await;
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(connections_begun(), before + 1);
+        assert_eq!(net.origin.asked().len(), 1);
+        let before = connections_begun();
+        let output = net.run(&["--rung", "env", "--strict"], &attempt).await;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{errors}");
+        assert_eq!(net.origin.asked().len(), 1, "it got through");
+        // Caught, it arrives; still this namespace begins nothing.
+        for options in [
+            &["--strict"][..],
+            &["--strict", "--rung", "notify"],
+            &["--rung", "tun"],
+        ] {
+            let output = net.run(options, &attempt).await;
+            net.is_whole(&output, "", "caught");
+        }
+        assert_eq!(
+            connections_begun(),
+            before,
+            "TCP connections past the proxy"
+        );
+        assert_eq!(net.origin.asked().len(), 4);
+    });
+}
+
+#[test]
+fn a_download_outlives_an_outage_and_comes_back_with_another_address() {
+    let name = "a_download_outlives_an_outage_and_comes_back_with_another_address";
+    in_namespace(name, async || {
+        let net = Net::with(|| {
+            sh("ip link set lo up");
+            wifi_on("198.51.100.7");
+        });
+        let url = net.url("/big");
+        let wanted = net.bytes.repeat(BIG_TIMES);
+        let programs: [(&str, &[&str]); 4] = [
+            ("env", &["curl", "-sS", "-o", "out", &url]),
+            ("preload", &["curl", "-sS", "-o", "out", &url]),
+            ("notify", &["wget", "-q", "--tries=1", "-O", "out", &url]),
+            ("tun", &["wget", "-q", "--tries=1", "-O", "out", &url]),
+        ];
+        for (n, (rung, program)) in programs.into_iter().enumerate() {
+            if !installed(program[0]) {
+                continue;
+            }
+            let file = net.path().join("out");
+            // Names of programs that look them up by DNS are answered in a namespace of their own.
+            let options = ["--rung", rung, "--strict"];
+            let child = net.command(&options, program).spawn().expect("cedos");
+            let bytes = || std::fs::metadata(&file).map_or(0, |m| m.len());
+            let begun = async {
+                while bytes() < BYTES as u64 {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            tokio::time::timeout(PATIENCE, begun)
+                .await
+                .expect("it begins");
+            wifi_off();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let before = bytes();
+            assert!(
+                before < wanted.len() as u64,
+                "it was over before the outage"
+            );
+            wifi_on(&format!("198.51.100.{}", 8 + n));
+            let output = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
+            let output = output
+                .unwrap_or_else(|_| panic!("{rung}: it ends"))
+                .expect("output");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{rung}: {errors}");
+            assert!(
+                std::fs::read(&file).expect("it") == wanted,
+                "{rung}: other bytes"
+            );
+            std::fs::remove_file(&file).expect("remove");
+        }
+    });
+}
+
+#[test]
+fn exit_codes_signals_and_what_was_in_ld_preload_pass_through() {
+    let name = "exit_codes_signals_and_what_was_in_ld_preload_pass_through";
+    in_namespace(name, async || {
+        let net = Net::new();
+        for options in [&[][..], &["--strict"], &["--rung", "notify"]] {
+            let output = net.run(options, &["sh", "-c", "echo out; exit 7"]).await;
+            assert_eq!(output.status.code(), Some(7), "{output:?}");
+            assert_eq!(output.stdout, b"out\n");
+            let output = net.run(options, &["sh", "-c", "kill -TERM $$"]).await;
+            assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{output:?}");
+        }
+        let mut command = net.command(&[], &["sh", "-c", "echo $LD_PRELOAD"]);
+        let output = command
+            .env("LD_PRELOAD", "libc.so.6")
+            .output()
+            .await
+            .expect("cedos");
+        let list = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            list.starts_with("libc.so.6:") && list.contains("cedos-preload"),
+            "{list}"
+        );
+        // A signal for cedos is one for the program.
+        let trap = "trap 'echo heard; exit 5' TERM; echo ready; while :; do sleep 0.1; done";
+        let mut child = net
+            .command(&[], &["sh", "-c", trap])
+            .spawn()
+            .expect("cedos");
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        assert_eq!(
+            lines.next_line().await.expect("text").as_deref(),
+            Some("ready")
+        );
+        let id = nix::unistd::Pid::from_raw(child.id().expect("it runs") as i32);
+        nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).expect("kill");
+        assert_eq!(
+            lines.next_line().await.expect("text").as_deref(),
+            Some("heard")
+        );
+        assert_eq!(child.wait().await.expect("it ends").code(), Some(5));
+        // What cannot be run is said, and by whom.
+        let output = net.run(&[], &["no-such-program"]).await;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.code() == Some(2) && errors.contains("PATH"),
+            "{errors}"
+        );
+    });
+}
+
+#[test]
+fn nginx_as_it_is_becomes_a_d2tp_server() {
+    in_namespace("nginx_as_it_is_becomes_a_d2tp_server", async || {
+        let nginx = ["/usr/sbin/nginx", "/usr/bin/nginx"];
+        let Some(nginx) = nginx.into_iter().find(|path| Path::new(path).is_file()) else {
+            return eprintln!("skipped: nginx is not installed");
+        };
+        sh("ip link set lo up");
+        let folder = tempfile::tempdir().expect("a directory");
+        let at = folder.path();
+        let bytes = object(BYTES, 6);
+        std::fs::write(at.join("file"), &bytes).expect("write");
+        let shown = at.display();
+        let user = if nix::unistd::geteuid().is_root() {
+            "user root;"
+        } else {
+            ""
+        };
+        let configuration = format!(
+            "{user} daemon off; pid {shown}/pid; error_log {shown}/errors; worker_processes 2;
+             events {{}}
+             http {{ access_log off; client_body_temp_path {shown}/b; proxy_temp_path {shown}/p;
+                     fastcgi_temp_path {shown}/f; uwsgi_temp_path {shown}/u; scgi_temp_path {shown}/s;
+                     server {{ listen 127.0.0.1:8080; root {shown}; }} }}"
+        );
+        std::fs::write(at.join("nginx.conf"), configuration).expect("write");
+        let file = at.join("nginx.conf");
+        let file = file.to_str().expect("text");
+        for (n, options) in [&[][..], &["--rung", "notify"], &["--strict"]]
+            .iter()
+            .enumerate()
+        {
+            let serve = [
+                "run",
+                "--listen",
+                "--allow-any-client",
+                "--at",
+                "127.0.0.1:0",
+            ];
+            let words = [&serve[..], options, &["--", nginx, "-c", file]].concat();
+            let mut server = get_rig::cedos(at, &words).spawn().expect("cedos");
+            let mut lines = BufReader::new(server.stderr.take().expect("its errors")).lines();
+            let address = loop {
+                let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+                let line = line.expect("in time").expect("text").expect("it goes on");
+                if let Some((_, address)) = line.split_once("127.0.0.1:8080 is ") {
+                    break address.to_owned();
+                }
+            };
+            let out = format!("out{n}");
+            let url = format!("{address}/file");
+            let got = get_rig::run(at, &["get", "--json", "-o", &out, &url]).await;
+            assert_eq!(got.code, 0, "{options:?}: {}", got.errors);
+            assert!(
+                std::fs::read(at.join(&out)).expect("it") == bytes,
+                "{options:?}: other bytes"
+            );
+            let id = nix::unistd::Pid::from_raw(server.id().expect("it runs") as i32);
+            nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).expect("kill");
+            let ended = tokio::time::timeout(PATIENCE, server.wait()).await;
+            assert!(
+                ended.expect("in time").expect("a status").success(),
+                "{options:?}"
+            );
+        }
+    });
+}

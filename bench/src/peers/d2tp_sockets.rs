@@ -1,0 +1,58 @@
+//! Ours as programs with sockets have it: blocking calls on a descriptor of the kernel, behind which the
+//! engine of `libd2tp` works in threads of its own. All of them share the process's core.
+
+use std::io::{Read, Write};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use anyhow::Result;
+use d2tp_sockets::{Listener, Stream};
+
+use super::{CALL_BYTES, Peer};
+use crate::meter::Meter;
+use crate::process::Card;
+
+/// The peer.
+pub struct D2tpSockets;
+
+impl Peer for D2tpSockets {
+    fn name(&self) -> &'static str {
+        "d2tp-sockets"
+    }
+
+    fn serve(
+        &self,
+        address: IpAddr,
+        meter: &Arc<Meter>,
+        ready: &mut dyn FnMut(Card) -> Result<()>,
+    ) -> Result<()> {
+        let listener = Listener::bind((address, 0).into())?;
+        ready(Card {
+            address: listener.local_addr()?,
+            identity: listener.address()?.into_bytes(),
+        })?;
+        let (mut stream, _) = listener.accept()?;
+        let mut buffer = vec![0; CALL_BYTES];
+        while !meter.is_over() {
+            match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(bytes) => meter.add(bytes),
+                Err(error) => return meter.forgive(Err(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
+        let mut stream = Stream::connect(std::str::from_utf8(&card.identity)?)?;
+        let payload = vec![0x5a; CALL_BYTES];
+        while !meter.is_over() {
+            match stream.write(&payload) {
+                Ok(bytes) => meter.add(bytes),
+                Err(error) => return meter.forgive(Err(error)),
+            }
+        }
+        meter.note(format!("calls of {} kB on a descriptor", CALL_BYTES >> 10));
+        Ok(())
+    }
+}

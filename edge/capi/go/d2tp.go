@@ -1,0 +1,309 @@
+// Package d2tp has connections that move between networks and keep deadlines, as ordinary net.Conns.
+//
+//	conn, err := (&d2tp.Dialer{Deadline: time.Hour}).Dial("tcp", "d2tp://host:4433/KEY")
+//	client := http.Client{Transport: &http.Transport{DialContext: (&d2tp.Dialer{}).DialContext}}
+//
+// What Dial returns is a connection of the kernel, which Go's own poller waits for; only making it and its
+// options go through libd2tp, by cgo. Options are those of docs/sockets.md.
+package d2tp
+
+/*
+#cgo pkg-config: d2tp
+#include <d2tp.h>
+#include <errno.h>
+#include <stdlib.h>
+
+static int dial(int fd, const char *node, const char *service) {
+    struct addrinfo *found;
+    int why = d2tp_getaddrinfo(node, service, NULL, &found);
+    if (why != 0) {
+        errno = EINVAL;
+        return why == EAI_SYSTEM ? -1 : -2;
+    }
+    int said = d2tp_connect(fd, found->ai_addr, found->ai_addrlen);
+    int kept = errno;
+    d2tp_freeaddrinfo(found);
+    errno = kept;
+    return said;
+}
+*/
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// Policy says which networks may be paid for.
+type Policy int32
+
+// Policies. The zero value of a Dialer is FreeFirst.
+const (
+	FreeFirst Policy = iota
+	FreeOnly
+	Balanced
+	Fast
+	Any
+)
+
+// Numbers of d2tp.h, in the order above.
+var policies = [...]int32{1, 0, 2, 3, 4}
+
+// IfLate says what to do when free networks will not make the deadline.
+type IfLate int32
+
+// Pay, be late, or end at the deadline.
+const (
+	Cell IfLate = iota
+	Wait
+	Fail
+)
+
+// Dialer connects to D2TP servers ("d2tp://host:port/KEY") and, through the proxy, to any host and port.
+type Dialer struct {
+	Deadline time.Duration // finish within; then both ends drop the connection. 0: no deadline
+	Size     uint64        // bytes expected both ways, 0 when not known
+	Policy   Policy
+	Budget   uint64 // bytes that networks which cost may carry, 0 for no limit
+	Priority int32  // 0 goes first, 7 last
+	IfLate   IfLate
+	Proxy    string // d2tp://host:port/KEY, else $CEDOS_PROX
+}
+
+// Error is why a connection was not made or broke.
+type Error struct {
+	Errno syscall.Errno
+	Words string // as the library says it, or empty
+}
+
+func (e *Error) Error() string {
+	if e.Words == "" {
+		return e.Errno.Error()
+	}
+	return e.Words
+}
+
+// Unwrap lets errors.Is compare with a syscall.Errno.
+func (e *Error) Unwrap() error { return e.Errno }
+
+// Timeout is true when a deadline has passed, as net.Error asks.
+func (e *Error) Timeout() bool { return e.Errno == syscall.ETIME || e.Errno.Timeout() }
+
+// Dial connects. The network is "tcp" in any form, or "d2tp".
+func (d *Dialer) Dial(network, address string) (net.Conn, error) {
+	return d.DialContext(context.Background(), network, address)
+}
+
+// DialContext connects, and gives up when the context ends. Without a network it waits for one.
+func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	refuse := func(err error) error {
+		return &net.OpError{Op: "dial", Net: network, Addr: place(address), Err: err}
+	}
+	if !strings.HasPrefix(network, "tcp") && network != "d2tp" {
+		return nil, refuse(net.UnknownNetworkError(network))
+	}
+	node, service := address, ""
+	if !strings.HasPrefix(address, "d2tp://") {
+		var err error
+		if node, service, err = net.SplitHostPort(address); err != nil {
+			return nil, refuse(err)
+		}
+	}
+	fd, errno := C.d2tp_socket(C.AF_INET, C.SOCK_STREAM|C.SOCK_CLOEXEC|C.SOCK_NONBLOCK, 0)
+	if fd < 0 {
+		return nil, refuse(errno)
+	}
+	conn, err := d.connect(ctx, fd, address, node, service)
+	if err != nil {
+		C.d2tp_close(fd)
+		return nil, refuse(err)
+	}
+	return conn, nil
+}
+
+func (d *Dialer) connect(ctx context.Context, fd C.int, address, node, service string) (net.Conn, error) {
+	if err := d.set(fd); err != nil {
+		return nil, err
+	}
+	cNode, cService := C.CString(node), (*C.char)(nil)
+	defer C.free(unsafe.Pointer(cNode))
+	if service != "" {
+		cService = C.CString(service)
+		defer C.free(unsafe.Pointer(cService))
+	}
+	said, errno := C.dial(fd, cNode, cService)
+	switch {
+	case said == -2:
+		return nil, fmt.Errorf("not an address: %s", address)
+	case said != 0 && errno != syscall.EINPROGRESS:
+		return nil, failure(fd, errno)
+	}
+	if err := await(ctx, fd); err != nil {
+		return nil, err
+	}
+	var pending C.int
+	length := C.socklen_t(unsafe.Sizeof(pending))
+	C.d2tp_getsockopt(fd, C.SOL_SOCKET, C.SO_ERROR, unsafe.Pointer(&pending), &length)
+	if pending != 0 {
+		return nil, failure(fd, syscall.Errno(pending))
+	}
+	// The file is given up for the copy that Go polls.
+	file := os.NewFile(uintptr(fd), address)
+	inner, err := net.FileConn(file)
+	if err != nil {
+		return nil, err
+	}
+	file.Close()
+	return &Conn{inner.(*net.TCPConn), place(address)}, nil
+}
+
+// await waits until the descriptor is connected or has failed.
+func await(ctx context.Context, fd C.int) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		// A connection that is being made is not Go's to poll yet.
+		one := C.struct_pollfd{fd: fd, events: C.POLLOUT}
+		if ready, _ := C.d2tp_poll(&one, 1, 50); ready > 0 {
+			return nil
+		}
+	}
+}
+
+func (d *Dialer) set(fd C.int) error {
+	if d.Policy < 0 || int(d.Policy) >= len(policies) {
+		return fmt.Errorf("no policy has the number %d", d.Policy)
+	}
+	if d.Deadline > 0 {
+		seconds := int64((d.Deadline + time.Second - 1) / time.Second)
+		if err := setsockopt(fd, C.D2TP_SO_DEADLINE, unsafe.Pointer(&seconds), 8); err != nil {
+			return err
+		}
+	}
+	if d.Budget > 0 {
+		if err := setsockopt(fd, C.D2TP_SO_BUDGET, unsafe.Pointer(&d.Budget), 8); err != nil {
+			return err
+		}
+	}
+	if d.Proxy != "" {
+		proxy := C.CString(d.Proxy)
+		defer C.free(unsafe.Pointer(proxy))
+		err := setsockopt(fd, C.D2TP_SO_PROXY, unsafe.Pointer(proxy), len(d.Proxy))
+		if err != nil {
+			return fmt.Errorf("not a proxy: %s", d.Proxy)
+		}
+	}
+	for name, value := range map[C.int]int32{
+		C.D2TP_SO_POLICY:   policies[d.Policy],
+		C.D2TP_SO_PRIORITY: d.Priority,
+		C.D2TP_SO_IFLATE:   int32(d.IfLate),
+	} {
+		if err := setsockopt(fd, name, unsafe.Pointer(&value), 4); err != nil {
+			return err
+		}
+	}
+	return setsockopt(fd, C.D2TP_SO_ESIZE, unsafe.Pointer(&d.Size), 8)
+}
+
+func setsockopt(fd C.int, name C.int, value unsafe.Pointer, length int) error {
+	if said, errno := C.d2tp_setsockopt(fd, C.SOL_D2TP, name, value, C.socklen_t(length)); said != 0 {
+		return errno
+	}
+	return nil
+}
+
+func failure(fd C.int, errno error) error {
+	number, ok := errno.(syscall.Errno)
+	if !ok {
+		return errno
+	}
+	words := (*[512]C.char)(C.calloc(1, 512))
+	defer C.free(unsafe.Pointer(words))
+	length := C.socklen_t(512)
+	C.d2tp_getsockopt(fd, C.SOL_D2TP, C.D2TP_SO_ERROR, unsafe.Pointer(words), &length)
+	return &Error{number, C.GoString(&words[0])}
+}
+
+// Conn is a connection.
+type Conn struct {
+	*net.TCPConn
+	far place
+}
+
+type place string
+
+func (place) Network() string  { return "d2tp" }
+func (p place) String() string { return string(p) }
+
+// RemoteAddr is what was dialled: the far end may move.
+func (c *Conn) RemoteAddr() net.Addr { return c.far }
+
+// Read is net.Conn's; what broke the connection is said as it was.
+func (c *Conn) Read(into []byte) (int, error) {
+	n, err := c.TCPConn.Read(into)
+	return n, c.told(err)
+}
+
+// Write is net.Conn's.
+func (c *Conn) Write(bytes []byte) (int, error) {
+	n, err := c.TCPConn.Write(bytes)
+	return n, c.told(err)
+}
+
+// told asks the library why, where the kernel only knows that.
+func (c *Conn) told(err error) error {
+	if err == nil || !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+		return err
+	}
+	whole := err
+	_ = c.control(func(fd C.int) error {
+		if why, ok := failure(fd, syscall.ECONNRESET).(*Error); ok && why.Words != "" {
+			whole = &net.OpError{Op: "read", Net: "d2tp", Addr: c.far, Err: why}
+		}
+		return nil
+	})
+	return whole
+}
+
+func (c *Conn) control(with func(fd C.int) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	if err := raw.Control(func(fd uintptr) { inner = with(C.int(fd)) }); err != nil {
+		return err
+	}
+	return inner
+}
+
+// Finish changes the deadline of the connection, which both ends keep; 0 takes it away. Deadlines of reads and
+// writes are net.Conn's.
+func (c *Conn) Finish(within time.Duration) error {
+	seconds := int64((within + time.Second - 1) / time.Second)
+	return c.control(func(fd C.int) error {
+		return setsockopt(fd, C.D2TP_SO_DEADLINE, unsafe.Pointer(&seconds), 8)
+	})
+}
+
+// Flush waits until the peer has all that was written.
+func (c *Conn) Flush(timeout time.Duration) error {
+	file, err := c.File()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	fd := C.int(file.Fd())
+	if said, errno := C.d2tp_flush(fd, C.int(timeout/time.Millisecond)); said != 0 {
+		return failure(fd, errno)
+	}
+	return nil
+}

@@ -1,0 +1,3 @@
+module github.com/cedos/cedos/edge/capi/go
+
+go 1.21

@@ -1,0 +1,148 @@
+//! The questions of preload.c: one SOCK_SEQPACKET connection each, to an abstract address.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, getsockopt,
+    listen, send, socket,
+};
+use tokio::io::unix::AsyncFd;
+
+use crate::caught::{Answer, Caught, Verdict, address};
+use crate::names::Names;
+use crate::passed;
+
+/// The library for LD_PRELOAD, as it goes into a file.
+pub const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
+
+/// Where it finds us.
+pub const VARIABLE: &str = "CEDOS_RUN";
+
+/// preload.c says the same.
+const GO_ON: i32 = -1;
+
+/// Questions that wait to be taken.
+const BACKLOG: i32 = 128;
+
+/// A place to ask, in the network namespace of this thread.
+pub(crate) fn place(name: &[u8]) -> io::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let place = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    bind(place.as_raw_fd(), &UnixAddr::new_abstract(name)?)?;
+    listen(&place, Backlog::new(BACKLOG)?)?;
+    Ok(place)
+}
+
+/// Who hears the questions.
+pub struct Asked {
+    place: AsyncFd<OwnedFd>,
+    names: Arc<Names>,
+    /// Only this user's processes may ask, where others can reach it.
+    only: Option<u32>,
+}
+
+impl Asked {
+    pub(crate) fn new(place: OwnedFd, names: Arc<Names>, only: Option<u32>) -> io::Result<Asked> {
+        Ok(Asked {
+            place: AsyncFd::new(place)?,
+            names,
+            only,
+        })
+    }
+
+    /// The next call; questions for names are answered meanwhile.
+    ///
+    /// # Errors
+    /// The place is gone.
+    pub async fn next(&self) -> io::Result<Caught> {
+        loop {
+            let mut ready = self.place.readable().await?;
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let took = ready.try_io(|place| {
+                let fd = accept4(place.as_raw_fd(), flags)?;
+                // SAFETY: the kernel just made it for us.
+                Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) })
+            });
+            let question: OwnedFd = match took {
+                Ok(took) => took?,
+                Err(_) => continue,
+            };
+            // Who connects has its question ready; one that does not is not waited for.
+            if let Some(caught) = self.hear(question).await {
+                return Ok(caught);
+            }
+        }
+    }
+
+    async fn hear(&self, question: OwnedFd) -> Option<Caught> {
+        if let Some(only) = self.only {
+            let who = getsockopt(&question, PeerCredentials).ok()?;
+            if who.uid() != only {
+                tracing::warn!(pid = who.pid(), "another user's process asks: refused");
+                return None;
+            }
+        }
+        socket2::SockRef::from(&question)
+            .set_nonblocking(true)
+            .ok()?;
+        let question = AsyncFd::new(question).ok()?;
+        let read = async {
+            loop {
+                let mut ready = question.readable().await?;
+                if let Ok(took) = ready.try_io(|question| passed::take(question.get_ref())) {
+                    return took;
+                }
+            }
+        };
+        let (bytes, mut fds) = tokio::time::timeout(PATIENCE, read).await.ok()?.ok()?;
+        let question = question.into_inner();
+        let (what, said) = bytes.split_first()?;
+        match what {
+            b'n' => {
+                let (family, name) = said.split_first()?;
+                let name = std::str::from_utf8(name).ok()?;
+                let ip = match family {
+                    b'6' => self.names.stand_in_six(name).map(|ip| ip.to_string()),
+                    _ => self.names.stand_in(name).map(|ip| ip.to_string()),
+                };
+                match ip {
+                    Some(ip) => answer(&question, Verdict::Done, &ip),
+                    None => answer(&question, Verdict::Failed(libc::EINVAL), ""),
+                }
+                None
+            }
+            b'c' => {
+                let answer = Answer::to_question(question);
+                let Some(to) = address(said) else {
+                    answer.give(Verdict::GoOn);
+                    return None;
+                };
+                let socket = fds.pop()?;
+                Some(Caught::Connect { socket, to, answer })
+            }
+            b'l' => Some(Caught::Listen {
+                socket: fds.pop()?,
+                answer: Answer::to_question(question),
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// For a question to come after its connection.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1); // a guess
+
+/// Answers a question.
+pub(crate) fn answer(question: &OwnedFd, verdict: Verdict, text: &str) {
+    let number: i32 = match verdict {
+        Verdict::GoOn => GO_ON,
+        Verdict::Done => 0,
+        Verdict::Failed(errno) => errno,
+    };
+    let mut said = number.to_ne_bytes().to_vec();
+    said.extend(text.as_bytes());
+    let _ = send(question.as_raw_fd(), &said, MsgFlags::MSG_NOSIGNAL);
+}

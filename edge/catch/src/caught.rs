@@ -1,0 +1,141 @@
+//! What was caught, and what can be answered.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::{ask, notify};
+
+/// A call of a program that waits for its answer.
+#[derive(Debug)]
+pub enum Caught {
+    /// It wants this socket connected.
+    Connect {
+        /// The program's own socket: what is done with it is done for the program.
+        socket: OwnedFd,
+        /// Where to.
+        to: SocketAddr,
+        /// How it goes on.
+        answer: Answer,
+    },
+    /// It wants to send a datagram on a socket that is not connected.
+    Send {
+        /// Where to.
+        to: SocketAddr,
+        /// How it goes on.
+        answer: Answer,
+    },
+    /// It listens with this socket, or is about to.
+    Listen {
+        /// The program's own socket.
+        socket: OwnedFd,
+        /// How it goes on.
+        answer: Answer,
+    },
+}
+
+/// What the program hears.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The call goes on by itself.
+    GoOn,
+    /// It was done.
+    Done,
+    /// It failed with this errno.
+    Failed(i32),
+}
+
+impl Verdict {
+    /// As this error says it.
+    pub fn of(error: &io::Error) -> Verdict {
+        Verdict::Failed(error.raw_os_error().unwrap_or(libc::ENETUNREACH))
+    }
+}
+
+#[derive(Debug)]
+enum To {
+    Notified(Arc<OwnedFd>, u64),
+    Asked(OwnedFd),
+}
+
+/// The answer to a call. Not given, the call fails with ENETUNREACH.
+#[derive(Debug)]
+pub struct Answer(Option<To>);
+
+impl Answer {
+    pub(crate) fn to_notice(listener: Arc<OwnedFd>, id: u64) -> Answer {
+        Answer(Some(To::Notified(listener, id)))
+    }
+
+    pub(crate) fn to_question(question: OwnedFd) -> Answer {
+        Answer(Some(To::Asked(question)))
+    }
+
+    /// Gives it. Whether the program still waited is its own business.
+    pub fn give(mut self, verdict: Verdict) {
+        self.say(verdict);
+    }
+
+    fn say(&mut self, verdict: Verdict) {
+        match self.0.take() {
+            Some(To::Notified(listener, id)) => notify::answer(&listener, id, verdict),
+            Some(To::Asked(question)) => ask::answer(&question, verdict, ""),
+            None => {}
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.say(Verdict::Failed(libc::ENETUNREACH));
+    }
+}
+
+/// Whether an address is on this machine.
+pub fn is_near(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => ip.is_loopback() || ip == Ipv4Addr::UNSPECIFIED,
+        IpAddr::V6(ip) => ip.is_loopback() || ip == Ipv6Addr::UNSPECIFIED,
+    }
+}
+
+/// An address in the kernel's form; none of any other family.
+pub(crate) fn address(bytes: &[u8]) -> Option<SocketAddr> {
+    let family = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
+    let port = u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?);
+    match i32::from(family) {
+        libc::AF_INET => {
+            let ip: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
+            Some((ip, port).into())
+        }
+        libc::AF_INET6 => {
+            let ip: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
+            Some((ip, port).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_the_kernel_has_them() {
+        let mut four = vec![0; 16];
+        four[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+        four[2..8].copy_from_slice(&[0x1f, 0x90, 192, 0, 2, 1]);
+        assert_eq!(address(&four), Some("192.0.2.1:8080".parse().unwrap()));
+        let mut six = vec![0; 28];
+        six[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+        six[3] = 80;
+        six[23] = 1;
+        assert_eq!(address(&six), Some("[::1]:80".parse().unwrap()));
+        for cut in [0, 1, 3, 7] {
+            assert_eq!(address(&four[..cut]), None);
+        }
+        assert!(is_near("::ffff:127.0.0.1".parse().unwrap()));
+        assert!(!is_near("192.0.2.1".parse().unwrap()));
+    }
+}

@@ -1,0 +1,309 @@
+//! Calls that the kernel holds until we have answered: seccomp user notification (seccomp_unotify(2)).
+//!
+//! ```text
+//!  program ── connect(fd, …) ──▶ filter ──▶ held ──▶ next(): who, which socket, where to
+//!          ◀───────────── errno, or done ◀────────── answer()
+//! ```
+//!
+//! The address is copied out of the program, and the socket fetched from it (pidfd_getfd(2)): what then
+//! happens, happens to that socket and that address, whatever the program writes over them meanwhile.
+//! A call that is told to go on by itself (SECCOMP_USER_NOTIF_FLAG_CONTINUE) is read by the kernel a second
+//! time, so a program that means to can get past: that holds for addresses on this machine alone, and the
+//! way out of a namespace of its own is closed all the same.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use tokio::io::unix::AsyncFd;
+
+use crate::caught::{Answer, Caught, Verdict, address};
+
+// linux/filter.h, linux/bpf_common.h
+const LOAD: u16 = 0x20;
+const JUMP_EQUAL: u16 = 0x15;
+const JUMP_GE: u16 = 0x35;
+const JUMP_SET: u16 = 0x45;
+const RETURN: u16 = 0x06;
+
+// struct seccomp_data: nr, arch, instruction_pointer, args[6]
+const NR: u32 = 0;
+const ARCH: u32 = 4;
+const fn arg_low(n: u32) -> u32 {
+    16 + 8 * n + if cfg!(target_endian = "big") { 4 } else { 0 }
+}
+const fn arg_high(n: u32) -> u32 {
+    16 + 8 * n + if cfg!(target_endian = "big") { 0 } else { 4 }
+}
+
+/// linux/audit.h
+#[cfg(target_arch = "x86_64")]
+const ARCH_OURS: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const ARCH_OURS: u32 = 0xc000_00b7;
+
+/// Calls of the x32 ABI have this bit (asm/unistd.h); no number is as large elsewhere.
+const X32: u32 = 0x4000_0000;
+
+// linux/seccomp.h; the sizes of the structures are in the numbers.
+const NOTIF_RECV: libc::c_ulong = 0xc050_2100;
+const NOTIF_SEND: libc::c_ulong = 0xc018_2101;
+const NOTIF_ID_VALID: libc::c_ulong = 0x4008_2102;
+
+/// Longest address that is looked at: struct sockaddr_in6.
+const ADDRESS_BYTES_MAX: u64 = 28;
+
+fn op(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+fn filter() -> Vec<libc::sock_filter> {
+    let errno = |errno: i32| libc::SECCOMP_RET_ERRNO | errno as u32;
+    let nr = |nr: libc::c_long| nr as u32;
+    vec![
+        /* 0 */ op(LOAD, ARCH, 0, 0),
+        // Calls of another architecture have other numbers and are looked at by nobody: they fail.
+        /* 1 */
+        op(JUMP_EQUAL, ARCH_OURS, 0, 14),
+        /* 2 */ op(LOAD, NR, 0, 0),
+        /* 3 */ op(JUMP_GE, X32, 12, 0),
+        /* 4 */ op(JUMP_EQUAL, nr(libc::SYS_connect), 9, 0),
+        /* 5 */ op(JUMP_EQUAL, nr(libc::SYS_listen), 8, 0),
+        // It connects by a ring, past the filter; programs can do without it.
+        /* 6 */
+        op(JUMP_EQUAL, nr(libc::SYS_io_uring_setup), 9, 0),
+        /* 7 */ op(JUMP_EQUAL, nr(libc::SYS_sendto), 0, 7),
+        // The first bytes with the SYN: a connect by another name.
+        /* 8 */
+        op(LOAD, arg_low(3), 0, 0),
+        /* 9 */ op(JUMP_SET, libc::MSG_FASTOPEN as u32, 7, 0),
+        /* 10 */ op(LOAD, arg_low(4), 0, 0),
+        /* 11 */ op(JUMP_EQUAL, 0, 0, 2),
+        /* 12 */ op(LOAD, arg_high(4), 0, 0),
+        /* 13 */ op(JUMP_EQUAL, 0, 1, 0),
+        /* 14 */ op(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0, 0),
+        /* 15 */ op(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0),
+        /* 16 */ op(RETURN, errno(libc::ENOSYS), 0, 0),
+        /* 17 */ op(RETURN, errno(libc::EOPNOTSUPP), 0, 0),
+    ]
+}
+
+/// Puts the filter on this process and those it becomes, which then cannot gain privileges (no setuid).
+/// What the kernel holds is heard on the descriptor.
+pub(crate) fn install() -> io::Result<OwnedFd> {
+    let program = filter();
+    let whole = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_ptr().cast_mut(),
+    };
+    nix::sys::prctl::set_no_new_privs()?;
+    let listen = |flags: libc::c_ulong| {
+        // SAFETY: the kernel copies the program out before it returns.
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                flags,
+                &raw const whole,
+            )
+        };
+        match fd {
+            // SAFETY: the kernel just made it for us.
+            fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // Linux 5.19: signals wait until the call is answered, so that none is carried out twice.
+    listen(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE)
+        .or_else(|_| listen(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER))
+}
+
+/// linux/seccomp.h: SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+const WAIT_KILLABLE: libc::c_ulong = 1 << 5;
+
+/// Hears what the kernel holds.
+pub struct Supervisor {
+    listener: Arc<OwnedFd>,
+    ready: AsyncFd<OwnedFd>,
+}
+
+impl Supervisor {
+    pub(crate) fn new(listener: OwnedFd) -> io::Result<Supervisor> {
+        let listener = Arc::new(listener);
+        Ok(Supervisor {
+            ready: AsyncFd::new(listener.try_clone()?)?,
+            listener,
+        })
+    }
+
+    /// The next call that is held; none when nobody has the filter any more.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub async fn next(&self) -> io::Result<Option<Caught>> {
+        loop {
+            let mut ready = self.ready.readable().await?;
+            // It takes a call only if one is there: it would wait otherwise.
+            let mut look = libc::pollfd {
+                fd: self.listener.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one entry, which lives.
+            unsafe { libc::poll(&raw mut look, 1, 0) };
+            if look.revents & libc::POLLIN == 0 {
+                if look.revents & libc::POLLHUP != 0 {
+                    return Ok(None);
+                }
+                ready.clear_ready();
+                continue;
+            }
+            // SAFETY: plain numbers, which the kernel wants to be zero.
+            let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+            // SAFETY: a place of the size that is in the number.
+            let took =
+                unsafe { libc::ioctl(self.listener.as_raw_fd(), NOTIF_RECV as _, &raw mut notice) };
+            if took < 0 {
+                let error = io::Error::last_os_error();
+                match error.raw_os_error() {
+                    // Its program was killed meanwhile.
+                    Some(libc::ENOENT | libc::EINTR) => continue,
+                    _ => return Err(error),
+                }
+            }
+            let answer = Answer::to_notice(self.listener.clone(), notice.id);
+            match self.read(&notice) {
+                Ok(Read::Nothing) => answer.give(Verdict::GoOn),
+                Ok(Read::Connect(socket, to)) => {
+                    return Ok(Some(Caught::Connect { socket, to, answer }));
+                }
+                Ok(Read::Send(to)) => return Ok(Some(Caught::Send { to, answer })),
+                Ok(Read::Listen(socket)) => return Ok(Some(Caught::Listen { socket, answer })),
+                Err(error) => {
+                    tracing::warn!(pid = notice.pid, %error, "a call that cannot be looked at fails");
+                    answer.give(Verdict::of(&error));
+                }
+            }
+        }
+    }
+
+    fn read(&self, notice: &libc::seccomp_notif) -> io::Result<Read> {
+        let args = notice.data.args;
+        let is = |nr: libc::c_long| libc::c_long::from(notice.data.nr) == nr;
+        let found = if is(libc::SYS_connect) {
+            match self.address(notice, args[1], args[2])? {
+                Some(to) => Read::Connect(fetch(notice.pid, args[0])?, to),
+                None => Read::Nothing,
+            }
+        } else if is(libc::SYS_sendto) {
+            match self.address(notice, args[4], args[5])? {
+                Some(to) => Read::Send(to),
+                None => Read::Nothing,
+            }
+        } else {
+            Read::Listen(fetch(notice.pid, args[0])?)
+        };
+        // The process may be another by now, under the same number.
+        self.is_valid(notice.id)?;
+        Ok(found)
+    }
+
+    fn is_valid(&self, id: u64) -> io::Result<()> {
+        // SAFETY: a place of the size that is in the number.
+        let valid = unsafe {
+            libc::ioctl(
+                self.listener.as_raw_fd(),
+                NOTIF_ID_VALID as _,
+                &raw const id,
+            )
+        };
+        match valid {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn address(
+        &self,
+        notice: &libc::seccomp_notif,
+        at: u64,
+        len: u64,
+    ) -> io::Result<Option<std::net::SocketAddr>> {
+        let mut bytes = vec![0; len.min(ADDRESS_BYTES_MAX) as usize];
+        let memory = std::fs::File::open(format!("/proc/{}/mem", notice.pid))?;
+        self.is_valid(notice.id)?;
+        match memory.read_exact_at(&mut bytes, at) {
+            Ok(()) => Ok(address(&bytes)),
+            // The kernel will say what is wrong with it.
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+enum Read {
+    Nothing,
+    Connect(OwnedFd, std::net::SocketAddr),
+    Send(std::net::SocketAddr),
+    Listen(OwnedFd),
+}
+
+/// The program's own descriptor.
+fn fetch(thread: u32, fd: u64) -> io::Result<OwnedFd> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status"))?;
+    let group = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    let group: i32 = group
+        .and_then(|text| text.trim().parse().ok())
+        .ok_or(io::ErrorKind::NotFound)?;
+    let made = |fd: libc::c_long| match fd {
+        // SAFETY: the kernel just made it for us.
+        fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) }),
+        _ => Err(io::Error::last_os_error()),
+    };
+    // SAFETY: plain numbers.
+    let process = made(unsafe { libc::syscall(libc::SYS_pidfd_open, group, 0) })?;
+    // SAFETY: plain numbers.
+    made(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd as i32, 0) })
+}
+
+/// Answers a call that is held.
+pub(crate) fn answer(listener: &OwnedFd, id: u64, verdict: Verdict) {
+    let (error, flags) = match verdict {
+        Verdict::GoOn => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+        Verdict::Done => (0, 0),
+        Verdict::Failed(errno) => (-errno, 0),
+    };
+    let said = libc::seccomp_notif_resp {
+        id,
+        val: 0,
+        error,
+        flags,
+    };
+    // SAFETY: a place of the size that is in the number. It fails where the program is gone.
+    unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_SEND as _, &raw const said) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_jump_of_the_filter_ends_at_a_return() {
+        let filter = filter();
+        for (at, op) in filter.iter().enumerate() {
+            if op.code & 0x07 == 0x05 {
+                let last = at + 1 + usize::from(op.jt.max(op.jf));
+                assert!(last < filter.len(), "{at}");
+            }
+        }
+        assert_eq!(filter.last().map(|op| op.code), Some(RETURN));
+        assert_eq!(
+            size_of::<libc::seccomp_notif>() as u64,
+            NOTIF_RECV >> 16 & 0x3fff
+        );
+        assert_eq!(
+            size_of::<libc::seccomp_notif_resp>() as u64,
+            NOTIF_SEND >> 16 & 0x3fff
+        );
+    }
+}

@@ -1,0 +1,300 @@
+//! The other end of a program's socket: the program's is connected to a port of ours, and becomes a
+//! connection when there is something behind it.
+//!
+//! ```text
+//!  program's socket a                     ours, which hold port P of 127/8
+//!  connect(a, 127.0.0.1:P) ──SYN──▶ ✗     a listener that drops every SYN: a stays "in progress"
+//!                          ◀──SYN──       when there is a flow: b, bound to P too, connects to a
+//!  writable                ══════════     (simultaneous open, RFC 9293 §3.5)
+//! ```
+//!
+//! So the kernel says to the program when its connection is in progress, made or refused. A program in a
+//! network namespace of its own needs a `b` from there: a porter, a process that stayed in it, hands
+//! them out.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::sys::socket::{MsgFlags, recvmsg, send, sendmsg};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+
+use crate::passed;
+
+/// Times the kernel repeats a SYN: a connection may wait for a network for some four hours. The most
+/// there is (tcp(7)).
+const SYN_REPEATS: u32 = 127;
+
+/// The two sockets that hold a port.
+pub(crate) struct Reserved {
+    /// On every address, so that no other user binds it on any.
+    pub(crate) all: OwnedFd,
+    /// Where programs' SYNs end.
+    pub(crate) mute: OwnedFd,
+}
+
+fn shared(socket: Socket, at: SocketAddrV4) -> io::Result<Socket> {
+    socket.set_reuse_port(true)?;
+    socket.bind(&at.into())?;
+    Ok(socket)
+}
+
+fn fresh() -> io::Result<Socket> {
+    Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
+}
+
+/// Takes a port in the network namespace of this thread.
+pub(crate) fn reserve() -> io::Result<Reserved> {
+    let all = shared(fresh()?, SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
+    let port = port_of(&all)?;
+    let mute = shared(fresh()?, SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))?;
+    // Of every packet nothing is let in.
+    mute.attach_filter(&[socket2::SockFilter::new(BPF_RET_K, 0, 0, 0)])?;
+    mute.listen(1)?;
+    Ok(Reserved {
+        all: all.into(),
+        mute: mute.into(),
+    })
+}
+
+/// linux/bpf_common.h: BPF_RET | BPF_K
+const BPF_RET_K: u16 = 0x06;
+
+fn port_of(socket: &Socket) -> io::Result<u16> {
+    let at = socket.local_addr()?.as_socket();
+    at.map(|at| at.port())
+        .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+}
+
+/// Who makes sockets in a program's network namespace.
+pub struct Porter {
+    channel: Mutex<tokio::io::unix::AsyncFd<OwnedFd>>,
+}
+
+impl Porter {
+    /// Over the channel to its process.
+    pub(crate) fn new(channel: OwnedFd) -> io::Result<Porter> {
+        SockRef::from(&channel).set_nonblocking(true)?;
+        let channel = tokio::io::unix::AsyncFd::new(channel)?;
+        Ok(Porter {
+            channel: Mutex::new(channel),
+        })
+    }
+
+    /// A TCP socket there.
+    ///
+    /// # Errors
+    /// It is gone, or has none.
+    pub async fn socket(&self) -> io::Result<Socket> {
+        let channel = self.channel.lock().await;
+        send(channel.as_raw_fd(), b"s", MsgFlags::MSG_NOSIGNAL)?;
+        loop {
+            let mut ready = channel.readable().await?;
+            let took = ready.try_io(|channel| passed::take(channel.get_ref()));
+            if let Ok(took) = took {
+                let (_, mut fds) = took?;
+                let socket = fds.pop().ok_or(io::ErrorKind::BrokenPipe)?;
+                return Ok(socket.into());
+            }
+        }
+    }
+}
+
+/// What the porter does until nobody asks any more.
+pub(crate) fn carry_sockets(channel: &OwnedFd) {
+    let mut byte = [0];
+    let mut slices = [IoSliceMut::new(&mut byte)];
+    while recvmsg::<()>(channel.as_raw_fd(), &mut slices, None, MsgFlags::empty())
+        .is_ok_and(|message| message.bytes > 0)
+    {
+        let socket = fresh().ok();
+        let fds: Vec<_> = socket.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [nix::sys::socket::ControlMessage::ScmRights(&fds)];
+        let rights = if fds.is_empty() { &[][..] } else { &rights[..] };
+        let said = [IoSlice::new(b"s")];
+        let flags = MsgFlags::MSG_NOSIGNAL;
+        if sendmsg::<()>(channel.as_raw_fd(), &said, rights, flags, None).is_err() {
+            return;
+        }
+    }
+}
+
+/// The port that all pairs have in common.
+pub struct Port {
+    number: u16,
+    _all: OwnedFd,
+    _mute: OwnedFd,
+    porter: Option<Arc<Porter>>,
+}
+
+impl Port {
+    pub(crate) fn new(reserved: Reserved, porter: Option<Arc<Porter>>) -> io::Result<Port> {
+        let number = SockRef::from(&reserved.all).local_addr()?.as_socket();
+        let number = number.ok_or(io::ErrorKind::AddrNotAvailable)?.port();
+        Ok(Port {
+            number,
+            _all: reserved.all,
+            _mute: reserved.mute,
+            porter,
+        })
+    }
+
+    async fn socket(&self) -> io::Result<Socket> {
+        match &self.porter {
+            Some(porter) => porter.socket().await,
+            None => fresh(),
+        }
+    }
+
+    /// A connection to `at`, on the program's loopback.
+    ///
+    /// # Errors
+    /// Nobody listens there.
+    pub async fn reach(&self, at: SocketAddr) -> io::Result<TcpStream> {
+        let socket = match (&self.porter, at) {
+            (_, SocketAddr::V4(_)) => self.socket().await?,
+            (None, SocketAddr::V6(_)) => {
+                Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?
+            }
+            (Some(_), SocketAddr::V6(_)) => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        finish(socket, &at.into()).await
+    }
+
+    /// Begins to connect a program's socket, which is not connected: it stays in progress until
+    /// [`Meeting::meet`].
+    ///
+    /// # Errors
+    /// As `connect` says it.
+    pub fn begin(&self, program: OwnedFd) -> io::Result<Meeting> {
+        let socket = Socket::from(program);
+        let six = socket.domain()? == Domain::IPV6;
+        let bound = socket.local_addr()?.as_socket();
+        if bound.is_none_or(|at| at.port() == 0) {
+            let mut ours = Ipv4Addr::LOCALHOST;
+            if let Some(ip) = bound.map(|at| at.ip()).filter(|ip| !ip.is_unspecified()) {
+                match ip.to_canonical() {
+                    IpAddr::V4(four) => ours = four,
+                    IpAddr::V6(_) => return Err(io::ErrorKind::AddrNotAvailable.into()),
+                }
+            }
+            if six {
+                // Its other end is of IPv4.
+                socket.set_only_v6(false)?;
+            }
+            socket.bind(&as_seen(ours, 0, six))?;
+        }
+        let at = socket.local_addr()?.as_socket();
+        let at = at.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let theirs = match at.ip().to_canonical() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST,
+            IpAddr::V4(ip) => ip,
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST,
+            IpAddr::V6(_) => return Err(io::ErrorKind::AddrNotAvailable.into()),
+        };
+        // A socket that cannot wait so long waits less.
+        let _ = repeat_syns(&socket);
+        Ok(Meeting {
+            waits: !socket.nonblocking()?,
+            theirs: SocketAddrV4::new(theirs, at.port()),
+            to: as_seen(Ipv4Addr::LOCALHOST, self.number, six),
+            socket,
+        })
+    }
+
+    /// The other end of a program's socket that waits.
+    ///
+    /// # Errors
+    /// It waits no more.
+    pub async fn meet(&self, theirs: SocketAddrV4) -> io::Result<TcpStream> {
+        let ours = SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.number);
+        let socket = shared(self.socket().await?, ours)?;
+        finish(socket, &SocketAddr::from(theirs).into()).await
+    }
+}
+
+fn repeat_syns(socket: &Socket) -> io::Result<()> {
+    let times = SYN_REPEATS as libc::c_int;
+    // SAFETY: an int, as tcp(7) wants it.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_SYNCNT,
+            (&raw const times).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    match set {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn as_seen(ip: Ipv4Addr, port: u16, six: bool) -> SockAddr {
+    match six {
+        true => SocketAddr::from((ip.to_ipv6_mapped(), port)).into(),
+        false => SocketAddr::from((ip, port)).into(),
+    }
+}
+
+async fn finish(socket: Socket, to: &SockAddr) -> io::Result<TcpStream> {
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    match socket.connect(to) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
+        _ => {}
+    }
+    let stream = TcpStream::from_std(socket.into())?;
+    stream.writable().await?;
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(stream),
+    }
+}
+
+/// A program's socket on its way.
+pub struct Meeting {
+    socket: Socket,
+    to: SockAddr,
+    /// Where its other end finds it.
+    pub theirs: SocketAddrV4,
+    /// `connect` returns when the connection is there; otherwise at once, with EINPROGRESS.
+    pub waits: bool,
+}
+
+impl Meeting {
+    /// Sends the SYN. Where the program waits this blocks until the other end has come.
+    ///
+    /// # Errors
+    /// As `connect` says it: EINPROGRESS for one that does not wait.
+    pub fn connect(&self) -> io::Result<()> {
+        self.socket.connect(&self.to)
+    }
+
+    /// Has a connection that is in progress fail with ECONNREFUSED.
+    pub fn refuse(&self) {
+        // Given up, and called anew where nobody is: the kernel says it to whoever polls.
+        // SAFETY: an address of the family alone, as connect(2) wants it for this.
+        unsafe {
+            let none = libc::sockaddr {
+                sa_family: libc::AF_UNSPEC as libc::sa_family_t,
+                sa_data: [0; 14],
+            };
+            libc::connect(
+                self.socket.as_fd().as_raw_fd(),
+                &none,
+                size_of::<libc::sockaddr>() as libc::socklen_t,
+            );
+        }
+        let six = self.to.is_ipv6();
+        let nobody = as_seen(Ipv4Addr::LOCALHOST, NOBODYS_PORT, six);
+        let _ = self.socket.connect(&nobody);
+    }
+}
+
+/// tcpmux (RFC 1078), which nobody serves.
+const NOBODYS_PORT: u16 = 1;

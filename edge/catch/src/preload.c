@@ -1,0 +1,297 @@
+/*
+ * What LD_PRELOAD puts in front of the C library: connect, name lookups and listen are asked of
+ * `cedos run`, which connects the program's own socket in its place.
+ *
+ *   connect(fd, host) ── fd, address ──▶ cedos run ── connects fd ──▶ errno
+ *   getaddrinfo(name) ── name ─────────▶ cedos run: an address that stands for the name
+ *   listen(fd)        ── fd ───────────▶ cedos run: knows what listens
+ *
+ * One question is one SOCK_SEQPACKET connection to the abstract address in CEDOS_RUN. What cannot be asked
+ * fails: nothing goes past. Datagrams are not carried, and fail too.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define OURS __attribute__((visibility("default")))
+
+/* ask.rs says the same. */
+#define GO_ON (-1)
+#define QUESTION_BYTES_MAX 512
+
+static int ask_socket(void)
+{
+    const char *name = getenv("CEDOS_RUN");
+    struct sockaddr_un at = { .sun_family = AF_UNIX };
+    size_t len = name ? strlen(name) : 0;
+    if (len == 0 || len >= sizeof at.sun_path)
+        return -1;
+    memcpy(at.sun_path + 1, name, len);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -1;
+    socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + len);
+    int done;
+    do
+        done = (int)syscall(SYS_connect, fd, &at, size);
+    while (done < 0 && errno == EINTR);
+    if (done < 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* The answer's number, and its text if there is room for one. ENETUNREACH where nobody answers. */
+static int ask(char what, const void *said, size_t len, int passed, char *text, size_t room)
+{
+    int before = errno, answer = ENETUNREACH;
+    int fd = ask_socket();
+    if (fd < 0)
+        return errno = before, answer;
+    char question[QUESTION_BYTES_MAX];
+    question[0] = what;
+    if (len > sizeof question - 1)
+        goto out;
+    memcpy(question + 1, said, len);
+    struct iovec io = { question, len + 1 };
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct msghdr message = { .msg_iov = &io, .msg_iovlen = 1 };
+    if (passed >= 0) {
+        memset(&control, 0, sizeof control);
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+        head->cmsg_level = SOL_SOCKET;
+        head->cmsg_type = SCM_RIGHTS;
+        head->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(head), &passed, sizeof passed);
+    }
+    ssize_t n;
+    do
+        n = syscall(SYS_sendmsg, fd, &message, MSG_NOSIGNAL);
+    while (n < 0 && errno == EINTR);
+    if (n < 0)
+        goto out;
+    char reply[sizeof(int32_t) + 256];
+    do
+        n = recv(fd, reply, sizeof reply - 1, 0);
+    while (n < 0 && errno == EINTR);
+    if (n < (ssize_t)sizeof(int32_t))
+        goto out;
+    int32_t number;
+    memcpy(&number, reply, sizeof number);
+    answer = number;
+    if (room > 0) {
+        size_t rest = (size_t)n - sizeof number;
+        if (rest >= room)
+            rest = room - 1;
+        memcpy(text, reply + sizeof number, rest);
+        text[rest] = 0;
+    }
+out:
+    close(fd);
+    errno = before;
+    return answer;
+}
+
+/* Whether an address is on this machine, or no business of ours. */
+static int is_near(const struct sockaddr *to, socklen_t len)
+{
+    if (to == NULL || len < sizeof to->sa_family)
+        return 1;
+    if (to->sa_family == AF_INET && len >= sizeof(struct sockaddr_in)) {
+        uint32_t ip = ntohl(((const struct sockaddr_in *)to)->sin_addr.s_addr);
+        return ip >> 24 == 127 || ip == 0;
+    }
+    if (to->sa_family == AF_INET6 && len >= offsetof(struct sockaddr_in6, sin6_scope_id)) {
+        const struct in6_addr *ip = &((const struct sockaddr_in6 *)to)->sin6_addr;
+        if (IN6_IS_ADDR_V4MAPPED(ip))
+            return ip->s6_addr[12] == 127;
+        return IN6_IS_ADDR_LOOPBACK(ip) || IN6_IS_ADDR_UNSPECIFIED(ip);
+    }
+    return 1;
+}
+
+OURS int connect(int fd, const struct sockaddr *to, socklen_t len)
+{
+    if (is_near(to, len) || len > sizeof(struct sockaddr_storage))
+        return (int)syscall(SYS_connect, fd, to, len);
+    int answer = ask('c', to, len, fd, NULL, 0);
+    if (answer == GO_ON)
+        return (int)syscall(SYS_connect, fd, to, len);
+    if (answer == 0)
+        return 0;
+    errno = answer;
+    return -1;
+}
+
+OURS int listen(int fd, int backlog)
+{
+    int done = (int)syscall(SYS_listen, fd, backlog);
+    if (done == 0)
+        ask('l', "", 0, fd, NULL, 0);
+    return done;
+}
+
+/* A datagram, or the first bytes of a connection, for somebody else. */
+static int may_not_leave(const struct sockaddr *to, socklen_t len, int flags)
+{
+    if (flags & MSG_FASTOPEN)
+        errno = EOPNOTSUPP;
+    else if (to != NULL && !is_near(to, len))
+        errno = ENETUNREACH;
+    else
+        return 0;
+    return 1;
+}
+
+OURS ssize_t sendto(int fd, const void *bytes, size_t n, int flags, const struct sockaddr *to,
+                    socklen_t len)
+{
+    if (may_not_leave(to, len, flags))
+        return -1;
+    return syscall(SYS_sendto, fd, bytes, n, flags, to, len);
+}
+
+OURS ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+    if (message != NULL && may_not_leave(message->msg_name, message->msg_namelen, flags))
+        return -1;
+    return syscall(SYS_sendmsg, fd, message, flags);
+}
+
+OURS int sendmmsg(int fd, struct mmsghdr *messages, unsigned n, int flags)
+{
+    for (unsigned i = 0; messages != NULL && i < n; i++) {
+        const struct msghdr *message = &messages[i].msg_hdr;
+        if (may_not_leave(message->msg_name, message->msg_namelen, flags))
+            return -1;
+    }
+    return (int)syscall(SYS_sendmmsg, fd, messages, n, flags);
+}
+
+/* Names of this machine are looked up by this machine. */
+static int is_own_name(const char *name)
+{
+    size_t len = strlen(name);
+    if (len > 0 && name[len - 1] == '.')
+        len--;
+    static const char local[] = "localhost";
+    size_t tail = sizeof local - 1;
+    if (len >= tail && strncasecmp(name + len - tail, local, tail) == 0 &&
+        (len == tail || name[len - tail - 1] == '.'))
+        return 1;
+    char own[256] = "";
+    return gethostname(own, sizeof own - 1) == 0 && strlen(own) == len &&
+           strncasecmp(own, name, len) == 0;
+}
+
+static int is_address(const char *name)
+{
+    struct in_addr four;
+    unsigned char six[16];
+    /* Also `127.1` and the like, and IPv6 with a zone. */
+    return inet_aton(name, &four) || inet_pton(AF_INET6, name, six) == 1 || strchr(name, '%');
+}
+
+/* An address that stands for the name; 0 if there is one. */
+static int stand_in(const char *name, int family, char *text, size_t room)
+{
+    char said[QUESTION_BYTES_MAX - 1];
+    size_t len = strlen(name);
+    if (len == 0 || len > sizeof said - 1)
+        return EINVAL;
+    said[0] = family == AF_INET6 ? '6' : '4';
+    memcpy(said + 1, name, len);
+    return ask('n', said, len + 1, -1, text, room);
+}
+
+#define STAND_IN_BYTES 64
+
+OURS int getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
+                     struct addrinfo **found)
+{
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **) =
+        (int (*)(const char *, const char *, const struct addrinfo *, struct addrinfo **))dlsym(
+            RTLD_NEXT, "getaddrinfo");
+    if (real == NULL)
+        return EAI_FAIL;
+    if (node == NULL || is_address(node) || is_own_name(node) ||
+        (hints && hints->ai_flags & AI_NUMERICHOST))
+        return real(node, service, hints, found);
+    char text[STAND_IN_BYTES];
+    struct addrinfo wanted = { 0 };
+    if (hints)
+        wanted = *hints;
+    if (stand_in(node, wanted.ai_family, text, sizeof text) != 0)
+        return EAI_AGAIN;
+    int names = wanted.ai_flags & AI_CANONNAME;
+    /* There may be no address but ours. */
+    wanted.ai_flags &= ~(AI_ADDRCONFIG | AI_CANONNAME);
+    wanted.ai_flags |= AI_NUMERICHOST;
+    int failed = real(text, service, &wanted, found);
+    if (!failed && names && *found && (*found)->ai_canonname == NULL)
+        (*found)->ai_canonname = strdup(node);
+    return failed;
+}
+
+/* The old calls, with the stand-in's text for the name. */
+static const char *name_or_stand_in(const char *name, int family, char *text, size_t room)
+{
+    if (name == NULL || is_address(name) || is_own_name(name))
+        return name;
+    return stand_in(name, family, text, room) == 0 ? text : NULL;
+}
+
+OURS struct hostent *gethostbyname2(const char *name, int family)
+{
+    struct hostent *(*real)(const char *, int) =
+        (struct hostent * (*)(const char *, int)) dlsym(RTLD_NEXT, "gethostbyname2");
+    char text[STAND_IN_BYTES];
+    const char *asked = name_or_stand_in(name, family, text, sizeof text);
+    if (real == NULL || asked == NULL)
+        return h_errno = TRY_AGAIN, NULL;
+    return real(asked, family);
+}
+
+OURS struct hostent *gethostbyname(const char *name)
+{
+    return gethostbyname2(name, AF_INET);
+}
+
+OURS int gethostbyname2_r(const char *name, int family, struct hostent *into, char *buffer,
+                          size_t room, struct hostent **found, int *why)
+{
+    int (*real)(const char *, int, struct hostent *, char *, size_t, struct hostent **, int *) =
+        (int (*)(const char *, int, struct hostent *, char *, size_t, struct hostent **,
+                 int *))dlsym(RTLD_NEXT, "gethostbyname2_r");
+    char text[STAND_IN_BYTES];
+    const char *asked = name_or_stand_in(name, family, text, sizeof text);
+    if (real == NULL || asked == NULL) {
+        *found = NULL;
+        *why = TRY_AGAIN;
+        return EAGAIN;
+    }
+    return real(asked, family, into, buffer, room, found, why);
+}
+
+OURS int gethostbyname_r(const char *name, struct hostent *into, char *buffer, size_t room,
+                         struct hostent **found, int *why)
+{
+    return gethostbyname2_r(name, AF_INET, into, buffer, room, found, why);
+}

@@ -1,0 +1,138 @@
+//! The same on tokio.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::settings::Settings;
+use crate::{raw, stream};
+
+impl Settings {
+    /// [`Settings::connect`] on tokio: dropped, it gives the attempt up.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn connect_async(&self, address: &str) -> io::Result<Stream> {
+        let fd = self.socket(address, libc::SOCK_NONBLOCK)?;
+        match raw::connect(&fd, address) {
+            Err(said) if said.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(said) => return Err(raw::error(&fd, said)),
+            Ok(()) => {}
+        }
+        let fd = AsyncFd::new(fd)?;
+        fd.writable().await?.retain_ready();
+        raw::pending(&fd.as_fd())?;
+        Ok(Stream(fd))
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Stream(AsyncFd<OwnedFd>);
+
+impl Stream {
+    /// Connects with [`Settings::default`].
+    ///
+    /// # Errors
+    /// As for [`Settings::connect`].
+    pub async fn connect(address: &str) -> io::Result<Stream> {
+        Settings::default().connect_async(address).await
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            let mut guard = ready!(self.0.poll_read_ready(cx))?;
+            // SAFETY: only bytes that were received are written there.
+            let into: &mut [MaybeUninit<u8>] = unsafe { buffer.unfilled_mut() };
+            match guard.try_io(|fd| raw::recv(fd.as_fd(), into)) {
+                Ok(read) => {
+                    let bytes = read?;
+                    // SAFETY: so many were received.
+                    unsafe { buffer.assume_init(bytes) };
+                    buffer.advance(bytes);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(_not_yet) => {}
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let mut guard = ready!(self.0.poll_write_ready(cx))?;
+            match guard.try_io(|fd| raw::send(fd.as_fd(), bytes)) {
+                Ok(written) => return Poll::Ready(written),
+                Err(_not_yet) => {}
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(raw::shutdown(&self.0.as_fd(), libc::SHUT_WR))
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A D2TP server.
+#[derive(Debug)]
+pub struct Listener(AsyncFd<OwnedFd>);
+
+impl Listener {
+    /// Listens at a UDP address.
+    ///
+    /// # Errors
+    /// As for [`crate::Listener::bind`].
+    pub fn bind(at: SocketAddr) -> io::Result<Listener> {
+        let fd = crate::Listener::bound(at, libc::SOCK_NONBLOCK)?;
+        AsyncFd::new(fd).map(Listener)
+    }
+
+    /// The next connection, and where it comes from now.
+    ///
+    /// # Errors
+    /// As for `accept` of the kernel.
+    pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        loop {
+            let mut guard = self.0.readable().await?;
+            if let Ok(accepted) = guard.try_io(|fd| raw::accept(&fd.as_fd(), true)) {
+                let (fd, from) = accepted?;
+                return Ok((Stream(AsyncFd::new(fd)?), from));
+            }
+        }
+    }
+
+    /// What others connect to: `d2tp://host:port/KEY`.
+    ///
+    /// # Errors
+    /// As for [`crate::Listener::local_addr`].
+    pub fn address(&self) -> io::Result<String> {
+        stream::address(&self.0.as_fd())
+    }
+}

@@ -1,0 +1,50 @@
+//! D2TP connections as Rust streams: [`Stream`] and [`Listener`] block like `std::net`'s, and
+//! [`asynchronous::Stream`] and [`asynchronous::Listener`] are tokio's.
+//!
+//! ```text
+//!  Stream: Read + Write + AsFd ──┐
+//!  asynchronous::Stream:         ├── descriptor of the kernel ── engine of libd2tp ══ links ══▶
+//!      AsyncRead + AsyncWrite ───┘
+//! ```
+//!
+//! They are the calls of `libd2tp` (docs/sockets.md), which this crate carries with it; so a descriptor may be
+//! polled beside others, handed to another library, or passed to a child.
+//!
+//! ```
+//! use std::io::{Read, Write};
+//! use std::time::Duration;
+//!
+//! # fn main() -> std::io::Result<()> {
+//! # let home = std::env::temp_dir().join(format!("d2tp-sockets-doc-{}", std::process::id()));
+//! # // SAFETY: nothing else runs yet.
+//! # unsafe { std::env::set_var("XDG_CONFIG_HOME", &home) };
+//! let listener = d2tp_sockets::Listener::bind("127.0.0.1:0".parse().unwrap())?;
+//! let address = listener.address()?; // d2tp://127.0.0.1:…/KEY
+//! let server = std::thread::spawn(move || {
+//!     let mut stream = listener.accept()?.0;
+//!     std::io::copy(&mut stream.try_clone()?, &mut stream)
+//! });
+//! let settings = d2tp_sockets::Settings {
+//!     deadline: Some(Duration::from_secs(3600)),
+//!     ..Default::default()
+//! };
+//! let mut stream = settings.connect(&address)?;
+//! stream.write_all(b"there and back")?;
+//! stream.shutdown(std::net::Shutdown::Write)?;
+//! let mut answer = String::new();
+//! stream.read_to_string(&mut answer)?;
+//! assert_eq!(answer, "there and back");
+//! # drop(stream);
+//! # server.join().unwrap()?;
+//! # std::fs::remove_dir_all(home)
+//! # }
+//! ```
+
+pub mod asynchronous;
+mod raw;
+mod settings;
+mod stream;
+
+pub use raw::Cause;
+pub use settings::{IfLate, Policy, Settings};
+pub use stream::{Listener, Stream};

@@ -1,0 +1,91 @@
+//! What a connection is asked for.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use crate::raw;
+use crate::stream::Stream;
+
+/// Which networks may be paid for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// None.
+    FreeOnly = 0,
+    /// When the deadline needs it.
+    #[default]
+    FreeFirst = 1,
+    /// The same, with twice the slack.
+    Balanced = 2,
+    /// All, at any time.
+    Fast = 3,
+    /// All, when no free one works.
+    Any = 4,
+}
+
+/// What to do when free networks will not make the deadline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IfLate {
+    /// Pay, up to the budget.
+    #[default]
+    Cell = 0,
+    /// Be late: the connection outlives its deadline.
+    Wait = 1,
+    /// Do not pay, and end at the deadline.
+    Fail = 2,
+}
+
+/// How to connect. The default is no deadline, free networks first, and `$CEDOS_PROX` as the proxy.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Finish within; then both ends drop the connection. Whole seconds, at least one.
+    pub deadline: Option<Duration>,
+    /// Bytes expected both ways. Too high costs money, too low the deadline.
+    pub size: Option<u64>,
+    /// Which networks may be paid for.
+    pub policy: Policy,
+    /// Bytes that networks which cost may carry in all.
+    pub budget: Option<u64>,
+    /// 0 goes first, 7 last.
+    pub priority: u8,
+    /// What to do when free networks will not make the deadline.
+    pub if_late: IfLate,
+    /// `d2tp://host:port/KEY` of the proxy.
+    pub proxy: Option<String>,
+}
+
+impl Settings {
+    /// Connects to `d2tp://host:port/KEY`, or to `host:port` through the proxy; waits for a network if there is
+    /// none.
+    ///
+    /// # Errors
+    /// As `d2tp_connect` says them; [`crate::Cause`] within has the cause in words.
+    pub fn connect(&self, address: &str) -> io::Result<Stream> {
+        let fd = self.socket(address, 0)?;
+        raw::connect(&fd, address).map_err(|errno| raw::error(&fd, errno))?;
+        Ok(Stream::from(fd))
+    }
+
+    /// A socket with these options, not connected yet.
+    pub(crate) fn socket(&self, address: &str, flags: libc::c_int) -> io::Result<OwnedFd> {
+        let fd = raw::socket(raw::is_ipv6(address), flags)?;
+        let set = |name, value: &[u8]| raw::set(&fd, name, value);
+        if let Some(deadline) = self.deadline {
+            let seconds = i64::try_from(deadline.as_secs().max(1)).unwrap_or(i64::MAX);
+            set(raw::SO_DEADLINE, &seconds.to_ne_bytes())?;
+        }
+        if let Some(size) = self.size {
+            set(raw::SO_ESIZE, &size.to_ne_bytes())?;
+        }
+        if let Some(budget) = self.budget {
+            set(raw::SO_BUDGET, &budget.to_ne_bytes())?;
+        }
+        if let Some(proxy) = &self.proxy {
+            set(raw::SO_PROXY, proxy.as_bytes())?;
+        }
+        set(raw::SO_POLICY, &(self.policy as i32).to_ne_bytes())?;
+        set(raw::SO_IFLATE, &(self.if_late as i32).to_ne_bytes())?;
+        set(raw::SO_PRIORITY, &i32::from(self.priority).to_ne_bytes())?;
+        Ok(fd)
+    }
+}

@@ -1,0 +1,392 @@
+//! A field study: people who ask for podcasts with a delay they allow, on networks that come and go with
+//! them, for weeks.
+//!
+//! ```text
+//!  seed ─▶ User: Wi-Fi and cellular as fluids, downloads ─▶ score/player.rs ◀─▶ d2tp_sched::Scheduler
+//!                                                                │
+//!                                                   Fetched: over which link, when, interrupted how often
+//! ```
+//!
+//! Coarse: a fluid without round trips, handshakes and switching times; Wi-Fi is used the moment it is
+//! there. What is decided is decided by the device's own code, a scheduler for each person, which learns
+//! from the first download to the last.
+
+use crate::score::course::{Course, Stretch};
+use crate::score::jobs::Job;
+use crate::score::player::{OfJob, play_wishing};
+use cedos_lab_link::seeded;
+use d2tp_sched::{Class, Mode, Need, Policy, Scheduler};
+use d2tp_time::{Span, Time};
+use rand::Rng;
+use rand_pcg::Pcg32;
+use std::time::Duration;
+
+/// The stream of chance that people are drawn from.
+const STREAM: u64 = 1 << 35;
+
+/// Rates of a link change so often.
+const MINUTE: Span = Span::from_secs(60);
+
+/// A download for which no delay is allowed may last so long.
+const AT_ONCE_MAX: Span = Span::from_secs(86_400);
+
+/// Log-normal: what half exceed, and the deviation of its logarithm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    /// Half are more.
+    pub median: f64,
+    /// Of the natural logarithm.
+    pub deviation: f64,
+}
+
+impl Spread {
+    /// Of this mean.
+    pub fn of_mean(mean: f64, deviation: f64) -> Spread {
+        let median = mean * (-0.5 * deviation * deviation).exp();
+        Spread { median, deviation }
+    }
+
+    fn draw(self, rng: &mut Pcg32) -> f64 {
+        // Twelve even draws make a normal one, near enough.
+        let normal = (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
+        self.median * (self.deviation * normal).exp()
+    }
+}
+
+/// Downloads that allow delays between these; so many of a hundred do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Delays {
+    /// Of a hundred downloads.
+    pub share: f64,
+    /// At least, hours.
+    pub from_h: f64,
+    /// At most.
+    pub until_h: f64,
+}
+
+/// Who takes part, what they ask for, and what networks they are near.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Study {
+    /// How many people.
+    pub people: u64,
+    /// For how long.
+    pub length: Span,
+    /// Of all of them together.
+    pub downloads: u64,
+    /// Bytes of one.
+    pub size: Spread,
+    /// How long they wait for them, by class, all shares together 100.
+    pub delays: Vec<Delays>,
+    /// Of a hundred downloads that may not be delayed, those asked for on Wi-Fi.
+    pub at_once_on_wifi: f64,
+    /// How long Wi-Fi stays, seconds.
+    pub stays: Spread,
+    /// How long it is away, mostly.
+    pub gaps: Spread,
+    /// And in so many of a hundred gaps.
+    pub long_gaps: (f64, Spread),
+    /// Bytes per second over Wi-Fi: of a stay.
+    pub wifi: Spread,
+    /// Over cellular: of a minute.
+    pub cell: Spread,
+    /// And by how much a minute of Wi-Fi differs from its stay: of median 1.
+    pub minutes: Spread,
+}
+
+/// One person.
+pub struct Person {
+    /// Wi-Fi, then cellular.
+    pub courses: Vec<Course>,
+    /// What is asked for.
+    pub jobs: Vec<Job>,
+    /// Each job's class of delays.
+    pub classes: Vec<usize>,
+}
+
+impl Person {
+    /// The share of a study's length in which there is Wi-Fi.
+    pub fn wifi_share(&self, length: Span) -> f64 {
+        let near = up_between(&self.courses[0], Time::ZERO, Time::ZERO + length);
+        near.as_secs_f64() / length.as_secs_f64()
+    }
+}
+
+/// A download and what came of it.
+pub struct Fetched {
+    /// Its class of delays.
+    pub class: usize,
+    /// What was asked for.
+    pub job: Job,
+    /// What came of it; links are Wi-Fi, then cellular.
+    pub of_job: OfJob,
+    /// For so long it was under way, and so much of that there was Wi-Fi.
+    pub under_way: Span,
+    /// Likewise.
+    pub near_wifi: Span,
+}
+
+impl Study {
+    /// Draws one of them.
+    pub fn person(&self, seed: u64, number: u64) -> Person {
+        let mut rng = seeded(seed, STREAM + number);
+        let end = Time::ZERO + self.length + AT_ONCE_MAX;
+        let courses = vec![self.wifi(&mut rng, end), self.cell(&mut rng, end)];
+        let fair = self.downloads / self.people;
+        let count = fair + u64::from(number < self.downloads % self.people);
+        let mut drawn: Vec<(Job, usize)> = (0..count)
+            .map(|_| self.download(&courses[0], &mut rng))
+            .collect();
+        drawn.sort_by_key(|(job, _)| job.arrival);
+        let (jobs, classes) = drawn.into_iter().unzip();
+        Person {
+            courses,
+            jobs,
+            classes,
+        }
+    }
+
+    fn gap_s(&self, rng: &mut Pcg32) -> f64 {
+        let long = rng.random::<f64>() * 100.0 < self.long_gaps.0;
+        if long { self.long_gaps.1 } else { self.gaps }.draw(rng)
+    }
+
+    fn wifi(&self, rng: &mut Pcg32, end: Time) -> Course {
+        let mut stretches = vec![Stretch {
+            at: Time::ZERO,
+            up: false,
+            rate: 0.0,
+        }];
+        // From somewhere in a gap on.
+        let mut at = Time::ZERO + seconds(self.gap_s(rng) * rng.random::<f64>());
+        while at < end {
+            let until = at + seconds(self.stays.draw(rng));
+            let of_stay = self.wifi.draw(rng);
+            while at < until {
+                let rate = of_stay * self.minutes.draw(rng);
+                stretches.push(Stretch { at, up: true, rate });
+                at = (at + MINUTE).min(until);
+            }
+            stretches.push(Stretch {
+                at,
+                up: false,
+                rate: 0.0,
+            });
+            at = until + seconds(self.gap_s(rng));
+        }
+        course("wifi", Class::Free, stretches, end)
+    }
+
+    fn cell(&self, rng: &mut Pcg32, end: Time) -> Course {
+        let mut stretches = Vec::new();
+        let mut at = Time::ZERO;
+        while at < end {
+            let rate = self.cell.draw(rng);
+            stretches.push(Stretch { at, up: true, rate });
+            at += MINUTE;
+        }
+        course("cell", Class::Metered, stretches, end)
+    }
+
+    fn download(&self, wifi: &Course, rng: &mut Pcg32) -> (Job, usize) {
+        let bytes = self.size.draw(rng).max(1.0) as u64;
+        let mut of_hundred = rng.random::<f64>() * 100.0;
+        let class = self.delays.iter().position(|delays| {
+            of_hundred -= delays.share;
+            of_hundred < 0.0
+        });
+        let class = class.unwrap_or(self.delays.len() - 1);
+        let Delays {
+            from_h, until_h, ..
+        } = self.delays[class];
+        let delay_s = 3_600.0 * (from_h + (until_h - from_h) * rng.random::<f64>());
+        let moment =
+            |rng: &mut Pcg32| Time::from_secs_f64(self.length.as_secs_f64() * rng.random::<f64>());
+        let mut arrival = moment(rng);
+        if delay_s == 0.0 {
+            let on_wifi = rng.random::<f64>() * 100.0 < self.at_once_on_wifi;
+            while is_up(wifi, arrival) != on_wifi {
+                arrival = moment(rng);
+            }
+        }
+        let deadline = match delay_s {
+            0.0 => AT_ONCE_MAX,
+            s => seconds(s),
+        };
+        let job = Job {
+            arrival,
+            bytes,
+            deadline,
+        };
+        (job, class)
+    }
+
+    /// Whether downloads of a class may not be delayed.
+    pub fn is_at_once(&self, class: usize) -> bool {
+        self.delays[class].until_h == 0.0
+    }
+
+    /// Fetches what a person asked for, as a scheduler of this mode decides.
+    pub fn fetch(&self, person: &Person, mode: Mode) -> Vec<Fetched> {
+        let classes = person.courses.iter().map(|course| course.class);
+        let mut scheduler = Scheduler::new(mode, classes);
+        let wish = |n: usize, need: Need| match mode {
+            _ if !self.is_at_once(person.classes[n]) => need,
+            // It knows no other way to say so than a deadline that has come.
+            Mode::AlgorithmOne { .. } => Need {
+                left: Some(Duration::ZERO),
+                ..need
+            },
+            _ => Need {
+                left: None,
+                policy: Policy::Any,
+                ..need
+            },
+        };
+        let (courses, jobs) = (&person.courses, &person.jobs);
+        let played = play_wishing(courses, jobs, &mut scheduler, &wish, &mut |_, _| {});
+        let fetched = |(n, of_job): (usize, OfJob)| {
+            let job = jobs[n];
+            let until = of_job.complete.unwrap_or(job.due());
+            Fetched {
+                class: person.classes[n],
+                job,
+                of_job,
+                under_way: until.since(job.arrival),
+                near_wifi: up_between(&courses[0], job.arrival, until),
+            }
+        };
+        played.of_job.into_iter().enumerate().map(fetched).collect()
+    }
+}
+
+fn seconds(s: f64) -> Span {
+    Span::from_secs_f64(s.max(1.0))
+}
+
+fn course(name: &str, class: Class, mut stretches: Vec<Stretch>, end: Time) -> Course {
+    stretches.push(Stretch {
+        at: stretches.last().map_or(end, |last| last.at.max(end)),
+        up: false,
+        rate: 0.0,
+    });
+    Course {
+        name: name.to_owned(),
+        class,
+        stretches,
+        end,
+    }
+}
+
+fn is_up(course: &Course, at: Time) -> bool {
+    let n = course.stretches.partition_point(|s| s.at <= at);
+    n.checked_sub(1).is_some_and(|n| course.stretches[n].up)
+}
+
+fn up_between(course: &Course, from: Time, until: Time) -> Span {
+    let first = course.stretches.partition_point(|s| s.at <= from);
+    let pairs = course.stretches[first.saturating_sub(1)..].windows(2);
+    pairs
+        .take_while(|pair| pair[0].at < until)
+        .filter(|pair| pair[0].up)
+        .map(|pair| pair[1].at.min(until).since(pair[0].at.max(from)))
+        .fold(Span::ZERO, |sum, span| sum + span)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three people, a week.
+    fn study() -> Study {
+        let class = |share, from_h, until_h| Delays {
+            share,
+            from_h,
+            until_h,
+        };
+        Study {
+            people: 3,
+            length: Span::from_secs(7 * 86_400),
+            downloads: 61,
+            size: Spread::of_mean(25e6, 0.8),
+            delays: vec![class(30.0, 0.0, 0.0), class(70.0, 0.5, 6.0)],
+            at_once_on_wifi: 80.0,
+            stays: Spread::of_mean(1_200.0, 1.0),
+            gaps: Spread::of_mean(600.0, 1.0),
+            long_gaps: (1.0, Spread::of_mean(10_000.0, 0.4)),
+            wifi: Spread::of_mean(335e3, 0.5),
+            cell: Spread::of_mean(100e3, 0.5),
+            minutes: Spread {
+                median: 1.0,
+                deviation: 0.2,
+            },
+        }
+    }
+
+    fn all(mode: Mode) -> Vec<Fetched> {
+        let study = study();
+        let of = |n| study.fetch(&study.person(7, n), mode);
+        (0..study.people).flat_map(of).collect()
+    }
+
+    #[test]
+    fn every_download_is_somebodys_and_of_a_class() {
+        let fetched = all(Mode::FreeOnly);
+        assert_eq!(fetched.len(), 61);
+        let at_once = fetched.iter().filter(|f| f.class == 0).count();
+        assert!((5..35).contains(&at_once), "{at_once}");
+        for one in &fetched {
+            assert!(one.near_wifi <= one.under_way);
+            assert_eq!(one.class == 0, one.job.deadline == AT_ONCE_MAX);
+        }
+    }
+
+    #[test]
+    fn who_may_not_wait_does_not_and_who_may_is_spared_cellular() {
+        let fetched = all(Mode::Outlook);
+        let share = |class| {
+            let of = || fetched.iter().filter(|f| f.class == class);
+            let wifi: f64 = of().map(|f| f.of_job.carried[0]).sum();
+            let cell: f64 = of().map(|f| f.of_job.carried[1]).sum();
+            wifi / (wifi + cell)
+        };
+        assert!(share(1) > share(0), "{} {}", share(1), share(0));
+        let slow = |f: &Fetched| {
+            // A fifth of cellular's rate, and others that go first.
+            let at_most_s = 600.0 + f.job.bytes as f64 / 20e3;
+            f.class == 0 && f.under_way.as_secs_f64() > at_most_s
+        };
+        assert!(!fetched.iter().any(slow));
+    }
+
+    #[test]
+    fn the_same_seed_is_the_same_study() {
+        let (study, again) = (study(), study());
+        let (one, other) = (study.person(3, 1), again.person(3, 1));
+        assert_eq!(one.jobs, other.jobs);
+        assert_eq!(one.courses[0].stretches, other.courses[0].stretches);
+        assert_ne!(one.jobs, study.person(4, 1).jobs);
+    }
+
+    #[test]
+    fn time_near_wifi_is_counted_in_part() {
+        let at = |s, up| Stretch {
+            at: Time::from_secs_f64(s),
+            up,
+            rate: 1.0,
+        };
+        let stretches = vec![at(0.0, false), at(10.0, true), at(20.0, true)];
+        let course = course("wifi", Class::Free, stretches, Time::from_secs_f64(30.0));
+        let up = |from, until| {
+            up_between(
+                &course,
+                Time::from_secs_f64(from),
+                Time::from_secs_f64(until),
+            )
+        };
+        assert_eq!(up(0.0, 15.0), Span::from_secs(5));
+        assert_eq!(up(12.0, 25.0), Span::from_secs(13));
+        assert_eq!(up(25.0, 99.0), Span::from_secs(5));
+        assert!(is_up(&course, Time::from_secs_f64(10.0)));
+        assert!(!is_up(&course, Time::from_secs_f64(9.0)));
+    }
+}
