@@ -591,6 +591,7 @@ async fn after_a_crash_behind_its_new_name_a_folders_download_is_done_and_not_in
         (&"done".into(), &10_000.into()),
         "{told}"
     );
+    assert!(!note.exists(), "what was beside the part is left");
     assert_eq!(origin.asked().len(), asked, "it was fetched again");
     assert!(std::fs::read(home.path().join("a")).expect("the file") == object(10_000, 1));
 }

@@ -360,6 +360,9 @@ impl Agent {
         };
         let landing = queue::landing(id);
         if let Some(landed) = landing.as_deref().and_then(Landing::happened) {
+            if let Some(note) = &landed.note {
+                let _ = std::fs::remove_file(note);
+            }
             return Ok(self.report_landed(id, &terms, &landed));
         }
         let job = order.job_on(terms)?;

@@ -27,6 +27,8 @@ pub struct Landing {
     pub late: bool,
     /// How long it took.
     pub duration_s: f64,
+    /// The note beside the part, which is of no use any more.
+    pub note: Option<PathBuf>,
     device: u64,
     inode: u64,
 }
@@ -51,6 +53,7 @@ impl Landing {
             sha256: sha256.to_owned(),
             late,
             duration_s,
+            note: None,
             device: about.dev(),
             inode: about.ino(),
         })

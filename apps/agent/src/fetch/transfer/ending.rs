@@ -51,7 +51,11 @@ impl<D: Dial> Transfer<'_, D> {
                 let safe = self.sink.safe_bytes();
                 if let (Some(landing), Some(part)) = (&self.landing, self.sink.part_path()) {
                     let written = Landing::of(part, &file, bytes, &sha256, late, duration_s)
-                        .and_then(|of_it| of_it.write(landing));
+                        .and_then(|mut of_it| {
+                            let note = self.sink.note_path();
+                            of_it.note = note.map(std::path::absolute).transpose()?;
+                            of_it.write(landing)
+                        });
                     // It is whole all the same; only a crash in the next moment would not know.
                     if let Err(error) = written {
                         tracing::warn!(%error, "it is not written down that the object is whole");
