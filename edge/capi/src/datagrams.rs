@@ -46,7 +46,7 @@ use crate::home::Home;
 use crate::options::Options;
 use crate::pair;
 use crate::pump::{self, Held};
-use crate::table::{self, Fate};
+use crate::table::Fate;
 
 /// Far ends of one bound socket; each has a kernel socket. Further devices are refused.
 const ENDS_MAX: usize = 4096; // a guess: a quarter of the descriptors that the system gives a process
@@ -734,15 +734,17 @@ pub(crate) fn on_options(home: &Home, port: u16, deadline_too: bool, options: &O
     }
 }
 
+fn hall_at(home: &Home, port: u16) -> Option<Rc<Hall>> {
+    let halls = home.desk.halls.borrow();
+    halls.iter().find(|hall| hall.port == port).cloned()
+}
+
 /// The program closed a socket, perhaps for the last time.
 pub(crate) async fn on_close(home: &Rc<Home>, port: u16) {
     if let Some((_, look)) = home.desk.clients.borrow().get(&port) {
         look.notify_one();
     }
-    let halls = home.desk.halls.borrow();
-    let hall = halls.iter().find(|hall| hall.port == port).cloned();
-    drop(halls);
-    if let Some(hall) = hall {
+    if let Some(hall) = hall_at(home, port) {
         hall.look.notify_one();
         if !is_bound(port) {
             // Closed is all that ever happens to it.
@@ -753,10 +755,7 @@ pub(crate) async fn on_close(home: &Rc<Home>, port: u16) {
 
 /// A bound socket is to be connected: it is no server any more.
 pub(crate) async fn unbind(home: &Rc<Home>, port: u16) {
-    let halls = home.desk.halls.borrow();
-    let hall = halls.iter().find(|hall| hall.port == port).cloned();
-    drop(halls);
-    if let Some(hall) = hall {
+    if let Some(hall) = hall_at(home, port) {
         let server = hall.server.take();
         if let Some(server) = server {
             server.close().await;

@@ -25,11 +25,16 @@ impl Settings {
             Err(said) => return Err(raw::error(&fd, said)),
             Ok(()) => {}
         }
-        let fd = AsyncFd::new(fd)?;
+        let fd = watched(fd)?;
         fd.writable().await?.retain_ready();
         raw::pending(&fd.as_fd())?;
         Ok(Stream(fd))
     }
+}
+
+fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an owned descriptor is the same open one until it is dropped.
+    unsafe { AsyncFd::register(fd) }.map_err(io::Error::from)
 }
 
 /// A connection.
@@ -111,7 +116,7 @@ impl Listener {
     /// As for [`crate::Listener::bind`].
     pub fn bind(at: SocketAddr) -> io::Result<Listener> {
         let fd = crate::Listener::bound(at, libc::SOCK_NONBLOCK)?;
-        AsyncFd::new(fd).map(Listener)
+        watched(fd).map(Listener)
     }
 
     /// The next connection, and where it comes from now.
@@ -123,7 +128,7 @@ impl Listener {
             let mut guard = self.0.readable().await?;
             if let Ok(accepted) = guard.try_io(|fd| raw::accept(&fd.as_fd(), true)) {
                 let (fd, from) = accepted?;
-                return Ok((Stream(AsyncFd::new(fd)?), from));
+                return Ok((Stream(watched(fd)?), from));
             }
         }
     }

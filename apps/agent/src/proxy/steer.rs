@@ -113,7 +113,7 @@ mod tests {
             policy,
             ..Wish::default()
         };
-        let after = |seconds| Time::from_nanos(seconds * 1_000_000_000);
+        let after = |seconds: u64| Time::from_nanos(seconds * 1_000_000_000);
         let mut seen = Seen::new(after(0));
         seen.look(after(1), &both);
         assert!(!seen.spends(after(1), &wish(Policy::Any)));

@@ -180,6 +180,8 @@ impl Messages {
 
     /// What a message asks for itself.
     fn mark(&self, message: &msghdr) -> Answer<Option<Mark>> {
+        // Other C libraries have four bytes for it.
+        #[allow(clippy::unnecessary_cast)]
         let len = message.msg_controllen as usize;
         if len == 0 {
             return Ok(None);
@@ -283,6 +285,7 @@ fn read_message(at: *const c_void) -> Answer<msghdr> {
 }
 
 fn read_pieces(message: &msghdr) -> Answer<Vec<iovec>> {
+    #[allow(clippy::unnecessary_cast)]
     let count = message.msg_iovlen as usize;
     if count > PIECES_MAX {
         return Err(Errno(libc::EMSGSIZE));
