@@ -392,6 +392,7 @@ fn a_cautious_cap_of_a_network_ends_before_it_and_a_soft_one_goes_on() {
             home.end(Signal::SIGTERM).await;
             home.settle(&format!("{cap}\"soft\"\n"));
             home.start(&[]).await;
+            home.run(&["retry", &id]).await;
             home.until(&status, "the end", |told| told["standing"] == "done")
                 .await;
             let link = home

@@ -13,6 +13,7 @@ use d2tp_catch::Names;
 use ipstack::{IpStack, IpStackConfig, IpStackStream, IpStackTcpStream, TcpConfig, TcpOptions};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional};
+use tokio::time::Sleep;
 
 /// The stack gives up a connection that was silent for so long.
 const SILENT_MAX: Duration = Duration::from_secs(24 * 3600); // docs/proxy.md: tunnel_idle_s
@@ -66,8 +67,12 @@ pub async fn take_packets(
     }
 }
 
-async fn stream(mut program: IpStackTcpStream, line: Arc<Line>, wish: Wish, names: Arc<Names>) {
+async fn stream(program: IpStackTcpStream, line: Arc<Line>, wish: Wish, names: Arc<Names>) {
     let to = program.peer_addr();
+    let mut program = Closing {
+        program,
+        again: None,
+    };
     let target = match names.name_of(to.ip()) {
         Ok(None) => Target::from(to),
         Ok(Some(host)) => Target {
@@ -83,6 +88,53 @@ async fn stream(mut program: IpStackTcpStream, line: Arc<Line>, wish: Wish, name
     match copy_bidirectional(&mut program, &mut open).await {
         Ok(_) => open.settle().await,
         Err(error) => tracing::debug!(%target, %error, "broken off"),
+    }
+}
+
+/// A stream of the stack's, which says its end only when it is asked again after the last packet arrived, and tells
+/// nobody when that is.
+struct Closing {
+    program: IpStackTcpStream,
+    again: Option<Pin<Box<Sleep>>>,
+}
+
+/// How often it is asked.
+const ASKED_EVERY: Duration = Duration::from_millis(10); // a guess: nobody waits for an end of a stream longer
+
+impl AsyncRead for Closing {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.program).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Closing {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.program).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.program).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            if let Poll::Ready(ended) = Pin::new(&mut self.program).poll_shutdown(cx) {
+                return Poll::Ready(ended);
+            }
+            let again = self
+                .again
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep(ASKED_EVERY)));
+            ready!(again.as_mut().poll(cx));
+            self.again = None;
+        }
     }
 }
 

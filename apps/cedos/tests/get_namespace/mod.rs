@@ -23,6 +23,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Runs the body of the test `name` in a device namespace of its own.
 pub fn in_namespace<F: Future<Output = ()>>(name: &str, body: impl FnOnce() -> F) {
     if std::env::var_os(INSIDE).is_some() {
+        sh("ip link set lo up");
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
