@@ -165,7 +165,7 @@ impl Port {
     }
 
     /// Begins to connect a program's socket, which is not connected: it stays in progress until
-    /// [`Meeting::meet`].
+    /// [`Meeting::connect`].
     ///
     /// # Errors
     /// As `connect` says it.
