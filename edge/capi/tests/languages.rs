@@ -117,6 +117,8 @@ fn go_dials_a_server_and_fetches_through_the_proxy() {
     let program = around.path("example");
     let built = around
         .command("go")
+        // Where the library lies is part of what it keeps.
+        .env("GOCACHE", around.path("go-cache"))
         .args(["build", "-o"])
         .arg(&program)
         .arg("./example")
