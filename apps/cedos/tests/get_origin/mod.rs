@@ -40,11 +40,16 @@ impl Asked {
 pub enum End {
     /// An orderly close.
     Close,
+    /// The same, once what came before it has had time to be read.
+    CloseLater,
     /// A TCP reset.
     Reset,
     /// Silence, with the connection open.
     Silence,
 }
+
+/// After [`End::CloseLater`]'s bytes.
+const LATER: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// The bytes to answer with, head included, and what follows them.
 pub struct Reply(pub Vec<u8>, pub End);
@@ -211,7 +216,10 @@ async fn answer(
     let Reply(bytes, end) = script(&asked);
     stream.get_mut().write_all(&bytes).await.ok()?;
     match end {
-        End::Close => {
+        End::Close | End::CloseLater => {
+            if matches!(end, End::CloseLater) {
+                tokio::time::sleep(LATER).await;
+            }
             stream.get_mut().shutdown().await.ok()?;
             // Until the other side has closed too, or unread bytes would turn this into a reset.
             let _ = stream.read_to_end(&mut Vec::new()).await;
