@@ -42,6 +42,8 @@ impl Session {
                 // R-CRASH-1: what is only acknowledged may be asked for again after a crash.
                 let sent_to = match f.send.reset {
                     Some(_) => f.send.next(),
+                    // What was called durable has arrived, though its ACK may not have.
+                    None if f.options.durable => f.send.safe_to().max(f.peer_durable),
                     None => f.send.safe_to(),
                 };
                 let at_end = f.recv.final_size() == Some(received_to);
