@@ -13,12 +13,14 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
 use crate::step::{Outcome, Steps, cargo, has_subcommand, run as run_command};
 use crate::totals::Totals;
-use crate::{msrv, root, rules, seeds};
+use crate::{hung, msrv, root, rules, seeds};
 
 /// Runs every step; whether all held.
 pub fn run() -> Result<bool> {
@@ -58,22 +60,58 @@ pub fn run() -> Result<bool> {
     Ok(held && totals.failed == 0)
 }
 
+/// A test that says nothing for so long hangs. The slowest take some two minutes on a busy machine.
+const SILENCE: Duration = Duration::from_secs(360);
+
 /// Runs the tests of the workspace, showing their output and adding up their results.
 pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<Outcome> {
     // All binaries even after one failed, so that the totals are totals.
     let arguments = ["test", "--workspace", "--locked", "--no-fail-fast"];
+    // Built first: a compiler may be silent for longer than a test.
+    let mut build = cargo(arguments.iter().chain(more).copied().chain(["--no-run"]));
+    if !matches!(run_command(build.arg("--quiet"))?, Outcome::Held) {
+        return Ok(Outcome::Failed);
+    }
     let mut command = cargo(arguments.iter().chain(more).copied());
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
         .context("cargo test could not be started")?;
-    let output = child.stdout.take().expect("piped above");
-    for line in BufReader::new(output).lines() {
-        let line = line?;
-        println!("{line}");
-        totals.hear(&line);
-    }
-    Ok(if child.wait()?.success() {
+    let output = BufReader::new(child.stdout.take().expect("piped above"));
+    let (hear, heard) = mpsc::channel();
+    // Not joined: what a killed test left behind may hold the pipe open.
+    std::thread::spawn(move || {
+        for line in output.lines() {
+            if hear.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let mut last = Instant::now();
+    let status = loop {
+        match heard.recv_timeout(Duration::from_secs(1)) {
+            Ok(line) => {
+                let line = line?;
+                println!("{line}");
+                totals.hear(&line);
+                last = Instant::now();
+            }
+            Err(RecvTimeoutError::Disconnected) => break child.wait()?,
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(status) = child.try_wait()? {
+                    break status;
+                }
+                if last.elapsed() > SILENCE {
+                    eprintln!("nothing was heard for {} s; killed:", SILENCE.as_secs());
+                    for line in hung::kill_what_runs(&mut child) {
+                        eprintln!("  {line}");
+                    }
+                    last = Instant::now();
+                }
+            }
+        }
+    };
+    Ok(if status.success() {
         Outcome::Held
     } else {
         Outcome::Failed

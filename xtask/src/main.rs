@@ -5,6 +5,7 @@
 //! - `rules`: only the script check of `docs/protocol.md` and `docs/security.md`, part of `check`.
 
 mod check;
+mod hung;
 mod kills;
 mod msrv;
 mod nightly;

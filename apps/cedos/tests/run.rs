@@ -18,8 +18,8 @@ use std::time::Duration;
 use get_namespace::{PATIENCE, in_namespace, origin_namespace, sh, wifi_off, wifi_on};
 use get_origin::{End, Origin, Reply, object, proper, reply};
 use get_rig::Proxy;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::Command;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{ChildStdout, Command};
 
 const BYTES: usize = 3_000_000;
 /// The large object is the other, so many times: 9.6 s at 20 Mb/s.
@@ -452,6 +452,12 @@ fn a_download_outlives_an_outage_and_comes_back_with_another_address() {
     });
 }
 
+/// The next line a program says, in time.
+async fn line_of(lines: &mut Lines<BufReader<ChildStdout>>) -> Option<String> {
+    let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+    line.expect("a line in time").expect("text")
+}
+
 #[test]
 fn exit_codes_signals_and_what_was_in_ld_preload_pass_through() {
     let name = "exit_codes_signals_and_what_was_in_ld_preload_pass_through";
@@ -482,17 +488,13 @@ fn exit_codes_signals_and_what_was_in_ld_preload_pass_through() {
             .spawn()
             .expect("cedos");
         let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-        assert_eq!(
-            lines.next_line().await.expect("text").as_deref(),
-            Some("ready")
-        );
+        assert_eq!(line_of(&mut lines).await.as_deref(), Some("ready"));
         let id = nix::unistd::Pid::from_raw(child.id().expect("it runs") as i32);
         nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).expect("kill");
-        assert_eq!(
-            lines.next_line().await.expect("text").as_deref(),
-            Some("heard")
-        );
-        assert_eq!(child.wait().await.expect("it ends").code(), Some(5));
+        assert_eq!(line_of(&mut lines).await.as_deref(), Some("heard"));
+        let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
+        let ended = ended.expect("it ends in time").expect("a status");
+        assert_eq!(ended.code(), Some(5));
         // What cannot be run is said, and by whom.
         let output = net.run(&[], &["no-such-program"]).await;
         let errors = String::from_utf8_lossy(&output.stderr);

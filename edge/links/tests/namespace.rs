@@ -34,6 +34,8 @@ fn in_namespace<F: Future<Output = ()>>(name: &str, body: impl FnOnce() -> F) {
         .arg("-Urn")
         .arg(this)
         .args(["--exact", name, "--nocapture"])
+        // Its closing line is not one of this program's.
+        .stdout(std::io::stderr())
         .env(INSIDE, "1")
         .status()
         .expect("run unshare");

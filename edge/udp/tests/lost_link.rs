@@ -38,6 +38,8 @@ fn a_link_that_goes_away_is_told_by_the_next_send_and_a_new_socket_works_after_i
         .arg("-Urn")
         .arg(std::env::current_exe().expect("path of this test"))
         .args(["--exact", NAME, "--nocapture"])
+        // Its closing line is not one of this program's.
+        .stdout(std::io::stderr())
         .env(INSIDE, "1")
         .status()
         .expect("run unshare");

@@ -18,4 +18,4 @@ pub use calls::Calls;
 pub use rung::{Chosen, Rung, choose};
 pub use serve::{Fronts, Served};
 pub use tun::take_packets;
-pub use wait::{Ended, pass_on, until_ended};
+pub use wait::{Ended, Signals, until_ended};

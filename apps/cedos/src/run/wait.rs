@@ -3,6 +3,7 @@
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
+use std::task::Poll;
 
 use d2tp_catch::children;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
@@ -35,28 +36,57 @@ impl Ended {
     }
 }
 
-/// Hands on what is sent to this process: SIGTERM, SIGHUP, SIGUSR1, SIGUSR2. Ctrl-C and Ctrl-\ come from a
-/// terminal, which sends them to the program too: here they end nothing.
-pub async fn pass_on(program: Pid) -> io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    let mut one = signal(SignalKind::user_defined1())?;
-    let mut two = signal(SignalKind::user_defined2())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut quit = signal(SignalKind::quit())?;
-    loop {
-        let signal = tokio::select! {
-            _ = terminate.recv() => Signal::SIGTERM,
-            _ = hangup.recv() => Signal::SIGHUP,
-            _ = one.recv() => Signal::SIGUSR1,
-            _ = two.recv() => Signal::SIGUSR2,
-            _ = interrupt.recv() => continue,
-            _ = quit.recv() => continue,
-        };
-        if kill(program, signal).is_err() {
-            // It left others, who are asked in its place.
-            for child in children() {
-                let _ = kill(Pid::from_raw(child), signal);
+/// What is sent to this process for the program: SIGTERM, SIGHUP, SIGUSR1, SIGUSR2. Ctrl-C and Ctrl-\ come
+/// from a terminal, which sends them to the program too: here they end nothing.
+///
+/// Made before the program runs, so that no signal ends this process and leaves the program behind.
+#[derive(Debug)]
+pub struct Signals {
+    handed_on: Vec<(Signal, tokio::signal::unix::Signal)>,
+    /// Listened to, so that they do not end this process.
+    _heard: [tokio::signal::unix::Signal; 2],
+}
+
+impl Signals {
+    /// Must be called in a runtime.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn listen() -> io::Result<Signals> {
+        let handed_on = [
+            Signal::SIGTERM,
+            Signal::SIGHUP,
+            Signal::SIGUSR1,
+            Signal::SIGUSR2,
+        ];
+        let stream = |kind: Signal| signal(SignalKind::from_raw(kind as i32));
+        Ok(Signals {
+            handed_on: handed_on
+                .into_iter()
+                .map(|kind| Ok((kind, stream(kind)?)))
+                .collect::<io::Result<_>>()?,
+            _heard: [stream(Signal::SIGINT)?, stream(Signal::SIGQUIT)?],
+        })
+    }
+
+    /// Hands them on to `program`, or to what it left running.
+    pub async fn pass_on(mut self, program: Pid) {
+        loop {
+            let signal = std::future::poll_fn(|cx| {
+                let ready = |(kind, stream): &mut (Signal, tokio::signal::unix::Signal)| {
+                    stream.poll_recv(cx).is_ready().then_some(*kind)
+                };
+                match self.handed_on.iter_mut().find_map(ready) {
+                    Some(signal) => Poll::Ready(signal),
+                    None => Poll::Pending,
+                }
+            })
+            .await;
+            if kill(program, signal).is_err() {
+                // It left others, who are asked in its place.
+                for child in children() {
+                    let _ = kill(Pid::from_raw(child), signal);
+                }
             }
         }
     }

@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use super::how::words;
 use super::key;
 use super::transport::TransportArgs;
-use crate::run::{Calls, Chosen, Fronts, Rung, Served, choose, pass_on, take_packets, until_ended};
+use crate::run::{Calls, Chosen, Fronts, Rung, Served, Signals, choose, take_packets, until_ended};
 
 /// Run a program as it is, its connections over D2TP
 ///
@@ -232,6 +232,7 @@ async fn carry(
     let port = Arc::new(Given::port(reserved, porter)?);
     let dns = launched.given.dns.local_addr()?;
     say(&chosen, plan.namespace);
+    let signals = Signals::listen()?;
     let (mut running, given) = launched.go(&variables)?;
     let listener = tokio::net::TcpListener::from_std(given.proxy)?;
     let door = Door::on(listener, line.clone(), wish, strangers);
@@ -283,7 +284,7 @@ async fn carry(
             }
         });
     }
-    tokio::spawn(pass_on(running.pid));
+    tokio::spawn(signals.pass_on(running.pid));
     let mut fronts = admission.map(|admission| {
         Fronts::new(Served {
             at: args.at,

@@ -43,6 +43,8 @@ pub fn in_namespace<F: Future<Output = ()>>(name: &str, body: impl FnOnce() -> F
         .arg("-Urn")
         .arg(std::env::current_exe().expect("path of this test"))
         .args(["--exact", name, "--nocapture"])
+        // Its closing line is not one of this program's.
+        .stdout(std::io::stderr())
         .env(INSIDE, "1")
         .status()
         .expect("run unshare");
