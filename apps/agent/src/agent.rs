@@ -317,7 +317,7 @@ impl Agent {
         let radio = |link: &d2tp_links::Link| Radio {
             device: link.name.clone(),
             slot: slots.get(&link.name).unwrap_or(&link.name).clone(),
-            class: class_of(link.class.class),
+            class: link.class.class.into(),
             carries: true,
             rate: None,
         };
@@ -396,13 +396,5 @@ impl Agent {
         }
         lock(&self.ledger).save();
         lock(&self.atlas).keep(&self.dispatcher, true);
-    }
-}
-
-fn class_of(class: d2tp_links::Class) -> d2tp_sched::Class {
-    match class {
-        d2tp_links::Class::Free => d2tp_sched::Class::Free,
-        d2tp_links::Class::Metered => d2tp_sched::Class::Metered,
-        d2tp_links::Class::Roaming => d2tp_sched::Class::Roaming,
     }
 }

@@ -366,9 +366,9 @@ fn a_cautious_cap_of_a_network_ends_before_it_and_a_soft_one_goes_on() {
                 .leave(&origin.url("/a"), "out", &["--policy", "any"])
                 .await;
             let status = ["status", id.as_str(), "--json"];
-            let told = home
-                .until(&status, "a wait", |told| told["reason"] == "over_budget")
-                .await;
+            let waits =
+                |told: &Value| told["standing"] == "waiting" && told["reason"] == "over_budget";
+            let told = home.until(&status, "a wait", waits).await;
             let paid = told["metered_bytes"].as_u64().expect("a count");
             // Nine tenths of it, and what a second at 2.5 MB/s brings.
             assert!((7_200_000..11_000_000).contains(&paid), "{paid}");
@@ -387,12 +387,10 @@ fn a_cautious_cap_of_a_network_ends_before_it_and_a_soft_one_goes_on() {
             // It is remembered.
             home.end(Signal::SIGTERM).await;
             home.start(&[]).await;
-            home.until(&status, "a wait", |told| told["reason"] == "over_budget")
-                .await;
+            home.until(&status, "a wait", waits).await;
             home.end(Signal::SIGTERM).await;
             home.settle(&format!("{cap}\"soft\"\n"));
             home.start(&[]).await;
-            home.run(&["retry", &id]).await;
             home.until(&status, "the end", |told| told["standing"] == "done")
                 .await;
             let link = home

@@ -261,16 +261,13 @@ fn a_refused_connection_is_refused_as_the_kernel_would() {
             };
             let program = program.to_str().expect("text");
             let refused = format!("errno {}", libc::ECONNREFUSED);
-            // A socket of one who does not wait may have been connected before the refusal came.
-            let reset = format!("errno {}", libc::ECONNRESET);
             for rung in ["preload", "notify"] {
                 for way in ["wait", "poll"] {
                     let words = [program, way, "192.0.2.1", "9", "/a"];
                     let output = net.run(&["--rung", rung], &words).await;
                     let errors = String::from_utf8_lossy(&output.stderr);
                     assert_eq!(output.status.code(), Some(3), "{rung} {way}: {errors}");
-                    let late = way == "poll" && errors.contains(&reset);
-                    assert!(late || errors.contains(&refused), "{rung} {way}: {errors}");
+                    assert!(errors.contains(&refused), "{rung} {way}: {errors}");
                 }
             }
             // A name that nobody knows has an address, and nobody is there.

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 /// How finely the latest start is looked for: after each step, so much of the time is left.
 const START_STEP: f64 = 0.85;
-/// And how many steps: down to a hundredth of the time.
-const START_STEPS: u32 = 28;
+/// And down to what: what takes less begins in time whenever it is looked at again.
+const START_LEAST: Duration = Duration::from_secs(1);
 
 /// Why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,21 +115,21 @@ impl Scheduler {
         Some(standing(&outlook, 0, bytes_until(flows, flow)))
     }
 
-    /// When it would begin to pay if the links stayed as they are: its latest start.
+    /// When it would begin to pay if the links stayed as they are: its latest start. None if it may not.
     pub fn pays_in(&self, now: Time, flows: &[Flow], flow: usize) -> Option<Duration> {
         let left = flows[flow].need.left.filter(|_| flows[flow].may_pay())?;
         let bytes = bytes_until(flows, flow);
         let size = flows[flow].size_bytes.max(1) as f64;
         let mut still = left;
-        for _ in 0..START_STEPS {
+        while still > START_LEAST {
             still = still.mul_f64(START_STEP);
             let left_s = still.as_secs_f64();
             let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
             if pays_alone(&standing(&outlook, 0, bytes), bytes / size) {
-                return Some(left - still);
+                break;
             }
         }
-        None
+        Some(left - still)
     }
 }
 

@@ -158,6 +158,23 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
+    /// Nothing is known of it that an OPEN would say, but that DURABLE may have said one thing before. Then
+    /// what OPEN says counts.
+    pub(crate) fn awaits_open(&self) -> bool {
+        let durable = self.options.durable;
+        self.options
+            == FlowOptions {
+                durable,
+                ..FlowOptions::default()
+            }
+    }
+
+    /// What is sent is kept until the peer has made it durable.
+    pub(crate) fn make_durable(&mut self) {
+        self.options.durable = true;
+        self.send.make_durable();
+    }
+
     pub(crate) fn new(id: FlowId, options: FlowOptions, send: SendHalf, recv: RecvHalf) -> Self {
         Flow {
             id,

@@ -372,12 +372,13 @@ impl Session {
                 }
             }
             Frame::Durable { flow, offset } => {
+                let is_theirs = self.may_peer_open(flow);
                 if let Some(f) = self.flows.get_mut(flow) {
                     // R-DURABLE-2: nothing can be durable that was never sent.
                     let offset = offset.min(f.send.next());
-                    // Whoever says so knows the flow as durable, though its OPEN may not be here yet.
-                    if !std::mem::replace(&mut f.options.durable, true) {
-                        f.send.make_durable();
+                    // Whoever opened it knows what it is, though its OPEN may not be here yet.
+                    if is_theirs && f.awaits_open() {
+                        f.make_durable();
                     }
                     f.peer_durable = f.peer_durable.max(offset);
                     f.send.on_durable(offset);
@@ -398,13 +399,13 @@ impl Session {
             } => {
                 // R-GRANT-1: only the device decides what its links may cost.
                 // R-GRANT-5: it may overtake the flow's opening, and its path's first packet.
-                let only = self.flows.get(flow).is_none_or(|f| f.only_granted);
+                let is_new = self.flows.get(flow).is_none();
                 if self.role == Role::Responder
                     && self.issued.contains_key(&path)
                     && self.accept_flow(flow, FlowOptions::default())?
                     && let Some(f) = self.flows.get_mut(flow)
                 {
-                    f.only_granted = only;
+                    f.only_granted |= is_new;
                     f.grants_in.on_grant(path, seq, max_sent);
                     self.flows.touch(flow);
                 }
@@ -598,7 +599,11 @@ impl Session {
         let deadline = options.deadline;
         options.deadline = self.cut_deadline(now, deadline);
         self.claim_by_open(flow);
-        if !self.accept_flow(flow, options)? {
+        if self.accept_flow(flow, options)? {
+            if let Some(f) = self.flows.get_mut(flow) {
+                f.only_granted = false;
+            }
+        } else {
             // R-FLOW-5: used up, or too old to tell. An opener that came back from a crash may
             // not know that the flow is over, and must hear it; to others it says nothing new.
             self.unkept |= !self.flows.may_refuse(flow);
@@ -610,28 +615,25 @@ impl Session {
         Ok(())
     }
 
+    /// R-FLOW-1: an id says who may open it.
+    fn may_peer_open(&self, id: FlowId) -> bool {
+        id.by_initiator() == (self.role == Role::Responder)
+    }
+
     /// Takes in a flow the peer opened. False if it is over already.
     fn accept_flow(&mut self, id: FlowId, options: FlowOptions) -> Result<bool, PeerFault> {
+        let is_theirs = self.may_peer_open(id);
         if let Some(flow) = self.flows.get_mut(id) {
-            flow.only_granted = false;
-            // DURABLE may have come before.
-            let was_durable = std::mem::take(&mut flow.options.durable);
-            let is_new = flow.options == FlowOptions::default();
-            flow.options.durable = was_durable;
-            if id.by_initiator() == (self.role == Role::Responder) && is_new {
-                flow.options = FlowOptions {
-                    durable: was_durable || options.durable,
-                    ..options
-                };
-                if options.durable {
-                    flow.send.make_durable();
+            if is_theirs && flow.awaits_open() {
+                let was_durable = std::mem::replace(&mut flow.options, options).durable;
+                if was_durable || options.durable {
+                    flow.make_durable();
                 }
                 self.flows.on_deadline_changed();
             }
             return Ok(true);
         }
-        // R-FLOW-1: an id says who may open it.
-        if id.by_initiator() != (self.role == Role::Responder) {
+        if !is_theirs {
             return if id.epoch() < self.flow_epoch
                 || (id.epoch() == self.flow_epoch && id.counter() < self.next_flow)
             {

@@ -516,14 +516,7 @@ async fn carry(
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        over = until_over(held) => {
-            // What came with the end was said before it.
-            while let Some(message) = at_once(inbox.recv()).flatten() {
-                let _ = socket.try_send(&message);
-            }
-            over
-        }
-        () = give(held, &inbox, socket) => Ok(()),
+        over = give(held, &inbox, socket) => Err(over),
         () = take(&end, socket) => Ok(()),
         () = left => Ok(()),
     }
@@ -539,7 +532,7 @@ fn at_once<T>(future: impl std::future::Future<Output = T>) -> Option<T> {
 }
 
 /// The flow says nothing more; its end is the end.
-async fn until_over(held: &Held) -> Result<(), Fault> {
+async fn until_over(held: &Held) -> Fault {
     let ended = poll_fn(|cx| {
         let mut flow = held.flow.borrow_mut();
         loop {
@@ -551,23 +544,34 @@ async fn until_over(held: &Held) -> Result<(), Fault> {
             }
         }
     });
-    let fault = match ended.await {
+    match ended.await {
         Some(error) => held.fault(&error),
         None => Fault::new(libc::ECONNRESET, "the other end closed its socket"),
-    };
-    Err(fault)
+    }
 }
 
-/// From the far end to the program, until either is gone.
-async fn give(held: &Held, inbox: &ContextInbox, socket: &UdpSocket) {
-    while let Some(message) = inbox.recv().await {
+/// From the far end to the program, until the flow is over; why it is.
+async fn give(held: &Held, inbox: &ContextInbox, socket: &UdpSocket) -> Fault {
+    // Not given up between a message and its socket, which may take its time when it is new.
+    let pass = async |message: Bytes| {
         // An error is ICMP's word that the program closed its socket. Whoever looks after that looks itself.
         if let Ok(bytes) = socket.send(&message).await {
             held.received.set(held.received.get() + bytes as u64);
         }
+    };
+    let mut over = pin!(until_over(held));
+    let over = loop {
+        let message = tokio::select! {
+            Some(message) = inbox.recv() => message,
+            over = &mut over => break over,
+        };
+        pass(message).await;
+    };
+    // What came with the end was said before it.
+    while let Some(message) = at_once(inbox.recv()).flatten() {
+        pass(message).await;
     }
-    // Its end is the flow's, which says why.
-    std::future::pending().await
+    over
 }
 
 /// From the program to the far end.

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_driver::{Device, Flow, LinkUse, PathState, Way};
-use d2tp_links::{Class, Link};
-use d2tp_sched::{IfLate, Mode, Need, Policy, SIZE_UNKNOWN_BYTES, Scheduler, Sight};
+use d2tp_links::Link;
+use d2tp_sched::{IfLate, Need, Policy};
+use d2tp_steer::Seen;
 use d2tp_time::{Span, Time};
 use tokio::sync::{Notify, watch};
 
@@ -43,7 +44,7 @@ pub(crate) async fn steer(held: &Held) -> Fault {
         let verdict = {
             let flow = held.flow.borrow();
             purse.look(&line.device, &flow);
-            let verdict = seen.verdict(now(), &options, moved, purse.left(&options));
+            let verdict = verdict(&seen, now(), &options, moved, purse.left(&options));
             purse.allow(
                 &line.device,
                 &flow,
@@ -71,7 +72,7 @@ pub(crate) async fn steer_opening(line: &Line, flow: &Flow, options: &Options) -
         let ways = line.device.ways();
         seen.look(now(), &ways);
         purse.look(&line.device, flow);
-        let verdict = seen.verdict(now(), options, 0, purse.left(options));
+        let verdict = verdict(&seen, now(), options, 0, purse.left(options));
         purse.allow(&line.device, flow, verdict == Verdict::Pays, options.budget);
         let stuck = verdict == Verdict::Broke && ways.iter().any(costs);
         if purse.is_broke(now(), stuck && !ways.iter().any(works_free)) {
@@ -188,91 +189,29 @@ fn is_weighing(options: &Options) -> bool {
         && options.if_late == IfLate::Cell
 }
 
-/// What was seen of the links since the flow began.
-struct Seen {
-    scheduler: Scheduler,
-    /// Their names and what they had carried at the last look, in the scheduler's order.
-    links: Vec<(String, u64)>,
-    at: Time,
-}
-
-impl Seen {
-    fn new(at: Time) -> Seen {
-        Seen {
-            scheduler: Scheduler::new(Mode::Outlook, []),
-            links: Vec::new(),
-            at,
-        }
-    }
-
-    fn look(&mut self, now: Time, ways: &[Way]) {
-        let passed = now.since(self.at);
-        self.at = now;
-        let mut sights = vec![Sight::default(); self.links.len()];
-        for way in ways.iter().filter(|way| way.usage != LinkUse::Off) {
-            let class = class_of(way.class);
-            let carried = way.payload.0 + way.payload.1;
-            let known = self.links.iter().position(|(name, _)| *name == way.name);
-            let place = known.unwrap_or_else(|| {
-                self.links.push((way.name.clone(), carried));
-                sights.push(Sight::default());
-                self.scheduler.add_link(class)
-            });
-            self.scheduler.set_class(place, class);
-            let silent = way.path.as_ref().map(|path| path.state) == Some(PathState::Silent);
-            let before = std::mem::replace(&mut self.links[place].1, carried);
-            // Whoever meets a link that others measured takes their word for a second of it.
-            let (bytes, busy) = match (known, way.rate) {
-                (None, Some(rate)) => (rate, Span::from_secs(1)),
-                // A program that is silent says nothing of the link.
-                _ if carried > before => (carried - before, passed),
-                _ => (0, Span::ZERO),
-            };
-            sights[place] = Sight {
-                up: !silent,
-                bytes,
-                busy,
-            };
-        }
-        self.scheduler.see(now, &sights);
-    }
-
-    fn verdict(&self, now: Time, options: &Options, moved: u64, left: Option<u64>) -> Verdict {
-        let waits = options.if_late == IfLate::Wait;
-        match left {
-            _ if self.spends(now, options, moved, left) => Verdict::Pays,
-            Some(0) if !waits && self.spends(now, options, moved, None) => Verdict::Broke,
-            _ => Verdict::Free,
-        }
-    }
-
-    fn spends(&self, now: Time, options: &Options, moved: u64, left: Option<u64>) -> bool {
-        let flow = d2tp_sched::Flow {
-            need: Need {
-                remaining_bytes: options.size.map(|size| size.saturating_sub(moved)),
-                left: options.left(),
-                policy: options.policy,
-                if_late: options.if_late,
-                metered_bytes_left: left,
-            },
-            size_bytes: options.size.unwrap_or(SIZE_UNKNOWN_BYTES),
-            priority: 0,
+/// What a flow with these options does, `moved` bytes after its beginning and with so much left to spend.
+fn verdict(seen: &Seen, now: Time, options: &Options, moved: u64, left: Option<u64>) -> Verdict {
+    let spends = |left| {
+        let need = Need {
+            remaining_bytes: options.size.map(|size| size.saturating_sub(moved)),
+            left: options.left(),
+            policy: options.policy,
+            if_late: options.if_late,
+            metered_bytes_left: left,
         };
-        !self.scheduler.decide(now, &[flow]).payers.is_empty()
-    }
-}
-
-fn class_of(class: Class) -> d2tp_sched::Class {
-    match class {
-        Class::Free => d2tp_sched::Class::Free,
-        Class::Metered => d2tp_sched::Class::Metered,
-        Class::Roaming => d2tp_sched::Class::Roaming,
+        seen.spends(now, need, options.size)
+    };
+    match left {
+        _ if spends(left) => Verdict::Pays,
+        Some(0) if options.if_late != IfLate::Wait && spends(None) => Verdict::Broke,
+        _ => Verdict::Free,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use d2tp_links::Class;
 
     fn way(class: Class, usage: LinkUse, rate: u64) -> Way {
         Way {
@@ -299,7 +238,8 @@ mod tests {
         let mut seen = Seen::new(begun);
         seen.look(begun + Span::from_secs(1), &ways);
         let later = begun + Span::from_secs(1);
-        let verdict = |options: &Options, moved, left| seen.verdict(later, options, moved, left);
+        let verdict =
+            |options: &Options, moved, left| super::verdict(&seen, later, options, moved, left);
         let spends = |options: &Options, moved| verdict(options, moved, None) == Verdict::Pays;
         let sized = |bytes| Options {
             size: Some(bytes),

@@ -8,17 +8,28 @@
 //!  writable                ══════════     (simultaneous open, RFC 9293 §3.5)
 //! ```
 //!
-//! So the kernel says to the program when its connection is in progress, made or refused. A program in a
-//! network namespace of its own needs a `b` from there: a porter, a process that stayed in it, hands
-//! them out.
+//! So the kernel says to the program when its connection is in progress or made. For it to say "refused"
+//! somebody must have heard the SYN: a guard g, which called a before a called P, so that the same
+//! simultaneous open is half done on its side. Until it is needed, a filter keeps from a what g says:
+//!
+//! ```text
+//!  g, bound to P: connect(g, a) ──SYN──▶ ✗     a listener c at a's own address, closed again
+//!  connect(a, 127.0.0.1:P) ─────SYN──▶ g       SYN-RECEIVED
+//!                        ✗ ◀──SYN+ACK── g      the filter on a
+//!  refused                 ◀──RST+ACK── g      the filter is gone, and g closed
+//! ```
+//!
+//! A program in a network namespace of its own needs sockets from there: a porter, a process that stayed
+//! in it, hands them out.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::sys::socket::{MsgFlags, recvmsg, send, sendmsg};
-use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, SockFilter, SockRef, Socket, Type};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
@@ -51,8 +62,7 @@ pub(crate) fn reserve() -> io::Result<Reserved> {
     let all = shared(fresh()?, SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
     let port = port_of(&all)?;
     let mute = shared(fresh()?, SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))?;
-    // Of every packet nothing is let in.
-    mute.attach_filter(&[socket2::SockFilter::new(BPF_RET_K, 0, 0, 0)])?;
+    mute.attach_filter(&NOTHING_COMES_IN)?;
     mute.listen(1)?;
     Ok(Reserved {
         all: all.into(),
@@ -60,8 +70,8 @@ pub(crate) fn reserve() -> io::Result<Reserved> {
     })
 }
 
-/// linux/bpf_common.h: BPF_RET | BPF_K
-const BPF_RET_K: u16 = 0x06;
+/// Of every packet nothing is let in. linux/bpf_common.h: BPF_RET | BPF_K.
+const NOTHING_COMES_IN: [SockFilter; 1] = [SockFilter::new(0x06, 0, 0, 0)];
 
 fn port_of(socket: &Socket) -> io::Result<u16> {
     let at = socket.local_addr()?.as_socket();
@@ -173,7 +183,8 @@ impl Port {
         let socket = Socket::from(program);
         let six = socket.domain()? == Domain::IPV6;
         let bound = socket.local_addr()?.as_socket();
-        if bound.is_none_or(|at| at.port() == 0) {
+        let shares = bound.is_none_or(|at| at.port() == 0);
+        if shares {
             let mut ours = Ipv4Addr::LOCALHOST;
             if let Some(ip) = bound.map(|at| at.ip()).filter(|ip| !ip.is_unspecified()) {
                 match ip.to_canonical() {
@@ -185,6 +196,8 @@ impl Port {
                 // Its other end is of IPv4.
                 socket.set_only_v6(false)?;
             }
+            // With the listener that a guard needs for a moment.
+            socket.set_reuse_port(true)?;
             socket.bind(&as_seen(ours, 0, six))?;
         }
         let at = socket.local_addr()?.as_socket();
@@ -202,7 +215,42 @@ impl Port {
             theirs: SocketAddrV4::new(theirs, at.port()),
             to: as_seen(Ipv4Addr::LOCALHOST, self.number, six),
             socket,
+            shares,
+            guard: None,
         })
+    }
+
+    /// Puts a guard before a connection that is about to be in progress, so that it can be refused as the
+    /// kernel would. Without one [`Meeting::refuse`] does what it can.
+    pub async fn guard(&self, meeting: &mut Meeting) {
+        if !meeting.shares {
+            return;
+        }
+        match self.try_guard(meeting).await {
+            Ok(guard) => meeting.guard = Some(guard),
+            Err(error) => {
+                tracing::debug!(%error, "a connection without a guard");
+                let _ = meeting.socket.detach_filter();
+            }
+        }
+    }
+
+    async fn try_guard(&self, meeting: &Meeting) -> io::Result<Socket> {
+        meeting.socket.attach_filter(&NOTHING_COMES_IN)?;
+        let swallows = shared(self.socket().await?, meeting.theirs)?;
+        swallows.attach_filter(&NOTHING_COMES_IN)?;
+        swallows.listen(1)?;
+        let ours = SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.number);
+        let guard = shared(self.socket().await?, ours)?;
+        repeat_syns(&guard)?;
+        // Closed, it resets.
+        guard.set_linger(Some(Duration::ZERO))?;
+        guard.set_nonblocking(true)?;
+        match guard.connect(&meeting.theirs.into()) {
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(guard),
+            Err(error) => Err(error),
+            Ok(()) => Err(io::ErrorKind::AddrInUse.into()),
+        }
     }
 
     /// The other end of a program's socket that waits.
@@ -264,6 +312,9 @@ pub struct Meeting {
     pub theirs: SocketAddrV4,
     /// `connect` returns when the connection is there; otherwise at once, with EINPROGRESS.
     pub waits: bool,
+    /// Its address is one that we gave it.
+    shares: bool,
+    guard: Option<Socket>,
 }
 
 impl Meeting {
@@ -272,12 +323,29 @@ impl Meeting {
     /// # Errors
     /// As `connect` says it: EINPROGRESS for one that does not wait.
     pub fn connect(&self) -> io::Result<()> {
+        if self.shares {
+            let _ = self.socket.set_reuse_port(false);
+        }
         self.socket.connect(&self.to)
     }
 
+    /// Lets its other end come.
+    pub fn admit(mut self) {
+        if let Some(guard) = self.guard.take() {
+            // Its reset is not heard: the filter is there for one moment more.
+            drop(guard);
+            let _ = self.socket.detach_filter();
+        }
+    }
+
     /// Has a connection that is in progress fail with ECONNREFUSED.
-    pub fn refuse(&self) {
-        // Given up, and called anew where nobody is: the kernel says it to whoever polls.
+    pub fn refuse(mut self) {
+        if let Some(guard) = self.guard.take() {
+            let _ = self.socket.detach_filter();
+            return drop(guard);
+        }
+        // Given up, which a program may see for an instant as ECONNRESET, and called anew where nobody
+        // is: the kernel says it to whoever polls.
         // SAFETY: an address of the family alone, as connect(2) wants it for this.
         unsafe {
             let none = libc::sockaddr {

@@ -24,6 +24,16 @@ pub enum Class {
     Roaming,
 }
 
+impl From<Class> for d2tp_sched::Class {
+    fn from(class: Class) -> d2tp_sched::Class {
+        match class {
+            Class::Free => d2tp_sched::Class::Free,
+            Class::Metered => d2tp_sched::Class::Metered,
+            Class::Roaming => d2tp_sched::Class::Roaming,
+        }
+    }
+}
+
 impl std::fmt::Display for Class {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

@@ -2,6 +2,7 @@
 //! about processes rather than links. The simulator does them; the lab runs real programs.
 
 use crate::check::seconds;
+use crate::state::State;
 use serde::Deserialize;
 
 /// Idle time after which both ends turn a session into its record, where nothing is said.
@@ -54,6 +55,10 @@ pub struct Crash {
     /// two of them can be hit.
     #[serde(default)]
     pub after_events: u64,
+    /// It stops only once that end is in this state: from `t_s` on, at the first such instant. Never, if
+    /// there is none.
+    #[serde(default)]
+    pub when: Option<State>,
     /// Commits that were reported safe and are lost all the same: a disk that lied.
     #[serde(default)]
     pub lost_commits: u32,

@@ -31,6 +31,7 @@ mod file;
 mod origin;
 mod properties;
 mod report;
+mod state;
 mod suggest;
 mod switches;
 mod timeline;
@@ -52,6 +53,7 @@ pub use properties::{
     MTU_V6_MIN, QUEUE_MS_DEFAULT, REORDER_MS_DEFAULT, RTT_MS_DEFAULT, UP_MBPS_DEFAULT,
 };
 pub use report::{Expectation, FlowReport, LinkReport, Report, Switch, SwitchKind};
+pub use state::State;
 pub use switches::SwitchMeter;
 pub use timeline::{EventKind, LinkEvent, Timeline};
 pub use transport::{Congestion, Mirror, PathScheduler, Transport};

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use cedos_lab_link::Counters;
-use cedos_lab_scenario::{EventKind, LinkEvent};
+use cedos_lab_scenario::{EventKind, LinkEvent, State};
 use d2tp_session::{FlowState, Life, PathState, Session};
 
 use crate::device::Device;
@@ -79,42 +79,6 @@ named! {
         FreezeDevice = "freeze-device",
         /// The proxy stands still; its clock jumps.
         FreezeProxy = "freeze-proxy",
-    }
-}
-
-named! {
-    /// Where a session, one of its paths or one of its flows is.
-    State {
-        /// There is no session.
-        None = "no-session",
-        /// A first handshake is under way.
-        Handshaking = "handshaking",
-        /// The session works.
-        Established = "established",
-        /// It has no path.
-        Suspended = "suspended",
-        /// It is a record.
-        Hibernated = "hibernated",
-        /// It knocks again, or claims its flows.
-        Waking = "waking",
-        /// The process is not there.
-        Away = "away",
-        /// A path on which nothing was heard yet.
-        PathOpening = "path-opening",
-        /// A path that works.
-        PathActive = "path-active",
-        /// A path that stopped answering.
-        PathSilent = "path-silent",
-        /// A flow that waits to be claimed.
-        FlowUnclaimed = "flow-unclaimed",
-        /// A flow that is open both ways.
-        FlowOpen = "flow-open",
-        /// A flow of which this end wrote its end.
-        FlowHalfClosedHere = "flow-half-closed-here",
-        /// A flow of which the other end wrote its end.
-        FlowHalfClosedThere = "flow-half-closed-there",
-        /// A flow of which both ends are known.
-        FlowDraining = "flow-draining",
     }
 }
 
@@ -221,6 +185,11 @@ impl Coverage {
                 FlowState::Draining => State::FlowDraining,
             });
         }
+    }
+
+    /// Whether an end is in this state at this instant.
+    pub(crate) fn is_in(&self, at_device: bool, state: State) -> bool {
+        self.states.contains(&(at_device, state))
     }
 
     pub(crate) fn on_fault(&mut self, fault: FaultKind) {

@@ -1,6 +1,7 @@
 //! Which pairs of fault and state cannot occur, and why.
 
-use crate::coverage::{Pair, State};
+use crate::coverage::Pair;
+use cedos_lab_scenario::State;
 
 /// Why this pair cannot occur, if it cannot.
 pub(crate) fn impossible(pair: Pair) -> Option<&'static str> {

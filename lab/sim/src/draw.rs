@@ -11,6 +11,7 @@
 use std::fmt::Write;
 
 use cedos_lab_link::seeded;
+use cedos_lab_scenario::State;
 use rand::Rng;
 use rand_pcg::Pcg32;
 
@@ -121,6 +122,9 @@ impl Draw {
             let bytes = self.of_magnitude(1_000.0, 1_000_000.0);
             writeln!(out, "\n[transport]\nmirror = {bytes:.0}")?;
         }
+        if self.chance(0.3) {
+            self.ambush(out)?;
+        }
         Ok(())
     }
 
@@ -173,6 +177,19 @@ impl Draw {
             writeln!(out, "lost_commits = {}", self.rng.random_range(1..=8))?;
         }
         Ok(())
+    }
+
+    /// An end that stops in a certain state: some last a round trip, and a chosen time seldom hits them.
+    fn ambush(&mut self, out: &mut String) -> std::fmt::Result {
+        let who = self.one_of(&["device", "proxy"]);
+        let (t_s, for_s) = (self.between(0.0, 60.0), self.between(0.0, 10.0));
+        let when = self.one_of(&State::ALL).word();
+        let how = self.one_of(&["crash", "freeze"]);
+        writeln!(
+            out,
+            "\n[[crash]]\nwho = \"{who}\"\nt_s = {t_s}\nfor_s = {for_s}"
+        )?;
+        writeln!(out, "when = \"{when}\"\nhow = \"{how}\"")
     }
 
     /// When, and the text.

@@ -178,6 +178,8 @@ struct Run<'a> {
     switches: SwitchMeter,
     /// Crashes to come, the next one last.
     crashes: Vec<Crash>,
+    /// Those that wait for a state.
+    ambushes: Vec<Crash>,
     /// Replays to come, the next one last.
     replays: Vec<Replay>,
     /// There are journals, written now and then.
@@ -201,7 +203,8 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(scenario: &Scenario, ends: &Ends, log: Log<'a>) -> Run<'a> {
         let identity = Identity::new(scenario.seed);
-        let mut crashes = scenario.crashes.clone();
+        let all = scenario.crashes.iter().cloned();
+        let (ambushes, mut crashes): (Vec<_>, Vec<_>) = all.partition(|c| c.when.is_some());
         crashes.sort_by(|a, b| b.t_s.total_cmp(&a.t_s));
         let mut replays = scenario.replays.clone();
         replays.sort_by(|a, b| b.t_s.total_cmp(&a.t_s));
@@ -218,6 +221,7 @@ impl<'a> Run<'a> {
             liars: Vec::new(),
             journal_at: Time::ZERO,
             crashes,
+            ambushes,
             replays,
             done_at: None,
             moved: (Time::ZERO, 0),
@@ -372,22 +376,37 @@ impl<'a> Run<'a> {
             if !due || crash.after_events > 0 {
                 crash.after_events = crash.after_events.saturating_sub(u64::from(due));
                 self.crashes.push(crash);
-                return;
+                break;
             }
-            self.coverage.on_fault(match (crash.how, crash.who) {
-                (Stop::Freeze, Who::Device) => FaultKind::FreezeDevice,
-                (Stop::Freeze, Who::Proxy) => FaultKind::FreezeProxy,
-                (Stop::Crash, Who::Device) => FaultKind::CrashDevice,
-                (Stop::Crash, Who::Proxy) => FaultKind::CrashProxy,
-            });
-            if crash.lost_commits > 0 {
-                self.coverage.on_fault(FaultKind::LostCommits);
-                self.liars.push(crash.who);
-            }
-            match crash.who {
-                Who::Device => self.device.stop(self.now, &crash, &mut self.log),
-                Who::Proxy => self.proxy.stop(self.now, &crash, &mut self.log),
-            }
+            self.strike(&crash);
+        }
+        let (coverage, now) = (&self.coverage, self.now);
+        let struck = self.ambushes.extract_if(.., |crash| {
+            let at_device = crash.who == Who::Device;
+            Time::from_secs_f64(crash.t_s) <= now
+                && crash
+                    .when
+                    .is_some_and(|state| coverage.is_in(at_device, state))
+        });
+        for crash in struck.collect::<Vec<_>>() {
+            self.strike(&crash);
+        }
+    }
+
+    fn strike(&mut self, crash: &Crash) {
+        self.coverage.on_fault(match (crash.how, crash.who) {
+            (Stop::Freeze, Who::Device) => FaultKind::FreezeDevice,
+            (Stop::Freeze, Who::Proxy) => FaultKind::FreezeProxy,
+            (Stop::Crash, Who::Device) => FaultKind::CrashDevice,
+            (Stop::Crash, Who::Proxy) => FaultKind::CrashProxy,
+        });
+        if crash.lost_commits > 0 {
+            self.coverage.on_fault(FaultKind::LostCommits);
+            self.liars.push(crash.who);
+        }
+        match crash.who {
+            Who::Device => self.device.stop(self.now, crash, &mut self.log),
+            Who::Proxy => self.proxy.stop(self.now, crash, &mut self.log),
         }
     }
 

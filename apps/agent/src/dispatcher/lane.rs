@@ -807,8 +807,11 @@ mod tests {
         device.wait(60);
         let waits = device.lane.waits(device.now);
         assert_eq!((waits.waiting, waits.runs), (vec![1, 2], vec![]));
-        // Who may not pay need not begin at any time.
+        // Who may pay must begin at some time, who may not never.
         assert_eq!(device.lane.latest_start(device.now), None);
+        device.ask(waiting, &need(5_000_000, 6 * 3_600), &[cell()]);
+        let start = device.lane.latest_start(device.now).expect("it may pay");
+        assert!(start < Duration::from_secs(6 * 3_600), "{start:?}");
     }
 
     #[test]

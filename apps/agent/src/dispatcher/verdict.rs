@@ -127,7 +127,7 @@ fn wait(need: &Need, ways: &[Way], why: &Why, capped: &dyn Fn(&str) -> bool) -> 
         (Hold::RoamingBlocked, text, unblocks)
     } else if need.metered_bytes_left == Some(0) && would_pay {
         let text = format!("{metered} carried what it may");
-        let unblocks = "a free network | a larger --max-cell".to_owned();
+        let unblocks = "a free network | a larger --max-cell or budget".to_owned();
         (Hold::OverBudget, text, unblocks)
     } else {
         let left = need.left.map(|left| format!("; {} left", in_words(left)));

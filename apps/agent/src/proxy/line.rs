@@ -15,6 +15,7 @@ use d2tp_driver::{
     Config, Event, Flow, FlowEnd, FlowIo as _, FlowSettings, LinkUse, SecretKey, ServerAddress,
 };
 use d2tp_links::Link;
+use d2tp_steer::Seen;
 use d2tp_time::Time;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -24,7 +25,6 @@ use tokio::time::{sleep, timeout};
 
 use super::carry::carry;
 use super::refusal::{Cause, Refusal};
-use super::steer::Seen;
 use super::target::Target;
 use super::wish::Wish;
 use crate::fetch::clock::Moment;
@@ -219,7 +219,7 @@ impl Line {
                 seen.look(now(), &ways);
                 let mut flows = lock(&self.flows);
                 for steered in flows.all.values_mut() {
-                    let pays = seen.spends(now(), &steered.wish);
+                    let pays = seen.spends(now(), steered.wish.need(), None);
                     if pays != steered.pays {
                         steered.pays = pays;
                         device.allow_paid(&lock(&steered.flow), pays, None);

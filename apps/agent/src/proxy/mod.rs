@@ -17,7 +17,6 @@ mod line;
 mod owner;
 mod refusal;
 mod socks;
-mod steer;
 mod target;
 mod wish;
 

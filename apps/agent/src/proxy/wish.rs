@@ -7,7 +7,7 @@
 //!
 //! A user name without `=` is somebody's habit and says nothing.
 
-use d2tp_sched::{IfLate, Policy};
+use d2tp_sched::{IfLate, Need, Policy};
 use jiff::Zoned;
 
 use crate::fetch::when::parse_due;
@@ -37,6 +37,17 @@ impl Default for Wish {
 }
 
 impl Wish {
+    /// The same for the scheduler: how much is to be carried nobody says.
+    pub(super) fn need(&self) -> Need {
+        Need {
+            remaining_bytes: None,
+            left: self.due.map(Due::left),
+            policy: self.policy,
+            if_late: self.if_late,
+            metered_bytes_left: None,
+        }
+    }
+
     /// From words of a command line; a deadline alone means free links first.
     ///
     /// # Errors

@@ -346,11 +346,7 @@ impl Roads {
 fn way_of(link: &Link, rate: Option<f64>, stalled: bool) -> Way {
     Way {
         name: link.name.clone(),
-        class: match link.class.class {
-            Class::Free => d2tp_sched::Class::Free,
-            Class::Metered => d2tp_sched::Class::Metered,
-            Class::Roaming => d2tp_sched::Class::Roaming,
-        },
+        class: link.class.class.into(),
         rate_bytes_per_s: rate,
         metric: link.metric().unwrap_or(u32::MAX),
         stalled,

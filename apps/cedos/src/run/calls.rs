@@ -187,16 +187,17 @@ impl Calls {
         open.carry(program).await;
     }
 
-    async fn in_progress(&self, meeting: Meeting, target: Target, answer: Answer) {
+    async fn in_progress(&self, mut meeting: Meeting, target: Target, answer: Answer) {
+        self.port.guard(&mut meeting).await;
         answer.give(match meeting.connect() {
             Ok(()) => Verdict::Done,
             Err(error) => Verdict::of(&error),
         });
         match self.line.open(&target, self.wish).await {
             Ok(open) => {
-                let met = self.port.meet(meeting.theirs).await;
-                drop(meeting);
-                match met {
+                let theirs = meeting.theirs;
+                meeting.admit();
+                match self.port.meet(theirs).await {
                     Ok(program) => open.carry(program).await,
                     Err(error) => tracing::debug!(%target, %error, "nobody waits any more"),
                 }

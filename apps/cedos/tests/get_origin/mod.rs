@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -82,6 +82,9 @@ impl Authority {
     pub fn new() -> Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // A certificate whose issuer is its subject is taken for self-signed.
+        let name = "the authority of a test";
+        params.distinguished_name.push(DnType::CommonName, name);
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key"))
             .expect("an authority");
         let key = KeyPair::generate().expect("a key");

@@ -934,6 +934,110 @@ fn claims_of_what_is_durable_are_cut_to_what_was_sent() {
     assert_eq!((end, acked), (5000, 0), "durable is no acknowledgement");
 }
 
+fn open_frame(flow: FlowId, flags: u8) -> Frame<'static> {
+    Frame::Open {
+        flow,
+        flags,
+        priority: 0,
+        size: None,
+        deadline_ms: None,
+    }
+}
+
+#[test]
+fn durable_tells_what_a_flow_is_whose_open_is_late_and_nothing_of_others() {
+    // R-DURABLE-2
+    let is_durable = |r: &mut Rogue, flow: FlowId| {
+        let record = r.with_session(|s| s.record(Time::ZERO, true));
+        let mut flows = record.flows.iter();
+        flows
+            .find(|f| f.id == flow)
+            .expect("it is kept")
+            .options
+            .durable
+    };
+    let durable = |flow| Frame::Durable { flow, offset: 0 };
+    let mut r = Rogue::inside(small());
+    // DATA came first, then DURABLE; OPEN says the rest, and nothing is taken back.
+    r.say(&[data(flow(0), 0, b"x"), durable(flow(0))]);
+    assert!(is_durable(&mut r, flow(0)));
+    let opening = Frame::Open {
+        flow: flow(0),
+        flags: Frame::OPEN_HIBERNATES,
+        priority: 3,
+        size: None,
+        deadline_ms: None,
+    };
+    r.say(&[opening]);
+    assert!(is_durable(&mut r, flow(0)));
+    let record = r.with_session(|s| s.record(Time::ZERO, true));
+    assert_eq!(record.flows[0].options.priority, 3);
+    // One whose OPEN said something else is what that said.
+    r.say(&[
+        open_frame(flow(1), Frame::OPEN_HIBERNATES),
+        durable(flow(1)),
+    ]);
+    assert!(!is_durable(&mut r, flow(1)));
+    // And one of the server's is what the server says.
+    let own = r.with_session(|s| s.open(FlowOptions::default()).unwrap());
+    r.say(&[durable(own)]);
+    assert!(!is_durable(&mut r, own));
+}
+
+#[test]
+fn what_was_called_durable_is_in_the_record_though_no_packet_was_acknowledged() {
+    // R-DURABLE-2
+    let mut r = Rogue::inside(small());
+    r.say(&[open_frame(flow(0), Frame::OPEN_DURABLE)]);
+    r.with_session(|s| s.write(flow(0), vec![1; 5000].into()).unwrap());
+    r.say(&[Frame::Durable {
+        flow: flow(0),
+        offset: 3000,
+    }]);
+    let (_, acked) = r.with_session(|s| s.send_offsets(flow(0)).unwrap());
+    let record = r.with_session(|s| s.record(Time::ZERO, true));
+    assert_eq!((acked, record.flows[0].sent_to), (0, 3000));
+}
+
+#[test]
+fn a_grant_makes_no_flow_known_that_a_claim_could_take_up() {
+    // R-RESUME-2
+    let mut r = Rogue::inside(small());
+    let grant = |flow| Frame::Grant {
+        seq: 1,
+        flow,
+        path: PathId(0),
+        max_sent: 1000,
+    };
+    let claim = |flow| Frame::Resume {
+        flow,
+        received: 0,
+        flags: 0,
+    };
+    let refused = |r: &mut Rogue| {
+        r.heard_frames(|f| match f {
+            Frame::Refused { flow, reason } => Some((*flow, *reason)),
+            _ => None,
+        })
+    };
+    r.say(&[grant(flow(0))]);
+    assert_eq!(r.with_session(|s| s.flow_ids()), [flow(0)]);
+    r.inbox.clear();
+    r.say(&[claim(flow(0))]);
+    assert_eq!(refused(&mut r), [(flow(0), Reason::UnknownFlow)]);
+    // A second GRANT is no more than the first; an OPEN or a byte is.
+    r.say(&[grant(flow(1)), grant(flow(1)), claim(flow(1))]);
+    r.say(&[
+        grant(flow(2)),
+        open_frame(flow(2), 0),
+        grant(flow(2)),
+        claim(flow(2)),
+    ]);
+    r.say(&[data(flow(3), 0, b"x"), grant(flow(3)), claim(flow(3))]);
+    assert_eq!(refused(&mut r), [(flow(1), Reason::UnknownFlow)]);
+    assert!(r.is_alive());
+}
+
 #[test]
 fn arbitrary_plaintext_never_takes_the_server_down() {
     // R-WIRE-2

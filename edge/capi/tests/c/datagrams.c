@@ -175,7 +175,7 @@ static void what_is_late_is_not_sent(void) {
     NEED(d2tp_close(client) == 0 && d2tp_close(server) == 0);
 }
 
-static void ends_are_told(void) {
+static void ends_are_told_and_last_words_arrive(void) {
     struct sockaddr_in at = loopback(0);
     int server = server_at(&at), client = client_of(&at);
     char buf[100];
@@ -189,12 +189,12 @@ static void ends_are_told(void) {
     NEED(d2tp_getsockopt(client, SOL_D2TP, D2TP_SO_ERROR, buf, &len) == 0 && strlen(buf) > 0);
     NEED(d2tp_close(client) == 0);
 
-    /* The address is free. */
+    /* The address is free, and what was said just before a close arrives. */
     server = server_at(&at);
     client = client_of(&at);
-    say(client, "once more");
-    heard(server, "once more");
+    say(client, "my last word");
     NEED(d2tp_close(client) == 0);
+    heard(server, "my last word");
     NEED(d2tp_close(server) == 0);
 }
 
@@ -243,7 +243,7 @@ int main(void) {
     what_fits_no_packet_is_emsgsize();
     a_message_may_ask_for_its_own_way_and_time();
     what_is_late_is_not_sent();
-    ends_are_told();
+    ends_are_told_and_last_words_arrive();
     what_cannot_be_is_said();
     puts("ok");
     return 0;

@@ -127,11 +127,17 @@ impl<D: Dial> Transfer<'_, D> {
                     "{late}: {why}, which may not be used; --if-late cell or --policy any let it"
                 ),
             ),
-            Some((Reason::OverBudget, why)) => (
-                Exit::BudgetExhausted,
-                Some(Reason::OverBudget),
-                format!("{late}: {why} (--max-cell)"),
-            ),
+            Some((Reason::OverBudget, why)) => {
+                let limit = match self.metered_bytes_worth_using() {
+                    Some(0) => "--max-cell",
+                    _ => "cedos budget",
+                };
+                (
+                    Exit::BudgetExhausted,
+                    Some(Reason::OverBudget),
+                    format!("{late}: {why} ({limit})"),
+                )
+            }
             Some((reason, why)) => (
                 Exit::DeadlineMissed,
                 Some(*reason),
@@ -143,8 +149,10 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     pub(super) fn refuse_to_wait(&self, reason: Reason, why: &str) -> Result<(), Failure> {
+        // What the device may spend grows again on its reset day: only the transfer's own limit is final.
+        let spent = reason == Reason::OverBudget && self.metered_bytes_worth_using() == Some(0);
         let timeless = matches!(self.terms.policy, Policy::Any | Policy::Fast);
-        if reason == Reason::OverBudget && (timeless || self.left() == Some(Duration::ZERO)) {
+        if spent && (timeless || self.left() == Some(Duration::ZERO)) {
             let text = format!("{why} (--max-cell), and no free network is up");
             return Err(Failure::of(Exit::BudgetExhausted, reason, text));
         }

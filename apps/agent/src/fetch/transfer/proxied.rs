@@ -25,7 +25,6 @@ use super::super::mode::Mode;
 use super::super::outcome::{Exit, Failure, Reason};
 use super::super::proxy::{Lost, Proxy};
 use super::super::report::Event;
-use super::reach::class_of;
 use super::{BACKOFF_FIRST, EPOCH, Step, Transfer, Verdict};
 
 /// How long the proxy may be silent before we say so.
@@ -724,7 +723,7 @@ impl Transfer<'_, Proxy> {
             .filter(|link| link.kind != Kind::Loopback && link.is_usable())
         {
             let carrying = carried.get(&link.name);
-            let class = class_of(link.class.class);
+            let class = d2tp_sched::Class::from(link.class.class);
             self.classes.insert(link.name.clone(), link.class.class);
             let in_use = match class {
                 d2tp_sched::Class::Free => true,

@@ -46,7 +46,7 @@ impl<D: Dial> Transfer<'_, D> {
                         .is_some_and(|until| *until > now),
                     in_use: self.current.as_ref() == Some(&name),
                     name,
-                    class: class_of(class),
+                    class: class.into(),
                     metric,
                 }
             })
@@ -85,15 +85,6 @@ impl<D: Dial> Transfer<'_, D> {
             device: Some(link.name.clone()),
             sources: link.source_addresses().collect(),
         })
-    }
-}
-
-/// The scheduler's word for what a link costs.
-pub(super) fn class_of(class: Class) -> d2tp_sched::Class {
-    match class {
-        Class::Free => d2tp_sched::Class::Free,
-        Class::Metered => d2tp_sched::Class::Metered,
-        Class::Roaming => d2tp_sched::Class::Roaming,
     }
 }
 

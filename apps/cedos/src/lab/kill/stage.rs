@@ -25,9 +25,9 @@ use super::verdict::Verdict;
 use crate::verbs::key;
 
 /// Until a transfer that hangs is called lost. Those here last five seconds at most.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Until a proxy that was told of the end has freed its copy.
-const FREED_WITHIN: Duration = Duration::from_secs(30);
+const FREED_WITHIN: Duration = Duration::from_secs(10);
 /// Starts of one program before something is wrong with it.
 const STARTS_MAX: usize = 8;
 /// Folders, each a disk of its own where power is cut.

@@ -1,16 +1,17 @@
-//! Whether a connection pays for links: D2Sched's decision for one flow, by what was seen of the links
-//! since the line began.
+//! Whether one connection pays for links: D2Sched's decision for a flow that is alone, by what was seen of
+//! the links since it began.
+//!
+//! For programs' sockets and the agent's local proxy, whose connections know nothing of each other.
+//! Transfers of the agent are decided together.
+#![forbid(unsafe_code)]
 
 use d2tp_driver::{LinkUse, PathState, Way};
-use d2tp_links::Class;
 use d2tp_sched::{Flow, Mode, Need, SIZE_UNKNOWN_BYTES, Scheduler, Sight};
 use d2tp_time::{Span, Time};
 
-use super::wish::Wish;
-use crate::terms::Due;
-
-/// What was seen of the links.
-pub(super) struct Seen {
+/// What was seen of the links since a connection began.
+#[derive(Debug)]
+pub struct Seen {
     scheduler: Scheduler,
     /// Their names and what they had carried at the last look, in the scheduler's order.
     links: Vec<(String, u64)>,
@@ -18,7 +19,8 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    pub(super) fn new(at: Time) -> Seen {
+    /// Nothing yet; time counts from here.
+    pub fn new(at: Time) -> Seen {
         Seen {
             scheduler: Scheduler::new(Mode::Outlook, []),
             links: Vec::new(),
@@ -27,12 +29,12 @@ impl Seen {
     }
 
     /// Takes down what links carried since the last look.
-    pub(super) fn look(&mut self, now: Time, ways: &[Way]) {
+    pub fn look(&mut self, now: Time, ways: &[Way]) {
         let passed = now.since(self.at);
         self.at = now;
         let mut sights = vec![Sight::default(); self.links.len()];
         for way in ways.iter().filter(|way| way.usage != LinkUse::Off) {
-            let class = class_of(way.class);
+            let class = way.class.into();
             let carried = way.payload.0 + way.payload.1;
             let known = self.links.iter().position(|(name, _)| *name == way.name);
             let place = known.unwrap_or_else(|| {
@@ -62,35 +64,22 @@ impl Seen {
         self.scheduler.see(now, &sights);
     }
 
-    /// Whether links that cost carry a connection with this wish.
-    pub(super) fn spends(&self, now: Time, wish: &Wish) -> bool {
+    /// Whether links that cost carry a flow that needs this. `size_bytes`: of all of it, if that is known.
+    pub fn spends(&self, now: Time, need: Need, size_bytes: Option<u64>) -> bool {
         let flow = Flow {
-            need: Need {
-                remaining_bytes: None,
-                left: wish.due.map(Due::left),
-                policy: wish.policy,
-                if_late: wish.if_late,
-                metered_bytes_left: None,
-            },
-            size_bytes: SIZE_UNKNOWN_BYTES,
+            need,
+            size_bytes: size_bytes.unwrap_or(SIZE_UNKNOWN_BYTES),
             priority: 0,
         };
         !self.scheduler.decide(now, &[flow]).payers.is_empty()
     }
 }
 
-fn class_of(class: Class) -> d2tp_sched::Class {
-    match class {
-        Class::Free => d2tp_sched::Class::Free,
-        Class::Metered => d2tp_sched::Class::Metered,
-        Class::Roaming => d2tp_sched::Class::Roaming,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use d2tp_sched::Policy;
+    use d2tp_links::Class;
+    use d2tp_sched::{IfLate, Policy};
 
     fn way(class: Class, usage: LinkUse) -> Way {
         Way {
@@ -109,17 +98,20 @@ mod tests {
             way(Class::Free, LinkUse::Free),
             way(Class::Metered, LinkUse::Paid),
         ];
-        let wish = |policy| Wish {
+        let need = |policy| Need {
+            remaining_bytes: None,
+            left: None,
             policy,
-            ..Wish::default()
+            if_late: IfLate::Cell,
+            metered_bytes_left: None,
         };
-        let after = |seconds: u64| Time::from_nanos(seconds * 1_000_000_000);
+        let after = |seconds| Time::ZERO + Span::from_secs(seconds);
         let mut seen = Seen::new(after(0));
         seen.look(after(1), &both);
-        assert!(!seen.spends(after(1), &wish(Policy::Any)));
-        assert!(seen.spends(after(1), &wish(Policy::Fast)));
+        assert!(!seen.spends(after(1), need(Policy::Any), None));
+        assert!(seen.spends(after(1), need(Policy::Fast), None));
         seen.look(after(2), &both[1..]);
-        assert!(seen.spends(after(2), &wish(Policy::Any)));
-        assert!(!seen.spends(after(2), &wish(Policy::FreeOnly)));
+        assert!(seen.spends(after(2), need(Policy::Any), None));
+        assert!(!seen.spends(after(2), need(Policy::FreeOnly), None));
     }
 }
