@@ -19,7 +19,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::{Future as _, poll_fn};
-use std::io;
+use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket as Plain};
 use std::os::fd::{AsRawFd, RawFd};
 use std::pin::pin;
@@ -34,7 +34,7 @@ use d2tp_driver::{
     Route, Server, ServerOptions,
 };
 use libc::c_int;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 use tokio::sync::{Notify, Semaphore};
@@ -355,9 +355,8 @@ async fn collect(home: &Home, port: u16, name: Ipv4Addr, socket: &UdpSocket) {
     };
     loop {
         if socket.readable().await.is_ok() {
-            read_all(socket, |message| {
-                home.desk.put_early((port, name), mark, message);
-            });
+            let hear = |message: &[u8]| home.desk.put_early((port, name), mark, message);
+            read_all(|buffer| socket.try_recv(buffer), hear);
         }
         tokio::task::yield_now().await;
     }
@@ -430,19 +429,20 @@ async fn call_out(home: Rc<Home>, call: Call, name: Ipv4Addr, socket: UdpSocket,
     let over = match opened {
         Ok(Some((held, context))) => {
             let held = pump::enter(&home, held);
-            let over = tokio::select! {
-                over = carry(&home, &held, &call.grams, (name, context), &socket) => over.err(),
-                () = unwanted() => {
-                    let end = home.desk.ends.borrow().get(&(port, name)).cloned();
-                    if let Some(end) = end {
-                        drain(&end, &socket);
+            // Before it is looked whether the program is still there: it may have spoken and gone.
+            let over = match begin(&home, &held, &call.grams, (name, context)) {
+                Ok((end, inbox)) => tokio::select! {
+                    over = carry(&home, &end, &inbox, &socket) => Some(over),
+                    () = unwanted() => {
+                        drain_last(&end, &socket);
+                        finish(&held);
+                        let gone = poll_fn(|cx| held.flow.borrow_mut().poll_finished(cx));
+                        let expiry = held.options.borrow().expiry;
+                        let _ = tokio::time::timeout(expiry, gone).await;
+                        None
                     }
-                    finish(&held);
-                    let gone = poll_fn(|cx| held.flow.borrow_mut().poll_finished(cx));
-                    let expiry = held.options.borrow().expiry;
-                    let _ = tokio::time::timeout(expiry, gone).await;
-                    None
-                }
+                },
+                Err(fault) => Some(fault),
             };
             pump::leave(&home, &held);
             over
@@ -488,14 +488,13 @@ pub(crate) fn no_proxy() -> Fault {
     Fault::new(libc::EPROTONOSUPPORT, why)
 }
 
-/// Carries until the flow is over: well, or for the reason that is said.
-async fn carry(
+/// An end whose flow is there, and its datagrams; what was said before goes out.
+fn begin(
     home: &Rc<Home>,
     held: &Rc<Held>,
     grams: &Grams,
     (name, context): (Ipv4Addr, u64),
-    socket: &UdpSocket,
-) -> Result<(), Fault> {
+) -> Result<(Rc<End>, ContextInbox), Fault> {
     let connection = held.flow.borrow().connection();
     let Some(inbox) = connection.context(context) else {
         let why = format!("context {context} is in use");
@@ -508,17 +507,22 @@ async fn carry(
     });
     grams.ends().insert(name, connection);
     home.desk.begin((grams.port, name), &end);
+    Ok((end, inbox))
+}
+
+/// Carries until the flow is over; why it is.
+async fn carry(home: &Home, end: &End, inbox: &ContextInbox, socket: &UdpSocket) -> Fault {
     let mut leaving = home.leaving.subscribe();
     let left = async {
         let _ = leaving.wait_for(|leaving| *leaving).await;
-        drain(&end, socket);
-        finish(held);
-        std::future::pending::<()>().await;
+        drain_last(end, socket);
+        finish(&end.held);
+        std::future::pending().await
     };
     tokio::select! {
-        over = give(held, &inbox, socket) => Err(over),
-        () = take(&end, socket) => Ok(()),
-        () = left => Ok(()),
+        over = give(&end.held, inbox, socket) => over,
+        never = take(end, socket) => never,
+        never = left => never,
     }
 }
 
@@ -574,8 +578,8 @@ async fn give(held: &Held, inbox: &ContextInbox, socket: &UdpSocket) -> Fault {
     over
 }
 
-/// From the program to the far end.
-async fn take(end: &End, socket: &UdpSocket) {
+/// From the program to the far end, for ever.
+async fn take(end: &End, socket: &UdpSocket) -> Fault {
     loop {
         // An error that waits here is taken by the reads.
         if socket.readable().await.is_ok() {
@@ -587,16 +591,29 @@ async fn take(end: &End, socket: &UdpSocket) {
 
 /// All that the program said so far.
 fn drain(end: &End, socket: &UdpSocket) {
-    read_all(socket, |message| end.send(None, None, message));
+    read_all(
+        |buffer| socket.try_recv(buffer),
+        |message| end.send(None, None, message),
+    );
 }
 
-fn read_all(socket: &UdpSocket, mut hear: impl FnMut(&[u8])) {
+/// The same at the end, when nothing waits for the socket any more: a new one may hold what its waker has not
+/// heard of.
+fn drain_last(end: &End, socket: &UdpSocket) {
+    let socket = SockRef::from(socket);
+    read_all(
+        |buffer| socket.read(buffer),
+        |message| end.send(None, None, message),
+    );
+}
+
+fn read_all(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>, mut hear: impl FnMut(&[u8])) {
     thread_local! {
         static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; MESSAGE_BYTES_MAX]);
     }
     BUFFER.with_borrow_mut(|buffer| {
         loop {
-            match socket.try_recv(buffer) {
+            match read(buffer) {
                 Ok(bytes) => hear(&buffer[..bytes]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {}
@@ -693,7 +710,9 @@ async fn answer(home: Rc<Home>, hall: Rc<Hall>, grams: Arc<Grams>, mut flow: Flo
             let held = Held::new(flow, None, Fate::new(), hall.options.borrow().clone());
             let held = pump::enter(&home, held);
             // Why it is over the program is not told: others go on.
-            let _ = carry(&home, &held, &grams, (name, context), &socket).await;
+            if let Ok((end, inbox)) = begin(&home, &held, &grams, (name, context)) {
+                carry(&home, &end, &inbox, &socket).await;
+            }
             finish(&held);
             home.desk.ends.borrow_mut().remove(&(grams.port, name));
             grams.ends().remove(&name);

@@ -192,6 +192,8 @@ static void ends_are_told_and_last_words_arrive(void) {
     /* The address is free, and what was said just before a close arrives. */
     server = server_at(&at);
     client = client_of(&at);
+    int worth = 30000;
+    NEED(d2tp_setsockopt(client, SOL_D2TP, D2TP_SO_EXPIRY, &worth, sizeof worth) == 0);
     say(client, "my last word");
     NEED(d2tp_close(client) == 0);
     heard(server, "my last word");
