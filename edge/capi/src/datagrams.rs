@@ -602,7 +602,7 @@ fn drain(end: &End, socket: &UdpSocket) {
 fn drain_last(end: &End, socket: &UdpSocket) {
     let socket = SockRef::from(socket);
     read_all(
-        |buffer| socket.read(buffer),
+        |buffer| (&*socket).read(buffer),
         |message| end.send(None, None, message),
     );
 }
