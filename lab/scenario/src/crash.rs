@@ -55,10 +55,13 @@ pub struct Crash {
     /// two of them can be hit.
     #[serde(default)]
     pub after_events: u64,
-    /// It stops only once that end is in this state: from `t_s` on, at the first such instant. Never, if
+    /// It stops only once an end is in this state: from `t_s` on, at the first such instant. Never, if
     /// there is none.
     #[serde(default)]
     pub when: Option<State>,
+    /// Which end, if not the one that stops.
+    #[serde(default)]
+    pub of: Option<Who>,
     /// Commits that were reported safe and are lost all the same: a disk that lied.
     #[serde(default)]
     pub lost_commits: u32,
@@ -77,6 +80,12 @@ pub struct Replay {
     /// From another address than the first time.
     #[serde(default)]
     pub elsewhere: bool,
+    /// Only once an end is in this state, as for a crash.
+    #[serde(default)]
+    pub when: Option<State>,
+    /// Which end, if not the one that receives them.
+    #[serde(default)]
+    pub of: Option<Who>,
 }
 
 fn crash_for_default() -> f64 {

@@ -27,6 +27,22 @@ const REPLAY_S_MAX: f64 = 86_400.0;
 /// The stream of chance that scenarios are drawn from; runs use lower ones.
 const FUZZ_STREAM: u64 = 1 << 33;
 
+/// States that are aimed at: those that last for a moment, or that few runs come to.
+const AMBUSHES: [(&str, State); 12] = [
+    ("device", State::Handshaking),
+    ("device", State::Waking),
+    ("device", State::Hibernated),
+    ("device", State::PathOpening),
+    ("device", State::FlowUnclaimed),
+    ("device", State::FlowHalfClosedThere),
+    ("proxy", State::Waking),
+    ("proxy", State::PathOpening),
+    ("proxy", State::PathOpening),
+    ("proxy", State::FlowUnclaimed),
+    ("proxy", State::FlowHalfClosedThere),
+    ("proxy", State::FlowDraining),
+];
+
 /// The scenario file of a seed.
 pub fn scenario_text(seed: u64, salt: u64) -> String {
     let mut draw = Draw {
@@ -179,17 +195,30 @@ impl Draw {
         Ok(())
     }
 
-    /// An end that stops in a certain state: some last a round trip, and a chosen time seldom hits them.
+    /// Something that happens in a certain state: some last a round trip, and a chosen time seldom hits them.
     fn ambush(&mut self, out: &mut String) -> std::fmt::Result {
         let who = self.one_of(&["device", "proxy"]);
         let (t_s, for_s) = (self.between(0.0, 60.0), self.between(0.0, 10.0));
-        let when = self.one_of(&State::ALL).word();
-        let how = self.one_of(&["crash", "freeze"]);
-        writeln!(
-            out,
-            "\n[[crash]]\nwho = \"{who}\"\nt_s = {t_s}\nfor_s = {for_s}"
-        )?;
-        writeln!(out, "when = \"{when}\"\nhow = \"{how}\"")
+        let (of, when) = self.one_of(&AMBUSHES);
+        let fault = self.one_of(&["crash", "crash", "lie", "freeze", "freeze", "replay"]);
+        if fault == "replay" {
+            let (packets, elsewhere) = (self.rng.random_range(1..200), self.chance(0.5));
+            writeln!(
+                out,
+                "\n[[replay]]\nto = \"{who}\"\nt_s = {t_s}\npackets = {packets}"
+            )?;
+            writeln!(out, "elsewhere = {elsewhere}")?;
+        } else {
+            writeln!(
+                out,
+                "\n[[crash]]\nwho = \"{who}\"\nt_s = {t_s}\nfor_s = {for_s}"
+            )?;
+            match fault {
+                "lie" => writeln!(out, "lost_commits = {}", self.rng.random_range(1..=8))?,
+                how => writeln!(out, "how = \"{how}\"")?,
+            }
+        }
+        writeln!(out, "of = \"{of}\"\nwhen = \"{}\"", when.word())
     }
 
     /// When, and the text.

@@ -11,7 +11,9 @@
 use std::io::Write;
 
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::{Crash, EventKind, Replay, Report, Scenario, Stop, SwitchMeter, Who};
+use cedos_lab_scenario::{
+    Crash, EventKind, Replay, Report, Scenario, State, Stop, SwitchMeter, Who,
+};
 
 use crate::coverage::{Coverage, FaultKind};
 use crate::device::{Came, Device};
@@ -178,10 +180,10 @@ struct Run<'a> {
     switches: SwitchMeter,
     /// Crashes to come, the next one last.
     crashes: Vec<Crash>,
-    /// Those that wait for a state.
-    ambushes: Vec<Crash>,
     /// Replays to come, the next one last.
     replays: Vec<Replay>,
+    /// Those that wait for a state.
+    ambushes: (Vec<Crash>, Vec<Replay>),
     /// There are journals, written now and then.
     journals: bool,
     /// Whose disks lied so far.
@@ -205,8 +207,9 @@ impl<'a> Run<'a> {
         let identity = Identity::new(scenario.seed);
         let all = scenario.crashes.iter().cloned();
         let (ambushes, mut crashes): (Vec<_>, Vec<_>) = all.partition(|c| c.when.is_some());
+        let all = scenario.replays.iter().cloned();
+        let (later, mut replays): (Vec<_>, Vec<_>) = all.partition(|r| r.when.is_some());
         crashes.sort_by(|a, b| b.t_s.total_cmp(&a.t_s));
-        let mut replays = scenario.replays.clone();
         replays.sort_by(|a, b| b.t_s.total_cmp(&a.t_s));
         let network = Network::new(scenario);
         let coverage = Coverage::new(network.counters());
@@ -221,7 +224,7 @@ impl<'a> Run<'a> {
             liars: Vec::new(),
             journal_at: Time::ZERO,
             crashes,
-            ambushes,
+            ambushes: (ambushes, later),
             replays,
             done_at: None,
             moved: (Time::ZERO, 0),
@@ -319,24 +322,33 @@ impl<'a> Run<'a> {
         while let Some(replay) = self.replays.pop() {
             if Time::from_secs_f64(replay.t_s) > self.now {
                 self.replays.push(replay);
-                return Ok(());
+                break;
             }
-            self.log.note(self.now, "net", || {
-                format!("{} packets again to {:?}", replay.packets, replay.to)
-            });
-            self.coverage.on_fault(if replay.elsewhere {
-                FaultKind::ReplayElsewhere
-            } else {
-                FaultKind::Replay
-            });
-            for _ in 0..replay.packets {
-                let Some(delivery) = self.network.replayed(replay.to, replay.elsewhere) else {
-                    break;
-                };
-                match replay.to {
-                    Who::Device => self.hand_to_device(delivery)?,
-                    Who::Proxy => self.hand_to_proxy(delivery)?,
-                }
+            self.replay_now(&replay)?;
+        }
+        let mut all = std::mem::take(&mut self.ambushes.1);
+        let is_due = |r: &mut Replay| self.is_in(r.t_s, r.of.unwrap_or(r.to), r.when);
+        let due: Vec<Replay> = all.extract_if(.., is_due).collect();
+        self.ambushes.1 = all;
+        due.iter().try_for_each(|replay| self.replay_now(replay))
+    }
+
+    fn replay_now(&mut self, replay: &Replay) -> Result<(), SimFault> {
+        self.log.note(self.now, "net", || {
+            format!("{} packets again to {:?}", replay.packets, replay.to)
+        });
+        self.coverage.on_fault(if replay.elsewhere {
+            FaultKind::ReplayElsewhere
+        } else {
+            FaultKind::Replay
+        });
+        for _ in 0..replay.packets {
+            let Some(delivery) = self.network.replayed(replay.to, replay.elsewhere) else {
+                break;
+            };
+            match replay.to {
+                Who::Device => self.hand_to_device(delivery)?,
+                Who::Proxy => self.hand_to_proxy(delivery)?,
             }
         }
         Ok(())
@@ -380,17 +392,20 @@ impl<'a> Run<'a> {
             }
             self.strike(&crash);
         }
-        let (coverage, now) = (&self.coverage, self.now);
-        let struck = self.ambushes.extract_if(.., |crash| {
-            let at_device = crash.who == Who::Device;
-            Time::from_secs_f64(crash.t_s) <= now
-                && crash
-                    .when
-                    .is_some_and(|state| coverage.is_in(at_device, state))
-        });
-        for crash in struck.collect::<Vec<_>>() {
+        let mut all = std::mem::take(&mut self.ambushes.0);
+        let is_due = |c: &mut Crash| self.is_in(c.t_s, c.of.unwrap_or(c.who), c.when);
+        let due: Vec<Crash> = all.extract_if(.., is_due).collect();
+        self.ambushes.0 = all;
+        for crash in due {
             self.strike(&crash);
         }
+    }
+
+    /// Whether `end` is in the state that something waits for from `t_s` on.
+    fn is_in(&self, t_s: f64, end: Who, state: Option<State>) -> bool {
+        let at_device = end == Who::Device;
+        Time::from_secs_f64(t_s) <= self.now
+            && state.is_some_and(|state| self.coverage.is_in(at_device, state))
     }
 
     fn strike(&mut self, crash: &Crash) {
