@@ -597,6 +597,60 @@ async fn a_player_is_run_with_the_link_and_its_end_is_ours() {
 }
 
 #[tokio::test]
+async fn a_manifests_segments_lead_here_and_what_follows_is_fetched_ahead() {
+    use get_origin::{End, Origin, Reply, proper, reply};
+    let home = tempfile::tempdir().unwrap();
+    let segment = |n: u8| vec![n; 50_000];
+    let manifest = "<MPD type=\"static\" mediaPresentationDuration=\"PT12S\"><Period><AdaptationSet>\
+        <SegmentTemplate duration=\"4\" media=\"$RepresentationID$/$Number$.m4s\"/>\
+        <Representation id=\"low\"/></AdaptationSet></Period></MPD>";
+    let origin = Origin::start(move |asked| {
+        let answer = match asked.path.as_str() {
+            "/main.mpd" => {
+                let length = manifest.len().to_string();
+                reply(
+                    "200 OK",
+                    &[("Content-Length", &length)],
+                    manifest.as_bytes(),
+                )
+            }
+            path => {
+                let name = path.strip_prefix("/low/");
+                let n = name.and_then(|name| name.strip_suffix(".m4s"));
+                match n.and_then(|n| n.parse().ok()) {
+                    Some(n) => proper(asked, &segment(n), "\"v1\""),
+                    None => reply("404 Not Found", &[("Content-Length", "0")], b""),
+                }
+            }
+        };
+        Reply(answer, End::Close)
+    })
+    .await;
+    let served = Served::start(home.path(), &origin.url("/main.mpd"), &[]).await;
+    let got = ask(&served.link, "GET", &[], LENGTH).await;
+    assert_eq!(got.field("content-type"), "application/dash+xml");
+    let text = String::from_utf8(got.body.clone()).unwrap();
+    let (_, base) = text.split_once("<BaseURL>").expect("a base");
+    let (base, _) = base.split_once("main.mpd</BaseURL>").expect("its end");
+    let url = |n: u8| format!("http://127.0.0.1:{}{base}low/{n}.m4s", served.port());
+    // Nothing leads to what the manifest did not name.
+    assert_eq!(ask(&url(4), "GET", &[], LENGTH).await.status, 404);
+    let first = ask(&url(1), "GET", &[], LENGTH).await;
+    assert!(
+        first.status == 200 && first.body == segment(1),
+        "{}",
+        first.status
+    );
+    let ahead = async {
+        while !(origin.asked().iter()).any(|asked| asked.path == "/low/3.m4s") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let ahead = timeout(PATIENCE, ahead).await;
+    ahead.expect("the third is fetched before it is asked for");
+}
+
+#[tokio::test]
 async fn a_playlists_links_lead_here_and_what_follows_is_fetched_ahead() {
     use get_origin::{End, Origin, Reply, proper, reply};
     let home = tempfile::tempdir().unwrap();

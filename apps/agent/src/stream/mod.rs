@@ -12,7 +12,8 @@
 //! pause.
 
 pub mod asked;
-pub mod door;
+pub mod dash;
+mod door;
 pub mod feed;
 pub mod handing;
 pub mod object;

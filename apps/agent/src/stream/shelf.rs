@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use url::Url;
 
+use super::dash::{self, Manifest};
 use super::door::{Found, House};
 use super::feed::{Feed, Rules};
 use super::object::{Object, Refusal};
@@ -171,7 +172,7 @@ impl Shelf {
             .map(|name| as_path(&name))
             .find(|name| !places.contains_key(name))
             .expect("there are names enough");
-        let place = match playlist::is_named(url) {
+        let place = match playlist::is_named(url) || dash::is_named(url) {
             true => Place::Playlist(url.clone()),
             false => self.stream(url, &name, false)?,
         };
@@ -232,12 +233,12 @@ impl Shelf {
     async fn playlist(&self, url: &Url) -> Found {
         let kept = held(&self.lists).texts.get(url).cloned();
         if let Some((text, true)) = kept {
-            return Found::Text(text, playlist::MEDIA_TYPE);
+            return told(text);
         }
         match (self.fetch_playlist(url).await, kept) {
-            (Ok(text), _) => Found::Text(text, playlist::MEDIA_TYPE),
+            (Ok(text), _) => told(text),
             // While no network is there, the one before says what is held.
-            (Err(_), Some((text, _))) => Found::Text(text, playlist::MEDIA_TYPE),
+            (Err(_), Some((text, _))) => told(text),
             (Err(refusal), None) => Found::Refused(refusal.status, refusal.text),
         }
     }
@@ -299,11 +300,14 @@ impl Shelf {
             }
         };
         let here = |url: &Url| format!("/{}/{}", self.token, playlist::path_of(url));
-        let Some(list) = playlist::read(&text, url, here) else {
+        if let Some(list) = playlist::read(&text, url, here) {
+            Ok(self.learn(url, list))
+        } else if let Some(manifest) = dash::read(&text, url, here) {
+            Ok(self.learn_manifest(url, manifest))
+        } else {
             let text = "what the origin calls a playlist is none".to_owned();
-            return Err(refuse(StatusCode::BAD_GATEWAY, text));
-        };
-        Ok(self.learn(url, list))
+            Err(refuse(StatusCode::BAD_GATEWAY, text))
+        }
     }
 
     fn learn(&self, url: &Url, list: Playlist) -> String {
@@ -313,20 +317,41 @@ impl Shelf {
             .named
             .extend(named.map(|(link, kind)| (link, (kind, url.clone()))));
         if !list.segments.is_empty() {
-            let media = lists.media.entry(url.clone()).or_insert_with(|| Media {
-                segments: Vec::new(),
-                open: BTreeMap::new(),
-                title: None,
-                at: None,
-            });
-            media.segments = list.segments;
-            if let Some(at) = media.at.clone() {
-                let _ = self.unroll(media, &at);
-            }
+            self.learn_media(&mut lists, url, list.segments);
         }
         let kept = (list.text.clone(), list.is_over);
         lists.texts.insert(url.clone(), kept);
         list.text
+    }
+
+    fn learn_manifest(&self, url: &Url, manifest: Manifest) -> String {
+        let mut lists = held(&self.lists);
+        for (link, kind) in manifest.links {
+            lists.named.insert(link, (kind, url.clone()));
+        }
+        for (of, segments) in manifest.media {
+            for segment in &segments {
+                let named = (Kind::Segment, of.clone());
+                lists.named.insert(segment.url.clone(), named);
+            }
+            self.learn_media(&mut lists, &of, segments);
+        }
+        let kept = (manifest.text.clone(), manifest.is_over);
+        lists.texts.insert(url.clone(), kept);
+        manifest.text
+    }
+
+    fn learn_media(&self, lists: &mut Lists, of: &Url, segments: Vec<Segment>) {
+        let media = lists.media.entry(of.clone()).or_insert_with(|| Media {
+            segments: Vec::new(),
+            open: BTreeMap::new(),
+            title: None,
+            at: None,
+        });
+        media.segments = segments;
+        if let Some(at) = media.at.clone() {
+            let _ = self.unroll(media, &at);
+        }
     }
 
     /// Opens the segments from `at` on, and closes those long before it.
@@ -398,6 +423,15 @@ fn words(fault: Fault) -> String {
         | Fault::Nameless(text)
         | Fault::Portal(text) => text,
     }
+}
+
+/// A playlist or a manifest, for players.
+fn told(text: String) -> Found {
+    let kind = match text.starts_with("#EXTM3U") {
+        true => playlist::MEDIA_TYPE,
+        false => dash::MEDIA_TYPE,
+    };
+    Found::Text(text, kind)
 }
 
 fn nothing() -> Found {
