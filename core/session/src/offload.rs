@@ -48,6 +48,9 @@ const WINDOW_MIN: u32 = 20;
 const ACKS_PER_WINDOW: u32 = 8;
 /// More packets in a round than in the one before by this share of them: the window grows.
 const GROWTH: u32 = 4; // a guess: a fourth; slow start doubles, CUBIC hardly moves
+/// Rounds after a gap in what arrived, in which all answers go the usual way: a sender that judges a loss
+/// by late answers takes a random one for congestion. // a guess: what it takes to answer and repair it
+const ROUNDS_AFTER_GAP: u64 = 2;
 /// The other round trip, in round trips of the path itself, beyond which answers come too late.
 const ROUND_TRIPS_MAX: u64 = 4; // a guess
 /// One ACK goes the usual way at least so often: it measures the path, and is there if the other
@@ -72,6 +75,8 @@ pub(crate) struct Relief {
     last: u32,
     before: u32,
     usual_at: Time,
+    /// Until then the sender may be judging a loss.
+    gap_until: Time,
     /// The path that the ACK now due leaves on, instead of its own.
     by: Option<PathId>,
 }
@@ -84,12 +89,16 @@ impl Relief {
             last: 0,
             before: 0,
             usual_at: now,
+            gap_until: Time::ZERO,
             by: None,
         }
     }
 
-    /// A packet with payload arrived; `round` is the path's round trip.
-    fn on_payload(&mut self, now: Time, round: Span) {
+    /// A packet with payload arrived, perhaps behind a gap; `round` is the path's round trip.
+    fn on_payload(&mut self, now: Time, round: Span, gap: bool) {
+        if gap {
+            self.gap_until = now + round.times(ROUNDS_AFTER_GAP);
+        }
         if now >= self.round_began + round {
             (self.before, self.last, self.packets) = (self.last, self.packets, 0);
             self.round_began = now;
@@ -97,11 +106,11 @@ impl Relief {
         self.packets += 1;
     }
 
-    /// Whether the sender's window is large and does not grow by answers.
-    fn is_steady(&self, asked_every: u32) -> bool {
+    /// Whether the sender's window is large and does not grow by answers, and nothing was lost.
+    fn is_steady(&self, now: Time, asked_every: u32) -> bool {
         let window = self.last.max(asked_every.saturating_mul(ACKS_PER_WINDOW));
         let grows = self.last > self.before + self.before / GROWTH;
-        window >= WINDOW_MIN && !grows
+        window >= WINDOW_MIN && !grows && now >= self.gap_until
     }
 }
 
@@ -201,15 +210,15 @@ impl Session {
         }
     }
 
-    /// A packet with payload arrived on this path.
-    pub(crate) fn note_relief(&mut self, now: Time, slot: usize) {
+    /// A packet with payload arrived on this path, perhaps behind a gap.
+    pub(crate) fn note_relief(&mut self, now: Time, slot: usize, gap: bool) {
         if self.paths.len() < 2 || !self.is_half_duplex(&self.paths[slot]) {
             return;
         }
         let path = self.paths.at(slot);
         let round = path.recovery.rtt.smoothed();
         let relief = path.relief.get_or_insert_with(|| Relief::new(now).into());
-        relief.on_payload(now, round);
+        relief.on_payload(now, round, gap);
     }
 
     /// R-ACK-7: chooses for each half-duplex path with an ACK due which way that goes.
@@ -223,7 +232,7 @@ impl Session {
             };
             // The other path may be gone since it was chosen.
             relief.by = None;
-            let steady = relief.is_steady(every) && now < relief.usual_at + USUAL_WAY_EVERY;
+            let steady = relief.is_steady(now, every) && now < relief.usual_at + USUAL_WAY_EVERY;
             if steady && let Some(other) = self.other_way(now, slot, round) {
                 let id = self.paths[other].id;
                 let path = self.paths.at(slot);
@@ -345,24 +354,32 @@ mod tests {
         let mut relief = Relief::new(ms(0));
         for (n, packets) in rounds.iter().enumerate() {
             let begins = ms(50 * n as u64);
-            (0..*packets).for_each(|_| relief.on_payload(begins, ROUND));
+            (0..*packets).for_each(|_| relief.on_payload(begins, ROUND, false));
         }
-        relief.on_payload(ms(50 * rounds.len() as u64), ROUND);
+        relief.on_payload(ms(50 * rounds.len() as u64), ROUND, false);
         relief
     }
 
     #[test]
     fn a_small_window_and_one_that_grows_keep_their_answers() {
         // R-ACK-7
-        assert!(!relief(&[19, 19, 19]).is_steady(2), "below 20 packets");
-        assert!(!relief(&[20, 40, 80]).is_steady(10), "slow start");
-        assert!(relief(&[80, 80, 80]).is_steady(2));
-        assert!(relief(&[80, 85, 90]).is_steady(2), "congestion avoidance");
-        assert!(relief(&[80, 80, 40]).is_steady(2), "after a loss");
-        assert!(
-            relief(&[10, 10, 10]).is_steady(3),
-            "a large window says so itself"
-        );
+        let is_steady = |rounds: &[u32], every| relief(rounds).is_steady(ms(1000), every);
+        assert!(!is_steady(&[19, 19, 19], 2), "below 20 packets");
+        assert!(!is_steady(&[20, 40, 80], 10), "slow start");
+        assert!(is_steady(&[80, 80, 80], 2));
+        assert!(is_steady(&[80, 85, 90], 2), "congestion avoidance");
+        assert!(is_steady(&[80, 80, 40], 2), "after a loss");
+        assert!(is_steady(&[10, 10, 10], 3), "a large window says so itself");
+    }
+
+    #[test]
+    fn answers_go_the_usual_way_while_a_loss_is_judged() {
+        // R-ACK-7
+        let mut relief = relief(&[80, 80, 80]);
+        relief.on_payload(ms(160), ROUND, true);
+        relief.on_payload(ms(170), ROUND, false);
+        assert!(!relief.is_steady(ms(259), 2));
+        assert!(relief.is_steady(ms(260), 2));
     }
 
     #[test]

@@ -104,6 +104,10 @@ impl RecvHalf {
     pub(crate) fn contiguous(&self) -> u64 {
         self.received.end_from(self.read_to).max(self.read_to)
     }
+    /// Bytes are missing before others that are here.
+    pub(crate) fn has_hole(&self) -> bool {
+        self.reached > self.contiguous()
+    }
     /// Offset of the next byte to be read.
     pub(crate) fn read_to(&self) -> u64 {
         self.read_to
