@@ -8,7 +8,7 @@
 //!
 //! Nothing but links is touched. What a template stands for is written out, so that segments are known before
 //! a player asks: by a timeline, or by a duration where the length of the period is known. Of a live manifest
-//! without a timeline it is not, and its segments do not lead here.
+//! without a timeline it is not: then all links lead to the origin, as they did.
 
 use std::time::Duration;
 
@@ -44,6 +44,20 @@ pub fn is_named(url: &Url) -> bool {
 
 /// Reads a manifest from `base`; `link` makes of an origin's URL one that leads here.
 pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Manifest> {
+    let (manifest, is_known) = read_with(text, base, &link)?;
+    if is_known {
+        return Some(manifest);
+    }
+    let (there, _) = read_with(text, base, &|url| url.to_string())?;
+    Some(Manifest {
+        links: Vec::new(),
+        media: Vec::new(),
+        ..there
+    })
+}
+
+/// The same, and whether all of its segments are known.
+fn read_with(text: &str, base: &Url, link: &dyn Fn(&Url) -> String) -> Option<(Manifest, bool)> {
     let document = Document::parse(text).ok()?;
     let root = document.root_element();
     if root.tag_name().name() != "MPD" {
@@ -51,10 +65,11 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Man
     }
     let mut reader = Reader {
         url: base,
-        link: &link,
+        link,
         edits: Vec::new(),
         links: Vec::new(),
         media: Vec::new(),
+        is_known: true,
         is_over: root.attribute("type") != Some("dynamic"),
     };
     reader.manifest(root);
@@ -62,6 +77,7 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Man
         mut edits,
         links,
         media,
+        is_known,
         is_over,
         ..
     } = reader;
@@ -74,12 +90,13 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Man
         at = to;
     }
     told += &text[at..];
-    Some(Manifest {
+    let manifest = Manifest {
         text: told,
         links,
         media,
         is_over,
-    })
+    };
+    Some((manifest, is_known))
 }
 
 struct Reader<'a> {
@@ -89,6 +106,7 @@ struct Reader<'a> {
     edits: Vec<(usize, usize, String)>,
     links: Vec<(Url, Kind)>,
     media: Vec<(Url, Vec<Segment>)>,
+    is_known: bool,
     is_over: bool,
 }
 
@@ -211,7 +229,7 @@ impl Reader<'_> {
 
     /// The segments of a representation; none if it is one file.
     fn segments(
-        &self,
+        &mut self,
         levels: &[Node<'_, '_>; 3],
         base: &Url,
         lasts: Option<f64>,
@@ -220,7 +238,7 @@ impl Reader<'_> {
         let mut all = Vec::new();
         if of("SegmentTemplate").next().is_some() {
             let found = Template::of(of("SegmentTemplate").collect(), levels[0]);
-            found.write_out(base, lasts, self.is_over, &mut all);
+            self.is_known &= found.write_out(base, lasts, self.is_over, &mut all);
             return Some(all);
         }
         let list = of("SegmentList").next()?;
@@ -269,7 +287,14 @@ impl<'a> Template<'a> {
         self.attribute(name)?.parse().ok()
     }
 
-    fn write_out(&self, base: &Url, lasts: Option<f64>, is_over: bool, all: &mut Vec<Segment>) {
+    /// Adds all segments; false if it cannot be known which there are.
+    fn write_out(
+        &self,
+        base: &Url,
+        lasts: Option<f64>,
+        is_over: bool,
+        all: &mut Vec<Segment>,
+    ) -> bool {
         let mut add = |template: &str, number: u64, time: u64, plays: Option<f64>| {
             let told = self.filled(template, number, time);
             if let Ok(url) = base.join(&told) {
@@ -281,7 +306,7 @@ impl<'a> Template<'a> {
             add(template, 0, 0, None);
         }
         let Some(media) = self.attribute("media") else {
-            return;
+            return true;
         };
         let scale = self.number("timescale").filter(|s| *s > 0.0).unwrap_or(1.0);
         let first = self.attribute("startNumber").and_then(|n| n.parse().ok());
@@ -299,18 +324,18 @@ impl<'a> Template<'a> {
             for (n, run) in runs.iter().enumerate() {
                 time = whole(run, "t").unwrap_or(time);
                 let Some(length) = whole(run, "d").filter(|d: &u64| *d > 0) else {
-                    return;
+                    return false;
                 };
                 let repeats = run.attribute("r").and_then(|r| r.parse::<i64>().ok());
                 let until = runs.get(n + 1).and_then(|next| whole(next, "t")).or(ends);
                 let count = match (repeats.unwrap_or(0), until) {
                     (0.., _) => repeats.unwrap_or(0).unsigned_abs() + 1,
                     (_, Some(until)) => until.saturating_sub(time).div_ceil(length),
-                    (_, None) => return,
+                    (_, None) => return false,
                 };
                 for _ in 0..count {
                     if left == 0 {
-                        return;
+                        return true;
                     }
                     add(media, number, time, Some(length as f64 / scale));
                     (number, time, left) = (number + 1, time.saturating_add(length), left - 1);
@@ -324,7 +349,15 @@ impl<'a> Template<'a> {
                 let time = (n as f64 * length) as u64;
                 add(media, number + n, time, Some(length / scale));
             }
+        } else {
+            // One segment for the whole period has no number and no time.
+            let is_one = !media.contains("$Number") && !media.contains("$Time");
+            if is_one {
+                add(media, number, 0, lasts);
+            }
+            return is_one;
         }
+        true
     }
 
     /// A template with its identifiers filled in (§5.3.9.4.4).
@@ -443,6 +476,23 @@ mod tests {
         assert_eq!(segments[2].plays, Some(Duration::from_millis(2500)));
         let file: Url = "https://o.example/film/all.mp4".parse().unwrap();
         assert_eq!(manifest.links, [(file, Kind::Other)]);
+    }
+
+    #[test]
+    fn live_segments_that_only_a_clock_tells_come_from_the_origin() {
+        let text = r#"<MPD type="dynamic" availabilityStartTime="2026-01-01T00:00:00Z"><Period start="PT0S"><AdaptationSet>
+<SegmentTemplate duration="2" media="/v/$Number$.m4s"/><Representation id="v"/></AdaptationSet></Period></MPD>"#;
+        let manifest = read_here(text);
+        assert!(manifest.media.is_empty() && manifest.links.is_empty() && !manifest.is_over);
+        let told = &manifest.text;
+        assert!(
+            told.contains("<BaseURL>https://o.example/film/main.mpd</BaseURL>"),
+            "{told}"
+        );
+        assert!(
+            told.contains("media=\"https://o.example/v/$Number$.m4s\""),
+            "{told}"
+        );
     }
 
     #[test]
