@@ -69,7 +69,7 @@ pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<Outcome> {
     let arguments = ["test", "--workspace", "--locked", "--no-fail-fast"];
     // Built first: a compiler may be silent for longer than a test.
     let mut build = cargo(arguments.iter().chain(more).copied().chain(["--no-run"]));
-    if !matches!(run_command(build.arg("--quiet"))?, Outcome::Held) {
+    if !matches!(run_command(&mut build)?, Outcome::Held) {
         return Ok(Outcome::Failed);
     }
     let mut command = cargo(arguments.iter().chain(more).copied());
