@@ -94,7 +94,7 @@ pub fn commanded_in_lab(
         .output()
         .context("`cedos lab run` cannot be run")?;
     let errors = String::from_utf8_lossy(&said.stderr);
-    let last = errors.lines().last().unwrap_or_default();
+    let last = errors.lines().next_back().unwrap_or_default();
     ensure!(
         said.status.success(),
         "`cedos lab run` ended with {}: {last}",
@@ -102,7 +102,7 @@ pub fn commanded_in_lab(
     );
     // What the shell printed is before it.
     let printed = String::from_utf8_lossy(&said.stdout);
-    serde_json::from_str(printed.lines().last().unwrap_or_default())
+    serde_json::from_str(printed.lines().next_back().unwrap_or_default())
         .context("`cedos lab run` ended without its report")
 }
 

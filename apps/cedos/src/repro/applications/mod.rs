@@ -280,9 +280,12 @@ fn not_run(delays_s: &[u32]) -> String {
     }
 }
 
+/// What came of a client, by the number of the disturbance and the delay.
+type InWords = BTreeMap<(usize, u32), String>;
+
 /// A table per way: clients, and what came of each after each disturbance. Markdown.
 pub fn table(ours: &Value, baseline: &Value) -> String {
-    let mut cells: BTreeMap<(&str, &str), BTreeMap<(usize, u32), String>> = BTreeMap::new();
+    let mut cells: BTreeMap<(&str, &str), InWords> = BTreeMap::new();
     let both = [ours, baseline].map(|side| side["table"].as_object());
     for (name, told) in both.into_iter().flatten().flatten() {
         let words: Vec<&str> = name.split('/').collect();
@@ -317,7 +320,7 @@ pub fn table(ours: &Value, baseline: &Value) -> String {
         for (client, row) in rows {
             let _ = write!(text, "| {client} |");
             for column in &columns {
-                let _ = write!(text, " {} |", row.get(column).map_or("", String::as_str));
+                let _ = write!(text, " {} |", row.get(*column).map_or("", String::as_str));
             }
             text.push('\n');
         }

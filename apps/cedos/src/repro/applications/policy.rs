@@ -101,8 +101,7 @@ fn figures(asked: &str, counted: &str, right: bool) -> anyhow::Result<Value> {
         .find(|(at, bytes)| *at > any && bytes - since > FLOWS_BYTES);
     let last = counted
         .windows(2)
-        .filter(|pair| (free_only..end).contains(&pair[1].0) && pair[1].1 - pair[0].1 > LOOK_BYTES)
-        .last();
+        .rfind(|pair| (free_only..end).contains(&pair[1].0) && pair[1].1 - pair[0].1 > LOOK_BYTES);
     Ok(json!({
         "right": right,
         "before_bytes": carried(first, any),
