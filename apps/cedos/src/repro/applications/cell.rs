@@ -1,7 +1,7 @@
 //! A cell: one client, one transfer, one disturbance in its middle, in a lab of its own.
 //!
 //! ```text
-//!  0      8         14                14 + D                     14 + D + patience
+//!  0      12        24                24 + D                     24 + D + patience
 //!  │prepare│ transfer ┊  disturbed      ┊ transfer, if it goes on   │ hung: it is ended
 //!                                          by hand, if it gave up ├─────┤
 //! ```
@@ -17,14 +17,14 @@ use serde::Serialize;
 use std::fs;
 use std::path::Path;
 
-/// Bytes of a transfer: 12.4 s of the link.
+/// Bytes of a transfer: 25 s of the link.
 pub const BYTES: u64 = 6_000_000;
 /// When the transfer begins, and when it is disturbed.
-pub const BEGINS_S: u32 = 8;
-pub const DISTURBED_S: u32 = 14;
+pub const BEGINS_S: u32 = 12;
+pub const DISTURBED_S: u32 = 24;
 /// How long the network is back before somebody tries by hand, and how long that may take.
 const BY_HAND_AFTER_S: u32 = 5;
-const BY_HAND_S: u32 = 45;
+const BY_HAND_S: u32 = 60;
 /// What a lab takes beyond.
 const SPARE_S: u32 = 20;
 /// `timeout` ended it, or had to kill it.
@@ -142,6 +142,9 @@ impl Cell {
     /// There is no lab, or it could not follow the scenario.
     pub fn run(&self, asked: &Cells, folder: &Path) -> anyhow::Result<Told> {
         let at = folder.join(self.name().replace('/', "-"));
+        if at.exists() {
+            fs::remove_dir_all(&at)?; // It was run before, and said nothing.
+        }
         fs::create_dir(&at)?;
         let file = folder.join("content");
         let back_s = DISTURBED_S + self.delay_s;
@@ -240,13 +243,13 @@ mod tests {
     #[test]
     fn what_a_script_wrote_is_told() {
         let judged = |calls: &str| told(calls, "1000\n3001000\n", Way::Down, &Report::default());
-        let right = judged("0 30.5 1\n").unwrap();
+        let right = judged("0 40.5 1\n").unwrap();
         assert_eq!(
             (right.ended, right.after_s, right.by_hand),
             (Ended::Right, 16.5, None)
         );
         assert_eq!((right.moved_before, right.in_the_middle), (0.5, true));
-        let gave_up = judged("56 20 0\n0 40 1\n").unwrap();
+        let gave_up = judged("56 30 0\n0 50 1\n").unwrap();
         assert_eq!((gave_up.ended, gave_up.code), (Ended::GaveUp, Some(56)));
         assert_eq!(gave_up.by_hand, Some(Ended::Right));
         let hung = judged("124 90 0\n0 99 0\n").unwrap();
@@ -259,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_transfer_that_was_over_was_not_disturbed_in_its_middle() {
-        let told = told("0 13 1\n", "0\n6100000\n", Way::Down, &Report::default()).unwrap();
+        let told = told("0 23 1\n", "0\n6100000\n", Way::Down, &Report::default()).unwrap();
         assert!(!told.in_the_middle);
     }
 }

@@ -69,8 +69,9 @@ cat >feed/feed.xml <<FEED
 <enclosure url="$URL" length="$BYTES" type="audio/mpeg"/></item></channel></rss>
 FEED
 python3 -m http.server 8099 --bind 127.0.0.1 --directory feed & echo $! >server
-sleep 1
-gpo subscribe http://127.0.0.1:8099/feed.xml && gpo update
+tries=0
+until gpo subscribe http://127.0.0.1:8099/feed.xml | grep added || [ $((tries += 1)) -gt 9 ]; do sleep 0.5; done
+gpo update
 "#;
 const BROWSER: &str = "python3 ../browser.py chromium \"$URL\" \"$PWD\" out";
 

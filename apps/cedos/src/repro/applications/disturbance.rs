@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 /// Rate of both links, both ways, in Mb/s.
-const MBPS: u32 = 4;
+pub const MBPS: u32 = 2;
 
 /// A way to lose the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,9 +27,13 @@ use std::time::Duration;
 /// Content of the objects, and chance.
 const SEED: u64 = 10;
 /// Labs at once: their programs mostly wait.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 24;
 /// From one lab's beginning to the next: what moves, moves at different times.
-const APART: Duration = Duration::from_millis(1500);
+const APART: Duration = Duration::from_millis(2500);
+/// Cells that were not disturbed in their middle are run again so often, fewer at once: a program that
+/// is slow to begin on a busy machine.
+const AGAIN: usize = 2;
+const AT_ONCE_AGAIN: usize = 8;
 /// What a link may carry though no payload may: handshakes, probes. // as apps/cedos/tests/agent_links.rs
 const CONTROL_BYTES_MAX: u64 = 6_000;
 
@@ -70,6 +74,7 @@ impl Cells {
         let mut delays_s = self.delays_s.clone();
         delays_s.sort_unstable();
         delays_s.dedup();
+        let longest_s = delays_s.last().copied();
         for delay_s in delays_s.into_iter().rev() {
             for way in Way::ALL {
                 let Some(call) = client.call(way) else {
@@ -83,7 +88,9 @@ impl Cells {
                         disturbance,
                         delay_s,
                     };
-                    if client.is_disturbed_by(disturbance) && self.include(&cell.name()) {
+                    // With another link there, how long the first is away matters little.
+                    let once = disturbance != Disturbance::Cellular || Some(delay_s) == longest_s;
+                    if once && client.is_disturbed_by(disturbance) && self.include(&cell.name()) {
                         cells.push(cell);
                     }
                 }
@@ -118,11 +125,28 @@ pub fn run(asked: &Cells) -> anyhow::Result<Measured> {
             None => cells.extend(asked.of(client)),
         }
     }
-    // The longest first, so that none is waited for alone.
-    cells.sort_by_key(|cell| std::cmp::Reverse(cell.delay_s));
+    // The longest first, so that none is waited for alone; and no program beside itself.
+    cells.sort_by_key(|cell| {
+        let way = cell.way == Way::Up;
+        (
+            std::cmp::Reverse(cell.delay_s),
+            cell.disturbance.word(),
+            way,
+        )
+    });
     let toggles = asked.include("policy");
     ensure!(!cells.is_empty() || toggles, "there is no such cell");
-    let told = all(&cells, asked, folder.path())?;
+    let mut told = all(&cells, AT_ONCE, asked, folder.path())?;
+    for _ in 0..AGAIN {
+        let missed: Vec<usize> = (0..cells.len())
+            .filter(|&n| !told[n].in_the_middle)
+            .collect();
+        let again: Vec<Cell> = missed.iter().map(|&n| cells[n]).collect();
+        let came = all(&again, AT_ONCE_AGAIN, asked, folder.path())?;
+        for (n, came) in missed.into_iter().zip(came) {
+            told[n] = came;
+        }
+    }
     // By itself: it is about seconds.
     let policy = toggles.then(|| policy::run(folder.path())).transpose()?;
     let mut measured = figures(&cells, &told, policy);
@@ -133,7 +157,7 @@ pub fn run(asked: &Cells) -> anyhow::Result<Measured> {
 }
 
 /// Runs cells, many at once.
-fn all(cells: &[Cell], asked: &Cells, folder: &Path) -> anyhow::Result<Vec<Told>> {
+fn all(cells: &[Cell], at_once: usize, asked: &Cells, folder: &Path) -> anyhow::Result<Vec<Told>> {
     let next = Mutex::new(0..cells.len());
     let told = Mutex::new(BTreeMap::new());
     let take = || {
@@ -155,7 +179,7 @@ fn all(cells: &[Cell], asked: &Cells, folder: &Path) -> anyhow::Result<Vec<Told>
         Ok(())
     };
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..AT_ONCE.min(cells.len()))
+        let workers: Vec<_> = (0..at_once.min(cells.len()))
             .map(|_| scope.spawn(work))
             .collect();
         let mut ended = workers
@@ -229,10 +253,11 @@ fn conditions(asked: &Cells, cells: &[Cell]) -> Vec<String> {
     let delays: Vec<_> = asked.delays_s.iter().map(u32::to_string).collect();
     let mut all = vec![
         format!(
-            "{} bytes over emulated Wi-Fi, 4 Mb/s both ways, 20 ms; the other link 4 Mb/s, 60 ms, metered; \
-             disturbed {} s after the call",
+            "{} bytes over emulated Wi-Fi, {mbps} Mb/s both ways, 20 ms; the other link {mbps} Mb/s, 60 ms, \
+             metered; disturbed {} s after the call",
             cell::BYTES,
-            cell::DISTURBED_S - cell::BEGINS_S
+            cell::DISTURBED_S - cell::BEGINS_S,
+            mbps = disturbance::MBPS,
         ),
         format!(
             "away for {} s of real time, nothing scaled; {} of the paper's 10, 30, 60, 120, 300, 3600 s are \
@@ -246,7 +271,9 @@ fn conditions(asked: &Cells, cells: &[Cell]) -> Vec<String> {
             asked.patience_s
         ),
         format!(
-            "each cell in a lab of its own, up to {AT_ONCE} at once, begun {} s apart",
+            "each cell in a lab of its own, up to {AT_ONCE} at once, begun {} s apart; run again, up to \
+             {AGAIN} times, if less than a twentieth of the object had moved before the disturbance, or \
+             all but a twentieth",
             APART.as_secs_f64()
         ),
         "the origin is the lab's own: HTTP without TLS, ranges, strong ETags, the same bytes each time; so \
@@ -397,10 +424,7 @@ mod tests {
                 .iter()
                 .all(|name| name.starts_with("cedos/"))
         );
-        assert_eq!(
-            names(&["cedos-any"]),
-            ["cedos-any/down/cellular/60", "cedos-any/down/cellular/10"]
-        );
+        assert_eq!(names(&["cedos-any"]), ["cedos-any/down/cellular/60"]);
         assert!(names(&["nobody"]).is_empty());
     }
 

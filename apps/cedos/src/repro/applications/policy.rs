@@ -16,11 +16,13 @@ use std::fs;
 use std::path::Path;
 
 /// More than both links carry until the policy is changed for the last time.
-const BYTES: u64 = 16_000_000;
+const BYTES: u64 = 8_000_000;
 /// How long each policy holds.
 const FREE_ONLY_S: u32 = 5;
 const ANY_S: u32 = 5;
 const FREE_ONLY_AGAIN_S: u32 = 8;
+/// When the run ends at the latest.
+const DURATION_S: u32 = 120;
 /// From so much on since the policy changed, payload flows: a handshake is less.
 const FLOWS_BYTES: f64 = 20_000.0;
 /// From one look at the counters to the next, payload flows if more came: ACKs and probes are less.
@@ -71,7 +73,7 @@ pub fn run(folder: &Path) -> anyhow::Result<Value> {
         ("ANY_S", ANY_S.to_string()),
         ("FREE_ONLY_AGAIN_S", FREE_ONLY_AGAIN_S.to_string()),
     ];
-    commanded_in_lab(&disturbance::links(true, 120), SCRIPT, &variables)?;
+    commanded_in_lab(&disturbance::links(true, DURATION_S), SCRIPT, &variables)?;
     let read = |name: &str| fs::read_to_string(at.join(name)).unwrap_or_default();
     let right = read("digest").trim() == hex::encode(content::sha256(SEED, BYTES));
     figures(&read("asked"), &read("counted"), right)
