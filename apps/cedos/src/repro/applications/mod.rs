@@ -37,6 +37,10 @@ const AT_ONCE_AGAIN: usize = 8;
 /// What a link may carry though no payload may: handshakes, probes. // as apps/cedos/tests/agent_links.rs
 const CONTROL_BYTES_MAX: u64 = 6_000;
 
+/// How long a changed policy may take to hold: an epoch of the scheduler, `cedos edit` itself, a handshake
+/// and what is on its way included.
+const CHANGE_S: f64 = 1.0;
+
 /// Which cells are to be run.
 #[derive(Clone, Debug)]
 pub struct Cells {
@@ -223,8 +227,8 @@ fn figures(cells: &[Cell], told: &[Told], policy: Option<Value>) -> Measured {
         mark.extend([
             "policy.right == 1".to_owned(),
             format!("policy.before_bytes <= {CONTROL_BYTES_MAX}"),
-            "policy.to_any_s <= 1".to_owned(),
-            "policy.to_free_only_s <= 1".to_owned(),
+            format!("policy.to_any_s <= {CHANGE_S}"),
+            format!("policy.to_free_only_s <= {CHANGE_S}"),
             format!("policy.settled_bytes <= {CONTROL_BYTES_MAX}"),
         ]);
     }
@@ -280,6 +284,9 @@ fn conditions(asked: &Cells, cells: &[Cell]) -> Vec<String> {
          no cell can show what resuming does where they differ"
             .to_owned(),
     ];
+    if asked.include("policy") {
+        all.push(policy::ABOUT.to_owned());
+    }
     for disturbance in Disturbance::ALL {
         if cells.iter().any(|cell| cell.disturbance == disturbance) {
             all.push(disturbance.about().to_owned());
