@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-/// With the network away for 5 s, and nobody waiting longer than 20 s once it is back.
+/// With the network away for 5 s, and nobody waiting longer than 45 s once it is back.
 #[test]
 fn a_cell_says_that_curl_hung_and_that_ours_went_on() {
     let output = Command::new(env!("CARGO_BIN_EXE_cedos"))
@@ -16,7 +16,7 @@ fn a_cell_says_that_curl_hung_and_that_ours_went_on() {
             "--delays",
             "5",
             "--patience",
-            "20",
+            "45",
         ])
         .args(["--only", "cedos/down/off", "--only", "curl/down/off"])
         .output()
@@ -54,7 +54,7 @@ fn a_cell_says_that_curl_hung_and_that_ours_went_on() {
     // Its address is gone, and nobody tells it.
     assert_eq!(curl["ended"], "hung", "{curl}");
     assert_eq!(curl["by_hand"], "right", "{curl}");
-    assert!(curl["after_s"].as_f64() >= Some(25.0), "{curl}");
+    assert!(curl["after_s"].as_f64() >= Some(50.0), "{curl}");
 }
 
 #[test]
