@@ -73,6 +73,39 @@ pub fn command_in_lab(scenario: &str, script: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The same with these variables, and the report of the run.
+///
+/// # Errors
+/// It could not be run, or the shell did not end well.
+pub fn commanded_in_lab(
+    scenario: &str,
+    script: &str,
+    variables: &[(&str, String)],
+) -> anyhow::Result<Report> {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
+    file.write_all(scenario.as_bytes())?;
+    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let said = Command::new(program)
+        .args(["lab", "run", "--json"])
+        .arg(file.path())
+        .args(["--", "sh", "-c", script])
+        .envs(variables.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::null())
+        .output()
+        .context("`cedos lab run` cannot be run")?;
+    let errors = String::from_utf8_lossy(&said.stderr);
+    let last = errors.lines().next_back().unwrap_or_default();
+    ensure!(
+        said.status.success(),
+        "`cedos lab run` ended with {}: {last}",
+        said.status
+    );
+    // What the shell printed is before it.
+    let printed = String::from_utf8_lossy(&said.stdout);
+    serde_json::from_str(printed.lines().next_back().unwrap_or_default())
+        .context("`cedos lab run` ended without its report")
+}
+
 /// The report of a run.
 ///
 /// # Errors

@@ -12,6 +12,7 @@
 //! is computed from `ours` and `mark` in the printed object and from nothing else, so that anybody
 //! can compute it again.
 
+pub mod applications;
 mod blackouts;
 mod bufferbloat;
 mod bulk;
@@ -116,7 +117,14 @@ pub fn run(row: &rows::Row, place: Where) -> anyhow::Result<Reproduced> {
             elsewhere.join(" or ")
         );
     };
-    let measured = runner()?;
+    judge(row, place, runner()?)
+}
+
+/// What was measured, with what it says of its row.
+///
+/// # Errors
+/// A mark is no comparison.
+pub fn judge(row: &rows::Row, place: Where, measured: Measured) -> anyhow::Result<Reproduced> {
     let holds = mark::holds(&measured.mark, &measured.ours)?;
     Ok(Reproduced {
         id: row.id,

@@ -1,9 +1,9 @@
 //! Every result of the five papers that is to be reproduced, and what belongs beside them.
 
 use super::{
-    Measured, Where, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
-    offload, plane, plot::Chart, podcasts, prediction, proxy, schedules, subway, switching,
-    two_paths, unmodified, video, waiting, walk,
+    Measured, Where, applications, blackouts, bufferbloat, bulk, energy, fairness, far, holes,
+    losses, mobility, offload, plane, plot::Chart, podcasts, prediction, proxy, schedules, subway,
+    switching, two_paths, unmodified, video, waiting, walk,
 };
 use serde_json::Value;
 
@@ -12,6 +12,9 @@ pub type Runner = fn() -> anyhow::Result<Measured>;
 
 /// Draws a row's figures: ours, and those we compare with.
 pub type Charts = fn(&Value, &Value) -> Vec<Chart>;
+
+/// Puts a row's figures, ours and others', into a table that people read.
+pub type Table = fn(&Value, &Value) -> String;
 
 /// A result of one of the papers.
 pub struct Row {
@@ -26,11 +29,18 @@ pub struct Row {
     pub runners: &'static [(Where, Runner)],
     /// How it is drawn, if it is.
     pub charts: Option<Charts>,
+    /// How `ours.table` and `baseline.table` are printed, if it has them.
+    pub table: Option<Table>,
 }
 
 impl Row {
     const fn drawn_by(mut self, charts: Charts) -> Row {
         self.charts = Some(charts);
+        self
+    }
+
+    const fn tabled_by(mut self, table: Table) -> Row {
+        self.table = Some(table);
         self
     }
 }
@@ -52,6 +62,7 @@ const fn row(
         paper,
         runners,
         charts: None,
+        table: None,
     }
 }
 
@@ -136,8 +147,9 @@ pub static ROWS: &[Row] = &[
         "C10",
         "what applications do on disruption and delay",
         "most of 21 applications fail",
-        &[],
-    ),
+        &[(Where::Lab, applications::emulate)],
+    )
+    .tabled_by(applications::table),
     row(
         "C11",
         "what porting an application costs",

@@ -1,8 +1,10 @@
 //! `cedos repro [ID] [--where sim|lab] [--json] [--plot FILE]`: the papers' results beside ours.
+//! `cedos repro C10 [--delays S,…] [--patience S] [--only CELL]`: some of its cells.
 
+use crate::repro::applications::{self, Cells};
 use crate::repro::plot::{self, Chart, Series};
 use crate::repro::{self, Reproduced, Where, mark, rows};
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -22,6 +24,39 @@ pub struct ReproArgs {
     /// Draw the figures into this file, an SVG.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// C10: how long networks are away, in seconds [default: 10,60]
+    #[arg(long, value_name = "S", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=DELAY_S_MAX))]
+    delays: Vec<u32>,
+    /// C10: how long a program may say nothing once the network is back, in seconds [default: 150]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=DELAY_S_MAX))]
+    patience: Option<u32>,
+    /// C10: only these cells: curl, curl/down, curl/down/off; repeatable
+    #[arg(long, value_name = "CELL")]
+    only: Vec<String>,
+}
+
+/// The longest a cell may be asked to wait.
+const DELAY_S_MAX: i64 = 86_400;
+
+impl ReproArgs {
+    /// Some cells of C10, if they are asked for.
+    fn cells(&self) -> Option<Cells> {
+        let Cells {
+            delays_s,
+            patience_s,
+            ..
+        } = Cells::default();
+        let asks = !self.delays.is_empty() || self.patience.is_some() || !self.only.is_empty();
+        asks.then(|| Cells {
+            delays_s: if self.delays.is_empty() {
+                delays_s
+            } else {
+                self.delays.clone()
+            },
+            patience_s: self.patience.unwrap_or(patience_s),
+            only: self.only.clone(),
+        })
+    }
 }
 
 /// Carry out `cedos repro`. The exit code is 0 if the row holds.
@@ -39,7 +74,13 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
         .place
         .or_else(|| row.runners.first().map(|(place, _)| *place))
         .unwrap_or(Where::Sim);
-    let reproduced = repro::run(row, place)?;
+    let reproduced = match args.cells() {
+        Some(_) if row.id != "C10" || place != Where::Lab => {
+            bail!("--delays, --patience and --only are of C10 in the lab");
+        }
+        Some(cells) => repro::judge(row, place, applications::run(&cells)?)?,
+        None => repro::run(row, place)?,
+    };
     if let Some(file) = &args.plot {
         let charts = match row.charts {
             Some(charts) => charts(&reproduced.ours, &reproduced.baseline),
@@ -50,7 +91,7 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         println!("{}", serde_json::to_string(&reproduced)?);
     } else {
-        print(&reproduced);
+        print(row, &reproduced);
     }
     Ok(if reproduced.holds {
         ExitCode::SUCCESS
@@ -100,11 +141,16 @@ fn list(json: bool) {
     }
 }
 
-fn print(row: &Reproduced) {
+fn print(of: &rows::Row, row: &Reproduced) {
     println!("{} ({}): {}", row.id, row.r#where.word(), row.claim);
     println!("  paper     {}", row.paper);
-    print_figures("ours", &row.ours);
-    print_figures("baseline", &row.baseline);
+    for (title, figures) in [("ours", &row.ours), ("baseline", &row.baseline)] {
+        let mut figures = figures.clone();
+        if let (Some(_), Some(groups)) = (of.table, figures.as_object_mut()) {
+            groups.remove(TABLE);
+        }
+        print_figures(title, &figures);
+    }
     for mark in &row.mark {
         println!("  mark      {mark}");
     }
@@ -112,7 +158,13 @@ fn print(row: &Reproduced) {
     for condition in &row.conditions {
         println!("  with      {condition}");
     }
+    if let Some(table) = of.table {
+        println!("\n{}", table(&row.ours, &row.baseline));
+    }
 }
+
+/// Figures of this name are printed as a table, where the row has one.
+const TABLE: &str = "table";
 
 /// One line for each figure or group of figures.
 fn print_figures(title: &str, figures: &Value) {

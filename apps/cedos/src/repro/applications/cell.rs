@@ -1,0 +1,268 @@
+//! A cell: one client, one transfer, one disturbance in its middle, in a lab of its own.
+//!
+//! ```text
+//!  0      12        24                24 + D                     24 + D + patience
+//!  │prepare│ transfer ┊  disturbed      ┊ transfer, if it goes on   │ hung: it is ended
+//!                                          by hand, if it gave up ├─────┤
+//! ```
+
+use super::client::{Call, Client};
+use super::disturbance::Disturbance;
+use super::{Cells, SEED};
+use crate::repro::emulated::commanded_in_lab;
+use anyhow::{Context, ensure};
+use cedos_lab_emu::web;
+use cedos_lab_scenario::{Report, content};
+use serde::Serialize;
+use std::fs;
+use std::path::Path;
+
+/// Bytes of a transfer: 25 s of the link.
+pub const BYTES: u64 = 6_000_000;
+/// When the transfer begins, and when it is disturbed.
+pub const BEGINS_S: u32 = 12;
+pub const DISTURBED_S: u32 = 24;
+/// How long the network is back before somebody tries by hand, and how long that may take.
+const BY_HAND_AFTER_S: u32 = 5;
+const BY_HAND_S: u32 = 60;
+/// What a lab takes beyond.
+const SPARE_S: u32 = 20;
+/// `timeout` ended it, or had to kill it.
+const ENDED: [i32; 2] = [124, 137];
+/// It was in its middle if so much had been moved, of the whole.
+const MIDDLE: std::ops::RangeInclusive<f64> = 0.05..=0.95;
+
+/// Which way a transfer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Down,
+    Up,
+}
+
+impl Way {
+    pub const ALL: [Way; 2] = [Way::Down, Way::Up];
+
+    /// As in a cell's name.
+    pub fn word(self) -> &'static str {
+        match self {
+            Way::Down => "down",
+            Way::Up => "up",
+        }
+    }
+}
+
+/// A cell that is to be run.
+#[derive(Clone, Copy)]
+pub struct Cell {
+    pub client: &'static Client,
+    pub way: Way,
+    pub call: Call,
+    pub disturbance: Disturbance,
+    pub delay_s: u32,
+}
+
+/// What came of a transfer that nobody helped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ended {
+    /// It said so, and every byte is there.
+    Right,
+    /// It said so, and other bytes are there.
+    Wrong,
+    /// It said that it failed.
+    GaveUp,
+    /// It said nothing until nobody waited any more.
+    Hung,
+}
+
+/// What a cell came to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Told {
+    pub ended: Ended,
+    /// Exit code of a client that gave up.
+    pub code: Option<i32>,
+    /// Seconds from the beginning of the disturbance to the end of the call.
+    pub after_s: f64,
+    /// What came of the second call, by hand; not made if the first was right.
+    pub by_hand: Option<Ended>,
+    /// How much of the object had been on the link before it was disturbed, packet headers included.
+    pub moved_before: f64,
+    /// Whether that was its middle.
+    pub in_the_middle: bool,
+    /// What the links carried this way, all calls, in times of the object.
+    pub carried: f64,
+    /// Bytes of packets on the link that costs, this way; none where there is no such link.
+    pub metered_bytes: Option<u64>,
+}
+
+const SCRIPT: &str = r#"
+cd "$AT" || exit 1
+export HOME="$AT" XDG_STATE_HOME="$AT/state" XDG_CONFIG_HOME="$AT/config" XDG_CACHE_HOME="$AT/cache"
+export GPODDER_HOME="$AT/gpodder" GPODDER_DOWNLOAD_DIR="$AT/down" CEDOS_AGENT=none
+unset XDG_RUNTIME_DIR CEDOS_PROX http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY
+export URL="$CEDOS_LAB_ORIGIN/$WHAT"
+begun=$(date +%s.%N)
+since() { echo "$begun $(date +%s.%N)" | awk '{ printf "%.3f", $2 - $1 }'; }
+until_s() { sleep "$(echo "$1 $(since)" | awk '{ print ($1 > $2) ? $1 - $2 : 0 }')"; }
+moved() { awk -v field="$FIELD" '{ sub(":", " ") } $1 == "wlan0" { print $field }' /proc/net/dev; }
+right() {
+    if [ "$WAY" = down ]; then [ "$(sha256sum <out | cut -d' ' -f1)" = "$WANTED" ]
+    else grep -qs "$WANTED" out said; fi
+}
+call() {
+    timeout -k 5 "$2" sh -c "$1" >said 2>>errors </dev/null
+    code=$?
+    right 2>/dev/null && is=1 || is=0
+    echo "$code $(since) $is" >>told
+}
+( eval "$PREPARE" ) >prepared 2>&1 </dev/null
+until_s "$BEGINS_S"
+moved >moved
+( until_s "$DISTURBED_S"; moved >>moved ) &
+call "$FIRST" "$PATIENCE_S"
+if [ "$code $is" != "0 1" ]; then
+    until_s "$BY_HAND_AT_S"
+    call "$BY_HAND" "$BY_HAND_S"
+fi
+[ -s server ] && kill "$(cat server)"
+wait
+exit 0
+"#;
+
+impl Cell {
+    /// `cedos/down/off/10`.
+    pub fn name(&self) -> String {
+        let (way, disturbance) = (self.way.word(), self.disturbance.word());
+        format!("{}/{way}/{disturbance}/{}", self.client.name, self.delay_s)
+    }
+
+    /// Runs it, in `folder`.
+    ///
+    /// # Errors
+    /// There is no lab, or it could not follow the scenario.
+    pub fn run(&self, asked: &Cells, folder: &Path) -> anyhow::Result<Told> {
+        let at = folder.join(self.name().replace('/', "-"));
+        if at.exists() {
+            fs::remove_dir_all(&at)?; // It was run before, and said nothing.
+        }
+        fs::create_dir(&at)?;
+        let file = folder.join("content");
+        let back_s = DISTURBED_S + self.delay_s;
+        let bound_s = back_s + asked.patience_s;
+        let by_hand_at_s = back_s + BY_HAND_AFTER_S;
+        let duration_s = bound_s.max(by_hand_at_s) + BY_HAND_S + SPARE_S;
+        // Columns of /proc/net/dev: bytes received, bytes sent.
+        let (what, field) = match self.way {
+            Way::Down => (format!("bytes/{BYTES}"), 2),
+            Way::Up => ("upload/file".to_owned(), 10),
+        };
+        let program = std::env::current_exe().context("this program's own file is not known")?;
+        let environment = [
+            ("AT", at.display().to_string()),
+            ("FILE", file.display().to_string()),
+            ("CEDOS", program.display().to_string()),
+            ("WAY", self.way.word().to_owned()),
+            ("WHAT", what),
+            ("BYTES", BYTES.to_string()),
+            ("FIELD", field.to_string()),
+            ("WANTED", hex::encode(content::sha256(SEED, BYTES))),
+            ("PREPARE", self.client.prepare.to_owned()),
+            ("FIRST", self.call.first.to_owned()),
+            ("BY_HAND", self.call.by_hand.to_owned()),
+            ("BEGINS_S", BEGINS_S.to_string()),
+            ("DISTURBED_S", DISTURBED_S.to_string()),
+            ("PATIENCE_S", (bound_s - BEGINS_S).to_string()),
+            ("BY_HAND_AT_S", by_hand_at_s.to_string()),
+            ("BY_HAND_S", BY_HAND_S.to_string()),
+        ];
+        let scenario = self
+            .disturbance
+            .scenario(DISTURBED_S, self.delay_s, duration_s);
+        let report = commanded_in_lab(&scenario, SCRIPT, &environment)?;
+        let read = |name: &str| fs::read_to_string(at.join(name)).unwrap_or_default();
+        told(&read("told"), &read("moved"), self.way, &report)
+    }
+}
+
+/// The object, for those who upload it; beside it, what drives a browser.
+pub fn furnish(folder: &Path) -> std::io::Result<()> {
+    let browser = include_str!("../programs/browser.py");
+    fs::write(folder.join("browser.py"), browser)?;
+    web::write_content(&folder.join("content"), SEED, BYTES)
+}
+
+/// From what the script wrote: a line per call, `code seconds right`; the interface's counter at the
+/// beginning and at the disturbance.
+fn told(calls: &str, moved: &str, way: Way, report: &Report) -> anyhow::Result<Told> {
+    let mut calls = calls.lines().map(|line| {
+        let words: Vec<f64> = line.split(' ').filter_map(|w| w.parse().ok()).collect();
+        match words[..] {
+            [code, at_s, right] => Ok((code as i32, at_s, right == 1.0)),
+            _ => Err(anyhow::anyhow!("a cell's script wrote `{line}`")),
+        }
+    });
+    let (code, at_s, right) = calls.next().context("a cell's call never ended")??;
+    let by_hand = calls.next().transpose()?;
+    let moved: Vec<f64> = moved
+        .lines()
+        .filter_map(|n| n.trim().parse().ok())
+        .collect();
+    ensure!(moved.len() == 2, "a cell's interface was not counted");
+    let moved_before = (moved[1] - moved[0]) / BYTES as f64;
+    let bytes = |link: &cedos_lab_scenario::LinkReport| match way {
+        Way::Down => link.bytes_down,
+        Way::Up => link.bytes_up,
+    };
+    let carried: u64 = report.links.iter().map(bytes).sum();
+    let ended = ended(code, right);
+    Ok(Told {
+        ended,
+        code: (ended == Ended::GaveUp).then_some(code),
+        after_s: at_s - f64::from(DISTURBED_S),
+        by_hand: by_hand.map(|(code, _, right)| self::ended(code, right)),
+        moved_before,
+        in_the_middle: MIDDLE.contains(&moved_before),
+        carried: carried as f64 / BYTES as f64,
+        metered_bytes: report.links.iter().find(|l| l.name == "wwan0").map(bytes),
+    })
+}
+
+fn ended(code: i32, right: bool) -> Ended {
+    match (code, right) {
+        (0, true) => Ended::Right,
+        (0, false) => Ended::Wrong,
+        (code, _) if ENDED.contains(&code) => Ended::Hung,
+        _ => Ended::GaveUp,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_script_wrote_is_told() {
+        let judged = |calls: &str| told(calls, "1000\n3001000\n", Way::Down, &Report::default());
+        let right = judged("0 40.5 1\n").unwrap();
+        assert_eq!(
+            (right.ended, right.after_s, right.by_hand),
+            (Ended::Right, 16.5, None)
+        );
+        assert_eq!((right.moved_before, right.in_the_middle), (0.5, true));
+        let gave_up = judged("56 30 0\n0 50 1\n").unwrap();
+        assert_eq!((gave_up.ended, gave_up.code), (Ended::GaveUp, Some(56)));
+        assert_eq!(gave_up.by_hand, Some(Ended::Right));
+        let hung = judged("124 90 0\n0 99 0\n").unwrap();
+        assert_eq!(
+            (hung.ended, hung.by_hand),
+            (Ended::Hung, Some(Ended::Wrong))
+        );
+        assert!(judged("").is_err());
+    }
+
+    #[test]
+    fn a_transfer_that_was_over_was_not_disturbed_in_its_middle() {
+        let told = told("0 23 1\n", "0\n6100000\n", Way::Down, &Report::default()).unwrap();
+        assert!(!told.in_the_middle);
+    }
+}

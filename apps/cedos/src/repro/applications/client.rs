@@ -1,0 +1,217 @@
+//! Who transfers: our client and others, called as their users call them.
+//!
+//! Calls are for a shell on the lab's device, in a folder of their own that is their home: `$URL` is the
+//! object or where an upload goes, `$FILE` what is uploaded, `out` where a download goes, `$CEDOS`
+//! this program. A download is complete when the call says so by its exit code.
+
+use super::cell::Way;
+use super::disturbance::Disturbance;
+
+/// A program, and how it is called.
+pub struct Client {
+    /// As in a cell's name.
+    pub name: &'static str,
+    /// Whether it is ours.
+    pub ours: bool,
+    /// How it is called, in words, and what it is.
+    pub about: &'static str,
+    /// Programs it takes.
+    needs: &'static [&'static str],
+    /// What is done before its transfer.
+    pub prepare: &'static str,
+    down: Call,
+    /// None if it cannot upload.
+    up: Option<Call>,
+    /// Where it is run.
+    disturbed_by: &'static [Disturbance],
+}
+
+/// A call, and what its user does when that has failed.
+#[derive(Clone, Copy)]
+pub struct Call {
+    /// The first.
+    pub first: &'static str,
+    /// By hand, once the network is back.
+    pub by_hand: &'static str,
+}
+
+const fn call(first: &'static str, by_hand: &'static str) -> Call {
+    Call { first, by_hand }
+}
+
+const ALL: &[Disturbance] = &Disturbance::ALL;
+
+macro_rules! ours {
+    ($through:literal, $more:literal) => {
+        concat!(
+            $through,
+            "\"$CEDOS\" get --alone --json --link wlan0=free --link wwan0=metered ",
+            $more,
+            " -o out \"$URL\""
+        )
+    };
+}
+const THROUGH: &str = ours!("CEDOS_PROX=\"$CEDOS_LAB_PROX\" ", "");
+const DIRECT: &str = ours!("", "");
+const FREE_ONLY: &str = ours!("CEDOS_PROX=\"$CEDOS_LAB_PROX\" ", "--policy free-only");
+const ANY: &str = ours!("CEDOS_PROX=\"$CEDOS_LAB_PROX\" ", "--policy any");
+const PUT: &str = "CEDOS_PROX=\"$CEDOS_LAB_PROX\" \"$CEDOS\" put --alone --json \
+                   --link wlan0=free --link wwan0=metered \"$FILE\" \"$URL\"";
+
+const GPO: &str = "gpo download; whole=$(find down -type f -name '*.bin'); \
+                   [ -n \"$whole\" ] && cp \"$whole\" out";
+/// A feed of one episode, told by this machine itself: only the download is disturbed.
+const FEED: &str = r#"
+mkdir feed
+cat >feed/feed.xml <<FEED
+<?xml version="1.0"?><rss version="2.0"><channel><title>Lab</title><description>One episode</description>
+<link>http://127.0.0.1:8099/</link><item><title>Episode</title><guid>1</guid>
+<enclosure url="$URL" length="$BYTES" type="audio/mpeg"/></item></channel></rss>
+FEED
+python3 -m http.server 8099 --bind 127.0.0.1 --directory feed & echo $! >server
+tries=0
+until gpo subscribe http://127.0.0.1:8099/feed.xml | grep added || [ $((tries += 1)) -gt 9 ]; do sleep 0.5; done
+gpo update
+"#;
+const BROWSER: &str = "python3 ../browser.py chromium \"$URL\" \"$PWD\" out";
+
+/// All of them, as the table has them.
+pub const CLIENTS: &[Client] = &[
+    Client {
+        name: "cedos",
+        ours: true,
+        about: "`cedos get`, `cedos put`, through a proxy, as they come: free-first, within 6 h",
+        needs: &[],
+        prepare: "",
+        down: call(THROUGH, THROUGH),
+        up: Some(call(PUT, PUT)),
+        disturbed_by: ALL,
+    },
+    Client {
+        name: "cedos-direct",
+        ours: true,
+        about: "`cedos get` without a proxy; `cedos put` needs one",
+        needs: &[],
+        prepare: "",
+        down: call(DIRECT, DIRECT),
+        up: None,
+        disturbed_by: ALL,
+    },
+    Client {
+        name: "cedos-free-only",
+        ours: true,
+        about: "`cedos get --policy free-only`, where there is a link that costs",
+        needs: &[],
+        prepare: "",
+        down: call(FREE_ONLY, FREE_ONLY),
+        up: None,
+        disturbed_by: &[Disturbance::Cellular],
+    },
+    Client {
+        name: "cedos-any",
+        ours: true,
+        about: "`cedos get --policy any`, where there is a link that costs",
+        needs: &[],
+        prepare: "",
+        down: call(ANY, ANY),
+        up: None,
+        disturbed_by: &[Disturbance::Cellular],
+    },
+    Client {
+        name: "curl",
+        ours: false,
+        about: "`curl -o`, `curl -T`; by hand `curl -C - -o`",
+        needs: &["curl"],
+        prepare: "",
+        down: call("curl -sS -o out \"$URL\"", "curl -sS -C - -o out \"$URL\""),
+        up: Some(call(
+            "curl -sS -T \"$FILE\" -o out \"$URL\"",
+            "curl -sS -T \"$FILE\" -o out \"$URL\"",
+        )),
+        disturbed_by: ALL,
+    },
+    Client {
+        name: "curl-retry",
+        ours: false,
+        about: "`curl --retry 1000 --retry-all-errors --retry-delay 2 --speed-limit 1 --speed-time 15 -C -`: \
+                everything it can be told, downloads only",
+        needs: &["curl"],
+        prepare: "",
+        down: call(
+            "curl -sS --retry 1000 --retry-all-errors --retry-delay 2 --speed-limit 1 --speed-time 15 \
+             -C - -o out \"$URL\"",
+            "curl -sS -C - -o out \"$URL\"",
+        ),
+        up: None,
+        disturbed_by: ALL,
+    },
+    Client {
+        name: "wget",
+        ours: false,
+        about: "`wget -O`, `wget --method=PUT --body-file`; by hand `wget -c -O`",
+        needs: &["wget"],
+        prepare: "",
+        down: call("wget -q -O out \"$URL\"", "wget -q -c -O out \"$URL\""),
+        up: Some(call(
+            "wget -q --method=PUT --body-file=\"$FILE\" -O out \"$URL\"",
+            "wget -q --method=PUT --body-file=\"$FILE\" -O out \"$URL\"",
+        )),
+        disturbed_by: ALL,
+    },
+    Client {
+        name: "aria2",
+        ours: false,
+        about: "`aria2c -o`; by hand the same again, which continues; it cannot upload",
+        needs: &["aria2c"],
+        prepare: "",
+        down: call(
+            "aria2c -q --no-conf -o out \"$URL\"",
+            "aria2c -q --no-conf -c -o out \"$URL\"",
+        ),
+        up: None,
+        disturbed_by: ALL,
+    },
+    Client {
+        name: "gpodder",
+        ours: false,
+        about: "`gpo download` of gPodder; by hand the same again; it cannot upload",
+        needs: &["gpo", "python3"],
+        prepare: FEED,
+        down: call(GPO, GPO),
+        up: None,
+        disturbed_by: ALL,
+    },
+    Client {
+        name: "chromium",
+        ours: false,
+        about: "Chromium's own download, without a window, driven by its DevTools; by hand from the \
+                beginning; its uploads are not driven",
+        needs: &["chromium", "python3"],
+        prepare: "",
+        down: call(BROWSER, BROWSER),
+        up: None,
+        disturbed_by: ALL,
+    },
+];
+
+impl Client {
+    /// How it transfers this way; `None` if it does not.
+    pub fn call(&self, way: Way) -> Option<Call> {
+        match way {
+            Way::Down => Some(self.down),
+            Way::Up => self.up,
+        }
+    }
+
+    /// Whether it is run there.
+    pub fn is_disturbed_by(&self, disturbance: Disturbance) -> bool {
+        self.disturbed_by.contains(&disturbance)
+    }
+
+    /// What it takes and this machine does not have.
+    pub fn lacks(&self) -> Option<&'static str> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let there = |program: &str| std::env::split_paths(&path).any(|p| p.join(program).is_file());
+        self.needs.iter().copied().find(|needed| !there(needed))
+    }
+}

@@ -1,0 +1,140 @@
+//! What happens to the network in the middle of a transfer, and how long.
+
+use std::fmt::Write as _;
+
+/// Rate of both links, both ways, in Mb/s.
+pub const MBPS: u32 = 2;
+
+/// A way to lose the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disturbance {
+    /// The interface is off.
+    Off,
+    /// The access point has no power; it is the device's router, too.
+    Power,
+    /// What is behind the access point is gone.
+    Cut,
+    /// The interface is off, and another network is there all along.
+    Cellular,
+}
+
+impl Disturbance {
+    /// All of them, as the table has them.
+    pub const ALL: [Disturbance; 4] = [
+        Disturbance::Off,
+        Disturbance::Power,
+        Disturbance::Cut,
+        Disturbance::Cellular,
+    ];
+
+    /// As in a cell's name.
+    pub fn word(self) -> &'static str {
+        match self {
+            Disturbance::Off => "off",
+            Disturbance::Power => "power",
+            Disturbance::Cut => "cut",
+            Disturbance::Cellular => "cellular",
+        }
+    }
+
+    /// What it is, in a sentence.
+    pub fn about(self) -> &'static str {
+        match self {
+            Disturbance::Off => {
+                "off: the interface is off, its address and routes are gone; it comes back with another \
+                 address, behind another NAT"
+            }
+            Disturbance::Power => {
+                "power: the access point has no power and the device has not noticed: carrier, address and \
+                 routes stay, nothing is delivered; it comes back with the same address, its NAT has \
+                 forgotten every mapping"
+            }
+            Disturbance::Cut => {
+                "cut: the access point answers, nothing passes beyond it; carrier, address, routes and NAT \
+                 stay"
+            }
+            Disturbance::Cellular => {
+                "cellular: as off, and another link, metered, is up from the beginning to the end"
+            }
+        }
+    }
+
+    /// The lab's scenario: disturbed from `from_s` on, for so long.
+    pub fn scenario(self, from_s: u32, for_s: u32, duration_s: u32) -> String {
+        let (lost, back) = match self {
+            Disturbance::Off | Disturbance::Cellular => ("up = false", "up = true"),
+            Disturbance::Power => ("dead = true", "dead = false\nrebind = true"),
+            Disturbance::Cut => ("cut = true", "cut = false"),
+        };
+        let mut text = links(self == Disturbance::Cellular, duration_s);
+        let wifi = text.find("[[link]]\nname = \"wwan0\"");
+        let mut changes = String::new();
+        for (at_s, what) in [(from_s, lost), (from_s + for_s, back)] {
+            let _ = writeln!(changes, "[[link.at]]\nt_s = {at_s}\n{what}");
+        }
+        text.insert_str(wifi.unwrap_or(text.len()), &changes);
+        text
+    }
+}
+
+/// A scenario with Wi-Fi, and perhaps another link, to which nothing happens.
+pub fn links(cellular: bool, duration_s: u32) -> String {
+    let mut text = format!(
+        "seed = {seed}\nduration_s = {duration_s}\norigin = \"builtin\"\n",
+        seed = super::SEED
+    );
+    let metered = "class = \"metered\"\nrtt_ms = 60\n";
+    for (name, more) in [("wlan0", "rtt_ms = 20\n"), ("wwan0", metered)] {
+        if cellular || name == "wlan0" {
+            let _ = write!(
+                text,
+                "[[link]]\nname = \"{name}\"\ndown_mbps = {MBPS}\nup_mbps = {MBPS}\n{more}"
+            );
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cedos_lab_scenario::{EventKind, Scenario};
+
+    fn kinds(disturbance: Disturbance) -> Vec<(usize, f64, EventKind)> {
+        let text = disturbance.scenario(14, 10, 60);
+        let scenario = Scenario::parse("cell", &text, &mut |_| unreachable!()).expect("a scenario");
+        let told =
+            |event: cedos_lab_scenario::LinkEvent| (event.link, event.at.as_secs_f64(), event.kind);
+        let happens = scenario.timeline();
+        happens
+            .map(told)
+            .filter(|(.., kind)| *kind != EventKind::Attaching)
+            .collect()
+    }
+
+    #[test]
+    fn wifi_goes_and_comes_back_with_another_address_and_cellular_stays() {
+        let up = |address| EventKind::Up { address };
+        let wifi = [(0, 14.0, EventKind::Down), (0, 24.0, up(1))];
+        assert_eq!(
+            kinds(Disturbance::Off),
+            [&[(0, 0.0, up(0))], &wifi[..]].concat()
+        );
+        assert_eq!(
+            kinds(Disturbance::Cellular),
+            [&[(0, 0.0, up(0)), (1, 0.0, up(0))], &wifi[..]].concat()
+        );
+    }
+
+    #[test]
+    fn neither_power_nor_a_cut_takes_the_address() {
+        for disturbance in [Disturbance::Power, Disturbance::Cut] {
+            let kinds = kinds(disturbance);
+            assert!(kinds.iter().any(|(_, at_s, _)| *at_s == 14.0), "{kinds:?}");
+            let lost = kinds.iter().any(|(_, at_s, kind)| {
+                *kind == EventKind::Down || *at_s > 0.0 && matches!(kind, EventKind::Up { .. })
+            });
+            assert!(!lost, "{kinds:?}");
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! C10: what programs do when the network goes in the middle of a transfer, ours beside others.
+//!
+//! ```text
+//!  client.rs ──┐
+//!              ├─▶ cell.rs: each in a lab of its own, many at once ─┐
+//!  disturbance.rs                                                   ├─▶ table, figures, marks
+//!              policy.rs: `cedos edit` while bytes flow ────────────┘
+//! ```
+
+mod cell;
+mod client;
+mod disturbance;
+mod policy;
+
+use super::Measured;
+use anyhow::{Context, ensure};
+use cell::{Cell, Ended, Told, Way};
+use client::{CLIENTS, Client};
+use disturbance::Disturbance;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Content of the objects, and chance.
+const SEED: u64 = 10;
+/// Labs at once: their programs mostly wait.
+const AT_ONCE: usize = 24;
+/// From one lab's beginning to the next: what moves, moves at different times.
+const APART: Duration = Duration::from_millis(2500);
+/// Cells that were not disturbed in their middle are run again so often, fewer at once: a program that
+/// is slow to begin on a busy machine.
+const AGAIN: usize = 2;
+const AT_ONCE_AGAIN: usize = 8;
+/// What a link may carry though no payload may: handshakes, probes. // as apps/cedos/tests/agent_links.rs
+const CONTROL_BYTES_MAX: u64 = 6_000;
+
+/// How long a changed policy may take to hold: an epoch of the scheduler, `cedos edit` itself, a handshake
+/// and what is on its way included.
+const CHANGE_S: f64 = 1.0;
+
+/// Which cells are to be run.
+#[derive(Clone, Debug)]
+pub struct Cells {
+    /// How long the network is away.
+    pub delays_s: Vec<u32>,
+    /// How long a program may say nothing once it is back.
+    pub patience_s: u32,
+    /// Beginnings of names; all cells if empty.
+    pub only: Vec<String>,
+}
+
+impl Default for Cells {
+    fn default() -> Cells {
+        Cells {
+            delays_s: vec![10, 60],
+            // A sender's kernel waits 120 s at most before it tries again. // Linux, TCP_RTO_MAX
+            patience_s: 150,
+            only: Vec::new(),
+        }
+    }
+}
+
+impl Cells {
+    fn include(&self, name: &str) -> bool {
+        let begins = |only: &String| {
+            let rest = name.strip_prefix(only.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        self.only.is_empty() || self.only.iter().any(begins)
+    }
+
+    /// Those of a client, the longest first.
+    fn of(&self, client: &'static Client) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        let mut delays_s = self.delays_s.clone();
+        delays_s.sort_unstable();
+        delays_s.dedup();
+        let longest_s = delays_s.last().copied();
+        for delay_s in delays_s.into_iter().rev() {
+            for way in Way::ALL {
+                let Some(call) = client.call(way) else {
+                    continue;
+                };
+                for disturbance in Disturbance::ALL {
+                    let cell = Cell {
+                        client,
+                        way,
+                        call,
+                        disturbance,
+                        delay_s,
+                    };
+                    // With another link there, how long the first is away matters little.
+                    let once = disturbance != Disturbance::Cellular || Some(delay_s) == longest_s;
+                    if once && client.is_disturbed_by(disturbance) && self.include(&cell.name()) {
+                        cells.push(cell);
+                    }
+                }
+            }
+        }
+        cells
+    }
+}
+
+/// All cells, on real sockets.
+///
+/// # Errors
+/// There is no lab, or it could not follow a scenario.
+pub fn emulate() -> anyhow::Result<Measured> {
+    run(&Cells::default())
+}
+
+/// Some cells, on real sockets.
+///
+/// # Errors
+/// There are none of these names; there is no lab, or it could not follow a scenario.
+pub fn run(asked: &Cells) -> anyhow::Result<Measured> {
+    let folder = tempfile::tempdir().context("no temporary folder")?;
+    cell::furnish(folder.path())?;
+    let (mut cells, mut missing) = (Vec::new(), Vec::new());
+    for client in CLIENTS {
+        match client.lacks() {
+            Some(lacks) => missing.push(format!(
+                "not run: {}: {lacks} is not installed here",
+                client.name
+            )),
+            None => cells.extend(asked.of(client)),
+        }
+    }
+    // The longest first, so that none is waited for alone; and no program beside itself.
+    cells.sort_by_key(|cell| {
+        let way = cell.way == Way::Up;
+        (
+            std::cmp::Reverse(cell.delay_s),
+            cell.disturbance.word(),
+            way,
+        )
+    });
+    let toggles = asked.include("policy");
+    ensure!(!cells.is_empty() || toggles, "there is no such cell");
+    let mut told = all(&cells, AT_ONCE, asked, folder.path())?;
+    for _ in 0..AGAIN {
+        let missed: Vec<usize> = (0..cells.len())
+            .filter(|&n| !told[n].in_the_middle)
+            .collect();
+        let again: Vec<Cell> = missed.iter().map(|&n| cells[n]).collect();
+        let came = all(&again, AT_ONCE_AGAIN, asked, folder.path())?;
+        for (n, came) in missed.into_iter().zip(came) {
+            told[n] = came;
+        }
+    }
+    // By itself: it is about seconds.
+    let policy = toggles.then(|| policy::run(folder.path())).transpose()?;
+    let mut measured = figures(&cells, &told, policy);
+    measured.conditions = conditions(asked, &cells);
+    measured.conditions.extend(missing);
+    measured.conditions.extend(not_in_the_middle(&cells, &told));
+    Ok(measured)
+}
+
+/// Runs cells, many at once.
+fn all(cells: &[Cell], at_once: usize, asked: &Cells, folder: &Path) -> anyhow::Result<Vec<Told>> {
+    let next = Mutex::new(0..cells.len());
+    let told = Mutex::new(BTreeMap::new());
+    let take = || {
+        // Whoever takes one holds the others back for a while.
+        let mut next = next.lock().expect("nobody panics here");
+        let n = next.next()?;
+        std::thread::sleep(APART);
+        Some(n)
+    };
+    let work = || -> anyhow::Result<()> {
+        while let Some(n) = take() {
+            let cell = &cells[n];
+            let came = cell.run(asked, folder);
+            let came = came.with_context(|| format!("cell {}", cell.name()))?;
+            let json = serde_json::to_string(&came)?;
+            eprintln!("{} {json}", cell.name());
+            told.lock().expect("nobody panics here").insert(n, came);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..at_once.min(cells.len()))
+            .map(|_| scope.spawn(work))
+            .collect();
+        let mut ended = workers
+            .into_iter()
+            .map(|worker| worker.join().expect("nobody panics here"));
+        ended.try_for_each(|ended| ended)
+    })?;
+    let told = told.into_inner().expect("nobody panics here");
+    Ok(told.into_values().collect())
+}
+
+/// Nobody helped, every byte is there, and it really was disturbed.
+fn is_right(told: &Told) -> bool {
+    told.ended == Ended::Right && told.in_the_middle
+}
+
+fn figures(cells: &[Cell], told: &[Told], policy: Option<Value>) -> Measured {
+    let mut tables = [Map::new(), Map::new()];
+    let mut counts = [(0, 0), (0, 0)];
+    let mut leaked = None;
+    for (cell, told) in cells.iter().zip(told) {
+        let side = usize::from(!cell.client.ours);
+        tables[side].insert(cell.name(), json!(told));
+        counts[side].0 += 1;
+        counts[side].1 += u32::from(is_right(told));
+        if cell.client.name == "cedos-free-only" {
+            leaked = leaked.max(told.metered_bytes);
+        }
+    }
+    let [table, others] = tables;
+    let mut ours = json!({ "cells": counts[0].0, "right": counts[0].1, "table": table });
+    let mut mark = vec!["right == cells".to_owned()];
+    if let Some(leaked) = leaked {
+        ours["free_only_metered_bytes_max"] = json!(leaked);
+        mark.push(format!(
+            "free_only_metered_bytes_max <= {CONTROL_BYTES_MAX}"
+        ));
+    }
+    if let Some(policy) = policy {
+        ours["policy"] = policy;
+        mark.extend([
+            "policy.right == 1".to_owned(),
+            format!("policy.before_bytes <= {CONTROL_BYTES_MAX}"),
+            format!("policy.to_any_s <= {CHANGE_S}"),
+            format!("policy.to_free_only_s <= {CHANGE_S}"),
+            format!("policy.settled_bytes <= {CONTROL_BYTES_MAX}"),
+        ]);
+    }
+    Measured {
+        ours,
+        baseline: json!({ "cells": counts[1].0, "right": counts[1].1, "table": others }),
+        mark,
+        conditions: Vec::new(),
+    }
+}
+
+fn not_in_the_middle(cells: &[Cell], told: &[Told]) -> Vec<String> {
+    let both = cells.iter().zip(told);
+    let not = both.filter(|(_, told)| !told.in_the_middle);
+    not.map(|(cell, told)| {
+        let percent = 100.0 * told.moved_before;
+        format!(
+            "{} was disturbed with {percent:.0} % moved: says nothing",
+            cell.name()
+        )
+    })
+    .collect()
+}
+
+fn conditions(asked: &Cells, cells: &[Cell]) -> Vec<String> {
+    let delays: Vec<_> = asked.delays_s.iter().map(u32::to_string).collect();
+    let mut all = vec![
+        format!(
+            "{} bytes over emulated Wi-Fi, {mbps} Mb/s both ways, 20 ms; the other link {mbps} Mb/s, 60 ms, \
+             metered; disturbed {} s after the call",
+            cell::BYTES,
+            cell::DISTURBED_S - cell::BEGINS_S,
+            mbps = disturbance::MBPS,
+        ),
+        format!(
+            "away for {} s of real time, nothing scaled; {} of the paper's 10, 30, 60, 120, 300, 3600 s are \
+             not run",
+            delays.join(", "),
+            not_run(&asked.delays_s)
+        ),
+        format!(
+            "hung: not a word until {} s after the network was back, then ended; by hand: the second call, \
+             5 s after the network was back at the earliest",
+            asked.patience_s
+        ),
+        format!(
+            "each cell in a lab of its own, up to {AT_ONCE} at once, begun {} s apart; run again, up to \
+             {AGAIN} times, if less than a twentieth of the object had moved before the disturbance, or \
+             all but a twentieth",
+            APART.as_secs_f64()
+        ),
+        "the origin is the lab's own: HTTP without TLS, ranges, strong ETags, the same bytes each time; so \
+         no cell can show what resuming does where they differ"
+            .to_owned(),
+    ];
+    if asked.include("policy") {
+        all.push(policy::ABOUT.to_owned());
+    }
+    for disturbance in Disturbance::ALL {
+        if cells.iter().any(|cell| cell.disturbance == disturbance) {
+            all.push(disturbance.about().to_owned());
+        }
+    }
+    for client in CLIENTS {
+        if cells.iter().any(|cell| cell.client.name == client.name) {
+            all.push(format!("{}: {}", client.name, client.about));
+        }
+    }
+    all
+}
+
+fn not_run(delays_s: &[u32]) -> String {
+    let paper = [10, 30, 60, 120, 300, 3600];
+    let not: Vec<_> = paper
+        .iter()
+        .filter(|s| !delays_s.contains(s))
+        .map(u32::to_string)
+        .collect();
+    if not.is_empty() {
+        "none".to_owned()
+    } else {
+        not.join(", ")
+    }
+}
+
+/// What came of a client, by the number of the disturbance and the delay.
+type InWords = BTreeMap<(usize, u32), String>;
+
+/// A table per way: clients, and what came of each after each disturbance. Markdown.
+pub fn table(ours: &Value, baseline: &Value) -> String {
+    let mut cells: BTreeMap<(&str, &str), InWords> = BTreeMap::new();
+    let both = [ours, baseline].map(|side| side["table"].as_object());
+    for (name, told) in both.into_iter().flatten().flatten() {
+        let words: Vec<&str> = name.split('/').collect();
+        let [client, way, disturbance, delay_s] = words[..] else {
+            continue;
+        };
+        let column = Disturbance::ALL
+            .iter()
+            .position(|d| d.word() == disturbance);
+        if let (Some(column), Ok(delay_s)) = (column, delay_s.parse()) {
+            let row = cells.entry((way, client)).or_default();
+            row.insert((column, delay_s), in_words(told, delay_s));
+        }
+    }
+    let mut text = String::new();
+    for way in Way::ALL.map(Way::word) {
+        let rows: Vec<_> = CLIENTS
+            .iter()
+            .filter_map(|client| Some((client.name, cells.get(&(way, client.name))?)))
+            .collect();
+        let mut columns: Vec<_> = rows.iter().flat_map(|(_, row)| row.keys()).collect();
+        columns.sort_unstable();
+        columns.dedup();
+        if rows.is_empty() {
+            continue;
+        }
+        let heads = columns
+            .iter()
+            .map(|(d, s)| format!(" {}, {s} s |", Disturbance::ALL[*d].word()));
+        let _ = writeln!(text, "| {way} |{}", heads.collect::<String>());
+        let _ = writeln!(text, "|---|{}", "---|".repeat(columns.len()));
+        for (client, row) in rows {
+            let _ = write!(text, "| {client} |");
+            for column in &columns {
+                let _ = write!(text, " {} |", row.get(*column).map_or("", String::as_str));
+            }
+            text.push('\n');
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// More of the object than this was on the links: some of it twice.
+const ONCE: f64 = 1.15;
+
+/// What came of a cell, in a few words.
+fn in_words(told: &Value, delay_s: u32) -> String {
+    let after_s = told["after_s"].as_f64().unwrap_or(f64::NAN);
+    let since_back_s = after_s - f64::from(delay_s);
+    let mut text = match told["ended"].as_str() {
+        Some("right") if since_back_s < 0.0 => format!("right, {:.0} s before", -since_back_s),
+        Some("right") => format!("right, {since_back_s:.0} s"),
+        Some("wrong") => "**wrong bytes**".to_owned(),
+        Some("gave-up") => format!("**gave up** after {after_s:.0} s"),
+        _ => "**hung**".to_owned(),
+    };
+    match told["by_hand"].as_str() {
+        Some("right") => text += ", by hand right",
+        Some("wrong") => text += ", by hand wrong bytes",
+        Some(_) => text += ", not by hand either",
+        None => {}
+    }
+    let carried = told["carried"].as_f64().unwrap_or(0.0);
+    if carried > ONCE {
+        let _ = write!(text, ", {carried:.1}×");
+    }
+    if told["in_the_middle"] == json!(false) {
+        text += " (not disturbed in its middle)";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repro::mark;
+
+    fn told(ended: Ended) -> Told {
+        Told {
+            ended,
+            code: None,
+            after_s: 17.0,
+            by_hand: (ended != Ended::Right).then_some(Ended::Right),
+            moved_before: 0.5,
+            in_the_middle: true,
+            carried: 1.04,
+            metered_bytes: None,
+        }
+    }
+
+    fn cells(only: &[&str]) -> Vec<Cell> {
+        let asked = Cells {
+            only: only.iter().map(|&name| name.to_owned()).collect(),
+            ..Cells::default()
+        };
+        CLIENTS.iter().flat_map(|client| asked.of(client)).collect()
+    }
+
+    #[test]
+    fn a_name_is_a_whole_word_of_cells() {
+        let names = |only: &[&str]| cells(only).iter().map(Cell::name).collect::<Vec<_>>();
+        assert_eq!(
+            names(&["curl/up/cut"]),
+            ["curl/up/cut/60", "curl/up/cut/10"]
+        );
+        assert!(
+            names(&["cedos"])
+                .iter()
+                .all(|name| name.starts_with("cedos/"))
+        );
+        assert_eq!(names(&["cedos-any"]), ["cedos-any/down/cellular/60"]);
+        assert!(names(&["nobody"]).is_empty());
+    }
+
+    #[test]
+    fn one_cell_of_ours_that_is_not_right_breaks_the_mark_and_others_do_not() {
+        let cells = cells(&["cedos/down/off/10", "curl/down/off/10"]);
+        let holds = |ours, theirs| {
+            let measured = figures(&cells, &[told(ours), told(theirs)], None);
+            mark::holds(&measured.mark, &measured.ours).unwrap()
+        };
+        assert!(holds(Ended::Right, Ended::Hung));
+        for ended in [Ended::Wrong, Ended::GaveUp, Ended::Hung] {
+            assert!(!holds(ended, Ended::Right));
+        }
+        let mut late = told(Ended::Right);
+        late.in_the_middle = false;
+        assert!(!is_right(&late));
+    }
+
+    #[test]
+    fn the_table_says_in_words_what_came_of_each() {
+        let cells = cells(&["cedos/down/off/10", "curl/down/off/10"]);
+        let measured = figures(&cells, &[told(Ended::Right), told(Ended::GaveUp)], None);
+        let table = table(&measured.ours, &measured.baseline);
+        let lines: Vec<_> = table.lines().collect();
+        assert_eq!(
+            lines[..4],
+            [
+                "| down | off, 10 s |",
+                "|---|---|",
+                "| cedos | right, 7 s |",
+                "| curl | **gave up** after 17 s, by hand right |",
+            ]
+        );
+    }
+}
