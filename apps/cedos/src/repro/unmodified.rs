@@ -117,7 +117,8 @@ const PROGRAMS: &[Program] = &[
         name: "aria2",
         needs: &["aria2c"],
         make: None,
-        call: "sh -c 'exec aria2c -q -x1 -m1 -d \"${1%/*}\" -o \"${1##*/}\" \"$0\"' $URL $OUT",
+        // Its own patience is 60 s: it may ask again.
+        call: "sh -c 'exec aria2c -q -d \"${1%/*}\" -o \"${1##*/}\" \"$0\"' $URL $OUT",
     },
     Program {
         name: "jvm",
@@ -129,7 +130,7 @@ const PROGRAMS: &[Program] = &[
         name: "go",
         needs: &["go"],
         make: Some("CGO_ENABLED=0 go build -o $AT/fetch-go $AT/fetch.go"),
-        call: "sh -c 'exec $AT/fetch-go \"$0\" >$OUT' $URL",
+        call: "$AT/fetch-go $URL >$OUT",
     },
     Program {
         name: "static",
