@@ -335,10 +335,11 @@ impl<'a> Template<'a> {
                 };
                 for _ in 0..count {
                     if left == 0 {
-                        return true;
+                        return false;
                     }
                     add(media, number, time, Some(length as f64 / scale));
-                    (number, time, left) = (number + 1, time.saturating_add(length), left - 1);
+                    (number, time) = (number.saturating_add(1), time.saturating_add(length));
+                    left -= 1;
                 }
             }
         } else if let (Some(length), Some(lasts), true) =
@@ -347,7 +348,7 @@ impl<'a> Template<'a> {
             let count = ((lasts * scale / length).ceil() as usize).min(SEGMENTS_MAX);
             for n in 0..count as u64 {
                 let time = (n as f64 * length) as u64;
-                add(media, number + n, time, Some(length / scale));
+                add(media, number.saturating_add(n), time, Some(length / scale));
             }
         } else {
             // One segment for the whole period has no number and no time.
@@ -404,7 +405,7 @@ mod tests {
     #[test]
     fn a_template_with_a_duration_is_written_out_and_its_text_stays() {
         let text = r#"<?xml version="1.0"?>
-<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" mediaPresentationDuration="PT9.5S">
+<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" mediaPresentationDuration="P0Y0M0DT0H0M9.500S">
 <ProgramInformation/><Period><AdaptationSet>
 <SegmentTemplate timescale="1000" duration="4000" startNumber="0" initialization="$RepresentationID$/i.mp4"
  media="$RepresentationID$/$Number%03d$.m4s?x=1&amp;y=2"/>

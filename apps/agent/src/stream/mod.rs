@@ -12,8 +12,8 @@
 //! pause.
 
 pub mod asked;
-pub mod dash;
-mod door;
+mod dash;
+pub mod door;
 pub mod feed;
 pub mod handing;
 pub mod object;
