@@ -210,11 +210,14 @@ impl Session {
         }
     }
 
-    /// A packet with payload arrived on this path, perhaps behind a gap.
-    pub(crate) fn note_relief(&mut self, now: Time, slot: usize, gap: bool) {
+    /// Packet `number`, with payload, arrived on this path.
+    pub(crate) fn note_relief(&mut self, now: Time, slot: usize, number: u64) {
         if self.paths.len() < 2 || !self.is_half_duplex(&self.paths[slot]) {
             return;
         }
+        // A number that was left out on purpose (R-ACK-4) leaves no hole in what is read.
+        let gap = number > self.paths[slot].acks.expected()
+            && self.flows.iter().any(|f| f.recv.has_hole());
         let path = self.paths.at(slot);
         let round = path.recovery.rtt.smoothed();
         let relief = path.relief.get_or_insert_with(|| Relief::new(now).into());

@@ -264,10 +264,7 @@ impl Session {
         if payload {
             self.paths.at(slot).quiet = 0;
             self.note_payload(now, slot);
-            // A number that was left out on purpose (R-ACK-4) leaves no hole in what is read.
-            let gap = number > self.paths[slot].acks.expected()
-                && self.flows.iter().any(|f| f.recv.has_hole());
-            self.note_relief(now, slot, gap);
+            self.note_relief(now, slot, number);
         }
         if std::mem::take(&mut self.unkept) {
             // As if it had been lost; the rest of it was harmless and will come again.
