@@ -199,6 +199,11 @@ impl Rows {
             .with_context(|| format!("the bench has no row of {peer}"))
     }
 
+    /// How long objects took beside this one.
+    pub fn object_ms(&self, peer: &str) -> anyhow::Result<f64> {
+        (self.of(peer)?.object_ms).with_context(|| format!("no object came beside {peer}"))
+    }
+
     /// Of all but these.
     pub fn but(&self, ours: &[&str]) -> Vec<&Row> {
         (self.rows.iter())
@@ -212,6 +217,7 @@ pub fn emulate(
     network: &Network,
     rtt_ms: f64,
     peers: &[&str],
+    seconds: u32,
     objects: u32,
 ) -> anyhow::Result<Rows> {
     let folder = tempfile::tempdir()?;
@@ -236,13 +242,10 @@ pub fn emulate(
         "--peers",
         &peers.join(","),
         "--seconds",
-        SECONDS,
+        &seconds.to_string(),
         "--objects",
         &objects.to_string(),
         "--object-bytes",
         &OBJECT_BYTES.to_string(),
     ])
 }
-
-/// How long the flows of a run on real sockets are counted.
-const SECONDS: &str = "30";

@@ -12,6 +12,9 @@ use cedos_lab_sim::Ends;
 use d2tp_session::Lambda;
 use serde_json::{Map, Value, json};
 
+/// How long the flows of a run on real sockets are counted.
+const SECONDS: u32 = 30;
+
 /// In virtual time: D2TP with a window of fixed size, with its own, and held by DRWA.
 pub fn in_virtual_time() -> anyhow::Result<Measured> {
     let (mut ours, mut baseline, mut mark) = (Map::new(), Map::new(), Vec::new());
@@ -49,7 +52,7 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
         let (rtt_ms, _) = network.far[network.far.len() - 1];
         let fixed = format!("tcp-fixed-{}", network.rmem_max);
         let peers = [fixed.as_str(), "tcp", "tcp-drwa", "d2tp", "d2tp-drwa"];
-        let rows = emulate(network, rtt_ms, &peers, 0)?;
+        let rows = emulate(network, rtt_ms, &peers, SECONDS, 0)?;
         let mbps = |peer: &str| rows.of(peer)?.mbps.context("the bench left a peer out");
         let fixed = mbps(&fixed)?;
         let kind = |free: f64, held: f64| {

@@ -8,16 +8,17 @@
 //! The ideal is weighted by duty: what Wi-Fi carries where it is there, and what the bridge carries
 //! where it is not, each as measured alone and without holes. Nobody is told of a hole.
 
-use std::io::Write;
-use std::process::{Child, Command, Stdio};
+mod lab;
+mod model;
 
 use super::Measured;
-use super::measured::by_bench;
-use anyhow::{Context, ensure};
-use cedos_lab_link::{Disruption, Holes, Lasting, Span, Time};
+use anyhow::Context;
+use cedos_lab_link::{Holes, Lasting, Span, Time};
 use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
-use serde::Deserialize;
 use serde_json::{Value, json};
+
+pub use lab::emulate;
+use model::Model;
 
 /// The authors' sessions.
 const SESSION: Span = Span::from_secs(240);
@@ -92,15 +93,6 @@ const CASES: [(&str, Case); 11] = [
     ("stay_4_hole_32", CABERNET),
     ("cars", CARS),
     ("town", TOWN),
-];
-
-/// On real sockets.
-const CASES_LAB: [(&str, Case); 5] = [
-    ("even_5", evenly_30(5)),
-    ("even_15", evenly_30(15)),
-    ("even_30", evenly_30(30)),
-    ("even_60", evenly_30(60)),
-    ("stay_4_hole_32", CABERNET),
 ];
 
 /// What two links carry by themselves, in bytes a second.
@@ -223,7 +215,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
     conditions.push(format!(
         "{SESSIONS} sessions of each case; model_tcp: the model, not a connection"
     ));
-    conditions.push(model_in_words());
+    conditions.push(model::in_words());
     Ok(Measured {
         ours: json!({
             "share_of_ideal_least": least(&shares),
@@ -341,240 +333,6 @@ fn conditions() -> Vec<String> {
          of all sessions of a case together"
             .to_owned(),
     ]
-}
-
-// ---- on real sockets ----
-
-/// When the first hole comes at the earliest: by then all flows have begun.
-const LEAD: Span = Span::from_secs(10);
-/// Linux: RTO is the smoothed round trip and at least this much (net/ipv4/tcp_input.c; RFC 6298 has 1 s in all).
-const RTO_VARIANCE_MIN: Span = Span::from_millis(200);
-/// Linux's longest timeout.
-const RTO_MAX: Span = Span::from_secs(120);
-/// Payload of a TCP segment with timestamps.
-const SEGMENT: u64 = 1_448;
-/// Round trips that the model is averaged over, from an empty queue to a full one.
-const ROUND_TRIPS: u64 = 11;
-
-/// What the bench measured.
-#[derive(Deserialize)]
-struct Lanes {
-    rows: Vec<Lane>,
-}
-
-#[derive(Deserialize)]
-struct Lane {
-    from_s: f64,
-    mbps: f64,
-}
-
-impl Lane {
-    fn bytes_per_s(&self) -> f64 {
-        self.mbps * 1e6 / 8.0
-    }
-}
-
-/// On real sockets: D2TP over both links, and each by itself; kernel TCP without the bridge, and over
-/// it as the authors did, by switching; the model beside what it measured.
-pub fn emulate() -> anyhow::Result<Measured> {
-    let holes: Vec<Holes> = (CASES_LAB.iter().zip(1..))
-        .map(|((_, case), seed)| Holes::drawn(seed, case.stays, case.holes, SESSION).after(LEAD))
-        .collect();
-    let length = Holes::none(SESSION).after(LEAD).length();
-    let whole = Holes::none(length);
-    // All at once: each takes four minutes and next to no work.
-    let labs = std::iter::once(scenario(1, Some(&whole), false))
-        .chain([scenario(1, None, true)])
-        .chain(
-            (1..)
-                .zip(&holes)
-                .map(|(seed, holes)| scenario(seed, Some(holes), true)),
-        )
-        .map(|text| Lab::start(&text))
-        .collect::<anyhow::Result<Vec<_>>>()?;
-    let (tcp, d2tp) = std::thread::scope(|scope| {
-        let d2tp = scope.spawn(|| d2tp_lanes(&holes));
-        (tcp_lanes(&whole, &holes), d2tp.join())
-    });
-    let (tcp, d2tp) = (tcp?, d2tp.expect("it does not panic")?);
-    let mut labs = labs.into_iter().map(Lab::end);
-    let per_s = |carried: Carried| carried.all / length.as_secs_f64();
-    let mut next = || labs.next().context("a lab is missing")?;
-    let rates = Rates {
-        wifi: per_s(next()?),
-        bridge: per_s(next()?),
-    };
-    let model = Model::of(tcp.rows[0].bytes_per_s());
-    let (mut cases, mut baseline) = (serde_json::Map::new(), serde_json::Map::new());
-    let (mut shares, mut by_alone, mut errors) = (Vec::new(), Vec::new(), Vec::new());
-    for (n, ((name, _), holes)) in CASES_LAB.iter().zip(&holes).enumerate() {
-        let alone = d2tp.rows[n].bytes_per_s() * SESSION.as_secs_f64();
-        let mut sums = Sums::default();
-        sums.add(
-            &rates,
-            holes,
-            next()?,
-            alone * length.as_secs_f64() / SESSION.as_secs_f64(),
-        );
-        shares.push(sums.share());
-        by_alone.push(sums.both.all / sums.alone);
-        cases.insert((*name).to_owned(), sums.row());
-        let [cubic, reno, bridged] = &tcp.rows[1 + 3 * n..][..3] else {
-            unreachable!("three of each case were asked for")
-        };
-        let said = model.carries(holes, cubic.from_s) * 8e-3 / SESSION.as_secs_f64();
-        let was = (cubic.mbps + reno.mbps) / 2.0 * 1e3;
-        let error = (said - was).abs() / was;
-        errors.push(error);
-        baseline.insert(
-            (*name).to_owned(),
-            json!({
-                "tcp_kbps": cubic.mbps * 1e3,
-                "tcp_reno_kbps": reno.mbps * 1e3,
-                "model_kbps": said,
-                "model_error": error,
-                "tcp_over_bridge_kbps": bridged.mbps * 1e3,
-            }),
-        );
-    }
-    let mut mark = marks();
-    mark.push("model_error_mean <= 0.2".to_owned());
-    let mut conditions = conditions();
-    conditions.push(format!(
-        "on real sockets, all at once: one session of each case, of which the first {} s have no hole; \
-         kernel TCP (CUBIC and Reno) and D2TP by itself over links of their own with the same holes; \
-         tcp_over_bridge: CUBIC over a link that is the bridge in the Wi-Fi's holes, without the bridge's \
-         own loss of time for switching",
-        LEAD.as_secs_f64()
-    ));
-    conditions.push(model_in_words());
-    conditions.push("model_error: beside the mean of CUBIC and Reno".to_owned());
-    Ok(Measured {
-        ours: json!({
-            "share_of_ideal_least": least(&shares),
-            "by_one_link_least": least(&by_alone),
-            "model_error_mean": errors.iter().sum::<f64>() / errors.len() as f64,
-            "wifi_kbps": rates.wifi * 8e-3,
-            "bridge_kbps": rates.bridge * 8e-3,
-            "cases": cases,
-        }),
-        baseline: json!({"tcp_whole_kbps": tcp.rows[0].mbps * 1e3, "cases": baseline}),
-        mark,
-        conditions,
-    })
-}
-
-fn model_in_words() -> String {
-    "the model of TCP without the bridge: T0 is the round trip and 200 ms, a tail loss probe 200 ms after \
-     the last acknowledgement, averaged over the round trips from an empty queue to a full one; its rate is \
-     that of the link without holes"
-        .to_owned()
-}
-
-/// TCP in the face of these holes, over the round trips it may have had when one began.
-struct Model(Vec<Disruption>);
-
-impl Model {
-    fn of(rate: f64) -> Model {
-        let of = |n: u64| {
-            let queued = Span::from_millis(WIFI_QUEUE_MS).scaled(n, ROUND_TRIPS - 1);
-            Disruption {
-                rate,
-                rtt: Span::from_millis(WIFI_RTT_MS),
-                segment: SEGMENT,
-                timeout: Span::from_millis(WIFI_RTT_MS) + queued + RTO_VARIANCE_MIN,
-                timeout_max: RTO_MAX,
-                probe: RTO_VARIANCE_MIN,
-            }
-        };
-        Model((0..ROUND_TRIPS).map(of).collect())
-    }
-
-    fn carries(&self, holes: &Holes, from_s: f64) -> f64 {
-        let part = holes.part(Time::from_secs_f64(from_s), SESSION);
-        let sum: f64 = self.0.iter().map(|tcp| tcp.carries(&part)).sum();
-        sum / self.0.len() as f64
-    }
-}
-
-fn tcp_lanes(whole: &Holes, holes: &[Holes]) -> anyhow::Result<Lanes> {
-    let dead = ("dead = true".to_owned(), "dead = false".to_owned());
-    let bridged = (bridge_properties(), wifi_properties());
-    let mut links = vec![(whole, "tcp", &dead)];
-    for holes in holes {
-        links.extend([
-            (holes, "tcp", &dead),
-            (holes, "tcp-reno", &dead),
-            (holes, "tcp", &bridged),
-        ]);
-    }
-    lanes(&links)
-}
-
-fn d2tp_lanes(holes: &[Holes]) -> anyhow::Result<Lanes> {
-    let dead = ("dead = true".to_owned(), "dead = false".to_owned());
-    let links: Vec<_> = holes.iter().map(|holes| (holes, "d2tp", &dead)).collect();
-    lanes(&links)
-}
-
-/// A flow over each of these Wi-Fis, by these peers; what holds in holes, and what outside.
-fn lanes(links: &[(&Holes, &str, &(String, String))]) -> anyhow::Result<Lanes> {
-    let mut text = "duration_s = 86_400\n".to_owned();
-    for (n, (holes, _, (gone, there))) in links.iter().enumerate() {
-        text += &wifi_link(&format!("lane{n}"), holes, "none", gone, there);
-    }
-    let file = file_of(&text)?;
-    let path = file
-        .path()
-        .to_str()
-        .context("an odd folder for temporary files")?;
-    let peers: Vec<_> = links.iter().map(|(_, peer, _)| *peer).collect();
-    let seconds = SESSION.as_secs_f64().to_string();
-    let lanes: Lanes = by_bench(&[
-        "lanes",
-        "--scenario",
-        path,
-        "--peers",
-        &peers.join(","),
-        "--seconds",
-        &seconds,
-    ])?;
-    ensure!(lanes.rows.len() == links.len(), "the bench left a lane out");
-    Ok(lanes)
-}
-
-fn file_of(text: &str) -> anyhow::Result<tempfile::NamedTempFile> {
-    let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
-    file.write_all(text.as_bytes())?;
-    Ok(file)
-}
-
-/// A `cedos lab run` under way.
-struct Lab {
-    child: Child,
-    _file: tempfile::NamedTempFile,
-}
-
-impl Lab {
-    fn start(text: &str) -> anyhow::Result<Lab> {
-        let file = file_of(text)?;
-        let program = std::env::current_exe().context("this program's own file is not known")?;
-        let child = Command::new(program)
-            .args(["lab", "run", "--json"])
-            .arg(file.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("`cedos lab run` cannot be run")?;
-        Ok(Lab { child, _file: file })
-    }
-
-    fn end(self) -> anyhow::Result<Carried> {
-        let told = self.child.wait_with_output()?;
-        let report: Report = serde_json::from_slice(&told.stdout)
-            .context("`cedos lab run` ended without its report")?;
-        carried(&report)
-    }
 }
 
 #[cfg(test)]

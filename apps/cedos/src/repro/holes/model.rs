@@ -1,0 +1,47 @@
+//! The model of TCP, over the round trips that it may have had when a hole began.
+
+use cedos_lab_link::{Disruption, Holes, Span, Time};
+
+use super::{SESSION, WIFI_QUEUE_MS, WIFI_RTT_MS};
+
+/// Linux: RTO is the smoothed round trip and at least this much (net/ipv4/tcp_input.c; RFC 6298 has 1 s in all).
+const RTO_VARIANCE_MIN: Span = Span::from_millis(200);
+/// Linux's longest timeout.
+const RTO_MAX: Span = Span::from_secs(120);
+/// Payload of a TCP segment with timestamps.
+const SEGMENT: u64 = 1_448;
+/// Round trips that the model is averaged over, from an empty queue to a full one.
+const ROUND_TRIPS: u64 = 11;
+
+pub(super) fn in_words() -> String {
+    "the model of TCP without the bridge: T0 is the round trip and 200 ms, a tail loss probe 200 ms after \
+     the last acknowledgement, averaged over the round trips from an empty queue to a full one; its rate is \
+     that of the link without holes"
+        .to_owned()
+}
+
+/// TCP in the face of these holes, over the round trips it may have had when one began.
+pub(super) struct Model(Vec<Disruption>);
+
+impl Model {
+    pub(super) fn of(rate: f64) -> Model {
+        let of = |n: u64| {
+            let queued = Span::from_millis(WIFI_QUEUE_MS).scaled(n, ROUND_TRIPS - 1);
+            Disruption {
+                rate,
+                rtt: Span::from_millis(WIFI_RTT_MS),
+                segment: SEGMENT,
+                timeout: Span::from_millis(WIFI_RTT_MS) + queued + RTO_VARIANCE_MIN,
+                timeout_max: RTO_MAX,
+                probe: RTO_VARIANCE_MIN,
+            }
+        };
+        Model((0..ROUND_TRIPS).map(of).collect())
+    }
+
+    pub(super) fn carries(&self, holes: &Holes, from_s: f64) -> f64 {
+        let part = holes.part(Time::from_secs_f64(from_s), SESSION);
+        let sum: f64 = self.0.iter().map(|tcp| tcp.carries(&part)).sum();
+        sum / self.0.len() as f64
+    }
+}
