@@ -56,6 +56,15 @@ pub enum Purpose {
     Forget,
 }
 
+/// What an upload sends, and how.
+#[derive(Clone)]
+struct Sent {
+    file: PathBuf,
+    post: bool,
+    kind: Option<String>,
+    token: Option<String>,
+}
+
 /// An order that makes sense.
 pub struct Errand {
     /// The job.
@@ -67,7 +76,7 @@ pub struct Errand {
     key: Option<SecretKey>,
     proxy: Option<ServerAddress>,
     /// What an upload sends.
-    parcel: Option<(PathBuf, bool, Option<String>)>,
+    parcel: Option<Sent>,
     /// It may go to the same origin by D2TP, if that speaks it.
     may_go_end_to_end: bool,
 }
@@ -144,7 +153,12 @@ impl Errand {
             tls: None,
             key: Some(own_key(order)?),
             proxy,
-            parcel: Some((file, order.post, order.content_type.clone())),
+            parcel: Some(Sent {
+                file,
+                post: order.post,
+                kind: order.content_type.clone(),
+                token: order.token.clone(),
+            }),
             may_go_end_to_end: false,
         })
     }
@@ -237,13 +251,14 @@ impl Errand {
         stop: watch::Receiver<bool>,
         mut read: impl FnMut(u64, u64) + Send + 'static,
     ) -> Result<Option<Parcel>, Failure> {
-        let Some((file, post, kind)) = self.parcel.clone() else {
+        let Some(sent) = self.parcel.clone() else {
             return Ok(None);
         };
         let url = self.job.url.clone();
         let reading = tokio::task::spawn_blocking(move || {
             let stopped = || *stop.borrow();
-            Parcel::open(&file, &url, post, kind.as_deref(), stopped, &mut read)
+            let (file, kind) = (&sent.file, sent.kind.as_deref());
+            Parcel::open(file, &url, sent.post, kind, sent.token, stopped, &mut read)
         });
         reading.await.expect("reading does not panic").map(Some)
     }

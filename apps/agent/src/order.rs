@@ -126,6 +126,10 @@ pub struct Order {
     /// An upload is a POST, sent to the origin once at most.
     #[serde(default)]
     pub post: bool,
+    /// What the proxy knows a POST by: with the same word it is the same POST, delivered once. The agent
+    /// makes one where none is given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
     /// What an uploaded file is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
@@ -171,6 +175,7 @@ impl Order {
             prox: None,
             key: None,
             post: false,
+            token: None,
             content_type: None,
         }
     }

@@ -5,8 +5,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn cedos(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cedos"));
@@ -214,6 +218,95 @@ impl Drop for Agent {
     }
 }
 
+/// An origin that says when it has a body, and answers its first request only when it may.
+fn slow_origin() -> (String, mpsc::Receiver<usize>, mpsc::Sender<()>) {
+    let ((has, had), (may, allowed)) = (mpsc::channel(), mpsc::channel());
+    let url = origin(move |number, _, body| {
+        let _ = has.send(body.len());
+        if number == 0 {
+            let _ = allowed.recv();
+        }
+        format!("HTTP/1.1 201 Created\r\nContent-Length: 1\r\n\r\n{number}")
+    });
+    (url, had, may)
+}
+
+#[test]
+fn a_put_whose_process_is_killed_goes_on_with_what_the_proxy_has() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = proxy(folder.path());
+    std::fs::write(folder.path().join("file"), vec![7; 3_000_000]).expect("written");
+    let (url, had, may) = slow_origin();
+    let arguments = ["put", "file", &url, "--prox", &proxy.address];
+    let mut first = cedos(folder.path(), &arguments)
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("cedos put");
+    assert_eq!(had.recv_timeout(PATIENCE), Ok(3_000_000));
+    first.kill().expect("killed");
+    first.wait().expect("it ended");
+    may.send(()).expect("the origin waits");
+    let output = put(folder.path(), &url, &proxy, &[]);
+    assert!(output.status.success(), "{output:?}");
+    let done = last(&output);
+    assert_eq!(
+        (&done["answer"], &done["bytes"]),
+        (&"0".into(), &3_000_000.into())
+    );
+    let carried: u64 = (done["bytes_by_link"].as_object().expect("links").values())
+        .filter_map(Value::as_u64)
+        .sum();
+    assert!(carried < 100_000, "{done}");
+    // What was answered is over: the same again is another upload.
+    let again = last(&put(folder.path(), &url, &proxy, &[]));
+    assert_eq!(again["answer"], "1");
+}
+
+#[test]
+fn an_agents_post_is_delivered_once_though_the_agent_is_killed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = proxy(folder.path());
+    std::fs::write(folder.path().join("file"), vec![7; 300_000]).expect("written");
+    let (url, had, may) = slow_origin();
+    let socket = folder.path().join("agent.sock");
+    let cedos = |arguments: &[&str]| {
+        let mut command = cedos(folder.path(), arguments);
+        command.env("CEDOS_AGENT", &socket);
+        command.env("XDG_STATE_HOME", folder.path().join("state"));
+        command
+    };
+    let start = || {
+        let _ = std::fs::remove_file(&socket);
+        let agent = cedos(&["agent"]).stderr(Stdio::null()).spawn();
+        let agent = Agent(agent.expect("an agent"));
+        while !socket.exists() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        agent
+    };
+    let agent = start();
+    let post = [
+        "put",
+        "file",
+        &url,
+        "--post",
+        "--detach",
+        "--json",
+        "--prox",
+        &proxy.address,
+    ];
+    let id = last(&cedos(&post).output().expect("cedos put"))["id"].to_string();
+    assert_eq!(had.recv_timeout(PATIENCE), Ok(300_000));
+    drop(agent); // by SIGKILL
+    may.send(()).expect("the origin waits");
+    let _agent = start();
+    let wait = ["wait", &id, "--json"];
+    let waited = cedos(&wait).output().expect("cedos wait");
+    assert_eq!(waited.status.code(), Some(0), "{waited:?}");
+    assert_eq!(last(&waited)["answer"], "0");
+    assert!(had.try_recv().is_err(), "the origin got it twice");
+}
+
 #[test]
 fn an_upload_is_handed_to_the_agent_followed_or_left() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -234,7 +327,7 @@ fn an_upload_is_handed_to_the_agent_followed_or_left() {
     let agent = cedos(&["agent"]).stderr(Stdio::null()).spawn();
     let _agent = Agent(agent.expect("an agent"));
     while !socket.exists() {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     let put = ["put", "file", &url, "--json", "--prox", &proxy.address];
     let followed = cedos(&put).output().expect("cedos put");

@@ -245,6 +245,13 @@ pub(crate) fn go_on() -> &'static [u8] {
     b"HTTP/1.1 100 Continue\r\n\r\n"
 }
 
+/// The same for a body of which this many bytes are here already. The status and the field are those
+/// of draft-ietf-httpbis-resumable-upload; how the upload is named is ours.
+pub(crate) fn go_on_from(offset: u64) -> Vec<u8> {
+    format!("HTTP/1.1 104 Upload Resumption Supported\r\nUpload-Offset: {offset}\r\n\r\n")
+        .into_bytes()
+}
+
 /// An error answer with its reason as text.
 pub(crate) fn refusal(refusal: &Refusal, to_head: bool) -> Vec<u8> {
     let reason = format!("{refusal}\n");

@@ -20,6 +20,7 @@
 mod answer;
 mod config;
 mod copy;
+mod delivery;
 mod dial;
 mod door;
 mod dormant;
@@ -42,6 +43,7 @@ mod stream_flow;
 mod tls;
 mod tunnel;
 mod upload;
+mod uploads;
 mod vault;
 mod waking;
 mod watch;

@@ -23,6 +23,7 @@ use crate::refusal::Refusal;
 use crate::request::{Fetch, Upload};
 use crate::shelf::Shelf;
 use crate::tls::{TlsFault, client_config};
+use crate::uploads::Uploads;
 use crate::vault::Vault;
 
 /// Why a proxy cannot start.
@@ -58,6 +59,8 @@ pub struct Holdings {
     pub disk_bytes: u64,
     /// Copies kept for devices that may come back.
     pub kept_copies: usize,
+    /// Uploads kept for devices that may come back.
+    pub kept_uploads: usize,
     /// Copies on which flows sleep.
     pub dormant_copies: usize,
 }
@@ -68,6 +71,7 @@ pub struct Prox {
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) shelf: Arc<Shelf>,
+    pub(crate) uploads: Arc<Uploads>,
     pub(crate) dormant: Dormant,
     /// Where copies have names, if they are to outlive the process.
     pub(crate) vault: Option<Arc<Vault>>,
@@ -142,6 +146,7 @@ impl Prox {
         Ok(Arc::new(Prox {
             ledger: Arc::new(Ledger::new(&config)),
             shelf: Arc::new(Shelf::default()),
+            uploads: Arc::default(),
             dormant: Dormant::default(),
             vault,
             stop: CancellationToken::new(),
@@ -158,6 +163,7 @@ impl Prox {
             memory_bytes,
             disk_bytes,
             kept_copies: self.shelf.kept(),
+            kept_uploads: self.uploads.kept(),
             dormant_copies: self.dormant.len(),
         }
     }
@@ -255,7 +261,7 @@ impl Prox {
             }
         };
         let whose = (full == Full::Client).then_some(client);
-        if self.shelf.make_room(whose) {
+        if self.shelf.make_room(whose) || self.uploads.make_room(whose) {
             return Ok(());
         }
         Err(match full {

@@ -151,8 +151,26 @@ pub(crate) struct Upload {
     pub(crate) headers: HeaderMap,
     /// Bytes of the body, where declared; else it goes to the flow's end.
     pub(crate) length: Option<u64>,
-    /// The device waits for 100 before it sends the body.
+    /// The device waits for 100 before it sends the body, or for 104 if there is a token.
     pub(crate) expects_continue: bool,
+    /// By which the device finds it again if its flow is lost.
+    pub(crate) token: Option<Token>,
+}
+
+/// What a device calls an upload.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Token(Box<str>);
+
+impl Token {
+    /// The field it comes in.
+    const FIELD: &str = "cedos-upload";
+
+    fn parse(value: &HeaderValue) -> Option<Token> {
+        let text = value.to_str().ok()?;
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        let fits = (16..=64).contains(&text.len()) && text.chars().all(is_plain);
+        fits.then(|| Token(text.into()))
+    }
 }
 
 /// A GET or HEAD.
@@ -263,6 +281,17 @@ pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
             for name in [header::HOST, header::CONTENT_LENGTH, header::MAX_FORWARDS] {
                 forward.remove(name);
             }
+            let token = match forward.remove(Token::FIELD) {
+                None => None,
+                Some(_) if !expects_continue || length.is_none() => {
+                    return Err(Refusal::BadRequest(
+                        "Cedos-Upload needs Content-Length and Expect: 100-continue",
+                    ));
+                }
+                Some(value) => Some(Token::parse(&value).ok_or(Refusal::BadRequest(
+                    "Cedos-Upload is 16 to 64 letters, digits, - or _",
+                ))?),
+            };
             strip_hop_by_hop(&mut forward);
             Ok(Request::Upload(Box::new(Upload {
                 method: if method == "PUT" {
@@ -274,6 +303,7 @@ pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
                 headers: forward,
                 length,
                 expects_continue,
+                token,
             })))
         }
         other => Err(Refusal::MethodUnsupported(other.chars().take(32).collect())),

@@ -1,53 +1,44 @@
 //! PUT and POST: the body is spooled here until it is whole, then goes to the origin in one piece.
 //!
 //! ```text
-//!  device ── head ──▶ may the origin be asked? room? ── 100 ──▶ device
+//!  device ── head ──▶ may the origin be asked? room? ── 100, or 104: which byte is next ──▶ device
 //!  device ── body, for hours, over many links ──▶ spool (a pin: memory, then disk)
 //!                    whole? ── no: 400, nothing was sent
 //!                      │ yes
 //!                      ▼
-//!  origin ◀── one connection, Content-Length ── spool     not there ─▶ wait, again
+//!  origin ◀── delivery.rs: one connection, Content-Length ── spool
 //!  origin ── its own answer ──▶ device
 //! ```
 //!
 //! An origin's connection never waits for a device that is away, and a device that has sent its
 //! last byte may go. The body ends where `Content-Length` says, or, without it, at the clean end of
 //! the flow; where both are there they must agree, and only the spool's length is ever told to an
-//! origin, so there is nothing to smuggle in. A flow that breaks off sends nothing.
+//! origin, so there is nothing to smuggle in. A flow that breaks off sends nothing; with a token its
+//! device may come back and go on ([`crate::uploads`]).
 //!
-//! A request that the origin may have seen is repeated only if it is a PUT. Not done here: sending
-//! on while the body still arrives.
+//! Not done here: sending on while the body still arrives.
 
 use std::io;
 use std::pin::Pin as Pinned;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::task::Poll;
 
-use bytes::{Bytes, BytesMut};
-use d2tp_driver::FlowIo;
-use http::Method;
-use http_body_util::BodyExt;
-use hyper::body::{Body, Frame, SizeHint};
+use bytes::BytesMut;
+use d2tp_driver::{FlowIo, HostKey};
 use tokio::io::AsyncWriteExt;
-use tokio::time::Instant;
 
 use crate::answer::{self, AnswerSource, Served};
-use crate::copy::CopyHead;
+use crate::delivery::{Answer, Delivery, NoAnswer};
 use crate::flow::{Attendance, Keeping, Outcome, Record, early, refuse, send};
-use crate::origin::{Outgoing, Response};
-use crate::pin::{Pin, PinReadFault};
+use crate::pin::End;
 use crate::prox::Prox;
 use crate::refusal::Refusal;
 use crate::request::Upload;
-use crate::reset::ResetCause;
+use crate::uploads::Hold;
 use crate::watch::{Gone, Watch};
 
 /// Bytes taken from the flow at once.
 const READ_BYTES: usize = 64 * 1024;
-/// The longest wait between two tries to reach the origin.
-const RETRY_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Why an upload went no further.
 enum Stuck {
@@ -76,29 +67,83 @@ pub(crate) async fn serve<F: FlowIo>(
     record: &mut Record,
     request: &Upload,
 ) -> Outcome {
-    let answered = async {
-        let spool = take(flow, first, prox, watch, record, request).await?;
-        deliver(flow, prox, watch, request, spool).await
-    };
-    let response = match answered.await {
-        Ok(response) => response,
+    let mut hold = match room(flow.peer(), prox, request).await {
+        Ok(hold) => hold,
         Err(Stuck::Gone(gone)) => return early(gone),
         Err(Stuck::Refused(refusal)) => {
             return refuse(flow, prox, watch, record, &refusal, false).await;
         }
     };
-    pass_on(flow, prox, watch, record, request, response).await
+    let answer = match take(flow, first, prox, watch, record, request, &mut hold).await {
+        Ok(()) => delivered(flow, prox, watch, request, &mut hold).await,
+        Err(stuck) => Err(stuck),
+    };
+    let (outcome, done) = match answer {
+        Err(Stuck::Gone(gone)) => (early(gone), false),
+        Err(Stuck::Refused(refusal)) => {
+            let outcome = refuse(flow, prox, watch, record, &refusal, false).await;
+            (outcome, !may_change(refusal.status()))
+        }
+        Ok(Err(NoAnswer::Refused(refusal))) => {
+            let outcome = refuse(flow, prox, watch, record, &refusal, false).await;
+            (outcome, false)
+        }
+        Ok(Err(NoAnswer::Reset(cause))) => (Outcome::Reset(cause), false),
+        Ok(Ok(answer)) => {
+            let may_change = may_change(answer.status().as_u16());
+            (
+                pass_on(flow, prox, watch, record, answer).await,
+                !may_change,
+            )
+        }
+    };
+    settle(flow, prox, request, &hold, &outcome, done);
+    outcome
 }
 
-/// Checks what can be checked before a body costs anybody anything, then takes it in.
-async fn take<F: FlowIo>(
-    flow: &mut F,
-    first: &[u8],
-    prox: &Arc<Prox>,
-    watch: &mut Watch,
-    record: &mut Record,
+/// Another try may have another answer, and is not to cost the body again.
+fn may_change(status: u16) -> bool {
+    status >= 500 || matches!(status, 408 | 425 | 429)
+}
+
+/// What becomes of an upload that its flow needs no more. `done`: its device has the last word on it.
+fn settle<F: FlowIo>(
+    flow: &F,
+    prox: &Prox,
     request: &Upload,
-) -> Result<Arc<Pin>, Stuck> {
+    hold: &Hold,
+    outcome: &Outcome,
+    done: bool,
+) {
+    let Some(token) = &request.token else {
+        return;
+    };
+    let client = flow.peer();
+    let left = flow.deadline_left();
+    let over = match outcome {
+        Outcome::Delivered | Outcome::Asleep => done,
+        Outcome::Forgotten => true,
+        Outcome::Broken(_) | Outcome::Reset(_) => left.is_some_and(|left| left.is_zero()),
+    };
+    if over {
+        return prox.uploads.forget(client, token, hold);
+    }
+    if matches!(outcome, Outcome::Delivered | Outcome::Asleep) {
+        // The next try asks the origin again, unless it must not.
+        let mut delivery = hold.parcel.delivery.lock();
+        let answered = |delivery: &mut Delivery| {
+            delivery.is_answered() || delivery.may_begin_again(&request.method)
+        };
+        drop(delivery.take_if(answered));
+    }
+    // After the flow's deadline nobody wants it.
+    let grace = left.map_or(prox.config.keep, |left| left.min(prox.config.keep));
+    let keeping = (grace, prox.config.client_kept_max);
+    prox.uploads.leave(client, token, hold, keeping);
+}
+
+/// Checks what can be checked before a body costs anybody anything, and finds or makes its spool.
+async fn room(client: HostKey, prox: &Arc<Prox>, request: &Upload) -> Result<Hold, Stuck> {
     tokio::select! {
         may = prox.upstream.may_ask(&request.url) => may?,
         () = prox.stop.cancelled() => return Err(Gone::Stopped.into()),
@@ -107,15 +152,40 @@ async fn take<F: FlowIo>(
     if let Some(bytes) = request.length.filter(|bytes| *bytes > max) {
         return Err(Refusal::UploadTooLarge { bytes, max }.into());
     }
-    let client = flow.peer();
-    let spool = Arc::new(prox.pin(client, request.length, None)?);
+    let new = || prox.pin(client, request.length, None);
+    tokio::select! {
+        hold = prox.uploads.take_up(client, request, new) => Ok(hold?),
+        () = prox.stop.cancelled() => Err(Gone::Stopped.into()),
+    }
+}
+
+/// Takes a body in, from where its spool is.
+async fn take<F: FlowIo>(
+    flow: &mut F,
+    first: &[u8],
+    prox: &Arc<Prox>,
+    watch: &mut Watch,
+    record: &mut Record,
+    request: &Upload,
+    hold: &mut Hold,
+) -> Result<(), Stuck> {
+    let (client, spool) = (flow.peer(), hold.parcel.spool.clone());
+    let begin = spool.extent().have;
     // A device that did not wait for it needs no leave.
     if request.expects_continue && first.is_empty() {
+        let leave = match request.token {
+            Some(_) => answer::go_on_from(begin),
+            None => answer::go_on().to_vec(),
+        };
         let said = async {
-            flow.write_all(answer::go_on()).await?;
+            flow.write_all(&leave).await?;
             flow.flush().await
         };
         said.await.map_err(Gone::Broken)?;
+    }
+    if spool.extent().end == End::Whole {
+        hold.filled();
+        return Ok(());
     }
     let longer = Refusal::BadRequest("the body is longer than Content-Length");
     let shorter = Refusal::BadRequest("the body is shorter than Content-Length");
@@ -125,7 +195,7 @@ async fn take<F: FlowIo>(
         if request.length.is_some_and(|length| have > length) {
             return Err(longer.into());
         }
-        record.bytes_up = have;
+        record.bytes_up = have - begin;
         prox.store(client, &spool, piece.split().freeze()).await?;
         if request.length == Some(have) {
             // What is there beyond the body shows that the two ends disagree; what comes later is
@@ -136,7 +206,16 @@ async fn take<F: FlowIo>(
             break;
         }
         piece.reserve(READ_BYTES);
-        if watch.read(flow, prox, &mut piece).await? == 0 {
+        // Nothing is broken off here but the wait: the next flow begins where this one ends.
+        let read = tokio::select! {
+            biased;
+            () = hold.superseded() => {
+                let error = io::Error::other("the device came back for this upload by another flow");
+                return Err(Gone::Broken(error).into());
+            }
+            read = watch.read(flow, prox, &mut piece) => read?,
+        };
+        if read == 0 {
             if request.length.is_some() {
                 return Err(shorter.into());
             }
@@ -144,7 +223,8 @@ async fn take<F: FlowIo>(
         }
     }
     spool.finish();
-    Ok(spool)
+    hold.filled();
+    Ok(())
 }
 
 /// Whether another byte is there already.
@@ -158,56 +238,27 @@ async fn poll_more<F: FlowIo>(flow: &mut F) -> bool {
     .await
 }
 
-/// Sends the spool to the origin, again and again while the origin is not there.
-async fn deliver<F: FlowIo>(
+/// Has the spool delivered, if it is not yet, and waits for what the origin says.
+async fn delivered<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
     watch: &mut Watch,
     request: &Upload,
-    spool: Arc<Pin>,
-) -> Result<Response, Stuck> {
-    let give_up = Instant::now() + prox.config.origin_patience;
-    let mut wait = prox.config.retry_wait;
-    loop {
-        let body = SpoolBody::new(&spool);
-        let outgoing = Outgoing {
-            sent: body.sent.clone(),
-            body: body.boxed_unsync(),
-        };
-        let sending = prox
-            .upstream
-            .send(&request.method, &request.url, &request.headers, outgoing);
-        let refusal = tokio::select! {
-            answer = sending => match answer {
-                Ok(response) => return Ok(response),
-                Err(refusal) => refusal,
-            },
-            gone = watch.gone(flow, prox) => return Err(gone.into()),
-        };
-        if !may_repeat(&request.method, &refusal) || Instant::now() + wait > give_up {
-            return Err(refusal.into());
+    hold: &mut Hold,
+) -> Result<Result<Answer, NoAnswer>, Stuck> {
+    let answer = {
+        let mut delivery = hold.parcel.delivery.lock();
+        drop(delivery.take_if(|delivery| delivery.may_begin_again(&request.method)));
+        let begin = || Delivery::begin(prox, flow.peer(), request, &hold.parcel.spool);
+        delivery.get_or_insert_with(begin).answer()
+    };
+    tokio::select! {
+        answer = answer => Ok(answer),
+        gone = watch.gone(flow, prox) => Err(gone.into()),
+        () = hold.superseded() => {
+            let error = io::Error::other("the device came back for this upload by another flow");
+            Err(Gone::Broken(error).into())
         }
-        tracing::info!(reason = %refusal, ?wait, "the upload waits for its origin");
-        tokio::select! {
-            () = tokio::time::sleep(wait) => {}
-            gone = watch.gone(flow, prox) => return Err(gone.into()),
-        }
-        wait = (wait * 2).min(RETRY_WAIT_MAX);
-    }
-}
-
-/// Whether it may help, and does no harm, to send the request again.
-fn may_repeat(method: &Method, refusal: &Refusal) -> bool {
-    match refusal {
-        // The origin has seen nothing.
-        Refusal::ConnectRefused(_)
-        | Refusal::ConnectTimeout { .. }
-        | Refusal::Unroutable { .. }
-        | Refusal::NameTimeout(_)
-        | Refusal::NameNotFound { .. } => true,
-        // It may have. PUT is idempotent (RFC 9110 §9.2.2), POST is not.
-        Refusal::OriginClosed { .. } | Refusal::ResponseTimeout { .. } => *method == Method::PUT,
-        _ => false,
     }
 }
 
@@ -217,78 +268,23 @@ async fn pass_on<F: FlowIo>(
     prox: &Arc<Prox>,
     watch: &mut Watch,
     record: &mut Record,
-    request: &Upload,
-    response: Response,
+    answer: Answer,
 ) -> Outcome {
     record.served = Served::Origin;
-    record.status = Some(response.status.as_u16());
-    if matches!(response.status.as_u16(), 204 | 304) {
-        let head = answer::relayed_head(&CopyHead::relayed(&response), None);
-        let source = AnswerSource::head_only(head);
-        return send(flow, prox, watch, record, source, None, Keeping::New).await;
-    }
-    let total = response.body.size();
-    let copy = match prox.relay(flow.peer(), request, response) {
-        Ok(copy) => copy,
-        // The origin has the upload, and an answer that there is no room for: neither a refusal of
-        // ours nor silence would be true.
-        Err(Refusal::StoreFailed) => return Outcome::Reset(ResetCause::StoreFailed),
-        Err(_) => return Outcome::Reset(ResetCause::StoreFull),
-    };
-    let attendance = Attendance::of(&copy);
-    let head = answer::relayed_head(&copy.head, total);
-    let source = AnswerSource::of_copy(head, copy.clone(), 0, None, attendance.token());
-    let part = Some((&copy, None));
-    send(flow, prox, watch, record, source, part, Keeping::Never).await
-}
-
-/// A whole spool as the body of a request.
-struct SpoolBody {
-    spool: Arc<Pin>,
-    at: u64,
-    end: u64,
-    sent: Arc<AtomicU64>,
-}
-
-impl SpoolBody {
-    fn new(spool: &Arc<Pin>) -> SpoolBody {
-        SpoolBody {
-            end: spool.extent().have,
-            spool: spool.clone(),
-            at: 0,
-            sent: Arc::default(),
+    record.status = Some(answer.status().as_u16());
+    match answer {
+        Answer::Bare(head) => {
+            let source = AnswerSource::head_only(answer::relayed_head(&head, None));
+            send(flow, prox, watch, record, source, None, Keeping::New).await
         }
-    }
-}
-
-impl Body for SpoolBody {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pinned<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        if self.at == self.end {
-            return Poll::Ready(None);
+        Answer::Copy(copy) => {
+            let total = copy.pin.extent().total;
+            let attendance = Attendance::of(&copy);
+            let head = answer::relayed_head(&copy.head, total);
+            let token = attendance.token();
+            let source = AnswerSource::of_copy(head, copy.clone(), 0, None, token);
+            let part = Some((&copy, None));
+            send(flow, prox, watch, record, source, part, Keeping::Never).await
         }
-        let read = ready!(self.spool.poll_read_at(cx, self.at, READ_BYTES));
-        Poll::Ready(Some(match read {
-            Ok(bytes) => {
-                self.at += bytes.len() as u64;
-                self.sent.store(self.at, Ordering::Relaxed);
-                Ok(Frame::data(bytes))
-            }
-            Err(PinReadFault::Failed(cause)) => Err(io::Error::other(cause)),
-            Err(PinReadFault::Disk(error)) => Err(error),
-        }))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.at == self.end
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.end - self.at)
     }
 }

@@ -295,7 +295,7 @@ pub enum Policy {
     Balanced,
     /// The fastest.
     Fast,
-    /// Any, all at once.
+    /// Any at any time, free ones preferred.
     Any,
 }
 

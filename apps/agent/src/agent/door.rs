@@ -15,6 +15,7 @@ use super::task::Task;
 use super::{Agent, lock};
 use crate::errand::Errand;
 use crate::fetch::outcome::Failure;
+use crate::fetch::parcel::new_token;
 use crate::order::{Order, Verb};
 
 /// Programs that are answered at the same time; more wait.
@@ -224,7 +225,7 @@ impl Agent {
         })
     }
 
-    fn add(self: &Arc<Agent>, order: Order, patient: bool) -> Result<(u64, Value), Failure> {
+    fn add(self: &Arc<Agent>, mut order: Order, patient: bool) -> Result<(u64, Value), Failure> {
         let running = lock(&self.tasks)
             .values()
             .filter(|task| !task.has_ended())
@@ -244,6 +245,9 @@ impl Agent {
         // What makes no sense is said now, and nothing is taken.
         let errand = Errand::prepare(&order, order.job()?, false)?;
         errand.job.refuse_existing()?;
+        if order.post && order.token.is_none() {
+            order.token = Some(new_token());
+        }
         let kept = Kept::new(order, patient)?;
         let record = queue::add(kept).map_err(|error| Failure::error(format!("{error:#}")))?;
         let id = record.id;
@@ -308,6 +312,10 @@ impl Agent {
                 return Err(Failure::error(format!("{id} {refuse}")));
             }
             task.kept.wish = Wish::Run;
+            if again && task.kept.order.post {
+                // Who asks for it again means another one.
+                task.kept.order.token = Some(new_token());
+            }
             keep(id, &task.kept)?;
         }
         self.tell(id, json!({"event": "queued"}));

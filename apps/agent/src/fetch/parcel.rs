@@ -6,7 +6,8 @@
 //!  │ PUT https://… HTTP/1.1 ⏎ … ⏎⏎ │ the file's bytes │ end of our direction
 //! ```
 //!
-//! A flow that sleeps keeps a cursor into this, not a copy of it.
+//! A flow that sleeps keeps a cursor into this, not a copy of it. Where the proxy may have a part of the
+//! file from an earlier flow, the body waits until it has said which byte is next (104).
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -31,6 +32,17 @@ const DIGEST_BYTES: usize = 1024 * 1024;
 /// Bytes of an answer that are kept: its head and what a person would read of its body.
 pub const ANSWER_BYTES_MAX: usize = 128 * 1024;
 
+/// From this size on the proxy is asked what it has before anything is sent: a round trip, which is
+/// little beside what a whole body costs.
+const ASKED_FROM_BYTES: u64 = 64 * 1024;
+
+/// What the proxy is to know an upload by, that nobody else uses.
+pub fn new_token() -> String {
+    let mut bytes = [0; 16];
+    aws_lc_rs::rand::fill(&mut bytes).expect("the system has random numbers");
+    hex::encode(bytes)
+}
+
 /// A file on its way to an origin.
 pub struct Parcel {
     /// Its name, for people.
@@ -43,7 +55,9 @@ pub struct Parcel {
     pub post: bool,
     file: File,
     modified: Option<SystemTime>,
-    head: Vec<u8>,
+    /// Without its last line.
+    head: String,
+    token: String,
     gate: Mutex<Gate>,
 }
 
@@ -56,12 +70,14 @@ struct Gate {
 
 impl Parcel {
     /// Opens and digests the file, which takes seconds for a gigabyte, unless it is stopped; `progress`
-    /// hears how many bytes of how many are read.
+    /// hears how many bytes of how many are read. `token`: what the proxy knows it by. A PUT has one
+    /// by what it is, so that another process goes on with it; a POST may be meant twice.
     pub fn open(
         path: &Path,
         url: &Url,
         post: bool,
         content_type: Option<&str>,
+        token: Option<String>,
         stopped: impl Fn() -> bool,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Parcel, Failure> {
@@ -103,16 +119,22 @@ impl Parcel {
         let agent = concat!("cedos/", env!("CARGO_PKG_VERSION"));
         let head = format!(
             "{method} {plain} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: {agent}\r\n\
-             Content-Type: {kind}\r\nContent-Length: {length}\r\n\r\n"
+             Content-Type: {kind}\r\nContent-Length: {length}\r\n"
         );
+        let sha256 = hex::encode(digest.finalize());
+        let own = || match post {
+            true => new_token(),
+            false => hex::encode(&Sha256::digest(format!("{head}{sha256}"))[..16]),
+        };
         Ok(Parcel {
             path: path.to_owned(),
             length,
-            sha256: hex::encode(digest.finalize()),
+            token: token.unwrap_or_else(own),
+            sha256,
             post,
             modified: about.modified().ok(),
             file,
-            head: head.into_bytes(),
+            head,
             gate: Mutex::default(),
         })
     }
@@ -124,11 +146,6 @@ impl Parcel {
         if let Some(waiting) = gate.waiting.take_if(|_| !held) {
             waiting.wake();
         }
-    }
-
-    /// Bytes before the file's first.
-    pub fn head_bytes(&self) -> u64 {
-        self.head.len() as u64
     }
 
     /// The file is not what was digested, so what was sent is neither.
@@ -147,7 +164,68 @@ impl Parcel {
 }
 
 /// A parcel as a flow draws from it.
-pub struct Drawn(pub Arc<Parcel>);
+pub struct Drawn {
+    parcel: Arc<Parcel>,
+    head: Vec<u8>,
+    begun: Mutex<Begun>,
+}
+
+/// Where the flow's body begins in the file; none until the proxy has said it.
+#[derive(Default)]
+struct Begun {
+    from: Option<u64>,
+    waiting: Option<Waker>,
+}
+
+impl Drawn {
+    /// For a flow of its own. `again`: the proxy may have something of it.
+    pub fn new(parcel: Arc<Parcel>, again: bool) -> Drawn {
+        let asks = again || parcel.post || parcel.length >= ASKED_FROM_BYTES;
+        let head = match asks {
+            true => format!(
+                "{}Expect: 100-continue\r\nCedos-Upload: {}\r\n\r\n",
+                parcel.head, parcel.token
+            ),
+            false => format!("{}\r\n", parcel.head),
+        };
+        Drawn {
+            head: head.into_bytes(),
+            begun: Mutex::new(Begun {
+                from: (!asks).then_some(0),
+                waiting: None,
+            }),
+            parcel,
+        }
+    }
+
+    /// Bytes before the body's first.
+    pub fn head_bytes(&self) -> u64 {
+        self.head.len() as u64
+    }
+
+    /// Bytes of the flow, if the proxy has nothing yet.
+    pub fn size(&self) -> u64 {
+        self.head_bytes() + self.parcel.length
+    }
+
+    /// Which byte of the file was the first that is sent.
+    pub fn from(&self) -> Option<u64> {
+        self.begun().from
+    }
+
+    /// The body begins with this byte of the file.
+    pub fn begin(&self, from: u64) {
+        let mut begun = self.begun();
+        begun.from = Some(from);
+        if let Some(waiting) = begun.waiting.take() {
+            waiting.wake();
+        }
+    }
+
+    fn begun(&self) -> std::sync::MutexGuard<'_, Begun> {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Source for Drawn {
     fn poll_read_at(
@@ -156,7 +234,7 @@ impl Source for Drawn {
         offset: u64,
         max: usize,
     ) -> Poll<io::Result<Bytes>> {
-        let parcel = &*self.0;
+        let parcel = &*self.parcel;
         {
             let mut gate = parcel.gate.lock().unwrap_or_else(PoisonError::into_inner);
             if gate.shut {
@@ -164,12 +242,20 @@ impl Source for Drawn {
                 return Poll::Pending;
             }
         }
-        let head = parcel.head_bytes();
-        if let Some(rest) = parcel.head.get(offset as usize..).filter(|_| offset < head) {
+        let head = self.head_bytes();
+        if let Some(rest) = self.head.get(offset as usize..).filter(|_| offset < head) {
             let piece = &rest[..rest.len().min(max)];
             return Poll::Ready(Ok(Bytes::copy_from_slice(piece)));
         }
-        let at = offset - head;
+        let from = {
+            let mut begun = self.begun();
+            let Some(from) = begun.from else {
+                begun.waiting = Some(cx.waker().clone());
+                return Poll::Pending;
+            };
+            from
+        };
+        let at = from + (offset - head);
         let want = parcel.length.saturating_sub(at).min(max as u64) as usize;
         let mut piece = vec![0; want];
         // A file that became shorter ends the flow with a reset: the origin never gets a part.
@@ -179,6 +265,45 @@ impl Source for Drawn {
                 .read_exact_at(&mut piece, at)
                 .map(|()| piece.into()),
         )
+    }
+}
+
+/// What a proxy says before its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leave {
+    /// The body is to come from its beginning: it keeps none.
+    Whole,
+    /// From this byte on. It keeps what it gets.
+    From(u64),
+}
+
+impl Leave {
+    /// The first there is in what a flow brought so far.
+    pub fn read(kept: &[u8]) -> Option<Leave> {
+        let mut at = 0;
+        loop {
+            let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
+            let mut parsed = httparse::Response::new(&mut fields);
+            let Ok(httparse::Status::Complete(head)) = parsed.parse(&kept[at..]) else {
+                return None;
+            };
+            at += head;
+            match parsed.code {
+                Some(100) => return Some(Leave::Whole),
+                Some(104) => {
+                    let is_offset = |f: &&mut httparse::Header<'_>| {
+                        f.name.eq_ignore_ascii_case("upload-offset")
+                    };
+                    let field = parsed.headers.iter_mut().find(is_offset);
+                    let text = field.and_then(|field| std::str::from_utf8(field.value).ok());
+                    if let Some(offset) = text.and_then(|text| text.trim().parse().ok()) {
+                        return Some(Leave::From(offset));
+                    }
+                }
+                Some(101..=199) => {}
+                _ => return None,
+            }
+        }
     }
 }
 
@@ -245,15 +370,13 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"0123456789").unwrap();
         let url = "http://h:81/a?b#c".parse().unwrap();
-        let parcel =
-            Arc::new(Parcel::open(file.path(), &url, false, None, || false, |_, _| ()).unwrap());
-        let read = |offset, max| {
-            let waker = std::task::Waker::noop();
-            let mut cx = Context::from_waker(waker);
-            match Drawn(parcel.clone()).poll_read_at(&mut cx, offset, max) {
-                Poll::Ready(read) => read,
-                Poll::Pending => panic!("a file never waits"),
-            }
+        let parcel = Arc::new(
+            Parcel::open(file.path(), &url, false, None, None, || false, |_, _| ()).unwrap(),
+        );
+        let drawn = Drawn::new(parcel.clone(), false);
+        let read = |offset, max| match read_of(&drawn, offset, max) {
+            Poll::Ready(read) => read,
+            Poll::Pending => panic!("a file never waits"),
         };
         let mut whole = Vec::new();
         loop {
@@ -272,13 +395,60 @@ mod tests {
             text.ends_with("Content-Length: 10\r\n\r\n0123456789"),
             "{text}"
         );
-        assert_eq!(parcel.head_bytes() + 10, text.len() as u64);
+        assert_eq!(drawn.size(), text.len() as u64);
         assert!(parcel.check_unchanged().is_ok());
-        let stopped = Parcel::open(file.path(), &url, false, None, || true, |_, _| ());
+        let stopped = Parcel::open(file.path(), &url, false, None, None, || true, |_, _| ());
         assert_eq!(stopped.err().unwrap().exit, Exit::Cancelled);
         file.as_file().set_len(5).unwrap();
-        assert!(read(parcel.head_bytes(), 100).is_err());
+        assert!(read(drawn.head_bytes(), 100).is_err());
         assert!(parcel.check_unchanged().is_err());
+    }
+
+    fn read_of(drawn: &Drawn, offset: u64, max: usize) -> Poll<io::Result<Bytes>> {
+        drawn.poll_read_at(
+            &mut Context::from_waker(std::task::Waker::noop()),
+            offset,
+            max,
+        )
+    }
+
+    #[test]
+    fn a_body_that_was_begun_waits_until_it_is_known_what_is_missing() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let url = "http://h/a".parse().unwrap();
+        let open = |post| {
+            let parcel = Parcel::open(file.path(), &url, post, None, None, || false, |_, _| ());
+            Arc::new(parcel.unwrap())
+        };
+        let drawn = Drawn::new(open(false), true);
+        let head = drawn.head_bytes();
+        assert!(
+            read_of(&drawn, 0, 9999).is_ready(),
+            "the head does not wait"
+        );
+        assert!(read_of(&drawn, head, 100).is_pending());
+        drawn.begin(7);
+        match read_of(&drawn, head, 100) {
+            Poll::Ready(Ok(rest)) => assert_eq!(&rest[..], b"789"),
+            other => panic!("{other:?}"),
+        }
+        // The same PUT is the same upload; a POST is one by itself.
+        assert_eq!(open(false).token, open(false).token);
+        assert_ne!(open(true).token, open(true).token);
+    }
+
+    #[test]
+    fn leave_is_the_first_word_on_how_to_go_on() {
+        let read = |text: &str| Leave::read(text.as_bytes());
+        assert_eq!(read("HTTP/1.1 100 Continue\r\n\r\n"), Some(Leave::Whole));
+        let resumed = "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 104 x\r\nUpload-Offset: 12\r\n\r\n";
+        assert_eq!(read(resumed), Some(Leave::From(12)));
+        for cut in 0..resumed.len() {
+            assert_eq!(read(&resumed[..cut]), None, "cut at {cut}");
+        }
+        assert_eq!(read("HTTP/1.1 403 Forbidden\r\n\r\n"), None);
+        assert_eq!(read("HTTP/1.1 104 x\r\nUpload-Offset: -1\r\n\r\n"), None);
     }
 
     #[test]

@@ -36,7 +36,7 @@ use url::Url;
 use super::dial::{Dial, Fault, Io, Via};
 use super::mode::Mode;
 use super::outcome::{Exit, Failure, Reason};
-use super::parcel::{Drawn, Parcel};
+use super::parcel::Drawn;
 use super::tunnel::Tunnel;
 use kept::HeadMeter;
 
@@ -143,11 +143,10 @@ impl Proxy {
         self
     }
 
-    /// Opens a flow that sends `parcel` and then ends our direction; the answer is read from it.
-    pub fn post(&self, parcel: Arc<Parcel>) -> Result<impl Io + use<>, Fault> {
-        let size = parcel.head_bytes() + parcel.length;
-        let held = self.open(Some(size), None)?;
-        held.flow().send_source(Arc::new(Drawn(parcel)));
+    /// Opens a flow that sends a parcel and then ends our direction; the answer is read from it.
+    pub fn post(&self, drawn: Arc<Drawn>) -> Result<impl Io + use<>, Fault> {
+        let held = self.open(Some(drawn.size()), None)?;
+        held.flow().send_source(drawn);
         Ok(held)
     }
 

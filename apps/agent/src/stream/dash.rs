@@ -21,8 +21,8 @@ use super::playlist::{Kind, Segment};
 /// The media type of manifests.
 pub const MEDIA_TYPE: &str = "application/dash+xml";
 
-/// Segments of one representation that are written out.
-const SEGMENTS_MAX: usize = 100_000; // a guess: a day of segments of a second
+/// Segments of one manifest that are written out; with more it is the origin's.
+const SEGMENTS_MAX: usize = 200_000; // a guess: a day of seconds, seen and heard
 
 /// A manifest that was read.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,6 +70,7 @@ fn read_with(text: &str, base: &Url, link: &dyn Fn(&Url) -> String) -> Option<(M
         links: Vec::new(),
         media: Vec::new(),
         is_known: true,
+        segments_left: SEGMENTS_MAX,
         is_over: root.attribute("type") != Some("dynamic"),
     };
     reader.manifest(root);
@@ -107,6 +108,7 @@ struct Reader<'a> {
     links: Vec<(Url, Kind)>,
     media: Vec<(Url, Vec<Segment>)>,
     is_known: bool,
+    segments_left: usize,
     is_over: bool,
 }
 
@@ -238,7 +240,9 @@ impl Reader<'_> {
         let mut all = Vec::new();
         if of("SegmentTemplate").next().is_some() {
             let found = Template::of(of("SegmentTemplate").collect(), levels[0]);
-            self.is_known &= found.write_out(base, lasts, self.is_over, &mut all);
+            let left = self.segments_left;
+            self.is_known &= found.write_out(base, lasts, self.is_over, (&mut all, left));
+            self.segments_left = left.saturating_sub(all.len());
             return Some(all);
         }
         let list = of("SegmentList").next()?;
@@ -250,11 +254,13 @@ impl Reader<'_> {
         if let Some(url) = initial.and_then(|told| base.join(told).ok()) {
             all.push(Segment { url, plays: None });
         }
-        for told in children(list, "SegmentURL").take(SEGMENTS_MAX) {
+        for told in children(list, "SegmentURL") {
             // Without it, a range of the base.
             let url = base.join(told.attribute("media")?).ok()?;
             all.push(Segment { url, plays });
         }
+        self.is_known &= all.len() <= self.segments_left;
+        self.segments_left = self.segments_left.saturating_sub(all.len());
         Some(all)
     }
 }
@@ -287,13 +293,13 @@ impl<'a> Template<'a> {
         self.attribute(name)?.parse().ok()
     }
 
-    /// Adds all segments; false if it cannot be known which there are.
+    /// Adds all segments; false if it cannot be known which there are, or they are more than `left`.
     fn write_out(
         &self,
         base: &Url,
         lasts: Option<f64>,
         is_over: bool,
-        all: &mut Vec<Segment>,
+        (all, left): (&mut Vec<Segment>, usize),
     ) -> bool {
         let mut add = |template: &str, number: u64, time: u64, plays: Option<f64>| {
             let told = self.filled(template, number, time);
@@ -320,7 +326,7 @@ impl<'a> Template<'a> {
             let whole = |n: &Node<'_, '_>, name| n.attribute(name).and_then(|v| v.parse().ok());
             let offset = self.number("presentationTimeOffset").unwrap_or(0.0);
             let ends = lasts.map(|lasts| (offset + lasts * scale) as u64);
-            let (mut time, mut left) = (0u64, SEGMENTS_MAX);
+            let (mut time, mut left) = (0u64, left);
             for (n, run) in runs.iter().enumerate() {
                 time = whole(run, "t").unwrap_or(time);
                 let Some(length) = whole(run, "d").filter(|d: &u64| *d > 0) else {
@@ -345,7 +351,10 @@ impl<'a> Template<'a> {
         } else if let (Some(length), Some(lasts), true) =
             (self.number("duration").filter(|d| *d > 0.0), lasts, is_over)
         {
-            let count = ((lasts * scale / length).ceil() as usize).min(SEGMENTS_MAX);
+            let count = (lasts * scale / length).ceil() as usize;
+            if count > left {
+                return false;
+            }
             for n in 0..count as u64 {
                 let time = (n as f64 * length) as u64;
                 add(media, number.saturating_add(n), time, Some(length / scale));
@@ -506,6 +515,16 @@ mod tests {
         let text = r#"<MPD><Period duration="PT1000000000S"><AdaptationSet><Representation id="v">
 <SegmentTemplate media="$Number$" timescale="1000" duration="1"/></Representation></AdaptationSet></Period></MPD>"#;
         let manifest = read(text, &base, link).unwrap();
-        assert_eq!(manifest.media[0].1.len(), SEGMENTS_MAX);
+        assert!(manifest.media.is_empty());
+        // Nor one of many representations that are endless together.
+        let one = r#"<Representation id="v"/>"#.repeat(100);
+        let text = format!(
+            r#"<MPD><Period duration="PT9000S"><AdaptationSet><SegmentTemplate media="$Number$" duration="1"/>{one}
+</AdaptationSet></Period></MPD>"#
+        );
+        let manifest = read(&text, &base, link).unwrap();
+        assert!(manifest.media.is_empty());
+        let text = text.replace("9000S", "1900S");
+        assert_eq!(read(&text, &base, link).unwrap().media.len(), 100);
     }
 }

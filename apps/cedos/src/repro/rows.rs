@@ -93,19 +93,28 @@ pub static ROWS: &[Row] = &[
         "C4a",
         "100 MB in 5 min over Wi-Fi at 0.8 Mb/s and cellular at 4.7 Mb/s: as much by Wi-Fi as possible",
         "deadline met, 16 % by Wi-Fi (the optimum is 15.6 %, not the paper's 17 %)",
-        &[(Where::Sim, schedules::poor_wifi)],
+        &[
+            (Where::Sim, schedules::poor_wifi),
+            (Where::Lab, schedules::lab::poor_wifi),
+        ],
     ),
     row(
         "C4b",
         "10 downloads of 100 MB in 30 min over cellular at 4.7 Mb/s, scheduled together",
         "all in time; each by itself, none",
-        &[(Where::Sim, schedules::cellular_alone)],
+        &[
+            (Where::Sim, schedules::cellular_alone),
+            (Where::Lab, schedules::lab::cellular_alone),
+        ],
     ),
     row(
         "C4c",
         "9 downloads in 30 min and one in 5 min over Wi-Fi at 6.3 Mb/s",
         "all in time; sharing evenly, the urgent one is late",
-        &[(Where::Sim, schedules::one_urgent)],
+        &[
+            (Where::Sim, schedules::one_urgent),
+            (Where::Lab, schedules::lab::one_urgent),
+        ],
     ),
     row(
         "C5",

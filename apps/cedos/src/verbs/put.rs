@@ -19,7 +19,7 @@ use cedos_agent::settings;
 /// Upload FILE to URL through a proxy, over the networks there are, free ones first, by a deadline.
 ///
 /// The proxy takes the file in as it comes and hands it to the origin in one piece; the origin's
-/// answer comes back. Stopped and run again, it begins from the file's first byte.
+/// answer comes back. Stopped and run again within an hour, a PUT goes on where it was.
 ///
 /// Exit codes: 0 done, 1 error, 2 usage, 3 stopped, 10 deadline missed (without --if-late fail the
 /// origin has the file, only late), 11 budget exhausted, 14 no permitted network and --now.

@@ -64,7 +64,7 @@ pub struct ScoreArgs {
     /// Write the optimum's solutions to this file, as JSON, for another solver to check.
     #[arg(long, value_name = "FILE")]
     dump_optimum: Option<PathBuf>,
-    /// Draw the figures into this file, an SVG.
+    /// Draw the figures into this file, an SVG; of a single set, bytes by link over time under each policy.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -131,7 +131,11 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
         write(file, &serde_json::to_string(&solutions)?)?;
     }
     if let Some(file) = &args.plot {
-        write(file, &plot::picture(&charts(&cases, &rows, &figures)))?;
+        let charts = match (&cases[..], &policies[..]) {
+            ([case], policies) => policies.iter().map(|policy| course(case, policy)).collect(),
+            _ => charts(&cases, &rows, &figures),
+        };
+        write(file, &plot::picture(&charts))?;
     }
     if args.json {
         println!("{}", json!({ "rows": rows, "figures": figures }));
@@ -327,6 +331,36 @@ fn print_figures(figures: &[Figures]) {
 
 fn percent(share: f64) -> String {
     format!("{:.2} %", 100.0 * share)
+}
+
+/// One set under one policy: bytes by link over time, and what had to be there by when.
+fn course(case: &Case, (policy, mode): &(String, Mode)) -> Chart {
+    let course = case.course(*mode);
+    let mega = |bytes: f64| bytes * 1e-6;
+    let mut series: Vec<Series> = (case.courses.iter().enumerate())
+        .map(|(n, link)| {
+            let points = course.iter();
+            let points = points.map(|(at, carried)| (at.as_secs_f64(), mega(carried[n])));
+            Series::line(&link.name, points.collect())
+        })
+        .collect();
+    let all = course.iter();
+    let all = all.map(|(at, carried)| (at.as_secs_f64(), mega(carried.iter().sum())));
+    series.push(Series::line("all links", all.collect()));
+    let mut jobs: Vec<&Job> = case.jobs.iter().collect();
+    jobs.sort_by_key(|job| job.due());
+    let mut due = vec![(0.0, 0.0)];
+    for job in jobs {
+        let (at, before) = (job.due().as_secs_f64(), due[due.len() - 1].1);
+        due.extend([(at, before), (at, before + mega(job.bytes as f64))]);
+    }
+    series.push(Series::line("due by then", due));
+    Chart {
+        title: policy.clone(),
+        x: "s".to_owned(),
+        y: "MB".to_owned(),
+        series,
+    }
 }
 
 /// Missed against avoidable; what free links carried against how long the jobs had.

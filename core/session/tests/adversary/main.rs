@@ -8,6 +8,7 @@
 mod pair;
 mod rogue;
 
+mod claims;
 mod farewell;
 mod lessons;
 mod limits;

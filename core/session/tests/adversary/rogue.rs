@@ -372,3 +372,21 @@ pub fn data(flow: FlowId, offset: u64, bytes: &[u8]) -> Frame<'_> {
 pub fn flow(n: u32) -> FlowId {
     FlowId::new(1, n, true)
 }
+
+/// Limits that a test soon reaches.
+pub fn small() -> Config {
+    Config {
+        flow_window: 60_000,
+        session_window: 100_000,
+        flows_max: 16,
+        ..Config::default()
+    }
+}
+
+/// What the server ended the session for.
+pub fn fault(rogue: &Rogue) -> PeerFault {
+    match rogue.verdict() {
+        Some(SessionEnd::Fault(fault)) => fault,
+        other => panic!("the server ended it with {other:?}"),
+    }
+}

@@ -86,6 +86,8 @@ pub struct Moment<'a> {
     pub roster: &'a Roster,
     /// The jobs under way then, and the bytes they lacked.
     pub open: Vec<(usize, f64)>,
+    /// What each link had carried by then.
+    pub carried: &'a [f64],
 }
 
 /// Plays `jobs` over `courses` as `scheduler` decides.
@@ -140,6 +142,7 @@ pub fn play_wishing(
                     at: table.now,
                     roster,
                     open,
+                    carried: &table.played.carried,
                 },
             );
             table.carry(roster, until);

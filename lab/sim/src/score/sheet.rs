@@ -9,6 +9,7 @@ use super::jobs::{self, Job};
 use super::optimum::{self, Optimum};
 use super::player;
 use d2tp_sched::{Class, Mode, Scheduler};
+use d2tp_time::Time;
 use serde::Serialize;
 
 /// One trace, one set of jobs: what every policy is compared on.
@@ -39,6 +40,20 @@ impl Case {
             courses,
             jobs,
         }
+    }
+
+    /// How it goes under a policy: what each link has carried, at each look.
+    pub fn course(&self, mode: Mode) -> Vec<(Time, Vec<f64>)> {
+        let classes = self.courses.iter().map(|course| course.class);
+        let mut scheduler = Scheduler::new(mode, classes);
+        let mut course = vec![(Time::ZERO, vec![0.0; self.courses.len()])];
+        let mut watch = |_: &Scheduler, moment: player::Moment<'_>| {
+            course.push((moment.at, moment.carried.to_vec()));
+        };
+        let played = player::play_watched(&self.courses, &self.jobs, &mut scheduler, &mut watch);
+        let last = self.jobs.iter().map(Job::due).max();
+        course.extend(last.map(|last| (last, played.carried)));
+        course
     }
 
     /// Plays it under a policy.

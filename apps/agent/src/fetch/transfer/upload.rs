@@ -5,8 +5,9 @@
 //!  what the proxy acknowledged is progress           answer ◀──────────────┘
 //! ```
 //!
-//! The flow moves between links and sleeps like any other. If the proxy forgets it (a restart), the
-//! upload begins again from the file's first byte: a proxy keeps no half-sent body.
+//! The flow moves between links and sleeps like any other. If it is lost, another one goes on where
+//! the proxy's spool ends, which says so before the body is sent; a proxy that restarted has none, and
+//! the upload begins again from the file's first byte.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::proxied::{Helm, next_event};
 use super::*;
-use crate::fetch::parcel::{ANSWER_BYTES_MAX, Answer as Answered, Parcel};
+use crate::fetch::parcel::{ANSWER_BYTES_MAX, Answer as Answered, Drawn, Leave, Parcel};
 use crate::fetch::proxy;
 
 /// An upload under way.
@@ -27,7 +28,30 @@ pub(super) struct Outgoing {
     pub(super) parcel: Arc<Parcel>,
     /// Bytes of the file that the proxy has.
     pub(super) acknowledged: u64,
+    /// As the flow at hand draws it.
+    drawn: Option<Arc<Drawn>>,
+    /// The proxy keeps what it has if the flow is lost.
+    kept: bool,
+    /// All of it was there once, so the origin may have it.
+    whole_once: bool,
     answer: Option<Answered>,
+}
+
+impl Outgoing {
+    fn new(parcel: Parcel) -> Outgoing {
+        Outgoing {
+            parcel: Arc::new(parcel),
+            acknowledged: 0,
+            drawn: None,
+            kept: false,
+            whole_once: false,
+            answer: None,
+        }
+    }
+
+    fn head_bytes(&self) -> u64 {
+        self.drawn.as_ref().map_or(0, |drawn| drawn.head_bytes())
+    }
 }
 
 /// Runs an upload through a proxy to its end and reports it.
@@ -40,11 +64,7 @@ pub async fn run_upload(
 ) -> Exit {
     match begin(job, proxy, setting, Direction::Up, observer) {
         Ok((mut transfer, _)) => {
-            transfer.outgoing = Some(Outgoing {
-                parcel: Arc::new(parcel),
-                acknowledged: 0,
-                answer: None,
-            });
+            transfer.outgoing = Some(Outgoing::new(parcel));
             let outcome = transfer.exchange_proxied().await;
             transfer.finish_upload(outcome)
         }
@@ -59,8 +79,13 @@ impl Transfer<'_, Proxy> {
         parcel: Arc<Parcel>,
         helm: &mut Helm,
     ) -> Result<Step, Fault> {
-        let mut held = self.dial.post(parcel.clone())?;
-        self.note_acknowledged(0);
+        let again = self.outgoing.as_ref().is_some_and(|o| o.drawn.is_some());
+        let drawn = Arc::new(Drawn::new(parcel.clone(), again));
+        let mut held = self.dial.post(drawn.clone())?;
+        if let Some(outgoing) = &mut self.outgoing {
+            outgoing.drawn = Some(drawn.clone());
+            outgoing.acknowledged = 0;
+        }
         self.receiving = true;
         let mut epoch = interval(EPOCH);
         epoch.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -76,7 +101,7 @@ impl Transfer<'_, Proxy> {
                 event = next_event(&mut helm.events) => self.heed(event, helm).map_err(Fault::Final)?,
                 _ = epoch.tick() => {
                     let now = Moment::now();
-                    self.look(&parcel, helm);
+                    self.look(&drawn, helm);
                     let done = self.acknowledged();
                     let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
                     let used = self.count_links(helm);
@@ -90,29 +115,62 @@ impl Transfer<'_, Proxy> {
                         total += bytes as u64;
                         let room = ANSWER_BYTES_MAX - kept.len();
                         kept.extend_from_slice(&piece[..bytes.min(room)]);
+                        if drawn.from().is_none() && let Some(leave) = Leave::read(&kept) {
+                            self.begin_body(&drawn, leave)?;
+                            epoch_bytes = self.acknowledged();
+                        }
                     }
                     Err(error) => {
                         parcel.check_unchanged().map_err(Fault::Final)?;
                         let fault = self.cause(Fault::Proxy(error.to_string()));
-                        return Err(self.once_only(fault));
+                        return Err(self.lost(fault));
                     }
                 },
             }
         }
-        self.look(&parcel, helm);
+        self.look(&drawn, helm);
         // A small file is there before the first epoch is over.
         if self.last_link.is_none() {
             self.say_begun(helm);
         }
-        let answer = Answered::read(&kept, total)
-            .map_err(|what| self.once_only(Fault::Proxy(what.into())))?;
+        let answer =
+            Answered::read(&kept, total).map_err(|what| self.lost(Fault::Proxy(what.into())))?;
         self.judge(&parcel, answer)
     }
 
+    /// The proxy has said from which byte on it wants the file.
+    fn begin_body(&mut self, drawn: &Drawn, leave: Leave) -> Result<(), Fault> {
+        let Some(outgoing) = &mut self.outgoing else {
+            return Ok(());
+        };
+        let length = outgoing.parcel.length;
+        let from = match leave {
+            Leave::Whole => 0,
+            Leave::From(from) => from,
+        };
+        outgoing.kept = leave != Leave::Whole;
+        if from > length {
+            let text = format!("it has {from} bytes of a file of {length}");
+            return Err(Fault::Proxy(text));
+        }
+        if from < length && outgoing.whole_once && outgoing.parcel.post {
+            // It forgot that it had it, and with it what became of it.
+            return Err(Fault::Final(Failure::error(
+                "the proxy lost the POST; whether the origin has it is not known, so it is not sent again",
+            )));
+        }
+        outgoing.acknowledged = from;
+        drawn.begin(from);
+        Ok(())
+    }
+
     /// Brings the progress up to date.
-    fn look(&mut self, parcel: &Parcel, helm: &mut Helm) {
+    fn look(&mut self, drawn: &Drawn, helm: &mut Helm) {
         let far = self.dial.with_flow(|_, flow| flow.acknowledged());
-        let done = far.unwrap_or(0).saturating_sub(parcel.head_bytes());
+        let Some(from) = drawn.from() else {
+            return;
+        };
+        let done = from + far.unwrap_or(0).saturating_sub(drawn.head_bytes());
         if done > self.acknowledged() {
             self.note_acknowledged(done);
             helm.last_byte = Some(Moment::now());
@@ -127,11 +185,20 @@ impl Transfer<'_, Proxy> {
     fn note_acknowledged(&mut self, bytes: u64) {
         if let Some(outgoing) = &mut self.outgoing {
             outgoing.acknowledged = bytes;
+            outgoing.whole_once |= bytes == outgoing.parcel.length;
         }
     }
 
     fn acknowledged(&self) -> u64 {
         self.outgoing.as_ref().map_or(0, |o| o.acknowledged)
+    }
+
+    /// A flow that broke off: where the proxy keeps what it has, asking again sends nothing twice.
+    fn lost(&self, fault: Fault) -> Fault {
+        match &self.outgoing {
+            Some(outgoing) if outgoing.kept => fault,
+            _ => self.once_only(fault),
+        }
     }
 
     /// A POST that the origin may have seen is not sent again.
@@ -229,8 +296,7 @@ impl Transfer<'_, Proxy> {
             bytes: outgoing.acknowledged,
             sha256: outgoing.parcel.sha256.clone(),
             // What the links carried beyond one copy and its head.
-            duplicate_bytes: carried
-                .saturating_sub(outgoing.acknowledged + outgoing.parcel.head_bytes()),
+            duplicate_bytes: carried.saturating_sub(outgoing.acknowledged + outgoing.head_bytes()),
             bytes_by_link: self.bytes_by_link,
             duration_s,
             first_byte_s: None,
@@ -243,7 +309,10 @@ impl Transfer<'_, Proxy> {
             exit: exit as u8,
             reason,
             text,
-            resumable_bytes: 0,
+            resumable_bytes: match outgoing.kept && !whole {
+                true => outgoing.acknowledged,
+                false => 0,
+            },
             proxy_would_add: None,
             status: outgoing
                 .answer

@@ -27,6 +27,8 @@ const CASES_LAB: [(&str, Case); 5] = [
 
 /// When the first hole comes at the earliest: by then all flows have begun.
 const LEAD: Span = Span::from_secs(10);
+/// Links of one scenario. Even: what belongs together is measured together.
+const LANES_MAX: usize = 16;
 /// Further courses of holes per case that TCP meets on real sockets: it loses by chance.
 const COURSES_MORE: u64 = 4;
 
@@ -185,8 +187,20 @@ fn more_of_tcp(model: &Model) -> anyhow::Result<Vec<Beside>> {
     let links: Vec<_> = (courses.iter().flatten())
         .flat_map(|holes| [(holes, "tcp", &dead), (holes, "tcp-reno", &dead)])
         .collect();
-    let measured = lanes(&links)?;
-    let mut pairs = measured.rows.chunks(2);
+    let measured: Vec<_> = std::thread::scope(|scope| {
+        let running: Vec<_> = (links.chunks(LANES_MAX))
+            .map(|links| scope.spawn(move || lanes(links)))
+            .collect();
+        let ended = running.into_iter().map(|run| run.join());
+        ended.map(|run| run.expect("it does not panic")).collect()
+    });
+    let rows: Vec<Lane> = (measured
+        .into_iter()
+        .collect::<anyhow::Result<Vec<Lanes>>>()?)
+    .into_iter()
+    .flat_map(|lanes| lanes.rows)
+    .collect();
+    let mut pairs = rows.chunks(2);
     let mut of_case = |courses: &Vec<Holes>| {
         let mut beside = Beside::default();
         for holes in courses {

@@ -4,6 +4,8 @@
 //!  D2Sched, all flows at once: lab/sim/src/score, a fluid    each flow by itself: here, likewise
 //! ```
 
+pub mod lab;
+
 use super::Measured;
 use cedos_lab_link::{Span, Time};
 use cedos_lab_sim::score::course::{Course, Stretch};
@@ -48,6 +50,14 @@ const CELL: Line = Line {
     mbps: 4.7,
 };
 
+/// Of C4a, wherever it is run.
+const POOR_WIFI_MARKS: [&str; 4] = [
+    "one_link_at_a_time.met == 1",
+    "one_link_at_a_time.wifi_percent >= 15",
+    "both_links.met == 1",
+    "both_links.wifi_percent >= 29",
+];
+
 /// C4a in virtual time.
 pub fn poor_wifi() -> anyhow::Result<Measured> {
     let lines = [POOR_WIFI, CELL];
@@ -64,12 +74,7 @@ pub fn poor_wifi() -> anyhow::Result<Measured> {
             "wifi_only": figures(&wifi_only),
             "optimum": { "one_link_at_a_time_percent": 15.6, "both_links_percent": 30.0 },
         }),
-        mark: vec![
-            "one_link_at_a_time.met == 1".to_owned(),
-            "one_link_at_a_time.wifi_percent >= 15".to_owned(),
-            "both_links.met == 1".to_owned(),
-            "both_links.wifi_percent >= 29".to_owned(),
-        ],
+        mark: POOR_WIFI_MARKS.map(str::to_owned).to_vec(),
         conditions: vec![
             "rates are goodput, a fluid, and known from a minute of use before; one link at a time: Algorithm \
              1 with 2 % of the time needed in hand; both links: D2Sched"
