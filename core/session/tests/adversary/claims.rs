@@ -1,7 +1,8 @@
 //! A member that claims what is not so: of flows it resumes, and of what is durable.
 
+use bytes::Bytes;
 use d2tp_session::*;
-use d2tp_wire::{Frame, VARINT_MAX, Writer};
+use d2tp_wire::{Frame, VARINT_MAX};
 
 use crate::rogue::*;
 
