@@ -31,6 +31,8 @@ const LEAD: Span = Span::from_secs(10);
 const LANES_MAX: usize = 16;
 /// Further courses of holes per case that TCP meets on real sockets: it loses by chance.
 const COURSES_MORE: u64 = 4;
+/// Courses of holes per case that D2TP meets, one after another.
+const COURSES: u64 = 3;
 
 /// What the bench measured.
 #[derive(Deserialize)]
@@ -53,46 +55,42 @@ impl Lane {
 /// On real sockets: D2TP over both links, and each by itself; kernel TCP without the bridge, and over
 /// it as the authors did, by switching; the model beside what it measured.
 pub fn emulate() -> anyhow::Result<Measured> {
-    let holes: Vec<Holes> = (CASES_LAB.iter().zip(1..))
-        .map(|((_, case), seed)| Holes::drawn(seed, case.stays, case.holes, SESSION).after(LEAD))
-        .collect();
+    let holes = course(0);
     let length = Holes::none(SESSION).after(LEAD).length();
     let whole = Holes::none(length);
+    let per_s = |carried: Carried| carried.all / length.as_secs_f64();
     // All at once: each takes four minutes and next to no work.
-    let labs = std::iter::once(scenario(1, Some(&whole), false))
-        .chain([scenario(1, None, true)])
-        .chain(
-            (1..)
-                .zip(&holes)
-                .map(|(seed, holes)| scenario(seed, Some(holes), true)),
-        )
-        .map(|text| Lab::start(&text))
-        .collect::<anyhow::Result<Vec<_>>>()?;
-    let (tcp, d2tp) = std::thread::scope(|scope| {
-        let d2tp = scope.spawn(|| d2tp_lanes(&holes));
+    let by_themselves =
+        [scenario(1, Some(&whole), false), scenario(1, None, true)].map(|text| Lab::start(&text));
+    let (tcp, first) = std::thread::scope(|scope| {
+        let d2tp = scope.spawn(|| both_and_alone(&holes));
         (tcp_lanes(&whole, &holes), d2tp.join())
     });
-    let (tcp, d2tp) = (tcp?, d2tp.expect("it does not panic")?);
-    let mut labs = labs.into_iter().map(Lab::end);
-    let per_s = |carried: Carried| carried.all / length.as_secs_f64();
-    let mut next = || labs.next().context("a lab is missing")?;
+    let (tcp, first) = (tcp?, first.expect("it does not panic")?);
+    let [wifi, bridge] = by_themselves.map(|lab| lab.and_then(Lab::end));
     let rates = Rates {
-        wifi: per_s(next()?),
-        bridge: per_s(next()?),
+        wifi: per_s(wifi?),
+        bridge: per_s(bridge?),
     };
     let model = Model::of(tcp.rows[0].bytes_per_s());
-    let more = more_of_tcp(&model)?;
+    let mut d2tp = vec![(holes.clone(), first)];
+    let more = std::thread::scope(|scope| {
+        let tcp = scope.spawn(|| more_of_tcp(&model));
+        for n in 1..COURSES {
+            let holes = course(n);
+            let came = both_and_alone(&holes)?;
+            d2tp.push((holes, came));
+        }
+        tcp.join().expect("it does not panic")
+    })?;
     let (mut cases, mut baseline) = (serde_json::Map::new(), serde_json::Map::new());
     let (mut shares, mut by_alone, mut errors) = (Vec::new(), Vec::new(), Vec::new());
     for (n, ((name, _), holes)) in CASES_LAB.iter().zip(&holes).enumerate() {
-        let alone = d2tp.rows[n].bytes_per_s() * SESSION.as_secs_f64();
         let mut sums = Sums::default();
-        sums.add(
-            &rates,
-            holes,
-            next()?,
-            alone * length.as_secs_f64() / SESSION.as_secs_f64(),
-        );
+        for (holes, came) in &d2tp {
+            let (both, alone) = came[n];
+            sums.add(&rates, &holes[n], both, alone.all);
+        }
         shares.push(sums.share());
         by_alone.push(sums.both.all / sums.alone);
         cases.insert((*name).to_owned(), sums.row());
@@ -119,8 +117,8 @@ pub fn emulate() -> anyhow::Result<Measured> {
     mark.push("model_error_mean <= 0.2".to_owned());
     let mut conditions = conditions();
     conditions.push(format!(
-        "on real sockets, all at once: one session of each case, of which the first {} s have no hole; \
-         kernel TCP (CUBIC and Reno) and D2TP by itself over links of their own with the same holes; \
+        "on real sockets, all cases at once: {COURSES} sessions of each case, of which the first {} s have no \
+         hole, with the bridge and without; kernel TCP (CUBIC and Reno) over links of its own with the same holes; \
          tcp_over_bridge: CUBIC over a link that is the bridge in the Wi-Fi's holes, without the bridge's \
          own loss of time for switching",
         LEAD.as_secs_f64()
@@ -173,16 +171,31 @@ impl Beside {
     }
 }
 
+/// A course of holes of each case.
+fn course(n: u64) -> Vec<Holes> {
+    (CASES_LAB.iter().zip(1..))
+        .map(|((_, case), seed)| (case, 100 * n + seed))
+        .map(|(case, seed)| Holes::drawn(seed, case.stays, case.holes, SESSION).after(LEAD))
+        .collect()
+}
+
+/// What D2TP carries of each case, over both links and over Wi-Fi alone.
+fn both_and_alone(holes: &[Holes]) -> anyhow::Result<Vec<(Carried, Carried)>> {
+    let begun = |(seed, holes): (u64, &Holes)| {
+        let both = Lab::start(&scenario(seed, Some(holes), true))?;
+        anyhow::Ok((both, Lab::start(&scenario(seed, Some(holes), false))?))
+    };
+    let labs: anyhow::Result<Vec<_>> = (1..).zip(holes).map(begun).collect();
+    let ended = |(both, alone): (Lab, Lab)| anyhow::Ok((both.end()?, alone.end()?));
+    labs?.into_iter().map(ended).collect()
+}
+
 /// Further sessions of kernel TCP, per case.
 fn more_of_tcp(model: &Model) -> anyhow::Result<Vec<Beside>> {
     let dead = ("dead = true".to_owned(), "dead = false".to_owned());
-    let courses: Vec<Vec<Holes>> = (CASES_LAB.iter().zip(1..))
-        .map(|((_, case), n)| {
-            (1..=COURSES_MORE)
-                .map(|course| 100 * course + n)
-                .map(|seed| Holes::drawn(seed, case.stays, case.holes, SESSION).after(LEAD))
-                .collect()
-        })
+    let drawn: Vec<Vec<Holes>> = (1..=COURSES_MORE).map(course).collect();
+    let courses: Vec<Vec<Holes>> = (0..CASES_LAB.len())
+        .map(|case| drawn.iter().map(|course| course[case].clone()).collect())
         .collect();
     let links: Vec<_> = (courses.iter().flatten())
         .flat_map(|holes| [(holes, "tcp", &dead), (holes, "tcp-reno", &dead)])
@@ -225,12 +238,6 @@ fn tcp_lanes(whole: &Holes, holes: &[Holes]) -> anyhow::Result<Lanes> {
             (holes, "tcp", &bridged),
         ]);
     }
-    lanes(&links)
-}
-
-fn d2tp_lanes(holes: &[Holes]) -> anyhow::Result<Lanes> {
-    let dead = ("dead = true".to_owned(), "dead = false".to_owned());
-    let links: Vec<_> = holes.iter().map(|holes| (holes, "d2tp", &dead)).collect();
     lanes(&links)
 }
 

@@ -121,6 +121,7 @@ struct Carried {
 #[derive(Default)]
 struct Sums {
     sessions: u64,
+    lasted_s: f64,
     there_s: f64,
     ideal: f64,
     ideal_wifi: f64,
@@ -135,6 +136,7 @@ impl Sums {
         let least = |before: Option<f64>, now: f64| Some(before.map_or(now, |b: f64| b.min(now)));
         let ideal = rates.ideal(holes);
         self.sessions += 1;
+        self.lasted_s += holes.length().as_secs_f64();
         self.there_s += holes.there().as_secs_f64();
         self.ideal += ideal;
         self.ideal_wifi += holes.there().as_secs_f64() * rates.wifi;
@@ -152,11 +154,10 @@ impl Sums {
     }
 
     fn row(&self) -> Value {
-        let seconds = self.sessions as f64 * SESSION.as_secs_f64();
-        let kbps = |bytes: f64| bytes * 8e-3 / seconds;
+        let kbps = |bytes: f64| bytes * 8e-3 / self.lasted_s;
         json!({
             "sessions": self.sessions,
-            "wifi_there": self.there_s / seconds,
+            "wifi_there": self.there_s / self.lasted_s,
             "ideal_kbps": kbps(self.ideal),
             "kbps": kbps(self.both.all),
             "share_of_ideal": self.share(),
