@@ -184,4 +184,5 @@ fun main(arguments: Array<String>) {
     }
     fetch(proxy)
     fetchByTls(proxy)
+    println("all ok")
 }
