@@ -49,7 +49,7 @@ private suspend fun echo(server: String) {
                 check(info.slack!! in 1.seconds..1.minutes && info.paths.isNotEmpty()) { "$info" }
                 connection.finish()
             }
-            connection.incoming().collect(heard::write)
+            connection.incoming().collect { heard.write(it) }
         }
         check(heard.toByteArray().contentEquals(message)) { "not what was sent" }
     }

@@ -71,7 +71,7 @@ public class D2tpConnection private constructor(private val socket: D2tpSocket) 
     }
 
     /** Changes what is known of the bytes both ways. */
-    public fun setSize(bytes: Long?): Unit = using { fd -> Options.setSize(fd, bytes ?: 0) }
+    public fun setSize(bytes: Long?): Unit = using { fd -> Options.setSize(fd, bytes ?: 0L) }
 
     public fun setPolicy(policy: Policy): Unit = using { fd -> Options.setPolicy(fd, policy) }
 

@@ -58,7 +58,7 @@ public data class Info(
                 bytesAcked = numbers.nextLong(),
                 bytesReceived = numbers.nextLong(),
                 slack = numbers.nextLong().takeIf { it >= 0 }?.milliseconds,
-                paths = links.takeWhile { numbers.hasNext() }.map { path(it.orEmpty(), numbers) },
+                paths = links.filterNotNull().map { path(it, numbers) },
             )
         }
 

@@ -51,7 +51,7 @@ internal object Waiting {
         }
         val over = all.filterIndexed { at, _ -> failed != 0 || events[at + 1] != 0 }
         // Whoever was cancelled meanwhile is there no more.
-        for (waiter in synchronized(waiters) { over.filter(waiters::remove) }) {
+        for (waiter in synchronized(waiters) { over.filter { waiters.remove(it) } }) {
             when (failed) {
                 0 -> waiter.waits.resume(Unit)
                 else -> waiter.waits.resumeWithException(D2tpException(failed, Native.words(-1, failed)))
