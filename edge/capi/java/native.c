@@ -4,18 +4,28 @@
 #include <fcntl.h>
 #include <jni.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 
 #define CALL(type, name) JNIEXPORT type JNICALL Java_cedos_d2tp_Native_##name
 #define PIECE_BYTES 65536
 
-/* Throws what fits the number, with the cause in words where there is one. */
+#define WORDS_BYTES 512
+
+/* What the number means: the cause in words where the connection has one. */
+static const char *meaning(int fd, int number, char words[WORDS_BYTES]) {
+    socklen_t len = WORDS_BYTES;
+    if (fd < 0 || d2tp_getsockopt(fd, SOL_D2TP, D2TP_SO_ERROR, words, &len) < 0 || !*words)
+        return strerror(number);
+    words[WORDS_BYTES - 1] = 0;
+    return words;
+}
+
+/* Throws what fits the number. */
 static void fail(JNIEnv *env, int fd, int number) {
-    char words[512] = "";
-    socklen_t len = sizeof words;
+    char words[WORDS_BYTES];
     const char *kind = "java/net/SocketException";
-    if (fd >= 0)
-        d2tp_getsockopt(fd, SOL_D2TP, D2TP_SO_ERROR, words, &len);
     switch (number) {
     case EAGAIN: case EINPROGRESS: case ETIMEDOUT: case ETIME:
         kind = "java/net/SocketTimeoutException";
@@ -29,7 +39,7 @@ static void fail(JNIEnv *env, int fd, int number) {
     }
     jclass class = (*env)->FindClass(env, kind);
     if (class)
-        (*env)->ThrowNew(env, class, *words ? words : strerror(number));
+        (*env)->ThrowNew(env, class, meaning(fd, number, words));
 }
 
 static int told(JNIEnv *env, int fd, int said) {
@@ -55,8 +65,8 @@ CALL(jint, socket)(JNIEnv *env, jclass class) {
     return told(env, -1, d2tp_socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
 }
 
-CALL(void, connect)(JNIEnv *env, jclass class, jint fd, jstring node, jstring service, jint timeout_ms) {
-    (void)class;
+/* Begins to connect a descriptor, which waits for nothing from then on: 0 or errno. */
+static int begin(JNIEnv *env, int fd, jstring node, jstring service) {
     struct addrinfo *found;
     const char *port = NULL, *host = (*env)->GetStringUTFChars(env, node, NULL);
     if (service)
@@ -66,20 +76,28 @@ CALL(void, connect)(JNIEnv *env, jclass class, jint fd, jstring node, jstring se
         (*env)->ReleaseStringUTFChars(env, node, host);
     if (port)
         (*env)->ReleaseStringUTFChars(env, service, port);
-    if (why != 0) {
-        fail(env, -1, EINVAL);
-        return;
-    }
-    int flags = d2tp_fcntl(fd, F_GETFL, 0), number = 0;
-    socklen_t len = sizeof number;
-    d2tp_fcntl(fd, F_SETFL, flags | O_NONBLOCK);
-    int said = d2tp_connect(fd, found->ai_addr, found->ai_addrlen);
-    number = said < 0 ? errno : 0;
+    if (why != 0)
+        return EINVAL;
+    d2tp_fcntl(fd, F_SETFL, d2tp_fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
+    int number = d2tp_connect(fd, found->ai_addr, found->ai_addrlen) < 0 ? errno : 0;
     d2tp_freeaddrinfo(found);
+    return number;
+}
+
+/* The error that a connection attempt ended with; 0 if it did well. */
+static int pending(int fd) {
+    int number = 0;
+    socklen_t len = sizeof number;
+    return d2tp_getsockopt(fd, SOL_SOCKET, SO_ERROR, &number, &len) < 0 ? errno : number;
+}
+
+CALL(void, connect)(JNIEnv *env, jclass class, jint fd, jstring node, jstring service, jint timeout_ms) {
+    (void)class;
+    int flags = d2tp_fcntl(fd, F_GETFL, 0), number = begin(env, fd, node, service);
     if (number == EINPROGRESS) {
         if (!await(env, fd, POLLOUT, timeout_ms))
             return;
-        d2tp_getsockopt(fd, SOL_SOCKET, SO_ERROR, &number, &len);
+        number = pending(fd);
     }
     d2tp_fcntl(fd, F_SETFL, flags);
     if (number)
@@ -151,4 +169,121 @@ CALL(void, shutdown)(JNIEnv *env, jclass class, jint fd, jint how) {
 CALL(void, close)(JNIEnv *env, jclass class, jint fd) {
     (void)class;
     told(env, -1, d2tp_close(fd));
+}
+
+CALL(jint, begin)(JNIEnv *env, jclass class, jint fd, jstring node, jstring service) {
+    (void)class;
+    return -begin(env, fd, node, service);
+}
+
+CALL(jint, pending)(JNIEnv *env, jclass class, jint fd) {
+    (void)env, (void)class;
+    return -pending(fd);
+}
+
+CALL(jint, readNow)(JNIEnv *env, jclass class, jint fd, jbyteArray into, jint from, jint count) {
+    (void)class;
+    char piece[PIECE_BYTES];
+    ssize_t n = d2tp_recv(fd, piece, count < PIECE_BYTES ? (size_t)count : PIECE_BYTES, MSG_DONTWAIT);
+    if (n < 0)
+        return -errno;
+    (*env)->SetByteArrayRegion(env, into, from, (jsize)n, (const jbyte *)piece);
+    return (jint)n;
+}
+
+CALL(jint, writeNow)(JNIEnv *env, jclass class, jint fd, jbyteArray bytes, jint from, jint count) {
+    (void)class;
+    char piece[PIECE_BYTES];
+    jint part = count < PIECE_BYTES ? count : PIECE_BYTES;
+    (*env)->GetByteArrayRegion(env, bytes, from, part, (jbyte *)piece);
+    ssize_t n = d2tp_send(fd, piece, (size_t)part, MSG_DONTWAIT);
+    return n < 0 ? -errno : (jint)n;
+}
+
+CALL(jint, flushFor)(JNIEnv *env, jclass class, jint fd, jint timeout_ms) {
+    (void)env, (void)class;
+    return d2tp_flush(fd, timeout_ms) < 0 ? -errno : 0;
+}
+
+CALL(jstring, words)(JNIEnv *env, jclass class, jint fd, jint number) {
+    (void)class;
+    char words[WORDS_BYTES];
+    return (*env)->NewStringUTF(env, meaning(fd, number, words));
+}
+
+CALL(jlongArray, info)(JNIEnv *env, jclass class, jint fd, jobjectArray links) {
+    (void)class;
+    struct d2tp_info info;
+    socklen_t len = sizeof info;
+    memset(&info, 0, sizeof info);
+    if (told(env, -1, d2tp_getsockopt(fd, SOL_D2TP, D2TP_SO_INFO, &info, &len)) < 0)
+        return NULL;
+    jlong numbers[6 + 7 * D2TP_PATHS_MAX] = {
+        info.di_state, info.di_reason, (jlong)info.di_bytes_sent, (jlong)info.di_bytes_acked,
+        (jlong)info.di_bytes_received, info.di_slack_ms,
+    };
+    jlong *next = numbers + 6;
+    jsize room = (*env)->GetArrayLength(env, links);
+    for (jsize i = 0; i < (jsize)info.di_paths_count && i < room && i < D2TP_PATHS_MAX; i++) {
+        const struct d2tp_path_info *path = &info.di_paths[i];
+        jstring link = (*env)->NewStringUTF(env, path->dpi_link);
+        if (!link)
+            return NULL;
+        (*env)->SetObjectArrayElement(env, links, i, link);
+        (*env)->DeleteLocalRef(env, link);
+        *next++ = path->dpi_class;
+        *next++ = path->dpi_state;
+        *next++ = path->dpi_rtt_us;
+        *next++ = path->dpi_rtt_min_us;
+        *next++ = (jlong)path->dpi_bytes_received;
+        *next++ = (jlong)path->dpi_bytes_sent;
+        *next++ = (jlong)path->dpi_rate;
+    }
+    jlongArray answer = (*env)->NewLongArray(env, (jsize)(next - numbers));
+    if (answer)
+        (*env)->SetLongArrayRegion(env, answer, 0, (jsize)(next - numbers), numbers);
+    return answer;
+}
+
+CALL(jint, poll)(JNIEnv *env, jclass class, jintArray fds, jintArray events) {
+    (void)class;
+    jsize count = (*env)->GetArrayLength(env, fds);
+    struct pollfd *all = calloc((size_t)count, sizeof *all);
+    jint *numbers = calloc((size_t)count, sizeof *numbers);
+    int ready = -1, number = ENOMEM;
+    if (all && numbers) {
+        (*env)->GetIntArrayRegion(env, fds, 0, count, numbers);
+        for (jsize i = 0; i < count; i++)
+            all[i].fd = numbers[i];
+        (*env)->GetIntArrayRegion(env, events, 0, count, numbers);
+        for (jsize i = 0; i < count; i++)
+            all[i].events = (short)numbers[i];
+        do
+            ready = d2tp_poll(all, (nfds_t)count, -1);
+        while (ready < 0 && errno == EINTR);
+        number = errno;
+        for (jsize i = 0; i < count; i++)
+            numbers[i] = all[i].revents;
+        (*env)->SetIntArrayRegion(env, events, 0, count, numbers);
+    }
+    free(all);
+    free(numbers);
+    return ready < 0 ? -number : 0;
+}
+
+CALL(jint, bell)(JNIEnv *env, jclass class) {
+    (void)class;
+    return told(env, -1, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+}
+
+CALL(void, ring)(JNIEnv *env, jclass class, jint bell) {
+    (void)env, (void)class;
+    /* It can only be full, and then it is ringing. */
+    (void)!eventfd_write(bell, 1);
+}
+
+CALL(void, hush)(JNIEnv *env, jclass class, jint bell) {
+    (void)env, (void)class;
+    eventfd_t rung;
+    (void)!eventfd_read(bell, &rung);
 }

@@ -34,22 +34,22 @@ public final class Options implements Cloneable {
 
     void set(int fd) throws IOException {
         if (deadline != null) {
-            Native.setNumber(fd, DEADLINE, seconds(deadline), 8);
+            setDeadline(fd, deadline);
         }
         if (size != null) {
-            Native.setNumber(fd, ESIZE, size, 8);
+            setSize(fd, size);
         }
         if (policy != null) {
-            Native.setNumber(fd, POLICY, policy.ordinal(), 4);
+            setPolicy(fd, policy);
         }
         if (budget != null) {
-            Native.setNumber(fd, BUDGET, budget, 8);
+            setBudget(fd, budget);
         }
         if (priority != null) {
             Native.setNumber(fd, PRIORITY, priority, 4);
         }
         if (ifLate != null) {
-            Native.setNumber(fd, IF_LATE, ifLate.ordinal(), 4);
+            setIfLate(fd, ifLate);
         }
         if (proxy != null) {
             Native.setText(fd, PROXY, proxy);
@@ -58,6 +58,22 @@ public final class Options implements Cloneable {
 
     static void setDeadline(int fd, Duration within) throws IOException {
         Native.setNumber(fd, DEADLINE, within == null ? 0 : seconds(within), 8);
+    }
+
+    static void setSize(int fd, long bytes) throws IOException {
+        Native.setNumber(fd, ESIZE, bytes, 8);
+    }
+
+    static void setPolicy(int fd, Policy policy) throws IOException {
+        Native.setNumber(fd, POLICY, policy.ordinal(), 4);
+    }
+
+    static void setBudget(int fd, long bytes) throws IOException {
+        Native.setNumber(fd, BUDGET, bytes, 8);
+    }
+
+    static void setIfLate(int fd, IfLate ifLate) throws IOException {
+        Native.setNumber(fd, IF_LATE, ifLate.ordinal(), 4);
     }
 
     private static long seconds(Duration span) {

@@ -24,11 +24,12 @@ public final class D2tpSocket extends Socket {
     private int fd = -1;
     private int users;
     private String far = "";
-    private boolean connected;
-    private boolean closed;
+    private InetAddress given;
+    private volatile boolean connected;
+    private volatile boolean closed;
     private boolean inputShut;
     private boolean outputShut;
-    private int timeoutMs;
+    private volatile int timeoutMs;
 
     public D2tpSocket() {
         this(new Options());
@@ -41,19 +42,38 @@ public final class D2tpSocket extends Socket {
     /** Connects to "d2tp://host:port/KEY", or to "host:port" through the proxy. */
     public static D2tpSocket connect(String address, Options options) throws IOException {
         D2tpSocket socket = new D2tpSocket(options);
+        String[] parts = parts(address);
+        socket.connect(parts[0], parts[1], 0);
+        return socket;
+    }
+
+    /** The node of an address, and its service unless the node says all. */
+    static String[] parts(String address) throws IOException {
         if (address.startsWith("d2tp://")) {
-            socket.connect(address, null, 0);
-            return socket;
+            return new String[] {address, null};
         }
         int at = address.lastIndexOf(':');
         if (at < 0) {
             throw new SocketException(address + " is neither d2tp://host:port/KEY nor host:port");
         }
-        socket.connect(address.substring(0, at), address.substring(at + 1), 0);
-        return socket;
+        return new String[] {address.substring(0, at), address.substring(at + 1)};
     }
 
     private void connect(String node, String service, int timeout) throws IOException {
+        int fd = open(node, service);
+        try {
+            Native.connect(fd, node, service, timeout);
+            opened();
+        } catch (IOException error) {
+            close();
+            throw error;
+        } finally {
+            leave();
+        }
+    }
+
+    /** A descriptor with the options; whoever asks connects it, says that it is {@link #opened}, and leaves. */
+    int open(String node, String service) throws IOException {
         synchronized (lock) {
             if (closed) {
                 throw new SocketException("Socket is closed");
@@ -63,23 +83,31 @@ public final class D2tpSocket extends Socket {
             }
             fd = Native.socket();
             users++;
+            far = service == null ? node : node + ":" + service;
         }
         try {
             options.set(fd);
-            Native.connect(fd, node, service, timeout);
-            far = service == null ? node : node + ":" + service;
-            connected = true;
         } catch (IOException error) {
             close();
-            throw error;
-        } finally {
             leave();
+            throw error;
+        }
+        return fd;
+    }
+
+    void opened() throws IOException {
+        synchronized (lock) {
+            if (closed) {
+                throw new SocketException("Socket closed");
+            }
+            connected = true;
         }
     }
 
     @Override
     public void connect(SocketAddress to, int timeout) throws IOException {
         InetSocketAddress address = (InetSocketAddress) to;
+        given = address.getAddress();
         // A name is the proxy's to look up.
         connect(address.getHostString(), Integer.toString(address.getPort()), timeout);
     }
@@ -93,7 +121,8 @@ public final class D2tpSocket extends Socket {
     @Override
     public void bind(SocketAddress ignored) {}
 
-    private int enter() throws IOException {
+    /** The descriptor, for a call; whoever enters leaves. */
+    int enter() throws IOException {
         synchronized (lock) {
             if (closed || fd < 0) {
                 throw new SocketException(closed ? "Socket closed" : "Socket is not connected");
@@ -104,7 +133,7 @@ public final class D2tpSocket extends Socket {
     }
 
     /** The descriptor goes with its last user, so that nobody reads another's. */
-    private void leave() throws IOException {
+    void leave() throws IOException {
         int last = -1;
         synchronized (lock) {
             users--;
@@ -296,6 +325,24 @@ public final class D2tpSocket extends Socket {
         return isServer
             ? InetSocketAddress.createUnresolved(far, 0)
             : InetSocketAddress.createUnresolved(far.substring(0, at), Integer.parseInt(far.substring(at + 1)));
+    }
+
+    // Socket itself would make one of the kernel's to answer these.
+
+    /** What {@code connect} was given, which may be null: names are not looked up here. */
+    @Override
+    public InetAddress getInetAddress() {
+        return connected ? given : null;
+    }
+
+    @Override
+    public int getPort() {
+        return connected ? ((InetSocketAddress) getRemoteSocketAddress()).getPort() : 0;
+    }
+
+    @Override
+    public int getLocalPort() {
+        return connected ? 0 : -1;
     }
 
     // What the kernel would do on loopback, and D2TP does by itself.

@@ -1,0 +1,70 @@
+package cedos.d2tp;
+
+import java.io.IOException;
+
+/** The calls of libd2tp (native.c). Every one that fails throws, with the cause in words. */
+final class Native {
+    static {
+        String file = System.getProperty("d2tp.library");
+        if (file != null) {
+            System.load(file);
+        } else {
+            System.loadLibrary("d2tp_java");
+        }
+    }
+
+    private Native() {}
+
+    static native int socket() throws IOException;
+
+    /** Waits at most so many milliseconds; 0 is for ever. */
+    static native void connect(int fd, String node, String service, int timeoutMs) throws IOException;
+
+    static native void setNumber(int fd, int option, long value, int bytes) throws IOException;
+
+    static native void setText(int fd, int option, String value) throws IOException;
+
+    /** Bytes read, or -1 at the end. */
+    static native int read(int fd, byte[] into, int from, int count, int timeoutMs) throws IOException;
+
+    static native void write(int fd, byte[] bytes, int from, int count) throws IOException;
+
+    static native void flush(int fd, int timeoutMs) throws IOException;
+
+    static native void shutdown(int fd, int how) throws IOException;
+
+    static native void close(int fd) throws IOException;
+
+    // Calls that wait for nothing, for coroutines. Below zero they say -errno, and throw nothing.
+
+    /** Begins to connect: 0, or -EINPROGRESS and then, once it is writable, {@link #pending}. */
+    static native int begin(int fd, String node, String service);
+
+    /** What became of it: 0 or -errno. */
+    static native int pending(int fd);
+
+    /** Bytes read, 0 at the end. */
+    static native int readNow(int fd, byte[] into, int from, int count);
+
+    /** Bytes accepted. */
+    static native int writeNow(int fd, byte[] bytes, int from, int count);
+
+    /** Waits so long for the peer to have everything: -EAGAIN if it has not. */
+    static native int flushFor(int fd, int timeoutMs);
+
+    /** An error in words: the connection's own where it has any. */
+    static native String words(int fd, int number);
+
+    /** di_state to di_slack_ms of d2tp.h, then for each path dpi_class to dpi_rate, with its link's name. */
+    static native long[] info(int fd, String[] links) throws IOException;
+
+    /** Waits until one is ready. What each is ready for replaces what was asked. */
+    static native int poll(int[] fds, int[] events);
+
+    /** A descriptor that wakes poll when it is rung, until it is hushed. */
+    static native int bell() throws IOException;
+
+    static native void ring(int bell);
+
+    static native void hush(int bell);
+}

@@ -1,0 +1,46 @@
+package cedos.d2tp
+
+import java.io.IOException
+
+/** A connection failed; the message is the sentence that libd2tp has for it. */
+public class D2tpException internal constructor(
+    /** As errno(3) has it on Linux. */
+    public val errno: Int,
+    sentence: String,
+) : IOException(sentence) {
+    public val why: Why = Why.entries.firstOrNull { errno in it.numbers } ?: Why.OTHER
+}
+
+/** What a program may want to tell apart. */
+public enum class Why(internal vararg val numbers: Int) {
+    /** The deadline passed. */
+    DEADLINE(62),
+
+    /** The budget is used up, and there is no free network. */
+    BUDGET(122),
+
+    /** The peer reset the connection, or its process or session ended. */
+    RESET(104, 32),
+
+    /** The server or the proxy does not let this device in; through the proxy: the host refuses. */
+    REFUSED(111),
+
+    /** A name that is not found, or the proxy finds no way there. */
+    UNREACHABLE(113),
+
+    /** The proxy does not open tunnels there. */
+    FORBIDDEN(13),
+
+    /** Through the proxy: the host does not answer. */
+    TIMED_OUT(110),
+
+    /** Neither a server's key nor a proxy is known. */
+    NO_WAY(101),
+
+    /** The device's key file cannot be read or made. */
+    KEY_FILE(126),
+
+    /** An address or an option that is none. */
+    INVALID(22),
+    OTHER,
+}

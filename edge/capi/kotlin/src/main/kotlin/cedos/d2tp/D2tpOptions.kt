@@ -1,0 +1,58 @@
+package cedos.d2tp
+
+import kotlin.time.Duration
+import kotlin.time.toJavaDuration
+
+/** Which networks may be paid for. */
+public typealias Policy = Options.Policy
+
+/** What to do when free networks will not make the deadline. */
+public typealias IfLate = Options.IfLate
+
+/**
+ * What a connection is asked for.
+ *
+ * @property deadline finish within, counted from when the connection is opened; then both ends drop it. Whole seconds,
+ *   at least one. None: it waits as long as it takes.
+ * @property size bytes expected both ways. A guess that is too high costs money, one too low the deadline.
+ * @property budget bytes that networks which cost may carry. None: no limit.
+ * @property priority 0 goes first, 7 last.
+ * @property proxy d2tp://host:port/KEY of the proxy that leads to servers without a key; else `$CEDOS_PROX`.
+ */
+public data class D2tpOptions(
+    val deadline: Duration? = null,
+    val size: Long? = null,
+    val policy: Policy = Policy.FREE_FIRST,
+    val budget: Long? = null,
+    val priority: Int = 0,
+    val ifLate: IfLate = IfLate.CELL,
+    val proxy: String? = null,
+) {
+    init {
+        require(deadline == null || (deadline.isFinite() && deadline.isPositive())) { "a deadline of $deadline" }
+        require(size == null || size >= 0) { "a size of $size bytes" }
+        require(budget == null || budget >= 0) { "a budget of $budget bytes" }
+        require(priority in 0..PRIORITY_LAST) { "priority $priority is not within 0 and $PRIORITY_LAST" }
+    }
+
+    /** Whether they speak of one transfer, which a second by the same connection would take from. */
+    internal val areOneTransfers: Boolean
+        get() = deadline != null || size != null || budget != null
+
+    /** The same for [D2tpSocket] and [D2tpSocketFactory]. */
+    public fun toJava(): Options {
+        val options = Options()
+        options.deadline = deadline?.toJavaDuration()
+        options.size = size
+        options.policy = policy
+        options.budget = budget
+        options.priority = priority
+        options.ifLate = ifLate
+        options.proxy = proxy
+        return options
+    }
+
+    private companion object {
+        const val PRIORITY_LAST = 7
+    }
+}
