@@ -63,8 +63,18 @@ struct Flows {
     all: BTreeMap<u64, Steered>,
 }
 
+/// Who is at the far end of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Far {
+    /// D2Prox, which connects to each target.
+    Prox,
+    /// A server whose flows are connections to it, whatever the target.
+    Server,
+}
+
 /// The way to D2Prox.
 pub struct Line {
+    far: Far,
     proxy: Proxy,
     links: watch::Receiver<Arc<Vec<Link>>>,
     wanted: watch::Sender<bool>,
@@ -83,6 +93,7 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Line {
     /// To this proxy, over these links. Must be called on a runtime; nothing is sent yet.
     pub fn new(
+        far: Far,
         address: ServerAddress,
         key: SecretKey,
         links: watch::Receiver<Arc<Vec<Link>>>,
@@ -90,6 +101,7 @@ impl Line {
     ) -> Arc<Line> {
         let proxy = Proxy::new(address, key, links.clone(), None).configured(set);
         let line = Arc::new(Line {
+            far,
             proxy,
             links,
             wanted: watch::channel(false).0,
@@ -139,6 +151,9 @@ impl Line {
             line: self.clone(),
         };
         self.stirred.notify_one();
+        if self.far == Far::Server {
+            return Ok(open);
+        }
         match tunnel::ask(&mut open.io, &target.authority()).await {
             Ok(None) => Ok(open),
             Ok(Some(refused)) => Err(Refusal::of_proxy(&refused)),

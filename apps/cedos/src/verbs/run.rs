@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
-use cedos_agent::proxy::{Door, Line, Names, Strangers, Wish};
+use cedos_agent::proxy::{Door, Far, Line, Names, Strangers, Wish};
 use cedos_prox::parse_key;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
@@ -56,6 +56,11 @@ pub struct RunArgs {
     /// Go through this proxy: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
     prox: Option<String>,
+
+    /// Take every connection to this D2TP server instead, end to end and whatever host and port the program
+    /// names: d2tp://host:port/KEY, as `cedos run --listen` says it
+    #[arg(long, value_name = "ADDR", conflicts_with = "listen")]
+    to: Option<String>,
 
     /// This device's private key file [default: $CEDOS_KEY_FILE, or ~/.config/cedos/key]
     #[arg(long, value_name = "FILE")]
@@ -130,7 +135,8 @@ fn prepare(args: &RunArgs) -> anyhow::Result<Prepared> {
     let program = Executable::find(&args.command[0])?;
     let wish = Wish::of(args.by.as_deref(), args.policy, &jiff::Zoned::now());
     let wish = wish.map_err(|text| anyhow!("{text}"))?;
-    let server = match args.prox.as_deref().filter(|text| !text.is_empty()) {
+    let way = args.to.as_deref().or(args.prox.as_deref());
+    let server = match way.filter(|text| !text.is_empty()) {
         Some(text) => Some(text.parse::<ServerAddress>()?),
         // A server may answer and never call.
         None if args.listen => None,
@@ -208,7 +214,11 @@ async fn carry(
         Some(server) => server,
         None => nowhere(&key),
     };
-    let line = Line::new(server, key.clone(), monitor.subscribe(), |config| {
+    let far = match args.to {
+        Some(_) => Far::Server,
+        None => Far::Prox,
+    };
+    let line = Line::new(far, server, key.clone(), monitor.subscribe(), |config| {
         args.transport.apply(config);
     });
     let names = Arc::new(d2tp_catch::Names::default());
