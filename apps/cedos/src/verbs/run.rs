@@ -210,10 +210,8 @@ async fn carry(
     } = prepared;
     let key = key::of_device(args.key.as_deref())?;
     let (_, monitor) = LinkMonitor::start(ClassRules { rules: args.link }).await?;
-    let server = match server {
-        Some(server) => server,
-        None => nowhere(&key),
-    };
+    let is_called = server.is_some();
+    let server = server.unwrap_or_else(|| nowhere(&key));
     let far = match args.to {
         Some(_) => Far::Server,
         None => Far::Prox,
@@ -243,6 +241,10 @@ async fn carry(
     let dns = launched.given.dns.local_addr()?;
     say(&chosen, plan.namespace);
     let signals = Signals::listen()?;
+    if is_called {
+        // Its round trip, while the program begins.
+        line.call();
+    }
     let (mut running, given) = launched.go(&variables)?;
     let listener = tokio::net::TcpListener::from_std(given.proxy)?;
     let door = Door::on(listener, line.clone(), wish, strangers);

@@ -79,7 +79,7 @@ fn page() -> String {
             let _ = writeln!(
                 text,
                 "timeout 60 sh $AT/browse.sh chromium {way}{n} {proxy} \
-                 \"http://$ORIGIN:8081/page.html?who={way}{n}&times={LOADS}&objects={OBJECTS}&first={OBJECTS}\""
+                 \"http://$ORIGIN:8081/page.html?who={way}{n}&times={LOADS}&objects={OBJECTS}&first={OBJECTS}\" 2>>$AT/page.errors"
             );
         }
     }

@@ -202,7 +202,7 @@ pub const SHOWN: &[Program] = &[
                vlc -q -I dummy --play-and-exit --vout dummy --aout dummy \
                --sout '#duplicate{dst=display,dst=std{access=file,mux=avformat{mux=matroska},dst=-}}' \
                $WEB/clip.webm?vlc >$AT/vlc.mkv",
-        after: "ffprobe -v error -count_packets -show_entries stream=nb_read_packets -of csv=p=0 $AT/vlc.mkv >$OUT",
+        after: "ffprobe -v error -count_packets -show_entries stream=codec_type,nb_read_packets -of csv=p=0 $AT/vlc.mkv >$OUT",
         result: Outcome::Packets,
     },
 ];
@@ -272,12 +272,15 @@ impl Program {
             }
             Outcome::Packets => {
                 let said = site.text(&out);
-                let mut packets = said
-                    .lines()
-                    .filter_map(|line| line.trim_end_matches(',').parse().ok());
-                let (film, sound): (Option<u32>, Option<u32>) = (packets.next(), packets.next());
-                let right = film == Some(CLIP_FRAMES)
-                    && sound.is_some_and(|n| n.abs_diff(CLIP_S * 50) <= 5);
+                let packets = |kind: &str| -> Option<u32> {
+                    let mut lines = said.lines().filter_map(|line| line.strip_prefix(kind));
+                    lines.next()?.trim_matches(',').parse().ok()
+                };
+                let (film, sound) = (packets("video"), packets("audio"));
+                let few = |packets: Option<u32>, all: u32| {
+                    packets.is_some_and(|n| n <= all + 1 && n + UNWRITTEN_MAX >= all)
+                };
+                let right = few(film, CLIP_FRAMES) && few(sound, CLIP_S * 50);
                 (
                     right,
                     json!({ "video_packets": film, "audio_packets": sound }),
@@ -286,6 +289,9 @@ impl Program {
         }
     }
 }
+
+/// Packets of each kind that VLC, undisturbed, plays and does not write. // measured: one frame and four of sound
+const UNWRITTEN_MAX: u32 = 5;
 
 /// Within half a second: the last frame's time, not its end.
 fn is_the_end(at_s: f64) -> bool {
