@@ -48,8 +48,8 @@ const WAVES: [(&str, Wave); 3] = [
         Wave {
             programs: program::SHOWN,
             // Browsers take seconds to begin.
-            wifi_s: 20,
-            away_s: 30,
+            wifi_s: 15,
+            away_s: 22,
             before: AGENT,
             after: "kill $agent\n",
         },

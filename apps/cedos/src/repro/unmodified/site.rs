@@ -19,7 +19,7 @@ pub const PARTS: u64 = 10;
 pub const OBJECTS: u64 = 60;
 pub const OBJECT_BYTES: u64 = 50_000;
 /// A film: how long, its packets and frames.
-pub const CLIP_S: u32 = 60;
+pub const CLIP_S: u32 = 90;
 pub const CLIP_FRAMES: u32 = CLIP_S * 25;
 
 /// Where programs live that ordinary users do not see. // Debian
