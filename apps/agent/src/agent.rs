@@ -49,7 +49,7 @@ use tokio::sync::{broadcast, watch};
 use crate::dispatcher::{Dispatcher, Kind, Radio, Surroundings};
 use crate::fetch::clock::Moment;
 use crate::fetch::jobs;
-use crate::proxy::{self, Door, Line};
+use crate::proxy::{self, Door, Far, Line};
 use crate::settings;
 use atlas::Atlas;
 use hindsight::Hindsight;
@@ -253,7 +253,7 @@ async fn open_door(
     local: LocalProxy,
     links: watch::Receiver<Arc<Vec<Link>>>,
 ) -> anyhow::Result<(Door, Arc<Line>, SocketAddr)> {
-    let line = Line::new(local.server, local.key, links, |_| {});
+    let line = Line::new(Far::Prox, local.server, local.key, links, |_| {});
     let door = Door::bind(local.at, line.clone(), local.wish).await;
     let door = door.with_context(|| format!("no proxy for programs at {}", local.at))?;
     let at = door.local_addr()?;

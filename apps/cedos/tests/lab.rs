@@ -300,6 +300,36 @@ fn a_command_runs_on_the_device_and_is_told_where_everything_is() {
 }
 
 #[test]
+fn a_server_of_ones_own_runs_at_the_origin_and_ends_with_the_run() {
+    if !installed("python3") || !installed("curl") {
+        return eprintln!("skipped: no python3 or no curl");
+    }
+    let file = scenario("duration_s = 30\n[[link]]\nname = \"wlan0\"\n");
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("word"), "here\n").expect("written");
+    let shown = folder.path().display();
+    let server = format!(
+        "python3 -m http.server 8099 --directory {shown} 2>/dev/null & echo $! >{shown}/server; wait"
+    );
+    let fetch = "curl -4 -s --noproxy '*' --retry 50 --retry-delay 1 --retry-connrefused \
+                 $CEDOS_LAB_ORIGIN:8099/word";
+    let more = ["--direct", "--at-origin", &server, "--", "sh", "-c", fetch];
+    let Some(output) = lab(&file, &more) else {
+        return;
+    };
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "here\n");
+    let id = std::fs::read_to_string(folder.path().join("server")).expect("its id");
+    let still = Path::new("/proc").join(id.trim());
+    // Whoever has to hear of its end may take a moment.
+    let gone = (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        !still.exists()
+    });
+    assert!(gone, "the server outlived the run");
+}
+
+#[test]
 fn transfers_come_through_kill_9_of_either_end() {
     for who in ["device", "proxy"] {
         let file = scenario(&format!(

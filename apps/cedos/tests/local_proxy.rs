@@ -6,12 +6,14 @@ mod get_rig;
 
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use get_origin::{Authority, End, Origin, Reply, cut, object, proper, reply};
 use get_rig::{PATIENCE, Proxy, proxy};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 
 const BYTES: usize = 2_000_000;
@@ -128,6 +130,72 @@ async fn socks_and_http_and_tunnels_are_told_apart_on_one_port() {
     let absolute = &origin.asked()[1];
     assert_eq!(absolute.path, "/a");
     assert!(!absolute.headers.contains_key("proxy-connection"));
+}
+
+/// An origin that answers twice on each connection, then closes it without having said so; connections so far.
+async fn forgetful() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}/", listener.local_addr().expect("it"));
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            tokio::spawn(async move {
+                let (read, mut write) = client.into_split();
+                let mut lines = BufReader::new(read).lines();
+                let mut answered = 0;
+                while answered < 2
+                    && let Ok(Some(line)) = lines.next_line().await
+                {
+                    if line.is_empty() {
+                        answered += 1;
+                        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nyes";
+                        write.write_all(answer).await.expect("it is read");
+                    }
+                }
+            });
+        }
+    });
+    (url, count)
+}
+
+#[tokio::test]
+async fn what_a_client_asks_next_goes_by_the_connection_there_is() {
+    let device = Device::new(&[]).await;
+    let (url, connections) = forgetful().await;
+    let http = format!("http://{}", device.at);
+    // curl keeps its connection to the proxy.
+    let five = [&["-x", &http][..], &[&*url; 5]].concat();
+    let Some(ran) = device.curl(&five).await else {
+        return;
+    };
+    ran.is_whole(&b"yes".repeat(5));
+    assert_eq!(connections.swap(0, Ordering::Relaxed), 3);
+    // What changes something at the origin is never asked twice, so it goes by one that is new.
+    let words = ["-x", &http, &url, "--next", "-x", &http, "-d", "", &url];
+    let Some(ran) = device.curl(&words).await else {
+        return;
+    };
+    ran.is_whole(&b"yes".repeat(2));
+    assert_eq!(connections.swap(0, Ordering::Relaxed), 2);
+    // Other terms are another flow's.
+    let words = [
+        "-x",
+        &http,
+        &url,
+        "--next",
+        "-x",
+        &http,
+        "-H",
+        "Cedos-Policy: fast",
+        &url,
+    ];
+    let Some(ran) = device.curl(&words).await else {
+        return;
+    };
+    ran.is_whole(&b"yes".repeat(2));
+    assert_eq!(connections.load(Ordering::Relaxed), 2);
 }
 
 #[tokio::test]

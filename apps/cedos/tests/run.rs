@@ -559,6 +559,16 @@ fn nginx_as_it_is_becomes_a_d2tp_server() {
                 std::fs::read(at.join(&out)).expect("it") == bytes,
                 "{options:?}: other bytes"
             );
+            // By a program that knows as little of us as nginx does.
+            if installed("curl") {
+                let words = ["run", "--to", &address, "--", "curl", "-sS"];
+                let words = [&words[..], &["http://nginx.test/file"]].concat();
+                let got = get_rig::cedos(at, &words).output();
+                let got = tokio::time::timeout(PATIENCE, got).await;
+                let got = got.expect("in time").expect("cedos");
+                let errors = String::from_utf8_lossy(&got.stderr);
+                assert!(got.stdout == bytes, "{options:?}: {errors}");
+            }
             let id = nix::unistd::Pid::from_raw(server.id().expect("it runs") as i32);
             nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).expect("kill");
             let ended = tokio::time::timeout(PATIENCE, server.wait()).await;

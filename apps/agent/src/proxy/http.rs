@@ -6,10 +6,11 @@
 //! ```
 //!
 //! Requests are asked of the origin itself, through a tunnel, and not of D2Prox, which would follow
-//! redirects and pin copies: the program knows what it wants. A flow carries one request.
+//! redirects and pin copies: the program knows what it wants. What a client asks next of the same host, on the
+//! same terms and only to read, goes the same way: as it would without us, by the connection there is.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -21,7 +22,8 @@ use http::header::{
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
+use hyper::client::conn::http1::SendRequest;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiff::Zoned;
@@ -44,15 +46,39 @@ const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
 type Body = Either<Incoming, Full<Bytes>>;
 
+/// A connection that a client's last request was answered on.
+struct Way {
+    host: HeaderValue,
+    wish: Wish,
+    sender: SendRequest<Body>,
+}
+
+/// What a client's next request may go by.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Option<Way>>>);
+
+impl Kept {
+    fn put(&self, way: Way) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(way);
+    }
+
+    /// The way to `host` on these terms, if that is where the last request went.
+    fn take(&self, host: &HeaderValue, wish: Wish) -> Option<Way> {
+        let way = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        way.filter(|way| way.host == host && way.wish == wish)
+    }
+}
+
 /// Serves the requests of one connection, which keeps its place until the last tunnel is over.
 pub(super) async fn serve(
     program: TcpStream,
     house: &Arc<House>,
     place: &Arc<OwnedSemaphorePermit>,
 ) {
+    let kept = Kept::default();
     let service = service_fn(|request| {
-        let (house, place) = (house.clone(), place.clone());
-        async move { Ok::<_, Infallible>(answer(request, house, place).await) }
+        let (house, place, kept) = (house.clone(), place.clone(), kept.clone());
+        async move { Ok::<_, Infallible>(answer(request, house, place, kept).await) }
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -73,13 +99,14 @@ async fn answer(
     request: Request<Incoming>,
     house: Arc<House>,
     place: Arc<OwnedSemaphorePermit>,
+    kept: Kept,
 ) -> Response<Body> {
     let answered = match wish_of(request.headers(), house.wish) {
         Err(refusal) => Err(refusal),
         Ok(wish) if request.method() == Method::CONNECT => {
             connect(request, house, wish, place).await
         }
-        Ok(wish) => forward(request, house, wish).await,
+        Ok(wish) => forward(request, house, wish, kept).await,
     };
     answered.unwrap_or_else(|refusal| {
         tracing::info!("{}", refusal.text);
@@ -166,6 +193,7 @@ async fn forward(
     mut request: Request<Incoming>,
     house: Arc<House>,
     wish: Wish,
+    kept: Kept,
 ) -> Result<Response<Body>, Refusal> {
     let uri = request.uri().clone();
     match uri.scheme() {
@@ -184,14 +212,25 @@ async fn forward(
     let port = place.port_u16().unwrap_or(80);
     let host = HeaderValue::from_str(place.as_str());
     let host = host.map_err(|_| nonsense("the URL has no host"))?;
-    let open = house.open(place.host(), port, wish).await?;
     *request.uri_mut() = uri
         .path_and_query()
         .map_or(Uri::from_static("/"), |path| Uri::from(path.clone()));
     *request.version_mut() = Version::HTTP_11;
     hop_ends(request.headers_mut());
     // RFC 9112 §3.2.2: the URL's host counts, whatever the field says.
-    request.headers_mut().insert(HOST, host);
+    request.headers_mut().insert(HOST, host.clone());
+    let (head, body) = request.into_parts();
+    let way = kept.take(&host, wish);
+    if let Some(mut way) = way.filter(|_| is_asked_twice_safely(&head.method, &body)) {
+        let same = Request::from_parts(head.clone(), Either::Right(Full::default()));
+        if way.sender.ready().await.is_ok()
+            && let Ok(response) = way.sender.send_request(same).await
+        {
+            return Ok(answered(response, way, &kept));
+        }
+        // The origin closed it meanwhile. RFC 9112 §9.3.1: anew.
+    }
+    let open = house.open(place.host(), port, wish).await?;
     let target = open.target().to_string();
     let broken =
         |error: hyper::Error| Refusal::new(Cause::Refused, format!("{target} broke off: {error}"));
@@ -202,10 +241,20 @@ async fn forward(
         .map_err(broken)?;
     // Its error reaches the body, or the answer.
     tokio::spawn(connection);
-    let mut response = sender.send_request(request).await.map_err(broken)?;
+    let request = Request::from_parts(head, Either::Left(body));
+    let response = sender.send_request(request).await.map_err(broken)?;
+    Ok(answered(response, Way { host, wish, sender }, &kept))
+}
+
+/// Whether a request can be sent again where nobody knows what became of it.
+fn is_asked_twice_safely(method: &Method, body: &Incoming) -> bool {
+    matches!(*method, Method::GET | Method::HEAD) && body.is_end_stream()
+}
+
+fn answered(mut response: Response<Incoming>, way: Way, kept: &Kept) -> Response<Body> {
     hop_ends(response.headers_mut());
-    // The connection lives until the body is read.
-    Ok(response.map(Either::Left))
+    kept.put(way);
+    response.map(Either::Left)
 }
 
 /// Takes away what concerns one connection only (RFC 9110 §7.6.1), and us.

@@ -1,6 +1,6 @@
 //! The session with D2Prox that all connections of the local proxy share, and how each is opened in it.
 //!
-//! It begins with the first connection and lasts as long as the line: a session at rest costs nothing.
+//! It begins with the first connection, or when it is called, and lasts as long as the line: a session at rest costs nothing.
 //! Where there is no network a connection waits for one, for as long as the program does.
 
 use std::collections::BTreeMap;
@@ -35,9 +35,11 @@ use crate::fetch::tunnel;
 /// Before a session that ended is begun again.
 const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
 
-/// How often it is looked whether a session has ended, and, while links that cost are up, whether they
-/// are needed.
+/// While links that cost are up, how often it is looked whether they are needed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether a session has ended, should its last word be lost among others.
+const ENDED_EVERY: Duration = Duration::from_secs(60); // a guess
 
 /// What connections still say is waited for so long when the line is closed.
 const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` in docs/sockets.md
@@ -63,8 +65,18 @@ struct Flows {
     all: BTreeMap<u64, Steered>,
 }
 
+/// Who is at the far end of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Far {
+    /// D2Prox, which connects to each target.
+    Prox,
+    /// A server whose flows are connections to it, whatever the target.
+    Server,
+}
+
 /// The way to D2Prox.
 pub struct Line {
+    far: Far,
     proxy: Proxy,
     links: watch::Receiver<Arc<Vec<Link>>>,
     wanted: watch::Sender<bool>,
@@ -83,6 +95,7 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Line {
     /// To this proxy, over these links. Must be called on a runtime; nothing is sent yet.
     pub fn new(
+        far: Far,
         address: ServerAddress,
         key: SecretKey,
         links: watch::Receiver<Arc<Vec<Link>>>,
@@ -90,6 +103,7 @@ impl Line {
     ) -> Arc<Line> {
         let proxy = Proxy::new(address, key, links.clone(), None).configured(set);
         let line = Arc::new(Line {
+            far,
             proxy,
             links,
             wanted: watch::channel(false).0,
@@ -105,6 +119,11 @@ impl Line {
         ];
         lock(&line.tasks).extend(tasks);
         line
+    }
+
+    /// Begins the session before there is a connection.
+    pub fn call(&self) {
+        self.wanted.send_replace(true);
     }
 
     /// A connection to `target`, once it is made.
@@ -139,6 +158,9 @@ impl Line {
             line: self.clone(),
         };
         self.stirred.notify_one();
+        if self.far == Far::Server {
+            return Ok(open);
+        }
         match tunnel::ask(&mut open.io, &target.authority()).await {
             Ok(None) => Ok(open),
             Ok(Some(refused)) => Err(Refusal::of_proxy(&refused)),
@@ -152,7 +174,7 @@ impl Line {
 
     /// Waits until there is a session.
     async fn session(&self) -> Result<(), Refusal> {
-        self.wanted.send_replace(true);
+        self.call();
         let mut standing = self.standing.subscribe();
         let failures = standing.borrow().failures;
         let there = standing.wait_for(|s| s.up || s.failures > failures).await;
@@ -172,8 +194,8 @@ impl Line {
                 Ok(Some(mut events)) => {
                     self.standing.send_modify(|standing| standing.up = true);
                     while self.proxy.device().is_some_and(|d| d.ended().is_none()) {
-                        match timeout(LOOK_EVERY, events.recv()).await {
-                            Ok(None) => break,
+                        match timeout(ENDED_EVERY, events.recv()).await {
+                            Ok(None | Some(Event::Closed(_))) => break,
                             Ok(Some(
                                 Event::PathUp { .. }
                                 | Event::PathSilent { .. }

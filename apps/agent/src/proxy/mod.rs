@@ -22,7 +22,7 @@ mod wish;
 
 pub use carry::{break_off, carry};
 pub use door::{CONNECTIONS_MAX, Door, Strangers};
-pub use line::{Line, Open};
+pub use line::{Far, Line, Open};
 pub use owner::owner_of;
 pub use refusal::{Cause, Refusal};
 pub use target::{Names, Target};

@@ -51,29 +51,8 @@ impl Emulated {
     }
 }
 
-/// Has a shell carry out `script` on the lab's device while this scenario runs.
-///
-/// # Errors
-/// It could not be run, or the shell did not end well.
-pub fn command_in_lab(scenario: &str, script: &str) -> anyhow::Result<()> {
-    let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
-    file.write_all(scenario.as_bytes())?;
-    let program = std::env::current_exe().context("this program's own file is not known")?;
-    let status = Command::new(program)
-        .args(["lab", "run"])
-        .arg(file.path())
-        .args(["--", "sh", "-c", script])
-        .stdin(Stdio::null())
-        // The row is what is printed here.
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .context("`cedos lab run` cannot be run")?;
-    ensure!(status.success(), "`cedos lab run` ended with {status}");
-    Ok(())
-}
-
-/// The same with these variables, and the report of the run.
+/// Has a shell carry out `script` on the lab's device, with these variables, while this scenario runs; the
+/// report of the run.
 ///
 /// # Errors
 /// It could not be run, or the shell did not end well.
@@ -82,11 +61,25 @@ pub fn commanded_in_lab(
     script: &str,
     variables: &[(&str, String)],
 ) -> anyhow::Result<Report> {
+    commanded_beside_an_origin(scenario, None, script, variables)
+}
+
+/// The same while another shell carries out `servers` at the origin.
+///
+/// # Errors
+/// It could not be run, or the shell on the device did not end well.
+pub fn commanded_beside_an_origin(
+    scenario: &str,
+    servers: Option<&str>,
+    script: &str,
+    variables: &[(&str, String)],
+) -> anyhow::Result<Report> {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
     file.write_all(scenario.as_bytes())?;
     let program = std::env::current_exe().context("this program's own file is not known")?;
     let said = Command::new(program)
         .args(["lab", "run", "--json"])
+        .args(servers.iter().flat_map(|servers| ["--at-origin", servers]))
         .arg(file.path())
         .args(["--", "sh", "-c", script])
         .envs(variables.iter().map(|(name, value)| (name, value)))

@@ -38,7 +38,7 @@ mod spread;
 mod subway;
 mod switching;
 mod two_paths;
-mod unmodified;
+pub mod unmodified;
 mod video;
 mod waiting;
 mod walk;

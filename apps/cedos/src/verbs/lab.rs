@@ -1,4 +1,4 @@
-//! `cedos lab run FILE [--json] [--over WHO] [-- CMD…]`: a scenario in real time, between namespaces.
+//! `cedos lab run FILE [--json] [--over WHO] [--at-origin CMD] [-- CMD…]`: a scenario in real time, between namespaces.
 //!
 //! Without CMD each `[[flow]]` is a `cedos get` or `cedos put` started at its `start_s`, or with
 //! `--over` a `cedos lab fetch`, which has the kernel carry it. With CMD that runs on the device
@@ -10,8 +10,9 @@ use cedos_lab_emu::{Happening, World, enter};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{EventKind, OriginKind, Report, Scenario};
 use clap::{Args, Subcommand};
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode, Stdio};
 
 use crate::lab::kill::{self, KillArgs};
 use crate::lab::over::{self, FetchArgs, Over};
@@ -56,6 +57,10 @@ struct RunArgs {
     /// there, mptcp over all, straight from the origin; mptcp-prox over all to the proxy's TCP port
     #[arg(long, value_name = "WHO", conflicts_with_all = ["direct", "command"])]
     over: Option<Over>,
+    /// Have a shell carry this out at the origin, from before the scenario begins until its end: servers of
+    /// one's own
+    #[arg(long, value_name = "CMD")]
+    at_origin: Option<String>,
     /// Run this on the device instead of the scenario's flows.
     #[arg(last = true)]
     command: Vec<String>,
@@ -90,6 +95,9 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         }
         Err(error) => return Err(error.context("the proxy cannot start (--direct does without)")),
     };
+    let servers = args.at_origin.as_deref();
+    let servers = servers.map(|script| Servers::begin(&world, script));
+    let servers = servers.transpose()?;
     world.start(tell)?;
     let (flows, succeeded) = if args.command.is_empty() {
         let by = match (&args.over, prox.as_mut()) {
@@ -103,6 +111,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         let succeeded = run_command(&world, &args.command, prox.as_ref())?;
         (Vec::new(), succeeded)
     };
+    drop(servers);
     if is_interrupted() {
         eprintln!("lab: interrupted");
         prox.into_iter().for_each(stop_prox);
@@ -235,6 +244,29 @@ fn run_command(world: &World, command: &[String], prox: Option<&Prox>) -> anyhow
             return Ok(false);
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+/// What `--at-origin` runs: a shell and what it began, ended together.
+struct Servers(Child);
+
+impl Servers {
+    fn begin(world: &World, script: &str) -> anyhow::Result<Servers> {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).process_group(0);
+        // What is printed here is the report.
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Ok(Servers(world.origin().spawn(command)?))
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        use nix::sys::signal::{Signal, killpg};
+        let group = nix::unistd::Pid::from_raw(self.0.id() as i32);
+        let _ = killpg(group, Signal::SIGTERM);
+        end(&mut self.0);
+        let _ = killpg(group, Signal::SIGKILL);
     }
 }
 

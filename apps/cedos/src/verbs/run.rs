@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
-use cedos_agent::proxy::{Door, Line, Names, Strangers, Wish};
+use cedos_agent::proxy::{Door, Far, Line, Names, Strangers, Wish};
 use cedos_prox::parse_key;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
@@ -56,6 +56,11 @@ pub struct RunArgs {
     /// Go through this proxy: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
     prox: Option<String>,
+
+    /// Take every connection to this D2TP server instead, end to end and whatever host and port the program
+    /// names: d2tp://host:port/KEY, as `cedos run --listen` says it
+    #[arg(long, value_name = "ADDR", conflicts_with = "listen")]
+    to: Option<String>,
 
     /// This device's private key file [default: $CEDOS_KEY_FILE, or ~/.config/cedos/key]
     #[arg(long, value_name = "FILE")]
@@ -130,7 +135,8 @@ fn prepare(args: &RunArgs) -> anyhow::Result<Prepared> {
     let program = Executable::find(&args.command[0])?;
     let wish = Wish::of(args.by.as_deref(), args.policy, &jiff::Zoned::now());
     let wish = wish.map_err(|text| anyhow!("{text}"))?;
-    let server = match args.prox.as_deref().filter(|text| !text.is_empty()) {
+    let way = args.to.as_deref().or(args.prox.as_deref());
+    let server = match way.filter(|text| !text.is_empty()) {
         Some(text) => Some(text.parse::<ServerAddress>()?),
         // A server may answer and never call.
         None if args.listen => None,
@@ -204,11 +210,13 @@ async fn carry(
     } = prepared;
     let key = key::of_device(args.key.as_deref())?;
     let (_, monitor) = LinkMonitor::start(ClassRules { rules: args.link }).await?;
-    let server = match server {
-        Some(server) => server,
-        None => nowhere(&key),
+    let is_called = server.is_some();
+    let server = server.unwrap_or_else(|| nowhere(&key));
+    let far = match args.to {
+        Some(_) => Far::Server,
+        None => Far::Prox,
     };
-    let line = Line::new(server, key.clone(), monitor.subscribe(), |config| {
+    let line = Line::new(far, server, key.clone(), monitor.subscribe(), |config| {
         args.transport.apply(config);
     });
     let names = Arc::new(d2tp_catch::Names::default());
@@ -233,6 +241,10 @@ async fn carry(
     let dns = launched.given.dns.local_addr()?;
     say(&chosen, plan.namespace);
     let signals = Signals::listen()?;
+    if is_called {
+        // Its round trip, while the program begins.
+        line.call();
+    }
     let (mut running, given) = launched.go(&variables)?;
     let listener = tokio::net::TcpListener::from_std(given.proxy)?;
     let door = Door::on(listener, line.clone(), wish, strangers);

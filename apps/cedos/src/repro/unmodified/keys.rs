@@ -1,0 +1,249 @@
+//! An interactive ssh: how long a key's echo takes, directly and by `cedos run`, on one path at the same time;
+//! after a change of networks; and what a session costs that says nothing.
+//!
+//! ```text
+//!  keys.py ── ssh ────────────────────────────── TCP ──┐
+//!                                                      ├── sshd ── dd, which gives each byte back
+//!  keys.py ── cedos run -- ssh ══ D2Prox ─────── TCP ──┘
+//! ```
+
+use super::site::Site;
+use crate::repro::spread::Spread;
+use anyhow::Context;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+/// Keys typed each way, and between two of them.
+const KEYS: u32 = 400;
+const EVERY_S: f64 = 0.06;
+/// Nothing is typed for so long while CPU time is counted.
+const IDLE_S: u32 = 30;
+
+const WIFI_RTT_MS: f64 = 20.0;
+const CELLULAR_RTT_MS: f64 = 50.0;
+/// Beside a round trip, what the first echo may take. // the row's mark
+pub const AFTER_MS: f64 = 100.0;
+/// Switches of each kind.
+const SWITCHES: u32 = 6;
+
+const PATH: &str = r#"
+seed = 11
+duration_s = 150
+origin = "builtin"
+[[link]]
+name = "wlan0"
+down_mbps = 40
+up_mbps = 40
+rtt_ms = 20
+"#;
+
+/// Wi-Fi goes while cellular is up, from 6 s on every 8 s, and is back 4 s later; then cellular goes for good, and
+/// Wi-Fi alone goes every 6 s for 2 s. The end, in seconds, is returned too.
+fn switches() -> (String, u32) {
+    let mut text = format!(
+        "seed = 11\nduration_s = 300\norigin = \"builtin\"\n\
+         [[link]]\nname = \"wlan0\"\ndown_mbps = 40\nup_mbps = 40\nrtt_ms = {WIFI_RTT_MS}\n"
+    );
+    let mut at = |t_s: u32, up: bool| {
+        let _ = writeln!(text, "[[link.at]]\nt_s = {t_s}\nup = {up}");
+    };
+    for n in 0..SWITCHES {
+        at(6 + 8 * n, false);
+        at(10 + 8 * n, true);
+    }
+    let alone = 6 + 8 * SWITCHES;
+    for n in 0..SWITCHES {
+        at(alone + 4 + 6 * n, false);
+        at(alone + 6 + 6 * n, true);
+    }
+    let _ = writeln!(
+        text,
+        "[[link]]\nname = \"wwan0\"\nclass = \"metered\"\ndown_mbps = 40\nup_mbps = 40\nrtt_ms = {CELLULAR_RTT_MS}\n\
+         [[link.at]]\nt_s = {alone}\nup = false"
+    );
+    (text, alone + 2 + 6 * SWITCHES)
+}
+
+/// `keys.py` with these words, the remote program of so many keys, and what runs ssh.
+fn typing(out: &str, keys: u32, words: &str, run: &str) -> String {
+    format!(
+        "python3 $AT/keys.py $AT/{out} {keys} {words} -- {run} ssh -F $AT/ssh_config -tt lab \
+         'stty raw -echo; echo ready; exec dd bs=1 count={} status=none' 2>$AT/{out}.errors",
+        keys + 1
+    )
+}
+
+/// Our figures and TCP's.
+///
+/// # Errors
+/// There is no lab, or keys were typed and not every echo came.
+pub fn run(site: &Site) -> anyhow::Result<(Value, Value)> {
+    let script = format!(
+        "{} &\nwaits=$!\nsleep 0.03\n{}\nwait $waits\n",
+        typing("direct", KEYS, &format!("{EVERY_S} 0"), ""),
+        typing("through", KEYS, &format!("{EVERY_S} {IDLE_S}"), "$RUN"),
+    );
+    site.lab(PATH, &site.filled(&script, ""))?;
+    let (scenario, end_s) = switches();
+    let keys = (f64::from(end_s) / EVERY_S) as u32;
+    let script = typing(
+        "switched",
+        keys,
+        &format!("{EVERY_S} 0 wlan0,wwan0"),
+        "$RUN",
+    );
+    site.lab(&scenario, &site.filled(&script, ""))?;
+    let told = |name: &str| -> anyhow::Result<Value> {
+        let errors = || format!("{name}: {}", site.text(&format!("{name}.errors")).trim());
+        let told: Value = serde_json::from_str(&site.text(name)).with_context(errors)?;
+        anyhow::ensure!(
+            told["echoed"] == told["typed"] && told["wrong"] == 0,
+            "{name}: {} keys, {} echoes, {} of them wrong",
+            told["typed"],
+            told["echoed"],
+            told["wrong"]
+        );
+        Ok(told)
+    };
+    let (direct, through, switched) = (told("direct")?, told("through")?, told("switched")?);
+    let (tcp, d2tp) = (latency(&direct), latency(&through));
+    let after = After::of(&switched);
+    let added = |which: &str| Some(d2tp[which].as_f64()? - tcp[which].as_f64()?);
+    let ours = json!({
+        "echo_ms": d2tp,
+        "added_ms": added("p50"),
+        "added_p99_ms": added("p99"),
+        "first_echo_with_another_ms": Spread::of(after.with_another),
+        "first_echo_with_none_ms": Spread::of(after.with_none),
+        "switches": 2 * SWITCHES,
+        "idle_cpu_ticks": through["idle_ticks"],
+        "idle_cpu_ms": through["idle_ms"],
+    });
+    Ok((ours, json!({ "echo_ms": tcp })))
+}
+
+/// What must hold of them.
+pub fn marks() -> Vec<String> {
+    vec![
+        "keys.added_ms <= 1".to_owned(),
+        format!("keys.first_echo_with_another_ms.n == {SWITCHES}"),
+        format!("keys.first_echo_with_none_ms.n == {SWITCHES}"),
+        format!(
+            "keys.first_echo_with_another_ms.max <= {}",
+            CELLULAR_RTT_MS + AFTER_MS
+        ),
+        format!(
+            "keys.first_echo_with_none_ms.max <= {}",
+            WIFI_RTT_MS + AFTER_MS
+        ),
+        "keys.idle_cpu_ticks <= 0".to_owned(),
+    ]
+}
+
+/// How it was measured.
+pub fn conditions() -> Vec<String> {
+    vec![
+        format!(
+            "keys: {KEYS} each way, typed every {:.0} ms into two ssh sessions at the same time on one path of 40 \
+             Mb/s and {WIFI_RTT_MS} ms, one of them by `cedos run`; medians; the remote program gives each byte back",
+            1000.0 * EVERY_S
+        ),
+        format!(
+            "first_echo: from the instant Wi-Fi's address is gone while cellular ({CELLULAR_RTT_MS} ms) is up, or from \
+             the instant Wi-Fi has another after two seconds without any network, to the first echo that came by the \
+             new path: one that comes within half its round trip came by the old one and is not counted"
+        ),
+        format!(
+            "idle: user and system time of `cedos run`, all threads, in clock ticks and by the scheduler's count, \
+             over {IDLE_S} s in which nothing is typed"
+        ),
+    ]
+}
+
+fn numbers(list: &Value) -> Vec<f64> {
+    let all = list.as_array().into_iter().flatten();
+    all.filter_map(Value::as_f64).collect()
+}
+
+fn latency(told: &Value) -> Value {
+    let mut sorted = numbers(&told["ms"]);
+    sorted.sort_by(f64::total_cmp);
+    // Nearest rank.
+    let rank = |share: f64| {
+        let nearest = (share * sorted.len() as f64).ceil().max(1.0) as usize;
+        sorted.get(nearest - 1).copied()
+    };
+    json!({ "n": sorted.len(), "p50": rank(0.50), "p99": rank(0.99), "max": sorted.last() })
+}
+
+/// First echoes after switches, in ms.
+#[derive(Debug, Default, PartialEq)]
+struct After {
+    /// Wi-Fi was lost and cellular was up.
+    with_another: Vec<f64>,
+    /// There was no network, and Wi-Fi came.
+    with_none: Vec<f64>,
+}
+
+impl After {
+    fn of(told: &Value) -> After {
+        let echoes = numbers(&told["echoes"]);
+        let mut after = After::default();
+        let mut cellular = true;
+        for change in told["changes"].as_array().into_iter().flatten() {
+            let (Some(at), Some(link), Some(up)) =
+                (change[0].as_f64(), change[1].as_str(), change[2].as_bool())
+            else {
+                continue;
+            };
+            let first = |rtt_ms: f64| {
+                let since = echoes.iter().map(|came| 1000.0 * (came - at));
+                since.into_iter().find(|ms| *ms > rtt_ms / 2.0)
+            };
+            match (link, up, cellular) {
+                ("wwan0", up, _) => cellular = up,
+                ("wlan0", false, true) => after.with_another.extend(first(CELLULAR_RTT_MS)),
+                ("wlan0", true, false) => after.with_none.extend(first(WIFI_RTT_MS)),
+                _ => {}
+            }
+        }
+        after
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_echo_after_a_switch_is_one_of_the_new_path() {
+        let told = json!({
+            // The first came by the old path, a moment after it was gone.
+            "echoes": [10.005, 10.25, 10.5, 13.08, 13.1],
+            "changes": [
+                [10.0, "wlan0", false], [11.0, "wlan0", true], [12.0, "wwan0", false],
+                [12.5, "wlan0", false], [13.0, "wlan0", true],
+            ],
+        });
+        let After {
+            with_another,
+            with_none,
+        } = After::of(&told);
+        assert_eq!(
+            with_another.iter().map(|ms| ms.round()).collect::<Vec<_>>(),
+            [250.0]
+        );
+        assert_eq!(
+            with_none.iter().map(|ms| ms.round()).collect::<Vec<_>>(),
+            [80.0]
+        );
+    }
+
+    #[test]
+    fn the_scenario_has_as_many_switches_as_it_says() {
+        let (text, end_s) = switches();
+        let wifi = text.split("wwan0").next().unwrap();
+        assert_eq!(wifi.matches("up = false").count(), 2 * SWITCHES as usize);
+        assert!(end_s < 300);
+    }
+}

@@ -1,0 +1,313 @@
+//! The programs, how each is called, and how it is seen that the result is that of an undisturbed run.
+//!
+//! In a call `$RUN` is `cedos run --`, `$OUT` a file of the program's own, `$AT` the folder; `$URL` and `$HOST`
+//! are the lab's own web server, `$WEB` nginx.
+
+use super::site::{
+    CLIP_FRAMES, CLIP_MAKE, CLIP_S, FILE_BYTES, GIT_MAKE, OBJECT_BYTES, OBJECTS, SEED, SSH_MAKE,
+    Site, page_sum,
+};
+use cedos_lab_scenario::content;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+/// What each of those that fetch alone fetches: together more than the links carry before the outage.
+pub const BYTES: u64 = 2_500_000;
+
+/// A program as it is.
+pub struct Program {
+    pub name: &'static str,
+    /// What it takes, and what makes it, if it must be made.
+    needs: &'static [&'static str],
+    makes: &'static [&'static str],
+    pub call: &'static str,
+    /// What puts its result into `$OUT`, where it does not do so itself.
+    pub after: &'static str,
+    result: Outcome,
+}
+
+/// What must have come of it.
+enum Outcome {
+    /// Bytes, at the end of its output.
+    Bytes(u64),
+    /// Each key's echo, in order.
+    Echoes,
+    /// Every object of a page, and a film to its end.
+    Page,
+    /// A film to its end.
+    Played,
+    /// Every packet of a film.
+    Packets,
+}
+
+const fn fetches(
+    name: &'static str,
+    needs: &'static [&'static str],
+    makes: &'static [&'static str],
+    call: &'static str,
+) -> Program {
+    Program {
+        name,
+        needs,
+        makes,
+        call,
+        after: "",
+        result: Outcome::Bytes(BYTES),
+    }
+}
+
+/// Programs that fetch from the lab's own web server.
+pub const CAUGHT: &[Program] = &[
+    fetches("curl", &["curl"], &[], "$RUN curl -sS -o $OUT $URL"),
+    // It would make up for a broken connection by itself.
+    fetches(
+        "wget",
+        &["wget"],
+        &[],
+        "$RUN wget -q --tries=1 -O $OUT $URL",
+    ),
+    fetches(
+        "python",
+        &["python3"],
+        &[],
+        "$RUN python3 -c 'import sys,shutil,urllib.request as r; \
+         r.install_opener(r.build_opener(r.ProxyHandler({}))); \
+         shutil.copyfileobj(r.urlopen(sys.argv[1]), open(sys.argv[2], \"wb\"))' $URL $OUT",
+    ),
+    fetches(
+        "requests",
+        &["python3"],
+        &["python3 -c 'import requests'"],
+        "$RUN python3 -c 'import sys,shutil,requests; \
+         shutil.copyfileobj(requests.get(sys.argv[1], stream=True).raw, open(sys.argv[2], \"wb\"))' $URL $OUT",
+    ),
+    // Bytes as they are, by its own HTTP.
+    fetches(
+        "ffmpeg",
+        &["ffmpeg"],
+        &[],
+        "$RUN ffmpeg -v error -y -f data -i $URL -map 0 -c copy -f data $OUT",
+    ),
+    // Its own patience is 60 s: it may ask again.
+    fetches(
+        "aria2",
+        &["aria2c"],
+        &[],
+        "$RUN sh -c 'exec aria2c -q -d \"${1%/*}\" -o \"${1##*/}\" \"$0\"' $URL $OUT",
+    ),
+    fetches(
+        "jvm",
+        &["java", "javac"],
+        &["javac -d $AT $AT/Fetch.java"],
+        "$RUN java -cp $AT Fetch $URL $OUT",
+    ),
+    fetches(
+        "go",
+        &["go"],
+        &["CGO_ENABLED=0 go build -o $AT/fetch-go $AT/fetch.go"],
+        "$RUN $AT/fetch-go $URL >$OUT",
+    ),
+    fetches(
+        "static-c",
+        &["cc"],
+        &["cc -static -o $AT/fetch-static $AT/fetch.c"],
+        "$RUN $AT/fetch-static wait $HOST 80 /bytes/$BYTES >$OUT",
+    ),
+    fetches(
+        "static-rust",
+        &["rustc"],
+        &[
+            "rustc --edition 2021 -O --target x86_64-unknown-linux-musl -o $AT/fetch-rust $AT/fetch.rs",
+        ],
+        "$RUN $AT/fetch-rust $HOST 80 /bytes/$BYTES >$OUT",
+    ),
+];
+
+/// Programs and servers that both know nothing of us.
+pub const SERVED: &[Program] = &[
+    Program {
+        name: "nginx",
+        needs: &["nginx", "curl"],
+        makes: &[],
+        // The address is what `cedos run --listen` said of the server.
+        call: "$CEDOS run --to $(sed -n 's/.*:8081 is //p' $AT/front) -- curl -sS -o $OUT http://nginx.test/file",
+        after: "",
+        result: Outcome::Bytes(FILE_BYTES),
+    },
+    Program {
+        name: "git",
+        needs: &["git", "nginx"],
+        makes: &[GIT_MAKE],
+        call: "$RUN git clone -q $WEB/repo.git $AT/clone",
+        after: "cp $AT/clone/file $OUT",
+        result: Outcome::Bytes(FILE_BYTES),
+    },
+    Program {
+        name: "rsync",
+        needs: &["rsync", "ssh", "sshd", "root"],
+        makes: &[SSH_MAKE],
+        call: "$RUN rsync -a -e 'ssh -F $AT/ssh_config' lab:$AT/www/tree/ $AT/tree/",
+        after: "cat $AT/tree/? >$OUT",
+        result: Outcome::Bytes(FILE_BYTES),
+    },
+    Program {
+        name: "ssh",
+        needs: &["ssh", "sshd", "root", "python3"],
+        makes: &[SSH_MAKE],
+        call: "python3 $AT/keys.py $OUT 380 0.25 0 -- \
+               $RUN ssh -F $AT/ssh_config -tt lab 'stty raw -echo; echo ready; exec dd bs=1 count=381 status=none'",
+        after: "",
+        result: Outcome::Echoes,
+    },
+];
+
+/// Programs that show something.
+pub const SHOWN: &[Program] = &[
+    Program {
+        name: "chromium",
+        needs: &["chromium", "nginx", "ffmpeg"],
+        makes: &[CLIP_MAKE],
+        // Where it sees an address change it fails requests that wait; in a namespace of its own it sees none.
+        call: "$CEDOS run --strict -- sh $AT/browse.sh chromium chromium none \
+               \"$WEB/page.html?who=chromium&$PAGE\"",
+        after: "",
+        result: Outcome::Page,
+    },
+    Program {
+        name: "firefox",
+        needs: &["firefox-esr", "nginx", "ffmpeg"],
+        makes: &[CLIP_MAKE],
+        call: "sh $AT/browse.sh firefox firefox $AGENT_PROXY \"$WEB/page.html?who=firefox&$PAGE\"",
+        after: "",
+        result: Outcome::Page,
+    },
+    Program {
+        name: "mpv",
+        needs: &["mpv", "nginx", "ffmpeg"],
+        makes: &[CLIP_MAKE],
+        call: "env OUT=$OUT $RUN mpv --no-config --really-quiet --vo=null --ao=null --script=$AT/played.lua \
+               $WEB/clip.webm?mpv",
+        after: "",
+        result: Outcome::Played,
+    },
+    Program {
+        name: "vlc",
+        // It refuses to run as root, and `preload` answers no other user's process.
+        needs: &["vlc", "setpriv", "ffprobe", "nginx", "ffmpeg", "root"],
+        makes: &[
+            CLIP_MAKE,
+            "chmod 711 $AT && mkdir -p $AT/vlc && chown 65534:65534 $AT/vlc",
+        ],
+        // Shown as fast as it plays, and written besides.
+        call: "env HOME=$AT/vlc XDG_RUNTIME_DIR=$AT/vlc \
+               $CEDOS run --rung tun -- setpriv --reuid 65534 --regid 65534 --clear-groups \
+               vlc -q -I dummy --play-and-exit --vout dummy --aout dummy \
+               --sout '#duplicate{dst=display,dst=std{access=file,mux=avformat{mux=matroska},dst=-}}' \
+               $WEB/clip.webm?vlc >$AT/vlc.mkv",
+        after: "ffprobe -v error -count_packets -show_entries stream=codec_type,nb_read_packets -of csv=p=0 $AT/vlc.mkv >$OUT",
+        result: Outcome::Packets,
+    },
+];
+
+impl Program {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn make(&self, site: &Site) -> Result<(), String> {
+        site.make(self.needs, self.makes)
+            .map_err(|why| format!("{}: {why}", self.name))
+    }
+
+    /// As it is called in the lab.
+    pub fn filled(&self, text: &str, site: &Site) -> String {
+        let page = format!("objects={OBJECTS}&first=20&every=1000&video=1");
+        let text = text
+            .replace("$PAGE", &page)
+            .replace("$WEB", "http://$ORIGIN:8081")
+            .replace("$HOST", "${CEDOS_LAB_ORIGIN#http://}")
+            .replace("$URL", "$CEDOS_LAB_ORIGIN/bytes/$BYTES")
+            .replace("$BYTES", &BYTES.to_string());
+        site.filled(&text, self.name)
+    }
+
+    /// Whether its result is that of an undisturbed run, and what it says besides.
+    pub fn result(&self, site: &Site) -> (bool, Value) {
+        let out = format!("{}.out", self.name);
+        match self.result {
+            Outcome::Bytes(bytes) => {
+                let got = site.read(&out);
+                // What prints the whole answer printed its head too.
+                let body = &got[got.len().saturating_sub(bytes as usize)..];
+                let wanted = content::sha256(SEED, bytes);
+                (Sha256::digest(body).as_slice() == wanted, Value::Null)
+            }
+            Outcome::Echoes => {
+                let told: Value = serde_json::from_str(&site.text(&out)).unwrap_or(Value::Null);
+                let right = told["echoed"].is_u64()
+                    && told["echoed"] == told["typed"]
+                    && told["wrong"] == 0;
+                let longest = told["ms"].as_array().into_iter().flatten();
+                let longest = longest.filter_map(Value::as_f64).fold(0.0, f64::max);
+                (
+                    right,
+                    json!({ "keys": told["echoed"], "longest_echo_s": longest / 1000.0 }),
+                )
+            }
+            Outcome::Page => {
+                let said = report_of(&site.text("reports"), self.name);
+                let figure = |name: &str| -> Option<f64> { said.get(name)?.parse().ok() };
+                let right = figure("sum") == Some(f64::from(page_sum(OBJECTS)))
+                    && figure("bytes") == Some((OBJECTS * OBJECT_BYTES) as f64)
+                    && figure("ended") == Some(1.0)
+                    && figure("at").is_some_and(is_the_end);
+                (
+                    right,
+                    json!({ "frames": figure("frames"), "silent_s": figure("silent_s"), "failed": said.get("failed") }),
+                )
+            }
+            Outcome::Played => {
+                let said = site.text(&out);
+                let at = said.trim().strip_prefix("eof ");
+                let at = at.and_then(|at| at.parse().ok());
+                (at.is_some_and(is_the_end), json!({ "played_s": at }))
+            }
+            Outcome::Packets => {
+                let said = site.text(&out);
+                let packets = |kind: &str| -> Option<u32> {
+                    let mut lines = said.lines().filter_map(|line| line.strip_prefix(kind));
+                    lines.next()?.trim_matches(',').parse().ok()
+                };
+                let (film, sound) = (packets("video"), packets("audio"));
+                let few = |packets: Option<u32>, all: u32| {
+                    packets.is_some_and(|n| n <= all + 1 && n + UNWRITTEN_MAX >= all)
+                };
+                let right = few(film, CLIP_FRAMES) && few(sound, CLIP_S * 50);
+                (
+                    right,
+                    json!({ "video_packets": film, "audio_packets": sound }),
+                )
+            }
+        }
+    }
+}
+
+/// Packets of each kind that VLC, undisturbed, plays and does not write. // measured: one frame and four of sound
+const UNWRITTEN_MAX: u32 = 5;
+
+/// Within half a second: the last frame's time, not its end.
+fn is_the_end(at_s: f64) -> bool {
+    (f64::from(CLIP_S) - at_s).abs() <= 0.5
+}
+
+/// What a page said last: names and values.
+pub fn report_of(reports: &str, who: &str) -> std::collections::BTreeMap<String, String> {
+    let of = format!("who={who}&");
+    let last = reports.lines().rfind(|line| line.contains(&of));
+    let pairs = last.unwrap_or_default().split('&');
+    let pair = |text: &str| {
+        text.split_once('=')
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    };
+    pairs.filter_map(pair).collect()
+}

@@ -1,0 +1,151 @@
+//! Programs at once, through changes of network and a minute without any.
+//!
+//! ```text
+//!  wlan0 ├────┤                                        ┊          ├──────────
+//!  wwan0       ├─────┤             60 s                ├─────────────────────
+//!        0    wifi  away                             away + 60  away + 65
+//! ```
+//!
+//! Links come back with another address.
+
+use super::program::Program;
+use super::site::Site;
+use serde_json::{Map, Value, json};
+use std::fmt::Write as _;
+
+/// How long there is no network.
+const AWAY_S: u32 = 60;
+/// A program that has not ended by then is ended.
+const PATIENCE_S: u32 = 240;
+
+/// Programs that run at once.
+pub struct Wave {
+    pub programs: &'static [Program],
+    /// When Wi-Fi is lost, and when cellular is.
+    pub wifi_s: u32,
+    pub away_s: u32,
+    /// What the device does before.
+    pub before: &'static str,
+    /// What it does at the end.
+    pub after: &'static str,
+}
+
+/// What came of them.
+#[derive(Default)]
+pub struct Came {
+    pub programs: Map<String, Value>,
+    pub whole: usize,
+    pub across: usize,
+    /// What was not run, and why.
+    pub missing: Vec<String>,
+}
+
+impl Wave {
+    /// Makes what can be made and runs it.
+    ///
+    /// # Errors
+    /// There is no lab, or it could not follow the scenario.
+    pub fn run(&self, site: &Site, came: &mut Came) -> anyhow::Result<()> {
+        let mut ready = Vec::new();
+        for program in self.programs {
+            match program.make(site) {
+                Ok(()) => ready.push(program),
+                Err(why) => came.missing.push(format!("not run: {why}")),
+            }
+        }
+        if ready.is_empty() {
+            return Ok(());
+        }
+        site.lab(&self.scenario(), &self.script(&ready, site)?)?;
+        for program in ready {
+            let told = self.outcome(program, site);
+            came.whole += usize::from(told["whole"] == json!(true));
+            came.across += usize::from(told["across"] == json!(true));
+            came.programs.insert(program.name.to_owned(), told);
+        }
+        Ok(())
+    }
+
+    fn scenario(&self) -> String {
+        let (wifi, away, back) = (self.wifi_s, self.away_s, self.away_s + AWAY_S);
+        format!(
+            "seed = 11
+             duration_s = {duration}
+             origin = \"builtin\"
+             [[link]]
+             name = \"wlan0\"
+             down_mbps = 8
+             up_mbps = 8
+             rtt_ms = 20
+             at = [{{ t_s = {wifi}, up = false }}, {{ t_s = {again}, up = true }}]
+             [[link]]
+             name = \"wwan0\"
+             class = \"metered\"
+             up = false
+             down_mbps = 8
+             up_mbps = 4
+             rtt_ms = 50
+             at = [{{ t_s = {wifi}.5, up = true }}, {{ t_s = {away}, up = false }}, {{ t_s = {back}, up = true }}]\n",
+            duration = PATIENCE_S + 60,
+            again = back + 5,
+        )
+    }
+
+    fn script(&self, programs: &[&Program], site: &Site) -> anyhow::Result<String> {
+        let shown = site.at().display();
+        let mut text = self.before.to_owned();
+        for program in programs {
+            let name = program.name;
+            let call = program.filled(program.call, site);
+            std::fs::write(site.at().join(format!("{name}.sh")), call + "\n")?;
+            let after = program.filled(program.after, site);
+            let after = if after.is_empty() { ":" } else { &after };
+            writeln!(
+                text,
+                "( begun=$(now); timeout -k 5 {PATIENCE_S} sh {shown}/{name}.sh 2>{shown}/{name}.errors\n\
+                   code=$?; ended=$(now); {after}\n\
+                   echo \"$code $begun $ended\" >{shown}/{name}.ended ) &\n\
+                 waits=\"$waits $!\"",
+            )?;
+        }
+        // The agent is waited for by nobody.
+        write!(text, "wait $waits\n{}", self.after)?;
+        Ok(text)
+    }
+
+    fn outcome(&self, program: &Program, site: &Site) -> Value {
+        let name = program.name;
+        let text = |ending: &str| site.text(&format!("{name}.{ending}"));
+        let figures = |text: String| -> Vec<f64> {
+            let words = text.split_whitespace();
+            words.filter_map(|word| word.parse().ok()).collect()
+        };
+        let zero = figures(site.text("zero"));
+        let (code, begun_s, ended_s) = match (&figures(text("ended"))[..], &zero[..]) {
+            ([code, begun, ended], [zero]) => (Some(*code), begun - zero, ended - zero),
+            _ => (None, f64::NAN, f64::NAN),
+        };
+        let errors = text("errors");
+        let rung = errors
+            .lines()
+            .find_map(|line| line.strip_prefix("cedos run: "));
+        let rung = rung.and_then(|line| line.split([':', ',']).next());
+        let (right, more) = program.result(site);
+        let mut told = json!({
+            "rung": rung,
+            "whole": code == Some(0.0) && right,
+            "took_s": ended_s - begun_s,
+            // It ran when the network went, and had not ended when it came back.
+            "across": begun_s < f64::from(self.away_s) && ended_s > f64::from(self.away_s + AWAY_S),
+        });
+        if let (Some(told), Value::Object(more)) = (told.as_object_mut(), more) {
+            told.extend(more);
+        }
+        if told["whole"] != json!(true) {
+            let last = errors.lines().next_back().unwrap_or_default();
+            told["code"] = json!(code);
+            told["said"] = json!(last);
+        }
+        told
+    }
+}
