@@ -148,11 +148,15 @@ fn veth() -> Result<Network> {
                 .set_info_data(InfoData::Veth(InfoVeth::Peer(far_end)))
                 .build();
             handle.link().add(pair).execute().await?;
+            bring_up_lo(&handle).await?;
             bring_up(&handle, SENDER_LINK, SENDER_ADDRESS).await
         })
     })?;
     in_namespace(&receiver, || {
-        netlink(async |handle| bring_up(&handle, RECEIVER_LINK, RECEIVER_ADDRESS).await)
+        netlink(async |handle| {
+            bring_up_lo(&handle).await?;
+            bring_up(&handle, RECEIVER_LINK, RECEIVER_ADDRESS).await
+        })
     })?;
     let steered = in_namespace(&sender, || steer(SENDER_LINK, SENDER_CORE))
         .and_then(|()| in_namespace(&receiver, || steer(RECEIVER_LINK, RECEIVER_CORE)));
@@ -170,6 +174,12 @@ fn veth() -> Result<Network> {
         sender,
         receiver,
     })
+}
+
+/// Descriptors of `libd2tp` have their other end on it.
+async fn bring_up_lo(handle: &rtnetlink::Handle) -> Result<()> {
+    let lo = LinkUnspec::new_with_name("lo").up().build();
+    Ok(handle.link().set(lo).execute().await?)
 }
 
 async fn bring_up(handle: &rtnetlink::Handle, link: &str, address: Ipv4Addr) -> Result<()> {

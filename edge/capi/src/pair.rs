@@ -16,10 +16,10 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
 /// Times the kernel repeats a SYN: `connect` may wait for a network as long as that takes, some four
 /// hours. The most there is (tcp(7)).
@@ -120,9 +120,14 @@ pub(crate) fn is_bound(a: u16) -> bool {
     socket.bind(&loopback(a)).is_err()
 }
 
+/// Every kernel has it, and it paces nothing: the system's own may be BBR, whose timers cost a third of the
+/// throughput where the way is memory.
+const CONGESTION_CONTROL: &[u8] = b"reno";
+
 /// As both ends need it. Small writes leave at once: who reads them is a thread of this process.
 fn prepare(socket: &Socket) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_congestion(CONGESTION_CONTROL)?;
     socket.set_send_buffer_size(PAIR_BUFFER_BYTES)
 }
 
@@ -146,7 +151,10 @@ pub(crate) fn program_socket(flags: libc::c_int) -> io::Result<RawFd> {
             libc::IPPROTO_TCP,
             libc::TCP_SYNCNT,
             SYN_REPEATS as libc::c_int,
-        )
+        )?;
+        // SAFETY: open until the end of this function at least.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        SockRef::from(&borrowed).set_tcp_congestion(CONGESTION_CONTROL)
     };
     set_up().inspect_err(|_| {
         // SAFETY: just made, and nobody knows it.

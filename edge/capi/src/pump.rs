@@ -29,11 +29,11 @@ use crate::options::Options;
 use crate::policy;
 use crate::table::Fate;
 
-/// Bytes read from a program's socket at once. More costs memory for every socket that writes, less
-/// system calls. a guess: docs/sockets.md, "Speed"
-const READ_BYTES: usize = 256 * 1024;
+/// Bytes read from a program's socket at once. More costs memory for every socket that writes, and from 128 KiB
+/// on the C library maps and unmaps each piece; less costs system calls. docs/sockets.md, "Speed"
+const READ_BYTES: usize = 64 * 1024;
 /// Less room than this is not worth a read.
-const READ_ROOM_MIN: usize = 64 * 1024;
+const READ_ROOM_MIN: usize = 16 * 1024;
 /// Pieces of a flow that are written to a socket in one call.
 const PIECES_MAX: usize = 64;
 /// Reset code of a flow whose program's socket was reset.

@@ -292,6 +292,8 @@ fn as_seen(ip: Ipv4Addr, port: u16, six: bool) -> SockAddr {
 async fn finish(socket: Socket, to: &SockAddr) -> io::Result<TcpStream> {
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
+    // It paces nothing, as the system's own may; every kernel has it.
+    socket.set_tcp_congestion(b"reno")?;
     match socket.connect(to) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
         _ => {}

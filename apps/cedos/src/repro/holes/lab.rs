@@ -1,6 +1,7 @@
 //! E1 on real sockets.
 
 use std::io::Write;
+use std::ops::Range;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, ensure};
@@ -29,7 +30,8 @@ const CASES_LAB: [(&str, Case); 5] = [
 const LEAD: Span = Span::from_secs(10);
 /// Links of one scenario. Even: what belongs together is measured together.
 const LANES_MAX: usize = 16;
-/// Further courses of holes per case that TCP meets on real sockets: it loses by chance.
+/// Further courses of holes per case that TCP meets beside each but the first of D2TP's: it loses by
+/// chance.
 const COURSES_MORE: u64 = 4;
 /// Courses of holes per case that D2TP meets, one after another.
 const COURSES: u64 = 3;
@@ -74,15 +76,17 @@ pub fn emulate() -> anyhow::Result<Measured> {
     };
     let model = Model::of(tcp.rows[0].bytes_per_s());
     let mut d2tp = vec![(holes.clone(), first)];
-    let more = std::thread::scope(|scope| {
-        let tcp = scope.spawn(|| more_of_tcp(&model));
-        for n in 1..COURSES {
-            let holes = course(n);
-            let came = both_and_alone(&holes)?;
-            d2tp.push((holes, came));
-        }
-        tcp.join().expect("it does not panic")
-    })?;
+    let mut more = vec![Beside::default(); CASES_LAB.len()];
+    for n in 1..COURSES {
+        let holes = course(n);
+        let came = std::thread::scope(|scope| {
+            let d2tp = scope.spawn(|| both_and_alone(&holes));
+            let from = 1 + (n - 1) * COURSES_MORE;
+            more_of_tcp(&model, from..from + COURSES_MORE, &mut more)?;
+            d2tp.join().expect("it does not panic")
+        })?;
+        d2tp.push((holes, came));
+    }
     let (mut cases, mut baseline) = (serde_json::Map::new(), serde_json::Map::new());
     let (mut shares, mut by_alone, mut errors) = (Vec::new(), Vec::new(), Vec::new());
     for (n, ((name, _), holes)) in CASES_LAB.iter().zip(&holes).enumerate() {
@@ -125,8 +129,9 @@ pub fn emulate() -> anyhow::Result<Measured> {
     ));
     conditions.push(model::in_words());
     conditions.push(format!(
-        "TCP afterwards over {COURSES_MORE} more courses of each case's holes; model_error: beside the mean of \
-         CUBIC and Reno over all courses"
+        "TCP over {} more courses of each case's holes; model_error: beside the mean of CUBIC and Reno over all \
+         courses",
+        (COURSES - 1) * COURSES_MORE
     ));
     Ok(Measured {
         ours: json!({
@@ -191,9 +196,9 @@ fn both_and_alone(holes: &[Holes]) -> anyhow::Result<Vec<(Carried, Carried)>> {
 }
 
 /// Further sessions of kernel TCP, per case.
-fn more_of_tcp(model: &Model) -> anyhow::Result<Vec<Beside>> {
+fn more_of_tcp(model: &Model, courses: Range<u64>, more: &mut [Beside]) -> anyhow::Result<()> {
     let dead = ("dead = true".to_owned(), "dead = false".to_owned());
-    let drawn: Vec<Vec<Holes>> = (1..=COURSES_MORE).map(course).collect();
+    let drawn: Vec<Vec<Holes>> = courses.map(course).collect();
     let courses: Vec<Vec<Holes>> = (0..CASES_LAB.len())
         .map(|case| drawn.iter().map(|course| course[case].clone()).collect())
         .collect();
@@ -214,17 +219,15 @@ fn more_of_tcp(model: &Model) -> anyhow::Result<Vec<Beside>> {
     .flat_map(|lanes| lanes.rows)
     .collect();
     let mut pairs = rows.chunks(2);
-    let mut of_case = |courses: &Vec<Holes>| {
-        let mut beside = Beside::default();
+    for (courses, beside) in courses.iter().zip(more) {
         for holes in courses {
             let [cubic, reno] = pairs.next().expect("as many as were asked for") else {
                 unreachable!("two of each course were asked for")
             };
             beside.add(model, holes, cubic, reno);
         }
-        beside
-    };
-    Ok(courses.iter().map(&mut of_case).collect())
+    }
+    Ok(())
 }
 
 fn tcp_lanes(whole: &Holes, holes: &[Holes]) -> anyhow::Result<Lanes> {
