@@ -120,8 +120,7 @@ pub(crate) fn is_bound(a: u16) -> bool {
     socket.bind(&loopback(a)).is_err()
 }
 
-/// Every kernel has it, and it paces nothing: the system's own may be BBR, whose timers cost a third of the
-/// throughput where the way is memory.
+/// Every kernel has it, and it paces nothing: the system's own may be BBR (docs/sockets.md, "Speed").
 const CONGESTION_CONTROL: &[u8] = b"reno";
 
 /// As both ends need it. Small writes leave at once: who reads them is a thread of this process.
