@@ -27,7 +27,28 @@ struct Home {
     folder: tempfile::TempDir,
     agent: Option<Child>,
     figures: Option<String>,
+    /// What the agent loads before all else.
+    preloaded: Option<PathBuf>,
 }
+
+/// Adds the seconds in a file to the time of day of whatever loads it.
+const CLOCK: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t id, struct timespec *ts) {
+    long result = syscall(SYS_clock_gettime, id, ts);
+    FILE *file = id == CLOCK_REALTIME ? fopen(getenv("CLOCK_FILE"), "r") : NULL;
+    long more = 0;
+    if (file) {
+        if (fscanf(file, "%ld", &more) == 1) ts->tv_sec += more;
+        fclose(file);
+    }
+    return result;
+}
+"#;
 
 impl Home {
     async fn new(more: &[&str]) -> Home {
@@ -35,9 +56,45 @@ impl Home {
             folder: tempfile::tempdir().expect("a directory"),
             agent: None,
             figures: None,
+            preloaded: None,
         };
         home.start(more).await;
         home
+    }
+
+    /// The same with a clock for the agent that can be set; none if there is no C compiler.
+    async fn with_clock() -> Option<Home> {
+        let folder = tempfile::tempdir().expect("a directory");
+        let (source, library) = (
+            folder.path().join("clock.c"),
+            folder.path().join("clock.so"),
+        );
+        std::fs::write(&source, CLOCK).expect("written");
+        let cc = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .arg(&library)
+            .arg(&source)
+            .status();
+        if !cc.await.is_ok_and(|status| status.success()) {
+            eprintln!("not tried: no C compiler here");
+            return None;
+        }
+        let mut home = Home {
+            folder,
+            agent: None,
+            figures: None,
+            preloaded: Some(library),
+        };
+        home.set_clock(0);
+        home.start(&[]).await;
+        Some(home)
+    }
+
+    /// The agent's time of day is so many seconds ahead from now on.
+    fn set_clock(&self, seconds: i64) {
+        let (file, new) = (self.path().join("clock"), self.path().join("clock.new"));
+        std::fs::write(&new, seconds.to_string()).expect("written");
+        std::fs::rename(&new, &file).expect("renamed");
     }
 
     fn path(&self) -> &Path {
@@ -55,10 +112,12 @@ impl Home {
     }
 
     async fn start(&mut self, more: &[&str]) {
-        let mut child = self
-            .command(&[&["agent"], more].concat())
-            .spawn()
-            .expect("start the agent");
+        let mut command = self.command(&[&["agent"], more].concat());
+        if let Some(library) = &self.preloaded {
+            command.env("LD_PRELOAD", library);
+            command.env("CLOCK_FILE", self.path().join("clock"));
+        }
+        let mut child = command.spawn().expect("start the agent");
         let mut lines = BufReader::new(child.stderr.take().expect("its errors")).lines();
         let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
         let line = line
@@ -319,6 +378,57 @@ async fn a_deadline_that_passes_while_nobody_is_there_ends_as_it_was_asked() {
     assert_eq!(run.last()["last"]["deadline_met"], false);
     let run = home.until(&failed, "has failed", stands("failed")).await;
     assert_eq!(run.code, 10, "{}", run.last());
+}
+
+#[tokio::test]
+async fn when_the_clock_is_set_a_time_of_day_follows_it_and_a_span_does_not() {
+    let open = Arc::new(AtomicBool::new(false));
+    let origin = halting(open.clone()).await;
+    let Some(home) = Home::with_clock().await else {
+        return;
+    };
+    let at = jiff::Timestamp::now() + Duration::from_secs(3_600);
+    let at = at.to_string();
+    let by_clock = ["--by", &at, "--if-late", "fail"];
+    let by_clock = home.leave(&origin.url("/a"), &by_clock).await;
+    let get = [
+        "get",
+        "--detach",
+        "--json",
+        "-o",
+        "b",
+        "--stall",
+        "1s",
+        "--within",
+        "1h",
+        "--if-late",
+        "fail",
+    ];
+    let url = origin.url("/b");
+    let run = home.run(&[&get[..], &[url.as_str()]].concat()).await;
+    let within = run.last()["id"].to_string();
+    home.until(&by_clock, "has half", has_half).await;
+    home.until(&within, "has half", has_half).await;
+    // Back, by a day: neither has less time than before.
+    home.set_clock(-86_400);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    for id in [&by_clock, &within] {
+        let run = home.run(&["status", id, "--json"]).await;
+        assert!(!stands("failed")(run.last()), "{}", run.last());
+    }
+    home.set_clock(7_200);
+    let run = home.until(&by_clock, "has failed", stands("failed")).await;
+    assert_eq!(run.code, 10, "{}", run.last());
+    let run = home.run(&["status", &within, "--json"]).await;
+    assert!(!stands("failed")(run.last()), "{}", run.last());
+    open.store(true, Ordering::Relaxed);
+    let run = home.until(&within, "is done", stands("done")).await;
+    assert_eq!(
+        (run.code, &run.last()["last"]["deadline_met"]),
+        (0, &json!(true)),
+        "{}",
+        run.last()
+    );
 }
 
 #[tokio::test]
