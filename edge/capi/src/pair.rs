@@ -85,19 +85,38 @@ impl Port {
     /// # Errors
     /// It does not listen any more.
     pub(crate) async fn reach(&self, name: Ipv4Addr, a: u16) -> io::Result<tokio::net::TcpStream> {
+        join(self.end(name)?, a).await
+    }
+
+    /// Our end of a pair, for another process to join: if that dies, the program's socket is reset.
+    pub(crate) fn handed_end(&self) -> io::Result<Socket> {
+        let socket = self.end(Ipv4Addr::LOCALHOST)?;
+        socket.set_linger(Some(Duration::ZERO))?;
+        Ok(socket)
+    }
+
+    fn end(&self, name: Ipv4Addr) -> io::Result<Socket> {
         let socket = shared_socket(&SocketAddrV4::new(name, self.number).into())?;
         prepare(&socket)?;
         socket.set_nonblocking(true)?;
-        match socket.connect(&loopback(a)) {
-            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
-            _ => {}
-        }
-        let stream = tokio::net::TcpStream::from_std(socket.into())?;
-        stream.writable().await?;
-        match stream.take_error()? {
-            Some(error) => Err(error),
-            None => Ok(stream),
-        }
+        Ok(socket)
+    }
+}
+
+/// Connects our end of a pair to the program's, which waits or listens at `a`.
+///
+/// # Errors
+/// Nobody is there any more.
+pub(crate) async fn join(socket: Socket, a: u16) -> io::Result<tokio::net::TcpStream> {
+    match socket.connect(&loopback(a)) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
+        _ => {}
+    }
+    let stream = tokio::net::TcpStream::from_std(socket.into())?;
+    stream.writable().await?;
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(stream),
     }
 }
 

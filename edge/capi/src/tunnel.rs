@@ -3,7 +3,6 @@
 use d2tp_driver::Flow;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::address::Name;
 use crate::errno::Fault;
 
 /// Bytes of a proxy's answer to CONNECT; ours take 200.
@@ -13,12 +12,11 @@ const FIELDS_MAX: usize = 64;
 /// A refusal in words that is longer is not read.
 const WORDS_BYTES_MAX: u64 = 512;
 
-/// Asks the proxy for a connection to `target`; what is read from the flow then is the target's.
+/// Asks the proxy for a connection to a host and port; what is read from the flow then is the target's.
 ///
 /// # Errors
 /// Why the proxy would not, or could not.
-pub(crate) async fn through(flow: &mut Flow, target: &Name) -> Result<(), Fault> {
-    let authority = target.authority();
+pub(crate) async fn through(flow: &mut Flow, authority: &str) -> Result<(), Fault> {
     let request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
     let mut head = Vec::new();
     let exchange = async {
