@@ -7,15 +7,13 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_driver::{Device, Flow, LinkUse, PathState, Way};
-use d2tp_links::Link;
 use d2tp_sched::{IfLate, Need, Policy};
 use d2tp_steer::Seen;
 use d2tp_time::{Span, Time};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 use crate::carrier::{Decision, Judge, Seat, Standing};
 use crate::errno::Fault;
@@ -98,10 +96,13 @@ struct Wakes<'a> {
     resting: &'a Cell<bool>,
 }
 
+/// Lends the flow, which is borrowed for a moment at a time.
+type WithFlow<'a> = dyn Fn(&mut dyn FnMut(&Flow)) + 'a;
+
 async fn decide(
     court: &RefCell<Option<Court>>,
     line: &Line,
-    with: &dyn Fn(&mut dyn FnMut(&Flow)),
+    with: &WithFlow<'_>,
     options: &dyn Fn() -> Options,
     moved: &dyn Fn() -> Moved,
     wakes: Wakes<'_>,

@@ -51,6 +51,8 @@ const LAST_WORDS: Duration = Duration::from_secs(5); // as at `exit`
 const UNREAD_BYTES_MAX: u64 = 1024 * 1024; // a guess
 /// … and no longer than this after the peer has all.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60); // a guess: an origin that thinks
+/// Between two looks at whether the peer has all of it, which may take days.
+const DELIVERED_LOOK: Duration = Duration::from_secs(1); // a guess
 /// Between two looks at what the peer has acknowledged, while somebody waits for it.
 const FLUSH_LOOK: Duration = Duration::from_millis(2); // a guess
 
@@ -292,17 +294,23 @@ async fn let_go(held: &Held) -> Result<Heard, Broken> {
                 Err(error) => return Err(Broken::Flow(held.fault(&error))),
             }
         }
+        delivered(held).await;
         Ok(Heard::Part)
     };
     let patience = async {
-        while !held.is_delivered() {
-            tokio::time::sleep(FLUSH_LOOK * 50).await;
-        }
+        delivered(held).await;
         tokio::time::sleep(ANSWER_WITHIN).await;
     };
     tokio::select! {
         heard = ended => heard,
         () = patience => Ok(Heard::Part),
+    }
+}
+
+/// Waits until the peer has all, or never will.
+async fn delivered(held: &Held) {
+    while !held.is_delivered() && held.flow.borrow().end().is_none() {
+        tokio::time::sleep(DELIVERED_LOOK).await;
     }
 }
 
