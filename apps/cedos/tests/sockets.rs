@@ -202,7 +202,7 @@ async fn without_an_agent_that_understands_the_programs_own_engine_carries() {
     let dead = device.home.path().join("dead.sock");
     drop(std::os::unix::net::UnixListener::bind(&dead).expect("a socket"));
     let nowhere = device.home.path().join("nowhere.sock");
-    for socket in [&old, &dead, &nowhere, Path::new("none")] {
+    for socket in [&*old, &*dead, &*nowhere, Path::new("none")] {
         let mut program = device.program_at(socket, &[]);
         let mut there = device.accept().await;
         assert_eq!(program.hear().await, "connect 0", "{}", socket.display());
@@ -211,7 +211,7 @@ async fn without_an_agent_that_understands_the_programs_own_engine_carries() {
         program.leave().await;
     }
     // What cannot be kept is not promised.
-    for socket in [&dead, &nowhere, Path::new("none")] {
+    for socket in [&*dead, &*nowhere, Path::new("none")] {
         let mut program = device.program_at(socket, &["persist"]);
         let refused = program.hear().await;
         assert!(
@@ -242,7 +242,7 @@ async fn programs_say_the_same_with_an_agent() {
     }
     let program = C::with_d2tp("conformance.c");
     let mut seen = Vec::new();
-    for socket in [&agent.socket, Path::new("none")] {
+    for socket in [&*agent.socket, Path::new("none")] {
         let mut command: Command = program.command().into();
         command.env("CEDOS_AGENT", socket);
         let begun = Instant::now();
