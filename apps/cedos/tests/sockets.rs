@@ -147,6 +147,27 @@ async fn what_breaks_the_connection_has_its_errno_and_its_cause() {
 }
 
 #[tokio::test]
+async fn flushes_that_were_given_up_keep_nothing_else_waiting() {
+    let device = Device::new().await;
+    let (mut program, there) = device.connected(&[]).await;
+    device.signal_proxy(Signal::SIGSTOP);
+    assert_eq!(program.ask("write 10000").await, "write 10000");
+    // More than an agent waits for at a time.
+    for _ in 0..100 {
+        let late = program.ask("flush 5").await;
+        assert!(late.starts_with("flush EAGAIN"), "{late}");
+    }
+    let begun = Instant::now();
+    assert_eq!(program.ask("info").await, "info 2 10000 0 0");
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?} for an answer");
+    device.signal_proxy(Signal::SIGCONT);
+    assert_eq!(program.ask("flush 30000").await, "flush 0");
+    program.leave().await;
+    assert_eq!(all_of(there).await.expect("an end"), 10_000);
+}
+
+#[tokio::test]
 async fn what_a_persistent_socket_wrote_goes_on_after_kill_9_and_after_exit() {
     let device = Device::new().await;
     for ends in ["die", "exit"] {

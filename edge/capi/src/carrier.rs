@@ -5,7 +5,7 @@
 //! links that cost is another, and whoever the socket belongs to is told by messages.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use d2tp_sched::Need;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::connect;
@@ -34,7 +35,7 @@ use crate::table::Fate;
 /// descriptors, of which a process has a thousand unless it is given more.
 pub const SOCKETS_MAX: usize = 384;
 
-/// Questions of one socket that wait for an answer; others wait their turn.
+/// Flushes of one socket that are waited for at a time; others are answered "not yet".
 const ASKS_MAX: usize = 64;
 
 /// How long a program may take to hear of a fault before its socket breaks without it.
@@ -142,7 +143,7 @@ impl Carrier {
             gone: watch::channel(false).0,
             options: RefCell::new(None),
             held: RefCell::default(),
-            asks: Cell::new(0),
+            asks: RefCell::default(),
         });
         let telling = tokio::task::spawn_local(tell_all(stream, to_tell));
         let listening = tokio::task::spawn_local(listen(ear, owner.clone()));
@@ -177,10 +178,11 @@ impl Carrier {
             Ok(held) => pump::enter(&self.home, held.owned_by(owner.clone())),
             Err(fault) => return owner.say(FromAgent::fault(&fault)),
         };
+        // From now on the program's second thoughts are for the flow.
+        owner.held.borrow_mut().replace(held.clone());
         // Otherwise the program closed its socket: so does the flow.
         match pair::join(end.into(), from).await {
             Ok(stream) => {
-                owner.held.borrow_mut().replace(held.clone());
                 owner.say(FromAgent::Open);
                 pump::run(self.home.clone(), held, stream).await;
             }
@@ -219,7 +221,8 @@ pub(crate) struct Owner {
     /// Other options than those it began with.
     options: RefCell<Option<Options>>,
     held: RefCell<Option<Rc<Held>>>,
-    asks: Cell<usize>,
+    /// Flushes that are waited for.
+    asks: RefCell<HashMap<u64, AbortHandle>>,
 }
 
 impl Owner {
@@ -290,13 +293,15 @@ async fn listen(mut ear: Ear, owner: Rc<Owner>) {
                 owner.answer(ask, None, Some(info));
             }
             Ok(Some(ToAgent::Flush { ask, bytes })) => {
-                while owner.asks.get() >= ASKS_MAX {
-                    tokio::time::sleep(GRACE).await;
+                if owner.asks.borrow().len() >= ASKS_MAX {
+                    let fault = Fault::new(libc::EAGAIN, "too many wait for it");
+                    owner.answer(ask, Some(fault), None);
+                    continue;
                 }
-                owner.asks.set(owner.asks.get() + 1);
                 let held = owner.held.borrow().clone();
-                let owner = owner.clone();
-                tokio::task::spawn_local(async move {
+                let asker = owner.clone();
+                let flushing = tokio::task::spawn_local(async move {
+                    let owner = asker;
                     let flushed = async {
                         match held {
                             Some(held) => held.flush(bytes).await.err(),
@@ -307,8 +312,15 @@ async fn listen(mut ear: Ear, owner: Rc<Owner>) {
                         fault = flushed => owner.answer(ask, fault, None),
                         () = owner.gone() => {}
                     }
-                    owner.asks.set(owner.asks.get() - 1);
+                    owner.asks.borrow_mut().remove(&ask);
                 });
+                let asks = &owner.asks;
+                asks.borrow_mut().insert(ask, flushing.abort_handle());
+            }
+            Ok(Some(ToAgent::Forget { ask })) => {
+                if let Some(flushing) = owner.asks.borrow_mut().remove(&ask) {
+                    flushing.abort();
+                }
             }
             Ok(Some(ToAgent::Heard)) => owner.heard.notify_one(),
             Ok(Some(ToAgent::Socket(_) | ToAgent::Carry { .. })) => {}

@@ -158,6 +158,9 @@ pub(crate) async fn open(
     if (options.deadline, options.if_late) != (begun.deadline, begun.if_late) {
         flow.set_deadline(options.within());
     }
+    if options.route != begun.route {
+        flow.set_route(options.route);
+    }
     Ok(Held::new(flow, Some(line), fate, options))
 }
 

@@ -32,7 +32,7 @@ use crate::identity;
 use crate::info::D2tpInfo;
 use crate::message::{self, Ear, FromAgent, ToAgent, VERSION, say};
 use crate::options::Options;
-use crate::table::Fate;
+use crate::table::{self, Fate};
 
 /// Names the agent's socket where it is elsewhere; `none`: there is to be no agent.
 const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
@@ -46,7 +46,8 @@ pub(crate) struct Reply {
     pub(crate) info: Option<Box<D2tpInfo>>,
 }
 
-type Asked = RefCell<HashMap<u64, oneshot::Sender<Reply>>>;
+/// None once it is over.
+type Asked = RefCell<Option<HashMap<u64, oneshot::Sender<Reply>>>>;
 
 /// A connection that an agent carries.
 pub(crate) struct Handed {
@@ -143,7 +144,7 @@ pub(crate) async fn call(
     tokio::task::spawn_local(tell_all(stream, to_tell));
     let mut handed = Handed {
         tell,
-        asked: Rc::default(),
+        asked: Rc::new(RefCell::new(Some(HashMap::new()))),
         next: Rc::default(),
         ear: None,
     };
@@ -152,6 +153,11 @@ pub(crate) async fn call(
     home.handed
         .borrow_mut()
         .insert(call.fate.serial, known.clone());
+    // Those before it are not.
+    let latest = table::change(call.cookie, |socket| socket.options.clone());
+    if let Some(options) = latest.filter(|options| *options != call.options) {
+        known.change(&options);
+    }
     loop {
         match ear.next().await {
             Ok(Some(FromAgent::Open)) => break,
@@ -180,6 +186,21 @@ async fn tell_all(
         // That it is gone is heard by who listens.
         if say(&stream, &what, fd).await.is_err() {
             return;
+        }
+    }
+}
+
+/// Somebody waits for an answer.
+struct Waits<'a> {
+    handed: &'a Handed,
+    ask: u64,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        if self.handed.taken_out(self.ask).is_some() {
+            let forget = ToAgent::Forget { ask: self.ask };
+            let _ = self.handed.tell.send((forget, None));
         }
     }
 }
@@ -215,16 +236,19 @@ impl Handed {
         let ask = self.next.get();
         self.next.set(ask + 1);
         let (reply, answer) = oneshot::channel();
-        self.asked.borrow_mut().insert(ask, reply);
-        if self.tell.send((what(ask), None)).is_err() {
-            self.asked.borrow_mut().remove(&ask);
-        }
+        self.asked.borrow_mut().as_mut()?.insert(ask, reply);
+        let _waits = Waits { handed: self, ask };
+        self.tell.send((what(ask), None)).ok()?;
         answer.await.ok()
+    }
+
+    fn taken_out(&self, ask: u64) -> Option<oneshot::Sender<Reply>> {
+        self.asked.borrow_mut().as_mut()?.remove(&ask)
     }
 
     fn hear(&self, ask: u64, fault: Option<(libc::c_int, String)>, info: Option<Box<D2tpInfo>>) {
         let fault = fault.map(|(errno, text)| Fault { errno, text });
-        if let Some(reply) = self.asked.borrow_mut().remove(&ask) {
+        if let Some(reply) = self.taken_out(ask) {
             let _ = reply.send(Reply { fault, info });
         }
     }
@@ -251,6 +275,6 @@ impl Handed {
         fate.over.store(true, Ordering::Relaxed);
         home.handed.borrow_mut().remove(&fate.serial);
         // Whoever still waits for an answer asks the fate.
-        self.asked.borrow_mut().clear();
+        self.asked.borrow_mut().take();
     }
 }

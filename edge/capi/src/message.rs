@@ -140,6 +140,10 @@ pub(crate) enum ToAgent {
         /// Of the program's, since it began.
         bytes: u64,
     },
+    /// Nobody waits for that flush any more.
+    Forget {
+        ask: u64,
+    },
     Info {
         ask: u64,
     },

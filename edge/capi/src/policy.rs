@@ -531,7 +531,8 @@ mod tests {
             ..Options::default()
         };
         assert!(!court.rests(at(90), &sized, moved(10, 1, 1)));
-        assert!(court.rests(at(90), &sized, moved(11, 1, 1)), "it is whole");
+        assert!(!court.rests(at(90), &sized, moved(11, 1, 1)), "it moved");
+        assert!(court.rests(at(95), &sized, moved(11, 1, 1)), "it is whole");
     }
 
     #[test]
