@@ -16,7 +16,7 @@ use d2tp_links::Link;
 use d2tp_sched::Need;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
@@ -100,7 +100,7 @@ impl Carrier {
         judge: Rc<dyn Judge>,
     ) -> std::io::Result<Carrier> {
         Ok(Carrier {
-            home: Rc::new(Home::of_agent(Port::take()?, links, judge)),
+            home: Rc::new(Home::of_agent(Port::without_programs()?, links, judge)),
             sockets: Cell::new(0),
         })
     }
@@ -180,12 +180,11 @@ impl Carrier {
         };
         // From now on the program's second thoughts are for the flow.
         owner.held.borrow_mut().replace(held.clone());
+        // First, so that its library never takes a connection that was made for one to be made again.
+        owner.tell(FromAgent::Open).await;
         // Otherwise the program closed its socket: so does the flow.
         match pair::join(end.into(), from).await {
-            Ok(stream) => {
-                owner.say(FromAgent::Open);
-                pump::run(self.home.clone(), held, stream).await;
-            }
+            Ok(stream) => pump::run(self.home.clone(), held, stream).await,
             Err(_) => pump::leave(&self.home, &held),
         }
     }
@@ -213,9 +212,12 @@ impl Drop for Place<'_> {
     }
 }
 
+/// What is to be told, and who waits until it is.
+type Telling = (FromAgent, Option<oneshot::Sender<()>>);
+
 /// Whose a socket is, at the other end of its messages.
 pub(crate) struct Owner {
-    tell: UnboundedSender<FromAgent>,
+    tell: UnboundedSender<Telling>,
     heard: Notify,
     gone: watch::Sender<bool>,
     /// Other options than those it began with.
@@ -228,7 +230,14 @@ pub(crate) struct Owner {
 impl Owner {
     fn say(&self, what: FromAgent) {
         // One that is gone needs no words.
-        let _ = self.tell.send(what);
+        let _ = self.tell.send((what, None));
+    }
+
+    /// The same; returns when the kernel has it.
+    async fn tell(&self, what: FromAgent) {
+        let (done, told) = oneshot::channel();
+        let _ = self.tell.send((what, Some(done)));
+        let _ = told.await;
     }
 
     /// Tells why its socket is about to break, so that it knows when it does.
@@ -270,10 +279,13 @@ impl Owner {
     }
 }
 
-async fn tell_all(stream: Rc<UnixStream>, mut to_tell: UnboundedReceiver<FromAgent>) {
-    while let Some(what) = to_tell.recv().await {
+async fn tell_all(stream: Rc<UnixStream>, mut to_tell: UnboundedReceiver<Telling>) {
+    while let Some((what, waits)) = to_tell.recv().await {
         if say(&stream, &what, None).await.is_err() {
             return;
+        }
+        if let Some(waits) = waits {
+            let _ = waits.send(());
         }
     }
 }

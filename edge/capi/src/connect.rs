@@ -76,7 +76,7 @@ pub(crate) async fn run(home: Rc<Home>, call: Call) {
         }
     };
     match made {
-        Ok(Made::There(handed)) => handed.follow(&home, &call.fate).await,
+        Ok(Made::There(handed)) => handed.follow(&home, &call.fate, call.from).await,
         Ok(Made::Here(held)) => {
             let held = pump::enter(&home, *held);
             match home.port.meet(call.from).await {

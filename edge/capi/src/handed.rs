@@ -32,6 +32,7 @@ use crate::identity;
 use crate::info::D2tpInfo;
 use crate::message::{self, Ear, FromAgent, ToAgent, VERSION, say};
 use crate::options::Options;
+use crate::pump;
 use crate::table::{self, Fate};
 
 /// Names the agent's socket where it is elsewhere; `none`: there is to be no agent.
@@ -253,9 +254,10 @@ impl Handed {
         }
     }
 
-    /// Hears what becomes of it, until it is over.
-    pub(crate) async fn follow(mut self, home: &Home, fate: &Arc<Fate>) {
+    /// Hears what becomes of it, until it is over; `from`: the port of the program's socket.
+    pub(crate) async fn follow(mut self, home: &Home, fate: &Arc<Fate>, from: u16) {
         let mut ear = self.ear.take().expect("of the one that was called with");
+        let mut is_lost = false;
         loop {
             match ear.next().await {
                 Ok(Some(FromAgent::Answer { ask, fault, info })) => self.hear(ask, fault, info),
@@ -268,6 +270,7 @@ impl Handed {
                 Ok(None) | Err(_) => {
                     let text = "the agent that carried this connection is gone";
                     let _ = fate.fault.set(Fault::new(libc::ECONNRESET, text));
+                    is_lost = true;
                     break;
                 }
             }
@@ -276,5 +279,9 @@ impl Handed {
         home.handed.borrow_mut().remove(&fate.serial);
         // Whoever still waits for an answer asks the fate.
         self.asked.borrow_mut().take();
+        // The kernel reset what was joined. What was not waits yet.
+        if is_lost && let Ok(stream) = home.port.meet(from).await {
+            pump::break_off(stream);
+        }
     }
 }

@@ -5,7 +5,7 @@
 //!  {"do":"socket","version":1,"server":…,"options":…}  ▶
 //!                                                      ◀ {"event":"taken","ok":true,"version":1}
 //!  {"do":"carry","from":40112}  and a descriptor       ▶
-//!                                                      ◀ {"event":"open"}      and the program is connected
+//!                                                      ◀ {"event":"open"}      then the program is connected
 //!  {"do":"options",…}, {"do":"flush",…}, {"do":"info"} ▶
 //!                                                      ◀ {"event":"answer",…}
 //!                                                      ◀ {"event":"fault",…}   before the descriptor breaks
@@ -158,7 +158,7 @@ pub(crate) enum FromAgent {
     /// It is carried, or tried to. An agent that does not know of sockets says `ok: false`, and no
     /// `event`.
     Taken { ok: bool, version: u32 },
-    /// The connection is made.
+    /// The connection is made; the descriptor is joined next.
     Open,
     /// It was never made, or it breaks now.
     Fault { errno: c_int, text: String },

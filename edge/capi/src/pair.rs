@@ -35,7 +35,7 @@ pub(crate) struct Port {
     /// On every address, so that no other user binds it on any.
     _reserved: Socket,
     /// Where programs' SYNs end.
-    _mute: Socket,
+    _mute: Option<Socket>,
 }
 
 fn loopback(port: u16) -> SockAddr {
@@ -52,19 +52,28 @@ fn shared_socket(at: &SockAddr) -> io::Result<Socket> {
 impl Port {
     /// Takes a port.
     pub(crate) fn take() -> io::Result<Port> {
+        let port = Port::without_programs()?;
+        let mute = shared_socket(&loopback(port.number))?;
+        self::mute(mute.as_raw_fd())?;
+        mute.listen(1)?;
+        Ok(Port {
+            _mute: Some(mute),
+            ..port
+        })
+    }
+
+    /// That of an agent, which only joins what others made: some systems let few attach a filter.
+    pub(crate) fn without_programs() -> io::Result<Port> {
         let reserved = shared_socket(&SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0).into())?;
         let number = reserved
             .local_addr()?
             .as_socket_ipv4()
             .ok_or(io::ErrorKind::AddrNotAvailable)?
             .port();
-        let mute = shared_socket(&loopback(number))?;
-        self::mute(mute.as_raw_fd())?;
-        mute.listen(1)?;
         Ok(Port {
             number,
             _reserved: reserved,
-            _mute: mute,
+            _mute: None,
         })
     }
 
