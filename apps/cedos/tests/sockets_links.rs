@@ -144,7 +144,14 @@ fn the_budget_of_the_agent_is_one_for_its_transfers_and_all_programs() {
                 assert!(program.ask("ask").await.starts_with("ask "));
                 program.tell(&format!("read {OBJECT_BYTES}")).await;
             }
-            tokio::time::sleep(Duration::from_secs(6)).await;
+            let used_up = async {
+                while cedos(home.path(), &agent, &["budget", "--json"]).await["over"] != true {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+            };
+            let used_up = tokio::time::timeout(get_rig::PATIENCE, used_up).await;
+            used_up.expect("both want more than that");
+            tokio::time::sleep(Duration::from_secs(2)).await;
             let carried = received("wwan0") - before;
             assert!(
                 (2_500_000..3_000_000 + GRANTED_BYTES_MAX).contains(&carried),

@@ -6,6 +6,7 @@
 //! There is no time limit here: who waits for a network waits. A program that gave up is noticed by its
 //! port, which somebody else may have then.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -145,14 +146,24 @@ pub(crate) async fn open(
     let line = home.line_of(&way.server, way.key.as_deref()).await?;
     let settings = begun.settings()?;
     let flow = line.0.device.open(settings);
-    let mut flow = flow.map_err(|error| Fault::new(libc::ENOBUFS, error))?;
+    let flow = RefCell::new(flow.map_err(|error| Fault::new(libc::ENOBUFS, error))?);
+    let opened = async {
+        until_open(&line, &flow).await?;
+        if let Some(target) = &way.target {
+            let told = tunnel::through(&flow, target).await;
+            told.map_err(|fault| because(fault, &line))?;
+        }
+        Ok(())
+    };
+    // Whatever is opened may have to pay for the proxy's answer.
     tokio::select! {
-        opened = until_open(&line, &flow) => opened?,
+        opened = opened => opened?,
         fault = policy::steer_opening(home, &line.0, &flow, begun) => return Err(fault),
     }
-    if let Some(target) = &way.target {
-        let told = tunnel::through(&mut flow, target).await;
-        told.map_err(|fault| because(fault, &line))?;
+    let flow = flow.into_inner();
+    if line.0.links.is_some() {
+        // Until it is decided for what it carries.
+        line.0.device.allow_paid(&flow, false, None);
     }
     let options = latest().unwrap_or_else(|| begun.clone());
     if (options.deadline, options.if_late) != (begun.deadline, begun.if_late) {
@@ -172,7 +183,7 @@ fn because(fault: Fault, line: &OnLine) -> Fault {
     }
 }
 
-async fn until_open(line: &OnLine, flow: &Flow) -> Result<(), Fault> {
+async fn until_open(line: &OnLine, flow: &RefCell<Flow>) -> Result<(), Fault> {
     let mut state = line.0.state.clone();
     let opened = async {
         let there = state.wait_for(|state| *state != LineState::Opening).await;
@@ -184,7 +195,7 @@ async fn until_open(line: &OnLine, flow: &Flow) -> Result<(), Fault> {
     let ended = async {
         loop {
             tokio::time::sleep(LOOK).await;
-            if let Some(end) = flow.end() {
+            if let Some(end) = flow.borrow().end() {
                 return Fault::of_flow(end);
             }
         }

@@ -51,18 +51,18 @@ pub(crate) async fn steer(home: &Home, held: &Held) -> Fault {
     decide(&held.court, &line, &with, &options, &moved, wakes).await
 }
 
-/// The same while the session is being made, when there is nothing to be measured yet.
+/// The same until the session and the proxy's tunnel are made, when there is nothing to be measured yet.
 pub(crate) async fn steer_opening(
     home: &Home,
     line: &Line,
-    flow: &Flow,
+    flow: &RefCell<Flow>,
     options: &Options,
 ) -> Fault {
     let wakes = Wakes {
         changed: &Notify::new(),
         resting: &Cell::new(false),
     };
-    let with = |f: &mut dyn FnMut(&Flow)| f(flow);
+    let with = |f: &mut dyn FnMut(&Flow)| f(&flow.borrow());
     let options = || options.clone();
     let court = home.judge.clone().map(|judge| Court::new(judge, now()));
     let court = RefCell::new(court);
