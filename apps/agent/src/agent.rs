@@ -5,6 +5,7 @@
 //!  cedos get, ls, why … ── Unix socket ── door ─┐
 //!                                              Agent ── task: errand, transfer ─┐
 //!  links (roads) ── hooks                       │ ├──── task                    ├── dispatcher
+//!  libd2tp ── Unix socket, descriptors ─ door ──┼─┼──── sockets: flows ─────────┤
 //!  Prometheus ── loopback TCP ── metrics ───────┘ └──── task                    ┘
 //!                        queue, ledger: $XDG_STATE_HOME/cedos
 //! ```
@@ -25,6 +26,7 @@ mod notices;
 mod queue;
 mod roads;
 mod shown;
+mod sockets;
 mod streams;
 mod task;
 mod vigil;
@@ -230,7 +232,8 @@ pub async fn run(
                 tokio::task::spawn_local(metrics::serve(agent.clone(), listener));
             }
             tokio::task::spawn_local(hooks::watch(options.hooks, agent.roads.links()));
-            tokio::task::spawn_local(door::serve(agent.clone(), listener));
+            let carrier = sockets::carrier(agent.clone())?;
+            tokio::task::spawn_local(door::serve(agent.clone(), carrier.clone(), listener));
             tokio::task::spawn_local(agent.clone().keep_house());
             let served = local_proxy.map(|(door, line, _)| (tokio::spawn(door.serve()), line));
             tokio::task::spawn_local(agent.clone().look_back());
@@ -240,7 +243,7 @@ pub async fn run(
                 serving.abort();
                 line.close().await;
             }
-            agent.end().await;
+            tokio::join!(agent.end(), carrier.close());
             anyhow::Ok(())
         })
         .await?;

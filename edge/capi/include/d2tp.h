@@ -65,6 +65,9 @@ struct sockaddr_d2tp {
 #define D2TP_SO_PROXY 10
 /* Text, to be read: this process's own public key. */
 #define D2TP_SO_HOSTKEY 11
+/* int, 0 (the default) or 1: what was written goes on to the peer after this process has ended, carried by the
+ * user's agent. Without one EOPNOTSUPP. Before connect. */
+#define D2TP_SO_PERSIST 13
 /* int, milliseconds, 1 to a day: how long a datagram is worth sending (default: 1000). Any time; also for one
  * message, as a control message of sendmsg. */
 #define D2TP_SO_EXPIRY 14

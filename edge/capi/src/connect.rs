@@ -1,9 +1,13 @@
 //! From `connect` to a flow: the session, the flow, the proxy's tunnel where there is one, and then the
 //! other end of the program's socket.
 //!
+//! Where an agent of the user runs, all that is its to do ([`handed`]); where none does, it is done here.
+//!
 //! There is no time limit here: who waits for a network waits. A program that gave up is noticed by its
 //! port, which somebody else may have then.
 
+use std::cell::RefCell;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,6 +17,7 @@ use d2tp_driver::{Flow, PublicKey, ServerAddress};
 
 use crate::address::Name;
 use crate::errno::Fault;
+use crate::handed::{self, Handed};
 use crate::home::{Home, LineState, OnLine};
 use crate::options::Options;
 use crate::pump::{self, Held};
@@ -55,15 +60,26 @@ pub(crate) fn server_of(to: &Name, options: &Options) -> Result<(ServerAddress, 
     Ok((server, true))
 }
 
+/// Who carries a connection that was made.
+enum Made {
+    Here(Box<Held>),
+    /// An agent does, and it says what becomes of it.
+    There(Handed),
+}
+
 /// Makes the connection, and carries it until it is over.
 pub(crate) async fn run(home: Rc<Home>, call: Call) {
     let made = tokio::select! {
-        made = open(&home, &call) => made,
-        () = given_up(call.from) => return call.fate.over.store(true, Ordering::Relaxed),
+        made = make(&home, &call) => made,
+        () = given_up(call.from) => {
+            home.handed.borrow_mut().remove(&call.fate.serial);
+            return call.fate.over.store(true, Ordering::Relaxed);
+        }
     };
     match made {
-        Ok(held) => {
-            let held = pump::enter(&home, held);
+        Ok(Made::There(handed)) => handed.follow(&home, &call.fate, call.from).await,
+        Ok(Made::Here(held)) => {
+            let held = pump::enter(&home, *held);
             match home.port.meet(call.from).await {
                 Ok(stream) => pump::run(home, held, stream).await,
                 // The program closed its socket: so does the flow.
@@ -81,6 +97,26 @@ pub(crate) async fn run(home: Rc<Home>, call: Call) {
     }
 }
 
+async fn make(home: &Rc<Home>, call: &Call) -> Result<Made, Fault> {
+    let (server, through_proxy) = server_of(&call.to, &call.options)?;
+    let target = through_proxy.then(|| call.to.authority());
+    if let Some(handed) = handed::call(home, call, &server, target.clone()).await? {
+        return Ok(Made::There(handed));
+    }
+    if call.options.persist {
+        return Err(handed::no_agent());
+    }
+    let way = Way {
+        server,
+        target,
+        key: None,
+    };
+    // That may take hours, in which the program thinks again.
+    let latest = || table::change(call.cookie, |socket| socket.options.clone());
+    let held = open(home, &way, &call.options, call.fate.clone(), latest).await?;
+    Ok(Made::Here(Box::new(held)))
+}
+
 async fn given_up(port: u16) {
     loop {
         tokio::time::sleep(LOOK).await;
@@ -90,27 +126,53 @@ async fn given_up(port: u16) {
     }
 }
 
-async fn open(home: &Rc<Home>, call: &Call) -> Result<Held, Fault> {
-    let (server, through_proxy) = server_of(&call.to, &call.options)?;
-    let line = home.line(&server).await?;
-    let settings = call.options.settings()?;
+/// By what server a connection is made.
+pub(crate) struct Way {
+    pub(crate) server: ServerAddress,
+    /// Where that is a proxy: what it is asked for.
+    pub(crate) target: Option<String>,
+    /// The file of the key to call with; none is this process's.
+    pub(crate) key: Option<PathBuf>,
+}
+
+/// Makes a connection. `latest`: what its options are by the time it is made.
+pub(crate) async fn open(
+    home: &Rc<Home>,
+    way: &Way,
+    begun: &Options,
+    fate: Arc<Fate>,
+    latest: impl Fn() -> Option<Options>,
+) -> Result<Held, Fault> {
+    let line = home.line_of(&way.server, way.key.as_deref()).await?;
+    let settings = begun.settings()?;
     let flow = line.0.device.open(settings);
-    let mut flow = flow.map_err(|error| Fault::new(libc::ENOBUFS, error))?;
+    let flow = RefCell::new(flow.map_err(|error| Fault::new(libc::ENOBUFS, error))?);
+    let opened = async {
+        until_open(&line, &flow).await?;
+        if let Some(target) = &way.target {
+            let told = tunnel::through(&flow, target).await;
+            told.map_err(|fault| because(fault, &line))?;
+        }
+        Ok(())
+    };
+    // Whatever is opened may have to pay for the proxy's answer.
     tokio::select! {
-        opened = until_open(&line, &flow) => opened?,
-        fault = policy::steer_opening(&line.0, &flow, &call.options) => return Err(fault),
+        opened = opened => opened?,
+        fault = policy::steer_opening(home, &line.0, &flow, begun) => return Err(fault),
     }
-    if through_proxy {
-        let told = tunnel::through(&mut flow, &call.to).await;
-        told.map_err(|fault| because(fault, &line))?;
+    let flow = flow.into_inner();
+    if line.0.links.is_some() {
+        // Until it is decided for what it carries.
+        line.0.device.allow_paid(&flow, false, None);
     }
-    // That may have taken hours, in which the program thought again.
-    let latest = table::change(call.cookie, |socket| socket.options.clone());
-    let options = latest.unwrap_or_else(|| call.options.clone());
-    if (options.deadline, options.if_late) != (call.options.deadline, call.options.if_late) {
+    let options = latest().unwrap_or_else(|| begun.clone());
+    if (options.deadline, options.if_late) != (begun.deadline, begun.if_late) {
         flow.set_deadline(options.within());
     }
-    Ok(Held::new(flow, Some(line), call.fate.clone(), options))
+    if options.route != begun.route {
+        flow.set_route(options.route);
+    }
+    Ok(Held::new(flow, Some(line), fate, options))
 }
 
 /// The session's end is the cause, where it has one.
@@ -121,7 +183,7 @@ fn because(fault: Fault, line: &OnLine) -> Fault {
     }
 }
 
-async fn until_open(line: &OnLine, flow: &Flow) -> Result<(), Fault> {
+async fn until_open(line: &OnLine, flow: &RefCell<Flow>) -> Result<(), Fault> {
     let mut state = line.0.state.clone();
     let opened = async {
         let there = state.wait_for(|state| *state != LineState::Opening).await;
@@ -133,7 +195,7 @@ async fn until_open(line: &OnLine, flow: &Flow) -> Result<(), Fault> {
     let ended = async {
         loop {
             tokio::time::sleep(LOOK).await;
-            if let Some(end) = flow.end() {
+            if let Some(end) = flow.borrow().end() {
                 return Fault::of_flow(end);
             }
         }

@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +19,10 @@ use d2tp_links::{Class, ClassRules, Kind, Link, LinkMonitor};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::{Notify, OnceCell, watch};
 
+use crate::carrier::Judge;
 use crate::datagrams::{self, Desk};
 use crate::errno::Fault;
+use crate::handed::Handed;
 use crate::identity;
 use crate::listen::Posts;
 use crate::pair::Port;
@@ -76,6 +79,10 @@ pub(crate) struct Home {
     pub(crate) posts: Posts,
     pub(crate) desk: Desk,
     pub(crate) flows: RefCell<HashMap<u64, Rc<Held>>>,
+    /// Sockets that an agent carries.
+    pub(crate) handed: RefCell<HashMap<u64, Rc<Handed>>>,
+    /// Who decides for all sockets together; none: each decides alone.
+    pub(crate) judge: Option<Rc<dyn Judge>>,
     next_name: Cell<u16>,
     /// The process ends: what sockets still hold is sent, and no more is waited for.
     pub(crate) leaving: watch::Sender<bool>,
@@ -88,11 +95,26 @@ impl Home {
             key: RefCell::default(),
             lines: RefCell::default(),
             monitor: OnceCell::new(),
+            handed: RefCell::default(),
+            judge: None,
             posts: Posts::default(),
             desk: Desk::default(),
             flows: RefCell::default(),
             next_name: Cell::new(0),
             leaving: watch::channel(false).0,
+        }
+    }
+
+    /// That of an agent: the links are what it says, and it decides.
+    pub(crate) fn of_agent(
+        port: Port,
+        links: watch::Receiver<Arc<Vec<Link>>>,
+        judge: Rc<dyn Judge>,
+    ) -> Home {
+        Home {
+            monitor: OnceCell::new_with(Some(links)),
+            judge: Some(judge),
+            ..Home::new(port)
         }
     }
 
@@ -116,7 +138,19 @@ impl Home {
 
     /// The session with a server.
     pub(crate) async fn line(self: &Rc<Home>, server: &ServerAddress) -> Result<OnLine, Fault> {
-        let place = server.to_string();
+        self.line_of(server, None).await
+    }
+
+    /// The same as whoever's key is in this file.
+    pub(crate) async fn line_of(
+        self: &Rc<Home>,
+        server: &ServerAddress,
+        key: Option<&Path>,
+    ) -> Result<OnLine, Fault> {
+        let place = match key {
+            Some(key) => format!("{server} as {}", key.display()),
+            None => server.to_string(),
+        };
         let cell = {
             let mut lines = self.lines.borrow_mut();
             let cell = lines.entry(place.clone()).or_default();
@@ -126,7 +160,11 @@ impl Home {
             cell.clone()
         };
         let begin = || async {
-            let line = Rc::new(self.begin(server).await?);
+            let key = match key {
+                Some(file) => identity::read(file)?,
+                None => self.key()?,
+            };
+            let line = Rc::new(self.begin(server, key).await?);
             let kept = keep(Rc::downgrade(self), place.clone(), line.clone());
             tokio::task::spawn_local(kept);
             Ok(line)
@@ -136,13 +174,13 @@ impl Home {
         Ok(OnLine(line))
     }
 
-    async fn begin(&self, server: &ServerAddress) -> Result<Line, Fault> {
+    async fn begin(&self, server: &ServerAddress, key: SecretKey) -> Result<Line, Fault> {
         let links = self.links().await;
         let mut tries = 0;
         let mut device = loop {
             let options = DeviceOptions {
                 server: server.clone(),
-                key: self.key()?,
+                key: key.clone(),
                 config: Config::default(),
             };
             match Device::new(options).await {

@@ -20,17 +20,23 @@ const KEY_FILE_BYTES_MAX: u64 = 256;
 /// # Errors
 /// ENOKEY: the file cannot be read or made, is readable by others, or is not a key.
 pub(crate) fn key() -> Result<SecretKey, Fault> {
+    read(&file()?)
+}
+
+/// The file it is in, which is made if need be.
+///
+/// # Errors
+/// ENOKEY: it cannot be made, or nobody says where it is.
+pub(crate) fn file() -> Result<PathBuf, Fault> {
     let said = std::env::var_os("CEDOS_KEY_FILE").filter(|path| !path.is_empty());
-    match said {
-        Some(path) => read(Path::new(&path)),
-        None => {
-            let path = default_file()?;
-            match path.try_exists() {
-                Ok(false) => make(&path),
-                _ => read(&path),
-            }
-        }
+    if let Some(path) = said {
+        return std::path::absolute(&path).map_err(no_key);
     }
+    let path = default_file()?;
+    if let Ok(false) = path.try_exists() {
+        make(&path)?;
+    }
+    Ok(path)
 }
 
 fn no_key(text: impl std::fmt::Display) -> Fault {
@@ -49,7 +55,7 @@ fn default_file() -> Result<PathBuf, Fault> {
         .ok_or_else(|| no_key("no place for a key: set HOME or CEDOS_KEY_FILE"))
 }
 
-fn read(path: &Path) -> Result<SecretKey, Fault> {
+pub(crate) fn read(path: &Path) -> Result<SecretKey, Fault> {
     let shown = path.display();
     let file = File::open(path).map_err(|error| no_key(format!("{shown}: {error}")))?;
     let mode = file.metadata().map_or(0, |m| m.permissions().mode());

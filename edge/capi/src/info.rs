@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use d2tp_driver::{PathState, PathStats};
 use d2tp_links::Class;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::home::LineState;
 use crate::pump::Held;
@@ -17,8 +18,9 @@ const NAME_BYTES: usize = 16;
 
 /// One path, as in the header.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct D2tpPathInfo {
+    #[serde(serialize_with = "as_text", deserialize_with = "of_text")]
     dpi_link: [u8; NAME_BYTES],
     dpi_class: u32,
     dpi_state: u32,
@@ -31,7 +33,7 @@ pub struct D2tpPathInfo {
 
 /// A socket, as in the header.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct D2tpInfo {
     di_version: u32,
     di_size: u32,
@@ -153,6 +155,20 @@ impl D2tpPathInfo {
     }
 }
 
+/// A link's name, to an agent and from it.
+fn as_text<S: Serializer>(name: &[u8; NAME_BYTES], to: S) -> Result<S::Ok, S::Error> {
+    let end = name.iter().position(|byte| *byte == 0);
+    to.serialize_str(&String::from_utf8_lossy(&name[..end.unwrap_or(NAME_BYTES)]))
+}
+
+fn of_text<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; NAME_BYTES], D::Error> {
+    let text = String::deserialize(from)?;
+    let mut name = [0; NAME_BYTES];
+    let len = text.len().min(NAME_BYTES - 1);
+    name[..len].copy_from_slice(&text.as_bytes()[..len]);
+    Ok(name)
+}
+
 fn class(class: Class) -> u32 {
     match class {
         Class::Free => 0,
@@ -177,5 +193,15 @@ mod tests {
         assert_eq!(size_of::<D2tpPathInfo>(), 16 + 4 * 4 + 3 * 8);
         assert_eq!(size_of::<D2tpInfo>(), 4 * 4 + 4 * 8 + 2 * 4 + 8 * 56);
         assert_eq!(D2tpInfo::idle().to_bytes()[0], 1);
+    }
+
+    #[test]
+    fn what_an_agent_tells_of_a_socket_is_what_it_knows() {
+        let mut info = D2tpInfo::opening();
+        info.di_bytes_sent = u64::MAX;
+        info.di_paths[0].dpi_link[..5].copy_from_slice(b"wlan0");
+        let text = serde_json::to_string(&info).unwrap();
+        assert!(text.contains("\"wlan0\""), "{text}");
+        assert_eq!(serde_json::from_str::<D2tpInfo>(&text).unwrap(), info);
     }
 }

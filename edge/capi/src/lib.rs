@@ -12,23 +12,30 @@
 //! (`pump`). What the kernel does not know of a socket (its deadline, who the far end is, why it
 //! broke) is in `table`, found by the socket's cookie, so that numbers may be reused and duplicated.
 //!
+//! Where the user's agent runs, it is that which carries a stream that calls out (`handed`), with this crate's
+//! own tasks (`carrier`).
+//!
 //! Datagram sockets are UDP's on loopback, in the same way (`datagrams`).
 //!
-//! `calls` are the functions of the header; they and the numbers of its options are all that is public.
+//! `calls` are the functions of the header; they, the numbers of its options and what an agent needs are all
+//! that is public.
 
 mod address;
 mod calls;
+pub mod carrier;
 mod connect;
 mod datagrams;
 mod engine;
 mod errno;
 mod fork;
+mod handed;
 mod home;
 mod identity;
 mod info;
 mod leave;
 mod listen;
 mod memory;
+mod message;
 mod options;
 mod pair;
 mod policy;
@@ -40,5 +47,5 @@ pub use calls::*;
 pub use engine::share_descriptors;
 pub use options::{
     SO_BUDGET, SO_DEADLINE, SO_ERROR, SO_ESIZE, SO_EXPIRY, SO_HOSTKEY, SO_IFLATE, SO_INFO,
-    SO_PEERKEY, SO_POLICY, SO_PRIORITY, SO_PROXY, SO_ROUTE, SOL_D2TP,
+    SO_PEERKEY, SO_PERSIST, SO_POLICY, SO_PRIORITY, SO_PROXY, SO_ROUTE, SOL_D2TP,
 };

@@ -10,6 +10,7 @@
 //! | PROXY | text | before `connect` |
 //! | EXPIRY | int: milliseconds | how long a datagram is worth sending |
 //! | ROUTE | int, a word of the header | which paths |
+//! | PERSIST | int, 0 or 1 | before `connect`; what was written outlives the program |
 
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub const SO_PEERKEY: c_int = 9;
 pub const SO_PROXY: c_int = 10;
 /// `D2TP_SO_HOSTKEY` of the header.
 pub const SO_HOSTKEY: c_int = 11;
+/// `D2TP_SO_PERSIST` of the header.
+pub const SO_PERSIST: c_int = 13;
 /// `D2TP_SO_EXPIRY` of the header.
 pub const SO_EXPIRY: c_int = 14;
 /// `D2TP_SO_ROUTE` of the header.
@@ -62,7 +65,7 @@ pub(crate) const VALUE_BYTES_MAX: usize = 512;
 const PRIORITIES: std::ops::RangeInclusive<i64> = 0..=7;
 
 /// Of one socket; what is accepted has its listener's.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Options {
     /// By the clock that counts sleep too.
     pub(crate) deadline: Option<Duration>,
@@ -75,6 +78,7 @@ pub(crate) struct Options {
     pub(crate) proxy: Option<String>,
     pub(crate) expiry: Duration,
     pub(crate) route: Route,
+    pub(crate) persist: bool,
 }
 
 impl Default for Options {
@@ -90,6 +94,7 @@ impl Default for Options {
             proxy: None,
             expiry: EXPIRY,
             route: Route::Any,
+            persist: false,
         }
     }
 }
@@ -193,6 +198,11 @@ impl Options {
                 not_now(begun)?;
                 self.priority = priority as u8;
             }
+            SO_PERSIST => {
+                let persist = one_of(&[false, true], value)?;
+                not_now(begun)?;
+                self.persist = persist;
+            }
             SO_PEERKEY => {
                 let key = match <[u8; 32]>::try_from(value) {
                     Ok(key) => PublicKey(key),
@@ -231,6 +241,7 @@ impl Options {
             SO_IFLATE => place(IF_LATE.iter().position(|i| *i == self.if_late)),
             SO_EXPIRY => (self.expiry.as_millis() as c_int).to_ne_bytes().to_vec(),
             SO_ROUTE => place(ROUTES.iter().position(|r| *r == self.route)),
+            SO_PERSIST => c_int::from(self.persist).to_ne_bytes().to_vec(),
             SO_PEERKEY => self.peer_key.map_or([0; 32], |key| key.0).to_vec(),
             SO_PROXY => format!("{}\0", self.proxy.as_deref().unwrap_or_default()).into(),
             _ => return Err(Errno(libc::ENOPROTOOPT)),
@@ -298,6 +309,7 @@ mod tests {
             ("D2TP_SO_PEERKEY", SO_PEERKEY),
             ("D2TP_SO_PROXY", SO_PROXY),
             ("D2TP_SO_HOSTKEY", SO_HOSTKEY),
+            ("D2TP_SO_PERSIST", SO_PERSIST),
             ("D2TP_SO_EXPIRY", SO_EXPIRY),
             ("D2TP_SO_ROUTE", SO_ROUTE),
             ("AF_D2TP", crate::address::AF_D2TP),
@@ -329,6 +341,7 @@ mod tests {
             (SO_IFLATE, 2i32.to_ne_bytes().to_vec()),
             (SO_EXPIRY, 250i32.to_ne_bytes().to_vec()),
             (SO_ROUTE, 2i32.to_ne_bytes().to_vec()),
+            (SO_PERSIST, 1i32.to_ne_bytes().to_vec()),
             (SO_PEERKEY, vec![7; 32]),
         ] {
             options.set(name, &value, false).unwrap();
@@ -342,6 +355,7 @@ mod tests {
             (SO_EXPIRY, 0i32.to_ne_bytes().to_vec()),
             (SO_EXPIRY, 86_400_001i32.to_ne_bytes().to_vec()),
             (SO_ROUTE, 3i32.to_ne_bytes().to_vec()),
+            (SO_PERSIST, 2i32.to_ne_bytes().to_vec()),
             (SO_DEADLINE, (-5i32).to_ne_bytes().to_vec()),
             (SO_DEADLINE, vec![]),
             (SO_PEERKEY, b"no key".to_vec()),

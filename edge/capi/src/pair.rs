@@ -35,7 +35,7 @@ pub(crate) struct Port {
     /// On every address, so that no other user binds it on any.
     _reserved: Socket,
     /// Where programs' SYNs end.
-    _mute: Socket,
+    _mute: Option<Socket>,
 }
 
 fn loopback(port: u16) -> SockAddr {
@@ -52,19 +52,28 @@ fn shared_socket(at: &SockAddr) -> io::Result<Socket> {
 impl Port {
     /// Takes a port.
     pub(crate) fn take() -> io::Result<Port> {
+        let port = Port::without_programs()?;
+        let mute = shared_socket(&loopback(port.number))?;
+        self::mute(mute.as_raw_fd())?;
+        mute.listen(1)?;
+        Ok(Port {
+            _mute: Some(mute),
+            ..port
+        })
+    }
+
+    /// That of an agent, which only joins what others made: some systems let few attach a filter.
+    pub(crate) fn without_programs() -> io::Result<Port> {
         let reserved = shared_socket(&SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0).into())?;
         let number = reserved
             .local_addr()?
             .as_socket_ipv4()
             .ok_or(io::ErrorKind::AddrNotAvailable)?
             .port();
-        let mute = shared_socket(&loopback(number))?;
-        self::mute(mute.as_raw_fd())?;
-        mute.listen(1)?;
         Ok(Port {
             number,
             _reserved: reserved,
-            _mute: mute,
+            _mute: None,
         })
     }
 
@@ -85,19 +94,38 @@ impl Port {
     /// # Errors
     /// It does not listen any more.
     pub(crate) async fn reach(&self, name: Ipv4Addr, a: u16) -> io::Result<tokio::net::TcpStream> {
+        join(self.end(name)?, a).await
+    }
+
+    /// Our end of a pair, for another process to join: if that dies, the program's socket is reset.
+    pub(crate) fn handed_end(&self) -> io::Result<Socket> {
+        let socket = self.end(Ipv4Addr::LOCALHOST)?;
+        socket.set_linger(Some(Duration::ZERO))?;
+        Ok(socket)
+    }
+
+    fn end(&self, name: Ipv4Addr) -> io::Result<Socket> {
         let socket = shared_socket(&SocketAddrV4::new(name, self.number).into())?;
         prepare(&socket)?;
         socket.set_nonblocking(true)?;
-        match socket.connect(&loopback(a)) {
-            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
-            _ => {}
-        }
-        let stream = tokio::net::TcpStream::from_std(socket.into())?;
-        stream.writable().await?;
-        match stream.take_error()? {
-            Some(error) => Err(error),
-            None => Ok(stream),
-        }
+        Ok(socket)
+    }
+}
+
+/// Connects our end of a pair to the program's, which waits or listens at `a`.
+///
+/// # Errors
+/// Nobody is there any more.
+pub(crate) async fn join(socket: Socket, a: u16) -> io::Result<tokio::net::TcpStream> {
+    match socket.connect(&loopback(a)) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
+        _ => {}
+    }
+    let stream = tokio::net::TcpStream::from_std(socket.into())?;
+    stream.writable().await?;
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(stream),
     }
 }
 

@@ -1,20 +1,23 @@
-//! Whether a socket's flow pays for links, from its options: D2Sched's decision for one flow.
+//! Whether a socket's flow pays for links, from its options: D2Sched's decision for one flow, or in an agent
+//! that of its scheduler for all.
 //!
 //! Only a deadline or a budget makes this look again every second, and only while a link that costs is up: other
 //! policies are decided once.
 
-use std::sync::Arc;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Duration;
 
 use d2tp_driver::{Device, Flow, LinkUse, PathState, Way};
-use d2tp_links::Link;
 use d2tp_sched::{IfLate, Need, Policy};
 use d2tp_steer::Seen;
 use d2tp_time::{Span, Time};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
+use crate::carrier::{Decision, Judge, Seat, Standing};
 use crate::errno::Fault;
-use crate::home::Line;
+use crate::home::{Home, Line};
 use crate::options::{Options, since_boot};
 use crate::pump::Held;
 
@@ -25,60 +28,247 @@ const EPOCH: Duration = Duration::from_secs(1);
 /// just being connected by is not waited for.
 const BROKE_FOR: Span = Span::from_secs(5); // a guess
 
+/// A connection without a deadline that moved nothing for so long, and owes nothing, wants nothing of links.
+const RESTS_AFTER: Span = Span::from_secs(5); // as of others' transfers
+
 /// Decides for a flow for as long as it is carried, or until its budget is used up and it would have to pay.
-pub(crate) async fn steer(held: &Held) -> Fault {
+pub(crate) async fn steer(home: &Home, held: &Held) -> Fault {
     let Some(line) = held.line.as_ref().map(|line| line.0.clone()) else {
         // Who accepted does not decide.
         return std::future::pending().await;
     };
-    let Some(mut links) = line.links.clone() else {
-        return std::future::pending().await;
+    let options = || held.options.borrow().clone();
+    let moved = || Moved::of(held);
+    let flow = &held.flow;
+    let with = |f: &mut dyn FnMut(&Flow)| f(&flow.borrow());
+    let wakes = Wakes {
+        changed: &held.changed,
+        resting: &held.resting,
     };
-    let mut purse = Purse::default();
-    let mut seen = Seen::new(now());
-    loop {
-        let options = held.options.borrow().clone();
-        let moved = held.sent.get() + held.received.get();
-        let ways = line.device.ways();
-        seen.look(now(), &ways);
-        let verdict = {
-            let flow = held.flow.borrow();
-            purse.look(&line.device, &flow);
-            let verdict = verdict(&seen, now(), &options, moved, purse.left(&options));
-            purse.allow(
-                &line.device,
-                &flow,
-                verdict == Verdict::Pays,
-                options.budget,
-            );
-            verdict
-        };
-        let stuck = verdict == Verdict::Broke && ways.iter().any(costs);
-        if purse.is_broke(now(), stuck && !ways.iter().any(works_free)) {
-            return Fault::new(libc::EDQUOT, used_up(&options));
+    if let Some(judge) = &home.judge {
+        held.court.replace(Some(Court::new(judge.clone(), now())));
+    }
+    decide(&held.court, &line, &with, &options, &moved, wakes).await
+}
+
+/// The same until the session and the proxy's tunnel are made, when there is nothing to be measured yet.
+pub(crate) async fn steer_opening(
+    home: &Home,
+    line: &Line,
+    flow: &RefCell<Flow>,
+    options: &Options,
+) -> Fault {
+    let wakes = Wakes {
+        changed: &Notify::new(),
+        resting: &Cell::new(false),
+    };
+    let with = |f: &mut dyn FnMut(&Flow)| f(&flow.borrow());
+    let options = || options.clone();
+    let court = home.judge.clone().map(|judge| Court::new(judge, now()));
+    let court = RefCell::new(court);
+    decide(&court, line, &with, &options, &Moved::default, wakes).await
+}
+
+/// Bytes of the program's.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Moved {
+    /// To it.
+    down: u64,
+    /// From it, as the peer has acknowledged them.
+    up: u64,
+    /// From it, as they were taken.
+    written: u64,
+}
+
+impl Moved {
+    fn of(held: &Held) -> Moved {
+        Moved {
+            down: held.received.get(),
+            up: held.acknowledged(),
+            written: held.sent.get(),
         }
-        wait(&options, &ways, &mut links, &held.changed).await;
     }
 }
 
-/// The same while the session is being made, when there is nothing to be measured yet.
-pub(crate) async fn steer_opening(line: &Line, flow: &Flow, options: &Options) -> Fault {
+/// What a decision is made anew for.
+struct Wakes<'a> {
+    changed: &'a Notify,
+    resting: &'a Cell<bool>,
+}
+
+/// Lends the flow, which is borrowed for a moment at a time.
+type WithFlow<'a> = dyn Fn(&mut dyn FnMut(&Flow)) + 'a;
+
+async fn decide(
+    court: &RefCell<Option<Court>>,
+    line: &Line,
+    with: &WithFlow<'_>,
+    options: &dyn Fn() -> Options,
+    moved: &dyn Fn() -> Moved,
+    wakes: Wakes<'_>,
+) -> Fault {
     let Some(mut links) = line.links.clone() else {
         return std::future::pending().await;
     };
     let mut purse = Purse::default();
     let mut seen = Seen::new(now());
     loop {
+        let options = options();
+        let moved = moved();
         let ways = line.device.ways();
         seen.look(now(), &ways);
-        purse.look(&line.device, flow);
-        let verdict = verdict(&seen, now(), options, 0, purse.left(options));
-        purse.allow(&line.device, flow, verdict == Verdict::Pays, options.budget);
-        let stuck = verdict == Verdict::Broke && ways.iter().any(costs);
+        let mut stuck = false;
+        with(&mut |flow: &Flow| {
+            purse.look(&line.device, flow);
+            let left = purse.left(&options);
+            let bytes = moved.down + moved.written;
+            let verdict = verdict(&seen, now(), &options, bytes, left);
+            let decision = match &mut *court.borrow_mut() {
+                Some(court) => court.ask(&options, moved, left, &ways),
+                None => Decision {
+                    pays: verdict == Verdict::Pays,
+                    probe: None,
+                },
+            };
+            purse.allow(&line.device, flow, decision, options.budget);
+            stuck = verdict == Verdict::Broke && ways.iter().any(costs);
+        });
         if purse.is_broke(now(), stuck && !ways.iter().any(works_free)) {
-            return Fault::new(libc::EDQUOT, used_up(options));
+            return Fault::new(libc::EDQUOT, used_up(&options));
         }
-        wait(options, &ways, &mut links, &Notify::new()).await;
+        let rests = court
+            .borrow_mut()
+            .as_mut()
+            .map(|court| court.rests(now(), &options, moved));
+        wakes.resting.set(rests == Some(true));
+        let counts = match rests {
+            Some(rests) => !rests,
+            None => counts(&options, &ways),
+        };
+        tokio::select! {
+            () = tokio::time::sleep(EPOCH), if counts => {}
+            _ = links.changed() => {}
+            () = wakes.changed.notified() => {}
+        }
+    }
+}
+
+/// A socket before the judge of all.
+pub(crate) struct Court {
+    judge: Rc<dyn Judge>,
+    seat: Option<Box<dyn Seat>>,
+    /// What links of the session had carried, to this device and from it.
+    before: BTreeMap<String, (u64, u64)>,
+    /// Of the program's bytes, those whose links are known.
+    placed: (u64, u64),
+    carried: BTreeMap<String, (u64, u64)>,
+    moved: Moved,
+    moved_at: Time,
+}
+
+impl Court {
+    fn new(judge: Rc<dyn Judge>, now: Time) -> Court {
+        Court {
+            judge,
+            seat: None,
+            before: BTreeMap::new(),
+            placed: (0, 0),
+            carried: BTreeMap::new(),
+            moved: Moved::default(),
+            moved_at: now,
+        }
+    }
+
+    fn ask(
+        &mut self,
+        options: &Options,
+        moved: Moved,
+        left: Option<u64>,
+        ways: &[Way],
+    ) -> Decision {
+        self.place(moved, ways);
+        let bytes = moved.down + moved.written;
+        let standing = Standing {
+            need: need(options, bytes, left),
+            size: options.size,
+            ways,
+            carried: &self.carried,
+        };
+        let judge = &self.judge;
+        let seat = self.seat.get_or_insert_with(|| judge.seat());
+        seat.decide(&standing)
+    }
+
+    /// It is over: what was carried since it asked last counts too.
+    fn close(mut self, options: &Options, moved: Moved, ways: &[Way]) {
+        self.place(moved, ways);
+        let standing = Standing {
+            need: need(options, moved.down + moved.written, None),
+            size: options.size,
+            ways,
+            carried: &self.carried,
+        };
+        let judge = &self.judge;
+        let seat = self.seat.get_or_insert_with(|| judge.seat());
+        seat.leave(&standing);
+    }
+
+    /// Says of the program's bytes which links they took: as its session's did meanwhile, which others may
+    /// share.
+    fn place(&mut self, moved: Moved, ways: &[Way]) {
+        let since: Vec<(u64, u64)> = ways
+            .iter()
+            .map(|way| {
+                let known = self.before.get(&way.name).copied();
+                let (down, up) = known.unwrap_or(way.payload);
+                (
+                    way.payload.0.saturating_sub(down),
+                    way.payload.1.saturating_sub(up),
+                )
+            })
+            .collect();
+        let of = |mine: u64, all: u64, link: u64| {
+            (u128::from(mine) * u128::from(link))
+                .checked_div(u128::from(all))
+                .map(|share| share as u64)
+        };
+        let all_down = since.iter().map(|(down, _)| down).sum();
+        let all_up = since.iter().map(|(_, up)| up).sum();
+        let mine_down = moved.down.saturating_sub(self.placed.0);
+        let mine_up = moved.up.saturating_sub(self.placed.1);
+        for (way, (down, up)) in ways.iter().zip(&since) {
+            let carried = self.carried.entry(way.name.clone()).or_default();
+            carried.0 += of(mine_down, all_down, *down).unwrap_or(0);
+            carried.1 += of(mine_up, all_up, *up).unwrap_or(0);
+            self.before.insert(way.name.clone(), way.payload);
+        }
+        // What no link has carried yet will be found on one.
+        if all_down > 0 {
+            self.placed.0 = moved.down;
+        }
+        if all_up > 0 {
+            self.placed.1 = moved.up;
+        }
+    }
+
+    /// Whether it wants nothing now: then others have its place.
+    fn rests(&mut self, now: Time, options: &Options, moved: Moved) -> bool {
+        if moved != self.moved {
+            self.moved = moved;
+            self.moved_at = now;
+        }
+        let wants = options.deadline.is_some()
+            || moved.up < moved.written
+            || options
+                .size
+                .is_some_and(|size| moved.down + moved.written < size);
+        let rests = !wants && now.since(self.moved_at) >= RESTS_AFTER;
+        if rests {
+            self.seat = None;
+            // The next place begins to count anew.
+            self.carried.clear();
+        }
+        rests
     }
 }
 
@@ -87,6 +277,10 @@ pub(crate) fn stop(held: &Held) {
     if let Some(line) = &held.line
         && line.0.links.is_some()
     {
+        if let Some(court) = held.court.take() {
+            let options = held.options.borrow();
+            court.close(&options, Moved::of(held), &line.0.device.ways());
+        }
         line.0.device.allow_paid(&held.flow.borrow(), false, None);
     }
 }
@@ -105,21 +299,10 @@ fn works_free(way: &Way) -> bool {
     way.usage == LinkUse::Free && path == Some(PathState::Active)
 }
 
-/// Until there may be something else to decide.
-async fn wait(
-    options: &Options,
-    ways: &[Way],
-    links: &mut watch::Receiver<Arc<Vec<Link>>>,
-    changed: &Notify,
-) {
-    let costly = ways.iter().any(costs);
+/// Whether time decides, as links are.
+fn counts(options: &Options, ways: &[Way]) -> bool {
     let weighs = options.deadline.is_some() && is_weighing(options);
-    let counts = costly && (weighs || options.budget.is_some());
-    tokio::select! {
-        () = tokio::time::sleep(EPOCH), if counts => {}
-        _ = links.changed() => {}
-        () = changed.notified() => {}
-    }
+    ways.iter().any(costs) && (weighs || options.budget.is_some())
 }
 
 /// What a flow has spent. The device counts from when it was last allowed to.
@@ -155,7 +338,18 @@ impl Purse {
         now.since(*self.broke_since.get_or_insert(now)) >= BROKE_FOR
     }
 
-    fn allow(&mut self, device: &Device, flow: &Flow, pays: bool, budget: Option<u64>) {
+    fn allow(&mut self, device: &Device, flow: &Flow, decision: Decision, budget: Option<u64>) {
+        let spent = self.before + self.now;
+        let (pays, budget) = match decision {
+            Decision { pays: true, .. } => (true, budget),
+            Decision {
+                probe: Some(bytes), ..
+            } => {
+                let probe = spent.saturating_add(bytes);
+                (true, Some(budget.map_or(probe, |budget| budget.min(probe))))
+            }
+            Decision { probe: None, .. } => (false, budget),
+        };
         if self.pays && !pays {
             self.look(device, flow);
             self.before += std::mem::take(&mut self.now);
@@ -189,18 +383,20 @@ fn is_weighing(options: &Options) -> bool {
         && options.if_late == IfLate::Cell
 }
 
+/// What it needs, `moved` bytes after its beginning and with so much left to spend.
+fn need(options: &Options, moved: u64, left: Option<u64>) -> Need {
+    Need {
+        remaining_bytes: options.size.map(|size| size.saturating_sub(moved)),
+        left: options.left(),
+        policy: options.policy,
+        if_late: options.if_late,
+        metered_bytes_left: left,
+    }
+}
+
 /// What a flow with these options does, `moved` bytes after its beginning and with so much left to spend.
 fn verdict(seen: &Seen, now: Time, options: &Options, moved: u64, left: Option<u64>) -> Verdict {
-    let spends = |left| {
-        let need = Need {
-            remaining_bytes: options.size.map(|size| size.saturating_sub(moved)),
-            left: options.left(),
-            policy: options.policy,
-            if_late: options.if_late,
-            metered_bytes_left: left,
-        };
-        seen.spends(now, need, options.size)
-    };
+    let spends = |left| seen.spends(now, need(options, moved, left), options.size);
     match left {
         _ if spends(left) => Verdict::Pays,
         Some(0) if options.if_late != IfLate::Wait && spends(None) => Verdict::Broke,
@@ -268,6 +464,75 @@ mod tests {
             ..fast
         };
         assert_eq!(verdict(&patient, 0, Some(0)), Verdict::Free);
+    }
+
+    #[test]
+    fn a_sockets_bytes_are_on_the_links_that_carried_its_session_meanwhile() {
+        struct Nobody;
+        impl Judge for Nobody {
+            fn seat(&self) -> Box<dyn Seat> {
+                panic!("nobody asks")
+            }
+        }
+        let on = |name: &str, payload| Way {
+            name: name.into(),
+            payload,
+            ..way(Class::Free, LinkUse::Free, 0)
+        };
+        let moved = |down, up| Moved {
+            down,
+            up,
+            written: up,
+        };
+        let mut court = Court::new(Rc::new(Nobody), now());
+        // What was carried before it came is not its own.
+        court.place(moved(0, 0), &[on("wlan0", (5_000, 0))]);
+        assert_eq!(court.carried["wlan0"], (0, 0));
+        let both = [on("wlan0", (8_000, 0)), on("wwan0", (1_000, 0))];
+        court.place(moved(3_000, 0), &both);
+        // A link that was not known had carried nothing for it.
+        assert_eq!(court.carried["wlan0"], (3_000, 0));
+        let later = [on("wlan0", (8_500, 0)), on("wwan0", (2_500, 0))];
+        court.place(moved(4_000, 700), &later);
+        assert_eq!(court.carried["wlan0"], (3_250, 0));
+        assert_eq!(court.carried["wwan0"], (750, 0));
+        // What left before a link was seen to carry it is found on the next.
+        let sent = [on("wlan0", (8_500, 800)), on("wwan0", (2_500, 0))];
+        court.place(moved(4_000, 700), &sent);
+        assert_eq!(court.carried["wlan0"], (3_250, 700));
+    }
+
+    #[test]
+    fn a_connection_rests_when_it_wants_nothing_and_never_while_it_is_due() {
+        struct Nobody;
+        impl Judge for Nobody {
+            fn seat(&self) -> Box<dyn Seat> {
+                panic!("nobody asks")
+            }
+        }
+        let at = |seconds| Time::ZERO + Span::from_secs(seconds);
+        let moved = |down, up, written| Moved { down, up, written };
+        let plain = Options::default();
+        let mut court = Court::new(Rc::new(Nobody), at(0));
+        assert!(!court.rests(at(1), &plain, moved(10, 0, 0)));
+        assert!(!court.rests(at(5), &plain, moved(10, 0, 0)));
+        assert!(court.rests(at(6), &plain, moved(10, 0, 0)));
+        assert!(
+            !court.rests(at(60), &plain, moved(10, 0, 1)),
+            "the peer lacks a byte"
+        );
+        let due = Options {
+            deadline: Some(since_boot() + Duration::from_secs(60)),
+            ..Options::default()
+        };
+        assert!(!court.rests(at(90), &due, moved(10, 1, 1)));
+        let sized = Options {
+            size: Some(12),
+            ..Options::default()
+        };
+        assert!(!court.rests(at(90), &sized, moved(10, 1, 1)));
+        assert!(!court.rests(at(90), &sized, moved(11, 1, 1)), "it moved");
+        assert!(court.rests(at(95), &sized, moved(11, 1, 1)), "it is whole");
     }
 
     #[test]

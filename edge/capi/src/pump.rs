@@ -10,12 +10,14 @@
 //! [`Fate`](crate::table::Fate) before that.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::future::{Future as _, poll_fn};
 use std::io::{self, IoSlice};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use d2tp_driver::{Flow, FlowEnd, FlowIo as _};
@@ -23,10 +25,11 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
+use crate::carrier::Owner;
 use crate::errno::Fault;
 use crate::home::{Home, LineState, OnLine};
 use crate::options::Options;
-use crate::policy;
+use crate::policy::{self, Court};
 use crate::table::Fate;
 
 /// Bytes read from a program's socket at once. More costs memory for every socket that writes, and from 128 KiB
@@ -38,8 +41,20 @@ const READ_ROOM_MIN: usize = 16 * 1024;
 const PIECES_MAX: usize = 64;
 /// Reset code of a flow whose program's socket was reset.
 const ABORTED: u64 = 0xd300;
+/// Bytes of a persistent socket that are taken from the program before the flow has room for them. More
+/// costs an agent memory, less is taken only when the program ends.
+const KEPT_BYTES_MAX: usize = 8 * 1024 * 1024; // a guess
+/// How long what a program wrote is still sent after its death, unless its socket is persistent.
+const LAST_WORDS: Duration = Duration::from_secs(5); // as at `exit`
+/// What answers a program that has ended is read to its end, that the peer may end well, but no more of it
+/// than this, …
+const UNREAD_BYTES_MAX: u64 = 1024 * 1024; // a guess
+/// … and no longer than this after the peer has all.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60); // a guess: an origin that thinks
+/// Between two looks at whether the peer has all of it, which may take days.
+const DELIVERED_LOOK: Duration = Duration::from_secs(1); // a guess
 /// Between two looks at what the peer has acknowledged, while somebody waits for it.
-const FLUSH_LOOK: std::time::Duration = std::time::Duration::from_millis(2); // a guess
+const FLUSH_LOOK: Duration = Duration::from_millis(2); // a guess
 
 /// A socket's flow.
 pub(crate) struct Held {
@@ -47,6 +62,8 @@ pub(crate) struct Held {
     /// The device's session; none for flows that were accepted.
     pub(crate) line: Option<OnLine>,
     pub(crate) fate: Arc<Fate>,
+    /// Whose it is, where that is another process.
+    owner: Option<Rc<Owner>>,
     pub(crate) options: RefCell<Options>,
     /// Offset in the flow of the program's first byte.
     base: u64,
@@ -55,8 +72,12 @@ pub(crate) struct Held {
     pub(crate) received: Cell<u64>,
     /// The program will write no more, and all it wrote is in the flow.
     drained: Cell<bool>,
-    /// Its options are others than before.
+    /// Its options are others than before, or it moves again.
     pub(crate) changed: Notify,
+    /// Whoever decides for it waits until it moves.
+    pub(crate) resting: Cell<bool>,
+    /// Of a socket that is decided about with others.
+    pub(crate) court: RefCell<Option<Court>>,
 }
 
 impl Held {
@@ -66,11 +87,53 @@ impl Held {
             flow: RefCell::new(flow),
             line,
             fate,
+            owner: None,
             options: RefCell::new(options),
+            resting: Cell::new(false),
+            court: RefCell::default(),
             sent: Cell::new(0),
             received: Cell::new(0),
             drained: Cell::new(false),
             changed: Notify::new(),
+        }
+    }
+
+    /// The same, of a socket of another process.
+    pub(crate) fn owned_by(self, owner: Rc<Owner>) -> Held {
+        Held {
+            owner: Some(owner),
+            ..self
+        }
+    }
+
+    /// Whether its program ended before it.
+    pub(crate) fn is_orphan(&self) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.is_gone())
+    }
+
+    async fn orphaned(&self) {
+        match &self.owner {
+            Some(owner) => owner.gone().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Other options.
+    pub(crate) fn change(&self, options: Options) {
+        let before = self.options.replace(options.clone());
+        if (before.deadline, before.if_late) != (options.deadline, options.if_late) {
+            self.flow.borrow().set_deadline(options.within());
+        }
+        if before.route != options.route {
+            self.flow.borrow().set_route(options.route);
+        }
+        self.changed.notify_one();
+    }
+
+    fn count(&self, sum: &Cell<u64>, bytes: u64) {
+        sum.set(sum.get() + bytes);
+        if self.resting.replace(false) {
+            self.changed.notify_one();
         }
     }
 
@@ -80,14 +143,18 @@ impl Held {
     /// The connection broke before.
     pub(crate) async fn flush(&self, bytes: u64) -> Result<(), Fault> {
         loop {
+            let end = self.flow.borrow().end();
             // All that a flow which ended well has written was acknowledged.
-            if self.flow.borrow().end() == Some(FlowEnd::Complete)
+            if end == Some(FlowEnd::Complete)
                 || self.flow.borrow().acknowledged() >= self.base + bytes
             {
                 return Ok(());
             }
             if let Some(fault) = self.fate.fault.get() {
                 return Err(fault.clone());
+            }
+            if let Some(end) = end.filter(|_| self.owner.is_some()) {
+                return Err(Fault::of_flow(end));
             }
             tokio::time::sleep(FLUSH_LOOK).await;
         }
@@ -148,26 +215,43 @@ pub(crate) fn leave(home: &Home, held: &Held) {
 
 /// Carries until both directions are over.
 pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
+    let persists = held.owner.is_some() && held.options.borrow().persist;
     let carried = {
-        let up = up(&home, &held, &stream);
+        let up = async {
+            match persists {
+                true => up_kept(&held, &stream).await,
+                false => up(&home, &held, &stream).await,
+            }
+        };
         let down = async {
-            match down(&held, &stream).await {
-                // It closed without reading to the end. What it said before is still read.
-                Err(Broken::Program) => Ok(Heard::Part),
-                whole => whole.map(|()| Heard::All),
+            let down = async {
+                match down(&held, &stream).await {
+                    // It closed without reading to the end. What it said before is still read.
+                    Err(Broken::Program) => Ok(Heard::Part),
+                    whole => whole.map(|()| Heard::All),
+                }
+            };
+            tokio::select! {
+                heard = down => heard,
+                () = held.orphaned(), if persists => let_go(&held).await,
             }
         };
         let both = async { tokio::try_join!(up, down) };
         tokio::select! {
             carried = both => carried,
-            fault = policy::steer(&held) => {
+            fault = policy::steer(&home, &held) => {
                 held.flow.borrow_mut().reset(ABORTED);
                 Err(Broken::Flow(fault))
+            }
+            () = outlived(&held), if !persists => {
+                held.flow.borrow_mut().reset(ABORTED);
+                Err(Broken::Program)
             }
         }
     };
     match carried {
         Ok(((), Heard::All)) => {
+            calm(&stream);
             drop(stream);
             if let Err(error) = poll_fn(|cx| held.flow.borrow_mut().poll_finished(cx)).await {
                 let _ = held.fate.fault.set(held.fault(&error));
@@ -176,13 +260,64 @@ pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
         // Dropping the flow leaves what was finished to arrive, and tells the peer that nobody reads.
         Ok(((), Heard::Part)) => {}
         Err(Broken::Flow(fault)) => {
-            let _ = held.fate.fault.set(fault);
+            let _ = held.fate.fault.set(fault.clone());
+            if let Some(owner) = &held.owner {
+                owner.warn(&fault).await;
+            }
             break_off(stream);
         }
         Err(Broken::Program) => held.flow.borrow_mut().reset(ABORTED),
     }
     policy::stop(&held);
     leave(&home, &held);
+}
+
+/// Its program ended, and the time is over in which its last words are sent.
+async fn outlived(held: &Held) {
+    held.orphaned().await;
+    tokio::time::sleep(LAST_WORDS).await;
+}
+
+/// Takes what comes for a program that has ended, so that the peer ends well. Nothing is put into its socket
+/// any more: that would make the kernel forget what it still has of the program's.
+async fn let_go(held: &Held) -> Result<Heard, Broken> {
+    let ended = async {
+        let mut unread = 0;
+        while unread < UNREAD_BYTES_MAX {
+            let chunk = poll_fn(|cx| {
+                let mut flow = held.flow.borrow_mut();
+                pin!(flow.read_chunk()).poll(cx)
+            });
+            match chunk.await {
+                Ok(Some(chunk)) => unread += chunk.len() as u64,
+                Ok(None) => return Ok(Heard::All),
+                Err(error) => return Err(Broken::Flow(held.fault(&error))),
+            }
+        }
+        delivered(held).await;
+        Ok(Heard::Part)
+    };
+    let patience = async {
+        delivered(held).await;
+        tokio::time::sleep(ANSWER_WITHIN).await;
+    };
+    tokio::select! {
+        heard = ended => heard,
+        () = patience => Ok(Heard::Part),
+    }
+}
+
+/// Waits until the peer has all, or never will.
+async fn delivered(held: &Held) {
+    while !held.is_delivered() && held.flow.borrow().end().is_none() {
+        tokio::time::sleep(DELIVERED_LOOK).await;
+    }
+}
+
+/// What was passed on to break with its holder ends as others do.
+fn calm(stream: &TcpStream) {
+    // If that fails what the program has not read yet may be lost to it, and it hears so.
+    let _ = socket2::SockRef::from(stream).set_linger(None);
 }
 
 /// How much of the flow the program took.
@@ -227,8 +362,13 @@ async fn up(home: &Home, held: &Held, stream: &TcpStream) -> Result<(), Broken> 
         let chunk = buffer.split().freeze();
         let bytes = chunk.len() as u64;
         write(held, &chunk).await?;
-        held.sent.set(held.sent.get() + bytes);
+        held.count(&held.sent, bytes);
     }
+    finish(held).await
+}
+
+/// Ends the flow's direction.
+async fn finish(held: &Held) -> Result<(), Broken> {
     let finished = poll_fn(|cx| {
         let mut flow = held.flow.borrow_mut();
         pin!(flow.shutdown()).poll(cx)
@@ -236,6 +376,69 @@ async fn up(home: &Home, held: &Held, stream: &TcpStream) -> Result<(), Broken> 
     let finished = finished.await;
     held.finished();
     finished.map_err(|error| Broken::Flow(held.fault(&error)))
+}
+
+/// How a program's direction ended.
+enum Said {
+    All,
+    /// It was reset: there may have been more.
+    Part,
+}
+
+/// The same for a persistent socket: taken from the program ahead of the flow, and all of it once the
+/// program has ended, for the kernel forgets what a process left that nobody takes.
+async fn up_kept(held: &Held, stream: &TcpStream) -> Result<(), Broken> {
+    let mut kept: VecDeque<Bytes> = VecDeque::new();
+    let mut buffer = BytesMut::new();
+    let mut bytes = 0;
+    let mut said = None;
+    loop {
+        let takes = said.is_none() && (bytes < KEPT_BYTES_MAX || held.is_orphan());
+        if said.is_some() && kept.is_empty() {
+            break;
+        }
+        tokio::select! {
+            readable = stream.readable(), if takes => {
+                if buffer.capacity() < READ_ROOM_MIN {
+                    buffer.reserve(READ_BYTES);
+                }
+                match readable.and_then(|()| stream.try_read_buf(&mut buffer)) {
+                    Ok(0) => said = Some(Said::All),
+                    Ok(more) => {
+                        bytes += more;
+                        kept.push_back(buffer.split().freeze());
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        // A socket at rest holds no buffer.
+                        buffer = BytesMut::new();
+                    }
+                    Err(_) => said = Some(Said::Part),
+                }
+            }
+            written = write_first(held, &kept), if !kept.is_empty() => {
+                written?;
+                let written = kept.pop_front().map_or(0, |chunk| chunk.len());
+                bytes -= written;
+                held.count(&held.sent, written as u64);
+            }
+            () = held.orphaned(), if said.is_none() && !takes => {}
+        }
+    }
+    match said {
+        Some(Said::Part) => {
+            // What there was is to arrive before the peer hears that it is not all.
+            let _ = held.flush(held.sent.get()).await;
+            Err(Broken::Program)
+        }
+        _ => finish(held).await,
+    }
+}
+
+async fn write_first(held: &Held, kept: &VecDeque<Bytes>) -> Result<(), Broken> {
+    match kept.front() {
+        Some(chunk) => write(held, chunk).await,
+        None => Ok(()),
+    }
 }
 
 async fn write(held: &Held, chunk: &Bytes) -> Result<(), Broken> {
@@ -279,7 +482,7 @@ async fn down(held: &Held, stream: &TcpStream) -> Result<(), Broken> {
         put(stream, &mut pieces)
             .await
             .map_err(|_| Broken::Program)?;
-        held.received.set(held.received.get() + bytes);
+        held.count(&held.received, bytes);
         read.map_err(|error| Broken::Flow(held.fault(&error)))?;
         if ended {
             break;

@@ -1,9 +1,13 @@
 //! CONNECT over a flow to the proxy: how a socket reaches a host that does not speak D2TP.
 
-use d2tp_driver::Flow;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use std::cell::RefCell;
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 
-use crate::address::Name;
+use d2tp_driver::Flow;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+
 use crate::errno::Fault;
 
 /// Bytes of a proxy's answer to CONNECT; ours take 200.
@@ -13,24 +17,55 @@ const FIELDS_MAX: usize = 64;
 /// A refusal in words that is longer is not read.
 const WORDS_BYTES_MAX: u64 = 512;
 
-/// Asks the proxy for a connection to `target`; what is read from the flow then is the target's.
+/// A flow that others look at meanwhile: it is borrowed for a moment at a time.
+struct Lent<'a>(&'a RefCell<Flow>);
+
+impl AsyncRead for Lent<'_> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        pin!(&mut *self.0.borrow_mut()).poll_read(cx, to)
+    }
+}
+
+impl AsyncWrite for Lent<'_> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        pin!(&mut *self.0.borrow_mut()).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        pin!(&mut *self.0.borrow_mut()).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        pin!(&mut *self.0.borrow_mut()).poll_shutdown(cx)
+    }
+}
+
+/// Asks the proxy for a connection to a host and port; what is read from the flow then is the target's.
 ///
 /// # Errors
 /// Why the proxy would not, or could not.
-pub(crate) async fn through(flow: &mut Flow, target: &Name) -> Result<(), Fault> {
-    let authority = target.authority();
+pub(crate) async fn through(flow: &RefCell<Flow>, authority: &str) -> Result<(), Fault> {
+    let mut lent = Lent(flow);
     let request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
     let mut head = Vec::new();
     let exchange = async {
-        flow.write_all(request.as_bytes()).await?;
+        lent.write_all(request.as_bytes()).await?;
         while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_BYTES_MAX {
             // Byte by byte: what follows the head is the target's.
-            head.push(flow.read_u8().await?);
+            head.push(lent.read_u8().await?);
         }
-        std::io::Result::Ok(())
+        io::Result::Ok(())
     };
     if let Err(error) = exchange.await {
-        let fault = flow.end().map(Fault::of_flow);
+        let fault = flow.borrow().end().map(Fault::of_flow);
         return Err(fault.unwrap_or_else(|| Fault::new(libc::ECONNRESET, error)));
     }
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
@@ -50,7 +85,7 @@ pub(crate) async fn through(flow: &mut Flow, target: &Name) -> Result<(), Fault>
     let kind = field.map_or("", |field| error_of(field.value));
     let errno = errno_of(status, kind);
     let mut words = Vec::new();
-    let _ = flow.take(WORDS_BYTES_MAX).read_to_end(&mut words).await;
+    let _ = lent.take(WORDS_BYTES_MAX).read_to_end(&mut words).await;
     let words = String::from_utf8_lossy(&words);
     Err(Fault::new(
         errno,

@@ -8,6 +8,7 @@
 //!                                  ◀ {"id":42,"event":"progress","bytes":61000000,…}   and so on
 //! ```
 
+use d2tp::carrier::Call;
 use d2tp_links::Cutoff;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -86,6 +87,9 @@ pub enum Request {
         /// What, and how; paths begin at the root.
         ordered: Box<Ordered>,
     },
+    /// Carry a program's socket; from the answer on this connection is that socket's
+    /// (`edge/capi/src/message.rs`).
+    Socket(Box<Call>),
     /// The links, and what they carried.
     Net,
     /// Say what a link costs.

@@ -1,18 +1,20 @@
 //! The agent's socket: who may come in, and what is done for them.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
+use d2tp::carrier::Carrier;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{Semaphore, broadcast};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
 use super::api::{Change, LINE_BYTES_MAX, Request, no, yes_with};
 use super::queue::{self, Anchor, Kept, QUEUED_MAX, Wish};
 use super::task::Task;
-use super::{Agent, lock};
+use super::{Agent, lock, sockets};
 use crate::errand::Errand;
 use crate::fetch::outcome::Failure;
 use crate::fetch::parcel::new_token;
@@ -25,7 +27,7 @@ type Answer = Result<Value, Failure>;
 type Ear = broadcast::Receiver<(u64, Value)>;
 
 /// Lets in the user whose agent this is, and nobody else.
-pub(super) async fn serve(agent: Arc<Agent>, listener: UnixListener) {
+pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<Carrier>, listener: UnixListener) {
     let visitors = Arc::new(Semaphore::new(VISITORS_MAX));
     loop {
         let Ok(permit) = visitors.clone().acquire_owned().await else {
@@ -49,16 +51,20 @@ pub(super) async fn serve(agent: Arc<Agent>, listener: UnixListener) {
             tracing::warn!("somebody else's program was turned away");
             continue;
         }
-        let agent = agent.clone();
+        let (agent, carrier) = (agent.clone(), carrier.clone());
         tokio::task::spawn_local(async move {
-            let _permit = permit;
             // A visitor that goes away is none of our business.
-            let _ = visit(agent, stream).await;
+            let _ = visit(agent, &carrier, stream, permit).await;
         });
     }
 }
 
-async fn visit(agent: Arc<Agent>, stream: UnixStream) -> std::io::Result<()> {
+async fn visit(
+    agent: Arc<Agent>,
+    carrier: &Carrier,
+    stream: UnixStream,
+    permit: OwnedSemaphorePermit,
+) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
     while let Some(line) = next_line(&mut lines).await? {
@@ -98,6 +104,11 @@ async fn visit(agent: Arc<Agent>, stream: UnixStream) -> std::io::Result<()> {
                     }
                     Err(failure) => say(&mut write, &no(&failure)).await?,
                 }
+            }
+            Request::Socket(call) => {
+                // Sockets have a limit of their own.
+                drop(permit);
+                return sockets::carry(carrier, *call, write, lines).await;
             }
             Request::Stream { ordered } => match agent.stream(&ordered).await {
                 Ok(serving) => return agent.show_stream(serving, &mut write, &mut lines).await,
@@ -219,7 +230,10 @@ impl Agent {
                 self.allow();
                 yes_with(self.budget())
             }
-            Request::Add { .. } | Request::Watch { .. } | Request::Stream { .. } => {
+            Request::Add { .. }
+            | Request::Watch { .. }
+            | Request::Stream { .. }
+            | Request::Socket(_) => {
                 unreachable!("these are answered where they are read")
             }
         })

@@ -7,7 +7,7 @@ use crate::errno::{Answer, Errno, Fault, check};
 use crate::info::D2tpInfo;
 use crate::options::{self, Options, SO_ERROR, SO_HOSTKEY, SO_INFO, SOL_D2TP, VALUE_BYTES_MAX};
 use crate::table::{self, Socket};
-use crate::{engine, memory};
+use crate::{engine, handed, memory};
 
 /// setsockopt(2)
 ///
@@ -60,6 +60,9 @@ fn set(
         return Err(Errno(libc::EINVAL));
     }
     let value = memory::read(value, len as usize)?;
+    if name == options::SO_PERSIST {
+        persists(cookie, socket, &value)?;
+    }
     let changed: Option<Answer<_>> = table::change(cookie, |socket| {
         let begun = socket.fate.is_some();
         socket.options.set(name, &value, begun)?;
@@ -76,18 +79,36 @@ fn set(
     } else if let Some(fate) = fate {
         engine::get()?.tell(move |home| {
             if let Some(held) = home.flows.borrow().get(&fate.serial) {
-                if is_deadline(name) {
-                    held.flow.borrow().set_deadline(options.within());
-                }
-                if name == options::SO_ROUTE {
-                    held.flow.borrow().set_route(options.route);
-                }
-                *held.options.borrow_mut() = options;
-                held.changed.notify_one();
+                held.change(options);
+            } else if let Some(handed) = home.handed.borrow().get(&fate.serial) {
+                handed.change(&options);
             }
         });
     }
     Ok(0)
+}
+
+/// Whether a connection may be asked to outlive its program: somebody else must be there to carry it.
+fn persists(cookie: u64, socket: &Socket, value: &[u8]) -> Answer<()> {
+    if socket.grams.is_some() || socket.listens {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let mut asked = socket.options.clone();
+    asked.set(options::SO_PERSIST, value, socket.fate.is_some())?;
+    if !asked.persist {
+        return Ok(());
+    }
+    let is_there = engine::get()?.ask(|_, reply| {
+        tokio::task::spawn_local(async move {
+            let _ = reply.send(handed::is_there().await);
+        });
+    })?;
+    if is_there {
+        return Ok(());
+    }
+    let fault = handed::no_agent();
+    table::change(cookie, |socket| socket.cause = Some(fault.text));
+    Err(Errno(fault.errno))
 }
 
 fn is_deadline(name: c_int) -> bool {
@@ -149,6 +170,8 @@ fn get(socket: &Socket, name: c_int) -> Answer<Vec<u8>> {
     match name {
         SO_INFO => Ok(info(socket)?.to_bytes()),
         SO_ERROR => {
+            // An agent that died may not have been missed yet.
+            info(socket)?;
             let fault = socket.fate.as_ref().and_then(|fate| fate.fault.get());
             let fault = fault.map(|fault| fault.text.as_str());
             Ok(text(fault.or(socket.cause.as_deref()).unwrap_or_default()))
@@ -176,6 +199,14 @@ fn info(socket: &Socket) -> Answer<D2tpInfo> {
     };
     engine::get()?.ask(move |home, reply| {
         let over = fate.over.load(std::sync::atomic::Ordering::Relaxed);
+        let handed = home.handed.borrow().get(&fate.serial).cloned();
+        if let Some(handed) = handed {
+            tokio::task::spawn_local(async move {
+                let info = handed.info().await.and_then(|reply| reply.info);
+                let _ = reply.send(info.map_or_else(D2tpInfo::over, |info| *info));
+            });
+            return;
+        }
         let _ = reply.send(match home.flows.borrow().get(&fate.serial) {
             Some(held) => D2tpInfo::of(held),
             None if over => D2tpInfo::over(),

@@ -264,18 +264,29 @@ pub(super) fn flush(fd: RawFd, fate: &Arc<Fate>, timeout: Option<Duration>) -> A
     let bytes = written(fd)?;
     let serial = fate.serial;
     let flushed = engine::get()?.ask(move |home, reply| {
-        let Some(held) = home.flows.borrow().get(&serial).cloned() else {
+        let held = home.flows.borrow().get(&serial).cloned();
+        let handed = home.handed.borrow().get(&serial).cloned();
+        if held.is_none() && handed.is_none() {
             let _ = reply.send(None);
             return;
+        }
+        let flushed = async move {
+            match (held, handed) {
+                (Some(held), _) => Some(held.flush(bytes).await),
+                // One that is gone does not answer, and the fate says why.
+                (None, handed) => Some(match handed?.flush(bytes).await?.fault {
+                    Some(fault) => Err(fault),
+                    None => Ok(()),
+                }),
+            }
         };
         tokio::task::spawn_local(async move {
             let flushed = match timeout {
-                Some(timeout) => tokio::time::timeout(timeout, held.flush(bytes)).await,
-                None => Ok(held.flush(bytes).await),
+                Some(timeout) => tokio::time::timeout(timeout, flushed).await,
+                None => Ok(flushed.await),
             };
-            let flushed =
-                flushed.unwrap_or_else(|_| Err(crate::errno::Fault::new(libc::EAGAIN, "not yet")));
-            let _ = reply.send(Some(flushed));
+            let late = |_| Some(Err(crate::errno::Fault::new(libc::EAGAIN, "not yet")));
+            let _ = reply.send(flushed.unwrap_or_else(late));
         });
     })?;
     match flushed {

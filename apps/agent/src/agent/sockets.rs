@@ -1,0 +1,195 @@
+//! Sockets of programs that use libd2tp: the library's own engine carries them here, over the agent's links,
+//! and the agent's scheduler decides for them beside transfers.
+//!
+//! ```text
+//!  program ── libd2tp ── Unix socket, a descriptor ──▶ door ──▶ Carrier (edge/capi) ══ links ══▶
+//!                                                                  │ each second
+//!                                                   Judge ◀────────┘  ──▶ dispatcher, budget, figures
+//! ```
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use d2tp::carrier::{self, Call, Carrier, Decision, VERSION};
+use d2tp_driver::{LinkUse, PathState};
+use d2tp_links::Class;
+use tokio::io::BufReader;
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+use super::api::no;
+use super::door::say;
+use super::{Agent, lock};
+use crate::dispatcher::{Direction, Seat, Standing};
+use crate::fetch::outcome::Failure;
+
+/// What carries them.
+pub(super) fn carrier(agent: Arc<Agent>) -> std::io::Result<Rc<Carrier>> {
+    let links = agent.roads.links();
+    let judge = Judge {
+        agent,
+        // Transfers count from 1 on.
+        next: Cell::new(u64::MAX),
+    };
+    Ok(Rc::new(Carrier::new(links, Rc::new(judge))?))
+}
+
+/// Carries one, or says why not: then its library does.
+pub(super) async fn carry(
+    carrier: &Carrier,
+    call: Call,
+    mut write: OwnedWriteHalf,
+    lines: BufReader<OwnedReadHalf>,
+) -> std::io::Result<()> {
+    if let Some(why) = carrier.refusal(&call) {
+        let mut answer = no(&Failure::error(why));
+        answer["version"] = VERSION.into();
+        return say(&mut write, &answer).await;
+    }
+    if !lines.buffer().is_empty() {
+        // A descriptor may have been lost with it.
+        let failure = Failure::usage("the answer is to be waited for");
+        return say(&mut write, &no(&failure)).await;
+    }
+    let stream: UnixStream = lines
+        .into_inner()
+        .reunite(write)
+        .map_err(std::io::Error::other)?;
+    carrier.carry(stream, call).await;
+    Ok(())
+}
+
+struct Judge {
+    agent: Arc<Agent>,
+    next: Cell<u64>,
+}
+
+impl carrier::Judge for Judge {
+    fn seat(&self) -> Box<dyn carrier::Seat> {
+        let number = self.next.get();
+        self.next.set(number - 1);
+        Box::new(Place {
+            agent: self.agent.clone(),
+            number,
+            seat: None,
+            before: BTreeMap::new(),
+            counted: BTreeMap::new(),
+            up_and_down: (0, 0),
+        })
+    }
+}
+
+/// One socket's.
+struct Place {
+    agent: Arc<Agent>,
+    number: u64,
+    seat: Option<(Direction, Seat)>,
+    /// What links had carried for it that way when it took that.
+    before: BTreeMap<String, u64>,
+    /// What links carried for it, as far as that is taken down.
+    counted: BTreeMap<String, (u64, u64)>,
+    up_and_down: (u64, u64),
+}
+
+impl carrier::Seat for Place {
+    fn decide(&mut self, standing: &carrier::Standing<'_>) -> Decision {
+        self.count(standing);
+        // Links are not as fast both ways, and most connections carry most one way.
+        let direction = match self.up_and_down {
+            (up, down) if up > down => Direction::Up,
+            _ => Direction::Down,
+        };
+        let carried = standing.carried.iter().map(|(name, (down, up))| {
+            let bytes = match direction {
+                Direction::Down => down,
+                Direction::Up => up,
+            };
+            (name.clone(), *bytes)
+        });
+        let mut carried: BTreeMap<String, u64> = carried.collect();
+        let is_it = |seat: &(Direction, Seat)| seat.0 == direction;
+        if !self.seat.as_ref().is_some_and(is_it) {
+            let seat = self.agent.dispatcher.seat(direction, self.number);
+            if self.seat.replace((direction, seat)).is_some() {
+                self.before.clone_from(&carried);
+            }
+        }
+        let Some((_, seat)) = &self.seat else {
+            return Decision::default();
+        };
+        for (name, bytes) in &mut carried {
+            *bytes -= self.before.get(name).unwrap_or(&0);
+        }
+        let used = standing.ways.iter();
+        let used = used.filter(|way| way.usage != LinkUse::Off);
+        let ways: Vec<d2tp_sched::Way> = used.map(way).collect();
+        let verdict = seat.ask(&Standing {
+            need: standing.need.clone(),
+            size_bytes: standing.size,
+            priority: 0,
+            ways: &ways,
+            carried: &carried,
+            together: true,
+        });
+        for way in standing.ways {
+            if let Some(path) = &way.path {
+                seat.measured(&way.name, path.rtt.into());
+            }
+        }
+        Decision {
+            pays: verdict.pays.is_some(),
+            probe: verdict.probe,
+        }
+    }
+
+    fn leave(&mut self, standing: &carrier::Standing<'_>) {
+        self.count(standing);
+    }
+}
+
+impl Place {
+    /// Takes down what links carried for it since the last time.
+    fn count(&mut self, standing: &carrier::Standing<'_>) {
+        let mut more = Vec::new();
+        for way in standing.ways {
+            let carried = standing.carried.get(&way.name).copied();
+            let (down, up) = carried.unwrap_or_default();
+            let before = self.counted.insert(way.name.clone(), (down, up));
+            let before = before.unwrap_or_default();
+            let (down, up) = (down - before.0, up - before.1);
+            if down + up > 0 {
+                more.push((way.name.clone(), way.class, down, up));
+                self.up_and_down.0 += up;
+                self.up_and_down.1 += down;
+            }
+        }
+        if more.is_empty() {
+            return;
+        }
+        let spent: Vec<(String, Class, u64)> = more
+            .iter()
+            .map(|(name, class, down, up)| (name.clone(), *class, down + up))
+            .collect();
+        self.agent.spend(&spent);
+        let mut meter = lock(&self.agent.meter);
+        for (_, class, down, up) in more {
+            meter.carried(class, true, down);
+            meter.carried(class, false, up);
+        }
+    }
+}
+
+fn way(way: &d2tp_driver::Way) -> d2tp_sched::Way {
+    let path = way.path.as_ref().map(|path| path.state);
+    d2tp_sched::Way {
+        name: way.name.clone(),
+        class: way.class.into(),
+        rate_bytes_per_s: way.rate.map(|rate| rate as f64),
+        metric: u32::MAX,
+        // One without a path is not tried yet, or is one that costs.
+        stalled: path == Some(PathState::Silent),
+        in_use: path == Some(PathState::Active),
+    }
+}

@@ -1,0 +1,171 @@
+//! Programs' sockets that an agent carries over two real links in a network namespace: what crosses the one
+//! that costs, counted by the kernel, is what the agent's one scheduler and budget allow.
+
+mod get_namespace;
+mod get_origin;
+mod get_rig;
+#[path = "../../../edge/capi/tests/support/mod.rs"]
+mod support;
+mod told;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use get_namespace::{cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on};
+use get_origin::{End, Origin, Reply, object, proper};
+use get_rig::{Proxy, ended};
+use serde_json::Value;
+use support::C;
+use told::{Agent, Program};
+
+const OBJECT_BYTES: usize = 16_000_000; // 6.4 s at 20 Mb/s
+
+/// What a link may carry besides payload: handshakes, acknowledgements, neighbours.
+const CONTROL_BYTES_MAX: u64 = 6_000;
+
+/// What was granted for a second before nothing more was, and what it takes to carry it.
+const GRANTED_BYTES_MAX: u64 = 4_000_000;
+
+async fn origin_and_proxy(home: PathBuf) -> (Origin, Proxy) {
+    let bytes = object(OBJECT_BYTES, 1);
+    let script =
+        move |asked: &get_origin::Asked| Reply(proper(asked, &bytes, "\"v1\""), End::Close);
+    let origin = Origin::start_at("192.0.2.1", script).await;
+    let proxy = get_rig::proxy(&home, "192.0.2.1:0", &[]).await;
+    (origin, proxy)
+}
+
+fn begin(program: &C, home: &Path, to: &(Origin, Proxy), agent: &Agent, policy: u8) -> Program {
+    let url = url::Url::parse(&to.0.url("/a")).expect("a URL");
+    let port = url.port().expect("a port").to_string();
+    let policy = format!("policy={policy}");
+    let arguments = ["192.0.2.1", &port, &policy];
+    Program::start(program, home, &to.1.address, &agent.socket, &arguments)
+}
+
+/// How many bytes come on cellular in the next seconds.
+async fn on_cell(seconds: u64) -> u64 {
+    let before = received("wwan0");
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+    received("wwan0") - before
+}
+
+async fn cedos(home: &Path, agent: &Agent, arguments: &[&str]) -> Value {
+    let mut command = get_rig::cedos(home, arguments);
+    command.env("CEDOS_AGENT", &agent.socket);
+    let run = ended(command.spawn().expect("start cedos")).await;
+    assert_eq!(run.code, 0, "{}", run.errors);
+    run.last().clone()
+}
+
+#[test]
+fn a_policy_reaches_the_agent_and_so_does_another_later() {
+    in_namespace(
+        "a_policy_reaches_the_agent_and_so_does_another_later",
+        || async {
+            let home = tempfile::tempdir().expect("a directory");
+            let place = home.path().to_owned();
+            let to = origin_namespace(|| origin_and_proxy(place));
+            wifi_on("198.51.100.7");
+            cell_on();
+            let agent = Agent::start(home.path()).await;
+            let told = C::with_d2tp("told.c");
+            let mut program = begin(&told, home.path(), &to, &agent, 0);
+            assert_eq!(program.hear().await, "policy 0");
+            assert_eq!(program.hear().await, "connect 0");
+            assert!(program.ask("ask").await.starts_with("ask "));
+            let before = received("wwan0");
+            assert_eq!(program.ask("read 3000000").await, "read 3000000");
+            wifi_off();
+            program.tell("read 13000000").await;
+            let leaked = received("wwan0") - before + on_cell(3).await;
+            assert!(
+                leaked < CONTROL_BYTES_MAX,
+                "{leaked} bytes on wwan0 for a socket that may not pay"
+            );
+            // It is one program that reads and is told nothing meanwhile: another may pay, beside it.
+            let mut payer = begin(&told, home.path(), &to, &agent, 0);
+            assert_eq!(payer.hear().await, "policy 0");
+            // Nothing leads to the proxy but what it may not use.
+            let waited = tokio::time::timeout(Duration::from_secs(2), payer.hear()).await;
+            assert!(waited.is_err(), "connected: {waited:?}");
+            payer.child.kill().await.expect("it ends");
+            let mut payer = begin(&told, home.path(), &to, &agent, 3);
+            assert_eq!(payer.hear().await, "policy 0");
+            assert_eq!(payer.hear().await, "connect 0");
+            assert!(payer.ask("ask").await.starts_with("ask "));
+            let fast = on_cell(2).await;
+            assert!(fast > 300_000, "{fast} bytes on wwan0 for one that may pay");
+            assert_eq!(payer.ask("policy 0").await, "policy 0");
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            payer.tell(&format!("read {OBJECT_BYTES}")).await;
+            let carried = on_cell(2).await;
+            assert!(
+                carried < CONTROL_BYTES_MAX,
+                "{carried} bytes on wwan0 after it may pay no more"
+            );
+            // The agent took down what both cost.
+            let budget = cedos(home.path(), &agent, &["budget", "--json"]).await;
+            let used = budget["used"].as_u64().unwrap_or_default();
+            let on_the_link = received("wwan0") - before;
+            assert!(
+                used > 300_000 && used <= on_the_link,
+                "{used} of {on_the_link} bytes: {budget}"
+            );
+            wifi_on("198.51.100.99");
+            assert_eq!(program.hear().await, "read 13000000");
+            assert_eq!(payer.hear().await, format!("read {OBJECT_BYTES}"));
+        },
+    );
+}
+
+#[test]
+fn the_budget_of_the_agent_is_one_for_its_transfers_and_all_programs() {
+    in_namespace(
+        "the_budget_of_the_agent_is_one_for_its_transfers_and_all_programs",
+        || async {
+            let home = tempfile::tempdir().expect("a directory");
+            let place = home.path().to_owned();
+            let to = origin_namespace(|| origin_and_proxy(place));
+            cell_on();
+            let agent = Agent::start(home.path()).await;
+            cedos(home.path(), &agent, &["budget", "set", "3M", "--json"]).await;
+            let told = C::with_d2tp("told.c");
+            let before = received("wwan0");
+            let mut programs = Vec::new();
+            for _ in 0..2 {
+                let mut program = begin(&told, home.path(), &to, &agent, 3);
+                assert_eq!(program.hear().await, "policy 0");
+                assert_eq!(program.hear().await, "connect 0");
+                programs.push(program);
+            }
+            // Once the budget is used up nobody connects here.
+            for program in &mut programs {
+                assert!(program.ask("ask").await.starts_with("ask "));
+                program.tell(&format!("read {OBJECT_BYTES}")).await;
+            }
+            let used_up = async {
+                while cedos(home.path(), &agent, &["budget", "--json"]).await["over"] != true {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+            };
+            let used_up = tokio::time::timeout(get_rig::PATIENCE, used_up).await;
+            used_up.expect("both want more than that");
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let carried = received("wwan0") - before;
+            assert!(
+                (2_500_000..3_000_000 + GRANTED_BYTES_MAX).contains(&carried),
+                "{carried} bytes on wwan0 for a budget of 3 MB"
+            );
+            let more = on_cell(3).await;
+            assert!(
+                more < 2 * CONTROL_BYTES_MAX,
+                "{more} bytes on wwan0 after the budget was used up"
+            );
+            wifi_on("198.51.100.7");
+            for mut program in programs {
+                assert_eq!(program.hear().await, format!("read {OBJECT_BYTES}"));
+            }
+        },
+    );
+}

@@ -1,0 +1,105 @@
+//! A program in C that does with its socket what a test tells it to (edge/capi/tests/c/told.c), and an agent.
+
+#![allow(dead_code)] // each test file uses a part of it
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::timeout;
+
+use crate::get_rig::{self, PATIENCE};
+use crate::support::C;
+
+pub fn pid_of(child: &Child) -> Pid {
+    Pid::from_raw(child.id().expect("a process") as i32)
+}
+
+/// An agent that ends with this.
+pub struct Agent {
+    pub child: Child,
+    pub socket: PathBuf,
+}
+
+impl Agent {
+    pub async fn start(home: &Path) -> Agent {
+        let socket = home.join("agent.sock");
+        let mut child = get_rig::cedos(home, &["agent"])
+            .env("CEDOS_AGENT", &socket)
+            .spawn()
+            .expect("start the agent");
+        let mut lines = BufReader::new(child.stderr.take().expect("its errors")).lines();
+        let line = timeout(PATIENCE, lines.next_line()).await;
+        let line = line.expect("in time").expect("text").unwrap_or_default();
+        assert!(line.contains("ready at"), "{line}");
+        Agent { child, socket }
+    }
+
+    pub async fn kill(mut self) {
+        kill(pid_of(&self.child), Signal::SIGKILL).expect("send");
+        self.child.wait().await.expect("it ends");
+    }
+}
+
+/// told.c, running.
+pub struct Program {
+    pub child: Child,
+    to: Option<ChildStdin>,
+    from: Lines<BufReader<ChildStdout>>,
+}
+
+impl Program {
+    /// To `at` through the proxy; the agent is at `socket`.
+    pub fn start(
+        program: &C,
+        home: &Path,
+        proxy: &str,
+        socket: &Path,
+        arguments: &[&str],
+    ) -> Program {
+        let mut command: Command = program.command().into();
+        let mut child = command
+            .args(arguments)
+            .env("XDG_CONFIG_HOME", home.join(".config"))
+            .env("CEDOS_AGENT", socket)
+            .env("CEDOS_PROX", proxy)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("it runs");
+        let from = BufReader::new(child.stdout.take().expect("piped")).lines();
+        Program {
+            to: child.stdin.take(),
+            child,
+            from,
+        }
+    }
+
+    pub async fn hear(&mut self) -> String {
+        let line = timeout(PATIENCE, self.from.next_line()).await;
+        let line = line.expect("in time").expect("text");
+        line.unwrap_or_default()
+    }
+
+    pub async fn tell(&mut self, line: &str) {
+        let to = self.to.as_mut().expect("it listens");
+        let told = to.write_all(format!("{line}\n").as_bytes()).await;
+        told.expect("it listens");
+    }
+
+    pub async fn ask(&mut self, line: &str) -> String {
+        self.tell(line).await;
+        self.hear().await
+    }
+
+    /// Ends it as it likes, by the end of what it is told.
+    pub async fn leave(&mut self) {
+        self.to = None;
+        let ended = timeout(PATIENCE, self.child.wait()).await;
+        assert!(ended.expect("it ends").expect("a status").success());
+    }
+}

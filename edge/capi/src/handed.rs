@@ -1,0 +1,287 @@
+//! Connections that the user's agent carries: its links, sessions and scheduler are then all programs'.
+//!
+//! ```text
+//!  program's socket ══ kernel ══ our end, made here, joined and pumped by the agent ── flow ══ links ══▶
+//!        options, flush, info ──▶ [`Handed`] ── a Unix socket, one for each connection ──▶ agent
+//!                       errno ◀── fault, before the descriptor breaks ◀──────────────────────┘
+//! ```
+//!
+//! No agent, one that does not answer, one that speaks another version: then the engine of this process
+//! carries. An agent that dies takes its descriptors along, and each is reset by the kernel, for so it was
+//! made (`Port::handed_end`).
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use d2tp_driver::ServerAddress;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::connect::Call;
+use crate::errno::Fault;
+use crate::home::Home;
+use crate::identity;
+use crate::info::D2tpInfo;
+use crate::message::{self, Ear, FromAgent, ToAgent, VERSION, say};
+use crate::options::Options;
+use crate::pump;
+use crate::table::{self, Fate};
+
+/// Names the agent's socket where it is elsewhere; `none`: there is to be no agent.
+const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
+
+/// How long an agent may take to answer: it is on this machine, and does nothing for long.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2); // a guess
+
+/// What was asked of an agent.
+pub(crate) struct Reply {
+    pub(crate) fault: Option<Fault>,
+    pub(crate) info: Option<Box<D2tpInfo>>,
+}
+
+/// None once it is over.
+type Asked = RefCell<Option<HashMap<u64, oneshot::Sender<Reply>>>>;
+
+/// A connection that an agent carries.
+pub(crate) struct Handed {
+    tell: UnboundedSender<(ToAgent, Option<OwnedFd>)>,
+    asked: Rc<Asked>,
+    next: Rc<Cell<u64>>,
+    /// Only of the one that follows it.
+    ear: Option<Ear>,
+}
+
+/// Where an agent's socket is, if there is to be one: as `cedos` finds it.
+fn socket() -> Option<PathBuf> {
+    match std::env::var_os(SOCKET_VARIABLE) {
+        Some(none) if none == "none" => return None,
+        Some(path) if !path.is_empty() => return Some(path.into()),
+        _ => {}
+    }
+    let folder = |name: &str| {
+        let path = PathBuf::from(std::env::var_os(name)?);
+        path.is_absolute().then_some(path)
+    };
+    let place = folder("XDG_RUNTIME_DIR")
+        .or_else(|| folder("XDG_STATE_HOME"))
+        .or_else(|| Some(folder("HOME")?.join(".local/state")))?;
+    Some(place.join("cedos").join("agent.sock"))
+}
+
+/// What a persistent socket hears where there is nobody who would carry it on.
+pub(crate) fn no_agent() -> Fault {
+    let text = "a connection that outlives its program needs an agent that carries it, and none answers: \
+                start `cedos agent`";
+    Fault::new(libc::EOPNOTSUPP, text)
+}
+
+/// The agent of this user, if it answers and knows of sockets.
+async fn agent(at: &Path) -> Option<Rc<UnixStream>> {
+    let stream = timeout(ANSWER_WITHIN, UnixStream::connect(at)).await;
+    let stream = stream.ok()?.ok()?;
+    // Another user's socket in a place of ours: it is to know nothing of us.
+    let peer = stream.peer_cred().ok()?;
+    // SAFETY: a call without arguments.
+    let is_ours = peer.uid() == unsafe { libc::geteuid() };
+    is_ours.then(|| Rc::new(stream))
+}
+
+/// Whether an agent is there.
+pub(crate) async fn is_there() -> bool {
+    match socket() {
+        Some(at) => agent(&at).await.is_some(),
+        None => false,
+    }
+}
+
+/// Has an agent make the connection; returns when it is made. None: no agent does it.
+///
+/// # Errors
+/// Why the connection is not made, as the agent says.
+pub(crate) async fn call(
+    home: &Rc<Home>,
+    call: &Call,
+    server: &ServerAddress,
+    target: Option<String>,
+) -> Result<Option<Handed>, Fault> {
+    let Some(at) = socket() else {
+        return Ok(None);
+    };
+    let Some(stream) = agent(&at).await else {
+        return Ok(None);
+    };
+    let asked = message::Call {
+        version: VERSION,
+        server: server.to_string(),
+        target,
+        key: identity::file()?,
+        options: (&call.options).into(),
+    };
+    let mut ear = Ear::new(stream.clone());
+    let taken = async {
+        let socket = ToAgent::Socket(Box::new(asked));
+        say(&stream, &socket, None).await?;
+        ear.next::<FromAgent>().await
+    };
+    let taken = timeout(ANSWER_WITHIN, taken).await;
+    if !matches!(taken, Ok(Ok(Some(FromAgent::Taken { ok: true, version }))) if version == VERSION)
+    {
+        return Ok(None);
+    }
+    let Ok(end) = home.port.handed_end() else {
+        return Ok(None);
+    };
+    let (tell, to_tell) = unbounded_channel();
+    let carry = ToAgent::Carry { from: call.from };
+    let _ = tell.send((carry, Some(end.into())));
+    tokio::task::spawn_local(tell_all(stream, to_tell));
+    let mut handed = Handed {
+        tell,
+        asked: Rc::new(RefCell::new(Some(HashMap::new()))),
+        next: Rc::default(),
+        ear: None,
+    };
+    // From now on the program's second thoughts are told.
+    let known = Rc::new(handed.twin());
+    home.handed
+        .borrow_mut()
+        .insert(call.fate.serial, known.clone());
+    // Those before it are not.
+    let latest = table::change(call.cookie, |socket| socket.options.clone());
+    if let Some(options) = latest.filter(|options| *options != call.options) {
+        known.change(&options);
+    }
+    loop {
+        match ear.next().await {
+            Ok(Some(FromAgent::Open)) => break,
+            Ok(Some(FromAgent::Fault { errno, text })) => {
+                home.handed.borrow_mut().remove(&call.fate.serial);
+                return Err(Fault { errno, text });
+            }
+            Ok(Some(FromAgent::Answer { ask, fault, info })) => known.hear(ask, fault, info),
+            Ok(Some(FromAgent::Taken { .. })) => {}
+            // It went before there was anything to lose.
+            Ok(Some(FromAgent::Over) | None) | Err(_) => {
+                home.handed.borrow_mut().remove(&call.fate.serial);
+                return Ok(None);
+            }
+        }
+    }
+    handed.ear = Some(ear);
+    Ok(Some(handed))
+}
+
+async fn tell_all(
+    stream: Rc<UnixStream>,
+    mut to_tell: UnboundedReceiver<(ToAgent, Option<OwnedFd>)>,
+) {
+    while let Some((what, fd)) = to_tell.recv().await {
+        // That it is gone is heard by who listens.
+        if say(&stream, &what, fd).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Somebody waits for an answer.
+struct Waits<'a> {
+    handed: &'a Handed,
+    ask: u64,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        if self.handed.taken_out(self.ask).is_some() {
+            let forget = ToAgent::Forget { ask: self.ask };
+            let _ = self.handed.tell.send((forget, None));
+        }
+    }
+}
+
+impl Handed {
+    fn twin(&self) -> Handed {
+        Handed {
+            tell: self.tell.clone(),
+            asked: self.asked.clone(),
+            next: self.next.clone(),
+            ear: None,
+        }
+    }
+
+    /// The program thought again.
+    pub(crate) fn change(&self, options: &Options) {
+        let options = options.into();
+        let _ = self.tell.send((ToAgent::Options { options }, None));
+    }
+
+    /// How it stands; nothing when it is over or the agent is gone.
+    pub(crate) async fn info(&self) -> Option<Reply> {
+        let told = timeout(ANSWER_WITHIN, self.ask(|ask| ToAgent::Info { ask }));
+        told.await.ok()?
+    }
+
+    /// Waits until the peer has the first `bytes` of the program's.
+    pub(crate) async fn flush(&self, bytes: u64) -> Option<Reply> {
+        self.ask(|ask| ToAgent::Flush { ask, bytes }).await
+    }
+
+    async fn ask(&self, what: impl FnOnce(u64) -> ToAgent) -> Option<Reply> {
+        let ask = self.next.get();
+        self.next.set(ask + 1);
+        let (reply, answer) = oneshot::channel();
+        self.asked.borrow_mut().as_mut()?.insert(ask, reply);
+        let _waits = Waits { handed: self, ask };
+        self.tell.send((what(ask), None)).ok()?;
+        answer.await.ok()
+    }
+
+    fn taken_out(&self, ask: u64) -> Option<oneshot::Sender<Reply>> {
+        self.asked.borrow_mut().as_mut()?.remove(&ask)
+    }
+
+    fn hear(&self, ask: u64, fault: Option<(libc::c_int, String)>, info: Option<Box<D2tpInfo>>) {
+        let fault = fault.map(|(errno, text)| Fault { errno, text });
+        if let Some(reply) = self.taken_out(ask) {
+            let _ = reply.send(Reply { fault, info });
+        }
+    }
+
+    /// Hears what becomes of it, until it is over; `from`: the port of the program's socket.
+    pub(crate) async fn follow(mut self, home: &Home, fate: &Arc<Fate>, from: u16) {
+        let mut ear = self.ear.take().expect("of the one that was called with");
+        let mut is_lost = false;
+        loop {
+            match ear.next().await {
+                Ok(Some(FromAgent::Answer { ask, fault, info })) => self.hear(ask, fault, info),
+                Ok(Some(FromAgent::Fault { errno, text })) => {
+                    let _ = fate.fault.set(Fault { errno, text });
+                    let _ = self.tell.send((ToAgent::Heard, None));
+                }
+                Ok(Some(FromAgent::Over)) => break,
+                Ok(Some(FromAgent::Open | FromAgent::Taken { .. })) => {}
+                Ok(None) | Err(_) => {
+                    let text = "the agent that carried this connection is gone";
+                    let _ = fate.fault.set(Fault::new(libc::ECONNRESET, text));
+                    is_lost = true;
+                    break;
+                }
+            }
+        }
+        fate.over.store(true, Ordering::Relaxed);
+        home.handed.borrow_mut().remove(&fate.serial);
+        // Whoever still waits for an answer asks the fate.
+        self.asked.borrow_mut().take();
+        // The kernel reset what was joined. What was not waits yet.
+        if is_lost && let Ok(stream) = home.port.meet(from).await {
+            pump::break_off(stream);
+        }
+    }
+}

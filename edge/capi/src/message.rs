@@ -1,0 +1,354 @@
+//! What this library and an agent say to each other of one connection: a JSON object a line each way, on a
+//! connection of its own to the agent's socket (`docs/agent.md`, "Sockets of programs").
+//!
+//! ```text
+//!  {"do":"socket","version":1,"server":…,"options":…}  ▶
+//!                                                      ◀ {"event":"taken","ok":true,"version":1}
+//!  {"do":"carry","from":40112}  and a descriptor       ▶
+//!                                                      ◀ {"event":"open"}      then the program is connected
+//!  {"do":"options",…}, {"do":"flush",…}, {"do":"info"} ▶
+//!                                                      ◀ {"event":"answer",…}
+//!                                                      ◀ {"event":"fault",…}   before the descriptor breaks
+//!  {"do":"heard"}                                      ▶
+//!                                                      ◀ {"event":"over"}
+//! ```
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use d2tp_driver::Route;
+use d2tp_sched::{IfLate, Policy};
+use libc::c_int;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+use crate::errno::Fault;
+use crate::info::D2tpInfo;
+use crate::options::{Options, since_boot};
+
+/// Of these messages. One of another version is not understood, and whoever asked carries by itself.
+pub const VERSION: u32 = 1;
+/// Bytes of a line at most.
+const LINE_BYTES_MAX: usize = 64 * 1024;
+/// Bytes that are read at once.
+const READ_BYTES: usize = 4 * 1024;
+/// Descriptors in one message.
+const PASSED_MAX: usize = 1;
+
+/// A connection that is to be carried.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Call {
+    /// Of these messages.
+    pub version: u32,
+    /// The D2TP server: `d2tp://host:port/KEY`.
+    pub(crate) server: String,
+    /// Where that is a proxy: the host and port that it is asked for.
+    #[serde(default)]
+    pub(crate) target: Option<String>,
+    /// The file of the device's key.
+    pub(crate) key: PathBuf,
+    pub(crate) options: Terms,
+}
+
+/// What a program asks of a connection, as it is now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Terms {
+    left_ms: Option<u64>,
+    size: Option<u64>,
+    policy: String,
+    budget: Option<u64>,
+    priority: u8,
+    if_late: String,
+    route: String,
+    persist: bool,
+}
+
+const ROUTE_WORDS: [(Route, &str); 3] = [
+    (Route::Any, "any"),
+    (Route::Steadiest, "steadiest"),
+    (Route::Each, "each"),
+];
+
+impl From<&Options> for Terms {
+    fn from(options: &Options) -> Terms {
+        let route = ROUTE_WORDS.iter().find(|(r, _)| *r == options.route);
+        Terms {
+            left_ms: options.left().map(|left| left.as_millis() as u64),
+            size: options.size,
+            policy: options.policy.word().to_owned(),
+            budget: options.budget,
+            priority: options.priority,
+            if_late: options.if_late.word().to_owned(),
+            route: route.map_or("any", |(_, word)| word).to_owned(),
+            persist: options.persist,
+        }
+    }
+}
+
+impl TryFrom<&Terms> for Options {
+    type Error = Fault;
+    fn try_from(terms: &Terms) -> Result<Options, Fault> {
+        let nonsense = |text: String| Fault::new(libc::EINVAL, text);
+        let policy: Policy = terms.policy.parse().map_err(|e| nonsense(format!("{e}")))?;
+        let if_late: IfLate = terms
+            .if_late
+            .parse()
+            .map_err(|e| nonsense(format!("{e}")))?;
+        let mut routes = ROUTE_WORDS.iter();
+        let route = routes.find(|(_, word)| *word == terms.route);
+        let route = route.ok_or_else(|| nonsense(format!("`{}` is no route", terms.route)))?;
+        Ok(Options {
+            deadline: terms
+                .left_ms
+                .map(|left| since_boot() + Duration::from_millis(left)),
+            size: terms.size,
+            policy,
+            budget: terms.budget,
+            priority: terms.priority,
+            if_late,
+            route: route.0,
+            persist: terms.persist,
+            ..Options::default()
+        })
+    }
+}
+
+/// To the agent.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case")]
+pub(crate) enum ToAgent {
+    Socket(Box<Call>),
+    /// The other end of the program's socket comes beside this, not connected yet; that waits at this
+    /// port.
+    Carry {
+        from: u16,
+    },
+    Options {
+        options: Terms,
+    },
+    Flush {
+        ask: u64,
+        /// Of the program's, since it began.
+        bytes: u64,
+    },
+    /// Nobody waits for that flush any more.
+    Forget {
+        ask: u64,
+    },
+    Info {
+        ask: u64,
+    },
+    /// The fault is known: the descriptor may break.
+    Heard,
+}
+
+/// From the agent.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub(crate) enum FromAgent {
+    /// It is carried, or tried to. An agent that does not know of sockets says `ok: false`, and no
+    /// `event`.
+    Taken { ok: bool, version: u32 },
+    /// The connection is made; the descriptor is joined next.
+    Open,
+    /// It was never made, or it breaks now.
+    Fault { errno: c_int, text: String },
+    Answer {
+        ask: u64,
+        #[serde(default)]
+        fault: Option<(c_int, String)>,
+        #[serde(default)]
+        info: Option<Box<D2tpInfo>>,
+    },
+    /// Nothing is carried any more.
+    Over,
+}
+
+impl FromAgent {
+    pub(crate) fn fault(fault: &Fault) -> FromAgent {
+        FromAgent::Fault {
+            errno: fault.errno,
+            text: fault.text.clone(),
+        }
+    }
+}
+
+/// One side's ear: whole lines, and the descriptors that came with them.
+pub(crate) struct Ear {
+    stream: Rc<UnixStream>,
+    heard: Vec<u8>,
+    passed: VecDeque<OwnedFd>,
+}
+
+impl Ear {
+    pub(crate) fn new(stream: Rc<UnixStream>) -> Ear {
+        Ear {
+            stream,
+            heard: Vec::new(),
+            passed: VecDeque::new(),
+        }
+    }
+
+    /// The next thing said; none when there is no more. May be given up and asked again.
+    ///
+    /// # Errors
+    /// It is nothing of ours, or the connection broke.
+    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        loop {
+            if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.heard.drain(..=end).collect();
+                return Ok(Some(serde_json::from_slice(&line)?));
+            }
+            if self.heard.len() > LINE_BYTES_MAX {
+                return Err(io::Error::other("a line without end"));
+            }
+            let stream = self.stream.clone();
+            let (bytes, fds) = stream
+                .async_io(Interest::READABLE, || receive(&stream))
+                .await?;
+            if bytes.is_empty() {
+                return Ok(None);
+            }
+            self.heard.extend(bytes);
+            self.passed.extend(fds);
+        }
+    }
+
+    /// A descriptor that came with what was heard last.
+    pub(crate) fn passed(&mut self) -> Option<OwnedFd> {
+        self.passed.pop_front()
+    }
+}
+
+fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; READ_BYTES];
+    let mut space = nix::cmsg_space!([libc::c_int; PASSED_MAX]);
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+    let message = recvmsg::<()>(stream.as_raw_fd(), &mut slices, Some(&mut space), flags)?;
+    let mut fds = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(passed) = control {
+            // SAFETY: the kernel just made them for us.
+            let owned = passed
+                .into_iter()
+                .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+            fds.extend(owned);
+        }
+    }
+    let length = message.bytes;
+    bytes.truncate(length);
+    Ok((bytes, fds))
+}
+
+/// Says one thing, with a descriptor where there is one.
+///
+/// # Errors
+/// Nobody listens any more.
+pub(crate) async fn say<T: Serialize>(
+    stream: &UnixStream,
+    what: &T,
+    fd: Option<OwnedFd>,
+) -> io::Result<()> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    let mut from = 0;
+    let mut fd = fd;
+    while from < line.len() {
+        let fds: Vec<c_int> = fd.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let rights = if fds.is_empty() { &[][..] } else { &rights[..] };
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        let slices = [IoSlice::new(&line[from..])];
+        from += stream
+            .async_io(Interest::WRITABLE, || {
+                let sent = sendmsg::<()>(stream.as_raw_fd(), &slices, rights, flags, None);
+                sent.map_err(io::Error::from)
+            })
+            .await?;
+        fd = None;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn what_a_program_asks_for_is_the_same_at_the_agent() {
+        let options = Options {
+            deadline: Some(since_boot() + Duration::from_secs(60)),
+            size: Some(94_000_000),
+            policy: Policy::Balanced,
+            budget: Some(5_000_000),
+            priority: 3,
+            if_late: IfLate::Wait,
+            route: Route::Each,
+            persist: true,
+            ..Options::default()
+        };
+        let text = serde_json::to_string(&Terms::from(&options)).unwrap();
+        let terms: Terms = serde_json::from_str(&text).unwrap();
+        let there = Options::try_from(&terms).unwrap();
+        let left = there.left().unwrap();
+        assert!(left > Duration::from_secs(58) && left <= Duration::from_secs(60));
+        assert_eq!(
+            Options {
+                deadline: None,
+                ..there
+            },
+            Options {
+                deadline: None,
+                ..options
+            }
+        );
+        let mut nonsense = terms;
+        nonsense.policy = "cheap".into();
+        assert_eq!(
+            Options::try_from(&nonsense).unwrap_err().errno,
+            libc::EINVAL
+        );
+    }
+
+    #[test]
+    fn lines_come_whole_and_a_descriptor_comes_with_its_line() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (here, there) = UnixStream::pair().unwrap();
+            let mut ear = Ear::new(Rc::new(there));
+            let (mut read, write) = nix::unistd::pipe().unwrap();
+            say(&here, &ToAgent::Heard, None).await.unwrap();
+            let carry = ToAgent::Carry { from: 7 };
+            say(
+                &here,
+                &carry,
+                Some(read.as_fd().try_clone_to_owned().unwrap()),
+            )
+            .await
+            .unwrap();
+            drop(here);
+            assert!(matches!(ear.next().await, Ok(Some(ToAgent::Heard))));
+            let second = ear.next().await.unwrap();
+            assert!(matches!(second, Some(ToAgent::Carry { from: 7 })));
+            read = ear.passed().expect("it came along");
+            nix::unistd::write(&write, b"x").unwrap();
+            let mut byte = [0];
+            assert_eq!(nix::unistd::read(&read, &mut byte).unwrap(), 1);
+            assert!(matches!(ear.next::<ToAgent>().await, Ok(None)));
+        });
+    }
+}

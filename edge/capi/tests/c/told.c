@@ -1,0 +1,108 @@
+/* told HOST PORT [persist]: a connection that does what it is told, line by line, and says what came of it. */
+#include "bsd.h"
+
+static int fd;
+
+static void said(const char *what, long value) {
+    char text[300] = "";
+    if (value >= 0) {
+        printf("%s %ld\n", what, value);
+    } else {
+        const char *name = strerrorname_np(errno);
+        socklen_t len = sizeof text;
+        NEED(d2tp_getsockopt(fd, SOL_D2TP, D2TP_SO_ERROR, text, &len) == 0);
+        printf("%s %s: %s\n", what, name, text);
+    }
+    fflush(stdout);
+}
+
+static long put(long count) {
+    static char bytes[65536];
+    for (long all = 0; all < count;) {
+        size_t more = count - all < (long)sizeof bytes ? (size_t)(count - all) : sizeof bytes;
+        ssize_t n = d2tp_send(fd, bytes, more, 0);
+        if (n < 0)
+            return -1;
+        all += n;
+    }
+    return count;
+}
+
+/* As many, or all that comes before the end. */
+static long take(long count) {
+    static char bytes[65536];
+    long all = 0;
+    while (all < count) {
+        size_t more = count - all < (long)sizeof bytes ? (size_t)(count - all) : sizeof bytes;
+        ssize_t n = d2tp_recv(fd, bytes, more, 0);
+        if (n < 0)
+            return -1;
+        if (n == 0)
+            break;
+        all += n;
+    }
+    return all;
+}
+
+static long option(int name, const void *value, socklen_t len) {
+    return d2tp_setsockopt(fd, SOL_D2TP, name, value, len);
+}
+
+int main(int argc, char **argv) {
+    char line[200], word[50];
+    struct addrinfo *server;
+    int one = 1;
+    if (argc < 3)
+        return 2;
+    if (d2tp_getaddrinfo(argv[1], *argv[2] ? argv[2] : NULL, NULL, &server) != 0)
+        return 2;
+    fd = d2tp_socket(AF_INET, SOCK_STREAM, 0);
+    NEED(fd >= 0);
+    if (argc > 3 && strcmp(argv[3], "persist") == 0)
+        said("persist", option(D2TP_SO_PERSIST, &one, sizeof one));
+    if (argc > 3 && strncmp(argv[3], "policy=", 7) == 0) {
+        int policy = atoi(argv[3] + 7);
+        said("policy", option(D2TP_SO_POLICY, &policy, sizeof policy));
+    }
+    said("connect", d2tp_connect(fd, server->ai_addr, server->ai_addrlen));
+    while (fgets(line, sizeof line, stdin)) {
+        long value = 0;
+        int number;
+        if (sscanf(line, "%49s %ld", word, &value) < 1)
+            continue;
+        number = (int)value;
+        if (strcmp(word, "write") == 0) {
+            said("write", put(value));
+        } else if (strcmp(word, "ask") == 0) {
+            int len = snprintf(line, sizeof line, "GET /a HTTP/1.0\r\nHost: x\r\n\r\n");
+            said("ask", d2tp_send(fd, line, len, 0));
+        } else if (strcmp(word, "read") == 0) {
+            said("read", take(value));
+        } else if (strcmp(word, "flush") == 0) {
+            said("flush", d2tp_flush(fd, number));
+        } else if (strcmp(word, "policy") == 0) {
+            said("policy", option(D2TP_SO_POLICY, &number, sizeof number));
+        } else if (strcmp(word, "deadline") == 0) {
+            said("deadline", option(D2TP_SO_DEADLINE, &number, sizeof number));
+        } else if (strcmp(word, "budget") == 0) {
+            uint64_t budget = value;
+            said("budget", option(D2TP_SO_BUDGET, &budget, sizeof budget));
+        } else if (strcmp(word, "info") == 0) {
+            struct d2tp_info info;
+            socklen_t len = sizeof info;
+            NEED(d2tp_getsockopt(fd, SOL_D2TP, D2TP_SO_INFO, &info, &len) == 0);
+            printf("info %u %llu %llu %llu\n", info.di_state, (unsigned long long)info.di_bytes_sent,
+                   (unsigned long long)info.di_bytes_acked, (unsigned long long)info.di_bytes_received);
+            fflush(stdout);
+        } else if (strcmp(word, "end") == 0) {
+            said("end", d2tp_shutdown(fd, SHUT_WR));
+        } else if (strcmp(word, "close") == 0) {
+            said("close", d2tp_close(fd));
+        } else if (strcmp(word, "die") == 0) {
+            raise(SIGKILL);
+        } else {
+            return 2;
+        }
+    }
+    return 0;
+}
