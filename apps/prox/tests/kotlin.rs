@@ -111,14 +111,24 @@ fn command(prefix: &Path, program: impl AsRef<OsStr>) -> Command {
     command
 }
 
+/// How long Maven may take to fetch what it needs, some 110 MB.
+const FETCHING_MAX: &str = "240s";
+
 /// The library and the example, compiled into `to`, and the class path of what they need: by what Maven has
 /// here already, else with what it fetches. Nothing where it can fetch nothing.
 fn compiled(to: &Path) -> Option<String> {
     let classpath = to.join("classpath");
     let maven = |more: &[&str]| {
-        let mut maven = Command::new("mvn");
+        let mut maven = Command::new("timeout");
         maven
-            .args(["-B", "-q", "-ntp", "-Dstyle.color=never"])
+            .args([
+                FETCHING_MAX,
+                "mvn",
+                "-B",
+                "-q",
+                "-ntp",
+                "-Dstyle.color=never",
+            ])
             .args(more)
             .arg(format!("-Dto={}", to.display()))
             .arg(format!("-Dmdep.outputFile={}", classpath.display()))
@@ -133,6 +143,11 @@ fn compiled(to: &Path) -> Option<String> {
     };
     if lacks(&made, "offline") {
         made = maven(&["-U"]);
+    }
+    // As timeout(1) says it.
+    if made.status.code() == Some(124) {
+        eprintln!("Kotlin not tried: Maven was not ready after {FETCHING_MAX}");
+        return None;
     }
     // What Maven Central does not have is "not found" there: a mistake of the pom.
     if lacks(&made, "Could not transfer") {
