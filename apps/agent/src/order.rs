@@ -126,8 +126,8 @@ pub struct Order {
     /// An upload is a POST, sent to the origin once at most.
     #[serde(default)]
     pub post: bool,
-    /// What the proxy knows a POST by: with the same word it is the same POST, delivered once. The agent
-    /// makes one where none is given.
+    /// What the proxy knows an upload by: with the same word it is the same one, and a POST delivered
+    /// once. The agent makes one where none is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
     /// What an uploaded file is.

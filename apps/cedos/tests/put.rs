@@ -20,7 +20,8 @@ fn cedos(folder: &Path, arguments: &[&str]) -> Command {
         .env_remove("CEDOS_PROX")
         .env("CEDOS_AGENT", "none")
         .env_remove("CEDOS_KEY_FILE")
-        .env("XDG_CONFIG_HOME", folder);
+        .env("XDG_CONFIG_HOME", folder)
+        .env("XDG_STATE_HOME", folder.join("state"));
     command
 }
 
@@ -258,8 +259,12 @@ fn a_put_whose_process_is_killed_goes_on_with_what_the_proxy_has() {
         .sum();
     assert!(carried < 100_000, "{done}");
     // What was answered is over: the same again is another upload.
-    let again = last(&put(folder.path(), &url, &proxy, &[]));
-    assert_eq!(again["answer"], "1");
+    for number in 1..10 {
+        let again = last(&put(folder.path(), &url, &proxy, &[]));
+        assert_eq!(again["answer"], number.to_string());
+    }
+    let tickets = std::fs::read_dir(folder.path().join("state/cedos/uploads")).expect("a folder");
+    assert_eq!(tickets.count(), 0);
 }
 
 #[test]
@@ -272,7 +277,6 @@ fn an_agents_post_is_delivered_once_though_the_agent_is_killed() {
     let cedos = |arguments: &[&str]| {
         let mut command = cedos(folder.path(), arguments);
         command.env("CEDOS_AGENT", &socket);
-        command.env("XDG_STATE_HOME", folder.path().join("state"));
         command
     };
     let start = || {
@@ -321,7 +325,6 @@ fn an_upload_is_handed_to_the_agent_followed_or_left() {
     let cedos = |arguments: &[&str]| {
         let mut command = cedos(folder.path(), arguments);
         command.env("CEDOS_AGENT", &socket);
-        command.env("XDG_STATE_HOME", folder.path().join("state"));
         command
     };
     let agent = cedos(&["agent"]).stderr(Stdio::null()).spawn();
@@ -338,14 +341,17 @@ fn an_upload_is_handed_to_the_agent_followed_or_left() {
         (&201.into(), &"put".into())
     );
     assert_eq!(told["answer"], "0: 300000 bytes");
-    let left = [&put[..], &["--detach"]].concat();
-    let left = cedos(&left).output().expect("cedos put");
-    let id = last(&left)["id"].to_string();
-    let waited = cedos(&["wait", &id, "--json"])
-        .output()
-        .expect("cedos wait");
-    assert_eq!(waited.status.code(), Some(0), "{waited:?}");
-    assert_eq!(last(&waited)["answer"], "1: 300000 bytes");
+    // Each is an upload by itself, however soon it follows.
+    for number in 1..10 {
+        let left = [&put[..], &["--detach"]].concat();
+        let left = cedos(&left).output().expect("cedos put");
+        let id = last(&left)["id"].to_string();
+        let waited = cedos(&["wait", &id, "--json"])
+            .output()
+            .expect("cedos wait");
+        assert_eq!(waited.status.code(), Some(0), "{waited:?}");
+        assert_eq!(last(&waited)["answer"], format!("{number}: 300000 bytes"));
+    }
     // Without an agent there is nobody to leave it to.
     let alone = [&put[..], &["--detach", "--alone"]].concat();
     let alone = cedos(&alone).output().expect("cedos put");

@@ -259,7 +259,7 @@ impl Agent {
         // What makes no sense is said now, and nothing is taken.
         let errand = Errand::prepare(&order, order.job()?, false)?;
         errand.job.refuse_existing()?;
-        if order.post && order.token.is_none() {
+        if order.verb == Verb::Put && order.token.is_none() {
             order.token = Some(new_token());
         }
         let kept = Kept::new(order, patient)?;

@@ -38,6 +38,7 @@ pub mod partial;
 pub mod proxy;
 pub mod report;
 pub mod sink;
+mod ticket;
 pub mod tls;
 pub mod transfer;
 pub mod tunnel;

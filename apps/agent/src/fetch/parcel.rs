@@ -23,7 +23,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use sha2::{Digest, Sha256};
 use url::Url;
 
+use super::jobs;
 use super::outcome::{Exit, Failure};
+use super::ticket::Ticket;
 
 /// Header fields of an answer.
 const HEADERS_MAX: usize = 128;
@@ -57,7 +59,7 @@ pub struct Parcel {
     modified: Option<SystemTime>,
     /// Without its last line.
     head: String,
-    token: String,
+    ticket: Ticket,
     gate: Mutex<Gate>,
 }
 
@@ -70,8 +72,8 @@ struct Gate {
 
 impl Parcel {
     /// Opens and digests the file, which takes seconds for a gigabyte, unless it is stopped; `progress`
-    /// hears how many bytes of how many are read. `token`: what the proxy knows it by. A PUT has one
-    /// by what it is, so that another process goes on with it; a POST may be meant twice.
+    /// hears how many bytes of how many are read. `token`: what the proxy knows it by. Without one, a
+    /// PUT has a ticket, so that another process goes on with it; a POST may be meant twice.
     pub fn open(
         path: &Path,
         url: &Url,
@@ -122,14 +124,18 @@ impl Parcel {
              Content-Type: {kind}\r\nContent-Length: {length}\r\n"
         );
         let sha256 = hex::encode(digest.finalize());
-        let own = || match post {
-            true => new_token(),
-            false => hex::encode(&Sha256::digest(format!("{head}{sha256}"))[..16]),
+        let ticket = match token {
+            Some(token) => Ticket::of(token),
+            None if post => Ticket::of(new_token()),
+            None => {
+                let folder = jobs::state().ok().map(|state| state.join("uploads"));
+                Ticket::take_up(folder.as_deref(), &format!("{head}{sha256}"))
+            }
         };
         Ok(Parcel {
             path: path.to_owned(),
             length,
-            token: token.unwrap_or_else(own),
+            ticket,
             sha256,
             post,
             modified: about.modified().ok(),
@@ -146,6 +152,11 @@ impl Parcel {
         if let Some(waiting) = gate.waiting.take_if(|_| !held) {
             waiting.wake();
         }
+    }
+
+    /// The origin has answered, and is not asked again.
+    pub fn settle(&self) {
+        self.ticket.spend();
     }
 
     /// The file is not what was digested, so what was sent is neither.
@@ -184,7 +195,7 @@ impl Drawn {
         let head = match asks {
             true => format!(
                 "{}Expect: 100-continue\r\nCedos-Upload: {}\r\n\r\n",
-                parcel.head, parcel.token
+                parcel.head, parcel.ticket.token
             ),
             false => format!("{}\r\n", parcel.head),
         };
@@ -365,13 +376,17 @@ mod tests {
     use super::*;
     use std::io::Write;
 
+    fn token() -> Option<String> {
+        Some(new_token())
+    }
+
     #[test]
     fn a_parcel_is_its_head_and_then_its_file_wherever_it_is_read() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"0123456789").unwrap();
         let url = "http://h:81/a?b#c".parse().unwrap();
         let parcel = Arc::new(
-            Parcel::open(file.path(), &url, false, None, None, || false, |_, _| ()).unwrap(),
+            Parcel::open(file.path(), &url, false, None, token(), || false, |_, _| ()).unwrap(),
         );
         let drawn = Drawn::new(parcel.clone(), false);
         let read = |offset, max| match read_of(&drawn, offset, max) {
@@ -397,7 +412,7 @@ mod tests {
         );
         assert_eq!(drawn.size(), text.len() as u64);
         assert!(parcel.check_unchanged().is_ok());
-        let stopped = Parcel::open(file.path(), &url, false, None, None, || true, |_, _| ());
+        let stopped = Parcel::open(file.path(), &url, false, None, token(), || true, |_, _| ());
         assert_eq!(stopped.err().unwrap().exit, Exit::Cancelled);
         file.as_file().set_len(5).unwrap();
         assert!(read(drawn.head_bytes(), 100).is_err());
@@ -417,8 +432,9 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"0123456789").unwrap();
         let url = "http://h/a".parse().unwrap();
-        let open = |post| {
-            let parcel = Parcel::open(file.path(), &url, post, None, None, || false, |_, _| ());
+        let open = |post: bool| {
+            let token = token().filter(|_| !post);
+            let parcel = Parcel::open(file.path(), &url, post, None, token, || false, |_, _| ());
             Arc::new(parcel.unwrap())
         };
         let drawn = Drawn::new(open(false), true);
@@ -433,9 +449,8 @@ mod tests {
             Poll::Ready(Ok(rest)) => assert_eq!(&rest[..], b"789"),
             other => panic!("{other:?}"),
         }
-        // The same PUT is the same upload; a POST is one by itself.
-        assert_eq!(open(false).token, open(false).token);
-        assert_ne!(open(true).token, open(true).token);
+        // A POST is one by itself.
+        assert_ne!(open(true).ticket.token, open(true).ticket.token);
     }
 
     #[test]

@@ -135,7 +135,11 @@ impl Transfer<'_, Proxy> {
         }
         let answer =
             Answered::read(&kept, total).map_err(|what| self.lost(Fault::Proxy(what.into())))?;
-        self.judge(&parcel, answer)
+        let verdict = self.judge(&parcel, answer);
+        if matches!(verdict, Ok(_) | Err(Fault::Final(_))) {
+            parcel.settle();
+        }
+        verdict
     }
 
     /// The proxy has said from which byte on it wants the file.
