@@ -9,7 +9,7 @@
 
 use crate::choice::{Class, Policy};
 use crate::outlook::Outlook;
-use crate::roster::{Flow, by_deadline};
+use crate::roster::Flow;
 use crate::scheduler::Scheduler;
 use d2tp_time::{Span, Time};
 
@@ -55,14 +55,12 @@ impl Promise {
 impl Scheduler {
     /// What can be promised of each flow.
     pub fn promises(&self, now: Time, flows: &[Flow]) -> Vec<Promise> {
-        let order = by_deadline(flows);
+        let (order, late) = self.in_order(now, flows);
         let mut promises: Vec<Promise> = flows.iter().map(|flow| self.without_end(flow)).collect();
         let mut before = 0.0;
         for n in order {
             let flow = &flows[n];
-            let Some(left_s) = flow.left_s() else {
-                break;
-            };
+            let left_s = flow.left_s().unwrap_or(0.0);
             let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
             let until = before + flow.bytes();
             let own = |of: &dyn Fn(f64) -> f64| (of(until) - of(before)).max(0.0) as u64;
@@ -78,7 +76,10 @@ impl Scheduler {
                     .min(most),
                 most_metered_bytes: most,
             };
-            before = until;
+            // Who will be late goes after the others, and of an unknown size nothing can be said.
+            if !late.has(n) && flow.need.remaining_bytes.is_some() {
+                before = until;
+            }
         }
         promises
     }
@@ -187,8 +188,11 @@ mod tests {
         ];
         let promises = scheduler.promises(now, &flows);
         assert!(promises[0].is_infeasible(), "{promises:?}");
-        // It is behind the first.
-        assert!(promises[1].ready < 0.8, "{promises:?}");
+        // Nobody waits for it.
+        assert!(promises[1].ready > 0.95, "{promises:?}");
+        let behind = [flow(90_000_000, Some(99)), flow(5_000_000, Some(100))];
+        let behind = scheduler.promises(now, &behind);
+        assert!(behind[1].ready < 0.8, "{behind:?}");
         assert_eq!(promises[2].ready, 1.0);
         let alone = scheduler.promises(now, &flows[1..]);
         assert!(alone[0].ready > 0.95, "{alone:?}");

@@ -5,12 +5,13 @@
 //!  for the flows up to each deadline, earliest first:
 //!    regret = how likely free links alone will do       what is paid for now was not needed
 //!    risk   = how likely all links will just not do     what is not paid for now is missing
-//!  PRICE × flows × risk > bytes ÷ size of a flow × regret ─▶ these flows pay, else they wait
+//!  PRICE × flows × risk > (bytes ÷ size of a large flow)^LITTLE × regret^SURE ─▶ they pay, else they wait
+//!  and at the brink, where what all links carry is just what is needed, the same again without the powers
 //! ```
 //!
 //! So a flow that free links will hardly ever complete alone pays early, for it will pay anyway; one
-//! that they probably will complete waits as long as the others can still do the rest; and the last
-//! bytes of a flow are paid for sooner than its first, for they cost little and decide as much.
+//! that they probably will complete waits as long as the others can still do the rest; and small flows
+//! and the last bytes of large ones are paid for sooner, for they cost little and decide as much.
 
 use crate::choice::{Class, Policy};
 use crate::forecast::Hint;
@@ -19,6 +20,9 @@ use crate::outlook::Outlook;
 use crate::published;
 use crate::roster::{Flow, Roster, Share, by_deadline};
 use d2tp_time::{Span, Time};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::ops::Range;
 
 /// How it is decided who pays.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,15 +42,34 @@ pub enum Mode {
     Outlook,
 }
 
-/// What a missed deadline is worth, in flows of mean size paid for in vain. Higher: fewer are missed,
-/// more is paid.
-pub const PRICE: f64 = 2.5; // tuned, as all the numbers below: docs/repro/score.md says on what
+/// What a missed deadline is worth, in large flows paid for in vain. Higher: fewer are missed, more is
+/// paid.
+pub const PRICE: f64 = 0.4; // tuned, as all the numbers below: docs/repro/score.md says on what
+
+/// A large flow is as the largest of those at hand and of so many that came lately.
+const LATELY: usize = 8; // a guess: what a person does changes
+
+/// How much less than its share of bytes a little is worth …
+const LITTLE: f64 = 1.3;
+/// … and how much less than its probability a regret that is not sure.
+const SURE: f64 = 2.0;
+
+/// What a missed deadline is worth at the brink, and how near what all links carry is to what is needed
+/// there, as for [`HOPELESS`] and [`JUST`].
+const PRICE_AT_BRINK: f64 = 1.2;
+const BRINK: f64 = 1.2;
+/// Free links alone will do when they carry this share of what is needed: the rest is little to pay.
+const NEARLY: f64 = 0.83;
+
+/// So near its deadline a flow pays whatever the odds: there is no later look to find that it should have,
+/// and little is left, or it is lost anyway.
+const LAST_LOOKS_S: f64 = 2.0; // two epochs
 
 /// And for flows whose policy is to be balanced.
 const PRICE_BALANCED: f64 = 2.0 * PRICE;
 
 /// Links *just* do not do when they carry less than this many times what is needed …
-const JUST: f64 = 1.2;
+const JUST: f64 = 2.0;
 /// … and more than this: where they carry still less, paying now does not help either.
 const HOPELESS: f64 = 0.95;
 
@@ -54,8 +77,9 @@ const HOPELESS: f64 = 0.95;
 /// are expected to carry. Less for one that needs less.
 const RISK_UNSEEN: f64 = 0.05;
 
-/// Free links alone will do when they carry this share of what is needed: the rest is little to pay.
-const ALONE: f64 = 0.83;
+/// It is regretted to have paid when free links alone carry this share of what is needed: what was paid
+/// for by then has replaced some of it.
+const ALONE: f64 = 0.45;
 
 /// Not all of some flows will be in time when all links fail them with this probability.
 const CROWDED: f64 = 0.95; // a guess
@@ -71,7 +95,7 @@ pub const PROBE_BYTES: u64 = 100_000; // a guess
 const PROBE_AFTER_S: f64 = 10.0; // half of the recorded cellular links: rates hold about so long
 /// … or for this share of the time that flows can still lose, if that is longer. Higher: fewer bytes go
 /// into probes, and a rate that fell is seen later.
-const PROBE_SLACK: f64 = 0.05; // tuned: docs/repro/score.md
+const PROBE_SLACK: f64 = 0.03; // tuned: docs/repro/score.md
 
 /// One that was never used is, as soon as flows need so much that a probe is little beside it.
 const PROBE_FIRST_BYTES: f64 = 20.0 * PROBE_BYTES as f64; // a guess
@@ -96,15 +120,23 @@ const ABOUT: f64 = 1.6;
 pub struct Scheduler {
     mode: Mode,
     links: Vec<History>,
+    /// Of the flows that came lately.
+    sizes: VecDeque<u64>,
 }
 
 /// How things stand for the flows up to a deadline.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Standing {
-    /// How likely free links alone will do.
+    /// How likely free links alone are in time.
+    pub(crate) alone: f64,
+    /// How likely all links together are not.
+    pub(crate) late: f64,
+    /// How likely what is paid for now was not needed.
     pub(crate) regret: f64,
-    /// How likely all links together just will not.
+    /// How likely all links together just will not do.
     pub(crate) risk: f64,
+    /// How likely what they carry is all but what is needed, and that free links nearly do alone.
+    brink: (f64, f64),
     /// The share of what all links are expected to carry that is needed.
     pub(crate) load: f64,
 }
@@ -115,6 +147,7 @@ impl Scheduler {
         Scheduler {
             mode,
             links: classes.into_iter().map(History::new).collect(),
+            sizes: VecDeque::new(),
         }
     }
 
@@ -122,6 +155,12 @@ impl Scheduler {
     pub fn add_link(&mut self, class: Class) -> usize {
         self.links.push(History::new(class));
         self.links.len() - 1
+    }
+
+    /// Takes down that a flow of this size came.
+    pub fn note_size(&mut self, bytes: u64) {
+        self.sizes.truncate(LATELY - 1);
+        self.sizes.push_front(bytes);
     }
 
     /// Says what a byte on a link costs from now on.
@@ -162,40 +201,33 @@ impl Scheduler {
 
     /// Decides for all flows.
     pub fn decide(&self, now: Time, flows: &[Flow]) -> Roster {
-        let mut order = by_deadline(flows);
+        let order = by_deadline(flows);
         if let Mode::AlgorithmOne { margin } = self.mode {
             return published::roster(&self.links, flows, order, margin);
         }
         let no_free =
             !(self.links.iter()).any(|link| link.class() == Class::Free && link.carries());
-        let (by_deadline, probe_after_s) = match self.mode {
-            Mode::Outlook => {
-                let found = self.by_outlook(now, flows, &order);
-                match found
-                    .crowded
-                    .filter(|place| give_way(flows, &mut order, *place))
-                {
-                    Some(_) => self.by_outlook(now, flows, &order).decided(),
-                    None => found.decided(),
-                }
-            }
-            Mode::Always => (order.len(), f64::INFINITY),
-            Mode::FreeFirst if no_free => (order.len(), f64::INFINITY),
-            Mode::FreeFirst | Mode::FreeOnly | Mode::AlgorithmOne { .. } => (0, f64::INFINITY),
+        let found = match self.mode {
+            Mode::Outlook => self.by_outlook(now, flows, order),
+            Mode::Always => Found::all(order),
+            Mode::FreeFirst if no_free => Found::all(order),
+            Mode::FreeFirst | Mode::FreeOnly | Mode::AlgorithmOne { .. } => Found::none(order),
         };
+        let order = found.order;
         let pays = |place: usize, flow: &Flow| {
+            let by_deadline = place < found.paying || found.late.contains(&place);
             let at_once = match flow.need.policy {
                 Policy::Fast => true,
                 Policy::Any => no_free,
                 Policy::FreeOnly | Policy::FreeFirst | Policy::Balanced => false,
             };
-            flow.may_pay() && (place < by_deadline || at_once)
+            flow.may_pay() && (by_deadline || at_once)
         };
         let payers: Vec<usize> = (order.iter().enumerate())
             .filter(|(place, n)| pays(*place, &flows[**n]))
             .map(|(_, n)| *n)
             .collect();
-        let shares = self.shares(now, !payers.is_empty(), probe_after_s);
+        let shares = self.shares(now, !payers.is_empty(), found.probe_after_s);
         let shortest_s = order.first().and_then(|n| flows[*n].left_s());
         let again_s = shortest_s.map_or(EPOCH_S.1, |left_s| left_s * EPOCH_SHARE);
         Roster {
@@ -229,6 +261,33 @@ impl Scheduler {
         load
     }
 
+    /// Those with a deadline, earliest first, and which of them will not be in time with the others.
+    pub(crate) fn in_order(&self, now: Time, flows: &[Flow]) -> (Vec<usize>, Late) {
+        let mut order = by_deadline(flows);
+        order.truncate(order.iter().map_while(|n| flows[*n].left_s()).count());
+        let left_s = |place: usize| flows[order[place]].left_s().unwrap_or(0.0);
+        let places = looked_at(order.len(), left_s);
+        let horizons = places.iter().map(|place| left_s(*place));
+        let outlook = Outlook::new(now, &self.links, horizons);
+        let late = too_much(flows, &order, &places, &outlook);
+        (order, late)
+    }
+
+    /// What a large flow is.
+    fn large(&self, flows: &[Flow]) -> f64 {
+        let sizes = flows.iter().map(|flow| flow.size_bytes);
+        let largest = sizes.chain(self.sizes.iter().copied()).max();
+        largest.unwrap_or(1).max(1) as f64
+    }
+
+    /// Whether a flow beside no other would pay with so much time left.
+    pub(crate) fn pays_alone(&self, now: Time, flow: &Flow, bytes: f64, left_s: f64) -> bool {
+        let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
+        let standing = standing(&outlook, 0, bytes);
+        let sizes = bytes / self.large(std::slice::from_ref(flow));
+        left_s <= LAST_LOOKS_S || is_worth(&standing, standing.risk, sizes, false)
+    }
+
     fn shares(&self, now: Time, paying: bool, probe_after_s: f64) -> Vec<Share> {
         let share = |link: &History| match link.class() {
             Class::Free => Share::All,
@@ -239,40 +298,37 @@ impl Scheduler {
         self.links.iter().map(share).collect()
     }
 
-    fn by_outlook(&self, now: Time, flows: &[Flow], order: &[usize]) -> Found {
+    fn by_outlook(&self, now: Time, flows: &[Flow], order: Vec<usize>) -> Found {
         let due = order.iter().map_while(|n| flows[*n].left_s()).count();
-        let places = looked_at(due, |place| flows[order[place]].left_s().unwrap_or(0.0));
-        let horizons = places
-            .iter()
-            .filter_map(|place| flows[order[*place]].left_s());
-        let outlook = Outlook::new(now, &self.links, horizons);
-        let mean_size = flows.iter().map(|flow| flow.size_bytes as f64).sum::<f64>()
-            / flows.len().max(1) as f64;
-        let (mut found, mut bytes, mut at_risk, mut next) = (Found::NOTHING, 0.0, 0.0, 0);
+        let left_s = |n: usize| flows[n].left_s().unwrap_or(0.0);
+        let places = looked_at(due, |place| left_s(order[place]));
+        let horizons: Vec<f64> = places.iter().map(|place| left_s(order[*place])).collect();
+        let outlook = Outlook::new(now, &self.links, horizons.iter().copied());
+        let late = too_much(flows, &order, &places, &outlook);
+        let large = self.large(flows);
+        let mut found = Found::none(Vec::with_capacity(order.len()));
+        let (mut bytes, mut at_risk, mut next) = (0.0, 0.0, 0);
         for (horizon, place) in places.into_iter().enumerate() {
-            let group = order[next..=place].iter().map(|n| &flows[*n]);
+            let all = order[next..=place].iter().copied();
+            next = place + 1;
+            let before = found.order.len();
+            found.order.extend(all.filter(|n| !late.has(*n)));
+            let group = found.order[before..].iter().map(|n| &flows[*n]);
             bytes += group.clone().map(Flow::bytes).sum::<f64>();
-            let may_pay = group.clone().filter(|flow| flow.may_pay());
+            let may_pay = group.filter(|flow| flow.may_pay());
             let balanced = may_pay
                 .clone()
                 .any(|flow| flow.need.policy == Policy::Balanced);
             let count = may_pay.count();
-            let left_s = flows[order[place]].left_s().unwrap_or(0.0);
-            next = place + 1;
             if count == 0 {
                 continue;
             }
+            let left_s = horizons[horizon];
             let standing = standing(&outlook, horizon, bytes);
             at_risk += standing.risk * count as f64;
-            let largest = group
-                .clone()
-                .map(|flow| flow.size_bytes as f64)
-                .fold(mean_size, f64::max);
-            if is_worth(&standing, at_risk, bytes / largest, balanced) {
-                found.paying = place + 1;
-            }
-            if outlook.all_short_of(horizon, bytes) > CROWDED {
-                found.crowded = Some(place);
+            let is_last = left_s <= LAST_LOOKS_S;
+            if is_last || is_worth(&standing, at_risk, bytes / large, balanced) {
+                found.paying = found.order.len();
             }
             if standing.regret < PROBE_REGRET && standing.load > PROBE_SHARE {
                 let slack_s = left_s * (1.0 - standing.load);
@@ -280,6 +336,11 @@ impl Scheduler {
                 found.probe_after_s = found.probe_after_s.min(after_s);
             }
         }
+        let in_time = found.order.len();
+        let those_late = order[..due].iter().copied().filter(|n| late.has(*n));
+        found.order.extend(those_late);
+        found.late = in_time..found.order.len();
+        found.order.extend(&order[due..]);
         if bytes > PROBE_FIRST_BYTES {
             // Any time at all is less than that since a link was never used.
             found.probe_after_s = found.probe_after_s.min(f64::MAX);
@@ -288,45 +349,87 @@ impl Scheduler {
     }
 }
 
-/// What the outlook says of all flows.
-#[derive(Debug, Clone, Copy)]
+/// Flows that will not be in time with the others.
+#[derive(Debug, Default)]
+pub(crate) struct Late {
+    /// By their place in the list; empty if there are none.
+    flows: Vec<bool>,
+}
+
+impl Late {
+    pub(crate) fn has(&self, flow: usize) -> bool {
+        self.flows.get(flow).is_some_and(|late| *late)
+    }
+}
+
+/// What is decided of all flows.
+#[derive(Debug, Clone)]
 struct Found {
-    /// So many of the order pay for their deadlines' sake.
+    /// The flows in the order in which links carry them.
+    order: Vec<usize>,
+    /// So many of them pay for their deadlines' sake.
     paying: usize,
+    /// The places of those that will not be in time, or are not: they pay too, as those do that were late.
+    late: Range<usize>,
     /// Links that cost and were not used for so long have to be measured.
     probe_after_s: f64,
-    /// The last place of the order up to which not all will be in time.
-    crowded: Option<usize>,
 }
 
 impl Found {
-    const NOTHING: Found = Found {
-        paying: 0,
-        probe_after_s: f64::INFINITY,
-        crowded: None,
-    };
+    fn none(order: Vec<usize>) -> Found {
+        Found {
+            order,
+            paying: 0,
+            late: 0..0,
+            probe_after_s: f64::INFINITY,
+        }
+    }
 
-    fn decided(self) -> (usize, f64) {
-        (self.paying, self.probe_after_s)
+    fn all(order: Vec<usize>) -> Found {
+        Found {
+            paying: order.len(),
+            ..Found::none(order)
+        }
     }
 }
 
-/// Where not all up to a place will be in time, those of less priority than the highest of them go to
-/// the end; whether any did.
-fn give_way(flows: &[Flow], order: &mut Vec<usize>, place: usize) -> bool {
-    let highest = order[..=place].iter().map(|n| flows[*n].priority).max();
-    let is_less = |n: &usize| Some(flows[*n].priority) < highest;
-    let less: Vec<usize> = order[..=place].iter().copied().filter(is_less).collect();
-    if less.is_empty() {
-        return false;
-    }
-    let mut at = 0;
-    order.retain(|n| {
-        at += 1;
-        at > place + 1 || !is_less(n)
+/// Of those with a deadline, which to be late with so that the others can be in time: where all links
+/// surely do not carry what is due until then, first who has least priority, of these who needs most
+/// (Moore, 1968, with Hodgson's rule: it leaves as few late as can be). Nobody else waits for them.
+fn too_much(flows: &[Flow], order: &[usize], places: &[usize], outlook: &Outlook) -> Late {
+    // How much it is of a size that is not known will show when it begins.
+    let own = |n: &usize| flows[*n].need.remaining_bytes.unwrap_or(0);
+    let is_crowded = |horizon, bytes: u64| outlook.all_short_of(horizon, bytes as f64) > CROWDED;
+    let (mut bytes, mut next) = (0, 0);
+    let is_any = places.iter().enumerate().any(|(horizon, place)| {
+        bytes += order[next..=*place].iter().map(own).sum::<u64>();
+        next = place + 1;
+        is_crowded(horizon, bytes)
     });
-    order.extend(less);
-    true
+    let mut late = Late::default();
+    if !is_any {
+        return late;
+    }
+    (bytes, next) = (0, 0);
+    let mut kept: BinaryHeap<(Reverse<u8>, u64, usize)> = BinaryHeap::new();
+    for (horizon, place) in places.iter().enumerate() {
+        for n in &order[next..=*place] {
+            bytes += own(n);
+            if flows[*n].need.remaining_bytes.is_some() {
+                kept.push((Reverse(flows[*n].priority), own(n), *n));
+            }
+        }
+        next = place + 1;
+        while is_crowded(horizon, bytes) {
+            let Some((_, own, n)) = kept.pop() else {
+                break;
+            };
+            bytes -= own;
+            late.flows.resize(flows.len(), false);
+            late.flows[n] = true;
+        }
+    }
+    late
 }
 
 /// Which of the first `due` places of the order are looked at: each where they are few, else the last
@@ -352,22 +455,25 @@ pub(crate) fn standing(outlook: &Outlook, horizon: usize, bytes: f64) -> Standin
     let load = bytes / outlook.all_median(horizon).max(1.0);
     let short = |times: f64| outlook.all_short_of(horizon, bytes * times);
     Standing {
+        alone: outlook.free_reach(horizon, bytes),
+        late: short(1.0),
         regret: outlook.free_reach(horizon, bytes * ALONE),
         risk: short(JUST) - short(HOPELESS) + RISK_UNSEEN * load.min(1.0),
+        brink: (
+            short(BRINK) - short(HOPELESS),
+            outlook.free_reach(horizon, bytes * NEARLY),
+        ),
         load,
     }
 }
 
-/// Whether a flow beside no other pays now.
-pub(crate) fn pays_alone(standing: &Standing, sizes: f64) -> bool {
-    is_worth(standing, standing.risk, sizes, false)
-}
-
 /// Whether to pay now: `at_risk` is the risk of all flows so far together, `sizes` what they still
-/// need, in flows of mean size.
+/// need, in large flows.
 fn is_worth(standing: &Standing, at_risk: f64, sizes: f64, balanced: bool) -> bool {
     let price = if balanced { PRICE_BALANCED } else { PRICE };
-    price * at_risk > sizes * standing.regret || standing.risk > RISK_MAX
+    let regret = sizes.powf(LITTLE) * standing.regret.powf(SURE);
+    let (just, nearly) = standing.brink;
+    price * at_risk > regret || PRICE_AT_BRINK * just > sizes * nearly || standing.risk > RISK_MAX
 }
 
 #[cfg(test)]
@@ -426,20 +532,20 @@ mod tests {
     fn with_time_in_hand_it_waits_and_without_it_pays() {
         let stays = [(60, [WIFI, CELL]), (5, [None, CELL])];
         assert_eq!(pays(&stays, &[free_first(20_000_000, 3_600.0)]), 0);
-        assert_eq!(pays(&stays, &[free_first(20_000_000, 21.0)]), 1);
+        assert_eq!(pays(&stays, &[free_first(20_000_000, 16.0)]), 1);
     }
 
     #[test]
     fn what_free_links_can_never_do_alone_is_paid_for_early() {
-        // No Wi-Fi for two hours: the flow will pay anyway, though there is five times the time.
+        // No Wi-Fi for two hours: the flow will pay anyway, though there is twice the time.
         let stays = [(7_200, [None, CELL])];
-        assert_eq!(pays(&stays, &[free_first(200_000_000, 1_000.0)]), 1);
+        assert_eq!(pays(&stays, &[free_first(200_000_000, 400.0)]), 1);
         // With Wi-Fi that comes back every minute it waits.
         let mut often = Vec::new();
         for _ in 0..20 {
             often.extend([(40, [WIFI, CELL]), (20, [None, CELL])]);
         }
-        assert_eq!(pays(&often, &[free_first(200_000_000, 1_000.0)]), 0);
+        assert_eq!(pays(&often, &[free_first(200_000_000, 400.0)]), 0);
     }
 
     #[test]
@@ -589,6 +695,68 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_for_a_flow_that_cannot_be_in_time() {
+        let (scheduler, now) = after(Mode::Outlook, &[(60, [WIFI, None])]);
+        let order = |flows: &[Flow]| scheduler.decide(now, flows).order;
+        let [huge, small, tiny] = [
+            free_first(200_000_000, 20.0),
+            free_first(10_000_000, 60.0),
+            free_first(1_000_000, 30.0),
+        ];
+        let undated = Flow {
+            need: Need {
+                left: None,
+                ..tiny.need.clone()
+            },
+            ..tiny.clone()
+        };
+        let flows = [huge, small, tiny, undated];
+        assert_eq!(order(&flows), [2, 1, 0, 3]);
+        // Nor for one whose deadline is over.
+        let mut flows = flows;
+        flows[0] = free_first(1_000_000, 0.0);
+        assert_eq!(order(&flows), [2, 1, 0, 3]);
+        // Of those that together are too much, one that makes room is late, not all.
+        let many = [30.0, 31.0, 32.0].map(|left_s| free_first(100_000_000, left_s));
+        let less = free_first(9_000_000, 33.0);
+        let [a, b, c] = many;
+        let roster = order(&[a, b, c, less]);
+        assert!(roster[..2].contains(&3), "{roster:?}");
+        // How large it is will show when it has begun.
+        let unknown = Flow {
+            need: Need {
+                remaining_bytes: None,
+                ..free_first(1, 5.0).need
+            },
+            ..free_first(1, 5.0)
+        };
+        assert_eq!(order(&[unknown, free_first(1_000_000, 30.0)]), [0, 1]);
+    }
+
+    #[test]
+    fn beside_large_flows_small_ones_are_paid_for_sooner() {
+        let stays = [(60, [WIFI, CELL]), (60, [None, CELL])];
+        let (mut scheduler, now) = after(Mode::Outlook, &stays);
+        let small = [free_first(5_000_000, 25.0)];
+        assert!(scheduler.decide(now, &small).payers.is_empty());
+        scheduler.note_size(500_000_000);
+        assert_eq!(scheduler.decide(now, &small).payers, [0]);
+        // What was large some time ago is not.
+        (0..LATELY).for_each(|_| scheduler.note_size(5_000_000));
+        assert!(scheduler.decide(now, &small).payers.is_empty());
+    }
+
+    #[test]
+    fn the_last_looks_leave_nothing_to_chance() {
+        // Never measured, so a few bytes would look safe until it is too late.
+        let (scheduler, now) = after(Mode::Outlook, &[(1, [None, Some(0)])]);
+        for bytes in [2_000, 150_000] {
+            let roster = scheduler.decide(now, &[free_first(bytes, 1.5)]);
+            assert_eq!(roster.payers, [0], "{bytes}");
+        }
+    }
+
+    #[test]
     fn the_same_history_decides_the_same() {
         let stays = [(90, [WIFI, CELL]), (30, [None, CELL])];
         let flows: Vec<Flow> = (1..50u32)
@@ -606,7 +774,7 @@ mod tests {
             .map(|n| free_first(1_000, 100_000.0 + f64::from(n)))
             .collect();
         assert_eq!(pays(&stays, &flows), 0);
-        flows.push(free_first(100_000_000, 30.0));
+        flows.push(free_first(70_000_000, 26.0));
         let (scheduler, now) = after(Mode::Outlook, &stays);
         let roster = scheduler.decide(now, &flows);
         assert!(roster.payers.contains(&10_000));

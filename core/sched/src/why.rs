@@ -6,7 +6,7 @@ use crate::choice::{Class, Hold, in_words};
 use crate::history::History;
 use crate::outlook::Outlook;
 use crate::roster::{Flow, Roster, by_deadline};
-use crate::scheduler::{Scheduler, Standing, pays_alone, standing};
+use crate::scheduler::{Scheduler, Standing, standing};
 use d2tp_time::Time;
 use std::time::Duration;
 
@@ -119,13 +119,10 @@ impl Scheduler {
     pub fn pays_in(&self, now: Time, flows: &[Flow], flow: usize) -> Option<Duration> {
         let left = flows[flow].need.left.filter(|_| flows[flow].may_pay())?;
         let bytes = bytes_until(flows, flow);
-        let size = flows[flow].size_bytes.max(1) as f64;
         let mut still = left;
         while still > START_LEAST {
             still = still.mul_f64(START_STEP);
-            let left_s = still.as_secs_f64();
-            let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
-            if pays_alone(&standing(&outlook, 0, bytes), bytes / size) {
+            if self.pays_alone(now, &flows[flow], bytes, still.as_secs_f64()) {
                 break;
             }
         }
@@ -145,9 +142,9 @@ fn odds(standing: Option<Standing>) -> String {
     match standing {
         None => "there is no deadline".to_owned(),
         Some(standing) => format!(
-            "free links alone are in time with {} %, all of them only just or not with {} %",
-            percent(standing.regret),
-            percent(standing.risk)
+            "free links alone are in time with {} %, all together with {} %",
+            percent(standing.alone),
+            percent(1.0 - standing.late)
         ),
     }
 }

@@ -81,6 +81,8 @@ struct Guest {
     ways: Vec<(String, bool)>,
     carried: BTreeMap<String, u64>,
     moved_at: Moment,
+    /// Nobody is before it since then.
+    goes_since: Option<Moment>,
     /// What it was told last.
     told: Option<Told>,
 }
@@ -125,6 +127,7 @@ impl Lane {
             ways: Vec::new(),
             carried: BTreeMap::new(),
             moved_at: Moment::now(),
+            goes_since: None,
             told: None,
         };
         self.seats.insert(self.next_seat, guest);
@@ -357,6 +360,10 @@ impl Lane {
             need.metered_bytes_left = Some(own.min(allowed));
         }
         let size = standing.size_bytes.or(need.remaining_bytes);
+        let known = |flow: &Flow| flow.need.remaining_bytes.is_some();
+        if let Some(size) = size.filter(|_| !guest.flow.as_ref().is_some_and(known)) {
+            self.scheduler.note_size(size);
+        }
         let works = |way: &Way| (way.name.clone(), !way.stalled);
         guest.ways = standing.ways.iter().map(works).collect();
         guest.flow = Some(Flow {
@@ -513,9 +520,9 @@ impl Lane {
         }
     }
 
-    /// Whether others go first.
+    /// Whether others go first: as many as go side by side move, or have just been let go.
     fn is_behind(
-        &self,
+        &mut self,
         now: Moment,
         at: Time,
         number: u64,
@@ -530,12 +537,28 @@ impl Lane {
             false => ABREAST,
         };
         let numbers: Vec<u64> = self.told().collect();
-        let moves = |n: &&usize| {
-            let guest = &self.seats[&numbers[**n]];
-            now.since(guest.moved_at) < MOVES_WITHIN
-        };
-        let before = roster.order.iter().take_while(|n| numbers[**n] != number);
-        before.filter(moves).count() >= abreast + self.extra
+        let (mut going, mut asking) = (0, 0);
+        for n in &roster.order {
+            let Some(guest) = self.seats.get_mut(&numbers[*n]) else {
+                continue;
+            };
+            // How much it is has to be asked before anything can be promised.
+            let asks = flows[*n].need.remaining_bytes.is_none() && asking < ABREAST;
+            asking += usize::from(asks);
+            let goes = going < abreast + self.extra || asks;
+            guest.goes_since = match goes {
+                true => guest.goes_since.or(Some(now)),
+                false => None,
+            };
+            let lately = |moment: &Moment| now.since(*moment) < MOVES_WITHIN;
+            let begins = guest.goes_since.as_ref().is_some_and(lately);
+            let begins = begins && guest.told != Some(Told::Waits);
+            going += usize::from(begins || lately(&guest.moved_at));
+            if numbers[*n] == number {
+                return !goes;
+            }
+        }
+        false
     }
 }
 
@@ -740,6 +763,58 @@ mod tests {
         assert_eq!(waits(&step(&mut device, 100_000)), None);
         device.lane.enter(0);
         assert_eq!(device.lane.extra, 0);
+    }
+
+    #[test]
+    fn when_the_first_ends_the_next_goes_alone_and_not_all_that_waited() {
+        let mut device = Device::new();
+        let seats = [0, 1, 2, 3].map(|_| device.lane.enter(0));
+        let ask = |device: &mut Device, n: usize| {
+            let need = need(8_000_000, 10 * (n as u64 + 1));
+            waits(&device.ask(seats[n], &need, &[wifi()]))
+        };
+        for round in 0..10 {
+            device.wait(1);
+            device.carry(seats[0], "wlan0", 1_000_000);
+            for n in [3, 2, 1, 0] {
+                let behind = (n > 0).then_some(Hold::QueuedBehind);
+                let told = ask(&mut device, n);
+                assert!(
+                    round == 0 || told == behind,
+                    "{n} in round {round}: {told:?}"
+                );
+            }
+        }
+        device.lane.leave(seats[0]);
+        // Whoever asks first: the second has not moved yet, but it is its turn.
+        for n in [3, 2, 1] {
+            let behind = (n > 1).then_some(Hold::QueuedBehind);
+            assert_eq!(ask(&mut device, n), behind);
+        }
+        // It never moves; so the third does.
+        for _ in 0..6 {
+            device.wait(1);
+            for n in [3, 2, 1] {
+                ask(&mut device, n);
+            }
+        }
+        assert_eq!(ask(&mut device, 2), None);
+    }
+
+    #[test]
+    fn how_large_it_is_is_asked_before_its_turn() {
+        let mut device = Device::new();
+        let (first, next) = (device.lane.enter(0), device.lane.enter(0));
+        let mut unknown = need(0, 100);
+        unknown.remaining_bytes = None;
+        for _ in 0..10 {
+            device.wait(1);
+            device.carry(first, "wlan0", 1_000_000);
+            device.ask(first, &need(80_000_000, 90), &[wifi()]);
+            assert_eq!(waits(&device.ask(next, &unknown, &[wifi()])), None);
+        }
+        let known = device.ask(next, &need(80_000_000, 100), &[wifi()]);
+        assert_eq!(waits(&known), Some(Hold::QueuedBehind));
     }
 
     #[test]

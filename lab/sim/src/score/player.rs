@@ -119,6 +119,9 @@ pub fn play_wishing(
     let mut roster: Option<(Roster, Time)> = None;
     while table.now < last {
         let changed = table.turn_over();
+        for job in table.arrived.drain(..) {
+            scheduler.note_size(jobs[job].bytes);
+        }
         scheduler.see(table.now, &table.sights());
         if table.open.is_empty() {
             roster = None;
@@ -161,6 +164,8 @@ struct Table<'a> {
     open: Vec<Open>,
     /// Not come yet, latest first.
     coming: Vec<usize>,
+    /// Came since the last look.
+    arrived: Vec<usize>,
     /// Since the last look.
     seen: Vec<(f64, Span)>,
     /// Which links looked up at the last look.
@@ -180,6 +185,7 @@ impl<'a> Table<'a> {
             now: Time::ZERO,
             open: Vec::new(),
             coming,
+            arrived: Vec::new(),
             seen: vec![(0.0, Span::ZERO); courses.len()],
             up: vec![false; courses.len()],
             completed: false,
@@ -223,6 +229,7 @@ impl<'a> Table<'a> {
         while let Some(job) = self.coming.pop_if(|n| jobs[*n].arrival <= now) {
             let left = jobs[job].bytes as f64;
             self.open.push(Open { job, left });
+            self.arrived.push(job);
             changed = true;
         }
         for link in 0..self.courses.len() {
