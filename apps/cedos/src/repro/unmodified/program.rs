@@ -167,9 +167,7 @@ pub const SHOWN: &[Program] = &[
         name: "chromium",
         needs: &["chromium", "nginx", "ffmpeg"],
         makes: &[CLIP_MAKE],
-        // Where it sees an address change it fails requests that wait; in a namespace of its own it sees none.
-        call: "$CEDOS run --strict -- sh $AT/browse.sh chromium chromium none \
-               \"$WEB/page.html?who=chromium&$PAGE\"",
+        call: "$RUN sh $AT/browse.sh chromium chromium none \"$WEB/page.html?who=chromium&$PAGE\"",
         after: "",
         result: Outcome::Page,
     },
@@ -177,7 +175,7 @@ pub const SHOWN: &[Program] = &[
         name: "firefox",
         needs: &["firefox-esr", "nginx", "ffmpeg"],
         makes: &[CLIP_MAKE],
-        call: "sh $AT/browse.sh firefox firefox $AGENT_PROXY \"$WEB/page.html?who=firefox&$PAGE\"",
+        call: "$RUN sh $AT/browse.sh firefox firefox none \"$WEB/page.html?who=firefox&$PAGE\"",
         after: "",
         result: Outcome::Page,
     },
