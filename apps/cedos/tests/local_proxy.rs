@@ -279,6 +279,14 @@ async fn what_the_proxy_refuses_is_told_in_each_language() {
     let said = String::from_utf8_lossy(&ran.output);
     assert!(said.starts_with("HTTP/1.1 502"), "{said}");
     assert!(said.contains("error=connection_refused"), "{said}");
+    // An upload, too: what is refused is said, and not that it broke off.
+    let file = device.path().join("upload");
+    std::fs::write(&file, object(BYTES, 3)).expect("write");
+    let upload = format!("@{}", file.display());
+    let words = ["-x", &http, "-i", "--data-binary", &upload, &url];
+    let ran = device.curl(&words).await.expect("curl");
+    let said = String::from_utf8_lossy(&ran.output);
+    assert!(said.contains("error=connection_refused"), "{said}");
     let ran = device.curl(&["-x", &socks, &url]).await.expect("curl");
     assert!(
         ran.code == 97 && ran.errors.contains("(5)"),

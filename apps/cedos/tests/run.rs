@@ -18,7 +18,7 @@ use std::time::Duration;
 use get_namespace::{PATIENCE, in_namespace, origin_namespace, sh, wifi_off, wifi_on};
 use get_origin::{End, Origin, Reply, object, proper, reply};
 use get_rig::Proxy;
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdout, Command};
 
 const BYTES: usize = 3_000_000;
@@ -445,6 +445,75 @@ fn a_download_outlives_an_outage_and_comes_back_with_another_address() {
                 "{rung}: other bytes"
             );
             std::fs::remove_file(&file).expect("remove");
+        }
+    });
+}
+
+/// Hears of links and addresses in both ways there are, and says how many notices came until it was told to
+/// look; then whether it can still ask what addresses there are.
+const LISTENS_TO_LINKS: &str = r#"
+import socket, struct, sys
+def opened():
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+IPV4_ADDRESS_GROUP = 5
+bound, joined = opened(), opened()
+bound.bind((0, 1 << IPV4_ADDRESS_GROUP - 1))
+joined.bind((0, 0))
+joined.setsockopt(270, 1, IPV4_ADDRESS_GROUP)  # SOL_NETLINK, NETLINK_ADD_MEMBERSHIP
+print("ready", flush=True)
+sys.stdin.readline()
+for way in bound, joined:
+    heard = 0
+    try:
+        while way.recv(65536, socket.MSG_DONTWAIT):
+            heard += 1
+    except BlockingIOError:
+        pass
+    RTM_GETADDR, REQUEST_ALL = 22, 0x301
+    way.send(struct.pack("=IHHIIBxxxi", 24, RTM_GETADDR, REQUEST_ALL, 1, 0, socket.AF_INET, 0))
+    print(heard, len(way.recv(65536)) > 0, flush=True)
+"#;
+
+#[test]
+fn a_program_that_began_with_a_network_hears_of_no_other() {
+    let name = "a_program_that_began_with_a_network_hears_of_no_other";
+    in_namespace(name, async || {
+        if !installed("python3") {
+            return;
+        }
+        let net = Net::new();
+        let nothing = ["0 True"; 2];
+        let each = ["1 True"; 2];
+        // As it is without us: an address that comes is one notice.
+        for (n, (options, online, wanted)) in [
+            (&["--rung", "env"][..], true, each),
+            (&[], true, nothing),
+            (&["--strict"], true, nothing),
+            // It is to hear that there is a network now.
+            (&[], false, each),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            if !online {
+                wifi_off();
+            }
+            let mut child = net
+                .command(options, &["python3", "-c", LISTENS_TO_LINKS])
+                .stdin(Stdio::piped())
+                .spawn()
+                .expect("cedos");
+            let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+            let mut input = child.stdin.take().expect("its input");
+            assert_eq!(line_of(&mut lines).await.as_deref(), Some("ready"));
+            sh(&format!("ip addr add 198.51.100.{}/24 dev wlan0", 20 + n));
+            input.write_all(b"\n").await.expect("it reads");
+            for wanted in wanted {
+                let said = line_of(&mut lines).await;
+                assert_eq!(said.as_deref(), Some(wanted), "{options:?} {online}");
+            }
+            let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
+            assert!(ended.expect("in time").expect("a status").success());
         }
     });
 }

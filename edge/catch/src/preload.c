@@ -5,6 +5,7 @@
  *   connect(fd, host) ── fd, address ──▶ cedos run ── connects fd ──▶ errno
  *   getaddrinfo(name) ── name ─────────▶ cedos run: an address that stands for the name
  *   listen(fd)        ── fd ───────────▶ cedos run: knows what listens
+ *   bind(fd, groups)  ── no question: a socket for notices of links and addresses hears none
  *
  * One question is one SOCK_SEQPACKET connection to the abstract address in CEDOS_RUN. What cannot be asked
  * fails: nothing goes past. Datagrams are not carried, and fail too.
@@ -13,6 +14,9 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <ifaddrs.h>
+#include <linux/netlink.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stddef.h>
@@ -146,6 +150,55 @@ OURS int listen(int fd, int backlog)
     if (done == 0)
         ask('l', "", 0, fd, NULL, 0);
     return done;
+}
+
+/* Whether an address leads off this machine, and off its link. */
+static int leads_out(const struct ifaddrs *has)
+{
+    if (has->ifa_addr == NULL || has->ifa_flags & IFF_LOOPBACK || !(has->ifa_flags & IFF_RUNNING))
+        return 0;
+    if (has->ifa_addr->sa_family == AF_INET)
+        return 1;
+    return has->ifa_addr->sa_family == AF_INET6 &&
+           !IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)has->ifa_addr)->sin6_addr);
+}
+
+/*
+ * Whether this socket's groups are of links, addresses and routes, and the program is better off without:
+ * browsers give up what waits when an address changes, which its connections do not notice. One that
+ * begins without a network is to hear that there is one.
+ */
+static int hears_too_much(int fd)
+{
+    int protocol = -1, online = 0, before = errno;
+    socklen_t len = sizeof protocol;
+    struct ifaddrs *all = NULL;
+    if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &len) == 0 && protocol == NETLINK_ROUTE &&
+        getifaddrs(&all) == 0) {
+        for (const struct ifaddrs *has = all; has && !online; has = has->ifa_next)
+            online = leads_out(has);
+        freeifaddrs(all);
+    }
+    errno = before;
+    return online;
+}
+
+OURS int bind(int fd, const struct sockaddr *at, socklen_t len)
+{
+    struct sockaddr_nl quiet;
+    if (at == NULL || len < sizeof quiet || at->sa_family != AF_NETLINK)
+        return (int)syscall(SYS_bind, fd, at, len);
+    memcpy(&quiet, at, sizeof quiet);
+    if (quiet.nl_groups != 0 && hears_too_much(fd))
+        quiet.nl_groups = 0;
+    return (int)syscall(SYS_bind, fd, &quiet, sizeof quiet);
+}
+
+OURS int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+{
+    if (level == SOL_NETLINK && name == NETLINK_ADD_MEMBERSHIP && hears_too_much(fd))
+        return 0;
+    return (int)syscall(SYS_setsockopt, fd, level, name, value, len);
 }
 
 /* A datagram, or the first bytes of a connection, for somebody else. */

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use url::Url;
 
@@ -86,10 +86,29 @@ pub struct Refused {
 /// # Errors
 /// The flow broke, or what is there is no proxy.
 pub async fn ask(flow: &mut impl Io, authority: &str) -> Result<Option<Refused>, Fault> {
-    let broken = |error: std::io::Error| Fault::Path(format!("the flow broke: {error}"));
+    say(flow, authority).await?;
+    hear(flow).await
+}
+
+fn broken(error: std::io::Error) -> Fault {
+    Fault::Path(format!("the flow broke: {error}"))
+}
+
+/// The question alone. What is written next is for the target; a proxy that refuses drops it.
+///
+/// # Errors
+/// The flow broke.
+pub async fn say(flow: &mut impl Io, authority: &str) -> Result<(), Fault> {
     let request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
     flow.write_all(request.as_bytes()).await.map_err(broken)?;
-    flow.flush().await.map_err(broken)?;
+    flow.flush().await.map_err(broken)
+}
+
+/// The answer alone.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn hear(flow: &mut (impl AsyncRead + Unpin)) -> Result<Option<Refused>, Fault> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         if head.len() == HEAD_BYTES_MAX {

@@ -47,6 +47,11 @@ pub(super) struct House {
 
 impl House {
     pub(super) async fn open(&self, host: &str, port: u16, wish: Wish) -> Result<Open, Refusal> {
+        self.line.open(&self.target(host, port)?, wish).await
+    }
+
+    /// What a client means.
+    pub(super) fn target(&self, host: &str, port: u16) -> Result<Target, Refusal> {
         let nonsense = |text| Refusal::new(Cause::Nonsense, text);
         let mut target = Target::new(host, port).map_err(nonsense)?;
         if let (Some(names), Ok(ip)) = (&self.names, target.host.parse()) {
@@ -55,7 +60,7 @@ impl House {
                 target.host = name;
             }
         }
-        self.line.open(&target, wish).await
+        Ok(target)
     }
 }
 
@@ -159,6 +164,9 @@ impl Door {
 }
 
 async fn listen(program: TcpStream, house: &Arc<House>, place: Arc<OwnedSemaphorePermit>) {
+    // An answer's head and its body are written as they come, and a program that has the head says nothing
+    // until it has the body: the second would wait for the first to be acknowledged, 40 ms later.
+    let _ = program.set_nodelay(true);
     let mut first = [0];
     match timeout(HELLO_WITHIN, program.peek(&mut first)).await {
         Ok(Ok(1)) if first[0] == SOCKS5 => socks::serve(program, house).await,

@@ -230,19 +230,27 @@ async fn forward(
         }
         // The origin closed it meanwhile. RFC 9112 §9.3.1: anew.
     }
-    let open = house.open(place.host(), port, wish).await?;
-    let target = open.target().to_string();
-    let broken =
-        |error: hyper::Error| Refusal::new(Cause::Refused, format!("{target} broke off: {error}"));
+    let target = house.target(place.host(), port)?;
+    let mut open = house.line.open_hastily(&target, wish).await?;
+    // D2Prox makes the connection or drops what came for it: a request that is whole need not wait to hear which.
+    if !is_asked_twice_safely(&head.method, &body) {
+        open = open.made().await?;
+    }
+    let why = open.why();
+    let broken = |error: hyper::Error| {
+        let text = format!("{target} broke off: {error}");
+        why.take()
+            .unwrap_or_else(|| Refusal::new(Cause::Refused, text))
+    };
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .preserve_header_case(true)
         .handshake(TokioIo::new(open))
         .await
-        .map_err(broken)?;
+        .map_err(&broken)?;
     // Its error reaches the body, or the answer.
     tokio::spawn(connection);
     let request = Request::from_parts(head, Either::Left(body));
-    let response = sender.send_request(request).await.map_err(broken)?;
+    let response = sender.send_request(request).await.map_err(&broken)?;
     Ok(answered(response, Way { host, wish, sender }, &kept))
 }
 

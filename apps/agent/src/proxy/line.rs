@@ -24,6 +24,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::carry::carry;
+use super::hasty::Hasty;
 use super::refusal::{Cause, Refusal};
 use super::target::Target;
 use super::wish::Wish;
@@ -131,7 +132,38 @@ impl Line {
     /// # Errors
     /// Why it is not.
     pub async fn open(self: &Arc<Line>, target: &Target, wish: Wish) -> Result<Open, Refusal> {
-        let late = || Refusal::new(Cause::Late, "the deadline has passed");
+        let mut open = self.begin(target, wish).await?;
+        if self.far == Far::Prox {
+            let heard = tunnel::hear(&mut open.io).await;
+            self.judge(heard, &open.flow)?;
+        }
+        Ok(open)
+    }
+
+    /// The same, and what is written goes on its way before it is made: for who has nothing to lose by that.
+    ///
+    /// # Errors
+    /// There is no session to ask in.
+    pub async fn open_hastily(
+        self: &Arc<Line>,
+        target: &Target,
+        wish: Wish,
+    ) -> Result<Hasty, Refusal> {
+        let open = self.begin(target, wish).await?;
+        let (line, flow) = (self.clone(), open.flow.clone());
+        Ok(Hasty::new(open, |mut read| {
+            Box::pin(async move {
+                if line.far == Far::Prox {
+                    let heard = tunnel::hear(&mut read).await;
+                    line.judge(heard, &flow)?;
+                }
+                Ok(read)
+            })
+        }))
+    }
+
+    /// A flow in which D2Prox is asked for `target`.
+    async fn begin(self: &Arc<Line>, target: &Target, wish: Wish) -> Result<Open, Refusal> {
         let within = wish.due.map(|due| due.left());
         if within == Some(Duration::ZERO) {
             return Err(late());
@@ -147,8 +179,7 @@ impl Line {
         let io = self.proxy.open_beside_with(settings, |_, flow| {
             begun = Some((self.enter(flow.clone(), wish), flow.clone()));
         });
-        let no_proxy = |text: String| Refusal::new(Cause::NoProxy, text);
-        let io = io.map_err(|fault| no_proxy(words(fault)))?;
+        let io = io.map_err(|fault| Refusal::new(Cause::NoProxy, words(fault)))?;
         let (number, flow) = begun.expect("steered when it was opened");
         let mut open = Open {
             io,
@@ -158,17 +189,30 @@ impl Line {
             line: self.clone(),
         };
         self.stirred.notify_one();
-        if self.far == Far::Server {
-            return Ok(open);
+        if self.far == Far::Prox {
+            let said = tunnel::say(&mut open.io, &target.authority()).await;
+            self.judge(said.map(|()| None), &open.flow)?;
         }
-        match tunnel::ask(&mut open.io, &target.authority()).await {
-            Ok(None) => Ok(open),
+        Ok(open)
+    }
+
+    /// What became of a question.
+    fn judge(
+        &self,
+        heard: Result<Option<tunnel::Refused>, Fault>,
+        flow: &Mutex<Flow>,
+    ) -> Result<(), Refusal> {
+        match heard {
+            Ok(None) => Ok(()),
             Ok(Some(refused)) => Err(Refusal::of_proxy(&refused)),
-            Err(_) if lock(&open.flow).end() == Some(FlowEnd::DeadlinePassed) => Err(late()),
-            Err(fault) => Err(no_proxy(match self.proxy.lost() {
-                Err(failure) => failure.text,
-                Ok(_) => words(fault),
-            })),
+            Err(_) if lock(flow).end() == Some(FlowEnd::DeadlinePassed) => Err(late()),
+            Err(fault) => {
+                let text = match self.proxy.lost() {
+                    Err(failure) => failure.text,
+                    Ok(_) => words(fault),
+                };
+                Err(Refusal::new(Cause::NoProxy, text))
+            }
         }
     }
 
@@ -306,6 +350,10 @@ impl Line {
 fn now() -> Time {
     let since_boot = Moment::now().since_boot();
     Time::from_nanos(u64::try_from(since_boot.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn late() -> Refusal {
+    Refusal::new(Cause::Late, "the deadline has passed")
 }
 
 fn words(fault: Fault) -> String {

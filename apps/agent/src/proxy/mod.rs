@@ -12,6 +12,7 @@
 
 mod carry;
 mod door;
+mod hasty;
 mod http;
 mod line;
 mod owner;
@@ -22,6 +23,7 @@ mod wish;
 
 pub use carry::{break_off, carry};
 pub use door::{CONNECTIONS_MAX, Door, Strangers};
+pub use hasty::{Hasty, Why};
 pub use line::{Far, Line, Open};
 pub use owner::owner_of;
 pub use refusal::{Cause, Refusal};

@@ -16,7 +16,7 @@ mod wave;
 use super::Measured;
 use anyhow::ensure;
 use serde_json::{Value, json};
-use site::{AGENT, SSH_MAKE, Site};
+use site::{SSH_MAKE, Site};
 use wave::{Came, Wave};
 
 /// The parts, as `--only` names them.
@@ -29,8 +29,6 @@ const WAVES: [(&str, Wave); 3] = [
             programs: program::CAUGHT,
             wifi_s: 3,
             away_s: 7,
-            before: "",
-            after: "",
         },
     ),
     (
@@ -39,8 +37,6 @@ const WAVES: [(&str, Wave); 3] = [
             programs: program::SERVED,
             wifi_s: 6,
             away_s: 12,
-            before: "",
-            after: "",
         },
     ),
     (
@@ -50,8 +46,6 @@ const WAVES: [(&str, Wave); 3] = [
             // Browsers take seconds to begin.
             wifi_s: 15,
             away_s: 22,
-            before: AGENT,
-            after: "kill $agent\n",
         },
     ),
 ];
@@ -113,9 +107,9 @@ pub fn run(only: &[String]) -> anyhow::Result<Measured> {
         ours["programs"] = Value::Object(came.programs);
         mark.extend(["whole == run", "across == run"].map(str::to_owned));
         conditions.push(
-            "programs: each with its own `cedos run`, and with it a session, but for browsers, which share an agent's \
-             proxy; 60 s without a network; links come back with another address; whole: it ended well and its result \
-             is that of an undisturbed run; across: it ran when the network went and had not ended when it came back"
+            "programs: each with its own `cedos run`, and with it a session; 60 s without a network; links come back \
+             with another address; whole: it ended well and its result is that of an undisturbed run; across: it ran \
+             when the network went and had not ended when it came back"
                 .to_owned(),
         );
         conditions.push(

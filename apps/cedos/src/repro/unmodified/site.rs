@@ -20,7 +20,6 @@ pub const OBJECTS: u64 = 60;
 pub const OBJECT_BYTES: u64 = 50_000;
 /// A film: how long, its packets and frames.
 pub const CLIP_S: u32 = 90;
-pub const CLIP_FRAMES: u32 = CLIP_S * 25;
 
 /// Where programs live that ordinary users do not see. // Debian
 const SBIN: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];

@@ -24,10 +24,6 @@ pub struct Wave {
     /// When Wi-Fi is lost, and when cellular is.
     pub wifi_s: u32,
     pub away_s: u32,
-    /// What the device does before.
-    pub before: &'static str,
-    /// What it does at the end.
-    pub after: &'static str,
 }
 
 /// What came of them.
@@ -93,7 +89,7 @@ impl Wave {
 
     fn script(&self, programs: &[&Program], site: &Site) -> anyhow::Result<String> {
         let shown = site.at().display();
-        let mut text = self.before.to_owned();
+        let mut text = String::new();
         for program in programs {
             let name = program.name;
             let call = program.filled(program.call, site);
@@ -108,8 +104,7 @@ impl Wave {
                  waits=\"$waits $!\"",
             )?;
         }
-        // The agent is waited for by nobody.
-        write!(text, "wait $waits\n{}", self.after)?;
+        text += "wait $waits\n";
         Ok(text)
     }
 
