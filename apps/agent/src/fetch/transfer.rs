@@ -184,6 +184,9 @@ struct Transfer<'a, D> {
     /// Why no link may be used, while that is so.
     held: Option<(Reason, String)>,
     bytes_by_link: BTreeMap<String, u64>,
+    /// Bytes that links that cost were paid for and that are none of the object's: asked with, or lost
+    /// on the way.
+    paid_besides: u64,
     current: Option<String>,
     last_link: Option<String>,
     /// What was promised when the size was known.
@@ -313,6 +316,7 @@ fn with_sink<'a, D: Dial>(
         was_page: None,
         held: None,
         bytes_by_link: BTreeMap::new(),
+        paid_besides: 0,
         current: None,
         last_link: None,
         first_promise: None,

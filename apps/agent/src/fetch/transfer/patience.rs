@@ -128,7 +128,7 @@ impl<D: Dial> Transfer<'_, D> {
                 ),
             ),
             Some((Reason::OverBudget, why)) => {
-                let limit = match self.metered_bytes_worth_using() {
+                let limit = match self.metered_bytes_to_spend() {
                     Some(0) => "--max-cell",
                     _ => "cedos budget",
                 };
@@ -150,7 +150,7 @@ impl<D: Dial> Transfer<'_, D> {
 
     pub(super) fn refuse_to_wait(&self, reason: Reason, why: &str) -> Result<(), Failure> {
         // What the device may spend grows again on its reset day: only the transfer's own limit is final.
-        let spent = reason == Reason::OverBudget && self.metered_bytes_worth_using() == Some(0);
+        let spent = reason == Reason::OverBudget && self.metered_bytes_to_spend() == Some(0);
         let timeless = matches!(self.terms.policy, Policy::Any | Policy::Fast);
         if spent && (timeless || self.left() == Some(Duration::ZERO)) {
             let text = format!("{why} (--max-cell), and no free network is up");

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use d2tp_driver::{Event as SessionEvent, SwitchKind};
 use d2tp_links::Kind;
-use d2tp_sched::{Choice, Hold, IfLate, Policy, Way, in_words};
+use d2tp_sched::{Choice, Class, Hold, IfLate, Need, Policy, Way, in_words};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -25,7 +25,7 @@ use super::super::mode::Mode;
 use super::super::outcome::{Exit, Failure, Reason};
 use super::super::proxy::{Lost, Proxy};
 use super::super::report::Event;
-use super::{BACKOFF_FIRST, EPOCH, Step, Transfer, Verdict};
+use super::{BACKOFF_FIRST, EPOCH, Standing, Step, Transfer, Verdict};
 
 /// How long the proxy may be silent before we say so.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
@@ -111,9 +111,25 @@ pub(super) struct Helm {
     quiet_since: Option<Moment>,
     /// When the last byte came, while one could have.
     pub(super) last_byte: Option<Moment>,
+    /// Since when something that answers may carry it.
+    asked_since: Option<Moment>,
     last_counts: BTreeMap<String, u64>,
     /// The decision that was logged last, without its figures.
     logged: Option<(String, &'static str)>,
+}
+
+impl Helm {
+    /// How long nothing came although it could have.
+    fn quiet(&self, now: Moment) -> Option<Duration> {
+        Some(now.since(self.last_byte?).min(now.since(self.asked_since?)))
+    }
+}
+
+impl<D: Dial> Transfer<'_, D> {
+    /// What metered links may still carry, less what they were paid for besides the object.
+    pub(super) fn metered_bytes_to_spend(&self) -> Option<u64> {
+        Some((self.metered_bytes_worth_using()?).saturating_sub(self.paid_besides))
+    }
 }
 
 impl Transfer<'_, Proxy> {
@@ -361,7 +377,7 @@ impl Transfer<'_, Proxy> {
     /// Behind a tunnel is one connection of the proxy to the origin, which can hang while the proxy
     /// is well: it is given up after `limit` in which bytes could have come.
     fn check_tunnel(&self, helm: &mut Helm, limit: Duration) -> Result<(), Fault> {
-        if self.dial.mode() != Mode::Sealed || helm.waits || !self.dial.answers() {
+        if self.dial.mode() != Mode::Sealed || helm.asked_since.is_none() {
             helm.quiet_since = None;
             return Ok(());
         }
@@ -390,7 +406,18 @@ impl Transfer<'_, Proxy> {
             self.dial.with_flow(|_, flow| flow.set_deadline(left));
         }
         self.follow_clock(helm);
-        let verdict = self.decide(&ways, true);
+        self.count_paid(helm);
+        let verdict = self.seat.ask(&Standing {
+            need: Need {
+                metered_bytes_left: self.metered_bytes_to_spend(),
+                ..self.need()
+            },
+            size_bytes: self.length(),
+            priority: self.terms.priority,
+            ways: &ways,
+            carried: &self.bytes_by_link,
+            together: true,
+        });
         helm.waits = matches!(verdict.choice, Choice::Wait { .. });
         if !helm.waits {
             self.held = None;
@@ -412,6 +439,10 @@ impl Transfer<'_, Proxy> {
             }
         );
         self.hold_back(behind, helm);
+        let carries = |way: &Way| way.class == Class::Free && !way.stalled;
+        let may_come = !helm.waits && (plan_spends(helm) || ways.iter().any(carries));
+        helm.asked_since =
+            (may_come && self.dial.answers()).then(|| helm.asked_since.unwrap_or_else(Moment::now));
         match verdict.choice {
             Choice::Wait {
                 reason,
@@ -466,11 +497,29 @@ impl Transfer<'_, Proxy> {
         let lately = helm.spent_at.is_some_and(|at| now.since(at) < READY_FOR);
         let may_again = self.terms.policy != Policy::FreeOnly
             && self.terms.if_late == IfLate::Cell
-            && self.metered_bytes_left() != Some(0);
+            && self.metered_bytes_to_spend() != Some(0);
         match verdict.ready || (lately && may_again) {
             true => Paid::Ready,
             false => Paid::No,
         }
+    }
+
+    /// Takes down what the driver counts that the object does not show: requests, and what was lost.
+    fn count_paid(&mut self, helm: &Helm) {
+        if matches!(helm.paid, None | Some(Paid::No)) {
+            return;
+        }
+        let paid = self.dial.with_flow(|device, flow| device.paid_bytes(flow));
+        if let Some(paid) = paid {
+            self.paid_besides = (helm.spent_before + paid).saturating_sub(self.metered_by_now());
+        }
+    }
+
+    /// What metered links carried, to this moment.
+    fn metered_by_now(&self) -> u64 {
+        let carried = self.dial.carried().into_iter();
+        let metered = carried.filter(|(link, _)| self.is_metered(link));
+        metered.map(|(_, carrying)| carrying.bytes).sum()
     }
 
     /// Has the driver go by it.
@@ -478,8 +527,8 @@ impl Transfer<'_, Proxy> {
         if helm.paid == Some(paid) && !std::mem::take(&mut helm.told_again) {
             return;
         }
-        let left = self.metered_bytes_left();
-        let carried = self.metered_bytes();
+        let carried = self.metered_by_now() + self.paid_besides;
+        let left = (self.terms.metered_bytes_max).map(|max| max.saturating_sub(carried));
         if matches!(helm.paid, None | Some(Paid::No)) {
             helm.spent_before = carried;
         }
@@ -553,7 +602,7 @@ impl Transfer<'_, Proxy> {
         if self.dial.answers() {
             helm.known = true;
             helm.unanswered_since = None;
-            let quiet = helm.last_byte.map(|at| Moment::now().since(at));
+            let quiet = helm.quiet(Moment::now());
             if let Some(quiet) = quiet.filter(|quiet| *quiet >= self.job.stall) {
                 let text = format!("not a byte for {}", in_words(quiet));
                 self.say_waiting(Reason::OriginWait, text, "the origin's next bytes".into());
@@ -706,7 +755,7 @@ impl Transfer<'_, Proxy> {
         if self.dial.needs_no_link() {
             return vec![Way {
                 name: "any".into(),
-                class: d2tp_sched::Class::Free,
+                class: Class::Free,
                 rate_bytes_per_s: None,
                 metric: 0,
                 stalled: false,
@@ -723,12 +772,12 @@ impl Transfer<'_, Proxy> {
             .filter(|link| link.kind != Kind::Loopback && link.is_usable())
         {
             let carrying = carried.get(&link.name);
-            let class = d2tp_sched::Class::from(link.class.class);
+            let class = Class::from(link.class.class);
             self.classes.insert(link.name.clone(), link.class.class);
             let in_use = match class {
-                d2tp_sched::Class::Free => true,
-                d2tp_sched::Class::Metered => spends,
-                d2tp_sched::Class::Roaming => false,
+                Class::Free => true,
+                Class::Metered => spends,
+                Class::Roaming => false,
             };
             let answering = match carrying.and_then(|c| c.answers) {
                 Some(true) => *helm.answering_since.entry(link.name.clone()).or_insert(now),
@@ -749,7 +798,7 @@ impl Transfer<'_, Proxy> {
                 .and_then(|c| c.rate)
                 .filter(|_| now.since(answering) >= RATE_AFTER)
                 .map(|rate| rate as f64);
-            if class == d2tp_sched::Class::Metered {
+            if class == Class::Metered {
                 if let Some(rate) = rate.filter(|_| spends) {
                     helm.paid_rates.insert(link.name.clone(), rate);
                 }
@@ -871,5 +920,26 @@ pub(super) async fn next_event(
             }
         },
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_held_back_is_quiet_only_from_when_something_may_carry_it() {
+        let begun = Moment::from_boot(Duration::from_secs(100));
+        let at = |seconds| begun.after(Duration::from_secs(seconds));
+        let mut helm = Helm {
+            last_byte: Some(at(1)),
+            asked_since: Some(at(0)),
+            ..Helm::default()
+        };
+        assert_eq!(helm.quiet(at(5)), Some(Duration::from_secs(4)));
+        helm.asked_since = None;
+        assert_eq!(helm.quiet(at(11)), None);
+        helm.asked_since = Some(at(11));
+        assert_eq!(helm.quiet(at(12)), Some(Duration::from_secs(1)));
     }
 }
