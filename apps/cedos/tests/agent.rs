@@ -323,15 +323,16 @@ async fn a_transfer_is_paused_resumed_cancelled_and_tried_again() {
 }
 
 #[tokio::test]
-async fn ctrl_c_cancels_what_is_followed_and_a_killed_follower_cancels_nothing() {
+async fn ctrl_c_cancels_what_is_followed_and_a_follower_that_dies_or_loses_its_terminal_nothing() {
     let open = Arc::new(AtomicBool::new(false));
     let origin = halting(open.clone()).await;
     let home = Home::new(&[]).await;
     for (signal, standing, code) in [
         (Signal::SIGINT, "cancelled", Some(3)),
         (Signal::SIGKILL, "waiting", None),
+        (Signal::SIGHUP, "waiting", None),
     ] {
-        let name = format!("out-{standing}");
+        let name = format!("out-{signal}");
         let get = [
             "get",
             "--json",

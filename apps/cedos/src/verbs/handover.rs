@@ -8,7 +8,7 @@ use cedos_agent::order::Order;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::how::stop_on_signal;
+use super::how::stop_but_for_hangup;
 
 /// Exit code of what has not ended: come back later.
 pub const STILL_WAITING: u8 = 75; // EX_TEMPFAIL of sysexits.h
@@ -40,7 +40,8 @@ pub async fn leave(mut agent: Client, order: Order, json: bool) -> Result<Exit, 
     Ok(Exit::Done)
 }
 
-/// Hands it over and follows it to its end. Ctrl-C cancels it; if this process is killed, it goes on.
+/// Hands it over and follows it to its end. Ctrl-C and SIGTERM cancel it; if the terminal is closed or
+/// this process is killed, it goes on.
 ///
 /// # Errors
 /// The agent does not take it.
@@ -53,7 +54,7 @@ pub async fn follow(
     let answer = add(&mut agent, order, false, true).await?;
     let id = answer["id"].as_u64().unwrap_or(0);
     let (stop, stopped) = watch::channel(false);
-    stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
+    stop_but_for_hangup(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
     attend(agent, id, observer, json, Some(stopped)).await
 }
 
