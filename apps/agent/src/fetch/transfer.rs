@@ -42,7 +42,7 @@ use super::header::Field;
 use super::outcome::{Exit, Failure, Reason};
 use super::proxy::Proxy;
 use super::report::{Event, Observer, Promised, Report};
-use super::sink::{OVERLAP_BYTES_MAX, Sink};
+use super::sink::{self, OVERLAP_BYTES_MAX, Sink};
 use crate::dispatcher::{Direction, Dispatcher, Seat, Standing, Verdict};
 use crate::terms::Terms;
 
@@ -109,6 +109,19 @@ impl Job {
             )));
         }
         Ok(())
+    }
+
+    /// The place where the bytes go can be written to.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_place(&self) -> Result<(), Failure> {
+        match &self.destination {
+            Destination::File(_) | Destination::Named(_) => {
+                sink::check(&self.named(), &public(&self.url))
+            }
+            Destination::Output | Destination::Nowhere => Ok(()),
+        }
     }
 
     /// Where the bytes would go, by the name known before the origin is asked.

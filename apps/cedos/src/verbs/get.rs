@@ -26,7 +26,7 @@ use cedos_agent::settings;
 /// Download URL over the networks there are, free ones first, by a deadline.
 ///
 /// Exit codes: 0 done, 1 error, 2 usage, 3 stopped (run again to continue), 10 deadline missed
-/// (without --if-late fail the file is whole, only late), 11 budget exhausted, 12 wrong digest,
+/// (without --if-late fail the file is whole, only late), 11 --max-cell or budget used up, 12 wrong digest,
 /// 13 the origin keeps changing the bytes, 14 no permitted network and --now, or none at the
 /// deadline and --if-late fail.
 #[derive(Debug, Args)]

@@ -848,6 +848,12 @@ impl Transfer<'_, Proxy> {
                 text,
                 retry_after: None,
             },
+    /// The deadline ends it, and is here: either end may have found so a moment before.
+    fn ends_at_deadline(&self) -> bool {
+        let is_here = self.left().is_some_and(|left| left < LIFT_DEADLINE);
+        is_here && self.terms.if_late == IfLate::Fail
+    }
+
             Ok(Some(Lost::Forgotten)) => {
                 Fault::Proxy("the proxy was restarted and does not know the transfer".into())
             }
@@ -861,6 +867,7 @@ impl Transfer<'_, Proxy> {
         let (text, reason, retry_after, counts) = match fault {
             Fault::Final(failure) => return Err(failure),
             Fault::Stranger(text) | Fault::Portal(text) => return Err(Failure::error(text)),
+            Ok(Some(Lost::Deadline)) if self.ends_at_deadline() => Fault::Final(self.late()),
             Fault::Origin { text, retry_after } => (text, Reason::OriginWait, retry_after, true),
             Fault::Path(text) | Fault::Proxy(text) | Fault::Nameless(text) => {
                 (text, Reason::ProxyUnreachable, None, false)
