@@ -449,6 +449,11 @@ impl<D: Dial> Transfer<'_, D> {
         };
         self.said_waiting = None;
         self.receiving = true;
+        if self.first_promise.is_none() && self.length().is_some() {
+            let ways = self.ways();
+            self.decide(&ways, false);
+            self.tell_progress(link, 0.0);
+        }
         let held = self.sink.held_bytes();
 
         let mut last_byte = Moment::now();
@@ -694,12 +699,17 @@ impl<D: Dial> Transfer<'_, D> {
     fn promise(&self) -> Option<Promised> {
         let left = self.left().filter(|_| self.length().is_some())?;
         let promise = self.seat.promise()?;
-        Some(Promised::of(&promise, left))
+        Some(Promised::of(&promise, left, may_cost(&self.links.borrow())))
     }
 
     fn t_s(&self) -> f64 {
         Moment::now().since(self.start).as_secs_f64()
     }
+}
+
+/// Whether any of the links there are costs, up or not: where none does, no byte on such is to be expected.
+pub(crate) fn may_cost(links: &[Link]) -> bool {
+    links.iter().any(|link| link.class.class == Class::Metered)
 }
 
 pub(super) fn display(destination: &Destination, file: &Path) -> String {

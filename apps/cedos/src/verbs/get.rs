@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use d2tp_links::ClassRules;
@@ -18,7 +19,7 @@ use cedos_agent::fetch::header;
 use cedos_agent::fetch::jobs::{self, Standing};
 use cedos_agent::fetch::outcome::{Exit, Failure};
 use cedos_agent::fetch::proxy::Proxy;
-use cedos_agent::fetch::report::{Both, Lines, Observer, complain, say};
+use cedos_agent::fetch::report::{Both, Lines, Observer, Promised, complain, say};
 use cedos_agent::fetch::transfer::{self, Destination, Job, Setting};
 use cedos_agent::order::{self, Order, Verb};
 use cedos_agent::settings;
@@ -256,7 +257,8 @@ fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
     }
     if json {
         let told = serde_json::json!({"event": "detached", "id": begun.id, "pid": begun.pid,
-                                      "file": asked.file, "log": begun.log()});
+                                      "file": asked.file, "log": begun.log(),
+                                      "promise": first_promise(begun.id)});
         say(&told.to_string());
     } else {
         say(&begun.id.to_string());
@@ -266,8 +268,27 @@ fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
              {id}; log: {}",
             log.display()
         ));
+        if let Some(promised) = first_promise(id) {
+            handover::warn(&promised);
+        }
     }
     Ok(Exit::Done)
+}
+
+/// What is promised of a download that was just begun, if that is known soon.
+fn first_promise(id: u64) -> Option<Promised> {
+    let begun = Instant::now();
+    while begun.elapsed() < handover::SIZE_KNOWN_WITHIN {
+        let event = jobs::find(id).ok()?.event;
+        if matches!(
+            event["event"].as_str(),
+            Some("progress" | "waiting" | "done" | "error")
+        ) {
+            return serde_json::from_value(event["promise"].clone()).ok();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    None
 }
 
 impl GetArgs {

@@ -24,7 +24,7 @@ use super::super::exchange::{Answer, Ask, HEAD_MAX, Part, exchange};
 use super::super::mode::Mode;
 use super::super::outcome::{Exit, Failure, Reason};
 use super::super::proxy::{Lost, Proxy};
-use super::super::report::Event;
+use super::super::report::{Event, NO_LINK, NO_LINK_WHY};
 use super::{BACKOFF_FIRST, EPOCH, Standing, Step, Transfer, Verdict};
 
 /// How long the proxy may be silent before we say so.
@@ -250,6 +250,14 @@ impl Transfer<'_, Proxy> {
             helm.remembered = false;
         }
         self.receiving = true;
+        if self.first_promise.is_none() && self.length().is_some() {
+            self.steer(helm).map_err(Fault::Final)?;
+            if self.last_link.is_none() {
+                self.say_begun(helm);
+            }
+            let used = self.count_links(helm);
+            self.tell_progress(&used, 0.0);
+        }
         let held = self.sink.held_bytes();
         let mut links = self.links.clone();
         let mut stop = self.stop.clone();
@@ -277,7 +285,7 @@ impl Transfer<'_, Proxy> {
                     let data = data.map_err(|fault| self.cause(fault))?;
                     epoch_bytes += data.len() as u64;
                     if local {
-                        *self.bytes_by_link.entry("any".into()).or_default() += data.len() as u64;
+                        *self.bytes_by_link.entry(NO_LINK.into()).or_default() += data.len() as u64;
                     }
                     helm.last_byte = Some(Moment::now());
                     helm.quiet_since = None;
@@ -459,6 +467,7 @@ impl Transfer<'_, Proxy> {
             Choice::Use { index, why } => {
                 self.why = match verdict.pays.filter(|_| plan_spends(helm)) {
                     Some(why) => why,
+                    None if ways[index].name == NO_LINK => NO_LINK_WHY.to_owned(),
                     None if ways[index].stalled => format!(
                         "{} is up and free, but the proxy does not answer on it",
                         ways[index].name
@@ -754,7 +763,7 @@ impl Transfer<'_, Proxy> {
     fn proxied_ways(&mut self, helm: &mut Helm) -> Vec<Way> {
         if self.dial.needs_no_link() {
             return vec![Way {
-                name: "any".into(),
+                name: NO_LINK.into(),
                 class: Class::Free,
                 rate_bytes_per_s: None,
                 metric: 0,
@@ -822,7 +831,7 @@ impl Transfer<'_, Proxy> {
     pub(super) fn count_links(&mut self, helm: &mut Helm) -> String {
         let mut used = Vec::new();
         if self.dial.needs_no_link() {
-            used.push("any".to_owned());
+            used.push(NO_LINK.to_owned());
         }
         for (name, carrying) in self.dial.carried() {
             if carrying.bytes > helm.last_counts.get(&name).copied().unwrap_or(0) {
@@ -839,6 +848,12 @@ impl Transfer<'_, Proxy> {
         used.join("+")
     }
 
+    /// The deadline ends it, and is here: either end may have found so a moment before.
+    fn ends_at_deadline(&self) -> bool {
+        let is_here = self.left().is_some_and(|left| left < LIFT_DEADLINE);
+        is_here && self.terms.if_late == IfLate::Fail
+    }
+
     /// What a broken exchange is really about: the flow knows better than HTTP.
     pub(super) fn cause(&self, fault: Fault) -> Fault {
         match self.dial.lost() {
@@ -848,16 +863,11 @@ impl Transfer<'_, Proxy> {
                 text,
                 retry_after: None,
             },
-    /// The deadline ends it, and is here: either end may have found so a moment before.
-    fn ends_at_deadline(&self) -> bool {
-        let is_here = self.left().is_some_and(|left| left < LIFT_DEADLINE);
-        is_here && self.terms.if_late == IfLate::Fail
-    }
-
             Ok(Some(Lost::Forgotten)) => {
                 Fault::Proxy("the proxy was restarted and does not know the transfer".into())
             }
             Ok(Some(Lost::Session(text))) => Fault::Proxy(text),
+            Ok(Some(Lost::Deadline)) if self.ends_at_deadline() => Fault::Final(self.late()),
             Ok(Some(Lost::Deadline)) => Fault::Proxy("the deadline passed".into()),
         }
     }
@@ -867,7 +877,6 @@ impl Transfer<'_, Proxy> {
         let (text, reason, retry_after, counts) = match fault {
             Fault::Final(failure) => return Err(failure),
             Fault::Stranger(text) | Fault::Portal(text) => return Err(Failure::error(text)),
-            Ok(Some(Lost::Deadline)) if self.ends_at_deadline() => Fault::Final(self.late()),
             Fault::Origin { text, retry_after } => (text, Reason::OriginWait, retry_after, true),
             Fault::Path(text) | Fault::Proxy(text) | Fault::Nameless(text) => {
                 (text, Reason::ProxyUnreachable, None, false)
