@@ -326,6 +326,57 @@ async fn a_transfer_is_paused_resumed_cancelled_and_tried_again() {
         .ends_with(1, "there is no transfer 99");
 }
 
+/// The same, whoever runs the tests was told not to hang up or not.
+fn hearing_hangups(command: &Command) -> Command {
+    let command = command.as_std();
+    let mut env = Command::new("env");
+    env.arg("--default-signal=HUP")
+        .arg(command.get_program())
+        .args(command.get_args())
+        .current_dir(command.get_current_dir().expect("a folder"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => env.env(name, value),
+            None => env.env_remove(name),
+        };
+    }
+    env
+}
+
+#[tokio::test]
+async fn who_leaves_what_cannot_be_in_time_is_told_so() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let socket = folder.path().join("agent.sock");
+    let listener = tokio::net::UnixListener::bind(&socket).expect("a socket");
+    // An agent that knows the size at once.
+    let agent = tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.expect("a visitor");
+            let (read, mut write) = stream.into_split();
+            let mut lines = BufReader::new(read).lines();
+            if lines.next_line().await.expect("readable").is_some() {
+                let promise = json!({"p": 0.0, "infeasible": true, "metered_bytes_expected": 0,
+                                     "metered_bytes_95": 0, "metered_bytes_worst": 0, "left_s": 5.0});
+                let text = format!(
+                    "{}\n{}\n",
+                    json!({"ok": true, "id": 5, "file": "/out", "url": "http://h/a"}),
+                    json!({"event": "progress", "id": 5, "promise": promise}),
+                );
+                write.write_all(text.as_bytes()).await.expect("written");
+            }
+        }
+    });
+    let get = ["get", "--detach", "http://h/a", "--within", "5s"];
+    let mut command = get_rig::cedos(folder.path(), &get);
+    let child = command.env("CEDOS_AGENT", &socket).spawn();
+    let run = ended(child.expect("start cedos")).await;
+    run.ends_with(0, "note: it will hardly be ready in 5 s (p=0.00)");
+    agent.abort();
+}
+
 #[tokio::test]
 async fn what_ended_under_an_earlier_agent_is_still_known_to_every_verb() {
     let origin = halting(Arc::new(AtomicBool::new(true))).await;
@@ -406,7 +457,7 @@ async fn ctrl_c_cancels_what_is_followed_and_a_follower_that_dies_or_loses_its_t
             &name,
             &origin.url("/a"),
         ];
-        let mut child = home.command(&get).spawn().expect("start");
+        let mut child = hearing_hangups(&home.command(&get)).spawn().expect("start");
         let mut lines = BufReader::new(child.stdout.take().expect("output")).lines();
         let id = loop {
             let line = lines.next_line().await.expect("readable").expect("a line");
