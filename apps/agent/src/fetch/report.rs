@@ -92,6 +92,9 @@ pub enum Event {
     Error(Report),
 }
 
+/// From this chance on a transfer is called on track.
+pub const ON_TRACK: f64 = 0.8; // a guess
+
 /// What was promised of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Promised {
@@ -143,7 +146,7 @@ impl Promised {
     pub fn chance(&self) -> String {
         match self.p {
             _ if self.infeasible => "not feasible".to_owned(),
-            p if p >= 0.8 => format!("on track (p={p:.2})"),
+            p if p >= ON_TRACK => format!("on track (p={p:.2})"),
             p => format!("at risk (p={p:.2})"),
         }
     }
