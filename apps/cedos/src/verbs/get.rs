@@ -29,7 +29,7 @@ use cedos_agent::settings;
 /// Exit codes: 0 done, 1 error, 2 usage, 3 stopped (run again to continue), 10 deadline missed
 /// (without --if-late fail the file is whole, only late), 11 --max-cell or budget used up, 12 wrong digest,
 /// 13 the origin keeps changing the bytes, 14 no permitted network and --now, or none at the
-/// deadline and --if-late fail.
+/// deadline and --if-late fail, 75 the agent that carries it went.
 #[derive(Debug, Args)]
 pub struct GetArgs {
     /// What to download: http:// or https://; from an origin that speaks D2TP,

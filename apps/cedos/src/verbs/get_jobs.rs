@@ -45,6 +45,8 @@ pub struct OneArgs {
 }
 
 /// Change the terms of a transfer, while it runs too; they hold within a second
+///
+/// Prints what holds now. Exit codes: 0 done, 1 it is not the agent's, or is whole, 2 usage.
 #[derive(Debug, Args)]
 pub struct EditArgs {
     #[command(flatten)]
