@@ -610,6 +610,10 @@ impl Transfer<'_, Proxy> {
     fn watch_answers(&mut self, helm: &mut Helm) -> Result<(), Failure> {
         if self.dial.answers() {
             helm.known = true;
+            if helm.asked_since.is_none() {
+                self.watch_others(helm);
+                return Ok(());
+            }
             helm.unanswered_since = None;
             let quiet = helm.quiet(Moment::now());
             if let Some(quiet) = quiet.filter(|quiet| *quiet >= self.job.stall) {
@@ -644,6 +648,15 @@ impl Transfer<'_, Proxy> {
         let unblocks = "an answer of the proxy | another network | no --prox".into();
         self.say_waiting(Reason::ProxyUnreachable, text, unblocks);
         Ok(())
+    }
+
+    /// Says so if the proxy answers only where nothing may be spent.
+    fn watch_others(&mut self, helm: &mut Helm) {
+        let since = *helm.unanswered_since.get_or_insert_with(Moment::now);
+        if Moment::now().since(since) >= UNREACHABLE_AFTER {
+            let unblocks = "an answer of the proxy there | --policy any".to_owned();
+            self.say_waiting(Reason::PathTooSlow, self.why.clone(), unblocks);
+        }
     }
 
     /// At the deadline, a proxy that never was heard of is not waited for any longer.
