@@ -224,6 +224,10 @@ fn what_cellular_may_carry_is_used_up_through_a_proxy_too_and_ends_with_its_own_
             let more = [&prox[..], &["--policy", "fast", "--json", "-o", "agents"]].concat();
             let run = agent.run(&[&["get"], &more[..]].concat()).await;
             run.ends_with(11, "--max-cell");
+            // So is what the device may spend, for who does not wait.
+            agent.run(&["budget", "set", "1"]).await;
+            let now = ["get", "-o", "over", "--now", &url];
+            agent.run(&now).await.ends_with(11, "--now does not wait");
         },
     );
 }
