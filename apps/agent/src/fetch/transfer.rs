@@ -209,6 +209,7 @@ struct Transfer<'a, D> {
     said_waiting: Option<Reason>,
     said_at: Option<Moment>,
     said_encoding: bool,
+    said_hardly: bool,
     switches: u32,
     duplicate_bytes: u64,
     restarts: u32,
@@ -337,6 +338,7 @@ fn with_sink<'a, D: Dial>(
         said_waiting: None,
         said_at: None,
         said_encoding: false,
+        said_hardly: false,
         switches: 0,
         duplicate_bytes: 0,
         restarts: 0,
@@ -449,10 +451,10 @@ impl<D: Dial> Transfer<'_, D> {
         };
         self.said_waiting = None;
         self.receiving = true;
-        if self.first_promise.is_none() && self.length().is_some() {
+        if self.terms.due.is_some() && self.first_promise.is_none() && self.length().is_some() {
             let ways = self.ways();
             self.decide(&ways, false);
-            self.tell_progress(link, 0.0);
+            self.tell_size(link);
         }
         let held = self.sink.held_bytes();
 
@@ -644,13 +646,10 @@ impl<D: Dial> Transfer<'_, D> {
         }
     }
 
-    /// Notes what is promised, as soon as the size is known, and says so if that is nothing.
-    fn note_promise(&mut self) {
-        if self.first_promise.is_some() || self.length().is_none() {
-            return;
-        }
-        self.first_promise = self.promise();
-        if let Some(promise) = self.first_promise.filter(|promise| promise.infeasible) {
+    /// Says if it will hardly be in time, once.
+    fn note_hardly(&mut self, promise: Option<Promised>) {
+        if let Some(promise) = promise.filter(|promise| promise.infeasible && !self.said_hardly) {
+            self.said_hardly = true;
             let left = in_words(Duration::from_secs_f64(promise.left_s));
             let p = promise.p;
             self.note(
@@ -668,8 +667,22 @@ impl<D: Dial> Transfer<'_, D> {
         }
     }
 
+    /// What is promised, as soon as the size is known. How fast links are, nobody knows yet.
+    fn tell_size(&mut self, link: &str) {
+        let promise = self.promise();
+        self.note_hardly(promise);
+        self.tell_bytes(link, 0.0, promise);
+    }
+
+    /// How far it is, and what is promised by what links carried.
     fn tell_progress(&mut self, link: &str, rate_bytes_per_s: f64) {
-        self.note_promise();
+        let promise = self.promise();
+        self.first_promise = self.first_promise.or(promise);
+        self.note_hardly(promise);
+        self.tell_bytes(link, rate_bytes_per_s, promise);
+    }
+
+    fn tell_bytes(&mut self, link: &str, rate_bytes_per_s: f64, promise: Option<Promised>) {
         if self.said_waiting.is_some() {
             return; // that it waits says more than what still trickles in
         }
@@ -682,7 +695,7 @@ impl<D: Dial> Transfer<'_, D> {
             bytes_by_link: self.bytes_by_link.clone(),
             why: self.why.clone(),
             mode: self.dial.mode(),
-            promise: self.promise(),
+            promise,
         };
         self.observer.tell(&event);
     }

@@ -255,10 +255,12 @@ fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
             ..Failure::error(text)
         });
     }
+    let due = asked.deadline.is_some();
     if json {
+        let promise = due.then(|| first_promise(begun.id)).flatten();
         let told = serde_json::json!({"event": "detached", "id": begun.id, "pid": begun.pid,
                                       "file": asked.file, "log": begun.log(),
-                                      "promise": first_promise(begun.id)});
+                                      "promise": promise});
         say(&told.to_string());
     } else {
         say(&begun.id.to_string());
@@ -268,7 +270,7 @@ fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
              {id}; log: {}",
             log.display()
         ));
-        if let Some(promised) = first_promise(id) {
+        if due && let Some(promised) = first_promise(id) {
             handover::warn(&promised);
         }
     }

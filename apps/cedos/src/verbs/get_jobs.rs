@@ -448,17 +448,25 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
 /// What the machine is asked for meanwhile.
 fn vigil(vigil: &Value) -> Option<String> {
     let at = |field: &str| Some(clock(vigil[field].as_str()?.parse().ok()?, &Zoned::now()));
-    let look = at("look").map(|at| format!("looks for networks again at {at}"));
+    // What is missing for it is in --json.
+    let lacks = |what: &str| {
+        let mut lacks = vigil["lacks"].as_array().into_iter().flatten();
+        lacks.any(|lack| lack.as_str().is_some_and(|lack| lack.starts_with(what)))
+    };
+    let unless_asleep = match lacks("it is not woken") {
+        true => ", unless it is asleep then",
+        false => "",
+    };
+    let look = at("look").map(|at| format!("looks for networks again at {at}{unless_asleep}"));
     let start = at("start").map(|at| format!("begins at {at} at the latest"));
-    let awake = (vigil["awake"] == true).then(|| "the machine is kept awake".to_owned());
-    let mut words: Vec<String> = [look, start, awake].into_iter().flatten().collect();
+    let awake = (vigil["awake"] == true).then(|| match lacks("it may sleep") {
+        true => "it may sleep while data flows".to_owned(),
+        false => "the machine is kept awake".to_owned(),
+    });
+    let words: Vec<String> = [look, start, awake].into_iter().flatten().collect();
     if words.is_empty() {
         return None;
     }
-    let lacks = vigil["lacks"].as_array().into_iter().flatten();
-    // What is missing for it is in --json.
-    let short = |lack: &str| Some(lack.split(": ").next()?.to_owned());
-    words.extend(lacks.filter_map(|lack| short(lack.as_str()?)));
     Some(words.join("; "))
 }
 
@@ -549,11 +557,15 @@ mod tests {
     #[test]
     fn what_a_machine_cannot_do_asleep_is_said_without_the_systems_words() {
         let text = vigil(&json!({
-            "look": "2030-01-31T07:30:00Z",
-            "lacks": ["it may sleep while data flows: logind is not reached: failed to connect"],
+            "look": "2030-01-31T07:30:00Z", "awake": true,
+            "lacks": [
+                "it is not woken to look for links: the machine has no clock that could wake it",
+                "it may sleep while data flows: logind is not reached: failed to connect",
+            ],
         }));
         let text = text.expect("it looks");
-        assert!(text.ends_with("; it may sleep while data flows"), "{text}");
+        let sentence = ", unless it is asleep then; it may sleep while data flows";
+        assert!(text.ends_with(sentence), "{text}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use cedos_agent::agent::api::Request;
 use cedos_agent::agent::client::Client;
 use cedos_agent::fetch::outcome::{Exit, Failure};
-use cedos_agent::fetch::report::{Event, Observer, Promised, complain, say};
+use cedos_agent::fetch::report::{Event, ON_TRACK, Observer, Promised, complain, say};
 use cedos_agent::order::Order;
 use d2tp_sched::in_words;
 use serde_json::Value;
@@ -28,12 +28,16 @@ pub type Followed = Result<Option<Exit>, Failure>;
 /// # Errors
 /// The agent does not take it.
 pub async fn leave(mut agent: Client, order: Order, json: bool) -> Result<Exit, Failure> {
-    let verb = order.verb;
+    let (verb, due) = (order.verb, order.deadline.is_some());
     let answer = add(&mut agent, order, true, true).await?;
     let id = answer["id"].as_u64().unwrap_or(0);
     if json {
+        let promise = match due {
+            true => first_promise(&mut agent).await,
+            false => None,
+        };
         let told = serde_json::json!({"event": "detached", "id": id, "file": answer["file"],
-                                      "agent": true, "promise": first_promise(&mut agent).await});
+                                      "agent": true, "promise": promise});
         say(&told.to_string());
     } else {
         say(&id.to_string());
@@ -41,7 +45,7 @@ pub async fn leave(mut agent: Client, order: Order, json: bool) -> Result<Exit, 
             "the agent has {} {id}; cedos why {id} | cedos ls | cedos wait {id} | cedos cancel {id}",
             verb.word()
         ));
-        if let Some(promised) = first_promise(&mut agent).await {
+        if due && let Some(promised) = first_promise(&mut agent).await {
             warn(&promised);
         }
     }
@@ -64,8 +68,11 @@ async fn first_promise(agent: &mut Client) -> Option<Promised> {
     tokio::time::timeout(SIZE_KNOWN_WITHIN, heard).await.ok()?
 }
 
-/// Says so if it will hardly be in time.
+/// Says so if it may not be in time.
 pub fn warn(promised: &Promised) {
+    if !promised.infeasible && promised.p < ON_TRACK {
+        complain(&format!("note: {}", promised.chance()));
+    }
     if promised.infeasible {
         let left = in_words(Duration::from_secs_f64(promised.left_s));
         let p = promised.p;

@@ -250,13 +250,13 @@ impl Transfer<'_, Proxy> {
             helm.remembered = false;
         }
         self.receiving = true;
-        if self.first_promise.is_none() && self.length().is_some() {
+        if self.terms.due.is_some() && self.first_promise.is_none() && self.length().is_some() {
             self.steer(helm).map_err(Fault::Final)?;
             if self.last_link.is_none() {
                 self.say_begun(helm);
             }
             let used = self.count_links(helm);
-            self.tell_progress(&used, 0.0);
+            self.tell_size(&used);
         }
         let held = self.sink.held_bytes();
         let mut links = self.links.clone();
