@@ -227,7 +227,7 @@ pub async fn run(
             if !options.quiet {
                 tokio::task::spawn_local(notices::serve(agent.clone(), inbox));
             }
-            agent.take_up()?;
+            let _has_them = agent.take_up()?;
             if let Some(listener) = metrics {
                 tokio::task::spawn_local(metrics::serve(agent.clone(), listener));
             }
@@ -294,8 +294,11 @@ impl Agent {
         self.is_ending.load(Ordering::Relaxed)
     }
 
-    /// Takes up the queue as an earlier agent left it.
-    fn take_up(self: &Arc<Agent>) -> anyhow::Result<()> {
+    /// Takes up the queue as an earlier agent left it; the lock that says so.
+    fn take_up(self: &Arc<Agent>) -> anyhow::Result<Option<File>> {
+        let has_them = jobs::claim_all().inspect_err(|error| {
+            tracing::warn!(%error, "who does not ask the agent takes its transfers for queued");
+        });
         let mut begin = Vec::new();
         for record in queue::load()? {
             let (id, task) = (record.id, Task::new(record));
@@ -305,7 +308,7 @@ impl Agent {
             lock(&self.tasks).insert(id, task);
         }
         begin.into_iter().for_each(|id| self.begin(id));
-        Ok(())
+        Ok(has_them.ok())
     }
 
     /// What is around the device; `seen`: with the links that can be used.

@@ -62,6 +62,14 @@ impl Deadline {
             Deadline::WithinS(s) => Due::within(Duration::try_from_secs_f64(s).unwrap_or_default()),
         }
     }
+
+    /// It is over before anything can begin.
+    pub fn has_passed(self) -> bool {
+        match self {
+            Deadline::At(at) => at <= Timestamp::now(),
+            Deadline::WithinS(s) => s.is_nan() || s <= 0.0,
+        }
+    }
 }
 
 /// What was asked for.
@@ -314,5 +322,8 @@ mod tests {
         let within = read(r#"{"within_s":90}"#).unwrap().due().left();
         assert!(within.abs_diff(Duration::from_secs(90)) < Duration::from_secs(5));
         assert!(read(r#"{"by":"07:30"}"#).is_err());
+        let passed = |text: &str| read(text).unwrap().has_passed();
+        assert!(passed(r#"{"at":"2020-01-31T07:30:00Z"}"#) && passed(r#"{"within_s":0}"#));
+        assert!(!passed(r#"{"within_s":1}"#));
     }
 }

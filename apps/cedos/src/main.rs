@@ -35,17 +35,30 @@ enum Verb {
     /// Exit codes: 75 while it runs or waits, then its own (see `cedos get --help`).
     Status(verbs::get_jobs::OneArgs),
     /// Say why a transfer is where it is, what is promised of it, and what would end a wait
+    ///
+    /// Exit codes: 0 it was said, 1 there is no such transfer, 2 usage.
     Why(verbs::get_jobs::OneArgs),
     /// Stop a transfer of the agent's for now
+    ///
+    /// Exit codes: 0 done, 1 it is not the agent's, or has ended, 2 usage.
     Pause(verbs::get_jobs::OneArgs),
     /// Go on with a transfer that was paused
+    ///
+    /// Exit codes: those of `cedos pause`.
     Resume(verbs::get_jobs::OneArgs),
     /// Stop a transfer; a download leaves a partial, which `retry` and the same command continue
+    ///
+    /// Exit codes: 0 it has stopped, 1 there is no such transfer, or it has ended, 2 usage.
     Cancel(verbs::get_jobs::OneArgs),
     /// Begin again with a transfer that failed or was cancelled, from what is there
+    ///
+    /// Exit codes: 0 it has begun, 1 it is not the agent's, or did not fail, 2 usage.
     Retry(verbs::get_jobs::OneArgs),
     Edit(Box<verbs::get_jobs::EditArgs>),
-    /// Follow a transfer to its end; the exit code is its own
+    /// Follow a transfer to its end
+    ///
+    /// Exit codes: its own (see `cedos get --help`); 1 there is no such transfer or agent; 75 the agent went
+    /// before its end.
     Wait(verbs::get_jobs::OneArgs),
     Net(verbs::net::NetArgs),
     Budget(verbs::net::BudgetArgs),

@@ -229,7 +229,11 @@ async fn a_download_is_followed_and_ends_as_without_an_agent() {
         .await
         .ends_with(2, "a exists");
     home.run(&["get", "--detach", "-o", "no/such/out", &origin.url("/a")])
-        .await;
+        .await
+        .ends_with(1, "no directory");
+    home.run(&["get", "--detach", "-o", "/proc/out", &origin.url("/a")])
+        .await
+        .ends_with(1, "no file can be made in /proc");
     let none = home
         .run(&["get", "-o", "no/such/out", &origin.url("/a")])
         .await;
@@ -322,16 +326,128 @@ async fn a_transfer_is_paused_resumed_cancelled_and_tried_again() {
         .ends_with(1, "there is no transfer 99");
 }
 
+/// The same, whoever runs the tests was told not to hang up or not.
+fn hearing_hangups(command: &Command) -> Command {
+    let command = command.as_std();
+    let mut env = Command::new("env");
+    env.arg("--default-signal=HUP")
+        .arg(command.get_program())
+        .args(command.get_args())
+        .current_dir(command.get_current_dir().expect("a folder"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => env.env(name, value),
+            None => env.env_remove(name),
+        };
+    }
+    env
+}
+
 #[tokio::test]
-async fn ctrl_c_cancels_what_is_followed_and_a_killed_follower_cancels_nothing() {
+async fn who_leaves_what_cannot_be_in_time_is_told_so() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let socket = folder.path().join("agent.sock");
+    let listener = tokio::net::UnixListener::bind(&socket).expect("a socket");
+    // An agent that knows the size at once.
+    let agent = tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.expect("a visitor");
+            let (read, mut write) = stream.into_split();
+            let mut lines = BufReader::new(read).lines();
+            if lines.next_line().await.expect("readable").is_some() {
+                let promise = json!({"p": 0.0, "infeasible": true, "metered_bytes_expected": 0,
+                                     "metered_bytes_95": 0, "metered_bytes_worst": 0, "left_s": 5.0});
+                let text = format!(
+                    "{}\n{}\n",
+                    json!({"ok": true, "id": 5, "file": "/out", "url": "http://h/a"}),
+                    json!({"event": "progress", "id": 5, "promise": promise}),
+                );
+                write.write_all(text.as_bytes()).await.expect("written");
+            }
+        }
+    });
+    let get = ["get", "--detach", "http://h/a", "--within", "5s"];
+    let mut command = get_rig::cedos(folder.path(), &get);
+    let child = command.env("CEDOS_AGENT", &socket).spawn();
+    let run = ended(child.expect("start cedos")).await;
+    run.ends_with(0, "note: it will hardly be ready in 5 s (p=0.00)");
+    agent.abort();
+}
+
+#[tokio::test]
+async fn what_ended_under_an_earlier_agent_is_still_known_to_every_verb() {
+    let origin = halting(Arc::new(AtomicBool::new(true))).await;
+    let mut home = Home::new(&[]).await;
+    let id = home.leave(&origin.url("/a"), &[]).await;
+    home.until(&id, "is done", stands("done")).await;
+    home.end(Signal::SIGTERM).await;
+    home.start(&[]).await;
+    let run = home.run(&["wait", &id, "--json"]).await;
+    assert_eq!(
+        (run.code, &run.last()["event"]),
+        (0, &json!("done")),
+        "{}",
+        run.errors
+    );
+    for verb in [
+        &["pause"][..],
+        &["resume"],
+        &["cancel"],
+        &["retry"],
+        &["edit", "--policy", "any"],
+    ] {
+        home.run(&[verb, &[&id]].concat())
+            .await
+            .ends_with(1, "is whole");
+    }
+    // The agent's transfers have no log of their own.
+    let run = home.run(&["status", &id, "--json"]).await;
+    assert_eq!(run.last()["log"], Value::Null, "{}", run.last());
+}
+
+#[tokio::test]
+async fn a_transfer_of_another_process_is_not_unknown_and_one_of_the_agents_not_queued() {
+    let origin = halting(Arc::new(AtomicBool::new(false))).await;
+    let home = Home::new(&[]).await;
+    let get = ["get", "--detach", "--json", "--stall", "1s", "-o", "own"];
+    let url = origin.url("/a");
+    let run = run(home.path(), &[&get[..], &[url.as_str()]].concat()).await;
+    let own = run.last()["id"].to_string();
+    for verb in [&["pause"][..], &["wait"], &["edit", "--policy", "any"]] {
+        home.run(&[verb, &[&own]].concat())
+            .await
+            .ends_with(1, "another process's");
+    }
+    assert_eq!(home.run(&["cancel", &own]).await.code, 0);
+    let id = home.leave(&url, &[]).await;
+    home.until(&id, "has half", has_half).await;
+    // Who does not ask the agent knows by its lock that it runs.
+    let shown = get_rig::run(home.path(), &["status", &id, "--json"]).await;
+    let standing = shown.last()["standing"].as_str();
+    assert!(
+        matches!(standing, Some("running" | "waiting")),
+        "{}",
+        shown.last()
+    );
+    get_rig::run(home.path(), &["cancel", &id])
+        .await
+        .ends_with(1, "is not asked");
+}
+
+#[tokio::test]
+async fn ctrl_c_cancels_what_is_followed_and_a_follower_that_dies_or_loses_its_terminal_nothing() {
     let open = Arc::new(AtomicBool::new(false));
     let origin = halting(open.clone()).await;
     let home = Home::new(&[]).await;
     for (signal, standing, code) in [
         (Signal::SIGINT, "cancelled", Some(3)),
         (Signal::SIGKILL, "waiting", None),
+        (Signal::SIGHUP, "waiting", None),
     ] {
-        let name = format!("out-{standing}");
+        let name = format!("out-{signal}");
         let get = [
             "get",
             "--json",
@@ -341,7 +457,7 @@ async fn ctrl_c_cancels_what_is_followed_and_a_killed_follower_cancels_nothing()
             &name,
             &origin.url("/a"),
         ];
-        let mut child = home.command(&get).spawn().expect("start");
+        let mut child = hearing_hangups(&home.command(&get)).spawn().expect("start");
         let mut lines = BufReader::new(child.stdout.take().expect("output")).lines();
         let id = loop {
             let line = lines.next_line().await.expect("readable").expect("a line");
@@ -511,6 +627,8 @@ async fn credentials_are_kept_for_their_owner_alone_and_their_end_has_its_reason
     assert_eq!(run.code, 1);
     assert_eq!(run.last()["reason"], "auth_required", "{}", run.last());
     assert!(!run.last().to_string().contains("hush"));
+    let text = run.last()["last"]["text"].as_str().unwrap_or_default();
+    assert!(text.contains("refused the credentials"), "{text}");
 }
 
 #[tokio::test]
@@ -527,7 +645,8 @@ async fn one_agent_has_the_socket_and_it_is_its_owners_alone() {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read).lines();
     write
-        .write_all(b"dance\n{\"do\":\"hello\"}\n")
+        .write_all(b"dance\n{\"do\":\"hello\"}\n{\"do\":\"add\",\"order\":{\"verb\":\"get\",\"url\":\"http://h/a\",\
+            \"file\":\"/a\",\"deadline\":{\"at\":\"2020-01-01T00:00:00Z\"}}}\n")
         .await
         .expect("write");
     let mut next = async || {
@@ -535,6 +654,9 @@ async fn one_agent_has_the_socket_and_it_is_its_owners_alone() {
         serde_json::from_str::<Value>(&line).expect("JSON")
     };
     let (no, yes) = (next().await, next().await);
+    let late = next().await;
+    let text = late["text"].as_str().unwrap_or_default();
+    assert!(text.contains("has passed"), "{late}");
     assert_eq!((&no["ok"], &no["exit"]), (&json!(false), &json!(2)));
     assert_eq!(
         (&yes["ok"], &yes["scheduler"]),
@@ -631,6 +753,8 @@ async fn a_full_disk_ends_it_with_its_reason_and_retry_goes_on_when_there_is_roo
     let full = run.events.iter().find(|e| e["standing"] == "failed");
     let full = full.unwrap_or_else(|| panic!("{:#?}", run.events));
     assert_eq!(full["reason"], "storage_full", "{full}");
+    let text = full["last"]["text"].as_str().unwrap_or_default();
+    assert!(text.contains("cedos retry 1 continues"), "{text}");
     use sha2::Digest;
     let digest = hex::encode(sha2::Sha256::digest(object(3_000_000, 15)));
     assert!(run.errors.contains(&digest), "{}", run.errors);

@@ -192,6 +192,47 @@ fn free_only_leaks_nothing_and_policies_hold_within_an_epoch_through_a_proxy() {
 }
 
 #[test]
+fn what_cellular_may_carry_is_used_up_through_a_proxy_too_and_ends_with_its_own_code() {
+    in_namespace(
+        "what_cellular_may_carry_is_used_up_through_a_proxy_too_and_ends_with_its_own_code",
+        || async {
+            let home = tempfile::tempdir().expect("a directory");
+            let folder = home.path().to_owned();
+            let (origin, proxy) = origin_namespace(|| origin_and_proxy(folder));
+            cell_on();
+            let url = origin.url("/a");
+            let prox = ["--prox", proxy.address.as_str(), "--max-cell", "1M", &url];
+            let get = async |file: &str, more: &[&str]| {
+                let get = ["get", "--json", "-o", file];
+                let arguments = [&get[..], &prox[..], more].concat();
+                get_rig::run(home.path(), &arguments).await
+            };
+            for (file, more) in [
+                ("fast", &["--policy", "fast"][..]),
+                ("now", &["--now"]),
+                ("any", &["--policy", "any", "--if-late", "fail"]),
+            ] {
+                let run = get(file, more).await;
+                run.ends_with(11, "--max-cell");
+                let last = run.last();
+                assert_eq!(last["reason"], "over_budget", "{last}");
+                assert!(last["bytes"].as_u64() <= Some(1_000_000), "{last}");
+                assert!(last["bytes"].as_u64() > Some(900_000), "{last}");
+                assert!(!run.reasons().contains(&"origin_wait"), "{:?}", run.events);
+            }
+            let agent = Agent::start(home.path()).await;
+            let more = [&prox[..], &["--policy", "fast", "--json", "-o", "agents"]].concat();
+            let run = agent.run(&[&["get"], &more[..]].concat()).await;
+            run.ends_with(11, "--max-cell");
+            // So is what the device may spend, for who does not wait.
+            agent.run(&["budget", "set", "1"]).await;
+            let now = ["get", "-o", "over", "--now", &url];
+            agent.run(&now).await.ends_with(11, "--now does not wait");
+        },
+    );
+}
+
+#[test]
 fn of_several_on_one_link_the_earliest_deadline_goes_first_when_time_is_short() {
     in_namespace(
         "of_several_on_one_link_the_earliest_deadline_goes_first_when_time_is_short",

@@ -28,11 +28,43 @@ async fn the_origin_is_asked_for_its_head_alone_in_every_mode() {
         assert_eq!(plan["length"], 3_000_000, "{plan}");
         assert_eq!(plan["resumable"], true, "{plan}");
         assert_eq!(plan["forecast"]["feasible"], true, "{plan}");
-        assert_eq!(plan["forecast"]["metered_bytes_worst"], 3_000_000, "{plan}");
+        // No link here costs, so none can carry a byte of it.
+        for told in [&plan["forecast"], &plan["promise"]] {
+            assert_eq!(told["metered_bytes_expected"], 0, "{plan}");
+            assert_eq!(told["metered_bytes_worst"], 0, "{plan}");
+        }
         let asked = rig.origin.asked();
         assert_eq!(asked.len(), 1, "{mode}");
         assert_eq!(asked[0].method, "HEAD", "{mode}");
         assert!(rig.names().is_empty(), "{mode}: {:?}", rig.names());
+    }
+}
+
+#[tokio::test]
+async fn whether_it_is_in_time_is_said_once() {
+    let origin = Origin::start(|asked| {
+        let head = cut(proper(asked, &object(3_000_000, 1), TAG), 0);
+        Reply(head, End::Close)
+    })
+    .await;
+    let directory = tempfile::tempdir().expect("a directory");
+    for within in ["2s", "12s", "1h"] {
+        let url = origin.url("/show.mp3");
+        let shown = run(
+            directory.path(),
+            &["get", "--dry-run", "--within", within, &url],
+        )
+        .await;
+        let text = String::from_utf8_lossy(&shown.output).into_owned();
+        let line = |label: &str| {
+            let found = text.lines().find(|line| line.trim().starts_with(label));
+            found.unwrap_or_else(|| panic!("no {label} in {text}"))
+        };
+        assert!(!line("Deadline").contains("feasible"), "{text}");
+        assert!(
+            line("Promise").ends_with("nothing on links that cost"),
+            "{text}"
+        );
     }
 }
 

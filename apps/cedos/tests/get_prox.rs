@@ -206,6 +206,27 @@ async fn a_wrong_key_is_a_proxy_that_does_not_answer() {
 }
 
 #[tokio::test]
+async fn who_wants_nothing_late_hears_of_the_deadline_and_of_no_proxy() {
+    let directory = tempfile::tempdir().unwrap();
+    let body = object(200_000, 4);
+    let origin = Origin::start(move |asked| {
+        let half = cut(proper(asked, &body, TAG), 100_000);
+        Reply(half, End::Silence)
+    })
+    .await;
+    let proxy = proxy(directory.path(), "127.0.0.1:0", None).await;
+    let url = origin.url("/a");
+    let fail = ["--within", "3s", "--if-late", "fail"];
+    let run = get(
+        directory.path(),
+        &[&[&url, "--prox", &proxy.address], &fail[..]].concat(),
+    )
+    .await;
+    assert_eq!(run.code, 10, "{:#?}", run.events);
+    assert!(!run.has_reason("proxy_unreachable"), "{:#?}", run.events);
+}
+
+#[tokio::test]
 async fn a_device_that_is_not_admitted_is_told_whom_to_ask() {
     let directory = tempfile::tempdir().unwrap();
     let other = told(directory.path(), &["key", "gen", "-o", "other.key"]).await;

@@ -389,3 +389,70 @@ fn the_lab_is_there_for_an_ordinary_user_too() {
     }
     assert!(output.status.success(), "{told}");
 }
+
+#[test]
+fn what_a_command_began_is_ended_with_it() {
+    let file = scenario(
+        r#"
+duration_s = 2
+[[link]]
+name = "wlan0"
+down_mbps = 8
+up_mbps = 8
+[[flow]]
+bytes = 1000
+[[expect]]
+text = "flows[0].sha256_ok == true"
+"#,
+    );
+    // One that is in its background, one in a session of its own, and the command itself for too long.
+    let begun = "sleep 987 & echo $!; setsid sh -c 'echo $$; exec sleep 987' & wait";
+    let Some(output) = lab(&file, &["--direct", "--", "sh", "-c", begun]) else {
+        return;
+    };
+    let told = String::from_utf8_lossy(&output.stdout);
+    let ids: Vec<&str> = told.split_whitespace().collect();
+    assert_eq!(ids.len(), 2, "{output:?}");
+    for id in ids {
+        let line = std::fs::read_to_string(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        assert!(!line.contains("987"), "{id} is left: {line}");
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!errors.contains("FAILS"), "{errors}");
+    assert!(errors.contains("not judged"), "{errors}");
+}
+
+#[test]
+fn what_cannot_be_scored_says_why() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.to_str().expect("a path").to_owned()
+    };
+    let header = "t_s,iface,up,down_mbps,up_mbps,rtt_ms,loss";
+    let trace = write(
+        "down.csv",
+        &format!("{header}\n0,wifi,1,8,,,\n60,wifi,1,8,,,\n"),
+    );
+    let output = cedos(&["sim", "score", &trace, "--uploads"]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        errors.contains("rates from the device (up_mbps)"),
+        "{errors}"
+    );
+    let jobs = write("jobs.csv", "when,size,deadline\n0,1000,20\n");
+    let output = cedos(&["sim", "score", &trace, "--jobs", &jobs]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        errors.contains("expected `arrival_s,size_bytes,deadline_s`"),
+        "{errors}"
+    );
+    let into = folder.path().join("new/trips");
+    let into = into.to_str().expect("a path");
+    let output = cedos(&[
+        "sim", "foresee", "--make", "bus", "--into", into, "--count", "1",
+    ]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(std::fs::read_dir(into).expect("the folder").count(), 1);
+}

@@ -174,6 +174,45 @@ fn what_the_origin_says_no_to_is_told_in_its_words_and_a_put_is_tried_again() {
 }
 
 #[test]
+fn two_that_send_the_same_at_once_are_two_uploads() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = proxy(folder.path());
+    let content: Vec<u8> = (0..300_000).map(|i| (i * 7 + i / 256) as u8).collect();
+    std::fs::write(folder.path().join("file"), &content).expect("written");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/a", listener.local_addr().expect("an address"));
+    // Nobody is answered before both are here.
+    let origin = std::thread::spawn(move || {
+        let asked: Vec<_> = listener
+            .incoming()
+            .filter_map(|stream| {
+                let mut stream = stream.ok()?;
+                let (_, body) = request(&mut stream)?;
+                Some((stream, body))
+            })
+            .take(2)
+            .collect();
+        for (mut stream, body) in asked {
+            assert!(body == content, "other bytes");
+            let _ = stream.write_all(b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let start = || {
+        let arguments = ["put", "file", &url, "--json", "--prox", &proxy.address];
+        let mut command = cedos(folder.path(), &arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        command.spawn().expect("cedos put")
+    };
+    for child in [start(), start()] {
+        let output = child.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(!said.contains("origin_wait"), "{said}");
+    }
+    origin.join().expect("the origin is content");
+}
+
+#[test]
 fn what_waiting_does_not_change_is_asked_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let proxy = proxy(folder.path());

@@ -66,8 +66,8 @@ pub enum Refusal {
     #[error("port {0} is not served by this proxy")]
     PortRefused(u16),
     #[error(
-        "{host} is {}{kind}; the operator can allow it with --allow-net or --allow-private",
-        unless_said(host, address)
+        "{host} is {}{kind}; the operator can allow it with {}",
+        unless_said(host, address), what_opens(*kind)
     )]
     AddressRefused {
         host: String,
@@ -114,6 +114,16 @@ fn unless_said(host: &str, address: &IpAddr) -> String {
     match host.trim_matches(['[', ']']).parse::<IpAddr>() {
         Ok(said) if said == *address => String::new(),
         _ => format!("{address}, "),
+    }
+}
+
+/// What lets such addresses through.
+fn what_opens(kind: Special) -> &'static str {
+    match kind {
+        Special::Private => "--allow-net or --allow-private",
+        Special::LinkLocal | Special::Metadata | Special::Multicast | Special::Reserved => {
+            "--allow-net"
+        }
     }
 }
 
@@ -177,5 +187,31 @@ impl Refusal {
             RedirectUnusable(_) => (502, "http_protocol_error"),
             BodyLost(_) => (502, "http_response_incomplete"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_would_let_an_address_through_is_named() {
+        let refused = |address: &str, kind| {
+            let address = address.parse().unwrap();
+            let host = "h".to_owned();
+            Refusal::AddressRefused {
+                host,
+                address,
+                kind,
+            }
+            .to_string()
+        };
+        let private = refused("10.0.0.1", Special::Private);
+        assert!(
+            private.ends_with("--allow-net or --allow-private"),
+            "{private}"
+        );
+        let metadata = refused("169.254.169.254", Special::Metadata);
+        assert!(metadata.ends_with("with --allow-net"), "{metadata}");
     }
 }

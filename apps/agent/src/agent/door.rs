@@ -16,9 +16,10 @@ use super::queue::{self, Anchor, Kept, QUEUED_MAX, Wish};
 use super::task::Task;
 use super::{Agent, lock, sockets};
 use crate::errand::Errand;
+use crate::fetch::jobs::{self, Standing};
 use crate::fetch::outcome::Failure;
 use crate::fetch::parcel::new_token;
-use crate::order::{Order, Verb};
+use crate::order::{Deadline, Order, Verb};
 
 /// Programs that are answered at the same time; more wait.
 const VISITORS_MAX: usize = 64; // a guess
@@ -259,6 +260,8 @@ impl Agent {
         // What makes no sense is said now, and nothing is taken.
         let errand = Errand::prepare(&order, order.job()?, false)?;
         errand.job.refuse_existing()?;
+        refuse_past(order.deadline)?;
+        errand.job.check_place()?;
         if order.verb == Verb::Put && order.token.is_none() {
             order.token = Some(new_token());
         }
@@ -272,16 +275,27 @@ impl Agent {
     }
 
     fn last_event(&self, id: u64) -> Result<Option<Value>, Failure> {
-        let tasks = lock(&self.tasks);
-        let task = tasks.get(&id).ok_or_else(|| unknown(id))?;
-        Ok((!task.event.is_null()).then(|| task.event.clone()))
+        if let Some(task) = lock(&self.tasks).get(&id) {
+            return Ok((!task.event.is_null()).then(|| task.event.clone()));
+        }
+        // What ended under an earlier agent is known by its last word.
+        match jobs::find(id) {
+            Ok(job) if job.has_ended() => {
+                let mut event = job.event;
+                if let Some(fields) = event.as_object_mut() {
+                    fields.insert("id".to_owned(), id.into());
+                }
+                Ok(Some(event))
+            }
+            _ => Err(not_ours(id)),
+        }
     }
 
     fn show(&self, id: u64) -> Result<Value, Failure> {
         if let Some(task) = lock(&self.tasks).get(&id) {
             return Ok(self.object(id, task));
         }
-        let job = crate::fetch::jobs::find(id).map_err(|_| unknown(id))?;
+        let job = jobs::find(id).map_err(|_| unknown(id))?;
         Ok(job.object())
     }
 
@@ -289,7 +303,7 @@ impl Agent {
     pub(super) fn wish(self: &Arc<Agent>, id: u64, wish: Wish) -> Answer {
         let stands = {
             let mut tasks = lock(&self.tasks);
-            let task = tasks.get_mut(&id).ok_or_else(|| unknown(id))?;
+            let task = tasks.get_mut(&id).ok_or_else(|| not_ours(id))?;
             if task.has_ended() {
                 let text = format!("{id} has ended ({})", task.standing());
                 return Err(Failure::error(text));
@@ -315,7 +329,7 @@ impl Agent {
     pub(super) fn resume(self: &Arc<Agent>, id: u64, again: bool) -> Answer {
         {
             let mut tasks = lock(&self.tasks);
-            let task = tasks.get_mut(&id).ok_or_else(|| unknown(id))?;
+            let task = tasks.get_mut(&id).ok_or_else(|| not_ours(id))?;
             let refuse = match (task.standing(), again) {
                 ("done", _) => Some("is whole"),
                 ("failed" | "cancelled", false) => Some("has ended; cedos retry begins again"),
@@ -341,10 +355,11 @@ impl Agent {
     pub(super) fn edit(self: &Arc<Agent>, id: u64, change: &Change) -> Answer {
         {
             let mut tasks = lock(&self.tasks);
-            let task = tasks.get_mut(&id).ok_or_else(|| unknown(id))?;
+            let task = tasks.get_mut(&id).ok_or_else(|| not_ours(id))?;
             if task.standing() == "done" {
                 return Err(Failure::error(format!("{id} is whole")));
             }
+            refuse_past(change.deadline)?;
             let mut kept = task.kept.clone();
             change.apply(&mut kept.order);
             if change.no_deadline {
@@ -363,9 +378,36 @@ impl Agent {
     }
 }
 
+/// A deadline lies in the future.
+fn refuse_past(deadline: Option<Deadline>) -> Result<(), Failure> {
+    match deadline.is_some_and(Deadline::has_passed) {
+        true => Err(Failure::usage(
+            "that has passed; a deadline lies in the future",
+        )),
+        false => Ok(()),
+    }
+}
+
 fn keep(id: u64, kept: &Kept) -> Result<(), Failure> {
     queue::keep(id, kept)
         .map_err(|error| Failure::error(format!("the queue cannot be written: {error:#}")))
+}
+
+/// Why nothing can be done with one that is not in the queue.
+fn not_ours(id: u64) -> Failure {
+    let Ok(job) = jobs::find(id) else {
+        return unknown(id);
+    };
+    Failure::error(match job.standing() {
+        Standing::Done => format!("{id} is whole"),
+        Standing::Failed | Standing::Cancelled | Standing::Gone => {
+            format!("{id} has ended; the same command continues")
+        }
+        Standing::Running | Standing::Waiting | Standing::Paused | Standing::Queued => format!(
+            "{id} is another process's, not the agent's: it can be looked at (cedos status {id}) and \
+             cancelled, not followed, paused or edited"
+        ),
+    })
 }
 
 fn unknown(id: u64) -> Failure {

@@ -10,6 +10,7 @@ use super::task::Task;
 use super::{Agent, lock};
 use crate::fetch::jobs;
 use crate::fetch::report::Promised;
+use crate::fetch::transfer::may_cost;
 
 impl Agent {
     /// All transfers in the background, the agent's and those of processes of their own.
@@ -27,10 +28,10 @@ impl Agent {
     pub(super) fn object(&self, id: u64, task: &Task) -> Value {
         let order = &task.kept.order;
         let event = &task.event;
-        let promise = self
-            .dispatcher
-            .promise_of(id)
-            .map(|(promise, left)| Promised::of(&promise, left));
+        let promise = self.dispatcher.promise_of(id).map(|(promise, left)| {
+            let costs = may_cost(&self.roads.links().borrow());
+            Promised::of(&promise, left, costs)
+        });
         json!({
             "id": id,
             "standing": task.standing(),

@@ -30,7 +30,7 @@ use crate::fetch::clock::Moment;
 use crate::fetch::jobs::{Asked, Memory};
 use crate::fetch::landing::Landing;
 use crate::fetch::mode::Mode;
-use crate::fetch::outcome::{Exit, Failure, Reason};
+use crate::fetch::outcome::{AGAIN_ALONE, Exit, Failure, Reason};
 use crate::fetch::report::{Event, Observer, Report};
 use crate::fetch::transfer::Setting;
 use crate::order::Verb;
@@ -487,7 +487,10 @@ impl Agent {
     }
 
     /// Says what became of a transfer that let go of everything.
-    fn conclude(self: &Arc<Agent>, id: u64, report: Report) {
+    fn conclude(self: &Arc<Agent>, id: u64, mut report: Report) {
+        // What goes on here is not begun by another command.
+        let again = format!("cedos retry {id} continues");
+        report.text = (report.text).map(|text| text.replace(AGAIN_ALONE, &again));
         let mut tasks = lock(&self.tasks);
         let Some(task) = tasks.get_mut(&id) else {
             return;

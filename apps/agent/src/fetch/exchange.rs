@@ -399,10 +399,13 @@ fn part(status: StatusCode, headers: &HeaderMap, ask: &Ask, url: &Url) -> Result
             Err(Fault::Final(Failure::of(
                 Exit::Error,
                 Reason::AuthRequired,
-                format!(
-                    "{host} wants credentials ({status}); write them as https://user:password@{host}/… \
-                     or --header 'Authorization: …'"
-                ),
+                match were_given(ask, url) {
+                    true => format!("{host} refused the credentials it was given ({status})"),
+                    false => format!(
+                        "{host} wants credentials ({status}); write them as \
+                         https://user:password@{host}/… or --header 'Authorization: …'"
+                    ),
+                },
             )))
         }
         // A URL that worked before is not wrong but over: signed links run out.
@@ -421,6 +424,12 @@ fn part(status: StatusCode, headers: &HeaderMap, ask: &Ask, url: &Url) -> Result
             url.path()
         )))),
     }
+}
+
+/// Whether whoever answered from `url` was told who the user is.
+fn were_given(ask: &Ask, url: &Url) -> bool {
+    let given = credentials(&ask.url).is_some() || ask.fields.iter().any(Field::is_credential);
+    given && url.origin() == ask.url.origin()
 }
 
 fn patience(status: StatusCode, retry_after: Option<&str>, host: &str) -> Fault {

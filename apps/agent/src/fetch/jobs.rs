@@ -7,6 +7,7 @@
 //!                               state.json the last event; replaced as a whole
 //!                               log        what the download would have said on a terminal
 //!                               order.json of the agent's: the whole order (agent/queue.rs)
+//! $XDG_STATE_HOME/cedos/get/lock  held while an agent has them; its process id is in it
 //! ```
 //!
 //! Without an agent each is a process in a session of its own, so that no terminal takes it along;
@@ -49,6 +50,9 @@ const BEGIN_MAX: Duration = Duration::from_secs(30); // a guess: a machine under
 /// Time for a download to leave a partial after it was cancelled.
 const CANCEL_MAX: Duration = Duration::from_secs(30); // a guess: a sync on a slow disk
 
+/// Time for those who look at a lock to let go of it.
+const LOCK_MAX: Duration = Duration::from_secs(2); // a guess: a machine under load
+
 /// Between two looks at a file of another process.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -82,7 +86,7 @@ pub struct Job {
     pub asked: Asked,
     /// Its last event; null before the first.
     pub event: Value,
-    /// Its process, while it runs.
+    /// The process it is in, while that runs: one of its own, or the agent.
     pub pid: Option<i32>,
     folder: PathBuf,
 }
@@ -119,11 +123,18 @@ impl Job {
             }
             (Some("error"), _) => Standing::Failed,
             (Some("paused"), _) => Standing::Paused,
+            (Some("queued"), Some(_)) => Standing::Queued,
             (_, None) if self.is_the_agents() => Standing::Queued,
             (_, None) => Standing::Gone,
             (Some("waiting"), _) => Standing::Waiting,
             _ => Standing::Running,
         }
+    }
+
+    /// It said its last word.
+    pub fn has_ended(&self) -> bool {
+        use Standing::{Cancelled, Done, Failed};
+        matches!(self.standing(), Done | Failed | Cancelled)
     }
 
     /// As it is shown.
@@ -141,7 +152,7 @@ impl Job {
             "bytes": self.event["bytes"],
             "length": self.event["length"],
             "promise": self.event["promise"],
-            "log": self.log(),
+            "log": self.log().exists().then(|| self.log()),
             "pid": self.pid,
             "last": self.event,
         })
@@ -162,14 +173,17 @@ impl Job {
     /// # Errors
     /// It does not run, or does not stop.
     pub fn cancel(&self) -> anyhow::Result<()> {
-        if self.is_the_agents() {
-            bail!(
+        let pid = match (self.is_the_agents(), self.pid) {
+            (true, None) => bail!(
                 "{} is the agent's, which does not run; `cedos agent` starts it",
                 self.id
-            );
-        }
-        let Some(pid) = self.pid else {
-            bail!("download {} does not run any more", self.id);
+            ),
+            (true, Some(pid)) => bail!(
+                "{} is the agent's (process {pid}), which is not asked: $CEDOS_AGENT names another",
+                self.id
+            ),
+            (false, None) => bail!("download {} does not run any more", self.id),
+            (false, Some(pid)) => pid,
         };
         kill(Pid::from_raw(pid), Signal::SIGTERM)
             .with_context(|| format!("cannot stop process {pid}"))?;
@@ -240,7 +254,10 @@ fn read(root: &Path, id: u64) -> Option<Job> {
     let json = |name: &str| std::fs::read(folder.join(name)).ok();
     let asked = serde_json::from_slice(&json("job.json")?).ok()?;
     // The process first: if it ends in between, its last word is there.
-    let pid = running(&folder);
+    let pid = match folder.join(ORDER).exists() {
+        true => running(root),
+        false => running(&folder),
+    };
     let event = json("state.json").and_then(|text| serde_json::from_slice(&text).ok());
     Some(Job {
         id,
@@ -249,6 +266,36 @@ fn read(root: &Path, id: u64) -> Option<Job> {
         pid,
         folder,
     })
+}
+
+/// Holds the lock that says that the agent runs whose transfers are in this user's state.
+///
+/// # Errors
+/// Nobody says where that is, or another agent holds it.
+pub(crate) fn claim_all() -> anyhow::Result<File> {
+    let root = root()?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&root)
+        .with_context(|| format!("cannot make {}", root.display()))?;
+    let mut lock = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(root.join("lock"))?;
+    // Somebody who looks holds it for a moment, never longer.
+    let begun = Instant::now();
+    while lock.try_lock().is_err() {
+        if begun.elapsed() > LOCK_MAX {
+            bail!("another agent has the transfers in {}", root.display());
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    lock.set_len(0)?;
+    write!(lock, "{}", std::process::id())?;
+    Ok(lock)
 }
 
 /// The process that holds the lock.

@@ -17,7 +17,7 @@ pub enum Exit {
     Cancelled = 3,
     /// The deadline passed. The object may be whole all the same, only late.
     DeadlineMissed = 10,
-    /// Metered links carried all they were allowed to, and no other link was there in time.
+    /// Links that cost carried all they may, and no other was there in time.
     BudgetExhausted = 11,
     /// The bytes are not those `--integrity` names.
     IntegrityMismatch = 12,
@@ -112,6 +112,9 @@ impl Reason {
     }
 }
 
+/// How one goes on that stopped, without an agent.
+pub(crate) const AGAIN_ALONE: &str = "the same command continues";
+
 /// The end of a download that did not succeed.
 #[derive(Debug, Clone)]
 pub struct Failure {
@@ -154,7 +157,7 @@ impl Failure {
     pub fn storage(what: &str, error: &std::io::Error) -> Failure {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         if matches!(error.kind(), StorageFull | QuotaExceeded) {
-            let text = format!("{what}: {error}; make room and run the same command to continue");
+            let text = format!("{what}: {error}; make room, then {AGAIN_ALONE}");
             return Failure::of(Exit::Error, Reason::StorageFull, text);
         }
         Failure::error(format!(

@@ -92,6 +92,9 @@ pub enum Event {
     Error(Report),
 }
 
+/// From this chance on a transfer is called on track.
+pub const ON_TRACK: f64 = 0.8; // a guess
+
 /// What was promised of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Promised {
@@ -110,30 +113,42 @@ pub struct Promised {
 }
 
 impl Promised {
-    /// As the scheduler gives it, with so much time left.
-    pub fn of(promise: &Promise, left: Duration) -> Promised {
+    /// As the scheduler gives it, with so much time left. It hopes for links that are not there:
+    /// where none may cost, nothing of that is promised.
+    pub fn of(promise: &Promise, left: Duration, may_cost: bool) -> Promised {
+        let paid = |bytes: u64| if may_cost { bytes } else { 0 };
         Promised {
             p: (promise.ready * 1e3).round() / 1e3,
             infeasible: promise.is_infeasible(),
-            metered_bytes_expected: promise.expected_metered_bytes,
-            metered_bytes_95: promise.worst_metered_bytes,
-            metered_bytes_worst: promise.most_metered_bytes,
+            metered_bytes_expected: paid(promise.expected_metered_bytes),
+            metered_bytes_95: paid(promise.worst_metered_bytes),
+            metered_bytes_worst: paid(promise.most_metered_bytes),
             left_s: left.as_secs_f64(),
         }
     }
 
     /// For people.
     pub fn in_words(&self) -> String {
-        let chance = match self.p {
-            _ if self.infeasible => "not feasible".to_owned(),
-            p if p >= 0.8 => format!("on track (p={p:.2})"),
-            p => format!("at risk (p={p:.2})"),
-        };
+        let chance = self.chance();
+        if self.metered_bytes_worst == 0 {
+            return format!("{chance}; nothing on links that cost");
+        }
         format!(
             "{chance}; expected cellular {}, worst {}",
             human_bytes(self.metered_bytes_expected),
             human_bytes(self.metered_bytes_worst)
         )
+    }
+}
+
+impl Promised {
+    /// How likely it is, for people.
+    pub fn chance(&self) -> String {
+        match self.p {
+            _ if self.infeasible => "not feasible".to_owned(),
+            p if p >= ON_TRACK => format!("on track (p={p:.2})"),
+            p => format!("at risk (p={p:.2})"),
+        }
     }
 }
 
@@ -301,15 +316,16 @@ impl Observer for Bar {
                 let template = match length {
                     Some(length) => {
                         self.bar.set_length(*length);
-                        "{bar:24} {bytes}/{total_bytes} {msg}"
+                        "{bar:24} {decimal_bytes}/{decimal_total_bytes} {msg}"
                     }
-                    None => "{spinner} {bytes} {msg}",
+                    None => "{spinner} {decimal_bytes} {msg}",
                 };
                 if let Ok(style) = ProgressStyle::with_template(template) {
                     self.bar.set_style(style);
                 }
                 self.bar.set_position(*bytes);
                 let rate = human_bytes(*rate_bytes_per_s as u64);
+                let link = called(link);
                 let shares = shares(bytes_by_link);
                 let sealed = match mode {
                     Mode::Sealed => " · sealed",
@@ -388,9 +404,9 @@ impl Reading {
             if first {
                 bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
                 bar.set_length(of);
-                if let Ok(style) =
-                    ProgressStyle::with_template("reading {bar:24} {bytes}/{total_bytes}")
-                {
+                if let Ok(style) = ProgressStyle::with_template(
+                    "reading {bar:24} {decimal_bytes}/{decimal_total_bytes}",
+                ) {
                     bar.set_style(style);
                 }
             }
@@ -433,7 +449,7 @@ fn line(event: &Event) -> Option<String> {
             to,
             why,
             ..
-        } => format!("on {to}: {why}"),
+        } => format!("on {}: {why}", called(to)),
         Event::Switch {
             from: Some(from),
             to,
@@ -506,9 +522,22 @@ fn line(event: &Event) -> Option<String> {
 fn shares(bytes_by_link: &BTreeMap<String, u64>) -> String {
     let shares: Vec<String> = bytes_by_link
         .iter()
-        .map(|(link, bytes)| format!("{link} {}", human_bytes(*bytes)))
+        .map(|(link, bytes)| format!("{} {}", called(link), human_bytes(*bytes)))
         .collect();
     shares.join(", ")
+}
+
+/// What stands for a link where the system's routes decide: a proxy on this machine, or in its network.
+pub const NO_LINK: &str = "any";
+/// Why it is used.
+pub const NO_LINK_WHY: &str = "the proxy is reached by the system's routes";
+
+/// A link's name for people.
+pub fn called(link: &str) -> &str {
+    match link {
+        NO_LINK => "the system's routes",
+        name => name,
+    }
 }
 
 /// A count of bytes as people read it.

@@ -43,43 +43,22 @@ pub struct Sink {
     pub distrust: Option<&'static str>,
 }
 
+/// Whether [`Sink::file`] could be had now.
+///
+/// # Errors
+/// Why not.
+pub fn check(destination: &Path, url: &str) -> Result<(), Failure> {
+    let opened = Partial::open(destination, url);
+    opened
+        .map(drop)
+        .map_err(|error| unwritable(destination, &error))
+}
+
 impl Sink {
     /// Opens the part for `destination`, continuing what is there if it can be.
     pub fn file(destination: &Path, url: &str) -> Result<Sink, Failure> {
-        let opened = Partial::open(destination, url).map_err(|error| {
-            let what = format!("cannot write {}.part", destination.display());
-            let directory = destination
-                .parent()
-                .filter(|p| !p.as_os_str().is_empty())
-                .unwrap_or(Path::new("."));
-            match error.kind() {
-                io::ErrorKind::WouldBlock => Failure::error(format!(
-                    "{what}: another cedos get is writing it; wait for that one, or name another \
-                     file with -o"
-                )),
-                io::ErrorKind::NotFound => Failure::error(format!(
-                    "{what}: there is no directory {}; mkdir -p makes it",
-                    directory.display()
-                )),
-                io::ErrorKind::NotADirectory => Failure::error(format!(
-                    "{what}: {} is a file; a directory is needed there",
-                    directory.display()
-                )),
-                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                    Failure::error(format!(
-                        "{what}: {} may not be written to; name another place with -o",
-                        directory.display()
-                    ))
-                }
-                io::ErrorKind::IsADirectory => Failure::error(format!(
-                    "{what}: that is a directory; move it away or name another file with -o"
-                )),
-                io::ErrorKind::InvalidFilename => Failure::error(format!(
-                    "{what}: the name is too long; give a shorter one with -o"
-                )),
-                _ => Failure::storage(&what, &error),
-            }
-        });
+        let opened =
+            Partial::open(destination, url).map_err(|error| unwritable(destination, &error));
         let (mut partial, found) = opened?;
         let mut note = found.unwrap_or_else(|| Note::new(url));
         let mut distrust = partial.distrust();
@@ -355,6 +334,46 @@ impl Sink {
             let _ = running.await;
         }
         partial.condemn().ok()
+    }
+}
+
+/// Why no part can be beside this file, and what to do.
+fn unwritable(destination: &Path, error: &io::Error) -> Failure {
+    let what = format!("cannot write {}.part", destination.display());
+    let directory = destination
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    match error.kind() {
+        io::ErrorKind::WouldBlock => Failure::error(format!(
+            "{what}: another cedos get is writing it; wait for that one, or name another \
+             file with -o"
+        )),
+        io::ErrorKind::NotFound if directory.is_dir() => Failure::error(format!(
+            "{what}: no file can be made in {}; name another place with -o",
+            directory.display()
+        )),
+        io::ErrorKind::NotFound => Failure::error(format!(
+            "{what}: there is no directory {}; mkdir -p makes it",
+            directory.display()
+        )),
+        io::ErrorKind::NotADirectory => Failure::error(format!(
+            "{what}: {} is a file; a directory is needed there",
+            directory.display()
+        )),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            Failure::error(format!(
+                "{what}: {} may not be written to; name another place with -o",
+                directory.display()
+            ))
+        }
+        io::ErrorKind::IsADirectory => Failure::error(format!(
+            "{what}: that is a directory; move it away or name another file with -o"
+        )),
+        io::ErrorKind::InvalidFilename => Failure::error(format!(
+            "{what}: the name is too long; give a shorter one with -o"
+        )),
+        _ => Failure::storage(&what, error),
     }
 }
 

@@ -42,7 +42,7 @@ use super::header::Field;
 use super::outcome::{Exit, Failure, Reason};
 use super::proxy::Proxy;
 use super::report::{Event, Observer, Promised, Report};
-use super::sink::{OVERLAP_BYTES_MAX, Sink};
+use super::sink::{self, OVERLAP_BYTES_MAX, Sink};
 use crate::dispatcher::{Direction, Dispatcher, Seat, Standing, Verdict};
 use crate::terms::Terms;
 
@@ -109,6 +109,19 @@ impl Job {
             )));
         }
         Ok(())
+    }
+
+    /// The place where the bytes go can be written to.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_place(&self) -> Result<(), Failure> {
+        match &self.destination {
+            Destination::File(_) | Destination::Named(_) => {
+                sink::check(&self.named(), &public(&self.url))
+            }
+            Destination::Output | Destination::Nowhere => Ok(()),
+        }
     }
 
     /// Where the bytes would go, by the name known before the origin is asked.
@@ -184,6 +197,9 @@ struct Transfer<'a, D> {
     /// Why no link may be used, while that is so.
     held: Option<(Reason, String)>,
     bytes_by_link: BTreeMap<String, u64>,
+    /// Bytes that links that cost were paid for and that are none of the object's: asked with, or lost
+    /// on the way.
+    paid_besides: u64,
     current: Option<String>,
     last_link: Option<String>,
     /// What was promised when the size was known.
@@ -193,6 +209,7 @@ struct Transfer<'a, D> {
     said_waiting: Option<Reason>,
     said_at: Option<Moment>,
     said_encoding: bool,
+    said_hardly: bool,
     switches: u32,
     duplicate_bytes: u64,
     restarts: u32,
@@ -313,6 +330,7 @@ fn with_sink<'a, D: Dial>(
         was_page: None,
         held: None,
         bytes_by_link: BTreeMap::new(),
+        paid_besides: 0,
         current: None,
         last_link: None,
         first_promise: None,
@@ -320,6 +338,7 @@ fn with_sink<'a, D: Dial>(
         said_waiting: None,
         said_at: None,
         said_encoding: false,
+        said_hardly: false,
         switches: 0,
         duplicate_bytes: 0,
         restarts: 0,
@@ -432,6 +451,11 @@ impl<D: Dial> Transfer<'_, D> {
         };
         self.said_waiting = None;
         self.receiving = true;
+        if self.terms.due.is_some() && self.first_promise.is_none() && self.length().is_some() {
+            let ways = self.ways();
+            self.decide(&ways, false);
+            self.tell_size(link);
+        }
         let held = self.sink.held_bytes();
 
         let mut last_byte = Moment::now();
@@ -622,13 +646,10 @@ impl<D: Dial> Transfer<'_, D> {
         }
     }
 
-    /// Notes what is promised, as soon as the size is known, and says so if that is nothing.
-    fn note_promise(&mut self) {
-        if self.first_promise.is_some() || self.length().is_none() {
-            return;
-        }
-        self.first_promise = self.promise();
-        if let Some(promise) = self.first_promise.filter(|promise| promise.infeasible) {
+    /// Says if it will hardly be in time, once.
+    fn note_hardly(&mut self, promise: Option<Promised>) {
+        if let Some(promise) = promise.filter(|promise| promise.infeasible && !self.said_hardly) {
+            self.said_hardly = true;
             let left = in_words(Duration::from_secs_f64(promise.left_s));
             let p = promise.p;
             self.note(
@@ -646,8 +667,22 @@ impl<D: Dial> Transfer<'_, D> {
         }
     }
 
+    /// What is promised, as soon as the size is known. How fast links are, nobody knows yet.
+    fn tell_size(&mut self, link: &str) {
+        let promise = self.promise();
+        self.note_hardly(promise);
+        self.tell_bytes(link, 0.0, promise);
+    }
+
+    /// How far it is, and what is promised by what links carried.
     fn tell_progress(&mut self, link: &str, rate_bytes_per_s: f64) {
-        self.note_promise();
+        let promise = self.promise();
+        self.first_promise = self.first_promise.or(promise);
+        self.note_hardly(promise);
+        self.tell_bytes(link, rate_bytes_per_s, promise);
+    }
+
+    fn tell_bytes(&mut self, link: &str, rate_bytes_per_s: f64, promise: Option<Promised>) {
         if self.said_waiting.is_some() {
             return; // that it waits says more than what still trickles in
         }
@@ -660,7 +695,7 @@ impl<D: Dial> Transfer<'_, D> {
             bytes_by_link: self.bytes_by_link.clone(),
             why: self.why.clone(),
             mode: self.dial.mode(),
-            promise: self.promise(),
+            promise,
         };
         self.observer.tell(&event);
     }
@@ -677,12 +712,17 @@ impl<D: Dial> Transfer<'_, D> {
     fn promise(&self) -> Option<Promised> {
         let left = self.left().filter(|_| self.length().is_some())?;
         let promise = self.seat.promise()?;
-        Some(Promised::of(&promise, left))
+        Some(Promised::of(&promise, left, may_cost(&self.links.borrow())))
     }
 
     fn t_s(&self) -> f64 {
         Moment::now().since(self.start).as_secs_f64()
     }
+}
+
+/// Whether any of the links there are costs, up or not: where none does, no byte on such is to be expected.
+pub(crate) fn may_cost(links: &[Link]) -> bool {
+    links.iter().any(|link| link.class.class == Class::Metered)
 }
 
 pub(super) fn display(destination: &Destination, file: &Path) -> String {

@@ -9,6 +9,7 @@
 //! Or, as a measure, the kernel carries them: `cedos lab fetch` (over.rs), without a proxy.
 
 pub mod kill;
+pub mod offspring;
 pub mod over;
 pub mod prox;
 pub mod transfers;

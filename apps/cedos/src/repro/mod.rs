@@ -21,6 +21,7 @@ mod emulated;
 mod energy;
 mod fairness;
 mod far;
+pub mod figures;
 mod holes;
 mod losses;
 pub mod mark;

@@ -11,7 +11,8 @@ use crate::demo;
 ///
 /// Needs no root and no network: origin, proxy and device are namespaces of this program's own,
 /// joined by emulated links; where the system forbids namespaces they are parts of this process,
-/// joined by the same models between loopback sockets. Exit code 0: whole, in time, and at most 1 % sent twice.
+/// joined by the same models between loopback sockets. Exit codes: 0 whole, in
+/// time, and at most 1 % sent twice; 1 not.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     /// Print one JSON object at the end

@@ -35,7 +35,7 @@ pub struct ForeseeArgs {
         conflicts_with = "trips"
     )]
     make: Option<String>,
-    /// The folder for them.
+    /// The folder for them, made if it is not there.
     #[arg(long, value_name = "FOLDER")]
     into: Option<PathBuf>,
     /// How many holes and trips are made.
@@ -59,6 +59,8 @@ pub fn run(args: &ForeseeArgs) -> anyhow::Result<ExitCode> {
         let known = TERRAINS.map(|terrain| terrain.name).join(", ");
         let terrain = terrain.with_context(|| format!("terrains are {known}"))?;
         let route = Route::draw(terrain, args.holes, args.seed);
+        let made = std::fs::create_dir_all(folder);
+        made.with_context(|| format!("cannot make {}", folder.display()))?;
         for trip in 0..args.count {
             let file = folder.join(format!("{}-{}-trip{trip}.csv", terrain.name, args.seed));
             let written = std::fs::write(&file, to_csv(&route.trip(trip)));

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use d2tp_links::ClassRules;
@@ -18,7 +19,7 @@ use cedos_agent::fetch::header;
 use cedos_agent::fetch::jobs::{self, Standing};
 use cedos_agent::fetch::outcome::{Exit, Failure};
 use cedos_agent::fetch::proxy::Proxy;
-use cedos_agent::fetch::report::{Both, Lines, Observer, complain, say};
+use cedos_agent::fetch::report::{Both, Lines, Observer, Promised, complain, say};
 use cedos_agent::fetch::transfer::{self, Destination, Job, Setting};
 use cedos_agent::order::{self, Order, Verb};
 use cedos_agent::settings;
@@ -26,9 +27,9 @@ use cedos_agent::settings;
 /// Download URL over the networks there are, free ones first, by a deadline.
 ///
 /// Exit codes: 0 done, 1 error, 2 usage, 3 stopped (run again to continue), 10 deadline missed
-/// (without --if-late fail the file is whole, only late), 11 budget exhausted, 12 wrong digest,
+/// (without --if-late fail the file is whole, only late), 11 --max-cell or budget used up, 12 wrong digest,
 /// 13 the origin keeps changing the bytes, 14 no permitted network and --now, or none at the
-/// deadline and --if-late fail.
+/// deadline and --if-late fail, 75 the agent that carries it went.
 #[derive(Debug, Args)]
 pub struct GetArgs {
     /// What to download: http:// or https://; from an origin that speaks D2TP,
@@ -254,9 +255,12 @@ fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
             ..Failure::error(text)
         });
     }
+    let due = asked.deadline.is_some();
     if json {
+        let promise = due.then(|| first_promise(begun.id)).flatten();
         let told = serde_json::json!({"event": "detached", "id": begun.id, "pid": begun.pid,
-                                      "file": asked.file, "log": begun.log()});
+                                      "file": asked.file, "log": begun.log(),
+                                      "promise": promise});
         say(&told.to_string());
     } else {
         say(&begun.id.to_string());
@@ -266,8 +270,27 @@ fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
              {id}; log: {}",
             log.display()
         ));
+        if due && let Some(promised) = first_promise(id) {
+            handover::warn(&promised);
+        }
     }
     Ok(Exit::Done)
+}
+
+/// What is promised of a download that was just begun, if that is known soon.
+fn first_promise(id: u64) -> Option<Promised> {
+    let begun = Instant::now();
+    while begun.elapsed() < handover::SIZE_KNOWN_WITHIN {
+        let event = jobs::find(id).ok()?.event;
+        if matches!(
+            event["event"].as_str(),
+            Some("progress" | "waiting" | "done" | "error")
+        ) {
+            return serde_json::from_value(event["promise"].clone()).ok();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    None
 }
 
 impl GetArgs {

@@ -12,7 +12,9 @@ use cedos_agent::agent::api::{Change, Request};
 use cedos_agent::agent::client::Client;
 use cedos_agent::fetch::jobs;
 use cedos_agent::fetch::outcome::{Exit, Failure};
-use cedos_agent::fetch::report::{Bar, Lines, Observer, Promised, complain, human_bytes, say};
+use cedos_agent::fetch::report::{
+    Bar, Lines, ON_TRACK, Observer, Promised, called, complain, human_bytes, say,
+};
 use cedos_agent::fetch::when;
 use cedos_agent::order::Deadline;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -43,6 +45,8 @@ pub struct OneArgs {
 }
 
 /// Change the terms of a transfer, while it runs too; they hold within a second
+///
+/// Prints what holds now. Exit codes: 0 done, 1 it is not the agent's, or is whole, 2 usage.
 #[derive(Debug, Args)]
 pub struct EditArgs {
     #[command(flatten)]
@@ -103,7 +107,7 @@ pub async fn ls(args: LsArgs) -> anyhow::Result<ExitCode> {
     for transfer in &transfers {
         say(&match args.json {
             true => transfer.to_string(),
-            false => headline(transfer),
+            false => listed(transfer, &Zoned::now()),
         });
     }
     if transfers.is_empty() && !args.json {
@@ -202,7 +206,51 @@ pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(2));
     }
     let id = args.one.id;
-    ask(&args.one, Request::Edit { id, terms }).await
+    let mut agent = connect().await?;
+    let mut transfer = agent
+        .ask(&Request::Edit { id, terms })
+        .await
+        .map_err(said)?;
+    if transfer["promise"].is_object() {
+        // What was promised on the other terms is of no interest.
+        tokio::time::sleep(EPOCH).await;
+        if let Ok(now) = agent.ask(&Request::Status { id }).await {
+            transfer = now;
+        }
+    }
+    if args.one.json {
+        show_line(&transfer, true);
+        return Ok(ExitCode::SUCCESS);
+    }
+    say(&headline(&transfer));
+    for (label, text) in terms_of(&transfer, &Zoned::now()) {
+        say(&format!("  {label:9} {text}"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Other terms hold after so long.
+const EPOCH: Duration = Duration::from_millis(1_200); // a scheduling epoch, and a little
+
+/// The terms as they are now, and what is promised on them.
+fn terms_of(transfer: &Value, now: &Zoned) -> Vec<(&'static str, String)> {
+    let word = |field: &str| transfer[field].as_str().unwrap_or("?").to_owned();
+    let mut lines = vec![
+        (
+            "Deadline",
+            deadline_of(transfer).map_or("none".to_owned(), |at| clock(at, now)),
+        ),
+        (
+            "Policy",
+            format!("{}, if late {}", word("policy"), word("if_late")),
+        ),
+    ];
+    if let Some(bytes) = transfer["max_cell"].as_u64() {
+        lines.push(("Cellular", format!("{} at most", human_bytes(bytes))));
+    }
+    let promised = promise_of(transfer);
+    lines.extend(promised.map(|promised| ("Promise", promised.in_words())));
+    lines
 }
 
 /// Follows one to its end; the exit code is its own.
@@ -305,14 +353,37 @@ fn headline(transfer: &Value) -> String {
     )
 }
 
+/// The same with what its deadline comes to.
+fn listed(transfer: &Value, now: &Zoned) -> String {
+    let mut line = headline(transfer);
+    if code_of(transfer) == STILL_WAITING {
+        if let Some(at) = deadline_of(transfer) {
+            line += &format!("   by {}", clock(at, now));
+        }
+        if let Some(promised) = promise_of(transfer).filter(|promised| promised.p < ON_TRACK) {
+            line += &format!("   {}", promised.chance());
+        }
+    } else if transfer["last"]["deadline_met"] == false && standing(transfer) != "cancelled" {
+        line += "   late";
+    }
+    line
+}
+
+fn deadline_of(transfer: &Value) -> Option<Timestamp> {
+    transfer["deadline"].as_str()?.parse().ok()
+}
+
+fn promise_of(transfer: &Value) -> Option<Promised> {
+    serde_json::from_value(transfer["promise"].clone()).ok()
+}
+
 fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
     let event = &transfer["last"];
     let id = &transfer["id"];
     let text = |field: &str| event[field].as_str().map(str::to_owned);
-    let deadline = transfer["deadline"].as_str().and_then(|at| at.parse().ok());
+    let deadline = deadline_of(transfer);
     let mut lines = Vec::new();
-    let promised: Option<Promised> = serde_json::from_value(transfer["promise"].clone()).ok();
-    if let Some(promised) = promised.filter(|_| code_of(transfer) == STILL_WAITING) {
+    if let Some(promised) = promise_of(transfer).filter(|_| code_of(transfer) == STILL_WAITING) {
         let by = deadline.map(|at| format!("ready by {}, ", clock(at, &Zoned::now())));
         let words = promised.in_words();
         lines.push(("Promise", by.unwrap_or_default() + &words));
@@ -322,8 +393,8 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
         // As one would write it here.
         what.replace("--policy any", &format!("cedos edit {id} --policy any"))
             .replace(
-                "a larger --max-cell",
-                &format!("cedos edit {id} --max-cell SIZE"),
+                "a larger --max-cell or budget",
+                &format!("cedos edit {id} --max-cell SIZE | cedos budget set SIZE"),
             )
     });
     lines.extend(unblocks.map(|what| ("Unblocks", what)));
@@ -350,7 +421,10 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
         .as_object()
         .into_iter()
         .flatten()
-        .map(|(link, bytes)| format!("{link} {}", human_bytes(bytes.as_u64().unwrap_or(0))))
+        .map(|(link, bytes)| {
+            let bytes = human_bytes(bytes.as_u64().unwrap_or(0));
+            format!("{} {bytes}", called(link))
+        })
         .collect();
     if !links.is_empty() {
         lines.push(("Carried", links.join(", ")));
@@ -374,22 +448,34 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
 /// What the machine is asked for meanwhile.
 fn vigil(vigil: &Value) -> Option<String> {
     let at = |field: &str| Some(clock(vigil[field].as_str()?.parse().ok()?, &Zoned::now()));
-    let look = at("look").map(|at| format!("looks for networks again at {at}"));
+    // What is missing for it is in --json.
+    let lacks = |what: &str| {
+        let mut lacks = vigil["lacks"].as_array().into_iter().flatten();
+        lacks.any(|lack| lack.as_str().is_some_and(|lack| lack.starts_with(what)))
+    };
+    let unless_asleep = match lacks("it is not woken") {
+        true => ", unless it is asleep then",
+        false => "",
+    };
+    let look = at("look").map(|at| format!("looks for networks again at {at}{unless_asleep}"));
     let start = at("start").map(|at| format!("begins at {at} at the latest"));
-    let awake = (vigil["awake"] == true).then(|| "the machine is kept awake".to_owned());
-    let mut words: Vec<String> = [look, start, awake].into_iter().flatten().collect();
+    let awake = (vigil["awake"] == true).then(|| match lacks("it may sleep") {
+        true => "it may sleep while data flows".to_owned(),
+        false => "the machine is kept awake".to_owned(),
+    });
+    let words: Vec<String> = [look, start, awake].into_iter().flatten().collect();
     if words.is_empty() {
         return None;
     }
-    let lacks = vigil["lacks"].as_array().into_iter().flatten();
-    words.extend(lacks.filter_map(|lack| lack.as_str()).map(str::to_owned));
     Some(words.join("; "))
 }
 
-/// A time of day as people here say it: the hour alone if it is today's.
+/// A time of day as people here say it: without a date if it is today's, to the second if it is near.
 fn clock(at: Timestamp, now: &Zoned) -> String {
     let at = at.to_zoned(TimeZone::system());
+    let ahead = at.timestamp().duration_since(now.timestamp()).as_secs();
     let form = match at.date() == now.date() {
+        _ if (0..3_600).contains(&ahead) => "%H:%M:%S",
         true => "%H:%M",
         false => "%a %d %b %H:%M",
     };
@@ -433,9 +519,68 @@ mod tests {
 
     #[test]
     fn a_deadline_is_told_in_local_time_without_fractions() {
-        let now = Zoned::now();
-        assert_eq!(clock(now.timestamp(), &now).len(), "07:30".len());
-        let later = now.timestamp() + jiff::SignedDuration::from_hours(72);
-        assert!(clock(later, &now).len() > "07:30".len());
+        let noon = Zoned::now().with().hour(12).build().expect("a noon");
+        let told = |minutes| {
+            let after = jiff::SignedDuration::from_mins(minutes);
+            clock(noon.timestamp() + after, &noon)
+        };
+        assert_eq!(told(120).len(), "07:30".len());
+        assert_eq!(told(-1).len(), "07:30".len());
+        assert_eq!(
+            told(5).len(),
+            "07:30:00".len(),
+            "near, it is counted in seconds"
+        );
+        assert!(told(72 * 60).len() > "07:30:00".len());
+    }
+
+    #[test]
+    fn a_list_says_by_when_and_what_is_at_risk_or_late() {
+        let now = Zoned::now().with().hour(12).build().expect("a noon");
+        let at = now.timestamp() + jiff::SignedDuration::from_hours(2);
+        let mut transfer = json!({
+            "id": 1, "standing": "running", "file": "/a", "deadline": at.to_string(),
+            "promise": {"p": 0.9, "infeasible": false, "metered_bytes_expected": 0,
+                        "metered_bytes_95": 0, "metered_bytes_worst": 0, "left_s": 60.0},
+        });
+        let by = format!("#1 a   RUNNING   by {}", clock(at, &now));
+        assert_eq!(listed(&transfer, &now), by);
+        transfer["promise"]["p"] = json!(0.3);
+        assert_eq!(listed(&transfer, &now), format!("{by}   at risk (p=0.30)"));
+        transfer["promise"]["infeasible"] = json!(true);
+        assert_eq!(listed(&transfer, &now), format!("{by}   not feasible"));
+        transfer["standing"] = json!("done");
+        transfer["last"] = json!({"deadline_met": false, "exit": 10});
+        assert_eq!(listed(&transfer, &now), "#1 a   DONE   late");
+    }
+
+    #[test]
+    fn what_a_machine_cannot_do_asleep_is_said_without_the_systems_words() {
+        let text = vigil(&json!({
+            "look": "2030-01-31T07:30:00Z", "awake": true,
+            "lacks": [
+                "it is not woken to look for links: the machine has no clock that could wake it",
+                "it may sleep while data flows: logind is not reached: failed to connect",
+            ],
+        }));
+        let text = text.expect("it looks");
+        let sentence = ", unless it is asleep then; it may sleep while data flows";
+        assert!(text.ends_with(sentence), "{text}");
+    }
+
+    #[test]
+    fn what_is_used_up_is_unblocked_by_commands() {
+        let transfer = json!({
+            "id": 3, "standing": "waiting", "file": "/a",
+            "last": {"unblocks": "a free network | a larger --max-cell or budget"},
+        });
+        let lines = details(&transfer, false);
+        assert_eq!(
+            lines,
+            [(
+                "Unblocks",
+                "a free network | cedos edit 3 --max-cell SIZE | cedos budget set SIZE".to_owned()
+            )]
+        );
     }
 }

@@ -54,17 +54,20 @@ pub fn screen(plan: &Rehearsal) -> String {
     match plan.deadline_s {
         Some(deadline_s) => {
             let left = in_words(Duration::from_secs_f64(deadline_s));
-            let verdict = match told.feasible {
-                Some(true) => "feasible",
-                Some(false) => "not feasible with what is up now",
-                None => "cannot tell: no network is up",
+            // Whether that is in time is what is promised.
+            let verdict = match (plan.promise, told.feasible) {
+                (Some(_), _) => "",
+                (None, Some(true)) => "feasible; ",
+                (None, Some(false)) => "not feasible with what is up now; ",
+                (None, None) => "cannot tell: no network is up; ",
             };
-            say("Deadline", format!("in {left}: {verdict}; {needed}"));
+            say("Deadline", format!("in {left}; {verdict}{needed}"));
         }
         None => say("Deadline", format!("none; {needed}")),
     }
     match plan.promise {
         Some(promise) => say("Promise", promise.in_words()),
+        None if told.metered_bytes_worst == 0 => say("Metered", "nothing".into()),
         None => say(
             "Metered",
             format!(

@@ -1,17 +1,24 @@
 //! Handing a transfer to the agent, and following it from the command line.
 
+use std::time::Duration;
+
 use cedos_agent::agent::api::Request;
 use cedos_agent::agent::client::Client;
 use cedos_agent::fetch::outcome::{Exit, Failure};
-use cedos_agent::fetch::report::{Event, Observer, complain, say};
+use cedos_agent::fetch::report::{Event, ON_TRACK, Observer, Promised, complain, say};
 use cedos_agent::order::Order;
+use d2tp_sched::in_words;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::how::stop_on_signal;
+use super::how::stop_but_for_hangup;
 
 /// Exit code of what has not ended: come back later.
 pub const STILL_WAITING: u8 = 75; // EX_TEMPFAIL of sysexits.h
+
+/// How long who leaves a transfer waits to hear whether it can be in time: as long as an origin that is
+/// well takes to tell the size.
+pub const SIZE_KNOWN_WITHIN: Duration = Duration::from_secs(1); // a guess
 
 /// How a transfer that was followed ended; none if it goes on without us.
 pub type Followed = Result<Option<Exit>, Failure>;
@@ -21,14 +28,16 @@ pub type Followed = Result<Option<Exit>, Failure>;
 /// # Errors
 /// The agent does not take it.
 pub async fn leave(mut agent: Client, order: Order, json: bool) -> Result<Exit, Failure> {
-    let (answer, verb) = (
-        add(&mut agent, order.clone(), true, false).await?,
-        order.verb,
-    );
+    let (verb, due) = (order.verb, order.deadline.is_some());
+    let answer = add(&mut agent, order, true, true).await?;
     let id = answer["id"].as_u64().unwrap_or(0);
     if json {
+        let promise = match due {
+            true => first_promise(&mut agent).await,
+            false => None,
+        };
         let told = serde_json::json!({"event": "detached", "id": id, "file": answer["file"],
-                                      "agent": true});
+                                      "agent": true, "promise": promise});
         say(&told.to_string());
     } else {
         say(&id.to_string());
@@ -36,11 +45,45 @@ pub async fn leave(mut agent: Client, order: Order, json: bool) -> Result<Exit, 
             "the agent has {} {id}; cedos why {id} | cedos ls | cedos wait {id} | cedos cancel {id}",
             verb.word()
         ));
+        if due && let Some(promised) = first_promise(&mut agent).await {
+            warn(&promised);
+        }
     }
     Ok(Exit::Done)
 }
 
-/// Hands it over and follows it to its end. Ctrl-C cancels it; if this process is killed, it goes on.
+/// What is promised of one that was just begun, if that is known soon.
+async fn first_promise(agent: &mut Client) -> Option<Promised> {
+    let heard = async {
+        loop {
+            let event = agent.next().await?;
+            if matches!(
+                event["event"].as_str(),
+                Some("progress" | "waiting" | "paused" | "done" | "error")
+            ) {
+                return serde_json::from_value(event["promise"].clone()).ok();
+            }
+        }
+    };
+    tokio::time::timeout(SIZE_KNOWN_WITHIN, heard).await.ok()?
+}
+
+/// Says so if it may not be in time.
+pub fn warn(promised: &Promised) {
+    if !promised.infeasible && promised.p < ON_TRACK {
+        complain(&format!("note: {}", promised.chance()));
+    }
+    if promised.infeasible {
+        let left = in_words(Duration::from_secs_f64(promised.left_s));
+        let p = promised.p;
+        complain(&format!(
+            "note: it will hardly be ready in {left} (p={p:.2})"
+        ));
+    }
+}
+
+/// Hands it over and follows it to its end. Ctrl-C and SIGTERM cancel it; if the terminal is closed or
+/// this process is killed, it goes on.
 ///
 /// # Errors
 /// The agent does not take it.
@@ -53,7 +96,7 @@ pub async fn follow(
     let answer = add(&mut agent, order, false, true).await?;
     let id = answer["id"].as_u64().unwrap_or(0);
     let (stop, stopped) = watch::channel(false);
-    stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
+    stop_but_for_hangup(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
     attend(agent, id, observer, json, Some(stopped)).await
 }
 

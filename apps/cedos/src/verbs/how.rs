@@ -222,13 +222,22 @@ impl How {
 /// Ctrl-C, SIGTERM and a closed terminal ask for a clean stop; a second one ends the process at
 /// once.
 pub fn stop_on_signal(stop: watch::Sender<bool>) -> std::io::Result<()> {
+    stop_when_asked(stop, true)
+}
+
+/// The same for who looks on at another's work: a terminal that closes ends the look, not the work.
+pub fn stop_but_for_hangup(stop: watch::Sender<bool>) -> std::io::Result<()> {
+    stop_when_asked(stop, false)
+}
+
+fn stop_when_asked(stop: watch::Sender<bool>, heeds_hangup: bool) -> std::io::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     // Under nohup a closed terminal is none of our business, and the system keeps it from us. In
     // the background it is caught, and not heeded.
-    let mut hangup = match jobs::hangup_is_ignored() {
-        true => None,
-        false => Some(signal(SignalKind::hangup())?),
+    let mut hangup = match heeds_hangup && !jobs::hangup_is_ignored() {
+        true => Some(signal(SignalKind::hangup())?),
+        false => None,
     };
     if jobs::is_in_background() {
         hangup = None;

@@ -22,7 +22,8 @@ use cedos_agent::settings;
 /// answer comes back. Stopped and run again within an hour, a PUT goes on where it was.
 ///
 /// Exit codes: 0 done, 1 error, 2 usage, 3 stopped, 10 deadline missed (without --if-late fail the
-/// origin has the file, only late), 11 budget exhausted, 14 no permitted network and --now.
+/// origin has the file, only late), 11 --max-cell or budget used up, 14 no permitted network and --now,
+/// 75 the agent that carries it went.
 #[derive(Debug, Args)]
 pub struct PutArgs {
     /// What to upload

@@ -3,7 +3,7 @@
 
 use crate::repro::applications::{self, Cells};
 use crate::repro::plot::{self, Chart, Series};
-use crate::repro::{self, Reproduced, Where, mark, rows, unmodified};
+use crate::repro::{self, Reproduced, Where, figures, mark, rows, unmodified};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde_json::{Value, json};
@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Reproduce the papers' results; without ID, list them.
+///
+/// Exit codes: 0 the row holds (or they were listed), 1 it does not, or could not be run, 2 usage.
 #[derive(Debug, Args)]
 pub struct ReproArgs {
     /// Which result: `C3`.
@@ -171,38 +173,9 @@ fn print(of: &rows::Row, row: &Reproduced) {
 /// Figures of this name are printed as a table, where the row has one.
 const TABLE: &str = "table";
 
-/// One line for each figure or group of figures.
-fn print_figures(title: &str, figures: &Value) {
-    let Some(groups) = figures.as_object() else {
-        if !figures.is_null() {
-            println!("  {title:9} {figures}");
-        }
-        return;
-    };
-    for (name, value) in groups {
-        println!("  {title:9} {name} = {}", in_words(value));
-    }
-}
-
-/// More of them are for programs to read.
-const POINTS_MAX: usize = 20;
-
-fn in_words(value: &Value) -> String {
-    match value {
-        Value::Object(fields) => {
-            let fields: Vec<_> = fields
-                .iter()
-                .map(|(name, value)| format!("{name} {}", in_words(value)))
-                .collect();
-            fields.join(", ")
-        }
-        Value::Array(points) if points.len() > POINTS_MAX => format!("{} points", points.len()),
-        Value::Number(number) if number.is_f64() => {
-            format!("{:.4}", number.as_f64().unwrap_or(f64::NAN))
-                .trim_end_matches('0')
-                .trim_end_matches('.')
-                .to_owned()
-        }
-        other => other.to_string(),
+fn print_figures(title: &str, values: &Value) {
+    for (n, line) in figures::lines(values).into_iter().enumerate() {
+        let title = if n == 0 { title } else { "" };
+        println!("  {title:9} {line}");
     }
 }

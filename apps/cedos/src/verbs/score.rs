@@ -28,12 +28,15 @@ const POLICIES: [&str; 5] = [
 ];
 
 /// Play jobs with deadlines over recorded links and compare with the clairvoyant optimum.
+///
+/// Exit codes: 0 played, 1 nothing to play or a file that cannot be read, 2 usage.
 #[derive(Debug, Args)]
 pub struct ScoreArgs {
     /// Traces: CSV files, `t_s,iface,up,down_mbps,up_mbps,rtt_ms,loss`.
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
-    /// Jobs for each trace: CSV, `arrival_s,size_bytes,deadline_s`; drawn if not given.
+    /// Jobs for each trace: CSV, `arrival_s,size_bytes,deadline_s`, the deadline in seconds from the job's
+    /// arrival; drawn if not given.
     #[arg(long, value_name = "FILE")]
     jobs: Option<PathBuf>,
     /// Only this policy: wifi-only, wifi-first, both-always, algorithm-1, algorithm-1+50 (a margin of
@@ -158,6 +161,10 @@ fn recorded(args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec<Course>)>> {
         let shown = file.display();
         let text = std::fs::read_to_string(file).with_context(|| format!("{shown}"))?;
         let trace = Trace::from_csv(&text).with_context(|| format!("{shown}"))?;
+        if args.uploads && !sends(&trace) {
+            eprintln!("{shown}: it says nothing of rates from the device (up_mbps), left out");
+            continue;
+        }
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
         all.push((name.into_owned(), course::courses(&trace, way)));
     }
@@ -178,6 +185,12 @@ fn recorded(args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec<Course>)>> {
         }
     };
     Ok((0..all.len()).map(changed).collect())
+}
+
+/// Whether any link of it was seen to carry something from the device.
+fn sends(trace: &Trace) -> bool {
+    let mut rows = trace.ifaces().filter_map(|name| trace.rows(name)).flatten();
+    rows.any(|row| row.up_bps.is_some_and(|rate| rate > 0))
 }
 
 fn cases(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result<Vec<Case>> {

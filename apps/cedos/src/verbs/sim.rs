@@ -26,9 +26,13 @@ pub struct SimArgs {
 
 #[derive(Debug, Subcommand)]
 enum SimVerb {
-    /// Run a scenario; exit code 0 if every expectation holds.
+    /// Run a scenario.
+    ///
+    /// Exit codes: 0 every expectation holds, 1 not, or no such scenario, 2 usage.
     Run(RunArgs),
-    /// Run scenarios drawn from seeds; exit code 0 if all of them complete.
+    /// Run scenarios drawn from seeds.
+    ///
+    /// Exit codes: 0 all of them complete, 1 not, 2 usage.
     Fuzz(FuzzArgs),
     Score(Box<ScoreArgs>),
     Foresee(ForeseeArgs),

@@ -105,11 +105,12 @@ pub fn from_csv(text: &str) -> Result<Vec<Job>, String> {
             continue;
         }
         let why = |what: &str| format!("line {}: {what}", n + 1);
-        let cells: Vec<f64> = line
-            .split(',')
-            .map(|cell| cell.trim().parse::<f64>())
-            .collect::<Result<_, _>>()
-            .map_err(|e| why(&e.to_string()))?;
+        let number = |cell: &str| {
+            let text = cell.trim();
+            let none = |_| why(&format!("`{text}` is no number; expected `{CSV_HEADER}`"));
+            text.parse::<f64>().map_err(none)
+        };
+        let cells: Vec<f64> = line.split(',').map(number).collect::<Result<_, _>>()?;
         let [arrival, size, deadline] = cells[..] else {
             return Err(why(&format!("expected `{CSV_HEADER}`")));
         };
@@ -178,6 +179,10 @@ mod tests {
         assert_eq!(jobs[1].bytes, 7);
         for (text, fault) in [
             ("", "no jobs"),
+            (
+                "a,b,c\n1,2,3\n",
+                "line 1: `a` is no number; expected `arrival_s,size_bytes,deadline_s`",
+            ),
             ("1,2\n", "line 1"),
             ("1,2,3\n1,x,3\n", "line 2"),
             ("1,0,3\n", "line 1"),

@@ -118,6 +118,11 @@ impl<D: Dial> Transfer<'_, D> {
         if self.left() != Some(Duration::ZERO) || self.terms.if_late != IfLate::Fail {
             return Ok(());
         }
+        Err(self.late())
+    }
+
+    /// Why it is not whole at its deadline, for who did not want it later.
+    pub(super) fn late(&self) -> Failure {
         let late = "the deadline has passed and --if-late fail was asked for";
         let (exit, reason, text) = match &self.held {
             Some((reason @ (Reason::PathCost | Reason::RoamingBlocked), why)) => (
@@ -128,7 +133,7 @@ impl<D: Dial> Transfer<'_, D> {
                 ),
             ),
             Some((Reason::OverBudget, why)) => {
-                let limit = match self.metered_bytes_worth_using() {
+                let limit = match self.metered_bytes_to_spend() {
                     Some(0) => "--max-cell",
                     _ => "cedos budget",
                 };
@@ -145,12 +150,12 @@ impl<D: Dial> Transfer<'_, D> {
             ),
             None => (Exit::DeadlineMissed, None, late.to_owned()),
         };
-        Err(Failure { exit, reason, text })
+        Failure { exit, reason, text }
     }
 
     pub(super) fn refuse_to_wait(&self, reason: Reason, why: &str) -> Result<(), Failure> {
         // What the device may spend grows again on its reset day: only the transfer's own limit is final.
-        let spent = reason == Reason::OverBudget && self.metered_bytes_worth_using() == Some(0);
+        let spent = reason == Reason::OverBudget && self.metered_bytes_to_spend() == Some(0);
         let timeless = matches!(self.terms.policy, Policy::Any | Policy::Fast);
         if spent && (timeless || self.left() == Some(Duration::ZERO)) {
             let text = format!("{why} (--max-cell), and no free network is up");
@@ -158,7 +163,11 @@ impl<D: Dial> Transfer<'_, D> {
         }
         if self.job.now && self.bytes_by_link.is_empty() {
             let text = format!("{why}, and --now does not wait");
-            return Err(Failure::of(Exit::NoPermittedPath, reason, text));
+            let exit = match reason {
+                Reason::OverBudget => Exit::BudgetExhausted,
+                _ => Exit::NoPermittedPath,
+            };
+            return Err(Failure::of(exit, reason, text));
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use d2tp_driver::{Event as SessionEvent, SwitchKind};
 use d2tp_links::Kind;
-use d2tp_sched::{Choice, Hold, IfLate, Policy, Way, in_words};
+use d2tp_sched::{Choice, Class, Hold, IfLate, Need, Policy, Way, in_words};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -24,8 +24,8 @@ use super::super::exchange::{Answer, Ask, HEAD_MAX, Part, exchange};
 use super::super::mode::Mode;
 use super::super::outcome::{Exit, Failure, Reason};
 use super::super::proxy::{Lost, Proxy};
-use super::super::report::Event;
-use super::{BACKOFF_FIRST, EPOCH, Step, Transfer, Verdict};
+use super::super::report::{Event, NO_LINK, NO_LINK_WHY};
+use super::{BACKOFF_FIRST, EPOCH, Standing, Step, Transfer, Verdict};
 
 /// How long the proxy may be silent before we say so.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
@@ -111,9 +111,25 @@ pub(super) struct Helm {
     quiet_since: Option<Moment>,
     /// When the last byte came, while one could have.
     pub(super) last_byte: Option<Moment>,
+    /// Since when something that answers may carry it.
+    asked_since: Option<Moment>,
     last_counts: BTreeMap<String, u64>,
     /// The decision that was logged last, without its figures.
     logged: Option<(String, &'static str)>,
+}
+
+impl Helm {
+    /// How long nothing came although it could have.
+    fn quiet(&self, now: Moment) -> Option<Duration> {
+        Some(now.since(self.last_byte?).min(now.since(self.asked_since?)))
+    }
+}
+
+impl<D: Dial> Transfer<'_, D> {
+    /// What metered links may still carry, less what they were paid for besides the object.
+    pub(super) fn metered_bytes_to_spend(&self) -> Option<u64> {
+        Some((self.metered_bytes_worth_using()?).saturating_sub(self.paid_besides))
+    }
 }
 
 impl Transfer<'_, Proxy> {
@@ -234,6 +250,14 @@ impl Transfer<'_, Proxy> {
             helm.remembered = false;
         }
         self.receiving = true;
+        if self.terms.due.is_some() && self.first_promise.is_none() && self.length().is_some() {
+            self.steer(helm).map_err(Fault::Final)?;
+            if self.last_link.is_none() {
+                self.say_begun(helm);
+            }
+            let used = self.count_links(helm);
+            self.tell_size(&used);
+        }
         let held = self.sink.held_bytes();
         let mut links = self.links.clone();
         let mut stop = self.stop.clone();
@@ -261,7 +285,7 @@ impl Transfer<'_, Proxy> {
                     let data = data.map_err(|fault| self.cause(fault))?;
                     epoch_bytes += data.len() as u64;
                     if local {
-                        *self.bytes_by_link.entry("any".into()).or_default() += data.len() as u64;
+                        *self.bytes_by_link.entry(NO_LINK.into()).or_default() += data.len() as u64;
                     }
                     helm.last_byte = Some(Moment::now());
                     helm.quiet_since = None;
@@ -361,7 +385,7 @@ impl Transfer<'_, Proxy> {
     /// Behind a tunnel is one connection of the proxy to the origin, which can hang while the proxy
     /// is well: it is given up after `limit` in which bytes could have come.
     fn check_tunnel(&self, helm: &mut Helm, limit: Duration) -> Result<(), Fault> {
-        if self.dial.mode() != Mode::Sealed || helm.waits || !self.dial.answers() {
+        if self.dial.mode() != Mode::Sealed || helm.asked_since.is_none() {
             helm.quiet_since = None;
             return Ok(());
         }
@@ -390,7 +414,18 @@ impl Transfer<'_, Proxy> {
             self.dial.with_flow(|_, flow| flow.set_deadline(left));
         }
         self.follow_clock(helm);
-        let verdict = self.decide(&ways, true);
+        self.count_paid(helm);
+        let verdict = self.seat.ask(&Standing {
+            need: Need {
+                metered_bytes_left: self.metered_bytes_to_spend(),
+                ..self.need()
+            },
+            size_bytes: self.length(),
+            priority: self.terms.priority,
+            ways: &ways,
+            carried: &self.bytes_by_link,
+            together: true,
+        });
         helm.waits = matches!(verdict.choice, Choice::Wait { .. });
         if !helm.waits {
             self.held = None;
@@ -412,6 +447,10 @@ impl Transfer<'_, Proxy> {
             }
         );
         self.hold_back(behind, helm);
+        let carries = |way: &Way| way.class == Class::Free && !way.stalled;
+        let may_come = !helm.waits && (plan_spends(helm) || ways.iter().any(carries));
+        helm.asked_since =
+            (may_come && self.dial.answers()).then(|| helm.asked_since.unwrap_or_else(Moment::now));
         match verdict.choice {
             Choice::Wait {
                 reason,
@@ -428,6 +467,7 @@ impl Transfer<'_, Proxy> {
             Choice::Use { index, why } => {
                 self.why = match verdict.pays.filter(|_| plan_spends(helm)) {
                     Some(why) => why,
+                    None if ways[index].name == NO_LINK => NO_LINK_WHY.to_owned(),
                     None if ways[index].stalled => format!(
                         "{} is up and free, but the proxy does not answer on it",
                         ways[index].name
@@ -466,11 +506,29 @@ impl Transfer<'_, Proxy> {
         let lately = helm.spent_at.is_some_and(|at| now.since(at) < READY_FOR);
         let may_again = self.terms.policy != Policy::FreeOnly
             && self.terms.if_late == IfLate::Cell
-            && self.metered_bytes_left() != Some(0);
+            && self.metered_bytes_to_spend() != Some(0);
         match verdict.ready || (lately && may_again) {
             true => Paid::Ready,
             false => Paid::No,
         }
+    }
+
+    /// Takes down what the driver counts that the object does not show: requests, and what was lost.
+    fn count_paid(&mut self, helm: &Helm) {
+        if matches!(helm.paid, None | Some(Paid::No)) {
+            return;
+        }
+        let paid = self.dial.with_flow(|device, flow| device.paid_bytes(flow));
+        if let Some(paid) = paid {
+            self.paid_besides = (helm.spent_before + paid).saturating_sub(self.metered_by_now());
+        }
+    }
+
+    /// What metered links carried, to this moment.
+    fn metered_by_now(&self) -> u64 {
+        let carried = self.dial.carried().into_iter();
+        let metered = carried.filter(|(link, _)| self.is_metered(link));
+        metered.map(|(_, carrying)| carrying.bytes).sum()
     }
 
     /// Has the driver go by it.
@@ -478,8 +536,8 @@ impl Transfer<'_, Proxy> {
         if helm.paid == Some(paid) && !std::mem::take(&mut helm.told_again) {
             return;
         }
-        let left = self.metered_bytes_left();
-        let carried = self.metered_bytes();
+        let carried = self.metered_by_now() + self.paid_besides;
+        let left = (self.terms.metered_bytes_max).map(|max| max.saturating_sub(carried));
         if matches!(helm.paid, None | Some(Paid::No)) {
             helm.spent_before = carried;
         }
@@ -552,8 +610,12 @@ impl Transfer<'_, Proxy> {
     fn watch_answers(&mut self, helm: &mut Helm) -> Result<(), Failure> {
         if self.dial.answers() {
             helm.known = true;
+            if helm.asked_since.is_none() {
+                self.watch_others(helm);
+                return Ok(());
+            }
             helm.unanswered_since = None;
-            let quiet = helm.last_byte.map(|at| Moment::now().since(at));
+            let quiet = helm.quiet(Moment::now());
             if let Some(quiet) = quiet.filter(|quiet| *quiet >= self.job.stall) {
                 let text = format!("not a byte for {}", in_words(quiet));
                 self.say_waiting(Reason::OriginWait, text, "the origin's next bytes".into());
@@ -586,6 +648,15 @@ impl Transfer<'_, Proxy> {
         let unblocks = "an answer of the proxy | another network | no --prox".into();
         self.say_waiting(Reason::ProxyUnreachable, text, unblocks);
         Ok(())
+    }
+
+    /// Says so if the proxy answers only where nothing may be spent.
+    fn watch_others(&mut self, helm: &mut Helm) {
+        let since = *helm.unanswered_since.get_or_insert_with(Moment::now);
+        if Moment::now().since(since) >= UNREACHABLE_AFTER {
+            let unblocks = "an answer of the proxy there | --policy any".to_owned();
+            self.say_waiting(Reason::PathTooSlow, self.why.clone(), unblocks);
+        }
     }
 
     /// At the deadline, a proxy that never was heard of is not waited for any longer.
@@ -705,8 +776,8 @@ impl Transfer<'_, Proxy> {
     fn proxied_ways(&mut self, helm: &mut Helm) -> Vec<Way> {
         if self.dial.needs_no_link() {
             return vec![Way {
-                name: "any".into(),
-                class: d2tp_sched::Class::Free,
+                name: NO_LINK.into(),
+                class: Class::Free,
                 rate_bytes_per_s: None,
                 metric: 0,
                 stalled: false,
@@ -723,12 +794,12 @@ impl Transfer<'_, Proxy> {
             .filter(|link| link.kind != Kind::Loopback && link.is_usable())
         {
             let carrying = carried.get(&link.name);
-            let class = d2tp_sched::Class::from(link.class.class);
+            let class = Class::from(link.class.class);
             self.classes.insert(link.name.clone(), link.class.class);
             let in_use = match class {
-                d2tp_sched::Class::Free => true,
-                d2tp_sched::Class::Metered => spends,
-                d2tp_sched::Class::Roaming => false,
+                Class::Free => true,
+                Class::Metered => spends,
+                Class::Roaming => false,
             };
             let answering = match carrying.and_then(|c| c.answers) {
                 Some(true) => *helm.answering_since.entry(link.name.clone()).or_insert(now),
@@ -749,7 +820,7 @@ impl Transfer<'_, Proxy> {
                 .and_then(|c| c.rate)
                 .filter(|_| now.since(answering) >= RATE_AFTER)
                 .map(|rate| rate as f64);
-            if class == d2tp_sched::Class::Metered {
+            if class == Class::Metered {
                 if let Some(rate) = rate.filter(|_| spends) {
                     helm.paid_rates.insert(link.name.clone(), rate);
                 }
@@ -773,7 +844,7 @@ impl Transfer<'_, Proxy> {
     pub(super) fn count_links(&mut self, helm: &mut Helm) -> String {
         let mut used = Vec::new();
         if self.dial.needs_no_link() {
-            used.push("any".to_owned());
+            used.push(NO_LINK.to_owned());
         }
         for (name, carrying) in self.dial.carried() {
             if carrying.bytes > helm.last_counts.get(&name).copied().unwrap_or(0) {
@@ -790,6 +861,12 @@ impl Transfer<'_, Proxy> {
         used.join("+")
     }
 
+    /// The deadline ends it, and is here: either end may have found so a moment before.
+    fn ends_at_deadline(&self) -> bool {
+        let is_here = self.left().is_some_and(|left| left < LIFT_DEADLINE);
+        is_here && self.terms.if_late == IfLate::Fail
+    }
+
     /// What a broken exchange is really about: the flow knows better than HTTP.
     pub(super) fn cause(&self, fault: Fault) -> Fault {
         match self.dial.lost() {
@@ -803,6 +880,7 @@ impl Transfer<'_, Proxy> {
                 Fault::Proxy("the proxy was restarted and does not know the transfer".into())
             }
             Ok(Some(Lost::Session(text))) => Fault::Proxy(text),
+            Ok(Some(Lost::Deadline)) if self.ends_at_deadline() => Fault::Final(self.late()),
             Ok(Some(Lost::Deadline)) => Fault::Proxy("the deadline passed".into()),
         }
     }
@@ -871,5 +949,26 @@ pub(super) async fn next_event(
             }
         },
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_held_back_is_quiet_only_from_when_something_may_carry_it() {
+        let begun = Moment::from_boot(Duration::from_secs(100));
+        let at = |seconds| begun.after(Duration::from_secs(seconds));
+        let mut helm = Helm {
+            last_byte: Some(at(1)),
+            asked_since: Some(at(0)),
+            ..Helm::default()
+        };
+        assert_eq!(helm.quiet(at(5)), Some(Duration::from_secs(4)));
+        helm.asked_since = None;
+        assert_eq!(helm.quiet(at(11)), None);
+        helm.asked_since = Some(at(11));
+        assert_eq!(helm.quiet(at(12)), Some(Duration::from_secs(1)));
     }
 }

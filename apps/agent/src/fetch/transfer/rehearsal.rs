@@ -12,10 +12,10 @@ use tokio::time::timeout;
 use super::super::mode::Mode;
 use super::super::partial;
 use super::super::proxy::Proxy;
-use super::super::report::{Event, Observer, Promised};
+use super::super::report::{Event, NO_LINK, NO_LINK_WHY, Observer, Promised};
 use super::{
     Answer, Ask, Destination, Dial, Direction, Failure, Fault, Job, Moment, Part, Reason, Setting,
-    Sink, Standing, Transfer, Verdict, Via, display, exchange, public, with_sink,
+    Sink, Standing, Transfer, Verdict, Via, display, exchange, may_cost, public, with_sink,
 };
 
 /// Time for the origin to answer a question that is asked out of curiosity.
@@ -233,6 +233,7 @@ impl<D: Dial> Transfer<'_, D> {
         };
         let remaining_bytes = left.unwrap_or(SIZE_UNKNOWN_BYTES);
         let promise = self.seat.promise();
+        let paid = promise.filter(|_| may_cost(&self.links.borrow()));
         Forecast {
             remaining_bytes,
             size_is_a_guess: left.is_none(),
@@ -242,8 +243,8 @@ impl<D: Dial> Transfer<'_, D> {
                 .left()
                 .filter(|_| !ways.is_empty())
                 .and_then(|_| Some(!promise?.is_infeasible())),
-            metered_bytes_expected: promise.map_or(0, |p| p.expected_metered_bytes),
-            metered_bytes_worst: promise.map_or(0, |p| p.most_metered_bytes),
+            metered_bytes_expected: paid.map_or(0, |p| p.expected_metered_bytes),
+            metered_bytes_worst: paid.map_or(0, |p| p.most_metered_bytes),
         }
     }
 
@@ -263,6 +264,9 @@ impl<D: Dial> Transfer<'_, D> {
             }
         }
         let (link, reason, why, unblocks) = match self.imagine(ways, together).choice {
+            Choice::Use { index, .. } if ways[index].name == NO_LINK => {
+                (Some(NO_LINK.to_owned()), None, NO_LINK_WHY.to_owned(), None)
+            }
             Choice::Use { index, why } => (Some(ways[index].name.clone()), None, why, None),
             Choice::Wait {
                 reason,

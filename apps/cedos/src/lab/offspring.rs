@@ -1,0 +1,77 @@
+//! What a command on the device began, ended with it.
+//!
+//! ```text
+//!  lab ─┬─ nginx, proxy …                    there before: not touched
+//!       └─ CMD ─┬─ child
+//!               └─ daemon ── CMD is gone ──▶ the lab's own child (subreaper), so it is found
+//! ```
+
+use std::collections::BTreeSet;
+use std::io;
+
+use nix::sys::prctl;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+
+use super::{FAREWELL, LOOK};
+
+/// The children that this process had before.
+pub struct Offspring {
+    before: BTreeSet<i32>,
+}
+
+impl Offspring {
+    /// From now on children of a child that is gone are ours.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn watch() -> io::Result<Offspring> {
+        prctl::set_child_subreaper(true)?;
+        let before = children();
+        Ok(Offspring { before })
+    }
+
+    /// Ends what came since, and what that began.
+    pub fn end(&self) {
+        let mut left = FAREWELL;
+        let mut asked = BTreeSet::new();
+        loop {
+            let strays: Vec<i32> = children().difference(&self.before).copied().collect();
+            if strays.is_empty() {
+                return;
+            }
+            for stray in strays.into_iter().map(Pid::from_raw) {
+                if left.is_zero() {
+                    let _ = kill(stray, Signal::SIGKILL);
+                } else if asked.insert(stray.as_raw()) {
+                    let _ = kill(stray, Signal::SIGTERM);
+                }
+                let _ = waitpid(stray, Some(WaitPidFlag::WNOHANG));
+            }
+            std::thread::sleep(LOOK);
+            left = left.saturating_sub(LOOK);
+        }
+    }
+}
+
+impl Drop for Offspring {
+    fn drop(&mut self) {
+        let _ = prctl::set_child_subreaper(false);
+    }
+}
+
+/// The children of this process.
+fn children() -> BTreeSet<i32> {
+    let own = std::process::id().to_string();
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    processes
+        .filter(|id| {
+            let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+            // proc_pid_stat(5): the name is in brackets and may hold anything; state and parent follow.
+            let rest = stat.rsplit_once(") ").map(|(_, rest)| rest);
+            rest.and_then(|rest| rest.split(' ').nth(1)) == Some(&*own)
+        })
+        .collect()
+}
