@@ -54,6 +54,9 @@ pub struct Standing<'a> {
     pub need: Need,
     /// Bytes both ways, when known.
     pub size: Option<u64>,
+    /// Of a socket that names thresholds: bytes that may be paid for now, however soon free links may come. Its
+    /// needs are those of what is ahead of its program.
+    pub fills: Option<u64>,
     /// The links of its session.
     pub ways: &'a [Way],
     /// Payload that each carried for it, to this device and from it.

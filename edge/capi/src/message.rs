@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
+use crate::ahead::Levels;
 use crate::errno::Fault;
 use crate::info::D2tpInfo;
 use crate::options::{Options, since_boot};
@@ -70,6 +71,9 @@ pub(crate) struct Terms {
     if_late: String,
     route: String,
     persist: bool,
+    /// An agent that does not know of it leaves such sockets to their programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    levels: Option<Levels>,
 }
 
 const ROUTE_WORDS: [(Route, &str); 3] = [
@@ -90,6 +94,7 @@ impl From<&Options> for Terms {
             if_late: options.if_late.word().to_owned(),
             route: route.map_or("any", |(_, word)| word).to_owned(),
             persist: options.persist,
+            levels: options.levels,
         }
     }
 }
@@ -106,6 +111,9 @@ impl TryFrom<&Terms> for Options {
         let mut routes = ROUTE_WORDS.iter();
         let route = routes.find(|(_, word)| *word == terms.route);
         let route = route.ok_or_else(|| nonsense(format!("`{}` is no route", terms.route)))?;
+        if terms.levels.is_some_and(|levels| !levels.is_sound()) {
+            return Err(nonsense("thresholds that no program may ask for".into()));
+        }
         Ok(Options {
             deadline: terms
                 .left_ms
@@ -117,6 +125,7 @@ impl TryFrom<&Terms> for Options {
             if_late,
             route: route.0,
             persist: terms.persist,
+            levels: terms.levels,
             ..Options::default()
         })
     }
@@ -287,6 +296,8 @@ mod tests {
 
     #[test]
     fn what_a_program_asks_for_is_the_same_at_the_agent() {
+        let numbers = [1_000, 2_000, 0].map(u64::to_ne_bytes);
+        let levels = Levels::of_bytes(&numbers.concat());
         let options = Options {
             deadline: Some(since_boot() + Duration::from_secs(60)),
             size: Some(94_000_000),
@@ -296,6 +307,7 @@ mod tests {
             if_late: IfLate::Wait,
             route: Route::Each,
             persist: true,
+            levels: levels.unwrap(),
             ..Options::default()
         };
         let text = serde_json::to_string(&Terms::from(&options)).unwrap();
@@ -313,6 +325,10 @@ mod tests {
                 ..options
             }
         );
+        let mut nonsense = terms.clone();
+        nonsense.levels =
+            serde_json::from_str(r#"{"low":9,"high":3,"unit":"ms","rate":0}"#).unwrap();
+        assert!(Options::try_from(&nonsense).is_err(), "low above high");
         let mut nonsense = terms;
         nonsense.policy = "cheap".into();
         assert_eq!(

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use d2tp::carrier::{self, Call, Carrier, Decision, VERSION};
 use d2tp_driver::{LinkUse, PathState};
 use d2tp_links::Class;
+use d2tp_sched::{Choice, Hold};
 use tokio::io::BufReader;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -138,9 +139,23 @@ impl carrier::Seat for Place {
                 seat.measured(&way.name, path.rtt.into());
             }
         }
-        Decision {
-            pays: verdict.pays.is_some(),
-            probe: verdict.probe,
+        let is_over = matches!(
+            verdict.choice,
+            Choice::Wait {
+                reason: Hold::OverBudget,
+                ..
+            }
+        );
+        match standing.fills {
+            // What is read now is not held back for what is due later, as with others' streams.
+            Some(bytes) => Decision {
+                pays: false,
+                probe: Some(bytes).filter(|bytes| *bytes > 0 && !is_over),
+            },
+            None => Decision {
+                pays: verdict.pays.is_some(),
+                probe: verdict.probe,
+            },
         }
     }
 

@@ -63,6 +63,9 @@ fn set(
     if name == options::SO_PERSIST {
         persists(cookie, socket, &value)?;
     }
+    if name == options::SO_RCVBUFTH && socket.grams.is_some() {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
     let changed: Option<Answer<_>> = table::change(cookie, |socket| {
         let begun = socket.fate.is_some();
         socket.options.set(name, &value, begun)?;

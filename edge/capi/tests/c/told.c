@@ -87,6 +87,22 @@ int main(int argc, char **argv) {
         } else if (strcmp(word, "budget") == 0) {
             uint64_t budget = value;
             said("budget", option(D2TP_SO_BUDGET, &budget, sizeof budget));
+        } else if (strcmp(word, "levels") == 0) {
+            struct d2tp_rcvbufth levels = {0}, is;
+            socklen_t len = sizeof is;
+            long high = 0;
+            sscanf(line, "%*s %*s %ld", &high);
+            levels.dr_low = value;
+            levels.dr_high = high;
+            said("levels", option(D2TP_SO_RCVBUFTH, &levels, sizeof levels));
+            NEED(d2tp_getsockopt(fd, SOL_D2TP, D2TP_SO_RCVBUFTH, &is, &len) == 0);
+            NEED(len == sizeof is && memcmp(&is, &levels, sizeof is) == 0);
+        } else if (strcmp(word, "ahead") == 0) {
+            struct d2tp_info info;
+            socklen_t len = sizeof info;
+            NEED(d2tp_getsockopt(fd, SOL_D2TP, D2TP_SO_INFO, &info, &len) == 0);
+            NEED(info.di_bytes_received >= info.di_bytes_ahead);
+            said("ahead", (long)info.di_bytes_ahead);
         } else if (strcmp(word, "info") == 0) {
             struct d2tp_info info;
             socklen_t len = sizeof info;
