@@ -70,9 +70,13 @@ struct sockaddr_d2tp {
 #define D2TP_SO_RCVBUFTH 12
 #define D2TP_RCVBUFTH_BYTES 0
 #define D2TP_RCVBUFTH_MS 1
-/* int, 0 (the default) or 1: what was written goes on to the peer after this process has ended, carried by the
- * user's agent. Without one EOPNOTSUPP. Before connect. */
+/* int: what goes on after this process has ended, carried by the user's agent; without one EOPNOTSUPP. Before connect.
+ * Where that is all, reads into 32 bytes or more after connect: the token that d2tp_reopen takes. */
 #define D2TP_SO_PERSIST 13
+#define D2TP_PERSIST_NO 0      /* nothing (the default) */
+#define D2TP_PERSIST_WRITTEN 1 /* what was written goes on to the peer */
+#define D2TP_PERSIST_OPEN 2    /* the connection stays, for a day at most, until d2tp_reopen or d2tp_close */
+#define D2TP_TOKEN_BYTES 32
 /* int, milliseconds, 1 to a day: how long a datagram is worth sending (default: 1000). Any time; also for one
  * message, as a control message of sendmsg. */
 #define D2TP_SO_EXPIRY 14
@@ -126,6 +130,9 @@ int d2tp_accept4(int fd, struct sockaddr *addr, socklen_t *len, int flags);
 /* To a D2TP server where its key is known (sockaddr_d2tp, D2TP_SO_PEERKEY), else to any host and port
  * through the proxy. */
 int d2tp_connect(int fd, const struct sockaddr *addr, socklen_t len);
+/* A connection that is D2TP_PERSIST_OPEN and whose process has ended: reading goes on with the first byte that it had
+ * not read. ENOENT: none of this token; EBUSY: its process is there. flags: SOCK_NONBLOCK, SOCK_CLOEXEC. */
+int d2tp_reopen(const void *token, socklen_t len, int flags);
 int d2tp_shutdown(int fd, int how);
 int d2tp_close(int fd);
 

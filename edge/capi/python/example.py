@@ -32,6 +32,7 @@ def blocking(address):
             raise AssertionError("low above high")
         except OSError as error:
             assert error.errno == errno.EINVAL
+        assert sock.token is None
         sock.options(deadline=0)
         assert sock.deadline is None and sock.cause == ""
     print("blocking ok")
@@ -85,6 +86,12 @@ def fetch_by_httpx(proxy, url):
 
 
 def refused(proxy):
+    for attempt in (lambda: d2tp.reopen(bytes(32)), lambda: d2tp.connect(("localhost", 1), proxy=proxy, persist="open")):
+        try:
+            attempt()
+            raise AssertionError("there is no agent")
+        except OSError as error:
+            assert error.errno == errno.EOPNOTSUPP, error
     try:
         d2tp.connect(("nobody.example", 80), proxy=proxy)
     except OSError as error:

@@ -33,6 +33,7 @@ mod handed;
 mod home;
 mod identity;
 mod info;
+mod keep;
 mod leave;
 mod listen;
 mod memory;
@@ -41,6 +42,7 @@ mod options;
 mod pair;
 mod policy;
 mod pump;
+mod shelf;
 mod table;
 mod tunnel;
 

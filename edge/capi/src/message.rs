@@ -12,6 +12,8 @@
 //!  {"do":"heard"}                                      ▶
 //!                                                      ◀ {"event":"over"}
 //! ```
+//!
+//! Those that are opened again by a token have a few more ([`crate::keep`]).
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -32,16 +34,17 @@ use tokio::net::UnixStream;
 use crate::ahead::Levels;
 use crate::errno::Fault;
 use crate::info::D2tpInfo;
-use crate::options::{Options, since_boot};
+use crate::keep::{Claim, Token};
+use crate::options::{Options, Persist, since_boot};
 
 /// Of these messages. One of another version is not understood, and whoever asked carries by itself.
 pub const VERSION: u32 = 1;
 /// Bytes of a line at most.
-const LINE_BYTES_MAX: usize = 64 * 1024;
+pub(crate) const LINE_BYTES_MAX: usize = 64 * 1024;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 4 * 1024;
 /// Descriptors in one message.
-const PASSED_MAX: usize = 1;
+pub(crate) const PASSED_MAX: usize = 1;
 
 /// A connection that is to be carried.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,6 +60,18 @@ pub struct Call {
     /// The file of the device's key.
     pub(crate) key: PathBuf,
     pub(crate) options: Terms,
+    /// It is to be opened again by this. An agent that does not know of it carries no such connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) keep: Option<Keep>,
+}
+
+/// Of a connection that is opened again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Keep {
+    pub(crate) token: Token,
+    /// Its program asked for a socket of IPv6.
+    pub(crate) ipv6: bool,
 }
 
 /// What a program asks of a connection, as it is now.
@@ -93,7 +108,7 @@ impl From<&Options> for Terms {
             priority: options.priority,
             if_late: options.if_late.word().to_owned(),
             route: route.map_or("any", |(_, word)| word).to_owned(),
-            persist: options.persist,
+            persist: options.persist != Persist::No,
             levels: options.levels,
         }
     }
@@ -124,7 +139,10 @@ impl TryFrom<&Terms> for Options {
             priority: terms.priority,
             if_late,
             route: route.0,
-            persist: terms.persist,
+            persist: match terms.persist {
+                true => Persist::Written,
+                false => Persist::No,
+            },
             levels: terms.levels,
             ..Options::default()
         })
@@ -158,6 +176,18 @@ pub(crate) enum ToAgent {
     },
     /// The fault is known: the descriptor may break.
     Heard,
+    /// Its descriptor is closed, and it is not to be opened again.
+    Release {
+        ask: u64,
+    },
+    /// Instead of `Socket`: a program's descriptor comes next, whose connection is to be opened again by this.
+    Keep(Claim),
+    /// It comes beside this.
+    Left,
+    /// Instead of `Socket`: a connection is opened again.
+    Reopen(Claim),
+    /// The descriptor of one that was, for its process.
+    Descriptor(Claim),
 }
 
 /// From the agent.
@@ -177,6 +207,13 @@ pub(crate) enum FromAgent {
         fault: Option<(c_int, String)>,
         #[serde(default)]
         info: Option<Box<D2tpInfo>>,
+    },
+    /// It is this process's from now on, and as it was.
+    Reopened {
+        server: String,
+        target: Option<String>,
+        ipv6: bool,
+        options: Terms,
     },
     /// Nothing is carried any more.
     Over,
@@ -306,7 +343,7 @@ mod tests {
             priority: 3,
             if_late: IfLate::Wait,
             route: Route::Each,
-            persist: true,
+            persist: Persist::Written,
             levels: levels.unwrap(),
             ..Options::default()
         };

@@ -11,7 +11,7 @@
 //! | EXPIRY | int: milliseconds | how long a datagram is worth sending |
 //! | ROUTE | int, a word of the header | which paths |
 //! | RCVBUFTH | struct d2tp_rcvbufth | what is to be held ahead of the program |
-//! | PERSIST | int, 0 or 1 | before `connect`; what was written outlives the program |
+//! | PERSIST | int, a word of the header; out: a token too | before `connect`; what outlives the program |
 
 use std::time::Duration;
 
@@ -68,6 +68,20 @@ pub(crate) const VALUE_BYTES_MAX: usize = 512;
 /// 0 goes first, 7 last; in between what says nothing (`FlowSettings::priority`).
 const PRIORITIES: std::ops::RangeInclusive<i64> = 0..=7;
 
+/// How much of a connection outlives its program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Persist {
+    #[default]
+    No,
+    /// What it wrote.
+    Written,
+    /// All of it: it is opened again by a token.
+    Open,
+}
+
+/// By number.
+const PERSISTS: [Persist; 3] = [Persist::No, Persist::Written, Persist::Open];
+
 /// Of one socket; what is accepted has its listener's.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Options {
@@ -82,7 +96,7 @@ pub(crate) struct Options {
     pub(crate) proxy: Option<String>,
     pub(crate) expiry: Duration,
     pub(crate) route: Route,
-    pub(crate) persist: bool,
+    pub(crate) persist: Persist,
     /// Of what is ahead of the program, where it named thresholds.
     pub(crate) levels: Option<Levels>,
 }
@@ -100,7 +114,7 @@ impl Default for Options {
             proxy: None,
             expiry: EXPIRY,
             route: Route::Any,
-            persist: false,
+            persist: Persist::No,
             levels: None,
         }
     }
@@ -207,7 +221,7 @@ impl Options {
                 self.priority = priority as u8;
             }
             SO_PERSIST => {
-                let persist = one_of(&[false, true], value)?;
+                let persist = one_of(&PERSISTS, value)?;
                 not_now(begun)?;
                 self.persist = persist;
             }
@@ -249,7 +263,7 @@ impl Options {
             SO_IFLATE => place(IF_LATE.iter().position(|i| *i == self.if_late)),
             SO_EXPIRY => (self.expiry.as_millis() as c_int).to_ne_bytes().to_vec(),
             SO_ROUTE => place(ROUTES.iter().position(|r| *r == self.route)),
-            SO_PERSIST => c_int::from(self.persist).to_ne_bytes().to_vec(),
+            SO_PERSIST => place(PERSISTS.iter().position(|p| *p == self.persist)),
             SO_RCVBUFTH => Levels::to_bytes(self.levels),
             SO_PEERKEY => self.peer_key.map_or([0; 32], |key| key.0).to_vec(),
             SO_PROXY => format!("{}\0", self.proxy.as_deref().unwrap_or_default()).into(),
@@ -335,6 +349,9 @@ mod tests {
         for (at, name) in ["ANY", "STEADIEST", "EACH"].iter().enumerate() {
             assert_eq!(number(&format!("D2TP_ROUTE_{name}")), at as c_int);
         }
+        for (at, name) in ["NO", "WRITTEN", "OPEN"].iter().enumerate() {
+            assert_eq!(number(&format!("D2TP_PERSIST_{name}")), at as c_int);
+        }
         for (at, name) in ["BYTES", "MS"].iter().enumerate() {
             assert_eq!(number(&format!("D2TP_RCVBUFTH_{name}")), at as c_int);
         }
@@ -361,6 +378,7 @@ mod tests {
             (SO_EXPIRY, 250i32.to_ne_bytes().to_vec()),
             (SO_ROUTE, 2i32.to_ne_bytes().to_vec()),
             (SO_PERSIST, 1i32.to_ne_bytes().to_vec()),
+            (SO_PERSIST, 2i32.to_ne_bytes().to_vec()),
             (SO_PEERKEY, vec![7; 32]),
             (SO_RCVBUFTH, levels(300_000, 2_000_000, 0, 0)),
             (SO_RCVBUFTH, levels(64 << 20, 64 << 20, 0, 16_000)),
@@ -378,7 +396,7 @@ mod tests {
             (SO_EXPIRY, 0i32.to_ne_bytes().to_vec()),
             (SO_EXPIRY, 86_400_001i32.to_ne_bytes().to_vec()),
             (SO_ROUTE, 3i32.to_ne_bytes().to_vec()),
-            (SO_PERSIST, 2i32.to_ne_bytes().to_vec()),
+            (SO_PERSIST, 3i32.to_ne_bytes().to_vec()),
             (SO_RCVBUFTH, levels(2, 1, 0, 0)),
             (SO_RCVBUFTH, levels(1, 0, 1, 0)),
             (SO_RCVBUFTH, levels(1, (64 << 20) + 1, 0, 0)),

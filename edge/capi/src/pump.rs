@@ -30,7 +30,7 @@ use crate::ahead::{self, Ahead};
 use crate::carrier::Owner;
 use crate::errno::Fault;
 use crate::home::{Home, LineState, OnLine};
-use crate::options::Options;
+use crate::options::{Options, Persist};
 use crate::policy::{self, Court};
 use crate::table::Fate;
 
@@ -226,7 +226,7 @@ pub(crate) fn leave(home: &Home, held: &Held) {
 
 /// Carries until both directions are over.
 pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
-    let persists = held.owner.is_some() && held.options.borrow().persist;
+    let persists = held.owner.is_some() && held.options.borrow().persist != Persist::No;
     held.ahead.open(stream.as_raw_fd());
     let carried = {
         let up = async {
