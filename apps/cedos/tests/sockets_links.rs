@@ -23,8 +23,8 @@ const OBJECT_BYTES: usize = 16_000_000; // 6.4 s at 20 Mb/s
 /// What a link may carry besides payload: handshakes, acknowledgements, neighbours.
 const CONTROL_BYTES_MAX: u64 = 6_000;
 
-/// What was granted for a second before nothing more was, and what it takes to carry it.
-const GRANTED_BYTES_MAX: u64 = 4_000_000;
+/// What it takes to carry what a budget allows: heads of packets, acknowledgements, handshakes.
+const BESIDE_BYTES_MAX: u64 = 450_000; // 15 % of it; a third of that is measured
 
 async fn origin_and_proxy(home: PathBuf) -> (Origin, Proxy) {
     let bytes = object(OBJECT_BYTES, 1);
@@ -153,8 +153,9 @@ fn the_budget_of_the_agent_is_one_for_its_transfers_and_all_programs() {
             used_up.expect("both want more than that");
             tokio::time::sleep(Duration::from_secs(2)).await;
             let carried = received("wwan0") - before;
+            eprintln!("{carried} bytes on wwan0");
             assert!(
-                (2_500_000..3_000_000 + GRANTED_BYTES_MAX).contains(&carried),
+                (2_500_000..3_000_000 + BESIDE_BYTES_MAX).contains(&carried),
                 "{carried} bytes on wwan0 for a budget of 3 MB"
             );
             let more = on_cell(3).await;

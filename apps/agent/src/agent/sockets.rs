@@ -15,7 +15,6 @@ use std::sync::Arc;
 use d2tp::carrier::{self, Call, Carrier, Claim, Decision, VERSION};
 use d2tp_driver::{LinkUse, PathState};
 use d2tp_links::Class;
-use d2tp_sched::{Choice, Hold};
 use tokio::io::BufReader;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -153,28 +152,27 @@ impl carrier::Seat for Place {
             ways: &ways,
             carried: &carried,
             together: true,
+            fills: standing.fills.is_some_and(|bytes| bytes > 0),
         });
         for way in standing.ways {
             if let Some(path) = &way.path {
                 seat.measured(&way.name, path.rtt.into());
             }
         }
-        let is_over = matches!(
-            verdict.choice,
-            Choice::Wait {
-                reason: Hold::OverBudget,
-                ..
-            }
-        );
+        let grant = verdict.grant.unwrap_or(u64::MAX);
         match standing.fills {
             // What is read now is not held back for what is due later, as with others' streams.
             Some(bytes) => Decision {
                 pays: false,
-                probe: Some(bytes).filter(|bytes| *bytes > 0 && !is_over),
+                probe: Some(bytes.min(grant)).filter(|bytes| *bytes > 0),
+            },
+            None if verdict.pays.is_some() && verdict.grant.is_some() => Decision {
+                pays: false,
+                probe: verdict.grant,
             },
             None => Decision {
                 pays: verdict.pays.is_some(),
-                probe: verdict.probe,
+                probe: verdict.probe.map(|bytes| bytes.min(grant)),
             },
         }
     }

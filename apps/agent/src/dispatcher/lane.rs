@@ -608,6 +608,7 @@ mod tests {
                 ways,
                 carried,
                 together: true,
+                fills: false,
             };
             self.lane.ask(self.now, number, &standing)
         }
