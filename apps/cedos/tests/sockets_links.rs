@@ -153,7 +153,6 @@ fn the_budget_of_the_agent_is_one_for_its_transfers_and_all_programs() {
             used_up.expect("both want more than that");
             tokio::time::sleep(Duration::from_secs(2)).await;
             let carried = received("wwan0") - before;
-            eprintln!("{carried} bytes on wwan0");
             assert!(
                 (2_500_000..3_000_000 + BESIDE_BYTES_MAX).contains(&carried),
                 "{carried} bytes on wwan0 for a budget of 3 MB"
@@ -267,5 +266,54 @@ fn a_programs_own_engine_reads_ahead_by_the_thresholds_of_a_socket() {
         let to = origin_namespace(|| origin_and_proxy(place));
         cell_on();
         reads_ahead_by_its_thresholds(home.path(), &to, Path::new("none")).await;
+    });
+}
+
+/// The UDP sockets that a process has.
+fn udp_sockets(pid: nix::unistd::Pid) -> std::collections::BTreeSet<String> {
+    let known = std::fs::read_to_string("/proc/net/udp").expect("the kernel says");
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
+    let names = fds.flatten().filter_map(|fd| {
+        let name = std::fs::read_link(fd.path()).ok()?;
+        let name = name.to_str()?.strip_prefix("socket:[")?;
+        name.strip_suffix(']').map(str::to_owned)
+    });
+    let is_udp = |inode: &String| known.contains(&format!(" {inode} "));
+    names.filter(is_udp).collect()
+}
+
+#[test]
+fn a_change_of_networks_that_a_program_knows_of_reaches_the_agent() {
+    let name = "a_change_of_networks_that_a_program_knows_of_reaches_the_agent";
+    in_namespace(name, || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let place = home.path().to_owned();
+        let to = origin_namespace(|| origin_and_proxy(place));
+        wifi_on("198.51.100.7");
+        let agent = Agent::start(home.path()).await;
+        let told = C::with_d2tp("told.c");
+        let mut program = begin(&told, home.path(), &to, &agent, 0);
+        assert_eq!(program.hear().await, "policy 0");
+        assert_eq!(program.hear().await, "connect 0");
+        assert!(program.ask("ask").await.starts_with("ask "));
+        assert_eq!(program.ask("read 1000000").await, "read 1000000");
+        let pid = told::pid_of(&agent.child);
+        let before = udp_sockets(pid);
+        assert!(!before.is_empty());
+        // Nothing else gives a link that works another socket.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(udp_sockets(pid).is_subset(&before));
+        assert_eq!(program.ask("network").await, "network 0");
+        let renewed = async {
+            while udp_sockets(pid).is_subset(&before) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let renewed = tokio::time::timeout(get_rig::PATIENCE, renewed).await;
+        renewed.expect("the agent has another socket");
+        let rest = OBJECT_BYTES - 1_000_000;
+        let read = program.ask(&format!("read {rest}")).await;
+        assert_eq!(read, format!("read {rest}"));
+        program.leave().await;
     });
 }

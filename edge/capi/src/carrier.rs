@@ -295,6 +295,7 @@ type Telling = (FromAgent, Option<oneshot::Sender<()>>);
 const TAKEN: FromAgent = FromAgent::Taken {
     ok: true,
     version: VERSION,
+    notices: true,
 };
 
 /// Why messages of this version are not understood, if they are not.
@@ -590,6 +591,13 @@ async fn listen(mut ear: Ear, owner: Rc<Owner>) {
                 }
             }
             Ok(Some(ToAgent::Heard)) => owner.heard.notify_one(),
+            Ok(Some(ToAgent::NetworkChanged)) => {
+                if let Some(held) = &*owner.held.borrow()
+                    && let Some(line) = &held.line
+                {
+                    line.0.device.network_changed();
+                }
+            }
             Ok(Some(ToAgent::Release { ask })) => {
                 owner.let_go();
                 owner.answer(ask, None, None);

@@ -58,6 +58,8 @@ pub(crate) struct Handed {
     next: Rc<Cell<u64>>,
     /// This process does not have it after all.
     left: Rc<Notify>,
+    /// The agent hears of networks.
+    notices: bool,
     /// Only of the one that follows it.
     ear: Option<Ear>,
 }
@@ -136,10 +138,14 @@ pub(crate) async fn call(
         ear.next::<FromAgent>().await
     };
     let taken = timeout(ANSWER_WITHIN, taken).await;
-    if !matches!(taken, Ok(Ok(Some(FromAgent::Taken { ok: true, version }))) if version == VERSION)
-    {
-        return Ok(None);
-    }
+    let notices = match taken {
+        Ok(Ok(Some(FromAgent::Taken {
+            ok: true,
+            version: VERSION,
+            notices,
+        }))) => notices,
+        _ => return Ok(None),
+    };
     let Ok(end) = home.port.handed_end() else {
         return Ok(None);
     };
@@ -152,6 +158,7 @@ pub(crate) async fn call(
         asked: Rc::new(RefCell::new(Some(HashMap::new()))),
         next: Rc::default(),
         left: Rc::default(),
+        notices,
         ear: None,
     };
     // From now on the program's second thoughts are told.
@@ -210,7 +217,11 @@ pub(crate) async fn reopen(
     let asked = async {
         say(&stream, &ToAgent::Reopen(Claim::to(token)), None).await?;
         match ear.next().await? {
-            Some(FromAgent::Taken { ok: true, version }) if version == VERSION => ear.next().await,
+            Some(FromAgent::Taken {
+                ok: true,
+                version: VERSION,
+                ..
+            }) => ear.next().await,
             _ => Ok(None),
         }
     };
@@ -239,6 +250,8 @@ pub(crate) async fn reopen(
         asked: Rc::new(RefCell::new(Some(HashMap::new()))),
         next: Rc::default(),
         left: Rc::default(),
+        // As all that open connections again.
+        notices: true,
         ear: Some(ear),
     };
     let known = Rc::new(handed.twin());
@@ -282,6 +295,7 @@ impl Handed {
             asked: self.asked.clone(),
             next: self.next.clone(),
             left: self.left.clone(),
+            notices: self.notices,
             ear: None,
         }
     }
@@ -301,6 +315,13 @@ impl Handed {
     /// Waits until the peer has the first `bytes` of the program's.
     pub(crate) async fn flush(&self, bytes: u64) -> Option<Reply> {
         self.ask(|ask| ToAgent::Flush { ask, bytes }).await
+    }
+
+    /// The networks changed in a way that the agent may not have seen.
+    pub(crate) fn network_changed(&self) {
+        if self.notices {
+            let _ = self.tell.send((ToAgent::NetworkChanged, None));
+        }
     }
 
     /// It is not to be opened again.

@@ -237,6 +237,9 @@ impl Home {
         for line in self.lines.borrow().values().filter_map(|cell| cell.get()) {
             line.device.network_changed();
         }
+        for handed in self.handed.borrow().values() {
+            handed.network_changed();
+        }
     }
 
     /// Tells everybody that this process leaves; says whether there was anybody.

@@ -152,7 +152,11 @@ impl Talk {
         let older = |_| no_agent();
         self.say(what, fd).map_err(older)?;
         match self.hear().map_err(older)? {
-            FromAgent::Taken { ok: true, version } if version == VERSION => Ok(()),
+            FromAgent::Taken {
+                ok: true,
+                version: VERSION,
+                ..
+            } => Ok(()),
             FromAgent::Open => Ok(()),
             FromAgent::Fault { errno, text } => Err(Fault { errno, text }),
             _ => Err(no_agent()),

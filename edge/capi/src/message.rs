@@ -176,6 +176,8 @@ pub(crate) enum ToAgent {
     },
     /// The fault is known: the descriptor may break.
     Heard,
+    /// The networks changed, in a way that the agent may not have seen.
+    NetworkChanged,
     /// Its descriptor is closed, and it is not to be opened again.
     Release {
         ask: u64,
@@ -196,7 +198,13 @@ pub(crate) enum ToAgent {
 pub(crate) enum FromAgent {
     /// It is carried, or tried to. An agent that does not know of sockets says `ok: false`, and no
     /// `event`.
-    Taken { ok: bool, version: u32 },
+    Taken {
+        ok: bool,
+        version: u32,
+        /// It understands `network-changed`; one that does not would take it for nonsense, and leave.
+        #[serde(default)]
+        notices: bool,
+    },
     /// The connection is made; the descriptor is joined next.
     Open,
     /// It was never made, or it breaks now.

@@ -183,6 +183,8 @@ int main(int argc, char **argv) {
             printf("info %u %llu %llu %llu\n", info.di_state, (unsigned long long)info.di_bytes_sent,
                    (unsigned long long)info.di_bytes_acked, (unsigned long long)info.di_bytes_received);
             fflush(stdout);
+        } else if (strcmp(word, "network") == 0) {
+            said("network", d2tp_network_changed());
         } else if (strcmp(word, "end") == 0) {
             said("end", d2tp_shutdown(fd, SHUT_WR));
         } else if (strcmp(word, "close") == 0) {
