@@ -15,6 +15,7 @@
 //! nothing but links that cost would exist, and all would be paid for at once.
 
 mod lane;
+mod shares;
 mod verdict;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +31,7 @@ use tokio::sync::watch;
 
 use crate::fetch::clock::Moment;
 use lane::Lane;
+use shares::Shares;
 pub use verdict::Verdict;
 
 /// Which way bytes go.
@@ -100,6 +102,8 @@ pub struct Standing<'a> {
     pub carried: &'a BTreeMap<String, u64>,
     /// It can be on several links at once.
     pub together: bool,
+    /// It pays now, whatever is decided about others.
+    pub fills: bool,
 }
 
 /// A link as the scheduler has it.
@@ -154,6 +158,8 @@ pub type Kept = (BTreeMap<String, Past>, BTreeMap<String, Rates>);
 pub struct Dispatcher {
     kind: Kind,
     lanes: Mutex<[Lane; 2]>,
+    /// What is left for all who pay.
+    shares: Mutex<Shares>,
     /// Round trips by device, as sessions measured them last.
     round_trips: Mutex<BTreeMap<String, Duration>>,
     /// Counts transfers that came and went, and those that begin or cease to wait.
@@ -167,6 +173,7 @@ impl Dispatcher {
         Arc::new(Dispatcher {
             kind,
             lanes: Mutex::new(lanes),
+            shares: Mutex::default(),
             round_trips: Mutex::default(),
             stirred: watch::channel(0).0,
         })
@@ -284,6 +291,7 @@ impl Dispatcher {
         for lane in self.lanes().iter_mut() {
             lane.allow(metered_bytes);
         }
+        self.shares().allow(metered_bytes);
     }
 
     /// A place for a transfer, which it keeps until it is dropped.
@@ -314,6 +322,10 @@ impl Dispatcher {
         self.lanes()[Direction::Down as usize].seen(link)
     }
 
+    fn shares(&self) -> MutexGuard<'_, Shares> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lanes(&self) -> MutexGuard<'_, [Lane; 2]> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -332,10 +344,25 @@ pub struct Seat {
 impl Seat {
     /// Tells how the transfer stands, and asks what it may use.
     pub fn ask(&self, standing: &Standing) -> Verdict {
-        let verdict = {
+        let now = Moment::now();
+        let payer = (self.direction as usize, self.number);
+        let carried = standing.carried.values().sum();
+        let offer = self.dispatcher.shares().offer(now, payer, carried);
+        let own = standing.need.metered_bytes_left;
+        let mut verdict = {
             let mut lanes = self.dispatcher.lanes();
-            lanes[self.direction as usize].ask(Moment::now(), self.number, standing)
+            lanes[self.direction as usize].ask(now, self.number, standing)
         };
+        verdict.grant = offer.map(|offer| offer.min(own.unwrap_or(u64::MAX)));
+        let pays = verdict.pays.is_some() || standing.fills;
+        let granted = match verdict.probe.filter(|_| !pays) {
+            Some(probe) => verdict.grant.map(|grant| grant.min(probe)),
+            None => verdict.grant.filter(|_| pays),
+        };
+        match granted {
+            Some(bytes) => (self.dispatcher.shares()).take(now, payer, carried, bytes),
+            None => self.dispatcher.shares().leave(payer),
+        }
         let waits = matches!(verdict.choice, Choice::Wait { .. });
         if self.waited.swap(waits, Ordering::Relaxed) != waits {
             self.dispatcher.stir();
@@ -357,6 +384,8 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        let payer = (self.direction as usize, self.number);
+        self.dispatcher.shares().leave(payer);
         self.dispatcher.lanes()[self.direction as usize].leave(self.number);
         self.dispatcher.stir();
     }

@@ -64,7 +64,7 @@ impl Device {
     /// A program that is connected, and the other end.
     async fn connected(&self, more: &[&str]) -> (Program, TcpStream) {
         let mut program = self.program(more);
-        if more.contains(&"persist") {
+        if more.contains(&"persist") || more.contains(&"open") {
             assert_eq!(program.hear().await, "persist 0");
         }
         let there = self.accept().await;
@@ -73,7 +73,19 @@ impl Device {
     }
 
     fn signal_proxy(&self, signal: Signal) {
-        kill(pid_of(&self.proxy.child), signal).expect("send");
+        let proxy = pid_of(&self.proxy.child);
+        kill(proxy, signal).expect("send");
+        // What was under way in one of its threads is not stopped yet.
+        let stopped = || {
+            let tasks = std::fs::read_dir(format!("/proc/{proxy}/task")).expect("it runs");
+            tasks.flatten().all(|task| {
+                let status = std::fs::read_to_string(task.path().join("status"));
+                status.is_ok_and(|status| status.contains("\nState:\tT"))
+            })
+        };
+        while signal == Signal::SIGSTOP && !stopped() {
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -246,6 +258,200 @@ async fn without_an_agent_that_understands_the_programs_own_engine_carries() {
     let refused = program.hear().await;
     assert!(refused.starts_with("connect EOPNOTSUPP: "), "{refused}");
     serving.abort();
+}
+
+impl Device {
+    /// The token of a connection, in hexadecimal.
+    async fn token(&self, program: &mut Program) -> String {
+        let said = program.ask("token").await;
+        let token = said
+            .strip_prefix("token ")
+            .and_then(|t| t.strip_suffix(" 2"));
+        let token = token.unwrap_or_else(|| panic!("{said}"));
+        assert_eq!(token.len(), 64, "{said}");
+        token.to_owned()
+    }
+
+    /// What another program hears that opens a connection again.
+    async fn reopen(&self, token: &str) -> (Program, String) {
+        let mut program = self.program(&[token]);
+        let said = program.hear().await;
+        (program, said)
+    }
+}
+
+async fn killed(program: &mut Program) {
+    kill(pid_of(&program.child), Signal::SIGKILL).expect("send");
+    program.child.wait().await.expect("it ends");
+}
+
+/// Bytes that do not repeat.
+fn content(count: usize) -> Vec<u8> {
+    (0..count as u64)
+        .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u8)
+        .collect()
+}
+
+#[tokio::test]
+async fn another_process_reads_on_where_one_was_killed() {
+    let device = Device::new().await;
+    let (mut program, mut there) = device.connected(&["open"]).await;
+    let token = device.token(&mut program).await;
+    let all = content(MUCH);
+    let sent = all.clone();
+    let sending = tokio::spawn(async move {
+        there.write_all(&sent).await.expect("it is taken");
+        there
+    });
+    let path = device.home.path().join("copy");
+    let copy = |count: usize| format!("copy {count} {}", path.display());
+    assert_eq!(program.ask(&copy(1_234_567)).await, "copy 1234567");
+    // It has not read what it was told to write.
+    assert_eq!(program.ask("write 50000").await, "write 50000");
+    // As long as it lives it is nobody else's.
+    assert_eq!(device.reopen(&token).await.1, "reopen EBUSY");
+    killed(&mut program).await;
+    let (mut second, said) = device.reopen(&token).await;
+    assert_eq!(said, "reopen 0");
+    assert_eq!(second.ask(&copy(2_000_000)).await, "copy 2000000");
+    // By no death of a program is anything lost, nor by the next one's.
+    killed(&mut second).await;
+    let (mut third, said) = device.reopen(&token).await;
+    assert_eq!(said, "reopen 0");
+    assert_eq!(device.token(&mut third).await, token);
+    let rest = MUCH - 3_234_567;
+    assert_eq!(third.ask(&copy(rest)).await, format!("copy {rest}"));
+    assert!(std::fs::read(&path).expect("a file") == all, "not the same");
+    // What it writes is counted from the beginning, as is what it waits for.
+    assert_eq!(third.ask("write 70000").await, "write 70000");
+    assert_eq!(third.ask("flush 30000").await, "flush 0");
+    let info = third.ask("info").await;
+    assert_eq!(info, format!("info 2 120000 120000 {MUCH}"));
+    let there = sending.await.expect("all was taken");
+    // Closed, it is over: for the peer, and for who has the token.
+    assert_eq!(third.ask("close").await, "close 0");
+    assert_eq!(all_of(there).await.expect("an end"), 120_000);
+    assert_eq!(device.reopen(&token).await.1, "reopen ENOENT");
+    third.leave().await;
+}
+
+#[tokio::test]
+async fn what_comes_while_nobody_is_there_waits_and_flow_control_holds_the_rest() {
+    let device = Device::new().await;
+    let (mut program, there) = device.connected(&["open"]).await;
+    let token = device.token(&mut program).await;
+    // An end without a close leaves it open, too.
+    program.leave().await;
+    let all = content(8 * MUCH);
+    let (mut from, mut to) = there.into_split();
+    let sent = all.clone();
+    let sending = tokio::spawn(async move {
+        to.write_all(&sent).await.expect("it is taken");
+        to.shutdown().await.expect("it ends");
+    });
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!sending.is_finished(), "{} bytes are nowhere", all.len());
+    let (mut second, said) = device.reopen(&token).await;
+    assert_eq!(said, "reopen 0");
+    let path = device.home.path().join("copy");
+    let copy = format!("copy {} {}", all.len() + 1, path.display());
+    assert_eq!(second.ask(&copy).await, format!("copy {}", all.len()));
+    assert!(std::fs::read(&path).expect("a file") == all, "not the same");
+    assert_eq!(second.ask("write 5").await, "write 5");
+    assert_eq!(second.ask("close").await, "close 0");
+    let mut bytes = Vec::new();
+    let read = timeout(PATIENCE, from.read_to_end(&mut bytes)).await;
+    assert_eq!(read.expect("in time").expect("an end"), 5);
+}
+
+#[tokio::test]
+async fn a_connection_is_opened_again_by_its_token_only_and_not_after_its_end() {
+    let device = Device::new().await;
+    let (mut program, there) = device.connected(&["open"]).await;
+    let token = device.token(&mut program).await;
+    let (mut plain, _there) = device.connected(&["persist"]).await;
+    // It has none, so its number is all it says.
+    assert_eq!(plain.ask("token").await, "token 01000000 1");
+    let other = "0".repeat(64);
+    assert_eq!(device.reopen(&other).await.1, "reopen ENOENT");
+    // Why it broke meanwhile is known.
+    assert_eq!(program.ask("deadline 2").await, "deadline 0");
+    // The agent answers after it heard of that.
+    assert_eq!(program.ask("info").await, "info 2 0 0 0");
+    killed(&mut program).await;
+    assert!(all_of(there).await.is_err(), "the peer hears of it");
+    let known = async {
+        loop {
+            let said = device.reopen(&token).await.1;
+            // The peer's end may be the first.
+            if said != "reopen 0" && said != "reopen EBUSY" {
+                return said;
+            }
+        }
+    };
+    let known = timeout(PATIENCE, known).await;
+    assert_eq!(known.expect("the deadline passes here too"), "reopen ETIME");
+    // With the agent goes what it keeps.
+    let (mut program, _there) = device.connected(&["open"]).await;
+    let token = device.token(&mut program).await;
+    killed(&mut program).await;
+    let home = device.home.path().to_owned();
+    let (agent, proxy, at) = (device.agent, device.proxy, device.origin.local_addr());
+    let socket = agent.socket.clone();
+    agent.kill().await;
+    let port = at.expect("an address").port().to_string();
+    let again = |socket: &Path| {
+        let arguments = ["127.0.0.1", &port, &token];
+        Program::start(&device.program, &home, &proxy.address, socket, &arguments)
+    };
+    assert_eq!(again(&socket).hear().await, "reopen EOPNOTSUPP");
+    assert_eq!(again(Path::new("none")).hear().await, "reopen EOPNOTSUPP");
+    std::fs::remove_file(&socket).expect("what it left");
+    let agent = Agent::start(&home).await;
+    assert_eq!(again(&agent.socket).hear().await, "reopen ENOENT");
+}
+
+#[tokio::test]
+async fn another_users_process_gets_nothing_by_a_token() {
+    use std::io::{BufRead as _, Write as _};
+    use std::os::unix::fs::PermissionsExt as _;
+    const NOBODY: libc::uid_t = 65_534;
+    let device = Device::new().await;
+    let (mut program, _there) = device.connected(&["open"]).await;
+    let token = device.token(&mut program).await;
+    killed(&mut program).await;
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("not tried: only root is other users too");
+        return;
+    }
+    let open = |path: &Path| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("ours");
+    };
+    open(device.home.path());
+    open(&device.agent.socket);
+    let at = device.agent.socket.clone();
+    let line = format!("{{\"do\":\"reopen\",\"version\":1,\"token\":\"{token}\"}}\n");
+    let asks = move |uid: libc::uid_t| {
+        // SAFETY: plain numbers; of this thread alone, unlike the C library's call.
+        assert_eq!(
+            unsafe { libc::syscall(libc::SYS_setresuid, -1, uid, -1) },
+            0
+        );
+        let mut stream = std::os::unix::net::UnixStream::connect(&at).expect("it is open");
+        let mut said = String::new();
+        // It may be gone already.
+        if stream.write_all(line.as_bytes()).is_ok() {
+            let _ = std::io::BufReader::new(stream).read_line(&mut said);
+        }
+        said
+    };
+    let same = asks.clone();
+    let asked =
+        tokio::task::spawn_blocking(move || std::thread::spawn(move || asks(NOBODY)).join());
+    assert_eq!(asked.await.expect("it runs").expect("it asks"), "");
+    let asked = tokio::task::spawn_blocking(move || std::thread::spawn(move || same(0)).join());
+    let said = asked.await.expect("it runs").expect("it asks");
+    assert!(said.contains("taken"), "{said}");
 }
 
 /// The library's own programs, with an agent and without.

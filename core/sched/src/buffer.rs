@@ -22,6 +22,12 @@ const LOW_SWITCHES: u32 = 3; // a guess: one, one that fails, and the one after 
 /// have brought; lower: more switches.
 const HIGH_ABOVE: Duration = Duration::from_secs(10); // a guess
 
+/// How long an interface takes until it has an address.
+const INTERFACE_UP: Duration = Duration::from_millis(1_500); // measured: association and DHCP of a phone
+
+/// A server's answer on a new path, until it was measured.
+const CHALLENGE_FIRST: Duration = Duration::from_millis(300); // a guess: three round trips of cellular
+
 /// How long a link takes until its first byte is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Switching {
@@ -34,6 +40,16 @@ pub struct Switching {
 }
 
 impl Switching {
+    /// With what a challenge took where one was sent, a guess where none was.
+    pub fn measured(challenge: Option<Duration>) -> Switching {
+        let challenge = challenge.unwrap_or(CHALLENGE_FIRST);
+        Switching {
+            interface: INTERFACE_UP,
+            challenge,
+            first_packet: challenge,
+        }
+    }
+
     /// All of it.
     pub fn total(&self) -> Duration {
         self.interface + self.challenge + self.first_packet

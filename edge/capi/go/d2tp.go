@@ -66,6 +66,14 @@ const (
 	Fail
 )
 
+// Buffer has the thresholds of what is held ahead of the program: networks that cost are used from Low on, up to
+// High. The zero value is none.
+type Buffer struct {
+	Low, High uint64 // bytes, or milliseconds of what the program reads
+	Millis    bool
+	Rate      uint32 // bytes a second that it reads, 0 as it is measured
+}
+
 // Dialer connects to D2TP servers ("d2tp://host:port/KEY") and, through the proxy, to any host and port.
 type Dialer struct {
 	Deadline time.Duration // finish within; then both ends drop the connection. 0: no deadline
@@ -75,6 +83,8 @@ type Dialer struct {
 	Priority int32  // 0 goes first, 7 last
 	IfLate   IfLate
 	Proxy    string // d2tp://host:port/KEY, else $CEDOS_PROX
+	Persist  bool   // what was written goes on to the peer after this process has ended, by the user's agent
+	Buffer   Buffer
 }
 
 // Error is why a connection was not made or broke.
@@ -193,6 +203,15 @@ func (d *Dialer) set(fd C.int) error {
 			return err
 		}
 	}
+	if d.Persist {
+		one := int32(1)
+		if err := setsockopt(fd, C.D2TP_SO_PERSIST, unsafe.Pointer(&one), 4); err != nil {
+			return fmt.Errorf("a connection that outlives its program: %w", failure(fd, err))
+		}
+	}
+	if err := d.Buffer.set(fd); err != nil {
+		return err
+	}
 	if d.Proxy != "" {
 		proxy := C.CString(d.Proxy)
 		defer C.free(unsafe.Pointer(proxy))
@@ -211,6 +230,18 @@ func (d *Dialer) set(fd C.int) error {
 		}
 	}
 	return setsockopt(fd, C.D2TP_SO_ESIZE, unsafe.Pointer(&d.Size), 8)
+}
+
+func (b Buffer) set(fd C.int) error {
+	levels := C.struct_d2tp_rcvbufth{
+		dr_low:  C.uint64_t(b.Low),
+		dr_high: C.uint64_t(b.High),
+		dr_rate: C.uint32_t(b.Rate),
+	}
+	if b.Millis {
+		levels.dr_unit = C.D2TP_RCVBUFTH_MS
+	}
+	return setsockopt(fd, C.D2TP_SO_RCVBUFTH, unsafe.Pointer(&levels), int(unsafe.Sizeof(levels)))
 }
 
 func setsockopt(fd C.int, name C.int, value unsafe.Pointer, length int) error {

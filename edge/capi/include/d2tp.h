@@ -65,9 +65,18 @@ struct sockaddr_d2tp {
 #define D2TP_SO_PROXY 10
 /* Text, to be read: this process's own public key. */
 #define D2TP_SO_HOSTKEY 11
-/* int, 0 (the default) or 1: what was written goes on to the peer after this process has ended, carried by the
- * user's agent. Without one EOPNOTSUPP. Before connect. */
+/* struct d2tp_rcvbufth: what is to be held ahead of the program, up to 64 MiB of memory; all 0, the default, is what
+ * the kernel holds. Free networks fill it; those that cost are used from dr_low on, up to dr_high. Any time. */
+#define D2TP_SO_RCVBUFTH 12
+#define D2TP_RCVBUFTH_BYTES 0
+#define D2TP_RCVBUFTH_MS 1
+/* int: what goes on after this process has ended, carried by the user's agent; without one EOPNOTSUPP. Before connect.
+ * Where that is all, reads into 32 bytes or more after connect: the token that d2tp_reopen takes. */
 #define D2TP_SO_PERSIST 13
+#define D2TP_PERSIST_NO 0      /* nothing (the default) */
+#define D2TP_PERSIST_WRITTEN 1 /* what was written goes on to the peer */
+#define D2TP_PERSIST_OPEN 2    /* the connection stays, for a day at most, until d2tp_reopen or d2tp_close */
+#define D2TP_TOKEN_BYTES 32
 /* int, milliseconds, 1 to a day: how long a datagram is worth sending (default: 1000). Any time; also for one
  * message, as a control message of sendmsg. */
 #define D2TP_SO_EXPIRY 14
@@ -76,6 +85,13 @@ struct sockaddr_d2tp {
 #define D2TP_ROUTE_ANY 0       /* whichever is fastest (the default) */
 #define D2TP_ROUTE_STEADIEST 1 /* the one least likely to fail */
 #define D2TP_ROUTE_EACH 2      /* a copy on each; the first to arrive counts */
+
+struct d2tp_rcvbufth {
+    uint64_t dr_low;  /* networks that cost begin when no more than this is ahead */
+    uint64_t dr_high; /* and end here: 64 MiB or a day at most, and no less than dr_low */
+    uint32_t dr_unit; /* D2TP_RCVBUFTH_BYTES, or _MS: milliseconds at the rate that the program reads */
+    uint32_t dr_rate; /* that rate in bytes a second; 0: as it is measured */
+};
 
 #define D2TP_PATHS_MAX 8
 
@@ -102,6 +118,7 @@ struct d2tp_info {
     uint32_t di_paths_count;
     uint32_t di_reserved;
     struct d2tp_path_info di_paths[D2TP_PATHS_MAX];
+    uint64_t di_bytes_ahead;   /* of those received, what the program has not read */
 };
 
 /* AF_INET or AF_INET6, SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK and SOCK_CLOEXEC. */
@@ -113,6 +130,9 @@ int d2tp_accept4(int fd, struct sockaddr *addr, socklen_t *len, int flags);
 /* To a D2TP server where its key is known (sockaddr_d2tp, D2TP_SO_PEERKEY), else to any host and port
  * through the proxy. */
 int d2tp_connect(int fd, const struct sockaddr *addr, socklen_t len);
+/* A connection that is D2TP_PERSIST_OPEN and whose process has ended: reading goes on with the first byte that it had
+ * not read. ENOENT: none of this token; EBUSY: its process is there. flags: SOCK_NONBLOCK, SOCK_CLOEXEC. */
+int d2tp_reopen(const void *token, socklen_t len, int flags);
 int d2tp_shutdown(int fd, int how);
 int d2tp_close(int fd);
 

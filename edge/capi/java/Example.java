@@ -104,6 +104,7 @@ public final class Example {
         Options options = new Options();
         options.deadline = Duration.ofMinutes(1);
         options.policy = Options.Policy.FREE_ONLY;
+        options.buffer = Options.Thresholds.ofTime(Duration.ofSeconds(2), Duration.ofSeconds(20)).at(80_000);
         echo(arguments[0], options);
         deadlines(arguments[0]);
         Options through = new Options();

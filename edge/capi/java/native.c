@@ -111,6 +111,13 @@ CALL(void, setNumber)(JNIEnv *env, jclass class, jint fd, jint option, jlong val
     told(env, -1, d2tp_setsockopt(fd, SOL_D2TP, option, at, (socklen_t)bytes));
 }
 
+CALL(void, setBuffer)(JNIEnv *env, jclass class, jint fd, jlong low, jlong high, jint unit, jint rate) {
+    (void)class;
+    struct d2tp_rcvbufth levels = {
+        .dr_low = (uint64_t)low, .dr_high = (uint64_t)high, .dr_unit = (uint32_t)unit, .dr_rate = (uint32_t)rate};
+    told(env, -1, d2tp_setsockopt(fd, SOL_D2TP, D2TP_SO_RCVBUFTH, &levels, sizeof levels));
+}
+
 CALL(void, setText)(JNIEnv *env, jclass class, jint fd, jint option, jstring value) {
     (void)class;
     const char *text = (*env)->GetStringUTFChars(env, value, NULL);

@@ -16,6 +16,7 @@ static const struct {
 } OPTIONS[] = {
     {"deadline", D2TP_SO_DEADLINE, 8}, {"size", D2TP_SO_ESIZE, 8},       {"policy", D2TP_SO_POLICY, 4},
     {"budget", D2TP_SO_BUDGET, 8},     {"priority", D2TP_SO_PRIORITY, 4}, {"ifLate", D2TP_SO_IFLATE, 4},
+    {"persist", D2TP_SO_PERSIST, 4},
 };
 #define OPTIONS_COUNT (sizeof OPTIONS / sizeof OPTIONS[0])
 
@@ -26,6 +27,30 @@ static napi_value fail(napi_env env, int number, const char *words) {
     napi_create_int32(env, number, &value);
     napi_set_named_property(env, error, "errno", value);
     return error;
+}
+
+/* Sets the thresholds that the object has as an array: low, high, unit, rate. */
+static bool set_buffer(napi_env env, int fd, napi_value from) {
+    bool has;
+    double numbers[4];
+    napi_value array, value;
+    if (napi_has_named_property(env, from, "buffer", &has) != napi_ok || !has)
+        return true;
+    napi_get_named_property(env, from, "buffer", &array);
+    for (uint32_t i = 0; i < 4; i++) {
+        if (napi_get_element(env, array, i, &value) != napi_ok ||
+            napi_get_value_double(env, value, &numbers[i]) != napi_ok || !(numbers[i] >= 0 && numbers[i] < 1e15)) {
+            errno = EINVAL;
+            return false;
+        }
+    }
+    struct d2tp_rcvbufth levels = {
+        .dr_low = (uint64_t)numbers[0],
+        .dr_high = (uint64_t)numbers[1],
+        .dr_unit = (uint32_t)numbers[2],
+        .dr_rate = numbers[3] < UINT32_MAX ? (uint32_t)numbers[3] : UINT32_MAX,
+    };
+    return d2tp_setsockopt(fd, SOL_D2TP, D2TP_SO_RCVBUFTH, &levels, sizeof levels) == 0;
 }
 
 /* Sets the options that the object has; the name of one that is refused, or null. */
@@ -45,7 +70,7 @@ static const char *set_all(napi_env env, int fd, napi_value from) {
         if (d2tp_setsockopt(fd, SOL_D2TP, OPTIONS[i].option, at, OPTIONS[i].bytes) < 0)
             return OPTIONS[i].name;
     }
-    return NULL;
+    return set_buffer(env, fd, from) ? NULL : "buffer";
 }
 
 static void cause_of(int fd, char *words) {

@@ -23,6 +23,13 @@ async function main() {
   assert(message.equals(await all(socket)));
   console.log('socket ok');
 
+  const buffer = { low: 2000, high: 20_000, unit: 'ms', rate: 80_000 };
+  const read = await d2tp.connect(server, { buffer });
+  read.options({ buffer: { low: 200_000, high: 1_000_000 } });
+  assert.throws(() => read.options({ buffer: { low: 2, high: 1 } }), { errno: 22 });
+  assert.throws(() => read.options({ buffer: { low: 1, high: 2, unit: 'days' } }), RangeError);
+  read.destroy();
+
   const idle = await d2tp.connect(server);
   idle.options({ deadline: 1 });
   idle.resume();

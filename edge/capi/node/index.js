@@ -14,15 +14,22 @@ const binding = require(process.env.D2TP_BINDING || './build/d2tp.node');
 
 const POLICIES = ['free-only', 'free-first', 'balanced', 'fast', 'any'];
 const IF_LATE = ['cell', 'wait', 'fail'];
+const UNITS = ['bytes', 'ms'];
 
 /** Words to numbers. */
-function numbers({ deadline, size, policy, budget, priority, ifLate }) {
+function numbers({ deadline, size, policy, budget, priority, ifLate, persist, buffer }) {
   const all = { deadline, size, budget, priority };
+  if (persist !== undefined) all.persist = Number(Boolean(persist));
   if (policy !== undefined) all.policy = POLICIES.indexOf(policy);
   if (ifLate !== undefined) all.ifLate = IF_LATE.indexOf(ifLate);
   for (const [name, value] of Object.entries(all)) {
     if (value === undefined) delete all[name];
     else if (!(Number.isSafeInteger(value) && value >= 0)) throw new RangeError(`${name}: ${value}`);
+  }
+  if (buffer !== undefined) {
+    const { low, high, unit = 'bytes', rate = 0 } = buffer;
+    all.buffer = [low, high, UNITS.indexOf(unit), rate];
+    if (!all.buffer.every((value) => Number.isSafeInteger(value) && value >= 0)) throw new RangeError('buffer');
   }
   return all;
 }
@@ -36,7 +43,7 @@ class Socket extends net.Socket {
     this.#fd = fd;
   }
 
-  /** Changes options: deadline (seconds, 0 for none), size, policy, budget, ifLate. */
+  /** Changes options: deadline (seconds, 0 for none), size, policy, budget, ifLate, buffer. */
   options(options) {
     if (this.destroyed) throw new Error('the socket is closed');
     binding.set(this.#fd, numbers(options));
@@ -52,7 +59,8 @@ class Socket extends net.Socket {
 
 /**
  * Connects to a D2TP server ("d2tp://host:port/KEY"), or to any "host:port" through the proxy. Options: deadline
- * (seconds), size, policy, budget, priority, ifLate, proxy. Without a network it waits for one.
+ * (seconds), size, policy, budget, priority, ifLate, proxy, persist, buffer: { low, high, unit: 'bytes' or 'ms', rate }.
+ * Without a network it waits for one.
  */
 async function connect(address, options = {}) {
   let [node, service] = [address, ''];

@@ -4,8 +4,10 @@
 """
 
 import asyncio
+import errno
 import sys
 import threading
+from datetime import timedelta
 
 import d2tp
 
@@ -23,6 +25,14 @@ def blocking(address):
         sock.sendall(b"blocking")
         sock.flush(10)
         assert sock.recv(8) == b"blocking"
+        sock.options(buffer=(200_000, 1_000_000))
+        sock.options(buffer=(timedelta(seconds=2), timedelta(seconds=20), 80_000))
+        try:
+            sock.options(buffer=(2, 1))
+            raise AssertionError("low above high")
+        except OSError as error:
+            assert error.errno == errno.EINVAL
+        assert sock.token is None
         sock.options(deadline=0)
         assert sock.deadline is None and sock.cause == ""
     print("blocking ok")
@@ -76,6 +86,12 @@ def fetch_by_httpx(proxy, url):
 
 
 def refused(proxy):
+    for attempt in (lambda: d2tp.reopen(bytes(32)), lambda: d2tp.connect(("localhost", 1), proxy=proxy, persist="open")):
+        try:
+            attempt()
+            raise AssertionError("there is no agent")
+        except OSError as error:
+            assert error.errno == errno.EOPNOTSUPP, error
     try:
         d2tp.connect(("nobody.example", 80), proxy=proxy)
     except OSError as error:

@@ -89,6 +89,27 @@ impl Name {
         })
     }
 
+    /// Where an agent called: through the proxy to `target`, or to a server.
+    pub(crate) fn of_call(server: &str, target: Option<&str>) -> Option<Name> {
+        let Some(target) = target else {
+            let server: ServerAddress = server.parse().ok()?;
+            return Some(Name::Host {
+                host: server.host,
+                port: server.port,
+                key: Some(server.key),
+            });
+        };
+        if let Ok(address) = target.parse() {
+            return Some(Name::Ip(address));
+        }
+        let (host, port) = target.rsplit_once(':')?;
+        Some(Name::Host {
+            host: host.to_owned(),
+            port: port.parse().ok()?,
+            key: None,
+        })
+    }
+
     /// As bytes of a sockaddr; an IPv4 address of an IPv6 socket is a mapped one.
     pub(crate) fn to_bytes(&self, domain: c_int) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(size_of::<SockaddrD2tp>());
@@ -191,6 +212,31 @@ mod tests {
             assert_eq!(name.to_bytes(libc::AF_INET).len(), 128);
             assert_eq!(back(&name), Ok(name));
         }
+    }
+
+    #[test]
+    fn where_an_agent_called_is_where_the_program_wanted() {
+        let names = [
+            Name::Ip("192.0.2.1:80".parse().unwrap()),
+            Name::Ip("[2001:db8::1]:443".parse().unwrap()),
+            Name::Host {
+                host: "example.org".into(),
+                port: 443,
+                key: None,
+            },
+        ];
+        for name in names {
+            assert_eq!(Name::of_call("", Some(&name.authority())), Some(name));
+        }
+        let key = PublicKey([7; 32]);
+        let server = Name::Host {
+            host: "example.org".into(),
+            port: 4433,
+            key: Some(key),
+        };
+        let text = server.server(key).to_string();
+        assert_eq!(Name::of_call(&text, None), Some(server));
+        assert_eq!(Name::of_call("nonsense", None), None);
     }
 
     #[test]

@@ -17,18 +17,20 @@ use d2tp_sched::Need;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot, watch};
-use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::{Instant, timeout};
 
 use crate::connect;
 use crate::errno::Fault;
 use crate::home::Home;
 use crate::info::D2tpInfo;
+pub use crate::keep::Claim;
 pub use crate::message::{Call, VERSION};
 use crate::message::{Ear, FromAgent, ToAgent, say};
 use crate::options::Options;
 use crate::pair::{self, Port};
 use crate::pump::{self, Held};
+use crate::shelf::{KEPT_FOR, LEFT_FOR, Shelf};
 use crate::table::Fate;
 
 /// Sockets that are carried at a time; further ones are their own processes' to carry. Each takes two
@@ -54,6 +56,9 @@ pub struct Standing<'a> {
     pub need: Need,
     /// Bytes both ways, when known.
     pub size: Option<u64>,
+    /// Of a socket that names thresholds: bytes that may be paid for now, however soon free links may come. Its
+    /// needs are those of what is ahead of its program.
+    pub fills: Option<u64>,
     /// The links of its session.
     pub ways: &'a [Way],
     /// Payload that each carried for it, to this device and from it.
@@ -88,6 +93,7 @@ pub trait Seat {
 pub struct Carrier {
     home: Rc<Home>,
     sockets: Cell<usize>,
+    shelf: Shelf,
 }
 
 impl Carrier {
@@ -102,14 +108,14 @@ impl Carrier {
         Ok(Carrier {
             home: Rc::new(Home::of_agent(Port::without_programs()?, links, judge)),
             sockets: Cell::new(0),
+            shelf: Shelf::default(),
         })
     }
 
     /// Why this is not carried, if it is not.
     pub fn refusal(&self, call: &Call) -> Option<String> {
-        if call.version != VERSION {
-            let ours = format!("this agent carries sockets by version {VERSION} of these messages");
-            return Some(format!("{ours}, not {}", call.version));
+        if let Some(why) = other_version(call.version) {
+            return Some(why);
         }
         if self.sockets.get() >= SOCKETS_MAX {
             return Some(format!("{SOCKETS_MAX} sockets are carried already"));
@@ -122,11 +128,7 @@ impl Carrier {
         self.sockets.set(self.sockets.get() + 1);
         let _place = Place(&self.sockets);
         let stream = Rc::new(stream);
-        let taken = FromAgent::Taken {
-            ok: true,
-            version: VERSION,
-        };
-        if say(&stream, &taken, None).await.is_err() {
+        if say(&stream, &TAKEN, None).await.is_err() {
             return;
         }
         let mut ear = Ear::new(stream.clone());
@@ -136,27 +138,96 @@ impl Carrier {
         let Some(end) = ear.passed() else {
             return;
         };
-        let (tell, to_tell) = unbounded_channel();
-        let owner = Rc::new(Owner {
-            tell,
-            heard: Notify::new(),
-            gone: watch::channel(false).0,
-            options: RefCell::new(None),
-            held: RefCell::default(),
-            asks: RefCell::default(),
-        });
-        let telling = tokio::task::spawn_local(tell_all(stream, to_tell));
-        let listening = tokio::task::spawn_local(listen(ear, owner.clone()));
-        self.make(&owner, &call, end, from).await;
+        let owner = Owner::new(&call);
+        owner.attach(stream, ear);
+        let token = call.keep.as_ref().map(|keep| keep.token);
+        let kept = token.map_or(Ok(()), |token| self.shelf.keep(token, &owner));
+        let fault = match kept {
+            Ok(()) => self.make(&owner, &call, end, from).await,
+            Err(fault) => {
+                owner.say(FromAgent::fault(&fault));
+                None
+            }
+        };
+        if let Some(token) = token {
+            let nobody_has_it = owner.away_since().is_some();
+            self.shelf.end(&token, fault.filter(|_| nobody_has_it));
+        }
         owner.say(FromAgent::Over);
-        listening.abort();
         // Whatever waits for an answer holds the owner.
         owner.held.borrow_mut().take();
+        owner.let_go();
+        let telling = owner.detach();
         drop(owner);
-        let _ = timeout(HEARD_WITHIN, telling).await;
+        if let Some(telling) = telling {
+            let _ = timeout(HEARD_WITHIN, telling).await;
+        }
     }
 
-    async fn make(&self, owner: &Rc<Owner>, call: &Call, end: OwnedFd, from: u16) {
+    /// Takes a program's descriptor, whose connection is called for next.
+    pub async fn keep(&self, stream: UnixStream, claim: Claim) {
+        let stream = Rc::new(stream);
+        if say(&stream, &TAKEN, None).await.is_err() {
+            return;
+        }
+        let mut ear = Ear::new(stream.clone());
+        let left = timeout(LEFT_FOR, ear.next()).await;
+        let (Ok(Ok(Some(ToAgent::Left))), Some(fd)) = (left, ear.passed()) else {
+            return;
+        };
+        let said = match self.shelf.leave(claim.token, fd) {
+            Ok(()) => FromAgent::Open,
+            Err(fault) => FromAgent::fault(&fault),
+        };
+        let is_left = matches!(said, FromAgent::Open);
+        let _ = say(&stream, &said, None).await;
+        if !is_left {
+            return;
+        }
+        tokio::time::sleep(LEFT_FOR).await;
+        self.shelf.forget(&claim.token);
+    }
+
+    /// Gives a connection to another process than had it.
+    pub async fn reopen(&self, stream: UnixStream, claim: Claim) {
+        let stream = Rc::new(stream);
+        if say(&stream, &TAKEN, None).await.is_err() {
+            return;
+        }
+        match self.shelf.find(&claim.token) {
+            Ok(owner) if owner.wait_until_away().await => {
+                let ear = Ear::new(stream.clone());
+                owner.attach(stream, ear);
+                owner.say(owner.as_it_is());
+            }
+            Ok(_) => {
+                let fault = Fault::new(libc::EBUSY, "another process has this connection");
+                let _ = say(&stream, &FromAgent::fault(&fault), None).await;
+            }
+            Err(fault) => {
+                let _ = say(&stream, &FromAgent::fault(&fault), None).await;
+            }
+        }
+    }
+
+    /// Gives the process that opened a connection again its descriptor.
+    pub async fn descriptor(&self, stream: UnixStream, claim: Claim) {
+        if say(&stream, &TAKEN, None).await.is_err() {
+            return;
+        }
+        let owner = self.shelf.find(&claim.token);
+        let fd = owner.and_then(|owner| {
+            let none = || Fault::new(libc::ENOENT, "nobody opened this connection again");
+            owner.descriptor().ok_or_else(none)
+        });
+        let _ = match fd {
+            Ok(fd) => say(&stream, &FromAgent::Open, Some(fd)).await,
+            Err(fault) => say(&stream, &FromAgent::fault(&fault), None).await,
+        };
+    }
+
+    /// Makes one and carries it; says why it broke.
+    async fn make(&self, owner: &Rc<Owner>, call: &Call, end: OwnedFd, from: u16) -> Option<Fault> {
         let fate = Fate::new();
         let opened = async {
             let options = Options::try_from(&call.options)?;
@@ -172,11 +243,14 @@ impl Carrier {
         let opened = tokio::select! {
             opened = opened => opened,
             // Nobody waits for it any more.
-            () = owner.gone() => return,
+            () = owner.gone() => return None,
         };
         let held = match opened {
             Ok(held) => pump::enter(&self.home, held.owned_by(owner.clone())),
-            Err(fault) => return owner.say(FromAgent::fault(&fault)),
+            Err(fault) => {
+                owner.say(FromAgent::fault(&fault));
+                return Some(fault);
+            }
         };
         // From now on the program's second thoughts are for the flow.
         owner.held.borrow_mut().replace(held.clone());
@@ -187,10 +261,12 @@ impl Carrier {
             Ok(stream) => pump::run(self.home.clone(), held, stream).await,
             Err(_) => pump::leave(&self.home, &held),
         }
+        fate.fault.get().cloned()
     }
 
     /// Ends: what programs wrote before they ended is sent, and servers hear that this device goes.
     pub async fn close(&self) {
+        self.shelf.clear();
         let is_left = |held: &Rc<Held>| held.is_orphan() && !held.is_delivered();
         let delivered = async {
             while self.home.flows.borrow().values().any(is_left) {
@@ -215,11 +291,49 @@ impl Drop for Place<'_> {
 /// What is to be told, and who waits until it is.
 type Telling = (FromAgent, Option<oneshot::Sender<()>>);
 
+/// It is done.
+const TAKEN: FromAgent = FromAgent::Taken {
+    ok: true,
+    version: VERSION,
+    notices: true,
+};
+
+/// Why messages of this version are not understood, if they are not.
+pub fn other_version(version: u32) -> Option<String> {
+    let ours = format!("this agent carries sockets by version {VERSION} of these messages");
+    (version != VERSION).then(|| format!("{ours}, not {version}"))
+}
+
+/// How long a process that ended may take to be missed, by another that would have its connection.
+const MISSED_WITHIN: Duration = Duration::from_secs(1); // a guess: it is on this machine
+
+/// Whether the process is there whose connection it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    Here,
+    /// Since then, and it may be opened again.
+    Away(Instant),
+}
+
+/// The tasks that speak with a process.
+struct Line {
+    telling: JoinHandle<()>,
+    listening: AbortHandle,
+}
+
 /// Whose a socket is, at the other end of its messages.
 pub(crate) struct Owner {
-    tell: UnboundedSender<Telling>,
+    /// None while nobody is there.
+    tell: RefCell<Option<UnboundedSender<Telling>>>,
+    line: RefCell<Option<Line>>,
     heard: Notify,
+    /// It ended, and nobody can have the connection any more.
     gone: watch::Sender<bool>,
+    presence: watch::Sender<Presence>,
+    /// Its program's descriptor, of a connection that may be opened again.
+    kept: RefCell<Option<OwnedFd>>,
+    /// As it was called for.
+    call: Call,
     /// Other options than those it began with.
     options: RefCell<Option<Options>>,
     held: RefCell<Option<Rc<Held>>>,
@@ -228,20 +342,162 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
+    fn new(call: &Call) -> Rc<Owner> {
+        Rc::new(Owner {
+            tell: RefCell::default(),
+            line: RefCell::default(),
+            heard: Notify::new(),
+            gone: watch::channel(false).0,
+            presence: watch::channel(Presence::Here).0,
+            kept: RefCell::default(),
+            call: call.clone(),
+            options: RefCell::new(None),
+            held: RefCell::default(),
+            asks: RefCell::default(),
+        })
+    }
+
+    /// A process has it from now on, which is spoken with there.
+    fn attach(self: &Rc<Owner>, stream: Rc<UnixStream>, ear: Ear) {
+        let (tell, to_tell) = unbounded_channel();
+        self.detach();
+        self.tell.replace(Some(tell));
+        self.presence.send_replace(Presence::Here);
+        let telling = tokio::task::spawn_local(tell_all(stream, to_tell));
+        let listening = tokio::task::spawn_local(listen(ear, self.clone())).abort_handle();
+        self.line.replace(Some(Line { telling, listening }));
+    }
+
+    /// Nobody is spoken with any more.
+    fn detach(&self) -> Option<JoinHandle<()>> {
+        self.tell.take();
+        for (_, flushing) in self.asks.take() {
+            flushing.abort();
+        }
+        let line = self.line.take()?;
+        line.listening.abort();
+        Some(line.telling)
+    }
+
+    /// Its process has ended, or let go of the connection.
+    fn leaves(self: &Rc<Owner>) {
+        if !self.is_kept() || self.held.borrow().is_none() {
+            // A descriptor that is not connected yet is no other process's to have.
+            self.kept.take();
+            self.gone.send_replace(true);
+            return;
+        }
+        let since = Presence::Away(Instant::now());
+        self.presence.send_replace(since);
+        let owner = self.clone();
+        tokio::task::spawn_local(async move {
+            let mut presence = owner.presence.subscribe();
+            let back = presence.wait_for(|presence| *presence != since);
+            let mut gone = owner.gone.subscribe();
+            tokio::select! {
+                _ = back => {}
+                _ = gone.wait_for(|gone| *gone) => {}
+                () = tokio::time::sleep(KEPT_FOR) => owner.let_go(),
+            }
+        });
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_test() -> Rc<Owner> {
+        let options = (&Options::default()).into();
+        Owner::new(&Call {
+            version: VERSION,
+            server: String::new(),
+            target: None,
+            key: "/".into(),
+            options,
+            keep: None,
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_away(&self, since: Instant) {
+        self.presence.send_replace(Presence::Away(since));
+    }
+
+    pub(crate) fn keep(&self, fd: OwnedFd) {
+        self.kept.replace(Some(fd));
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.borrow().is_some()
+    }
+
+    /// Since when nobody has it who could.
+    pub(crate) fn away_since(&self) -> Option<Instant> {
+        match *self.presence.borrow() {
+            Presence::Away(since) => Some(since),
+            Presence::Here => None,
+        }
+    }
+
+    /// It is not to be opened again.
+    pub(crate) fn let_go(&self) {
+        self.kept.take();
+        if self.away_since().is_some() {
+            self.gone.send_replace(true);
+        }
+    }
+
+    /// Whether its process is missed soon, if it is not yet.
+    async fn wait_until_away(&self) -> bool {
+        let mut presence = self.presence.subscribe();
+        let away = presence.wait_for(|presence| matches!(presence, Presence::Away(_)));
+        let _ = timeout(MISSED_WITHIN, away).await;
+        // Others waited too.
+        self.away_since().is_some() && self.is_kept()
+    }
+
+    /// For the process that has it now.
+    fn descriptor(&self) -> Option<OwnedFd> {
+        let kept = self.kept.borrow();
+        let kept = kept.as_ref().filter(|_| self.away_since().is_none())?;
+        kept.try_clone().ok()
+    }
+
+    /// For a process that does not know it.
+    fn as_it_is(&self) -> FromAgent {
+        let held = self.held.borrow();
+        let options = match (&*held, &*self.options.borrow()) {
+            (Some(held), _) => (&*held.options.borrow()).into(),
+            (None, Some(options)) => options.into(),
+            (None, None) => self.call.options.clone(),
+        };
+        FromAgent::Reopened {
+            server: self.call.server.clone(),
+            target: self.call.target.clone(),
+            ipv6: self.call.keep.as_ref().is_some_and(|keep| keep.ipv6),
+            options,
+        }
+    }
+
     fn say(&self, what: FromAgent) {
         // One that is gone needs no words.
-        let _ = self.tell.send((what, None));
+        if let Some(tell) = &*self.tell.borrow() {
+            let _ = tell.send((what, None));
+        }
     }
 
     /// The same; returns when the kernel has it.
     async fn tell(&self, what: FromAgent) {
         let (done, told) = oneshot::channel();
-        let _ = self.tell.send((what, Some(done)));
+        match &*self.tell.borrow() {
+            Some(tell) => drop(tell.send((what, Some(done)))),
+            None => return,
+        }
         let _ = told.await;
     }
 
     /// Tells why its socket is about to break, so that it knows when it does.
     pub(crate) async fn warn(&self, fault: &Fault) {
+        if self.away_since().is_some() {
+            return;
+        }
         self.say(FromAgent::fault(fault));
         let heard = async {
             tokio::select! {
@@ -335,11 +591,26 @@ async fn listen(mut ear: Ear, owner: Rc<Owner>) {
                 }
             }
             Ok(Some(ToAgent::Heard)) => owner.heard.notify_one(),
-            Ok(Some(ToAgent::Socket(_) | ToAgent::Carry { .. })) => {}
-            Ok(None) | Err(_) => {
-                owner.gone.send_replace(true);
-                return;
+            Ok(Some(ToAgent::NetworkChanged)) => {
+                if let Some(held) = &*owner.held.borrow()
+                    && let Some(line) = &held.line
+                {
+                    line.0.device.network_changed();
+                }
             }
+            Ok(Some(ToAgent::Release { ask })) => {
+                owner.let_go();
+                owner.answer(ask, None, None);
+            }
+            Ok(Some(
+                ToAgent::Socket(_)
+                | ToAgent::Carry { .. }
+                | ToAgent::Keep(_)
+                | ToAgent::Left
+                | ToAgent::Reopen(_)
+                | ToAgent::Descriptor(_),
+            )) => {}
+            Ok(None) | Err(_) => return owner.leaves(),
         }
     }
 }

@@ -19,7 +19,8 @@ use crate::address::Name;
 use crate::errno::Fault;
 use crate::handed::{self, Handed};
 use crate::home::{Home, LineState, OnLine};
-use crate::options::Options;
+use crate::message::Keep;
+use crate::options::{Options, Persist};
 use crate::pump::{self, Held};
 use crate::table::{self, Fate};
 use crate::{pair, policy, tunnel};
@@ -36,6 +37,8 @@ pub(crate) struct Call {
     pub(crate) to: Name,
     pub(crate) options: Options,
     pub(crate) fate: Arc<Fate>,
+    /// By what it is opened again.
+    pub(crate) keep: Option<Keep>,
 }
 
 /// The server to speak to, and whether it is a proxy on the way to `to`.
@@ -77,7 +80,7 @@ pub(crate) async fn run(home: Rc<Home>, call: Call) {
         }
     };
     match made {
-        Ok(Made::There(handed)) => handed.follow(&home, &call.fate, call.from).await,
+        Ok(Made::There(handed)) => handed.follow(&home, &call.fate, Some(call.from)).await,
         Ok(Made::Here(held)) => {
             let held = pump::enter(&home, *held);
             match home.port.meet(call.from).await {
@@ -103,7 +106,7 @@ async fn make(home: &Rc<Home>, call: &Call) -> Result<Made, Fault> {
     if let Some(handed) = handed::call(home, call, &server, target.clone()).await? {
         return Ok(Made::There(handed));
     }
-    if call.options.persist {
+    if call.options.persist != Persist::No {
         return Err(handed::no_agent());
     }
     let way = Way {

@@ -22,7 +22,7 @@ use std::time::Duration;
 use d2tp_driver::ServerAddress;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 use crate::connect::Call;
@@ -30,8 +30,9 @@ use crate::errno::Fault;
 use crate::home::Home;
 use crate::identity;
 use crate::info::D2tpInfo;
+use crate::keep::{Claim, Token};
 use crate::message::{self, Ear, FromAgent, ToAgent, VERSION, say};
-use crate::options::Options;
+use crate::options::{Options, Persist};
 use crate::pump;
 use crate::table::{self, Fate};
 
@@ -39,7 +40,7 @@ use crate::table::{self, Fate};
 const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
 
 /// How long an agent may take to answer: it is on this machine, and does nothing for long.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2); // a guess
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(2); // a guess
 
 /// What was asked of an agent.
 pub(crate) struct Reply {
@@ -55,12 +56,16 @@ pub(crate) struct Handed {
     tell: UnboundedSender<(ToAgent, Option<OwnedFd>)>,
     asked: Rc<Asked>,
     next: Rc<Cell<u64>>,
+    /// This process does not have it after all.
+    left: Rc<Notify>,
+    /// The agent hears of networks.
+    notices: bool,
     /// Only of the one that follows it.
     ear: Option<Ear>,
 }
 
 /// Where an agent's socket is, if there is to be one: as `cedos` finds it.
-fn socket() -> Option<PathBuf> {
+pub(crate) fn socket() -> Option<PathBuf> {
     match std::env::var_os(SOCKET_VARIABLE) {
         Some(none) if none == "none" => return None,
         Some(path) if !path.is_empty() => return Some(path.into()),
@@ -124,6 +129,7 @@ pub(crate) async fn call(
         target,
         key: identity::file()?,
         options: (&call.options).into(),
+        keep: call.keep.clone(),
     };
     let mut ear = Ear::new(stream.clone());
     let taken = async {
@@ -132,10 +138,14 @@ pub(crate) async fn call(
         ear.next::<FromAgent>().await
     };
     let taken = timeout(ANSWER_WITHIN, taken).await;
-    if !matches!(taken, Ok(Ok(Some(FromAgent::Taken { ok: true, version }))) if version == VERSION)
-    {
-        return Ok(None);
-    }
+    let notices = match taken {
+        Ok(Ok(Some(FromAgent::Taken {
+            ok: true,
+            version: VERSION,
+            notices,
+        }))) => notices,
+        _ => return Ok(None),
+    };
     let Ok(end) = home.port.handed_end() else {
         return Ok(None);
     };
@@ -147,6 +157,8 @@ pub(crate) async fn call(
         tell,
         asked: Rc::new(RefCell::new(Some(HashMap::new()))),
         next: Rc::default(),
+        left: Rc::default(),
+        notices,
         ear: None,
     };
     // From now on the program's second thoughts are told.
@@ -167,7 +179,7 @@ pub(crate) async fn call(
                 return Err(Fault { errno, text });
             }
             Ok(Some(FromAgent::Answer { ask, fault, info })) => known.hear(ask, fault, info),
-            Ok(Some(FromAgent::Taken { .. })) => {}
+            Ok(Some(FromAgent::Taken { .. } | FromAgent::Reopened { .. })) => {}
             // It went before there was anything to lose.
             Ok(Some(FromAgent::Over) | None) | Err(_) => {
                 home.handed.borrow_mut().remove(&call.fate.serial);
@@ -177,6 +189,76 @@ pub(crate) async fn call(
     }
     handed.ear = Some(ear);
     Ok(Some(handed))
+}
+
+/// A connection as an agent has it.
+pub(crate) struct Reopened {
+    pub(crate) server: String,
+    pub(crate) target: Option<String>,
+    pub(crate) ipv6: bool,
+    pub(crate) options: Options,
+}
+
+/// Takes up a connection that another process had.
+///
+/// # Errors
+/// EOPNOTSUPP: no agent does that. ENOENT, EBUSY, or why it is over.
+pub(crate) async fn reopen(
+    home: &Rc<Home>,
+    token: Token,
+    fate: &Arc<Fate>,
+) -> Result<Reopened, Fault> {
+    let stream = match socket() {
+        Some(at) => agent(&at).await,
+        None => None,
+    };
+    let stream = stream.ok_or_else(no_agent)?;
+    let mut ear = Ear::new(stream.clone());
+    let asked = async {
+        say(&stream, &ToAgent::Reopen(Claim::to(token)), None).await?;
+        match ear.next().await? {
+            Some(FromAgent::Taken {
+                ok: true,
+                version: VERSION,
+                ..
+            }) => ear.next().await,
+            _ => Ok(None),
+        }
+    };
+    let reopened = match timeout(ANSWER_WITHIN, asked).await {
+        Ok(Ok(Some(FromAgent::Reopened {
+            server,
+            target,
+            ipv6,
+            options,
+        }))) => Reopened {
+            server,
+            target,
+            ipv6,
+            options: Options {
+                persist: Persist::Open,
+                ..Options::try_from(&options)?
+            },
+        },
+        Ok(Ok(Some(FromAgent::Fault { errno, text }))) => return Err(Fault { errno, text }),
+        _ => return Err(no_agent()),
+    };
+    let (tell, to_tell) = unbounded_channel();
+    tokio::task::spawn_local(tell_all(stream, to_tell));
+    let handed = Handed {
+        tell,
+        asked: Rc::new(RefCell::new(Some(HashMap::new()))),
+        next: Rc::default(),
+        left: Rc::default(),
+        // As all that open connections again.
+        notices: true,
+        ear: Some(ear),
+    };
+    let known = Rc::new(handed.twin());
+    home.handed.borrow_mut().insert(fate.serial, known);
+    let (home, fate) = (home.clone(), fate.clone());
+    tokio::task::spawn_local(async move { handed.follow(&home, &fate, None).await });
+    Ok(reopened)
 }
 
 async fn tell_all(
@@ -212,6 +294,8 @@ impl Handed {
             tell: self.tell.clone(),
             asked: self.asked.clone(),
             next: self.next.clone(),
+            left: self.left.clone(),
+            notices: self.notices,
             ear: None,
         }
     }
@@ -231,6 +315,25 @@ impl Handed {
     /// Waits until the peer has the first `bytes` of the program's.
     pub(crate) async fn flush(&self, bytes: u64) -> Option<Reply> {
         self.ask(|ask| ToAgent::Flush { ask, bytes }).await
+    }
+
+    /// The networks changed in a way that the agent may not have seen.
+    pub(crate) fn network_changed(&self) {
+        if self.notices {
+            let _ = self.tell.send((ToAgent::NetworkChanged, None));
+        }
+    }
+
+    /// It is not to be opened again.
+    pub(crate) async fn release(&self) {
+        let told = self.ask(|ask| ToAgent::Release { ask });
+        // One that does not answer keeps nothing.
+        let _ = timeout(ANSWER_WITHIN, told).await;
+    }
+
+    /// Leaves it to others who know its token.
+    pub(crate) fn abandon(&self) {
+        self.left.notify_one();
     }
 
     async fn ask(&self, what: impl FnOnce(u64) -> ToAgent) -> Option<Reply> {
@@ -254,19 +357,27 @@ impl Handed {
         }
     }
 
-    /// Hears what becomes of it, until it is over; `from`: the port of the program's socket.
-    pub(crate) async fn follow(mut self, home: &Home, fate: &Arc<Fate>, from: u16) {
+    /// Hears what becomes of it, until it is over; `from`: the port of the program's socket, which may not be joined
+    /// yet.
+    pub(crate) async fn follow(mut self, home: &Home, fate: &Arc<Fate>, from: Option<u16>) {
         let mut ear = self.ear.take().expect("of the one that was called with");
         let mut is_lost = false;
+        let left = self.left.clone();
         loop {
-            match ear.next().await {
+            let heard = tokio::select! {
+                heard = ear.next() => heard,
+                () = left.notified() => break,
+            };
+            match heard {
                 Ok(Some(FromAgent::Answer { ask, fault, info })) => self.hear(ask, fault, info),
                 Ok(Some(FromAgent::Fault { errno, text })) => {
                     let _ = fate.fault.set(Fault { errno, text });
                     let _ = self.tell.send((ToAgent::Heard, None));
                 }
                 Ok(Some(FromAgent::Over)) => break,
-                Ok(Some(FromAgent::Open | FromAgent::Taken { .. })) => {}
+                Ok(Some(
+                    FromAgent::Open | FromAgent::Taken { .. } | FromAgent::Reopened { .. },
+                )) => {}
                 Ok(None) | Err(_) => {
                     let text = "the agent that carried this connection is gone";
                     let _ = fate.fault.set(Fault::new(libc::ECONNRESET, text));
@@ -280,7 +391,10 @@ impl Handed {
         // Whoever still waits for an answer asks the fate.
         self.asked.borrow_mut().take();
         // The kernel reset what was joined. What was not waits yet.
-        if is_lost && let Ok(stream) = home.port.meet(from).await {
+        if is_lost
+            && let Some(from) = from
+            && let Ok(stream) = home.port.meet(from).await
+        {
             pump::break_off(stream);
         }
     }

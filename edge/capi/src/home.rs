@@ -19,6 +19,7 @@ use d2tp_links::{Class, ClassRules, Kind, Link, LinkMonitor};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::{Notify, OnceCell, watch};
 
+use crate::ahead::Store;
 use crate::carrier::Judge;
 use crate::datagrams::{self, Desk};
 use crate::errno::Fault;
@@ -83,6 +84,8 @@ pub(crate) struct Home {
     pub(crate) handed: RefCell<HashMap<u64, Rc<Handed>>>,
     /// Who decides for all sockets together; none: each decides alone.
     pub(crate) judge: Option<Rc<dyn Judge>>,
+    /// What sockets keep ahead of their programs.
+    pub(crate) store: Store,
     next_name: Cell<u16>,
     /// The process ends: what sockets still hold is sent, and no more is waited for.
     pub(crate) leaving: watch::Sender<bool>,
@@ -100,6 +103,7 @@ impl Home {
             posts: Posts::default(),
             desk: Desk::default(),
             flows: RefCell::default(),
+            store: Store::default(),
             next_name: Cell::new(0),
             leaving: watch::channel(false).0,
         }
@@ -232,6 +236,9 @@ impl Home {
     pub(crate) fn network_changed(&self) {
         for line in self.lines.borrow().values().filter_map(|cell| cell.get()) {
             line.device.network_changed();
+        }
+        for handed in self.handed.borrow().values() {
+            handed.network_changed();
         }
     }
 

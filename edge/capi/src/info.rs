@@ -46,6 +46,8 @@ pub struct D2tpInfo {
     di_paths_count: u32,
     di_reserved: u32,
     di_paths: [D2tpPathInfo; PATHS],
+    #[serde(default)]
+    di_bytes_ahead: u64,
 }
 
 /// di_state
@@ -92,7 +94,8 @@ impl D2tpInfo {
             di_state: OPEN,
             di_bytes_sent: held.sent.get(),
             di_bytes_acked: held.acknowledged(),
-            di_bytes_received: held.received.get(),
+            di_bytes_received: held.received.get() + held.ahead.kept(),
+            di_bytes_ahead: held.ahead.bytes(),
             ..D2tpInfo::idle()
         };
         if let Some(left) = held.options.borrow().left() {
@@ -191,7 +194,7 @@ mod tests {
     #[test]
     fn the_layout_has_no_holes_and_is_the_headers() {
         assert_eq!(size_of::<D2tpPathInfo>(), 16 + 4 * 4 + 3 * 8);
-        assert_eq!(size_of::<D2tpInfo>(), 4 * 4 + 4 * 8 + 2 * 4 + 8 * 56);
+        assert_eq!(size_of::<D2tpInfo>(), 4 * 4 + 4 * 8 + 2 * 4 + 8 * 56 + 8);
         assert_eq!(D2tpInfo::idle().to_bytes()[0], 1);
     }
 

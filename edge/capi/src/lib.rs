@@ -9,7 +9,7 @@
 //! The descriptor a program holds is one end of a loopback TCP connection, so the kernel itself answers
 //! everything that is said to descriptors, and an abort reads as one (`pair`). The other end belongs
 //! to a background thread that starts at first use (`engine`) and copies between it and a flow
-//! (`pump`). What the kernel does not know of a socket (its deadline, who the far end is, why it
+//! (`pump`), ahead of the program where it asks for that (`ahead`). What the kernel does not know of a socket (its deadline, who the far end is, why it
 //! broke) is in `table`, found by the socket's cookie, so that numbers may be reused and duplicated.
 //!
 //! Where the user's agent runs, it is that which carries a stream that calls out (`handed`), with this crate's
@@ -21,6 +21,7 @@
 //! that is public.
 
 mod address;
+mod ahead;
 mod calls;
 pub mod carrier;
 mod connect;
@@ -32,6 +33,7 @@ mod handed;
 mod home;
 mod identity;
 mod info;
+mod keep;
 mod leave;
 mod listen;
 mod memory;
@@ -40,6 +42,7 @@ mod options;
 mod pair;
 mod policy;
 mod pump;
+mod shelf;
 mod table;
 mod tunnel;
 
@@ -47,5 +50,5 @@ pub use calls::*;
 pub use engine::share_descriptors;
 pub use options::{
     SO_BUDGET, SO_DEADLINE, SO_ERROR, SO_ESIZE, SO_EXPIRY, SO_HOSTKEY, SO_IFLATE, SO_INFO,
-    SO_PEERKEY, SO_PERSIST, SO_POLICY, SO_PRIORITY, SO_PROXY, SO_ROUTE, SOL_D2TP,
+    SO_PEERKEY, SO_PERSIST, SO_POLICY, SO_PRIORITY, SO_PROXY, SO_RCVBUFTH, SO_ROUTE, SOL_D2TP,
 };

@@ -12,6 +12,8 @@
 //!  {"do":"heard"}                                      ▶
 //!                                                      ◀ {"event":"over"}
 //! ```
+//!
+//! Those that are opened again by a token have a few more ([`crate::keep`]).
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -29,18 +31,20 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
+use crate::ahead::Levels;
 use crate::errno::Fault;
 use crate::info::D2tpInfo;
-use crate::options::{Options, since_boot};
+use crate::keep::{Claim, Token};
+use crate::options::{Options, Persist, since_boot};
 
 /// Of these messages. One of another version is not understood, and whoever asked carries by itself.
 pub const VERSION: u32 = 1;
 /// Bytes of a line at most.
-const LINE_BYTES_MAX: usize = 64 * 1024;
+pub(crate) const LINE_BYTES_MAX: usize = 64 * 1024;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 4 * 1024;
 /// Descriptors in one message.
-const PASSED_MAX: usize = 1;
+pub(crate) const PASSED_MAX: usize = 1;
 
 /// A connection that is to be carried.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,6 +60,18 @@ pub struct Call {
     /// The file of the device's key.
     pub(crate) key: PathBuf,
     pub(crate) options: Terms,
+    /// It is to be opened again by this. An agent that does not know of it carries no such connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) keep: Option<Keep>,
+}
+
+/// Of a connection that is opened again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Keep {
+    pub(crate) token: Token,
+    /// Its program asked for a socket of IPv6.
+    pub(crate) ipv6: bool,
 }
 
 /// What a program asks of a connection, as it is now.
@@ -70,6 +86,9 @@ pub(crate) struct Terms {
     if_late: String,
     route: String,
     persist: bool,
+    /// An agent that does not know of it leaves such sockets to their programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    levels: Option<Levels>,
 }
 
 const ROUTE_WORDS: [(Route, &str); 3] = [
@@ -89,7 +108,8 @@ impl From<&Options> for Terms {
             priority: options.priority,
             if_late: options.if_late.word().to_owned(),
             route: route.map_or("any", |(_, word)| word).to_owned(),
-            persist: options.persist,
+            persist: options.persist != Persist::No,
+            levels: options.levels,
         }
     }
 }
@@ -106,6 +126,9 @@ impl TryFrom<&Terms> for Options {
         let mut routes = ROUTE_WORDS.iter();
         let route = routes.find(|(_, word)| *word == terms.route);
         let route = route.ok_or_else(|| nonsense(format!("`{}` is no route", terms.route)))?;
+        if terms.levels.is_some_and(|levels| !levels.is_sound()) {
+            return Err(nonsense("thresholds that no program may ask for".into()));
+        }
         Ok(Options {
             deadline: terms
                 .left_ms
@@ -116,7 +139,11 @@ impl TryFrom<&Terms> for Options {
             priority: terms.priority,
             if_late,
             route: route.0,
-            persist: terms.persist,
+            persist: match terms.persist {
+                true => Persist::Written,
+                false => Persist::No,
+            },
+            levels: terms.levels,
             ..Options::default()
         })
     }
@@ -149,6 +176,20 @@ pub(crate) enum ToAgent {
     },
     /// The fault is known: the descriptor may break.
     Heard,
+    /// The networks changed, in a way that the agent may not have seen.
+    NetworkChanged,
+    /// Its descriptor is closed, and it is not to be opened again.
+    Release {
+        ask: u64,
+    },
+    /// Instead of `Socket`: a program's descriptor comes next, whose connection is to be opened again by this.
+    Keep(Claim),
+    /// It comes beside this.
+    Left,
+    /// Instead of `Socket`: a connection is opened again.
+    Reopen(Claim),
+    /// The descriptor of one that was, for its process.
+    Descriptor(Claim),
 }
 
 /// From the agent.
@@ -157,7 +198,13 @@ pub(crate) enum ToAgent {
 pub(crate) enum FromAgent {
     /// It is carried, or tried to. An agent that does not know of sockets says `ok: false`, and no
     /// `event`.
-    Taken { ok: bool, version: u32 },
+    Taken {
+        ok: bool,
+        version: u32,
+        /// It understands `network-changed`; one that does not would take it for nonsense, and leave.
+        #[serde(default)]
+        notices: bool,
+    },
     /// The connection is made; the descriptor is joined next.
     Open,
     /// It was never made, or it breaks now.
@@ -168,6 +215,13 @@ pub(crate) enum FromAgent {
         fault: Option<(c_int, String)>,
         #[serde(default)]
         info: Option<Box<D2tpInfo>>,
+    },
+    /// It is this process's from now on, and as it was.
+    Reopened {
+        server: String,
+        target: Option<String>,
+        ipv6: bool,
+        options: Terms,
     },
     /// Nothing is carried any more.
     Over,
@@ -287,6 +341,8 @@ mod tests {
 
     #[test]
     fn what_a_program_asks_for_is_the_same_at_the_agent() {
+        let numbers = [1_000, 2_000, 0].map(u64::to_ne_bytes);
+        let levels = Levels::of_bytes(&numbers.concat());
         let options = Options {
             deadline: Some(since_boot() + Duration::from_secs(60)),
             size: Some(94_000_000),
@@ -295,7 +351,8 @@ mod tests {
             priority: 3,
             if_late: IfLate::Wait,
             route: Route::Each,
-            persist: true,
+            persist: Persist::Written,
+            levels: levels.unwrap(),
             ..Options::default()
         };
         let text = serde_json::to_string(&Terms::from(&options)).unwrap();
@@ -313,6 +370,10 @@ mod tests {
                 ..options
             }
         );
+        let mut nonsense = terms.clone();
+        nonsense.levels =
+            serde_json::from_str(r#"{"low":9,"high":3,"unit":"ms","rate":0}"#).unwrap();
+        assert!(Options::try_from(&nonsense).is_err(), "low above high");
         let mut nonsense = terms;
         nonsense.policy = "cheap".into();
         assert_eq!(

@@ -10,7 +10,8 @@
 //! | PROXY | text | before `connect` |
 //! | EXPIRY | int: milliseconds | how long a datagram is worth sending |
 //! | ROUTE | int, a word of the header | which paths |
-//! | PERSIST | int, 0 or 1 | before `connect`; what was written outlives the program |
+//! | RCVBUFTH | struct d2tp_rcvbufth | what is to be held ahead of the program |
+//! | PERSIST | int, a word of the header; out: a token too | before `connect`; what outlives the program |
 
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use d2tp_driver::{FlowSettings, PublicKey, Route};
 use d2tp_sched::{IfLate, Policy};
 use libc::c_int;
 
+use crate::ahead::Levels;
 use crate::datagrams::ROUTES;
 use crate::errno::{Answer, Errno, Fault};
 
@@ -46,6 +48,8 @@ pub const SO_PEERKEY: c_int = 9;
 pub const SO_PROXY: c_int = 10;
 /// `D2TP_SO_HOSTKEY` of the header.
 pub const SO_HOSTKEY: c_int = 11;
+/// `D2TP_SO_RCVBUFTH` of the header.
+pub const SO_RCVBUFTH: c_int = 12;
 /// `D2TP_SO_PERSIST` of the header.
 pub const SO_PERSIST: c_int = 13;
 /// `D2TP_SO_EXPIRY` of the header.
@@ -64,6 +68,20 @@ pub(crate) const VALUE_BYTES_MAX: usize = 512;
 /// 0 goes first, 7 last; in between what says nothing (`FlowSettings::priority`).
 const PRIORITIES: std::ops::RangeInclusive<i64> = 0..=7;
 
+/// How much of a connection outlives its program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Persist {
+    #[default]
+    No,
+    /// What it wrote.
+    Written,
+    /// All of it: it is opened again by a token.
+    Open,
+}
+
+/// By number.
+const PERSISTS: [Persist; 3] = [Persist::No, Persist::Written, Persist::Open];
+
 /// Of one socket; what is accepted has its listener's.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Options {
@@ -78,7 +96,9 @@ pub(crate) struct Options {
     pub(crate) proxy: Option<String>,
     pub(crate) expiry: Duration,
     pub(crate) route: Route,
-    pub(crate) persist: bool,
+    pub(crate) persist: Persist,
+    /// Of what is ahead of the program, where it named thresholds.
+    pub(crate) levels: Option<Levels>,
 }
 
 impl Default for Options {
@@ -94,7 +114,8 @@ impl Default for Options {
             proxy: None,
             expiry: EXPIRY,
             route: Route::Any,
-            persist: false,
+            persist: Persist::No,
+            levels: None,
         }
     }
 }
@@ -190,6 +211,7 @@ impl Options {
             SO_IFLATE => self.if_late = one_of(&IF_LATE, value)?,
             SO_EXPIRY => self.expiry = expiry(value)?,
             SO_ROUTE => self.route = route(value)?,
+            SO_RCVBUFTH => self.levels = Levels::of_bytes(value)?,
             SO_PRIORITY => {
                 let priority = integer(value)?;
                 if !PRIORITIES.contains(&priority) {
@@ -199,7 +221,7 @@ impl Options {
                 self.priority = priority as u8;
             }
             SO_PERSIST => {
-                let persist = one_of(&[false, true], value)?;
+                let persist = one_of(&PERSISTS, value)?;
                 not_now(begun)?;
                 self.persist = persist;
             }
@@ -241,7 +263,8 @@ impl Options {
             SO_IFLATE => place(IF_LATE.iter().position(|i| *i == self.if_late)),
             SO_EXPIRY => (self.expiry.as_millis() as c_int).to_ne_bytes().to_vec(),
             SO_ROUTE => place(ROUTES.iter().position(|r| *r == self.route)),
-            SO_PERSIST => c_int::from(self.persist).to_ne_bytes().to_vec(),
+            SO_PERSIST => place(PERSISTS.iter().position(|p| *p == self.persist)),
+            SO_RCVBUFTH => Levels::to_bytes(self.levels),
             SO_PEERKEY => self.peer_key.map_or([0; 32], |key| key.0).to_vec(),
             SO_PROXY => format!("{}\0", self.proxy.as_deref().unwrap_or_default()).into(),
             _ => return Err(Errno(libc::ENOPROTOOPT)),
@@ -309,6 +332,7 @@ mod tests {
             ("D2TP_SO_PEERKEY", SO_PEERKEY),
             ("D2TP_SO_PROXY", SO_PROXY),
             ("D2TP_SO_HOSTKEY", SO_HOSTKEY),
+            ("D2TP_SO_RCVBUFTH", SO_RCVBUFTH),
             ("D2TP_SO_PERSIST", SO_PERSIST),
             ("D2TP_SO_EXPIRY", SO_EXPIRY),
             ("D2TP_SO_ROUTE", SO_ROUTE),
@@ -325,9 +349,21 @@ mod tests {
         for (at, name) in ["ANY", "STEADIEST", "EACH"].iter().enumerate() {
             assert_eq!(number(&format!("D2TP_ROUTE_{name}")), at as c_int);
         }
+        for (at, name) in ["NO", "WRITTEN", "OPEN"].iter().enumerate() {
+            assert_eq!(number(&format!("D2TP_PERSIST_{name}")), at as c_int);
+        }
+        for (at, name) in ["BYTES", "MS"].iter().enumerate() {
+            assert_eq!(number(&format!("D2TP_RCVBUFTH_{name}")), at as c_int);
+        }
         for (at, name) in ["CELL", "WAIT", "FAIL"].iter().enumerate() {
             assert_eq!(number(&format!("D2TP_IFLATE_{name}")), at as c_int);
         }
+    }
+
+    /// A `struct d2tp_rcvbufth`.
+    fn levels(low: u64, high: u64, unit: u32, rate: u32) -> Vec<u8> {
+        let words = [unit.to_ne_bytes(), rate.to_ne_bytes()].concat();
+        [&low.to_ne_bytes()[..], &high.to_ne_bytes(), &words].concat()
     }
 
     #[test]
@@ -342,7 +378,12 @@ mod tests {
             (SO_EXPIRY, 250i32.to_ne_bytes().to_vec()),
             (SO_ROUTE, 2i32.to_ne_bytes().to_vec()),
             (SO_PERSIST, 1i32.to_ne_bytes().to_vec()),
+            (SO_PERSIST, 2i32.to_ne_bytes().to_vec()),
             (SO_PEERKEY, vec![7; 32]),
+            (SO_RCVBUFTH, levels(300_000, 2_000_000, 0, 0)),
+            (SO_RCVBUFTH, levels(64 << 20, 64 << 20, 0, 16_000)),
+            (SO_RCVBUFTH, levels(0, 86_400_000, 1, u32::MAX)),
+            (SO_RCVBUFTH, vec![0; 24]),
         ] {
             options.set(name, &value, false).unwrap();
             assert_eq!(options.get(name), Ok(value), "option {name}");
@@ -355,7 +396,15 @@ mod tests {
             (SO_EXPIRY, 0i32.to_ne_bytes().to_vec()),
             (SO_EXPIRY, 86_400_001i32.to_ne_bytes().to_vec()),
             (SO_ROUTE, 3i32.to_ne_bytes().to_vec()),
-            (SO_PERSIST, 2i32.to_ne_bytes().to_vec()),
+            (SO_PERSIST, 3i32.to_ne_bytes().to_vec()),
+            (SO_RCVBUFTH, levels(2, 1, 0, 0)),
+            (SO_RCVBUFTH, levels(1, 0, 1, 0)),
+            (SO_RCVBUFTH, levels(1, (64 << 20) + 1, 0, 0)),
+            (SO_RCVBUFTH, levels(1, 86_400_001, 1, 0)),
+            (SO_RCVBUFTH, levels(1, u64::MAX, 1, 0)),
+            (SO_RCVBUFTH, levels(1, 2, 2, 0)),
+            (SO_RCVBUFTH, vec![0; 23]),
+            (SO_RCVBUFTH, vec![]),
             (SO_DEADLINE, (-5i32).to_ne_bytes().to_vec()),
             (SO_DEADLINE, vec![]),
             (SO_PEERKEY, b"no key".to_vec()),

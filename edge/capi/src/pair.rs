@@ -302,6 +302,74 @@ pub(crate) async fn until_free(at: SocketAddr) {
 const FREE_LOOKS: usize = 100;
 const FREE_LOOK: Duration = Duration::from_millis(1);
 
+/// Bytes that were put into the engine's end of a pair and that the program has not read: those in its socket,
+/// and those that are not there yet. Where the kernel does not tell of other sockets (sock_diag(7)), only the
+/// latter.
+pub(crate) fn unread(ours: RawFd) -> u64 {
+    let mut unsent: libc::c_int = 0;
+    // SAFETY: the place is an int, as this request wants it.
+    let asked = unsafe { libc::ioctl(ours, SIOCOUTQNSD, &raw mut unsent) };
+    let unsent = if asked < 0 { 0 } else { unsent };
+    let arrived = queued_at_program(ours).unwrap_or_default();
+    u64::from(arrived) + u64::try_from(unsent).unwrap_or(0)
+}
+
+/// Linux, include/uapi/linux/sockios.h: bytes not sent yet.
+const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+/// Linux, include/uapi/linux/sock_diag.h.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// Bytes of a message's head (include/uapi/linux/netlink.h), …
+const NETLINK_HEAD_BYTES: usize = 16;
+/// … of a question (include/uapi/linux/inet_diag.h, `inet_diag_req_v2`) …
+const QUESTION_BYTES: usize = NETLINK_HEAD_BYTES + 56;
+/// … and where in an answer (`inet_diag_msg`) the bytes that wait are.
+const QUEUED_AT: usize = NETLINK_HEAD_BYTES + 56;
+
+/// Bytes that wait in the program's socket. The kernel answers while it is asked.
+fn queued_at_program(ours: RawFd) -> Option<u32> {
+    // SAFETY: open, as whoever asks holds it.
+    let ours = unsafe { BorrowedFd::borrow_raw(ours) };
+    let ours = SockRef::from(&ours);
+    let here = ours.local_addr().ok()?.as_socket_ipv4()?;
+    let there = ours.peer_addr().ok()?.as_socket_ipv4()?;
+    let mut question = Vec::with_capacity(QUESTION_BYTES);
+    question.extend((QUESTION_BYTES as u32).to_ne_bytes());
+    question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    question.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    question.extend([0; 8]);
+    question.extend([libc::AF_INET as u8, libc::IPPROTO_TCP as u8, 0, 0]);
+    // In any state.
+    question.extend(u32::MAX.to_ne_bytes());
+    question.extend(there.port().to_be_bytes());
+    question.extend(here.port().to_be_bytes());
+    for address in [there, here] {
+        question.extend(address.ip().octets());
+        question.extend([0; 12]);
+    }
+    // On any interface, of any cookie.
+    question.extend([0; 4]);
+    question.extend([u8::MAX; 8]);
+    let kernel = Socket::new(
+        Domain::from(libc::AF_NETLINK),
+        Type::DGRAM,
+        Some(Protocol::from(libc::NETLINK_SOCK_DIAG)),
+    );
+    let kernel = kernel.ok()?;
+    kernel.set_nonblocking(true).ok()?;
+    kernel.send(&question).ok()?;
+    let mut answer = [std::mem::MaybeUninit::new(0); 512];
+    let len = kernel.recv(&mut answer).ok()?;
+    // SAFETY: all of it was set above, if not by the kernel.
+    let answer: Vec<u8> = answer
+        .iter()
+        .map(|byte| unsafe { byte.assume_init() })
+        .collect();
+    let kind = u16::from_ne_bytes([answer[4], answer[5]]);
+    let queued = answer[..len].get(QUEUED_AT..QUEUED_AT + 4)?;
+    let queued = u32::from_ne_bytes(queued.try_into().ok()?);
+    (kind == SOCK_DIAG_BY_FAMILY).then_some(queued)
+}
+
 /// What a socket lets in (Linux, Documentation/networking/filter.rst).
 fn filter(fd: RawFd, program: &[libc::sock_filter]) -> io::Result<()> {
     let whole = libc::sock_fprog {

@@ -2,7 +2,8 @@
 //! that of its scheduler for all.
 //!
 //! Only a deadline or a budget makes this look again every second, and only while a link that costs is up: other
-//! policies are decided once.
+//! policies are decided once. Where the program named thresholds, what is ahead of it decides ([`crate::ahead`]),
+//! five times a second.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use d2tp_steer::Seen;
 use d2tp_time::{Span, Time};
 use tokio::sync::Notify;
 
+use crate::ahead::{Ahead, Wants};
 use crate::carrier::{Decision, Judge, Seat, Standing};
 use crate::errno::Fault;
 use crate::home::{Home, Line};
@@ -23,6 +25,9 @@ use crate::pump::Held;
 
 /// Between two decisions where time counts.
 const EPOCH: Duration = Duration::from_secs(1);
+
+/// And where what is ahead of a program does.
+pub(crate) const LOOK: Duration = Duration::from_millis(200); // as of others' streams
 
 /// A budget that is used up ends a connection when no free link has worked for so long: shorter, and one that is
 /// just being connected by is not waited for.
@@ -45,10 +50,20 @@ pub(crate) async fn steer(home: &Home, held: &Held) -> Fault {
         changed: &held.changed,
         resting: &held.resting,
     };
+    let wants = |options: &Options, ways: &[Way], left| {
+        let to_program = held.received.get();
+        held.ahead.look(now(), options, ways, left, to_program)
+    };
     if let Some(judge) = &home.judge {
         held.court.replace(Some(Court::new(judge.clone(), now())));
     }
-    decide(&held.court, &line, &with, &options, &moved, wakes).await
+    let sees = Sees {
+        with: &with,
+        options: &options,
+        moved: &moved,
+        wants: &wants,
+    };
+    decide(&held.court, &line, &sees, wakes).await
 }
 
 /// The same until the session and the proxy's tunnel are made, when there is nothing to be measured yet.
@@ -66,13 +81,20 @@ pub(crate) async fn steer_opening(
     let options = || options.clone();
     let court = home.judge.clone().map(|judge| Court::new(judge, now()));
     let court = RefCell::new(court);
-    decide(&court, line, &with, &options, &Moved::default, wakes).await
+    let sees = Sees {
+        with: &with,
+        options: &options,
+        moved: &Moved::default,
+        // What is ahead of a program that is not connected decides nothing yet: its answer is to come first.
+        wants: &|options, ways, left| Ahead::default().look(now(), options, ways, left, 0),
+    };
+    decide(&court, line, &sees, wakes).await
 }
 
 /// Bytes of the program's.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Moved {
-    /// To it.
+    /// To it, or kept for it.
     down: u64,
     /// From it, as the peer has acknowledged them.
     up: u64,
@@ -83,7 +105,7 @@ struct Moved {
 impl Moved {
     fn of(held: &Held) -> Moved {
         Moved {
-            down: held.received.get(),
+            down: held.received.get() + held.ahead.kept(),
             up: held.acknowledged(),
             written: held.sent.get(),
         }
@@ -99,12 +121,21 @@ struct Wakes<'a> {
 /// Lends the flow, which is borrowed for a moment at a time.
 type WithFlow<'a> = dyn Fn(&mut dyn FnMut(&Flow)) + 'a;
 
+/// With so much left to spend; none where there are no thresholds.
+type WantsOf<'a> = dyn Fn(&Options, &[Way], Option<u64>) -> Option<Wants> + 'a;
+
+/// What is seen of a socket.
+struct Sees<'a> {
+    with: &'a WithFlow<'a>,
+    options: &'a dyn Fn() -> Options,
+    moved: &'a dyn Fn() -> Moved,
+    wants: &'a WantsOf<'a>,
+}
+
 async fn decide(
     court: &RefCell<Option<Court>>,
     line: &Line,
-    with: &WithFlow<'_>,
-    options: &dyn Fn() -> Options,
-    moved: &dyn Fn() -> Moved,
+    sees: &Sees<'_>,
     wakes: Wakes<'_>,
 ) -> Fault {
     let Some(mut links) = line.links.clone() else {
@@ -113,25 +144,35 @@ async fn decide(
     let mut purse = Purse::default();
     let mut seen = Seen::new(now());
     loop {
-        let options = options();
-        let moved = moved();
+        let options = (sees.options)();
+        let moved = (sees.moved)();
         let ways = line.device.ways();
         seen.look(now(), &ways);
-        let mut stuck = false;
-        with(&mut |flow: &Flow| {
+        let (mut stuck, mut watches) = (false, false);
+        (sees.with)(&mut |flow: &Flow| {
             purse.look(&line.device, flow);
             let left = purse.left(&options);
             let bytes = moved.down + moved.written;
             let verdict = verdict(&seen, now(), &options, bytes, left);
-            let decision = match &mut *court.borrow_mut() {
-                Some(court) => court.ask(&options, moved, left, &ways),
-                None => Decision {
+            let wants = (sees.wants)(&options, &ways, left);
+            let decision = match (&mut *court.borrow_mut(), &wants) {
+                (Some(court), wants) => court.ask(&options, moved, left, &ways, wants.as_ref()),
+                (None, Some(wants)) => Decision {
+                    pays: false,
+                    probe: wants.fills,
+                },
+                (None, None) => Decision {
                     pays: verdict == Verdict::Pays,
                     probe: None,
                 },
             };
             purse.allow(&line.device, flow, decision, options.budget);
-            stuck = verdict == Verdict::Broke && ways.iter().any(costs);
+            let is_broke = match &wants {
+                Some(wants) => wants.is_broke,
+                None => verdict == Verdict::Broke,
+            };
+            stuck = is_broke && ways.iter().any(costs);
+            watches = wants.is_some_and(|wants| !wants.has_all);
         });
         if purse.is_broke(now(), stuck && !ways.iter().any(works_free)) {
             return Fault::new(libc::EDQUOT, used_up(&options));
@@ -139,14 +180,16 @@ async fn decide(
         let rests = court
             .borrow_mut()
             .as_mut()
-            .map(|court| court.rests(now(), &options, moved));
+            .map(|court| court.rests(now(), &options, moved, watches));
         wakes.resting.set(rests == Some(true));
         let counts = match rests {
             Some(rests) => !rests,
             None => counts(&options, &ways),
         };
+        // What is ahead of a program gets less while nothing comes.
+        let watches = watches && ways.iter().any(costs);
         tokio::select! {
-            () = tokio::time::sleep(EPOCH), if counts => {}
+            () = tokio::time::sleep(if watches { LOOK } else { EPOCH }), if counts || watches => {}
             _ = links.changed() => {}
             () = wakes.changed.notified() => {}
         }
@@ -185,12 +228,17 @@ impl Court {
         moved: Moved,
         left: Option<u64>,
         ways: &[Way],
+        wants: Option<&Wants>,
     ) -> Decision {
         self.place(moved, ways);
         let bytes = moved.down + moved.written;
         let standing = Standing {
-            need: need(options, bytes, left),
-            size: options.size,
+            need: match wants {
+                Some(wants) => wants.need.clone(),
+                None => need(options, bytes, left),
+            },
+            size: wants.map_or(options.size, |wants| Some(wants.size)),
+            fills: wants.map(|wants| wants.fills.unwrap_or(0)),
             ways,
             carried: &self.carried,
         };
@@ -205,6 +253,7 @@ impl Court {
         let standing = Standing {
             need: need(options, moved.down + moved.written, None),
             size: options.size,
+            fills: None,
             ways,
             carried: &self.carried,
         };
@@ -251,13 +300,14 @@ impl Court {
         }
     }
 
-    /// Whether it wants nothing now: then others have its place.
-    fn rests(&mut self, now: Time, options: &Options, moved: Moved) -> bool {
+    /// Whether it wants nothing now: then others have its place. One that is `watched` will.
+    fn rests(&mut self, now: Time, options: &Options, moved: Moved, watched: bool) -> bool {
         if moved != self.moved {
             self.moved = moved;
             self.moved_at = now;
         }
-        let wants = options.deadline.is_some()
+        let wants = watched
+            || options.deadline.is_some()
             || moved.up < moved.written
             || options
                 .size
@@ -514,25 +564,31 @@ mod tests {
         let moved = |down, up, written| Moved { down, up, written };
         let plain = Options::default();
         let mut court = Court::new(Rc::new(Nobody), at(0));
-        assert!(!court.rests(at(1), &plain, moved(10, 0, 0)));
-        assert!(!court.rests(at(5), &plain, moved(10, 0, 0)));
-        assert!(court.rests(at(6), &plain, moved(10, 0, 0)));
+        assert!(!court.rests(at(1), &plain, moved(10, 0, 0), false));
+        assert!(!court.rests(at(5), &plain, moved(10, 0, 0), false));
+        assert!(court.rests(at(6), &plain, moved(10, 0, 0), false));
         assert!(
-            !court.rests(at(60), &plain, moved(10, 0, 1)),
+            !court.rests(at(60), &plain, moved(10, 0, 1), false),
             "the peer lacks a byte"
         );
         let due = Options {
             deadline: Some(since_boot() + Duration::from_secs(60)),
             ..Options::default()
         };
-        assert!(!court.rests(at(90), &due, moved(10, 1, 1)));
+        assert!(!court.rests(at(90), &due, moved(10, 1, 1), false));
         let sized = Options {
             size: Some(12),
             ..Options::default()
         };
-        assert!(!court.rests(at(90), &sized, moved(10, 1, 1)));
-        assert!(!court.rests(at(90), &sized, moved(11, 1, 1)), "it moved");
-        assert!(court.rests(at(95), &sized, moved(11, 1, 1)), "it is whole");
+        assert!(!court.rests(at(90), &sized, moved(10, 1, 1), false));
+        assert!(
+            !court.rests(at(90), &sized, moved(11, 1, 1), false),
+            "it moved"
+        );
+        assert!(
+            court.rests(at(95), &sized, moved(11, 1, 1), false),
+            "it is whole"
+        );
     }
 
     #[test]

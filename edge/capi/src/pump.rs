@@ -13,6 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future as _, poll_fn};
 use std::io::{self, IoSlice};
+use std::os::fd::AsRawFd as _;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,10 +26,11 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
+use crate::ahead::{self, Ahead};
 use crate::carrier::Owner;
 use crate::errno::Fault;
 use crate::home::{Home, LineState, OnLine};
-use crate::options::Options;
+use crate::options::{Options, Persist};
 use crate::policy::{self, Court};
 use crate::table::Fate;
 
@@ -70,6 +72,8 @@ pub(crate) struct Held {
     /// Bytes taken from the program and given to it.
     pub(crate) sent: Cell<u64>,
     pub(crate) received: Cell<u64>,
+    /// What came and the program has not read.
+    pub(crate) ahead: Ahead,
     /// The program will write no more, and all it wrote is in the flow.
     drained: Cell<bool>,
     /// Its options are others than before, or it moves again.
@@ -93,6 +97,7 @@ impl Held {
             court: RefCell::default(),
             sent: Cell::new(0),
             received: Cell::new(0),
+            ahead: Ahead::default(),
             drained: Cell::new(false),
             changed: Notify::new(),
         }
@@ -130,7 +135,13 @@ impl Held {
         self.changed.notify_one();
     }
 
-    fn count(&self, sum: &Cell<u64>, bytes: u64) {
+    /// The peer has said all it had to say, and it is here.
+    pub(crate) fn has_all(&self) {
+        self.ahead.ended();
+        self.changed.notify_one();
+    }
+
+    pub(crate) fn count(&self, sum: &Cell<u64>, bytes: u64) {
         sum.set(sum.get() + bytes);
         if self.resting.replace(false) {
             self.changed.notify_one();
@@ -192,7 +203,7 @@ impl Held {
 }
 
 /// Why a pump stopped before both ends had.
-enum Broken {
+pub(crate) enum Broken {
     /// The flow.
     Flow(Fault),
     /// The program's socket: it was closed or reset while there was something to say.
@@ -215,7 +226,8 @@ pub(crate) fn leave(home: &Home, held: &Held) {
 
 /// Carries until both directions are over.
 pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
-    let persists = held.owner.is_some() && held.options.borrow().persist;
+    let persists = held.owner.is_some() && held.options.borrow().persist != Persist::No;
+    held.ahead.open(stream.as_raw_fd());
     let carried = {
         let up = async {
             match persists {
@@ -225,7 +237,7 @@ pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
         };
         let down = async {
             let down = async {
-                match down(&held, &stream).await {
+                match down(&home, &held, &stream).await {
                     // It closed without reading to the end. What it said before is still read.
                     Err(Broken::Program) => Ok(Heard::Part),
                     whole => whole.map(|()| Heard::All),
@@ -249,6 +261,7 @@ pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
             }
         }
     };
+    held.ahead.close();
     match carried {
         Ok(((), Heard::All)) => {
             calm(&stream);
@@ -451,9 +464,12 @@ async fn write(held: &Held, chunk: &Bytes) -> Result<(), Broken> {
     .map_err(|error| Broken::Flow(held.fault(&error)))
 }
 
-async fn down(held: &Held, stream: &TcpStream) -> Result<(), Broken> {
+async fn down(home: &Home, held: &Held, stream: &TcpStream) -> Result<(), Broken> {
     let mut pieces: Vec<Bytes> = Vec::with_capacity(PIECES_MAX);
     loop {
+        if held.options.borrow().levels.is_some() {
+            return ahead::down(held, stream, &home.store).await;
+        }
         let mut ended = false;
         let read = poll_fn(|cx| {
             let mut flow = held.flow.borrow_mut();
@@ -485,12 +501,49 @@ async fn down(held: &Held, stream: &TcpStream) -> Result<(), Broken> {
         held.count(&held.received, bytes);
         read.map_err(|error| Broken::Flow(held.fault(&error)))?;
         if ended {
-            break;
+            held.has_all();
+            return end_of_down(stream);
         }
     }
+}
+
+/// The program reads the end.
+pub(crate) fn end_of_down(stream: &TcpStream) -> Result<(), Broken> {
     socket2::SockRef::from(stream)
         .shutdown(std::net::Shutdown::Write)
         .map_err(|_| Broken::Program)
+}
+
+/// Writes some of it, once the program makes room; says how much.
+pub(crate) async fn put_some(
+    stream: &TcpStream,
+    pieces: &mut VecDeque<Bytes>,
+) -> io::Result<usize> {
+    loop {
+        let slices: Vec<IoSlice<'_>> = pieces
+            .iter()
+            .take(PIECES_MAX)
+            .map(|piece| IoSlice::new(piece))
+            .collect();
+        match stream.try_write_vectored(&slices) {
+            Ok(written) => {
+                let mut left = written;
+                while let Some(piece) = pieces.front_mut()
+                    && left > 0
+                {
+                    let taken = left.min(piece.len());
+                    piece.advance(taken);
+                    left -= taken;
+                    if piece.is_empty() {
+                        pieces.pop_front();
+                    }
+                }
+                return Ok(written);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => stream.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Writes all of it, as the program makes room.

@@ -15,6 +15,7 @@ use libc::c_int;
 use crate::address::Name;
 use crate::datagrams::Grams;
 use crate::errno::{Answer, Errno, Fault};
+use crate::keep::Token;
 use crate::options::Options;
 
 /// Entries at most before those are let go whose connections are over: programs close sockets by the
@@ -36,6 +37,10 @@ pub(crate) struct Fate {
 }
 
 impl Fate {
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
     /// Of a connection that is about to be made.
     pub(crate) fn new() -> Arc<Fate> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -62,6 +67,8 @@ pub(crate) struct Socket {
     /// It carries datagrams.
     pub(crate) grams: Option<Arc<Grams>>,
     pub(crate) fate: Option<Arc<Fate>>,
+    /// By what its connection is opened again.
+    pub(crate) token: Option<Token>,
     /// Why nothing was begun, in words.
     pub(crate) cause: Option<String>,
 }
@@ -78,6 +85,7 @@ impl Socket {
             listens: false,
             grams: None,
             fate: None,
+            token: None,
             cause: None,
         }
     }

@@ -33,6 +33,7 @@ fn the_example_runs_blocking_on_asyncio_with_requests_and_with_httpx() {
         .env("D2TP_LIBRARY", library())
         .env("XDG_CONFIG_HOME", proxy.folder.path())
         .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("CEDOS_AGENT", "none")
         .env_remove("CEDOS_KEY_FILE")
         .output();
     let said = told("example.py", output.expect("it runs"));

@@ -46,5 +46,5 @@ mod settings;
 mod stream;
 
 pub use raw::Cause;
-pub use settings::{IfLate, Policy, Settings};
+pub use settings::{IfLate, Policy, Settings, Thresholds, Unit};
 pub use stream::{Listener, Stream};

@@ -9,8 +9,8 @@ use std::ptr;
 
 use d2tp::SOL_D2TP;
 pub(crate) use d2tp::{
-    SO_BUDGET, SO_DEADLINE, SO_ERROR, SO_ESIZE, SO_HOSTKEY, SO_IFLATE, SO_POLICY, SO_PRIORITY,
-    SO_PROXY,
+    SO_BUDGET, SO_DEADLINE, SO_ERROR, SO_ESIZE, SO_HOSTKEY, SO_IFLATE, SO_PERSIST, SO_POLICY,
+    SO_PRIORITY, SO_PROXY, SO_RCVBUFTH,
 };
 use libc::{c_int, c_void, socklen_t};
 

@@ -35,6 +35,38 @@ pub enum IfLate {
     Fail = 2,
 }
 
+/// A threshold's unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes.
+    #[default]
+    Bytes = 0,
+    /// Milliseconds, of what the program reads in them.
+    Ms = 1,
+}
+
+/// What is to be held ahead of the program: networks that cost are used from `low` on, up to `high`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Begin to pay. Higher bridges longer holes.
+    pub low: u64,
+    /// Stop. Higher: more is paid for that a free network might have brought.
+    pub high: u64,
+    /// Of both.
+    pub unit: Unit,
+    /// Bytes a second that the program reads; 0 as it is measured.
+    pub rate: u32,
+}
+
+impl Thresholds {
+    /// A `struct d2tp_rcvbufth`.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let levels = [self.low.to_ne_bytes(), self.high.to_ne_bytes()].concat();
+        let words = [(self.unit as u32).to_ne_bytes(), self.rate.to_ne_bytes()].concat();
+        [levels, words].concat()
+    }
+}
+
 /// How to connect. The default is no deadline, free networks first, and `$CEDOS_PROX` as the proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
@@ -52,6 +84,10 @@ pub struct Settings {
     pub if_late: IfLate,
     /// `d2tp://host:port/KEY` of the proxy.
     pub proxy: Option<String>,
+    /// What was written goes on to the peer after this process has ended, carried by the user's agent.
+    pub persist: bool,
+    /// What is to be held ahead of the program.
+    pub buffer: Option<Thresholds>,
 }
 
 impl Settings {
@@ -82,6 +118,12 @@ impl Settings {
         }
         if let Some(proxy) = &self.proxy {
             set(raw::SO_PROXY, proxy.as_bytes())?;
+        }
+        if self.persist {
+            set(raw::SO_PERSIST, &1_i32.to_ne_bytes()).map_err(|said| raw::error(&fd, said))?;
+        }
+        if let Some(buffer) = self.buffer {
+            set(raw::SO_RCVBUFTH, &buffer.to_bytes())?;
         }
         set(raw::SO_POLICY, &(self.policy as i32).to_ne_bytes())?;
         set(raw::SO_IFLATE, &(self.if_late as i32).to_ne_bytes())?;

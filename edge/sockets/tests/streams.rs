@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use d2tp_sockets::{Cause, Settings, asynchronous};
+use d2tp_sockets::{Cause, Settings, Thresholds, asynchronous};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const BYTES: usize = 2_000_000;
@@ -31,7 +31,17 @@ fn blocking_and_asynchronous_streams_carry_both_ways_and_say_why_they_end() {
 
     let there = address.clone();
     let blocking = std::thread::spawn(move || {
-        let mut stream = Settings::default().connect(&there).unwrap();
+        let levels = |low, high| Settings {
+            buffer: Some(Thresholds {
+                low,
+                high,
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let nonsense = levels(2, 1).connect(&there).unwrap_err();
+        assert_eq!(nonsense.raw_os_error(), Some(libc::EINVAL));
+        let mut stream = levels(100_000, 400_000).connect(&there).unwrap();
         stream.write_all(&content()).unwrap();
         stream.flush_to_peer(Some(Duration::from_secs(60))).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();

@@ -8,7 +8,7 @@
 //!                                  ◀ {"id":42,"event":"progress","bytes":61000000,…}   and so on
 //! ```
 
-use d2tp::carrier::Call;
+use d2tp::carrier::{Call, Claim};
 use d2tp_links::Cutoff;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -90,6 +90,12 @@ pub enum Request {
     /// Carry a program's socket; from the answer on this connection is that socket's
     /// (`edge/capi/src/message.rs`).
     Socket(Box<Call>),
+    /// The same, of a program's descriptor whose connection is to be opened again.
+    Keep(Claim),
+    /// The same, of a connection that is opened again.
+    Reopen(Claim),
+    /// The same, of its descriptor.
+    Descriptor(Claim),
     /// The links, and what they carried.
     Net,
     /// Say what a link costs.

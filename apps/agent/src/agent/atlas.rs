@@ -422,6 +422,7 @@ mod tests {
                 ways: std::slice::from_ref(&way),
                 carried: &carried,
                 together: true,
+                fills: false,
             });
             seen = dispatcher.seen("wlan0");
             assert!(

@@ -111,6 +111,25 @@ async fn visit(
                 drop(permit);
                 return sockets::carry(carrier, *call, write, lines).await;
             }
+            Request::Keep(claim) => {
+                drop(permit);
+                if let Some(stream) = sockets::alone(&claim, write, lines).await? {
+                    carrier.keep(stream, claim).await;
+                }
+                return Ok(());
+            }
+            Request::Reopen(claim) => {
+                if let Some(stream) = sockets::alone(&claim, write, lines).await? {
+                    carrier.reopen(stream, claim).await;
+                }
+                return Ok(());
+            }
+            Request::Descriptor(claim) => {
+                if let Some(stream) = sockets::alone(&claim, write, lines).await? {
+                    carrier.descriptor(stream, claim).await;
+                }
+                return Ok(());
+            }
             Request::Stream { ordered } => match agent.stream(&ordered).await {
                 Ok(serving) => return agent.show_stream(serving, &mut write, &mut lines).await,
                 Err(failure) => say(&mut write, &no(&failure)).await?,
@@ -234,7 +253,10 @@ impl Agent {
             Request::Add { .. }
             | Request::Watch { .. }
             | Request::Stream { .. }
-            | Request::Socket(_) => {
+            | Request::Socket(_)
+            | Request::Keep(_)
+            | Request::Reopen(_)
+            | Request::Descriptor(_) => {
                 unreachable!("these are answered where they are read")
             }
         })

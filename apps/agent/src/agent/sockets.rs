@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use d2tp::carrier::{self, Call, Carrier, Decision, VERSION};
+use d2tp::carrier::{self, Call, Carrier, Claim, Decision, VERSION};
 use d2tp_driver::{LinkUse, PathState};
 use d2tp_links::Class;
 use tokio::io::BufReader;
@@ -48,17 +48,37 @@ pub(super) async fn carry(
         answer["version"] = VERSION.into();
         return say(&mut write, &answer).await;
     }
+    if let Some(stream) = rejoined(write, lines).await? {
+        carrier.carry(stream, call).await;
+    }
+    Ok(())
+}
+
+/// The connection of who asks about one that outlives its program; none where it is told why not.
+pub(super) async fn alone(
+    claim: &Claim,
+    mut write: OwnedWriteHalf,
+    lines: BufReader<OwnedReadHalf>,
+) -> std::io::Result<Option<UnixStream>> {
+    if let Some(why) = carrier::other_version(claim.version) {
+        say(&mut write, &no(&Failure::error(why))).await?;
+        return Ok(None);
+    }
+    rejoined(write, lines).await
+}
+
+async fn rejoined(
+    mut write: OwnedWriteHalf,
+    lines: BufReader<OwnedReadHalf>,
+) -> std::io::Result<Option<UnixStream>> {
     if !lines.buffer().is_empty() {
         // A descriptor may have been lost with it.
         let failure = Failure::usage("the answer is to be waited for");
-        return say(&mut write, &no(&failure)).await;
+        say(&mut write, &no(&failure)).await?;
+        return Ok(None);
     }
-    let stream: UnixStream = lines
-        .into_inner()
-        .reunite(write)
-        .map_err(std::io::Error::other)?;
-    carrier.carry(stream, call).await;
-    Ok(())
+    let stream = lines.into_inner().reunite(write);
+    stream.map(Some).map_err(std::io::Error::other)
 }
 
 struct Judge {
@@ -132,15 +152,28 @@ impl carrier::Seat for Place {
             ways: &ways,
             carried: &carried,
             together: true,
+            fills: standing.fills.is_some_and(|bytes| bytes > 0),
         });
         for way in standing.ways {
             if let Some(path) = &way.path {
                 seat.measured(&way.name, path.rtt.into());
             }
         }
-        Decision {
-            pays: verdict.pays.is_some(),
-            probe: verdict.probe,
+        let grant = verdict.grant.unwrap_or(u64::MAX);
+        match standing.fills {
+            // What is read now is not held back for what is due later, as with others' streams.
+            Some(bytes) => Decision {
+                pays: false,
+                probe: Some(bytes.min(grant)).filter(|bytes| *bytes > 0),
+            },
+            None if verdict.pays.is_some() && verdict.grant.is_some() => Decision {
+                pays: false,
+                probe: verdict.grant,
+            },
+            None => Decision {
+                pays: verdict.pays.is_some(),
+                probe: verdict.probe.map(|bytes| bytes.min(grant)),
+            },
         }
     }
 

@@ -631,6 +631,7 @@ mod tests {
                 ways,
                 carried,
                 together: true,
+                fills: false,
             };
             self.lane.ask(self.now, number, &standing)
         }

@@ -11,6 +11,8 @@ pub struct Verdict {
     pub pays: Option<String>,
     /// They carry so many bytes of it, to be measured.
     pub probe: Option<u64>,
+    /// What of the device's budget they may carry of it until it asks again, whether it pays or not; none is no limit.
+    pub grant: Option<u64>,
     /// A path over them is kept that carries nothing: the next moment may need it.
     pub ready: bool,
     /// For one that is on one link at a time; its `Wait` holds for every kind.
@@ -44,6 +46,7 @@ pub(super) fn place(
         return Verdict {
             pays: None,
             probe: None,
+            grant: None,
             ready: false,
             choice: Choice::Wait {
                 reason: Hold::QueuedBehind,
@@ -79,6 +82,7 @@ pub(super) fn place(
     Verdict {
         pays: pays.then(|| for_money(need, ways, &why)),
         probe,
+        grant: None,
         ready,
         choice,
     }
@@ -185,6 +189,7 @@ mod tests {
             ways,
             carried: &carried,
             together,
+            fills: false,
         };
         let why = Why {
             reason: Some(Hold::PathCost),

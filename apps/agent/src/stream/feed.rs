@@ -218,6 +218,7 @@ impl Feed {
             ways,
             carried: &self.carried,
             together: !self.roads.is_direct(),
+            fills: false,
         };
         match seat.ask(&standing).choice {
             Choice::Wait { reason, why, .. } => Some((reason, why)),

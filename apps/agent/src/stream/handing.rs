@@ -144,8 +144,8 @@ mod tests {
     use super::*;
     use crate::fetch::exchange::{Answer, Part};
     use crate::stream::object::Object;
-    use crate::stream::pace::Pace;
     use crate::stream::title::Piece;
+    use d2tp_sched::Pace;
 
     struct Rig {
         _root: tempfile::TempDir,

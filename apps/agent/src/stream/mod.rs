@@ -17,7 +17,6 @@ pub mod door;
 pub mod feed;
 pub mod handing;
 pub mod object;
-pub mod pace;
 pub mod playlist;
 pub mod roads;
 pub mod serving;

@@ -32,12 +32,6 @@ use crate::fetch::mode::Mode;
 use crate::fetch::origin::is_here;
 use crate::fetch::proxy::Proxy;
 
-/// How long an interface takes until it has an address.
-const INTERFACE_UP: Duration = Duration::from_millis(1_500); // measured: association and DHCP of a phone
-
-/// A proxy's answer on a new path, until it was measured.
-const CHALLENGE_FIRST: Duration = Duration::from_millis(300); // a guess: three round trips of cellular
-
 /// A link must have carried for so long before its rate says something.
 const RATE_AFTER: Duration = Duration::from_millis(1_500); // a guess: a new path still speeds up
 
@@ -320,12 +314,7 @@ impl Roads {
 
     /// How long it takes until another link's first byte is there.
     pub fn switching(&self) -> Switching {
-        let challenge = self.measured().challenge.unwrap_or(CHALLENGE_FIRST);
-        Switching {
-            interface: INTERFACE_UP,
-            challenge,
-            first_packet: challenge,
-        }
+        Switching::measured(self.measured().challenge)
     }
 
     /// A lane for one request.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use d2tp_sched::{Class, Policy};
+use d2tp_sched::{Class, Pace, Policy};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -20,7 +20,6 @@ use super::dash::{self, Manifest};
 use super::door::{Found, House};
 use super::feed::{Feed, Rules};
 use super::object::{Object, Refusal};
-use super::pace::Pace;
 use super::playlist::{self, Kind, Playlist, Segment};
 use super::roads::Roads;
 use super::store::{self, fresh_name};

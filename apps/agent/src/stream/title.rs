@@ -9,10 +9,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use d2tp_sched::Pace;
 use tokio::sync::watch;
 
 use super::object::Object;
-use super::pace::Pace;
 
 /// Nobody has read for so long: nobody watches, and nothing is paid for.
 const WATCHED_FOR: Duration = Duration::from_secs(30); // a guess: a player's pause between two requests

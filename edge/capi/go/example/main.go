@@ -43,6 +43,11 @@ func main() {
 		log.Fatalf("%d bytes came back", len(answer))
 	}
 	need(conn.Close())
+	dialer.Buffer = d2tp.Buffer{Low: 2, High: 1}
+	if _, err := dialer.Dial("tcp", server); !errors.Is(err, syscall.EINVAL) {
+		log.Fatal("low above high: ", err)
+	}
+	dialer.Buffer = d2tp.Buffer{Low: 2_000, High: 20_000, Millis: true}
 	fmt.Println("conn ok")
 
 	// Deadlines of Go's own, by its poller.

@@ -38,7 +38,7 @@ private const val AT_ONCE = 80
 
 private suspend fun echo(server: String) {
     val message = ByteArray(300_000) { (it * 31).toByte() }
-    D2tpConnection.open(server, D2tpOptions(deadline = 1.minutes, policy = Policy.FREE_ONLY)).use { connection ->
+    D2tpConnection.open(server, D2tpOptions(deadline = 1.minutes, policy = Policy.FREE_ONLY, buffer = Thresholds.ofBytes(200_000, 1_000_000))).use { connection ->
         val heard = ByteArrayOutputStream()
         coroutineScope {
             launch {

@@ -12,6 +12,7 @@ the bytes never pass through here, so there is nothing to compile. Options are t
 import asyncio
 import contextlib
 import ctypes
+import datetime
 import errno
 import os
 import socket
@@ -29,11 +30,13 @@ _lib = ctypes.CDLL(_library(), use_errno=True)
 
 _SOL_D2TP = 0xD2
 _DEADLINE, _ESIZE, _POLICY, _BUDGET, _PRIORITY, _IFLATE = range(1, 7)
-_ERROR, _PEERKEY, _PROXY, _HOSTKEY = range(8, 12)
+_ERROR, _PEERKEY, _PROXY, _HOSTKEY, _RCVBUFTH, _PERSIST = range(8, 14)
 _TEXT_BYTES = 512
+_TOKEN_BYTES = 32
 
 POLICIES = ("free-only", "free-first", "balanced", "fast", "any")
 IF_LATE = ("cell", "wait", "fail")
+PERSIST = ("no", "written", "open")
 
 
 class _AddrInfo(ctypes.Structure):
@@ -71,7 +74,26 @@ def _text(fd, name):
     return _get(fd, _SOL_D2TP, name, _TEXT_BYTES).rstrip(b"\0").decode()
 
 
-def _set_all(fd, deadline=None, size=None, policy=None, budget=None, priority=None, if_late=None, proxy=None):
+def _thresholds(low, high, rate=0):
+    """A struct d2tp_rcvbufth."""
+    if isinstance(low, datetime.timedelta):
+        milli = datetime.timedelta(milliseconds=1)
+        return struct.pack("=QQII", low // milli, high // milli, 1, rate)
+    return struct.pack("=QQII", low, high, 0, rate)
+
+
+def _set_all(
+    fd,
+    deadline=None,
+    size=None,
+    policy=None,
+    budget=None,
+    priority=None,
+    if_late=None,
+    proxy=None,
+    persist=None,
+    buffer=None,
+):
     if deadline is not None:
         _set(fd, _DEADLINE, struct.pack("=q", deadline))
     if size is not None:
@@ -86,13 +108,17 @@ def _set_all(fd, deadline=None, size=None, policy=None, budget=None, priority=No
         _set(fd, _IFLATE, struct.pack("=i", IF_LATE.index(if_late)))
     if proxy is not None:
         _set(fd, _PROXY, proxy.encode())
+    if persist is not None:
+        _set(fd, _PERSIST, struct.pack("=i", PERSIST.index(persist) if isinstance(persist, str) else persist))
+    if buffer is not None:
+        _set(fd, _RCVBUFTH, _thresholds(*buffer))
 
 
 class Socket(socket.socket):
     """A connected socket that knows what only D2TP knows."""
 
     def options(self, **options):
-        """Changes options: deadline, size, policy, budget, if_late."""
+        """Changes options: deadline, size, policy, budget, if_late, buffer."""
         _set_all(self.fileno(), **options)
 
     @property
@@ -100,6 +126,16 @@ class Socket(socket.socket):
         """Seconds left, or None."""
         (left,) = struct.unpack("=q", _get(self.fileno(), _SOL_D2TP, _DEADLINE, 8))
         return left or None
+
+    @property
+    def token(self):
+        """By what the connection is opened again (persist="open"), or None: to be kept like a password."""
+        value = _get(self.fileno(), _SOL_D2TP, _PERSIST, _TOKEN_BYTES)
+        return value if len(value) == _TOKEN_BYTES else None
+
+    def end(self):
+        """Closes it for good; `close` leaves a connection of persist="open" to be opened again."""
+        _check(_lib.d2tp_close(self.detach()))
 
     @property
     def cause(self):
@@ -121,11 +157,17 @@ def _open(timeout):
     return sock
 
 
+def reopen(token):
+    """A connection of persist="open" whose process has ended, with everything that was not read."""
+    return Socket(fileno=_check(_lib.d2tp_reopen(token, len(token), socket.SOCK_CLOEXEC)))
+
+
 def connect(address, timeout=None, **options):
     """To a D2TP server ("d2tp://host:port/KEY"), or to any (host, port) through the proxy.
 
     Without a timeout it waits for a network. Options: deadline (seconds), size, policy, budget, priority,
-    if_late, proxy. OSError says why not, with the cause in words.
+    if_late, proxy, persist ("written", "open"), buffer: (low, high), bytes or timedeltas, and the rate of reading where it is known.
+    OSError says why not, with the cause in words.
     """
     node, service = (address, None) if isinstance(address, str) else (address[0], str(address[1]).encode())
     found = ctypes.POINTER(_AddrInfo)()

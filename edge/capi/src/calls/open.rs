@@ -1,7 +1,7 @@
 //! Sockets come, lead somewhere, and go.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,12 @@ use crate::connect::{self, Call, server_of};
 use crate::datagrams::{self, Grams};
 use crate::engine;
 use crate::errno::{Answer, Errno, check};
+use crate::handed::{self, Reopened};
+use crate::keep::{self, TOKEN_BYTES, Token};
 use crate::listen::{self, Ear};
 use crate::memory;
-use crate::options::Options;
+use crate::message::Keep;
+use crate::options::{Options, Persist};
 use crate::pair;
 use crate::table::{self, Fate, Socket};
 
@@ -332,6 +335,7 @@ pub unsafe extern "C" fn d2tp_connect(
             return connect_datagrams(fd, cookie, socket, grams, to);
         }
         let engine = engine::get()?;
+        let keep = keep(fd, cookie, &socket)?;
         let blocks = !is_nonblocking(fd)?;
         match begin(fd, engine.port, blocks) {
             Err(Errno(libc::EINPROGRESS)) => {}
@@ -344,6 +348,7 @@ pub unsafe extern "C" fn d2tp_connect(
         let options = table::change(cookie, |socket| {
             socket.fate = Some(fate.clone());
             socket.peer = Some(to.clone());
+            socket.token = keep.as_ref().map(|keep| keep.token);
             let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, from));
             socket.local.get_or_insert(Name::Ip(any));
             socket.options.clone()
@@ -354,6 +359,7 @@ pub unsafe extern "C" fn d2tp_connect(
             to,
             options: options.ok_or(Errno(libc::EBADF))?,
             fate,
+            keep,
         };
         engine.tell(|home| {
             tokio::task::spawn_local(connect::run(home.clone(), call));
@@ -363,6 +369,88 @@ pub unsafe extern "C" fn d2tp_connect(
             false => Err(Errno(libc::EINPROGRESS)),
         }
     })
+}
+
+/// Leaves the descriptor with the agent if its connection is to be opened again.
+fn keep(fd: RawFd, cookie: u64, socket: &Socket) -> Answer<Option<Keep>> {
+    let begins = socket.fate.as_ref().is_none_or(|fate| fate.is_over());
+    if socket.options.persist != Persist::Open || !begins {
+        return Ok(None);
+    }
+    let token = keep::leave(fd).map_err(|fault| {
+        table::change(cookie, |socket| socket.cause = Some(fault.text));
+        Errno(fault.errno)
+    })?;
+    Ok(Some(Keep {
+        token,
+        ipv6: socket.domain == libc::AF_INET6,
+    }))
+}
+
+/// A connection of another process's that ended, with everything that it has not read.
+///
+/// # Safety
+/// As for the kernel's calls.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn d2tp_reopen(token: *const c_void, len: socklen_t, flags: c_int) -> c_int {
+    answer(|| {
+        if len as usize != TOKEN_BYTES || flags & !TYPE_FLAGS != 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let bytes = memory::read(token, TOKEN_BYTES)?;
+        let token = Token(bytes.try_into().map_err(|_| Errno(libc::EFAULT))?);
+        let engine = engine::get()?;
+        let fate = Fate::new();
+        let its = fate.clone();
+        let reopened = engine.ask(move |home, reply| {
+            let home = home.clone();
+            tokio::task::spawn_local(async move {
+                let _ = reply.send(handed::reopen(&home, token, &its).await);
+            });
+        })?;
+        let reopened = reopened.map_err(|fault| Errno(fault.errno))?;
+        let serial = fate.serial;
+        let known = take_up(token, reopened, fate, flags);
+        if known.is_err() {
+            engine.tell(move |home| {
+                if let Some(handed) = home.handed.borrow().get(&serial) {
+                    handed.abandon();
+                }
+            });
+        }
+        known
+    })
+}
+
+fn take_up(token: Token, reopened: Reopened, fate: Arc<Fate>, flags: c_int) -> Answer<c_int> {
+    let fd = keep::fetch(token).map_err(|fault| Errno(fault.errno))?;
+    if flags & libc::SOCK_CLOEXEC == 0 {
+        // SAFETY: plain numbers.
+        check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) })?;
+    }
+    // SAFETY: plain numbers.
+    let status = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+    let status = match flags & libc::SOCK_NONBLOCK {
+        0 => status & !libc::O_NONBLOCK,
+        _ => status | libc::O_NONBLOCK,
+    };
+    // SAFETY: plain numbers.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, status) })?;
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, pair::local_port(fd.as_raw_fd())?));
+    let domain = match reopened.ipv6 {
+        true => libc::AF_INET6,
+        false => libc::AF_INET,
+    };
+    let socket = Socket {
+        options: reopened.options,
+        peer: Name::of_call(&reopened.server, reopened.target.as_deref()),
+        local: Some(Name::Ip(any)),
+        fate: Some(fate),
+        token: Some(token),
+        ..Socket::new(domain)
+    };
+    table::insert(table::cookie(fd.as_raw_fd())?, socket);
+    Ok(fd.into_raw_fd())
 }
 
 fn is_nonblocking(fd: RawFd) -> Answer<bool> {
@@ -481,6 +569,22 @@ pub extern "C" fn d2tp_shutdown(fd: c_int, how: c_int) -> c_int {
     answer(|| check(unsafe { libc::shutdown(fd, how) }))
 }
 
+/// Its agent is not to keep it open.
+fn release(socket: &Socket) -> Answer<()> {
+    let Some(serial) = socket.fate.as_ref().map(|fate| fate.serial) else {
+        return Ok(());
+    };
+    engine::get()?.ask(move |home, reply| {
+        let handed = home.handed.borrow().get(&serial).cloned();
+        tokio::task::spawn_local(async move {
+            if let Some(handed) = handed {
+                handed.release().await;
+            }
+            let _ = reply.send(());
+        });
+    })
+}
+
 /// Gives the descriptor back. With SO_LINGER it waits until the peer has what was written.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
@@ -494,6 +598,12 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
         {
             // Its time is over or the peer has it all: closed it is either way, as by the kernel.
             let _ = super::transfer::flush(fd, fate, Some(linger));
+        }
+        if let Some((_, socket)) = &known
+            && socket.is_ours()
+            && socket.token.is_some()
+        {
+            release(socket)?;
         }
         // SAFETY: the caller gives it back.
         let closed = check(unsafe { libc::close(fd) });

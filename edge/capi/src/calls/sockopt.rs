@@ -5,7 +5,10 @@ use libc::{c_int, c_long, c_void, socklen_t};
 use super::answer;
 use crate::errno::{Answer, Errno, Fault, check};
 use crate::info::D2tpInfo;
-use crate::options::{self, Options, SO_ERROR, SO_HOSTKEY, SO_INFO, SOL_D2TP, VALUE_BYTES_MAX};
+use crate::keep::TOKEN_BYTES;
+use crate::options::{
+    self, Options, Persist, SO_ERROR, SO_HOSTKEY, SO_INFO, SOL_D2TP, VALUE_BYTES_MAX,
+};
 use crate::table::{self, Socket};
 use crate::{engine, handed, memory};
 
@@ -63,6 +66,9 @@ fn set(
     if name == options::SO_PERSIST {
         persists(cookie, socket, &value)?;
     }
+    if name == options::SO_RCVBUFTH && socket.grams.is_some() {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
     let changed: Option<Answer<_>> = table::change(cookie, |socket| {
         let begun = socket.fate.is_some();
         socket.options.set(name, &value, begun)?;
@@ -95,7 +101,7 @@ fn persists(cookie: u64, socket: &Socket, value: &[u8]) -> Answer<()> {
     }
     let mut asked = socket.options.clone();
     asked.set(options::SO_PERSIST, value, socket.fate.is_some())?;
-    if !asked.persist {
+    if asked.persist == Persist::No {
         return Ok(());
     }
     let is_there = engine::get()?.ask(|_, reply| {
@@ -135,15 +141,19 @@ pub unsafe extern "C" fn d2tp_getsockopt(
                 _ => check(unsafe { libc::getsockopt(fd, level, name, value, len) }),
             };
         };
+        let room = memory::read(len.cast(), size_of::<socklen_t>())?;
+        let room = u32::from_ne_bytes(room.try_into().map_err(|_| Errno(libc::EFAULT))?) as usize;
         let bytes = match (level, name) {
+            // Whoever has no room for a token asks for the number.
+            (SOL_D2TP, options::SO_PERSIST) if room >= TOKEN_BYTES && socket.token.is_some() => {
+                socket.token.map_or_else(Vec::new, |token| token.0.to_vec())
+            }
             (SOL_D2TP, _) => get(&socket, name)?,
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.domain.to_ne_bytes().to_vec(),
             (libc::SOL_SOCKET, libc::SO_ERROR) => pending(fd)?.to_ne_bytes().to_vec(),
             // SAFETY: the kernel checks.
             _ => return check(unsafe { libc::getsockopt(fd, level, name, value, len) }),
         };
-        let room = memory::read(len.cast(), size_of::<socklen_t>())?;
-        let room = u32::from_ne_bytes(room.try_into().map_err(|_| Errno(libc::EFAULT))?) as usize;
         memory::answer(&bytes, value, len, bytes.len().min(room))?;
         Ok(0)
     })

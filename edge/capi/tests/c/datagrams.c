@@ -156,6 +156,8 @@ static void a_message_may_ask_for_its_own_way_and_time(void) {
     NEED(marked(client, "x", D2TP_SO_POLICY, 1, NULL) == -1 && errno == EINVAL);
     int route = D2TP_ROUTE_EACH;
     NEED(d2tp_setsockopt(client, SOL_D2TP, D2TP_SO_ROUTE, &route, sizeof route) == 0);
+    struct d2tp_rcvbufth levels = {.dr_low = 1, .dr_high = 2};
+    NEED(d2tp_setsockopt(client, SOL_D2TP, D2TP_SO_RCVBUFTH, &levels, sizeof levels) < 0 && errno == EOPNOTSUPP);
     say(client, "all on each");
     heard(server, "all on each");
     NEED(d2tp_close(client) == 0 && d2tp_close(server) == 0);

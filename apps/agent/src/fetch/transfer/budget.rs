@@ -32,6 +32,7 @@ impl<D: Dial> Transfer<'_, D> {
             ways,
             carried: &self.bytes_by_link,
             together,
+            fills: false,
         })
     }
 

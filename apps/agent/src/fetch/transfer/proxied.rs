@@ -84,6 +84,9 @@ pub(super) struct Helm {
     spent_at: Option<Moment>,
     /// What they had carried when the driver began to count.
     spent_before: u64,
+    /// What of a budget that all share it may spend until it is decided again, and what the driver knows of that.
+    grant: Option<u64>,
+    granted: Option<u64>,
     /// Others go first.
     behind: bool,
     /// Since when a link that should work does not answer.
@@ -430,6 +433,7 @@ impl Transfer<'_, Proxy> {
         if !helm.waits {
             self.held = None;
         }
+        helm.grant = verdict.grant;
         let paid = self.paid(&verdict, helm);
         self.log_decision(&verdict, paid, &ways, helm);
         let on_time = self.left().is_none_or(|left| left > LIFT_DEADLINE);
@@ -533,11 +537,16 @@ impl Transfer<'_, Proxy> {
 
     /// Has the driver go by it.
     fn spend(&mut self, paid: Paid, helm: &mut Helm) {
-        if helm.paid == Some(paid) && !std::mem::take(&mut helm.told_again) {
+        let again = std::mem::take(&mut helm.told_again);
+        if helm.paid == Some(paid) && helm.granted == helm.grant && !again {
             return;
         }
         let carried = self.metered_by_now() + self.paid_besides;
-        let left = (self.terms.metered_bytes_max).map(|max| max.saturating_sub(carried));
+        let own = (self.terms.metered_bytes_max).map(|max| max.saturating_sub(carried));
+        let left = match (own, helm.grant) {
+            (Some(own), Some(grant)) => Some(own.min(grant)),
+            (own, grant) => own.or(grant),
+        };
         if matches!(helm.paid, None | Some(Paid::No)) {
             helm.spent_before = carried;
         }
@@ -551,8 +560,11 @@ impl Transfer<'_, Proxy> {
             Paid::Spend => device.allow_paid(flow, true, left.map(|left| counted + left)),
         });
         if set.is_some() {
-            helm.left.clear();
+            if again || helm.paid != Some(paid) {
+                helm.left.clear();
+            }
             helm.paid = Some(paid);
+            helm.granted = helm.grant;
         }
     }
 

@@ -24,6 +24,8 @@ final class Native {
 
     static native void setText(int fd, int option, String value) throws IOException;
 
+    static native void setBuffer(int fd, long low, long high, int unit, int rate) throws IOException;
+
     /** Bytes read, or -1 at the end. */
     static native int read(int fd, byte[] into, int from, int count, int timeoutMs) throws IOException;
 

@@ -11,6 +11,36 @@ public final class Options implements Cloneable {
     /** What to do when free networks will not make the deadline, in the order of d2tp.h. */
     public enum IfLate { CELL, WAIT, FAIL }
 
+    /** What is held ahead of the program: networks that cost are used from low on, up to high. */
+    public static final class Thresholds {
+        final long low;
+        final long high;
+        final int unit;
+        final int rate;
+
+        private Thresholds(long low, long high, int unit, int rate) {
+            this.low = low;
+            this.high = high;
+            this.unit = unit;
+            this.rate = rate;
+        }
+
+        /** In bytes. */
+        public static Thresholds ofBytes(long low, long high) {
+            return new Thresholds(low, high, 0, 0);
+        }
+
+        /** In what the program reads in a time. */
+        public static Thresholds ofTime(Duration low, Duration high) {
+            return new Thresholds(low.toMillis(), high.toMillis(), 1, 0);
+        }
+
+        /** The same for a program that reads so many bytes a second; else that is measured. */
+        public Thresholds at(int bytesPerSecond) {
+            return new Thresholds(low, high, unit, bytesPerSecond);
+        }
+    }
+
     private static final int DEADLINE = 1;
     private static final int ESIZE = 2;
     private static final int POLICY = 3;
@@ -18,6 +48,7 @@ public final class Options implements Cloneable {
     private static final int PRIORITY = 5;
     private static final int IF_LATE = 6;
     private static final int PROXY = 10;
+    private static final int PERSIST = 13;
 
     /** Finish within; then both ends drop the connection. */
     public Duration deadline;
@@ -31,6 +62,9 @@ public final class Options implements Cloneable {
     public IfLate ifLate;
     /** d2tp://host:port/KEY; else $CEDOS_PROX. */
     public String proxy;
+    /** What was written goes on to the peer after this process has ended, carried by the user's agent. */
+    public boolean persist;
+    public Thresholds buffer;
 
     void set(int fd) throws IOException {
         if (deadline != null) {
@@ -54,6 +88,16 @@ public final class Options implements Cloneable {
         if (proxy != null) {
             Native.setText(fd, PROXY, proxy);
         }
+        if (persist) {
+            Native.setNumber(fd, PERSIST, 1, 4);
+        }
+        if (buffer != null) {
+            setBuffer(fd, buffer);
+        }
+    }
+
+    static void setBuffer(int fd, Thresholds buffer) throws IOException {
+        Native.setBuffer(fd, buffer.low, buffer.high, buffer.unit, buffer.rate);
     }
 
     static void setDeadline(int fd, Duration within) throws IOException {

@@ -9,6 +9,9 @@ public typealias Policy = Options.Policy
 /** What to do when free networks will not make the deadline. */
 public typealias IfLate = Options.IfLate
 
+/** What is held ahead of the program. */
+public typealias Thresholds = Options.Thresholds
+
 /**
  * What a connection is asked for.
  *
@@ -18,6 +21,8 @@ public typealias IfLate = Options.IfLate
  * @property budget bytes that networks which cost may carry. None: no limit.
  * @property priority 0 goes first, 7 last.
  * @property proxy d2tp://host:port/KEY of the proxy that leads to servers without a key; else `$CEDOS_PROX`.
+ * @property persist what was written goes on to the peer after this process has ended, carried by the user's agent.
+ * @property buffer what is held ahead of the program: networks that cost are used from its low on, up to its high.
  */
 public data class D2tpOptions(
     val deadline: Duration? = null,
@@ -27,6 +32,8 @@ public data class D2tpOptions(
     val priority: Int = 0,
     val ifLate: IfLate = IfLate.CELL,
     val proxy: String? = null,
+    val persist: Boolean = false,
+    val buffer: Thresholds? = null,
 ) {
     init {
         require(deadline == null || (deadline.isFinite() && deadline.isPositive())) { "a deadline of $deadline" }
@@ -49,6 +56,8 @@ public data class D2tpOptions(
         options.priority = priority
         options.ifLate = ifLate
         options.proxy = proxy
+        options.persist = persist
+        options.buffer = buffer
         return options
     }
 
