@@ -5,7 +5,7 @@
 //!  for the flows up to each deadline, earliest first:
 //!    regret = how likely free links alone will do       what is paid for now was not needed
 //!    risk   = how likely all links will just not do     what is not paid for now is missing
-//!  PRICE × flows × risk > (bytes ÷ size of a large flow)^LITTLE × regret^SURE ─▶ they pay, else they wait
+//!  PRICE × flows × risk > (bytes ÷ size of a large flow)^5/4 × regret² ─▶ they pay, else they wait
 //!  and at the brink, where what all links carry is just what is needed, the same again without the powers
 //! ```
 //!
@@ -48,11 +48,6 @@ pub const PRICE: f64 = 0.4; // tuned, as all the numbers below: docs/repro/score
 
 /// A large flow is as the largest of those at hand and of so many that came lately.
 const LATELY: usize = 8; // a guess: what a person does changes
-
-/// How much less than its share of bytes a little is worth …
-const LITTLE: f64 = 1.3;
-/// … and how much less than its probability a regret that is not sure.
-const SURE: f64 = 2.0;
 
 /// What a missed deadline is worth at the brink, and how near what all links carry is to what is needed
 /// there, as for [`HOPELESS`] and [`JUST`].
@@ -471,7 +466,8 @@ pub(crate) fn standing(outlook: &Outlook, horizon: usize, bytes: f64) -> Standin
 /// need, in large flows.
 fn is_worth(standing: &Standing, at_risk: f64, sizes: f64, balanced: bool) -> bool {
     let price = if balanced { PRICE_BALANCED } else { PRICE };
-    let regret = sizes.powf(LITTLE) * standing.regret.powf(SURE);
+    // A little is worth less than its share, and a regret that is not sure less than its probability.
+    let regret = sizes * sizes.sqrt().sqrt() * standing.regret * standing.regret;
     let (just, nearly) = standing.brink;
     price * at_risk > regret || PRICE_AT_BRINK * just > sizes * nearly || standing.risk > RISK_MAX
 }

@@ -428,6 +428,7 @@ impl Transfer<'_, Proxy> {
             ways: &ways,
             carried: &self.bytes_by_link,
             together: true,
+            fills: false,
         });
         helm.waits = matches!(verdict.choice, Choice::Wait { .. });
         if !helm.waits {
