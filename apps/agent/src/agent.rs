@@ -131,6 +131,8 @@ struct Agent {
     notices: Notices,
     /// One stream looks for access points for all.
     scouting: tokio::sync::Mutex<()>,
+    /// What links that cost may still carry.
+    left: Mutex<Option<u64>>,
     is_ending: AtomicBool,
 }
 
@@ -194,6 +196,7 @@ pub async fn run(
         posture: Mutex::default(),
         notices,
         scouting: tokio::sync::Mutex::default(),
+        left: Mutex::default(),
         is_ending: AtomicBool::new(false),
     });
     let metrics = match options.metrics {
@@ -206,6 +209,9 @@ pub async fn run(
         None => None,
     };
     let programs = local_proxy.as_ref().map(|(_, _, at)| *at);
+    if let Some((_, line, _)) = &local_proxy {
+        line.pay_from(agent.clone());
+    }
     // What is around first: it says which device's past it is.
     agent.dispatcher.look(&agent.surroundings(false));
     if let Some(kept) = kept {

@@ -251,6 +251,37 @@ fn a_program_that_loads_the_c_library_is_caught_by_each_rung_waiting_or_not() {
 }
 
 #[test]
+fn a_proxy_that_does_not_answer_is_told_while_the_program_waits() {
+    in_namespace(
+        "a_proxy_that_does_not_answer_is_told_while_the_program_waits",
+        async || {
+            let mut net = Net::new();
+            let address = &net.proxy.address;
+            let (way, _) = address.rsplit_once('/').expect("a key at its end");
+            net.proxy.address = format!("{way}/{}", "A".repeat(43));
+            let url = net.url("/a");
+            let mut program = net.command(&[], &["curl", "-sS", &url]);
+            let mut program = program
+                .stderr(Stdio::piped())
+                .kill_on_drop(true)
+                .spawn()
+                .expect("cedos");
+            let mut lines = BufReader::new(program.stderr.take().expect("its errors")).lines();
+            let told = async {
+                while let Ok(Some(line)) = lines.next_line().await {
+                    if line.contains("does not answer") && line.contains("key") {
+                        return;
+                    }
+                }
+                panic!("it ended without a word");
+            };
+            let told = tokio::time::timeout(PATIENCE, told).await;
+            told.expect("a sentence");
+        },
+    );
+}
+
+#[test]
 fn a_refused_connection_is_refused_as_the_kernel_would() {
     in_namespace(
         "a_refused_connection_is_refused_as_the_kernel_would",

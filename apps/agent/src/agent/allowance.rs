@@ -10,6 +10,7 @@ use super::task::GRANTED_BEFORE;
 use super::{Agent, lock};
 use crate::fetch::clock::Moment;
 use crate::fetch::report::human_bytes;
+use crate::proxy::{Carried, Purse};
 
 impl Agent {
     /// Takes down what devices carried. Those of them whose network's cap was reached so lately that what
@@ -88,8 +89,29 @@ impl Agent {
                 capped.entry(name.clone()).or_insert(now);
             }
         }
+        *lock(&self.left) = left;
         self.dispatcher.allow(left);
         self.roads.spend(spent);
+    }
+}
+
+/// Programs behind the local proxy spend what transfers do.
+impl Purse for Agent {
+    fn spent(&self, more: &[Carried]) {
+        if more.is_empty() {
+            return;
+        }
+        let of = |one: &Carried| (one.link.clone(), one.class, one.down + one.up);
+        self.spend(&more.iter().map(of).collect::<Vec<_>>());
+        let mut meter = lock(&self.meter);
+        for one in more {
+            meter.carried(one.class, true, one.down);
+            meter.carried(one.class, false, one.up);
+        }
+    }
+
+    fn left(&self) -> Option<u64> {
+        *lock(&self.left)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::fetch::clock::Moment;
 const COUNTED_AFTER: Duration = Duration::from_millis(900); // a little less than an epoch
 
 /// From this load on there is no time to lose: the earliest deadline goes alone.
-const PRESSED: f64 = 0.5; // a guess: rates fall to half
+const PRESSED: f64 = 0.35; // a guess: rates fall to a third
 
 /// So many go side by side while there is time.
 const ABREAST: usize = 4; // a guess: what download managers do

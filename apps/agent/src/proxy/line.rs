@@ -12,9 +12,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use d2tp_driver::{
-    Config, Event, Flow, FlowEnd, FlowIo as _, FlowSettings, LinkUse, SecretKey, ServerAddress,
+    Config, Event, Flow, FlowEnd, FlowIo as _, FlowSettings, LinkUse, SecretKey, ServerAddress, Way,
 };
-use d2tp_links::Link;
+use d2tp_links::{Class, Link};
+use d2tp_sched::Need;
 use d2tp_steer::Seen;
 use d2tp_time::Time;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -42,6 +43,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether a session has ended, should its last word be lost among others.
 const ENDED_EVERY: Duration = Duration::from_secs(60); // a guess
 
+/// A proxy that was never heard of for so long, though there is a network, is said not to answer.
+const UNANSWERED_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
+
 /// What connections still say is waited for so long when the line is closed.
 const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` in docs/sockets.md
 
@@ -54,10 +58,33 @@ struct Standing {
     text: String,
 }
 
+/// What connections may spend on links that cost, together with whatever else the device carries.
+pub trait Purse: Send + Sync {
+    /// Takes down what links carried since the last time.
+    fn spent(&self, more: &[Carried]);
+
+    /// Bytes that links that cost may still carry; none is no limit.
+    fn left(&self) -> Option<u64>;
+}
+
+/// Payload of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Carried {
+    /// Its name.
+    pub link: String,
+    /// What it costs.
+    pub class: Class,
+    /// Bytes to this device.
+    pub down: u64,
+    /// And from it.
+    pub up: u64,
+}
+
 struct Steered {
     flow: Arc<Mutex<Flow>>,
     wish: Wish,
-    pays: bool,
+    /// How many bytes in all, if that is limited; nothing if it pays none.
+    pays: Option<Option<u64>>,
 }
 
 #[derive(Default)]
@@ -86,6 +113,7 @@ pub struct Line {
     /// A flow began or ended, or a path did.
     stirred: Notify,
     left: Notify,
+    purse: Mutex<Option<Arc<dyn Purse>>>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -112,6 +140,7 @@ impl Line {
             flows: Mutex::default(),
             stirred: Notify::new(),
             left: Notify::new(),
+            purse: Mutex::default(),
             tasks: Mutex::default(),
         });
         let tasks = [
@@ -120,6 +149,11 @@ impl Line {
         ];
         lock(&line.tasks).extend(tasks);
         line
+    }
+
+    /// What connections spend on links that cost comes from here.
+    pub fn pay_from(&self, purse: Arc<dyn Purse>) {
+        *lock(&self.purse) = Some(purse);
     }
 
     /// Begins the session before there is a connection.
@@ -168,6 +202,7 @@ impl Line {
         if within == Some(Duration::ZERO) {
             return Err(late());
         }
+        self.check_purse()?;
         self.session().await?;
         let settings = FlowSettings {
             // It may have waited.
@@ -237,15 +272,31 @@ impl Line {
             match self.proxy.call().await {
                 Ok(Some(mut events)) => {
                     self.standing.send_modify(|standing| standing.up = true);
+                    let (mut answered, mut patience) = (false, UNANSWERED_AFTER);
                     while self.proxy.device().is_some_and(|d| d.ended().is_none()) {
-                        match timeout(ENDED_EVERY, events.recv()).await {
+                        match timeout(patience, events.recv()).await {
                             Ok(None | Some(Event::Closed(_))) => break,
-                            Ok(Some(
-                                Event::PathUp { .. }
-                                | Event::PathSilent { .. }
-                                | Event::PathDown { .. },
-                            )) => self.stirred.notify_one(),
-                            Ok(Some(_)) | Err(_) => {}
+                            Ok(Some(event)) => {
+                                if matches!(event, Event::PathUp { .. }) {
+                                    (answered, patience) = (true, ENDED_EVERY);
+                                }
+                                if matches!(
+                                    event,
+                                    Event::PathUp { .. }
+                                        | Event::PathSilent { .. }
+                                        | Event::PathDown { .. }
+                                ) {
+                                    self.stirred.notify_one();
+                                }
+                            }
+                            Err(_) if !answered && self.is_online() => {
+                                tracing::warn!(
+                                    "the proxy does not answer, and connections wait for it; are its address and \
+                                     the key in it right?"
+                                );
+                                patience = ENDED_EVERY;
+                            }
+                            Err(_) => {}
                         }
                     }
                     let failed = self.proxy.lost().err().map(|failure| failure.text);
@@ -255,12 +306,15 @@ impl Line {
                 Ok(None) => self.proxy.hang_up(),
                 // Without a network a name cannot be looked up, and the wait is for the network.
                 Err(error) => {
-                    let online = self.links.borrow().iter().any(Link::is_usable);
-                    self.fell((online || self.proxy.needs_no_link()).then(|| error.to_string()));
+                    self.fell(self.is_online().then(|| error.to_string()));
                 }
             }
             sleep(CALL_AGAIN).await;
         }
+    }
+
+    fn is_online(&self) -> bool {
+        self.proxy.needs_no_link() || self.links.borrow().iter().any(Link::is_usable)
     }
 
     fn fell(&self, failed: Option<String>) {
@@ -274,21 +328,47 @@ impl Line {
         });
     }
 
+    /// A program is told at once that only links are there that may not be paid for any more.
+    fn check_purse(&self) -> Result<(), Refusal> {
+        let left = lock(&self.purse).as_ref().and_then(|purse| purse.left());
+        let links = self.links.borrow();
+        let mut usable = links.iter().filter(|link| link.is_usable()).peekable();
+        let costs = |link: &Link| link.class.class != Class::Free;
+        if left == Some(0) && usable.peek().is_some() && usable.all(costs) {
+            let text = "what links that cost may carry this month is used up (cedos budget), and no free one is up";
+            return Err(Refusal::new(Cause::Forbidden, text));
+        }
+        Ok(())
+    }
+
     /// Says of each flow whether it may use links that cost.
     async fn steer(self: Arc<Line>) {
         let mut links = self.links.clone();
         let mut seen = Seen::new(now());
+        let mut counted = BTreeMap::new();
         loop {
             let mut costs = false;
             if let Some(device) = self.proxy.device() {
                 let ways = device.ways();
                 seen.look(now(), &ways);
+                let purse = lock(&self.purse).clone();
+                if let Some(purse) = &purse {
+                    purse.spent(&carried_since(&mut counted, &ways));
+                }
+                let left = purse.and_then(|purse| purse.left());
                 let mut flows = lock(&self.flows);
+                let share = left.map(|left| left / flows.all.len().max(1) as u64);
                 for steered in flows.all.values_mut() {
-                    let pays = seen.spends(now(), steered.wish.need(), None);
+                    let need = Need {
+                        metered_bytes_left: left,
+                        ..steered.wish.need()
+                    };
+                    let flow = lock(&steered.flow);
+                    let may = seen.spends(now(), need, None);
+                    let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
                     if pays != steered.pays {
                         steered.pays = pays;
-                        device.allow_paid(&lock(&steered.flow), pays, None);
+                        device.allow_paid(&flow, may, pays.flatten());
                     }
                 }
                 costs = !flows.all.is_empty() && ways.iter().any(|w| w.usage == LinkUse::Paid);
@@ -310,7 +390,7 @@ impl Line {
         let steered = Steered {
             flow,
             wish,
-            pays: false,
+            pays: None,
         };
         flows.all.insert(number, steered);
         number
@@ -350,6 +430,27 @@ impl Line {
 fn now() -> Time {
     let since_boot = Moment::now().since_boot();
     Time::from_nanos(u64::try_from(since_boot.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// What links carried since that was counted last; a session that began anew counts from nothing.
+fn carried_since(counted: &mut BTreeMap<String, (u64, u64)>, ways: &[Way]) -> Vec<Carried> {
+    let mut more = Vec::new();
+    for way in ways {
+        let before = counted.insert(way.name.clone(), way.payload);
+        let before = before
+            .filter(|before| before.0 <= way.payload.0 && before.1 <= way.payload.1)
+            .unwrap_or_default();
+        let (down, up) = (way.payload.0 - before.0, way.payload.1 - before.1);
+        if down + up > 0 {
+            more.push(Carried {
+                link: way.name.clone(),
+                class: way.class,
+                down,
+                up,
+            });
+        }
+    }
+    more
 }
 
 fn late() -> Refusal {

@@ -24,7 +24,7 @@ mod wish;
 pub use carry::{break_off, carry};
 pub use door::{CONNECTIONS_MAX, Door, Strangers};
 pub use hasty::{Hasty, Why};
-pub use line::{Far, Line, Open};
+pub use line::{Carried, Far, Line, Open, Purse};
 pub use owner::owner_of;
 pub use refusal::{Cause, Refusal};
 pub use target::{Names, Target};
