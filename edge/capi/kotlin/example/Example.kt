@@ -3,6 +3,7 @@ import cedos.d2tp.D2tpException
 import cedos.d2tp.D2tpOptions
 import cedos.d2tp.Info
 import cedos.d2tp.Policy
+import cedos.d2tp.Thresholds
 import cedos.d2tp.Why
 import cedos.d2tp.d2tp
 import java.io.ByteArrayOutputStream
