@@ -297,6 +297,31 @@ fn programs_behind_the_agents_proxy_spend_the_devices_budget() {
 }
 
 #[test]
+fn a_transfer_spends_what_is_left_of_the_budget_and_no_more() {
+    in_namespace(
+        "a_transfer_spends_what_is_left_of_the_budget_and_no_more",
+        || async {
+            let home = tempfile::tempdir().expect("a directory");
+            let folder = home.path().to_owned();
+            let (origin, proxy) = origin_namespace(|| origin_and_proxy(folder));
+            cell_on();
+            let agent = Agent::start(home.path()).await;
+            agent.run(&["budget", "set", "4M"]).await;
+            let more = ["--policy", "any", "--prox", &proxy.address];
+            let id = agent.leave(&origin.url("/a"), "a", &more).await;
+            agent
+                .until(&id, "the end of it", |told| told["reason"] == "over_budget")
+                .await;
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let budget = agent.run(&["budget", "--json"]).await.last().clone();
+            let used = budget["used"].as_u64().expect("bytes");
+            // At 20 Mb/s it was 6 MB when each second was granted anew what was left before it.
+            assert!((3_500_000..4_100_000).contains(&used), "{budget}");
+        },
+    );
+}
+
+#[test]
 fn of_several_on_one_link_the_earliest_deadline_goes_first_when_time_is_short() {
     in_namespace(
         "of_several_on_one_link_the_earliest_deadline_goes_first_when_time_is_short",

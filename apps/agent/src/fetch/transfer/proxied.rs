@@ -276,8 +276,9 @@ impl Transfer<'_, Proxy> {
                     let now = Moment::now();
                     let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
                     let used = self.count_links(helm);
-                    self.steer(helm).map_err(Fault::Final)?;
+                    // What was spent is told before it is asked what may be.
                     self.tell_progress(&used, epoch_bytes as f64 / seconds);
+                    self.steer(helm).map_err(Fault::Final)?;
                     (epoch_start, epoch_bytes) = (now, 0);
                     self.remember(helm).await;
                     self.sink.tick().await.map_err(Fault::Final)?;

@@ -105,8 +105,9 @@ impl Transfer<'_, Proxy> {
                     let done = self.acknowledged();
                     let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
                     let used = self.count_links(helm);
-                    self.steer(helm).map_err(Fault::Final)?;
+                    // What was spent is told before it is asked what may be.
                     self.tell_progress(&used, done.saturating_sub(epoch_bytes) as f64 / seconds);
+                    self.steer(helm).map_err(Fault::Final)?;
                     (epoch_start, epoch_bytes) = (now, done);
                 }
                 read = held.read(&mut piece) => match read {
