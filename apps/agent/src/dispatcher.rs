@@ -375,6 +375,13 @@ impl Seat {
         self.dispatcher.measured(device, round_trip);
     }
 
+    /// Tells for how long a session has been carried by a link. Without that a link is taken to have
+    /// carried all the time.
+    pub fn busy(&self, device: &str, busy: Duration) {
+        let mut lanes = self.dispatcher.lanes();
+        lanes[self.direction as usize].busy(self.number, device, busy);
+    }
+
     /// What can be promised of it, by what it told last; none before it told anything.
     pub fn promise(&self) -> Option<Promise> {
         let mut lanes = self.dispatcher.lanes();

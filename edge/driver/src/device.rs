@@ -75,6 +75,9 @@ pub struct Way {
     pub usage: LinkUse,
     /// Payload bytes received and sent over it since the device started.
     pub payload: (u64, u64),
+    /// For how long payload came in, in steps of 0.1 s: what came in that time says how fast the link is, also
+    /// where little came.
+    pub busy: Span,
     /// Bytes per second received and sent lately, once something was.
     pub rate: Option<u64>,
     /// Its path, if it has one that works.
@@ -93,6 +96,8 @@ pub(crate) struct Known {
     /// Of paths that are gone.
     payload_before: (u64, u64),
     last_payload: (u64, u64),
+    busy: Span,
+    looked_at: Time,
     rate: Option<u64>,
     sampled: (Time, u64),
     /// When it lost its path, or was given another try since.
@@ -115,6 +120,8 @@ impl Known {
             opened: now,
             payload_before: (0, 0),
             last_payload: (0, 0),
+            busy: Span::ZERO,
+            looked_at: now,
             rate: None,
             sampled: (now, 0),
             healed: now,
@@ -694,6 +701,7 @@ impl Body {
         let parting = self.shared.inner.lock().parting.clone();
         let now = clock::now();
         let mut state = self.state.lock();
+        let was_moving = state.moving;
         let mut moving = false;
         for known in state.links.values_mut() {
             let mine = paths
@@ -712,6 +720,16 @@ impl Body {
                 known.payload_before.1 += known.last_payload.1;
             }
             moving |= known.last_payload != (down, up);
+            if known.last_payload.0 != down {
+                let looked = now.since(known.looked_at);
+                // Where nothing moved, nobody looked for as long.
+                let moved = match was_moving {
+                    true => looked,
+                    false => looked.min(Span::from(TICK)),
+                };
+                known.busy = known.busy + moved;
+            }
+            known.looked_at = now;
             known.last_payload = (down, up);
             let before = known.payload_before;
             let total = before.0 + before.1 + down + up;
@@ -774,6 +792,7 @@ impl Body {
                     k.payload_before.0 + k.last_payload.0,
                     k.payload_before.1 + k.last_payload.1,
                 ),
+                busy: k.busy,
                 rate: k.rate,
                 path: paths
                     .iter()

@@ -199,3 +199,32 @@ async fn when_one_address_family_is_silent_the_other_carries_the_session() {
         carries(&mut near, &mut far, b"by the other").await;
     }
 }
+
+#[tokio::test]
+async fn the_time_in_which_payload_came_is_counted_and_the_time_between_is_not() {
+    let (server, links) = (server(), GivenLinks::new());
+    let device = device(&server, &links, links.clone()).await;
+    links.give(wifi(2));
+    let (mut near, mut far) = flow(&device, &server).await;
+    past_the_mark(&mut far).await;
+    let busy = || std::time::Duration::from(device.ways()[0].busy);
+    let begun = std::time::Instant::now();
+    for word in 0..3 {
+        carries(&mut far, &mut near, b"a word").await;
+        until("it is counted", || {
+            device.ways()[0].payload.0 >= 6 * (word + 1)
+        })
+        .await;
+        tokio::time::sleep(std::time::Duration::from_millis(400)).await;
+    }
+    let counted = busy();
+    assert!(!counted.is_zero());
+    assert!(
+        counted.as_secs_f64() < begun.elapsed().as_secs_f64() / 2.0,
+        "{counted:?} of {:?}",
+        begun.elapsed()
+    );
+    // What is sent may be on its way for long.
+    carries(&mut near, &mut far, b"an answer").await;
+    assert_eq!(busy(), counted);
+}

@@ -16,6 +16,9 @@ use crate::fetch::clock::Moment;
 /// What links carried is taken down after so long: a shorter time says little of a rate.
 const COUNTED_AFTER: Duration = Duration::from_millis(900); // a little less than an epoch
 
+/// What came in less time came in this: the time is told in steps of it.
+const BUSY_MIN: Duration = Duration::from_millis(100); // the driver's tick
+
 /// From this load on there is no time to lose: the earliest deadline goes alone.
 const PRESSED: f64 = 0.35; // a guess: rates fall to a third
 
@@ -57,7 +60,7 @@ pub(super) struct Lane {
     rates: BTreeMap<String, (u64, Rates)>,
     met: u64,
     /// Carried since that was last taken down.
-    pending: Vec<u64>,
+    pending: Vec<Pending>,
     up: Vec<bool>,
     counted_at: Moment,
     seats: BTreeMap<u64, Guest>,
@@ -71,6 +74,13 @@ pub(super) struct Lane {
     promised: Option<(Moment, BTreeMap<u64, Promise>)>,
 }
 
+/// What a link carried, and for how long; longer than all of the time where several shared it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pending {
+    bytes: u64,
+    busy: Duration,
+}
+
 /// A transfer.
 #[derive(Debug)]
 struct Guest {
@@ -80,6 +90,8 @@ struct Guest {
     /// The links it could use, and whether they carry as far as it knows.
     ways: Vec<(String, bool)>,
     carried: BTreeMap<String, u64>,
+    /// For how long links have carried it, as far as it says; and as far as that is taken down.
+    busy: BTreeMap<String, (Duration, Duration)>,
     moved_at: Moment,
     /// Nobody is before it since then.
     goes_since: Option<Moment>,
@@ -107,7 +119,7 @@ impl Lane {
             pasts: BTreeMap::new(),
             rates: BTreeMap::new(),
             met: 0,
-            pending: vec![0],
+            pending: vec![Pending::default()],
             up: vec![false],
             counted_at: Moment::now(),
             seats: BTreeMap::new(),
@@ -126,6 +138,7 @@ impl Lane {
             flow: None,
             ways: Vec::new(),
             carried: BTreeMap::new(),
+            busy: BTreeMap::new(),
             moved_at: Moment::now(),
             goes_since: None,
             told: None,
@@ -345,6 +358,13 @@ impl Lane {
         names.map(|name| name.unwrap_or(hoped_for)).collect()
     }
 
+    /// For how long a link has carried a transfer.
+    pub(super) fn busy(&mut self, number: u64, device: &str, busy: Duration) {
+        if let Some(guest) = self.seats.get_mut(&number) {
+            guest.busy.entry(device.to_owned()).or_default().0 = busy;
+        }
+    }
+
     /// Takes down what a transfer tells of itself and of links.
     fn take_down(&mut self, now: Moment, number: u64, standing: &Standing) {
         for way in standing.ways {
@@ -377,8 +397,16 @@ impl Lane {
             if more > 0 {
                 guest.moved_at = now;
                 let known = self.names.iter().position(|n| n.as_ref() == Some(name));
+                let busy = guest.busy.get_mut(name).map(|(said, taken)| {
+                    // Another session counts anew.
+                    let more = said.checked_sub(*taken).unwrap_or(*said);
+                    *taken = *said;
+                    more
+                });
                 if let Some(link) = known {
-                    self.pending[link] += more;
+                    let pending = &mut self.pending[link];
+                    pending.bytes += more;
+                    pending.busy = pending.busy.saturating_add(busy.unwrap_or(Duration::MAX));
                 }
             }
         }
@@ -412,7 +440,7 @@ impl Lane {
             None => {
                 self.names.push(Some(device.to_owned()));
                 self.networks.push(None);
-                self.pending.push(0);
+                self.pending.push(Pending::default());
                 self.up.push(false);
                 self.scheduler.add_link(class)
             }
@@ -477,13 +505,12 @@ impl Lane {
         if !is_time && up == self.up {
             return;
         }
-        let busy = Span::from(counted);
         let sights: Vec<Sight> = (up.iter().zip(&self.pending))
-            .map(|(up, bytes)| match is_time && *bytes > 0 {
+            .map(|(up, pending)| match is_time && pending.bytes > 0 {
                 true => Sight {
                     up: *up,
-                    bytes: *bytes,
-                    busy,
+                    bytes: pending.bytes,
+                    busy: pending.busy.clamp(BUSY_MIN, counted).into(),
                 },
                 false => Sight {
                     up: *up,
@@ -496,16 +523,17 @@ impl Lane {
         if is_time {
             self.look_for_room(counted);
             self.counted_at = now;
-            self.pending.fill(0);
+            self.pending.fill(Pending::default());
         }
     }
 
     /// Lets one more go beside the others, or one less, by how much of the links was used.
     fn look_for_room(&mut self, counted: Duration) {
-        let used: u64 = self.pending.iter().sum();
+        let used: u64 = self.pending.iter().map(|pending| pending.bytes).sum();
         let links = self.scheduler.links().iter().zip(&self.pending);
-        let in_use = links
-            .filter(|(link, bytes)| link.carries() && (link.class() == Class::Free || **bytes > 0));
+        let in_use = links.filter(|(link, pending)| {
+            link.carries() && (link.class() == Class::Free || pending.bytes > 0)
+        });
         let could: f64 = in_use.map(|(link, _)| link.whole()).sum();
         let share = used as f64 / (could * counted.as_secs_f64()).max(1.0);
         self.idle_looks = match share < IDLE_BELOW {
@@ -676,6 +704,51 @@ mod tests {
         assert_eq!(device.lane.names.len(), 2);
         assert_eq!(device.lane.names[0].as_deref(), Some("wlan0"));
         assert!(device.lane.scheduler.links()[0].carries());
+    }
+
+    #[test]
+    fn what_came_in_a_moment_is_not_spread_over_the_second() {
+        let mut device = Device::new();
+        let (one, other) = (device.lane.enter(0), device.lane.enter(0));
+        let ask = |device: &mut Device| {
+            for seat in [one, other] {
+                device.ask(seat, &need(50_000_000, 6 * 3_600), &[cell()]);
+            }
+            let links = device.lane.scheduler.links();
+            links.iter().find_map(|link| link.lately())
+        };
+        ask(&mut device);
+        device.wait(1);
+        device.carry(one, "wwan0", 100_000);
+        device.lane.busy(one, "wwan0", Duration::from_millis(200));
+        assert_eq!(ask(&mut device), Some(500_000.0));
+        // Both at once, for longer than there was time.
+        for second in 1..=30 {
+            device.wait(1);
+            for seat in [one, other] {
+                device.carry(seat, "wwan0", 250_000);
+                let busy = Duration::from_millis(200 + second * 900);
+                device.lane.busy(seat, "wwan0", busy);
+            }
+            ask(&mut device);
+        }
+        let rate = ask(&mut device).unwrap();
+        assert!((495_000.0..510_000.0).contains(&rate), "{rate}");
+        // Another session, which was as fast for half a second.
+        let mut fresh = Device::new();
+        let seat = fresh.lane.enter(0);
+        fresh.ask(seat, &need(50_000_000, 6 * 3_600), &[cell()]);
+        for busy_ms in [900, 500] {
+            fresh.wait(1);
+            fresh.carry(seat, "wwan0", busy_ms * 500);
+            fresh
+                .lane
+                .busy(seat, "wwan0", Duration::from_millis(busy_ms));
+            fresh.ask(seat, &need(50_000_000, 6 * 3_600), &[cell()]);
+            let links = fresh.lane.scheduler.links();
+            let rate = links.iter().find_map(|link| link.lately()).unwrap();
+            assert!((rate - 500_000.0).abs() < 1.0, "{rate} after {busy_ms} ms");
+        }
     }
 
     #[test]

@@ -101,6 +101,8 @@ struct State {
 pub struct Carrying {
     /// Payload bytes received over it (sent, for uploads), in all sessions.
     pub bytes: u64,
+    /// For how long they came in; none where they are sent, or nothing came in this session.
+    pub busy: Option<Duration>,
     /// Bytes per second lately.
     pub rate: Option<u64>,
     /// Its path answers; none if it has no path.
@@ -357,6 +359,7 @@ impl Proxy {
             .map(|(name, bytes)| {
                 let carrying = Carrying {
                     bytes,
+                    busy: None,
                     rate: None,
                     answers: None,
                     round_trip: None,
@@ -367,6 +370,7 @@ impl Proxy {
         for way in device.map(|d| d.ways()).unwrap_or_default() {
             let carrying = links.entry(way.name).or_insert(Carrying {
                 bytes: 0,
+                busy: None,
                 rate: None,
                 answers: None,
                 round_trip: None,
@@ -376,6 +380,8 @@ impl Proxy {
             } else {
                 way.payload.0
             };
+            // What was sent may still wait on its way.
+            carrying.busy = (!self.sends).then(|| way.busy.into());
             carrying.rate = way.rate;
             let active = |path: &PathStats| path.state == PathState::Active;
             carrying.answers = way.path.as_ref().map(active);

@@ -868,6 +868,9 @@ impl Transfer<'_, Proxy> {
             if let Some(trip) = carrying.round_trip {
                 self.seat.measured(&name, trip);
             }
+            if let Some(busy) = carrying.busy {
+                self.seat.busy(&name, busy);
+            }
             if carrying.bytes > 0 {
                 self.bytes_by_link.insert(name, carrying.bytes);
             }
