@@ -12,7 +12,8 @@ use std::time::Duration;
 use d2tp_links::{Class, Kind, Link, Signs};
 use d2tp_session::{
     AckOffload, Addresses, Admission, Config, Endpoint, Event, FlowId, LinkId, Mirroring,
-    PathStats, PathStatus, PublicKey, Reason, SecretKey, SessionEnd, SessionId, Span, Time,
+    PathStats, PathStatus, PublicKey, Reason, SecretKey, Session, SessionEnd, SessionId, Span,
+    Time,
 };
 use d2tp_udp::{BindOptions, LinkSocket};
 use parking_lot::Mutex;
@@ -26,6 +27,7 @@ use crate::datagrams::Connection;
 use crate::engine::{DriverError, Shared};
 use crate::flow::{Flow, FlowSettings};
 use crate::hop::{self, KnownSigns};
+use crate::payer::{OnLink, Payer};
 use crate::peer::ToServer;
 use crate::qlog::{self, Qlog};
 use crate::relaying;
@@ -178,13 +180,6 @@ impl State {
             || (self.acks_pay && self.links.values().any(relieves))
             || (self.lends.is_some() && self.links.values().any(carries))
     }
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Payer {
-    budget: Option<u64>,
-    spent: u64,
-    last_seen: u64,
 }
 
 pub(crate) struct Body {
@@ -363,21 +358,19 @@ impl Device {
     /// both ways.
     pub fn allow_paid(&self, flow: &Flow, allowed: bool, budget: Option<u64>) {
         let id = flow.flow_id();
+        let links = self.body.paid_links();
+        let before = self.body.on_links(id, &links);
         {
             let mut state = self.body.state.lock();
             if allowed {
-                let payer = state.payers.entry(id).or_insert(Payer {
-                    budget,
-                    spent: 0,
-                    last_seen: 0,
-                });
-                payer.budget = budget;
+                let payer = state.payers.entry(id);
+                payer.or_insert_with(|| Payer::new(budget, &before)).budget = budget;
             } else {
                 state.payers.remove(&id);
             }
         }
         if !allowed {
-            for link in self.body.paid_links() {
+            for link in links {
                 self.body
                     .shared
                     .with(self.body.session, |s| s.grant(id, link, 0));
@@ -392,7 +385,7 @@ impl Device {
         self.body.grant();
         let state = self.body.state.lock();
         let payer = state.payers.get(&flow.flow_id());
-        payer.map_or(0, |payer| payer.spent)
+        payer.map_or(0, Payer::spent)
     }
 
     /// Says what one link may be used for from now on.
@@ -802,6 +795,13 @@ impl Body {
             .collect()
     }
 
+    /// How a flow stands on links.
+    fn on_links(&self, flow: FlowId, links: &[LinkId]) -> Vec<OnLink> {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.map_or(Vec::new(), |session| links_of(session, flow, links))
+    }
+
     /// Keeps the grants of paying flows a second ahead, within their budgets; where none pays, lends.
     fn grant(&self) {
         let links = self.paid_links();
@@ -832,33 +832,19 @@ impl Body {
                 payers,
                 ..
             } = &mut *state;
-            for link in links {
-                let rate = known
-                    .values()
-                    .find(|k| k.ids.contains(&link))
-                    .and_then(|k| k.rate)
-                    .unwrap_or(0);
-                let ahead = rate.max(GRANT_MIN_BYTES);
-                for (flow, payer) in payers.iter_mut() {
-                    let (Some((theirs, got)), Some((ours, sent))) = (
-                        session.grant_left(*flow, link),
-                        session.own_grant_left(*flow, link),
-                    ) else {
-                        continue;
-                    };
-                    let spent = got + sent;
-                    if spent < payer.last_seen {
-                        payer.last_seen = 0;
-                    }
-                    payer.spent += spent - payer.last_seen;
-                    payer.last_seen = spent;
-                    let may = payer
-                        .budget
-                        .map_or(u64::MAX, |b| b.saturating_sub(payer.spent));
+            for (flow, payer) in payers.iter_mut() {
+                let mut on = links_of(session, *flow, &links);
+                payer.look(&on);
+                for at in 0..on.len() {
+                    let link = on[at].link;
+                    let rate = known.values().find(|k| k.ids.contains(&link));
+                    let ahead = rate.and_then(|k| k.rate).unwrap_or(0).max(GRANT_MIN_BYTES);
+                    let may = payer.may(link, &on);
                     let want = ahead.min(may);
-                    // One grant is for both directions; the one in use runs low.
-                    if theirs.min(ours) * 2 < want || theirs.max(ours) > may {
+                    // The one direction in use runs low.
+                    if on[at].least * 2 < want || on[at].granted > may {
                         grants.push((*flow, link, want));
+                        on[at].granted = want;
                     }
                 }
             }
@@ -868,6 +854,20 @@ impl Body {
                 .with(self.session, |s| s.grant(flow, link, more));
         }
     }
+}
+
+fn links_of(session: &Session, flow: FlowId, links: &[LinkId]) -> Vec<OnLink> {
+    let on = |link: &LinkId| {
+        let (theirs, got) = session.grant_left(flow, *link)?;
+        let (ours, sent) = session.own_grant_left(flow, *link)?;
+        Some(OnLink {
+            link: *link,
+            spent: got + sent,
+            granted: theirs.max(ours),
+            least: theirs.min(ours),
+        })
+    };
+    links.iter().filter_map(on).collect()
 }
 
 /// Looks after links for as long as something moves, and then not until something does: an idle

@@ -27,6 +27,7 @@ mod hosting;
 mod instance;
 mod journal;
 mod listener;
+mod payer;
 mod peer;
 mod qlog;
 mod qlog_words;
