@@ -16,6 +16,7 @@ use get_rig::{Proxy, Run, ended};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 const OBJECT_BYTES: usize = 16_000_000; // 6.4 s at 20 Mb/s
@@ -317,6 +318,48 @@ fn a_transfer_spends_what_is_left_of_the_budget_and_no_more() {
             let used = budget["used"].as_u64().expect("bytes");
             // At 20 Mb/s it was 6 MB when each second was granted anew what was left before it.
             assert!((3_500_000..4_100_000).contains(&used), "{budget}");
+        },
+    );
+}
+
+#[test]
+fn a_stream_beside_a_free_link_that_is_too_slow_for_it_keeps_to_the_budget() {
+    in_namespace(
+        "a_stream_beside_a_free_link_that_is_too_slow_for_it_keeps_to_the_budget",
+        || async {
+            let home = tempfile::tempdir().expect("a directory");
+            let folder = home.path().to_owned();
+            let (origin, proxy) = origin_namespace(|| origin_and_proxy(folder));
+            wifi_on("198.51.100.7");
+            cell_on();
+            let agent = Agent::start(home.path()).await;
+            agent.run(&["budget", "set", "2M"]).await;
+            let more = ["--json", "--store", "store", "--bitrate", "60M"];
+            let url = origin.url("/a");
+            let arguments = [&["url"], &more[..], &["--prox", &proxy.address, &url]].concat();
+            let mut stream = cedos(home.path(), &arguments).spawn().expect("a stream");
+            let mut lines = BufReader::new(stream.stdout.take().expect("its output")).lines();
+            let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+            let line = line.expect("in time").expect("readable").expect("a line");
+            let told: Value = serde_json::from_str(&line).expect("JSON");
+            let link = told["link"].as_str().expect("a link");
+            // At 20 Mb/s each the two would carry half of 16 MB each.
+            let before = received("wwan0");
+            let mut player = Command::new("curl");
+            player.args(["-sS", "-o", "seen", link]);
+            let played = player.current_dir(home.path()).output();
+            let played = tokio::time::timeout(PATIENCE, played).await;
+            let played = played.expect("in time").expect("curl");
+            assert!(played.status.success(), "{played:?}");
+            let seen = std::fs::read(home.path().join("seen")).expect("a file");
+            assert!(seen == object(OBJECT_BYTES, 1));
+            let carried = received("wwan0") - before;
+            assert!(
+                (1_200_000..2_300_000).contains(&carried),
+                "{carried} bytes on wwan0 for a budget of 2 MB"
+            );
+            let budget = agent.run(&["budget", "--json"]).await.last().clone();
+            assert!(budget["used"].as_u64() <= Some(2_100_000), "{budget}");
         },
     );
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use d2tp_links::{Class, Kind, LOOK_STREAMING, Link, Scout};
@@ -51,13 +51,19 @@ impl Agent {
             say(write, &told).await?;
             let mut every = interval(TELL_EVERY);
             every.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            let mut counted = BTreeMap::new();
+            let counted = Mutex::new(BTreeMap::new());
+            let agent = Arc::downgrade(self);
+            serving.roads().counted_by(move |carried| {
+                if let Some(agent) = agent.upgrade() {
+                    agent.count_stream(carried, &mut lock(&counted));
+                }
+            });
             let mut scouting = std::pin::pin!(self.scout(&serving));
             loop {
                 tokio::select! {
                     line = next_line(lines) => if line?.is_none() { return Ok(()) },
                     _ = every.tick() => {
-                        self.count_stream(&serving, &mut counted);
+                        serving.roads().tell_ledger();
                         if self.is_ending() {
                             return Ok(());
                         }
@@ -75,10 +81,11 @@ impl Agent {
     }
 
     /// Takes down what links carried for it since the last time.
-    fn count_stream(&self, serving: &Serving, counted: &mut BTreeMap<String, u64>) {
+    fn count_stream(&self, carried: &BTreeMap<String, u64>, counted: &mut BTreeMap<String, u64>) {
         let links = self.roads.links().borrow().clone();
         let mut more = Vec::new();
-        for (device, bytes) in serving.roads().carried() {
+        for (device, bytes) in carried {
+            let (device, bytes) = (device.clone(), *bytes);
             let before = counted.insert(device.clone(), bytes).unwrap_or(0);
             let link = links.iter().find(|link| link.name == device);
             let class = link.map_or(Class::Free, |link| link.class.class);

@@ -129,8 +129,10 @@ impl Amounts {
 struct Drive {
     /// Bytes are taken in.
     reads: bool,
-    /// Links that cost may carry them.
+    /// Links that cost may carry them, …
     pays: bool,
+    /// … so many, if that is limited.
+    budget: Option<u64>,
     /// Over this link, where one is to be chosen; none where nothing may carry anything.
     link: Option<String>,
     why: String,
@@ -142,6 +144,7 @@ impl Drive {
         Drive {
             reads: false,
             pays: false,
+            budget: None,
             link: None,
             why,
         }
@@ -198,8 +201,19 @@ impl Feed {
     }
 
     /// Tells the dispatcher what it needs, and hears whether others go first or nothing may be spent.
-    fn ask(&mut self, need: &Need, ways: &[Way], high_bytes: u64) -> Option<(Hold, String)> {
-        let seat = self.seat.as_ref()?;
+    /// Why it is held back by others, if it is, and what it may pay for with them.
+    fn ask(
+        &mut self,
+        need: &Need,
+        ways: &[Way],
+        high_bytes: u64,
+        pays: bool,
+    ) -> (Option<(Hold, String)>, Option<u64>) {
+        let Some(seat) = &self.seat else {
+            return (None, self.metered_bytes_left());
+        };
+        // Before it is asked what it may: a grant is of what is left.
+        self.roads.tell_ledger();
         for (link, bytes) in self.roads.news() {
             *self.carried.entry(link).or_default() += bytes;
         }
@@ -218,12 +232,15 @@ impl Feed {
             ways,
             carried: &self.carried,
             together: !self.roads.is_direct(),
-            fills: false,
+            fills: pays,
         };
-        match seat.ask(&standing).choice {
+        let verdict = seat.ask(&standing);
+        let held = match verdict.choice {
             Choice::Wait { reason, why, .. } => Some((reason, why)),
             Choice::Use { .. } => None,
-        }
+        };
+        let grant = verdict.grant.or(self.metered_bytes_left());
+        (held, grant)
     }
 
     fn now(&self) -> Duration {
@@ -328,12 +345,16 @@ impl Feed {
             };
             return (view, Drive::nothing(why.into()));
         };
-        let told = self.ask(&need, &ways, thresholds.high_bytes);
-        let over = matches!(told, Some((Hold::OverBudget, _)));
-        let drive = match told {
+        let would_pay = self.would_pay(&view, &ways);
+        let (held, grant) = self.ask(&need, &ways, thresholds.high_bytes, would_pay);
+        let budget = match held {
+            Some((Hold::OverBudget, _)) => Some(0),
+            _ => grant,
+        };
+        let drive = match held {
             // What is watched now is not held back: who is due before is done before it is dry.
             Some((Hold::QueuedBehind, why)) if !self.buffer.is_filling() => Drive::nothing(why),
-            _ => self.drive(&view, &ways, &stream, &thresholds, over),
+            _ => self.drive(&view, &ways, &stream, &thresholds, budget),
         };
         (view, drive)
     }
@@ -344,7 +365,7 @@ impl Feed {
         ways: &[Way],
         stream: &Stream,
         levels: &Thresholds,
-        over_budget: bool,
+        budget: Option<u64>,
     ) -> Drive {
         let ahead = stream.ahead_bytes as f64 / stream.bytes_per_s.max(1) as f64;
         let ahead = format!("{ahead:.0} s ahead");
@@ -356,11 +377,8 @@ impl Feed {
             ways.max_by(|a, b| rate(a).total_cmp(&rate(b)).then(b.metric.cmp(&a.metric)))
         };
         let free = best(Class::Free);
-        let paid = ways.iter().any(|way| way.class == Class::Metered);
-        let budget = self.metered_bytes_left();
-        let may_pay = self.rules.policy != Policy::FreeOnly && budget != Some(0) && !over_budget;
-        let fills = self.buffer.is_filling();
-        let pays = fills && view.is_watched && may_pay && paid;
+        let may_pay = self.rules.policy != Policy::FreeOnly && budget != Some(0);
+        let pays = may_pay && self.would_pay(view, ways);
         let keeps_up = |way: &Way| {
             let rate = way.rate_bytes_per_s;
             rate.is_none_or(|rate| rate >= stream.bytes_per_s as f64)
@@ -383,6 +401,7 @@ impl Feed {
             return Drive {
                 reads: true,
                 pays,
+                budget,
                 link: link.map(|way| way.name.clone()),
                 why,
             };
@@ -400,9 +419,17 @@ impl Feed {
         Drive {
             reads: true,
             pays,
+            budget,
             link: carried.then(|| super::roads::ANYWHERE.to_owned()),
             why,
         }
+    }
+
+    /// Whether it needs links that cost, and there are some.
+    fn would_pay(&self, view: &View, ways: &[Way]) -> bool {
+        let paid = ways.iter().any(|way| way.class == Class::Metered);
+        let may = self.rules.policy != Policy::FreeOnly;
+        may && paid && self.buffer.is_filling() && view.is_watched
     }
 
     fn why_not(
@@ -592,7 +619,7 @@ impl Feed {
         if self.roads.is_direct() {
             return (drive.link == lane.link).then_some(drive);
         }
-        lane.pay(drive.pays, self.metered_bytes_left());
+        lane.pay(drive.pays, drive.budget);
         Some(drive)
     }
 

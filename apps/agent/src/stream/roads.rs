@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -72,7 +72,11 @@ pub struct Roads {
     to: To,
     links: watch::Receiver<Arc<Vec<Link>>>,
     measured: Mutex<Measured>,
+    ledger: OnceLock<Ledger>,
 }
+
+/// Hears what links have carried in all, by name.
+type Ledger = Box<dyn Fn(&BTreeMap<String, u64>) + Send + Sync>;
 
 impl Roads {
     /// Straight to origins.
@@ -90,7 +94,20 @@ impl Roads {
             to,
             links,
             measured: Mutex::default(),
+            ledger: OnceLock::new(),
         })
+    }
+
+    /// Has what links carry counted, at each [`Roads::tell_ledger`]; once.
+    pub fn counted_by(&self, ledger: impl Fn(&BTreeMap<String, u64>) + Send + Sync + 'static) {
+        let _ = self.ledger.set(Box::new(ledger));
+    }
+
+    /// Tells what links have carried.
+    pub fn tell_ledger(&self) {
+        if let Some(ledger) = self.ledger.get() {
+            ledger(&self.carried());
+        }
     }
 
     fn measured(&self) -> MutexGuard<'_, Measured> {
@@ -363,17 +380,22 @@ impl Lane {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether links that cost may carry it from now on, and how many bytes.
+    /// Whether links that cost may carry it from now on, and how many bytes more.
     pub fn pay(&self, pays: bool, budget: Option<u64>) {
         let mut state = self.state();
-        if state.pays == pays {
+        let limited = pays && budget.is_some();
+        if state.pays == pays && !limited && state.budget.is_none() {
             return;
         }
-        (state.pays, state.budget) = (pays, budget);
+        (state.pays, state.budget) = (pays, budget.filter(|_| pays));
         if let (To::Proxy(proxy), Some(flow)) = (&self.roads.to, &state.flow)
             && let Some(device) = proxy.device()
         {
             let flow = flow.lock().unwrap_or_else(PoisonError::into_inner);
+            // It counts from when the flow was first told that it may pay.
+            let budget = state
+                .budget
+                .map(|more| device.paid_bytes(&flow).saturating_add(more));
             device.allow_paid(&flow, pays, budget);
         }
     }
