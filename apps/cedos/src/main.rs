@@ -15,9 +15,24 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 
+/// What the exit codes of all verbs mean, but `run`'s and `play`'s: those are the program's.
+const EXIT_CODES: &str = "\
+Exit codes:
+  0   Done; a transfer is whole, in time
+  1   An error; the sentence says whose
+  2   The command line makes no sense; nothing was done
+  3   Stopped (Ctrl-C, cancel); the same command continues
+  10  The deadline passed; the file may be whole all the same
+  11  What links that cost may carry is used up
+  12  Other bytes than --integrity names
+  13  The origin keeps sending other bytes
+  14  No network may be used, and --now does not wait
+  75  status: it has not ended
+`run` and `play` end with their program's own code.";
+
 /// Transfers that move between networks, sleep through outages and finish by the deadline.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -156,4 +171,21 @@ fn on_runtime(
         .build()
         .context("cannot start")?
         .block_on(verb)
+}
+
+#[cfg(test)]
+mod tests {
+    use cedos_agent::fetch::outcome::Exit;
+
+    #[test]
+    fn the_help_names_every_exit_code() {
+        let lines: Vec<&str> = super::EXIT_CODES.lines().collect();
+        for exit in Exit::ALL {
+            let number = (exit as u8).to_string();
+            let told = lines
+                .iter()
+                .any(|line| line.split_whitespace().next() == Some(&number));
+            assert!(told, "{number}");
+        }
+    }
 }
