@@ -1,0 +1,181 @@
+//! Sessions as records: taken in, put to sleep, sought elsewhere, let go.
+
+use std::ops::Range;
+
+use d2tp_seal::PublicKey;
+use d2tp_time::Time;
+
+use super::{Endpoint, HibernateError, SessionId, UnknownSession};
+use crate::asleep::{Key, Lapsed};
+use crate::record::{Record, RecordError};
+use crate::session::Role;
+use crate::sought::Sought;
+
+impl Endpoint {
+    /// A device's session from its record, with epochs beyond all used before.
+    ///
+    /// # Errors
+    /// The record is damaged.
+    pub fn restore(
+        &mut self,
+        now: Time,
+        record: &[u8],
+        epochs: Range<u32>,
+    ) -> Result<SessionId, RecordError> {
+        let record = Record::decode(record)?;
+        let first = epochs.start.max(record.epoch.saturating_add(1));
+        let mut session = self.new_session(
+            now,
+            record.role,
+            record.peer,
+            record.instance,
+            first..epochs.end,
+        );
+        session.restore(now, &record);
+        let id = self.insert(session);
+        // Its deadlines are timers, whether there is a link or not.
+        self.settle(id);
+        Ok(id)
+    }
+
+    /// A server takes in the record of a session asleep, of which nobody knows for how long.
+    ///
+    /// # Errors
+    /// The record is damaged, or not a server's.
+    pub fn adopt(&mut self, record: &[u8]) -> Result<(), RecordError> {
+        self.take_in_record(None, &Record::decode(record)?, record.into())
+    }
+
+    /// The same with a record that its owner has read, and as if it had been made now: its
+    /// deadlines run from here.
+    ///
+    /// # Errors
+    /// It is not a server's.
+    pub fn adopt_at(&mut self, now: Time, record: &Record) -> Result<(), RecordError> {
+        self.take_in_record(Some(now), record, record.encode().into())
+    }
+
+    pub(super) fn take_in_record(
+        &mut self,
+        since: Option<Time>,
+        record: &Record,
+        bytes: Box<[u8]>,
+    ) -> Result<(), RecordError> {
+        if record.role != Role::Responder {
+            return Err(RecordError::Damaged);
+        }
+        self.put_to_sleep((record.peer, record.instance), record, bytes, since);
+        Ok(())
+    }
+
+    /// Whether the owner has records of sleepers that it has not given to [`Endpoint::adopt_at`]
+    /// yet. Until it says no, a SYN of an unknown session waits for [`Endpoint::poll_sought`].
+    pub fn set_sleepers_elsewhere(&mut self, elsewhere: bool) {
+        self.sleepers_elsewhere = elsewhere;
+    }
+
+    /// The next device at the door whose session may sleep in a record that is elsewhere. Give the
+    /// record to [`Endpoint::adopt_at`] if there is one, then go on with [`Endpoint::go_on`].
+    pub fn poll_sought(&mut self) -> Option<Sought> {
+        self.sought.next()
+    }
+
+    /// Whoever was sought was found and adopted, or is new: the SYN is answered.
+    pub fn go_on(&mut self, now: Time, sought: Sought) {
+        let Sought {
+            from,
+            cid,
+            len,
+            syn,
+            responder,
+            ..
+        } = sought;
+        self.answer_syn(now, from, cid, len, syn, responder);
+    }
+
+    /// Whether this session is here, awake or asleep.
+    pub fn knows(&self, peer: PublicKey, instance: u64) -> bool {
+        let key = (peer, instance);
+        self.by_key.contains_key(&key) || self.asleep.contains(&key)
+    }
+
+    /// Whether there is room for one more session asleep.
+    pub fn has_room_asleep(&self) -> bool {
+        self.asleep.len() < self.config.asleep_max
+    }
+
+    /// What of the sessions asleep is over since this was last asked.
+    pub fn poll_lapsed(&mut self) -> Option<Lapsed> {
+        self.asleep.poll_lapsed()
+    }
+
+    /// Puts a session to sleep: from now on it is its record, which is also returned. A server
+    /// keeps it and wakes it when the device knocks; a device gives it back to
+    /// [`Endpoint::restore`].
+    ///
+    /// # Errors
+    /// There is no such session, or it has a flow that cannot sleep ([`Session::may_hibernate`]).
+    pub fn hibernate(&mut self, now: Time, id: SessionId) -> Result<Vec<u8>, HibernateError> {
+        let session = self.session(id).ok_or(UnknownSession)?;
+        if session.is_unconfirmed() {
+            return Err(HibernateError::Unconfirmed);
+        }
+        // R-SUSPEND-4
+        if let Some(flow) = session.bound_awake() {
+            return Err(HibernateError::Bound(flow));
+        }
+        let mut record = session.record(now, false);
+        let (key, role) = ((session.peer(), session.instance()), session.role());
+        if self.thawed.contains(&id)
+            && let Some(before) = self.asleep.get(&key).and_then(|a| a.thaw(now))
+        {
+            // R-RESUME-8: nobody confirmed where sending goes on.
+            record.keep_sending_of(&before);
+            let ends = |id| !record.flows.iter().any(|f| f.id == id);
+            self.asleep.lapse(&key, &before, ends);
+        }
+        let bytes = record.encode();
+        self.drop_session(id);
+        if role == Role::Responder {
+            self.put_to_sleep(key, &record, bytes.clone().into(), Some(now));
+        }
+        Ok(bytes)
+    }
+
+    pub(super) fn put_to_sleep(
+        &mut self,
+        key: Key,
+        record: &Record,
+        bytes: Box<[u8]>,
+        since: Option<Time>,
+    ) {
+        let absence = self.config.rest_max;
+        let was = self.asleep.insert(key, record, bytes, since, absence);
+        self.book_flows(key.0, was.map_or(0, |a| a.flows()), record.flows.len());
+    }
+
+    /// A session asleep is no more, and neither are its flows.
+    pub(super) fn let_go(&mut self, key: Key) {
+        if let Some(asleep) = self.asleep.remove(&key) {
+            self.book_flows(key.0, asleep.flows(), 0);
+        }
+    }
+
+    /// R-QUOTA-2: a session of this client has `is` flows, it had `was`. Its others are told.
+    pub(super) fn book_flows(&mut self, peer: PublicKey, was: usize, is: usize) {
+        if was == is {
+            return;
+        }
+        // Of a client that only sleeps nobody asks.
+        let Some(total) = self.flows_by_key.get_mut(&peer) else {
+            return;
+        };
+        *total = *total + is - was;
+        let total = *total;
+        for (_, id) in self.by_key.range((peer, 0)..=(peer, u64::MAX)) {
+            if let Some(slot) = self.sessions.get_mut(id.index as usize) {
+                slot.session.flows_beside = total - slot.flows;
+            }
+        }
+    }
+}
