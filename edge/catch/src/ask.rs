@@ -1,4 +1,4 @@
-//! The questions of preload.c: one SOCK_SEQPACKET connection each, to an abstract address.
+//! The questions of preload.c and exec.c: one SOCK_SEQPACKET connection each, to an abstract address.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,8 +11,9 @@ use nix::sys::socket::{
 };
 use tokio::io::unix::AsyncFd;
 
-use crate::caught::{Answer, Caught, Verdict, address};
+use crate::caught::{Answer, Caught, Missed, Verdict, address};
 use crate::names::Names;
+use crate::notify::{self, Supervisor};
 use crate::passed;
 
 /// The library for LD_PRELOAD, as it goes into a file.
@@ -109,8 +110,8 @@ impl Asked {
                     _ => self.names.stand_in(name).map(|ip| ip.to_string()),
                 };
                 match ip {
-                    Some(ip) => answer(&question, Verdict::Done, &ip),
-                    None => answer(&question, Verdict::Failed(libc::EINVAL), ""),
+                    Some(ip) => answer(&question, Verdict::Done, ip.as_bytes()),
+                    None => answer(&question, Verdict::Failed(libc::EINVAL), b""),
                 }
                 None
             }
@@ -127,6 +128,34 @@ impl Asked {
                 socket: fds.pop()?,
                 answer: Answer::to_question(question),
             }),
+            b'f' => {
+                answer(&question, Verdict::Done, &notify::filter_bytes());
+                None
+            }
+            b'h' => {
+                let answer = Answer::to_question(question);
+                match Supervisor::of(fds.pop()?) {
+                    Ok(supervisor) => Some(Caught::Held { supervisor, answer }),
+                    Err(error) => {
+                        answer.give(Verdict::of(&error));
+                        None
+                    }
+                }
+            }
+            b'u' => {
+                let (because, said) = said.split_first()?;
+                let (errno, path) = said.split_first_chunk()?;
+                let because = match because {
+                    b'p' => Missed::Privileged,
+                    b'a' => Missed::Foreign,
+                    _ => Missed::System(io::Error::from_raw_os_error(i32::from_ne_bytes(*errno))),
+                };
+                Some(Caught::Missed {
+                    program: String::from_utf8_lossy(path).into_owned(),
+                    because,
+                    answer: Answer::to_question(question),
+                })
+            }
             _ => None,
         }
     }
@@ -136,13 +165,13 @@ impl Asked {
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1); // a guess
 
 /// Answers a question.
-pub(crate) fn answer(question: &OwnedFd, verdict: Verdict, text: &str) {
+pub(crate) fn answer(question: &OwnedFd, verdict: Verdict, text: &[u8]) {
     let number: i32 = match verdict {
         Verdict::GoOn => GO_ON,
         Verdict::Done => 0,
         Verdict::Failed(errno) => errno,
     };
     let mut said = number.to_ne_bytes().to_vec();
-    said.extend(text.as_bytes());
+    said.extend(text);
     let _ = send(question.as_raw_fd(), &said, MsgFlags::MSG_NOSIGNAL);
 }

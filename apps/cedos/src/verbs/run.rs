@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, anyhow, bail};
 use cedos_agent::proxy::{Door, Far, Line, Names, Strangers, Wish};
@@ -271,6 +271,8 @@ async fn carry(
         dns,
         listeners,
         room: Calls::room(),
+        filters: Calls::filters(),
+        missed: Mutex::default(),
     });
     let asked = Given::asked(given.ask, names, plan.namespace)?;
     let answering = calls.clone();
@@ -283,18 +285,7 @@ async fn carry(
         }
     });
     if let Some(supervisor) = running.supervisor()? {
-        let answering = calls.clone();
-        tokio::spawn(async move {
-            loop {
-                match supervisor.next().await {
-                    Ok(Some(caught)) => answering.answer(caught),
-                    Ok(None) => return,
-                    Err(error) => {
-                        return tracing::error!(%error, "connections are not caught any more");
-                    }
-                }
-            }
-        });
+        tokio::spawn(calls.clone().supervise(supervisor));
     }
     tokio::spawn(signals.pass_on(running.pid));
     let mut fronts = admission.map(|admission| {
