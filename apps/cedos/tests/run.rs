@@ -49,6 +49,8 @@ impl Net {
 
     fn with(join: impl FnOnce()) -> Net {
         let home = tempfile::tempdir().expect("a directory");
+        // Root's library is to be where all reach it.
+        sh(&format!("chmod 755 {}", home.path().display()));
         let bytes = object(BYTES, 5);
         let (root, served) = (home.path().to_owned(), bytes.clone());
         let (origin, proxy) = origin_namespace(move || async move {
@@ -473,6 +475,18 @@ fn starters(folder: &Path) -> Vec<(&'static str, Vec<String>)> {
     all
 }
 
+/// The program that starts another, without a C library to load.
+fn static_starts(folder: &Path) -> Option<PathBuf> {
+    let starts = folder.join("static-starts");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/starts.c");
+    let built = std::process::Command::new("cc")
+        .args(["-static", "-o"])
+        .args([starts.as_os_str(), source.as_ref()])
+        .stderr(Stdio::null())
+        .status();
+    built.is_ok_and(|status| status.success()).then_some(starts)
+}
+
 /// A short object: many programs fetch it.
 const SHORT: &str = "/files/short";
 
@@ -563,16 +577,9 @@ fn what_a_caught_static_program_starts_is_caught_too() {
     let name = "what_a_caught_static_program_starts_is_caught_too";
     in_namespace(name, async || {
         let net = Net::new();
-        let starts = net.path().join("starts");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/starts.c");
-        let built = std::process::Command::new("cc")
-            .args(["-static", "-o"])
-            .args([starts.as_os_str(), source.as_ref()])
-            .stderr(Stdio::null())
-            .status();
-        if !built.is_ok_and(|status| status.success()) {
-            return eprintln!("skipped: no C compiler here that takes -static");
-        }
+        let Some(starts) = static_starts(net.path()) else {
+            return;
+        };
         let starts = starts.to_str().expect("text");
         let port = net.port();
         let before = attempts_to_nowhere();
@@ -595,6 +602,170 @@ fn what_a_caught_static_program_starts_is_caught_too() {
             }
         }
         assert_eq!(attempts_to_nowhere(), before, "attempts to get past");
+    });
+}
+
+#[test]
+fn many_filters_are_heard_at_once_and_each_ends_with_its_programs() {
+    let name = "many_filters_are_heard_at_once_and_each_ends_with_its_programs";
+    in_namespace(name, async || {
+        let net = Net::new();
+        let Some(program) = compiled(net.path(), &["-static"]) else {
+            return;
+        };
+        let program = program.to_str().expect("text");
+        let bytes = object(20_000, 8);
+        std::fs::write(net.path().join("short"), &bytes).expect("write");
+        const AT_ONCE: usize = 40;
+        let Some(starts) = static_starts(net.path()) else {
+            return;
+        };
+        // The shell's parent is `cedos run`, which has a descriptor or two for each filter.
+        let script = format!(
+            "held() {{ ls -l /proc/$PPID/fd | grep -c seccomp; }}
+             mkfifo gate; held
+             for i in $(seq {AT_ONCE}); do
+                 \"$0\" spawnp sh -c 'read line < gate; exec \"$@\"' - \"$@\" > out$i &
+             done
+             until [ $(held) -ge {AT_ONCE} ]; do :; done
+             exec 9<>gate; for i in $(seq {AT_ONCE}); do echo go >&9; done
+             wait
+             until [ $(held) -eq 0 ]; do :; done"
+        );
+        let port = net.port();
+        let starts = starts.to_str().expect("text");
+        let words = ["bash", "-c", &script, starts, program, "wait", "192.0.2.1"];
+        let words = [&words[..], &[&port, SHORT]].concat();
+        let output = net.run(&[], &words).await;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}");
+        assert_eq!(output.stdout, b"0\n", "{errors}");
+        for i in 1..=AT_ONCE {
+            let got = std::fs::read(net.path().join(format!("out{i}"))).expect("its output");
+            assert!(got.ends_with(&bytes), "{i}: {errors}");
+        }
+    });
+}
+
+#[test]
+fn a_program_that_cannot_be_caught_is_told_and_strictly_gets_nowhere() {
+    let name = "a_program_that_cannot_be_caught_is_told_and_strictly_gets_nowhere";
+    in_namespace(name, async || {
+        // Here the origin can be reached directly, too.
+        let net = Net::with(|| {
+            sh("ip link set lo up");
+            wifi_on("198.51.100.7");
+        });
+        let Some(program) = compiled(net.path(), &["-static"]) else {
+            return;
+        };
+        let starters = starters(net.path());
+        let (_, starts) = starters.last().expect("one");
+        let twice = ["sh", "-c", "\"$@\"; \"$@\"", "-", &starts[0], "unheld"];
+        let (program, port) = (program.to_str().expect("text"), net.port());
+        let words = [program, "wait", "192.0.2.1", &port, "/a"];
+        let words = [&twice[..], &words].concat();
+        let mut reached = 0;
+        for (options, says, gets) in [
+            (&[][..], "go past D2Prox", 2),
+            (&["--strict"], "connections fail", 0),
+        ] {
+            let output = net.run(options, &words).await;
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let said = format!("cedos run: {program} is not caught");
+            assert_eq!(errors.matches(&said).count(), 1, "once: {errors}");
+            assert!(
+                errors.contains(says) && errors.contains("--rung tun"),
+                "{errors}"
+            );
+            reached += gets;
+            assert_eq!(net.origin.asked().len(), reached, "{errors}");
+        }
+        // One of another architecture is not run here, but looked at.
+        let foreign = net.path().join("foreign");
+        let mut bytes = std::fs::read(program).expect("it");
+        const MACHINE: std::ops::Range<usize> = 18..20; // elf(5), e_machine
+        bytes[MACHINE].copy_from_slice(&0xfeed_u16.to_ne_bytes());
+        std::fs::write(&foreign, bytes).expect("write");
+        sh(&format!("chmod +x {}", foreign.display()));
+        let foreign = foreign.to_str().expect("text");
+        let output = net.run(&[], &[&starts[0], "execve", foreign]).await;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains("is of another architecture"), "{errors}");
+    });
+}
+
+#[test]
+fn names_asked_of_a_resolver_on_this_machine_are_the_proxys_too() {
+    let name = "names_asked_of_a_resolver_on_this_machine_are_the_proxys_too";
+    in_namespace(name, async || {
+        let net = Net::new();
+        let conf = net.path().join("resolv.conf");
+        std::fs::write(&conf, "nameserver 127.0.0.53\n").expect("write");
+        let with = format!("mount --bind {} /etc/resolv.conf && \"$@\"", conf.display());
+        let port = net.port();
+        let url = net.url("/a");
+        let mut programs = Vec::new();
+        if let Some(program) = compiled(net.path(), &["-static"]) {
+            programs.push((program, vec!["wait", NAME, &port, "/a"]));
+        }
+        if installed("go") {
+            programs.push((go_program(net.path(), false), vec![&url]));
+        }
+        for (program, words) in programs {
+            let program = [program.to_str().expect("text")];
+            for rung in ["preload", "notify"] {
+                let shell = ["unshare", "-m", "sh", "-c", &with, "-"];
+                let words = [&shell[..], &program, &words].concat();
+                let output = net.run(&["--rung", rung], &words).await;
+                net.is_whole(&output, rung, program[0]);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_outlives_cedos_run_starts_programs_as_before_and_no_file_is_left() {
+    let name = "what_outlives_cedos_run_starts_programs_as_before_and_no_file_is_left";
+    in_namespace(name, async || {
+        let net = Net::new();
+        let temporary = net.path().join("tmp");
+        std::fs::create_dir(&temporary).expect("create");
+        let program = compiled(net.path(), &["-static"]);
+        let program = program.as_deref().unwrap_or(Path::new("true"));
+        let script = "echo ready; read line; sh -c 'echo child'; \"$@\"; exit 0";
+        let words = ["sh", "-c", script, "-", program.to_str().expect("text")];
+        for round in 0..2 {
+            let mut child = net
+                .command(
+                    &[],
+                    &[&words[..], &["wait", "192.0.2.1", "9", "/a"]].concat(),
+                )
+                .env("TMPDIR", &temporary)
+                .stdin(Stdio::piped())
+                .spawn()
+                .expect("cedos");
+            let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+            let mut errors = BufReader::new(child.stderr.take().expect("its errors")).lines();
+            let mut input = child.stdin.take().expect("its input");
+            assert_eq!(line_of(&mut lines).await.as_deref(), Some("ready"));
+            child.kill().await.expect("it is killed");
+            input.write_all(b"\n").await.expect("it reads");
+            assert_eq!(line_of(&mut lines).await.as_deref(), Some("child"));
+            let mut said = Vec::new();
+            while let Some(line) = errors.next_line().await.expect("text") {
+                said.push(line);
+            }
+            // Which rung; who is not caught; what that one says itself.
+            assert!(said.iter().all(|line| !line.contains("ld.so")), "{said:?}");
+            if program != Path::new("true") {
+                let told = said.iter().filter(|line| line.contains("does not answer"));
+                assert_eq!(told.count(), 1, "{said:?}");
+            }
+            let files = |folder: &Path| std::fs::read_dir(folder).expect("it").count();
+            assert_eq!(files(&temporary), 0, "after round {round}");
+            assert_eq!(files(&net.path().join("cedos")), 1, "one library");
+        }
     });
 }
 
@@ -786,6 +957,7 @@ fn nginx_as_it_is_becomes_a_d2tp_server() {
         sh("ip link set lo up");
         let folder = tempfile::tempdir().expect("a directory");
         let at = folder.path();
+        sh(&format!("chmod 755 {}", at.display()));
         let bytes = object(BYTES, 6);
         std::fs::write(at.join("file"), &bytes).expect("write");
         let shown = at.display();

@@ -145,10 +145,13 @@ impl Asked {
             b'u' => {
                 let (because, said) = said.split_first()?;
                 let (errno, path) = said.split_first_chunk()?;
+                let error = io::Error::from_raw_os_error(i32::from_ne_bytes(*errno));
+                // exec.c says the same.
                 let because = match because {
                     b'p' => Missed::Privileged,
                     b'a' => Missed::Foreign,
-                    _ => Missed::System(io::Error::from_raw_os_error(i32::from_ne_bytes(*errno))),
+                    b'h' => Missed::Unheard(error),
+                    _ => Missed::System(error),
                 };
                 Some(Caught::Missed {
                     program: String::from_utf8_lossy(path).into_owned(),

@@ -57,6 +57,8 @@ pub enum Caught {
 pub enum Missed {
     /// Its calls cannot be held.
     System(io::Error),
+    /// They are held, and `cedos run` does not hear them: they fail.
+    Unheard(io::Error),
     /// Held, it would not have the rights that its file gives it.
     Privileged,
     /// It is of another architecture.

@@ -44,7 +44,7 @@ enum kind {
     HEARD,
     /* Nobody, unless the kernel holds them. */
     TO_BE_HELD,
-    /* Nobody: it runs with other rights, which a filter would take away. ask.rs knows the letters. */
+    /* Nobody: it runs with other rights, which a filter would take away. */
     RAISED = 'p',
     /* Nobody: it is of another architecture, all of whose calls the filter refuses. */
     FOREIGN = 'a',
@@ -186,6 +186,10 @@ static int hold(void)
     return why;
 }
 
+/* ask.rs knows the letters of these, and those of enum kind. */
+#define NOT_HELD 's'
+#define NOT_HEARD 'h'
+
 /* Has `cedos run` say that this program is not caught, or says it. */
 static void miss(char because, int why, const char *path)
 {
@@ -210,7 +214,7 @@ static void hold_or_miss(const char *path)
 {
     int before = errno, why = hold();
     if (why)
-        miss('s', why, path);
+        miss(is_held() ? NOT_HEARD : NOT_HELD, why, path);
     errno = before;
 }
 
@@ -425,7 +429,7 @@ static int spawn_by_thread(struct spawn *it)
     pthread_t thread;
     int failed = pthread_create(&thread, NULL, spawn_held, it);
     if (failed) {
-        miss('s', failed, it->file);
+        miss(NOT_HELD, failed, it->file);
         it->done = it->real(it->pid, it->name, it->actions, it->how, it->words, it->environment);
     } else {
         pthread_join(thread, NULL);

@@ -117,12 +117,14 @@ impl Calls {
                 answer.give(Verdict::Done);
             }
             Caught::Connect { socket, to, answer } => {
-                if is_near(to.ip()) || self.is_under_way(&socket) {
-                    return answer.give(Verdict::GoOn);
-                }
-                match SockRef::from(&socket).r#type() {
-                    Ok(Type::STREAM) => self.stream(socket, to, answer),
+                let kind = SockRef::from(&socket).r#type();
+                match kind {
+                    // A resolver on this machine would ask others.
                     Ok(Type::DGRAM) if to.port() == DNS_PORT => self.lookup(&socket, answer),
+                    _ if is_near(to.ip()) || self.is_under_way(&socket) => {
+                        answer.give(Verdict::GoOn);
+                    }
+                    Ok(Type::STREAM) => self.stream(socket, to, answer),
                     Ok(_) => answer.give(self.datagram(to)),
                     Err(error) => answer.give(Verdict::of(&error)),
                 }
@@ -137,22 +139,23 @@ impl Calls {
             return;
         }
         let program = program.escape_debug();
+        let fails = self.namespace != Namespace::Shared || matches!(because, Missed::Unheard(_));
         let because = match because {
-            Missed::System(error) => format!(
-                "loads no C library, and this system does not let its connections be held (seccomp: {error})"
-            ),
-            Missed::Privileged => {
-                "loads no C library, and runs with other rights, so its connections cannot be held"
-                    .to_owned()
+            Missed::System(error) => {
+                format!("loads no C library, and its connections cannot be held (seccomp: {error})")
             }
+            Missed::Unheard(error) => {
+                format!("loads no C library, and too many such programs run at once ({error})")
+            }
+            Missed::Privileged => "loads no C library, and runs with other rights".to_owned(),
             Missed::Foreign => "is of another architecture".to_owned(),
         };
-        let so = match self.namespace {
-            Namespace::Shared => "its connections go past D2Prox",
-            _ => "its connections are refused",
+        let so = match fails {
+            true => "its connections fail",
+            false => "its connections go past D2Prox",
         };
         eprintln!(
-            "cedos run: {program} {because}: {so}; `cedos run --rung tun -- …` would carry them"
+            "cedos run: {program} is not caught: it {because}; so {so}. `cedos run --rung tun -- …` would carry them"
         );
     }
 
