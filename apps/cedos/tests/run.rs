@@ -601,6 +601,16 @@ fn what_a_caught_static_program_starts_is_caught_too() {
                 }
             }
         }
+        // Static is what runs a script.
+        if let Some(program) = compiled(net.path(), &["-static"]) {
+            let script = net.path().join("interpreted");
+            std::fs::write(&script, format!("#! {starts}  script\n")).expect("write");
+            sh(&format!("chmod +x {}", script.display()));
+            let shell = ["sh", "-ec", "\"$@\"; true", "-"].map(str::to_owned);
+            let words = [script.to_str(), program.to_str()].map(|path| path.expect("text"));
+            let words = [&words[..], &["wait", "192.0.2.1", &port, SHORT]].concat();
+            is_caught(&net, &[], &shell, &words, "a script").await;
+        }
         assert_eq!(attempts_to_nowhere(), before, "attempts to get past");
     });
 }

@@ -1,5 +1,6 @@
 /* A program that starts another, in each way there is: starts WAY PROGRAM WORDS... Its exit code is the
- * other's. `bare`: with an empty environment; `unheld`: where the kernel holds no calls. */
+ * other's. `bare`: with an empty environment; `unheld`: where the kernel holds no calls;
+ * `script`: as a script's interpreter, whose first word is the script. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -78,6 +79,10 @@ int main(int argc, char **argv)
     int status = 0;
     if (strcmp(way, "unheld") == 0) {
         unheld();
+        way = "execve";
+    }
+    if (strcmp(way, "script") == 0) {
+        words++;
         way = "execve";
     }
     if (strncmp(way, "spawn", 5) == 0) {

@@ -178,3 +178,54 @@ pub(crate) fn answer(question: &OwnedFd, verdict: Verdict, text: &[u8]) {
     said.extend(text);
     let _ = send(question.as_raw_fd(), &said, MsgFlags::MSG_NOSIGNAL);
 }
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::{connect, recv};
+
+    use super::*;
+
+    /// What the kernel holds is the same on the rung `notify` and for what exec.c becomes, which asks for it.
+    #[test]
+    fn the_filter_that_is_asked_for_is_the_one_that_is_installed_here() {
+        let name = format!("cedos-test-filter-{}", std::process::id());
+        let at = UnixAddr::new_abstract(name.as_bytes()).unwrap();
+        let ask = move || {
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+            connect(fd.as_raw_fd(), &at).unwrap();
+            send(fd.as_raw_fd(), b"f", MsgFlags::MSG_NOSIGNAL).unwrap();
+            let mut reply = vec![0; 4096];
+            let n = recv(fd.as_raw_fd(), &mut reply, MsgFlags::empty()).unwrap();
+            reply.truncate(n);
+            reply
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let reply = runtime.unwrap().block_on(async {
+            let asked = Asked::new(place(name.as_bytes()).unwrap(), Arc::default(), None).unwrap();
+            tokio::select! {
+                _ = asked.next() => panic!("it is answered here"),
+                reply = tokio::task::spawn_blocking(ask) => reply.unwrap(),
+            }
+        });
+        let filter = notify::filter();
+        let (number, bytes) = reply.split_at(size_of::<i32>());
+        assert_eq!(number, 0_i32.to_ne_bytes());
+        // SAFETY: plain numbers without gaps, as the kernel reads them.
+        let wanted = unsafe {
+            let bytes = size_of_val(&filter[..]);
+            std::slice::from_raw_parts(filter.as_ptr().cast::<u8>(), bytes)
+        };
+        assert_eq!(bytes, wanted);
+        let room = include_str!("preload.h").lines().find_map(|line| {
+            let room = line.strip_prefix("#define REPLY_TEXT_BYTES_MAX ")?;
+            room.parse().ok()
+        });
+        assert!(room > Some(bytes.len()), "{room:?}");
+        // Nor has exec.c one of its own.
+        let source = include_str!("exec.c");
+        assert!(!source.contains("BPF_") && !source.contains("SECCOMP_RET"));
+    }
+}

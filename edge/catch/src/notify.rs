@@ -59,7 +59,8 @@ fn op(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-fn filter() -> Vec<libc::sock_filter> {
+/// The only one there is: exec.c asks for it.
+pub(crate) fn filter() -> Vec<libc::sock_filter> {
     let errno = |errno: i32| libc::SECCOMP_RET_ERRNO | errno as u32;
     let nr = |nr: libc::c_long| nr as u32;
     vec![
