@@ -40,6 +40,8 @@ static int become(const char *way, char **words)
 {
     char *none[] = { NULL };
     int fd = open(words[0], O_RDONLY | O_CLOEXEC);
+    if (strcmp(way, "bare") == 0)
+        clearenv();
     pid_t child = vfork();
     if (child == 0) {
         char **w = words;
