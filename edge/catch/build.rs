@@ -2,8 +2,12 @@
 
 use std::path::PathBuf;
 
+const SOURCES: [&str; 2] = ["src/preload.c", "src/exec.c"];
+
 fn main() {
-    println!("cargo:rerun-if-changed=src/preload.c");
+    for source in [SOURCES[0], SOURCES[1], "src/preload.h"] {
+        println!("cargo:rerun-if-changed={source}");
+    }
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo says where"));
     let library = out.join("preload.so");
     let mut compiler = cc::Build::new().opt_level(2).get_compiler().to_command();
@@ -18,9 +22,9 @@ fn main() {
         .args(["-Wl,-soname,cedos-preload.so", "-Wl,-z,now,-z,relro"])
         .arg("-o")
         .arg(&library)
-        .arg("src/preload.c")
-        .args(["-ldl"])
+        .args(SOURCES)
+        .args(["-ldl", "-pthread"])
         .status()
         .expect("a C compiler");
-    assert!(compiled.success(), "src/preload.c does not compile");
+    assert!(compiled.success(), "{SOURCES:?} do not compile");
 }

@@ -49,6 +49,8 @@ impl Net {
 
     fn with(join: impl FnOnce()) -> Net {
         let home = tempfile::tempdir().expect("a directory");
+        // Root's library is to be where all reach it.
+        sh(&format!("chmod 755 {}", home.path().display()));
         let bytes = object(BYTES, 5);
         let (root, served) = (home.path().to_owned(), bytes.clone());
         let (origin, proxy) = origin_namespace(move || async move {
@@ -129,9 +131,15 @@ impl Net {
             .expect("cedos")
     }
 
-    /// Runs it, says by which rung it was caught, and that it got the object.
+    /// It was caught by this rung, and got the object.
     #[track_caller]
     fn is_whole(&self, output: &Output, rung: &str, what: &str) {
+        self.got(&self.bytes, output, rung, what);
+    }
+
+    /// It was caught by this rung, and got these bytes.
+    #[track_caller]
+    fn got(&self, bytes: &[u8], output: &Output, rung: &str, what: &str) {
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{what}: {errors}");
         assert!(
@@ -139,7 +147,7 @@ impl Net {
             "{what}, not by {rung}: {errors}"
         );
         assert!(
-            output.stdout.ends_with(&self.bytes),
+            output.stdout.ends_with(bytes),
             "{what}: {} bytes",
             output.stdout.len()
         );
@@ -169,6 +177,19 @@ fn compiled(folder: &Path, options: &[&str]) -> Option<PathBuf> {
     }
     eprintln!("skipped: no C compiler here that takes {options:?}");
     None
+}
+
+/// The Go client of `repro/programs`; with `c`, one that loads the C library besides.
+fn go_program(folder: &Path, c: bool) -> PathBuf {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/repro/programs/fetch.go");
+    let program = folder.join(if c { "fetch-go-c" } else { "fetch-go" });
+    let built = std::process::Command::new("go")
+        .args(["build", "-o"])
+        .args([program.as_os_str(), source.as_ref()])
+        .env("CGO_ENABLED", if c { "1" } else { "0" })
+        .status();
+    assert!(built.is_ok_and(|status| status.success()), "go build");
+    program
 }
 
 #[test]
@@ -324,23 +345,13 @@ fn static_and_go_programs_are_caught() {
             net.is_whole(&output, "tun", "static");
             let output = net.run(&["--rung", "notify", "--strict"], &words).await;
             net.is_whole(&output, "notify", "static, strictly");
-            // What LD_PRELOAD cannot catch goes nowhere.
+            // Started by `cedos run` itself, with a rung that does not catch it, it goes nowhere.
             let words = [program, "wait", "192.0.2.1", &net.port(), "/a"];
             let output = net.run(&["--rung", "preload", "--strict"], &words).await;
             assert_eq!(output.status.code(), Some(3), "{output:?}");
         }
         if installed("go") {
-            let program = net.path().join("fetch-go");
-            let built = std::process::Command::new("go")
-                .args(["build", "-o"])
-                .arg(&program)
-                .arg(concat!(
-                    env!("CARGO_MANIFEST_DIR"),
-                    "/src/repro/programs/fetch.go"
-                ))
-                .env("CGO_ENABLED", "0")
-                .status();
-            assert!(built.is_ok_and(|status| status.success()), "go build");
+            let program = go_program(net.path(), false);
             let program = program.to_str().expect("text");
             for options in [&[][..], &["--strict"], &["--rung", "tun"]] {
                 let rung = options.get(1).unwrap_or(&"notify");
@@ -371,14 +382,25 @@ fn a_python_script_and_its_children_are_caught() {
     });
 }
 
-/// Connections that this network namespace began (RFC 4022, tcpActiveOpens).
-fn connections_begun() -> u64 {
+/// A counter of this network namespace (proc_net(5), snmp).
+fn counted(protocol: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/net/snmp").expect("counters");
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let prefix = format!("{protocol}: ");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(&prefix));
     let names = lines.next().expect("names").split(' ');
     let values = lines.next().expect("values").split(' ');
-    let found = names.zip(values).find(|(name, _)| *name == "ActiveOpens");
+    let found = names.zip(values).find(|(known, _)| *known == name);
     found.expect("the counter").1.parse().expect("a number")
+}
+
+/// Connections that it began (RFC 4022, tcpActiveOpens).
+fn connections_begun() -> u64 {
+    counted("Tcp", "ActiveOpens")
+}
+
+/// Attempts to get where there is no way to (RFC 4293, ipSystemStatsOutNoRoutes).
+fn attempts_to_nowhere() -> u64 {
+    counted("Ip", "OutNoRoutes")
 }
 
 #[test]
@@ -421,6 +443,339 @@ fn strictly_nothing_leaves_but_by_the_proxy() {
             "TCP connections past the proxy"
         );
         assert_eq!(net.origin.asked().len(), 4);
+    });
+}
+
+/// Ways to start a program from one that loads the C library, and the words before it.
+fn starters(folder: &Path) -> Vec<(&'static str, Vec<String>)> {
+    let spawns = folder.join("spawns");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/starts.c");
+    let status = std::process::Command::new("cc")
+        .args(["-o".as_ref(), spawns.as_os_str(), source.as_ref()])
+        .status();
+    assert!(status.is_ok_and(|status| status.success()), "{source}");
+    let script = folder.join("script");
+    let text = "#!/usr/bin/env bash\nset -e\n\"$@\"\ntrue\n";
+    std::fs::write(&script, text).expect("write");
+    sh(&format!("chmod +x {}", script.display()));
+    let shell = |name: &str, text: &str| vec![name.into(), "-ec".into(), text.into(), "-".into()];
+    let ways = [
+        "execve", "execv", "execvp", "execvpe", "execl", "execlp", "execle", "fexecve", "execveat",
+        "spawn", "spawnp", "system", "popen", "bare",
+    ];
+    let mut all = vec![
+        ("dash that waits", shell("sh", "\"$@\"; true")),
+        ("dash that becomes it", shell("sh", "exec \"$@\"")),
+        ("bash that waits", shell("bash", "\"$@\"; true")),
+        ("bash, in the background", shell("bash", "\"$@\" & wait $!")),
+        ("a script", vec![script.to_str().expect("text").into()]),
+    ];
+    let spawns = spawns.to_str().expect("text");
+    all.extend(ways.map(|way| (way, vec![spawns.to_owned(), way.to_owned()])));
+    all
+}
+
+/// The program that starts another, without a C library to load.
+fn static_starts(folder: &Path) -> Option<PathBuf> {
+    let starts = folder.join("static-starts");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/starts.c");
+    let built = std::process::Command::new("cc")
+        .args(["-static", "-o"])
+        .args([starts.as_os_str(), source.as_ref()])
+        .stderr(Stdio::null())
+        .status();
+    built.is_ok_and(|status| status.success()).then_some(starts)
+}
+
+/// A short object: many programs fetch it.
+const SHORT: &str = "/files/short";
+
+/// Runs a program that fetches [`SHORT`], with these words before it: nobody has anything to say.
+async fn is_caught(net: &Net, options: &[&str], starter: &[String], program: &[&str], what: &str) {
+    let bytes = object(20_000, 7);
+    std::fs::write(net.path().join("short"), &bytes).expect("write");
+    let starter = starter.iter().map(String::as_str);
+    let words: Vec<&str> = starter.chain(program.iter().copied()).collect();
+    let output = net.run(options, &words).await;
+    net.got(&bytes, &output, "preload", what);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(errors.lines().count(), 1, "{what}: {errors}");
+}
+
+#[test]
+fn static_and_go_programs_that_another_one_starts_are_caught() {
+    let name = "static_and_go_programs_that_another_one_starts_are_caught";
+    in_namespace(name, async || {
+        let net = Net::new();
+        let Some(program) = compiled(net.path(), &["-static"]) else {
+            return;
+        };
+        let program = program.to_str().expect("text");
+        let port = net.port();
+        let by_address = ["wait", "192.0.2.1", &port, SHORT];
+        let by_address = [&[program][..], &by_address].concat();
+        // The counter sees what tries to get past.
+        let before = attempts_to_nowhere();
+        let output = net.run(&["--rung", "env"], &by_address).await;
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        assert_eq!(attempts_to_nowhere(), before + 1);
+        let before = attempts_to_nowhere();
+        let starters = starters(net.path());
+        for (what, starter) in &starters {
+            is_caught(&net, &[], starter, &by_address, what).await;
+        }
+        if installed("go") {
+            for c in [false, true] {
+                let go = go_program(net.path(), c);
+                let go = [go.to_str().expect("text"), &net.url(SHORT)];
+                for (what, starter) in &starters {
+                    if what.contains("waits") || what.contains("spawn") {
+                        let what = format!("Go, with C: {c}, by {what}");
+                        is_caught(&net, &[], starter, &go, &what).await;
+                        is_caught(&net, &["--strict"], starter, &go, &what).await;
+                    }
+                }
+            }
+        }
+        assert_eq!(attempts_to_nowhere(), before, "attempts to get past");
+    });
+}
+
+#[test]
+fn strictly_nothing_leaves_from_what_another_program_starts() {
+    let name = "strictly_nothing_leaves_from_what_another_program_starts";
+    in_namespace(name, async || {
+        // Here the origin can be reached directly, too.
+        let net = Net::with(|| {
+            sh("ip link set lo up");
+            wifi_on("198.51.100.7");
+        });
+        let Some(program) = compiled(net.path(), &["-static"]) else {
+            return;
+        };
+        let program = program.to_str().expect("text");
+        let port = net.port();
+        let before = connections_begun();
+        let starters = starters(net.path());
+        for (what, starter) in &starters {
+            for (way, host) in [("wait", "192.0.2.1"), ("poll", NAME)] {
+                let words = [program, way, host, &port, SHORT];
+                is_caught(&net, &["--strict"], starter, &words, what).await;
+            }
+        }
+        assert_eq!(
+            connections_begun(),
+            before,
+            "TCP connections past the proxy"
+        );
+        assert_eq!(net.origin.asked().len(), 2 * starters.len());
+    });
+}
+
+#[test]
+fn what_a_caught_static_program_starts_is_caught_too() {
+    let name = "what_a_caught_static_program_starts_is_caught_too";
+    in_namespace(name, async || {
+        let net = Net::new();
+        let Some(starts) = static_starts(net.path()) else {
+            return;
+        };
+        let starts = starts.to_str().expect("text");
+        let port = net.port();
+        let before = attempts_to_nowhere();
+        for linked in [&[][..], &["-static"]] {
+            let program = compiled(net.path(), linked).expect("it was compiled before");
+            let program = program.to_str().expect("text");
+            for options in [&[][..], &["--strict"]] {
+                for (way, host) in [("wait", "192.0.2.1"), ("poll", NAME)] {
+                    // Without walls a static program's lookups are its own.
+                    if host == NAME && !linked.is_empty() && options.is_empty() {
+                        continue;
+                    }
+                    // dash, static, dash, and the program: held by the kernel and asked for by itself.
+                    let shell = ["sh", "-ec", "\"$@\"; true", "-"].map(str::to_owned);
+                    let words = [starts, "spawnp", "sh", "-ec", "\"$@\"; true", "-"];
+                    let words = [&words[..], &[program, way, host, &port, SHORT]].concat();
+                    let what = format!("{linked:?} {options:?} {host}");
+                    is_caught(&net, options, &shell, &words, &what).await;
+                }
+            }
+        }
+        // Static is what runs a script.
+        if let Some(program) = compiled(net.path(), &["-static"]) {
+            let script = net.path().join("interpreted");
+            std::fs::write(&script, format!("#! {starts}  script\n")).expect("write");
+            sh(&format!("chmod +x {}", script.display()));
+            let shell = ["sh", "-ec", "\"$@\"; true", "-"].map(str::to_owned);
+            let words = [script.to_str(), program.to_str()].map(|path| path.expect("text"));
+            let words = [&words[..], &["wait", "192.0.2.1", &port, SHORT]].concat();
+            is_caught(&net, &[], &shell, &words, "a script").await;
+        }
+        assert_eq!(attempts_to_nowhere(), before, "attempts to get past");
+    });
+}
+
+#[test]
+fn many_filters_are_heard_at_once_and_each_ends_with_its_programs() {
+    let name = "many_filters_are_heard_at_once_and_each_ends_with_its_programs";
+    in_namespace(name, async || {
+        let net = Net::new();
+        let Some(program) = compiled(net.path(), &["-static"]) else {
+            return;
+        };
+        let program = program.to_str().expect("text");
+        let bytes = object(20_000, 8);
+        std::fs::write(net.path().join("short"), &bytes).expect("write");
+        const AT_ONCE: usize = 40;
+        let Some(starts) = static_starts(net.path()) else {
+            return;
+        };
+        // The shell's parent is `cedos run`, which has a descriptor or two for each filter.
+        let script = format!(
+            "held() {{ ls -l /proc/$PPID/fd | grep -c seccomp; }}
+             mkfifo gate; held
+             for i in $(seq {AT_ONCE}); do
+                 \"$0\" spawnp sh -c 'read line < gate; exec \"$@\"' - \"$@\" > out$i &
+             done
+             until [ $(held) -ge {AT_ONCE} ]; do :; done
+             exec 9<>gate; for i in $(seq {AT_ONCE}); do echo go >&9; done
+             wait
+             until [ $(held) -eq 0 ]; do :; done"
+        );
+        let port = net.port();
+        let starts = starts.to_str().expect("text");
+        let words = ["bash", "-c", &script, starts, program, "wait", "192.0.2.1"];
+        let words = [&words[..], &[&port, SHORT]].concat();
+        let output = net.run(&[], &words).await;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}");
+        assert_eq!(output.stdout, b"0\n", "{errors}");
+        for i in 1..=AT_ONCE {
+            let got = std::fs::read(net.path().join(format!("out{i}"))).expect("its output");
+            assert!(got.ends_with(&bytes), "{i}: {errors}");
+        }
+    });
+}
+
+#[test]
+fn a_program_that_cannot_be_caught_is_told_and_strictly_gets_nowhere() {
+    let name = "a_program_that_cannot_be_caught_is_told_and_strictly_gets_nowhere";
+    in_namespace(name, async || {
+        // Here the origin can be reached directly, too.
+        let net = Net::with(|| {
+            sh("ip link set lo up");
+            wifi_on("198.51.100.7");
+        });
+        let Some(program) = compiled(net.path(), &["-static"]) else {
+            return;
+        };
+        let starters = starters(net.path());
+        let (_, starts) = starters.last().expect("one");
+        let twice = ["sh", "-c", "\"$@\"; \"$@\"", "-", &starts[0], "unheld"];
+        let (program, port) = (program.to_str().expect("text"), net.port());
+        let words = [program, "wait", "192.0.2.1", &port, "/a"];
+        let words = [&twice[..], &words].concat();
+        let mut reached = 0;
+        for (options, says, gets) in [
+            (&[][..], "go past D2Prox", 2),
+            (&["--strict"], "connections fail", 0),
+        ] {
+            let output = net.run(options, &words).await;
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let said = format!("cedos run: {program} is not caught");
+            assert_eq!(errors.matches(&said).count(), 1, "once: {errors}");
+            assert!(
+                errors.contains(says) && errors.contains("--rung tun"),
+                "{errors}"
+            );
+            reached += gets;
+            assert_eq!(net.origin.asked().len(), reached, "{errors}");
+        }
+        // One of another architecture is not run here, but looked at.
+        let foreign = net.path().join("foreign");
+        let mut bytes = std::fs::read(program).expect("it");
+        const MACHINE: std::ops::Range<usize> = 18..20; // elf(5), e_machine
+        bytes[MACHINE].copy_from_slice(&0xfeed_u16.to_ne_bytes());
+        std::fs::write(&foreign, bytes).expect("write");
+        sh(&format!("chmod +x {}", foreign.display()));
+        let foreign = foreign.to_str().expect("text");
+        let output = net.run(&[], &[&starts[0], "execve", foreign]).await;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains("is of another architecture"), "{errors}");
+    });
+}
+
+#[test]
+fn names_asked_of_a_resolver_on_this_machine_are_the_proxys_too() {
+    let name = "names_asked_of_a_resolver_on_this_machine_are_the_proxys_too";
+    in_namespace(name, async || {
+        let net = Net::new();
+        let conf = net.path().join("resolv.conf");
+        std::fs::write(&conf, "nameserver 127.0.0.53\n").expect("write");
+        let with = format!("mount --bind {} /etc/resolv.conf && \"$@\"", conf.display());
+        let port = net.port();
+        let url = net.url("/a");
+        let mut programs = Vec::new();
+        if let Some(program) = compiled(net.path(), &["-static"]) {
+            programs.push((program, vec!["wait", NAME, &port, "/a"]));
+        }
+        if installed("go") {
+            programs.push((go_program(net.path(), false), vec![&url]));
+        }
+        for (program, words) in programs {
+            let program = [program.to_str().expect("text")];
+            for rung in ["preload", "notify"] {
+                let shell = ["unshare", "-m", "sh", "-c", &with, "-"];
+                let words = [&shell[..], &program, &words].concat();
+                let output = net.run(&["--rung", rung], &words).await;
+                net.is_whole(&output, rung, program[0]);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_outlives_cedos_run_starts_programs_as_before_and_no_file_is_left() {
+    let name = "what_outlives_cedos_run_starts_programs_as_before_and_no_file_is_left";
+    in_namespace(name, async || {
+        let net = Net::new();
+        let temporary = net.path().join("tmp");
+        std::fs::create_dir(&temporary).expect("create");
+        let program = compiled(net.path(), &["-static"]);
+        let program = program.as_deref().unwrap_or(Path::new("true"));
+        let script = "echo ready; read line; sh -c 'echo child'; \"$@\"; exit 0";
+        let words = ["sh", "-c", script, "-", program.to_str().expect("text")];
+        for round in 0..2 {
+            let mut child = net
+                .command(
+                    &[],
+                    &[&words[..], &["wait", "192.0.2.1", "9", "/a"]].concat(),
+                )
+                .env("TMPDIR", &temporary)
+                .stdin(Stdio::piped())
+                .spawn()
+                .expect("cedos");
+            let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+            let mut errors = BufReader::new(child.stderr.take().expect("its errors")).lines();
+            let mut input = child.stdin.take().expect("its input");
+            assert_eq!(line_of(&mut lines).await.as_deref(), Some("ready"));
+            child.kill().await.expect("it is killed");
+            input.write_all(b"\n").await.expect("it reads");
+            assert_eq!(line_of(&mut lines).await.as_deref(), Some("child"));
+            let mut said = Vec::new();
+            while let Some(line) = errors.next_line().await.expect("text") {
+                said.push(line);
+            }
+            // Which rung; who is not caught; what that one says itself.
+            assert!(said.iter().all(|line| !line.contains("ld.so")), "{said:?}");
+            if program != Path::new("true") {
+                let told = said.iter().filter(|line| line.contains("does not answer"));
+                assert_eq!(told.count(), 1, "{said:?}");
+            }
+            let files = |folder: &Path| std::fs::read_dir(folder).expect("it").count();
+            assert_eq!(files(&temporary), 0, "after round {round}");
+            assert_eq!(files(&net.path().join("cedos")), 1, "one library");
+        }
     });
 }
 
@@ -612,6 +967,7 @@ fn nginx_as_it_is_becomes_a_d2tp_server() {
         sh("ip link set lo up");
         let folder = tempfile::tempdir().expect("a directory");
         let at = folder.path();
+        sh(&format!("chmod 755 {}", at.display()));
         let bytes = object(BYTES, 6);
         std::fs::write(at.join("file"), &bytes).expect("write");
         let shown = at.display();

@@ -1,4 +1,4 @@
-//! The questions of preload.c: one SOCK_SEQPACKET connection each, to an abstract address.
+//! The questions of preload.c and exec.c: one SOCK_SEQPACKET connection each, to an abstract address.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,8 +11,9 @@ use nix::sys::socket::{
 };
 use tokio::io::unix::AsyncFd;
 
-use crate::caught::{Answer, Caught, Verdict, address};
+use crate::caught::{Answer, Caught, Missed, Verdict, address};
 use crate::names::Names;
+use crate::notify::{self, Supervisor};
 use crate::passed;
 
 /// The library for LD_PRELOAD, as it goes into a file.
@@ -109,8 +110,8 @@ impl Asked {
                     _ => self.names.stand_in(name).map(|ip| ip.to_string()),
                 };
                 match ip {
-                    Some(ip) => answer(&question, Verdict::Done, &ip),
-                    None => answer(&question, Verdict::Failed(libc::EINVAL), ""),
+                    Some(ip) => answer(&question, Verdict::Done, ip.as_bytes()),
+                    None => answer(&question, Verdict::Failed(libc::EINVAL), b""),
                 }
                 None
             }
@@ -127,6 +128,37 @@ impl Asked {
                 socket: fds.pop()?,
                 answer: Answer::to_question(question),
             }),
+            b'f' => {
+                answer(&question, Verdict::Done, &notify::filter_bytes());
+                None
+            }
+            b'h' => {
+                let answer = Answer::to_question(question);
+                match Supervisor::of(fds.pop()?) {
+                    Ok(supervisor) => Some(Caught::Held { supervisor, answer }),
+                    Err(error) => {
+                        answer.give(Verdict::of(&error));
+                        None
+                    }
+                }
+            }
+            b'u' => {
+                let (because, said) = said.split_first()?;
+                let (errno, path) = said.split_first_chunk()?;
+                let error = io::Error::from_raw_os_error(i32::from_ne_bytes(*errno));
+                // exec.c says the same.
+                let because = match because {
+                    b'p' => Missed::Privileged,
+                    b'a' => Missed::Foreign,
+                    b'h' => Missed::Unheard(error),
+                    _ => Missed::System(error),
+                };
+                Some(Caught::Missed {
+                    program: String::from_utf8_lossy(path).into_owned(),
+                    because,
+                    answer: Answer::to_question(question),
+                })
+            }
             _ => None,
         }
     }
@@ -136,13 +168,64 @@ impl Asked {
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1); // a guess
 
 /// Answers a question.
-pub(crate) fn answer(question: &OwnedFd, verdict: Verdict, text: &str) {
+pub(crate) fn answer(question: &OwnedFd, verdict: Verdict, text: &[u8]) {
     let number: i32 = match verdict {
         Verdict::GoOn => GO_ON,
         Verdict::Done => 0,
         Verdict::Failed(errno) => errno,
     };
     let mut said = number.to_ne_bytes().to_vec();
-    said.extend(text.as_bytes());
+    said.extend(text);
     let _ = send(question.as_raw_fd(), &said, MsgFlags::MSG_NOSIGNAL);
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::{connect, recv};
+
+    use super::*;
+
+    /// What the kernel holds is the same on the rung `notify` and for what exec.c becomes, which asks for it.
+    #[test]
+    fn the_filter_that_is_asked_for_is_the_one_that_is_installed_here() {
+        let name = format!("cedos-test-filter-{}", std::process::id());
+        let at = UnixAddr::new_abstract(name.as_bytes()).unwrap();
+        let ask = move || {
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+            connect(fd.as_raw_fd(), &at).unwrap();
+            send(fd.as_raw_fd(), b"f", MsgFlags::MSG_NOSIGNAL).unwrap();
+            let mut reply = vec![0; 4096];
+            let n = recv(fd.as_raw_fd(), &mut reply, MsgFlags::empty()).unwrap();
+            reply.truncate(n);
+            reply
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let reply = runtime.unwrap().block_on(async {
+            let asked = Asked::new(place(name.as_bytes()).unwrap(), Arc::default(), None).unwrap();
+            tokio::select! {
+                _ = asked.next() => panic!("it is answered here"),
+                reply = tokio::task::spawn_blocking(ask) => reply.unwrap(),
+            }
+        });
+        let filter = notify::filter();
+        let (number, bytes) = reply.split_at(size_of::<i32>());
+        assert_eq!(number, 0_i32.to_ne_bytes());
+        // SAFETY: plain numbers without gaps, as the kernel reads them.
+        let wanted = unsafe {
+            let bytes = size_of_val(&filter[..]);
+            std::slice::from_raw_parts(filter.as_ptr().cast::<u8>(), bytes)
+        };
+        assert_eq!(bytes, wanted);
+        let room = include_str!("preload.h").lines().find_map(|line| {
+            let room = line.strip_prefix("#define REPLY_TEXT_BYTES_MAX ")?;
+            room.parse().ok()
+        });
+        assert!(room > Some(bytes.len()), "{room:?}");
+        // Nor has exec.c one of its own.
+        let source = include_str!("exec.c");
+        assert!(!source.contains("BPF_") && !source.contains("SECCOMP_RET"));
+    }
 }

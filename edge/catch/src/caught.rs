@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::notify::Supervisor;
 use crate::{ask, notify};
 
 /// A call of a program that waits for its answer.
@@ -33,6 +34,35 @@ pub enum Caught {
         /// How it goes on.
         answer: Answer,
     },
+    /// It becomes a program whose calls the kernel holds.
+    Held {
+        /// Hears them.
+        supervisor: Supervisor,
+        /// How it goes on.
+        answer: Answer,
+    },
+    /// It becomes a program that nobody hears.
+    Missed {
+        /// The file's path, as it was called.
+        program: String,
+        /// Why not.
+        because: Missed,
+        /// How it goes on.
+        answer: Answer,
+    },
+}
+
+/// Why a program that another one started is not caught.
+#[derive(Debug)]
+pub enum Missed {
+    /// Its calls cannot be held.
+    System(io::Error),
+    /// They are held, and `cedos run` does not hear them: they fail.
+    Unheard(io::Error),
+    /// Held, it would not have the rights that its file gives it.
+    Privileged,
+    /// It is of another architecture.
+    Foreign,
 }
 
 /// What the program hears.
@@ -80,7 +110,7 @@ impl Answer {
     fn say(&mut self, verdict: Verdict) {
         match self.0.take() {
             Some(To::Notified(listener, id)) => notify::answer(&listener, id, verdict),
-            Some(To::Asked(question)) => ask::answer(&question, verdict, ""),
+            Some(To::Asked(question)) => ask::answer(&question, verdict, b""),
             None => {}
         }
     }

@@ -1,7 +1,7 @@
 //! Connections of programs that know nothing of D2TP, caught on their way out.
 //!
 //! ```text
-//!  program ── connect() ──┬─ LD_PRELOAD: preload.c ── ask.rs ──┐
+//!  program ── connect() ──┬─ LD_PRELOAD: preload.c ── ask.rs ──┐   (exec.c puts static programs below)
 //!                         ├─ seccomp notification: notify.rs ──┴▶ Caught: the socket and where it
 //!                         │                                       wanted to go; pair.rs gives it
 //!                         │                                       its other end
@@ -26,7 +26,7 @@ mod pair;
 mod passed;
 
 pub use ask::{Asked, PRELOAD, VARIABLE};
-pub use caught::{Answer, Caught, Verdict, is_near};
+pub use caught::{Answer, Caught, Missed, Verdict, is_near};
 pub use children::children;
 pub use dns::{answer, serve};
 pub use executable::{Executable, Kind};

@@ -59,7 +59,8 @@ fn op(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-fn filter() -> Vec<libc::sock_filter> {
+/// The only one there is: exec.c asks for it.
+pub(crate) fn filter() -> Vec<libc::sock_filter> {
     let errno = |errno: i32| libc::SECCOMP_RET_ERRNO | errno as u32;
     let nr = |nr: libc::c_long| nr as u32;
     vec![
@@ -88,6 +89,17 @@ fn filter() -> Vec<libc::sock_filter> {
         /* 16 */ op(RETURN, errno(libc::ENOSYS), 0, 0),
         /* 17 */ op(RETURN, errno(libc::EOPNOTSUPP), 0, 0),
     ]
+}
+
+/// The filter as the kernel takes it, for exec.c.
+pub(crate) fn filter_bytes() -> Vec<u8> {
+    let bytes = |op: libc::sock_filter| {
+        let mut bytes = op.code.to_ne_bytes().to_vec();
+        bytes.extend([op.jt, op.jf]);
+        bytes.extend(op.k.to_ne_bytes());
+        bytes
+    };
+    filter().into_iter().flat_map(bytes).collect()
 }
 
 /// Puts the filter on this process and those it becomes, which then cannot gain privileges (no setuid).
@@ -124,6 +136,7 @@ pub(crate) fn install() -> io::Result<OwnedFd> {
 const WAIT_KILLABLE: libc::c_ulong = 1 << 5;
 
 /// Hears what the kernel holds.
+#[derive(Debug)]
 pub struct Supervisor {
     listener: Arc<OwnedFd>,
     ready: AsyncFd<OwnedFd>,
@@ -136,6 +149,19 @@ impl Supervisor {
             ready: passed::watch(listener.try_clone()?)?,
             listener,
         })
+    }
+
+    /// With what a program passed as such. Must be called on a runtime.
+    ///
+    /// # Errors
+    /// It hears no filter.
+    pub(crate) fn of(passed: OwnedFd) -> io::Result<Supervisor> {
+        let nobody = 0_u64;
+        match is_valid(&passed, nobody) {
+            // It knows no such call, so it knows calls.
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
+            _ => Supervisor::new(passed),
+        }
     }
 
     /// The next call that is held; none when nobody has the filter any more.
@@ -206,23 +232,8 @@ impl Supervisor {
             Read::Listen(fetch(notice.pid, args[0])?)
         };
         // The process may be another by now, under the same number.
-        self.is_valid(notice.id)?;
+        is_valid(&self.listener, notice.id)?;
         Ok(found)
-    }
-
-    fn is_valid(&self, id: u64) -> io::Result<()> {
-        // SAFETY: a place of the size that is in the number.
-        let valid = unsafe {
-            libc::ioctl(
-                self.listener.as_raw_fd(),
-                NOTIF_ID_VALID as _,
-                &raw const id,
-            )
-        };
-        match valid {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
     }
 
     fn address(
@@ -233,12 +244,22 @@ impl Supervisor {
     ) -> io::Result<Option<std::net::SocketAddr>> {
         let mut bytes = vec![0; len.min(ADDRESS_BYTES_MAX) as usize];
         let memory = std::fs::File::open(format!("/proc/{}/mem", notice.pid))?;
-        self.is_valid(notice.id)?;
+        is_valid(&self.listener, notice.id)?;
         match memory.read_exact_at(&mut bytes, at) {
             Ok(()) => Ok(address(&bytes)),
             // The kernel will say what is wrong with it.
             Err(_) => Ok(None),
         }
+    }
+}
+
+/// Whether a call is still held.
+fn is_valid(listener: &OwnedFd, id: u64) -> io::Result<()> {
+    // SAFETY: a place of the size that is in the number.
+    let valid = unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_ID_VALID as _, &raw const id) };
+    match valid {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

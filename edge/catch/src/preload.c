@@ -7,6 +7,8 @@
  *   listen(fd)        ── fd ───────────▶ cedos run: knows what listens
  *   bind(fd, groups)  ── no question: a socket for notices of links and addresses hears none
  *
+ * Programs it starts that do without the C library are exec.c's.
+ *
  * One question is one SOCK_SEQPACKET connection to the abstract address in CEDOS_RUN. What cannot be asked
  * fails: nothing goes past. Datagrams are not carried, and fail too.
  */
@@ -28,15 +30,31 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define OURS __attribute__((visibility("default")))
+#include "preload.h"
 
-/* ask.rs says the same. */
-#define GO_ON (-1)
-#define QUESTION_BYTES_MAX 512
-
-static int ask_socket(void)
+const char *variable(const char *name)
 {
-    const char *name = getenv("CEDOS_RUN");
+    size_t len = strlen(name);
+    for (char **has = environ; has && *has; has++)
+        if (strncmp(*has, name, len) == 0 && (*has)[len] == '=')
+            return *has + len + 1;
+    return NULL;
+}
+
+/* Where to ask, as it was when the program began: some clear their environment before they start another. */
+static char asked_at[sizeof((struct sockaddr_un *)NULL)->sun_path];
+
+__attribute__((constructor)) static void keep_name(void)
+{
+    const char *name = variable("CEDOS_RUN");
+    if (name && strlen(name) < sizeof asked_at)
+        strcpy(asked_at, name);
+}
+
+int ask_socket(void)
+{
+    /* Another library may connect before the constructor was called. */
+    const char *name = *asked_at ? asked_at : variable("CEDOS_RUN");
     struct sockaddr_un at = { .sun_family = AF_UNIX };
     size_t len = name ? strlen(name) : 0;
     if (len == 0 || len >= sizeof at.sun_path)
@@ -57,13 +75,9 @@ static int ask_socket(void)
     return fd;
 }
 
-/* The answer's number, and its text if there is room for one. ENETUNREACH where nobody answers. */
-static int ask(char what, const void *said, size_t len, int passed, char *text, size_t room)
+int ask_on(int fd, char what, const void *said, size_t len, int passed, void *text, size_t *room)
 {
     int before = errno, answer = ENETUNREACH;
-    int fd = ask_socket();
-    if (fd < 0)
-        return errno = before, answer;
     char question[QUESTION_BYTES_MAX];
     question[0] = what;
     if (len > sizeof question - 1)
@@ -91,26 +105,33 @@ static int ask(char what, const void *said, size_t len, int passed, char *text, 
     while (n < 0 && errno == EINTR);
     if (n < 0)
         goto out;
-    char reply[sizeof(int32_t) + 256];
+    char reply[sizeof(int32_t) + REPLY_TEXT_BYTES_MAX];
     do
-        n = recv(fd, reply, sizeof reply - 1, 0);
+        n = recv(fd, reply, sizeof reply, 0);
     while (n < 0 && errno == EINTR);
     if (n < (ssize_t)sizeof(int32_t))
         goto out;
     int32_t number;
     memcpy(&number, reply, sizeof number);
     answer = number;
-    if (room > 0) {
+    if (room) {
         size_t rest = (size_t)n - sizeof number;
-        if (rest >= room)
-            rest = room - 1;
-        memcpy(text, reply + sizeof number, rest);
-        text[rest] = 0;
+        if (rest < *room)
+            *room = rest;
+        memcpy(text, reply + sizeof number, *room);
     }
 out:
     close(fd);
     errno = before;
     return answer;
+}
+
+int ask(char what, const void *said, size_t len, int passed, void *text, size_t *room)
+{
+    int before = errno, fd = ask_socket();
+    if (fd < 0)
+        return errno = before, ENETUNREACH;
+    return ask_on(fd, what, said, len, passed, text, room);
 }
 
 /* Whether an address is on this machine, or no business of ours. */
@@ -135,7 +156,7 @@ OURS int connect(int fd, const struct sockaddr *to, socklen_t len)
 {
     if (is_near(to, len) || len > sizeof(struct sockaddr_storage))
         return (int)syscall(SYS_connect, fd, to, len);
-    int answer = ask('c', to, len, fd, NULL, 0);
+    int answer = ask('c', to, len, fd, NULL, NULL);
     if (answer == GO_ON)
         return (int)syscall(SYS_connect, fd, to, len);
     if (answer == 0)
@@ -148,7 +169,7 @@ OURS int listen(int fd, int backlog)
 {
     int done = (int)syscall(SYS_listen, fd, backlog);
     if (done == 0)
-        ask('l', "", 0, fd, NULL, 0);
+        ask('l', "", 0, fd, NULL, NULL);
     return done;
 }
 
@@ -271,7 +292,10 @@ static int stand_in(const char *name, int family, char *text, size_t room)
         return EINVAL;
     said[0] = family == AF_INET6 ? '6' : '4';
     memcpy(said + 1, name, len);
-    return ask('n', said, len + 1, -1, text, room);
+    room--;
+    int answer = ask('n', said, len + 1, -1, text, &room);
+    text[answer == 0 ? room : 0] = 0;
+    return answer;
 }
 
 #define STAND_IN_BYTES 64

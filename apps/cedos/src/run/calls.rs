@@ -6,19 +6,28 @@
 //!  non-blocking  EINPROGRESS ── the flow opens ── the sockets meet: writable, or ECONNREFUSED
 //! ```
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cedos_agent::proxy::{Line, Target, Wish};
-use d2tp_catch::{Answer, Caught, Meeting, Names, Namespace, Port, Verdict, is_near};
+use d2tp_catch::{
+    Answer, Caught, Meeting, Missed, Names, Namespace, Port, Supervisor, Verdict, is_near,
+};
 use socket2::{SockRef, Type};
 use tokio::sync::{Semaphore, mpsc};
 
 /// Connections that are being made or carried; one more is told that there is no room.
 const CALLS_MAX: usize = 4096; // a guess: a fifth of a process's descriptors
+
+/// Filters that are heard at once, two descriptors each; a program too many is told that it is not caught.
+const FILTERS_MAX: usize = 4096; // a guess: two fifths of a process's descriptors
+
+/// Programs of which it is said that they are not caught. After so many it is no news.
+const MISSED_MAX: usize = 64; // a guess
 
 /// Between two attempts to meet a socket whose own SYN is on its way.
 const MEET_AGAIN: Duration = Duration::from_millis(1);
@@ -44,12 +53,34 @@ pub struct Calls {
     pub listeners: mpsc::UnboundedSender<SocketAddr>,
     /// Room for connections.
     pub room: Arc<Semaphore>,
+    /// Room for filters.
+    pub filters: Arc<Semaphore>,
+    /// Programs of which was said that they are not caught.
+    pub missed: Mutex<BTreeSet<String>>,
 }
 
 impl Calls {
     /// Room for all there may be.
     pub fn room() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(CALLS_MAX))
+    }
+
+    /// Room for all the filters there may be.
+    pub fn filters() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(FILTERS_MAX))
+    }
+
+    /// Answers what the kernel holds, until nobody has the filter.
+    pub async fn supervise(self: Arc<Calls>, supervisor: Supervisor) {
+        loop {
+            match supervisor.next().await {
+                Ok(Some(caught)) => self.answer(caught),
+                Ok(None) => return,
+                Err(error) => {
+                    return tracing::error!(%error, "connections are not caught any more");
+                }
+            }
+        }
     }
 
     /// Answers a call, now or when it can be.
@@ -66,18 +97,66 @@ impl Calls {
                 answer.give(Verdict::GoOn);
             }
             Caught::Send { to, answer } => answer.give(self.datagram(to)),
+            Caught::Held { supervisor, answer } => {
+                let Ok(room) = self.filters.clone().try_acquire_owned() else {
+                    return answer.give(Verdict::Failed(libc::ENOBUFS));
+                };
+                let calls = self.clone();
+                tokio::spawn(async move {
+                    calls.supervise(supervisor).await;
+                    drop(room);
+                });
+                answer.give(Verdict::Done);
+            }
+            Caught::Missed {
+                program,
+                because,
+                answer,
+            } => {
+                self.say_missed(&program, &because);
+                answer.give(Verdict::Done);
+            }
             Caught::Connect { socket, to, answer } => {
-                if is_near(to.ip()) || self.is_under_way(&socket) {
-                    return answer.give(Verdict::GoOn);
-                }
-                match SockRef::from(&socket).r#type() {
-                    Ok(Type::STREAM) => self.stream(socket, to, answer),
+                let kind = SockRef::from(&socket).r#type();
+                match kind {
+                    // A resolver on this machine would ask others.
                     Ok(Type::DGRAM) if to.port() == DNS_PORT => self.lookup(&socket, answer),
+                    _ if is_near(to.ip()) || self.is_under_way(&socket) => {
+                        answer.give(Verdict::GoOn);
+                    }
+                    Ok(Type::STREAM) => self.stream(socket, to, answer),
                     Ok(_) => answer.give(self.datagram(to)),
                     Err(error) => answer.give(Verdict::of(&error)),
                 }
             }
         }
+    }
+
+    /// Once for each program.
+    fn say_missed(&self, program: &str, because: &Missed) {
+        let mut missed = self.missed.lock().expect("nobody panics with it");
+        if missed.len() >= MISSED_MAX || !missed.insert(program.to_owned()) {
+            return;
+        }
+        let program = program.escape_debug();
+        let fails = self.namespace != Namespace::Shared || matches!(because, Missed::Unheard(_));
+        let because = match because {
+            Missed::System(error) => {
+                format!("loads no C library, and its connections cannot be held (seccomp: {error})")
+            }
+            Missed::Unheard(error) => {
+                format!("loads no C library, and too many such programs run at once ({error})")
+            }
+            Missed::Privileged => "loads no C library, and runs with other rights".to_owned(),
+            Missed::Foreign => "is of another architecture".to_owned(),
+        };
+        let so = match fails {
+            true => "its connections fail",
+            false => "its connections go past D2Prox",
+        };
+        eprintln!(
+            "cedos run: {program} is not caught: it {because}; so {so}. `cedos run --rung tun -- …` would carry them"
+        );
     }
 
     /// A socket that is connected, or about to be: the kernel knows what to say.

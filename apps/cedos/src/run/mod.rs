@@ -9,12 +9,14 @@
 //! ```
 
 mod calls;
+mod library;
 mod rung;
 mod serve;
 mod tun;
 mod wait;
 
 pub use calls::Calls;
+pub use library::library;
 pub use rung::{Chosen, Rung, choose};
 pub use serve::{Fronts, Served};
 pub use tun::take_packets;

@@ -3,8 +3,8 @@
 //! | rung | catches | does not |
 //! |---|---|---|
 //! | environment | programs known to heed `http_proxy` and the like | what they do besides |
-//! | preload | programs that load the C library, and their children that do | static and Go programs |
-//! | notify | whatever calls `connect`, and Go's name lookups | other static programs' name lookups |
+//! | preload | programs that load the C library, and what they start: of that, static and Go programs as notify does | the program itself, if it is static or of Go |
+//! | notify | whatever calls `connect`, and name lookups by connected sockets | other name lookups (musl's) |
 //! | tun | everything, in a network namespace of its own | |
 
 use std::ffi::{OsStr, OsString};

@@ -3,13 +3,11 @@
 //! Everything up to the program's start happens before this process has threads.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::io::Write as _;
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, anyhow, bail};
 use cedos_agent::proxy::{Door, Far, Line, Names, Strangers, Wish};
@@ -25,7 +23,9 @@ use tokio::sync::mpsc;
 use super::how::words;
 use super::key;
 use super::transport::TransportArgs;
-use crate::run::{Calls, Chosen, Fronts, Rung, Served, Signals, choose, take_packets, until_ended};
+use crate::run::{
+    Calls, Chosen, Fronts, Rung, Served, Signals, choose, library, take_packets, until_ended,
+};
 
 /// Run a program as it is, its connections over D2TP
 ///
@@ -225,17 +225,11 @@ async fn carry(
         Namespace::Shared => Strangers::Refused,
         Namespace::Own | Namespace::Tun => Strangers::Absent,
     };
-    let preload = match chosen.rung {
-        Rung::Preload => Some(Preload::new()?),
-        _ => None,
-    };
-    let mut variables = match chosen.rung {
+    let variables = match chosen.rung {
         Rung::Environment => proxy_variables(proxy),
-        _ => Vec::new(),
+        Rung::Preload => preload_variables(&library(PRELOAD)?, &launched.given.ask_name),
+        Rung::Notify | Rung::Tun => Vec::new(),
     };
-    if let Some(preload) = &preload {
-        variables.extend(preload.variables(&launched.given.ask_name));
-    }
     let (reserved, porter) = launched.given.take_port()?;
     let port = Arc::new(Given::port(reserved, porter)?);
     let dns = launched.given.dns.local_addr()?;
@@ -271,6 +265,8 @@ async fn carry(
         dns,
         listeners,
         room: Calls::room(),
+        filters: Calls::filters(),
+        missed: Mutex::default(),
     });
     let asked = Given::asked(given.ask, names, plan.namespace)?;
     let answering = calls.clone();
@@ -283,18 +279,7 @@ async fn carry(
         }
     });
     if let Some(supervisor) = running.supervisor()? {
-        let answering = calls.clone();
-        tokio::spawn(async move {
-            loop {
-                match supervisor.next().await {
-                    Ok(Some(caught)) => answering.answer(caught),
-                    Ok(None) => return,
-                    Err(error) => {
-                        return tracing::error!(%error, "connections are not caught any more");
-                    }
-                }
-            }
-        });
+        tokio::spawn(calls.clone().supervise(supervisor));
     }
     tokio::spawn(signals.pass_on(running.pid));
     let mut fronts = admission.map(|admission| {
@@ -370,35 +355,15 @@ fn proxy_variables(at: SocketAddr) -> Vec<(OsString, OsString)> {
     .into()
 }
 
-/// The library in a file of its own, for as long as it may be loaded.
-struct Preload(tempfile::NamedTempFile);
-
-impl Preload {
-    fn new() -> anyhow::Result<Preload> {
-        let mut file = tempfile::Builder::new()
-            .prefix("cedos-preload-")
-            .suffix(".so")
-            .tempfile()
-            .context("no place for the library that catches connections; is the disk full?")?;
-        file.write_all(PRELOAD)
-            .context("the library that catches connections")?;
-        // A program that changes its user loads it too.
-        let fd: &OwnedFd = &file.as_file().try_clone()?.into();
-        nix::sys::stat::fchmod(fd, nix::sys::stat::Mode::from_bits_retain(0o644))
-            .with_context(|| format!("descriptor {}", fd.as_raw_fd()))?;
-        Ok(Preload(file))
+/// Behind what is there: what others put first stays first.
+fn preload_variables(library: &Path, ask: &OsStr) -> Vec<(OsString, OsString)> {
+    let mut list = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    if !list.is_empty() {
+        list.push(":");
     }
-
-    /// Behind what is there: what others put first stays first.
-    fn variables(&self, ask: &std::ffi::OsStr) -> Vec<(OsString, OsString)> {
-        let mut list = std::env::var_os("LD_PRELOAD").unwrap_or_default();
-        if !list.is_empty() {
-            list.push(":");
-        }
-        list.push(self.0.path());
-        vec![
-            ("LD_PRELOAD".into(), list),
-            (VARIABLE.into(), ask.to_owned()),
-        ]
-    }
+    list.push(library);
+    vec![
+        ("LD_PRELOAD".into(), list),
+        (VARIABLE.into(), ask.to_owned()),
+    ]
 }

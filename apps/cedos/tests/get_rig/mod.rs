@@ -34,6 +34,7 @@ pub fn cedos(directory: &Path, arguments: &[&str]) -> Command {
         .env("DBUS_SESSION_BUS_ADDRESS", "unix:path=/nonexistent")
         .env("XDG_CONFIG_HOME", directory.join(".config"))
         .env("XDG_STATE_HOME", directory.join(".state"))
+        .env("XDG_RUNTIME_DIR", directory)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
