@@ -93,16 +93,20 @@ fn in_folder(place: &Place, bytes: &[u8], for_all: bool) -> anyhow::Result<PathB
         !path.iter().any(separates),
         "a path that LD_PRELOAD cannot name"
     );
-    make_folder(place, for_all)?;
+    let above = folder.parent().context("no folder")?;
+    if place.and_above {
+        let mut private = DirBuilder::new();
+        private.mode(0o700).recursive(true).create(above)?;
+    }
+    // Before a folder is made in vain.
+    keeps_others_away(above)?;
+    if for_all {
+        lets_others_pass(above)?;
+    }
+    make_folder(folder, for_all)?;
     is_ours_alone(folder)?;
     if for_all {
-        let closed = fs::canonicalize(folder)?;
-        let passes =
-            |folder: &Path| fs::metadata(folder).is_ok_and(|is| is.mode() & OTHERS_PASS != 0);
-        ensure!(
-            closed.ancestors().all(passes),
-            "programs that change their user do not reach it"
-        );
+        lets_others_pass(folder)?;
     }
     let digest = hex::encode(&sha2::Sha256::digest(bytes)[..NAME_BYTES]);
     let path = folder.join(format!("cedos-preload-{digest}.so"));
@@ -115,35 +119,44 @@ fn in_folder(place: &Place, bytes: &[u8], for_all: bool) -> anyhow::Result<PathB
     Ok(path)
 }
 
-fn make_folder(place: &Place, for_all: bool) -> io::Result<()> {
-    let mut private = DirBuilder::new();
-    private.mode(0o700);
-    if let Some(above) = place.folder.parent().filter(|_| place.and_above) {
-        private.recursive(true).create(above)?;
-    }
-    match private.recursive(false).create(&place.folder) {
-        Ok(()) if for_all => fs::set_permissions(&place.folder, Permissions::from_mode(0o755)),
+/// Nobody else can take away what is in it, and put something in its place.
+fn keeps_others_away(above: &Path) -> anyhow::Result<()> {
+    let is = fs::metadata(above)?;
+    let sticks = is.mode() & OTHERS_WRITE == 0 || is.mode() & STICKY != 0;
+    ensure!(
+        [nix::unistd::geteuid().as_raw(), 0].contains(&is.uid()) && sticks,
+        "others may put another in its place"
+    );
+    Ok(())
+}
+
+fn lets_others_pass(folder: &Path) -> anyhow::Result<()> {
+    let folder = fs::canonicalize(folder)?;
+    let passes = |folder: &Path| fs::metadata(folder).is_ok_and(|is| is.mode() & OTHERS_PASS != 0);
+    ensure!(
+        folder.ancestors().all(passes),
+        "programs that change their user do not reach it"
+    );
+    Ok(())
+}
+
+fn make_folder(folder: &Path, for_all: bool) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Ok(()) if for_all => fs::set_permissions(folder, Permissions::from_mode(0o755)),
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
     }
 }
 
 fn is_ours_alone(folder: &Path) -> anyhow::Result<()> {
-    let me = nix::unistd::geteuid().as_raw();
     let is = fs::symlink_metadata(folder)?;
+    let ours = is.is_dir() && is.uid() == nix::unistd::geteuid().as_raw();
     ensure!(
-        is.is_dir() && is.uid() == me && is.mode() & OTHERS_WRITE == 0,
+        ours && is.mode() & OTHERS_WRITE == 0,
         "others may write there"
     );
-    let above = fs::metadata(folder.parent().context("no folder")?)?;
     ensure!(
-        [me, 0].contains(&above.uid())
-            && (above.mode() & OTHERS_WRITE == 0 || above.mode() & STICKY != 0),
-        "others may put another in its place"
-    );
-    let flags = statvfs(folder)?.flags();
-    ensure!(
-        !flags.contains(FsFlags::ST_NOEXEC),
+        !statvfs(folder)?.flags().contains(FsFlags::ST_NOEXEC),
         "nothing may be run from there"
     );
     Ok(())
@@ -267,10 +280,9 @@ mod tests {
         let link = home.path().join("link");
         std::os::unix::fs::symlink(&folder, &link).expect("link");
         assert!(is_refused(&link, false), "a link");
-        assert!(
-            is_refused(&folder, true),
-            "root's programs may be another's"
-        );
+        let unmade = home.path().join("unmade");
+        assert!(is_refused(&unmade, true), "programs of other users");
+        assert!(!unmade.exists());
         let listed = home.path().join("a:b");
         assert!(is_refused(&listed, false), "two paths");
     }
