@@ -18,7 +18,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::time::timeout;
-use told::{Agent, Program, pid_of};
+use told::{Agent, Program, pid_of, udp_sockets};
 
 /// More than the kernel and the flow hold between them before an origin reads.
 const MUCH: usize = 6_000_000;
@@ -459,13 +459,28 @@ async fn another_users_process_gets_nothing_by_a_token() {
 async fn programs_say_the_same_with_an_agent() {
     let home = tempfile::tempdir().expect("a directory");
     let agent = Agent::start(home.path()).await;
-    for source in ["echo.c", "deadline.c", "forks.c", "quiet.c"] {
+    let sources = [
+        "echo.c",
+        "deadline.c",
+        "forks.c",
+        "quiet.c",
+        "datagrams.c",
+        "uring.c",
+    ];
+    for source in sources {
         let program = C::with_d2tp(source);
         let mut command: Command = program.command().into();
         command.env("CEDOS_AGENT", &agent.socket);
+        let before = udp_sockets(pid_of(&agent.child));
         let said = timeout(PATIENCE, command.output()).await.expect("it ends");
-        let output = said.expect("it runs");
-        assert_eq!(support::told(source, output), "ok\n");
+        let said = support::told(source, said.expect("it runs"));
+        // A session of its own, which is kept for some time.
+        let after = udp_sockets(pid_of(&agent.child));
+        assert!(!after.is_subset(&before), "{source} came by no agent");
+        match said.strip_prefix("no io_uring here") {
+            Some(why) => eprintln!("not tried: the kernel lets nobody use io_uring{why}"),
+            None => assert_eq!(said, "ok\n", "{source}"),
+        }
     }
     let program = C::with_d2tp("conformance.c");
     let mut seen = Vec::new();
@@ -489,4 +504,82 @@ async fn programs_say_the_same_with_an_agent() {
         .map(|(step, value)| (step, value, seen[0].get(step)))
         .collect();
     assert!(differ.is_empty(), "alone and with an agent: {differ:?}");
+}
+
+/// What was written before `exit` is the agent's to send, and its program is not waited with.
+#[tokio::test]
+async fn what_a_program_wrote_before_exit_arrives_whole_at_a_slow_reader() {
+    let home = tempfile::tempdir().expect("a directory");
+    let agent = Agent::start(home.path()).await;
+    let (server, client) = (C::with_d2tp("late.c"), C::with_d2tp("late.c"));
+    let mut serving = Command::from(server.command())
+        .arg("serve")
+        .stdout(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("it runs");
+    let mut said = BufReader::new(serving.stdout.take().expect("piped")).lines();
+    let address = said.next_line().await.expect("text").expect("its address");
+    let mut command = Command::from(client.command());
+    command.env("CEDOS_AGENT", &agent.socket);
+    let output = command.args(["send", &address]).output();
+    let output = timeout(PATIENCE, output).await.expect("it ends");
+    support::told("late", output.expect("it runs"));
+    let carried = udp_sockets(pid_of(&agent.child));
+    assert!(!carried.is_empty(), "it came by no agent");
+    let got = timeout(PATIENCE, said.next_line()).await.expect("in time");
+    let got = got.expect("text").expect("what it got");
+    assert_eq!(got, "3000000 bytes, then the end");
+}
+
+/// A proxy that is no D2Prox, and what it says no to.
+#[tokio::test]
+async fn a_proxys_refusals_are_errors_of_connect_with_an_agent_too() {
+    let home = tempfile::tempdir().expect("a directory");
+    let agent = Agent::start(home.path()).await;
+    let (proxy, client) = (C::with_d2tp("proxy.c"), C::with_d2tp("get.c"));
+    let proxy = support::Server::start(&proxy);
+    let origin = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = origin.local_addr().expect("an address").port().to_string();
+    let body = "x".repeat(300_000);
+    let answer = body.clone();
+    let serving = tokio::spawn(async move {
+        for _ in 0..2 {
+            let (mut stream, _) = origin.accept().await.expect("a connection");
+            let mut head = BufReader::new(&mut stream).lines();
+            while !head
+                .next_line()
+                .await
+                .expect("text")
+                .expect("a line")
+                .is_empty()
+            {}
+            stream.write_all(answer.as_bytes()).await.expect("it reads");
+        }
+    });
+    let get = async |host: &str, port: &str| {
+        let mut command = Command::from(client.command());
+        command
+            .args([host, port, "/a"])
+            .env("CEDOS_AGENT", &agent.socket)
+            .env("CEDOS_PROX", &proxy.1);
+        let output = timeout(PATIENCE, command.output()).await.expect("it ends");
+        support::told("get", output.expect("it runs"))
+    };
+    assert!(get("127.0.0.1", &port).await == body);
+    // Which only the proxy can look up.
+    assert!(get("origin.example", &port).await == body);
+    serving.await.expect("it served");
+    let carried = udp_sockets(pid_of(&agent.child));
+    assert!(!carried.is_empty(), "it came by no agent");
+    let refused = get("127.0.0.1", &port).await;
+    assert!(
+        refused.starts_with("ECONNREFUSED: the proxy refuses (502)"),
+        "{refused}"
+    );
+    let unknown = get("nobody.example", "80").await;
+    assert!(
+        unknown.starts_with("EHOSTUNREACH: ") && unknown.contains("no such name"),
+        "{unknown}"
+    );
 }

@@ -16,7 +16,7 @@ use get_origin::{End, Origin, Reply, object, proper};
 use get_rig::{Proxy, ended};
 use serde_json::Value;
 use support::C;
-use told::{Agent, Program};
+use told::{Agent, Program, udp_sockets};
 
 const OBJECT_BYTES: usize = 16_000_000; // 6.4 s at 20 Mb/s
 
@@ -267,19 +267,6 @@ fn a_programs_own_engine_reads_ahead_by_the_thresholds_of_a_socket() {
         cell_on();
         reads_ahead_by_its_thresholds(home.path(), &to, Path::new("none")).await;
     });
-}
-
-/// The UDP sockets that a process has.
-fn udp_sockets(pid: nix::unistd::Pid) -> std::collections::BTreeSet<String> {
-    let known = std::fs::read_to_string("/proc/net/udp").expect("the kernel says");
-    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
-    let names = fds.flatten().filter_map(|fd| {
-        let name = std::fs::read_link(fd.path()).ok()?;
-        let name = name.to_str()?.strip_prefix("socket:[")?;
-        name.strip_suffix(']').map(str::to_owned)
-    });
-    let is_udp = |inode: &String| known.contains(&format!(" {inode} "));
-    names.filter(is_udp).collect()
 }
 
 #[test]

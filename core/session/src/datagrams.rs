@@ -52,6 +52,10 @@ pub struct DatagramStats {
     pub copies_sent: u64,
     /// Arrived again, and were dropped.
     pub copies_received: u64,
+    /// Bytes of all that left, copies included: as the paths count them.
+    pub bytes_out: u64,
+    /// Of all that arrived.
+    pub bytes_in: u64,
 }
 
 /// One that waits.
@@ -230,6 +234,7 @@ impl Datagrams {
                 }
                 self.stats.sent += u64::from(!again);
                 self.stats.copies_sent += u64::from(again);
+                self.stats.bytes_out += leaving.bytes.len() as u64;
                 return Some(leaving);
             } else if fresh && need > ROOM_SURE {
                 // What no packet can carry will never leave: drop it rather than block the rest.
@@ -326,6 +331,7 @@ impl Session {
 
     /// R-COPY-2: a datagram came, perhaps again.
     pub(crate) fn on_datagram(&mut self, context: u64, bytes: &[u8]) {
+        self.datagrams.stats.bytes_in += bytes.len() as u64;
         match self.datagrams.take(context) {
             Some(context) => {
                 self.datagrams.stats.received += 1;

@@ -21,6 +21,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, timeout};
 
 use crate::connect;
+use crate::datagrams::{self, End};
 use crate::errno::Fault;
 use crate::home::Home;
 use crate::info::D2tpInfo;
@@ -85,8 +86,8 @@ pub trait Seat {
     /// Tells how it stands, and asks.
     fn decide(&mut self, standing: &Standing<'_>) -> Decision;
 
-    /// Tells how it stood at its end.
-    fn leave(&mut self, standing: &Standing<'_>);
+    /// Tells what links carried, and asks nothing: at its end, and for who pays nothing.
+    fn tell(&mut self, ways: &[Way], carried: &BTreeMap<String, (u64, u64)>);
 }
 
 /// What an agent carries for programs.
@@ -132,13 +133,20 @@ impl Carrier {
             return;
         }
         let mut ear = Ear::new(stream.clone());
+        let owner = Owner::new(&call);
+        if call.datagrams {
+            owner.attach(stream, ear);
+            if let Some(fault) = self.make_datagrams(&owner, &call).await {
+                owner.say(FromAgent::fault(&fault));
+            }
+            return owner.end().await;
+        }
         let Ok(Some(ToAgent::Carry { from })) = ear.next().await else {
             return;
         };
         let Some(end) = ear.passed() else {
             return;
         };
-        let owner = Owner::new(&call);
         owner.attach(stream, ear);
         let token = call.keep.as_ref().map(|keep| keep.token);
         let kept = token.map_or(Ok(()), |token| self.shelf.keep(token, &owner));
@@ -153,15 +161,7 @@ impl Carrier {
             let nobody_has_it = owner.away_since().is_some();
             self.shelf.end(&token, fault.filter(|_| nobody_has_it));
         }
-        owner.say(FromAgent::Over);
-        // Whatever waits for an answer holds the owner.
-        owner.held.borrow_mut().take();
-        owner.let_go();
-        let telling = owner.detach();
-        drop(owner);
-        if let Some(telling) = telling {
-            let _ = timeout(HEARD_WITHIN, telling).await;
-        }
+        owner.end().await;
     }
 
     /// Takes a program's descriptor, whose connection is called for next.
@@ -264,6 +264,35 @@ impl Carrier {
         fate.fault.get().cloned()
     }
 
+    /// The same for a datagram socket, which is never connected to anything but its session.
+    async fn make_datagrams(&self, owner: &Rc<Owner>, call: &Call) -> Option<Fault> {
+        let fate = Fate::new();
+        let opened = async {
+            let begun = Options::try_from(&call.options)?;
+            let server = call.server.parse();
+            let way = connect::Way {
+                server: server.map_err(|error| Fault::new(libc::EINVAL, error))?,
+                target: None,
+                key: Some(call.key.clone()),
+            };
+            let latest = || owner.options.borrow().clone().unwrap_or(begun.clone());
+            datagrams::open(&self.home, &way, latest, fate.clone()).await
+        };
+        let opened = tokio::select! {
+            opened = opened => opened,
+            () = owner.gone() => return None,
+        };
+        let (held, context) = match opened {
+            Ok((held, context)) => (held.owned_by(owner.clone()), context),
+            Err(fault) => return Some(fault),
+        };
+        let held = pump::enter(&self.home, held);
+        owner.held.borrow_mut().replace(held.clone());
+        let over = datagrams::serve_other(&self.home, owner, &held, context).await;
+        pump::leave(&self.home, &held);
+        over
+    }
+
     /// Ends: what programs wrote before they ended is sent, and servers hear that this device goes.
     pub async fn close(&self) {
         self.shelf.clear();
@@ -339,6 +368,14 @@ pub(crate) struct Owner {
     held: RefCell<Option<Rc<Held>>>,
     /// Flushes that are waited for.
     asks: RefCell<HashMap<u64, AbortHandle>>,
+    /// Of a datagram socket whose session is there.
+    inlet: RefCell<Option<Inlet>>,
+}
+
+/// Where messages of a program go, and its descriptor when it comes.
+struct Inlet {
+    end: Rc<End>,
+    socket: Option<oneshot::Sender<OwnedFd>>,
 }
 
 impl Owner {
@@ -354,6 +391,7 @@ impl Owner {
             options: RefCell::new(None),
             held: RefCell::default(),
             asks: RefCell::default(),
+            inlet: RefCell::default(),
         })
     }
 
@@ -366,6 +404,20 @@ impl Owner {
         let telling = tokio::task::spawn_local(tell_all(stream, to_tell));
         let listening = tokio::task::spawn_local(listen(ear, self.clone())).abort_handle();
         self.line.replace(Some(Line { telling, listening }));
+    }
+
+    /// Says that nothing is carried any more.
+    async fn end(self: Rc<Owner>) {
+        self.say(FromAgent::Over);
+        // Whatever waits for an answer holds the owner.
+        self.held.take();
+        self.inlet.take();
+        self.let_go();
+        let telling = self.detach();
+        drop(self);
+        if let Some(telling) = telling {
+            let _ = timeout(HEARD_WITHIN, telling).await;
+        }
     }
 
     /// Nobody is spoken with any more.
@@ -412,6 +464,7 @@ impl Owner {
             key: "/".into(),
             options,
             keep: None,
+            datagrams: false,
         })
     }
 
@@ -481,6 +534,20 @@ impl Owner {
         if let Some(tell) = &*self.tell.borrow() {
             let _ = tell.send((what, None));
         }
+    }
+
+    /// A datagram socket's session is there; its descriptor comes later.
+    pub(crate) fn opened(&self, end: Rc<End>) -> oneshot::Receiver<OwnedFd> {
+        let (give, given) = oneshot::channel();
+        let socket = Some(give);
+        self.inlet.replace(Some(Inlet { end, socket }));
+        self.say(FromAgent::Open);
+        given
+    }
+
+    /// Messages of so many bytes fit.
+    pub(crate) fn has_room(&self, bytes: usize) {
+        self.say(FromAgent::Room { bytes });
     }
 
     /// The same; returns when the kernel has it.
@@ -590,6 +657,24 @@ async fn listen(mut ear: Ear, owner: Rc<Owner>) {
                     flushing.abort();
                 }
             }
+            Ok(Some(ToAgent::Message(message))) => {
+                if let Some(inlet) = &*owner.inlet.borrow()
+                    && let Some(bytes) = message.bytes()
+                {
+                    inlet.end.send(message.route(), message.expiry(), &bytes);
+                }
+            }
+            Ok(Some(ToAgent::Carry { .. })) => {
+                if let Some(inlet) = &mut *owner.inlet.borrow_mut()
+                    && let (Some(give), Some(fd)) = (inlet.socket.take(), ear.passed())
+                {
+                    // Otherwise it is over.
+                    let _ = give.send(fd);
+                }
+            }
+            Ok(Some(ToAgent::Closed)) => {
+                owner.gone.send_replace(true);
+            }
             Ok(Some(ToAgent::Heard)) => owner.heard.notify_one(),
             Ok(Some(ToAgent::NetworkChanged)) => {
                 if let Some(held) = &*owner.held.borrow()
@@ -604,7 +689,6 @@ async fn listen(mut ear: Ear, owner: Rc<Owner>) {
             }
             Ok(Some(
                 ToAgent::Socket(_)
-                | ToAgent::Carry { .. }
                 | ToAgent::Keep(_)
                 | ToAgent::Left
                 | ToAgent::Reopen(_)

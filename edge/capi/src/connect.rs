@@ -80,7 +80,11 @@ pub(crate) async fn run(home: Rc<Home>, call: Call) {
         }
     };
     match made {
-        Ok(Made::There(handed)) => handed.follow(&home, &call.fate, Some(call.from)).await,
+        Ok(Made::There(handed)) => {
+            handed
+                .follow(&home, &call.fate, Some(call.from), None)
+                .await
+        }
         Ok(Made::Here(held)) => {
             let held = pump::enter(&home, *held);
             match home.port.meet(call.from).await {
@@ -103,7 +107,7 @@ pub(crate) async fn run(home: Rc<Home>, call: Call) {
 async fn make(home: &Rc<Home>, call: &Call) -> Result<Made, Fault> {
     let (server, through_proxy) = server_of(&call.to, &call.options)?;
     let target = through_proxy.then(|| call.to.authority());
-    if let Some(handed) = handed::call(home, call, &server, target.clone()).await? {
+    if let Some(handed) = handed::call(home, call, &server, target.clone(), None).await? {
         return Ok(Made::There(handed));
     }
     if call.options.persist != Persist::No {
@@ -146,7 +150,7 @@ pub(crate) async fn open(
     fate: Arc<Fate>,
     latest: impl Fn() -> Option<Options>,
 ) -> Result<Held, Fault> {
-    let line = home.line_of(&way.server, way.key.as_deref()).await?;
+    let line = home.line(&way.server, way.key.as_deref()).await?;
     let settings = begun.settings()?;
     let flow = line.0.device.open(settings);
     let flow = RefCell::new(flow.map_err(|error| Fault::new(libc::ENOBUFS, error))?);

@@ -12,6 +12,9 @@
 //! each device. An end is announced by a flow, which then stays silent: its first line names the context
 //! of the datagrams, both ways, and its end is theirs.
 //!
+//! Where an agent of the user runs it has the socket named 127.1.x.y and the session ([`handed`]); heads are
+//! still read here, and their messages passed on.
+//!
 //! Nobody else can speak to either side: P is bound on every address by this user, the program's filter
 //! looks at the port, and the engine's sockets are connected.
 
@@ -21,7 +24,7 @@ use std::fmt;
 use std::future::{Future as _, poll_fn};
 use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket as Plain};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd, RawFd};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,14 +42,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 use tokio::sync::{Notify, Semaphore};
 
-use crate::address::Name;
-use crate::connect::server_of;
+use crate::carrier::Owner;
+use crate::connect::{self, server_of};
 use crate::errno::{Answer, Errno, Fault};
+use crate::handed::{self, Handed};
 use crate::home::Home;
-use crate::options::Options;
-use crate::pair;
+use crate::options::{EXPIRY, Options};
 use crate::pump::{self, Held};
-use crate::table::Fate;
+use crate::table::{self, Fate};
+use crate::{pair, policy};
 
 /// Far ends of one bound socket; each has a kernel socket. Further devices are refused.
 const ENDS_MAX: usize = 4096; // a guess: a quarter of the descriptors that the system gives a process
@@ -105,10 +109,31 @@ pub(crate) struct Grams {
     pub(crate) ports: Ports,
     /// Its loopback port.
     pub(crate) port: u16,
-    /// Sessions with its far ends, by their names.
-    ends: Mutex<HashMap<Ipv4Addr, Connection>>,
+    /// Its far ends, by their names.
+    ends: Mutex<HashMap<Ipv4Addr, Session>>,
     /// The far end that it is connected to.
     to: Mutex<Option<Ipv4Addr>>,
+}
+
+/// Whose session with a far end it is.
+enum Session {
+    Ours(Connection),
+    /// An agent's: messages of so many bytes fit.
+    Agents(usize),
+}
+
+/// A far end of a program's socket that an agent carries.
+pub(crate) struct Far {
+    grams: Arc<Grams>,
+    name: Ipv4Addr,
+}
+
+impl Far {
+    /// Messages of so many bytes fit.
+    pub(crate) fn has_room(&self, bytes: usize) {
+        let session = Session::Agents(bytes);
+        self.grams.ends().insert(self.name, session);
+    }
 }
 
 impl fmt::Debug for Grams {
@@ -127,14 +152,17 @@ impl Grams {
         *self.to.lock().unwrap_or_else(PoisonError::into_inner) = Some(name);
     }
 
-    fn ends(&self) -> std::sync::MutexGuard<'_, HashMap<Ipv4Addr, Connection>> {
+    fn ends(&self) -> std::sync::MutexGuard<'_, HashMap<Ipv4Addr, Session>> {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The largest message that is taken for a far end now, if there is a session with it.
     pub(crate) fn max(&self, name: Ipv4Addr) -> Option<usize> {
-        let connection = self.ends().get(&name).cloned();
-        connection?.datagram_max()
+        let connection = match self.ends().get(&name)? {
+            Session::Ours(connection) => connection.clone(),
+            Session::Agents(bytes) => return Some(*bytes),
+        };
+        connection.datagram_max()
     }
 }
 
@@ -216,14 +244,14 @@ fn shared_socket(at: SocketAddrV4) -> io::Result<Socket> {
 }
 
 /// One session's datagrams of one program's socket.
-struct End {
+pub(crate) struct End {
     held: Rc<Held>,
     connection: Connection,
     context: u64,
 }
 
 impl End {
-    fn send(&self, route: Option<Route>, expiry: Option<Duration>, message: &[u8]) {
+    pub(crate) fn send(&self, route: Option<Route>, expiry: Option<Duration>, message: &[u8]) {
         let options = self.held.options.borrow();
         let route = route.unwrap_or(options.route);
         let expiry = expiry.unwrap_or(options.expiry);
@@ -232,9 +260,28 @@ impl End {
         let sent = self
             .connection
             .send_datagram_by(route, self.context, bytes, expiry);
-        if sent.is_ok() {
-            let held = &self.held;
-            held.sent.set(held.sent.get() + message.len() as u64);
+        let held = &self.held;
+        match sent {
+            Ok(()) => held.count(&held.sent, message.len() as u64),
+            // Another process looked, by what it was told fits.
+            Err(_) => held.changed.notify_one(),
+        }
+    }
+}
+
+/// Where a far end is.
+#[derive(Clone)]
+enum Place {
+    Here(Rc<End>),
+    /// At the agent.
+    There(Rc<Handed>),
+}
+
+impl Place {
+    fn send(&self, route: Option<Route>, expiry: Option<Duration>, message: &[u8]) {
+        match self {
+            Place::Here(end) => end.send(route, expiry, message),
+            Place::There(handed) => handed.pass(message, route, expiry),
         }
     }
 }
@@ -263,7 +310,7 @@ struct Early {
 #[derive(Default)]
 pub(crate) struct Desk {
     ports: OnceLock<(Ports, Socket)>,
-    ends: RefCell<HashMap<(u16, Ipv4Addr), Rc<End>>>,
+    ends: RefCell<HashMap<(u16, Ipv4Addr), Place>>,
     /// What was said before there was an end, where there will be one; the oldest first.
     early: RefCell<HashMap<(u16, Ipv4Addr), VecDeque<Early>>>,
     /// Sockets that connect or are connected, by port: told when it is to be looked for them.
@@ -313,7 +360,7 @@ async fn sort(home: Rc<Home>, marked: UdpSocket) {
         let key = (from.port(), mark.name);
         let end = home.desk.ends.borrow().get(&key).cloned();
         match end {
-            Some(end) => end.send(mark.route, mark.expiry, message),
+            Some(place) => place.send(mark.route, mark.expiry, message),
             None => home.desk.put_early(key, mark, message),
         }
     }
@@ -333,16 +380,27 @@ impl Desk {
         }
     }
 
-    /// The end is there.
-    fn begin(&self, key: (u16, Ipv4Addr), end: &Rc<End>) {
+    /// The end is there, of a socket whose messages are worth so much.
+    fn begin(&self, key: (u16, Ipv4Addr), end: &Place, expiry: Duration) {
         self.ends.borrow_mut().insert(key, end.clone());
         let early = self.early.borrow_mut().remove(&key);
         for one in early.into_iter().flatten() {
-            let worth = one.mark.expiry.unwrap_or(end.held.options.borrow().expiry);
+            let worth = one.mark.expiry.unwrap_or(expiry);
             if let Some(left) = worth.checked_sub(one.said.elapsed()) {
                 end.send(one.mark.route, Some(left), &one.message);
             }
         }
+    }
+
+    /// Whether a socket calls, or has called: its program may have said what is not read yet.
+    pub(crate) fn has_clients(&self) -> bool {
+        !self.clients.borrow().is_empty()
+    }
+
+    /// Whether something waits for a session that is still worth saying.
+    pub(crate) fn owes(&self) -> bool {
+        let is_worth = |one: &Early| one.mark.expiry.unwrap_or(EXPIRY) > one.said.elapsed();
+        self.early.borrow().values().flatten().any(is_worth)
     }
 }
 
@@ -380,9 +438,7 @@ fn take_name(home: &Home, port: u16, plain: u16) -> io::Result<(Ipv4Addr, UdpSoc
 /// Where a datagram socket is to lead.
 pub(crate) struct Call {
     pub(crate) grams: Arc<Grams>,
-    pub(crate) to: Name,
-    pub(crate) options: Options,
-    pub(crate) fate: Arc<Fate>,
+    pub(crate) of: connect::Call,
 }
 
 /// Begins a session for a program's socket; says by which name the program speaks to its far end.
@@ -391,7 +447,7 @@ pub(crate) fn connect(home: &Rc<Home>, call: Call) -> Answer<Ipv4Addr> {
     let key = (call.grams.port, name);
     home.desk.early.borrow_mut().insert(key, VecDeque::new());
     let look = Rc::new(Notify::new());
-    let serial = call.fate.serial;
+    let serial = call.of.fate.serial;
     let before = home
         .desk
         .clients
@@ -406,7 +462,7 @@ pub(crate) fn connect(home: &Rc<Home>, call: Call) -> Answer<Ipv4Addr> {
 }
 
 async fn call_out(home: Rc<Home>, call: Call, name: Ipv4Addr, socket: UdpSocket, look: Rc<Notify>) {
-    let (serial, port) = (call.fate.serial, call.grams.port);
+    let (serial, port) = (call.of.fate.serial, call.grams.port);
     let is_wanted = || {
         let clients = home.desk.clients.borrow();
         clients.get(&port).is_some_and(|(now, _)| *now == serial) && is_bound(port)
@@ -419,67 +475,123 @@ async fn call_out(home: Rc<Home>, call: Call, name: Ipv4Addr, socket: UdpSocket,
     let late = async {
         unwanted().await;
         // What it said before it closed waits for the session as long as it is worth.
-        tokio::time::sleep(call.options.expiry).await;
+        tokio::time::sleep(call.of.options.expiry).await;
+    };
+    let far = Far {
+        grams: call.grams.clone(),
+        name,
     };
     let opened = tokio::select! {
-        opened = open(&home, &call) => opened.map(Some),
+        made = make(&home, &call.of, &far) => made.map(Some),
         () = collect(&home, port, name, &socket) => Ok(None),
         () = late => Ok(None),
     };
-    let over = match opened {
-        Ok(Some((held, context))) => {
-            let held = pump::enter(&home, held);
+    let (over, socket) = match opened {
+        Ok(Some(Made::Here(held, context))) => {
+            let held = pump::enter(&home, *held);
             // Before it is looked whether the program is still there: it may have spoken and gone.
-            let over = match begin(&home, &held, &call.grams, (name, context)) {
+            let over = match begin(&home, &held, &far, context) {
                 Ok((end, inbox)) => tokio::select! {
                     over = carry(&home, &end, &inbox, &socket) => Some(over),
                     () = unwanted() => {
-                        drain_last(&end, &socket);
-                        finish(&held);
-                        let gone = poll_fn(|cx| held.flow.borrow_mut().poll_finished(cx));
-                        let expiry = held.options.borrow().expiry;
-                        let _ = tokio::time::timeout(expiry, gone).await;
+                        say_last(&end, Some(&socket)).await;
                         None
                     }
                 },
                 Err(fault) => Some(fault),
             };
             pump::leave(&home, &held);
-            over
+            (over, socket.into_std())
         }
-        Ok(None) => None,
-        Err(fault) => Some(fault),
+        Ok(Some(Made::There(handed))) => {
+            let known = Rc::new(handed.twin());
+            let place = Place::There(known.clone());
+            home.desk
+                .begin((port, name), &place, latest(&call.of).expiry);
+            match socket.as_fd().try_clone_to_owned() {
+                Ok(fd) => {
+                    // From here on the agent reads, and nobody is woken here by what it has.
+                    let socket = socket.into_std();
+                    known.carry(port, fd);
+                    let closed = async {
+                        unwanted().await;
+                        known.closed();
+                        std::future::pending::<()>().await;
+                    };
+                    tokio::select! {
+                        () = handed.follow(&home, &call.of.fate, None, Some(&far)) => {}
+                        () = closed => {}
+                    }
+                    (call.of.fate.fault.get().cloned(), socket)
+                }
+                Err(error) => (Some(Fault::new(libc::EMFILE, error)), socket.into_std()),
+            }
+        }
+        Ok(None) => (None, socket.into_std()),
+        Err(fault) => (Some(fault), socket.into_std()),
     };
     home.desk.ends.borrow_mut().remove(&(port, name));
     home.desk.early.borrow_mut().remove(&(port, name));
+    home.handed.borrow_mut().remove(&serial);
     call.grams.ends().remove(&name);
     if let Some(fault) = over {
-        let _ = call.fate.fault.set(fault);
+        let _ = call.of.fate.fault.set(fault);
         // Whoever reads looks why.
-        let _ = socket.send(&[]).await;
+        let _ = socket.and_then(|socket| socket.send(&[]));
     }
-    call.fate.over.store(true, Ordering::Relaxed);
+    call.of.fate.over.store(true, Ordering::Relaxed);
     let mut clients = home.desk.clients.borrow_mut();
     if clients.get(&port).is_some_and(|(now, _)| *now == serial) {
         clients.remove(&port);
     }
 }
 
-async fn open(home: &Rc<Home>, call: &Call) -> Result<(Held, u64), Fault> {
+/// What the program asks for now.
+fn latest(call: &connect::Call) -> Options {
+    let known = table::change(call.cookie, |socket| socket.options.clone());
+    known.unwrap_or_else(|| call.options.clone())
+}
+
+/// Who carries a socket's datagrams.
+enum Made {
+    Here(Box<Held>, u64),
+    There(Handed),
+}
+
+async fn make(home: &Rc<Home>, call: &connect::Call, far: &Far) -> Result<Made, Fault> {
     let (server, through_proxy) = server_of(&call.to, &call.options)?;
     if through_proxy {
         return Err(no_proxy());
     }
-    let line = home.line(&server).await?;
-    let flow = line.0.device.open(call.options.settings()?);
+    if let Some(handed) = handed::call(home, call, &server, None, Some(far)).await? {
+        return Ok(Made::There(handed));
+    }
+    let way = connect::Way {
+        server,
+        target: None,
+        key: None,
+    };
+    let (held, context) = open(home, &way, || latest(call), call.fate.clone()).await?;
+    Ok(Made::Here(Box::new(held), context))
+}
+
+/// Begins a session, and a flow in it that names the context of the datagrams, which is returned too.
+pub(crate) async fn open(
+    home: &Rc<Home>,
+    way: &connect::Way,
+    latest: impl Fn() -> Options,
+    fate: Arc<Fate>,
+) -> Result<(Held, u64), Fault> {
+    let line = home.line(&way.server, way.key.as_deref()).await?;
+    let options = latest();
+    let flow = line.0.device.open(options.settings()?);
     let mut flow = flow.map_err(|error| Fault::new(libc::ENOBUFS, error))?;
     let context = line.0.next_context();
     let announced = flow
         .write_all(format!("{LINE_WORD} {context}\n").as_bytes())
         .await;
     announced.map_err(|error| Fault::new(libc::ECONNRESET, error))?;
-    let held = Held::new(flow, Some(line), call.fate.clone(), call.options.clone());
-    Ok((held, context))
+    Ok((Held::new(flow, Some(line), fate, options), context))
 }
 
 /// Why a datagram socket leads nowhere without a server's key.
@@ -488,13 +600,8 @@ pub(crate) fn no_proxy() -> Fault {
     Fault::new(libc::EPROTONOSUPPORT, why)
 }
 
-/// An end whose flow is there, and its datagrams; what was said before goes out.
-fn begin(
-    home: &Rc<Home>,
-    held: &Rc<Held>,
-    grams: &Grams,
-    (name, context): (Ipv4Addr, u64),
-) -> Result<(Rc<End>, ContextInbox), Fault> {
+/// An end whose flow is there, and its datagrams.
+fn end_of(held: &Rc<Held>, context: u64) -> Result<(Rc<End>, ContextInbox), Fault> {
     let connection = held.flow.borrow().connection();
     let Some(inbox) = connection.context(context) else {
         let why = format!("context {context} is in use");
@@ -502,12 +609,78 @@ fn begin(
     };
     let end = Rc::new(End {
         held: held.clone(),
-        connection: connection.clone(),
+        connection,
         context,
     });
-    grams.ends().insert(name, connection);
-    home.desk.begin((grams.port, name), &end);
     Ok((end, inbox))
+}
+
+/// The same of a socket of this process; what was said before goes out.
+fn begin(
+    home: &Rc<Home>,
+    held: &Rc<Held>,
+    far: &Far,
+    context: u64,
+) -> Result<(Rc<End>, ContextInbox), Fault> {
+    let (end, inbox) = end_of(held, context)?;
+    let session = Session::Ours(end.connection.clone());
+    far.grams.ends().insert(far.name, session);
+    let expiry = held.options.borrow().expiry;
+    let key = (far.grams.port, far.name);
+    home.desk.begin(key, &Place::Here(end.clone()), expiry);
+    Ok((end, inbox))
+}
+
+/// Carries a socket of another process until its flow is over; why it is, if the program did not close it.
+pub(crate) async fn serve_other(
+    home: &Home,
+    owner: &Owner,
+    held: &Rc<Held>,
+    context: u64,
+) -> Option<Fault> {
+    let (end, inbox) = match end_of(held, context) {
+        Ok(begun) => begun,
+        Err(fault) => return Some(fault),
+    };
+    let told = Cell::new(None);
+    let look = || {
+        let room = end.connection.datagram_max();
+        if let Some(bytes) = room.filter(|_| told.replace(room) != room) {
+            owner.has_room(bytes);
+        }
+    };
+    look();
+    let passed = owner.opened(end.clone());
+    let served = async {
+        let fd = tokio::select! {
+            fd = passed => fd.ok(),
+            over = until_over(held) => return Some(over),
+            () = owner.gone() => None,
+        };
+        let socket = fd.map(|fd| {
+            let socket = Socket::from(fd);
+            socket.set_nonblocking(true)?;
+            UdpSocket::from_std(socket.into())
+        });
+        let socket = match socket.transpose() {
+            Ok(socket) => socket,
+            Err(error) => return Some(Fault::new(libc::EINVAL, error)),
+        };
+        if let Some(socket) = &socket {
+            tokio::select! {
+                over = carry(home, &end, &inbox, socket) => return Some(over),
+                () = owner.gone() => {}
+            }
+        }
+        say_last(&end, socket.as_ref()).await;
+        None
+    };
+    let over = tokio::select! {
+        over = served => over,
+        never = policy::watch_messages(home, held, &look) => never,
+    };
+    policy::take_down_messages(home, held);
+    over
 }
 
 /// Carries until the flow is over; why it is.
@@ -560,7 +733,7 @@ async fn give(held: &Held, inbox: &ContextInbox, socket: &UdpSocket) -> Fault {
     let pass = async |message: Bytes| {
         // An error is ICMP's word that the program closed its socket. Whoever looks after that looks itself.
         if let Ok(bytes) = socket.send(&message).await {
-            held.received.set(held.received.get() + bytes as u64);
+            held.count(&held.received, bytes as u64);
         }
     };
     let mut over = pin!(until_over(held));
@@ -620,6 +793,18 @@ fn read_all(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>, mut hear: impl
             }
         }
     });
+}
+
+/// The program closed its socket: what it said before leaves, as long as it is worth it.
+async fn say_last(end: &End, socket: Option<&UdpSocket>) {
+    if let Some(socket) = socket {
+        drain_last(end, socket);
+    }
+    let held = &end.held;
+    finish(held);
+    let gone = poll_fn(|cx| held.flow.borrow_mut().poll_finished(cx));
+    let expiry = held.options.borrow().expiry;
+    let _ = tokio::time::timeout(expiry, gone).await;
 }
 
 /// Says that no more will come.
@@ -710,7 +895,11 @@ async fn answer(home: Rc<Home>, hall: Rc<Hall>, grams: Arc<Grams>, mut flow: Flo
             let held = Held::new(flow, None, Fate::new(), hall.options.borrow().clone());
             let held = pump::enter(&home, held);
             // Why it is over the program is not told: others go on.
-            if let Ok((end, inbox)) = begin(&home, &held, &grams, (name, context)) {
+            let far = Far {
+                grams: grams.clone(),
+                name,
+            };
+            if let Ok((end, inbox)) = begin(&home, &held, &far, context) {
                 carry(&home, &end, &inbox, &socket).await;
             }
             finish(&held);
@@ -742,19 +931,35 @@ fn context_in(line: &[u8]) -> Option<u64> {
     (context > 0 && context < d2tp_driver::CONTEXTS_OF_COPIES).then_some(context)
 }
 
-/// The program changed an option of its socket.
-pub(crate) fn on_options(home: &Home, port: u16, deadline_too: bool, options: &Options) {
+/// The program changed an option of its socket; the agent that is told, if there is one.
+pub(crate) fn on_options(
+    home: &Home,
+    port: u16,
+    deadline_too: bool,
+    options: &Options,
+) -> Option<Rc<Handed>> {
     for hall in home.desk.halls.borrow().iter().filter(|h| h.port == port) {
         *hall.options.borrow_mut() = options.clone();
     }
-    for ((at, _), end) in home.desk.ends.borrow().iter() {
-        if *at == port {
+    for ((at, _), place) in home.desk.ends.borrow().iter() {
+        if *at == port
+            && let Place::Here(end) = place
+        {
             if deadline_too {
                 end.held.flow.borrow().set_deadline(options.within());
             }
             *end.held.options.borrow_mut() = options.clone();
         }
     }
+    let calls = home
+        .desk
+        .clients
+        .borrow()
+        .get(&port)
+        .map(|(serial, _)| *serial);
+    let handed = home.handed.borrow().get(&calls?).cloned()?;
+    handed.change(options);
+    Some(handed)
 }
 
 fn hall_at(home: &Home, port: u16) -> Option<Rc<Hall>> {

@@ -6,6 +6,9 @@
 //!                       errno ◀── fault, before the descriptor breaks ◀──────────────────────┘
 //! ```
 //!
+//! Of a datagram socket the agent has the far end's kernel socket, and this engine a copy, to say the end by. What is
+//! said before there is a session, and messages with a head, go by the Unix socket.
+//!
 //! No agent, one that does not answer, one that speaks another version: then the engine of this process
 //! carries. An agent that dies takes its descriptors along, and each is reset by the kernel, for so it was
 //! made (`Port::handed_end`).
@@ -19,19 +22,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use d2tp_driver::ServerAddress;
+use d2tp_driver::{DATAGRAMS_MAX, Route, ServerAddress};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 use crate::connect::Call;
+use crate::datagrams::Far;
 use crate::errno::Fault;
 use crate::home::Home;
 use crate::identity;
 use crate::info::D2tpInfo;
 use crate::keep::{Claim, Token};
-use crate::message::{self, Ear, FromAgent, ToAgent, VERSION, say};
+use crate::message::{self, Ear, FromAgent, LINE_BYTES_MAX, Message, ToAgent, VERSION, say};
 use crate::options::{Options, Persist};
 use crate::pump;
 use crate::table::{self, Fate};
@@ -41,6 +45,9 @@ const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
 
 /// How long an agent may take to answer: it is on this machine, and does nothing for long.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(2); // a guess
+
+/// The largest message that is passed on: in base64, and with what is around it, it is to be a line.
+const PASSED_BYTES_MAX: usize = LINE_BYTES_MAX / 2;
 
 /// What was asked of an agent.
 pub(crate) struct Reply {
@@ -60,6 +67,8 @@ pub(crate) struct Handed {
     left: Rc<Notify>,
     /// The agent hears of networks.
     notices: bool,
+    /// Messages of a datagram socket that the agent does not have yet.
+    unsaid: Rc<Cell<usize>>,
     /// Only of the one that follows it.
     ear: Option<Ear>,
 }
@@ -107,7 +116,8 @@ pub(crate) async fn is_there() -> bool {
     }
 }
 
-/// Has an agent make the connection; returns when it is made. None: no agent does it.
+/// Has an agent make the connection; returns when it is made. None: no agent does it. `far`: of a datagram socket, whose
+/// descriptor is not passed yet.
 ///
 /// # Errors
 /// Why the connection is not made, as the agent says.
@@ -116,6 +126,7 @@ pub(crate) async fn call(
     call: &Call,
     server: &ServerAddress,
     target: Option<String>,
+    far: Option<&Far>,
 ) -> Result<Option<Handed>, Fault> {
     let Some(at) = socket() else {
         return Ok(None);
@@ -130,6 +141,7 @@ pub(crate) async fn call(
         key: identity::file()?,
         options: (&call.options).into(),
         keep: call.keep.clone(),
+        datagrams: far.is_some(),
     };
     let mut ear = Ear::new(stream.clone());
     let taken = async {
@@ -146,21 +158,13 @@ pub(crate) async fn call(
         }))) => notices,
         _ => return Ok(None),
     };
-    let Ok(end) = home.port.handed_end() else {
-        return Ok(None);
-    };
-    let (tell, to_tell) = unbounded_channel();
-    let carry = ToAgent::Carry { from: call.from };
-    let _ = tell.send((carry, Some(end.into())));
-    tokio::task::spawn_local(tell_all(stream, to_tell));
-    let mut handed = Handed {
-        tell,
-        asked: Rc::new(RefCell::new(Some(HashMap::new()))),
-        next: Rc::default(),
-        left: Rc::default(),
-        notices,
-        ear: None,
-    };
+    let mut handed = Handed::begin(stream, notices);
+    if far.is_none() {
+        let Ok(end) = home.port.handed_end() else {
+            return Ok(None);
+        };
+        handed.carry(call.from, end.into());
+    }
     // From now on the program's second thoughts are told.
     let known = Rc::new(handed.twin());
     home.handed
@@ -179,6 +183,11 @@ pub(crate) async fn call(
                 return Err(Fault { errno, text });
             }
             Ok(Some(FromAgent::Answer { ask, fault, info })) => known.hear(ask, fault, info),
+            Ok(Some(FromAgent::Room { bytes })) => {
+                if let Some(far) = far {
+                    far.has_room(bytes);
+                }
+            }
             Ok(Some(FromAgent::Taken { .. } | FromAgent::Reopened { .. })) => {}
             // It went before there was anything to lose.
             Ok(Some(FromAgent::Over) | None) | Err(_) => {
@@ -243,32 +252,28 @@ pub(crate) async fn reopen(
         Ok(Ok(Some(FromAgent::Fault { errno, text }))) => return Err(Fault { errno, text }),
         _ => return Err(no_agent()),
     };
-    let (tell, to_tell) = unbounded_channel();
-    tokio::task::spawn_local(tell_all(stream, to_tell));
-    let handed = Handed {
-        tell,
-        asked: Rc::new(RefCell::new(Some(HashMap::new()))),
-        next: Rc::default(),
-        left: Rc::default(),
-        // As all that open connections again.
-        notices: true,
-        ear: Some(ear),
-    };
+    // As all that open connections again.
+    let mut handed = Handed::begin(stream, true);
+    handed.ear = Some(ear);
     let known = Rc::new(handed.twin());
     home.handed.borrow_mut().insert(fate.serial, known);
     let (home, fate) = (home.clone(), fate.clone());
-    tokio::task::spawn_local(async move { handed.follow(&home, &fate, None).await });
+    tokio::task::spawn_local(async move { handed.follow(&home, &fate, None, None).await });
     Ok(reopened)
 }
 
 async fn tell_all(
     stream: Rc<UnixStream>,
     mut to_tell: UnboundedReceiver<(ToAgent, Option<OwnedFd>)>,
+    unsaid: Rc<Cell<usize>>,
 ) {
     while let Some((what, fd)) = to_tell.recv().await {
         // That it is gone is heard by who listens.
         if say(&stream, &what, fd).await.is_err() {
-            return;
+            return unsaid.set(0);
+        }
+        if matches!(what, ToAgent::Message(_)) {
+            unsaid.set(unsaid.get() - 1);
         }
     }
 }
@@ -289,15 +294,56 @@ impl Drop for Waits<'_> {
 }
 
 impl Handed {
-    fn twin(&self) -> Handed {
+    fn begin(stream: Rc<UnixStream>, notices: bool) -> Handed {
+        let (tell, to_tell) = unbounded_channel();
+        let unsaid = Rc::default();
+        tokio::task::spawn_local(tell_all(stream, to_tell, Rc::clone(&unsaid)));
+        Handed {
+            tell,
+            asked: Rc::new(RefCell::new(Some(HashMap::new()))),
+            next: Rc::default(),
+            left: Rc::default(),
+            notices,
+            unsaid,
+            ear: None,
+        }
+    }
+
+    pub(crate) fn twin(&self) -> Handed {
         Handed {
             tell: self.tell.clone(),
             asked: self.asked.clone(),
             next: self.next.clone(),
             left: self.left.clone(),
             notices: self.notices,
+            unsaid: self.unsaid.clone(),
             ear: None,
         }
+    }
+
+    /// The agent is to carry by this, whose other end is at port `from`.
+    pub(crate) fn carry(&self, from: u16, fd: OwnedFd) {
+        let _ = self.tell.send((ToAgent::Carry { from }, Some(fd)));
+    }
+
+    /// Passes a message on. One too many for an agent that does not take them is lost, as what no packet carries is.
+    pub(crate) fn pass(&self, bytes: &[u8], route: Option<Route>, expiry: Option<Duration>) {
+        if self.unsaid.get() < DATAGRAMS_MAX && bytes.len() <= PASSED_BYTES_MAX {
+            let message = Message::new(bytes, route, expiry);
+            let told = self.tell.send((ToAgent::Message(message), None));
+            self.unsaid
+                .set(self.unsaid.get() + usize::from(told.is_ok()));
+        }
+    }
+
+    /// Whether it is still to be told of messages.
+    pub(crate) fn owes(&self) -> bool {
+        self.unsaid.get() > 0
+    }
+
+    /// The program has closed its datagram socket.
+    pub(crate) fn closed(&self) {
+        let _ = self.tell.send((ToAgent::Closed, None));
     }
 
     /// The program thought again.
@@ -358,8 +404,14 @@ impl Handed {
     }
 
     /// Hears what becomes of it, until it is over; `from`: the port of the program's socket, which may not be joined
-    /// yet.
-    pub(crate) async fn follow(mut self, home: &Home, fate: &Arc<Fate>, from: Option<u16>) {
+    /// yet. `far`: of a datagram socket.
+    pub(crate) async fn follow(
+        mut self,
+        home: &Home,
+        fate: &Arc<Fate>,
+        from: Option<u16>,
+        far: Option<&Far>,
+    ) {
         let mut ear = self.ear.take().expect("of the one that was called with");
         let mut is_lost = false;
         let left = self.left.clone();
@@ -375,6 +427,11 @@ impl Handed {
                     let _ = self.tell.send((ToAgent::Heard, None));
                 }
                 Ok(Some(FromAgent::Over)) => break,
+                Ok(Some(FromAgent::Room { bytes })) => {
+                    if let Some(far) = far {
+                        far.has_room(bytes);
+                    }
+                }
                 Ok(Some(
                     FromAgent::Open | FromAgent::Taken { .. } | FromAgent::Reopened { .. },
                 )) => {}
@@ -397,5 +454,50 @@ impl Handed {
         {
             pump::break_off(stream);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_messages_that_no_agent_takes_a_bounded_number_waits() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let local = tokio::task::LocalSet::new();
+        local.block_on(&runtime, async {
+            let (here, there) = UnixStream::pair().unwrap();
+            let handed = Handed::begin(Rc::new(here), true);
+            assert!(!handed.owes());
+            handed.pass(&vec![0; PASSED_BYTES_MAX + 1], None, None);
+            assert!(!handed.owes(), "it would be no line");
+            for _ in 0..3 * DATAGRAMS_MAX {
+                handed.pass(&vec![0; PASSED_BYTES_MAX], None, None);
+            }
+            handed.closed();
+            let mut ear = Ear::new(Rc::new(there));
+            let mut messages = 0;
+            while let Ok(Some(ToAgent::Message(message))) = ear.next().await {
+                assert_eq!(message.bytes().map(|b| b.len()), Some(PASSED_BYTES_MAX));
+                messages += 1;
+            }
+            assert_eq!(messages, DATAGRAMS_MAX);
+            assert!(!handed.owes());
+            handed.pass(b"again", None, None);
+            assert!(handed.owes());
+            // Nobody is there any more to be told.
+            drop(ear);
+            tokio::time::timeout(ANSWER_WITHIN, async {
+                while handed.owes() {
+                    handed.pass(b"x", None, None);
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await
+            .unwrap();
+        });
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use d2tp_driver::{
     Config, Device, DeviceOptions, DriverError, Event, LinkUse, SecretKey, ServerAddress,
-    SessionEnd,
+    SessionEnd, Way,
 };
 use d2tp_links::{Class, ClassRules, Kind, Link, LinkMonitor};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
@@ -28,6 +28,7 @@ use crate::identity;
 use crate::listen::Posts;
 use crate::pair::Port;
 use crate::pump::Held;
+use crate::tally::Tally;
 
 /// How long a session is kept for the next socket: a handshake costs more than a quiet session.
 const IDLE_KEPT: Duration = Duration::from_secs(10); // a guess
@@ -45,6 +46,8 @@ pub(crate) struct Line {
     pub(crate) links: Option<watch::Receiver<Arc<Vec<Link>>>>,
     /// Of its datagram sockets, the last.
     context: Cell<u64>,
+    /// In an agent that has had any: what links carried for them.
+    pub(crate) tally: RefCell<Option<Tally>>,
     users: Cell<usize>,
     /// The last of them left.
     left: Notify,
@@ -140,13 +143,8 @@ impl Home {
         Ipv4Addr::new(127, 1, c, d)
     }
 
-    /// The session with a server.
-    pub(crate) async fn line(self: &Rc<Home>, server: &ServerAddress) -> Result<OnLine, Fault> {
-        self.line_of(server, None).await
-    }
-
-    /// The same as whoever's key is in this file.
-    pub(crate) async fn line_of(
+    /// The session with a server, as whoever's key is in this file; none is this process's.
+    pub(crate) async fn line(
         self: &Rc<Home>,
         server: &ServerAddress,
         key: Option<&Path>,
@@ -218,6 +216,7 @@ impl Home {
             state,
             links,
             context: Cell::new(0),
+            tally: RefCell::default(),
             users: Cell::new(0),
             left: Notify::new(),
         })
@@ -260,6 +259,19 @@ impl Line {
         let next = self.context.get() + 1;
         self.context.set(next);
         next
+    }
+
+    /// Links as they are, with what they carried for streams; what they did for datagrams is taken down.
+    pub(crate) fn tally(&self, ways: &[Way]) -> Vec<Way> {
+        match &mut *self.tally.borrow_mut() {
+            Some(tally) => {
+                if let Some((stats, _)) = self.device.connection().datagram_stats() {
+                    tally.place((stats.bytes_in, stats.bytes_out), ways);
+                }
+                tally.others(ways)
+            }
+            None => ways.to_vec(),
+        }
     }
 
     fn is_over(&self) -> bool {

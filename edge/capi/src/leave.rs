@@ -42,8 +42,19 @@ extern "C" fn at_exit() {
 
 async fn leave(home: &Rc<Home>) {
     home.leaving.send_replace(true);
+    let owes = || {
+        let flows = home.flows.borrow();
+        let handed = home.handed.borrow();
+        flows.values().any(|held| !held.is_delivered())
+            || home.desk.owes()
+            || handed.values().any(|handed| handed.owes())
+    };
     let delivered = async {
-        while !home.flows.borrow().values().all(|held| held.is_delivered()) {
+        if home.desk.has_clients() {
+            // What they said last is to be read first.
+            tokio::time::sleep(LOOK).await;
+        }
+        while owes() {
             tokio::time::sleep(LOOK).await;
         }
     };

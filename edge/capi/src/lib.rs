@@ -44,6 +44,7 @@ mod policy;
 mod pump;
 mod shelf;
 mod table;
+mod tally;
 mod tunnel;
 
 pub use calls::*;

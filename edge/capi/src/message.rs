@@ -13,6 +13,18 @@
 //!                                                      ◀ {"event":"over"}
 //! ```
 //!
+//! A datagram socket's descriptor comes last, after what waited for its session:
+//!
+//! ```text
+//!  {"do":"socket",…,"datagrams":true}                  ▶
+//!                                                      ◀ taken, {"event":"room","bytes":1116}, {"event":"open"}
+//!  {"do":"message",…}   what was said so far           ▶
+//!  {"do":"carry",…}     and a descriptor               ▶   from now on messages go by that
+//!  {"do":"message",…}   what asks something for itself ▶
+//!  {"do":"closed"}                                     ▶
+//!                                                      ◀ {"event":"over"}
+//! ```
+//!
 //! Those that are opened again by a token have a few more ([`crate::keep`]).
 
 use std::collections::VecDeque;
@@ -22,6 +34,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use d2tp_driver::Route;
 use d2tp_sched::{IfLate, Policy};
 use libc::c_int;
@@ -35,7 +49,7 @@ use crate::ahead::Levels;
 use crate::errno::Fault;
 use crate::info::D2tpInfo;
 use crate::keep::{Claim, Token};
-use crate::options::{Options, Persist, since_boot};
+use crate::options::{EXPIRY, Options, Persist, expiry_of, since_boot};
 
 /// Of these messages. One of another version is not understood, and whoever asked carries by itself.
 pub const VERSION: u32 = 1;
@@ -63,6 +77,9 @@ pub struct Call {
     /// It is to be opened again by this. An agent that does not know of it carries no such connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) keep: Option<Keep>,
+    /// It is a datagram socket's. An agent that does not know of it carries none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) datagrams: bool,
 }
 
 /// Of a connection that is opened again.
@@ -89,6 +106,9 @@ pub(crate) struct Terms {
     /// An agent that does not know of it leaves such sockets to their programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     levels: Option<Levels>,
+    /// How long a datagram is worth sending, where it is not as long as usual.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expiry_ms: Option<u64>,
 }
 
 const ROUTE_WORDS: [(Route, &str); 3] = [
@@ -97,9 +117,52 @@ const ROUTE_WORDS: [(Route, &str); 3] = [
     (Route::Each, "each"),
 ];
 
+fn route_word(route: Route) -> &'static str {
+    let known = ROUTE_WORDS.iter().find(|(r, _)| *r == route);
+    known.map_or("any", |(_, word)| word)
+}
+
+fn route_of(word: &str) -> Option<Route> {
+    let known = ROUTE_WORDS.iter().find(|(_, w)| *w == word);
+    known.map(|(route, _)| *route)
+}
+
+/// A message of a datagram socket that does not go by its descriptor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Message {
+    /// In base64.
+    bytes: String,
+    /// Where it asks for other than its socket does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    route: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expiry_ms: Option<u64>,
+}
+
+impl Message {
+    pub(crate) fn new(bytes: &[u8], route: Option<Route>, expiry: Option<Duration>) -> Message {
+        Message {
+            bytes: BASE64_STANDARD.encode(bytes),
+            route: route.map(|route| route_word(route).to_owned()),
+            expiry_ms: expiry.map(|expiry| expiry.as_millis() as u64),
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> Option<Vec<u8>> {
+        BASE64_STANDARD.decode(&self.bytes).ok()
+    }
+
+    pub(crate) fn route(&self) -> Option<Route> {
+        route_of(self.route.as_ref()?)
+    }
+
+    pub(crate) fn expiry(&self) -> Option<Duration> {
+        self.expiry_ms.map(expiry_of)
+    }
+}
+
 impl From<&Options> for Terms {
     fn from(options: &Options) -> Terms {
-        let route = ROUTE_WORDS.iter().find(|(r, _)| *r == options.route);
         Terms {
             left_ms: options.left().map(|left| left.as_millis() as u64),
             size: options.size,
@@ -107,9 +170,10 @@ impl From<&Options> for Terms {
             budget: options.budget,
             priority: options.priority,
             if_late: options.if_late.word().to_owned(),
-            route: route.map_or("any", |(_, word)| word).to_owned(),
+            route: route_word(options.route).to_owned(),
             persist: options.persist != Persist::No,
             levels: options.levels,
+            expiry_ms: (options.expiry != EXPIRY).then_some(options.expiry.as_millis() as u64),
         }
     }
 }
@@ -123,8 +187,7 @@ impl TryFrom<&Terms> for Options {
             .if_late
             .parse()
             .map_err(|e| nonsense(format!("{e}")))?;
-        let mut routes = ROUTE_WORDS.iter();
-        let route = routes.find(|(_, word)| *word == terms.route);
+        let route = route_of(&terms.route);
         let route = route.ok_or_else(|| nonsense(format!("`{}` is no route", terms.route)))?;
         if terms.levels.is_some_and(|levels| !levels.is_sound()) {
             return Err(nonsense("thresholds that no program may ask for".into()));
@@ -138,7 +201,8 @@ impl TryFrom<&Terms> for Options {
             budget: terms.budget,
             priority: terms.priority,
             if_late,
-            route: route.0,
+            route,
+            expiry: terms.expiry_ms.map_or(EXPIRY, expiry_of),
             persist: match terms.persist {
                 true => Persist::Written,
                 false => Persist::No,
@@ -154,8 +218,8 @@ impl TryFrom<&Terms> for Options {
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub(crate) enum ToAgent {
     Socket(Box<Call>),
-    /// The other end of the program's socket comes beside this, not connected yet; that waits at this
-    /// port.
+    /// The other end of the program's socket comes beside this, not connected yet, unless it is a datagram
+    /// socket's; that waits at this port.
     Carry {
         from: u16,
     },
@@ -174,6 +238,10 @@ pub(crate) enum ToAgent {
     Info {
         ask: u64,
     },
+    /// Of a datagram socket.
+    Message(Message),
+    /// The program has closed its datagram socket. Others say so by their descriptors.
+    Closed,
     /// The fault is known: the descriptor may break.
     Heard,
     /// The networks changed, in a way that the agent may not have seen.
@@ -207,6 +275,8 @@ pub(crate) enum FromAgent {
     },
     /// The connection is made; the descriptor is joined next.
     Open,
+    /// Messages of so many bytes fit a packet now.
+    Room { bytes: usize },
     /// It was never made, or it breaks now.
     Fault { errno: c_int, text: String },
     Answer {
@@ -353,6 +423,7 @@ mod tests {
             route: Route::Each,
             persist: Persist::Written,
             levels: levels.unwrap(),
+            expiry: Duration::from_millis(250),
             ..Options::default()
         };
         let text = serde_json::to_string(&Terms::from(&options)).unwrap();
@@ -380,6 +451,58 @@ mod tests {
             Options::try_from(&nonsense).unwrap_err().errno,
             libc::EINVAL
         );
+    }
+
+    #[test]
+    fn what_a_message_asks_for_itself_comes_with_it() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        for (route, expiry) in [
+            (None, None),
+            (Some(Route::Each), Some(Duration::from_millis(7))),
+        ] {
+            let said = ToAgent::Message(Message::new(&bytes, route, expiry));
+            let text = serde_json::to_string(&said).unwrap();
+            let Ok(ToAgent::Message(there)) = serde_json::from_str(&text) else {
+                panic!("{text}");
+            };
+            let asked = (there.bytes(), there.route(), there.expiry());
+            assert_eq!(asked, (Some(bytes.clone()), route, expiry));
+        }
+        // No program says these, and none would harm an agent.
+        for ms in [0, u64::MAX] {
+            let text = format!(r#"{{"bytes":"=","route":"moon","expiry_ms":{ms}}}"#);
+            let there: Message = serde_json::from_str(&text).unwrap();
+            assert_eq!((there.bytes(), there.route()), (None, None));
+            let expiry = there.expiry().unwrap();
+            assert!(!expiry.is_zero() && expiry <= Duration::from_secs(86_400));
+        }
+    }
+
+    #[test]
+    fn a_call_says_nothing_that_an_agent_of_before_does_not_know_unless_it_is_needed() {
+        let mut call = Call {
+            version: VERSION,
+            server: "d2tp://host:1/KEY".into(),
+            target: None,
+            key: "/key".into(),
+            options: Terms::from(&Options::default()),
+            keep: None,
+            datagrams: false,
+        };
+        let text = serde_json::to_string(&call).unwrap();
+        assert!(
+            !text.contains("datagrams") && !text.contains("expiry"),
+            "{text}"
+        );
+        call.datagrams = true;
+        let text = serde_json::to_string(&call).unwrap();
+        assert!(text.contains(r#""datagrams":true"#), "{text}");
+        assert_eq!(serde_json::from_str::<Call>(&text).unwrap(), call);
+        // As one of before hears it.
+        let asked = serde_json::to_string(&ToAgent::Socket(Box::new(call))).unwrap();
+        let unknown = asked.replace("\"datagrams\"", "\"smoke-signals\"");
+        assert!(serde_json::from_str::<ToAgent>(&asked).is_ok());
+        assert!(serde_json::from_str::<ToAgent>(&unknown).is_err());
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub const SO_ROUTE: c_int = 15;
 
 /// What a datagram is worth sending for, where the program does not say: a second. Longer: after a hole old
 /// ones come first; shorter: a handshake is missed.
-const EXPIRY: Duration = Duration::from_secs(1); // a guess
+pub(crate) const EXPIRY: Duration = Duration::from_secs(1); // a guess
 /// The longest that may be said: a day.
 const EXPIRY_MS: std::ops::RangeInclusive<i64> = 1..=86_400_000;
 
@@ -176,6 +176,12 @@ fn deadline(value: &[u8]) -> Answer<Option<Duration>> {
         seconds @ 1..=3_153_600_000 => Ok(Some(since_boot() + Duration::from_secs(seconds as u64))),
         _ => Err(Errno(libc::EINVAL)),
     }
+}
+
+/// The nearest that may be said.
+pub(crate) fn expiry_of(ms: u64) -> Duration {
+    let ms = i64::try_from(ms).unwrap_or(i64::MAX);
+    Duration::from_millis(ms.clamp(*EXPIRY_MS.start(), *EXPIRY_MS.end()) as u64)
 }
 
 /// How long a datagram is worth sending.

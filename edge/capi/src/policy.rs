@@ -22,6 +22,7 @@ use crate::errno::Fault;
 use crate::home::{Home, Line};
 use crate::options::{Options, since_boot};
 use crate::pump::Held;
+use crate::tally::Tally;
 
 /// Between two decisions where time counts.
 const EPOCH: Duration = Duration::from_secs(1);
@@ -147,6 +148,7 @@ async fn decide(
         let options = (sees.options)();
         let moved = (sees.moved)();
         let ways = line.device.ways();
+        let others = line.tally(&ways);
         seen.look(now(), &ways);
         let (mut stuck, mut watches) = (false, false);
         (sees.with)(&mut |flow: &Flow| {
@@ -156,7 +158,7 @@ async fn decide(
             let verdict = verdict(&seen, now(), &options, bytes, left);
             let wants = (sees.wants)(&options, &ways, left);
             let decision = match (&mut *court.borrow_mut(), &wants) {
-                (Some(court), wants) => court.ask(&options, moved, left, &ways, wants.as_ref()),
+                (Some(court), wants) => court.ask(&options, moved, left, &others, wants.as_ref()),
                 (None, Some(wants)) => Decision {
                     pays: false,
                     probe: wants.fills,
@@ -193,6 +195,49 @@ async fn decide(
             _ = links.changed() => {}
             () = wakes.changed.notified() => {}
         }
+    }
+}
+
+/// Of an agent's datagram sockets, which never pay: takes down what links carried for their session, and looks what
+/// messages fit.
+pub(crate) async fn watch_messages<T>(home: &Home, held: &Held, look: &dyn Fn()) -> T {
+    let line = held.line.as_ref().map(|line| line.0.clone());
+    let mut links = line.as_ref().and_then(|line| line.links.clone());
+    let moved = || (held.received.get(), held.sent.get());
+    let (mut before, mut moved_at) = (moved(), now());
+    loop {
+        look();
+        take_down_messages(home, held);
+        if moved() != before {
+            (before, moved_at) = (moved(), now());
+        }
+        let rests = now().since(moved_at) >= RESTS_AFTER;
+        held.resting.set(rests);
+        let changed = async {
+            let is_told = match &mut links {
+                Some(links) => links.changed().await.is_ok(),
+                None => false,
+            };
+            if !is_told {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(EPOCH), if !rests => {}
+            () = changed => {}
+            () = held.changed.notified() => {}
+        }
+    }
+}
+
+/// What is not taken down yet.
+pub(crate) fn take_down_messages(home: &Home, held: &Held) {
+    if let (Some(line), Some(judge)) = (&held.line, &home.judge)
+        && line.0.links.is_some()
+    {
+        let begin = || Tally::new(judge.seat());
+        line.0.tally.borrow_mut().get_or_insert_with(begin);
+        line.0.tally(&line.0.device.ways());
     }
 }
 
@@ -248,21 +293,14 @@ impl Court {
     }
 
     /// It is over: what was carried since it asked last counts too.
-    fn close(mut self, options: &Options, moved: Moved, ways: &[Way]) {
+    fn close(mut self, moved: Moved, ways: &[Way]) {
         self.place(moved, ways);
-        let standing = Standing {
-            need: need(options, moved.down + moved.written, None),
-            size: options.size,
-            fills: None,
-            ways,
-            carried: &self.carried,
-        };
         let judge = &self.judge;
         let seat = self.seat.get_or_insert_with(|| judge.seat());
-        seat.leave(&standing);
+        seat.tell(ways, &self.carried);
     }
 
-    /// Says of the program's bytes which links they took: as its session's did meanwhile, which others may
+    /// Says of the program's bytes which links they took: as its session's streams did meanwhile, which others may
     /// share.
     fn place(&mut self, moved: Moved, ways: &[Way]) {
         let since: Vec<(u64, u64)> = ways
@@ -328,8 +366,8 @@ pub(crate) fn stop(held: &Held) {
         && line.0.links.is_some()
     {
         if let Some(court) = held.court.take() {
-            let options = held.options.borrow();
-            court.close(&options, Moved::of(held), &line.0.device.ways());
+            let ways = line.0.device.ways();
+            court.close(Moved::of(held), &line.0.tally(&ways));
         }
         line.0.device.allow_paid(&held.flow.borrow(), false, None);
     }

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use d2tp::carrier::{self, Call, Carrier, Claim, Decision, VERSION};
-use d2tp_driver::{LinkUse, PathState};
+use d2tp_driver::{LinkUse, PathState, Way};
 use d2tp_links::Class;
 use tokio::io::BufReader;
 use tokio::net::UnixStream;
@@ -115,7 +115,7 @@ struct Place {
 
 impl carrier::Seat for Place {
     fn decide(&mut self, standing: &carrier::Standing<'_>) -> Decision {
-        self.count(standing);
+        self.tell(standing.ways, standing.carried);
         // Links are not as fast both ways, and most connections carry most one way.
         let direction = match self.up_and_down {
             (up, down) if up > down => Direction::Up,
@@ -177,17 +177,11 @@ impl carrier::Seat for Place {
         }
     }
 
-    fn leave(&mut self, standing: &carrier::Standing<'_>) {
-        self.count(standing);
-    }
-}
-
-impl Place {
     /// Takes down what links carried for it since the last time.
-    fn count(&mut self, standing: &carrier::Standing<'_>) {
+    fn tell(&mut self, ways: &[Way], carried: &BTreeMap<String, (u64, u64)>) {
         let mut more = Vec::new();
-        for way in standing.ways {
-            let carried = standing.carried.get(&way.name).copied();
+        for way in ways {
+            let carried = carried.get(&way.name).copied();
             let (down, up) = carried.unwrap_or_default();
             let before = self.counted.insert(way.name.clone(), (down, up));
             let before = before.unwrap_or_default();

@@ -116,12 +116,21 @@ pub fn cell_on() {
 
 /// Bytes the kernel received on a link.
 pub fn received(link: &str) -> u64 {
+    counted(link, "rx")
+}
+
+/// And sent.
+pub fn sent(link: &str) -> u64 {
+    counted(link, "tx")
+}
+
+fn counted(link: &str, way: &str) -> u64 {
     let output = std::process::Command::new("ip")
         .args(["-s", "-j", "link", "show", link])
         .output()
         .expect("run ip");
     let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    shown[0]["stats64"]["rx"]["bytes"]
+    shown[0]["stats64"][way]["bytes"]
         .as_u64()
         .expect("a counter")
 }

@@ -2,13 +2,14 @@
 
 #![allow(dead_code)] // each test file uses a part of it
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::get_rig::{self, PATIENCE};
@@ -18,16 +19,35 @@ pub fn pid_of(child: &Child) -> Pid {
     Pid::from_raw(child.id().expect("a process") as i32)
 }
 
+/// The UDP sockets that a process has.
+pub fn udp_sockets(pid: Pid) -> BTreeSet<String> {
+    let known = std::fs::read_to_string("/proc/net/udp").expect("the kernel says");
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
+    let names = fds.flatten().filter_map(|fd| {
+        let name = std::fs::read_link(fd.path()).ok()?;
+        let name = name.to_str()?.strip_prefix("socket:[")?;
+        name.strip_suffix(']').map(str::to_owned)
+    });
+    let is_udp = |inode: &String| known.contains(&format!(" {inode} "));
+    names.filter(is_udp).collect()
+}
+
 /// An agent that ends with this.
 pub struct Agent {
     pub child: Child,
     pub socket: PathBuf,
+    /// One that cannot say what it has to say dies of it.
+    _errors: Lines<BufReader<ChildStderr>>,
 }
 
 impl Agent {
     pub async fn start(home: &Path) -> Agent {
+        Agent::start_with(home, &[]).await
+    }
+
+    pub async fn start_with(home: &Path, more: &[&str]) -> Agent {
         let socket = home.join("agent.sock");
-        let mut child = get_rig::cedos(home, &["agent"])
+        let mut child = get_rig::cedos(home, &[&["agent"], more].concat())
             .env("CEDOS_AGENT", &socket)
             .spawn()
             .expect("start the agent");
@@ -35,7 +55,11 @@ impl Agent {
         let line = timeout(PATIENCE, lines.next_line()).await;
         let line = line.expect("in time").expect("text").unwrap_or_default();
         assert!(line.contains("ready at"), "{line}");
-        Agent { child, socket }
+        Agent {
+            child,
+            socket,
+            _errors: lines,
+        }
     }
 
     pub async fn kill(mut self) {

@@ -132,9 +132,14 @@ fn connect_datagrams(
     let fate = Fate::new();
     let call = datagrams::Call {
         grams: grams.clone(),
-        to: to.clone(),
-        options: socket.options,
-        fate: fate.clone(),
+        of: Call {
+            cookie,
+            from: port,
+            to: to.clone(),
+            options: socket.options,
+            fate: fate.clone(),
+            keep: None,
+        },
     };
     let name = engine.ask(move |home, reply| {
         let _ = reply.send(datagrams::connect(home, call));

@@ -79,8 +79,14 @@ fn set(
         let (port, deadline_too) = (grams.port, is_deadline(name));
         // Before the next message is on its way.
         engine::get()?.ask(move |home, reply| {
-            crate::datagrams::on_options(home, port, deadline_too, &options);
-            let _ = reply.send(());
+            let told = crate::datagrams::on_options(home, port, deadline_too, &options);
+            tokio::task::spawn_local(async move {
+                if let Some(handed) = told {
+                    // Its answer comes after it heard.
+                    let _ = handed.info().await;
+                }
+                let _ = reply.send(());
+            });
         })?;
     } else if let Some(fate) = fate {
         engine::get()?.tell(move |home| {
