@@ -422,6 +422,7 @@ mod tests {
             class: Class::Metered,
             usage,
             payload: (0, 0),
+            busy: Default::default(),
             rate: Some(1_000_000),
             path: None,
         }

@@ -503,6 +503,7 @@ mod tests {
             class,
             usage,
             payload: (0, 0),
+            busy: Default::default(),
             rate: Some(rate),
             path: None,
         }

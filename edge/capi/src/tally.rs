@@ -121,6 +121,7 @@ mod tests {
             class: Class::Free,
             usage,
             payload,
+            busy: Default::default(),
             rate: None,
             path: None,
         }

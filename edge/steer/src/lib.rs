@@ -87,6 +87,7 @@ mod tests {
             class,
             usage,
             payload: (0, 0),
+            busy: Default::default(),
             rate: Some(1_000_000),
             path: None,
         }
