@@ -9,7 +9,9 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::spawn_blocking;
 
+use crate::connection::Token;
 use crate::settings::Settings;
 use crate::{raw, stream};
 
@@ -19,7 +21,7 @@ impl Settings {
     /// # Errors
     /// As there.
     pub async fn connect_async(&self, address: &str) -> io::Result<Stream> {
-        let fd = self.socket(address, libc::SOCK_NONBLOCK)?;
+        let fd = self.socket(address, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)?;
         match raw::connect(&fd, address) {
             Err(said) if said.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(said) => return Err(raw::error(&fd, said)),
@@ -49,7 +51,47 @@ impl Stream {
     pub async fn connect(address: &str) -> io::Result<Stream> {
         Settings::default().connect_async(address).await
     }
+
+    /// [`crate::Stream::reopen`] on tokio.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn reopen(token: &Token) -> io::Result<Stream> {
+        let token = token.clone();
+        // An agent may take two seconds to answer.
+        let reopened = spawn_blocking(move || raw::reopen(&token.0, libc::SOCK_NONBLOCK)).await;
+        watched(reopened.map_err(io::Error::other)??).map(Stream)
+    }
+
+    /// [`crate::Stream::end`] on tokio.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn end(self) -> io::Result<()> {
+        let fd = self.0.into_inner();
+        let ended = spawn_blocking(move || raw::close(fd)).await;
+        ended.map_err(io::Error::other)?
+    }
+
+    /// Waits until the peer has everything that was written; `flush` of [`tokio::io::AsyncWriteExt`] returns at once,
+    /// as for TCP. It holds a thread of those for blocking calls.
+    ///
+    /// # Errors
+    /// The connection broke before.
+    pub async fn flush_to_peer(&self) -> io::Result<()> {
+        loop {
+            let fd = self.0.get_ref().try_clone()?;
+            let flushed = spawn_blocking(move || raw::flush(&fd, FLUSH_LOOK_MS)).await;
+            match flushed.map_err(io::Error::other)? {
+                Err(late) if late.kind() == io::ErrorKind::WouldBlock => {}
+                flushed => return flushed,
+            }
+        }
+    }
 }
+
+/// How soon a thread notices that its flush was dropped. A guess.
+const FLUSH_LOOK_MS: i32 = 200;
 
 impl AsyncRead for Stream {
     fn poll_read(
