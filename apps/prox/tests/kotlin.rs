@@ -106,6 +106,7 @@ fn command(prefix: &Path, program: impl AsRef<OsStr>) -> Command {
         .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"))
         .env("LD_LIBRARY_PATH", prefix.join("lib"))
         .env("XDG_CONFIG_HOME", prefix)
+        .env("CEDOS_AGENT", "none")
         .env_remove("CEDOS_KEY_FILE")
         .env_remove("CEDOS_PROX");
     command
@@ -211,6 +212,8 @@ fn kotlin_suspends_over_a_flow_and_okhttp_fetches_through_the_proxy() {
         "echo ok\n",
         "cancel ok\n",
         "deadline ok: the deadline passed\n",
+        "listen ok\n",
+        "alone ok\n",
         "http ok: hello\n",
         "refused: the proxy refuses (502): ",
         "https ok: hello from one.example\n",

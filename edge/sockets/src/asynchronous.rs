@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::spawn_blocking;
 
 use crate::connection::Token;
-use crate::settings::Settings;
+use crate::settings::{Settings, Unmade};
 use crate::{raw, stream};
 
 impl Settings {
@@ -21,16 +21,19 @@ impl Settings {
     /// # Errors
     /// As there.
     pub async fn connect_async(&self, address: &str) -> io::Result<Stream> {
-        let fd = self.socket(address, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)?;
-        match raw::connect(&fd, address) {
+        let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
+        let fd = Unmade(Some(self.socket(address, kind)?));
+        match raw::connect(fd.get(), address) {
             Err(said) if said.raw_os_error() == Some(libc::EINPROGRESS) => {}
-            Err(said) => return Err(raw::error(&fd, said)),
+            Err(said) => return Err(raw::error(fd.get(), said)),
             Ok(()) => {}
         }
-        let fd = watched(fd)?;
-        fd.writable().await?.retain_ready();
-        raw::pending(&fd.as_fd())?;
-        Ok(Stream(fd))
+        // SAFETY: watched for no longer than it is open.
+        let watch = unsafe { AsyncFd::register(fd.get().as_fd()) }.map_err(io::Error::from)?;
+        watch.writable().await?.retain_ready();
+        drop(watch);
+        raw::pending(fd.get())?;
+        Ok(Stream(watched(fd.made())?))
     }
 }
 

@@ -123,9 +123,9 @@ impl Settings {
     /// # Errors
     /// As `d2tp_connect` says them; [`crate::Cause`] within has the cause in words.
     pub fn connect(&self, address: &str) -> io::Result<Stream> {
-        let fd = self.socket(address, libc::SOCK_STREAM)?;
-        raw::connect(&fd, address).map_err(|errno| raw::error(&fd, errno))?;
-        Ok(Stream::from(fd))
+        let fd = Unmade(Some(self.socket(address, libc::SOCK_STREAM)?));
+        raw::connect(fd.get(), address).map_err(|errno| raw::error(fd.get(), errno))?;
+        Ok(Stream::from(fd.made()))
     }
 
     /// Datagrams to and from the D2TP server at `d2tp://host:port/KEY`; returns at once, whether or not there is a
@@ -167,6 +167,29 @@ impl Settings {
         set(raw::SO_IFLATE, &(self.if_late as i32).to_ne_bytes())?;
         set(raw::SO_PRIORITY, &i32::from(self.priority).to_ne_bytes())?;
         Ok(fd)
+    }
+}
+
+/// A socket whose connection is not made yet: dropped, it leaves nothing with an agent, which has a copy of one that is
+/// to stay.
+pub(crate) struct Unmade(pub(crate) Option<OwnedFd>);
+
+impl Unmade {
+    pub(crate) fn get(&self) -> &OwnedFd {
+        self.0.as_ref().expect("until it is made")
+    }
+
+    pub(crate) fn made(mut self) -> OwnedFd {
+        self.0.take().expect("until it is made")
+    }
+}
+
+impl Drop for Unmade {
+    fn drop(&mut self) {
+        if let Some(fd) = self.0.take() {
+            // What is not there any more is closed.
+            let _ = raw::close(fd);
+        }
     }
 }
 

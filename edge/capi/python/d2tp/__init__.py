@@ -241,7 +241,8 @@ class Socket(socket.socket):
         return value if len(value) == _TOKEN_BYTES else None
 
     def end(self):
-        """Closes it for good; `close` leaves a connection of persist="open" to be opened again."""
+        """Closes it for good; `close` leaves a connection of persist="open" to be opened again once this process has
+        ended."""
         _check(_lib.d2tp_close(self.detach()))
 
     @property
@@ -327,7 +328,8 @@ def connect(address, timeout=None, **options):
             _set_all(sock.fileno(), **options)
             _told(sock.fileno(), _lib.d2tp_connect(sock.fileno(), *to))
     except BaseException:
-        sock.close()
+        # An agent is left with nothing that was never made.
+        sock.end()
         raise
     sock.settimeout(timeout)
     return sock
@@ -349,7 +351,7 @@ async def open_connection(address, timeout=None, limit=2**16, **options):
 
 def _let_go(connecting):
     if not connecting.cancelled() and connecting.exception() is None:
-        connecting.result().close()
+        connecting.result().end()
 
 
 def _place(host, port):

@@ -36,6 +36,13 @@ internal object Waiting {
         waits.invokeOnCancellation { change { remove(waiter) } }
     }
 
+    /** Whoever waits on it looks again. */
+    fun wake(fd: Int) {
+        val woken = synchronized(waiters) { waiters.filter { it.fd == fd }.onEach(waiters::remove) }
+        Native.ring(bell)
+        woken.forEach { it.waits.resume(Unit) }
+    }
+
     private fun change(how: MutableSet<Waiter>.() -> Unit) {
         synchronized(waiters) { waiters.how() }
         Native.ring(bell)
