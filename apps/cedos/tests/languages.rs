@@ -149,6 +149,8 @@ fn keep(server: &str, file: &str) {
     assert_eq!(&heard, b"first ");
     let token = stream.token().expect("it is asked").expect("it is kept");
     std::fs::write(file, token.as_bytes()).expect("a file");
+    // That leaves it, to who comes after this process.
+    drop(stream);
     let error = not_reopened(&token);
     assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy, "{error}");
     // A line of its own, after what the test program says.

@@ -225,6 +225,7 @@ public final class Example {
         } catch (SocketException expected) {
             closer.join();
         }
+        socket.close();
         try {
             D2tpSocket.reopen(Files.readAllBytes(file));
             throw new AssertionError("it is ours");

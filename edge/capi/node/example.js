@@ -99,8 +99,12 @@ async function keep(server, file) {
   const socket = await d2tp.connect(server, { persist: 'open' });
   socket.write('first ');
   assert.equal(await hear(socket, 6), 'first ');
-  fs.writeFileSync(file, socket.token, { mode: 0o600 });
-  await assert.rejects(d2tp.reopen(socket.token), (error) => {
+  const { token } = socket;
+  fs.writeFileSync(file, token, { mode: 0o600 });
+  // That leaves it, to who comes after this process.
+  socket.destroy();
+  await once(socket, 'close');
+  await assert.rejects(d2tp.reopen(token), (error) => {
     console.log('kept:', error.message);
     return error.errno === 16;
   });

@@ -162,9 +162,12 @@ def keep(server, path):
     sock.sendall(b"first second")
     assert all_of(sock, 6) == b"first "
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(sock.token)
+        token = sock.token
+        file.write(token)
+    # That leaves it, to who comes after this process.
+    sock.close()
     try:
-        d2tp.reopen(sock.token)
+        d2tp.reopen(token)
     except OSError as error:
         print("kept:", error.strerror, flush=True)
     sys.stdin.read()

@@ -55,7 +55,7 @@ impl Stream {
         Settings::default().connect_async(address).await
     }
 
-    /// [`crate::Stream::reopen`] on tokio.
+    /// [`crate::Stream::reopen`] on tokio. Dropped, it leaves the connection as a drop of the stream does.
     ///
     /// # Errors
     /// As there.

@@ -40,6 +40,8 @@ func keep(server, path string) {
 	token, err := conn.Token()
 	need(err)
 	need(os.WriteFile(path, token, 0o600))
+	// That leaves it, to who comes after this process.
+	need(conn.Close())
 	_, err = d2tp.Reopen(token)
 	if !errors.Is(err, syscall.EBUSY) {
 		log.Fatal("it is ours: ", err)

@@ -194,6 +194,7 @@ private suspend fun keep(server: String, file: File) {
             check(expected.message == "Socket closed") { "$expected" }
         }
     }
+    connection.close()
     val expected = why { D2tpConnection.reopen(token) }
     check(expected.why == Why.IN_USE) { "$expected" }
     println("kept: ${expected.message}")

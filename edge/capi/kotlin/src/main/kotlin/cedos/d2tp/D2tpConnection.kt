@@ -3,6 +3,7 @@ package cedos.d2tp
 import java.io.Closeable
 import java.net.SocketException
 import java.util.Objects
+import kotlin.coroutines.cancellation.CancellationException
 import kotlin.time.Duration
 import kotlin.time.toJavaDuration
 import kotlinx.coroutines.Dispatchers
@@ -185,10 +186,17 @@ public class D2tpConnection private constructor(private val socket: D2tpSocket) 
         /**
          * A connection of [Persist.OPEN] whose process has ended: reading goes on with the first byte that it had not read,
          * and the token stays the same. [D2tpException] with [Why.NOT_KEPT], [Why.IN_USE], [Why.NO_AGENT], or why the
-         * connection broke meanwhile.
+         * connection broke meanwhile. Cancelled, it leaves the connection as [close] does.
          */
-        public suspend fun reopen(token: ByteArray): D2tpConnection = withContext(waits) {
-            D2tpConnection(numbered { D2tpSocket.reopen(token) })
+        public suspend fun reopen(token: ByteArray): D2tpConnection {
+            var reopened: D2tpConnection? = null
+            try {
+                withContext(waits) { reopened = D2tpConnection(numbered { D2tpSocket.reopen(token) }) }
+            } catch (cause: CancellationException) {
+                reopened?.close()
+                throw cause
+            }
+            return checkNotNull(reopened)
         }
 
         /** Of one that was accepted. */
