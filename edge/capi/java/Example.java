@@ -218,6 +218,13 @@ public final class Example {
                 throw new AssertionError(error);
             }
         });
+        other.setSoTimeout(10);
+        try {
+            other.getInputStream().read();
+            throw new AssertionError("no timeout");
+        } catch (SocketTimeoutException expected) {
+            other.setSoTimeout(0);
+        }
         closer.start();
         try {
             other.getInputStream().read();

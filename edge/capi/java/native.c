@@ -188,7 +188,7 @@ CALL(void, close)(JNIEnv *env, jclass class, jint fd) {
     told(env, -1, d2tp_close(fd));
 }
 
-/* Leaves what is to be opened again: the kernel's call ends nothing of it. */
+/* By the kernel's call, which ends nothing of what is to be opened again. */
 CALL(void, leave)(JNIEnv *env, jclass class, jint fd) {
     (void)class;
     told(env, -1, close(fd));
@@ -408,7 +408,7 @@ CALL(jlongArray, info)(JNIEnv *env, jclass class, jint fd, jobjectArray links) {
     return answer;
 }
 
-CALL(jint, poll)(JNIEnv *env, jclass class, jintArray fds, jintArray events) {
+CALL(jint, poll)(JNIEnv *env, jclass class, jintArray fds, jintArray events, jint timeout_ms) {
     (void)class;
     jsize count = (*env)->GetArrayLength(env, fds);
     struct pollfd *all = calloc((size_t)count, sizeof *all);
@@ -422,7 +422,7 @@ CALL(jint, poll)(JNIEnv *env, jclass class, jintArray fds, jintArray events) {
         for (jsize i = 0; i < count; i++)
             all[i].events = (short)numbers[i];
         do
-            ready = d2tp_poll(all, (nfds_t)count, -1);
+            ready = d2tp_poll(all, (nfds_t)count, timeout_ms);
         while (ready < 0 && errno == EINTR);
         number = errno;
         for (jsize i = 0; i < count; i++)

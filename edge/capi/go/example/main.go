@@ -176,6 +176,7 @@ func alone(server string) {
 }
 
 func main() {
+	time.AfterFunc(2*time.Minute, func() { log.Fatal("it takes too long") })
 	switch os.Args[1] {
 	case "keep":
 		keep(os.Args[2], os.Args[3])

@@ -22,8 +22,8 @@ public final class D2tpSocket extends Socket {
     private static final int SHUT_RD = 0;
     private static final int SHUT_WR = 1;
 
-    /** How soon a read of a connection that stays notices that it was closed. A guess. */
-    private static final int LOOK_MS = 200;
+    /** poll(2) */
+    private static final int READABLE = 1;
 
     private final Options options;
     private final Descriptor descriptor = new Descriptor();
@@ -170,16 +170,16 @@ public final class D2tpSocket extends Socket {
         close();
     }
 
-    /** Waits for something to read, if it has to; a close ends that too where it cannot shut the connection down. */
+    /** Waits for something to read, or for a close, which shuts a connection that stays not down. */
     private void await(int fd) throws IOException {
-        long until = timeoutMs == 0 ? Long.MAX_VALUE : System.nanoTime() + timeoutMs * 1_000_000L;
-        while (!Native.ready(fd, LOOK_MS)) {
-            if (descriptor.isClosed()) {
-                return;
-            }
-            if (timeoutMs != 0 && System.nanoTime() - until > 0) {
-                throw new SocketTimeoutException("Read timed out");
-            }
+        int[] fds = {fd, descriptor.bell()};
+        int[] events = {READABLE, READABLE};
+        int failed = -Native.poll(fds, events, timeoutMs == 0 ? -1 : timeoutMs);
+        if (failed != 0) {
+            throw new D2tpSocketException(failed, Native.words(-1, failed));
+        }
+        if (events[0] == 0 && events[1] == 0) {
+            throw new SocketTimeoutException("Read timed out");
         }
     }
 

@@ -8,6 +8,7 @@ final class Descriptor {
     private static final int SHUT_RDWR = 2;
 
     private int fd = -1;
+    private int bell = -1;
     private int users;
     private boolean stays;
     private volatile boolean closed;
@@ -49,6 +50,17 @@ final class Descriptor {
         return fd;
     }
 
+    /** What rings when it is closed, for whoever has entered. */
+    synchronized int bell() throws IOException {
+        if (bell < 0) {
+            bell = Native.bell();
+            if (closed) {
+                Native.ring(bell);
+            }
+        }
+        return bell;
+    }
+
     void leave() throws IOException {
         int last = -1;
         boolean remains;
@@ -58,6 +70,10 @@ final class Descriptor {
             if (closed && users == 0) {
                 last = fd;
                 fd = -1;
+                if (bell >= 0) {
+                    Native.leave(bell);
+                    bell = -1;
+                }
             }
         }
         if (last >= 0 && remains) {
@@ -74,6 +90,9 @@ final class Descriptor {
             }
             closed = true;
             users++;
+            if (bell >= 0) {
+                Native.ring(bell);
+            }
             if (fd >= 0 && users > 1 && !stays) {
                 try {
                     // Whoever waits in a call of the same descriptor wakes.

@@ -103,8 +103,11 @@ final class Native {
      */
     static native long[] info(int fd, String[] links) throws IOException;
 
-    /** Waits until one is ready. What each is ready for replaces what was asked. */
-    static native int poll(int[] fds, int[] events);
+    /**
+     * Waits until one is ready or so many milliseconds are over; below zero: for ever. What each is ready for replaces what was
+     * asked.
+     */
+    static native int poll(int[] fds, int[] events, int timeoutMs);
 
     /** A descriptor that wakes poll when it is rung, until it is hushed. */
     static native int bell() throws IOException;
