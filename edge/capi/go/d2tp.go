@@ -3,15 +3,23 @@
 //	conn, err := (&d2tp.Dialer{Deadline: time.Hour}).Dial("tcp", "d2tp://host:4433/KEY")
 //	client := http.Client{Transport: &http.Transport{DialContext: (&d2tp.Dialer{}).DialContext}}
 //
-// What Dial returns is a connection of the kernel, which Go's own poller waits for; only making it and its
-// options go through libd2tp, by cgo. Options are those of docs/sockets.md.
+// What Dial, Reopen and a Listener return is a connection of the kernel, which Go's own poller waits for; only making
+// it and its options go through libd2tp, by cgo. Options are those of docs/sockets.md. Errors hold an *Error, and so
+// compare with a syscall.Errno by errors.Is.
+//
+// To build it takes cgo, a C compiler and pkg-config's d2tp, which edge/capi/install.sh PREFIX puts into
+// PREFIX/lib/pkgconfig: where "Package d2tp was not found", name that folder in $PKG_CONFIG_PATH. Where a program then
+// says that libd2tp.so.1 is missing, ldconfig or $LD_LIBRARY_PATH tells it of PREFIX/lib.
 package d2tp
 
 /*
 #cgo pkg-config: d2tp
 #include <d2tp.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
+
+static int twin(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); }
 
 static int dial(int fd, const char *node, const char *service) {
     struct addrinfo *found;
@@ -33,6 +41,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"strings"
@@ -67,23 +76,35 @@ const (
 )
 
 // Buffer has the thresholds of what is held ahead of the program: networks that cost are used from Low on, up to
-// High. The zero value is none.
+// High, which is 64 MiB or a day at most and no less than Low: else EINVAL. The zero value is none.
 type Buffer struct {
 	Low, High uint64 // bytes, or milliseconds of what the program reads
 	Millis    bool
 	Rate      uint32 // bytes a second that it reads, 0 as it is measured
 }
 
+// Persist says what goes on when the program has ended, carried by the user's agent (cedos agent). Where none
+// answers, dialling is EOPNOTSUPP.
+type Persist int32
+
+// Nothing goes on (the default); what was written goes on to the peer; or the connection stays, for a day at most, until
+// Reopen or Conn.End.
+const (
+	PersistNo Persist = iota
+	PersistWritten
+	PersistOpen
+)
+
 // Dialer connects to D2TP servers ("d2tp://host:port/KEY") and, through the proxy, to any host and port.
 type Dialer struct {
-	Deadline time.Duration // finish within; then both ends drop the connection. 0: no deadline
+	Deadline time.Duration // finish within, whole seconds; then both ends drop the connection. 0: no deadline
 	Size     uint64        // bytes expected both ways, 0 when not known
 	Policy   Policy
 	Budget   uint64 // bytes that networks which cost may carry, 0 for no limit
 	Priority int32  // 0 goes first, 7 last
 	IfLate   IfLate
 	Proxy    string // d2tp://host:port/KEY, else $CEDOS_PROX
-	Persist  bool   // what was written goes on to the peer after this process has ended, by the user's agent
+	Persist  Persist
 	Buffer   Buffer
 }
 
@@ -164,13 +185,26 @@ func (d *Dialer) connect(ctx context.Context, fd C.int, address, node, service s
 	if pending != 0 {
 		return nil, failure(fd, syscall.Errno(pending))
 	}
-	// The file is given up for the copy that Go polls.
-	file := os.NewFile(uintptr(fd), address)
+	conn, err := polled(fd, address)
+	if err != nil {
+		return nil, err
+	}
+	return conn, nil
+}
+
+// polled gives the descriptor up for a copy that Go polls; if it fails the descriptor is still the caller's.
+func polled(fd C.int, address string) (*Conn, error) {
+	twin, errno := C.twin(fd)
+	if twin < 0 {
+		return nil, errno
+	}
+	file := os.NewFile(uintptr(twin), address)
+	defer file.Close()
 	inner, err := net.FileConn(file)
 	if err != nil {
 		return nil, err
 	}
-	file.Close()
+	syscall.Close(int(fd))
 	return &Conn{inner.(*net.TCPConn), place(address)}, nil
 }
 
@@ -203,9 +237,8 @@ func (d *Dialer) set(fd C.int) error {
 			return err
 		}
 	}
-	if d.Persist {
-		one := int32(1)
-		if err := setsockopt(fd, C.D2TP_SO_PERSIST, unsafe.Pointer(&one), 4); err != nil {
+	if d.Persist != PersistNo {
+		if err := setsockopt(fd, C.D2TP_SO_PERSIST, unsafe.Pointer(&d.Persist), 4); err != nil {
 			return fmt.Errorf("a connection that outlives its program: %w", failure(fd, err))
 		}
 	}
@@ -263,7 +296,7 @@ func failure(fd C.int, errno error) error {
 	return &Error{number, C.GoString(&words[0])}
 }
 
-// Conn is a connection.
+// Conn is a connection. Its Close leaves one of PersistOpen to be opened again, once the process has ended.
 type Conn struct {
 	*net.TCPConn
 	far place
@@ -316,25 +349,95 @@ func (c *Conn) control(with func(fd C.int) error) error {
 	return inner
 }
 
-// Finish changes the deadline of the connection, which both ends keep; 0 takes it away. Deadlines of reads and
-// writes are net.Conn's.
+// Finish changes the deadline of the connection, in whole seconds from now, which both ends keep; 0 takes it away.
+// Deadlines of reads and writes are net.Conn's.
 func (c *Conn) Finish(within time.Duration) error {
 	seconds := int64((within + time.Second - 1) / time.Second)
-	return c.control(func(fd C.int) error {
-		return setsockopt(fd, C.D2TP_SO_DEADLINE, unsafe.Pointer(&seconds), 8)
-	})
+	return c.option(C.D2TP_SO_DEADLINE, unsafe.Pointer(&seconds), 8)
 }
 
-// Flush waits until the peer has all that was written.
+// SetSize changes how many bytes are expected both ways; 0 when that is not known.
+func (c *Conn) SetSize(bytes uint64) error {
+	return c.option(C.D2TP_SO_ESIZE, unsafe.Pointer(&bytes), 8)
+}
+
+// SetPolicy changes which networks may be paid for.
+func (c *Conn) SetPolicy(policy Policy) error {
+	if policy < 0 || int(policy) >= len(policies) {
+		return fmt.Errorf("no policy has the number %d", policy)
+	}
+	return c.option(C.D2TP_SO_POLICY, unsafe.Pointer(&policies[policy]), 4)
+}
+
+// SetBudget changes what networks that cost may carry in all, what they did carry included; 0 for no limit.
+func (c *Conn) SetBudget(bytes uint64) error {
+	if bytes == 0 {
+		bytes = math.MaxUint64
+	}
+	return c.option(C.D2TP_SO_BUDGET, unsafe.Pointer(&bytes), 8)
+}
+
+// SetIfLate changes what is done when free networks will not make the deadline.
+func (c *Conn) SetIfLate(ifLate IfLate) error {
+	return c.option(C.D2TP_SO_IFLATE, unsafe.Pointer(&ifLate), 4)
+}
+
+// SetBuffer changes what is held ahead of the program; the zero value is what the kernel holds.
+func (c *Conn) SetBuffer(buffer Buffer) error {
+	return c.control(buffer.set)
+}
+
+func (c *Conn) option(name C.int, value unsafe.Pointer, length int) error {
+	return c.control(func(fd C.int) error { return setsockopt(fd, name, value, length) })
+}
+
+// twin is a descriptor of the same connection, for a call that waits: it holds up no Close.
+func (c *Conn) twin() (fd C.int, err error) {
+	err = c.control(func(of C.int) error {
+		twin, errno := C.twin(of)
+		if twin < 0 {
+			return errno
+		}
+		fd = twin
+		return nil
+	})
+	return fd, err
+}
+
+// Flush waits until the peer has all that was written: so long, to the millisecond, or as long as it takes if that is
+// below zero. EAGAIN: not yet.
 func (c *Conn) Flush(timeout time.Duration) error {
-	file, err := c.File()
+	fd, err := c.twin()
 	if err != nil {
 		return err
 	}
-	defer file.Close()
-	fd := C.int(file.Fd())
-	if said, errno := C.d2tp_flush(fd, C.int(timeout/time.Millisecond)); said != 0 {
+	defer syscall.Close(int(fd))
+	milliseconds := min32(int64((timeout + time.Millisecond - 1) / time.Millisecond))
+	if timeout < 0 {
+		milliseconds = -1
+	}
+	if said, errno := C.d2tp_flush(fd, C.int(milliseconds)); said != 0 {
 		return failure(fd, errno)
 	}
 	return nil
+}
+
+func min32(number int64) int64 {
+	if number > math.MaxInt32 {
+		return math.MaxInt32
+	}
+	return number
+}
+
+// End closes the connection for everybody: one of PersistOpen is not to be opened again. What was written is still sent.
+func (c *Conn) End() error {
+	fd, err := c.twin()
+	if err != nil {
+		return err
+	}
+	err = c.Close()
+	if said, errno := C.d2tp_close(fd); said != 0 {
+		return errno
+	}
+	return err
 }

@@ -1,12 +1,15 @@
 /* The calls of libd2tp for cedos.d2tp.Native, by JNI: it is in every JVM and in Android's. */
+#include <arpa/inet.h>
 #include <d2tp.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <jni.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #define CALL(type, name) JNIEXPORT type JNICALL Java_cedos_d2tp_Native_##name
 #define PIECE_BYTES 65536
@@ -25,7 +28,7 @@ static const char *meaning(int fd, int number, char words[WORDS_BYTES]) {
 /* Throws what fits the number. */
 static void fail(JNIEnv *env, int fd, int number) {
     char words[WORDS_BYTES];
-    const char *kind = "java/net/SocketException";
+    const char *kind = NULL;
     switch (number) {
     case EAGAIN: case EINPROGRESS: case ETIMEDOUT: case ETIME:
         kind = "java/net/SocketTimeoutException";
@@ -37,9 +40,16 @@ static void fail(JNIEnv *env, int fd, int number) {
         kind = "java/net/NoRouteToHostException";
         break;
     }
-    jclass class = (*env)->FindClass(env, kind);
-    if (class)
+    jclass class = (*env)->FindClass(env, kind ? kind : "cedos/d2tp/D2tpSocketException");
+    if (class && kind) {
         (*env)->ThrowNew(env, class, meaning(fd, number, words));
+    } else if (class) {
+        jmethodID of = (*env)->GetMethodID(env, class, "<init>", "(ILjava/lang/String;)V");
+        jstring sentence = of ? (*env)->NewStringUTF(env, meaning(fd, number, words)) : NULL;
+        jthrowable thrown = sentence ? (*env)->NewObject(env, class, of, number, sentence) : NULL;
+        if (thrown)
+            (*env)->Throw(env, thrown);
+    }
 }
 
 static int told(JNIEnv *env, int fd, int said) {
@@ -108,7 +118,7 @@ CALL(void, setNumber)(JNIEnv *env, jclass class, jint fd, jint option, jlong val
     (void)class;
     int narrow = (int)value;
     const void *at = bytes == 8 ? (const void *)&value : &narrow;
-    told(env, -1, d2tp_setsockopt(fd, SOL_D2TP, option, at, (socklen_t)bytes));
+    told(env, fd, d2tp_setsockopt(fd, SOL_D2TP, option, at, (socklen_t)bytes));
 }
 
 CALL(void, setBuffer)(JNIEnv *env, jclass class, jint fd, jlong low, jlong high, jint unit, jint rate) {
@@ -178,6 +188,152 @@ CALL(void, close)(JNIEnv *env, jclass class, jint fd) {
     told(env, -1, d2tp_close(fd));
 }
 
+/* By the kernel's call, which ends nothing of what is to be opened again. */
+CALL(void, leave)(JNIEnv *env, jclass class, jint fd) {
+    (void)class;
+    told(env, -1, close(fd));
+}
+
+CALL(jbyteArray, token)(JNIEnv *env, jclass class, jint fd) {
+    (void)class;
+    jbyte token[D2TP_TOKEN_BYTES];
+    socklen_t len = sizeof token;
+    if (told(env, -1, d2tp_getsockopt(fd, SOL_D2TP, D2TP_SO_PERSIST, token, &len)) < 0 || len != sizeof token)
+        return NULL;
+    jbyteArray answer = (*env)->NewByteArray(env, sizeof token);
+    if (answer)
+        (*env)->SetByteArrayRegion(env, answer, 0, sizeof token, token);
+    return answer;
+}
+
+CALL(jint, reopen)(JNIEnv *env, jclass class, jbyteArray of) {
+    (void)class;
+    jbyte token[D2TP_TOKEN_BYTES];
+    if ((*env)->GetArrayLength(env, of) != sizeof token)
+        return -EINVAL;
+    (*env)->GetByteArrayRegion(env, of, 0, sizeof token, token);
+    int fd = d2tp_reopen(token, sizeof token, SOCK_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+CALL(jstring, notReopened)(JNIEnv *env, jclass class, jint number) {
+    (void)class;
+    char words[WORDS_BYTES];
+    switch (number) {
+    case ENOENT:
+        return (*env)->NewStringUTF(env, "no connection of this token is kept: it was ended or let go, or its agent ended");
+    case EBUSY:
+        return (*env)->NewStringUTF(env, "the process that has this connection is still there");
+    case EOPNOTSUPP:
+        return (*env)->NewStringUTF(env, "no agent answers that keeps connections: start `cedos agent`");
+    case EINVAL:
+        return (*env)->NewStringUTF(env, "a token has 32 bytes");
+    }
+    snprintf(words, sizeof words, "the connection cannot be opened again: %s", strerror(number));
+    return (*env)->NewStringUTF(env, words);
+}
+
+/* One that waits for nothing, so that who polls it never sleeps in accept. */
+CALL(jint, listen)(JNIEnv *env, jclass class, jbyteArray ip, jint port, jint backlog) {
+    (void)class;
+    int is_v4 = (*env)->GetArrayLength(env, ip) == 4;
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    const struct sockaddr *at = is_v4 ? (const struct sockaddr *)&v4 : (const struct sockaddr *)&v6;
+    if (is_v4)
+        (*env)->GetByteArrayRegion(env, ip, 0, 4, (jbyte *)&v4.sin_addr);
+    else
+        (*env)->GetByteArrayRegion(env, ip, 0, 16, (jbyte *)&v6.sin6_addr);
+    int fd = d2tp_socket(is_v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (told(env, -1, fd) < 0)
+        return -1;
+    if (d2tp_bind(fd, at, is_v4 ? sizeof v4 : sizeof v6) < 0 || d2tp_listen(fd, backlog) < 0) {
+        int number = errno;
+        d2tp_close(fd);
+        if (number == EADDRINUSE || number == EADDRNOTAVAIL) {
+            jclass bind = (*env)->FindClass(env, "java/net/BindException");
+            if (bind)
+                (*env)->ThrowNew(env, bind, strerror(number));
+        } else {
+            fail(env, -1, number);
+        }
+        return -1;
+    }
+    return fd;
+}
+
+CALL(jint, acceptNow)(JNIEnv *env, jclass class, jint fd) {
+    (void)env, (void)class;
+    int new;
+    do
+        new = d2tp_accept4(fd, NULL, NULL, SOCK_CLOEXEC);
+    while (new < 0 && (errno == EINTR || errno == ECONNABORTED));
+    return new < 0 ? -errno : new;
+}
+
+/* An address as host:port; empty for one of no known kind. */
+static jstring place(JNIEnv *env, const struct sockaddr_storage *at) {
+    char host[INET6_ADDRSTRLEN] = "", words[200] = "";
+    if (at->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)at;
+        inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
+        snprintf(words, sizeof words, "%s:%d", host, ntohs(v4->sin_port));
+    } else if (at->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)at;
+        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
+        snprintf(words, sizeof words, "[%s]:%d", host, ntohs(v6->sin6_port));
+    } else if (at->ss_family == AF_D2TP) {
+        const struct sockaddr_d2tp *name = (const struct sockaddr_d2tp *)at;
+        snprintf(words, sizeof words, "%.*s:%d", (int)sizeof name->sd_host, name->sd_host, ntohs(name->sd_port));
+    }
+    return (*env)->NewStringUTF(env, words);
+}
+
+CALL(jstring, near)(JNIEnv *env, jclass class, jint fd) {
+    (void)class;
+    struct sockaddr_storage at;
+    socklen_t len = sizeof at;
+    return told(env, -1, d2tp_getsockname(fd, (struct sockaddr *)&at, &len)) < 0 ? NULL : place(env, &at);
+}
+
+CALL(jstring, far)(JNIEnv *env, jclass class, jint fd) {
+    (void)class;
+    struct sockaddr_storage at = {.ss_family = AF_UNSPEC};
+    socklen_t len = sizeof at;
+    /* One that is over already has nobody there. */
+    (void)d2tp_getpeername(fd, (struct sockaddr *)&at, &len);
+    return place(env, &at);
+}
+
+CALL(jstring, key)(JNIEnv *env, jclass class, jint fd) {
+    (void)class;
+    char key[64];
+    socklen_t len = sizeof key;
+    return told(env, -1, d2tp_getsockopt(fd, SOL_D2TP, D2TP_SO_HOSTKEY, key, &len)) < 0
+        ? NULL
+        : (*env)->NewStringUTF(env, key);
+}
+
+CALL(jboolean, ready)(JNIEnv *env, jclass class, jint fd, jint timeout_ms) {
+    (void)class;
+    struct pollfd one = {.fd = fd, .events = POLLIN};
+    int ready;
+    do
+        ready = d2tp_poll(&one, 1, timeout_ms);
+    while (ready < 0 && errno == EINTR);
+    return told(env, -1, ready) > 0;
+}
+
+CALL(void, networkChanged)(JNIEnv *env, jclass class) {
+    (void)class;
+    told(env, -1, d2tp_network_changed());
+}
+
+CALL(void, dlock)(JNIEnv *env, jclass class, jboolean is_taken) {
+    (void)class;
+    told(env, -1, is_taken ? d2tp_dlock_acquire() : d2tp_dlock_release());
+}
+
 CALL(jint, begin)(JNIEnv *env, jclass class, jint fd, jstring node, jstring service) {
     (void)class;
     return -begin(env, fd, node, service);
@@ -225,11 +381,11 @@ CALL(jlongArray, info)(JNIEnv *env, jclass class, jint fd, jobjectArray links) {
     memset(&info, 0, sizeof info);
     if (told(env, -1, d2tp_getsockopt(fd, SOL_D2TP, D2TP_SO_INFO, &info, &len)) < 0)
         return NULL;
-    jlong numbers[6 + 7 * D2TP_PATHS_MAX] = {
+    jlong numbers[7 + 7 * D2TP_PATHS_MAX] = {
         info.di_state, info.di_reason, (jlong)info.di_bytes_sent, (jlong)info.di_bytes_acked,
-        (jlong)info.di_bytes_received, info.di_slack_ms,
+        (jlong)info.di_bytes_received, (jlong)info.di_bytes_ahead, info.di_slack_ms,
     };
-    jlong *next = numbers + 6;
+    jlong *next = numbers + 7;
     jsize room = (*env)->GetArrayLength(env, links);
     for (jsize i = 0; i < (jsize)info.di_paths_count && i < room && i < D2TP_PATHS_MAX; i++) {
         const struct d2tp_path_info *path = &info.di_paths[i];
@@ -252,7 +408,7 @@ CALL(jlongArray, info)(JNIEnv *env, jclass class, jint fd, jobjectArray links) {
     return answer;
 }
 
-CALL(jint, poll)(JNIEnv *env, jclass class, jintArray fds, jintArray events) {
+CALL(jint, poll)(JNIEnv *env, jclass class, jintArray fds, jintArray events, jint timeout_ms) {
     (void)class;
     jsize count = (*env)->GetArrayLength(env, fds);
     struct pollfd *all = calloc((size_t)count, sizeof *all);
@@ -266,7 +422,7 @@ CALL(jint, poll)(JNIEnv *env, jclass class, jintArray fds, jintArray events) {
         for (jsize i = 0; i < count; i++)
             all[i].events = (short)numbers[i];
         do
-            ready = d2tp_poll(all, (nfds_t)count, -1);
+            ready = d2tp_poll(all, (nfds_t)count, timeout_ms);
         while (ready < 0 && errno == EINTR);
         number = errno;
         for (jsize i = 0; i < count; i++)

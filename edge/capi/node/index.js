@@ -4,22 +4,40 @@
 //   const d2tp = require('d2tp');
 //   const socket = await d2tp.connect('d2tp://host:4433/KEY', { deadline: 3600 });
 //   http.get(url, { agent: d2tp.agent({ proxy: PROXY }) }, …);
+//   const server = d2tp.createServer((socket) => …).listen(4433);
 //
 // The descriptor is the kernel's and Node reads and writes it as any other; only making it and its options go
-// through libd2tp (binding.c). Options are those of docs/sockets.md.
+// through libd2tp (binding.c). Options are those of docs/sockets.md. Errors have the cause in words and the number
+// (errno), as positive as in C.
 
+const { EventEmitter } = require('events');
 const http = require('http');
 const net = require('net');
-const binding = require(process.env.D2TP_BINDING || './build/d2tp.node');
+const binding = load(process.env.D2TP_BINDING || './build/d2tp.node');
+
+function load(file) {
+  try {
+    return require(file);
+  } catch (error) {
+    const build = 'build.sh makes the binding, of which $D2TP_BINDING may name another';
+    error.message += `\n${build}; it needs libd2tp.so.1 where ldconfig or $LD_LIBRARY_PATH finds it`;
+    throw error;
+  }
+}
 
 const POLICIES = ['free-only', 'free-first', 'balanced', 'fast', 'any'];
 const IF_LATE = ['cell', 'wait', 'fail'];
 const UNITS = ['bytes', 'ms'];
+const PERSIST = ['no', 'written', 'open'];
+const STATES = ['idle', 'connecting', 'connected', 'over'];
+const REASONS = [null, 'no-path', 'path-cost'];
+const COSTS = ['free', 'metered', 'roaming'];
+const PATH_STATES = ['opening', 'works', 'silent'];
 
 /** Words to numbers. */
 function numbers({ deadline, size, policy, budget, priority, ifLate, persist, buffer }) {
   const all = { deadline, size, budget, priority };
-  if (persist !== undefined) all.persist = Number(Boolean(persist));
+  if (persist !== undefined) all.persist = PERSIST.indexOf(persist);
   if (policy !== undefined) all.policy = POLICIES.indexOf(policy);
   if (ifLate !== undefined) all.ifLate = IF_LATE.indexOf(ifLate);
   for (const [name, value] of Object.entries(all)) {
@@ -43,10 +61,72 @@ class Socket extends net.Socket {
     this.#fd = fd;
   }
 
-  /** Changes options: deadline (seconds, 0 for none), size, policy, budget, ifLate, buffer. */
-  options(options) {
+  /** The descriptor, while it is there. */
+  #open() {
     if (this.destroyed) throw new Error('the socket is closed');
-    binding.set(this.#fd, numbers(options));
+    return this.#fd;
+  }
+
+  /**
+   * Changes options: deadline (seconds from now, 0 for none), size (bytes, 0 when not known), policy, budget (bytes that
+   * networks which cost may carry in all), ifLate, buffer ({ low: 0, high: 0 }: none). Throws an Error with errno, or a
+   * RangeError for what is no value at all.
+   */
+  options(options) {
+    binding.set(this.#open(), numbers(options));
+  }
+
+  /**
+   * A promise that the peer has all that was written. Within so many milliseconds, else it is rejected with errno 11
+   * (EAGAIN); without them it waits as long as it takes. It holds a thread of Node's pool.
+   */
+  async flush(within = -1) {
+    // Node's own queue comes first.
+    if (this.writableLength > 0) {
+      await new Promise((done, fail) => {
+        this.once('close', () => fail(new Error('the socket is closed')));
+        if (this.writableEnded) this.once('finish', done);
+        else this.write('', (error) => (error ? fail(error) : done()));
+      });
+    }
+    await binding.flush(this.#open(), Math.min(Math.ceil(within), 2 ** 31 - 1));
+  }
+
+  /**
+   * A promise of what the connection and its paths do now: state ('idle', 'connecting', 'connected', 'over'), reason why
+   * nothing moves (null, 'no-path', 'path-cost'), bytesSent, bytesAcked of those, bytesReceived, bytesAhead of those,
+   * slack (milliseconds until the deadline, null without one), and paths: link, cost ('free', 'metered', 'roaming'),
+   * state ('opening', 'works', 'silent'), rtt and rttMin (milliseconds), bytesReceived and bytesSent of the whole
+   * session, rate (bytes a second lately, null when not known).
+   */
+  async info() {
+    const info = await binding.info(this.#open());
+    for (const path of info.paths) {
+      path.cost = COSTS[path.cost];
+      path.state = PATH_STATES[path.state];
+      path.rate = path.rate || null;
+    }
+    // A later library may know more reasons.
+    const reason = REASONS[info.reason] || null;
+    return { ...info, state: STATES[info.state], reason, slack: info.slack < 0 ? null : info.slack };
+  }
+
+  /**
+   * By what a connection of persist: 'open' is opened again, a Buffer of 32 bytes; undefined for others. Whoever is the
+   * same user and has it may have the connection: keep it in a file that nobody else may read.
+   */
+  get token() {
+    return binding.token(this.#open());
+  }
+
+  /**
+   * Ends the connection for everybody, and is a promise of that: one of persist: 'open' is not to be opened again, while
+   * `destroy` leaves it so, once this process has ended. What was given to the kernel is still sent.
+   */
+  async endForGood() {
+    const ended = binding.end(this.#open());
+    this.destroy();
+    await ended;
   }
 
   _destroy(error, done) {
@@ -59,8 +139,10 @@ class Socket extends net.Socket {
 
 /**
  * Connects to a D2TP server ("d2tp://host:port/KEY"), or to any "host:port" through the proxy. Options: deadline
- * (seconds), size, policy, budget, priority, ifLate, proxy, persist, buffer: { low, high, unit: 'bytes' or 'ms', rate }.
- * Without a network it waits for one.
+ * (seconds), size (bytes), policy ('free-only', 'free-first', 'balanced', 'fast', 'any'), budget (bytes), priority (0
+ * goes first, 7 last), ifLate ('cell', 'wait', 'fail'), proxy ("d2tp://host:port/KEY", else $CEDOS_PROX), persist ('no',
+ * 'written', 'open': what goes on when this process has ended, by the user's agent; errno 95 where none answers), buffer:
+ * { low, high, unit: 'bytes' or 'ms', rate }. Without a network it waits for one.
  */
 async function connect(address, options = {}) {
   let [node, service] = [address, ''];
@@ -69,6 +151,70 @@ async function connect(address, options = {}) {
     [node, service] = [address.slice(0, at).replace(/^\[|\]$/g, ''), address.slice(at + 1)];
   }
   return new Socket(await binding.connect(node, service, options.proxy || '', numbers(options)));
+}
+
+/**
+ * A connection of persist: 'open' whose process has ended, by its token: reading goes on with the first byte that its Node
+ * had not read, which reads ahead of the program, some 64 kB. Rejected with errno 2 (ENOENT) where none of this token is kept, 16 (EBUSY) while the process that has it
+ * is there, 95 (EOPNOTSUPP) without an agent, else why the connection broke meanwhile.
+ */
+async function reopen(token) {
+  return new Socket(await binding.reopen(token));
+}
+
+/**
+ * A D2TP server, made by `createServer`. It lets anybody in, as TCP does. Events: 'listening'; 'connection', with a
+ * Socket; 'close'.
+ */
+class Server extends EventEmitter {
+  #stop;
+
+  /** What others connect to: d2tp://host:port/KEY; null while it does not listen. */
+  address = null;
+
+  /** At a UDP port, 0 for one of the system's choice, of an address in numbers. Throws with errno 98 where it is taken. */
+  listen(port = 0, host = '0.0.0.0', listening) {
+    if (this.listening) throw new Error('it listens already');
+    [this.#stop, this.address] = binding.listen(host, port, (fd) => this.#accept(fd));
+    if (listening) this.once('listening', listening);
+    process.nextTick(() => this.emit('listening'));
+    return this;
+  }
+
+  get listening() {
+    return this.address !== null;
+  }
+
+  /** Takes no more connections; those that were taken go on, and after them the address is free. */
+  close(closed) {
+    if (!this.listening) return this;
+    this.address = null;
+    if (closed) this.once('close', closed);
+    binding.stop(this.#stop);
+    return this;
+  }
+
+  #accept(fd) {
+    if (fd < 0) {
+      this.emit('close');
+      return;
+    }
+    const far = binding.far(fd);
+    const socket = new Socket(fd);
+    /** Where it came from: the device may move. */
+    socket.far = far;
+    this.emit('connection', socket);
+  }
+}
+
+/**
+ * A server whose connections go to the handler, if there is one; `listen` begins. One of HTTP takes them by
+ * `httpServer.emit('connection', socket)`.
+ */
+function createServer(handler) {
+  const server = new Server();
+  if (handler) server.on('connection', handler);
+  return server;
 }
 
 /** An http.Agent whose connections are D2TP's, with these options of `connect`. */
@@ -80,4 +226,25 @@ function agent(options = {}) {
   return agent;
 }
 
-module.exports = { connect, agent, Socket };
+/**
+ * The networks changed in a way that this process may not have seen: every link is tried at once, by an agent too where
+ * one carries connections. Calling it often does no harm.
+ */
+function networkChanged() {
+  binding.networkChanged();
+}
+
+/**
+ * Until the function that it returns is called, the process has transfers for which the machine may be woken. Such locks
+ * are counted; nothing is woken by them yet.
+ */
+function acquireDlock() {
+  let isHeld = true;
+  binding.dlock(true);
+  return () => {
+    if (isHeld) binding.dlock(false);
+    isHeld = false;
+  };
+}
+
+module.exports = { connect, reopen, createServer, agent, networkChanged, acquireDlock, Socket, Server };

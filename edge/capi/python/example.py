@@ -1,10 +1,17 @@
-"""Blocking sockets, asyncio, requests and httpx, each over D2TP. tests/python.rs runs it.
+"""Blocking sockets, asyncio, datagrams, requests and httpx, each over D2TP. tests/python.rs runs it.
 
     example.py PROXY URL     PROXY: d2tp://host:port/KEY; URL: of an origin that it reaches
+
+And a connection that is opened again, beside an agent; SERVER says everything back (apps/cedos/tests/languages.rs):
+
+    example.py keep SERVER FILE      is killed when it has said "kept"; FILE: the token
+    example.py again FILE
 """
 
 import asyncio
 import errno
+import os
+import socket
 import sys
 import threading
 from datetime import timedelta
@@ -33,9 +40,52 @@ def blocking(address):
         except OSError as error:
             assert error.errno == errno.EINVAL
         assert sock.token is None
+        info = sock.info
+        assert info.state == "connected" and info.bytes_acked == info.bytes_received == 8, info
+        assert 0 < info.slack <= 60 and info.paths[0].state == "works", info
         sock.options(deadline=0)
-        assert sock.deadline is None and sock.cause == ""
+        assert sock.deadline is None and sock.info.slack is None and sock.cause == ""
+        d2tp.network_changed()
+        with d2tp.dlock(), d2tp.dlock():
+            pass
     print("blocking ok")
+
+
+def datagrams():
+    with d2tp.bind_datagrams(expiry=60) as server, d2tp.connect_datagrams(server.address, expiry=60) as sock:
+        sock.settimeout(20)
+        server.settimeout(20)
+        sock.send(b"where I am now")
+        message, device = server.recvfrom(1500)
+        assert message == b"where I am now" and device[0].startswith("127.1."), (message, device)
+        server.sendto(b"heard", device)
+        assert sock.recv(3) == b"hea", "the rest is lost"
+        sock.options(route="each", expiry=30)
+        sock.send(b"")
+        assert server.recvfrom(10) == (b"", device)
+        for attempt, number in (
+            (lambda: sock.send(bytes(3000)), errno.EMSGSIZE),
+            (lambda: sock.options(expiry=0), errno.EINVAL),
+            (lambda: server.send(b"to whom"), errno.EDESTADDRREQ),
+        ):
+            try:
+                attempt()
+                raise AssertionError(os.strerror(number))
+            except OSError as error:
+                assert error.errno == number, error
+        sock.settimeout(0.01)
+        try:
+            sock.recv(10)
+            raise AssertionError("from where?")
+        except socket.timeout:
+            sock.settimeout(20)
+        server.close()
+        try:
+            sock.recv(10)
+            raise AssertionError("after the end")
+        except ConnectionResetError as error:
+            assert sock.cause in str(error), error
+    print("datagrams ok")
 
 
 async def streams(address):
@@ -91,17 +141,68 @@ def refused(proxy):
             attempt()
             raise AssertionError("there is no agent")
         except OSError as error:
-            assert error.errno == errno.EOPNOTSUPP, error
+            assert error.errno == errno.EOPNOTSUPP and "start `cedos agent`" in str(error), error
     try:
         d2tp.connect(("nobody.example", 80), proxy=proxy)
     except OSError as error:
         print("refused:", error)
 
 
-with d2tp.Listener() as listener:
-    threading.Thread(target=echo, args=(listener, 6)).start()
-    blocking(listener.address)
-    asyncio.run(streams(listener.address))
-fetch(sys.argv[1], sys.argv[2])
-fetch_by_httpx(sys.argv[1], sys.argv[2])
-refused(sys.argv[1])
+def all_of(sock, count):
+    data = b""
+    while len(data) < count:
+        piece = sock.recv(count - len(data))
+        assert piece, "the end"
+        data += piece
+    return data
+
+
+def keep(server, path):
+    sock = d2tp.connect(server, persist="open")
+    sock.sendall(b"first second")
+    assert all_of(sock, 6) == b"first "
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        token = sock.token
+        file.write(token)
+    # That leaves it, to who comes after this process.
+    sock.close()
+    try:
+        d2tp.reopen(token)
+    except OSError as error:
+        print("kept:", error.strerror, flush=True)
+    sys.stdin.read()
+
+
+def again(path):
+    with open(path, "rb") as file:
+        token = file.read()
+    sock = d2tp.reopen(token)
+    assert all_of(sock, 6) == b"second" and sock.token == token
+    sock.sendall(b"third")
+    assert all_of(sock, 5) == b"third"
+    sock.flush(60)
+    assert sock.info.bytes_acked == 17, sock.info
+    sock.end()
+    try:
+        d2tp.reopen(token)
+    except FileNotFoundError as error:
+        print("ended:", error.strerror)
+
+
+def everything(proxy, url):
+    with d2tp.Listener() as listener:
+        threading.Thread(target=echo, args=(listener, 6)).start()
+        blocking(listener.address)
+        asyncio.run(streams(listener.address))
+    datagrams()
+    fetch(proxy, url)
+    fetch_by_httpx(proxy, url)
+    refused(proxy)
+
+
+if sys.argv[1] == "keep":
+    keep(*sys.argv[2:])
+elif sys.argv[1] == "again":
+    again(*sys.argv[2:])
+else:
+    everything(*sys.argv[1:])

@@ -37,7 +37,10 @@ fn the_example_runs_blocking_on_asyncio_with_requests_and_with_httpx() {
         .env_remove("CEDOS_KEY_FILE")
         .output();
     let said = told("example.py", output.expect("it runs"));
-    assert!(said.starts_with("blocking ok\nasyncio ok\n"), "{said}");
+    assert!(
+        said.starts_with("blocking ok\nasyncio ok\ndatagrams ok\n"),
+        "{said}"
+    );
     assert!(
         said.contains("requests ok: hello\n") || said.contains("requests is not installed"),
         "{said}"
@@ -50,4 +53,22 @@ fn the_example_runs_blocking_on_asyncio_with_requests_and_with_httpx() {
         said.contains("refused: [Errno 113] the proxy refuses (502): no such name"),
         "{said}"
     );
+}
+
+#[test]
+fn an_import_without_the_library_says_what_to_do() {
+    let output = Command::new("python3")
+        .args(["-c", "import d2tp"])
+        .env("PYTHONPATH", here().join("python"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("D2TP_LIBRARY", "/nowhere/libd2tp.so.1")
+        .output();
+    let Ok(output) = output else {
+        eprintln!("not tried: no python3 here");
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    let words = "ImportError: /nowhere/libd2tp.so.1: cannot open shared object file";
+    assert!(said.contains(words), "{said}");
+    assert!(said.contains("$D2TP_LIBRARY"), "{said}");
 }

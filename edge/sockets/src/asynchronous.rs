@@ -9,8 +9,10 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::spawn_blocking;
 
-use crate::settings::Settings;
+use crate::connection::Token;
+use crate::settings::{Settings, Unmade};
 use crate::{raw, stream};
 
 impl Settings {
@@ -19,16 +21,19 @@ impl Settings {
     /// # Errors
     /// As there.
     pub async fn connect_async(&self, address: &str) -> io::Result<Stream> {
-        let fd = self.socket(address, libc::SOCK_NONBLOCK)?;
-        match raw::connect(&fd, address) {
+        let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
+        let fd = Unmade(Some(self.socket(address, kind)?));
+        match raw::connect(fd.get(), address) {
             Err(said) if said.raw_os_error() == Some(libc::EINPROGRESS) => {}
-            Err(said) => return Err(raw::error(&fd, said)),
+            Err(said) => return Err(raw::error(fd.get(), said)),
             Ok(()) => {}
         }
-        let fd = watched(fd)?;
-        fd.writable().await?.retain_ready();
-        raw::pending(&fd.as_fd())?;
-        Ok(Stream(fd))
+        // SAFETY: watched for no longer than it is open.
+        let watch = unsafe { AsyncFd::register(fd.get().as_fd()) }.map_err(io::Error::from)?;
+        watch.writable().await?.retain_ready();
+        drop(watch);
+        raw::pending(fd.get())?;
+        Ok(Stream(watched(fd.made())?))
     }
 }
 
@@ -49,7 +54,47 @@ impl Stream {
     pub async fn connect(address: &str) -> io::Result<Stream> {
         Settings::default().connect_async(address).await
     }
+
+    /// [`crate::Stream::reopen`] on tokio. Dropped, it leaves the connection as a drop of the stream does.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn reopen(token: &Token) -> io::Result<Stream> {
+        let token = token.clone();
+        // An agent may take two seconds to answer.
+        let reopened = spawn_blocking(move || raw::reopen(&token.0, libc::SOCK_NONBLOCK)).await;
+        watched(reopened.map_err(io::Error::other)??).map(Stream)
+    }
+
+    /// [`crate::Stream::end`] on tokio.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn end(self) -> io::Result<()> {
+        let fd = self.0.into_inner();
+        let ended = spawn_blocking(move || raw::close(fd)).await;
+        ended.map_err(io::Error::other)?
+    }
+
+    /// Waits until the peer has everything that was written; `flush` of [`tokio::io::AsyncWriteExt`] returns at once,
+    /// as for TCP. It holds a thread of those for blocking calls.
+    ///
+    /// # Errors
+    /// The connection broke before.
+    pub async fn flush_to_peer(&self) -> io::Result<()> {
+        loop {
+            let fd = self.0.get_ref().try_clone()?;
+            let flushed = spawn_blocking(move || raw::flush(&fd, FLUSH_LOOK_MS)).await;
+            match flushed.map_err(io::Error::other)? {
+                Err(late) if late.kind() == io::ErrorKind::WouldBlock => {}
+                flushed => return flushed,
+            }
+        }
+    }
 }
+
+/// How soon a thread notices that its flush was dropped. A guess.
+const FLUSH_LOOK_MS: i32 = 200;
 
 impl AsyncRead for Stream {
     fn poll_read(

@@ -7,6 +7,9 @@
 //!      AsyncRead + AsyncWrite ───┘
 //! ```
 //!
+//! [`Datagrams`] are messages, like `std::net::UdpSocket`'s. What only D2TP knows of a connection, its deadline and
+//! paths, say, is in the trait [`Connection`].
+//!
 //! They are the calls of `libd2tp` (docs/sockets.md), which this crate carries with it; so a descriptor may be
 //! polled beside others, handed to another library, or passed to a child.
 //!
@@ -41,10 +44,18 @@
 //! ```
 
 pub mod asynchronous;
+mod connection;
+mod datagrams;
+mod device;
+pub mod info;
 mod raw;
 mod settings;
 mod stream;
 
+pub use connection::{Connection, Token};
+pub use datagrams::Datagrams;
+pub use device::{DLock, network_changed};
+pub use info::Info;
 pub use raw::Cause;
-pub use settings::{IfLate, Policy, Settings, Thresholds, Unit};
+pub use settings::{IfLate, Persist, Policy, Route, Settings, Thresholds, Unit};
 pub use stream::{Listener, Stream};

@@ -3,14 +3,15 @@
 use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
+use std::time::Duration;
 
 use d2tp::SOL_D2TP;
 pub(crate) use d2tp::{
-    SO_BUDGET, SO_DEADLINE, SO_ERROR, SO_ESIZE, SO_HOSTKEY, SO_IFLATE, SO_PERSIST, SO_POLICY,
-    SO_PRIORITY, SO_PROXY, SO_RCVBUFTH,
+    SO_BUDGET, SO_DEADLINE, SO_ERROR, SO_ESIZE, SO_EXPIRY, SO_HOSTKEY, SO_IFLATE, SO_INFO,
+    SO_PERSIST, SO_POLICY, SO_PRIORITY, SO_PROXY, SO_RCVBUFTH, SO_ROUTE,
 };
 use libc::{c_int, c_void, socklen_t};
 
@@ -32,7 +33,7 @@ impl std::fmt::Display for Cause {
 impl std::error::Error for Cause {}
 
 /// What a call said, with its cause where the library knows one.
-pub(crate) fn error(fd: &impl AsFd, said: io::Error) -> io::Error {
+pub(crate) fn error(fd: &(impl AsFd + ?Sized), said: io::Error) -> io::Error {
     let errno = said.raw_os_error();
     let words = match errno {
         Some(libc::EAGAIN | libc::EINTR | libc::EINPROGRESS) | None => return said,
@@ -59,21 +60,25 @@ pub(crate) fn is_ipv6(address: &str) -> bool {
     address.parse::<SocketAddr>().is_ok_and(|a| a.is_ipv6())
 }
 
-pub(crate) fn socket(ipv6: bool, flags: c_int) -> io::Result<OwnedFd> {
+/// `kind`: SOCK_STREAM or SOCK_DGRAM, and flags.
+pub(crate) fn socket(ipv6: bool, kind: c_int) -> io::Result<OwnedFd> {
     d2tp::share_descriptors();
     let domain = if ipv6 { libc::AF_INET6 } else { libc::AF_INET };
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags;
-    let fd = check(d2tp::d2tp_socket(domain, kind, 0))?;
+    let fd = check(d2tp::d2tp_socket(domain, kind | libc::SOCK_CLOEXEC, 0))?;
     // SAFETY: just made, and nobody else has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-pub(crate) fn set(fd: &OwnedFd, name: c_int, value: &[u8]) -> io::Result<()> {
+pub(crate) fn set(fd: &(impl AsFd + ?Sized), name: c_int, value: &[u8]) -> io::Result<()> {
+    set_at(fd, SOL_D2TP, name, value)
+}
+
+fn set_at(fd: &(impl AsFd + ?Sized), level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
     // SAFETY: the value has the length that is said.
     check(unsafe {
         d2tp::d2tp_setsockopt(
-            fd.as_raw_fd(),
-            SOL_D2TP,
+            fd.as_fd().as_raw_fd(),
+            level,
             name,
             value.as_ptr().cast(),
             value.len() as socklen_t,
@@ -82,7 +87,23 @@ pub(crate) fn set(fd: &OwnedFd, name: c_int, value: &[u8]) -> io::Result<()> {
     .map(drop)
 }
 
-fn get<const N: usize>(fd: &impl AsFd, level: c_int, name: c_int) -> io::Result<([u8; N], usize)> {
+/// How long a call that reads waits.
+pub(crate) fn set_read_timeout(fd: &impl AsFd, within: Option<Duration>) -> io::Result<()> {
+    let time = libc::timeval {
+        tv_sec: within.map_or(0, |w| w.as_secs().min(i64::MAX as u64)) as libc::time_t,
+        // 0 and 0 is for ever.
+        tv_usec: within.map_or(0, |w| w.subsec_micros().max(u32::from(w.as_secs() == 0)))
+            as libc::suseconds_t,
+    };
+    let value = [time.tv_sec.to_ne_bytes(), time.tv_usec.to_ne_bytes()].concat();
+    set_at(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &value)
+}
+
+pub(crate) fn get<const N: usize>(
+    fd: &(impl AsFd + ?Sized),
+    level: c_int,
+    name: c_int,
+) -> io::Result<([u8; N], usize)> {
     let mut value = [0u8; N];
     let mut len = N as socklen_t;
     // SAFETY: the place has the length that is said.
@@ -99,7 +120,7 @@ fn get<const N: usize>(fd: &impl AsFd, level: c_int, name: c_int) -> io::Result<
 }
 
 /// An option that is text.
-pub(crate) fn text(fd: &impl AsFd, name: c_int) -> io::Result<String> {
+pub(crate) fn text(fd: &(impl AsFd + ?Sized), name: c_int) -> io::Result<String> {
     let (bytes, len) = get::<512>(fd, SOL_D2TP, name)?;
     let words = bytes[..len].split(|byte| *byte == 0).next();
     Ok(String::from_utf8_lossy(words.unwrap_or_default()).into_owned())
@@ -217,10 +238,14 @@ fn ask(
     Ok((said, place.read()?))
 }
 
-pub(crate) fn listen(fd: &OwnedFd, at: SocketAddr, backlog: c_int) -> io::Result<()> {
+pub(crate) fn bind(fd: &OwnedFd, at: SocketAddr) -> io::Result<()> {
     let place = Place::of(at);
     // SAFETY: the address has the length that is said.
-    check(unsafe { d2tp::d2tp_bind(fd.as_raw_fd(), (&raw const place.0).cast(), place.1) })?;
+    check(unsafe { d2tp::d2tp_bind(fd.as_raw_fd(), (&raw const place.0).cast(), place.1) })
+        .map(drop)
+}
+
+pub(crate) fn listen(fd: &OwnedFd, backlog: c_int) -> io::Result<()> {
     check(d2tp::d2tp_listen(fd.as_raw_fd(), backlog)).map(drop)
 }
 
@@ -282,6 +307,91 @@ pub(crate) fn send(fd: BorrowedFd<'_>, from: &[u8]) -> io::Result<usize> {
 
 pub(crate) fn shutdown(fd: &impl AsFd, how: c_int) -> io::Result<()> {
     check(d2tp::d2tp_shutdown(fd.as_fd().as_raw_fd(), how)).map(drop)
+}
+
+/// Sends a datagram to one of those who spoke to a server.
+pub(crate) fn send_to(fd: &impl AsFd, from: &[u8], to: SocketAddr) -> io::Result<usize> {
+    let place = Place::of(to);
+    // SAFETY: the bytes are there, and the address has the length that is said.
+    counted(unsafe {
+        d2tp::d2tp_sendto(
+            fd.as_fd().as_raw_fd(),
+            from.as_ptr().cast(),
+            from.len(),
+            0,
+            (&raw const place.0).cast(),
+            place.1,
+        )
+    })
+    .map_err(|said| error(fd, said))
+}
+
+/// The next datagram, and who sent it.
+pub(crate) fn recv_from(fd: &impl AsFd, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+    // SAFETY: plain numbers.
+    let mut place = Place(unsafe { std::mem::zeroed() }, 0);
+    place.1 = size_of::<libc::sockaddr_storage>() as socklen_t;
+    // SAFETY: both places have the length that is said.
+    let bytes = counted(unsafe {
+        d2tp::d2tp_recvfrom(
+            fd.as_fd().as_raw_fd(),
+            into.as_mut_ptr().cast(),
+            into.len(),
+            0,
+            (&raw mut place.0).cast(),
+            &mut place.1,
+        )
+    })
+    .map_err(|said| error(fd, said))?;
+    // A name is no address: that of a server this is connected to.
+    let unnamed = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    Ok((bytes, place.read().unwrap_or(unnamed)))
+}
+
+/// Gives it back by the library's call, which ends what the kernel's would leave.
+pub(crate) fn close(fd: OwnedFd) -> io::Result<()> {
+    check(d2tp::d2tp_close(fd.into_raw_fd())).map(drop)
+}
+
+/// The descriptor of a connection whose process has ended.
+pub(crate) fn reopen(token: &[u8; 32], flags: c_int) -> io::Result<OwnedFd> {
+    d2tp::share_descriptors();
+    let flags = flags | libc::SOCK_CLOEXEC;
+    // SAFETY: the token has the length that is said.
+    let fd = check(unsafe { d2tp::d2tp_reopen(token.as_ptr().cast(), 32, flags) });
+    // There is no descriptor that could be asked why.
+    let fd = fd.map_err(|said| match said.raw_os_error() {
+        Some(errno) => {
+            let words = not_reopened(errno, &said);
+            io::Error::new(said.kind(), Cause { errno, words })
+        }
+        None => said,
+    })?;
+    // SAFETY: just made, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn not_reopened(errno: i32, said: &io::Error) -> String {
+    match errno {
+        libc::ENOENT => {
+            "no connection of this token is kept: it was ended or let go, or its agent ended".into()
+        }
+        libc::EBUSY => "the process that has this connection is still there".into(),
+        libc::EOPNOTSUPP => "no agent answers that keeps connections: start `cedos agent`".into(),
+        _ => format!("the connection cannot be opened again: {said}"),
+    }
+}
+
+pub(crate) fn network_changed() -> io::Result<()> {
+    check(d2tp::d2tp_network_changed()).map(drop)
+}
+
+pub(crate) fn dlock_acquire() -> io::Result<()> {
+    check(d2tp::d2tp_dlock_acquire()).map(drop)
+}
+
+pub(crate) fn dlock_release() -> io::Result<()> {
+    check(d2tp::d2tp_dlock_release()).map(drop)
 }
 
 /// Waits until the peer has everything.

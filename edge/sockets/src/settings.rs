@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use crate::datagrams::Datagrams;
 use crate::raw;
 use crate::stream::Stream;
 
@@ -33,6 +34,30 @@ pub enum IfLate {
     Wait = 1,
     /// Do not pay, and end at the deadline.
     Fail = 2,
+}
+
+/// What goes on when the program has ended, carried by the user's agent (`cedos agent`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Persist {
+    /// Nothing.
+    #[default]
+    No = 0,
+    /// What was written goes on to the peer; then the connection ends as by a close.
+    Written = 1,
+    /// The connection stays, for a day at most, until [`Stream::reopen`] or [`Stream::end`].
+    Open = 2,
+}
+
+/// Which paths carry what is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Route {
+    /// Whichever is fastest.
+    #[default]
+    Any = 0,
+    /// The one least likely to fail.
+    Steadiest = 1,
+    /// A copy on each; the first to arrive counts.
+    Each = 2,
 }
 
 /// A threshold's unit.
@@ -84,9 +109,10 @@ pub struct Settings {
     pub if_late: IfLate,
     /// `d2tp://host:port/KEY` of the proxy.
     pub proxy: Option<String>,
-    /// What was written goes on to the peer after this process has ended, carried by the user's agent.
-    pub persist: bool,
-    /// What is to be held ahead of the program.
+    /// What goes on when this process has ended. Anything but [`Persist::No`] needs an agent: else connecting is
+    /// `Unsupported`.
+    pub persist: Persist,
+    /// What is to be held ahead of the program, up to 64 MiB or a day.
     pub buffer: Option<Thresholds>,
 }
 
@@ -97,18 +123,29 @@ impl Settings {
     /// # Errors
     /// As `d2tp_connect` says them; [`crate::Cause`] within has the cause in words.
     pub fn connect(&self, address: &str) -> io::Result<Stream> {
-        let fd = self.socket(address, 0)?;
+        let fd = Unmade(Some(self.socket(address, libc::SOCK_STREAM)?));
+        raw::connect(fd.get(), address).map_err(|errno| raw::error(fd.get(), errno))?;
+        Ok(Stream::from(fd.made()))
+    }
+
+    /// Datagrams to and from the D2TP server at `d2tp://host:port/KEY`; returns at once, whether or not there is a
+    /// network. Policy, budget and size count for nothing: datagrams travel on networks that cost nothing.
+    ///
+    /// # Errors
+    /// As `d2tp_connect` says them: `InvalidInput` for what is no address, ENETUNREACH or EPROTONOSUPPORT where the
+    /// server's key is missing, `Unsupported` with [`Settings::persist`] or [`Settings::buffer`], which are of streams.
+    pub fn connect_datagrams(&self, address: &str) -> io::Result<Datagrams> {
+        let fd = self.socket(address, libc::SOCK_DGRAM)?;
         raw::connect(&fd, address).map_err(|errno| raw::error(&fd, errno))?;
-        Ok(Stream::from(fd))
+        Ok(Datagrams::from(fd))
     }
 
     /// A socket with these options, not connected yet.
-    pub(crate) fn socket(&self, address: &str, flags: libc::c_int) -> io::Result<OwnedFd> {
-        let fd = raw::socket(raw::is_ipv6(address), flags)?;
+    pub(crate) fn socket(&self, address: &str, kind: libc::c_int) -> io::Result<OwnedFd> {
+        let fd = raw::socket(raw::is_ipv6(address), kind)?;
         let set = |name, value: &[u8]| raw::set(&fd, name, value);
         if let Some(deadline) = self.deadline {
-            let seconds = i64::try_from(deadline.as_secs().max(1)).unwrap_or(i64::MAX);
-            set(raw::SO_DEADLINE, &seconds.to_ne_bytes())?;
+            set(raw::SO_DEADLINE, &seconds(Some(deadline)))?;
         }
         if let Some(size) = self.size {
             set(raw::SO_ESIZE, &size.to_ne_bytes())?;
@@ -119,8 +156,9 @@ impl Settings {
         if let Some(proxy) = &self.proxy {
             set(raw::SO_PROXY, proxy.as_bytes())?;
         }
-        if self.persist {
-            set(raw::SO_PERSIST, &1_i32.to_ne_bytes()).map_err(|said| raw::error(&fd, said))?;
+        if self.persist != Persist::No {
+            let persist = (self.persist as i32).to_ne_bytes();
+            set(raw::SO_PERSIST, &persist).map_err(|said| raw::error(&fd, said))?;
         }
         if let Some(buffer) = self.buffer {
             set(raw::SO_RCVBUFTH, &buffer.to_bytes())?;
@@ -130,4 +168,33 @@ impl Settings {
         set(raw::SO_PRIORITY, &i32::from(self.priority).to_ne_bytes())?;
         Ok(fd)
     }
+}
+
+/// A socket whose connection is not made yet: dropped, it leaves nothing with an agent, which has a copy of one that is
+/// to stay.
+pub(crate) struct Unmade(pub(crate) Option<OwnedFd>);
+
+impl Unmade {
+    pub(crate) fn get(&self) -> &OwnedFd {
+        self.0.as_ref().expect("until it is made")
+    }
+
+    pub(crate) fn made(mut self) -> OwnedFd {
+        self.0.take().expect("until it is made")
+    }
+}
+
+impl Drop for Unmade {
+    fn drop(&mut self) {
+        if let Some(fd) = self.0.take() {
+            // What is not there any more is closed.
+            let _ = raw::close(fd);
+        }
+    }
+}
+
+/// A deadline as the library has it: seconds from now, 0 for none.
+pub(crate) fn seconds(within: Option<Duration>) -> [u8; 8] {
+    let seconds = within.map_or(0, |within| within.as_secs().max(1));
+    i64::try_from(seconds).unwrap_or(i64::MAX).to_ne_bytes()
 }

@@ -6,9 +6,10 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use crate::connection::Token;
 use crate::raw;
 
-/// A connection.
+/// A connection. What only D2TP knows of it is in [`crate::Connection`].
 #[derive(Debug)]
 pub struct Stream(OwnedFd);
 
@@ -49,17 +50,27 @@ impl Stream {
         raw::shutdown(self, in_c(how))
     }
 
-    /// Changes the deadline, or takes it away.
+    /// A connection of [`crate::Persist::Open`] whose process has ended: reading goes on with the first byte that it
+    /// had not read, and the token stays the same.
     ///
     /// # Errors
-    /// It was opened by a parent process.
-    pub fn set_deadline(&self, within: Option<Duration>) -> io::Result<()> {
-        let seconds = within.map_or(0, |within| within.as_secs().max(1));
-        let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
-        raw::set(&self.0, raw::SO_DEADLINE, &seconds.to_ne_bytes())
+    /// With a [`crate::Cause`]: `NotFound` where none of this token is kept; `ResourceBusy` while the process that has
+    /// it is there, though it dropped the stream; `Unsupported` without an agent; else why it broke meanwhile.
+    pub fn reopen(token: &Token) -> io::Result<Stream> {
+        raw::reopen(&token.0, 0).map(Stream)
     }
 
-    /// Waits until the peer has everything that was written. [`Write::flush`] returns at once, as for TCP.
+    /// Ends the connection for everybody: what was written is still sent. A drop does the same, but leaves one of
+    /// [`crate::Persist::Open`] to be opened again once this process has ended.
+    ///
+    /// # Errors
+    /// As for `close` of the kernel.
+    pub fn end(self) -> io::Result<()> {
+        raw::close(self.0)
+    }
+
+    /// Waits until the peer has everything that was written: so long, in whole milliseconds, or as long as it takes.
+    /// [`Write::flush`] returns at once, as for TCP.
     ///
     /// # Errors
     /// The connection broke before, or `WouldBlock`: not yet.
@@ -86,7 +97,7 @@ pub(crate) fn in_c(how: Shutdown) -> i32 {
 }
 
 /// The same memory: initialised bytes are also perhaps initialised ones.
-fn perhaps(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
+pub(crate) fn perhaps(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
     let (at, len) = (bytes.as_mut_ptr(), bytes.len());
     // SAFETY: the same place and length; only bytes that were received are written there.
     unsafe { std::slice::from_raw_parts_mut(at.cast(), len) }
@@ -153,8 +164,9 @@ impl Listener {
     }
 
     pub(crate) fn bound(at: SocketAddr, flags: i32) -> io::Result<OwnedFd> {
-        let fd = raw::socket(at.is_ipv6(), flags)?;
-        raw::listen(&fd, at, BACKLOG)?;
+        let fd = raw::socket(at.is_ipv6(), libc::SOCK_STREAM | flags)?;
+        raw::bind(&fd, at)?;
+        raw::listen(&fd, BACKLOG)?;
         Ok(fd)
     }
 

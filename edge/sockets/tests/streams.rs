@@ -3,7 +3,11 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use d2tp_sockets::{Cause, Settings, Thresholds, asynchronous};
+use d2tp_sockets::info::State;
+use d2tp_sockets::{
+    Cause, Connection, DLock, IfLate, Persist, Policy, Settings, Stream, Thresholds, Token,
+    asynchronous, network_changed,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const BYTES: usize = 2_000_000;
@@ -14,11 +18,63 @@ fn content() -> Vec<u8> {
         .collect()
 }
 
+/// Of a stream that wrote all that is to be written.
+fn what_only_d2tp_knows(stream: &Stream) {
+    let info = stream.info().unwrap();
+    assert_eq!(info.state, State::Connected, "{info:?}");
+    assert_eq!(info.bytes_acked, BYTES as u64, "{info:?}");
+    assert!(info.slack.is_none() && !info.paths.is_empty(), "{info:?}");
+    stream
+        .set_deadline(Some(Duration::from_secs(3600)))
+        .unwrap();
+    stream.set_size(Some(2 * BYTES as u64)).unwrap();
+    stream.set_policy(Policy::FreeOnly).unwrap();
+    stream.set_budget(Some(1)).unwrap();
+    stream.set_if_late(IfLate::Wait).unwrap();
+    stream.set_buffer(None).unwrap();
+    let nonsense = Thresholds {
+        low: 2,
+        high: 1,
+        ..Default::default()
+    };
+    let error = stream.set_buffer(Some(nonsense)).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+    let slack = stream.info().unwrap().slack.unwrap();
+    assert!((3590..=3600).contains(&slack.as_secs()), "{slack:?}");
+    stream.set_deadline(None).unwrap();
+    assert_eq!(stream.token().unwrap(), None, "it is not kept");
+    assert_eq!(stream.cause().unwrap(), None);
+    network_changed().unwrap();
+    drop((DLock::acquire().unwrap(), DLock::acquire().unwrap()));
+}
+
+/// What a connection that is to be kept hears where nobody keeps it.
+fn without_an_agent(address: &str) {
+    let cause = |error: std::io::Error| {
+        assert_eq!(error.kind(), std::io::ErrorKind::Unsupported, "{error}");
+        error.to_string()
+    };
+    let settings = Settings {
+        persist: Persist::Open,
+        ..Default::default()
+    };
+    let said = cause(settings.connect(address).unwrap_err());
+    assert!(said.contains("start `cedos agent`"), "{said}");
+    let token = Token::from_bytes([7; Token::BYTES]);
+    assert!(!format!("{token:?}").contains('7'), "it is in no log");
+    assert!(Token::try_from(&token.as_bytes()[1..]).is_err());
+    let said = cause(Stream::reopen(&token).unwrap_err());
+    assert!(said.contains("start `cedos agent`"), "{said}");
+}
+
 #[test]
 fn blocking_and_asynchronous_streams_carry_both_ways_and_say_why_they_end() {
     let home = tempfile::tempdir().unwrap();
     // SAFETY: before anything else of this process runs, but the test's own thread.
-    unsafe { std::env::set_var("XDG_CONFIG_HOME", home.path()) };
+    unsafe {
+        std::env::set_var("XDG_CONFIG_HOME", home.path());
+        std::env::set_var("CEDOS_AGENT", "none");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -44,6 +100,7 @@ fn blocking_and_asynchronous_streams_carry_both_ways_and_say_why_they_end() {
         let mut stream = levels(100_000, 400_000).connect(&there).unwrap();
         stream.write_all(&content()).unwrap();
         stream.flush_to_peer(Some(Duration::from_secs(60))).unwrap();
+        what_only_d2tp_knows(&stream);
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut got = Vec::new();
         stream.read_to_end(&mut got).unwrap();
@@ -55,6 +112,8 @@ fn blocking_and_asynchronous_streams_carry_both_ways_and_say_why_they_end() {
         stream.read_to_end(&mut got).await.unwrap();
         assert!(got == content(), "{} bytes came", got.len());
         stream.write_all(&got).await.unwrap();
+        stream.flush_to_peer().await.unwrap();
+        assert_eq!(stream.info().unwrap().bytes_acked, BYTES as u64);
         stream.shutdown().await.unwrap();
 
         let settings = Settings {
@@ -73,6 +132,7 @@ fn blocking_and_asynchronous_streams_carry_both_ways_and_say_why_they_end() {
         drop(accepted);
     });
     blocking.join().unwrap();
+    without_an_agent(&address);
 
     let error = Settings::default().connect("nonsense").unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);

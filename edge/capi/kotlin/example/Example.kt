@@ -1,13 +1,18 @@
 import cedos.d2tp.D2tpConnection
 import cedos.d2tp.D2tpException
+import cedos.d2tp.D2tpListener
 import cedos.d2tp.D2tpOptions
+import cedos.d2tp.Device
 import cedos.d2tp.Info
+import cedos.d2tp.Persist
 import cedos.d2tp.Policy
 import cedos.d2tp.Thresholds
 import cedos.d2tp.Why
 import cedos.d2tp.d2tp
 import java.io.ByteArrayOutputStream
+import java.io.File
 import java.io.IOException
+import java.net.InetSocketAddress
 import java.net.SocketException
 import kotlin.time.Duration.Companion.milliseconds
 import kotlin.time.Duration.Companion.minutes
@@ -33,6 +38,11 @@ import okhttp3.tls.HeldCertificate
 //     java -Dd2tp.library=FILE -cp … ExampleKt SERVER PROXY
 //
 // The proxy is one that finds one.example and two.example on this machine, and no other name.
+//
+// And a connection that is opened again, beside an agent (apps/cedos/tests/languages.rs):
+//
+//     … ExampleKt keep SERVER FILE      is killed when it has said "kept"; FILE: the token
+//     … ExampleKt again FILE
 
 /** More than there are threads in Dispatchers.IO. */
 private const val AT_ONCE = 80
@@ -48,6 +58,10 @@ private suspend fun echo(server: String) {
                 val info = connection.info()
                 check(info.state == Info.State.CONNECTED && info.bytesAcked == message.size.toLong()) { "$info" }
                 check(info.slack!! in 1.seconds..1.minutes && info.paths.isNotEmpty()) { "$info" }
+                connection.setBuffer(null)
+                val nonsense = why { connection.setBuffer(Thresholds.ofBytes(2, 1)) }
+                check(nonsense.why == Why.INVALID) { "$nonsense" }
+                check(connection.token() == null) { "it is not kept" }
                 connection.finish()
             }
             connection.incoming().collect { heard.write(it) }
@@ -111,6 +125,95 @@ private suspend fun deadlines(server: String) {
             println("deadline ok: ${expected.message}")
         }
     }
+}
+
+private suspend fun serve() {
+    D2tpListener.open(InetSocketAddress("127.0.0.1", 0)).use { listener ->
+        val port = listener.address.substringAfterLast(':').substringBefore('/').toInt()
+        try {
+            D2tpListener.open(InetSocketAddress("127.0.0.1", port)).close()
+            error("it is taken")
+        } catch (expected: D2tpException) {
+            check(expected.why == Why.ADDRESS_TAKEN) { "$expected" }
+        }
+        check(withTimeoutOrNull(50.milliseconds) { listener.accept() } == null) { "who?" }
+        coroutineScope {
+            val serving = launch {
+                listener.connections().collect { connection -> connection.use { it.write("by D2TP".toByteArray()) } }
+            }
+            repeat(2) {
+                D2tpConnection.open(listener.address).use { check(hears(it, "by D2TP")) { "something else" } }
+            }
+            // A close wakes who accepts.
+            listener.close()
+            serving.join()
+        }
+    }
+    Device.networkChanged()
+    Device.dlock().use { }
+    println("listen ok")
+}
+
+private suspend fun why(call: suspend () -> Unit): D2tpException = try {
+    call()
+    error("it is done")
+} catch (expected: D2tpException) {
+    expected
+}
+
+/** What a connection that is to be kept hears where nobody keeps it. */
+private suspend fun alone(server: String) {
+    for (attempt in listOf<suspend () -> Unit>(
+        { D2tpConnection.reopen(ByteArray(32)) },
+        { D2tpConnection.open(server, D2tpOptions(persist = Persist.OPEN)) },
+    )) {
+        val expected = why(attempt)
+        check(expected.why == Why.NO_AGENT && "start `cedos agent`" in expected.message.orEmpty()) { "$expected" }
+    }
+    println("alone ok")
+}
+
+private suspend fun keep(server: String, file: File) {
+    val kept = D2tpOptions(persist = Persist.OPEN)
+    val connection = D2tpConnection.open(server, kept)
+    connection.write("first second".toByteArray())
+    check(hears(connection, "first ")) { "something else" }
+    val token = connection.token()!!
+    file.writeBytes(token)
+    // A close wakes who reads, though it leaves the connection.
+    coroutineScope {
+        val other = D2tpConnection.open(server, kept)
+        launch {
+            delay(50.milliseconds)
+            other.close()
+        }
+        try {
+            other.read(ByteArray(1))
+            error("read after close")
+        } catch (expected: SocketException) {
+            check(expected.message == "Socket closed") { "$expected" }
+        }
+    }
+    connection.close()
+    val expected = why { D2tpConnection.reopen(token) }
+    check(expected.why == Why.IN_USE) { "$expected" }
+    println("kept: ${expected.message}")
+    System.`in`.read()
+}
+
+private suspend fun again(file: File) {
+    val token = file.readBytes()
+    val connection = D2tpConnection.reopen(token)
+    check(hears(connection, "second")) { "something else" }
+    check(connection.token().contentEquals(token)) { "another token" }
+    connection.write("third".toByteArray())
+    check(hears(connection, "third")) { "something else" }
+    connection.flush()
+    check(connection.info().bytesAcked == 17L) { "${connection.info()}" }
+    connection.end()
+    val expected = why { D2tpConnection.reopen(token) }
+    check(expected.why == Why.NOT_KEPT) { "$expected" }
+    println("ended: ${expected.message}")
 }
 
 private fun OkHttpClient.get(url: String): Response = newCall(Request.Builder().url(url).build()).execute()
@@ -177,11 +280,17 @@ private fun fetchByTls(proxy: String) {
 }
 
 fun main(arguments: Array<String>) {
+    when (arguments[0]) {
+        "keep" -> return runBlocking { keep(arguments[1], File(arguments[2])) }
+        "again" -> return runBlocking { again(File(arguments[1])) }
+    }
     val (server, proxy) = arguments
     runBlocking {
         echo(server)
         cancelled(server)
         deadlines(server)
+        serve()
+        alone(server)
     }
     fetch(proxy)
     fetchByTls(proxy)

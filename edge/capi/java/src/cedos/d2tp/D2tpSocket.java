@@ -8,25 +8,28 @@ import java.net.InetSocketAddress;
 import java.net.Socket;
 import java.net.SocketAddress;
 import java.net.SocketException;
+import java.net.SocketTimeoutException;
 import java.time.Duration;
 
 /**
  * A connection that moves between networks and keeps a deadline, as a {@link Socket}. Bytes go through two calls of
  * libd2tp, since Java makes no channel of a descriptor that it did not open.
+ *
+ * <p>What fails says the cause in words: ConnectException, NoRouteToHostException and SocketTimeoutException (a deadline that
+ * passed, too) are what they are for the kernel's sockets; anything else is a {@link D2tpSocketException}, which has the number.
  */
 public final class D2tpSocket extends Socket {
     private static final int SHUT_RD = 0;
     private static final int SHUT_WR = 1;
-    private static final int SHUT_RDWR = 2;
+
+    /** poll(2) */
+    private static final int READABLE = 1;
 
     private final Options options;
-    private final Object lock = new Object();
-    private int fd = -1;
-    private int users;
+    private final Descriptor descriptor = new Descriptor();
     private String far = "";
     private InetAddress given;
     private volatile boolean connected;
-    private volatile boolean closed;
     private boolean inputShut;
     private boolean outputShut;
     private volatile int timeoutMs;
@@ -37,6 +40,35 @@ public final class D2tpSocket extends Socket {
 
     public D2tpSocket(Options options) {
         this.options = options;
+    }
+
+    /** Of a descriptor that is connected. */
+    static D2tpSocket of(int fd, Options options) throws IOException {
+        D2tpSocket socket = new D2tpSocket(options);
+        socket.far = Native.far(fd);
+        socket.descriptor.open(fd);
+        try {
+            socket.opened();
+        } finally {
+            socket.leave();
+        }
+        return socket;
+    }
+
+    /**
+     * A connection of {@link Options.Persist#OPEN} whose process has ended: reading goes on with the first byte that it
+     * had not read, and the token stays the same.
+     *
+     * @throws ReopenException why not
+     */
+    public static D2tpSocket reopen(byte[] token) throws IOException {
+        int fd = Native.reopen(token);
+        if (fd < 0) {
+            throw new ReopenException(-fd);
+        }
+        Options options = new Options();
+        options.persist = Options.Persist.OPEN;
+        return of(fd, options);
     }
 
     /** Connects to "d2tp://host:port/KEY", or to "host:port" through the proxy. */
@@ -74,17 +106,9 @@ public final class D2tpSocket extends Socket {
 
     /** A descriptor with the options; whoever asks connects it, says that it is {@link #opened}, and leaves. */
     int open(String node, String service) throws IOException {
-        synchronized (lock) {
-            if (closed) {
-                throw new SocketException("Socket is closed");
-            }
-            if (fd >= 0) {
-                throw new SocketException("already connected");
-            }
-            fd = Native.socket();
-            users++;
-            far = service == null ? node : node + ":" + service;
-        }
+        int fd = Native.socket();
+        descriptor.open(fd);
+        far = service == null ? node : node + ":" + service;
         try {
             options.set(fd);
         } catch (IOException error) {
@@ -96,12 +120,12 @@ public final class D2tpSocket extends Socket {
     }
 
     void opened() throws IOException {
-        synchronized (lock) {
-            if (closed) {
-                throw new SocketException("Socket closed");
-            }
-            connected = true;
+        if (descriptor.isClosed()) {
+            throw new SocketException("Socket closed");
         }
+        // One that was never made is not left behind.
+        descriptor.stays(options.persist == Options.Persist.OPEN);
+        connected = true;
     }
 
     @Override
@@ -123,48 +147,40 @@ public final class D2tpSocket extends Socket {
 
     /** The descriptor, for a call; whoever enters leaves. */
     int enter() throws IOException {
-        synchronized (lock) {
-            if (closed || fd < 0) {
-                throw new SocketException(closed ? "Socket closed" : "Socket is not connected");
-            }
-            users++;
-            return fd;
-        }
+        return descriptor.enter();
     }
 
-    /** The descriptor goes with its last user, so that nobody reads another's. */
     void leave() throws IOException {
-        int last = -1;
-        synchronized (lock) {
-            users--;
-            if (closed && users == 0) {
-                last = fd;
-                fd = -1;
-            }
-        }
-        if (last >= 0) {
-            Native.close(last);
-        }
+        descriptor.leave();
     }
 
+    /**
+     * What was written is still sent. Whoever waits in another call wakes. A connection of {@link Options.Persist#OPEN}
+     * stays, to be opened again once this process has ended: {@link #end} ends it. A write that waits on one of these
+     * does not wake.
+     */
     @Override
     public void close() throws IOException {
-        synchronized (lock) {
-            if (closed) {
-                return;
-            }
-            closed = true;
-            users++;
-            if (fd >= 0 && users > 1) {
-                try {
-                    // Whoever waits in a call of the same descriptor wakes.
-                    Native.shutdown(fd, SHUT_RDWR);
-                } catch (IOException notConnected) {
-                    // Then nobody waits.
-                }
-            }
+        descriptor.close();
+    }
+
+    /** Ends the connection for everybody: one that would stay is not to be opened again. What was written is still sent. */
+    public void end() throws IOException {
+        descriptor.stays(false);
+        close();
+    }
+
+    /** Waits for something to read, or for a close, which shuts a connection that stays not down. */
+    private void await(int fd) throws IOException {
+        int[] fds = {fd, descriptor.bell()};
+        int[] events = {READABLE, READABLE};
+        int failed = -Native.poll(fds, events, timeoutMs == 0 ? -1 : timeoutMs);
+        if (failed != 0) {
+            throw new D2tpSocketException(failed, Native.words(-1, failed));
         }
-        leave();
+        if (events[0] == 0 && events[1] == 0) {
+            throw new SocketTimeoutException("Read timed out");
+        }
     }
 
     @Override
@@ -184,8 +200,12 @@ public final class D2tpSocket extends Socket {
                 }
                 int fd = enter();
                 try {
-                    int bytes = Native.read(fd, into, from, count, timeoutMs);
-                    if (closed) {
+                    if (descriptor.stays()) {
+                        await(fd);
+                    }
+                    boolean wasClosed = descriptor.isClosed();
+                    int bytes = wasClosed ? 0 : Native.read(fd, into, from, count, timeoutMs);
+                    if (wasClosed || descriptor.isClosed()) {
                         throw new SocketException("Socket closed");
                     }
                     return bytes;
@@ -227,33 +247,83 @@ public final class D2tpSocket extends Socket {
         };
     }
 
-    /** Changes the deadline, which both ends keep; null takes it away. */
-    public void setDeadline(Duration within) throws IOException {
+    private interface Change {
+        void at(int fd) throws IOException;
+    }
+
+    private void change(Change change) throws IOException {
         int fd = enter();
         try {
-            Options.setDeadline(fd, within);
+            change.at(fd);
         } finally {
             leave();
         }
     }
 
-    /** Waits until the peer has everything that was written. */
-    public void flushToPeer(int timeoutMs) throws IOException {
+    /** Changes the deadline, which both ends keep, in whole seconds from now; null takes it away. */
+    public void setDeadline(Duration within) throws IOException {
+        change(fd -> Options.setDeadline(fd, within));
+    }
+
+    /** Changes how many bytes are expected both ways; 0 when that is not known. */
+    public void setSize(long bytes) throws IOException {
+        change(fd -> Options.setSize(fd, bytes));
+    }
+
+    /** Changes which networks may be paid for. */
+    public void setPolicy(Options.Policy policy) throws IOException {
+        change(fd -> Options.setPolicy(fd, policy));
+    }
+
+    /** Changes how many bytes networks that cost may carry in all, what they did carry included; below 0 is no limit. */
+    public void setBudget(long bytes) throws IOException {
+        change(fd -> Options.setBudget(fd, Math.max(-1, bytes)));
+    }
+
+    /** Changes what is done when free networks will not make the deadline. */
+    public void setIfLate(Options.IfLate ifLate) throws IOException {
+        change(fd -> Options.setIfLate(fd, ifLate));
+    }
+
+    /** Changes what is held ahead of the program; null is what the kernel holds. */
+    public void setBuffer(Options.Thresholds buffer) throws IOException {
+        change(fd -> Options.setBuffer(fd, buffer));
+    }
+
+    /** What the connection and its paths do now. Asking an agent that carries it takes two seconds at most. */
+    public SocketInfo info() throws IOException {
         int fd = enter();
         try {
-            Native.flush(fd, timeoutMs);
+            return SocketInfo.of(fd);
         } finally {
             leave();
         }
+    }
+
+    /**
+     * By what a connection of {@link Options.Persist#OPEN} is opened again, 32 bytes; null for others. Whoever is the same
+     * user and has it may have the connection: keep it in a file that nobody else may read.
+     */
+    public byte[] token() throws IOException {
+        int fd = enter();
+        try {
+            return Native.token(fd);
+        } finally {
+            leave();
+        }
+    }
+
+    /**
+     * Waits until the peer has everything that was written: so many milliseconds, or as long as it takes if that is below 0.
+     *
+     * @throws SocketTimeoutException not yet
+     */
+    public void flushToPeer(int timeoutMs) throws IOException {
+        change(fd -> Native.flush(fd, timeoutMs));
     }
 
     private void shut(int how) throws IOException {
-        int fd = enter();
-        try {
-            Native.shutdown(fd, how);
-        } finally {
-            leave();
-        }
+        change(fd -> Native.shutdown(fd, how));
     }
 
     @Override
@@ -290,7 +360,7 @@ public final class D2tpSocket extends Socket {
 
     @Override
     public boolean isClosed() {
-        return closed;
+        return descriptor.isClosed();
     }
 
     @Override

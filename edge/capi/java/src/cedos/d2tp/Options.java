@@ -3,7 +3,7 @@ package cedos.d2tp;
 import java.io.IOException;
 import java.time.Duration;
 
-/** What a connection is asked for; what is left out is as docs/sockets.md says. */
+/** What a connection is asked for; what is left out, or null, is as docs/sockets.md says. */
 public final class Options implements Cloneable {
     /** Which networks may be paid for, in the order of d2tp.h. */
     public enum Policy { FREE_ONLY, FREE_FIRST, BALANCED, FAST, ANY }
@@ -11,7 +11,13 @@ public final class Options implements Cloneable {
     /** What to do when free networks will not make the deadline, in the order of d2tp.h. */
     public enum IfLate { CELL, WAIT, FAIL }
 
-    /** What is held ahead of the program: networks that cost are used from low on, up to high. */
+    /**
+     * What goes on when the program has ended, carried by the user's agent: nothing, what was written, or the connection
+     * itself ({@link D2tpSocket#reopen}). Where no agent answers, connecting fails for the last two. In the order of d2tp.h.
+     */
+    public enum Persist { NO, WRITTEN, OPEN }
+
+    /** What is held ahead of the program, 64 MiB or a day at most: networks that cost are used from low on, up to high. */
     public static final class Thresholds {
         final long low;
         final long high;
@@ -50,7 +56,7 @@ public final class Options implements Cloneable {
     private static final int PROXY = 10;
     private static final int PERSIST = 13;
 
-    /** Finish within; then both ends drop the connection. */
+    /** Finish within, in whole seconds; then both ends drop the connection. */
     public Duration deadline;
     /** Bytes expected both ways. */
     public Long size;
@@ -62,8 +68,7 @@ public final class Options implements Cloneable {
     public IfLate ifLate;
     /** d2tp://host:port/KEY; else $CEDOS_PROX. */
     public String proxy;
-    /** What was written goes on to the peer after this process has ended, carried by the user's agent. */
-    public boolean persist;
+    public Persist persist;
     public Thresholds buffer;
 
     void set(int fd) throws IOException {
@@ -88,15 +93,16 @@ public final class Options implements Cloneable {
         if (proxy != null) {
             Native.setText(fd, PROXY, proxy);
         }
-        if (persist) {
-            Native.setNumber(fd, PERSIST, 1, 4);
+        if (persist != null && persist != Persist.NO) {
+            Native.setNumber(fd, PERSIST, persist.ordinal(), 4);
         }
         if (buffer != null) {
             setBuffer(fd, buffer);
         }
     }
 
-    static void setBuffer(int fd, Thresholds buffer) throws IOException {
+    static void setBuffer(int fd, Thresholds levels) throws IOException {
+        Thresholds buffer = levels == null ? Thresholds.ofBytes(0, 0) : levels;
         Native.setBuffer(fd, buffer.low, buffer.high, buffer.unit, buffer.rate);
     }
 

@@ -1,7 +1,9 @@
 package cedos.d2tp
 
 import java.io.Closeable
+import java.net.SocketException
 import java.util.Objects
+import kotlin.coroutines.cancellation.CancellationException
 import kotlin.time.Duration
 import kotlin.time.toJavaDuration
 import kotlinx.coroutines.Dispatchers
@@ -59,39 +61,66 @@ public class D2tpConnection private constructor(private val socket: D2tpSocket) 
 
     /** Says that no more will be written: the peer reads the end. */
     public fun finish() {
-        socket.shutdownOutput()
+        numbered { socket.shutdownOutput() }
     }
 
+    /** What the connection and its paths do now. Asking an agent that carries it takes two seconds at most. */
     public suspend fun info(): Info = withContext(waits) { using { fd -> Info.of(fd) } }
 
     /** Changes the deadline, counted from now; null takes it away. */
     public fun setDeadline(within: Duration?) {
         require(within == null || (within.isFinite() && within.isPositive())) { "a deadline of $within" }
-        socket.setDeadline(within?.toJavaDuration())
+        numbered { socket.setDeadline(within?.toJavaDuration()) }
     }
 
     /** Changes what is known of the bytes both ways. */
-    public fun setSize(bytes: Long?): Unit = using { fd -> Options.setSize(fd, bytes ?: 0L) }
+    public fun setSize(bytes: Long?): Unit = change { fd -> Options.setSize(fd, bytes ?: 0L) }
 
-    public fun setPolicy(policy: Policy): Unit = using { fd -> Options.setPolicy(fd, policy) }
+    public fun setPolicy(policy: Policy): Unit = change { fd -> Options.setPolicy(fd, policy) }
 
     /** Changes what networks that cost may carry in all; null takes the limit away. */
-    public fun setBudget(bytes: Long?): Unit = using { fd -> Options.setBudget(fd, bytes ?: UNLIMITED) }
+    public fun setBudget(bytes: Long?): Unit = change { fd -> Options.setBudget(fd, bytes ?: UNLIMITED) }
 
-    public fun setIfLate(ifLate: IfLate): Unit = using { fd -> Options.setIfLate(fd, ifLate) }
+    public fun setIfLate(ifLate: IfLate): Unit = change { fd -> Options.setIfLate(fd, ifLate) }
 
-    /** Ends it at once; what was written is still sent. Whoever waits in another call is told. */
-    override fun close() {
-        socket.close()
+    /** Changes what is held ahead of the program; null is what the kernel holds. */
+    public fun setBuffer(levels: Thresholds?): Unit = change { fd -> Options.setBuffer(fd, levels) }
+
+    /**
+     * By what a connection of [Persist.OPEN] is opened again, 32 bytes; null for others. Whoever is the same user and has it
+     * may have the connection: keep it in a file that nobody else may read.
+     */
+    public fun token(): ByteArray? = socket.token()
+
+    /**
+     * Ends it at once; what was written is still sent. Whoever waits in another call is told. A connection of [Persist.OPEN]
+     * stays, to be opened again once this process has ended: [end] ends it.
+     */
+    override fun close(): Unit = closing { socket.close() }
+
+    /** Ends the connection for everybody: one that would stay is not to be opened again. */
+    public fun end(): Unit = closing { socket.end() }
+
+    private fun closing(how: () -> Unit) {
+        val fd = try {
+            using { it }
+        } catch (_: SocketException) {
+            // Nobody waits on one that was not opened, or is closed.
+            null
+        }
+        how()
+        fd?.let(Waiting::wake)
     }
 
     override fun toString(): String = socket.toString()
+
+    private fun change(how: (Int) -> Unit): Unit = numbered { using(how) }
 
     private suspend fun connect(address: String) {
         val (node, service) = D2tpSocket.parts(address)
         // The first of a process reads the device's key and starts the engine.
         var said = withContext(waits) {
-            val fd = socket.open(node, service)
+            val fd = numbered { socket.open(node, service) }
             leaving { attempted(fd, Native.begin(fd, node, service), IN_PROGRESS) }
         }
         if (said == -IN_PROGRESS) {
@@ -153,6 +182,25 @@ public class D2tpConnection private constructor(private val socket: D2tpSocket) 
 
         /** Calls that wait in libd2tp: threads of Dispatchers.IO, besides those that the program may use of it. */
         private val waits = Dispatchers.IO.limitedParallelism(64)
+
+        /**
+         * A connection of [Persist.OPEN] whose process has ended: reading goes on with the first byte that it had not read,
+         * and the token stays the same. [D2tpException] with [Why.NOT_KEPT], [Why.IN_USE], [Why.NO_AGENT], or why the
+         * connection broke meanwhile. Cancelled, it leaves the connection as [close] does.
+         */
+        public suspend fun reopen(token: ByteArray): D2tpConnection {
+            var reopened: D2tpConnection? = null
+            try {
+                withContext(waits) { reopened = D2tpConnection(numbered { D2tpSocket.reopen(token) }) }
+            } catch (cause: CancellationException) {
+                reopened?.close()
+                throw cause
+            }
+            return checkNotNull(reopened)
+        }
+
+        /** Of one that was accepted. */
+        internal fun of(socket: D2tpSocket): D2tpConnection = D2tpConnection(socket)
 
         /**
          * Connects to "d2tp://host:port/KEY", or to "host:port" through the proxy. It waits for a network: four hours

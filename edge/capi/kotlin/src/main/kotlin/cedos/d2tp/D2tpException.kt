@@ -42,5 +42,27 @@ public enum class Why(internal vararg val numbers: Int) {
 
     /** An address or an option that is none. */
     INVALID(22),
+
+    /** What is to outlive the program needs the user's agent, and none answers: start `cedos agent`. */
+    NO_AGENT(95),
+
+    /** No connection of this token is kept: it was ended or let go, or its agent ended. */
+    NOT_KEPT(2),
+
+    /** The process that has the connection of this token is there. */
+    IN_USE(16),
+
+    /** As many connections are kept as an agent keeps, and all of them are in use. */
+    NO_ROOM(105),
+
+    /** Somebody listens there. */
+    ADDRESS_TAKEN(98),
     OTHER,
+}
+
+/** What the Java binding says with a number, as this one does. */
+internal inline fun <T> numbered(call: () -> T): T = try {
+    call()
+} catch (cause: D2tpSocketException) {
+    throw D2tpException(cause.errno, cause.message.orEmpty())
 }

@@ -9,6 +9,9 @@ public typealias Policy = Options.Policy
 /** What to do when free networks will not make the deadline. */
 public typealias IfLate = Options.IfLate
 
+/** What goes on when the program has ended, carried by the user's agent: nothing, what was written, or the connection. */
+public typealias Persist = Options.Persist
+
 /** What is held ahead of the program. */
 public typealias Thresholds = Options.Thresholds
 
@@ -21,8 +24,10 @@ public typealias Thresholds = Options.Thresholds
  * @property budget bytes that networks which cost may carry. None: no limit.
  * @property priority 0 goes first, 7 last.
  * @property proxy d2tp://host:port/KEY of the proxy that leads to servers without a key; else `$CEDOS_PROX`.
- * @property persist what was written goes on to the peer after this process has ended, carried by the user's agent.
- * @property buffer what is held ahead of the program: networks that cost are used from its low on, up to its high.
+ * @property persist what goes on when this process has ended. Where no agent answers that would carry it, opening is a
+ *   [D2tpException] with [Why.NO_AGENT].
+ * @property buffer what is held ahead of the program: networks that cost are used from its low on, up to its high, which
+ *   is 64 MiB or a day at most.
  */
 public data class D2tpOptions(
     val deadline: Duration? = null,
@@ -32,7 +37,7 @@ public data class D2tpOptions(
     val priority: Int = 0,
     val ifLate: IfLate = IfLate.CELL,
     val proxy: String? = null,
-    val persist: Boolean = false,
+    val persist: Persist = Persist.NO,
     val buffer: Thresholds? = null,
 ) {
     init {

@@ -1,8 +1,7 @@
 package cedos.d2tp
 
 import kotlin.time.Duration
-import kotlin.time.Duration.Companion.microseconds
-import kotlin.time.Duration.Companion.milliseconds
+import kotlin.time.toKotlinDuration
 
 /** What a connection and its paths do now. */
 public data class Info(
@@ -14,6 +13,8 @@ public data class Info(
     /** Of those, what the peer has. */
     val bytesAcked: Long,
     val bytesReceived: Long,
+    /** Of those, what the program has not read. */
+    val bytesAhead: Long,
     /** Until the deadline; null without one. */
     val slack: Duration?,
     val paths: List<Path>,
@@ -24,7 +25,7 @@ public data class Info(
 
     /** A path of the connection's session, which it may share with others. */
     public data class Path(
-        /** As the system calls it. */
+        /** As the system calls it; empty where that is not known. */
         val link: String,
         val cost: Cost,
         val state: PathState,
@@ -43,36 +44,29 @@ public data class Info(
     public enum class PathState { OPENING, WORKS, SILENT }
 
     internal companion object {
-        /** D2TP_PATHS_MAX */
-        private const val PATHS_MAX = 8
-        private const val PATH_NUMBERS = 7
-
         fun of(fd: Int): Info {
-            val links = arrayOfNulls<String>(PATHS_MAX)
-            val numbers = Native.info(fd, links).iterator()
+            val info = SocketInfo.of(fd)
             return Info(
-                state = State.entries[numbers.nextInt()],
-                // A later library may know more reasons.
-                reason = Reason.entries.getOrElse(numbers.nextInt()) { Reason.NOTHING_KNOWN },
-                bytesSent = numbers.nextLong(),
-                bytesAcked = numbers.nextLong(),
-                bytesReceived = numbers.nextLong(),
-                slack = numbers.nextLong().takeIf { it >= 0 }?.milliseconds,
-                paths = links.filterNotNull().map { path(it, numbers) },
+                state = State.entries[info.state.ordinal],
+                reason = Reason.entries[info.reason.ordinal],
+                bytesSent = info.bytesSent,
+                bytesAcked = info.bytesAcked,
+                bytesReceived = info.bytesReceived,
+                bytesAhead = info.bytesAhead,
+                slack = info.slack?.toKotlinDuration(),
+                paths = info.paths.map(::path),
             )
         }
 
-        private fun path(link: String, numbers: LongIterator): Path = Path(
-            link = link,
-            cost = Cost.entries[numbers.nextInt()],
-            state = PathState.entries[numbers.nextInt()],
-            rtt = numbers.nextLong().microseconds,
-            rttMin = numbers.nextLong().microseconds,
-            bytesReceived = numbers.nextLong(),
-            bytesSent = numbers.nextLong(),
-            rate = numbers.nextLong().takeIf { it > 0 },
+        private fun path(path: SocketInfo.Path): Path = Path(
+            link = path.link,
+            cost = Cost.entries[path.cost.ordinal],
+            state = PathState.entries[path.state.ordinal],
+            rtt = path.rtt.toKotlinDuration(),
+            rttMin = path.rttMin.toKotlinDuration(),
+            bytesReceived = path.bytesReceived,
+            bytesSent = path.bytesSent,
+            rate = path.rate.takeIf { it > 0 },
         )
-
-        private fun LongIterator.nextInt(): Int = nextLong().toInt()
     }
 }

@@ -36,6 +36,13 @@ internal object Waiting {
         waits.invokeOnCancellation { change { remove(waiter) } }
     }
 
+    /** Whoever waits on it looks again. */
+    fun wake(fd: Int) {
+        val woken = synchronized(waiters) { waiters.filter { it.fd == fd }.onEach(waiters::remove) }
+        Native.ring(bell)
+        woken.forEach { it.waits.resume(Unit) }
+    }
+
     private fun change(how: MutableSet<Waiter>.() -> Unit) {
         synchronized(waiters) { waiters.how() }
         Native.ring(bell)
@@ -45,7 +52,7 @@ internal object Waiting {
         val all = synchronized(waiters) { waiters.toList() }
         val fds = IntArray(all.size + 1) { at -> if (at == 0) bell else all[at - 1].fd }
         val events = IntArray(all.size + 1) { at -> if (at == 0) READABLE else all[at - 1].events }
-        val failed = -Native.poll(fds, events)
+        val failed = -Native.poll(fds, events, -1)
         if (events[0] != 0) {
             Native.hush(bell)
         }

@@ -1,0 +1,234 @@
+//! What a connection and its paths do now (`D2TP_SO_INFO`).
+
+use std::io;
+use std::time::Duration;
+
+/// A connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Info {
+    /// How far it is.
+    pub state: State,
+    /// Why nothing moves, where that is known.
+    pub reason: Option<Reason>,
+    /// Taken from the program.
+    pub bytes_sent: u64,
+    /// Of those, what the peer has.
+    pub bytes_acked: u64,
+    /// Received from the peer.
+    pub bytes_received: u64,
+    /// Of those, what the program has not read.
+    pub bytes_ahead: u64,
+    /// Until the deadline, to the millisecond; none without one.
+    pub slack: Option<Duration>,
+    /// The paths of its session, eight at most.
+    pub paths: Vec<Path>,
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It is none.
+    Idle,
+    /// It is being made.
+    Connecting,
+    /// It is made.
+    Connected,
+    /// It ended or broke.
+    Over,
+}
+
+/// Why nothing moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// There is no network.
+    NoPath,
+    /// There are only networks that cost, and they are not to be paid for now.
+    PathCost,
+}
+
+/// A path of a connection's session, which others may share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Path {
+    /// As the system calls it: `wlan0`. Empty where that is not known, as for connections that were accepted.
+    pub link: String,
+    /// What it costs.
+    pub cost: Cost,
+    /// Whether it works.
+    pub state: PathState,
+    /// Smoothed, in microseconds.
+    pub rtt: Duration,
+    /// The least, in microseconds.
+    pub rtt_min: Duration,
+    /// Payload of the whole session.
+    pub bytes_received: u64,
+    /// The same, what was sent again included.
+    pub bytes_sent: u64,
+    /// Bytes a second lately, where that is known.
+    pub rate: Option<u64>,
+}
+
+/// What a network costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cost {
+    /// Nothing.
+    Free,
+    /// By the byte.
+    Metered,
+    /// The same, abroad.
+    Roaming,
+}
+
+/// Whether a path works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathState {
+    /// It is tried.
+    Opening,
+    /// It does.
+    Works,
+    /// Nothing was heard on it for some time.
+    Silent,
+}
+
+/// The fields of a C struct one after another; none of these has holes.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (field, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*field)
+    }
+
+    fn word(&mut self) -> Option<u32> {
+        self.take().map(u32::from_ne_bytes)
+    }
+
+    fn long(&mut self) -> Option<u64> {
+        self.take().map(u64::from_ne_bytes)
+    }
+}
+
+/// Bytes of a link's name with its 0 (IFNAMSIZ).
+const NAME_BYTES: usize = 16;
+/// D2TP_PATHS_MAX
+const PATHS_MAX: usize = 8;
+
+impl Info {
+    /// Of a `struct d2tp_info`.
+    pub(crate) const BYTES: usize = 4 * 4 + 4 * 8 + 2 * 4 + PATHS_MAX * 56 + 8;
+
+    pub(crate) fn of_bytes(bytes: &[u8]) -> io::Result<Info> {
+        let unknown = || {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a struct d2tp_info of no kind that is known",
+            )
+        };
+        Info::read(&mut Fields(bytes)).ok_or_else(unknown)
+    }
+
+    fn read(from: &mut Fields<'_>) -> Option<Info> {
+        let (_version, _size) = (from.word()?, from.word()?);
+        let state = match from.word()? {
+            0 => State::Idle,
+            1 => State::Connecting,
+            2 => State::Connected,
+            3 => State::Over,
+            _ => return None,
+        };
+        let reason = match from.word()? {
+            1 => Some(Reason::NoPath),
+            2 => Some(Reason::PathCost),
+            _ => None,
+        };
+        let (bytes_sent, bytes_acked, bytes_received) = (from.long()?, from.long()?, from.long()?);
+        let slack = i64::from_ne_bytes(from.take()?);
+        let (count, _reserved) = (from.word()?, from.word()?);
+        let paths: Option<Vec<Path>> = (0..PATHS_MAX).map(|_| Path::read(from)).collect();
+        let mut paths = paths?;
+        paths.truncate(count as usize);
+        Some(Info {
+            state,
+            reason,
+            bytes_sent,
+            bytes_acked,
+            bytes_received,
+            bytes_ahead: from.long()?,
+            slack: u64::try_from(slack).ok().map(Duration::from_millis),
+            paths,
+        })
+    }
+}
+
+impl Path {
+    fn read(from: &mut Fields<'_>) -> Option<Path> {
+        let name: [u8; NAME_BYTES] = from.take()?;
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        Some(Path {
+            link: String::from_utf8_lossy(name).into_owned(),
+            cost: match from.word()? {
+                0 => Cost::Free,
+                1 => Cost::Metered,
+                _ => Cost::Roaming,
+            },
+            state: match from.word()? {
+                0 => PathState::Opening,
+                1 => PathState::Works,
+                _ => PathState::Silent,
+            },
+            rtt: Duration::from_micros(from.word()?.into()),
+            rtt_min: Duration::from_micros(from.word()?.into()),
+            bytes_received: from.long()?,
+            bytes_sent: from.long()?,
+            rate: Some(from.long()?).filter(|rate| *rate > 0),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fields_are_where_the_header_has_them() {
+        let words =
+            |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|w| w.to_ne_bytes()).collect() };
+        let longs =
+            |longs: &[u64]| -> Vec<u8> { longs.iter().flat_map(|w| w.to_ne_bytes()).collect() };
+        let mut path = b"wlan0\0\0\0\0\0\0\0\0\0\0\0".to_vec();
+        path.extend(words(&[1, 2, 30_000, 20_000]));
+        path.extend(longs(&[5, 6, 0]));
+        let mut bytes = words(&[1, Info::BYTES as u32, 2, 1]);
+        bytes.extend(longs(&[10, 9, 8, 1500]));
+        bytes.extend(words(&[1, 0]));
+        bytes.extend(path);
+        bytes.resize(Info::BYTES - 8, 0);
+        bytes.extend(longs(&[7]));
+        let info = Info::of_bytes(&bytes).unwrap();
+        let path = Path {
+            link: "wlan0".into(),
+            cost: Cost::Metered,
+            state: PathState::Silent,
+            rtt: Duration::from_millis(30),
+            rtt_min: Duration::from_millis(20),
+            bytes_received: 5,
+            bytes_sent: 6,
+            rate: None,
+        };
+        let expected = Info {
+            state: State::Connected,
+            reason: Some(Reason::NoPath),
+            bytes_sent: 10,
+            bytes_acked: 9,
+            bytes_received: 8,
+            bytes_ahead: 7,
+            slack: Some(Duration::from_millis(1500)),
+            paths: vec![path],
+        };
+        assert_eq!(info, expected);
+        assert!(Info::of_bytes(&bytes[..100]).is_err());
+    }
+}
