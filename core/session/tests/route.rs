@@ -121,6 +121,9 @@ fn a_command_comes_by_both_paths_and_is_heard_once() {
         let (near, far) = (stats(&p, device), stats(&p, !device));
         assert_eq!((near.sent, near.copies_sent), (20, 20));
         assert_eq!((far.received, far.copies_received), (20, 20));
+        // Copies too: they cross links.
+        let bytes = 40 * 100;
+        assert_eq!((near.bytes_out, far.bytes_in), (bytes, bytes));
     }
 }
 
