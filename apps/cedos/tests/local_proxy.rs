@@ -252,6 +252,39 @@ async fn an_answer_that_breaks_off_is_never_taken_for_whole() {
 }
 
 #[tokio::test]
+async fn an_answer_whose_end_is_its_connections_is_not_taken_for_whole_either() {
+    let device = Device::new(&[]).await;
+    let bytes = object(BYTES, 4);
+    let served = bytes.clone();
+    let origin = Origin::start(move |asked| {
+        let end = match asked.path.as_str() {
+            "/whole" => End::Close,
+            "/slow" => End::Silence,
+            _ => End::Reset,
+        };
+        Reply([b"HTTP/1.0 200 OK\r\n\r\n", &served[..]].concat(), end)
+    });
+    let origin = origin.await;
+    let at = format!("http://{}", device.at);
+    let fetch = async |path: &str, more: &[&str]| {
+        let url = origin.url(path);
+        let words = [&["-0", "-x", &at, &url], more].concat();
+        device.curl(&words).await
+    };
+    let Some(whole) = fetch("/whole", &[]).await else {
+        return;
+    };
+    assert_eq!(whole.code, 0, "{}", whole.errors);
+    assert!(whole.output == bytes);
+    let broken = fetch("/broken", &[]).await.expect("curl");
+    assert_ne!(broken.code, 0, "{} bytes", broken.output.len());
+    let late = fetch("/slow", &["-H", "Cedos-By: +2s"])
+        .await
+        .expect("curl");
+    assert_ne!(late.code, 0, "{} bytes", late.output.len());
+}
+
+#[tokio::test]
 async fn what_the_proxy_refuses_is_told_in_each_language() {
     let device = Device::new(&[]).await;
     let http = format!("http://{}", device.at);
@@ -305,7 +338,7 @@ async fn by_when_is_said_by_user_name_or_field_and_holds() {
         Reply(cut(proper(asked, &served, "\"v1\""), 10_000), End::Silence)
     });
     let url = origin.await.url("/a");
-    let socks = format!("socks5h://by=%2B2s,policy=any:x@{}", device.at);
+    let socks = format!("socks5h://by=%2B2s,policy=any@{}", device.at);
     let begun = std::time::Instant::now();
     let Some(ran) = device.curl(&["-x", &socks, &url]).await else {
         return;

@@ -11,6 +11,7 @@
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -27,6 +28,7 @@ use hyper::client::conn::http1::SendRequest;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiff::Zoned;
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -76,6 +78,7 @@ pub(super) async fn serve(
     place: &Arc<OwnedSemaphorePermit>,
 ) {
     let kept = Kept::default();
+    let ours = SockRef::from(&program).try_clone();
     let service = service_fn(|request| {
         let (house, place, kept) = (house.clone(), place.clone(), kept.clone());
         async move { Ok::<_, Infallible>(answer(request, house, place, kept).await) }
@@ -91,6 +94,12 @@ pub(super) async fn serve(
         .with_upgrades()
         .await;
     if let Err(error) = served {
+        // An answer that ends where its connection does would look whole.
+        if error.is_user()
+            && let Ok(ours) = &ours
+        {
+            let _ = ours.set_linger(Some(Duration::ZERO));
+        }
         tracing::debug!(%error, "an HTTP client went");
     }
 }

@@ -3,14 +3,14 @@
 //! The user name says how ([`super::Wish`]); the password is not looked at, because whose connection it is
 //! was seen before. Names are taken as they are: D2Prox looks them up.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use fast_socks5::server::{
-    Socks5ServerProtocol, SocksServerError, StandardAuthentication, StandardAuthenticationStarted,
-};
+use fast_socks5::server::{AuthMethod, AuthMethodSuccessState, Socks5ServerProtocol};
 use fast_socks5::util::target_addr::TargetAddr;
 use fast_socks5::{ReplyError, Socks5Command};
 use jiff::Zoned;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -21,6 +21,56 @@ use super::refusal::Cause;
 /// What a client is told to be bound to: the flow has no address (RFC 1928 §6 lets a server say so).
 const BOUND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
+/// Ways of saying who one is, by their numbers (RFC 1928 §3).
+#[derive(Clone, Copy)]
+enum Method {
+    Nothing = 0x00,
+    UserName = 0x02,
+}
+
+/// A client that was told which.
+struct Begun<T>(Method, T);
+
+impl<T> AuthMethod<T> for Method {
+    type StartingState = Begun<T>;
+    fn method_id(self) -> u8 {
+        self as u8
+    }
+    fn new(self, client: T) -> Begun<T> {
+        Begun(self, client)
+    }
+}
+
+impl<T> AuthMethodSuccessState<T> for Begun<T> {
+    fn into_inner(self) -> T {
+        self.1
+    }
+}
+
+/// RFC 1929 §2.
+const USER_VERSION: u8 = 1;
+const WELCOME: u8 = 0;
+const UNWELCOME: u8 = 1;
+
+/// The name that a client gives. Its password may be empty, which the crate's own method takes for an error.
+async fn user_name(client: &mut (impl AsyncRead + Unpin)) -> io::Result<String> {
+    let version = client.read_u8().await?;
+    if version != USER_VERSION {
+        let text = format!("version {version} of user names is not known");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    let mut words = [const { Vec::new() }; 2];
+    for word in &mut words {
+        *word = vec![0; usize::from(client.read_u8().await?)];
+        client.read_exact(word).await?;
+    }
+    let [user, _password] = words;
+    Ok(String::from_utf8_lossy(&user).into_owned())
+}
+
+/// What a client or the crate did wrong.
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
 /// Serves one connection.
 pub(super) async fn serve(program: TcpStream, house: &House) {
     if let Err(error) = speak(program, house).await {
@@ -28,33 +78,32 @@ pub(super) async fn serve(program: TcpStream, house: &House) {
     }
 }
 
-async fn speak(program: TcpStream, house: &House) -> Result<(), SocksServerError> {
+async fn speak(program: TcpStream, house: &House) -> Result<(), Failed> {
     let hello = async {
-        let methods = StandardAuthentication::allow_no_auth(true);
         let begun = Socks5ServerProtocol::start(program)
-            .negotiate_auth(methods)
+            .negotiate_auth(&[Method::UserName, Method::Nothing])
             .await?;
-        let (authenticated, wish) = match begun {
-            StandardAuthenticationStarted::NoAuthentication(none) => {
-                (Socks5ServerProtocol::finish_auth(none), Ok(house.wish))
-            }
-            StandardAuthenticationStarted::PasswordAuthentication(asked) => {
-                let (user, _password, asked) = asked.read_username_password().await?;
+        let (program, wish) = match begun.0 {
+            Method::Nothing => (begun.1, Ok(house.wish)),
+            Method::UserName => {
+                let mut program = begun.1;
+                let user = user_name(&mut program).await?;
                 match house.wish.named(&user, &Zoned::now()) {
-                    Ok(wish) => (
-                        Socks5ServerProtocol::finish_auth(asked.accept().await?),
-                        Ok(wish),
-                    ),
+                    Ok(wish) => {
+                        program.write_all(&[USER_VERSION, WELCOME]).await?;
+                        (program, Ok(wish))
+                    }
                     Err(text) => {
                         tracing::warn!("SOCKS user name {user:?}: {text}");
-                        asked.reject().await?;
+                        program.write_all(&[USER_VERSION, UNWELCOME]).await?;
                         return Ok(None);
                     }
                 }
             }
         };
+        let authenticated = Socks5ServerProtocol::finish_auth(Begun(Method::Nothing, program));
         let (command, what, target) = authenticated.read_command().await?;
-        Ok::<_, SocksServerError>(Some((command, what, target, wish)))
+        Ok::<_, Failed>(Some((command, what, target, wish)))
     };
     let Ok(hello) = timeout(HELLO_WITHIN, hello).await else {
         return Ok(());
@@ -63,7 +112,9 @@ async fn speak(program: TcpStream, house: &House) -> Result<(), SocksServerError
         return Ok(());
     };
     if what != Socks5Command::TCPConnect {
-        return command.reply_error(&ReplyError::CommandNotSupported).await;
+        return Ok(command
+            .reply_error(&ReplyError::CommandNotSupported)
+            .await?);
     }
     let (host, port) = match target {
         TargetAddr::Ip(at) => (at.ip().to_canonical().to_string(), at.port()),
@@ -77,7 +128,7 @@ async fn speak(program: TcpStream, house: &House) -> Result<(), SocksServerError
     match opened {
         Ok(open) => match command.reply_success(BOUND).await {
             Ok(program) => open.carry(program).await,
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         },
         Err(refusal) => {
             tracing::info!(%host, port, "{}", refusal.text);
