@@ -117,11 +117,20 @@ pub enum FlowEnd {
     #[error("the deadline passed")]
     DeadlinePassed,
     /// The peer no longer knows it, or not at this offset.
-    #[error("the peer refused to resume it: {0:?}")]
+    #[error("{}", why_refused(*.0))]
     Refused(Reason),
     /// Its session ended.
     #[error("the session ended")]
     SessionEnded,
+}
+
+fn why_refused(reason: Reason) -> String {
+    match reason {
+        Reason::LimitReached => "the server has as many connections of this device as it takes; \
+                                 those of programs that were killed count for an hour"
+            .to_owned(),
+        reason => format!("the peer refused to resume it: {reason:?}"),
+    }
 }
 
 /// How a switch between paths came about.

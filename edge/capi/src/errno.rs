@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use d2tp_driver::{FlowEnd, SessionEnd};
+use d2tp_driver::{FlowEnd, Reason, SessionEnd};
 use libc::c_int;
 
 /// An error number.
@@ -60,6 +60,7 @@ impl Fault {
     pub(crate) fn of_flow(end: FlowEnd) -> Fault {
         let errno = match end {
             FlowEnd::DeadlinePassed => libc::ETIME,
+            FlowEnd::Refused(Reason::LimitReached) => libc::ENOBUFS,
             _ => libc::ECONNRESET,
         };
         Fault::new(errno, end)
@@ -79,5 +80,19 @@ impl Fault {
             },
             _ => self,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_takes_no_more_is_no_reset_and_says_what_counts() {
+        let full = Fault::of_flow(FlowEnd::Refused(Reason::LimitReached)).while_connecting();
+        assert_eq!(full.errno, libc::ENOBUFS);
+        assert!(full.text.contains("as many connections"), "{}", full.text);
+        let gone = Fault::of_flow(FlowEnd::Refused(Reason::UnknownFlow)).while_connecting();
+        assert_eq!(gone.errno, libc::ECONNREFUSED);
     }
 }
