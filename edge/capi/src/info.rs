@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use d2tp_driver::{PathState, PathStats};
+use d2tp_driver::{LinkUse, PathState, PathStats};
 use d2tp_links::Class;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -122,7 +122,11 @@ impl D2tpInfo {
             .line
             .as_ref()
             .is_some_and(|line| *line.0.state.borrow() == LineState::Opening);
-        let costly = ways.iter().flatten();
+        // One that is gone keeps its counts, and is of no use.
+        let costly = ways
+            .iter()
+            .flatten()
+            .filter(|way| way.usage != LinkUse::Off);
         let mut costly = costly.filter(|way| way.class != Class::Free);
         info.di_reason = match paths.iter().find(works) {
             Some(_) => NO_REASON,
