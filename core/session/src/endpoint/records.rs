@@ -114,7 +114,7 @@ impl Endpoint {
     /// [`Endpoint::restore`].
     ///
     /// # Errors
-    /// There is no such session, or it has a flow that cannot sleep ([`Session::may_hibernate`]).
+    /// There is no such session, or it has a flow that cannot sleep ([`may_hibernate`](crate::session::Session::may_hibernate)).
     pub fn hibernate(&mut self, now: Time, id: SessionId) -> Result<Vec<u8>, HibernateError> {
         let session = self.session(id).ok_or(UnknownSession)?;
         if session.is_unconfirmed() {
