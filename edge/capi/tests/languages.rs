@@ -33,7 +33,7 @@ impl Surroundings {
         let (server, proxy) = (start("echoes.c"), start("proxy.c"));
         let origin = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}/", origin.local_addr().expect("an address"));
-        std::thread::spawn(move || {
+        std::thread::spawn(move || loop {
             let (mut stream, _) = origin.accept().expect("a connection");
             let mut head = BufReader::new(stream.try_clone().expect("a twin")).lines();
             while !head.next().expect("a line").expect("a line").is_empty() {}
@@ -69,6 +69,7 @@ fn expect_all(said: &str, first: &str) {
         "alone ok\n",
         "deadline ok: the deadline passed\n",
         "http ok: hello\n",
+        "ipv6 ok: hello\n",
         "the proxy refuses (502): no such name\n",
     ] {
         assert!(said.contains(line), "{line:?} is missing:\n{said}");
@@ -87,7 +88,9 @@ fn go_dials_listens_and_fetches_through_the_proxy() {
 fn node_connects_listens_and_fetches_through_the_proxy() {
     let around = Surroundings::new();
     if let Some(example) = examples::node(around.folder.path()) {
-        expect_all(&around.said(example), "socket ok\n");
+        let said = around.said(example);
+        expect_all(&said, "socket ok\n");
+        assert!(said.contains("given up ok\n"), "{said}");
     }
 }
 
