@@ -378,10 +378,11 @@ static void on_writable(uv_poll_t *handle, int status, int events) {
     struct attempt *attempt = handle->data;
     socklen_t len = sizeof attempt->number;
     (void)events;
-    if (status < 0)
-        attempt->number = -status;
-    else if (d2tp_getsockopt(attempt->fd, SOL_SOCKET, SO_ERROR, &attempt->number, &len) < 0)
+    /* The loop says EBADF of any error; the socket knows better. */
+    if (d2tp_getsockopt(attempt->fd, SOL_SOCKET, SO_ERROR, &attempt->number, &len) < 0)
         attempt->number = errno;
+    else if (!attempt->number && status < 0)
+        attempt->number = -status;
     finish(attempt);
 }
 
