@@ -33,12 +33,15 @@ impl Surroundings {
         let (server, proxy) = (start("echoes.c"), start("proxy.c"));
         let origin = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}/", origin.local_addr().expect("an address"));
-        std::thread::spawn(move || loop {
-            let (mut stream, _) = origin.accept().expect("a connection");
-            let mut head = BufReader::new(stream.try_clone().expect("a twin")).lines();
-            while !head.next().expect("a line").expect("a line").is_empty() {}
-            let answer = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
-            stream.write_all(answer.as_bytes()).expect("it is read");
+        std::thread::spawn(move || {
+            loop {
+                let (mut stream, _) = origin.accept().expect("a connection");
+                let mut head = BufReader::new(stream.try_clone().expect("a twin")).lines();
+                while !head.next().expect("a line").expect("a line").is_empty() {}
+                let answer =
+                    "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
+                stream.write_all(answer.as_bytes()).expect("it is read");
+            }
         });
         let arguments = [server.1.1.clone(), proxy.1.1.clone(), url];
         Surroundings {
