@@ -41,6 +41,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"os"
@@ -127,6 +128,9 @@ func (e *Error) Unwrap() error { return e.Errno }
 // Timeout is true when a deadline has passed, as net.Error asks.
 func (e *Error) Timeout() bool { return e.Errno == syscall.ETIME || e.Errno.Timeout() }
 
+// Temporary is what net.Error asks for, too.
+func (e *Error) Temporary() bool { return e.Errno.Temporary() }
+
 // Dial connects. The network is "tcp" in any form, or "d2tp".
 func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 	return d.DialContext(context.Background(), network, address)
@@ -147,7 +151,12 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 			return nil, refuse(err)
 		}
 	}
-	fd, errno := C.d2tp_socket(C.AF_INET, C.SOCK_STREAM|C.SOCK_CLOEXEC|C.SOCK_NONBLOCK, 0)
+	family := C.int(C.AF_INET)
+	if service != "" && strings.Contains(node, ":") {
+		// Only a socket of IPv6 takes such an address in numbers.
+		family = C.AF_INET6
+	}
+	fd, errno := C.d2tp_socket(family, C.SOCK_STREAM|C.SOCK_CLOEXEC|C.SOCK_NONBLOCK, 0)
 	if fd < 0 {
 		return nil, refuse(errno)
 	}
@@ -322,19 +331,44 @@ func (c *Conn) Write(bytes []byte) (int, error) {
 	return n, c.told(err)
 }
 
+// WriteTo is io.WriterTo, by Read: what io.Copy says of a broken connection is what Read says.
+func (c *Conn) WriteTo(to io.Writer) (int64, error) {
+	return io.Copy(to, struct{ io.Reader }{c})
+}
+
+// ReadFrom is io.ReaderFrom.
+func (c *Conn) ReadFrom(from io.Reader) (int64, error) {
+	n, err := c.TCPConn.ReadFrom(from)
+	return n, c.told(err)
+}
+
 // told asks the library why, where the kernel only knows that.
 func (c *Conn) told(err error) error {
 	if err == nil || !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
 		return err
 	}
+	op := "read"
+	var said *net.OpError
+	if errors.As(err, &said) {
+		op = said.Op
+	}
 	whole := err
 	_ = c.control(func(fd C.int) error {
-		if why, ok := failure(fd, syscall.ECONNRESET).(*Error); ok && why.Words != "" {
-			whole = &net.OpError{Op: "read", Net: "d2tp", Addr: c.far, Err: why}
+		if why, ok := failure(fd, reason(fd)).(*Error); ok && why.Words != "" {
+			whole = &net.OpError{Op: op, Net: "d2tp", Addr: c.far, Err: why}
 		}
 		return nil
 	})
 	return whole
+}
+
+// reason is why a connection broke, as the library knows it: a flush says so, at once unless an agent is asked.
+func reason(fd C.int) syscall.Errno {
+	said, errno := C.d2tp_flush(fd, 100)
+	if why, ok := errno.(syscall.Errno); ok && said != 0 && why != syscall.EAGAIN && why != syscall.ENOTCONN {
+		return why
+	}
+	return syscall.ECONNRESET
 }
 
 func (c *Conn) control(with func(fd C.int) error) error {

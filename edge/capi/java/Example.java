@@ -72,7 +72,10 @@ public final class Example {
             } catch (SocketTimeoutException expected) {
                 socket.setSoTimeout(0);
             }
-            socket.setDeadline(Duration.ofSeconds(1));
+            // Rounded up, never down.
+            socket.setDeadline(Duration.ofMillis(1900));
+            Duration slack = socket.info().slack;
+            need(slack.compareTo(Duration.ofMillis(1500)) > 0, "" + slack);
             try {
                 in.read();
                 throw new AssertionError("no end");
@@ -262,13 +265,40 @@ public final class Example {
         }
     }
 
-    static void fetch(SocketFactory factory, URI url) throws Exception {
-        try (Socket socket = factory.createSocket(url.getHost(), url.getPort())) {
-            OutputStream out = socket.getOutputStream();
-            String head = "GET " + url.getPath() + " HTTP/1.0\r\nHost: " + url.getHost() + "\r\n\r\n";
-            out.write(head.getBytes(StandardCharsets.US_ASCII));
-            String answer = new String(socket.getInputStream().readAllBytes(), StandardCharsets.US_ASCII);
-            System.out.println("http ok: " + answer.substring(answer.indexOf("\r\n\r\n") + 4));
+    /** What a URL leaves out. */
+    static int port(URI url) {
+        return url.getPort() >= 0 ? url.getPort() : url.getScheme().equals("https") ? 443 : 80;
+    }
+
+    static String page(Socket socket, URI url) throws IOException {
+        OutputStream out = socket.getOutputStream();
+        String path = url.getPath().isEmpty() ? "/" : url.getPath();
+        String head = "GET " + path + " HTTP/1.0\r\nHost: " + url.getHost() + "\r\n\r\n";
+        out.write(head.getBytes(StandardCharsets.US_ASCII));
+        String answer = new String(socket.getInputStream().readAllBytes(), StandardCharsets.US_ASCII);
+        return answer.substring(answer.indexOf("\r\n\r\n") + 4);
+    }
+
+    static void fetch(SocketFactory factory, String proxy, URI url) throws Exception {
+        int port = port(url);
+        try (Socket socket = factory.createSocket(url.getHost(), port)) {
+            System.out.println("http ok: " + page(socket, url));
+        }
+        // An address of IPv6 in numbers goes to the proxy as any other; what it makes of it is its own.
+        Options through = new Options();
+        through.proxy = proxy;
+        try {
+            String said;
+            try (Socket one = factory.createSocket("::1", port)) {
+                said = page(one, url);
+            }
+            Socket two = D2tpSocket.connect("[::1]:" + port, through);
+            need(said.equals(page(two, url)), "another page");
+            need(two.getPort() == port && two.toString().contains("[::1]:"), "" + two);
+            two.close();
+            System.out.println("ipv6 ok: " + said);
+        } catch (IOException error) {
+            System.out.println("ipv6 refused: " + error.getMessage());
         }
         try {
             factory.createSocket("nobody.example", 80).close();
@@ -298,6 +328,7 @@ public final class Example {
         alone(arguments[0]);
         Options through = new Options();
         through.proxy = arguments[1];
-        fetch(new D2tpSocketFactory(through), URI.create(arguments[2]));
+        need(port(URI.create("http://host")) == 80 && port(URI.create("https://host/")) == 443, "what a URL leaves out");
+        fetch(new D2tpSocketFactory(through), through.proxy, URI.create(arguments[2]));
     }
 }

@@ -70,9 +70,9 @@ static int await(JNIEnv *env, int fd, short events, int timeout_ms) {
     return ready > 0;
 }
 
-CALL(jint, socket)(JNIEnv *env, jclass class) {
+CALL(jint, socket)(JNIEnv *env, jclass class, jboolean is_ipv6) {
     (void)class;
-    return told(env, -1, d2tp_socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    return told(env, -1, d2tp_socket(is_ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
 }
 
 /* Begins to connect a descriptor, which waits for nothing from then on: 0 or errno. */

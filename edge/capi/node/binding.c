@@ -1,5 +1,6 @@
 /* What Node needs of libd2tp beside the descriptor: connect, reopen, listen, options, causes. By Node-API, so one build
- * serves every version; what waits does so on threads of Node's pool, and a listener on one of its own. */
+ * serves every version. A connection that is being made is polled by Node's loop; what else waits does so on threads of
+ * Node's pool, and a listener on one of its own. */
 #define NAPI_VERSION 8
 #include <arpa/inet.h>
 #include <d2tp.h>
@@ -13,6 +14,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+#include <uv.h>
 
 #define TEXT_BYTES 512
 
@@ -27,11 +29,29 @@ static const struct {
 };
 #define OPTIONS_COUNT (sizeof OPTIONS / sizeof OPTIONS[0])
 
+/* The word of errno.h. Node's loop knows those that its own calls say. */
+static const char *word_of(int number, char word[32]) {
+    switch (number) {
+    case ETIME:
+        return "ETIME";
+    case EDQUOT:
+        return "EDQUOT";
+    case ENOKEY:
+        return "ENOKEY";
+    case EOPNOTSUPP:
+        return "EOPNOTSUPP";
+    }
+    return uv_err_name_r(-number, word, 32);
+}
+
+/* As Node's own errors: the number below zero, its word as the code. */
 static napi_value fail(napi_env env, int number, const char *words) {
-    napi_value error, text, value;
+    napi_value error, text, code, value;
+    char word[32];
+    napi_create_string_utf8(env, word_of(number, word), NAPI_AUTO_LENGTH, &code);
     napi_create_string_utf8(env, *words ? words : strerror(number), NAPI_AUTO_LENGTH, &text);
-    napi_create_error(env, NULL, text, &error);
-    napi_create_int32(env, number, &value);
+    napi_create_error(env, code, text, &error);
+    napi_create_int32(env, -number, &value);
     napi_set_named_property(env, error, "errno", value);
     return error;
 }
@@ -101,27 +121,13 @@ struct call {
     void (*run)(struct call *);
     int fd, number, timeout_ms;
     bool is_fd;
-    char node[256], service[16], words[TEXT_BYTES];
+    char words[TEXT_BYTES];
     uint8_t token[D2TP_TOKEN_BYTES];
     struct d2tp_info info;
     napi_value (*answer)(napi_env, struct call *);
     napi_deferred deferred;
     napi_async_work work;
 };
-
-static void connect_now(struct call *call) {
-    struct addrinfo *found;
-    if (d2tp_getaddrinfo(call->node, *call->service ? call->service : NULL, NULL, &found) != 0) {
-        call->number = EINVAL;
-        snprintf(call->words, sizeof call->words, "not an address: d2tp://host:port/KEY and host:port are");
-        return;
-    }
-    if (d2tp_connect(call->fd, found->ai_addr, found->ai_addrlen) < 0) {
-        call->number = errno;
-        cause_of(call->fd, call->words);
-    }
-    d2tp_freeaddrinfo(found);
-}
 
 static void reopen_now(struct call *call) {
     call->fd = d2tp_reopen(call->token, sizeof call->token, SOCK_CLOEXEC);
@@ -282,33 +288,200 @@ static struct call *about(napi_env env, napi_callback_info info, void (*of)(stru
     return call;
 }
 
-/* connect(node, service, proxy, options): a promise of a descriptor. */
-static napi_value js_connect(napi_env env, napi_callback_info info) {
-    size_t count = 4, proxy_len = 0;
-    napi_value arguments[4];
-    char proxy[TEXT_BYTES];
-    napi_get_cb_info(env, info, &count, arguments, NULL, NULL);
-    struct call *call = new_call(env, connect_now);
-    if (!call)
-        return NULL;
-    napi_get_value_string_utf8(env, arguments[0], call->node, sizeof call->node, NULL);
-    napi_get_value_string_utf8(env, arguments[1], call->service, sizeof call->service, NULL);
-    napi_get_value_string_utf8(env, arguments[2], proxy, sizeof proxy, &proxy_len);
-    call->fd = d2tp_socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    call->is_fd = true;
-    const char *refused = NULL;
-    if (call->fd < 0) {
-        napi_throw(env, fail(env, errno, ""));
-    } else if (proxy_len && d2tp_setsockopt(call->fd, SOL_D2TP, D2TP_SO_PROXY, proxy, proxy_len) < 0) {
-        napi_throw(env, fail(env, errno, "not a proxy: d2tp://host:port/KEY is one"));
-    } else if ((refused = set_all(env, call->fd, arguments[3]))) {
-        napi_throw(env, refusal(env, call->fd, refused));
-    } else {
-        return queue(env, call);
+/* A connection that is being made: begun on a thread of Node's pool, for an agent may be asked, then polled by Node's loop.
+ * Everything but `begin` is on Node's thread. */
+struct attempt {
+    uv_poll_t poll;
+    napi_env env;
+    /* A twin of the socket's: that is Node's to poll and to close. */
+    int fd;
+    int number, holders;
+    bool is_polled, is_over;
+    char node[256], service[16], words[TEXT_BYTES];
+    napi_async_work work;
+    napi_async_context context;
+    napi_async_cleanup_hook_handle hook;
+    napi_ref done;
+};
+
+static void let_go(struct attempt *attempt) {
+    if (--attempt->holders == 0)
+        free(attempt);
+}
+
+static void finalize_attempt(napi_env env, void *of, void *hint) {
+    (void)env, (void)hint;
+    let_go(of);
+}
+
+static void begin(napi_env env, void *of) {
+    struct attempt *attempt = of;
+    struct addrinfo *found;
+    (void)env;
+    if (d2tp_getaddrinfo(attempt->node, *attempt->service ? attempt->service : NULL, NULL, &found) != 0) {
+        attempt->number = EINVAL;
+        snprintf(attempt->words, sizeof attempt->words, "not an address: d2tp://host:port/KEY and host:port are");
+        return;
     }
-    if (call->fd >= 0)
-        d2tp_close(call->fd);
-    free(call);
+    attempt->number = d2tp_connect(attempt->fd, found->ai_addr, found->ai_addrlen) < 0 ? errno : 0;
+    d2tp_freeaddrinfo(found);
+}
+
+static void on_closed(uv_handle_t *handle) {
+    struct attempt *attempt = handle->data;
+    napi_remove_async_cleanup_hook(attempt->hook);
+    let_go(attempt);
+}
+
+/* The twin goes; with it a connection that was not made, which no agent is to keep. */
+static void stop(struct attempt *attempt, bool is_made) {
+    attempt->is_over = true;
+    if (attempt->is_polled)
+        uv_poll_stop(&attempt->poll);
+    if (is_made)
+        close(attempt->fd);
+    else
+        d2tp_close(attempt->fd);
+    if (attempt->is_polled)
+        uv_close((uv_handle_t *)&attempt->poll, on_closed);
+    else
+        let_go(attempt);
+}
+
+/* Says what became of it: undefined, or an error. */
+static void finish(struct attempt *attempt) {
+    napi_env env = attempt->env;
+    napi_handle_scope scope;
+    napi_value callback, on, what;
+    napi_open_handle_scope(env, &scope);
+    if (attempt->number && !*attempt->words)
+        cause_of(attempt->fd, attempt->words);
+    if (attempt->number)
+        what = fail(env, attempt->number, attempt->words);
+    else
+        napi_get_undefined(env, &what);
+    napi_get_reference_value(env, attempt->done, &callback);
+    napi_get_global(env, &on);
+    napi_delete_reference(env, attempt->done);
+    napi_async_context context = attempt->context;
+    stop(attempt, !attempt->number);
+    if (napi_make_callback(env, context, on, callback, 1, &what, NULL) == napi_pending_exception) {
+        napi_value thrown;
+        napi_get_and_clear_last_exception(env, &thrown);
+        napi_fatal_exception(env, thrown);
+    }
+    napi_async_destroy(env, context);
+    napi_close_handle_scope(env, scope);
+}
+
+static void on_writable(uv_poll_t *handle, int status, int events) {
+    struct attempt *attempt = handle->data;
+    socklen_t len = sizeof attempt->number;
+    (void)events;
+    /* The loop says EBADF of any error; the socket knows better. */
+    if (d2tp_getsockopt(attempt->fd, SOL_SOCKET, SO_ERROR, &attempt->number, &len) < 0)
+        attempt->number = errno;
+    else if (!attempt->number && status < 0)
+        attempt->number = -status;
+    finish(attempt);
+}
+
+/* Node, or a worker of it, ends: no more of it is called. */
+static void on_end(napi_async_cleanup_hook_handle hook, void *of) {
+    struct attempt *attempt = of;
+    (void)hook;
+    if (!attempt->is_over)
+        stop(attempt, false);
+}
+
+static void begun(napi_env env, napi_status status, void *of) {
+    struct attempt *attempt = of;
+    uv_loop_t *loop;
+    napi_delete_async_work(env, attempt->work);
+    if (attempt->is_over) {
+        stop(attempt, false);
+        return;
+    }
+    if (status != napi_ok)
+        attempt->number = ECANCELED;
+    if (attempt->number == EINPROGRESS) {
+        attempt->poll.data = attempt;
+        napi_get_uv_event_loop(env, &loop);
+        attempt->number = -uv_poll_init(loop, &attempt->poll, attempt->fd);
+        if (!attempt->number) {
+            attempt->is_polled = true;
+            napi_add_async_cleanup_hook(env, on_end, attempt, &attempt->hook);
+            attempt->number = -uv_poll_start(&attempt->poll, UV_WRITABLE, on_writable);
+        }
+        if (!attempt->number)
+            return;
+    }
+    finish(attempt);
+}
+
+/* connect(node, service, proxy, options, done): [a descriptor, what abandons it]. `done` hears undefined, or why not. */
+static napi_value js_connect(napi_env env, napi_callback_info info) {
+    size_t count = 5, proxy_len = 0;
+    napi_value arguments[5], name, number, external, answer = NULL;
+    char proxy[TEXT_BYTES], words[2 * TEXT_BYTES];
+    napi_get_cb_info(env, info, &count, arguments, NULL, NULL);
+    struct attempt *attempt = calloc(1, sizeof *attempt);
+    if (!attempt) {
+        napi_throw(env, fail(env, ENOMEM, ""));
+        return NULL;
+    }
+    attempt->env = env;
+    napi_get_value_string_utf8(env, arguments[0], attempt->node, sizeof attempt->node, NULL);
+    napi_get_value_string_utf8(env, arguments[1], attempt->service, sizeof attempt->service, NULL);
+    napi_get_value_string_utf8(env, arguments[2], proxy, sizeof proxy, &proxy_len);
+    /* Only a socket of IPv6 takes such an address in numbers. */
+    int family = *attempt->service && strchr(attempt->node, ':') ? AF_INET6 : AF_INET;
+    int fd = d2tp_socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const char *refused = NULL;
+    attempt->fd = -1;
+    if (fd < 0) {
+        napi_throw(env, fail(env, errno, ""));
+    } else if (proxy_len && d2tp_setsockopt(fd, SOL_D2TP, D2TP_SO_PROXY, proxy, proxy_len) < 0) {
+        snprintf(words, sizeof words, "proxy: %s is not d2tp://host:port/KEY", proxy);
+        napi_throw(env, fail(env, errno, words));
+    } else if ((refused = set_all(env, fd, arguments[3]))) {
+        napi_throw(env, refusal(env, fd, refused));
+    } else if ((attempt->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)) < 0) {
+        napi_throw(env, fail(env, errno, ""));
+    } else {
+        attempt->holders = 2;
+        napi_create_string_utf8(env, "d2tp", NAPI_AUTO_LENGTH, &name);
+        napi_create_reference(env, arguments[4], 1, &attempt->done);
+        napi_async_init(env, NULL, name, &attempt->context);
+        napi_create_async_work(env, NULL, name, begin, begun, attempt, &attempt->work);
+        napi_queue_async_work(env, attempt->work);
+        napi_create_array(env, &answer);
+        napi_create_int32(env, fd, &number);
+        napi_create_external(env, attempt, finalize_attempt, NULL, &external);
+        napi_set_element(env, answer, 0, number);
+        napi_set_element(env, answer, 1, external);
+        return answer;
+    }
+    if (fd >= 0)
+        d2tp_close(fd);
+    free(attempt);
+    return NULL;
+}
+
+/* abandon(what connect answered): nothing is said of it any more. */
+static napi_value js_abandon(napi_env env, napi_callback_info info) {
+    size_t count = 1;
+    napi_value argument;
+    struct attempt *attempt;
+    napi_get_cb_info(env, info, &count, &argument, NULL, NULL);
+    if (napi_get_value_external(env, argument, (void **)&attempt) != napi_ok || attempt->is_over)
+        return NULL;
+    napi_delete_reference(env, attempt->done);
+    napi_async_destroy(env, attempt->context);
+    attempt->is_over = true;
+    /* One that is being begun is let go once it is. */
+    if (attempt->is_polled)
+        stop(attempt, false);
     return NULL;
 }
 
@@ -560,6 +733,7 @@ NAPI_MODULE_INIT() {
 #define FUNCTION(name, of) {name, NULL, of, NULL, NULL, NULL, napi_enumerable, NULL}
     const napi_property_descriptor all[] = {
         FUNCTION("connect", js_connect),
+        FUNCTION("abandon", js_abandon),
         FUNCTION("reopen", js_reopen),
         FUNCTION("set", js_set),
         FUNCTION("cause", js_cause),

@@ -9,6 +9,7 @@
 //   node example.js again FILE
 
 const assert = require('assert');
+const dgram = require('dgram');
 const { once } = require('events');
 const fs = require('fs');
 const http = require('http');
@@ -63,8 +64,8 @@ async function serve() {
   await once(server, 'listening');
   const { address } = server;
   const port = Number(address.match(/:(\d+)\//)[1]);
-  assert.throws(() => d2tp.createServer().listen(port, '127.0.0.1'), { errno: 98 });
-  assert.throws(() => d2tp.createServer().listen(0, 'localhost'), { errno: 22 });
+  assert.throws(() => d2tp.createServer().listen(port, '127.0.0.1'), { errno: -98, code: 'EADDRINUSE' });
+  assert.throws(() => d2tp.createServer().listen(0, 'localhost'), { errno: -22, code: 'EINVAL' });
   const socket = await d2tp.connect(address);
   const [answer] = await once(http.get('http://any.example/', { createConnection: () => socket }), 'response');
   const said = (await all(answer)).toString();
@@ -78,7 +79,7 @@ async function serve() {
       again.listen(port, '127.0.0.1').close();
       break;
     } catch (error) {
-      assert.equal(error.errno, 98);
+      assert.equal(error.code, 'EADDRINUSE');
       await new Promise((done) => setTimeout(done, 10));
     }
   }
@@ -88,9 +89,9 @@ async function serve() {
 /** What a connection that is to be kept hears where nobody keeps it. */
 async function alone(server) {
   for (const attempt of [() => d2tp.reopen(Buffer.alloc(32)), () => d2tp.connect(server, { persist: 'open' })]) {
-    await assert.rejects(attempt(), (error) => error.errno === 95 && error.message.includes('start `cedos agent`'));
+    await assert.rejects(attempt(), (error) => error.code === 'EOPNOTSUPP' && error.message.includes('start `cedos agent`'));
   }
-  await assert.rejects(d2tp.reopen(Buffer.alloc(31)), { errno: 22 });
+  await assert.rejects(d2tp.reopen(Buffer.alloc(31)), { errno: -22, code: 'EINVAL' });
   await assert.rejects(d2tp.connect(server, { persist: 'for ever' }), RangeError);
   console.log('alone ok');
 }
@@ -106,7 +107,7 @@ async function keep(server, file) {
   await once(socket, 'close');
   await assert.rejects(d2tp.reopen(token), (error) => {
     console.log('kept:', error.message);
-    return error.errno === 16;
+    return error.code === 'EBUSY';
   });
   await all(process.stdin);
 }
@@ -125,8 +126,36 @@ async function again(file) {
   await socket.endForGood();
   await assert.rejects(d2tp.reopen(token), (error) => {
     console.log('ended:', error.message);
-    return error.errno === 2;
+    return error.code === 'ENOENT';
   });
+}
+
+/** Where nobody answers: whoever gives up is heard, and what still waits holds up no exit. */
+async function givenUp(proxy) {
+  const nobody = dgram.createSocket('udp4').bind(0, '127.0.0.1');
+  await once(nobody, 'listening');
+  const absent = `d2tp://127.0.0.1:${nobody.address().port}/${proxy.split('/').pop()}`;
+  const request = http.get('http://nobody.example/', { agent: d2tp.agent({ proxy: absent }), timeout: 200 });
+  await once(request, 'timeout');
+  request.destroy();
+  const [error] = await once(request, 'error');
+  assert.equal(error.code, 'ECONNRESET');
+  const socket = d2tp.createConnection('nobody.example:80', { proxy: absent });
+  assert(socket.connecting);
+  socket.write('never');
+  setTimeout(() => socket.destroy(), 50);
+  await once(socket, 'close');
+  await assert.rejects(d2tp.connect('nobody.example:80', { deadlin: 60 }), (error) => {
+    return error instanceof TypeError && error.message.includes('deadlin ');
+  });
+  assert.throws(() => d2tp.agent({ prox: proxy }), /no option prox /);
+  await assert.rejects(d2tp.connect('nobody.example:80', { policy: 'cheap' }), /policy: cheap/);
+  await assert.rejects(d2tp.connect('nobody.example:80', { proxy: 'http://here' }), /http:..here is not d2tp/);
+  // In the threads of Node's pool these would hold up the end of the process.
+  for (let i = 0; i < 8; i++) d2tp.connect('nobody.example:80', { proxy: absent }).catch(() => {});
+  await new Promise((done) => setTimeout(done, 50));
+  nobody.close();
+  console.log('given up ok');
 }
 
 async function everything(server, proxy, url) {
@@ -139,7 +168,7 @@ async function everything(server, proxy, url) {
   const buffer = { low: 2000, high: 20_000, unit: 'ms', rate: 80_000 };
   const read = await d2tp.connect(server, { buffer });
   read.options({ buffer: { low: 200_000, high: 1_000_000 } });
-  assert.throws(() => read.options({ buffer: { low: 2, high: 1 } }), { errno: 22 });
+  assert.throws(() => read.options({ buffer: { low: 2, high: 1 } }), { errno: -22, code: 'EINVAL' });
   assert.throws(() => read.options({ buffer: { low: 1, high: 2, unit: 'days' } }), RangeError);
   read.destroy();
 
@@ -157,10 +186,19 @@ async function everything(server, proxy, url) {
   const [answer] = await once(http.get(url, { agent }), 'response');
   console.log('http ok:', (await all(answer)).toString());
 
+  // An address of IPv6 in numbers goes to the proxy as any other; what it makes of it is its own.
+  const six = new URL(url);
+  six.hostname = '[::1]';
+  await once(http.get(six.href, { agent }), 'response').then(
+    async ([answer]) => console.log('ipv6 ok:', (await all(answer)).toString()),
+    (error) => console.log('ipv6 refused:', error.message),
+  );
+
   await assert.rejects(d2tp.connect('nobody.example:80', { proxy }), (error) => {
     console.log('refused:', error.message);
-    return error.errno === 113;
+    return error.code === 'EHOSTUNREACH' && error.errno === -113;
   });
+  await givenUp(proxy);
 }
 
 const [first, ...others] = process.argv.slice(2);

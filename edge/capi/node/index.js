@@ -7,8 +7,8 @@
 //   const server = d2tp.createServer((socket) => …).listen(4433);
 //
 // The descriptor is the kernel's and Node reads and writes it as any other; only making it and its options go
-// through libd2tp (binding.c). Options are those of docs/sockets.md. Errors have the cause in words and the number
-// (errno), as positive as in C.
+// through libd2tp (binding.c). Options are those of docs/sockets.md. Errors have the cause in words, the number
+// (errno, below zero) and its word (code: 'ECONNREFUSED'), as Node's own.
 
 const { EventEmitter } = require('events');
 const http = require('http');
@@ -34,18 +34,28 @@ const REASONS = [null, 'no-path', 'path-cost'];
 const COSTS = ['free', 'metered', 'roaming'];
 const PATH_STATES = ['opening', 'works', 'silent'];
 
+/** That nothing is left over. */
+function none(others) {
+  for (const name of Object.keys(others)) throw new TypeError(`there is no option ${name} here`);
+}
+
 /** Words to numbers. */
-function numbers({ deadline, size, policy, budget, priority, ifLate, persist, buffer }) {
+function numbers({ deadline, size, policy, budget, priority, ifLate, persist, buffer, ...others }) {
+  none(others);
   const all = { deadline, size, budget, priority };
   if (persist !== undefined) all.persist = PERSIST.indexOf(persist);
   if (policy !== undefined) all.policy = POLICIES.indexOf(policy);
   if (ifLate !== undefined) all.ifLate = IF_LATE.indexOf(ifLate);
+  const said = { policy, ifLate, persist };
   for (const [name, value] of Object.entries(all)) {
     if (value === undefined) delete all[name];
-    else if (!(Number.isSafeInteger(value) && value >= 0)) throw new RangeError(`${name}: ${value}`);
+    else if (!(Number.isSafeInteger(value) && value >= 0)) {
+      throw new RangeError(`${name}: ${name in said ? said[name] : value} is no value of it`);
+    }
   }
   if (buffer !== undefined) {
-    const { low, high, unit = 'bytes', rate = 0 } = buffer;
+    const { low, high, unit = 'bytes', rate = 0, ...more } = buffer;
+    none(more);
     all.buffer = [low, high, UNITS.indexOf(unit), rate];
     if (!all.buffer.every((value) => Number.isSafeInteger(value) && value >= 0)) throw new RangeError('buffer');
   }
@@ -55,10 +65,29 @@ function numbers({ deadline, size, policy, budget, priority, ifLate, persist, bu
 /** A connection; what only D2TP knows of it beside what a net.Socket does. */
 class Socket extends net.Socket {
   #fd;
+  #attempt = null;
 
-  constructor(fd) {
-    super({ fd, readable: true, writable: true, allowHalfOpen: true });
+  /** Of a descriptor that is connected, or that `begin` gives with what abandons it. */
+  constructor(begin) {
+    const isConnecting = typeof begin === 'function';
+    const [fd, attempt] = isConnecting ? begin((error) => this.#made(error)) : [begin, null];
+    // One that is being made is read once it is.
+    super({ fd, readable: true, writable: true, allowHalfOpen: true, manualStart: isConnecting });
     this.#fd = fd;
+    this.#attempt = attempt;
+    this.connecting = isConnecting;
+  }
+
+  #made(error) {
+    this.#attempt = null;
+    if (error) {
+      this.destroy(error);
+      return;
+    }
+    this.connecting = false;
+    this.emit('connect');
+    this.emit('ready');
+    if (!this.destroyed && !this.isPaused()) this.read(0);
   }
 
   /** The descriptor, while it is there. */
@@ -77,8 +106,8 @@ class Socket extends net.Socket {
   }
 
   /**
-   * A promise that the peer has all that was written. Within so many milliseconds, else it is rejected with errno 11
-   * (EAGAIN); without them it waits as long as it takes. It holds a thread of Node's pool.
+   * A promise that the peer has all that was written. Within so many milliseconds, else it is rejected with code
+   * EAGAIN; without them it waits as long as it takes. It holds a thread of Node's pool.
    */
   async flush(within = -1) {
     // Node's own queue comes first.
@@ -133,30 +162,49 @@ class Socket extends net.Socket {
     // While the descriptor is there: what the kernel says is less than what is known.
     const cause = error ? binding.cause(this.#fd) : '';
     if (error && cause) error.message = cause;
+    // It may wait for hours, and nobody wants it any more.
+    if (this.#attempt) binding.abandon(this.#attempt);
+    this.#attempt = null;
     super._destroy(error, done);
   }
 }
 
 /**
- * Connects to a D2TP server ("d2tp://host:port/KEY"), or to any "host:port" through the proxy. Options: deadline
- * (seconds), size (bytes), policy ('free-only', 'free-first', 'balanced', 'fast', 'any'), budget (bytes), priority (0
- * goes first, 7 last), ifLate ('cell', 'wait', 'fail'), proxy ("d2tp://host:port/KEY", else $CEDOS_PROX), persist ('no',
- * 'written', 'open': what goes on when this process has ended, by the user's agent; errno 95 where none answers), buffer:
- * { low, high, unit: 'bytes' or 'ms', rate }. Without a network it waits for one.
+ * A Socket that is being connected to a D2TP server ("d2tp://host:port/KEY"), or to any "host:port" through the proxy; 'connect'
+ * says that it is, 'error' why not, and `destroy` gives up. Options: deadline (seconds), size (bytes), policy ('free-only',
+ * 'free-first', 'balanced', 'fast', 'any'), budget (bytes), priority (0 goes first, 7 last), ifLate ('cell', 'wait', 'fail'),
+ * proxy ("d2tp://host:port/KEY", else $CEDOS_PROX), persist ('no', 'written', 'open': what goes on when this process has
+ * ended, by the user's agent; EOPNOTSUPP where none answers), buffer: { low, high, unit: 'bytes' or 'ms', rate }. Another one
+ * is a TypeError. Without a network it waits for one.
  */
-async function connect(address, options = {}) {
+function createConnection(address, options = {}) {
+  const { proxy = '', ...others } = options;
   let [node, service] = [address, ''];
   if (!address.startsWith('d2tp://')) {
     const at = address.lastIndexOf(':');
     [node, service] = [address.slice(0, at).replace(/^\[|\]$/g, ''), address.slice(at + 1)];
   }
-  return new Socket(await binding.connect(node, service, options.proxy || '', numbers(options)));
+  const values = numbers(others);
+  return new Socket((made) => binding.connect(node, service, proxy, values, made));
+}
+
+/** A promise of the same, once it is connected. */
+async function connect(address, options = {}) {
+  const socket = createConnection(address, options);
+  await new Promise((made, failed) => {
+    socket.once('error', failed);
+    socket.once('connect', () => {
+      socket.off('error', failed);
+      made();
+    });
+  });
+  return socket;
 }
 
 /**
  * A connection of persist: 'open' whose process has ended, by its token: reading goes on with the first byte that its Node
- * had not read, which reads ahead of the program, some 64 kB. Rejected with errno 2 (ENOENT) where none of this token is kept, 16 (EBUSY) while the process that has it
- * is there, 95 (EOPNOTSUPP) without an agent, else why the connection broke meanwhile.
+ * had not read, which reads ahead of the program, some 64 kB. Rejected with code ENOENT where none of this token is kept, EBUSY while
+ * the process that has it is there, EOPNOTSUPP without an agent, else why the connection broke meanwhile.
  */
 async function reopen(token) {
   return new Socket(await binding.reopen(token));
@@ -172,7 +220,7 @@ class Server extends EventEmitter {
   /** What others connect to: d2tp://host:port/KEY; null while it does not listen. */
   address = null;
 
-  /** At a UDP port, 0 for one of the system's choice, of an address in numbers. Throws with errno 98 where it is taken. */
+  /** At a UDP port, 0 for one of the system's choice, of an address in numbers. Throws with code EADDRINUSE where it is taken. */
   listen(port = 0, host = '0.0.0.0', listening) {
     if (this.listening) throw new Error('it listens already');
     [this.#stop, this.address] = binding.listen(host, port, (fd) => this.#accept(fd));
@@ -220,8 +268,12 @@ function createServer(handler) {
 /** An http.Agent whose connections are D2TP's, with these options of `connect`. */
 function agent(options = {}) {
   const agent = new http.Agent();
-  agent.createConnection = (to, done) => {
-    connect(`${to.host}:${to.port}`, options).then((socket) => done(null, socket), done);
+  numbers((({ proxy, ...others }) => others)(options));
+  agent.createConnection = (to) => {
+    const socket = createConnection(`${to.host}:${to.port}`, options);
+    // Of connecting, too, as Node's own do.
+    if (to.timeout) socket.setTimeout(to.timeout);
+    return socket;
   };
   return agent;
 }
@@ -247,4 +299,4 @@ function acquireDlock() {
   };
 }
 
-module.exports = { connect, reopen, createServer, agent, networkChanged, acquireDlock, Socket, Server };
+module.exports = { connect, createConnection, reopen, createServer, agent, networkChanged, acquireDlock, Socket, Server };

@@ -9,12 +9,16 @@ And a connection that is opened again, beside an agent; SERVER says everything b
 """
 
 import asyncio
+import contextlib
 import errno
+import faulthandler
 import os
+import signal
 import socket
 import sys
 import threading
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import d2tp
 
@@ -43,6 +47,15 @@ def blocking(address):
         info = sock.info
         assert info.state == "connected" and info.bytes_acked == info.bytes_received == 8, info
         assert 0 < info.slack <= 60 and info.paths[0].state == "works", info
+        sock.options(deadline=timedelta(seconds=2.5))
+        assert 2 <= sock.deadline <= 3, "rounded up"
+        sock.options(deadline=59.5)
+        assert 58 < sock.deadline <= 60
+        try:
+            sock.options(deadline=-5)
+            raise AssertionError("a deadline that was")
+        except OSError as error:
+            assert error.errno == errno.EINVAL and "deadline: -5" in str(error), error
         sock.options(deadline=0)
         assert sock.deadline is None and sock.info.slack is None and sock.cause == ""
         d2tp.network_changed()
@@ -101,7 +114,80 @@ async def streams(address):
     print("asyncio ok")
 
 
+@contextlib.contextmanager
+def silent(proxy):
+    """An address of that proxy where nobody answers."""
+    with socket.socket(type=socket.SOCK_DGRAM) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        yield f"d2tp://127.0.0.1:{nobody.getsockname()[1]}/{proxy.split('/')[-1]}"
+
+
+def given_up(proxy):
+    """Where nobody answers: whoever gives up leaves no thread behind, by a timeout, when cancelled, by a signal."""
+    to = ("nobody.example", 80)
+
+    async def cancelled():
+        try:
+            await asyncio.wait_for(d2tp.open_connection(to, proxy=absent), 0.2)
+            raise AssertionError("who?")
+        except asyncio.TimeoutError:
+            assert threading.active_count() == 1, threading.enumerate()
+        try:
+            await d2tp.open_connection(to, timeout=0.2, proxy=absent)
+            raise AssertionError("who?")
+        except TimeoutError as error:
+            assert "nobody.example" in str(error), error
+
+    def alarm(*_):
+        raise InterruptedError("by a signal")
+
+    with silent(proxy) as absent:
+        asyncio.run(cancelled())
+        try:
+            d2tp.connect(to, timeout=0.2, proxy=absent)
+            raise AssertionError("who?")
+        except TimeoutError as error:
+            assert error.errno == errno.ETIMEDOUT, error
+        before = signal.signal(signal.SIGALRM, alarm)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            d2tp.connect(to, proxy=absent)
+            raise AssertionError("who?")
+        except InterruptedError as error:
+            assert "by a signal" in str(error), error
+        signal.signal(signal.SIGALRM, before)
+        with contextlib.suppress(ImportError):
+            import requests
+
+            try:
+                d2tp.requests_session(proxy=absent).get("http://nobody.example/", timeout=0.2)
+                raise AssertionError("who?")
+            except requests.ConnectTimeout as error:
+                assert "nobody.example" in str(error), error
+    for options, words in (
+        ({"policy": "cheap"}, "policy: 'cheap' is none of"),
+        ({"proxy": "http://here"}, "proxy: 'http://here' is not d2tp://"),
+        ({"size": 1.5}, "size: 1.5 is no number"),
+    ):
+        try:
+            d2tp.connect(to, **options)
+            raise AssertionError(words)
+        except ValueError as error:
+            assert words in str(error), error
+    print("given up ok")
+
+
 def fetch(proxy, url):
+    # An address of IPv6 in numbers goes to the proxy as any other; what it makes of it is its own.
+    port = urlsplit(url).port or 80
+    for there in (("::1", port), ("[::1]", port)):
+        try:
+            with d2tp.connect(there, timeout=20, proxy=proxy) as sock:
+                sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                with sock.makefile("rb") as answer:
+                    print("ipv6 ok:", answer.read().split(b"\r\n\r\n")[1].decode())
+        except OSError as error:
+            print("ipv6 refused:", error)
     try:
         session = d2tp.requests_session(proxy=proxy, deadline=60)
     except ImportError:
@@ -124,7 +210,7 @@ def fetch_by_httpx(proxy, url):
         try:
             client.get("http://nobody.example/")
         except httpx.ConnectError as error:
-            assert "no such name" in str(error), error
+            assert f"[Errno {errno.EHOSTUNREACH}]" in str(error), error
 
     async def on_asyncio():
         transport = d2tp.httpx_async_transport(proxy=proxy, deadline=60)
@@ -191,10 +277,13 @@ def again(path):
 
 def everything(proxy, url):
     with d2tp.Listener() as listener:
-        threading.Thread(target=echo, args=(listener, 6)).start()
+        echoing = threading.Thread(target=echo, args=(listener, 6))
+        echoing.start()
         blocking(listener.address)
         asyncio.run(streams(listener.address))
+        echoing.join()
     datagrams()
+    given_up(proxy)
     fetch(proxy, url)
     fetch_by_httpx(proxy, url)
     refused(proxy)
@@ -205,4 +294,5 @@ if sys.argv[1] == "keep":
 elif sys.argv[1] == "again":
     again(*sys.argv[2:])
 else:
+    faulthandler.dump_traceback_later(120, exit=True)
     everything(*sys.argv[1:])

@@ -34,11 +34,14 @@ impl Surroundings {
         let origin = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}/", origin.local_addr().expect("an address"));
         std::thread::spawn(move || {
-            let (mut stream, _) = origin.accept().expect("a connection");
-            let mut head = BufReader::new(stream.try_clone().expect("a twin")).lines();
-            while !head.next().expect("a line").expect("a line").is_empty() {}
-            let answer = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
-            stream.write_all(answer.as_bytes()).expect("it is read");
+            loop {
+                let (mut stream, _) = origin.accept().expect("a connection");
+                let mut head = BufReader::new(stream.try_clone().expect("a twin")).lines();
+                while !head.next().expect("a line").expect("a line").is_empty() {}
+                let answer =
+                    "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
+                stream.write_all(answer.as_bytes()).expect("it is read");
+            }
         });
         let arguments = [server.1.1.clone(), proxy.1.1.clone(), url];
         Surroundings {
@@ -69,6 +72,7 @@ fn expect_all(said: &str, first: &str) {
         "alone ok\n",
         "deadline ok: the deadline passed\n",
         "http ok: hello\n",
+        "ipv6 ok: hello\n",
         "the proxy refuses (502): no such name\n",
     ] {
         assert!(said.contains(line), "{line:?} is missing:\n{said}");
@@ -87,7 +91,9 @@ fn go_dials_listens_and_fetches_through_the_proxy() {
 fn node_connects_listens_and_fetches_through_the_proxy() {
     let around = Surroundings::new();
     if let Some(example) = examples::node(around.folder.path()) {
-        expect_all(&around.said(example), "socket ok\n");
+        let said = around.said(example);
+        expect_all(&said, "socket ok\n");
+        assert!(said.contains("given up ok\n"), "{said}");
     }
 }
 

@@ -38,9 +38,10 @@ fn the_example_runs_blocking_on_asyncio_with_requests_and_with_httpx() {
         .output();
     let said = told("example.py", output.expect("it runs"));
     assert!(
-        said.starts_with("blocking ok\nasyncio ok\ndatagrams ok\n"),
+        said.starts_with("blocking ok\nasyncio ok\ndatagrams ok\ngiven up ok\n"),
         "{said}"
     );
+    assert_eq!(said.matches("ipv6 ok: hello\n").count(), 2, "{said}");
     assert!(
         said.contains("requests ok: hello\n") || said.contains("requests is not installed"),
         "{said}"

@@ -16,6 +16,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	neturl "net/url"
 	"os"
 	"strings"
 	"syscall"
@@ -161,6 +162,31 @@ func serve() {
 	fmt.Println("listen ok:", string(body))
 }
 
+// late is an answer that is not whole by the deadline.
+func late() {
+	listener, err := d2tp.Listen("tcp", "127.0.0.1:0")
+	need(err)
+	go func() {
+		_ = http.Serve(listener, http.HandlerFunc(func(answer http.ResponseWriter, asked *http.Request) {
+			fmt.Fprint(answer, "the beginning")
+			answer.(http.Flusher).Flush()
+			<-asked.Context().Done()
+		}))
+	}()
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&d2tp.Dialer{Deadline: 2 * time.Second}).DialContext(ctx, "tcp", listener.Addr().String())
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: dial}}
+	page, err := client.Get("http://any.example/")
+	need(err)
+	_, err = io.ReadAll(page.Body)
+	var timed net.Error
+	if !errors.As(err, &timed) || !timed.Timeout() {
+		log.Fatal("no timeout: ", err)
+	}
+	need(listener.Close())
+}
+
 // alone is what a connection that is to be kept hears where nobody keeps it.
 func alone(server string) {
 	for _, attempt := range []func() error{
@@ -223,14 +249,16 @@ func main() {
 	// And D2TP's, which ends the connection.
 	need(idle.SetReadDeadline(time.Time{}))
 	need(idle.(*d2tp.Conn).Finish(time.Second))
-	_, err = idle.Read(answer)
+	_, err = io.Copy(io.Discard, idle)
 	var why *d2tp.Error
-	if !errors.As(err, &why) {
+	var timed net.Error
+	if !errors.As(err, &why) || !errors.Is(err, syscall.ETIME) || !errors.As(err, &timed) || !timed.Timeout() {
 		log.Fatal("no end: ", err)
 	}
 	fmt.Println("deadline ok:", why.Words)
 
 	serve()
+	late()
 	alone(server)
 
 	through := d2tp.Dialer{Proxy: proxy, Deadline: time.Minute}
@@ -240,6 +268,21 @@ func main() {
 	body, err := io.ReadAll(page.Body)
 	need(err)
 	fmt.Println("http ok:", string(body))
+
+	// An address of IPv6 in numbers goes to the proxy as any other; what it makes of it is its own.
+	six, err := neturl.Parse(url)
+	need(err)
+	six.Host = net.JoinHostPort("::1", six.Port())
+	if six.Port() == "" {
+		six.Host = "[::1]"
+	}
+	if page, err = client.Get(six.String()); err != nil {
+		fmt.Println("ipv6 refused:", err)
+	} else {
+		body, err = io.ReadAll(page.Body)
+		need(err)
+		fmt.Println("ipv6 ok:", string(body))
+	}
 
 	_, err = through.Dial("tcp", "nobody.example:80")
 	if !errors.Is(err, syscall.EHOSTUNREACH) {

@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import datetime
 import errno
+import math
 import os
 import select
 import socket
@@ -150,10 +151,27 @@ def _text(fd, name):
     return _get(fd, _SOL_D2TP, name, _TEXT_BYTES).rstrip(b"\0").decode()
 
 
-def _index(names, word):
+def _index(option, names, word):
     if word not in names:
-        raise ValueError(f"{word!r} is none of {', '.join(names)}")
+        raise ValueError(f"{option}: {word!r} is none of {', '.join(names)}")
     return names.index(word)
+
+
+def _set_number(fd, option, name, code, value):
+    """Errors name the option and its value."""
+    try:
+        value_bytes = struct.pack(code, value)
+    except struct.error as error:
+        raise ValueError(f"{option}: {value!r} is no number that it takes ({error})") from error
+    try:
+        _set(fd, name, value_bytes)
+    except OSError as error:
+        raise OSError(error.errno, f"{option}: {value!r}: {error.strerror}") from error
+
+
+def _whole(span):
+    """Seconds, rounded up: a time that was given is not cut short."""
+    return math.ceil(span.total_seconds() if isinstance(span, datetime.timedelta) else span)
 
 
 def _thresholds(low, high, rate=0):
@@ -179,27 +197,30 @@ def _set_all(
     route=None,
 ):
     if deadline is not None:
-        _set(fd, _DEADLINE, struct.pack("=q", deadline))
+        _set_number(fd, "deadline", _DEADLINE, "=q", _whole(deadline))
     if size is not None:
-        _set(fd, _ESIZE, struct.pack("=Q", size))
+        _set_number(fd, "size", _ESIZE, "=Q", size)
     if policy is not None:
-        _set(fd, _POLICY, struct.pack("=i", _index(POLICIES, policy)))
+        _set_number(fd, "policy", _POLICY, "=i", _index("policy", POLICIES, policy))
     if budget is not None:
-        _set(fd, _BUDGET, struct.pack("=Q", budget))
+        _set_number(fd, "budget", _BUDGET, "=Q", budget)
     if priority is not None:
-        _set(fd, _PRIORITY, struct.pack("=i", priority))
+        _set_number(fd, "priority", _PRIORITY, "=i", priority)
     if if_late is not None:
-        _set(fd, _IFLATE, struct.pack("=i", _index(IF_LATE, if_late)))
+        _set_number(fd, "if_late", _IFLATE, "=i", _index("if_late", IF_LATE, if_late))
     if proxy is not None:
-        _set(fd, _PROXY, proxy.encode())
+        try:
+            _set(fd, _PROXY, proxy.encode())
+        except OSError as error:
+            raise ValueError(f"proxy: {proxy!r} is not d2tp://host:port/KEY") from error
     if persist is not None:
-        _set(fd, _PERSIST, struct.pack("=i", _index(PERSIST, persist)))
+        _set_number(fd, "persist", _PERSIST, "=i", _index("persist", PERSIST, persist))
     if buffer is not None:
         _set(fd, _RCVBUFTH, _thresholds(*buffer))
     if expiry is not None:
-        _set(fd, _EXPIRY, struct.pack("=i", round(expiry * 1000)))
+        _set_number(fd, "expiry", _EXPIRY, "=i", round(expiry * 1000))
     if route is not None:
-        _set(fd, _ROUTE, struct.pack("=i", _index(ROUTES, route)))
+        _set_number(fd, "route", _ROUTE, "=i", _index("route", ROUTES, route))
 
 
 class Socket(socket.socket):
@@ -273,14 +294,8 @@ def dlock():
         _check(_lib.d2tp_dlock_release())
 
 
-def _open(timeout):
-    fd = _check(_lib.d2tp_socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, 0))
-    sock = Socket(fileno=fd)
-    if timeout is not None:
-        # Of connect; afterwards Python's own timeout counts.
-        seconds, micros = int(timeout), int(timeout % 1 * 1e6)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, micros))
-    return sock
+def _open(family=socket.AF_INET):
+    return Socket(fileno=_check(_lib.d2tp_socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, 0)))
 
 
 _NOT_REOPENED = {
@@ -301,11 +316,26 @@ def reopen(token):
     return Socket(fileno=_check(fd, _NOT_REOPENED.get(ctypes.get_errno()) if fd < 0 else None))
 
 
+def _parts(address):
+    """The node of an address, and its service unless the node says all."""
+    if isinstance(address, str):
+        return address, None
+    host, port = address[0], address[1]
+    return (host[1:-1] if host.startswith("[") and host.endswith("]") else host), str(port)
+
+
+def _family(address):
+    """Of the socket that leads there: only one of IPv6 takes such an address in numbers."""
+    node, service = _parts(address)
+    return socket.AF_INET6 if service is not None and ":" in node else socket.AF_INET
+
+
 @contextlib.contextmanager
 def _found(address):
     """Where an address leads, as a pointer and a length of C."""
-    node, service = (address, None) if isinstance(address, str) else (address[0], str(address[1]).encode())
+    node, service = _parts(address)
     found = ctypes.POINTER(_AddrInfo)()
+    service = None if service is None else service.encode()
     if _lib.d2tp_getaddrinfo(node.encode(), service, None, ctypes.byref(found)) != 0:
         raise OSError(errno.EINVAL, f"neither d2tp://host:port/KEY nor (host, port): {address!r}")
     try:
@@ -314,44 +344,75 @@ def _found(address):
         _lib.d2tp_freeaddrinfo(found)
 
 
+@contextlib.contextmanager
+def _connecting(address, options):
+    """A socket that waits for nothing and is being connected: it is writable once that is over, and `_made` says how it ended.
+    Whatever is raised meanwhile ends it: an agent is left with nothing that was never made."""
+    sock = _open(_family(address))
+    try:
+        sock.setblocking(False)
+        _set_all(sock.fileno(), **options)
+        with _found(address) as to:
+            said = _lib.d2tp_connect(sock.fileno(), *to)
+            if said < 0 and ctypes.get_errno() != errno.EINPROGRESS:
+                _told(sock.fileno(), said)
+        yield sock
+    except BaseException:
+        if sock.fileno() >= 0:
+            sock.end()
+        raise
+
+
+def _made(sock):
+    (number,) = struct.unpack("=i", _get(sock.fileno(), socket.SOL_SOCKET, socket.SO_ERROR, 4))
+    if number != 0:
+        raise OSError(number, _text(sock.fileno(), _ERROR) or os.strerror(number))
+
+
+def _too_late(address, timeout):
+    return TimeoutError(errno.ETIMEDOUT, f"no connection to {address!r} within {timeout} s")
+
+
 def connect(address, timeout=None, **options):
     """To a D2TP server ("d2tp://host:port/KEY"), or to any (host, port) through the proxy.
 
-    Without a timeout (seconds) it waits for a network, four hours at most. Options: deadline (seconds), size (bytes),
-    policy (one of POLICIES), budget (bytes), priority (0 goes first, 7 last), if_late (one of IF_LATE), proxy,
-    persist (one of PERSIST; else than "no" it needs an agent: EOPNOTSUPP), buffer: (low, high), bytes or timedeltas,
-    and the rate of reading in bytes a second where it is known. OSError says why not, with the cause in words.
+    Without a timeout (seconds) it waits for a network, four hours at most; after it, TimeoutError. Options: deadline (seconds,
+    rounded up, or a timedelta), size (bytes), policy (one of POLICIES), budget (bytes), priority (0 goes first, 7 last),
+    if_late (one of IF_LATE), proxy, persist (one of PERSIST; else than "no" it needs an agent: EOPNOTSUPP), buffer:
+    (low, high), bytes or timedeltas, and the rate of reading in bytes a second where it is known. OSError says why not, with
+    the cause in words; ValueError what is no value of an option.
     """
-    sock = _open(timeout)
-    try:
-        with _found(address) as to:
-            _set_all(sock.fileno(), **options)
-            _told(sock.fileno(), _lib.d2tp_connect(sock.fileno(), *to))
-    except BaseException:
-        # An agent is left with nothing that was never made.
-        sock.end()
-        raise
-    sock.settimeout(timeout)
+    with _connecting(address, options) as sock:
+        writable = select.poll()
+        writable.register(sock.fileno(), select.POLLOUT)
+        # Python's own poll lets signals be handled, and what they raise ends this.
+        if not writable.poll(None if timeout is None else math.ceil(timeout * 1000)):
+            raise _too_late(address, timeout)
+        _made(sock)
+        sock.settimeout(timeout)
     return sock
 
 
 async def open_connection(address, timeout=None, limit=2**16, **options):
-    """Streams of asyncio: `reader, writer`. Connecting waits in a thread, not in the event loop."""
+    """Streams of asyncio: `reader, writer`. Arguments and errors are those of `connect`. Nothing but the event loop waits, so
+    whoever is cancelled leaves nothing behind."""
+    with _connecting(address, options) as sock:
+        try:
+            await asyncio.wait_for(_writable(sock.fileno()), timeout)
+        except asyncio.TimeoutError as error:
+            raise _too_late(address, timeout) from error
+        _made(sock)
+        return await asyncio.open_connection(sock=sock, limit=limit)
+
+
+async def _writable(fd):
     loop = asyncio.get_running_loop()
-    connecting = loop.run_in_executor(None, lambda: connect(address, timeout, **options))
+    ready = loop.create_future()
+    loop.add_writer(fd, lambda: ready.done() or ready.set_result(None))
     try:
-        sock = await asyncio.shield(connecting)
-    except asyncio.CancelledError:
-        # It is closed when it comes; nobody else has it.
-        connecting.add_done_callback(_let_go)
-        raise
-    sock.setblocking(False)
-    return await asyncio.open_connection(sock=sock, limit=limit)
-
-
-def _let_go(connecting):
-    if not connecting.cancelled() and connecting.exception() is None:
-        connecting.result().end()
+        await ready
+    finally:
+        loop.remove_writer(fd)
 
 
 def _place(host, port):
@@ -375,7 +436,7 @@ class Listener:
     def __init__(self, host="127.0.0.1", port=0, backlog=128, **options):
         """At an IPv4 address; port 0 is one of the system's choice. Options are those that accepted connections begin
         with. OSError: EADDRINUSE, or ENOKEY where the device's key cannot be had."""
-        self._sock = _open(None)
+        self._sock = _open()
         try:
             fd = self._sock.fileno()
             _set_all(fd, **options)
@@ -534,12 +595,18 @@ def requests_session(**options):
     from requests.adapters import HTTPAdapter
     from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
     def over_d2tp(kind):
         class Over(kind):
             def _new_conn(self):
                 timeout = self.timeout if isinstance(self.timeout, (int, float)) else None
-                return connect((self.host, self.port), timeout, **options)
+                try:
+                    return connect((self.host, self.port), timeout, **options)
+                except TimeoutError as error:
+                    raise ConnectTimeoutError(self, str(error)) from error
+                except OSError as error:
+                    raise NewConnectionError(self, str(error)) from error
 
         return Over
 
@@ -637,5 +704,5 @@ def _httpcore_errors(httpcore):
     try:
         yield
     except OSError as error:
-        late = error.errno in (errno.EINPROGRESS, errno.ETIMEDOUT, errno.ETIME)
+        late = error.errno in (errno.ETIMEDOUT, errno.ETIME)
         raise (httpcore.ConnectTimeout if late else httpcore.ConnectError)(str(error)) from error

@@ -31,10 +31,12 @@ static void serve(int device) {
     size_t len = 0;
     while (!strstr(head, "\r\n\r\n") && len < sizeof head - 1)
         NEED(d2tp_recv(device, head + len++, 1, 0) == 1);
-    NEED(sscanf(head, "CONNECT %63[^:]:%d HTTP/1.1\r\n", host, &port) == 2);
+    NEED(sscanf(head, "CONNECT [%63[^]]]:%d HTTP/1.1\r\n", host, &port) == 2 ||
+         sscanf(head, "CONNECT %63[^:]:%d HTTP/1.1\r\n", host, &port) == 2);
     struct sockaddr_in at = loopback(port);
     int origin = socket(AF_INET, SOCK_STREAM, 0);
-    if (strcmp(host, "127.0.0.1") != 0 && strcmp(host, "origin.example") != 0) {
+    /* Origins are at IPv4's loopback, whatever they are called. */
+    if (strcmp(host, "127.0.0.1") != 0 && strcmp(host, "::1") != 0 && strcmp(host, "origin.example") != 0) {
         answer(device, "HTTP/1.1 502 Bad Gateway\r\nProxy-Status: x; error=dns_error\r\n\r\nno such name");
     } else if (connect(origin, (struct sockaddr *)&at, sizeof at) < 0) {
         answer(device, "HTTP/1.1 502 Bad Gateway\r\nProxy-Status: x; error=connection_refused\r\n\r\nrefused");

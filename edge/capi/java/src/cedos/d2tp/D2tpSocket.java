@@ -88,7 +88,17 @@ public final class D2tpSocket extends Socket {
         if (at < 0) {
             throw new SocketException(address + " is neither d2tp://host:port/KEY nor host:port");
         }
-        return new String[] {address.substring(0, at), address.substring(at + 1)};
+        return new String[] {bare(address.substring(0, at)), address.substring(at + 1)};
+    }
+
+    /** An address of IPv6 without the brackets that set it off from a port. */
+    private static String bare(String host) {
+        return host.startsWith("[") && host.endsWith("]") ? host.substring(1, host.length() - 1) : host;
+    }
+
+    /** Only a socket of IPv6 takes such an address in numbers. */
+    private static boolean isIpv6(String node, String service) {
+        return service != null && node.indexOf(':') >= 0;
     }
 
     private void connect(String node, String service, int timeout) throws IOException {
@@ -106,9 +116,9 @@ public final class D2tpSocket extends Socket {
 
     /** A descriptor with the options; whoever asks connects it, says that it is {@link #opened}, and leaves. */
     int open(String node, String service) throws IOException {
-        int fd = Native.socket();
+        int fd = Native.socket(isIpv6(node, service));
         descriptor.open(fd);
-        far = service == null ? node : node + ":" + service;
+        far = service == null ? node : (isIpv6(node, service) ? "[" + node + "]" : node) + ":" + service;
         try {
             options.set(fd);
         } catch (IOException error) {
@@ -133,7 +143,7 @@ public final class D2tpSocket extends Socket {
         InetSocketAddress address = (InetSocketAddress) to;
         given = address.getAddress();
         // A name is the proxy's to look up.
-        connect(address.getHostString(), Integer.toString(address.getPort()), timeout);
+        connect(bare(address.getHostString()), Integer.toString(address.getPort()), timeout);
     }
 
     @Override
@@ -260,7 +270,7 @@ public final class D2tpSocket extends Socket {
         }
     }
 
-    /** Changes the deadline, which both ends keep, in whole seconds from now; null takes it away. */
+    /** Changes the deadline, which both ends keep, in seconds from now, rounded up; null takes it away. */
     public void setDeadline(Duration within) throws IOException {
         change(fd -> Options.setDeadline(fd, within));
     }
@@ -394,7 +404,7 @@ public final class D2tpSocket extends Socket {
         boolean isServer = far.startsWith("d2tp://");
         return isServer
             ? InetSocketAddress.createUnresolved(far, 0)
-            : InetSocketAddress.createUnresolved(far.substring(0, at), Integer.parseInt(far.substring(at + 1)));
+            : InetSocketAddress.createUnresolved(bare(far.substring(0, at)), Integer.parseInt(far.substring(at + 1)));
     }
 
     // Socket itself would make one of the kernel's to answer these.

@@ -20,7 +20,7 @@ final class Native {
 
     private Native() {}
 
-    static native int socket() throws IOException;
+    static native int socket(boolean isIpv6) throws IOException;
 
     /** Waits at most so many milliseconds; 0 is for ever. */
     static native void connect(int fd, String node, String service, int timeoutMs) throws IOException;

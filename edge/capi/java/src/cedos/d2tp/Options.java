@@ -56,7 +56,7 @@ public final class Options implements Cloneable {
     private static final int PROXY = 10;
     private static final int PERSIST = 13;
 
-    /** Finish within, in whole seconds; then both ends drop the connection. */
+    /** Finish within, in seconds, rounded up; then both ends drop the connection. */
     public Duration deadline;
     /** Bytes expected both ways. */
     public Long size;
@@ -126,7 +126,8 @@ public final class Options implements Cloneable {
         Native.setNumber(fd, IF_LATE, ifLate.ordinal(), 4);
     }
 
+    /** Rounded up: a time that was given is not cut short. */
     private static long seconds(Duration span) {
-        return Math.max(1, span.getSeconds());
+        return Math.max(1, span.getNano() > 0 ? span.getSeconds() + 1 : span.getSeconds());
     }
 }
