@@ -298,6 +298,10 @@ fn a_proxy_that_does_not_answer_is_told_while_the_program_waits() {
             };
             let told = tokio::time::timeout(PATIENCE, told).await;
             told.expect("a sentence");
+            let before = std::time::Instant::now();
+            let output = net.run(&[], &["curl", "-sS", "-m", "1", &url]).await;
+            assert_eq!(output.status.code(), Some(28), "{output:?}");
+            assert!(before.elapsed() < Duration::from_secs(4), "it stays");
         },
     );
 }
@@ -330,6 +334,43 @@ fn a_refused_connection_is_refused_as_the_kernel_would() {
                 errors.contains(&format!("errno {}", libc::EHOSTUNREACH)),
                 "{errors}"
             );
+        },
+    );
+}
+
+#[test]
+fn a_connection_that_cannot_be_is_reset_by_the_tun_and_nothing_panics() {
+    in_namespace(
+        "a_connection_that_cannot_be_is_reset_by_the_tun_and_nothing_panics",
+        async || {
+            let net = Net::new();
+            let Some(program) = compiled(net.path(), &["-static"]) else {
+                return;
+            };
+            let program = program.to_str().expect("text");
+            for (host, port) in [("192.0.2.1", "9"), ("nobody.test", "80")] {
+                let words = [program, "wait", host, port, "/a"];
+                let output = net.run(&["--rung", "tun"], &words).await;
+                let errors = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(output.status.code(), Some(3), "{host}: {errors}");
+                assert!(!errors.contains("panicked"), "{host}: {errors}");
+                assert!(!errors.contains('\u{1b}'), "colours: {errors}");
+            }
+            // A program that is killed, and a deadline that passes, while much is under way.
+            let big = [program, "wait", NAME, &net.port(), "/big"];
+            let killed = [&["timeout", "-s", "KILL", "0.3"], &big[..]].concat();
+            for (options, words) in [(&[][..], &killed[..]), (&["--by", "+1s"], &big)] {
+                let options = [&["--rung", "tun"], options].concat();
+                let output = net.run(&options, words).await;
+                let errors = String::from_utf8_lossy(&output.stderr);
+                assert!(!output.status.success(), "{words:?}: {errors}");
+                assert!(!errors.contains("panicked"), "{words:?}: {errors}");
+            }
+            let before = std::time::Instant::now();
+            let words = [program, "wait", NAME, &net.port(), "/files/hosts"];
+            let output = net.run(&["--rung", "tun"], &words).await;
+            assert!(output.status.success(), "{output:?}");
+            assert!(before.elapsed() < Duration::from_millis(1900), "it stays");
         },
     );
 }
