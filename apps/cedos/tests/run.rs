@@ -445,6 +445,32 @@ fn attempts_to_nowhere() -> u64 {
 }
 
 #[test]
+fn of_an_address_nobody_is_asked_for_a_name() {
+    in_namespace("of_an_address_nobody_is_asked_for_a_name", async || {
+        if !installed("python3") {
+            return;
+        }
+        let net = Net::new();
+        let script = "import socket as s\n\
+                      def of(call, *words):\n\
+                      \x20try: return call(*words)[0]\n\
+                      \x20except OSError as e: return type(e).__name__\n\
+                      a = s.getaddrinfo('origin.test', 80)[0][4]\n\
+                      six = s.getaddrinfo('origin.test', 80, s.AF_INET6)[0][4]\n\
+                      far = ('192.0.2.1', 80)\n\
+                      print(of(s.getnameinfo, far, 0), of(s.getnameinfo, far, s.NI_NAMEREQD),\n\
+                      \x20of(s.gethostbyaddr, far[0]), of(s.getnameinfo, a, 0), of(s.gethostbyaddr, a[0]),\n\
+                      \x20of(s.gethostbyaddr, six[0]), s.getnameinfo(a, 0)[1], of(s.getnameinfo, a, s.NI_NUMERICHOST) == a[0])";
+        let before = attempts_to_nowhere();
+        let output = net.run(&[], &["python3", "-c", script]).await;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let wanted = format!("192.0.2.1 gaierror herror {NAME} {NAME} {NAME} http True\n");
+        assert_eq!(said, wanted, "{output:?}");
+        assert_eq!(attempts_to_nowhere(), before, "a question was on its way");
+    });
+}
+
+#[test]
 fn strictly_nothing_leaves_but_by_the_proxy() {
     in_namespace("strictly_nothing_leaves_but_by_the_proxy", async || {
         // Here the origin can be reached directly, too.
