@@ -298,6 +298,10 @@ fn a_proxy_that_does_not_answer_is_told_while_the_program_waits() {
             };
             let told = tokio::time::timeout(PATIENCE, told).await;
             told.expect("a sentence");
+            let before = std::time::Instant::now();
+            let output = net.run(&[], &["curl", "-sS", "-m", "1", &url]).await;
+            assert_eq!(output.status.code(), Some(28), "{output:?}");
+            assert!(before.elapsed() < Duration::from_secs(4), "it stays");
         },
     );
 }
@@ -330,6 +334,43 @@ fn a_refused_connection_is_refused_as_the_kernel_would() {
                 errors.contains(&format!("errno {}", libc::EHOSTUNREACH)),
                 "{errors}"
             );
+        },
+    );
+}
+
+#[test]
+fn a_connection_that_cannot_be_is_reset_by_the_tun_and_nothing_panics() {
+    in_namespace(
+        "a_connection_that_cannot_be_is_reset_by_the_tun_and_nothing_panics",
+        async || {
+            let net = Net::new();
+            let Some(program) = compiled(net.path(), &["-static"]) else {
+                return;
+            };
+            let program = program.to_str().expect("text");
+            for (host, port) in [("192.0.2.1", "9"), ("nobody.test", "80")] {
+                let words = [program, "wait", host, port, "/a"];
+                let output = net.run(&["--rung", "tun"], &words).await;
+                let errors = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(output.status.code(), Some(3), "{host}: {errors}");
+                assert!(!errors.contains("panicked"), "{host}: {errors}");
+                assert!(!errors.contains('\u{1b}'), "colours: {errors}");
+            }
+            // A program that is killed, and a deadline that passes, while much is under way.
+            let big = [program, "wait", NAME, &net.port(), "/big"];
+            let killed = [&["timeout", "-s", "KILL", "0.3"], &big[..]].concat();
+            for (options, words) in [(&[][..], &killed[..]), (&["--by", "+1s"], &big)] {
+                let options = [&["--rung", "tun"], options].concat();
+                let output = net.run(&options, words).await;
+                let errors = String::from_utf8_lossy(&output.stderr);
+                assert!(!output.status.success(), "{words:?}: {errors}");
+                assert!(!errors.contains("panicked"), "{words:?}: {errors}");
+            }
+            let before = std::time::Instant::now();
+            let words = [program, "wait", NAME, &net.port(), "/files/hosts"];
+            let output = net.run(&["--rung", "tun"], &words).await;
+            assert!(output.status.success(), "{output:?}");
+            assert!(before.elapsed() < Duration::from_millis(1900), "it stays");
         },
     );
 }
@@ -401,6 +442,32 @@ fn connections_begun() -> u64 {
 /// Attempts to get where there is no way to (RFC 4293, ipSystemStatsOutNoRoutes).
 fn attempts_to_nowhere() -> u64 {
     counted("Ip", "OutNoRoutes")
+}
+
+#[test]
+fn of_an_address_nobody_is_asked_for_a_name() {
+    in_namespace("of_an_address_nobody_is_asked_for_a_name", async || {
+        if !installed("python3") {
+            return;
+        }
+        let net = Net::new();
+        let script = "import socket as s\n\
+                      def of(call, *words):\n\
+                      \x20try: return call(*words)[0]\n\
+                      \x20except OSError as e: return type(e).__name__\n\
+                      a = s.getaddrinfo('origin.test', 80)[0][4]\n\
+                      six = s.getaddrinfo('origin.test', 80, s.AF_INET6)[0][4]\n\
+                      far = ('192.0.2.1', 80)\n\
+                      print(of(s.getnameinfo, far, 0), of(s.getnameinfo, far, s.NI_NAMEREQD),\n\
+                      \x20of(s.gethostbyaddr, far[0]), of(s.getnameinfo, a, 0), of(s.gethostbyaddr, a[0]),\n\
+                      \x20of(s.gethostbyaddr, six[0]), s.getnameinfo(a, 0)[1], of(s.getnameinfo, a, s.NI_NUMERICHOST) == a[0])";
+        let before = attempts_to_nowhere();
+        let output = net.run(&[], &["python3", "-c", script]).await;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let wanted = format!("192.0.2.1 gaierror herror {NAME} {NAME} {NAME} http True\n");
+        assert_eq!(said, wanted, "{output:?}");
+        assert_eq!(attempts_to_nowhere(), before, "a question was on its way");
+    });
 }
 
 #[test]

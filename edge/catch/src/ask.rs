@@ -115,6 +115,14 @@ impl Asked {
                 }
                 None
             }
+            b'r' => {
+                let name = address(said).map(|at| self.names.name_of(at.ip()));
+                match name {
+                    Some(Ok(Some(name))) => answer(&question, Verdict::Done, name.as_bytes()),
+                    _ => answer(&question, Verdict::Failed(libc::ENOENT), b""),
+                }
+                None
+            }
             b'c' => {
                 let answer = Answer::to_question(question);
                 let Some(to) = address(said) else {

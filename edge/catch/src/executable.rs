@@ -48,10 +48,10 @@ impl Executable {
         let path = locate(name)?;
         let mut runs = path.clone();
         for _ in 0..INTERPRETERS_MAX {
-            match interpreter(&runs)? {
+            match interpreter(&runs).map_err(|error| about(&runs, &path, &error))? {
                 Some(next) => runs = next,
                 None => {
-                    let kind = kind_of(&runs)?;
+                    let kind = kind_of(&runs).map_err(|error| about(&runs, &path, &error))?;
                     return Ok(Executable { path, runs, kind });
                 }
             }
@@ -70,6 +70,16 @@ impl Executable {
     pub(crate) fn c_path(&self) -> io::Result<CString> {
         Ok(CString::new(self.path.as_os_str().as_bytes())?)
     }
+}
+
+/// The same fault, and whose it is.
+fn about(runs: &Path, path: &Path, error: &io::Error) -> io::Error {
+    let runs = runs.display();
+    let text = match path.display() {
+        path if path.to_string() == runs.to_string() => format!("{runs}: {error}"),
+        path => format!("{runs}, the interpreter of {path}: {error}"),
+    };
+    io::Error::new(error.kind(), text)
 }
 
 fn locate(name: &OsStr) -> io::Result<PathBuf> {
@@ -194,6 +204,13 @@ mod tests {
             (run.path, run.runs, run.kind),
             (script, found.runs, found.kind)
         );
+        let orphan = folder.path().join("orphan");
+        std::fs::write(&orphan, "#!/no/such/interpreter\n").unwrap();
+        std::fs::set_permissions(&orphan, PermissionsExt::from_mode(0o755)).unwrap();
+        let text = Executable::find(orphan.as_os_str())
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("/no/such/interpreter, the interpreter of"));
         let none = Executable::find(OsStr::new("no-such-program")).unwrap_err();
         assert!(none.to_string().contains("PATH"), "{none}");
     }

@@ -4,6 +4,7 @@
  *
  *   connect(fd, host) ── fd, address ──▶ cedos run ── connects fd ──▶ errno
  *   getaddrinfo(name) ── name ─────────▶ cedos run: an address that stands for the name
+ *   getnameinfo(addr) ── address ──────▶ cedos run: the name that it stands for, or none
  *   listen(fd)        ── fd ───────────▶ cedos run: knows what listens
  *   bind(fd, groups)  ── no question: a socket for notices of links and addresses hears none
  *
@@ -371,4 +372,126 @@ OURS int gethostbyname_r(const char *name, struct hostent *into, char *buffer, s
                          struct hostent **found, int *why)
 {
     return gethostbyname2_r(name, AF_INET, into, buffer, room, found, why);
+}
+
+/* The name that an address stands for; 0 if it does. Any other has none: who could say it is asked in clear. */
+static int stands_for(const struct sockaddr *at, socklen_t len, char *name, size_t room)
+{
+    room--;
+    int answer = ask('r', at, len, -1, name, &room);
+    name[answer == 0 ? room : 0] = 0;
+    return answer;
+}
+
+#define NAME_BYTES 256
+
+OURS int getnameinfo(const struct sockaddr *restrict at, socklen_t len, char *restrict host,
+                     socklen_t host_room, char *restrict service, socklen_t service_room, int flags)
+{
+    int (*real)(const struct sockaddr *, socklen_t, char *, socklen_t, char *, socklen_t, int) =
+        (int (*)(const struct sockaddr *, socklen_t, char *, socklen_t, char *, socklen_t,
+                 int))dlsym(RTLD_NEXT, "getnameinfo");
+    if (real == NULL)
+        return EAI_FAIL;
+    if (is_near(at, len) || len > sizeof(struct sockaddr_storage) || host == NULL ||
+        host_room == 0 || (flags & NI_NUMERICHOST && !(flags & NI_NAMEREQD)))
+        return real(at, len, host, host_room, service, service_room, flags);
+    char name[NAME_BYTES];
+    if (flags & NI_NUMERICHOST || stands_for(at, len, name, sizeof name) != 0) {
+        if (flags & NI_NAMEREQD)
+            return EAI_NONAME;
+        return real(at, len, host, host_room, service, service_room, flags | NI_NUMERICHOST);
+    }
+    if (strlen(name) >= host_room)
+        return EAI_OVERFLOW;
+    strcpy(host, name);
+    if (service == NULL || service_room == 0)
+        return 0;
+    return real(at, len, NULL, 0, service, service_room, flags & ~NI_NAMEREQD);
+}
+
+/* An address without its port; how long it is, or 0. */
+static socklen_t whole(const void *ip, socklen_t len, int family, struct sockaddr_storage *at)
+{
+    memset(at, 0, sizeof *at);
+    at->ss_family = (sa_family_t)family;
+    if (ip != NULL && family == AF_INET && len == sizeof(struct in_addr)) {
+        memcpy(&((struct sockaddr_in *)at)->sin_addr, ip, len);
+        return sizeof(struct sockaddr_in);
+    }
+    if (ip != NULL && family == AF_INET6 && len == sizeof(struct in6_addr)) {
+        memcpy(&((struct sockaddr_in6 *)at)->sin6_addr, ip, len);
+        return sizeof(struct sockaddr_in6);
+    }
+    return 0;
+}
+
+/* What the old calls say of an address, in one piece. */
+struct told {
+    char *none[1];
+    char *addresses[2];
+    unsigned char address[sizeof(struct in6_addr)];
+    char name[NAME_BYTES];
+};
+
+static int tell(const struct sockaddr_storage *at, socklen_t at_len, const void *ip, socklen_t len,
+                struct hostent *into, struct told *told)
+{
+    if (stands_for((const struct sockaddr *)at, at_len, told->name, sizeof told->name) != 0)
+        return HOST_NOT_FOUND;
+    memcpy(told->address, ip, len);
+    told->none[0] = NULL;
+    told->addresses[0] = (char *)told->address;
+    told->addresses[1] = NULL;
+    *into = (struct hostent){ .h_name = told->name,
+                              .h_aliases = told->none,
+                              .h_addrtype = at->ss_family,
+                              .h_length = (int)len,
+                              .h_addr_list = told->addresses };
+    return 0;
+}
+
+OURS struct hostent *gethostbyaddr(const void *ip, socklen_t len, int family)
+{
+    static struct hostent entry;
+    static struct told told;
+    struct sockaddr_storage at;
+    socklen_t at_len = whole(ip, len, family, &at);
+    if (at_len == 0 || is_near((struct sockaddr *)&at, at_len)) {
+        struct hostent *(*real)(const void *, socklen_t, int) =
+            (struct hostent * (*)(const void *, socklen_t, int)) dlsym(RTLD_NEXT, "gethostbyaddr");
+        if (real == NULL)
+            return h_errno = NO_RECOVERY, NULL;
+        return real(ip, len, family);
+    }
+    int why = tell(&at, at_len, ip, len, &entry, &told);
+    if (why != 0)
+        return h_errno = why, NULL;
+    return &entry;
+}
+
+OURS int gethostbyaddr_r(const void *restrict ip, socklen_t len, int family,
+                         struct hostent *restrict into, char *restrict buffer, size_t room,
+                         struct hostent **restrict found, int *restrict why)
+{
+    struct sockaddr_storage at;
+    socklen_t at_len = whole(ip, len, family, &at);
+    *found = NULL;
+    if (at_len == 0 || is_near((struct sockaddr *)&at, at_len)) {
+        int (*real)(const void *, socklen_t, int, struct hostent *, char *, size_t,
+                    struct hostent **, int *) =
+            (int (*)(const void *, socklen_t, int, struct hostent *, char *, size_t,
+                     struct hostent **, int *))dlsym(RTLD_NEXT, "gethostbyaddr_r");
+        if (real == NULL)
+            return *why = NO_RECOVERY, EAGAIN;
+        return real(ip, len, family, into, buffer, room, found, why);
+    }
+    size_t skipped = -(uintptr_t)buffer % _Alignof(struct told);
+    if (room < skipped + sizeof(struct told))
+        return *why = NETDB_INTERNAL, ERANGE;
+    *why = tell(&at, at_len, ip, len, into, (struct told *)(buffer + skipped));
+    if (*why != 0)
+        return 0;
+    *found = into;
+    return 0;
 }

@@ -15,14 +15,14 @@ use d2tp_driver::{
     Config, Event, Flow, FlowEnd, FlowIo as _, FlowSettings, LinkUse, SecretKey, ServerAddress, Way,
 };
 use d2tp_links::{Class, Link};
-use d2tp_sched::Need;
+use d2tp_sched::{Need, Policy};
 use d2tp_steer::Seen;
 use d2tp_time::Time;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::carry::carry;
 use super::hasty::Hasty;
@@ -48,6 +48,9 @@ const UNANSWERED_AFTER: Duration = Duration::from_secs(4); // five handshake tri
 
 /// What connections still say is waited for so long when the line is closed.
 const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` in docs/sockets.md
+
+/// A proxy that was never heard of since it was first called, for so long, is not waited for.
+const FIRST_WORD: Duration = Duration::from_secs(1); // three handshake tries on a fast link
 
 /// How the session stands.
 #[derive(Debug, Clone, Default)]
@@ -107,7 +110,10 @@ pub struct Line {
     far: Far,
     proxy: Proxy,
     links: watch::Receiver<Arc<Vec<Link>>>,
-    wanted: watch::Sender<bool>,
+    /// Since when.
+    wanted: watch::Sender<Option<Instant>>,
+    /// It was heard of.
+    heard: watch::Sender<bool>,
     standing: watch::Sender<Standing>,
     flows: Mutex<Flows>,
     /// A flow began or ended, or a path did.
@@ -135,7 +141,8 @@ impl Line {
             far,
             proxy,
             links,
-            wanted: watch::channel(false).0,
+            wanted: watch::Sender::default(),
+            heard: watch::Sender::default(),
             standing: watch::Sender::default(),
             flows: Mutex::default(),
             stirred: Notify::new(),
@@ -158,7 +165,11 @@ impl Line {
 
     /// Begins the session before there is a connection.
     pub fn call(&self) {
-        self.wanted.send_replace(true);
+        self.wanted.send_if_modified(|since| {
+            let is_new = since.is_none();
+            since.get_or_insert_with(Instant::now);
+            is_new
+        });
     }
 
     /// A connection to `target`, once it is made.
@@ -267,7 +278,7 @@ impl Line {
     /// Keeps a session up from the first wish for one.
     async fn keep(self: Arc<Line>) {
         let mut wanted = self.wanted.subscribe();
-        let _ = wanted.wait_for(|wanted| *wanted).await;
+        let _ = wanted.wait_for(Option::is_some).await;
         loop {
             match self.proxy.call().await {
                 Ok(Some(mut events)) => {
@@ -279,6 +290,7 @@ impl Line {
                             Ok(Some(event)) => {
                                 if matches!(event, Event::PathUp { .. }) {
                                     (answered, patience) = (true, ENDED_EVERY);
+                                    self.heard.send_replace(true);
                                 }
                                 if matches!(
                                     event,
@@ -290,10 +302,7 @@ impl Line {
                                 }
                             }
                             Err(_) if !answered && self.is_online() => {
-                                tracing::warn!(
-                                    "the proxy does not answer, and connections wait for it; are its address and \
-                                     the key in it right?"
-                                );
+                                tracing::warn!("{}", self.why_unanswered());
                                 patience = ENDED_EVERY;
                             }
                             Err(_) => {}
@@ -315,6 +324,21 @@ impl Line {
 
     fn is_online(&self) -> bool {
         self.proxy.needs_no_link() || self.links.borrow().iter().any(Link::is_usable)
+    }
+
+    /// What is to be done about a proxy that was never heard of.
+    fn why_unanswered(&self) -> &'static str {
+        let links = self.links.borrow();
+        let mut usable = links.iter().filter(|link| link.is_usable()).peekable();
+        let costs = |link: &Link| link.class.class != Class::Free;
+        let only_costly = usable.peek().is_some() && usable.all(costs);
+        let flows = lock(&self.flows);
+        let mut wishes = flows.all.values().map(|steered| steered.wish.policy);
+        if only_costly && !flows.all.is_empty() && wishes.all(|policy| policy == Policy::FreeOnly) {
+            return "only networks that cost are up, and --policy free-only forbids them; connections wait for a \
+                    free one";
+        }
+        "the proxy does not answer, and connections wait for it; are its address and the key in it right?"
     }
 
     fn fell(&self, failed: Option<String>) {
@@ -415,7 +439,22 @@ impl Line {
                 self.left.notified().await;
             }
         };
-        let _ = timeout(LAST_WORDS, none_left).await;
+        let heard = *self.heard.borrow();
+        let since = self.wanted.borrow().unwrap_or_else(Instant::now);
+        let nobody_hears = async {
+            if !self.is_online() {
+                return;
+            }
+            sleep_until(since + FIRST_WORD).await;
+            if !*self.heard.borrow() {
+                return;
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            _ = timeout(LAST_WORDS, none_left) => {}
+            () = nobody_hears, if !heard => {}
+        }
         let tasks = std::mem::take(&mut *lock(&self.tasks));
         for task in &tasks {
             task.abort();
@@ -423,7 +462,12 @@ impl Line {
         for task in tasks {
             let _ = task.await;
         }
-        self.proxy.close().await;
+        if *self.heard.borrow() {
+            self.proxy.close().await;
+        } else {
+            // Nobody is there to take leave of.
+            self.proxy.hang_up();
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -192,8 +193,15 @@ fn listen_to_log() {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(wants_colours())
         .without_time()
         .init();
+}
+
+/// Whether standard error is somebody's who sees colours (no-color.org).
+fn wants_colours() -> bool {
+    let against = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !against && std::io::stderr().is_terminal()
 }
 
 async fn carry(
