@@ -16,6 +16,9 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+/* As <netdb.h> has it, which strict C hides unless _POSIX_C_SOURCE is 200112L or more. */
+struct addrinfo;
+
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -3,6 +3,7 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 
 use support::{here, library, told};
@@ -65,6 +66,18 @@ fn every_call_has_a_man_page() {
     assert_eq!(shown, declared());
 }
 
+/// Whether the compiler makes programs without shared libraries.
+fn has_static_libc(place: &Path) -> bool {
+    let source = place.join("nothing.c");
+    std::fs::write(&source, "int main(void) { return 0; }\n").expect("a file in our folder");
+    let compiled = Command::new("cc")
+        .args(["-static", "-o"])
+        .arg(place.join("nothing"))
+        .arg(&source)
+        .output();
+    compiled.is_ok_and(|compiled| compiled.status.success())
+}
+
 #[test]
 fn what_is_installed_compiles_and_runs_a_program_shared_and_static() {
     let place = tempfile::tempdir().expect("a place");
@@ -96,12 +109,19 @@ fn what_is_installed_compiles_and_runs_a_program_shared_and_static() {
     let Some(mut fixed) = flags(&["--cflags", "--libs", "--static"]) else {
         return;
     };
+    let mut whole = vec!["-static".to_owned()];
+    whole.extend(fixed.iter().cloned());
     for flag in &mut fixed {
         if flag == "-ld2tp" {
             *flag = "-l:libd2tp.a".to_owned();
         }
     }
-    for flags in [shared, fixed] {
+    let mut ways = vec![shared, fixed];
+    match has_static_libc(place.path()) {
+        true => ways.push(whole),
+        false => eprintln!("no static C library here: -static was not tried"),
+    }
+    for flags in ways {
         let program = place.path().join("echo");
         let compiled = Command::new("cc")
             .arg("-o")
