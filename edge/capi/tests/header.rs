@@ -66,6 +66,30 @@ fn every_call_has_a_man_page() {
     assert_eq!(shown, declared());
 }
 
+#[test]
+fn strict_c99_takes_the_header_and_the_documented_example() {
+    let place = tempfile::tempdir().expect("a place");
+    let text = std::fs::read_to_string(here().join("../../docs/sockets.md")).expect("the document");
+    let example = text.split("```").nth(1).expect("an example");
+    let example = example.trim_start_matches("c\n");
+    let (head, body) = example.split_once("\n\n").expect("includes, then calls");
+    let alone = "#include <d2tp.h>\nint main(void) { return 0; }\n".to_owned();
+    for program in [
+        alone,
+        format!("{head}\nint main(void) {{\n{body}return 0; }}\n"),
+    ] {
+        let source = place.path().join("strict.c");
+        std::fs::write(&source, program).expect("a file in our folder");
+        let compiled = Command::new("cc")
+            .args(["-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror"])
+            .args(["-fsyntax-only", "-I"])
+            .arg(here().join("include"))
+            .arg(&source)
+            .output();
+        told("cc", compiled.expect("a C compiler"));
+    }
+}
+
 /// Whether the compiler makes programs without shared libraries.
 fn has_static_libc(place: &Path) -> bool {
     let source = place.join("nothing.c");
