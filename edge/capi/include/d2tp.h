@@ -10,11 +10,15 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+
+/* As <netdb.h> has it, which strict C hides unless _POSIX_C_SOURCE is 200112L or more. */
+struct addrinfo;
 
 #ifdef __cplusplus
 extern "C" {

@@ -3,6 +3,7 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 
 use support::{here, library, told};
@@ -66,6 +67,42 @@ fn every_call_has_a_man_page() {
 }
 
 #[test]
+fn strict_c99_takes_the_header_and_the_documented_example() {
+    let place = tempfile::tempdir().expect("a place");
+    let text = std::fs::read_to_string(here().join("../../docs/sockets.md")).expect("the document");
+    let example = text.split("```").nth(1).expect("an example");
+    let example = example.trim_start_matches("c\n");
+    let (head, body) = example.split_once("\n\n").expect("includes, then calls");
+    let alone = "#include <d2tp.h>\nint main(void) { return 0; }\n".to_owned();
+    for program in [
+        alone,
+        format!("{head}\nint main(void) {{\n{body}return 0; }}\n"),
+    ] {
+        let source = place.path().join("strict.c");
+        std::fs::write(&source, program).expect("a file in our folder");
+        let compiled = Command::new("cc")
+            .args(["-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror"])
+            .args(["-fsyntax-only", "-I"])
+            .arg(here().join("include"))
+            .arg(&source)
+            .output();
+        told("cc", compiled.expect("a C compiler"));
+    }
+}
+
+/// Whether the compiler makes programs without shared libraries.
+fn has_static_libc(place: &Path) -> bool {
+    let source = place.join("nothing.c");
+    std::fs::write(&source, "int main(void) { return 0; }\n").expect("a file in our folder");
+    let compiled = Command::new("cc")
+        .args(["-static", "-o"])
+        .arg(place.join("nothing"))
+        .arg(&source)
+        .output();
+    compiled.is_ok_and(|compiled| compiled.status.success())
+}
+
+#[test]
 fn what_is_installed_compiles_and_runs_a_program_shared_and_static() {
     let place = tempfile::tempdir().expect("a place");
     let prefix = place.path().join("usr");
@@ -96,12 +133,19 @@ fn what_is_installed_compiles_and_runs_a_program_shared_and_static() {
     let Some(mut fixed) = flags(&["--cflags", "--libs", "--static"]) else {
         return;
     };
+    let mut whole = vec!["-static".to_owned()];
+    whole.extend(fixed.iter().cloned());
     for flag in &mut fixed {
         if flag == "-ld2tp" {
             *flag = "-l:libd2tp.a".to_owned();
         }
     }
-    for flags in [shared, fixed] {
+    let mut ways = vec![shared, fixed];
+    match has_static_libc(place.path()) {
+        true => ways.push(whole),
+        false => eprintln!("no static C library here: -static was not tried"),
+    }
+    for flags in ways {
         let program = place.path().join("echo");
         let compiled = Command::new("cc")
             .arg("-o")
