@@ -268,7 +268,8 @@ async fn an_answer_whose_end_is_its_connections_is_not_taken_for_whole_either() 
     let at = format!("http://{}", device.at);
     let fetch = async |path: &str, more: &[&str]| {
         let url = origin.url(path);
-        let words = [&["-0", "-x", &at, &url], more].concat();
+        // Whether the first bytes came or an error in their place: not as if that were all.
+        let words = [&["-0", "--fail", "-x", &at, &url], more].concat();
         device.curl(&words).await
     };
     let Some(whole) = fetch("/whole", &[]).await else {
