@@ -472,7 +472,8 @@ async fn programs_say_the_same_with_an_agent() {
         let mut command: Command = program.command().into();
         command.env("CEDOS_AGENT", &agent.socket);
         let before = udp_sockets(pid_of(&agent.child));
-        let said = timeout(PATIENCE, command.output()).await.expect("it ends");
+        let said = timeout(PATIENCE, command.output()).await;
+        let said = said.unwrap_or_else(|_| panic!("{source} does not end"));
         let said = support::told(source, said.expect("it runs"));
         // A session of its own, which is kept for some time.
         let after = udp_sockets(pid_of(&agent.child));

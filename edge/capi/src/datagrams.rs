@@ -653,6 +653,8 @@ pub(crate) async fn serve_other(
     let passed = owner.opened(end.clone());
     let served = async {
         let fd = tokio::select! {
+            // First: a program that closes its socket at once has passed it before, with what it said in it.
+            biased;
             fd = passed => fd.ok(),
             over = until_over(held) => return Some(over),
             () = owner.gone() => None,

@@ -200,6 +200,16 @@ static void ends_are_told_and_last_words_arrive(void) {
     NEED(d2tp_close(client) == 0);
     heard(server, "my last word");
     NEED(d2tp_close(server) == 0);
+    /* Whenever: just as its session is made, too. */
+    for (int i = 0; i < 60; i++) {
+        server = server_at(&at);
+        client = client_of(&at);
+        NEED(usleep(100 * i) == 0);
+        say(client, "and that was all");
+        NEED(d2tp_close(client) == 0);
+        heard(server, "and that was all");
+        NEED(d2tp_close(server) == 0);
+    }
 }
 
 static void what_cannot_be_is_said(void) {
