@@ -104,6 +104,8 @@ pub struct Standing<'a> {
     pub together: bool,
     /// It pays now, whatever is decided about others.
     pub fills: bool,
+    /// The machine is woken and kept awake for it.
+    pub wakes: bool,
 }
 
 /// A link as the scheduler has it.
@@ -141,7 +143,7 @@ impl Surroundings {
     }
 }
 
-/// Transfers by how they stand towards the machine's sleep.
+/// Those that the machine is woken for, by how they stand towards its sleep.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Waits {
     /// Those that wait for a link.
@@ -304,6 +306,7 @@ impl Dispatcher {
             direction,
             number,
             waited: AtomicBool::new(false),
+            wakes: AtomicBool::new(false),
         }
     }
 
@@ -339,6 +342,8 @@ pub struct Seat {
     number: u64,
     /// It was told to wait.
     waited: AtomicBool,
+    /// The machine is woken for it.
+    wakes: AtomicBool,
 }
 
 impl Seat {
@@ -364,7 +369,11 @@ impl Seat {
             None => self.dispatcher.shares().leave(payer),
         }
         let waits = matches!(verdict.choice, Choice::Wait { .. });
-        if self.waited.swap(waits, Ordering::Relaxed) != waits {
+        let others = [
+            self.waited.swap(waits, Ordering::Relaxed) != waits,
+            self.wakes.swap(standing.wakes, Ordering::Relaxed) != standing.wakes,
+        ];
+        if others.contains(&true) {
             self.dispatcher.stir();
         }
         verdict

@@ -305,7 +305,7 @@ fn the_machine_is_woken_while_a_transfer_waits_and_kept_awake_while_it_moves() {
             home.run(&["why", &id])
                 .await
                 .ends_with(0, "looks for networks again at");
-            assert_eq!(inhibitors(&bus).await, Vec::<String>::new());
+            assert_eq!(bus.inhibitors().await, Vec::<String>::new());
             let begun = Instant::now();
             while home.figure(looks).await < 2 {
                 assert!(begun.elapsed() < PATIENCE, "it is not woken");
@@ -314,7 +314,7 @@ fn the_machine_is_woken_while_a_transfer_waits_and_kept_awake_while_it_moves() {
             wifi_on("198.51.100.7");
             let begun = Instant::now();
             let why = loop {
-                if let Some(why) = inhibitors(&bus).await.first() {
+                if let Some(why) = bus.inhibitors().await.first() {
                     break why.clone();
                 }
                 assert!(begun.elapsed() < PATIENCE, "it may sleep");
@@ -324,7 +324,7 @@ fn the_machine_is_woken_while_a_transfer_waits_and_kept_awake_while_it_moves() {
             home.until(&status, "the end", |told| told["standing"] == "done")
                 .await;
             let begun = Instant::now();
-            while !inhibitors(&bus).await.is_empty() {
+            while !bus.inhibitors().await.is_empty() {
                 assert!(begun.elapsed() < PATIENCE, "it may not sleep");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -333,22 +333,6 @@ fn the_machine_is_woken_while_a_transfer_waits_and_kept_awake_while_it_moves() {
             assert_eq!(home.figure(looks).await, after, "woken for nothing");
         },
     );
-}
-
-/// Why the machine may not sleep, as logind's stand-in has it.
-async fn inhibitors(bus: &Bus) -> Vec<String> {
-    type Row = (String, String, String, String, u32, u32);
-    let (name, path) = ("org.freedesktop.login1", "/org/freedesktop/login1");
-    let manager = Proxy::new(
-        &bus.connection,
-        name,
-        path,
-        "org.freedesktop.login1.Manager",
-    )
-    .await;
-    let rows = manager.expect("a proxy").call("ListInhibitors", &()).await;
-    let rows: Vec<Row> = rows.expect("a list");
-    rows.into_iter().map(|row| row.2).collect()
 }
 
 #[test]

@@ -60,6 +60,8 @@ pub struct Standing<'a> {
     /// Of a socket that names thresholds: bytes that may be paid for now, however soon free links may come. Its
     /// needs are those of what is ahead of its program.
     pub fills: Option<u64>,
+    /// The machine is woken and kept awake for it.
+    pub wakes: bool,
     /// The links of its session.
     pub ways: &'a [Way],
     /// Payload that each carried for it, to this device and from it.
@@ -236,6 +238,7 @@ impl Carrier {
                 server: server.map_err(|error| Fault::new(libc::EINVAL, error))?,
                 target: call.target.clone(),
                 key: Some(call.key.clone()),
+                owner: Some(owner.clone()),
             };
             let latest = || owner.options.borrow().clone();
             connect::open(&self.home, &way, &options, fate.clone(), latest).await
@@ -274,6 +277,7 @@ impl Carrier {
                 server: server.map_err(|error| Fault::new(libc::EINVAL, error))?,
                 target: None,
                 key: Some(call.key.clone()),
+                owner: Some(owner.clone()),
             };
             let latest = || owner.options.borrow().clone().unwrap_or(begun.clone());
             datagrams::open(&self.home, &way, latest, fate.clone()).await
@@ -325,6 +329,7 @@ const TAKEN: FromAgent = FromAgent::Taken {
     ok: true,
     version: VERSION,
     notices: true,
+    locks: true,
 };
 
 /// Why messages of this version are not understood, if they are not.
@@ -370,6 +375,8 @@ pub(crate) struct Owner {
     asks: RefCell<HashMap<u64, AbortHandle>>,
     /// Of a datagram socket whose session is there.
     inlet: RefCell<Option<Inlet>>,
+    /// Its process holds a D-Lock.
+    locked: watch::Sender<bool>,
 }
 
 /// Where messages of a program go, and its descriptor when it comes.
@@ -392,6 +399,7 @@ impl Owner {
             held: RefCell::default(),
             asks: RefCell::default(),
             inlet: RefCell::default(),
+            locked: watch::channel(false).0,
         })
     }
 
@@ -431,8 +439,25 @@ impl Owner {
         Some(line.telling)
     }
 
+    fn locks(&self, held: bool) {
+        self.locked.send_replace(held);
+    }
+
+    /// Whether its process holds a D-Lock.
+    pub(crate) fn is_locked(&self) -> bool {
+        *self.locked.borrow()
+    }
+
+    /// Until that is otherwise.
+    pub(crate) async fn locks_otherwise(&self, than: bool) {
+        let mut locked = self.locked.subscribe();
+        // Whoever says it is here.
+        let _ = locked.wait_for(|locked| *locked != than).await;
+    }
+
     /// Its process has ended, or let go of the connection.
     fn leaves(self: &Rc<Owner>) {
+        self.locks(false);
         if !self.is_kept() || self.held.borrow().is_none() {
             // A descriptor that is not connected yet is no other process's to have.
             self.kept.take();
@@ -675,6 +700,7 @@ async fn listen(mut ear: Ear, owner: Rc<Owner>) {
             Ok(Some(ToAgent::Closed)) => {
                 owner.gone.send_replace(true);
             }
+            Ok(Some(ToAgent::DLock { held })) => owner.locks(held),
             Ok(Some(ToAgent::Heard)) => owner.heard.notify_one(),
             Ok(Some(ToAgent::NetworkChanged)) => {
                 if let Some(held) = &*owner.held.borrow()

@@ -16,6 +16,7 @@ use std::time::Duration;
 use d2tp_driver::{Flow, PublicKey, ServerAddress};
 
 use crate::address::Name;
+use crate::carrier::Owner;
 use crate::errno::Fault;
 use crate::handed::{self, Handed};
 use crate::home::{Home, LineState, OnLine};
@@ -117,6 +118,7 @@ async fn make(home: &Rc<Home>, call: &Call) -> Result<Made, Fault> {
         server,
         target,
         key: None,
+        owner: None,
     };
     // That may take hours, in which the program thinks again.
     let latest = || table::change(call.cookie, |socket| socket.options.clone());
@@ -140,6 +142,8 @@ pub(crate) struct Way {
     pub(crate) target: Option<String>,
     /// The file of the key to call with; none is this process's.
     pub(crate) key: Option<PathBuf>,
+    /// Whose it is, where that is another process.
+    pub(crate) owner: Option<Rc<Owner>>,
 }
 
 /// Makes a connection. `latest`: what its options are by the time it is made.
@@ -150,7 +154,9 @@ pub(crate) async fn open(
     fate: Arc<Fate>,
     latest: impl Fn() -> Option<Options>,
 ) -> Result<Held, Fault> {
-    let line = home.line(&way.server, way.key.as_deref()).await?;
+    let owner = way.owner.as_deref();
+    let line = home.line(&way.server, way.key.as_deref());
+    let line = policy::steer_calling(home, owner, begun, line).await?;
     let settings = begun.settings()?;
     let flow = line.0.device.open(settings);
     let flow = RefCell::new(flow.map_err(|error| Fault::new(libc::ENOBUFS, error))?);
@@ -165,7 +171,7 @@ pub(crate) async fn open(
     // Whatever is opened may have to pay for the proxy's answer.
     tokio::select! {
         opened = opened => opened?,
-        fault = policy::steer_opening(home, &line.0, &flow, begun) => return Err(fault),
+        fault = policy::steer_opening(home, owner, &line.0, &flow, begun) => return Err(fault),
     }
     let flow = flow.into_inner();
     if line.0.links.is_some() {

@@ -570,6 +570,7 @@ async fn make(home: &Rc<Home>, call: &connect::Call, far: &Far) -> Result<Made, 
         server,
         target: None,
         key: None,
+        owner: None,
     };
     let (held, context) = open(home, &way, || latest(call), call.fate.clone()).await?;
     Ok(Made::Here(Box::new(held), context))

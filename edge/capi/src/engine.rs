@@ -21,7 +21,7 @@ use tokio::sync::mpsc::unbounded_channel;
 
 use crate::errno::{Answer, Errno};
 use crate::home::Home;
-use crate::{fork, leave};
+use crate::{dlock, fork, leave};
 
 type Job = Box<dyn FnOnce(&Rc<Home>) + Send>;
 
@@ -142,6 +142,7 @@ fn run(jobs: mpsc::Receiver<Job>, ready: &mpsc::Sender<Answer<u16>>) {
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, async {
         let home = Rc::new(Home::new(port));
+        tokio::task::spawn_local(dlock::keep(home.clone()));
         while let Some(job) = carried.recv().await {
             job(&home);
         }

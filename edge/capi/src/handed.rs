@@ -30,6 +30,7 @@ use tokio::time::timeout;
 
 use crate::connect::Call;
 use crate::datagrams::Far;
+use crate::dlock;
 use crate::errno::Fault;
 use crate::home::Home;
 use crate::identity;
@@ -67,6 +68,8 @@ pub(crate) struct Handed {
     left: Rc<Notify>,
     /// The agent hears of networks.
     notices: bool,
+    /// And of D-Locks.
+    locks: bool,
     /// Messages of a datagram socket that the agent does not have yet.
     unsaid: Rc<Cell<usize>>,
     /// Only of the one that follows it.
@@ -150,20 +153,24 @@ pub(crate) async fn call(
         ear.next::<FromAgent>().await
     };
     let taken = timeout(ANSWER_WITHIN, taken).await;
-    let notices = match taken {
+    let hears = match taken {
         Ok(Ok(Some(FromAgent::Taken {
             ok: true,
             version: VERSION,
             notices,
-        }))) => notices,
+            locks,
+        }))) => (notices, locks),
         _ => return Ok(None),
     };
-    let mut handed = Handed::begin(stream, notices);
+    let mut handed = Handed::begin(stream, hears);
     if far.is_none() {
         let Ok(end) = home.port.handed_end() else {
             return Ok(None);
         };
         handed.carry(call.from, end.into());
+    }
+    if dlock::is_held() {
+        handed.tell_dlock();
     }
     // From now on the program's second thoughts are told.
     let known = Rc::new(handed.twin());
@@ -253,8 +260,11 @@ pub(crate) async fn reopen(
         _ => return Err(no_agent()),
     };
     // As all that open connections again.
-    let mut handed = Handed::begin(stream, true);
+    let mut handed = Handed::begin(stream, (true, true));
     handed.ear = Some(ear);
+    if dlock::is_held() {
+        handed.tell_dlock();
+    }
     let known = Rc::new(handed.twin());
     home.handed.borrow_mut().insert(fate.serial, known);
     let (home, fate) = (home.clone(), fate.clone());
@@ -294,7 +304,7 @@ impl Drop for Waits<'_> {
 }
 
 impl Handed {
-    fn begin(stream: Rc<UnixStream>, notices: bool) -> Handed {
+    fn begin(stream: Rc<UnixStream>, (notices, locks): (bool, bool)) -> Handed {
         let (tell, to_tell) = unbounded_channel();
         let unsaid = Rc::default();
         tokio::task::spawn_local(tell_all(stream, to_tell, Rc::clone(&unsaid)));
@@ -304,6 +314,7 @@ impl Handed {
             next: Rc::default(),
             left: Rc::default(),
             notices,
+            locks,
             unsaid,
             ear: None,
         }
@@ -316,6 +327,7 @@ impl Handed {
             next: self.next.clone(),
             left: self.left.clone(),
             notices: self.notices,
+            locks: self.locks,
             unsaid: self.unsaid.clone(),
             ear: None,
         }
@@ -367,6 +379,14 @@ impl Handed {
     pub(crate) fn network_changed(&self) {
         if self.notices {
             let _ = self.tell.send((ToAgent::NetworkChanged, None));
+        }
+    }
+
+    /// The process holds a D-Lock, or none any more.
+    pub(crate) fn tell_dlock(&self) {
+        if self.locks {
+            let held = dlock::is_held();
+            let _ = self.tell.send((ToAgent::DLock { held }, None));
         }
     }
 
@@ -470,7 +490,7 @@ mod tests {
         let local = tokio::task::LocalSet::new();
         local.block_on(&runtime, async {
             let (here, there) = UnixStream::pair().unwrap();
-            let handed = Handed::begin(Rc::new(here), true);
+            let handed = Handed::begin(Rc::new(here), (true, true));
             assert!(!handed.owes());
             handed.pass(&vec![0; PASSED_BYTES_MAX + 1], None, None);
             assert!(!handed.owes(), "it would be no line");

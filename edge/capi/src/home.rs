@@ -22,6 +22,7 @@ use tokio::sync::{Notify, OnceCell, watch};
 use crate::ahead::Store;
 use crate::carrier::Judge;
 use crate::datagrams::{self, Desk};
+use crate::dlock::Stands;
 use crate::errno::Fault;
 use crate::handed::Handed;
 use crate::identity;
@@ -89,6 +90,8 @@ pub(crate) struct Home {
     pub(crate) judge: Option<Rc<dyn Judge>>,
     /// What sockets keep ahead of their programs.
     pub(crate) store: Store,
+    /// How they stand towards the machine's sleep.
+    pub(crate) standby: Rc<Stands>,
     next_name: Cell<u16>,
     /// The process ends: what sockets still hold is sent, and no more is waited for.
     pub(crate) leaving: watch::Sender<bool>,
@@ -107,6 +110,7 @@ impl Home {
             desk: Desk::default(),
             flows: RefCell::default(),
             store: Store::default(),
+            standby: Rc::default(),
             next_name: Cell::new(0),
             leaving: watch::channel(false).0,
         }
@@ -223,7 +227,7 @@ impl Home {
     }
 
     /// The machine's links; none where they cannot be watched.
-    async fn links(&self) -> Option<watch::Receiver<Arc<Vec<Link>>>> {
+    pub(crate) async fn links(&self) -> Option<watch::Receiver<Arc<Vec<Link>>>> {
         let start = || async {
             let (_, monitor) = LinkMonitor::start(ClassRules::default()).await?;
             Ok::<_, d2tp_links::LinkError>(monitor.subscribe())
@@ -233,11 +237,16 @@ impl Home {
 
     /// The networks changed in a way that we may not have seen.
     pub(crate) fn network_changed(&self) {
-        for line in self.lines.borrow().values().filter_map(|cell| cell.get()) {
-            line.device.network_changed();
-        }
+        self.try_links();
         for handed in self.handed.borrow().values() {
             handed.network_changed();
+        }
+    }
+
+    /// Every session tries all links at once.
+    pub(crate) fn try_links(&self) {
+        for line in self.lines.borrow().values().filter_map(|cell| cell.get()) {
+            line.device.network_changed();
         }
     }
 

@@ -26,6 +26,7 @@ mod calls;
 pub mod carrier;
 mod connect;
 mod datagrams;
+mod dlock;
 mod engine;
 mod errno;
 mod fork;

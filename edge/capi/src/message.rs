@@ -246,6 +246,10 @@ pub(crate) enum ToAgent {
     Heard,
     /// The networks changed, in a way that the agent may not have seen.
     NetworkChanged,
+    /// The program holds a D-Lock, or none any more; before this is said it holds none.
+    DLock {
+        held: bool,
+    },
     /// Its descriptor is closed, and it is not to be opened again.
     Release {
         ask: u64,
@@ -272,6 +276,9 @@ pub(crate) enum FromAgent {
         /// It understands `network-changed`; one that does not would take it for nonsense, and leave.
         #[serde(default)]
         notices: bool,
+        /// The same of `d-lock`.
+        #[serde(default)]
+        locks: bool,
     },
     /// The connection is made; the descriptor is joined next.
     Open,

@@ -17,10 +17,11 @@ use d2tp_time::{Span, Time};
 use tokio::sync::Notify;
 
 use crate::ahead::{Ahead, Wants};
-use crate::carrier::{Decision, Judge, Seat, Standing};
+use crate::carrier::{Decision, Judge, Owner, Seat, Standing};
+use crate::dlock::{self, ASK_EVERY, Place};
 use crate::errno::Fault;
 use crate::home::{Home, Line};
-use crate::options::{Options, since_boot};
+use crate::options::{Options, Persist, since_boot};
 use crate::pump::Held;
 use crate::tally::Tally;
 
@@ -59,17 +60,72 @@ pub(crate) async fn steer(home: &Home, held: &Held) -> Fault {
         held.court.replace(Some(Court::new(judge.clone(), now())));
     }
     let sees = Sees {
+        owner: held.owner(),
         with: &with,
         options: &options,
         moved: &moved,
         wants: &wants,
     };
-    decide(&held.court, &line, &sees, wakes).await
+    decide(home, &held.court, &line, &sees, wakes).await
+}
+
+/// The same while a server's name is looked for, when there is no session and nothing to be paid for: until `line` is
+/// there the machine may be woken.
+pub(crate) async fn steer_calling<T>(
+    home: &Home,
+    owner: Option<&Owner>,
+    options: &Options,
+    line: impl Future<Output = T>,
+) -> T {
+    let mut place = Place::new(&home.standby, now());
+    let mut court = home.judge.clone().map(|judge| Court::new(judge, now()));
+    let never = async {
+        loop {
+            let locked = is_locked(owner);
+            let wakes = is_woken_for(options, locked);
+            match &mut court {
+                Some(court) if wakes => {
+                    court.ask(options, Moved::default(), options.budget, &[], None, wakes);
+                }
+                Some(court) => court.seat = None,
+                None => place.look(now(), 0, true, || None),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(ASK_EVERY), if wakes => {}
+                () = locks_otherwise(home, owner, locked) => {}
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        line = line => line,
+        never = never => never,
+    }
+}
+
+/// Whether the process of a socket holds a D-Lock.
+fn is_locked(owner: Option<&Owner>) -> bool {
+    owner.map_or_else(dlock::is_held, Owner::is_locked)
+}
+
+/// Until that may be otherwise, or the machine was asleep.
+async fn locks_otherwise(home: &Home, owner: Option<&Owner>, than: bool) {
+    match owner {
+        Some(owner) => owner.locks_otherwise(than).await,
+        None => home.standby.stirs().await,
+    }
+}
+
+/// Whether an agent's machine is woken for a socket: its program asks for that, or left it to the agent to be in time, or
+/// to go on without it.
+fn is_woken_for(options: &Options, locked: bool) -> bool {
+    locked || options.deadline.is_some() || options.persist != Persist::No
 }
 
 /// The same until the session and the proxy's tunnel are made, when there is nothing to be measured yet.
 pub(crate) async fn steer_opening(
     home: &Home,
+    owner: Option<&Owner>,
     line: &Line,
     flow: &RefCell<Flow>,
     options: &Options,
@@ -83,13 +139,14 @@ pub(crate) async fn steer_opening(
     let court = home.judge.clone().map(|judge| Court::new(judge, now()));
     let court = RefCell::new(court);
     let sees = Sees {
+        owner,
         with: &with,
         options: &options,
         moved: &Moved::default,
         // What is ahead of a program that is not connected decides nothing yet: its answer is to come first.
         wants: &|options, ways, left| Ahead::default().look(now(), options, ways, left, 0),
     };
-    decide(&court, line, &sees, wakes).await
+    decide(home, &court, line, &sees, wakes).await
 }
 
 /// Bytes of the program's.
@@ -127,6 +184,8 @@ type WantsOf<'a> = dyn Fn(&Options, &[Way], Option<u64>) -> Option<Wants> + 'a;
 
 /// What is seen of a socket.
 struct Sees<'a> {
+    /// Whose it is, where that is another process.
+    owner: Option<&'a Owner>,
     with: &'a WithFlow<'a>,
     options: &'a dyn Fn() -> Options,
     moved: &'a dyn Fn() -> Moved,
@@ -134,6 +193,7 @@ struct Sees<'a> {
 }
 
 async fn decide(
+    home: &Home,
     court: &RefCell<Option<Court>>,
     line: &Line,
     sees: &Sees<'_>,
@@ -144,13 +204,15 @@ async fn decide(
     };
     let mut purse = Purse::default();
     let mut seen = Seen::new(now());
+    let mut place = Place::new(&home.standby, now());
     loop {
+        let locked = is_locked(sees.owner);
         let options = (sees.options)();
         let moved = (sees.moved)();
         let ways = line.device.ways();
         let others = line.tally(&ways);
         seen.look(now(), &ways);
-        let (mut stuck, mut watches) = (false, false);
+        let (mut stuck, mut watches, mut lacks) = (false, false, false);
         (sees.with)(&mut |flow: &Flow| {
             purse.look(&line.device, flow);
             let left = purse.left(&options);
@@ -158,7 +220,10 @@ async fn decide(
             let verdict = verdict(&seen, now(), &options, bytes, left);
             let wants = (sees.wants)(&options, &ways, left);
             let decision = match (&mut *court.borrow_mut(), &wants) {
-                (Some(court), wants) => court.ask(&options, moved, left, &others, wants.as_ref()),
+                (Some(court), wants) => {
+                    let woken = is_woken_for(&options, locked);
+                    court.ask(&options, moved, left, &others, wants.as_ref(), woken)
+                }
                 (None, Some(wants)) => Decision {
                     pays: false,
                     probe: wants.fills,
@@ -175,6 +240,11 @@ async fn decide(
             };
             stuck = is_broke && ways.iter().any(costs);
             watches = wants.is_some_and(|wants| !wants.has_all);
+            lacks = !ways.iter().any(|way| carries(way, purse.pays));
+            place.look(now(), moved.down + moved.up, lacks, || {
+                let span = seen.spends_in(now(), need(&options, bytes, left), options.size)?;
+                Some(now() + Span::from(span))
+            });
         });
         if purse.is_broke(now(), stuck && !ways.iter().any(works_free)) {
             return Fault::new(libc::EDQUOT, used_up(&options));
@@ -182,7 +252,7 @@ async fn decide(
         let rests = court
             .borrow_mut()
             .as_mut()
-            .map(|court| court.rests(now(), &options, moved, watches));
+            .map(|court| court.rests(now(), &options, moved, watches || locked && lacks));
         wakes.resting.set(rests == Some(true));
         let counts = match rests {
             Some(rests) => !rests,
@@ -190,8 +260,14 @@ async fn decide(
         };
         // What is ahead of a program gets less while nothing comes.
         let watches = watches && ways.iter().any(costs);
+        let pause = match (watches, counts) {
+            (true, _) => LOOK,
+            (false, true) => EPOCH,
+            (false, false) => ASK_EVERY,
+        };
         tokio::select! {
-            () = tokio::time::sleep(if watches { LOOK } else { EPOCH }), if counts || watches => {}
+            () = tokio::time::sleep(pause), if counts || watches || locked => {}
+            () = locks_otherwise(home, sees.owner, locked) => {}
             _ = links.changed() => {}
             () = wakes.changed.notified() => {}
         }
@@ -274,6 +350,7 @@ impl Court {
         left: Option<u64>,
         ways: &[Way],
         wants: Option<&Wants>,
+        wakes: bool,
     ) -> Decision {
         self.place(moved, ways);
         let bytes = moved.down + moved.written;
@@ -284,6 +361,7 @@ impl Court {
             },
             size: wants.map_or(options.size, |wants| Some(wants.size)),
             fills: wants.map(|wants| wants.fills.unwrap_or(0)),
+            wakes,
             ways,
             carried: &self.carried,
         };
@@ -382,9 +460,18 @@ fn costs(way: &Way) -> bool {
     way.usage == LinkUse::Paid
 }
 
-fn works_free(way: &Way) -> bool {
+fn works(way: &Way) -> bool {
     let path = way.path.as_ref().map(|path| path.state);
-    way.usage == LinkUse::Free && path == Some(PathState::Active)
+    path == Some(PathState::Active)
+}
+
+fn works_free(way: &Way) -> bool {
+    way.usage == LinkUse::Free && works(way)
+}
+
+/// Whether a link carries a flow that may pay, or may not.
+fn carries(way: &Way, pays: bool) -> bool {
+    works_free(way) || pays && costs(way) && works(way)
 }
 
 /// Whether time decides, as links are.

@@ -111,6 +111,10 @@ impl Held {
         }
     }
 
+    pub(crate) fn owner(&self) -> Option<&Owner> {
+        self.owner.as_deref()
+    }
+
     /// Whether its program ended before it.
     pub(crate) fn is_orphan(&self) -> bool {
         self.owner.as_ref().is_some_and(|owner| owner.is_gone())

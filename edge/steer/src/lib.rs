@@ -8,6 +8,7 @@
 use d2tp_driver::{LinkUse, PathState, Way};
 use d2tp_sched::{Flow, Mode, Need, SIZE_UNKNOWN_BYTES, Scheduler, Sight};
 use d2tp_time::{Span, Time};
+use std::time::Duration;
 
 /// What was seen of the links since a connection began.
 #[derive(Debug)]
@@ -72,6 +73,16 @@ impl Seen {
             priority: 0,
         };
         !self.scheduler.decide(now, &[flow]).payers.is_empty()
+    }
+
+    /// In how long links that cost would, if links stayed as they are. None: never.
+    pub fn spends_in(&self, now: Time, need: Need, size_bytes: Option<u64>) -> Option<Duration> {
+        let flow = Flow {
+            need,
+            size_bytes: size_bytes.unwrap_or(SIZE_UNKNOWN_BYTES),
+            priority: 0,
+        };
+        self.scheduler.pays_in(now, &[flow], 0)
     }
 }
 

@@ -423,6 +423,7 @@ mod tests {
                 carried: &carried,
                 together: true,
                 fills: false,
+                wakes: true,
             });
             seen = dispatcher.seen("wlan0");
             assert!(

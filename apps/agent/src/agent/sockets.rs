@@ -153,6 +153,7 @@ impl carrier::Seat for Place {
             carried: &carried,
             together: true,
             fills: standing.fills.is_some_and(|bytes| bytes > 0),
+            wakes: standing.wakes,
         });
         for way in standing.ways {
             if let Some(path) = &way.path {

@@ -97,6 +97,8 @@ struct Guest {
     goes_since: Option<Moment>,
     /// What it was told last.
     told: Option<Told>,
+    /// The machine is woken and kept awake for it.
+    wakes: bool,
 }
 
 /// How a transfer stands by what it was told.
@@ -142,6 +144,7 @@ impl Lane {
             moved_at: Moment::now(),
             goes_since: None,
             told: None,
+            wakes: false,
         };
         self.seats.insert(self.next_seat, guest);
         // Room that others left is first for whoever is first now.
@@ -182,6 +185,7 @@ impl Lane {
         let capped = |device: &str| self.around.capped.contains(device);
         let verdict = place(need, standing, pays, probe, why, behind, &capped);
         if let Some(guest) = self.seats.get_mut(&number) {
+            guest.wakes = standing.wakes;
             guest.told = Some(match &verdict.choice {
                 Choice::Use { .. } => Told::Runs,
                 Choice::Wait {
@@ -283,7 +287,7 @@ impl Lane {
     /// How transfers stand towards the machine's sleep.
     pub(super) fn waits(&self, now: Moment) -> Waits {
         let mut waits = Waits::default();
-        for guest in self.seats.values() {
+        for guest in self.seats.values().filter(|guest| guest.wakes) {
             let moves = now.since(guest.moved_at) < RUNS_WITHIN;
             match guest.told {
                 Some(Told::Runs) if moves => waits.runs.push(guest.transfer),
@@ -300,7 +304,8 @@ impl Lane {
         let told = self.told().enumerate();
         let mut waiting: Vec<usize> = told
             .filter(|(n, number)| {
-                self.seats[number].told == Some(Told::Waits)
+                let guest = &self.seats[number];
+                (guest.wakes && guest.told == Some(Told::Waits))
                     && flows[*n].need.left.is_some_and(|left| !left.is_zero())
             })
             .map(|(n, _)| n)
@@ -660,6 +665,7 @@ mod tests {
                 carried,
                 together: true,
                 fills: false,
+                wakes: true,
             };
             self.lane.ask(self.now, number, &standing)
         }

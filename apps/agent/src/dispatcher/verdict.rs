@@ -190,6 +190,7 @@ mod tests {
             carried: &carried,
             together,
             fills: false,
+            wakes: true,
         };
         let why = Why {
             reason: Some(Hold::PathCost),

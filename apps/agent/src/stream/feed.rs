@@ -233,6 +233,7 @@ impl Feed {
             carried: &self.carried,
             together: !self.roads.is_direct(),
             fills: pays,
+            wakes: true,
         };
         let verdict = seat.ask(&standing);
         let held = match verdict.choice {

@@ -46,9 +46,15 @@ impl Agent {
     }
 
     pub async fn start_with(home: &Path, more: &[&str]) -> Agent {
+        Agent::start_among(home, more, &[]).await
+    }
+
+    /// In such an environment.
+    pub async fn start_among(home: &Path, more: &[&str], around: &[(&str, &str)]) -> Agent {
         let socket = home.join("agent.sock");
         let mut child = get_rig::cedos(home, &[&["agent"], more].concat())
             .env("CEDOS_AGENT", &socket)
+            .envs(around.iter().copied())
             .spawn()
             .expect("start the agent");
         let mut lines = BufReader::new(child.stderr.take().expect("its errors")).lines();
@@ -84,9 +90,22 @@ impl Program {
         socket: &Path,
         arguments: &[&str],
     ) -> Program {
+        Program::start_among(program, home, proxy, socket, arguments, &[])
+    }
+
+    /// In such an environment.
+    pub fn start_among(
+        program: &C,
+        home: &Path,
+        proxy: &str,
+        socket: &Path,
+        arguments: &[&str],
+        around: &[(&str, &str)],
+    ) -> Program {
         let mut command: Command = program.command().into();
         let mut child = command
             .args(arguments)
+            .envs(around.iter().copied())
             .env("XDG_CONFIG_HOME", home.join(".config"))
             .env("CEDOS_AGENT", socket)
             .env("CEDOS_PROX", proxy)

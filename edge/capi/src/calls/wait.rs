@@ -1,12 +1,10 @@
 //! Waiting, and what a program knows of its surroundings.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use libc::{c_int, fd_set, nfds_t, pollfd, timeval};
 
 use super::answer;
-use crate::engine;
-use crate::errno::{Errno, check};
+use crate::errno::check;
+use crate::{dlock, engine};
 
 /// select(2), over any descriptors.
 ///
@@ -45,31 +43,15 @@ pub extern "C" fn d2tp_network_changed() -> c_int {
     })
 }
 
-/// How many D-Locks this process holds.
-static LOCKS: AtomicU32 = AtomicU32::new(0);
-
-/// Takes a D-Lock: while one is held, the process has transfers that the machine may be woken for. Returns
+/// Takes a D-Lock: while one is held, the machine is woken and kept awake for what sockets of this process carry. Returns
 /// how many are held.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_dlock_acquire() -> c_int {
-    answer(|| {
-        let more = LOCKS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
-            held.checked_add(1)
-                .filter(|more| *more <= c_int::MAX as u32)
-        });
-        let before = more.map_err(|_| Errno(libc::ENOLCK))?;
-        Ok(before as c_int + 1)
-    })
+    answer(dlock::acquire)
 }
 
 /// Gives one back. Returns how many are still held.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_dlock_release() -> c_int {
-    answer(|| {
-        let less = LOCKS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
-            held.checked_sub(1)
-        });
-        let before = less.map_err(|_| Errno(libc::EINVAL))?;
-        Ok(before as c_int - 1)
-    })
+    answer(dlock::release)
 }

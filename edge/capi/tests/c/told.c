@@ -1,4 +1,4 @@
-/* told HOST PORT [persist | open | policy=N | TOKEN]: a connection that does what it is told, line by line, and says what
+/* told HOST PORT [persist | open | policy=N | locked | TOKEN]: a connection that does what it is told, line by line, and says what
  * came of it. */
 #include "bsd.h"
 
@@ -121,6 +121,11 @@ int main(int argc, char **argv) {
         int policy = atoi(argv[3] + 7);
         said("policy", option(D2TP_SO_POLICY, &policy, sizeof policy));
     }
+    if (argc > 3 && strcmp(argv[3], "locked") == 0) {
+        int policy = D2TP_POLICY_FREE_ONLY;
+        said("policy", option(D2TP_SO_POLICY, &policy, sizeof policy));
+        said("lock", d2tp_dlock_acquire());
+    }
     if (argc > 3 && strlen(argv[3]) == 2 * D2TP_TOKEN_BYTES) {
         NEED(d2tp_close(fd) == 0);
         reopened(argv[3]);
@@ -183,6 +188,10 @@ int main(int argc, char **argv) {
             printf("info %u %llu %llu %llu\n", info.di_state, (unsigned long long)info.di_bytes_sent,
                    (unsigned long long)info.di_bytes_acked, (unsigned long long)info.di_bytes_received);
             fflush(stdout);
+        } else if (strcmp(word, "lock") == 0) {
+            said("lock", d2tp_dlock_acquire());
+        } else if (strcmp(word, "unlock") == 0) {
+            said("unlock", d2tp_dlock_release());
         } else if (strcmp(word, "network") == 0) {
             said("network", d2tp_network_changed());
         } else if (strcmp(word, "end") == 0) {

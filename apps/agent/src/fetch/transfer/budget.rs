@@ -33,6 +33,7 @@ impl<D: Dial> Transfer<'_, D> {
             carried: &self.bytes_by_link,
             together,
             fills: false,
+            wakes: true,
         })
     }
 

@@ -430,6 +430,7 @@ impl Transfer<'_, Proxy> {
             carried: &self.bytes_by_link,
             together: true,
             fills: false,
+            wakes: true,
         });
         helm.waits = matches!(verdict.choice, Choice::Wait { .. });
         if !helm.waits {

@@ -1,0 +1,276 @@
+//! D-Lock, which a program holds while it has transfers that the machine may be woken for.
+//!
+//! ```text
+//!  d2tp_dlock_acquire ─▶ HELD ─┬─ sockets that an agent carries: it is told, and keeps its own vigil
+//!                              └─ this engine's ─▶ Stand of each ─▶ Lock ─▶ Keeper ─▶ alarms, inhibitor
+//!                                                    decides anew ◀─ looks for links ◀─┘
+//! ```
+//!
+//! It is a process's: a child of `fork` holds none, and it ends with the process.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use d2tp_links::{Kind, NetworkManager};
+use d2tp_power::{Keeper, Linux, Notice};
+use d2tp_sched::{Lock, Periods, Standby};
+use d2tp_time::{Span, Time};
+use libc::c_int;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use crate::engine;
+use crate::errno::{Answer, Errno};
+use crate::home::Home;
+use crate::options::since_boot;
+
+/// How often it is looked how sockets stand while there is one that the machine may be woken for.
+pub(crate) const ASK_EVERY: Duration = Duration::from_secs(5); // as of the agent
+
+/// A socket that moved a byte within this keeps the machine awake.
+const RUNS_WITHIN: Span = Span::from_secs(30); // as of the agent
+
+/// Between looks: an engine knows nothing of how links come and go, so it is the paper's.
+const LOOK_EVERY: Span = Span::from_secs(120);
+
+/// The system's bus answers within this, or counts as not there.
+const BUS_ANSWERS: Duration = Duration::from_secs(5); // as of the agent
+
+/// The process, and below it how many it holds.
+static HELD: AtomicU64 = AtomicU64::new(0);
+
+const COUNT_BITS: u32 = 32;
+
+fn count(held: u64) -> u32 {
+    match held >> COUNT_BITS {
+        of if of == u64::from(std::process::id()) => held as u32,
+        // A parent's.
+        _ => 0,
+    }
+}
+
+/// Whether this process holds one.
+pub(crate) fn is_held() -> bool {
+    count(HELD.load(Ordering::Relaxed)) > 0
+}
+
+/// Takes one; says how many there are now.
+pub(crate) fn acquire() -> Answer<c_int> {
+    change(|held| {
+        held.checked_add(1)
+            .filter(|held| c_int::try_from(*held).is_ok())
+    })
+    .map_err(|()| Errno(libc::ENOLCK))
+}
+
+/// Gives one back; says how many there are now.
+pub(crate) fn release() -> Answer<c_int> {
+    change(|held| held.checked_sub(1)).map_err(|()| Errno(libc::EINVAL))
+}
+
+fn change(to: impl Fn(u32) -> Option<u32>) -> Result<c_int, ()> {
+    let of = u64::from(std::process::id()) << COUNT_BITS;
+    let changed = HELD.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+        Some(of | u64::from(to(count(held))?))
+    });
+    let before = count(changed.map_err(drop)?);
+    let now = to(before).ok_or(())?;
+    if (before == 0) != (now == 0)
+        && let Some(engine) = engine::running()
+    {
+        // As it is by then: who takes and gives back at once is told the same twice.
+        engine.tell(|home| {
+            for handed in home.handed.borrow().values() {
+                handed.tell_dlock();
+            }
+            home.standby.decide_anew();
+            home.standby.stirred.notify_one();
+        });
+    }
+    Ok(now as c_int)
+}
+
+/// How a socket of this engine stands towards the machine's sleep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Stand {
+    /// It has a link and does not move, or nothing is asked for.
+    #[default]
+    Rests,
+    /// For another link than those it may use, until it must begin on one that costs.
+    Waits { start: Option<Time> },
+    Runs,
+}
+
+/// All sockets of an engine that the machine may be woken for.
+#[derive(Default)]
+pub(crate) struct Stands {
+    all: RefCell<BTreeMap<u64, Stand>>,
+    next: Cell<u64>,
+    stirred: Notify,
+    anew: Notify,
+}
+
+impl Stands {
+    fn decide_anew(&self) {
+        self.anew.notify_waiters();
+    }
+
+    /// It is to be decided anew: the machine was asleep, or a D-Lock is taken or given back.
+    pub(crate) async fn stirs(&self) {
+        self.anew.notified().await;
+    }
+
+    fn sum(&self) -> Standby {
+        let mut sum = Standby::default();
+        for stand in self.all.borrow().values() {
+            match stand {
+                Stand::Rests => {}
+                Stand::Runs => sum.runs = true,
+                Stand::Waits { start } => {
+                    sum.waits = true;
+                    let earlier = sum.latest_start.into_iter().chain(*start).min();
+                    sum.latest_start = earlier;
+                }
+            }
+        }
+        sum
+    }
+}
+
+/// One of them, until it is dropped.
+pub(crate) struct Place {
+    stands: Rc<Stands>,
+    number: u64,
+    moved: u64,
+    moved_at: Time,
+}
+
+impl Place {
+    pub(crate) fn new(stands: &Rc<Stands>, now: Time) -> Place {
+        let number = stands.next.get();
+        stands.next.set(number + 1);
+        Place {
+            stands: stands.clone(),
+            number,
+            moved: 0,
+            moved_at: now,
+        }
+    }
+
+    /// It has moved so many bytes, and `lacks` a link that it may use; `start`: when it must begin on one that costs.
+    /// Nothing, where nothing is asked of the machine for it.
+    pub(crate) fn look(
+        &mut self,
+        now: Time,
+        moved: u64,
+        lacks: bool,
+        start: impl FnOnce() -> Option<Time>,
+    ) {
+        if moved != self.moved {
+            (self.moved, self.moved_at) = (moved, now);
+        }
+        let moves = moved > 0 && now.since(self.moved_at) < RUNS_WITHIN;
+        let stand = match (is_held(), lacks) {
+            (false, _) => Stand::Rests,
+            (true, true) => Stand::Waits { start: start() },
+            (true, false) if moves => Stand::Runs,
+            (true, false) => Stand::Rests,
+        };
+        self.set(stand);
+    }
+
+    pub(crate) fn set(&self, stand: Stand) {
+        let before = self.stands.all.borrow_mut().insert(self.number, stand);
+        if before.unwrap_or_default() != stand {
+            self.stands.stirred.notify_one();
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.stands.all.borrow_mut().remove(&self.number).is_some() {
+            self.stands.stirred.notify_one();
+        }
+    }
+}
+
+/// Keeps watch for as long as the engine runs. A machine is asked for nothing before the first D-Lock.
+pub(crate) async fn keep(home: Rc<Home>) {
+    let stands = home.standby.clone();
+    while !is_held() || stands.all.borrow().is_empty() {
+        stands.stirred.notified().await;
+    }
+    // No timers or no descriptors: nobody is woken.
+    let Ok(machine) = Linux::open().await else {
+        return;
+    };
+    let mut keeper = Keeper::new(machine);
+    let mut lock = Lock::new(Periods::fixed(LOOK_EVERY));
+    let mut waited = false;
+    loop {
+        let standby = stands.sum();
+        if standby.waits && !waited {
+            lock.looked(now());
+            look_for_links(&home).await;
+        }
+        waited = standby.waits;
+        let vigil = lock.vigil(now(), &standby, |_| 0.0);
+        keeper.keep(now(), vigil, &why()).await;
+        let is_idle = !standby.waits && !standby.runs;
+        tokio::select! {
+            notice = keeper.next() => match notice {
+                Notice::Sleeps => {}
+                Notice::Rings(_) | Notice::Woke => {
+                    lock.looked(now());
+                    look_for_links(&home).await;
+                    stands.decide_anew();
+                }
+            },
+            () = stands.stirred.notified() => {}
+            () = tokio::time::sleep(ASK_EVERY), if !is_idle => {}
+        }
+    }
+}
+
+/// Why the machine is kept awake, for people.
+fn why() -> String {
+    let program = std::env::current_exe().ok();
+    let name = program.as_deref().and_then(|path| path.file_name());
+    let name = name.map_or("a program".into(), |name| name.to_string_lossy());
+    format!("{name} has a transfer under way")
+}
+
+/// Tries every link at once, and has access points looked for.
+async fn look_for_links(home: &Home) {
+    home.try_links();
+    let Some(links) = home.links().await else {
+        return;
+    };
+    let wireless: Vec<String> = {
+        let links = links.borrow();
+        let wireless = links.iter().filter(|link| link.kind == Kind::Wifi);
+        wireless.map(|link| link.name.clone()).collect()
+    };
+    if wireless.is_empty() {
+        return;
+    }
+    let scan = async {
+        // For minutes to come nobody asks again.
+        let Ok(manager) = NetworkManager::start().await else {
+            return;
+        };
+        for device in wireless {
+            // It refuses when it has just looked by itself.
+            let _ = manager.scan(&device).await;
+        }
+    };
+    let _ = timeout(BUS_ANSWERS, scan).await;
+}
+
+fn now() -> Time {
+    Time::from_nanos(u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX))
+}
