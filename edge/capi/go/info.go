@@ -121,8 +121,8 @@ func NetworkChanged() error {
 	return nil
 }
 
-// AcquireDLock says that the process has transfers for which the machine may be woken, until release is called. Such
-// locks are counted; nothing is woken by them yet.
+// AcquireDLock has the machine woken for connections of this process that wait for a network, and kept awake while they
+// move, until release is called. Such locks are counted.
 func AcquireDLock() (release func(), err error) {
 	if said, errno := C.d2tp_dlock_acquire(); said < 0 {
 		return nil, errno

@@ -170,7 +170,8 @@ int d2tp_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
 
 /* The networks changed and this process may not have seen it. */
 int d2tp_network_changed(void);
-/* There are transfers that the machine may be woken for: each returns how many locks are held. */
+/* While one is held the machine is woken for connections of this process that wait for a network, and kept awake while
+ * they move: each returns how many are held. */
 int d2tp_dlock_acquire(void);
 int d2tp_dlock_release(void);
 

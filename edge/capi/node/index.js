@@ -287,8 +287,8 @@ function networkChanged() {
 }
 
 /**
- * Until the function that it returns is called, the process has transfers for which the machine may be woken. Such locks
- * are counted; nothing is woken by them yet.
+ * Until the function that it returns is called, the machine is woken for connections of this process that wait for a
+ * network, and kept awake while they move. Such locks are counted.
  */
 function acquireDlock() {
   let isHeld = true;

@@ -100,7 +100,9 @@ pub(crate) enum Stand {
     #[default]
     Rests,
     /// For another link than those it may use, until it must begin on one that costs.
-    Waits { start: Option<Time> },
+    Waits {
+        start: Option<Time>,
+    },
     Runs,
 }
 
@@ -273,4 +275,58 @@ async fn look_for_links(home: &Home) {
 
 fn now() -> Time {
     Time::from_nanos(u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Time {
+        Time::ZERO + Span::from_secs(seconds)
+    }
+
+    // One test: the count is the process's.
+    #[test]
+    fn sockets_count_while_a_d_lock_is_held_and_as_they_stand() {
+        let stands: Rc<Stands> = Rc::default();
+        let (mut one, mut other) = (Place::new(&stands, at(0)), Place::new(&stands, at(0)));
+        let never = || unreachable!("nobody asks when a flow without a D-Lock must begin");
+        one.look(at(1), 10, true, never);
+        assert_eq!(stands.sum(), Standby::default());
+        assert_eq!(release(), Err(Errno(libc::EINVAL)));
+        assert_eq!(acquire(), Ok(1));
+        assert!(is_held());
+        one.look(at(2), 10, true, || Some(at(50)));
+        other.look(at(2), 10, true, || Some(at(40)));
+        let waits = Standby {
+            waits: true,
+            latest_start: Some(at(40)),
+            ..Standby::default()
+        };
+        assert_eq!(stands.sum(), waits);
+        drop(other);
+        one.look(at(3), 10, true, || None);
+        let waits = Standby {
+            waits: true,
+            ..Standby::default()
+        };
+        assert_eq!(stands.sum(), waits);
+        // It has a link: it runs until it has not moved for a while.
+        let runs = Standby {
+            runs: true,
+            ..Standby::default()
+        };
+        for (now, moved, is) in [
+            (4, 11, runs),
+            (33, 11, runs),
+            (34, 11, Standby::default()),
+            (35, 12, runs),
+        ] {
+            one.look(at(now), moved, false, || None);
+            assert_eq!(stands.sum(), is, "at {now} s");
+        }
+        assert_eq!(release(), Ok(0));
+        one.look(at(36), 13, false, || None);
+        assert_eq!(stands.sum(), Standby::default());
+    }
 }

@@ -9,6 +9,7 @@
 //!  {"do":"options",…}, {"do":"flush",…}, {"do":"info"} ▶
 //!                                                      ◀ {"event":"answer",…}
 //!                                                      ◀ {"event":"fault",…}   before the descriptor breaks
+//!  {"do":"d-lock","held":true}                         ▶
 //!  {"do":"heard"}                                      ▶
 //!                                                      ◀ {"event":"over"}
 //! ```

@@ -13,8 +13,8 @@ pub fn network_changed() -> io::Result<()> {
     raw::network_changed()
 }
 
-/// While one is held the process has transfers for which the machine may be woken. They are counted; nothing is woken
-/// by them yet.
+/// While one is held the machine is woken for connections of this process that wait for a network, and kept awake while
+/// they move. They are counted; a child of `fork` holds none.
 #[derive(Debug)]
 pub struct DLock(());
 

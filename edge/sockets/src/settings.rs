@@ -193,8 +193,26 @@ impl Drop for Unmade {
     }
 }
 
-/// A deadline as the library has it: seconds from now, 0 for none.
+/// A deadline as the library has it: whole seconds from now, never sooner than said, 0 for none.
 pub(crate) fn seconds(within: Option<Duration>) -> [u8; 8] {
-    let seconds = within.map_or(0, |within| within.as_secs().max(1));
+    let whole =
+        |within: Duration| (within.as_secs()).saturating_add(u64::from(within.subsec_nanos() > 0));
+    let seconds = within.map_or(0, |within| whole(within).max(1));
     i64::try_from(seconds).unwrap_or(i64::MAX).to_ne_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_is_never_sooner_than_said() {
+        let told = |within| i64::from_ne_bytes(seconds(within));
+        assert_eq!(told(None), 0);
+        assert_eq!(told(Some(Duration::ZERO)), 1);
+        assert_eq!(told(Some(Duration::from_millis(1_900))), 2);
+        assert_eq!(told(Some(Duration::from_secs(2))), 2);
+        assert_eq!(told(Some(Duration::from_nanos(2_000_000_001))), 3);
+        assert_eq!(told(Some(Duration::MAX)), i64::MAX);
+    }
 }

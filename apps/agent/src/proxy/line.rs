@@ -50,7 +50,7 @@ const UNANSWERED_AFTER: Duration = Duration::from_secs(4); // five handshake tri
 const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` in docs/sockets.md
 
 /// A proxy that was never heard of since it was first called, for so long, is not waited for.
-const FIRST_WORD: Duration = Duration::from_secs(1); // three handshake tries on a fast link
+const FIRST_WORD: Duration = Duration::from_millis(2_500); // three handshake tries: at 0, 0.6 and 1.8 s
 
 /// How the session stands.
 #[derive(Debug, Clone, Default)]

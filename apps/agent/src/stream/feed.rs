@@ -200,8 +200,8 @@ impl Feed {
         Feed { seat, ..self }
     }
 
-    /// Tells the dispatcher what it needs, and hears whether others go first or nothing may be spent.
-    /// Why it is held back by others, if it is, and what it may pay for with them.
+    /// Tells the dispatcher what it needs. Returns why it is held back, if others go first or nothing may be spent, and
+    /// how many bytes it may pay for beside them.
     fn ask(
         &mut self,
         need: &Need,

@@ -314,6 +314,15 @@ impl Streams {
             told.passed.remove(&ends);
         }
     }
+
+    /// The same of one that was reset, unless the program has begun another since.
+    fn forget_reset(&self, ends: Ends, over: &Arc<Notify>) {
+        let mut told = self.told();
+        let is_it = |passed: &Passed| passed.reset && Arc::ptr_eq(&passed.over, over);
+        if told.passed.get(&ends).is_some_and(is_it) {
+            told.passed.remove(&ends);
+        }
+    }
 }
 
 /// A stream of the stack's, which says its end only when it is asked again after the last packet arrived, and tells
@@ -349,8 +358,10 @@ impl Program {
         if task.is_closed() {
             self.streams.forget(self.ends);
         } else {
+            let over = self.streams.over(self.ends);
             self.streams.reset(self.ends);
             task.closed().await;
+            self.streams.forget_reset(self.ends, &over);
         }
     }
 }

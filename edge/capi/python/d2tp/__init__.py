@@ -285,8 +285,8 @@ def network_changed():
 
 @contextlib.contextmanager
 def dlock():
-    """While in it the process has transfers for which the machine may be woken. Such locks are counted; nothing is
-    woken by them yet."""
+    """While in it the machine is woken for connections of this process that wait for a network, and kept awake while they
+    move. Such locks are counted."""
     _check(_lib.d2tp_dlock_acquire())
     try:
         yield

@@ -24,6 +24,7 @@ int main(void) {
     talk();
     /* Somebody is in the middle of a call whenever we fork. */
     NEED(pthread_create(&thread, NULL, keep_busy, &end) == 0);
+    NEED(d2tp_dlock_acquire() == 1);
     for (int i = 0; i < 8; i++) {
         int policy = 1, status, c, s;
         connection(&c, &s);
@@ -33,6 +34,8 @@ int main(void) {
             /* What is the parent's engine's is not ours to steer. */
             NEED(d2tp_setsockopt(c, SOL_D2TP, D2TP_SO_POLICY, &policy, sizeof policy) == -1);
             NEED(errno == EOPNOTSUPP);
+            NEED(d2tp_dlock_release() == -1 && errno == EINVAL);
+            NEED(d2tp_dlock_acquire() == 1);
             talk();
             exit(0);
         }
@@ -41,6 +44,7 @@ int main(void) {
     }
     __atomic_store_n(&end, 1, __ATOMIC_RELEASE);
     pthread_join(thread, NULL);
+    NEED(d2tp_dlock_release() == 0);
     puts("ok");
     return 0;
 }

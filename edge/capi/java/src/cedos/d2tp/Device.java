@@ -15,7 +15,10 @@ public final class Device {
         Native.networkChanged();
     }
 
-    /** While one is held the process has transfers for which the machine may be woken; its close gives it back. */
+    /**
+     * While one is held the machine is woken for connections of this process that wait for a network, and kept awake while
+     * they move; its close gives it back.
+     */
     public static final class DLock implements AutoCloseable {
         private final AtomicBoolean isHeld = new AtomicBoolean(true);
 
@@ -29,7 +32,7 @@ public final class Device {
         }
     }
 
-    /** Takes a D-Lock. They are counted; nothing is woken by them yet. */
+    /** Takes a D-Lock. They are counted. */
     public static DLock dlock() throws IOException {
         Native.dlock(true);
         return new DLock();
