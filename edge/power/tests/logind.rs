@@ -8,11 +8,10 @@ use d2tp_power::{Bell, Keeper, Linux, Logind, Machine, Notice};
 use d2tp_sched::Vigil;
 use d2tp_time::{Span, Time};
 use tokio::time::timeout;
-use zbus::{Proxy, Variant};
+use zbus::Variant;
 
 const NAME: &str = "org.freedesktop.login1";
 const PATH: &str = "/org/freedesktop/login1";
-const MANAGER: &str = "org.freedesktop.login1.Manager";
 
 async fn bus() -> Option<Bus> {
     Bus::with("logind", NAME).await
@@ -20,18 +19,6 @@ async fn bus() -> Option<Bus> {
 
 async fn linux(bus: &Bus) -> Linux {
     Linux::with(Logind::on(&bus.connect().await).await).unwrap()
-}
-
-/// What keeps the machine awake: what, who, why, how.
-async fn inhibitors(bus: &Bus) -> Vec<[String; 4]> {
-    type Row = (String, String, String, String, u32, u32);
-    let manager = Proxy::new(&bus.connection, NAME, PATH, MANAGER)
-        .await
-        .unwrap();
-    let rows: Vec<Row> = manager.call("ListInhibitors", &()).await.unwrap();
-    rows.into_iter()
-        .map(|(a, b, c, d, ..)| [a, b, c, d])
-        .collect()
 }
 
 #[tokio::test]
@@ -47,10 +34,10 @@ async fn a_vigil_that_holds_keeps_the_machine_awake_until_the_next_one_lets_go()
         keeper.keep(Time::ZERO, holds, "a.mp3 is on wlan0").await;
     }
     let expected = ["sleep:idle", "Cedos", "a.mp3 is on wlan0", "block"];
-    assert_eq!(inhibitors(&bus).await, [expected.map(str::to_owned)]);
+    assert_eq!(bus.inhibitors().await, [expected.map(str::to_owned)]);
     keeper.keep(Time::ZERO, Vigil::default(), "").await;
     let gone = async {
-        while !inhibitors(&bus).await.is_empty() {
+        while !bus.inhibitors().await.is_empty() {
             tokio::task::yield_now().await;
         }
     };

@@ -132,9 +132,9 @@ impl Bus {
         let _ = self.mock.0.wait();
     }
 
-    /// Why the machine may not sleep, as logind's stand-in has it.
+    /// What keeps the machine awake, as logind's stand-in has it: what, who, why, how.
     #[allow(dead_code, reason = "likewise")]
-    pub async fn inhibitors(&self) -> Vec<String> {
+    pub async fn inhibitors(&self) -> Vec<[String; 4]> {
         type Row = (String, String, String, String, u32, u32);
         let manager = Proxy::new(
             &self.connection,
@@ -144,7 +144,8 @@ impl Bus {
         );
         let manager = manager.await.expect("a proxy");
         let rows: Vec<Row> = manager.call("ListInhibitors", &()).await.expect("a list");
-        rows.into_iter().map(|row| row.2).collect()
+        let row = |(what, who, why, how, ..): Row| [what, who, why, how];
+        rows.into_iter().map(row).collect()
     }
 
     /// The stand-in's own interface, on one of its objects.
