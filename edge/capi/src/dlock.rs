@@ -143,18 +143,18 @@ impl Stands {
 }
 
 /// One of them, until it is dropped.
-pub(crate) struct Place {
+pub(crate) struct Watched {
     stands: Rc<Stands>,
     number: u64,
     moved: u64,
     moved_at: Time,
 }
 
-impl Place {
-    pub(crate) fn new(stands: &Rc<Stands>, now: Time) -> Place {
+impl Watched {
+    pub(crate) fn new(stands: &Rc<Stands>, now: Time) -> Watched {
         let number = stands.next.get();
         stands.next.set(number + 1);
-        Place {
+        Watched {
             stands: stands.clone(),
             number,
             moved: 0,
@@ -192,7 +192,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Watched {
     fn drop(&mut self) {
         if self.stands.all.borrow_mut().remove(&self.number).is_some() {
             self.stands.stirred.notify_one();
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn sockets_count_while_a_d_lock_is_held_and_as_they_stand() {
         let stands: Rc<Stands> = Rc::default();
-        let (mut one, mut other) = (Place::new(&stands, at(0)), Place::new(&stands, at(0)));
+        let (mut one, mut other) = (Watched::new(&stands, at(0)), Watched::new(&stands, at(0)));
         let never = || unreachable!("nobody asks when a flow without a D-Lock must begin");
         one.look(at(1), 10, true, never);
         assert_eq!(stands.sum(), Standby::default());

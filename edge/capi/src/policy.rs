@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 
 use crate::ahead::{Ahead, Wants};
 use crate::carrier::{Decision, Judge, Owner, Seat, Standing};
-use crate::dlock::{self, ASK_EVERY, Place};
+use crate::dlock::{self, ASK_EVERY, Watched};
 use crate::errno::Fault;
 use crate::home::{Home, Line};
 use crate::options::{Options, Persist, since_boot};
@@ -77,7 +77,7 @@ pub(crate) async fn steer_calling<T>(
     options: &Options,
     line: impl Future<Output = T>,
 ) -> T {
-    let mut place = Place::new(&home.standby, now());
+    let mut watched = Watched::new(&home.standby, now());
     let mut court = home.judge.clone().map(|judge| Court::new(judge, now()));
     let never = async {
         loop {
@@ -88,7 +88,7 @@ pub(crate) async fn steer_calling<T>(
                     court.ask(options, Moved::default(), options.budget, &[], None, wakes);
                 }
                 Some(court) => court.seat = None,
-                None => place.look(now(), 0, true, || None),
+                None => watched.look(now(), 0, true, || None),
             }
             tokio::select! {
                 () = tokio::time::sleep(ASK_EVERY), if wakes => {}
@@ -204,7 +204,7 @@ async fn decide(
     };
     let mut purse = Purse::default();
     let mut seen = Seen::new(now());
-    let mut place = Place::new(&home.standby, now());
+    let mut watched = Watched::new(&home.standby, now());
     loop {
         let locked = is_locked(sees.owner);
         let options = (sees.options)();
@@ -241,7 +241,7 @@ async fn decide(
             stuck = is_broke && ways.iter().any(costs);
             watches = wants.is_some_and(|wants| !wants.has_all);
             lacks = !ways.iter().any(|way| carries(way, purse.pays));
-            place.look(now(), moved.down + moved.up, lacks, || {
+            watched.look(now(), moved.down + moved.up, lacks, || {
                 let span = seen.spends_in(now(), need(&options, bytes, left), options.size)?;
                 Some(now() + Span::from(span))
             });
