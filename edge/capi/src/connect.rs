@@ -156,7 +156,7 @@ pub(crate) async fn open(
 ) -> Result<Held, Fault> {
     let owner = way.owner.as_deref();
     let line = home.line(&way.server, way.key.as_deref());
-    let line = policy::steer_calling(home, owner, begun, line).await?;
+    let line = policy::steer_calling(home, owner, line).await?;
     let settings = begun.settings()?;
     let flow = line.0.device.open(settings);
     let flow = RefCell::new(flow.map_err(|error| Fault::new(libc::ENOBUFS, error))?);

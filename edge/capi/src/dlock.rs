@@ -33,6 +33,9 @@ pub(crate) const ASK_EVERY: Duration = Duration::from_secs(5); // as of the agen
 /// A socket that moved a byte within this keeps the machine awake.
 const RUNS_WITHIN: Span = Span::from_secs(30); // as of the agent
 
+/// A socket that has had no link for so long waits for one: a new session finds its first sooner.
+const LACKS_FOR: Span = Span::from_secs(2); // a guess
+
 /// Between looks: an engine knows nothing of how links come and go, so it is the paper's.
 const LOOK_EVERY: Span = Span::from_secs(120);
 
@@ -148,6 +151,7 @@ pub(crate) struct Watched {
     number: u64,
     moved: u64,
     moved_at: Time,
+    lacks_since: Option<Time>,
 }
 
 impl Watched {
@@ -159,6 +163,7 @@ impl Watched {
             number,
             moved: 0,
             moved_at: now,
+            lacks_since: None,
         }
     }
 
@@ -174,12 +179,14 @@ impl Watched {
         if moved != self.moved {
             (self.moved, self.moved_at) = (moved, now);
         }
+        self.lacks_since = lacks.then(|| self.lacks_since.unwrap_or(now));
+        let waits = |since: Time| now.since(since) >= LACKS_FOR;
         let moves = moved > 0 && now.since(self.moved_at) < RUNS_WITHIN;
-        let stand = match (is_held(), lacks) {
-            (false, _) => Stand::Rests,
-            (true, true) => Stand::Waits { start: start() },
-            (true, false) if moves => Stand::Runs,
-            (true, false) => Stand::Rests,
+        let stand = match self.lacks_since {
+            _ if !is_held() => Stand::Rests,
+            Some(since) if waits(since) => Stand::Waits { start: start() },
+            None if moves => Stand::Runs,
+            Some(_) | None => Stand::Rests,
         };
         self.set(stand);
     }
@@ -207,7 +214,7 @@ pub(crate) async fn keep(home: Rc<Home>) {
         stands.stirred.notified().await;
     }
     // No timers or no descriptors: nobody is woken.
-    let Ok(machine) = Linux::open().await else {
+    let Ok(Ok(machine)) = timeout(BUS_ANSWERS, Linux::open()).await else {
         return;
     };
     let mut keeper = Keeper::new(machine);
@@ -221,15 +228,17 @@ pub(crate) async fn keep(home: Rc<Home>) {
         }
         waited = standby.waits;
         let vigil = lock.vigil(now(), &standby, |_| 0.0);
-        keeper.keep(now(), vigil, &why()).await;
+        let _ = timeout(BUS_ANSWERS, keeper.keep(now(), vigil, &why())).await;
         let is_idle = !standby.waits && !standby.runs;
         tokio::select! {
             notice = keeper.next() => match notice {
                 Notice::Sleeps => {}
                 Notice::Rings(_) | Notice::Woke => {
-                    lock.looked(now());
-                    look_for_links(&home).await;
                     stands.decide_anew();
+                    if waited {
+                        lock.looked(now());
+                        look_for_links(&home).await;
+                    }
                 }
             },
             () = stands.stirred.notified() => {}
@@ -291,7 +300,8 @@ mod tests {
         let stands: Rc<Stands> = Rc::default();
         let (mut one, mut other) = (Watched::new(&stands, at(0)), Watched::new(&stands, at(0)));
         let never = || unreachable!("nobody asks when a flow without a D-Lock must begin");
-        one.look(at(1), 10, true, never);
+        one.look(at(0), 10, true, never);
+        other.look(at(0), 10, true, never);
         assert_eq!(stands.sum(), Standby::default());
         assert_eq!(release(), Err(Errno(libc::EINVAL)));
         assert_eq!(acquire(), Ok(1));

@@ -236,31 +236,38 @@ pub(crate) async fn reopen(
             Some(FromAgent::Taken {
                 ok: true,
                 version: VERSION,
-                ..
-            }) => ear.next().await,
-            _ => Ok(None),
+                notices,
+                locks,
+            }) => std::io::Result::Ok((ear.next().await?, (notices, locks))),
+            _ => Ok((None, (false, false))),
         }
     };
-    let reopened = match timeout(ANSWER_WITHIN, asked).await {
-        Ok(Ok(Some(FromAgent::Reopened {
-            server,
-            target,
-            ipv6,
-            options,
-        }))) => Reopened {
-            server,
-            target,
-            ipv6,
-            options: Options {
+    let (reopened, hears) = match timeout(ANSWER_WITHIN, asked).await {
+        Ok(Ok((
+            Some(FromAgent::Reopened {
+                server,
+                target,
+                ipv6,
+                options,
+            }),
+            hears,
+        ))) => {
+            let options = Options {
                 persist: Persist::Open,
                 ..Options::try_from(&options)?
-            },
-        },
-        Ok(Ok(Some(FromAgent::Fault { errno, text }))) => return Err(Fault { errno, text }),
+            };
+            let reopened = Reopened {
+                server,
+                target,
+                ipv6,
+                options,
+            };
+            (reopened, hears)
+        }
+        Ok(Ok((Some(FromAgent::Fault { errno, text }), _))) => return Err(Fault { errno, text }),
         _ => return Err(no_agent()),
     };
-    // As all that open connections again.
-    let mut handed = Handed::begin(stream, (true, true));
+    let mut handed = Handed::begin(stream, hears);
     handed.ear = Some(ear);
     if dlock::is_held() {
         handed.tell_dlock();

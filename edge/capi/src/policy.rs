@@ -69,29 +69,23 @@ pub(crate) async fn steer(home: &Home, held: &Held) -> Fault {
     decide(home, &held.court, &line, &sees, wakes).await
 }
 
-/// The same while a server's name is looked for, when there is no session and nothing to be paid for: until `line` is
-/// there the machine may be woken.
+/// While a server's name is looked for there is no session and nothing to be paid for. Until `line` is there the machine may
+/// be woken, but for an agent's sockets: without a session nothing is seen of links.
 pub(crate) async fn steer_calling<T>(
     home: &Home,
     owner: Option<&Owner>,
-    options: &Options,
     line: impl Future<Output = T>,
 ) -> T {
+    if home.judge.is_some() {
+        return line.await;
+    }
     let mut watched = Watched::new(&home.standby, now());
-    let mut court = home.judge.clone().map(|judge| Court::new(judge, now()));
     let never = async {
         loop {
             let locked = is_locked(owner);
-            let wakes = is_woken_for(options, locked);
-            match &mut court {
-                Some(court) if wakes => {
-                    court.ask(options, Moved::default(), options.budget, &[], None, wakes);
-                }
-                Some(court) => court.seat = None,
-                None => watched.look(now(), 0, true, || None),
-            }
+            watched.look(now(), 0, true, || None);
             tokio::select! {
-                () = tokio::time::sleep(ASK_EVERY), if wakes => {}
+                () = tokio::time::sleep(ASK_EVERY), if locked => {}
                 () = locks_otherwise(home, owner, locked) => {}
             }
         }
@@ -208,6 +202,7 @@ async fn decide(
     loop {
         let locked = is_locked(sees.owner);
         let options = (sees.options)();
+        let woken = is_woken_for(&options, locked);
         let moved = (sees.moved)();
         let ways = line.device.ways();
         let others = line.tally(&ways);
@@ -221,7 +216,6 @@ async fn decide(
             let wants = (sees.wants)(&options, &ways, left);
             let decision = match (&mut *court.borrow_mut(), &wants) {
                 (Some(court), wants) => {
-                    let woken = is_woken_for(&options, locked);
                     court.ask(&options, moved, left, &others, wants.as_ref(), woken)
                 }
                 (None, Some(wants)) => Decision {
@@ -242,8 +236,12 @@ async fn decide(
             watches = wants.is_some_and(|wants| !wants.has_all);
             lacks = !ways.iter().any(|way| carries(way, purse.pays));
             watched.look(now(), moved.down + moved.up, lacks, || {
+                if !ways.iter().any(costs) {
+                    return None;
+                }
                 let span = seen.spends_in(now(), need(&options, bytes, left), options.size)?;
-                Some(now() + Span::from(span))
+                // Sooner than it is looked again it needs no alarm.
+                (span >= ASK_EVERY).then(|| now() + Span::from(span))
             });
         });
         if purse.is_broke(now(), stuck && !ways.iter().any(works_free)) {
@@ -252,7 +250,7 @@ async fn decide(
         let rests = court
             .borrow_mut()
             .as_mut()
-            .map(|court| court.rests(now(), &options, moved, watches || locked && lacks));
+            .map(|court| court.rests(now(), &options, moved, watches || woken && lacks));
         wakes.resting.set(rests == Some(true));
         let counts = match rests {
             Some(rests) => !rests,
@@ -266,7 +264,7 @@ async fn decide(
             (false, false) => ASK_EVERY,
         };
         tokio::select! {
-            () = tokio::time::sleep(pause), if counts || watches || locked => {}
+            () = tokio::time::sleep(pause), if counts || watches || locked && rests.is_none() => {}
             () = locks_otherwise(home, sees.owner, locked) => {}
             _ = links.changed() => {}
             () = wakes.changed.notified() => {}
