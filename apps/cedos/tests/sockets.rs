@@ -113,6 +113,11 @@ async fn a_socket_is_carried_by_the_agent_both_ways_with_ends_that_are_ends() {
     there.write_all(&[7; 70_000]).await.expect("it is taken");
     drop(there);
     assert_eq!(program.ask("read 100000").await, "read 70000");
+    let mut info = String::new();
+    while !info.starts_with("info 3 ") {
+        info = program.ask("info").await;
+    }
+    assert_eq!(info, "info 3 200000 200000 70000");
     // Nothing of it was this program's own: with the agent it is gone.
     let (mut other, _there) = device.connected(&[]).await;
     device.agent.kill().await;
@@ -583,4 +588,69 @@ async fn a_proxys_refusals_are_errors_of_connect_with_an_agent_too() {
         unknown.starts_with("EHOSTUNREACH: ") && unknown.contains("no such name"),
         "{unknown}"
     );
+}
+
+#[tokio::test]
+async fn who_does_not_wait_for_a_refused_connection_hears_of_it_as_from_the_kernel() {
+    let device = Device::new().await;
+    let closed = device.origin.local_addr().expect("an address").port();
+    let port = closed.to_string();
+    drop(device.origin);
+    let told = C::plain("refused.c").run(&[&port]);
+    let lines: std::collections::BTreeSet<&str> = told.lines().collect();
+    assert_eq!(lines.len(), 1, "{told}");
+    let program = C::with_d2tp("refused.c");
+    for socket in [Path::new("none"), &*device.agent.socket] {
+        let output = program
+            .command()
+            .arg(&port)
+            .env("XDG_CONFIG_HOME", device.home.path().join(".config"))
+            .env("XDG_RUNTIME_DIR", device.home.path())
+            .env("CEDOS_AGENT", socket)
+            .env("CEDOS_PROX", &device.proxy.address)
+            .output();
+        let output = output.expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(said, told, "{}", socket.display());
+    }
+}
+
+#[tokio::test]
+async fn what_a_program_left_is_closed_at_an_origin_that_says_nothing() {
+    let device = Device::new().await;
+    let held = |there: &TcpStream| {
+        let port = there.peer_addr().expect("an address").port();
+        let known = std::fs::read_to_string("/proc/net/tcp").expect("the kernel says");
+        let here = format!(":{port:04X} ");
+        let line = known.lines().find(|line| {
+            let local = line.split_whitespace().nth(1).unwrap_or_default();
+            format!("{local} ").ends_with(&here)
+        });
+        // The number of its file, while a process has it.
+        line.is_some_and(|line| line.split_whitespace().nth(9) != Some("0"))
+    };
+    for socket in [Path::new("none"), &*device.agent.socket] {
+        let mut program = device.program_at(socket, &[]);
+        let mut there = device.accept().await;
+        assert_eq!(program.hear().await, "connect 0");
+        assert_eq!(program.ask("write 5").await, "write 5");
+        let mut bytes = [0; 6];
+        let read = timeout(PATIENCE, there.read_exact(&mut bytes[..5])).await;
+        read.expect("in time").expect("it comes");
+        assert_eq!(program.ask("end").await, "end 0");
+        let read = timeout(PATIENCE, there.read(&mut bytes)).await;
+        assert_eq!(read.expect("in time").expect("an end"), 0);
+        // It may read on, for as long as it likes.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(held(&there));
+        program.leave().await;
+        let let_go = async {
+            while held(&there) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        // This end stays open, as one that does not look does.
+        timeout(PATIENCE, let_go).await.expect("D2Prox lets it go");
+    }
 }

@@ -140,7 +140,7 @@ async fn conduct<F: FlowIo>(flow: &mut F, prox: &Arc<Prox>, record: &mut Record)
         return waking::serve_on(flow, prox, record, memo).await;
     }
     let mut watch = Watch::new(prox);
-    match prox.admit(flow.peer(), flow.deadline_left()) {
+    match prox.admit(flow.peer(), flow.deadline_left()).await {
         Ok(permit) => {
             let outcome = serve_new(flow, prox, watch, record).await;
             permit.settle(&outcome);

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use d2tp_driver::HostKey;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 use crate::config::ProxConfig;
 use crate::flow::Outcome;
@@ -36,6 +38,7 @@ pub(crate) struct Ledger {
     client_flows_max: u32,
     flows_max: u32,
     used: Mutex<Used>,
+    left: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -61,6 +64,7 @@ impl Ledger {
             client_flows_max: config.client_flows_max,
             flows_max: config.flows_max,
             used: Mutex::default(),
+            left: Notify::new(),
         }
     }
 
@@ -91,6 +95,11 @@ impl Ledger {
             ledger: self.clone(),
             client,
         })
+    }
+
+    /// Until a flow counts no more, from now on.
+    pub(crate) fn left(&self) -> Notified<'_> {
+        self.left.notified()
     }
 
     /// Counts a flow that sleeps and was admitted by another process.
@@ -210,6 +219,8 @@ impl Drop for FlowPermit {
             entry.flows -= 1;
         }
         used.forget_idle(self.client);
+        drop(used);
+        self.ledger.left.notify_waiters();
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use d2tp_driver::{HostKey, Journal};
 use http::{Method, StatusCode};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -25,6 +26,9 @@ use crate::shelf::Shelf;
 use crate::tls::{TlsFault, client_config};
 use crate::uploads::Uploads;
 use crate::vault::Vault;
+
+/// A flow that is one too many waits so long for another to end: one that is over may not be counted out yet.
+const PLACE_WITHIN: Duration = Duration::from_secs(1); // a guess
 
 /// Why a proxy cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -168,8 +172,29 @@ impl Prox {
         }
     }
 
-    /// Whether this client may have one more flow, with this much time until its deadline.
-    pub(crate) fn admit(
+    /// Whether this client may have one more flow, with this much time until its deadline. A place is waited for for a
+    /// moment.
+    pub(crate) async fn admit(
+        &self,
+        client: HostKey,
+        deadline: Option<Duration>,
+    ) -> Result<FlowPermit, Refusal> {
+        let place = async {
+            loop {
+                let left = self.ledger.left();
+                match self.admit_now(client, deadline) {
+                    Err(Refusal::ClientFlowsFull(_) | Refusal::FlowsFull(_)) => left.await,
+                    admitted => return admitted,
+                }
+            }
+        };
+        match timeout(PLACE_WITHIN, place).await {
+            Ok(admitted) => admitted,
+            Err(_) => self.admit_now(client, deadline),
+        }
+    }
+
+    fn admit_now(
         &self,
         client: HostKey,
         deadline: Option<Duration>,

@@ -25,6 +25,9 @@ use crate::watch::{Gone, Watch};
 /// Buffer for each direction of a tunnel.
 pub const TUNNEL_BUFFER_BYTES: usize = 64 * 1024;
 
+/// How often it is looked whether a device that has said all still reads.
+const LEFT_EVERY: Duration = Duration::from_secs(1); // a guess
+
 /// Copies until both directions have ended.
 pub(crate) async fn serve<F: FlowIo>(
     flow: &mut F,
@@ -40,6 +43,7 @@ pub(crate) async fn serve<F: FlowIo>(
         stream: origin,
         traffic: traffic.clone(),
     };
+    let unwanted = flow.unwanted();
     let copied = {
         let copying = async {
             flow.write_all(tunnel_open()).await?;
@@ -58,6 +62,7 @@ pub(crate) async fn serve<F: FlowIo>(
                 true => Outcome::Reset(ResetCause::TunnelReset),
                 false => Outcome::Broken(error.to_string()),
             }),
+            () = traffic.until_left(unwanted) => Ok((0, 0)),
             () = traffic.silent_for(prox.config.tunnel_idle) => {
                 Err(Outcome::Reset(ResetCause::TunnelIdle))
             }
@@ -67,7 +72,7 @@ pub(crate) async fn serve<F: FlowIo>(
     record.bytes_up = traffic.up.load(Ordering::Relaxed);
     record.bytes_down = traffic.down.load(Ordering::Relaxed);
     match copied {
-        // Both ends said they are done; stay until the device has it all.
+        // Both ends said they are done, or the device that it does not even read; stay until the device has it all.
         Ok(_) => match Watch::new(prox).gone(flow, prox).await {
             Gone::Delivered => Outcome::Delivered,
             Gone::Broken(error) => Outcome::Broken(error.to_string()),
@@ -90,6 +95,8 @@ struct Traffic {
     up: AtomicU64,
     down: AtomicU64,
     origin_failed: AtomicBool,
+    /// The origin has heard the device's end.
+    up_ended: AtomicBool,
 }
 
 impl Traffic {
@@ -110,6 +117,16 @@ impl Traffic {
             if now != seen {
                 (seen, since) = (now, Instant::now());
             } else if since.elapsed() >= limit {
+                return;
+            }
+        }
+    }
+
+    /// Ready when the device has said all it had to say and reads no more: whether the origin ever ends is nothing to it.
+    async fn until_left(&self, unwanted: impl Fn() -> bool) {
+        loop {
+            tokio::time::sleep(LEFT_EVERY).await;
+            if self.up_ended.load(Ordering::Relaxed) && unwanted() {
                 return;
             }
         }
@@ -165,6 +182,9 @@ impl AsyncWrite for Counted {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let poll = Pin::new(&mut self.stream).poll_shutdown(cx);
+        if poll.is_ready() {
+            self.traffic.up_ended.store(true, Ordering::Relaxed);
+        }
         self.traffic.note(poll)
     }
 }

@@ -55,7 +55,7 @@ impl Session {
     pub(crate) fn early_data(&mut self, now: Time) -> Vec<u8> {
         let early =
             |f: &Flow| f.options.early && !f.announced && !f.restored && f.send.reset.is_none();
-        if self.known || self.closing.is_some() || !self.flows.iter().any(early) {
+        if self.known || self.inherits || self.closing.is_some() || !self.flows.iter().any(early) {
             return Vec::new();
         }
         let mut buf = vec![0; EARLY_DATA_BYTES_MAX];

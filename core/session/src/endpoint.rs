@@ -247,7 +247,8 @@ impl Endpoint {
     }
 
     /// A session with a server. It knocks when [`Session::open_path`] gives it a link. `epochs`
-    /// were reserved in the device's journal before (R-HS-2).
+    /// were reserved in the device's journal before (R-HS-2); where they do not begin at 1 the instance was
+    /// another process's, and the server drops what flows it still has of that one's.
     pub fn connect(
         &mut self,
         now: Time,
@@ -255,7 +256,9 @@ impl Endpoint {
         instance: u64,
         epochs: Range<u32>,
     ) -> SessionId {
-        let session = self.new_session(now, Role::Initiator, server, instance, epochs);
+        let is_new = epochs.start <= 1;
+        let mut session = self.new_session(now, Role::Initiator, server, instance, epochs);
+        session.inherits = !is_new;
         self.insert(session)
     }
 

@@ -20,7 +20,7 @@ pub enum SessionEnd {
     #[error("this instance has no epoch left: begin a new one")]
     EpochsExhausted,
     /// The peer closed it.
-    #[error("the peer closed the session (code {code}): {text}")]
+    #[error("the peer closed the session (code {code:#x}): {text}")]
     Peer {
         /// The peer's code.
         code: u64,
@@ -108,10 +108,10 @@ pub enum FlowEnd {
     #[error("complete")]
     Complete,
     /// The peer reset it.
-    #[error("the peer reset the flow (code {0})")]
+    #[error("the peer reset the flow (code {0:#x})")]
     Reset(u64),
     /// We reset it.
-    #[error("reset here (code {0})")]
+    #[error("reset here (code {0:#x})")]
     Local(u64),
     /// Its deadline passed.
     #[error("the deadline passed")]

@@ -773,7 +773,7 @@ impl Session {
         let mut own = path.wants;
         let mut acked_ack = None;
         let mut acked_elsewhere = Vec::new();
-        let mut close_heard = false;
+        let mut session_heard = 0;
         let outcome = path.recovery.on_ack(
             now,
             id,
@@ -788,7 +788,7 @@ impl Session {
                         acked_ack = acked_ack.max(Some(largest));
                     }
                     (Said::Ack { path, largest }, true) => acked_elsewhere.push((path, largest)),
-                    (Said::Session { what }, true) => close_heard |= what & say::CLOSE != 0,
+                    (Said::Session { what }, true) => session_heard |= what,
                     _ => {}
                 }
                 on_said(
@@ -856,7 +856,10 @@ impl Session {
         for flow in self.flows.take_acked() {
             self.after_send_progress(flow);
         }
-        if close_heard {
+        if session_heard & say::RESUME_END != 0 {
+            self.inherits = false;
+        }
+        if session_heard & say::CLOSE != 0 {
             // R-CLOSE-3
             self.end(SessionEnd::Local);
         }
@@ -1098,6 +1101,7 @@ impl Session {
         };
         self.initial_flow_credit = peer.flow_credit;
         self.last_rx = now;
+        self.inherits = (self.inherits || !self.known) && peer.resumed;
         self.known = true;
         self.paused = false;
         self.says = if self.closing.is_some() {

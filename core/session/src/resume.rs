@@ -454,6 +454,7 @@ impl Session {
             .map(|f| f.id)
             .collect();
         for id in unclaimed {
+            self.leave_remains(id);
             self.end_flow(id, FlowEnd::Refused(Reason::UnknownFlow));
         }
         Ok(())

@@ -101,10 +101,10 @@ pub enum FlowError {
     #[error("the flow is over")]
     Gone,
     /// The peer reset it with this code.
-    #[error("the peer reset the flow (code {0})")]
+    #[error("the peer reset the flow (code {0:#x})")]
     Reset(u64),
     /// The peer wants no more bytes.
-    #[error("the peer stopped reading (code {0})")]
+    #[error("the peer stopped reading (code {0:#x})")]
     Stopped(u64),
     /// Its deadline passed.
     #[error("the deadline passed")]
@@ -245,6 +245,8 @@ pub struct Session {
     pub(crate) closing_until: Time,
     /// The peer may know of this session.
     pub(crate) known: bool,
+    /// The instance was another process's: until the peer, if it knows the instance, has dropped that one's flows ours wait.
+    pub(crate) inherits: bool,
     /// A CLOSE arrived in the packet being handled.
     pub(crate) heard_close: Option<SessionEnd>,
     /// The answer to a CLOSE, for the endpoint to send: the session is no more.
@@ -329,6 +331,7 @@ impl Session {
             closing_said: 0,
             closing_until: Time::NEVER,
             known: false,
+            inherits: false,
             heard_close: None,
             leave: None,
             pausing: None,

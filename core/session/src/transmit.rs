@@ -509,8 +509,8 @@ impl Session {
         let session_room = self.credit.peer_max.saturating_sub(self.credit.sent);
         let flush_control = terms.control
             && (self.says & !say::RESUME_END != 0
-                || (self.says & say::RESUME_END != 0 && self.flows.are_claimed())
-                || self.flows.has_dirty()
+                || self.ends_claims()
+                || (self.flows.has_dirty() && !self.inherits)
                 || self.flows.has_refusals()
                 || self.gone.iter().any(|g| g.tell)
                 || self.issued.values().any(|i| i.tell));
@@ -607,6 +607,10 @@ impl Session {
     /// What a packet on this path is to carry.
     #[inline]
     fn next_payload(&mut self, slot: usize, terms: &Terms, session_room: u64) -> Option<Payload> {
+        // R-RESUME-5
+        if self.inherits {
+            return None;
+        }
         let path = self.paths.nth(slot);
         let (id, gated, takes_payload) = (path.id, path.gated, path.takes_payload());
         if self.paths.len() > 1
@@ -821,14 +825,34 @@ impl Session {
         }
     }
 
+    /// Whether the last word on claims may leave: when the peer has all of them, not before (R-RESUME-5).
+    fn ends_claims(&self) -> bool {
+        self.says & say::RESUME_END != 0 && (self.inherits || self.flows.are_claimed())
+    }
+
     fn write_flow_frames(&mut self, now: Time, w: &mut Writer<'_>, sent: &mut Sent) {
         const FRAME_MAX: usize = 40;
+        // R-RESUME-5: a claim that was lost comes again; the end of the claims waits for the last.
+        if self.ends_claims() && w.room() >= FRAME_MAX {
+            self.says &= !say::RESUME_END;
+            Frame::ResumeEnd {
+                flows: self.flows.claims_told,
+            }
+            .encode(w);
+            sent.eliciting = true;
+            sent.note(Said::Session {
+                what: say::RESUME_END,
+            });
+        }
         while w.room() >= FRAME_MAX
             && let Some((flow, reason)) = self.flows.next_refusal()
         {
             Frame::Refused { flow, reason }.encode(w);
             sent.eliciting = true;
             sent.note(Said::Refused(flow));
+        }
+        if self.inherits {
+            return;
         }
         while let Some(id) = self.flows.front_dirty() {
             let Some(flow) = self.flows.get_mut(id) else {
@@ -945,19 +969,6 @@ impl Session {
                 break;
             }
             self.flows.pop_dirty();
-        }
-        // R-RESUME-5: a claim that was lost comes again; the end of the claims waits for the last.
-        // R-RESUME-5: the last word on claims leaves when the peer has all of them, not before.
-        if self.says & say::RESUME_END != 0 && self.flows.are_claimed() && w.room() >= FRAME_MAX {
-            self.says &= !say::RESUME_END;
-            Frame::ResumeEnd {
-                flows: self.flows.claims_told,
-            }
-            .encode(w);
-            sent.eliciting = true;
-            sent.note(Said::Session {
-                what: say::RESUME_END,
-            });
         }
     }
 

@@ -24,7 +24,8 @@ struct addrinfo;
 extern "C" {
 #endif
 
-/* A name and, where it is not all zero, the key of the D2TP server there. Fits a sockaddr_storage. */
+/* A name and, where it is not all zero, the key of the D2TP server there. Fits a sockaddr_storage. As a domain of
+ * d2tp_socket it takes addresses of every family. */
 #define AF_D2TP 210
 
 struct sockaddr_d2tp {

@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout};
 use crate::connect;
 use crate::datagrams::{self, End};
 use crate::errno::Fault;
-use crate::home::Home;
+use crate::home::{Home, WaitsFor};
 use crate::info::D2tpInfo;
 pub use crate::keep::Claim;
 pub use crate::message::{Call, VERSION};
@@ -416,7 +416,10 @@ impl Owner {
 
     /// Says that nothing is carried any more.
     async fn end(self: Rc<Owner>) {
-        self.say(FromAgent::Over);
+        let info = self.held.borrow().as_deref().map(D2tpInfo::last_of);
+        self.say(FromAgent::Over {
+            info: info.map(Box::new),
+        });
         // Whatever waits for an answer holds the owner.
         self.held.take();
         self.inlet.take();
@@ -649,7 +652,11 @@ async fn listen(mut ear: Ear, owner: Rc<Owner>) {
             }
             Ok(Some(ToAgent::Info { ask })) => {
                 let held = owner.held.borrow().clone();
-                let info = held.map_or_else(D2tpInfo::opening, |held| D2tpInfo::of(&held));
+                let info = held.map_or_else(
+                    // The program's library knows what for.
+                    || D2tpInfo::opening(WaitsFor::Answer),
+                    |held| D2tpInfo::of(&held),
+                );
                 owner.answer(ask, None, Some(info));
             }
             Ok(Some(ToAgent::Flush { ask, bytes })) => {

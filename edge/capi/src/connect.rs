@@ -7,6 +7,7 @@
 //! port, which somebody else may have then.
 
 use std::cell::RefCell;
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct Call {
     /// The program's socket in the table.
     pub(crate) cookie: u64,
+    /// Its descriptor, when it was called with.
+    pub(crate) fd: RawFd,
     /// The loopback port of the program's socket.
     pub(crate) from: u16,
     pub(crate) to: Name,
@@ -97,7 +100,10 @@ pub(crate) async fn run(home: Rc<Home>, call: Call) {
         Err(fault) => {
             let _ = call.fate.fault.set(fault.while_connecting());
             call.fate.refused.store(true, Ordering::Release);
-            if let Ok(stream) = home.port.meet(call.from).await {
+            // Elsewhere it is connected for a moment, and reset.
+            if pair::refuse(call.fd, call.cookie).is_err()
+                && let Ok(stream) = home.port.meet(call.from).await
+            {
                 pump::break_off(stream);
             }
             call.fate.over.store(true, Ordering::Relaxed);

@@ -149,20 +149,19 @@ impl Stands {
 pub(crate) struct Watched {
     stands: Rc<Stands>,
     number: u64,
-    moved: u64,
-    moved_at: Time,
+    /// Bytes, and when it last moved one, since a D-Lock is held.
+    moved: Option<(u64, Option<Time>)>,
     lacks_since: Option<Time>,
 }
 
 impl Watched {
-    pub(crate) fn new(stands: &Rc<Stands>, now: Time) -> Watched {
+    pub(crate) fn new(stands: &Rc<Stands>) -> Watched {
         let number = stands.next.get();
         stands.next.set(number + 1);
         Watched {
             stands: stands.clone(),
             number,
-            moved: 0,
-            moved_at: now,
+            moved: None,
             lacks_since: None,
         }
     }
@@ -176,14 +175,21 @@ impl Watched {
         lacks: bool,
         start: impl FnOnce() -> Option<Time>,
     ) {
-        if moved != self.moved {
-            (self.moved, self.moved_at) = (moved, now);
-        }
         self.lacks_since = lacks.then(|| self.lacks_since.unwrap_or(now));
+        if !is_held() {
+            self.moved = None;
+            return self.set(Stand::Rests);
+        }
+        let moved_at = match self.moved {
+            // Nobody saw when it moved what it has moved.
+            None => None,
+            Some((before, at)) if before == moved => at,
+            Some(_) => Some(now),
+        };
+        self.moved = Some((moved, moved_at));
         let waits = |since: Time| now.since(since) >= LACKS_FOR;
-        let moves = moved > 0 && now.since(self.moved_at) < RUNS_WITHIN;
+        let moves = moved_at.is_some_and(|at| now.since(at) < RUNS_WITHIN);
         let stand = match self.lacks_since {
-            _ if !is_held() => Stand::Rests,
             Some(since) if waits(since) => Stand::Waits { start: start() },
             None if moves => Stand::Runs,
             Some(_) | None => Stand::Rests,
@@ -298,7 +304,7 @@ mod tests {
     #[test]
     fn sockets_count_while_a_d_lock_is_held_and_as_they_stand() {
         let stands: Rc<Stands> = Rc::default();
-        let (mut one, mut other) = (Watched::new(&stands, at(0)), Watched::new(&stands, at(0)));
+        let (mut one, mut other) = (Watched::new(&stands), Watched::new(&stands));
         let never = || unreachable!("nobody asks when a flow without a D-Lock must begin");
         one.look(at(0), 10, true, never);
         other.look(at(0), 10, true, never);
@@ -321,7 +327,7 @@ mod tests {
             ..Standby::default()
         };
         assert_eq!(stands.sum(), waits);
-        // It has a link: it runs until it has not moved for a while.
+        // It has a link: it runs from when it moves until it has not for a while.
         let runs = Standby {
             runs: true,
             ..Standby::default()
@@ -338,5 +344,12 @@ mod tests {
         assert_eq!(release(), Ok(0));
         one.look(at(36), 13, false, || None);
         assert_eq!(stands.sum(), Standby::default());
+        // What it moved before the next one does not count.
+        assert_eq!(acquire(), Ok(1));
+        for (now, moved, is) in [(37, 14, Standby::default()), (42, 15, runs)] {
+            one.look(at(now), moved, false, || None);
+            assert_eq!(stands.sum(), is, "at {now} s");
+        }
+        assert_eq!(release(), Ok(0));
     }
 }

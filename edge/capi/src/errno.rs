@@ -68,7 +68,15 @@ impl Fault {
 
     /// A session that is over.
     pub(crate) fn of_session(end: &SessionEnd) -> Fault {
-        Fault::new(libc::ECONNRESET, end)
+        let text = match end {
+            SessionEnd::Refused(Reason::NotAllowed) => {
+                "the server does not let this device in: whoever runs it names its key (D2TP_SO_HOSTKEY, `cedos key show`) \
+                 with --allow-client"
+                    .to_owned()
+            }
+            end => end.to_string(),
+        };
+        Fault::new(libc::ECONNRESET, text)
     }
 
     /// The same while the connection was only being made: nobody was there to reset it.

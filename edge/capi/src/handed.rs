@@ -197,7 +197,7 @@ pub(crate) async fn call(
             }
             Ok(Some(FromAgent::Taken { .. } | FromAgent::Reopened { .. })) => {}
             // It went before there was anything to lose.
-            Ok(Some(FromAgent::Over) | None) | Err(_) => {
+            Ok(Some(FromAgent::Over { .. }) | None) | Err(_) => {
                 home.handed.borrow_mut().remove(&call.fate.serial);
                 return Ok(None);
             }
@@ -453,7 +453,12 @@ impl Handed {
                     let _ = fate.fault.set(Fault { errno, text });
                     let _ = self.tell.send((ToAgent::Heard, None));
                 }
-                Ok(Some(FromAgent::Over)) => break,
+                Ok(Some(FromAgent::Over { info })) => {
+                    if let Some(info) = info {
+                        let _ = fate.last.set(*info);
+                    }
+                    break;
+                }
                 Ok(Some(FromAgent::Room { bytes })) => {
                     if let Some(far) = far {
                         far.has_room(bytes);

@@ -12,10 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_driver::{
-    Config, Device, DeviceOptions, DriverError, Event, LinkUse, SecretKey, ServerAddress,
+    Config, Device, DeviceOptions, DriverError, Event, Lease, LinkUse, SecretKey, ServerAddress,
     SessionEnd, Way,
 };
 use d2tp_links::{Class, ClassRules, Kind, Link, LinkMonitor};
+use d2tp_sched::Policy;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::{Notify, OnceCell, watch};
 
@@ -27,6 +28,7 @@ use crate::errno::Fault;
 use crate::handed::Handed;
 use crate::identity;
 use crate::listen::Posts;
+use crate::options::Options;
 use crate::pair::Port;
 use crate::pump::Held;
 use crate::tally::Tally;
@@ -37,6 +39,15 @@ const IDLE_KEPT: Duration = Duration::from_secs(10); // a guess
 const RESOLVE_AGAIN: Duration = Duration::from_secs(2); // a guess
 /// How often a name is looked for on a network that is up before it counts as unknown.
 const RESOLVE_TRIES: u32 = 2;
+
+/// Contexts of one process, before those of the next one to call as the same instance; as many processes apart they
+/// are the same again.
+const CONTEXTS_EACH: u64 = 1024;
+const CONTEXTS_APART: u64 = 8; // so that all take two bytes
+
+fn first_context(turn: u32) -> u64 {
+    u64::from(turn) % CONTEXTS_APART * CONTEXTS_EACH
+}
 
 /// A session with a server.
 pub(crate) struct Line {
@@ -52,6 +63,34 @@ pub(crate) struct Line {
     users: Cell<usize>,
     /// The last of them left.
     left: Notify,
+}
+
+/// What a connection that is being made waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitsFor {
+    Network,
+    /// One that costs is up, and it may not be paid for.
+    FreeNetwork,
+    Answer,
+}
+
+impl WaitsFor {
+    /// In words, for people.
+    pub(crate) fn why(self) -> &'static str {
+        match self {
+            WaitsFor::Network => {
+                "not connected yet: no network is up; it goes on when there is one"
+            }
+            WaitsFor::FreeNetwork => {
+                "not connected yet: only networks that cost are up, and policy, deadline and budget let none be paid \
+                 (D2TP_SO_POLICY: any); it goes on with a free one"
+            }
+            WaitsFor::Answer => {
+                "not connected yet: the server has not answered, and is called again and again; are its address and its \
+                 key right?"
+            }
+        }
+    }
 }
 
 /// How far a session got.
@@ -182,6 +221,9 @@ impl Home {
 
     async fn begin(&self, server: &ServerAddress, key: SecretKey) -> Result<Line, Fault> {
         let links = self.links().await;
+        let (ours, theirs) = (key.public(), server.key);
+        let lease = tokio::task::spawn_blocking(move || Lease::take(ours, theirs)).await;
+        let lease = lease.ok().flatten().map(Arc::new);
         let mut tries = 0;
         let mut device = loop {
             let options = DeviceOptions {
@@ -189,7 +231,11 @@ impl Home {
                 key: key.clone(),
                 config: Config::default(),
             };
-            match Device::new(options).await {
+            let called = match &lease {
+                Some(lease) => Device::on_lease(options, lease.clone()).await,
+                None => Device::new(options).await,
+            };
+            match called {
                 Ok(device) => break device,
                 Err(error @ DriverError::Resolve { .. }) => {
                     let online = links
@@ -219,7 +265,8 @@ impl Home {
             device,
             state,
             links,
-            context: Cell::new(0),
+            // What is under way for who had the instance before is for none of ours.
+            context: Cell::new(lease.map_or(0, |lease| first_context(lease.turn()))),
             tally: RefCell::default(),
             users: Cell::new(0),
             left: Notify::new(),
@@ -233,6 +280,13 @@ impl Home {
             Ok::<_, d2tp_links::LinkError>(monitor.subscribe())
         };
         self.monitor.get_or_try_init(start).await.ok().cloned()
+    }
+
+    /// What a connection with these options may wait for while it is being made.
+    pub(crate) async fn waits_for(&self, options: &Options) -> WaitsFor {
+        let links = self.links().await;
+        let links = links.map(|links| links.borrow().clone());
+        waits_for(&links.unwrap_or_default(), options)
     }
 
     /// The networks changed in a way that we may not have seen.
@@ -297,6 +351,29 @@ fn usage(link: &Link) -> LinkUse {
     }
 }
 
+fn waits_for(links: &[Link], options: &Options) -> WaitsFor {
+    let leads_away = |link: &&Link| link.kind != Kind::Loopback;
+    if links.iter().all(|link| !leads_away(&link)) {
+        return WaitsFor::Answer;
+    }
+    let usable: Vec<&Link> = links
+        .iter()
+        .filter(leads_away)
+        .filter(|link| link.is_usable())
+        .collect();
+    let pays = match options.policy {
+        _ if options.budget == Some(0) => false,
+        Policy::Fast | Policy::Any => true,
+        Policy::FreeFirst | Policy::Balanced => options.deadline.is_some(),
+        Policy::FreeOnly => false,
+    };
+    match usable.iter().all(|link| link.class.class != Class::Free) {
+        _ if usable.is_empty() => WaitsFor::Network,
+        true if !pays => WaitsFor::FreeNetwork,
+        _ => WaitsFor::Answer,
+    }
+}
+
 /// Whether a server is on this machine, or where no link leads: the system's routes are all there is.
 fn is_near(host: &str, links: &[Link]) -> bool {
     let Ok(ip) = host.parse::<IpAddr>() else {
@@ -345,5 +422,76 @@ async fn keep(home: Weak<Home>, place: String, line: Rc<Line>) {
         .retain(|at, cell| *at != place || !is_ours(cell));
     if let Some(line) = Rc::into_inner(line) {
         line.device.close().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::since_boot;
+    use d2tp_links::{DefaultRoute, Judgement};
+
+    fn link(class: Class, up: bool) -> Link {
+        Link {
+            name: "wlan0".into(),
+            index: 3,
+            kind: Kind::Wifi,
+            class: Judgement {
+                class,
+                because: "test".into(),
+            },
+            up,
+            carrier: up,
+            mtu_bytes: 1500,
+            addresses: vec![IpAddr::from([192, 0, 2, 7])],
+            routes: vec![DefaultRoute {
+                metric: 1,
+                ipv6: false,
+                gateway: None,
+                table: 254,
+            }],
+        }
+    }
+
+    #[test]
+    fn what_a_connection_waits_for_follows_from_links_and_what_may_be_paid() {
+        let (free, dear) = (link(Class::Free, true), link(Class::Metered, true));
+        let gone = link(Class::Free, false);
+        let options = |policy, deadline, budget| Options {
+            policy,
+            deadline,
+            budget,
+            ..Options::default()
+        };
+        let plain = |policy| options(policy, None, None);
+        let hour = Some(since_boot() + Duration::from_secs(3600));
+        for (links, options, waits) in [
+            (vec![gone.clone()], plain(Policy::Any), WaitsFor::Network),
+            (
+                vec![dear.clone(), gone.clone()],
+                plain(Policy::FreeOnly),
+                WaitsFor::FreeNetwork,
+            ),
+            (
+                vec![dear.clone()],
+                plain(Policy::FreeFirst),
+                WaitsFor::FreeNetwork,
+            ),
+            (
+                vec![dear.clone()],
+                options(Policy::FreeFirst, hour, None),
+                WaitsFor::Answer,
+            ),
+            (
+                vec![dear.clone()],
+                options(Policy::Fast, None, Some(0)),
+                WaitsFor::FreeNetwork,
+            ),
+            (vec![dear.clone()], plain(Policy::Any), WaitsFor::Answer),
+            (vec![dear, free], plain(Policy::FreeOnly), WaitsFor::Answer),
+            (vec![], plain(Policy::FreeOnly), WaitsFor::Answer),
+        ] {
+            assert_eq!(waits_for(&links, &options), waits, "{links:?} {options:?}");
+        }
     }
 }

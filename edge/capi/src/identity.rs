@@ -57,7 +57,12 @@ fn default_file() -> Result<PathBuf, Fault> {
 
 pub(crate) fn read(path: &Path) -> Result<SecretKey, Fault> {
     let shown = path.display();
-    let file = File::open(path).map_err(|error| no_key(format!("{shown}: {error}")))?;
+    let file = File::open(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => no_key(format!(
+            "{shown} is not there; `cedos key gen -o {shown}` makes one"
+        )),
+        _ => no_key(format!("{shown}: {error}")),
+    })?;
     let mode = file.metadata().map_or(0, |m| m.permissions().mode());
     if mode & 0o077 != 0 {
         return Err(no_key(format!("{shown} can be read by others: chmod 600")));

@@ -6,7 +6,7 @@ use d2tp_driver::{LinkUse, PathState, PathStats};
 use d2tp_links::Class;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::home::LineState;
+use crate::home::{LineState, WaitsFor};
 use crate::pump::Held;
 
 /// The layout of this library. A later one only adds at the end of what it has.
@@ -74,18 +74,38 @@ impl D2tpInfo {
     }
 
     /// Of one whose flow is being opened.
-    pub(crate) fn opening() -> D2tpInfo {
+    pub(crate) fn opening(waits_for: WaitsFor) -> D2tpInfo {
         D2tpInfo {
             di_state: OPENING,
+            di_reason: match waits_for {
+                WaitsFor::Network => NO_PATH,
+                WaitsFor::FreeNetwork => PATH_COST,
+                WaitsFor::Answer => NO_REASON,
+            },
             ..D2tpInfo::idle()
         }
     }
 
-    /// Of one whose flow is over.
+    /// Whether its connection is still being made.
+    pub(crate) fn is_opening(&self) -> bool {
+        self.di_state == OPENING
+    }
+
+    /// Of one whose flow is over, and that is known no better.
     pub(crate) fn over() -> D2tpInfo {
         D2tpInfo {
             di_state: OVER,
             ..D2tpInfo::idle()
+        }
+    }
+
+    /// Of one whose flow is over now.
+    pub(crate) fn last_of(held: &Held) -> D2tpInfo {
+        D2tpInfo {
+            di_state: OVER,
+            di_reason: NO_REASON,
+            di_bytes_ahead: 0,
+            ..D2tpInfo::of(held)
         }
     }
 
@@ -204,8 +224,9 @@ mod tests {
 
     #[test]
     fn what_an_agent_tells_of_a_socket_is_what_it_knows() {
-        let mut info = D2tpInfo::opening();
+        let mut info = D2tpInfo::opening(WaitsFor::FreeNetwork);
         info.di_bytes_sent = u64::MAX;
+        assert_eq!(info.di_reason, PATH_COST);
         info.di_paths[0].dpi_link[..5].copy_from_slice(b"wlan0");
         let text = serde_json::to_string(&info).unwrap();
         assert!(text.contains("\"wlan0\""), "{text}");

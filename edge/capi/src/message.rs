@@ -302,7 +302,10 @@ pub(crate) enum FromAgent {
         options: Terms,
     },
     /// Nothing is carried any more.
-    Over,
+    Over {
+        #[serde(default)]
+        info: Option<Box<D2tpInfo>>,
+    },
 }
 
 impl FromAgent {

@@ -16,10 +16,12 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+
+use crate::errno::{Answer, check};
 
 /// Times the kernel repeats a SYN: `connect` may wait for a network as long as that takes, some four
 /// hours. The most there is (tcp(7)).
@@ -126,6 +128,55 @@ pub(crate) async fn join(socket: Socket, a: u16) -> io::Result<tokio::net::TcpSt
     match stream.take_error()? {
         Some(error) => Err(error),
         None => Ok(stream),
+    }
+}
+
+/// The kernel's error that waits for the program; asking takes it away.
+pub(crate) fn take_error(fd: RawFd) -> Answer<libc::c_int> {
+    let mut error: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the place has the length that is said.
+    check(unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_ERROR,
+            (&raw mut error).cast(),
+            &mut len,
+        )
+    })?;
+    Ok(error)
+}
+
+/// Ends what a program's socket began, at once and for all who wait for it: for the kernel it was never connected. From
+/// a thread that has descriptors of its own.
+///
+/// # Errors
+/// The program has no such socket at `fd` any more, or the system lets nobody reach it.
+pub(crate) fn refuse(fd: RawFd, cookie: u64) -> io::Result<()> {
+    let own = |number: libc::c_long| -> io::Result<OwnedFd> {
+        if number < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just made, and nobody else's.
+        Ok(unsafe { OwnedFd::from_raw_fd(number as RawFd) })
+    };
+    // SAFETY: plain numbers.
+    let process = own(unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) })?;
+    // SAFETY: plain numbers.
+    let socket = own(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })?;
+    let is_it = crate::table::cookie(socket.as_raw_fd()).is_ok_and(|found| found == cookie);
+    if !is_it {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // SAFETY: sockaddr is plain numbers; AF_UNSPEC is 0.
+    let nowhere: libc::sockaddr = unsafe { std::mem::zeroed() };
+    let len = size_of::<libc::sockaddr>() as libc::socklen_t;
+    // SAFETY: a whole sockaddr.
+    let ended = unsafe { libc::connect(socket.as_raw_fd(), &raw const nowhere, len) };
+    match ended {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -79,7 +79,7 @@ pub(crate) async fn steer_calling<T>(
     if home.judge.is_some() {
         return line.await;
     }
-    let mut watched = Watched::new(&home.standby, now());
+    let mut watched = Watched::new(&home.standby);
     let never = async {
         loop {
             let locked = is_locked(owner);
@@ -198,7 +198,7 @@ async fn decide(
     };
     let mut purse = Purse::default();
     let mut seen = Seen::new(now());
-    let mut watched = Watched::new(&home.standby, now());
+    let mut watched = Watched::new(&home.standby);
     loop {
         let locked = is_locked(sees.owner);
         let options = (sees.options)();

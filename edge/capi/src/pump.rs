@@ -30,6 +30,7 @@ use crate::ahead::{self, Ahead};
 use crate::carrier::Owner;
 use crate::errno::Fault;
 use crate::home::{Home, LineState, OnLine};
+use crate::info::D2tpInfo;
 use crate::options::{Options, Persist};
 use crate::policy::{self, Court};
 use crate::table::Fate;
@@ -69,6 +70,8 @@ pub(crate) struct Held {
     pub(crate) options: RefCell<Options>,
     /// Offset in the flow of the program's first byte.
     base: u64,
+    /// Acknowledged when it was last asked: a flow that broke knows no more.
+    acked: Cell<u64>,
     /// Bytes taken from the program and given to it.
     pub(crate) sent: Cell<u64>,
     pub(crate) received: Cell<u64>,
@@ -88,6 +91,7 @@ impl Held {
     pub(crate) fn new(flow: Flow, line: Option<OnLine>, fate: Arc<Fate>, options: Options) -> Held {
         Held {
             base: flow.written(),
+            acked: Cell::new(0),
             flow: RefCell::new(flow),
             line,
             fate,
@@ -179,7 +183,12 @@ impl Held {
     pub(crate) fn acknowledged(&self) -> u64 {
         match self.flow.borrow().end() {
             Some(FlowEnd::Complete) => self.sent.get(),
-            _ => self.flow.borrow().acknowledged().saturating_sub(self.base),
+            _ => {
+                // Of a flow that broke no more may be known.
+                let acked = self.flow.borrow().acknowledged().saturating_sub(self.base);
+                self.acked.set(self.acked.get().max(acked));
+                self.acked.get()
+            }
         }
     }
 
@@ -224,6 +233,7 @@ pub(crate) fn enter(home: &Home, held: Held) -> Rc<Held> {
 
 /// It is over.
 pub(crate) fn leave(home: &Home, held: &Held) {
+    let _ = held.fate.last.set(D2tpInfo::last_of(held));
     held.fate.over.store(true, Ordering::Relaxed);
     home.flows.borrow_mut().remove(&held.fate.serial);
 }

@@ -15,6 +15,7 @@ use libc::c_int;
 use crate::address::Name;
 use crate::datagrams::Grams;
 use crate::errno::{Answer, Errno, Fault};
+use crate::info::D2tpInfo;
 use crate::keep::Token;
 use crate::options::Options;
 
@@ -34,6 +35,8 @@ pub(crate) struct Fate {
     pub(crate) refused: AtomicBool,
     /// Nothing is carried any more.
     pub(crate) over: AtomicBool,
+    /// What it came to, once it is over.
+    pub(crate) last: OnceLock<D2tpInfo>,
 }
 
 impl Fate {
@@ -181,6 +184,14 @@ pub(crate) fn announce(name: Ipv4Addr, socket: Socket) {
 /// The flow that called from `name`.
 pub(crate) fn arrive(name: Ipv4Addr) -> Option<Socket> {
     lock().as_mut()?.arrivals.remove(&name)
+}
+
+/// Why the last connection was never made, if the program has not heard so.
+pub(crate) fn take_refusal(socket: &Socket) -> Option<Errno> {
+    let fate = socket.fate.as_ref()?;
+    let fault = fate.fault.get()?;
+    let unheard = fate.refused.swap(false, Ordering::AcqRel);
+    unheard.then_some(Errno(fault.errno))
 }
 
 /// What the kernel says of a connection, as it really is: `errno` 0 is that it knows of no error.

@@ -204,6 +204,8 @@ pub struct Device {
     watcher: Option<JoinHandle<()>>,
     /// Its instance's journal, if it has one.
     pub(crate) keeping: Option<crate::instance::Keeping>,
+    /// Its instance, where that is the next process's when it ends.
+    pub(crate) lease: Option<Arc<crate::lease::Lease>>,
 }
 
 impl Device {
@@ -281,6 +283,7 @@ impl Device {
             asker,
             watcher: None,
             keeping: None,
+            lease: None,
         })
     }
 

@@ -435,6 +435,22 @@ impl FlowIo for Flow {
         let inner = self.shared.inner.lock();
         inner.flows.get(&self.key())?.memo.clone()
     }
+    fn unwanted(&self) -> Box<dyn Fn() -> bool + Send> {
+        let (shared, (session, id)) = (self.shared.clone(), self.key());
+        Box::new(move || {
+            let mut inner = shared.inner.lock();
+            if inner
+                .flows
+                .get(&(session, id))
+                .is_some_and(|e| e.end.is_some())
+            {
+                return true;
+            }
+            // A session that sleeps has it yet.
+            let room = inner.core.with(session, |s| s.write_room(id));
+            matches!(room, Ok(Err(FlowError::Stopped(_))))
+        })
+    }
     fn relays(&self) -> Option<Hosting> {
         Hosting::of(&self.shared, self.session)
     }

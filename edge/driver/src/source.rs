@@ -65,6 +65,11 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     fn relays(&self) -> Option<Hosting> {
         None
     }
+    /// Says whether the peer takes no more of what this end sends: it stopped reading, or the flow is over. For who has
+    /// lent the flow to somebody else meanwhile.
+    fn unwanted(&self) -> Box<dyn Fn() -> bool + Send> {
+        Box::new(|| false)
+    }
     /// Ends both directions at once with an error code the peer sees.
     fn reset(&mut self, code: u64);
     /// Ready when the flow is over: `Ok` when both directions ended and the peer has everything,

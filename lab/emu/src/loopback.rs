@@ -31,7 +31,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How long after losing a link the device's packets on it are those a kernel would have refused.
-pub const LEAVE_GRACE: Span = Span::from_millis(50); // a guess: a busy machine's scheduling delay
+pub const LEAVE_GRACE: Span = Span::from_millis(200); // a guess: the scheduling delay of a machine that does other work
 /// Sockets of the device that a link remembers; the oldest is forgotten.
 const MAPPINGS_MAX: usize = 16;
 /// Packets taken from one socket before the others have their turn.

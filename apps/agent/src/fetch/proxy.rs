@@ -22,7 +22,7 @@ use std::time::Duration;
 use cedos_prox::ResetCause;
 use d2tp_driver::{
     Claim, Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowIo as _,
-    FlowSettings, GivenLinks, Instance, LinkUse, PathState, PathStats, Qlog, SecretKey,
+    FlowSettings, GivenLinks, Instance, Lease, LinkUse, PathState, PathStats, Qlog, SecretKey,
     ServerAddress, SessionEnd,
 };
 use d2tp_links::{Class, Kind, Link};
@@ -267,7 +267,7 @@ impl Proxy {
                 let claim = self.state().claim.and_then(|(_, claim)| claim);
                 Device::resume(options, instance, claim).await?
             }
-            (None, None) => (Device::new(options).await?, None),
+            (None, None) => (self.device_on_lease(options).await?, None),
         };
         if let Some(log) = &self.log {
             device.log_to(log);
@@ -302,6 +302,16 @@ impl Proxy {
         state.device = Some(Arc::new(device));
         drop(state);
         Ok(Some(told))
+    }
+
+    /// One that keeps nothing of its flows, and of which the next process's is to take the place.
+    async fn device_on_lease(&self, options: DeviceOptions) -> Result<Device, DriverError> {
+        let (ours, theirs) = (self.key.public(), self.address.key);
+        let lease = tokio::task::spawn_blocking(move || Lease::take(ours, theirs)).await;
+        match lease.ok().flatten() {
+            Some(lease) => Device::on_lease(options, Arc::new(lease)).await,
+            None => Device::new(options).await,
+        }
     }
 
     /// Whether the proxy is on this machine, or reached by a route that is no way to everywhere.

@@ -103,6 +103,8 @@ pub enum Far {
     Prox,
     /// A server whose flows are connections to it, whatever the target.
     Server,
+    /// Nobody was named: connections are refused.
+    Nobody,
 }
 
 /// The way to D2Prox.
@@ -212,6 +214,10 @@ impl Line {
         let within = wish.due.map(|due| due.left());
         if within == Some(Duration::ZERO) {
             return Err(late());
+        }
+        if self.far == Far::Nobody {
+            let text = "no proxy: give --prox d2tp://host:port/KEY, or set CEDOS_PROX, for connections that go out";
+            return Err(Refusal::new(Cause::NoProxy, text));
         }
         self.check_purse()?;
         self.session().await?;
@@ -333,10 +339,21 @@ impl Line {
         let costs = |link: &Link| link.class.class != Class::Free;
         let only_costly = usable.peek().is_some() && usable.all(costs);
         let flows = lock(&self.flows);
-        let mut wishes = flows.all.values().map(|steered| steered.wish.policy);
-        if only_costly && !flows.all.is_empty() && wishes.all(|policy| policy == Policy::FreeOnly) {
-            return "only networks that cost are up, and --policy free-only forbids them; connections wait for a \
-                    free one";
+        let never_pays = |steered: &Steered| match steered.wish.policy {
+            Policy::FreeOnly => true,
+            Policy::FreeFirst | Policy::Balanced => steered.wish.due.is_none(),
+            Policy::Fast | Policy::Any => false,
+        };
+        if only_costly && !flows.all.is_empty() && flows.all.values().all(never_pays) {
+            return "only networks that cost are up, and --policy forbids them (free-first and balanced pay only to be in \
+                    time, --by); connections wait for a free one";
+        }
+        let roams = |link: &Link| link.class.class == Class::Roaming;
+        if links.iter().any(Link::is_usable)
+            && links.iter().filter(|link| link.is_usable()).all(roams)
+        {
+            return "only roaming networks are up, which are not used (--link NAME=metered: one may be); connections wait for \
+                    another";
         }
         "the proxy does not answer, and connections wait for it; are its address and the key in it right?"
     }

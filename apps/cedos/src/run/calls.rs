@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cedos_agent::proxy::{Line, Target, Wish};
+use cedos_agent::proxy::{Cause, Line, Refusal, Target, Wish};
 use d2tp_catch::{
     Answer, Caught, Meeting, Missed, Names, Namespace, Port, Supervisor, Verdict, is_near,
 };
@@ -28,6 +28,9 @@ const FILTERS_MAX: usize = 4096; // a guess: two fifths of a process's descripto
 
 /// Programs of which it is said that they are not caught. After so many it is no news.
 const MISSED_MAX: usize = 64; // a guess
+
+/// Reasons why connections are not made that are said.
+const REFUSED_MAX: usize = 32; // a guess
 
 /// Between two attempts to meet a socket whose own SYN is on its way.
 const MEET_AGAIN: Duration = Duration::from_millis(1);
@@ -57,6 +60,8 @@ pub struct Calls {
     pub filters: Arc<Semaphore>,
     /// Programs of which was said that they are not caught.
     pub missed: Mutex<BTreeSet<String>>,
+    /// Why connections were refused, as far as it was said.
+    pub refused: Mutex<BTreeSet<String>>,
 }
 
 impl Calls {
@@ -159,6 +164,22 @@ impl Calls {
         );
     }
 
+    /// What an errno does not say is said here, once for each reason.
+    fn say_refused(&self, target: &Target, refusal: &Refusal) {
+        let text = &refusal.text;
+        if matches!(
+            refusal.cause,
+            Cause::Refused | Cause::TimedOut | Cause::Unreachable
+        ) {
+            return tracing::info!(%target, "{text}");
+        }
+        let mut refused = self.refused.lock().expect("nobody panics with it");
+        match refused.len() < REFUSED_MAX && refused.insert(text.clone()) {
+            true => tracing::warn!(%target, "{text}"),
+            false => tracing::info!(%target, "{text}"),
+        }
+    }
+
     /// A socket that is connected, or about to be: the kernel knows what to say.
     fn is_under_way(&self, socket: &OwnedFd) -> bool {
         // SAFETY: plain numbers, into a place of the size that is said.
@@ -236,7 +257,7 @@ impl Calls {
         let open = match self.line.open(&target, self.wish).await {
             Ok(open) => open,
             Err(refusal) => {
-                tracing::info!(%target, "{}", refusal.text);
+                self.say_refused(&target, &refusal);
                 return answer.give(Verdict::Failed(refusal.errno()));
             }
         };
@@ -282,7 +303,7 @@ impl Calls {
                 }
             }
             Err(refusal) => {
-                tracing::info!(%target, "{}", refusal.text);
+                self.say_refused(&target, &refusal);
                 meeting.refuse();
             }
         }

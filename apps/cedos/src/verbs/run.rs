@@ -221,6 +221,7 @@ async fn carry(
     let is_called = server.is_some();
     let server = server.unwrap_or_else(|| nowhere(&key));
     let far = match args.to {
+        _ if !is_called => Far::Nobody,
         Some(_) => Far::Server,
         None => Far::Prox,
     };
@@ -275,6 +276,7 @@ async fn carry(
         room: Calls::room(),
         filters: Calls::filters(),
         missed: Mutex::default(),
+        refused: Mutex::default(),
     });
     let asked = Given::asked(given.ask, names, plan.namespace)?;
     let answering = calls.clone();

@@ -19,9 +19,14 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 /// The modes, by the names they have in `--json`.
 pub const MODES: [&str; 3] = ["direct", "proxy-fetch", "sealed"];
 
+/// What need not outlive the machine's run.
+pub const RUNTIME: &str = ".runtime";
+
 /// `cedos` in a directory that is its home, too.
 pub fn cedos(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cedos"));
+    let runtime = directory.join(RUNTIME);
+    let _ = std::fs::create_dir(&runtime);
     command
         .current_dir(directory)
         .args(arguments)
@@ -34,7 +39,7 @@ pub fn cedos(directory: &Path, arguments: &[&str]) -> Command {
         .env("DBUS_SESSION_BUS_ADDRESS", "unix:path=/nonexistent")
         .env("XDG_CONFIG_HOME", directory.join(".config"))
         .env("XDG_STATE_HOME", directory.join(".state"))
-        .env("XDG_RUNTIME_DIR", directory)
+        .env("XDG_RUNTIME_DIR", runtime)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -184,6 +189,7 @@ impl Rig {
         let entries = std::fs::read_dir(self.place()).expect("list");
         let mut names: Vec<String> = entries
             .map(|entry| entry.expect("entry").file_name().to_string_lossy().into())
+            .filter(|name| name != RUNTIME)
             .collect();
         names.sort();
         names

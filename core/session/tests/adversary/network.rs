@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use d2tp_session::*;
 
-use crate::pair::{Pair, config};
+use crate::pair::{Pair, config, device_key, server_key};
 use crate::rogue::MS;
 
 fn sleeps() -> FlowOptions {
@@ -54,6 +54,40 @@ fn claims_that_are_lost_on_the_way_are_not_given_up_by_the_one_that_ends_them() 
         .map(|f| p.ended.get(f))
         .collect();
     assert_eq!(lost.len(), 0, "{:?}", lost.first());
+}
+
+#[test]
+fn who_follows_a_process_that_was_killed_has_room_for_as_many_flows_whatever_is_lost() {
+    // R-RESUME-5
+    for lose_every in [0, 2, 3] {
+        let mut p = Pair::new();
+        p.open_path(0, false);
+        p.reading = false;
+        let before: Vec<FlowId> = (0..250).map(|_| p.request(1_000_000, sleeps())).collect();
+        p.run_for(Span::from_secs(2));
+        p.silence(0);
+        p.device = Endpoint::new(config(), device_key(), Admission::Nobody, [5; 32], [6; 32]);
+        let server = server_key().public();
+        p.session = p.device.connect(p.now, server, 77, 1000..2000);
+        p.got.clear();
+        p.ended.clear();
+        p.reading = true;
+        let flows: Vec<FlowId> = (0..250).map(|_| p.request(4_000, sleeps())).collect();
+        p.attach(0, "192.0.2.50:4000");
+        p.wires.get_mut(&0).unwrap().lose_every = lose_every;
+        p.open_path(0, false);
+        p.run_for(Span::from_secs(10));
+        p.wires.get_mut(&0).unwrap().lose_every = 0;
+        let over = |p: &Pair| flows.iter().all(|f| p.ended.contains_key(f));
+        assert!(p.run_until(Span::from_secs(120), over), "{:?}", p.ended);
+        for flow in &flows {
+            assert_eq!(p.ended.get(flow), Some(&FlowEnd::Complete));
+            p.assert_right(*flow);
+        }
+        let session = p.server_session().unwrap();
+        let left = p.server.session(session).unwrap().flow_ids();
+        assert!(!before.iter().any(|f| left.contains(f)), "{left:?}");
+    }
 }
 
 #[test]

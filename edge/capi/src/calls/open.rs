@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
 use super::answer;
-use crate::address::Name;
+use crate::address::{AF_D2TP, Name};
 use crate::connect::{self, Call, server_of};
 use crate::datagrams::{self, Grams};
 use crate::engine;
@@ -24,13 +24,16 @@ use crate::table::{self, Fate, Socket};
 
 const TYPE_FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
-/// A socket over D2TP: AF_INET or AF_INET6, SOCK_STREAM or SOCK_DGRAM.
+/// A socket over D2TP: AF_INET, AF_INET6 or AF_D2TP, which takes the addresses of all, SOCK_STREAM or SOCK_DGRAM.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     answer(|| {
-        if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
-            return Err(Errno(libc::EAFNOSUPPORT));
-        }
+        let domain = match domain {
+            libc::AF_INET | libc::AF_INET6 => domain,
+            // As `d2tp_getaddrinfo` says of a name.
+            AF_D2TP => libc::AF_INET6,
+            _ => return Err(Errno(libc::EAFNOSUPPORT)),
+        };
         let is_datagram = match (kind & !TYPE_FLAGS, protocol) {
             (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => false,
             (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => true,
@@ -133,6 +136,7 @@ fn connect_datagrams(
     let call = datagrams::Call {
         grams: grams.clone(),
         of: Call {
+            fd,
             cookie,
             from: port,
             to: to.clone(),
@@ -325,6 +329,12 @@ pub unsafe extern "C" fn d2tp_connect(
             return check(unsafe { libc::connect(fd, address, len) });
         };
         let to = Name::read(address.cast::<c_void>(), len, socket.domain)?;
+        if let Some(errno) = table::take_refusal(&socket) {
+            // The kernel's word on it goes with ours.
+            let _ = pair::take_error(fd);
+            return Err(errno);
+        }
+        table::change(cookie, |socket| socket.cause = None);
         // What can never be is said before the kernel's socket has begun anything.
         let leads = server_of(&to, &socket.options).and_then(|(_, through_proxy)| {
             match through_proxy && socket.grams.is_some() {
@@ -360,6 +370,7 @@ pub unsafe extern "C" fn d2tp_connect(
         });
         let call = Call {
             cookie,
+            fd,
             from,
             to,
             options: options.ok_or(Errno(libc::EBADF))?,
@@ -523,19 +534,7 @@ fn until_made(fd: RawFd, port: u16, blocks: bool) -> Answer<c_int> {
             return Err(Errno(libc::EINPROGRESS));
         }
     }
-    let mut error: c_int = 0;
-    let mut len = size_of::<c_int>() as socklen_t;
-    // SAFETY: the place has the length that is said.
-    check(unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_ERROR,
-            (&raw mut error).cast(),
-            &mut len,
-        )
-    })?;
-    match table::translate(fd, Errno(error)) {
+    match table::translate(fd, Errno(pair::take_error(fd)?)) {
         Errno(0) => {}
         errno => return Err(errno),
     }

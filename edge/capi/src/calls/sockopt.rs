@@ -4,13 +4,14 @@ use libc::{c_int, c_long, c_void, socklen_t};
 
 use super::answer;
 use crate::errno::{Answer, Errno, Fault, check};
+use crate::home::WaitsFor;
 use crate::info::D2tpInfo;
 use crate::keep::TOKEN_BYTES;
 use crate::options::{
     self, Options, Persist, SO_ERROR, SO_HOSTKEY, SO_INFO, SOL_D2TP, VALUE_BYTES_MAX,
 };
-use crate::table::{self, Socket};
-use crate::{engine, handed, memory};
+use crate::table::{self, Fate, Socket};
+use crate::{engine, handed, memory, pair};
 
 /// setsockopt(2)
 ///
@@ -167,19 +168,7 @@ pub unsafe extern "C" fn d2tp_getsockopt(
 
 /// The error that waits for the program, as it was; asking takes it away.
 fn pending(fd: c_int) -> Answer<c_int> {
-    let mut error: c_int = 0;
-    let mut len = size_of::<c_int>() as socklen_t;
-    // SAFETY: the place has the length that is said.
-    check(unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_ERROR,
-            (&raw mut error).cast(),
-            &mut len,
-        )
-    })?;
-    Ok(table::translate(fd, Errno(error)).0)
+    Ok(table::translate(fd, Errno(pair::take_error(fd)?)).0)
 }
 
 fn get(socket: &Socket, name: c_int) -> Answer<Vec<u8>> {
@@ -187,10 +176,14 @@ fn get(socket: &Socket, name: c_int) -> Answer<Vec<u8>> {
         SO_INFO => Ok(info(socket)?.to_bytes()),
         SO_ERROR => {
             // An agent that died may not have been missed yet.
-            info(socket)?;
+            let info = info(socket)?;
             let fault = socket.fate.as_ref().and_then(|fate| fate.fault.get());
             let fault = fault.map(|fault| fault.text.as_str());
-            Ok(text(fault.or(socket.cause.as_deref()).unwrap_or_default()))
+            match fault.or(socket.cause.as_deref()) {
+                Some(why) => Ok(text(why)),
+                None if info.is_opening() => Ok(text(why_not_yet(socket)?)),
+                None => Ok(text("")),
+            }
         }
         SO_HOSTKEY => {
             let key = engine::get()?.ask(|home, reply| {
@@ -203,6 +196,17 @@ fn get(socket: &Socket, name: c_int) -> Answer<Vec<u8>> {
     }
 }
 
+/// What a connection that is being made waits for, in words.
+fn why_not_yet(socket: &Socket) -> Answer<&'static str> {
+    let options = socket.options.clone();
+    engine::get()?.ask(move |home, reply| {
+        let home = home.clone();
+        tokio::task::spawn_local(async move {
+            let _ = reply.send(home.waits_for(&options).await.why());
+        });
+    })
+}
+
 fn text(words: &str) -> Vec<u8> {
     let mut bytes = words.as_bytes().to_vec();
     bytes.push(0);
@@ -210,23 +214,31 @@ fn text(words: &str) -> Vec<u8> {
 }
 
 fn info(socket: &Socket) -> Answer<D2tpInfo> {
+    let last = |fate: &Fate| fate.last.get().copied().unwrap_or_else(D2tpInfo::over);
     let Some(fate) = socket.fate.clone().filter(|_| socket.is_ours()) else {
         return Ok(D2tpInfo::idle());
     };
+    let options = socket.options.clone();
     engine::get()?.ask(move |home, reply| {
-        let over = fate.over.load(std::sync::atomic::Ordering::Relaxed);
-        let handed = home.handed.borrow().get(&fate.serial).cloned();
-        if let Some(handed) = handed {
-            tokio::task::spawn_local(async move {
-                let info = handed.info().await.and_then(|reply| reply.info);
-                let _ = reply.send(info.map_or_else(D2tpInfo::over, |info| *info));
-            });
-            return;
-        }
-        let _ = reply.send(match home.flows.borrow().get(&fate.serial) {
-            Some(held) => D2tpInfo::of(held),
-            None if over => D2tpInfo::over(),
-            None => D2tpInfo::opening(),
+        let home = home.clone();
+        tokio::task::spawn_local(async move {
+            let handed = home.handed.borrow().get(&fate.serial).cloned();
+            let info = match handed {
+                Some(handed) => match handed.info().await.and_then(|reply| reply.info) {
+                    Some(info) => *info,
+                    None => last(&fate),
+                },
+                None => match home.flows.borrow().get(&fate.serial) {
+                    Some(held) => D2tpInfo::of(held),
+                    None if fate.is_over() => last(&fate),
+                    None => D2tpInfo::opening(WaitsFor::Answer),
+                },
+            };
+            let waits = match info.is_opening() {
+                true => D2tpInfo::opening(home.waits_for(&options).await),
+                false => info,
+            };
+            let _ = reply.send(waits);
         });
     })
 }

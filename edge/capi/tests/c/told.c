@@ -1,5 +1,5 @@
-/* told HOST PORT [persist | open | policy=N | locked | TOKEN]: a connection that does what it is told, line by line, and says what
- * came of it. */
+/* told HOST PORT [persist | open | policy=N | locked | TOKEN [locked]]: a connection that does what it is told, line by
+ * line, and says what came of it. */
 #include "bsd.h"
 
 static int fd;
@@ -128,6 +128,8 @@ int main(int argc, char **argv) {
     }
     if (argc > 3 && strlen(argv[3]) == 2 * D2TP_TOKEN_BYTES) {
         NEED(d2tp_close(fd) == 0);
+        if (argc > 4 && strcmp(argv[4], "locked") == 0)
+            printf("lock %d\n", d2tp_dlock_acquire());
         reopened(argv[3]);
         struct sockaddr_in to, is;
         socklen_t len = sizeof is;
@@ -162,6 +164,11 @@ int main(int argc, char **argv) {
             said("policy", option(D2TP_SO_POLICY, &number, sizeof number));
         } else if (strcmp(word, "deadline") == 0) {
             said("deadline", option(D2TP_SO_DEADLINE, &number, sizeof number));
+        } else if (strcmp(word, "size") == 0) {
+            uint64_t size = value;
+            said("size", option(D2TP_SO_ESIZE, &size, sizeof size));
+        } else if (strcmp(word, "late") == 0) {
+            said("late", option(D2TP_SO_IFLATE, &number, sizeof number));
         } else if (strcmp(word, "budget") == 0) {
             uint64_t budget = value;
             said("budget", option(D2TP_SO_BUDGET, &budget, sizeof budget));

@@ -47,7 +47,7 @@ pub fn command(program: &Path, blow: Option<&Blow>, log: &Path, paths: &[&Path])
             command.arg("-P").arg(path);
         }
     }
-    let trace = format!("trace={pattern},/^f(data)?sync$,/^rename");
+    let trace = format!("trace={pattern},/^f(data)?sync$,/^rename,/^unlink");
     command.args(["-e", "signal=none", "-e", &trace, "-e"]);
     command
         .arg(format!("inject={pattern}:{action}"))
@@ -60,8 +60,10 @@ pub fn synced_again(log: &str) -> Vec<String> {
     let mut failed = Vec::new();
     let mut again = Vec::new();
     for line in log.lines() {
-        if let Some((_, names)) = line.split_once(" rename").filter(|_| line.ends_with("= 0")) {
-            // Another file has the name now.
+        let named = [" rename", " unlink"].into_iter();
+        let named = named.filter_map(|call| line.split_once(call)).next();
+        if let Some((_, names)) = named.filter(|_| line.ends_with("= 0")) {
+            // Another file has the name now, or none.
             let to = names.rsplit('"').nth(1).unwrap_or_default();
             failed.retain(|file: &String| !file.ends_with(to));
         }
@@ -94,6 +96,13 @@ mod tests {
         let renamed = "7 rename(\"/a/b.new\", \"/a/b\") = 0\n";
         assert!(synced_again(&format!("{once}{other}")).is_empty());
         assert_eq!(synced_again(&format!("{once}{other}{again}")), ["/a/b"]);
+        let removed = "7 unlink(\"/a/b\") = 0\n";
+        let not_removed = "7 unlink(\"/a/b\") = -1 EIO (Input/output error)\n";
         assert!(synced_again(&format!("{once}{renamed}{again}")).is_empty());
+        assert!(synced_again(&format!("{once}{removed}{again}")).is_empty());
+        assert_eq!(
+            synced_again(&format!("{once}{not_removed}{again}")),
+            ["/a/b"]
+        );
     }
 }
