@@ -77,6 +77,8 @@ impl Place {
         };
         let ((), there) = tokio::join!(said, accepted);
         kill(carrier(&child), Signal::SIGKILL).expect("send");
+        // A signal that was sent is no death: until that comes the instance is its.
+        child.kill().await.expect("it ends");
         there
     }
 

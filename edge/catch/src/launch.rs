@@ -350,7 +350,10 @@ fn prepare(plan: &Plan, channel: &OwnedFd) -> io::Result<()> {
         false => (Ipv4Addr::LOCALHOST, 0).into(),
     };
     let dns = dns::socket(at).map_err(|e| said("no name server", e))?;
-    let reserved = pair::reserve().map_err(|e| said("no port for connections", e))?;
+    let reserved = pair::reserve().map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied if !own => said(NO_FILTER, error),
+        _ => said("no port for connections", error),
+    })?;
     let (porter, porter_channel) = match own {
         true => start_porter().map(|(pid, channel)| (pid, Some(channel)))?,
         false => (0, None),
@@ -370,6 +373,9 @@ fn prepare(plan: &Plan, channel: &OwnedFd) -> io::Result<()> {
 
 const NO_NAMESPACE: &str = "this system gives us no network namespace of the program's own \
                             (user namespaces may be switched off; root needs none)";
+
+const NO_FILTER: &str = "no port for connections: this system lets only root filter a socket's packets \
+                         (with --strict the program has a network of its own, where it may)";
 
 /// New namespaces: of users too, where that is what it takes.
 fn enter() -> io::Result<()> {

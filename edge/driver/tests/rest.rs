@@ -319,7 +319,7 @@ async fn a_flow_nobody_wants_any_more_is_told_of_by_the_next_process() {
     let mut far = within(server.accept()).await.unwrap();
     let end = within(std::future::poll_fn(|cx| far.poll_finished(cx))).await;
     let end = end.unwrap_err().to_string();
-    assert!(end.contains(&FORGOTTEN.to_string()), "{end}");
+    assert!(end.contains(&format!("{FORGOTTEN:#x}")), "{end}");
     drop(far);
     until(|| device.is_settled()).await;
 }
