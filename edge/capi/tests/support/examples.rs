@@ -184,7 +184,8 @@ fn by_maven(to: &Path) -> Option<String> {
     let lacks = |made: &Output, words: &str| {
         !made.status.success() && String::from_utf8_lossy(&made.stdout).contains(words)
     };
-    if lacks(&made, "offline") {
+    // It says in several ways that it has something not here.
+    if !made.status.success() {
         made = maven(&["-U"]);
     }
     // As timeout(1) says it.
