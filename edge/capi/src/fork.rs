@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, MutexGuard, OnceLock};
 
 use crate::engine::{self, Engine};
+use crate::kernel::socket_option;
 use crate::table::{self, Table};
 
 type Held = (
@@ -48,21 +49,7 @@ const FIRST_NUMBERS: std::ops::Range<RawFd> = 3..32;
 
 /// Notes where the runtime has its pair, when there is nothing else of its kind in this thread's table.
 pub(crate) fn note_signal_pair() {
-    let is_unix = |fd: &RawFd| {
-        let mut domain: libc::c_int = 0;
-        let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the place has the length that is said.
-        let got = unsafe {
-            libc::getsockopt(
-                *fd,
-                libc::SOL_SOCKET,
-                libc::SO_DOMAIN,
-                (&raw mut domain).cast(),
-                &mut len,
-            )
-        };
-        got == 0 && domain == libc::AF_UNIX
-    };
+    let is_unix = |fd: &RawFd| socket_option(*fd, libc::SO_DOMAIN) == Ok(libc::AF_UNIX);
     SIGNAL_PAIR.get_or_init(|| FIRST_NUMBERS.filter(is_unix).collect());
 }
 

@@ -35,6 +35,7 @@ mod home;
 mod identity;
 mod info;
 mod keep;
+mod kernel;
 mod leave;
 mod listen;
 mod memory;

@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
-use crate::errno::{Answer, check};
+use crate::errno::Answer;
+use crate::kernel::socket_option;
 
 /// Times the kernel repeats a SYN: `connect` may wait for a network as long as that takes, some four
 /// hours. The most there is (tcp(7)).
@@ -133,19 +134,7 @@ pub(crate) async fn join(socket: Socket, a: u16) -> io::Result<tokio::net::TcpSt
 
 /// The kernel's error that waits for the program; asking takes it away.
 pub(crate) fn take_error(fd: RawFd) -> Answer<libc::c_int> {
-    let mut error: libc::c_int = 0;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the place has the length that is said.
-    check(unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_ERROR,
-            (&raw mut error).cast(),
-            &mut len,
-        )
-    })?;
-    Ok(error)
+    socket_option(fd, libc::SO_ERROR)
 }
 
 /// Ends what a program's socket began, at once and for all who wait for it: for the kernel it was never connected. From

@@ -17,6 +17,7 @@ use crate::datagrams::Grams;
 use crate::errno::{Answer, Errno, Fault};
 use crate::info::D2tpInfo;
 use crate::keep::Token;
+use crate::kernel::socket_option;
 use crate::options::Options;
 
 /// Entries at most before those are let go whose connections are over: programs close sockets by the
@@ -122,20 +123,7 @@ pub(crate) fn lock() -> MutexGuard<'static, Option<Table>> {
 
 /// A socket's name in the kernel.
 pub(crate) fn cookie(fd: RawFd) -> Answer<u64> {
-    let mut cookie = 0u64;
-    let mut len = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the place has the length that is said.
-    let result = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_COOKIE,
-            (&raw mut cookie).cast(),
-            &mut len,
-        )
-    };
-    crate::errno::check(result)?;
-    Ok(cookie)
+    socket_option(fd, libc::SO_COOKIE)
 }
 
 /// Makes `socket` known.

@@ -15,6 +15,7 @@ use crate::engine;
 use crate::errno::{Answer, Errno, check};
 use crate::handed::{self, Reopened};
 use crate::keep::{self, TOKEN_BYTES, Token};
+use crate::kernel::socket_option;
 use crate::listen::{self, Ear};
 use crate::memory;
 use crate::message::Keep;
@@ -546,24 +547,10 @@ fn until_made(fd: RawFd, port: u16, blocks: bool) -> Answer<c_int> {
 }
 
 fn send_timeout(fd: RawFd) -> Option<Duration> {
-    let mut time = libc::timeval {
-        tv_sec: 0,
-        tv_usec: 0,
-    };
-    let mut len = size_of::<libc::timeval>() as socklen_t;
-    // SAFETY: the place has the length that is said.
-    let got = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_SNDTIMEO,
-            (&raw mut time).cast(),
-            &mut len,
-        )
-    };
+    let time: libc::timeval = socket_option(fd, libc::SO_SNDTIMEO).ok()?;
     let timeout =
         Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64);
-    (got == 0 && !timeout.is_zero()).then_some(timeout)
+    (!timeout.is_zero()).then_some(timeout)
 }
 
 /// Ends one direction or both.
@@ -645,21 +632,7 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
 }
 
 fn linger(fd: RawFd) -> Option<Duration> {
-    let mut linger = libc::linger {
-        l_onoff: 0,
-        l_linger: 0,
-    };
-    let mut len = size_of::<libc::linger>() as socklen_t;
-    // SAFETY: the place has the length that is said.
-    let got = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_LINGER,
-            (&raw mut linger).cast(),
-            &mut len,
-        )
-    };
-    let lingers = got == 0 && linger.l_onoff != 0 && linger.l_linger > 0;
+    let linger: libc::linger = socket_option(fd, libc::SO_LINGER).ok()?;
+    let lingers = linger.l_onoff != 0 && linger.l_linger > 0;
     lingers.then(|| Duration::from_secs(linger.l_linger as u64))
 }

@@ -10,6 +10,7 @@ use std::{fmt, io};
 use d2tp_driver::Connection;
 use libc::c_int;
 
+use crate::kernel::socket_option;
 use crate::pair;
 
 /// Some socket of this process is one for datagrams: until then nobody is asked.
@@ -20,19 +21,7 @@ pub(crate) fn may_be(fd: RawFd) -> bool {
     if !ANY.load(Ordering::Relaxed) {
         return false;
     }
-    let mut kind: c_int = 0;
-    let mut len = size_of::<c_int>() as libc::socklen_t;
-    // SAFETY: the place has the length that is said.
-    let got = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_TYPE,
-            (&raw mut kind).cast(),
-            &mut len,
-        )
-    };
-    got == 0 && kind == libc::SOCK_DGRAM
+    socket_option(fd, libc::SO_TYPE) == Ok(libc::SOCK_DGRAM)
 }
 
 /// The engine's ports for datagrams.
