@@ -21,14 +21,19 @@ pub const PROXY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 
 pub const ORIGIN_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 20);
 /// The origin's IPv6 address.
 pub const ORIGIN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0x20);
-/// What programs in the lab see as `/etc/hosts`: names for both families of both hosts.
-pub(crate) fn hosts() -> String {
+/// What programs in the lab see as `/etc/hosts`: names for both families of both hosts, and the machine's `own`, which
+/// some programs look up as they begin and wait for (Firefox, to lock its profile).
+pub(crate) fn hosts(own: &str) -> String {
     let mut text = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
-    for (v4, v6, name) in [
+    let there = [
         (PROXY_V4, PROXY_V6, "proxy"),
         (ORIGIN_V4, ORIGIN_V6, crate::web::ORIGIN_NAME),
-    ] {
+    ];
+    for (v4, v6, name) in there {
         text += &format!("{v4} {name}\n{v6} {name}\n");
+    }
+    if !own.is_empty() && there.iter().all(|(.., name)| *name != own) {
+        text += &format!("127.0.0.1 {own}\n");
     }
     text
 }
@@ -94,6 +99,12 @@ mod tests {
         assert_eq!(through_nat64(ORIGIN_V4).to_string(), "64:ff9b::cb00:7114");
         assert_eq!(behind_nat64(through_nat64(ORIGIN_V4)), Some(ORIGIN_V4));
         assert_eq!(behind_nat64(ORIGIN_V6), None);
+    }
+
+    #[test]
+    fn a_lab_knows_its_machines_name_and_no_other_by_it() {
+        assert!(hosts("laptop").ends_with("\n127.0.0.1 laptop\n"));
+        assert_eq!(hosts("proxy"), hosts(""));
     }
 
     #[test]

@@ -105,7 +105,8 @@ impl World {
         let origin = Namespace::new("origin")?;
         let folder = tempfile::tempdir().context("no temporary folder")?;
         let hosts = folder.path().join("hosts");
-        std::fs::write(&hosts, plan::hosts())?;
+        let own = nix::unistd::gethostname().unwrap_or_default();
+        std::fs::write(&hosts, plan::hosts(&own.to_string_lossy()))?;
         let names = device.name_hosts(&hosts) && proxy.name_hosts(&hosts);
         join_hosts(&proxy, &origin)?;
         // Only used where TUN devices cannot be had.

@@ -15,6 +15,9 @@ use std::fmt::Write as _;
 
 /// How long there is no network.
 const AWAY_S: u32 = 60;
+/// What a link carries, for all programs of a wave: Wi-Fi both ways, cellular down.
+const LINK_MBPS: f64 = 8.0;
+const CELLULAR_UP_MBPS: f64 = 4.0;
 /// A program that has not ended by then is ended.
 const PATIENCE_S: u32 = 240;
 
@@ -52,7 +55,7 @@ impl Wave {
         if ready.is_empty() {
             return Ok(());
         }
-        site.lab(&self.scenario(), &self.script(&ready, site)?)?;
+        site.lab(&self.scenario(ready.len()), &self.script(&ready, site)?)?;
         for program in ready {
             let told = self.outcome(program, site);
             came.whole += usize::from(told["whole"] == json!(true));
@@ -62,24 +65,27 @@ impl Wave {
         Ok(())
     }
 
-    fn scenario(&self) -> String {
+    /// For so many of its programs: each has the share of the links that it has among all, and is not done before they go.
+    fn scenario(&self, programs: usize) -> String {
         let (wifi, away, back) = (self.wifi_s, self.away_s, self.away_s + AWAY_S);
+        let share = programs as f64 / self.programs.len() as f64;
+        let (down, up) = (LINK_MBPS * share, CELLULAR_UP_MBPS * share);
         format!(
             "seed = 11
              duration_s = {duration}
              origin = \"builtin\"
              [[link]]
              name = \"wlan0\"
-             down_mbps = 8
-             up_mbps = 8
+             down_mbps = {down}
+             up_mbps = {down}
              rtt_ms = 20
              at = [{{ t_s = {wifi}, up = false }}, {{ t_s = {again}, up = true }}]
              [[link]]
              name = \"wwan0\"
              class = \"metered\"
              up = false
-             down_mbps = 8
-             up_mbps = 4
+             down_mbps = {down}
+             up_mbps = {up}
              rtt_ms = 50
              at = [{{ t_s = {wifi}.5, up = true }}, {{ t_s = {away}, up = false }}, {{ t_s = {back}, up = true }}]\n",
             duration = PATIENCE_S + 60,
