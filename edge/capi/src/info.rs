@@ -86,9 +86,13 @@ impl D2tpInfo {
         }
     }
 
-    /// Whether its connection is still being made.
-    pub(crate) fn is_opening(&self) -> bool {
-        self.di_state == OPENING
+    /// What its connection waits for, while that is being made.
+    pub(crate) fn waits_for(&self) -> Option<WaitsFor> {
+        (self.di_state == OPENING).then_some(match self.di_reason {
+            NO_PATH => WaitsFor::Network,
+            PATH_COST => WaitsFor::FreeNetwork,
+            _ => WaitsFor::Answer,
+        })
     }
 
     /// Of one whose flow is over, and that is known no better.

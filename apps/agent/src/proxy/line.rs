@@ -335,23 +335,24 @@ impl Line {
     /// What is to be done about a proxy that was never heard of.
     fn why_unanswered(&self) -> &'static str {
         let links = self.links.borrow();
-        let mut usable = links.iter().filter(|link| link.is_usable()).peekable();
-        let costs = |link: &Link| link.class.class != Class::Free;
-        let only_costly = usable.peek().is_some() && usable.all(costs);
+        let usable: Vec<Class> = links
+            .iter()
+            .filter(|link| link.is_usable())
+            .map(|link| link.class.class)
+            .collect();
+        let only = |is: fn(&Class) -> bool| !usable.is_empty() && usable.iter().all(is);
         let flows = lock(&self.flows);
         let never_pays = |steered: &Steered| match steered.wish.policy {
             Policy::FreeOnly => true,
             Policy::FreeFirst | Policy::Balanced => steered.wish.due.is_none(),
             Policy::Fast | Policy::Any => false,
         };
+        let only_costly = only(|class| *class != Class::Free);
         if only_costly && !flows.all.is_empty() && flows.all.values().all(never_pays) {
             return "only networks that cost are up, and --policy forbids them (free-first and balanced pay only to be in \
                     time, --by); connections wait for a free one";
         }
-        let roams = |link: &Link| link.class.class == Class::Roaming;
-        if links.iter().any(Link::is_usable)
-            && links.iter().filter(|link| link.is_usable()).all(roams)
-        {
+        if only(|class| *class == Class::Roaming) {
             return "only roaming networks are up, which are not used (--link NAME=metered: one may be); connections wait for \
                     another";
         }

@@ -176,14 +176,13 @@ fn get(socket: &Socket, name: c_int) -> Answer<Vec<u8>> {
         SO_INFO => Ok(info(socket)?.to_bytes()),
         SO_ERROR => {
             // An agent that died may not have been missed yet.
-            let info = info(socket)?;
+            let waits_for = info(socket)?.waits_for();
             let fault = socket.fate.as_ref().and_then(|fate| fate.fault.get());
             let fault = fault.map(|fault| fault.text.as_str());
-            match fault.or(socket.cause.as_deref()) {
-                Some(why) => Ok(text(why)),
-                None if info.is_opening() => Ok(text(why_not_yet(socket)?)),
-                None => Ok(text("")),
-            }
+            let why = fault.or(socket.cause.as_deref());
+            Ok(text(
+                why.or(waits_for.map(WaitsFor::why)).unwrap_or_default(),
+            ))
         }
         SO_HOSTKEY => {
             let key = engine::get()?.ask(|home, reply| {
@@ -194,17 +193,6 @@ fn get(socket: &Socket, name: c_int) -> Answer<Vec<u8>> {
         }
         name => Options::get(&socket.options, name),
     }
-}
-
-/// What a connection that is being made waits for, in words.
-fn why_not_yet(socket: &Socket) -> Answer<&'static str> {
-    let options = socket.options.clone();
-    engine::get()?.ask(move |home, reply| {
-        let home = home.clone();
-        tokio::task::spawn_local(async move {
-            let _ = reply.send(home.waits_for(&options).await.why());
-        });
-    })
 }
 
 fn text(words: &str) -> Vec<u8> {
@@ -234,9 +222,10 @@ fn info(socket: &Socket) -> Answer<D2tpInfo> {
                     None => D2tpInfo::opening(WaitsFor::Answer),
                 },
             };
-            let waits = match info.is_opening() {
-                true => D2tpInfo::opening(home.waits_for(&options).await),
-                false => info,
+            let waits = match info.waits_for() {
+                // An agent knows less of it.
+                Some(_) => D2tpInfo::opening(home.waits_for(&options).await),
+                None => info,
             };
             let _ = reply.send(waits);
         });
