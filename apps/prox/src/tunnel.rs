@@ -14,6 +14,7 @@ use std::time::Duration;
 use d2tp_driver::FlowIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional_with_sizes};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::answer::{Served, tunnel_open};
@@ -95,8 +96,8 @@ struct Traffic {
     up: AtomicU64,
     down: AtomicU64,
     origin_failed: AtomicBool,
-    /// The origin has heard the device's end.
-    up_ended: AtomicBool,
+    /// Told when the origin has heard the device's end.
+    up_ended: Notify,
 }
 
 impl Traffic {
@@ -124,11 +125,9 @@ impl Traffic {
 
     /// Ready when the device has said all it had to say and reads no more: whether the origin ever ends is nothing to it.
     async fn until_left(&self, unwanted: impl Fn() -> bool) {
-        loop {
+        self.up_ended.notified().await;
+        while !unwanted() {
             tokio::time::sleep(LEFT_EVERY).await;
-            if self.up_ended.load(Ordering::Relaxed) && unwanted() {
-                return;
-            }
         }
     }
 
@@ -183,7 +182,7 @@ impl AsyncWrite for Counted {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let poll = Pin::new(&mut self.stream).poll_shutdown(cx);
         if poll.is_ready() {
-            self.traffic.up_ended.store(true, Ordering::Relaxed);
+            self.traffic.up_ended.notify_one();
         }
         self.traffic.note(poll)
     }
