@@ -132,7 +132,7 @@ struct Agent {
     /// One stream looks for access points for all.
     scouting: tokio::sync::Mutex<()>,
     /// What links that cost may still carry.
-    left: Mutex<Option<u64>>,
+    left: watch::Sender<Option<u64>>,
     is_ending: AtomicBool,
 }
 
@@ -196,7 +196,7 @@ pub async fn run(
         posture: Mutex::default(),
         notices,
         scouting: tokio::sync::Mutex::default(),
-        left: Mutex::default(),
+        left: watch::Sender::default(),
         is_ending: AtomicBool::new(false),
     });
     let metrics = match options.metrics {

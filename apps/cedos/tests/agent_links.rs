@@ -287,7 +287,12 @@ fn programs_behind_the_agents_proxy_spend_the_devices_budget() {
             assert_eq!(String::from_utf8_lossy(&second.stdout), "403");
             let told = std::fs::read_to_string(home.path().join("second")).expect("words");
             assert!(told.contains("cedos budget"), "{told}");
-            // The first goes on where there is a free link.
+            // The first goes on when more may be spent, though nothing moved in between.
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            agent.run(&["budget", "set", "5M"]).await;
+            let more = on_cell(5.0).await;
+            assert!(more > 1_000_000, "{more} bytes on wwan0 for 2 MB more");
+            // And where there is a free link.
             wifi_on("198.51.100.7");
             let first = first.await.expect("curl");
             assert_eq!(String::from_utf8_lossy(&first.stdout), "200", "{first:?}");

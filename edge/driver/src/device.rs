@@ -192,6 +192,8 @@ pub(crate) struct Body {
     aligning: Mutex<()>,
     /// Taken after the core's lock where both are needed.
     pub(crate) state: Mutex<State>,
+    /// Announced whenever payload was seen to move.
+    moved: watch::Sender<()>,
 }
 
 /// A device with a session to one server.
@@ -273,6 +275,7 @@ impl Device {
                 lends,
                 ..State::default()
             }),
+            moved: watch::Sender::default(),
         });
         let ticker = tokio::spawn(tick(body.clone()));
         let asker = hop::watch(body.clone());
@@ -462,6 +465,12 @@ impl Device {
     /// Links as they are used now.
     pub fn ways(&self) -> Vec<Way> {
         self.body.ways()
+    }
+
+    /// Tells, at most ten times a second, that links carried payload: for who looks at [`Device::ways`] as long as they
+    /// do and would rest with them.
+    pub fn moves(&self) -> watch::Receiver<()> {
+        self.body.moved.subscribe()
     }
 
     /// Figures of every path, whatever its link.
@@ -745,6 +754,9 @@ impl Body {
             }
         }
         state.moving = moving;
+        if moving {
+            self.moved.send_replace(());
+        }
     }
 
     /// When the links are to be looked at again if nothing stirs before: in a tick while payload

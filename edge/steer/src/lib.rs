@@ -10,6 +10,10 @@ use d2tp_sched::{Flow, Mode, Need, SIZE_UNKNOWN_BYTES, Scheduler, Sight};
 use d2tp_time::{Span, Time};
 use std::time::Duration;
 
+/// What was carried since the last look moved in no more time than this: links are looked at every second while they
+/// carry, and who rests is woken by the first byte.
+const LOOKED_WITHIN: Span = Span::from_millis(1_500);
+
 /// What was seen of the links since a connection began.
 #[derive(Debug)]
 pub struct Seen {
@@ -53,7 +57,7 @@ impl Seen {
                 // The first look takes the link's word for a second.
                 (None, Some(rate)) => (rate, Span::from_secs(1)),
                 // A program that is silent says nothing of the link.
-                _ if carried > before => (carried - before, passed),
+                _ if carried > before => (carried - before, passed.min(LOOKED_WITHIN)),
                 _ => (0, Span::ZERO),
             };
             sights[place] = Sight {
@@ -125,5 +129,33 @@ mod tests {
         seen.look(after(2), &both[1..]);
         assert!(seen.spends(after(2), need(Policy::Any), None));
         assert!(!seen.spends(after(2), need(Policy::FreeOnly), None));
+    }
+
+    #[test]
+    fn a_rest_does_not_make_a_link_slow() {
+        let mut ways = [
+            way(Class::Free, LinkUse::Free),
+            way(Class::Metered, LinkUse::Paid),
+        ];
+        let need = || Need {
+            remaining_bytes: Some(30_000_000),
+            left: Some(Duration::from_secs(60)),
+            policy: Policy::FreeFirst,
+            if_late: IfLate::Cell,
+            metered_bytes_left: None,
+        };
+        let after = |seconds| Time::ZERO + Span::from_secs(seconds);
+        let mut seen = Seen::new(after(0));
+        seen.look(after(1), &ways);
+        assert!(!seen.spends(after(1), need(), Some(30_000_000)));
+        ways[0].payload.0 = 1_000_000;
+        seen.look(after(3_600), &ways);
+        assert!(!seen.spends(after(3_600), need(), Some(30_000_000)));
+        // While a link that is looked at carries little it is slow.
+        for second in 1..60 {
+            ways[0].payload.0 += 1_000;
+            seen.look(after(3_600 + second), &ways);
+        }
+        assert!(seen.spends(after(3_660), need(), Some(30_000_000)));
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use d2tp_links::{Class, Cutoff, Kind, Link, NetworkRule};
+use tokio::sync::watch;
 
 use super::roads::Spent;
 use super::task::GRANTED_BEFORE;
@@ -89,7 +90,8 @@ impl Agent {
                 capped.entry(name.clone()).or_insert(now);
             }
         }
-        *lock(&self.left) = left;
+        self.left
+            .send_if_modified(|before| std::mem::replace(before, left) != left);
         self.dispatcher.allow(left);
         self.roads.spend(spent);
     }
@@ -110,8 +112,8 @@ impl Purse for Agent {
         }
     }
 
-    fn left(&self) -> Option<u64> {
-        *lock(&self.left)
+    fn left(&self) -> watch::Receiver<Option<u64>> {
+        self.left.subscribe()
     }
 }
 

@@ -37,7 +37,8 @@ use crate::fetch::tunnel;
 /// Before a session that ended is begun again.
 const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
 
-/// While links that cost are up, how often it is looked whether they are needed.
+/// While links that cost are up, how often it is looked whether they are needed and what they carried, if a deadline
+/// runs or anything moves.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How often it is looked whether a session has ended, should its last word be lost among others.
@@ -66,8 +67,8 @@ pub trait Purse: Send + Sync {
     /// Takes down what links carried since the last time.
     fn spent(&self, more: &[Carried]);
 
-    /// Bytes that links that cost may still carry; none is no limit.
-    fn left(&self) -> Option<u64>;
+    /// Bytes that links that cost may still carry, as they change; none is no limit.
+    fn left(&self) -> watch::Receiver<Option<u64>>;
 }
 
 /// Payload of a link.
@@ -372,7 +373,9 @@ impl Line {
 
     /// A program is told at once that only links are there that may not be paid for any more.
     fn check_purse(&self) -> Result<(), Refusal> {
-        let left = lock(&self.purse).as_ref().and_then(|purse| purse.left());
+        let left = lock(&self.purse)
+            .as_ref()
+            .and_then(|purse| *purse.left().borrow());
         let links = self.links.borrow();
         let mut usable = links.iter().filter(|link| link.is_usable()).peekable();
         let costs = |link: &Link| link.class.class != Class::Free;
@@ -388,16 +391,22 @@ impl Line {
         let mut links = self.links.clone();
         let mut seen = Seen::new(now());
         let mut counted = BTreeMap::new();
+        // A change may not have reached the device when it is looked at for that change.
+        let mut settled = false;
         loop {
-            let mut costs = false;
+            let (mut costs, mut due) = (false, false);
+            let (mut moves, mut purse_left) = (None, None);
             if let Some(device) = self.proxy.device() {
+                // What was carried until now is in what is looked at.
+                moves = Some(device.moves());
                 let ways = device.ways();
                 seen.look(now(), &ways);
                 let purse = lock(&self.purse).clone();
                 if let Some(purse) = &purse {
                     purse.spent(&carried_since(&mut counted, &ways));
                 }
-                let left = purse.and_then(|purse| purse.left());
+                purse_left = purse.map(|purse| purse.left());
+                let left = purse_left.as_ref().and_then(|left| *left.borrow());
                 let mut flows = lock(&self.flows);
                 let share = left.map(|left| left / flows.all.len().max(1) as u64);
                 for steered in flows.all.values_mut() {
@@ -414,14 +423,25 @@ impl Line {
                     }
                 }
                 costs = !flows.all.is_empty() && ways.iter().any(|w| w.usage == LinkUse::Paid);
+                due = flows.all.values().any(|s| s.wish.due.is_some());
             }
-            tokio::select! {
-                () = sleep(LOOK_EVERY), if costs => {}
-                changed = links.changed() => if changed.is_err() {
-                    return;
+            let look_again = async {
+                if settled && !due {
+                    tokio::select! {
+                        () = changed(&mut moves) => {}
+                        () = changed(&mut purse_left) => {}
+                    }
+                }
+                sleep(LOOK_EVERY).await;
+            };
+            settled = tokio::select! {
+                () = look_again, if costs => true,
+                changed = links.changed() => match changed {
+                    Ok(()) => false,
+                    Err(_) => return,
                 },
-                () = self.stirred.notified() => {}
-            }
+                () = self.stirred.notified() => false,
+            };
         }
     }
 
@@ -487,6 +507,16 @@ impl Line {
             self.proxy.hang_up();
         }
     }
+}
+
+/// Waits for news, where there are any to come.
+async fn changed<T>(what: &mut Option<watch::Receiver<T>>) {
+    if let Some(what) = what
+        && what.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 fn now() -> Time {

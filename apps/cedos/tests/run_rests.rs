@@ -1,0 +1,108 @@
+//! `cedos run` beside a link that costs: a connection at rest wakes it for nothing, and what happens after a rest is
+//! heeded as if there had been none.
+
+mod get_namespace;
+mod get_origin;
+mod get_rig;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::process::Stdio;
+use std::time::Duration;
+
+use get_namespace::{
+    PATIENCE, cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
+};
+use get_origin::{End, Origin, Reply, object, proper};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+
+const OBJECT_BYTES: usize = 24_000_000;
+
+/// Reads as many bytes as it is told, and says how many came.
+const PROGRAM: &str = r#"
+exec 3<>/dev/tcp/192.0.2.1/$0
+printf 'GET /a HTTP/1.1\r\nHost: origin\r\n\r\n' >&3
+while read bytes; do head -c "$bytes" <&3 | wc -c; done
+"#;
+
+/// What a rest of ten seconds may wake for: 15 were seen, seven for each packet by which a path asks whether it is
+/// still open and its answer.
+const WAKES_MAX: u64 = 24; // a look a second more made it 36
+
+/// How often each thread of a process waited.
+fn waits(process: u32) -> BTreeMap<OsString, u64> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
+    let of = |task: std::fs::DirEntry| {
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        let count = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        let count = count.expect("a line of it").trim().parse();
+        Some((task.file_name(), count.expect("a count")))
+    };
+    tasks
+        .filter_map(|task| of(task.expect("a thread")))
+        .collect()
+}
+
+#[test]
+fn a_connection_at_rest_wakes_for_nothing_and_pays_when_it_must() {
+    let name = "a_connection_at_rest_wakes_for_nothing_and_pays_when_it_must";
+    in_namespace(name, || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let place = home.path().to_owned();
+        let (origin, proxy) = origin_namespace(|| async move {
+            let bytes = object(OBJECT_BYTES, 1);
+            let script =
+                move |asked: &get_origin::Asked| Reply(proper(asked, &bytes, "\"v1\""), End::Close);
+            let origin = Origin::start_at("192.0.2.1", script).await;
+            let proxy = get_rig::proxy(&place, "192.0.2.1:0", &[]).await;
+            (origin, proxy)
+        });
+        wifi_on("198.51.100.7");
+        cell_on();
+        let port = origin.address.port().to_string();
+        let words = ["run", "--policy", "any", "--prox", &proxy.address, "--"];
+        let program = ["bash", "-c", PROGRAM, &port];
+        let mut running = get_rig::cedos(home.path(), &[&words[..], &program].concat())
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("start cedos run");
+        let process = running.id().expect("it runs");
+        let mut orders = running.stdin.take().expect("its input");
+        let mut answers = BufReader::new(running.stdout.take().expect("its output")).lines();
+        let mut read = async |bytes: usize| {
+            let order = format!("{bytes}\n");
+            orders.write_all(order.as_bytes()).await.expect("it reads");
+            let answer = tokio::time::timeout(PATIENCE, answers.next_line()).await;
+            let answer = answer.expect("in time").expect("text").expect("a count");
+            assert_eq!(answer, bytes.to_string());
+        };
+        read(1_000_000).await;
+        // What is read ahead of it has come, and paths have asked what they ask in the beginning.
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        let before = waits(process);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        // A thread that ended meanwhile had nothing to do.
+        let since = |(thread, now): (OsString, u64)| now - before.get(&thread).unwrap_or(&0);
+        let wakes: u64 = waits(process).into_iter().map(since).sum();
+        assert!(wakes <= WAKES_MAX, "{wakes} wakes in ten seconds of rest");
+        // Without a free network it pays.
+        let before = received("wwan0");
+        wifi_off();
+        read(14_000_000).await;
+        let paid = received("wwan0") - before;
+        assert!(paid > 1_000_000, "{paid} bytes on wwan0");
+        // And not once there is one.
+        wifi_on("198.51.100.99");
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let before = received("wwan0");
+        read(8_500_000).await;
+        let paid = received("wwan0") - before;
+        assert!(
+            paid < 100_000,
+            "{paid} bytes on wwan0 beside a free network"
+        );
+        running.kill().await.expect("it ends");
+    });
+}
