@@ -927,6 +927,12 @@ async fn tick(body: Arc<Body>) {
         // Not at every packet: a tick later.
         if moved {
             tokio::time::sleep(TICK).await;
+            // What stirred in that time is seen now.
+            tokio::select! {
+                biased;
+                () = body.shared.stirred.notified() => {}
+                () = std::future::ready(()) => {}
+            }
         }
     }
 }

@@ -42,6 +42,9 @@ const SOCKET_FAULTS_MAX: u32 = 3; // a guess: one may be a firewall rule being r
 /// Runs of datagrams taken from a socket at once.
 const RECEIVE_RUNS: usize = 8;
 
+/// From here on a wait's timer is a new one: one that is put off wakes at its old time first.
+const REST_MIN: Span = Span::from_millis(100);
+
 /// Why the driver could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
@@ -746,13 +749,20 @@ impl Future for Engine {
             if next != this.armed || stood_still || this.timer.is_elapsed() {
                 this.armed = next;
                 let span = next.since(now).max(Span::from_nanos(1));
-                this.timer
-                    .as_mut()
-                    .reset(tokio::time::Instant::now() + span.into());
+                let at = tokio::time::Instant::now() + span.into();
+                if span < REST_MIN {
+                    this.timer.as_mut().reset(at);
+                } else {
+                    this.timer.set(tokio::time::sleep_until(at));
+                }
             }
             if this.timer.as_mut().poll(cx).is_ready() {
                 cx.waker().wake_by_ref();
             }
+        } else if this.armed != next {
+            // One that nobody polls never fires.
+            this.armed = next;
+            this.timer.set(tokio::time::sleep(Duration::ZERO));
         }
         Poll::Pending
     }

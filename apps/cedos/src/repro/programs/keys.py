@@ -1,8 +1,8 @@
 """Types at something that echoes each byte: keys.py OUT COUNT EVERY_S IDLE_S [LINK,...] -- COMMAND...
 
 COMMAND says "ready", then gives back each of COUNT + 1 bytes, and ends. A key is typed every EVERY_S, whether
-the echo of the last has come or not. Then nothing is typed for IDLE_S, and the CPU time of COMMAND's own
-process during that is taken. When LINKs get and lose their IPv4 address is noted meanwhile. OUT: JSON.
+the echo of the last has come or not. Then nothing is typed for IDLE_S, and again for as long, and the CPU
+time of COMMAND's own process during each is taken. When LINKs get and lose their IPv4 address is noted meanwhile. OUT: JSON.
 """
 
 import fcntl
@@ -37,10 +37,10 @@ def has_address(link):
 
 
 def cpu():
-    """User and system time of all threads, in clock ticks; and time on a CPU, in ns."""
+    """User and system time of all threads, in clock ticks; and time on a CPU of each there is, in ns."""
     fields = open(f"/proc/{process.pid}/stat").read().rsplit(")", 1)[1].split()
     tasks = f"/proc/{process.pid}/task"
-    spent = sum(int(open(f"{tasks}/{task}/schedstat").read().split()[0]) for task in os.listdir(tasks))
+    spent = {task: int(open(f"{tasks}/{task}/schedstat").read().split()[0]) for task in os.listdir(tasks)}
     return int(fields[11]) + int(fields[12]), spent
 
 
@@ -101,9 +101,13 @@ told = {
 }
 if idle_s:
     time.sleep(1)
-    ticks, spent = cpu()
-    time.sleep(idle_s)
-    told["idle_ticks"], told["idle_ms"] = cpu()[0] - ticks, (cpu()[1] - spent) / 1e6
+    for name in ("idle", "settled"):
+        ticks, spent = cpu()
+        time.sleep(idle_s)
+        now, each = cpu()
+        told[name + "_ticks"] = now - ticks
+        # A thread that ended meanwhile had nothing to do.
+        told[name + "_ms"] = sum(each[task] - spent.get(task, 0) for task in each) / 1e6
 try:
     process.stdin.write(b".")
     process.stdin.flush()
