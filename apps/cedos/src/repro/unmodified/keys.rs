@@ -158,8 +158,8 @@ pub fn conditions() -> Vec<String> {
         ),
         format!(
             "idle: user and system time of `cedos run`, all threads, in clock ticks and by the scheduler's count, \
-             over {IDLE_S} s from a second after the last key, in which its path asks five times whether it is still \
-             open; settled: over the next {IDLE_S} s, in which it asks once. A tick is 10 ms: of what takes a share of it one \
+             over {IDLE_S} s from a second after the last key, in which its path asks four or five times whether it is \
+             still open; settled: over the next {IDLE_S} s, in which it asks once or twice. A tick is 10 ms: of what takes a share of it one \
              is counted in as many runs"
         ),
     ]
