@@ -2,6 +2,7 @@
 //! templates, written by others from the services' documentation).
 
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -20,6 +21,23 @@ impl Drop for Process {
     }
 }
 
+/// The socket of a bus, which a daemon that is killed leaves behind.
+struct Place(PathBuf);
+
+impl Place {
+    /// Of a bus with this address.
+    fn of(address: &str) -> Place {
+        let path = address.strip_prefix("unix:path=").unwrap_or_default();
+        Place(path.split(',').next().unwrap_or_default().into())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 /// The bus, and the service on it.
 pub struct Bus {
     /// A connection to it.
@@ -28,6 +46,7 @@ pub struct Bus {
     // Ended in this order.
     mock: Process,
     _daemon: Process,
+    _place: Place,
 }
 
 /// Which bus a service is on.
@@ -106,6 +125,7 @@ impl Bus {
             .await
             .expect("the stand-in starts");
         Some(Bus {
+            _place: Place::of(&address),
             connection,
             address,
             mock,
