@@ -23,6 +23,15 @@ pub struct Seen {
     at: Time,
 }
 
+/// Whether links that cost carry a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision {
+    /// They do.
+    pub spends: bool,
+    /// After this time it may be otherwise, though nothing moved; none if only what happens decides.
+    pub again: Option<Duration>,
+}
+
 impl Seen {
     /// Nothing yet; time counts from here.
     pub fn new(at: Time) -> Seen {
@@ -71,12 +80,22 @@ impl Seen {
 
     /// Whether links that cost carry a flow that needs this. `size_bytes`: of all of it, if that is known.
     pub fn spends(&self, now: Time, need: Need, size_bytes: Option<u64>) -> bool {
+        self.decide(now, need, size_bytes).spends
+    }
+
+    /// The same, and when that is to be asked again, should links not change and nothing move.
+    pub fn decide(&self, now: Time, need: Need, size_bytes: Option<u64>) -> Decision {
+        let is_timed = need.left.is_some();
         let flow = Flow {
             need,
             size_bytes: size_bytes.unwrap_or(SIZE_UNKNOWN_BYTES),
             priority: 0,
         };
-        !self.scheduler.decide(now, &[flow]).payers.is_empty()
+        let roster = self.scheduler.decide(now, &[flow]);
+        Decision {
+            spends: !roster.payers.is_empty(),
+            again: is_timed.then(|| roster.again.into()),
+        }
     }
 
     /// In how long links that cost would, if links stayed as they are. None: never.
@@ -129,6 +148,18 @@ mod tests {
         seen.look(after(2), &both[1..]);
         assert!(seen.spends(after(2), need(Policy::Any), None));
         assert!(!seen.spends(after(2), need(Policy::FreeOnly), None));
+        // Time alone changes nothing, but for who has a deadline.
+        assert_eq!(
+            seen.decide(after(2), need(Policy::FreeFirst), None).again,
+            None
+        );
+        let timed = |seconds| Need {
+            left: Some(Duration::from_secs(seconds)),
+            ..need(Policy::FreeFirst)
+        };
+        let again = |seconds| seen.decide(after(2), timed(seconds), None).again;
+        assert_eq!(again(60), Some(Duration::from_secs(1)));
+        assert_eq!(again(86_400), Some(Duration::from_secs(10)));
     }
 
     #[test]

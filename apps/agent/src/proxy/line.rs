@@ -37,8 +37,7 @@ use crate::fetch::tunnel;
 /// Before a session that ended is begun again.
 const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
 
-/// While links that cost are up, how often it is looked whether they are needed and what they carried, if a deadline
-/// runs or anything moves.
+/// While links that cost are up and anything moves, how often it is looked whether they are needed and what they carried.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How often it is looked whether a session has ended, should its last word be lost among others.
@@ -394,7 +393,7 @@ impl Line {
         // A change may not have reached the device when it is looked at for that change.
         let mut settled = false;
         loop {
-            let (mut costs, mut due) = (false, false);
+            let (mut costs, mut again) = (false, None);
             let (mut moves, mut purse_left) = (None, None);
             if let Some(device) = self.proxy.device() {
                 // What was carried until now is in what is looked at.
@@ -415,7 +414,9 @@ impl Line {
                         ..steered.wish.need()
                     };
                     let flow = lock(&steered.flow);
-                    let may = seen.spends(now(), need, None);
+                    let decision = seen.decide(now(), need, None);
+                    again = again.into_iter().chain(decision.again).min();
+                    let may = decision.spends;
                     let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
                     if pays != steered.pays {
                         steered.pays = pays;
@@ -423,13 +424,13 @@ impl Line {
                     }
                 }
                 costs = !flows.all.is_empty() && ways.iter().any(|w| w.usage == LinkUse::Paid);
-                due = flows.all.values().any(|s| s.wish.due.is_some());
             }
             let look_again = async {
-                if settled && !due {
+                if settled {
                     tokio::select! {
                         () = changed(&mut moves) => {}
                         () = changed(&mut purse_left) => {}
+                        () = sleep(again.unwrap_or_default()), if again.is_some() => return,
                     }
                 }
                 sleep(LOOK_EVERY).await;
