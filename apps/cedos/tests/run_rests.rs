@@ -14,7 +14,10 @@ use get_namespace::{
     PATIENCE, cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
 };
 use get_origin::{End, Origin, Reply, object, proper};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use get_rig::Proxy;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout};
 
 const OBJECT_BYTES: usize = 24_000_000;
 
@@ -45,10 +48,15 @@ fn waits(process: u32) -> BTreeMap<OsString, u64> {
         .collect()
 }
 
-#[test]
-fn a_connection_at_rest_wakes_for_nothing_and_pays_when_it_must() {
-    let name = "a_connection_at_rest_wakes_for_nothing_and_pays_when_it_must";
-    in_namespace(name, || async {
+/// A device with Wi-Fi and cellular, and whom it reaches.
+struct Net {
+    home: TempDir,
+    origin: Origin,
+    proxy: Proxy,
+}
+
+impl Net {
+    fn new() -> Net {
         let home = tempfile::tempdir().expect("a directory");
         let place = home.path().to_owned();
         let (origin, proxy) = origin_namespace(|| async move {
@@ -61,24 +69,63 @@ fn a_connection_at_rest_wakes_for_nothing_and_pays_when_it_must() {
         });
         wifi_on("198.51.100.7");
         cell_on();
-        let port = origin.address.port().to_string();
-        let words = ["run", "--policy", "any", "--prox", &proxy.address, "--"];
+        Net {
+            home,
+            origin,
+            proxy,
+        }
+    }
+
+    fn reader(&self, options: &[&str]) -> Reader {
+        let port = self.origin.address.port().to_string();
+        let words = [&["run", "--prox", &self.proxy.address], options, &["--"]].concat();
         let program = ["bash", "-c", PROGRAM, &port];
-        let mut running = get_rig::cedos(home.path(), &[&words[..], &program].concat())
+        let mut running = get_rig::cedos(self.home.path(), &[&words[..], &program].concat())
             .stdin(Stdio::piped())
             .spawn()
             .expect("start cedos run");
-        let process = running.id().expect("it runs");
-        let mut orders = running.stdin.take().expect("its input");
-        let mut answers = BufReader::new(running.stdout.take().expect("its output")).lines();
-        let mut read = async |bytes: usize| {
-            let order = format!("{bytes}\n");
-            orders.write_all(order.as_bytes()).await.expect("it reads");
-            let answer = tokio::time::timeout(PATIENCE, answers.next_line()).await;
-            let answer = answer.expect("in time").expect("text").expect("a count");
-            assert_eq!(answer, bytes.to_string());
-        };
-        read(1_000_000).await;
+        Reader {
+            orders: running.stdin.take().expect("its input"),
+            answers: BufReader::new(running.stdout.take().expect("its output")).lines(),
+            running,
+        }
+    }
+}
+
+/// A program that reads what it is told to, by `cedos run`.
+struct Reader {
+    running: Child,
+    orders: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl Reader {
+    async fn order(&mut self, bytes: usize) {
+        let order = format!("{bytes}\n");
+        let written = self.orders.write_all(order.as_bytes()).await;
+        written.expect("it reads orders");
+    }
+
+    async fn read(&mut self, bytes: usize) {
+        self.order(bytes).await;
+        self.hear(bytes).await;
+    }
+
+    async fn hear(&mut self, bytes: usize) {
+        let answer = tokio::time::timeout(PATIENCE, self.answers.next_line()).await;
+        let answer = answer.expect("in time").expect("text").expect("a count");
+        assert_eq!(answer, bytes.to_string());
+    }
+}
+
+#[test]
+fn a_connection_at_rest_wakes_for_nothing_and_pays_when_it_must() {
+    let name = "a_connection_at_rest_wakes_for_nothing_and_pays_when_it_must";
+    in_namespace(name, || async {
+        let net = Net::new();
+        let mut reader = net.reader(&["--policy", "any"]);
+        let process = reader.running.id().expect("it runs");
+        reader.read(1_000_000).await;
         // What is read ahead of it has come, and paths have asked what they ask in the beginning.
         tokio::time::sleep(Duration::from_secs(8)).await;
         let before = waits(process);
@@ -90,19 +137,41 @@ fn a_connection_at_rest_wakes_for_nothing_and_pays_when_it_must() {
         // Without a free network it pays.
         let before = received("wwan0");
         wifi_off();
-        read(14_000_000).await;
+        reader.read(14_000_000).await;
         let paid = received("wwan0") - before;
         assert!(paid > 1_000_000, "{paid} bytes on wwan0");
         // And not once there is one.
         wifi_on("198.51.100.99");
         tokio::time::sleep(Duration::from_secs(4)).await;
         let before = received("wwan0");
-        read(8_500_000).await;
+        reader.read(8_500_000).await;
         let paid = received("wwan0") - before;
         assert!(
             paid < 100_000,
             "{paid} bytes on wwan0 beside a free network"
         );
-        running.kill().await.expect("it ends");
+    });
+}
+
+#[test]
+fn a_connection_at_rest_pays_by_how_much_time_is_left() {
+    let name = "a_connection_at_rest_pays_by_how_much_time_is_left";
+    in_namespace(name, || async {
+        let net = Net::new();
+        for (by, pays) in [("+1h", false), ("+25s", true)] {
+            let mut reader = net.reader(&["--by", by]);
+            reader.read(1_000_000).await;
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            let before = received("wwan0");
+            wifi_off();
+            reader.order(16_000_000).await;
+            tokio::time::sleep(Duration::from_secs(6)).await;
+            let paid = received("wwan0") - before;
+            assert_eq!(paid > 100_000, pays, "{paid} bytes on wwan0, due {by}");
+            if !pays {
+                wifi_on("198.51.100.99");
+                reader.hear(16_000_000).await;
+            }
+        }
     });
 }
