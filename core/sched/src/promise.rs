@@ -77,7 +77,7 @@ impl Scheduler {
                 most_metered_bytes: most,
             };
             // Who will be late goes after the others, and of an unknown size nothing can be said.
-            if !late.has(n) && flow.need.remaining_bytes.is_some() {
+            if !late.has(n) && flow.is_sized() {
                 before = until;
             }
         }

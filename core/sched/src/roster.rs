@@ -20,16 +20,29 @@ use std::time::Duration;
 pub struct Flow {
     /// What it wants.
     pub need: Need,
-    /// Bytes of the whole of it, as far as is known.
+    /// Bytes of the whole of it; where `need` does not know how many are to come, those that came so far.
     pub size_bytes: u64,
     /// 0 to 7, higher is more. Decides only who goes first when not all can be in time.
     pub priority: u8,
 }
 
 impl Flow {
-    /// Bytes still to come, or a guess.
+    /// Whether it is known how much is to come.
+    pub(crate) fn is_sized(&self) -> bool {
+        self.need.remaining_bytes.is_some()
+    }
+
+    /// Bytes of the whole of it, or a guess.
+    pub(crate) fn size(&self) -> u64 {
+        match self.is_sized() {
+            true => self.size_bytes,
+            false => self.size_bytes.max(SIZE_UNKNOWN_BYTES),
+        }
+    }
+
+    /// Bytes still to come, or a guess: what brought much brings as much again, as heavy tails have it.
     pub(crate) fn bytes(&self) -> f64 {
-        self.need.remaining_bytes.unwrap_or(SIZE_UNKNOWN_BYTES) as f64
+        self.need.remaining_bytes.unwrap_or(self.size()) as f64
     }
 
     /// Seconds until its deadline.

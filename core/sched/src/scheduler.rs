@@ -68,6 +68,10 @@ const JUST: f64 = 2.0;
 /// … and more than this: where they carry still less, paying now does not help either.
 const HOPELESS: f64 = 0.95;
 
+/// What flows of unknown size are taken to need at most, beside the others: this share of what all links are expected to
+/// carry. Above [`HOPELESS`] they are given up.
+const REACH: f64 = 0.7; // tuned: docs/repro/score.md
+
 /// What no history shows: the risk, beside that of the outlook, of a flow that needs all the links
 /// are expected to carry. Less for one that needs less.
 const RISK_UNSEEN: f64 = 0.05;
@@ -244,14 +248,11 @@ impl Scheduler {
             .iter()
             .filter_map(|place| flows[order[*place]].left_s());
         let outlook = Outlook::new(now, &self.links, horizons);
-        let (mut bytes, mut next, mut load) = (0.0, 0, 0.0_f64);
+        let (mut due, mut next, mut load) = (Due::default(), 0, 0.0_f64);
         for (horizon, place) in places.into_iter().enumerate() {
-            bytes += order[next..=place]
-                .iter()
-                .map(|n| flows[*n].bytes())
-                .sum::<f64>();
+            due.add(order[next..=place].iter().map(|n| &flows[*n]));
             next = place + 1;
-            load = load.max(bytes / outlook.all_median(horizon).max(1.0));
+            load = load.max(due.until(&outlook, horizon) / outlook.all_median(horizon).max(1.0));
         }
         load
     }
@@ -270,16 +271,16 @@ impl Scheduler {
 
     /// What a large flow is.
     fn large(&self, flows: &[Flow]) -> f64 {
-        let sizes = flows.iter().map(|flow| flow.size_bytes);
+        let sizes = flows.iter().map(Flow::size);
         let largest = sizes.chain(self.sizes.iter().copied()).max();
         largest.unwrap_or(1).max(1) as f64
     }
 
-    /// Whether a flow beside no other would pay with so much time left.
-    pub(crate) fn pays_alone(&self, now: Time, flow: &Flow, bytes: f64, left_s: f64) -> bool {
+    /// Whether a flow with so much due until it, beside no other, would pay with so much time left.
+    pub(crate) fn pays_alone(&self, now: Time, flow: &Flow, due: Due, left_s: f64) -> bool {
         let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
-        let standing = standing(&outlook, 0, bytes);
-        let sizes = bytes / self.large(std::slice::from_ref(flow));
+        let standing = standing(&outlook, 0, due.until(&outlook, 0));
+        let sizes = due.in_all() / self.large(std::slice::from_ref(flow));
         left_s <= LAST_LOOKS_S || is_worth(&standing, standing.risk, sizes, false)
     }
 
@@ -302,14 +303,14 @@ impl Scheduler {
         let late = too_much(flows, &order, &places, &outlook);
         let large = self.large(flows);
         let mut found = Found::none(Vec::with_capacity(order.len()));
-        let (mut bytes, mut at_risk, mut next) = (0.0, 0.0, 0);
+        let (mut due_by, mut at_risk, mut next) = (Due::default(), 0.0, 0);
         for (horizon, place) in places.into_iter().enumerate() {
             let all = order[next..=place].iter().copied();
             next = place + 1;
             let before = found.order.len();
             found.order.extend(all.filter(|n| !late.has(*n)));
             let group = found.order[before..].iter().map(|n| &flows[*n]);
-            bytes += group.clone().map(Flow::bytes).sum::<f64>();
+            due_by.add(group.clone());
             let may_pay = group.filter(|flow| flow.may_pay());
             let balanced = may_pay
                 .clone()
@@ -319,10 +320,10 @@ impl Scheduler {
                 continue;
             }
             let left_s = horizons[horizon];
-            let standing = standing(&outlook, horizon, bytes);
+            let standing = standing(&outlook, horizon, due_by.until(&outlook, horizon));
             at_risk += standing.risk * count as f64;
             let is_last = left_s <= LAST_LOOKS_S;
-            if is_last || is_worth(&standing, at_risk, bytes / large, balanced) {
+            if is_last || is_worth(&standing, at_risk, due_by.in_all() / large, balanced) {
                 found.paying = found.order.len();
             }
             if standing.regret < PROBE_REGRET && standing.load > PROBE_SHARE {
@@ -336,11 +337,41 @@ impl Scheduler {
         found.order.extend(those_late);
         found.late = in_time..found.order.len();
         found.order.extend(&order[due..]);
-        if bytes > PROBE_FIRST_BYTES {
+        if due_by.in_all() > PROBE_FIRST_BYTES {
             // Any time at all is less than that since a link was never used.
             found.probe_after_s = found.probe_after_s.min(f64::MAX);
         }
         found
+    }
+}
+
+/// What is to be carried by a deadline.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Due {
+    sized: f64,
+    /// Of unknown size: guesses.
+    guessed: f64,
+}
+
+impl Due {
+    pub(crate) fn add<'a>(&mut self, flows: impl Iterator<Item = &'a Flow>) {
+        for flow in flows {
+            match flow.is_sized() {
+                true => self.sized += flow.bytes(),
+                false => self.guessed += flow.bytes(),
+            }
+        }
+    }
+
+    fn in_all(self) -> f64 {
+        self.sized + self.guessed
+    }
+
+    /// The same as far as it is taken to be needed until a horizon: what may be less than is guessed is not given up
+    /// because all of that is beyond reach.
+    pub(crate) fn until(self, outlook: &Outlook, horizon: usize) -> f64 {
+        let reach = REACH * outlook.all_median(horizon) - self.sized;
+        self.sized + self.guessed.min(reach.max(PROBE_BYTES as f64))
     }
 }
 
@@ -410,7 +441,7 @@ fn too_much(flows: &[Flow], order: &[usize], places: &[usize], outlook: &Outlook
     for (horizon, place) in places.iter().enumerate() {
         for n in &order[next..=*place] {
             bytes += own(n);
-            if flows[*n].need.remaining_bytes.is_some() {
+            if flows[*n].is_sized() {
                 kept.push((Reverse(flows[*n].priority), own(n), *n));
             }
         }
@@ -727,6 +758,56 @@ mod tests {
             ..free_first(1, 5.0)
         };
         assert_eq!(order(&[unknown, free_first(1_000_000, 30.0)]), [0, 1]);
+    }
+
+    /// Seconds before its deadline from which on a flow pays: after five seconds of Wi-Fi that goes with 45 s left,
+    /// beside a link that costs and was never used.
+    fn begins_to_pay(remaining_bytes: Option<u64>, size_bytes: u64) -> u64 {
+        let (mut scheduler, now) = after(Mode::Outlook, &[(5, [WIFI, None])]);
+        let mut flow = free_first(size_bytes, 0.0);
+        flow.need.remaining_bytes = remaining_bytes;
+        let unused = Sight {
+            up: true,
+            ..Sight::default()
+        };
+        let mut pays_from = (1..=45_u64).rev().filter(|left_s| {
+            let now = now + Span::from_secs(46 - left_s);
+            scheduler.see(now, &[Sight::default(), unused]);
+            flow.need.left = Some(Duration::from_secs(*left_s));
+            !scheduler
+                .decide(now, std::slice::from_ref(&flow))
+                .payers
+                .is_empty()
+        });
+        pays_from.next().unwrap_or(0)
+    }
+
+    #[test]
+    fn a_flow_of_unknown_size_is_not_given_up_when_what_it_may_need_is_beyond_reach() {
+        // Half of the time left Wi-Fi is waited for, the other half is paid for.
+        let left_s = begins_to_pay(None, 10_000_000);
+        assert!((15..=30).contains(&left_s), "{left_s}");
+        // While free links carry it is not paid for.
+        let stays = [(600, [WIFI, CELL])];
+        for left_s in [3_600.0, 600.0, 60.0, 20.0, 5.0] {
+            let mut flow = free_first(0, left_s);
+            flow.need.remaining_bytes = None;
+            assert_eq!(pays(&stays, &[flow]), 0, "{left_s}");
+        }
+    }
+
+    #[test]
+    fn what_brought_much_is_taken_to_bring_as_much_again() {
+        let (scheduler, now) = after(Mode::Outlook, &[(600, [WIFI, CELL]), (900, [None, CELL])]);
+        let left_s_at_start = |came: u64| {
+            let mut flow = free_first(came, 3_600.0);
+            flow.need.remaining_bytes = None;
+            let span = scheduler.pays_in(now, &[flow], 0).unwrap();
+            3_600.0 - span.as_secs_f64()
+        };
+        let (little, much) = (left_s_at_start(0), left_s_at_start(1_000_000_000));
+        assert_eq!(little, left_s_at_start(100_000_000));
+        assert!(much > 2.0 * little, "{little} {much}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::choice::{Class, Hold, in_words};
 use crate::history::History;
 use crate::outlook::Outlook;
 use crate::roster::{Flow, Roster, by_deadline};
-use crate::scheduler::{Scheduler, Standing, standing};
+use crate::scheduler::{Due, Scheduler, Standing, standing};
 use d2tp_time::Time;
 use std::time::Duration;
 
@@ -112,17 +112,18 @@ impl Scheduler {
     fn standing_of(&self, now: Time, flows: &[Flow], flow: usize) -> Option<Standing> {
         let left_s = flows[flow].left_s()?;
         let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
-        Some(standing(&outlook, 0, bytes_until(flows, flow)))
+        let due = due_until(flows, flow).until(&outlook, 0);
+        Some(standing(&outlook, 0, due))
     }
 
     /// When it would begin to pay if the links stayed as they are: its latest start. None if it may not.
     pub fn pays_in(&self, now: Time, flows: &[Flow], flow: usize) -> Option<Duration> {
         let left = flows[flow].need.left.filter(|_| flows[flow].may_pay())?;
-        let bytes = bytes_until(flows, flow);
+        let due = due_until(flows, flow);
         let mut still = left;
         while still > START_LEAST {
             still = still.mul_f64(START_STEP);
-            if self.pays_alone(now, &flows[flow], bytes, still.as_secs_f64()) {
+            if self.pays_alone(now, &flows[flow], due, still.as_secs_f64()) {
                 break;
             }
         }
@@ -131,10 +132,12 @@ impl Scheduler {
 }
 
 /// What is to be carried until a flow's deadline.
-fn bytes_until(flows: &[Flow], flow: usize) -> f64 {
+fn due_until(flows: &[Flow], flow: usize) -> Due {
     let order = by_deadline(flows);
     let until = order.iter().take_while(|n| **n != flow);
-    until.chain([&flow]).map(|n| flows[*n].bytes()).sum()
+    let mut due = Due::default();
+    due.add(until.chain([&flow]).map(|n| &flows[*n]));
+    due
 }
 
 fn odds(standing: Option<Standing>) -> String {

@@ -197,7 +197,7 @@ async fn decide(
         return std::future::pending().await;
     };
     let mut purse = Purse::default();
-    let mut seen = Seen::new(now());
+    let mut seen = Seen::default();
     let mut watched = Watched::new(&home.standby);
     loop {
         let locked = is_locked(sees.owner);
@@ -239,7 +239,8 @@ async fn decide(
                 if !ways.iter().any(costs) {
                     return None;
                 }
-                let span = seen.spends_in(now(), need(&options, bytes, left), options.size)?;
+                let span =
+                    seen.spends_in(now(), need(&options, bytes, left), size(&options, bytes))?;
                 // Sooner than it is looked again it needs no alarm.
                 (span >= ASK_EVERY).then(|| now() + Span::from(span))
             });
@@ -567,9 +568,14 @@ fn need(options: &Options, moved: u64, left: Option<u64>) -> Need {
     }
 }
 
+/// Bytes of all of it, or what moved of it.
+fn size(options: &Options, moved: u64) -> u64 {
+    options.size.unwrap_or(moved)
+}
+
 /// What a flow with these options does, `moved` bytes after its beginning and with so much left to spend.
 fn verdict(seen: &Seen, now: Time, options: &Options, moved: u64, left: Option<u64>) -> Verdict {
-    let spends = |left| seen.spends(now, need(options, moved, left), options.size);
+    let spends = |left| seen.spends(now, need(options, moved, left), size(options, moved));
     match left {
         _ if spends(left) => Verdict::Pays,
         Some(0) if options.if_late != IfLate::Wait && spends(None) => Verdict::Broke,
@@ -605,7 +611,7 @@ mod tests {
             ..Options::default()
         };
         let begun = now();
-        let mut seen = Seen::new(begun);
+        let mut seen = Seen::default();
         seen.look(begun + Span::from_secs(1), &ways);
         let later = begun + Span::from_secs(1);
         let verdict =

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use d2tp_driver::{LinkUse, PathState, Way};
-use d2tp_sched::{Flow, Mode, Need, SIZE_UNKNOWN_BYTES, Scheduler, Sight};
+use d2tp_sched::{Flow, Mode, Need, Scheduler, Sight};
 use d2tp_time::{Span, Time};
 use std::time::Duration;
 
@@ -14,13 +14,66 @@ use std::time::Duration;
 /// carry, and who rests is woken by the first byte.
 const LOOKED_WITHIN: Span = Span::from_millis(1_500);
 
+/// What is carried in less time, or less than this without a pause of that time, says how fast programs speak and not
+/// how fast links are.
+const MEASURED_OVER: Span = Span::from_millis(500); // a guess
+const MEASURED_BY_BYTES: u64 = 14_600; // an initial window, RFC 6928
+
 /// What was seen of the links since a connection began.
 #[derive(Debug)]
 pub struct Seen {
     scheduler: Scheduler,
-    /// Their names and what they had carried at the last look, in the scheduler's order.
-    links: Vec<(String, u64)>,
-    at: Time,
+    /// In the scheduler's order.
+    links: Vec<Watched>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    name: String,
+    /// What it had carried at the last look.
+    carried: u64,
+    /// What of that is not measured yet, and since when it moves.
+    moved: u64,
+    since: Time,
+    moved_at: Time,
+}
+
+impl Watched {
+    fn new(now: Time, way: &Way) -> Watched {
+        Watched {
+            name: way.name.clone(),
+            carried: carried(way),
+            moved: 0,
+            since: now,
+            moved_at: now,
+        }
+    }
+
+    /// What it carried and in what time, once that is a measure.
+    fn measure(&mut self, now: Time, way: &Way) -> Option<(u64, Span)> {
+        let before = std::mem::replace(&mut self.carried, carried(way));
+        let more = self.carried.saturating_sub(before);
+        if more == 0 {
+            if now.since(self.moved_at) >= MEASURED_OVER {
+                (self.moved, self.since) = (0, now);
+            }
+            return None;
+        }
+        if self.moved == 0 {
+            self.since = now - now.since(self.since).min(LOOKED_WITHIN);
+        }
+        self.moved += more;
+        self.moved_at = now;
+        let took = now.since(self.since);
+        (self.moved >= MEASURED_BY_BYTES && took >= MEASURED_OVER).then(|| {
+            self.since = now;
+            (std::mem::take(&mut self.moved), took)
+        })
+    }
+}
+
+fn carried(way: &Way) -> u64 {
+    way.payload.0 + way.payload.1
 }
 
 /// Whether links that cost carry a flow.
@@ -32,43 +85,40 @@ pub struct Decision {
     pub again: Option<Duration>,
 }
 
-impl Seen {
-    /// Nothing yet; time counts from here.
-    pub fn new(at: Time) -> Seen {
+impl Default for Seen {
+    /// Nothing yet.
+    fn default() -> Seen {
         Seen {
             scheduler: Scheduler::new(Mode::Outlook, []),
             links: Vec::new(),
-            at,
         }
     }
+}
 
+impl Seen {
     /// Takes down what links carried since the last look.
     pub fn look(&mut self, now: Time, ways: &[Way]) {
-        let passed = now.since(self.at);
-        self.at = now;
         let mut sights = vec![Sight::default(); self.links.len()];
         for way in ways.iter().filter(|way| way.usage != LinkUse::Off) {
             let class = way.class.into();
-            let carried = way.payload.0 + way.payload.1;
-            let known = self.links.iter().position(|(name, _)| *name == way.name);
-            let place = known.unwrap_or_else(|| {
-                self.links.push((way.name.clone(), carried));
-                sights.push(Sight::default());
-                self.scheduler.add_link(class)
-            });
+            let known = self.links.iter().position(|link| link.name == way.name);
+            let (place, measured) = match known {
+                Some(place) => (place, self.links[place].measure(now, way)),
+                None => {
+                    self.links.push(Watched::new(now, way));
+                    sights.push(Sight::default());
+                    // The first look takes the link's word for a second.
+                    let rate = way.rate.filter(|rate| *rate >= MEASURED_BY_BYTES);
+                    let said = rate.map(|rate| (rate, Span::from_secs(1)));
+                    (self.scheduler.add_link(class), said)
+                }
+            };
             self.scheduler.set_class(place, class);
             let answers = way
                 .path
                 .as_ref()
                 .is_none_or(|p| p.state != PathState::Silent);
-            let before = std::mem::replace(&mut self.links[place].1, carried);
-            let (bytes, busy) = match (known, way.rate) {
-                // The first look takes the link's word for a second.
-                (None, Some(rate)) => (rate, Span::from_secs(1)),
-                // A program that is silent says nothing of the link.
-                _ if carried > before => (carried - before, passed.min(LOOKED_WITHIN)),
-                _ => (0, Span::ZERO),
-            };
+            let (bytes, busy) = measured.unwrap_or_default();
             sights[place] = Sight {
                 up: answers,
                 bytes,
@@ -78,17 +128,17 @@ impl Seen {
         self.scheduler.see(now, &sights);
     }
 
-    /// Whether links that cost carry a flow that needs this. `size_bytes`: of all of it, if that is known.
-    pub fn spends(&self, now: Time, need: Need, size_bytes: Option<u64>) -> bool {
+    /// Whether links that cost carry a flow that needs this. `size_bytes`: as [`Flow`] has it.
+    pub fn spends(&self, now: Time, need: Need, size_bytes: u64) -> bool {
         self.decide(now, need, size_bytes).spends
     }
 
     /// The same, and when that is to be asked again, should links not change and nothing move.
-    pub fn decide(&self, now: Time, need: Need, size_bytes: Option<u64>) -> Decision {
+    pub fn decide(&self, now: Time, need: Need, size_bytes: u64) -> Decision {
         let is_timed = need.left.is_some();
         let flow = Flow {
             need,
-            size_bytes: size_bytes.unwrap_or(SIZE_UNKNOWN_BYTES),
+            size_bytes,
             priority: 0,
         };
         let roster = self.scheduler.decide(now, &[flow]);
@@ -99,10 +149,10 @@ impl Seen {
     }
 
     /// In how long links that cost would, if links stayed as they are. None: never.
-    pub fn spends_in(&self, now: Time, need: Need, size_bytes: Option<u64>) -> Option<Duration> {
+    pub fn spends_in(&self, now: Time, need: Need, size_bytes: u64) -> Option<Duration> {
         let flow = Flow {
             need,
-            size_bytes: size_bytes.unwrap_or(SIZE_UNKNOWN_BYTES),
+            size_bytes,
             priority: 0,
         };
         self.scheduler.pays_in(now, &[flow], 0)
@@ -141,23 +191,23 @@ mod tests {
             metered_bytes_left: None,
         };
         let after = |seconds| Time::ZERO + Span::from_secs(seconds);
-        let mut seen = Seen::new(after(0));
+        let mut seen = Seen::default();
         seen.look(after(1), &both);
-        assert!(!seen.spends(after(1), need(Policy::Any), None));
-        assert!(seen.spends(after(1), need(Policy::Fast), None));
+        assert!(!seen.spends(after(1), need(Policy::Any), 0));
+        assert!(seen.spends(after(1), need(Policy::Fast), 0));
         seen.look(after(2), &both[1..]);
-        assert!(seen.spends(after(2), need(Policy::Any), None));
-        assert!(!seen.spends(after(2), need(Policy::FreeOnly), None));
+        assert!(seen.spends(after(2), need(Policy::Any), 0));
+        assert!(!seen.spends(after(2), need(Policy::FreeOnly), 0));
         // Time alone changes nothing, but for who has a deadline.
         assert_eq!(
-            seen.decide(after(2), need(Policy::FreeFirst), None).again,
+            seen.decide(after(2), need(Policy::FreeFirst), 0).again,
             None
         );
         let timed = |seconds| Need {
             left: Some(Duration::from_secs(seconds)),
             ..need(Policy::FreeFirst)
         };
-        let again = |seconds| seen.decide(after(2), timed(seconds), None).again;
+        let again = |seconds| seen.decide(after(2), timed(seconds), 0).again;
         assert_eq!(again(60), Some(Duration::from_secs(1)));
         assert_eq!(again(86_400), Some(Duration::from_secs(10)));
     }
@@ -176,17 +226,27 @@ mod tests {
             metered_bytes_left: None,
         };
         let after = |seconds| Time::ZERO + Span::from_secs(seconds);
-        let mut seen = Seen::new(after(0));
+        let mut seen = Seen::default();
         seen.look(after(1), &ways);
-        assert!(!seen.spends(after(1), need(), Some(30_000_000)));
+        assert!(!seen.spends(after(1), need(), 30_000_000));
         ways[0].payload.0 = 1_000_000;
         seen.look(after(3_600), &ways);
-        assert!(!seen.spends(after(3_600), need(), Some(30_000_000)));
+        assert!(!seen.spends(after(3_600), need(), 30_000_000));
+        // Nor do a few bytes a moment after a look, or what a person types.
+        ways[0].payload.0 += 60;
+        seen.look(after(3_600) + Span::from_millis(1), &ways);
+        assert!(!seen.spends(after(3_601), need(), 30_000_000));
+        for second in (1..60).filter(|second| second % 10 != 0) {
+            ways[0].payload.0 += 500;
+            seen.look(after(3_600 + second), &ways);
+            seen.look(after(3_600 + second) + Span::from_millis(700), &ways);
+        }
+        assert!(!seen.spends(after(3_660), need(), 30_000_000));
         // While a link that is looked at carries little it is slow.
         for second in 1..60 {
             ways[0].payload.0 += 1_000;
-            seen.look(after(3_600 + second), &ways);
+            seen.look(after(3_660 + second), &ways);
         }
-        assert!(seen.spends(after(3_660), need(), Some(30_000_000)));
+        assert!(seen.spends(after(3_720), need(), 30_000_000));
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use d2tp_sched::{
-    Choice, Class, Flow, Hint, History, Hold, Mode, Past, Promise, Rates, Roster,
-    SIZE_UNKNOWN_BYTES, Scheduler, Share, Sight, Way,
+    Choice, Class, Flow, Hint, History, Hold, Mode, Past, Promise, Rates, Roster, Scheduler, Share,
+    Sight, Way,
 };
 use d2tp_time::{Span, Time};
 
@@ -392,7 +392,7 @@ impl Lane {
         let works = |way: &Way| (way.name.clone(), !way.stalled);
         guest.ways = standing.ways.iter().map(works).collect();
         guest.flow = Some(Flow {
-            size_bytes: size.unwrap_or(SIZE_UNKNOWN_BYTES),
+            size_bytes: size.unwrap_or_else(|| standing.carried.values().sum()),
             priority: standing.priority,
             need,
         });

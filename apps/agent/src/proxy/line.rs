@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -86,6 +88,8 @@ pub struct Carried {
 struct Steered {
     flow: Arc<Mutex<Flow>>,
     wish: Wish,
+    /// Bytes read and written.
+    moved: Arc<AtomicU64>,
     /// How many bytes in all, if that is limited; nothing if it pays none.
     pays: Option<Option<u64>>,
 }
@@ -228,8 +232,10 @@ impl Line {
             ..FlowSettings::default()
         };
         let mut begun = None;
+        let moved = Arc::new(AtomicU64::new(0));
         let io = self.proxy.open_beside_with(settings, |_, flow| {
-            begun = Some((self.enter(flow.clone(), wish), flow.clone()));
+            let number = self.enter(flow.clone(), wish, moved.clone());
+            begun = Some((number, flow.clone()));
         });
         let io = io.map_err(|fault| Refusal::new(Cause::NoProxy, words(fault)))?;
         let (number, flow) = begun.expect("steered when it was opened");
@@ -237,6 +243,7 @@ impl Line {
             io,
             flow,
             number,
+            moved,
             target: target.clone(),
             line: self.clone(),
         };
@@ -388,7 +395,7 @@ impl Line {
     /// Says of each flow whether it may use links that cost.
     async fn steer(self: Arc<Line>) {
         let mut links = self.links.clone();
-        let mut seen = Seen::new(now());
+        let mut seen = Seen::default();
         let mut counted = BTreeMap::new();
         // A change may not have reached the device when it is looked at for that change.
         let mut settled = false;
@@ -414,7 +421,7 @@ impl Line {
                         ..steered.wish.need()
                     };
                     let flow = lock(&steered.flow);
-                    let decision = seen.decide(now(), need, None);
+                    let decision = seen.decide(now(), need, steered.moved.load(Relaxed));
                     again = again.into_iter().chain(decision.again).min();
                     let may = decision.spends;
                     let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
@@ -446,13 +453,14 @@ impl Line {
         }
     }
 
-    fn enter(&self, flow: Arc<Mutex<Flow>>, wish: Wish) -> u64 {
+    fn enter(&self, flow: Arc<Mutex<Flow>>, wish: Wish, moved: Arc<AtomicU64>) -> u64 {
         let mut flows = lock(&self.flows);
         flows.next += 1;
         let number = flows.next;
         let steered = Steered {
             flow,
             wish,
+            moved,
             pays: None,
         };
         flows.all.insert(number, steered);
@@ -568,6 +576,7 @@ pub struct Open {
     io: Box<dyn Io>,
     flow: Arc<Mutex<Flow>>,
     number: u64,
+    moved: Arc<AtomicU64>,
     target: Target,
     line: Arc<Line>,
 }
@@ -605,7 +614,11 @@ impl AsyncRead for Open {
         cx: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, into)
+        let before = into.filled().len();
+        let polled = Pin::new(&mut self.io).poll_read(cx, into);
+        let more = into.filled().len() - before;
+        self.moved.fetch_add(more as u64, Relaxed);
+        polled
     }
 }
 
@@ -615,7 +628,11 @@ impl AsyncWrite for Open {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
+        let polled = Pin::new(&mut self.io).poll_write(cx, bytes);
+        if let Poll::Ready(Ok(more)) = polled {
+            self.moved.fetch_add(more as u64, Relaxed);
+        }
+        polled
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

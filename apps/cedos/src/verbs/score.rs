@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Jobs in a set that is drawn.
+/// Jobs in a set that is drawn, unless they come alone.
 const JOBS: usize = 3;
 
 /// The policies compared where none is named.
@@ -46,12 +46,18 @@ pub struct ScoreArgs {
     /// The first seed of the jobs.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Sets of three jobs drawn for each trace, with a seed each.
+    /// Sets of jobs drawn for each trace, three each, with a seed each.
     #[arg(long, default_value_t = 1)]
     sets: u64,
     /// How jobs are drawn: mixed, large or short; see docs/repro/score.md.
     #[arg(long, default_value = MIXES[0].name, value_parser = mix)]
     mix: Mix,
+    /// A set is a single job.
+    #[arg(long)]
+    alone: bool,
+    /// Policies are not told how large jobs are.
+    #[arg(long = "unsized", conflicts_with = "promises")]
+    untold: bool,
     /// Jobs go from the device.
     #[arg(long)]
     uploads: bool,
@@ -117,7 +123,8 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     if args.promises {
         return promises(args, &recorded);
     }
-    let cases = cases(args, &recorded)?;
+    let mut cases = cases(args, &recorded)?;
+    cases.iter_mut().for_each(|case| case.told = !args.untold);
     let policies = if args.policies.is_empty() {
         let all = POLICIES.iter().map(|name| policy(name));
         all.collect::<Result<_, _>>().map_err(|why| anyhow!(why))?
@@ -212,7 +219,8 @@ fn cases(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result
         for seed in args.seed..args.seed.saturating_add(args.sets) {
             // A set of its own for each trace: what is drawn for one says nothing of another.
             let own = seed ^ name.bytes().fold(0, mixed);
-            match jobs::draw(courses, args.mix, JOBS, own) {
+            let count = if args.alone { 1 } else { JOBS };
+            match jobs::draw(courses, args.mix, count, own) {
                 Some(jobs) => cases.push(Case::new(name, seed, courses.clone(), jobs)),
                 None => eprintln!("{name}: no set of jobs is feasible, left out"),
             }

@@ -119,14 +119,18 @@ pub fn play_wishing(
     let mut roster: Option<(Roster, Time)> = None;
     while table.now < last {
         let changed = table.turn_over();
-        for job in table.arrived.drain(..) {
-            scheduler.note_size(jobs[job].bytes);
-        }
         scheduler.see(table.now, &table.sights());
         if table.open.is_empty() {
             roster = None;
         } else if changed || roster.as_ref().is_none_or(|(_, until)| *until <= table.now) {
-            let decided = scheduler.decide(table.now, &table.flows(wish));
+            let flows = table.flows(wish);
+            let fresh = flows.iter().rev().take(std::mem::take(&mut table.arrived));
+            for flow in fresh.rev() {
+                if flow.need.remaining_bytes.is_some() {
+                    scheduler.note_size(flow.size_bytes);
+                }
+            }
+            let decided = scheduler.decide(table.now, &flows);
             table.played.decisions += 1;
             let until = table.now + decided.again;
             roster = Some((decided, until));
@@ -164,8 +168,8 @@ struct Table<'a> {
     open: Vec<Open>,
     /// Not come yet, latest first.
     coming: Vec<usize>,
-    /// Came since the last look.
-    arrived: Vec<usize>,
+    /// So many of them, the last, came since it was decided.
+    arrived: usize,
     /// Since the last look.
     seen: Vec<(f64, Span)>,
     /// Which links looked up at the last look.
@@ -185,7 +189,7 @@ impl<'a> Table<'a> {
             now: Time::ZERO,
             open: Vec::new(),
             coming,
-            arrived: Vec::new(),
+            arrived: 0,
             seen: vec![(0.0, Span::ZERO); courses.len()],
             up: vec![false; courses.len()],
             completed: false,
@@ -229,7 +233,7 @@ impl<'a> Table<'a> {
         while let Some(job) = self.coming.pop_if(|n| jobs[*n].arrival <= now) {
             let left = jobs[job].bytes as f64;
             self.open.push(Open { job, left });
-            self.arrived.push(job);
+            self.arrived += 1;
             changed = true;
         }
         for link in 0..self.courses.len() {
@@ -266,10 +270,14 @@ impl<'a> Table<'a> {
             if_late: IfLate::Cell,
             metered_bytes_left: None,
         };
-        let flow = |open: &Open| Flow {
-            need: wish(open.job, need(open)),
-            size_bytes: self.jobs[open.job].bytes,
-            priority: 0,
+        let flow = |open: &Open| {
+            let (need, whole) = (wish(open.job, need(open)), self.jobs[open.job].bytes);
+            let came = whole - (open.left.ceil() as u64).min(whole);
+            Flow {
+                size_bytes: need.remaining_bytes.map_or(came, |_| whole),
+                need,
+                priority: 0,
+            }
         };
         self.open.iter().map(flow).collect()
     }

@@ -7,8 +7,8 @@
 use super::course::Course;
 use super::jobs::{self, Job};
 use super::optimum::{self, Optimum};
-use super::player;
-use d2tp_sched::{Class, Mode, Scheduler};
+use super::player::{self, Moment, Played};
+use d2tp_sched::{Class, Mode, Need, Scheduler};
 use d2tp_time::Time;
 use serde::Serialize;
 
@@ -23,6 +23,8 @@ pub struct Case {
     pub courses: Vec<Course>,
     /// What is to be carried.
     pub jobs: Vec<Job>,
+    /// Whether policies are told how large jobs are.
+    pub told: bool,
     /// Whether it is judged.
     pub feasible: bool,
     /// The best there is; nothing if not all deadlines can be met.
@@ -39,18 +41,26 @@ impl Case {
             optimum: optimum::solve(&courses, &jobs),
             courses,
             jobs,
+            told: true,
         }
+    }
+
+    fn play(&self, mode: Mode, watch: &mut dyn FnMut(&Scheduler, Moment<'_>)) -> Played {
+        let classes = self.courses.iter().map(|course| course.class);
+        let mut scheduler = Scheduler::new(mode, classes);
+        let wish = |_, need: Need| Need {
+            remaining_bytes: need.remaining_bytes.filter(|_| self.told),
+            ..need
+        };
+        player::play_wishing(&self.courses, &self.jobs, &mut scheduler, &wish, watch)
     }
 
     /// How it goes under a policy: what each link has carried, at each look.
     pub fn course(&self, mode: Mode) -> Vec<(Time, Vec<f64>)> {
-        let classes = self.courses.iter().map(|course| course.class);
-        let mut scheduler = Scheduler::new(mode, classes);
         let mut course = vec![(Time::ZERO, vec![0.0; self.courses.len()])];
-        let mut watch = |_: &Scheduler, moment: player::Moment<'_>| {
+        let played = self.play(mode, &mut |_, moment| {
             course.push((moment.at, moment.carried.to_vec()));
-        };
-        let played = player::play_watched(&self.courses, &self.jobs, &mut scheduler, &mut watch);
+        });
         let last = self.jobs.iter().map(Job::due).max();
         course.extend(last.map(|last| (last, played.carried)));
         course
@@ -58,9 +68,7 @@ impl Case {
 
     /// Plays it under a policy.
     pub fn score(&self, policy: &str, mode: Mode) -> Row {
-        let classes = self.courses.iter().map(|course| course.class);
-        let mut scheduler = Scheduler::new(mode, classes);
-        let played = player::play(&self.courses, &self.jobs, &mut scheduler);
+        let played = self.play(mode, &mut |_, _| {});
         let links = self.courses.iter().zip(&played.carried);
         let metered: f64 = links
             .filter(|(course, _)| course.class != Class::Free)
@@ -178,6 +186,8 @@ fn percentile(ascending: &[f64], share: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::score::course::{Way, courses};
+    use d2tp_time::Span;
 
     fn row(policy: &str, met: usize, feasible: usize, avoidable: f64) -> Row {
         Row {
@@ -193,6 +203,27 @@ mod tests {
             optimum_metered_bytes: Some(0),
             avoidable_share: Some(avoidable),
         }
+    }
+
+    #[test]
+    fn who_is_told_no_size_takes_a_small_job_for_a_large_one() {
+        // Cellular from the beginning, Wi-Fi after ten seconds.
+        let csv = "t_s,iface,up,down_mbps,up_mbps,rtt_ms,loss\n0,wwan0,1,8,,,\n0,wlan0,0,0,,,\n10,wlan0,1,16,,,\n\
+                   100,wwan0,1,8,,,\n100,wlan0,1,16,,,\n";
+        let trace = cedos_lab_link::trace::Trace::from_csv(csv).unwrap();
+        let job = Job {
+            arrival: Time::ZERO,
+            bytes: 1_000_000,
+            deadline: Span::from_secs(90),
+        };
+        let mut case = Case::new("t", 0, courses(&trace, Way::Down), vec![job]);
+        let mut paid = |told| {
+            case.told = told;
+            let row = case.score("algorithm-1", Mode::AlgorithmOne { margin: 0.0 });
+            assert_eq!(row.met, 1);
+            row.metered_bytes
+        };
+        assert_eq!((paid(true), paid(false)), (0, 1_000_000));
     }
 
     #[test]
