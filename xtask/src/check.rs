@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::step::{Outcome, Steps, cargo, has_subcommand, run as run_command};
+use crate::repository::root;
+use crate::step::{StepOutcome, Steps, cargo, has_subcommand, run as run_command};
 use crate::totals::Totals;
-use crate::{hung, msrv, root, rules, seeds};
+use crate::{hung, msrv, rules, seeds};
 
 /// Runs every step; whether all held.
 pub fn run() -> Result<bool> {
@@ -46,13 +47,17 @@ pub fn run() -> Result<bool> {
         cargo(["doc", "--workspace", "--no-deps", "--locked", "--quiet"])
             .env("RUSTDOCFLAGS", "-D warnings"),
     );
-    steps.run("rules of docs/protocol.md", || {
-        println!("{}", rules::check(&root())?);
-        Ok(Outcome::Held)
+    steps.run("rules", || {
+        let held = rules::run(&root(), &rules::RulesOptions::default())?;
+        Ok(if held {
+            StepOutcome::Held
+        } else {
+            StepOutcome::Failed
+        })
     });
     steps.run("MSRV", || {
         println!("{}", msrv::check()?);
-        Ok(Outcome::Held)
+        Ok(StepOutcome::Held)
     });
     steps.run("dependencies", dependencies);
     let held = steps.summarise();
@@ -64,13 +69,13 @@ pub fn run() -> Result<bool> {
 const SILENCE: Duration = Duration::from_secs(360);
 
 /// Runs the tests of the workspace, showing their output and adding up their results.
-pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<Outcome> {
+pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<StepOutcome> {
     // All binaries even after one failed, so that the totals are totals.
     let arguments = ["test", "--workspace", "--locked", "--no-fail-fast"];
     // Built first: a compiler may be silent for longer than a test.
     let mut build = cargo(arguments.iter().chain(more).copied().chain(["--no-run"]));
-    if !matches!(run_command(&mut build)?, Outcome::Held) {
-        return Ok(Outcome::Failed);
+    if !matches!(run_command(&mut build)?, StepOutcome::Held) {
+        return Ok(StepOutcome::Failed);
     }
     let mut command = cargo(arguments.iter().chain(more).copied());
     let mut child = command
@@ -112,15 +117,15 @@ pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<Outcome> {
         }
     };
     Ok(if status.success() {
-        Outcome::Held
+        StepOutcome::Held
     } else {
-        Outcome::Failed
+        StepOutcome::Failed
     })
 }
 
-fn dependencies() -> Result<Outcome> {
+fn dependencies() -> Result<StepOutcome> {
     if !has_subcommand("deny") {
-        return Ok(Outcome::Skipped(
+        return Ok(StepOutcome::Skipped(
             "cargo-deny is not installed (cargo install --locked cargo-deny)".to_owned(),
         ));
     }

@@ -8,13 +8,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 
-use crate::root;
-use crate::step::{Outcome, Steps, cargo, has_subcommand, run as run_command};
+use crate::repository::root;
+use crate::step::{StepOutcome, Steps, cargo, has_subcommand, run as run_command};
 use crate::totals::Totals;
 
-/// Options of the verb.
+/// NightlyOptions of the verb.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct NightlyOptions {
     /// Seconds for each fuzz target
     #[arg(long, default_value_t = 600)]
     fuzz_seconds: u32,
@@ -30,7 +30,7 @@ pub struct Options {
 }
 
 /// Runs every long step; whether none failed.
-pub fn run(options: &Options) -> Result<bool> {
+pub fn run(options: &NightlyOptions) -> Result<bool> {
     let mut steps = Steps::default();
     let mut totals = Totals::default();
     steps.command(
@@ -64,7 +64,9 @@ pub fn run(options: &Options) -> Result<bool> {
         if has_subcommand("deny") {
             run_command(&mut cargo(["deny", "check"]))
         } else {
-            Ok(Outcome::Skipped("cargo-deny is not installed".to_owned()))
+            Ok(StepOutcome::Skipped(
+                "cargo-deny is not installed".to_owned(),
+            ))
         }
     });
     let held = steps.summarise();
@@ -84,15 +86,15 @@ fn fuzz_targets() -> Result<Vec<String>> {
     if !folder.is_dir() {
         return Ok(Vec::new());
     }
-    Ok(crate::files_below(&folder, "rs")?
+    Ok(crate::repository::files_below(&folder, "rs")?
         .iter()
         .filter_map(|file| Some(file.file_stem()?.to_string_lossy().into_owned()))
         .collect())
 }
 
-fn fuzz(target: &str, options: &Options) -> Result<Outcome> {
+fn fuzz(target: &str, options: &NightlyOptions) -> Result<StepOutcome> {
     if !has_subcommand("fuzz") {
-        return Ok(Outcome::Skipped(
+        return Ok(StepOutcome::Skipped(
             "cargo-fuzz is not installed (cargo install cargo-fuzz; it needs a nightly toolchain)"
                 .to_owned(),
         ));

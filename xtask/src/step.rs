@@ -5,33 +5,33 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::root;
+use crate::repository::root;
 
 /// What came of a step.
 #[derive(Debug)]
-pub enum Outcome {
-    /// It holds.
+pub enum StepOutcome {
+    /// The step holds.
     Held,
-    /// It does not; the reason is on the terminal.
+    /// The step fails; the reason is on the terminal.
     Failed,
-    /// It was not tried; the reason.
+    /// The step was not tried, for this reason.
     Skipped(String),
 }
 
 /// The steps so far.
 #[derive(Debug, Default)]
 pub struct Steps {
-    done: Vec<(String, Outcome, Duration)>,
+    done: Vec<(String, StepOutcome, Duration)>,
 }
 
 impl Steps {
     /// Runs a step. A failure does not stop the ones after it: one run shows everything.
-    pub fn run(&mut self, name: &str, step: impl FnOnce() -> Result<Outcome>) {
+    pub fn run(&mut self, name: &str, step: impl FnOnce() -> Result<StepOutcome>) {
         eprintln!("── {name}");
         let begun = Instant::now();
         let outcome = step().unwrap_or_else(|error| {
             eprintln!("{error:#}");
-            Outcome::Failed
+            StepOutcome::Failed
         });
         self.done.push((name.to_owned(), outcome, begun.elapsed()));
     }
@@ -47,15 +47,15 @@ impl Steps {
         for (name, outcome, took) in &self.done {
             let took = took.as_secs_f64();
             match outcome {
-                Outcome::Held => eprintln!("  ok       {name} ({took:.0} s)"),
-                Outcome::Failed => eprintln!("  FAILED   {name} ({took:.0} s)"),
-                Outcome::Skipped(reason) => eprintln!("  skipped  {name}: {reason}"),
+                StepOutcome::Held => eprintln!("  ok       {name} ({took:.0} s)"),
+                StepOutcome::Failed => eprintln!("  FAILED   {name} ({took:.0} s)"),
+                StepOutcome::Skipped(reason) => eprintln!("  skipped  {name}: {reason}"),
             }
         }
         !self
             .done
             .iter()
-            .any(|(_, outcome, _)| matches!(outcome, Outcome::Failed))
+            .any(|(_, outcome, _)| matches!(outcome, StepOutcome::Failed))
     }
 }
 
@@ -78,13 +78,13 @@ pub fn has_subcommand(name: &str) -> bool {
 }
 
 /// Runs a command to its end.
-pub fn run(command: &mut Command) -> Result<Outcome> {
+pub fn run(command: &mut Command) -> Result<StepOutcome> {
     let status = command
         .status()
         .with_context(|| format!("{command:?} could not be started"))?;
     Ok(if status.success() {
-        Outcome::Held
+        StepOutcome::Held
     } else {
-        Outcome::Failed
+        StepOutcome::Failed
     })
 }

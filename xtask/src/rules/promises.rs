@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use crate::files_below;
+use crate::repository::files_below;
 
 const SECURITY: &str = "docs/security.md";
 
@@ -70,7 +70,7 @@ fn judge(security: &str, tests: &BTreeSet<String>, rules: &BTreeSet<String>) -> 
         for name in named(line).filter(|name| !tests.contains(*name)) {
             faults.push(format!("`{name}` is no test"));
         }
-        for rule in crate::rules::names(line).filter(|rule| !rules.contains(rule)) {
+        for rule in super::protocol::names(line).filter(|rule| !rules.contains(rule)) {
             faults.push(format!("{rule} is not stated in the protocol"));
         }
         let Some(row) = line.strip_prefix('|') else {

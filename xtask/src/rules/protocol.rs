@@ -17,22 +17,19 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use crate::files_below;
+use crate::repository::files_below;
 
 /// Where the rules are.
 const PROTOCOL: &str = "docs/protocol.md";
 
-/// Checks the repository at `root`; says what was found.
+/// Checks the repository at `root`; says what was found, and which rules are stated.
 ///
 /// # Errors
 /// When a rule is missing in code or in tests, or stated twice; names each.
-pub fn check(root: &Path) -> Result<String> {
+pub fn check(root: &Path) -> Result<(String, BTreeSet<String>)> {
     let protocol = root.join(PROTOCOL);
-    if !protocol.is_file() {
-        return Ok(format!("{PROTOCOL} is not there yet: no rules to check"));
-    }
     let text = std::fs::read_to_string(&protocol).context(PROTOCOL)?;
-    let mut found = Found::default();
+    let mut found = RuleNames::default();
     for file in files_below(root, "rs")? {
         // This file's own examples are no evidence.
         let path = file.strip_prefix(root)?;
@@ -42,21 +39,17 @@ pub fn check(root: &Path) -> Result<String> {
         found.read(path, &std::fs::read_to_string(&file)?);
     }
     let said = judge(&text, &found)?;
-    let stated = rules(&text).into_keys().collect();
-    Ok(format!(
-        "{said}\n{}",
-        crate::promises::check(root, &stated)?
-    ))
+    Ok((said, rules(&text).into_keys().collect()))
 }
 
 /// Rule names met in the source.
 #[derive(Debug, Default)]
-struct Found {
+struct RuleNames {
     code: BTreeSet<String>,
     tests: BTreeSet<String>,
 }
 
-impl Found {
+impl RuleNames {
     fn read(&mut self, path: &Path, source: &str) {
         let is_test = path
             .components()
@@ -71,7 +64,7 @@ impl Found {
     }
 }
 
-fn judge(protocol: &str, found: &Found) -> Result<String> {
+fn judge(protocol: &str, found: &RuleNames) -> Result<String> {
     let stated = rules(protocol);
     let mut faults = Vec::new();
     for (name, texts) in &stated {
@@ -153,7 +146,7 @@ fn is_item(line: &str) -> bool {
 }
 
 /// Every rule name in `text`.
-pub(crate) fn names(text: &str) -> impl Iterator<Item = String> {
+pub(super) fn names(text: &str) -> impl Iterator<Item = String> {
     text.match_indices("R-")
         .filter(|(at, _)| {
             // Not the tail of another word.
@@ -196,8 +189,8 @@ before it is used. See R-PATH-2.
 | R-ACK-10 | The sender MUST NOT send. |
 ";
 
-    fn found(files: &[(&str, &str)]) -> Found {
-        let mut found = Found::default();
+    fn found(files: &[(&str, &str)]) -> RuleNames {
+        let mut found = RuleNames::default();
         for (path, source) in files {
             found.read(Path::new(path), source);
         }
@@ -261,7 +254,7 @@ before it is used. See R-PATH-2.
 
     #[test]
     fn a_rule_stated_twice_is_a_fault() {
-        let error = judge("R-A-1 x\n\nR-A-1 y\n", &Found::default()).expect_err("twice");
+        let error = judge("R-A-1 x\n\nR-A-1 y\n", &RuleNames::default()).expect_err("twice");
         assert!(error.to_string().contains("stated 2 times"), "{error}");
     }
 }
