@@ -1,5 +1,5 @@
 //! What is done with arbitrary bytes. One function for each target, so that the same code runs under
-//! `cargo +nightly fuzz run TARGET` and, over the corpus, in `core/session/tests/corpus.rs`.
+//! `cargo +nightly fuzz run TARGET` and, over the corpus, in `core/session/tests/exchange/corpus.rs`.
 //!
 //! ```text
 //!  frames      bytes → frames → bytes → the same frames

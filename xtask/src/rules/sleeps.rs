@@ -10,7 +10,7 @@ use super::sources::{SourceFile, Sources};
 /// A call of `sleep` in test code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sleep {
-    /// `core/session/tests/slice.rs:12`.
+    /// `core/session/tests/exchange/slice.rs:12`.
     pub at: String,
     /// Why it has to be; `None` where nothing says so.
     pub reason: Option<String>,

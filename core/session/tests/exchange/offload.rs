@@ -7,11 +7,9 @@
 //!           60 ms, metered
 //! ```
 
-mod pair;
-
+use crate::pair::{MS, Pair, Wire, config};
 use bytes::Bytes;
 use d2tp_session::*;
-use pair::{MS, Pair, Wire, config};
 
 const WIFI: u32 = 0;
 const CELL: u32 = 1;

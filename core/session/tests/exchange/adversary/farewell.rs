@@ -3,8 +3,8 @@
 use d2tp_session::*;
 use d2tp_wire::Frame;
 
+use crate::adversary::rogue::*;
 use crate::pair::{Pair, config};
-use crate::rogue::*;
 
 fn sleeps() -> FlowOptions {
     FlowOptions {

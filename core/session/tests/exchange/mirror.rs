@@ -7,11 +7,9 @@
 //!           60 ms, 60 kB/s, a queue of 500 ms, metered, lent for 40 kB/s
 //! ```
 
-mod pair;
-
+use crate::pair::{MS, Pair, Wire, config};
 use bytes::Bytes;
 use d2tp_session::*;
-use pair::{MS, Pair, Wire, config};
 
 const WIFI: u32 = 0;
 const CELL: u32 = 1;

@@ -3,7 +3,7 @@
 use d2tp_session::*;
 use d2tp_wire::{Frame, Writer};
 
-use crate::rogue::*;
+use crate::adversary::rogue::*;
 
 /// The claims of a SYN: flow, received, credit, flags.
 fn claims(list: &[(FlowId, u64, u64, u8)]) -> Vec<u8> {

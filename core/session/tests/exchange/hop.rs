@@ -1,9 +1,7 @@
 //! Signs of a link: silence and what its first hop says of it, a link that is frozen by its driver.
 
-mod pair;
-
+use crate::pair::*;
 use d2tp_session::*;
-use pair::*;
 
 const RATE: u64 = 1_000_000;
 

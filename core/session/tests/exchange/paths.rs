@@ -2,10 +2,8 @@
 //!
 //! Link 0 has a round trip of 20 ms, link 1 of 60 ms, unless a test says otherwise.
 
-mod pair;
-
+use crate::pair::*;
 use d2tp_session::*;
-use pair::*;
 
 const SLOW: u32 = 1;
 

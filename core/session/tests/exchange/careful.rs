@@ -1,9 +1,7 @@
 //! New paths over ways that were used before (RFC 9959).
 
-mod pair;
-
+use crate::pair::*;
 use d2tp_session::*;
-use pair::*;
 
 const RATE: u64 = 2_500_000;
 const HOME: &str = "10.0.0.2:4000";

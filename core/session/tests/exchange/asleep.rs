@@ -1,10 +1,8 @@
 //! A server's sessions at rest: those whose records are elsewhere, those that lapse, those that are
 //! only read out of their records.
 
-mod pair;
-
+use crate::pair::*;
 use d2tp_session::*;
-use pair::*;
 
 fn sleeps(deadline: Option<Time>) -> FlowOptions {
     FlowOptions {

@@ -47,7 +47,7 @@ fn described(r: &Record) -> Value {
 #[test]
 fn records_are_as_the_vectors_say() {
     // R-REC-1
-    let file = load(include_str!("../../../docs/vectors/records.json"));
+    let file = load(include_str!("../../../../docs/vectors/records.json"));
     for vector in file["records"].as_array().unwrap() {
         let record = Record::decode(&bytes(&vector["hex"])).expect("it decodes");
         assert_eq!(&described(&record), vector);
@@ -60,7 +60,7 @@ fn records_are_as_the_vectors_say() {
 
 #[test]
 fn a_server_takes_the_syn_of_the_vectors_and_welcomes_its_device() {
-    let file = load(include_str!("../../../docs/vectors/handshake.json"));
+    let file = load(include_str!("../../../../docs/vectors/handshake.json"));
     let server = SecretKey::from_bytes(array(&file["server_secret"]));
     let device = SecretKey::from_bytes(array(&file["device_secret"]));
     let mut endpoint = Endpoint::new(

@@ -3,8 +3,8 @@
 
 use d2tp_session::*;
 
+use crate::adversary::rogue::MS;
 use crate::pair::Pair;
-use crate::rogue::MS;
 
 const LIMITS: RelayLimits = RelayLimits {
     client: 16,

@@ -1,9 +1,7 @@
 //! Coming back by ticket: when a device shows one, when a server takes it, and what happens when not.
 
-mod pair;
-
+use crate::pair::*;
 use d2tp_session::*;
-use pair::*;
 
 const SYN: u8 = 0x81;
 const WAKE: u8 = 0x61;

@@ -1,7 +1,7 @@
 //! The fuzz targets of `fuzz/` over their corpus, and over some thousands of arbitrary inputs made
 //! from a seed: on any compiler, without a fuzzer.
 
-#[path = "../../../fuzz/src/lib.rs"]
+#[path = "../../../../fuzz/src/lib.rs"]
 mod fuzz;
 
 use std::path::Path;

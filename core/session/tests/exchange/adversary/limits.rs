@@ -4,8 +4,8 @@ use bytes::Bytes;
 use d2tp_session::*;
 use d2tp_wire::{Frame, FrameIter};
 
+use crate::adversary::rogue::*;
 use crate::pair::{Pair, config};
-use crate::rogue::*;
 
 fn fault(rogue: &Rogue) -> PeerFault {
     match rogue.verdict() {

@@ -11,13 +11,11 @@
 //!  session B   path 0 ──┘
 //! ```
 
-mod pair;
-
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use crate::pair::*;
 use d2tp_session::*;
-use pair::*;
 
 /// Bytes per second.
 const RATE: u64 = 500_000;

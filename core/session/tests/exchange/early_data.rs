@@ -1,10 +1,8 @@
 //! Flows opened inside the SYN: what they save, and what a copy of the SYN is not allowed to do.
 
-mod pair;
-
+use crate::pair::*;
 use bytes::Bytes;
 use d2tp_session::*;
-use pair::*;
 
 const EARLY: FlowOptions = FlowOptions {
     priority: 0,

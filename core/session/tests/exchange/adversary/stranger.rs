@@ -4,8 +4,8 @@ use d2tp_seal::{CookieJar, Macs, open_cookie};
 use d2tp_session::*;
 use d2tp_wire::{Cid, PacketKind};
 
+use crate::adversary::rogue::*;
 use crate::pair::Pair;
-use crate::rogue::*;
 
 fn kinds(r: &Rogue) -> Vec<PacketKind> {
     r.inbox

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use d2tp_session::*;
 use d2tp_wire::{Frame, VARINT_MAX};
 
-use crate::rogue::*;
+use crate::adversary::rogue::*;
 
 #[test]
 fn a_claim_below_what_was_durable_is_refused_and_others_are_taken_up() {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use d2tp_session::*;
 use d2tp_wire::{AckRanges, Cid, Frame, FrameIter, VARINT_MAX, Writer};
 
-use crate::rogue::*;
+use crate::adversary::rogue::*;
 
 /// An ACK frame for `0..=largest` of a path, as bytes.
 fn ack(path: u32, largest: u64) -> Vec<u8> {

@@ -1,9 +1,7 @@
 //! Paths that stop answering and come back: what a hole costs beyond itself.
 
-mod pair;
-
+use crate::pair::*;
 use d2tp_session::*;
-use pair::*;
 
 const RATE: u64 = 1_000_000;
 

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use d2tp_session::*;
 use d2tp_wire::{Frame, VARINT_MAX};
 
+use crate::adversary::rogue::*;
 use crate::pair::Pair;
-use crate::rogue::*;
 
 fn bytes_heard(r: &mut Rogue) -> usize {
     r.inbox.drain(..).map(|(_, datagram)| datagram.len()).sum()

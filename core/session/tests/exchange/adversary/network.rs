@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use d2tp_session::*;
 
+use crate::adversary::rogue::MS;
 use crate::pair::{Pair, config, device_key, server_key};
-use crate::rogue::MS;
 
 fn sleeps() -> FlowOptions {
     FlowOptions {

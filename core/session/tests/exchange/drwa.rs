@@ -1,16 +1,14 @@
 //! A receiver that keeps the sender's queue short, on paths whose queue drops nothing.
 
-mod pair;
-
+use crate::pair::*;
 use d2tp_session::*;
-use pair::*;
 
 const RATE: u64 = 1_000_000;
 
 fn config(drwa: Option<&str>) -> Config {
     Config {
         drwa: drwa.map(|lambda| lambda.parse().unwrap()),
-        ..pair::config()
+        ..crate::pair::config()
     }
 }
 

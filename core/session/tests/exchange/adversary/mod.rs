@@ -4,8 +4,6 @@
 //! What an attacker may cost is bounded, what it may change is nothing, and the sessions of others
 //! go on. An ignored test is a known fault of the core, and says which.
 
-#[path = "../pair/mod.rs"]
-mod pair;
 mod rogue;
 
 mod claims;

@@ -1,10 +1,8 @@
 //! The architecture in a dozen exchanges: one download over two paths, grant and revoke, a path
 //! cut, a path moved, hours asleep, either end crashed and restarted from its record.
 
-mod pair;
-
+use crate::pair::*;
 use d2tp_session::*;
-use pair::*;
 
 fn sleeps() -> FlowOptions {
     FlowOptions {

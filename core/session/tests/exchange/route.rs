@@ -7,11 +7,9 @@
 //!           60 ms: the steadier one
 //! ```
 
-mod pair;
-
+use crate::pair::*;
 use bytes::Bytes;
 use d2tp_session::*;
-use pair::*;
 
 const WIFI: u32 = 0;
 const CELL: u32 = 1;

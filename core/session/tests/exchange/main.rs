@@ -1,0 +1,24 @@
+//! What sessions do to each other, packet by packet, in one program: built and linked once, and
+//! its tests share the cores.
+//!
+//! [`pair`] joins two endpoints by links of the test's making; each module is one subject, and
+//! [`adversary`] holds everybody who breaks the rules.
+
+mod adversary;
+mod asleep;
+mod careful;
+mod corpus;
+mod drwa;
+mod early_data;
+mod fairness;
+mod holes;
+mod hop;
+mod line;
+mod mirror;
+mod offload;
+mod pair;
+mod paths;
+mod route;
+mod slice;
+mod ticket;
+mod vectors;
