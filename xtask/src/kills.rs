@@ -19,7 +19,7 @@ pub fn night(points: u64, seed: u64) -> [(String, Command); 3] {
             "--locked",
             "--quiet",
             "-p",
-            "cedos",
+            "cedos-lab",
             "--",
         ]);
         command.args(["lab", "kill", "--fault", fault]);

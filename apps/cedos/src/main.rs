@@ -1,94 +1,45 @@
-//! The `cedos` command: one binary, one verb per file in `verbs/`.
-//!
-//! Threads are started per verb, not here: the lab must enter its namespaces before there are any.
+//! The `cedos` command: the verbs of the product, and those of the laboratory where `cedos-lab` lies
+//! beside this program.
 
-mod demo;
-mod lab;
-mod repro;
-mod run;
-mod serve;
-mod verbs;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 
-use std::future::Future;
-use std::process::ExitCode;
-
-use anyhow::Context;
-use clap::{Parser, Subcommand};
-
-/// What the exit codes of all verbs mean, but `run`'s and `play`'s: those are the program's.
-const EXIT_CODES: &str = "\
-Exit codes:
-  0   Done; a transfer is whole, in time
-  1   An error; the sentence says whose
-  2   The command line makes no sense; nothing was done
-  3   Stopped (Ctrl-C, cancel); the same command continues
-  10  The deadline passed; the file may be whole all the same
-  11  What links that cost may carry is used up
-  12  Other bytes than --integrity names
-  13  The origin keeps sending other bytes
-  14  No network may be used, and --now does not wait
-  75  status: it has not ended
-`run` and `play` end with their program's own code.";
+use anyhow::anyhow;
+use cedos::{EXIT_CODES, ProductVerb, exit_code, sibling};
+use clap::{Args, Parser, Subcommand};
 
 /// Transfers that move between networks, sleep through outages and finish by the deadline.
 #[derive(Debug, Parser)]
 #[command(version, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
-    verb: Verb,
+    verb: CedosVerb,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
-    Get(Box<verbs::get::GetArgs>),
-    Put(Box<verbs::put::PutArgs>),
-    Url(Box<verbs::url::UrlArgs>),
-    Play(Box<verbs::play::PlayArgs>),
-    Ls(verbs::get_jobs::LsArgs),
-    /// Show one transfer in the background
-    ///
-    /// Exit codes: 75 while it runs or waits, then its own (see `cedos get --help`).
-    Status(verbs::get_jobs::OneArgs),
-    /// Say why a transfer is where it is, what is promised of it, and what would end a wait
-    ///
-    /// Exit codes: 0 it was said, 1 there is no such transfer, 2 usage.
-    Why(verbs::get_jobs::OneArgs),
-    /// Stop a transfer of the agent's for now
-    ///
-    /// Exit codes: 0 done, 1 it is not the agent's, or has ended, 2 usage.
-    Pause(verbs::get_jobs::OneArgs),
-    /// Go on with a transfer that was paused
-    ///
-    /// Exit codes: those of `cedos pause`.
-    Resume(verbs::get_jobs::OneArgs),
-    /// Stop a transfer; a download leaves a partial, which `retry` and the same command continue
-    ///
-    /// Exit codes: 0 it has stopped, 1 there is no such transfer, or it has ended, 2 usage.
-    Cancel(verbs::get_jobs::OneArgs),
-    /// Begin again with a transfer that failed or was cancelled, from what is there
-    ///
-    /// Exit codes: 0 it has begun, 1 it is not the agent's, or did not fail, 2 usage.
-    Retry(verbs::get_jobs::OneArgs),
-    Edit(Box<verbs::get_jobs::EditArgs>),
-    /// Follow a transfer to its end
-    ///
-    /// Exit codes: its own (see `cedos get --help`); 1 there is no such transfer or agent; 75 the agent went
-    /// before its end.
-    Wait(verbs::get_jobs::OneArgs),
-    Net(verbs::net::NetArgs),
-    Budget(verbs::net::BudgetArgs),
-    Agent(Box<verbs::agent::AgentArgs>),
-    Prox(Box<verbs::prox::ProxArgs>),
-    Serve(Box<verbs::serve::ServeArgs>),
-    Run(Box<verbs::run::RunArgs>),
-    /// Make and show the keys that hosts are known by
-    Key(verbs::key::KeyArgs),
-    Lab(verbs::lab::LabArgs),
-    Demo(verbs::demo::DemoArgs),
-    Sim(verbs::sim::SimArgs),
-    /// Measure speed and CPU cost beside other transports
-    Bench(verbs::bench::BenchArgs),
-    Repro(verbs::repro::ReproArgs),
+enum CedosVerb {
+    #[command(flatten)]
+    Product(ProductVerb),
+    /// Watch a download survive lost Wi-Fi, a new address and an outage, beside plain TCP
+    Demo(LaboratoryArgs),
+    /// Run scenarios on emulated networks, by cedos-lab
+    Lab(LaboratoryArgs),
+    /// Run scenarios in virtual time, by cedos-lab
+    Sim(LaboratoryArgs),
+    /// Reproduce the papers' results, by cedos-lab
+    Repro(LaboratoryArgs),
+    /// Measure speed and CPU cost beside other transports, by cedos-lab
+    Bench(LaboratoryArgs),
+}
+
+/// What a verb of the laboratory is given: `cedos-lab` reads it.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+struct LaboratoryArgs {
+    /// The arguments of the verb: `--help` shows them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
 }
 
 fn main() -> ExitCode {
@@ -96,96 +47,27 @@ fn main() -> ExitCode {
         Some(arguments) => Cli::parse_from(arguments),
         None => Cli::parse(),
     };
-    let (verb, result) = match cli.verb {
-        Verb::Get(args) => (
-            "get",
-            on_runtime(1, async move { Ok(verbs::get::run(*args).await) }),
-        ),
-        Verb::Put(args) => (
-            "put",
-            on_runtime(1, async move { Ok(verbs::put::run(*args).await) }),
-        ),
-        Verb::Url(args) => (
-            "url",
-            on_runtime(1, async move { Ok(verbs::url::run(*args).await) }),
-        ),
-        Verb::Play(args) => (
-            "play",
-            on_runtime(1, async move { Ok(verbs::play::run(*args).await) }),
-        ),
-        Verb::Ls(args) => ("ls", on_runtime(1, verbs::get_jobs::ls(args))),
-        Verb::Status(args) => ("status", on_runtime(1, verbs::get_jobs::status(args))),
-        Verb::Why(args) => ("why", on_runtime(1, verbs::get_jobs::why(args))),
-        Verb::Pause(args) => ("pause", on_runtime(1, verbs::get_jobs::pause(args))),
-        Verb::Resume(args) => ("resume", on_runtime(1, verbs::get_jobs::resume(args))),
-        Verb::Cancel(args) => ("cancel", on_runtime(1, verbs::get_jobs::cancel(args))),
-        Verb::Retry(args) => ("retry", on_runtime(1, verbs::get_jobs::retry(args))),
-        Verb::Edit(args) => ("edit", on_runtime(1, verbs::get_jobs::edit(*args))),
-        Verb::Wait(args) => ("wait", on_runtime(1, verbs::get_jobs::wait(args))),
-        Verb::Net(args) => ("net", on_runtime(1, verbs::net::net(args))),
-        Verb::Budget(args) => ("budget", on_runtime(1, verbs::net::budget(args))),
-        Verb::Agent(args) => ("agent", on_runtime(1, verbs::agent::run(*args))),
-        Verb::Prox(args) => (
-            "prox",
-            on_runtime(PROX_THREADS_MAX, async move {
-                verbs::prox::run(*args).await.map(|()| ExitCode::SUCCESS)
-            }),
-        ),
-        Verb::Serve(args) => (
-            "serve",
-            on_runtime(PROX_THREADS_MAX, async move {
-                verbs::serve::run(*args).await.map(|()| ExitCode::SUCCESS)
-            }),
-        ),
-        Verb::Run(args) => ("run", verbs::run::run(*args)),
-        Verb::Key(args) => ("key", verbs::key::run(&args).map(|()| ExitCode::SUCCESS)),
-        Verb::Lab(args) => ("lab", verbs::lab::run(args)),
-        Verb::Demo(args) => ("demo", verbs::demo::run(&args)),
-        Verb::Sim(args) => ("sim", verbs::sim::run(args)),
-        Verb::Bench(args) => ("bench", verbs::bench::run(&args)),
-        Verb::Repro(args) => ("repro", verbs::repro::run(&args)),
-    };
-    result.unwrap_or_else(|error| {
-        eprintln!("cedos {verb}: {error:#}");
-        ExitCode::FAILURE
-    })
-}
-
-/// Threads of a proxy at most: the transport is one task, origins and disks are the others.
-const PROX_THREADS_MAX: usize = 4; // a guess
-
-/// Runs a verb that waits on many things, on as many threads as there are cores for them.
-fn on_runtime(
-    threads_max: usize,
-    verb: impl Future<Output = anyhow::Result<ExitCode>>,
-) -> anyhow::Result<ExitCode> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut builder = if threads_max.min(cores) == 1 {
-        tokio::runtime::Builder::new_current_thread()
-    } else {
-        tokio::runtime::Builder::new_multi_thread()
-    };
-    builder
-        .worker_threads(threads_max.min(cores))
-        .enable_all()
-        .build()
-        .context("cannot start")?
-        .block_on(verb)
-}
-
-#[cfg(test)]
-mod tests {
-    use cedos_agent::fetch::outcome::Exit;
-
-    #[test]
-    fn the_help_names_every_exit_code() {
-        let lines: Vec<&str> = super::EXIT_CODES.lines().collect();
-        for exit in Exit::ALL {
-            let number = (exit as u8).to_string();
-            let told = lines
-                .iter()
-                .any(|line| line.split_whitespace().next() == Some(&number));
-            assert!(told, "{number}");
-        }
+    match cli.verb {
+        CedosVerb::Product(verb) => verb.run(),
+        CedosVerb::Demo(args) => laboratory("demo", &args),
+        CedosVerb::Lab(args) => laboratory("lab", &args),
+        CedosVerb::Sim(args) => laboratory("sim", &args),
+        CedosVerb::Repro(args) => laboratory("repro", &args),
+        CedosVerb::Bench(args) => laboratory("bench", &args),
     }
+}
+
+/// Becomes the `cedos-lab` beside this program; returns only where that cannot be.
+fn laboratory(verb: &str, args: &LaboratoryArgs) -> ExitCode {
+    let error = match sibling::find("cedos-lab") {
+        Ok(program) => {
+            let error = Command::new(&program)
+                .arg(verb)
+                .args(&args.arguments)
+                .exec();
+            anyhow!("cannot run {}: {error}", program.display())
+        }
+        Err(error) => error,
+    };
+    exit_code(&format!("cedos {verb}"), Err(error))
 }

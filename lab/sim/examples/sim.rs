@@ -1,13 +1,13 @@
 //! The verb `cedos sim` alone, without the rest of the program: quick to build.
 
-#[path = "../../../apps/cedos/src/verbs/foresee.rs"]
+#[path = "../../../lab/cli/src/verbs/foresee.rs"]
 mod foresee;
-#[path = "../../../apps/cedos/src/repro/plot.rs"]
+#[path = "../../../lab/cli/src/repro/plot.rs"]
 #[allow(dead_code, reason = "the other rows draw more")]
 mod plot;
-#[path = "../../../apps/cedos/src/verbs/score.rs"]
+#[path = "../../../lab/cli/src/verbs/score.rs"]
 mod score;
-#[path = "../../../apps/cedos/src/verbs/sim.rs"]
+#[path = "../../../lab/cli/src/verbs/sim.rs"]
 mod sim;
 mod repro {
     pub(crate) use crate::plot;

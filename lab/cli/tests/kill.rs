@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// Runs the verb; nothing where programs cannot be watched.
 fn run(arguments: &[&str]) -> Option<Value> {
-    let output = Command::new(env!("CARGO_BIN_EXE_cedos"))
+    let output = Command::new(env!("CARGO_BIN_EXE_cedos-lab"))
         .args(["lab", "kill", "--json"])
         .args(arguments)
         .output()

@@ -21,11 +21,7 @@ macro_rules! scenario {
     ($name:literal) => {
         (
             $name,
-            include_str!(concat!(
-                "../../../../lab/scenarios/two-paths-",
-                $name,
-                ".toml"
-            )),
+            include_str!(concat!("../../../scenarios/two-paths-", $name, ".toml")),
         )
     };
 }

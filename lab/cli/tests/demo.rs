@@ -70,7 +70,7 @@ fn the_demonstration_holds_without_namespaces() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("short.toml");
     std::fs::write(&file, SHORT).unwrap();
-    let out = Command::new(env!("CARGO_BIN_EXE_cedos"))
+    let out = Command::new(env!("CARGO_BIN_EXE_cedos-lab"))
         .args(["demo", "--json", "--without-namespaces", "--scenario"])
         .arg(&file)
         .output()

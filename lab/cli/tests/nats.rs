@@ -39,7 +39,7 @@ fn main() {
 
 fn cedos(home: &Path, arguments: &[&str]) -> Command {
     std::fs::create_dir_all(home).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cedos"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cedos-lab"));
     command
         .current_dir(home)
         .args(arguments)

@@ -22,7 +22,7 @@ use super::point::{Blow, Draws, Fault, Point, Victim};
 use super::remains::{DeviceRemains, ProxyRemains};
 use super::strace;
 use super::verdict::Verdict;
-use crate::verbs::key;
+use cedos_agent::key;
 
 /// Until a transfer that hangs is called lost. Those here last five seconds at most.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -26,11 +26,11 @@ use d2tp_links::{Class, Kind as LinkKind};
 use tokio::sync::{oneshot, watch};
 
 use super::{Matter, Plain, Stage, Summary, Told, View, lock, summarise, watch as look_on};
-use crate::verbs::key;
 use cedos_agent::dispatcher::{Dispatcher, Kind};
 use cedos_agent::fetch::proxy::Proxy;
 use cedos_agent::fetch::report::{Event, Observer};
 use cedos_agent::fetch::transfer::{self, Destination, Job, Setting};
+use cedos_agent::key;
 use cedos_agent::terms::{Due, Terms};
 
 /// Something that serves on a thread and a runtime of its own until it is dropped.

@@ -33,8 +33,8 @@ struct Files {
 macro_rules! files {
     ($name:literal) => {
         Files {
-            scenario: include_str!(concat!("../../../../lab/scenarios/bloat-", $name, ".toml")),
-            trace: include_str!(concat!("../../../../lab/traces/cell-", $name, ".csv")),
+            scenario: include_str!(concat!("../../../scenarios/bloat-", $name, ".toml")),
+            trace: include_str!(concat!("../../../traces/cell-", $name, ".csv")),
             trace_name: concat!("cell-", $name, ".csv"),
         }
     };

@@ -35,7 +35,7 @@ use summary::{Baseline, Spread};
 use view::View;
 
 /// What happens to the links, and what is downloaded.
-const SCENARIO: &str = include_str!("../../../../lab/scenarios/demo.toml");
+const SCENARIO: &str = include_str!("../../../scenarios/demo.toml");
 /// How often the view is brought up to date.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long after the deadline the plain download may go on.

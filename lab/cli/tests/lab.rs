@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn cedos(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_cedos"))
+    Command::new(env!("CARGO_BIN_EXE_cedos-lab"))
         .args(arguments)
         .env_remove("CEDOS_PROX")
         .env("CEDOS_AGENT", "none")
@@ -281,7 +281,14 @@ fn a_command_runs_on_the_device_and_is_told_where_everything_is() {
     "#;
     let folder = tempfile::tempdir().expect("a folder");
     let to = folder.path().to_str().expect("a path");
-    let arguments = ["--", "sh", "-c", script, env!("CARGO_BIN_EXE_cedos"), to];
+    let arguments = [
+        "--",
+        "sh",
+        "-c",
+        script,
+        env!("CARGO_BIN_EXE_cedos-lab"),
+        to,
+    ];
     let Some(output) = lab(&file, &arguments) else {
         return;
     };
@@ -365,7 +372,7 @@ fn the_lab_is_there_for_an_ordinary_user_too() {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("opened");
     };
-    std::fs::copy(env!("CARGO_BIN_EXE_cedos"), place("cedos")).expect("copied");
+    std::fs::copy(env!("CARGO_BIN_EXE_cedos-lab"), place("cedos")).expect("copied");
     let text =
         format!("{LINK}[[flow]]\nbytes = 100_000\n[[expect]]\ntext = \"flows[0].sha256_ok\"\n");
     std::fs::write(place("test.toml"), text).expect("written");

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// With the network away for 5 s, and nobody waiting longer than 45 s once it is back.
 #[test]
 fn a_cell_says_that_curl_hung_and_that_ours_went_on() {
-    let output = Command::new(env!("CARGO_BIN_EXE_cedos"))
+    let output = Command::new(env!("CARGO_BIN_EXE_cedos-lab"))
         .args([
             "repro",
             "C10",
@@ -60,7 +60,7 @@ fn a_cell_says_that_curl_hung_and_that_ours_went_on() {
 #[test]
 fn a_cell_that_is_not_there_is_said_and_so_is_another_rows_option() {
     let said = |arguments: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_cedos"))
+        let output = Command::new(env!("CARGO_BIN_EXE_cedos-lab"))
             .args(["repro"])
             .args(arguments)
             .output()

@@ -1,0 +1,183 @@
+//! The verbs of `cedos`: one file per verb in `verbs/`. Two programs have them, `cedos` itself and
+//! the laboratory's `cedos-lab`, which runs them on networks of its own making.
+//!
+//! Threads are started per verb: `run` and the laboratory must enter their namespaces before there
+//! are any.
+
+mod run;
+mod serve;
+pub mod sibling;
+mod verbs;
+
+use std::future::Future;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Subcommand;
+
+/// What the exit codes of all verbs mean, but `run`'s and `play`'s: those are the program's.
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0   Done; a transfer is whole, in time
+  1   An error; the sentence says whose
+  2   The command line makes no sense; nothing was done
+  3   Stopped (Ctrl-C, cancel); the same command continues
+  10  The deadline passed; the file may be whole all the same
+  11  What links that cost may carry is used up
+  12  Other bytes than --integrity names
+  13  The origin keeps sending other bytes
+  14  No network may be used, and --now does not wait
+  75  status: it has not ended
+`run` and `play` end with their program's own code.";
+
+/// A verb of the product, with its command line.
+#[expect(missing_docs, reason = "the command line of each verb describes it")]
+#[derive(Debug, Subcommand)]
+pub enum ProductVerb {
+    Get(Box<verbs::get::GetArgs>),
+    Put(Box<verbs::put::PutArgs>),
+    Url(Box<verbs::url::UrlArgs>),
+    Play(Box<verbs::play::PlayArgs>),
+    Ls(verbs::get_jobs::LsArgs),
+    /// Show one transfer in the background
+    ///
+    /// Exit codes: 75 while it runs or waits, then its own (see `cedos get --help`).
+    Status(verbs::get_jobs::OneArgs),
+    /// Say why a transfer is where it is, what is promised of it, and what would end a wait
+    ///
+    /// Exit codes: 0 it was said, 1 there is no such transfer, 2 usage.
+    Why(verbs::get_jobs::OneArgs),
+    /// Stop a transfer of the agent's for now
+    ///
+    /// Exit codes: 0 done, 1 it is not the agent's, or has ended, 2 usage.
+    Pause(verbs::get_jobs::OneArgs),
+    /// Go on with a transfer that was paused
+    ///
+    /// Exit codes: those of `cedos pause`.
+    Resume(verbs::get_jobs::OneArgs),
+    /// Stop a transfer; a download leaves a partial, which `retry` and the same command continue
+    ///
+    /// Exit codes: 0 it has stopped, 1 there is no such transfer, or it has ended, 2 usage.
+    Cancel(verbs::get_jobs::OneArgs),
+    /// Begin again with a transfer that failed or was cancelled, from what is there
+    ///
+    /// Exit codes: 0 it has begun, 1 it is not the agent's, or did not fail, 2 usage.
+    Retry(verbs::get_jobs::OneArgs),
+    Edit(Box<verbs::get_jobs::EditArgs>),
+    /// Follow a transfer to its end
+    ///
+    /// Exit codes: its own (see `cedos get --help`); 1 there is no such transfer or agent; 75 the agent went
+    /// before its end.
+    Wait(verbs::get_jobs::OneArgs),
+    Net(verbs::net::NetArgs),
+    Budget(verbs::net::BudgetArgs),
+    Agent(Box<verbs::agent::AgentArgs>),
+    Prox(Box<verbs::prox::ProxArgs>),
+    Serve(Box<verbs::serve::ServeArgs>),
+    Run(Box<verbs::run::RunArgs>),
+    /// Make and show the keys that hosts are known by
+    Key(verbs::key::KeyArgs),
+}
+
+impl ProductVerb {
+    /// Carries the verb out. Must be called before the program starts threads.
+    #[must_use]
+    pub fn run(self) -> ExitCode {
+        let (verb, result) = self.name_and_result();
+        exit_code(&format!("cedos {verb}"), result)
+    }
+
+    fn name_and_result(self) -> (&'static str, anyhow::Result<ExitCode>) {
+        match self {
+            Self::Get(args) => (
+                "get",
+                on_runtime(1, async move { Ok(verbs::get::run(*args).await) }),
+            ),
+            Self::Put(args) => (
+                "put",
+                on_runtime(1, async move { Ok(verbs::put::run(*args).await) }),
+            ),
+            Self::Url(args) => (
+                "url",
+                on_runtime(1, async move { Ok(verbs::url::run(*args).await) }),
+            ),
+            Self::Play(args) => (
+                "play",
+                on_runtime(1, async move { Ok(verbs::play::run(*args).await) }),
+            ),
+            Self::Ls(args) => ("ls", on_runtime(1, verbs::get_jobs::ls(args))),
+            Self::Status(args) => ("status", on_runtime(1, verbs::get_jobs::status(args))),
+            Self::Why(args) => ("why", on_runtime(1, verbs::get_jobs::why(args))),
+            Self::Pause(args) => ("pause", on_runtime(1, verbs::get_jobs::pause(args))),
+            Self::Resume(args) => ("resume", on_runtime(1, verbs::get_jobs::resume(args))),
+            Self::Cancel(args) => ("cancel", on_runtime(1, verbs::get_jobs::cancel(args))),
+            Self::Retry(args) => ("retry", on_runtime(1, verbs::get_jobs::retry(args))),
+            Self::Edit(args) => ("edit", on_runtime(1, verbs::get_jobs::edit(*args))),
+            Self::Wait(args) => ("wait", on_runtime(1, verbs::get_jobs::wait(args))),
+            Self::Net(args) => ("net", on_runtime(1, verbs::net::net(args))),
+            Self::Budget(args) => ("budget", on_runtime(1, verbs::net::budget(args))),
+            Self::Agent(args) => ("agent", on_runtime(1, verbs::agent::run(*args))),
+            Self::Prox(args) => (
+                "prox",
+                on_runtime(PROX_THREADS_MAX, async move {
+                    verbs::prox::run(*args).await.map(|()| ExitCode::SUCCESS)
+                }),
+            ),
+            Self::Serve(args) => (
+                "serve",
+                on_runtime(PROX_THREADS_MAX, async move {
+                    verbs::serve::run(*args).await.map(|()| ExitCode::SUCCESS)
+                }),
+            ),
+            Self::Run(args) => ("run", verbs::run::run(*args)),
+            Self::Key(args) => ("key", verbs::key::run(&args).map(|()| ExitCode::SUCCESS)),
+        }
+    }
+}
+
+/// What a program ends with: an error is printed after the words it was called by.
+pub fn exit_code(program: &str, result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        eprintln!("{program}: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Threads of a proxy at most: the transport is one task, origins and disks are the others.
+const PROX_THREADS_MAX: usize = 4; // a guess
+
+/// Runs a verb that waits on many things, on as many threads as there are cores for them.
+fn on_runtime(
+    threads_max: usize,
+    verb: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> anyhow::Result<ExitCode> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut builder = if threads_max.min(cores) == 1 {
+        tokio::runtime::Builder::new_current_thread()
+    } else {
+        tokio::runtime::Builder::new_multi_thread()
+    };
+    builder
+        .worker_threads(threads_max.min(cores))
+        .enable_all()
+        .build()
+        .context("cannot start")?
+        .block_on(verb)
+}
+
+#[cfg(test)]
+mod tests {
+    use cedos_agent::fetch::outcome::Exit;
+
+    #[test]
+    fn the_help_names_every_exit_code() {
+        let lines: Vec<&str> = super::EXIT_CODES.lines().collect();
+        for exit in Exit::ALL {
+            let number = (exit as u8).to_string();
+            let told = lines
+                .iter()
+                .any(|line| line.split_whitespace().next() == Some(&number));
+            assert!(told, "{number}");
+        }
+    }
+}

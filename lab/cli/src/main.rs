@@ -1,0 +1,59 @@
+//! The `cedos-lab` command: networks of its own making, in real and in virtual time, and what the
+//! papers claim about them. It has the verbs of `cedos`, too, since it runs them on those networks.
+
+mod demo;
+mod lab;
+mod repro;
+mod verbs;
+
+use std::process::ExitCode;
+
+use cedos::{ProductVerb, exit_code};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+/// The laboratory of Cedos: emulated and simulated networks, and the results of the papers.
+#[derive(Debug, Parser)]
+#[command(name = "cedos-lab", version)]
+struct LabCli {
+    #[command(subcommand)]
+    verb: LabVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum LabVerb {
+    Lab(verbs::lab::LabArgs),
+    Demo(verbs::demo::DemoArgs),
+    Sim(verbs::sim::SimArgs),
+    /// Measure speed and CPU cost beside other transports
+    Bench(verbs::bench::BenchArgs),
+    Repro(verbs::repro::ReproArgs),
+    #[command(flatten)]
+    Product(ProductVerb),
+}
+
+fn main() -> ExitCode {
+    let cli = match cedos_agent::fetch::jobs::handed_over() {
+        Some(arguments) => LabCli::parse_from(arguments),
+        None => parse(),
+    };
+    let (verb, result) = match cli.verb {
+        LabVerb::Lab(args) => ("lab", verbs::lab::run(args)),
+        LabVerb::Demo(args) => ("demo", verbs::demo::run(&args)),
+        LabVerb::Sim(args) => ("sim", verbs::sim::run(args)),
+        LabVerb::Bench(args) => ("bench", verbs::bench::run(&args)),
+        LabVerb::Repro(args) => ("repro", verbs::repro::run(&args)),
+        LabVerb::Product(verb) => return verb.run(),
+    };
+    exit_code(&format!("cedos {verb}"), result)
+}
+
+/// Reads the command line. The help lists the laboratory's verbs alone: `cedos --help` has the others.
+fn parse() -> LabCli {
+    let mut command = LabCli::command();
+    let product = ProductVerb::augment_subcommands(clap::Command::new("cedos"));
+    for verb in product.get_subcommands() {
+        command = command.mut_subcommand(verb.get_name(), |verb| verb.hide(true));
+    }
+    let matches = command.clone().get_matches();
+    LabCli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+}

@@ -1,0 +1,36 @@
+//! `cedos bench`: measures. The peers to compare with live in a program of their own, so that
+//! nobody has to build quinn to download a podcast; this verb finds and runs it.
+
+use std::ffi::OsString;
+use std::process::{Command, ExitCode};
+
+use anyhow::Context;
+use cedos::sibling;
+use clap::Args;
+
+/// The benchmarks' program.
+pub const PROGRAM: &str = "cedos-bench";
+
+/// `cedos bench …`
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub struct BenchArgs {
+    /// What to measure, with its options: `throughput --net lo1500 --rounds 3 --json`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<OsString>,
+}
+
+/// Runs the bench program with the same arguments.
+///
+/// # Errors
+/// It is not built.
+pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    let program = sibling::find(PROGRAM)?;
+    let status = Command::new(&program)
+        .args(&args.args)
+        .status()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    Ok(ExitCode::from(
+        u8::try_from(status.code().unwrap_or(1)).unwrap_or(1),
+    ))
+}
