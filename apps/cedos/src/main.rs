@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 /// Transfers that move between networks, sleep through outages and finish by the deadline.
 #[derive(Debug, Parser)]
 #[command(version, after_help = EXIT_CODES)]
-struct Cli {
+struct CedosCommand {
     #[command(subcommand)]
     verb: CedosVerb,
 }
@@ -44,8 +44,8 @@ struct LaboratoryArgs {
 
 fn main() -> ExitCode {
     let cli = match cedos_agent::fetch::jobs::handed_over() {
-        Some(arguments) => Cli::parse_from(arguments),
-        None => Cli::parse(),
+        Some(arguments) => CedosCommand::parse_from(arguments),
+        None => CedosCommand::parse(),
     };
     match cli.verb {
         CedosVerb::Product(verb) => verb.run(),

@@ -16,11 +16,11 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 #[command(name = "cedos-lab", version)]
 struct LabCli {
     #[command(subcommand)]
-    verb: LabVerb,
+    verb: LaboratoryVerb,
 }
 
 #[derive(Debug, Subcommand)]
-enum LabVerb {
+enum LaboratoryVerb {
     Lab(verbs::lab::LabArgs),
     Demo(verbs::demo::DemoArgs),
     Sim(verbs::sim::SimArgs),
@@ -37,12 +37,12 @@ fn main() -> ExitCode {
         None => parse(),
     };
     let (verb, result) = match cli.verb {
-        LabVerb::Lab(args) => ("lab", verbs::lab::run(args)),
-        LabVerb::Demo(args) => ("demo", verbs::demo::run(&args)),
-        LabVerb::Sim(args) => ("sim", verbs::sim::run(args)),
-        LabVerb::Bench(args) => ("bench", verbs::bench::run(&args)),
-        LabVerb::Repro(args) => ("repro", verbs::repro::run(&args)),
-        LabVerb::Product(verb) => return verb.run(),
+        LaboratoryVerb::Lab(args) => ("lab", verbs::lab::run(args)),
+        LaboratoryVerb::Demo(args) => ("demo", verbs::demo::run(&args)),
+        LaboratoryVerb::Sim(args) => ("sim", verbs::sim::run(args)),
+        LaboratoryVerb::Bench(args) => ("bench", verbs::bench::run(&args)),
+        LaboratoryVerb::Repro(args) => ("repro", verbs::repro::run(&args)),
+        LaboratoryVerb::Product(verb) => return verb.run(),
     };
     exit_code(&format!("cedos {verb}"), result)
 }

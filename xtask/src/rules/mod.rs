@@ -32,10 +32,10 @@ use sources::Sources;
 /// The most that each count may be now: whoever brings one down lowers its number here, and none is
 /// ever raised. The aim is 3 for the circle of files and 0 for the others.
 const CEILINGS: [(&str, usize); 6] = [
-    ("folder_rule_breaches", 11),
-    ("unused_dependencies", 23),
+    ("folder_rule_breaches", 1),
+    ("unused_dependencies", 0),
     ("largest_file_circle", 32),
-    ("duplicate_type_names", 223),
+    ("duplicate_type_names", 222),
     ("doc_comments_that_do_not_stand_alone", 852),
     ("sleeps_without_reason", 119),
 ];
