@@ -163,9 +163,9 @@ fn installed(program: &str) -> bool {
     found
 }
 
-/// Compiles one of `repro/programs`; none where that cannot be done.
+/// Compiles one of `lab/cli/src/repro/programs`; none where that cannot be done.
 fn compiled(folder: &Path, options: &[&str]) -> Option<PathBuf> {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/repro/programs/fetch.c");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/cli/src/repro/programs/fetch.c");
     let program = folder.join(format!("fetch{}", options.concat()));
     let status = std::process::Command::new("cc")
         .args(options)
@@ -179,9 +179,9 @@ fn compiled(folder: &Path, options: &[&str]) -> Option<PathBuf> {
     None
 }
 
-/// The Go client of `repro/programs`; with `c`, one that loads the C library besides.
+/// The Go client of `lab/cli/src/repro/programs`; with `c`, one that loads the C library besides.
 fn go_program(folder: &Path, c: bool) -> PathBuf {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/repro/programs/fetch.go");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/cli/src/repro/programs/fetch.go");
     let program = folder.join(if c { "fetch-go-c" } else { "fetch-go" });
     let built = std::process::Command::new("go")
         .args(["build", "-o"])
