@@ -165,7 +165,10 @@ fn installed(program: &str) -> bool {
 
 /// Compiles one of `lab/cli/src/repro/programs`; none where that cannot be done.
 fn compiled(folder: &Path, options: &[&str]) -> Option<PathBuf> {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/cli/src/repro/programs/fetch.c");
+    let source = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../lab/cli/src/repro/programs/fetch.c"
+    );
     let program = folder.join(format!("fetch{}", options.concat()));
     let status = std::process::Command::new("cc")
         .args(options)
@@ -181,7 +184,10 @@ fn compiled(folder: &Path, options: &[&str]) -> Option<PathBuf> {
 
 /// The Go client of `lab/cli/src/repro/programs`; with `c`, one that loads the C library besides.
 fn go_program(folder: &Path, c: bool) -> PathBuf {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/cli/src/repro/programs/fetch.go");
+    let source = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../lab/cli/src/repro/programs/fetch.go"
+    );
     let program = folder.join(if c { "fetch-go-c" } else { "fetch-go" });
     let built = std::process::Command::new("go")
         .args(["build", "-o"])
