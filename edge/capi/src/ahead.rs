@@ -424,6 +424,7 @@ mod tests {
             payload: (0, 0),
             busy: Default::default(),
             rate: Some(1_000_000),
+            answers: d2tp_driver::LinkAnswers::Answering,
             path: None,
         }
     }

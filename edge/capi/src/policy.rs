@@ -596,6 +596,7 @@ mod tests {
             payload: (0, 0),
             busy: Default::default(),
             rate: Some(rate),
+            answers: d2tp_driver::LinkAnswers::Answering,
             path: None,
         }
     }

@@ -123,6 +123,7 @@ mod tests {
             payload,
             busy: Default::default(),
             rate: None,
+            answers: d2tp_driver::LinkAnswers::Answering,
             path: None,
         }
     }

@@ -1,24 +1,35 @@
 //! A host that calls a server and moves between its links.
 //!
-//! The device says which link may be used for what ([`LinkUse`]); the engine keeps paths in line
-//! with it: a free link has a path as long as it is up, a paid one only while some flow may spend
-//! there, and then with grants of at most a second's worth of bytes.
+//! The device says which link may be used for what ([`LinkUse`]), and `d2tp-device` decides what follows
+//! from it; this file holds the sockets, tasks and clocks, and carries its actions out.
+//!
+//! ```text
+//!  links, program, tick ─▶ DeviceLinks ─▶ actions ─▶ sockets, sessions, first hops, radios
+//!                              ▲                          │
+//!                              └──────── answers ─────────┘
+//! ```
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_links::{Class, Kind, Link, Signs};
+use d2tp_device::{
+    ActionScope, AttachedSocket, DeviceLinkSettings, DeviceLinks, LinkAction, LinkFacts, LinkSpend,
+    PaidLinks, SessionPaths, SleepMeter,
+};
+use d2tp_links::{Class, Kind, Link, Signs, Station};
 use d2tp_session::{
     AckOffload, Addresses, Admission, Config, Endpoint, Event, FlowId, LinkId, Mirroring,
-    PathStats, PathStatus, PublicKey, Reason, SecretKey, Session, SessionEnd, SessionId, Span,
-    Time,
+    PathStats, PublicKey, SecretKey, Session, SessionEnd, SessionId, Span, Time,
 };
 use d2tp_udp::{BindOptions, LinkSocket};
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
+
+pub use d2tp_device::{LinkAnswers, LinkUse};
 
 use crate::address::ServerAddress;
 use crate::attach::{Attach, KernelLinks};
@@ -26,34 +37,19 @@ use crate::clock;
 use crate::datagrams::Connection;
 use crate::engine::{DriverError, Shared};
 use crate::flow::{Flow, FlowSettings};
-use crate::hop::{self, KnownSigns};
-use crate::payer::{OnLink, Payer};
+use crate::hop;
 use crate::peer::ToServer;
 use crate::qlog::{self, Qlog};
 use crate::relaying;
-use crate::renew::Renewal;
 use crate::server::{CLOSE_GRACE, seed};
 use crate::standby::Standby;
 
 /// Epochs reserved for one process: an instance is new for each, so none was used before.
 pub(crate) const EPOCHS: std::ops::Range<u32> = 1..u32::MAX;
 /// How often grants, rates and paths are looked at while something moves.
-const TICK: Duration = Duration::from_millis(100);
-/// The least that is granted at once on a paid link: less would stop and go.
-const GRANT_MIN_BYTES: u64 = 64 * 1024;
-/// Weight of a new rate sample, in tenths.
-const RATE_WEIGHT_TENTHS: u64 = 3;
-
-/// What a link may be used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LinkUse {
-    /// Not a packet.
-    Off,
-    /// As much as it carries.
-    Free,
-    /// By flows that may pay, up to their budgets.
-    Paid,
-}
+const TICK: Duration = Duration::from_nanos(d2tp_device::TICK.as_nanos());
+/// The runtime's timers are set anew after a sleep of this length: less is within their own error.
+const REARM_MIN: Span = Span::from_millis(100);
 
 /// How a device calls.
 #[derive(Clone, Debug)]
@@ -82,104 +78,22 @@ pub struct Way {
     pub busy: Span,
     /// Bytes per second received and sent lately, once something was.
     pub rate: Option<u64>,
+    /// Whether what is asked over it is answered. A link that is [`LinkAnswers::Silent`] is down, whatever
+    /// addresses it has.
+    pub answers: LinkAnswers,
     /// Its path, if it has one that works.
     pub path: Option<PathStats>,
 }
 
-pub(crate) struct Known {
-    pub(crate) link: Link,
-    usage: LinkUse,
-    /// Its sockets that are in use.
-    pub(crate) ids: Vec<LinkId>,
-    /// Of its other address family, to be tried if those do not answer.
-    pub(crate) later: Vec<(LinkId, SocketAddr)>,
-    /// When the last of its sockets was taken into use.
-    pub(crate) opened: Time,
-    /// Of paths that are gone.
-    payload_before: (u64, u64),
-    last_payload: (u64, u64),
-    busy: Span,
-    looked_at: Time,
-    rate: Option<u64>,
-    sampled: (Time, u64),
-    /// When it lost its path, or was given another try since.
-    pub(crate) healed: Time,
-    /// It had no path when it was last looked at.
-    pub(crate) pathless: bool,
-    /// Tries since anybody answered.
-    pub(crate) tries: u32,
-    pub(crate) signs: KnownSigns,
-}
-
-impl Known {
-    fn new(link: &Link, usage: LinkUse) -> Known {
-        let now = clock::now();
-        Known {
-            usage,
-            link: link.clone(),
-            ids: Vec::new(),
-            later: Vec::new(),
-            opened: now,
-            payload_before: (0, 0),
-            last_payload: (0, 0),
-            busy: Span::ZERO,
-            looked_at: now,
-            rate: None,
-            sampled: (now, 0),
-            healed: now,
-            pathless: true,
-            tries: 0,
-            signs: KnownSigns::default(),
-        }
-    }
-
-    /// Whether it should have a path now; `pays`: some flow may spend on paid links.
-    pub(crate) fn is_wanted(&self, pays: bool) -> bool {
-        let there = self.link.is_usable() || self.signs.is_held();
-        match self.usage {
-            LinkUse::Off => false,
-            LinkUse::Free => there,
-            LinkUse::Paid => there && pays,
-        }
-    }
-
-    pub(crate) fn is_gated(&self) -> bool {
-        self.usage == LinkUse::Paid
-    }
-
-    pub(crate) fn take_sockets(&mut self) -> Vec<LinkId> {
-        self.signs.forget();
-        let mut ids = std::mem::take(&mut self.ids);
-        ids.extend(self.later.drain(..).map(|(id, _)| id));
-        ids
-    }
-}
-
+/// What the device keeps of its links beside what it decides about them.
 #[derive(Default)]
 pub(crate) struct State {
-    pub(crate) links: BTreeMap<String, Known>,
-    names: BTreeMap<LinkId, String>,
-    /// Flows that may pay, with what is left of their budgets.
-    pub(crate) payers: BTreeMap<FlowId, Payer>,
-    /// ACKs of Wi-Fi may, whatever flows may.
-    acks_pay: bool,
-    /// What flows that do not pay lend of paid links to losses on free ones, in bytes a second.
-    lends: Option<u64>,
-    pub(crate) renewal: Renewal,
-    /// Payload moved when rates were last looked at.
-    moving: bool,
-}
-
-impl State {
-    /// Whether something may spend on paid links: flows, ACKs of a Wi-Fi that is in use, or what a free
-    /// link in use loses.
-    pub(crate) fn pays(&self) -> bool {
-        let carries = |k: &Known| k.usage == LinkUse::Free && !k.ids.is_empty();
-        let relieves = |k: &Known| carries(k) && k.link.kind == Kind::Wifi;
-        !self.payers.is_empty()
-            || (self.acks_pay && self.links.values().any(relieves))
-            || (self.lends.is_some() && self.links.values().any(carries))
-    }
+    pub(crate) links: DeviceLinks,
+    /// Every link as it was last described.
+    pub(crate) described: BTreeMap<String, Link>,
+    /// What radios had counted when they were last read.
+    pub(crate) stations: BTreeMap<String, Station>,
+    sleep: SleepMeter,
 }
 
 pub(crate) struct Body {
@@ -188,12 +102,42 @@ pub(crate) struct Body {
     remotes: Vec<SocketAddr>,
     attach: Arc<dyn Attach>,
     pub(crate) signs: Arc<dyn Signs>,
-    /// Held while sockets are made, before the others.
-    aligning: Mutex<()>,
+    /// Held from an input until its actions are carried out, so that they are in their order. Taken before
+    /// the core's lock.
+    carrying: Mutex<()>,
     /// Taken after the core's lock where both are needed.
     pub(crate) state: Mutex<State>,
-    /// Announced whenever payload was seen to move.
+    /// Announced whenever payload was seen to move, and when a link begins or ceases to answer.
     moved: watch::Sender<()>,
+    runtime: Handle,
+}
+
+/// The session with the server as [`DeviceLinks`] sees it.
+struct CorePaths<'a> {
+    session: Option<&'a Session>,
+    failed: &'a BTreeMap<LinkId, (u64, u64)>,
+}
+
+impl SessionPaths for CorePaths<'_> {
+    fn is_over(&self) -> bool {
+        self.session.is_none()
+    }
+
+    fn path_stats(&self) -> Vec<PathStats> {
+        self.session.map(Session::path_stats).unwrap_or_default()
+    }
+
+    fn has_path(&self, socket: LinkId) -> bool {
+        self.session.is_some_and(|s| s.has_path(socket))
+    }
+
+    fn spend(&self, flow: FlowId, socket: LinkId) -> Option<LinkSpend> {
+        SessionPaths::spend(self.session?, flow, socket)
+    }
+
+    fn failed_payload(&self, socket: LinkId) -> Option<(u64, u64)> {
+        self.failed.get(&socket).copied()
+    }
 }
 
 /// A device with a session to one server.
@@ -255,7 +199,7 @@ impl Device {
             .map_err(resolve)?
             .collect();
         let acks_pay = matches!(config.ack_offload, AckOffload::Paid { .. });
-        let lends = match config.mirroring {
+        let lend_rate = match config.mirroring {
             Mirroring::Paid { bytes_per_second } => Some(bytes_per_second),
             Mirroring::Never | Mirroring::Free => None,
         };
@@ -269,13 +213,16 @@ impl Device {
             remotes,
             signs: attach.signs(),
             attach,
-            aligning: Mutex::default(),
+            carrying: Mutex::default(),
             state: Mutex::new(State {
-                acks_pay,
-                lends,
+                links: DeviceLinks::new(DeviceLinkSettings {
+                    acks_pay,
+                    lend_rate,
+                }),
                 ..State::default()
             }),
             moved: watch::Sender::default(),
+            runtime: Handle::current(),
         });
         let ticker = tokio::spawn(tick(body.clone()));
         let asker = hop::watch(body.clone());
@@ -338,7 +285,7 @@ impl Device {
         };
         let socket = LinkSocket::bind(&BindOptions::at(SocketAddr::new(local, 0)))?;
         let link = self.body.shared.add_socket(socket, false);
-        self.body.state.lock().names.insert(link, "any".into());
+        self.body.state.lock().links.name_socket(link, "any");
         let addresses = Addresses {
             link,
             local: None,
@@ -364,61 +311,35 @@ impl Device {
     /// both ways.
     pub fn allow_paid(&self, flow: &Flow, allowed: bool, budget: Option<u64>) {
         let id = flow.flow_id();
-        let links = self.body.paid_links();
-        let before = self.body.on_links(id, &links);
-        {
-            let mut state = self.body.state.lock();
-            if allowed {
-                let payer = state.payers.entry(id);
-                payer.or_insert_with(|| Payer::new(budget, &before)).budget = budget;
-            } else {
-                state.payers.remove(&id);
-            }
-        }
-        if !allowed {
-            for link in links {
-                self.body
-                    .shared
-                    .with(self.body.session, |s| s.grant(id, link, 0));
-            }
-        }
-        self.body.align();
-        self.body.grant();
+        self.body.input(|links, now, session| match allowed {
+            true => links.allow_paid(now, session, id, budget, PaidLinks::All),
+            false => links.forbid_paid(now, session, id),
+        });
     }
 
     /// Bytes that the flow has had on links that cost since it was last allowed to pay.
     pub fn paid_bytes(&self, flow: &Flow) -> u64 {
-        self.body.grant();
-        let state = self.body.state.lock();
-        let payer = state.payers.get(&flow.flow_id());
-        payer.map_or(0, Payer::spent)
+        self.body
+            .observed(|links, _| links.paid_bytes(flow.flow_id()))
     }
 
     /// Says what one link may be used for from now on.
     pub fn set_use(&self, name: &str, usage: LinkUse) {
-        if let Some(known) = self.body.state.lock().links.get_mut(name) {
-            known.usage = usage;
-        }
-        self.body.align();
+        self.body
+            .input(|links, now, session| links.on_use(now, session, name, usage));
     }
 
     /// Leaves a link alone until [`Device::thaw`], and keeps its place: not a packet leaves there, what was in
     /// flight travels elsewhere, and its window stays. For who knows of a hole before it comes, or wants to be
     /// still for a moment; whoever does not want the link at all sets its use ([`Device::set_use`]).
     pub fn freeze(&self, name: &str) {
-        if let Some(known) = self.body.state.lock().links.get_mut(name) {
-            known.signs.told_still = true;
-        }
-        self.body.hold();
+        self.body.input(|links, _, _| links.freeze(name));
     }
 
     /// Goes on with a link that was frozen by [`Device::freeze`].
     pub fn thaw(&self, name: &str) {
-        if let Some(known) = self.body.state.lock().links.get_mut(name) {
-            known.signs.told_still = false;
-        }
-        self.body.hold();
-        self.body.align();
+        self.body
+            .input(|links, now, session| links.unfreeze(now, session, name));
     }
 
     /// Something about the networks changed that we may not see: every link gets a new socket, and
@@ -426,16 +347,18 @@ impl Device {
     /// do not let them watch; where the links are followed it is not needed. Calling it often costs
     /// at most one renewal a second.
     pub fn network_changed(&self) {
-        self.body.want_renewal();
+        self.body
+            .input(|links, now, session| links.renew(now, session));
     }
 
     /// Writes what the session does from now on to `log`.
     pub fn log_to(&self, log: &Arc<Qlog>) {
         self.body.shared.log_to(log);
-        let names = self.body.state.lock().names.clone();
-        if let Some(feed) = &self.body.shared.inner.lock().feed {
-            for (id, name) in &names {
-                feed.name_link(*id, name);
+        let inner = self.body.shared.inner.lock();
+        let state = self.body.state.lock();
+        if let Some(feed) = &inner.feed {
+            for (id, name) in state.links.socket_names() {
+                feed.name_link(id, name);
             }
         }
     }
@@ -467,8 +390,8 @@ impl Device {
         self.body.ways()
     }
 
-    /// Tells, at most ten times a second, that links carried payload: for who looks at [`Device::ways`] as long as they
-    /// do and would rest with them.
+    /// Tells, at most ten times a second, that links carried payload, and when a link begins or ceases to answer: for
+    /// a client that looks at [`Device::ways`] only then.
     pub fn moves(&self) -> watch::Receiver<()> {
         self.body.moved.subscribe()
     }
@@ -480,7 +403,8 @@ impl Device {
 
     /// The name of a link in an event.
     pub fn link_name(&self, link: LinkId) -> Option<String> {
-        self.body.state.lock().names.get(&link).cloned()
+        let state = self.body.state.lock();
+        state.links.link_name(link).map(|name| name.to_string())
     }
 
     /// Payload bytes that arrived more than once.
@@ -534,355 +458,199 @@ impl Drop for Device {
 }
 
 impl Body {
-    pub(crate) fn moves(&self) -> bool {
-        self.state.lock().moving
+    /// Gives the links an input, and carries out what follows from it.
+    pub(crate) fn input<R>(
+        self: &Arc<Self>,
+        input: impl FnOnce(&mut DeviceLinks, Time, &dyn SessionPaths) -> R,
+    ) -> R {
+        let _in_order = self.carrying.lock();
+        let r = self.with_links(input);
+        let mut stirs = false;
+        loop {
+            // Not in the loop's head: there the lock would be held while the action is carried out.
+            let action = self.state.lock().links.poll_action();
+            let Some(action) = action else { break };
+            stirs |= self.carry_out(&action);
+        }
+        if stirs {
+            self.shared.stir();
+        }
+        r
     }
 
-    fn paid_links(&self) -> Vec<LinkId> {
-        let state = self.state.lock();
-        state
-            .links
-            .values()
-            .filter(|k| k.usage == LinkUse::Paid)
-            .flat_map(|k| k.ids.clone())
-            .collect()
+    /// Asks the links something, brought up to date.
+    fn observed<R>(&self, ask: impl FnOnce(&DeviceLinks, &dyn SessionPaths) -> R) -> R {
+        self.with_links(|links, now, session| {
+            links.observe(now, session);
+            ask(links, session)
+        })
+    }
+
+    fn with_links<R>(&self, f: impl FnOnce(&mut DeviceLinks, Time, &dyn SessionPaths) -> R) -> R {
+        let inner = self.shared.inner.lock();
+        let paths = CorePaths {
+            session: inner.core.session(self.session),
+            failed: &inner.parting,
+        };
+        let mut state = self.state.lock();
+        let r = f(&mut state.links, clock::now(), &paths);
+        let news = state.links.take_news();
+        drop((state, inner));
+        if news {
+            self.moved.send_replace(());
+        }
+        r
+    }
+
+    /// Carries one action out. Whether the links are to be looked at soon because of it.
+    fn carry_out(self: &Arc<Self>, action: &LinkAction) -> bool {
+        let now = clock::now();
+        match action.scope() {
+            ActionScope::Sockets => {}
+            ActionScope::Session => {
+                self.shared.with(self.session, |s| action.apply(now, s));
+            }
+            ActionScope::EverySession => {
+                let mut inner = self.shared.inner.lock();
+                for session in inner.core.ids() {
+                    // It was there a moment ago, and may end any time.
+                    let _ = inner.core.with(session, |s| action.apply(now, s));
+                }
+                drop(inner);
+                self.shared.wake();
+            }
+        }
+        match action {
+            LinkAction::Attach { link, ticket } => self.attach(link, *ticket),
+            LinkAction::ClosePath { socket } => self.shared.inner.lock().closing.push(*socket),
+            LinkAction::DropSocket { socket } => {
+                let mut inner = self.shared.inner.lock();
+                inner.sockets.remove(socket);
+                inner.parting.remove(socket);
+            }
+            LinkAction::AskFirstHop { link, ticket } => {
+                let asks = hop::ask(self.clone(), link.to_string(), *ticket);
+                self.runtime.spawn(asks);
+            }
+            LinkAction::ReadRadio { link, first } => {
+                let reads = hop::read_radio(self.clone(), link.to_string(), *first);
+                self.runtime.spawn(reads);
+                return false;
+            }
+            LinkAction::OpenPath { .. }
+            | LinkAction::Freeze { .. }
+            | LinkAction::Unfreeze { .. } => {}
+            LinkAction::SetGated { .. }
+            | LinkAction::Grant { .. }
+            | LinkAction::Lend { .. }
+            | LinkAction::EndLending { .. }
+            | LinkAction::FirstHopSaid { .. } => return false,
+        }
+        true
+    }
+
+    /// Makes a link's sockets. No lock of links or core is held meanwhile.
+    fn attach(&self, name: &str, ticket: u64) {
+        let link = self.state.lock().described.get(name).cloned();
+        let found = link.map_or(Ok(Vec::new()), |link| {
+            self.attach.attach(&link, &self.remotes)
+        });
+        let found = found.unwrap_or_else(|error| {
+            tracing::warn!(link = %name, %error, "cannot use this link");
+            Vec::new()
+        });
+        let mut made = Vec::new();
+        for attachment in found {
+            let socket = self.shared.add_socket(attachment.socket, false);
+            if let Some(feed) = &self.shared.inner.lock().feed {
+                feed.name_link(socket, name);
+            }
+            made.push(AttachedSocket {
+                socket,
+                remote: attachment.remote,
+            });
+        }
+        let mut state = self.state.lock();
+        state.links.on_socket(clock::now(), name, ticket, made);
     }
 
     /// Takes in a new state of the machine's links.
-    fn update(&self, links: &[Link], usage: &impl Fn(&Link) -> LinkUse) {
-        // Before paths are given up: what they carried until now is counted.
-        self.sample();
-        let mut lost: Vec<LinkId> = Vec::new();
+    fn update(self: &Arc<Self>, links: &[Link], usage: &impl Fn(&Link) -> LinkUse) {
+        let present: Vec<(LinkFacts, LinkUse)> =
+            links.iter().map(|l| (facts_of(l), usage(l))).collect();
         {
             let mut state = self.state.lock();
-            let State {
-                links: known,
-                names,
-                ..
-            } = &mut *state;
-            for (name, k) in known.iter_mut() {
-                let now = links.iter().find(|l| l.name == *name);
-                let same = now.is_some_and(|l| {
-                    l.index == k.link.index
-                        && k.link.source_addresses().eq(l.source_addresses())
-                        && l.is_usable()
-                });
-                if now.is_some_and(|l| k.stays(l)) {
-                    // The same attachment, without a carrier for a while.
-                } else if !same {
-                    lost.extend(k.take_sockets());
-                    k.tries = 0;
-                }
-                match now {
-                    Some(link) => k.link = link.clone(),
-                    None => {
-                        k.link.up = false;
-                        k.link.addresses.clear();
-                    }
-                }
-                k.usage = usage(&k.link);
-            }
             for link in links {
-                known
-                    .entry(link.name.clone())
-                    .or_insert_with(|| Known::new(link, usage(link)));
+                state.described.insert(link.name.clone(), link.clone());
             }
-            // Names of links that went stay known: events about them may still be on their way.
-            let _ = names;
         }
-        self.drop_links(&lost);
-        self.hold();
+        self.input(|links, now, session| links.on_links(now, session, &present));
         self.look_for_sleep();
-        self.align();
     }
 
-    /// These sockets are of no use any more.
-    pub(crate) fn drop_links(&self, links: &[LinkId]) {
-        for link in links {
-            let mut inner = self.shared.inner.lock();
-            relaying::lose_link(&mut inner, clock::now(), *link);
-            inner.sockets.remove(link);
-            inner.parting.remove(link);
-        }
-        self.shared.wake();
-    }
-
-    /// Begins to use a link's socket.
-    pub(crate) fn open_path(&self, link: LinkId, remote: SocketAddr, gated: bool) {
-        let addresses = Addresses {
-            link,
-            local: None,
-            remote,
+    /// Looks whether the machine slept since the last time.
+    fn look_for_sleep(self: &Arc<Self>) {
+        let slept = {
+            // The lock first: both clocks are read in one breath.
+            let mut state = self.state.lock();
+            let awake = clock::awake();
+            state.sleep.slept(clock::now(), awake)
         };
-        self.shared.with(self.session, |s| {
-            s.open_path(clock::now(), addresses, gated)
-        });
-    }
-
-    /// Opens and closes paths until they are what [`LinkUse`] and the payers ask for.
-    ///
-    /// Sockets are made with no lock of links held: the core's lock may be held by who waits for it.
-    pub(crate) fn align(&self) {
-        let _one_at_a_time = self.aligning.lock();
-        self.sample();
-        let mut open: Vec<(LinkId, SocketAddr, bool)> = Vec::new();
-        let mut close: Vec<LinkId> = Vec::new();
-        let mut bare: Vec<(Link, bool)> = Vec::new();
-        let mut half_duplex: Vec<LinkId> = Vec::new();
-        {
-            let mut state = self.state.lock();
-            let pays = state.pays();
-            for known in state.links.values_mut() {
-                if !known.is_wanted(pays) {
-                    close.extend(known.take_sockets());
-                } else if known.ids.is_empty() && !known.signs.is_held() {
-                    bare.push((known.link.clone(), known.is_gated()));
-                }
-            }
+        if slept < REARM_MIN {
+            return;
         }
-        for (link, gated) in bare {
-            let found = match self.attach.attach(&link, &self.remotes) {
-                Ok(found) => found,
-                Err(error) => {
-                    tracing::warn!(link = %link.name, %error, "cannot use this link");
-                    continue;
-                }
-            };
-            let mut sockets: Vec<(LinkId, SocketAddr)> = Vec::new();
-            for attachment in found {
-                let id = self.shared.add_socket(attachment.socket, false);
-                if let Some(feed) = &self.shared.inner.lock().feed {
-                    feed.name_link(id, &link.name);
-                }
-                sockets.push((id, attachment.remote));
-            }
-            let mut state = self.state.lock();
-            let State { links, names, .. } = &mut *state;
-            names.extend(sockets.iter().map(|(id, _)| (*id, link.name.clone())));
-            let known = links.get_mut(&link.name);
-            let Some(known) = known.filter(|k| k.link == link && k.ids.is_empty()) else {
-                // It changed meanwhile, and whoever changed it aligns again.
-                close.extend(sockets.iter().map(|(id, _)| *id));
-                continue;
-            };
-            known.opened = clock::now();
-            known.later = sockets;
-            if !known.later.is_empty() {
-                let (id, remote) = known.later.remove(0);
-                known.ids.push(id);
-                open.push((id, remote, gated));
-                if known.link.kind == Kind::Wifi {
-                    half_duplex.push(id);
-                }
-            }
-        }
-        for link in close {
-            self.shared.with(self.session, |s| {
-                s.close_path(clock::now(), link, Reason::PathCost)
-            });
-            self.shared.inner.lock().closing.push(link);
-        }
-        for (link, remote, gated) in open {
-            self.open_path(link, remote, gated);
-        }
-        for link in half_duplex {
-            self.shared.with(self.session, |s| s.set_half_duplex(link));
-        }
-        self.shared.stir();
+        // Timers of the runtime stood still meanwhile.
+        self.shared.rearm();
+        tracing::info!(milliseconds = slept.as_millis(), "the machine slept");
+        self.input(|links, now, session| links.on_slept(now, session, slept));
     }
 
     fn paths(&self) -> Vec<PathStats> {
         let inner = self.shared.inner.lock();
-        inner
-            .core
-            .session(self.session)
-            .map(|s| s.path_stats())
-            .unwrap_or_default()
+        let session = inner.core.session(self.session);
+        session.map(|s| s.path_stats()).unwrap_or_default()
     }
 
-    /// Brings byte counts and rates up to date.
-    fn sample(&self) {
-        let paths = self.paths();
-        let parting = self.shared.inner.lock().parting.clone();
-        let now = clock::now();
-        let mut state = self.state.lock();
-        let was_moving = state.moving;
-        let mut moving = false;
-        for known in state.links.values_mut() {
-            let mine = paths
-                .iter()
-                .filter(|p| known.ids.contains(&p.addresses.link));
-            // What a lent link carries says nothing of its rate.
-            let lent = mine.clone().any(|p| p.status == PathStatus::Standby);
-            let parting = known.ids.iter().filter_map(|id| parting.get(id).copied());
-            let (down, up) = mine
-                .map(|p| (p.payload_in, p.payload_out))
-                .chain(parting)
-                .fold((0, 0), |(d, u), (down, up)| (d + down, u + up));
-            if (down, up) < known.last_payload || down < known.last_payload.0 {
-                // The path was replaced: what the old one carried is kept.
-                known.payload_before.0 += known.last_payload.0;
-                known.payload_before.1 += known.last_payload.1;
-            }
-            moving |= known.last_payload != (down, up);
-            if known.last_payload.0 != down {
-                let looked = now.since(known.looked_at);
-                // Where nothing moved, nobody looked for as long.
-                let moved = match was_moving {
-                    true => looked,
-                    false => looked.min(Span::from(TICK)),
-                };
-                known.busy = known.busy + moved;
-            }
-            known.looked_at = now;
-            known.last_payload = (down, up);
-            let before = known.payload_before;
-            let total = before.0 + before.1 + down + up;
-            let (then, before) = known.sampled;
-            let span = now.since(then);
-            if span >= Span::from_millis(250) {
-                let bytes = total.saturating_sub(before);
-                if bytes > 0 && !lent {
-                    let rate =
-                        (u128::from(bytes) * 1_000_000_000 / u128::from(span.as_nanos())) as u64;
-                    known.rate = Some(match known.rate {
-                        Some(r) => (r * (10 - RATE_WEIGHT_TENTHS) + rate * RATE_WEIGHT_TENTHS) / 10,
-                        None => rate,
-                    });
-                }
-                known.sampled = (now, total);
-            }
-        }
-        state.moving = moving;
-        if moving {
-            self.moved.send_replace(());
-        }
-    }
-
-    /// When the links are to be looked at again if nothing stirs before: in a tick while payload
-    /// moves, when something waits for its time, or never.
+    /// When the links are to be looked at again if nothing stirs before.
     fn next_look(&self) -> Option<Time> {
         let beside = self.shared.inner.lock().relaying.next_at();
-        let state = self.state.lock();
-        if state.moving {
-            return Some(clock::now());
-        }
-        let pays = state.pays();
-        let used = |k: &&Known| k.is_wanted(pays) && !k.signs.is_held();
-        let links = state.links.values().filter(used);
-        links
-            .filter_map(Known::next_try)
-            .chain(state.links.values().filter_map(|k| k.signs.given_up_at()))
-            .chain(state.renewal.next_at())
-            .chain(beside)
-            .min()
+        let links = self.state.lock().links.next_timeout();
+        beside.into_iter().chain(links).min()
     }
 
     fn ways(&self) -> Vec<Way> {
-        self.sample();
-        let paths = self.paths();
+        let statuses = self.observed(|links, session| links.statuses(session));
         let state = self.state.lock();
-        state
-            .links
-            .iter()
-            .filter(|(_, k)| {
-                k.link.is_usable() || k.payload_before != (0, 0) || k.last_payload != (0, 0)
+        let way = |status: d2tp_device::TrackedStatus| {
+            let described = state.described.get(&*status.name)?;
+            Some(Way {
+                name: status.name.to_string(),
+                class: described.class.class,
+                usage: status.usage,
+                payload: status.payload,
+                busy: status.busy,
+                rate: status.rate,
+                answers: status.answers,
+                path: status.path,
             })
-            .map(|(name, k)| Way {
-                name: name.clone(),
-                class: k.link.class.class,
-                usage: if k.link.is_usable() {
-                    k.usage
-                } else {
-                    LinkUse::Off
-                },
-                payload: (
-                    k.payload_before.0 + k.last_payload.0,
-                    k.payload_before.1 + k.last_payload.1,
-                ),
-                busy: k.busy,
-                rate: k.rate,
-                path: paths
-                    .iter()
-                    .find(|p| k.ids.contains(&p.addresses.link))
-                    .cloned(),
-            })
-            .collect()
-    }
-
-    /// How a flow stands on links.
-    fn on_links(&self, flow: FlowId, links: &[LinkId]) -> Vec<OnLink> {
-        let inner = self.shared.inner.lock();
-        let session = inner.core.session(self.session);
-        session.map_or(Vec::new(), |session| links_of(session, flow, links))
-    }
-
-    /// Keeps the grants of paying flows a second ahead, within their budgets; where none pays, lends.
-    fn grant(&self) {
-        let links = self.paid_links();
-        if links.is_empty() {
-            return;
-        }
-        let (lends, flows_pay) = {
-            let state = self.state.lock();
-            (state.lends, !state.payers.is_empty())
         };
-        if let Some(rate) = lends {
-            for link in &links {
-                self.shared.with(self.session, |s| match flows_pay {
-                    true => s.end_lending(*link),
-                    false => s.lend_path(clock::now(), *link, rate),
-                });
-            }
-        }
-        let mut grants: Vec<(FlowId, LinkId, u64)> = Vec::new();
-        {
-            let inner = self.shared.inner.lock();
-            let Some(session) = inner.core.session(self.session) else {
-                return;
-            };
-            let mut state = self.state.lock();
-            let State {
-                links: known,
-                payers,
-                ..
-            } = &mut *state;
-            for (flow, payer) in payers.iter_mut() {
-                let mut on = links_of(session, *flow, &links);
-                payer.look(&on);
-                for at in 0..on.len() {
-                    let link = on[at].link;
-                    let rate = known.values().find(|k| k.ids.contains(&link));
-                    let ahead = rate.and_then(|k| k.rate).unwrap_or(0).max(GRANT_MIN_BYTES);
-                    let may = payer.may(link, &on);
-                    let want = ahead.min(may);
-                    // The one direction in use runs low.
-                    if on[at].least * 2 < want || on[at].granted > may {
-                        grants.push((*flow, link, want));
-                        on[at].granted = want;
-                    }
-                }
-            }
-        }
-        for (flow, link, more) in grants {
-            self.shared
-                .with(self.session, |s| s.grant(flow, link, more));
-        }
+        statuses.into_iter().filter_map(way).collect()
     }
 }
 
-fn links_of(session: &Session, flow: FlowId, links: &[LinkId]) -> Vec<OnLink> {
-    let on = |link: &LinkId| {
-        let (theirs, got) = session.grant_left(flow, *link)?;
-        let (ours, sent) = session.own_grant_left(flow, *link)?;
-        Some(OnLink {
-            link: *link,
-            spent: got + sent,
-            granted: theirs.max(ours),
-            least: theirs.min(ours),
-        })
-    };
-    links.iter().filter_map(on).collect()
+/// What the links' decisions need of a link's description.
+fn facts_of(link: &Link) -> LinkFacts {
+    let routes = |ipv6| link.routes.iter().any(|route| route.ipv6 == ipv6);
+    LinkFacts {
+        name: link.name.as_str().into(),
+        index: link.index,
+        up: link.up,
+        carrier: link.carrier,
+        addresses: link.addresses.clone(),
+        routes_v4: routes(false),
+        routes_v6: routes(true),
+        half_duplex: link.kind == Kind::Wifi,
+    }
 }
 
 /// Looks after links for as long as something moves, and then not until something does: an idle
@@ -893,13 +661,7 @@ async fn tick(body: Arc<Body>) {
         .ok();
     loop {
         body.look_for_sleep();
-        body.renew_if_due();
-        body.give_up_carriers();
-        body.sample();
-        body.read_radios().await;
-        body.heal();
-        body.race();
-        body.grant();
+        body.input(|links, now, session| links.on_time(now, session));
         let tended = relaying::tend(&mut body.shared.inner.lock(), clock::now());
         if tended {
             body.shared.wake();

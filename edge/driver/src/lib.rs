@@ -28,12 +28,10 @@ mod instance;
 mod journal;
 mod lease;
 mod listener;
-mod payer;
 mod peer;
 mod qlog;
 mod qlog_words;
 mod relaying;
-mod renew;
 mod rest;
 mod server;
 mod source;
@@ -50,7 +48,7 @@ pub use d2tp_session::{
     SessionEnd, Suite, SwitchKind, TraceLevel,
 };
 pub use datagrams::{Connection, ContextInbox, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};
-pub use device::{Device, DeviceOptions, LinkUse, Way};
+pub use device::{Device, DeviceOptions, LinkAnswers, LinkUse, Way};
 pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
 pub use given::{GivenLink, GivenLinks};

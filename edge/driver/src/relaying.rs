@@ -11,7 +11,7 @@
 //! A device's sessions with others, beside the one with its server, live in the same core and leave by
 //! the same sockets: so a relay knows them by the address, and a NAT's hole is where it was seen.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -398,12 +398,4 @@ fn punch_packet(id: [u8; 8]) -> Vec<u8> {
     bytes[0] = 0b010 << 5 | bytes[0] & 0x1f;
     bytes[1..9].copy_from_slice(&id);
     bytes
-}
-
-/// Sessions, all of them, lose a link.
-pub(crate) fn lose_link(inner: &mut Inner, now: Time, link: LinkId) {
-    let ids: BTreeSet<SessionId> = inner.core.ids().into_iter().collect();
-    for id in ids {
-        let _ = inner.core.with(id, |s| s.on_link_down(now, link));
-    }
 }

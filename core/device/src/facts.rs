@@ -1,0 +1,151 @@
+//! What a device is told: its links, the sockets on them, and the session's paths.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use d2tp_session::{FlowId, LinkId, PathStats, Session};
+
+/// What a link may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkUse {
+    /// Not a packet.
+    Off,
+    /// As much as it carries.
+    Free,
+    /// By flows that may pay, up to their budgets.
+    Paid,
+}
+
+/// A link of the device as the platform describes it now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkFacts {
+    /// The device's name of the link, for example `wlan0`.
+    pub name: Arc<str>,
+    /// The platform's number of the interface. Another number is another attachment.
+    pub index: u32,
+    /// Switched on by the system.
+    pub up: bool,
+    /// Has a carrier: associated, plugged in, attached.
+    pub carrier: bool,
+    /// Addresses a program may send from.
+    pub addresses: Vec<IpAddr>,
+    /// There is a default route for IPv4.
+    pub routes_v4: bool,
+    /// There is a default route for IPv6.
+    pub routes_v6: bool,
+    /// Both directions contend for one medium, as on Wi-Fi, and a radio can be asked.
+    pub half_duplex: bool,
+}
+
+impl LinkFacts {
+    /// Whether packets can leave by the link: up, with a carrier, an address and a route of one family.
+    pub fn is_usable(&self) -> bool {
+        self.source_addresses().next().is_some()
+    }
+
+    /// The addresses to send from: each is of a family that has a route. None unless the link is up.
+    pub fn source_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let on = self.up && self.carrier;
+        let (v4, v6) = (self.routes_v4, self.routes_v6);
+        let routed = move |a: &IpAddr| on && if a.is_ipv6() { v6 } else { v4 };
+        self.addresses.iter().copied().filter(routed)
+    }
+}
+
+/// A socket that was made for a link, and the server's address as it is reached there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttachedSocket {
+    /// The socket's number, which no other socket of the device ever has.
+    pub socket: LinkId,
+    /// Where its datagrams for the server go.
+    pub remote: SocketAddr,
+}
+
+/// What [`crate::DeviceLinks`] reads of the session with the server.
+pub trait SessionPaths {
+    /// The session is over: there is nothing to open paths for.
+    fn is_over(&self) -> bool;
+    /// Figures of every path.
+    fn path_stats(&self) -> Vec<PathStats>;
+    /// Whether a path over this socket exists, or a handshake tries it.
+    fn has_path(&self, socket: LinkId) -> bool;
+    /// How a flow stands on a socket of a link that costs; none if it has no path there.
+    fn spend(&self, flow: FlowId, socket: LinkId) -> Option<crate::LinkSpend>;
+    /// Payload bytes received and sent by the last path over a socket that failed.
+    fn failed_payload(&self, _socket: LinkId) -> Option<(u64, u64)> {
+        None
+    }
+}
+
+impl SessionPaths for Session {
+    fn is_over(&self) -> bool {
+        false
+    }
+
+    fn path_stats(&self) -> Vec<PathStats> {
+        Session::path_stats(self)
+    }
+
+    fn has_path(&self, socket: LinkId) -> bool {
+        Session::has_path(self, socket)
+    }
+
+    fn spend(&self, flow: FlowId, socket: LinkId) -> Option<crate::LinkSpend> {
+        let (theirs, received) = self.grant_left(flow, socket)?;
+        let (ours, sent) = self.own_grant_left(flow, socket)?;
+        Some(crate::LinkSpend {
+            socket,
+            spent: received + sent,
+            granted_max: theirs.max(ours),
+            granted_min: theirs.min(ours),
+        })
+    }
+}
+
+/// A session that is over or does not exist yet.
+impl SessionPaths for () {
+    fn is_over(&self) -> bool {
+        true
+    }
+
+    fn path_stats(&self) -> Vec<PathStats> {
+        Vec::new()
+    }
+
+    fn has_path(&self, _: LinkId) -> bool {
+        false
+    }
+
+    fn spend(&self, _: FlowId, _: LinkId) -> Option<crate::LinkSpend> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_without_a_carrier_a_route_or_an_address_is_not_usable() {
+        let whole = LinkFacts {
+            name: "wlan0".into(),
+            index: 3,
+            up: true,
+            carrier: true,
+            addresses: vec!["192.0.2.7".parse().unwrap()],
+            routes_v4: true,
+            routes_v6: false,
+            half_duplex: true,
+        };
+        assert!(whole.is_usable());
+        let changed = |change: fn(&mut LinkFacts)| {
+            let mut facts = whole.clone();
+            change(&mut facts);
+            facts.is_usable()
+        };
+        assert!(!changed(|f| f.carrier = false));
+        assert!(!changed(|f| f.up = false));
+        assert!(!changed(|f| f.addresses.clear()));
+        assert!(!changed(|f| (f.routes_v4, f.routes_v6) = (false, true)));
+    }
+}

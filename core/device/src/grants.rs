@@ -1,0 +1,203 @@
+//! Flows that may pay: what each has had on links that cost, and what more it may be granted on each.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use d2tp_session::LinkId;
+use d2tp_time::Span;
+
+use crate::links::TICK;
+
+/// The least that is granted at once: less would stop and go.
+pub(crate) const GRANT_MIN_BYTES: u64 = 64 * 1024;
+
+/// How a flow stands on one socket of a link that costs, both directions together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkSpend {
+    /// The socket.
+    pub socket: LinkId,
+    /// Payload bytes the flow ever had on the path.
+    pub spent: u64,
+    /// What it was granted there and has not used: the greater of the two directions, since one grant is
+    /// for both.
+    pub granted_max: u64,
+    /// What it was granted there and has not used: the lesser of the two directions.
+    pub granted_min: u64,
+}
+
+/// The links that a flow may pay for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum PaidLinks {
+    /// Every link whose use is [`crate::LinkUse::Paid`].
+    #[default]
+    All,
+    /// Of those, only the links with these names.
+    Only(BTreeSet<Arc<str>>),
+}
+
+impl PaidLinks {
+    /// Whether a link is one of them.
+    pub fn contain(&self, link: &str) -> bool {
+        match self {
+            PaidLinks::All => true,
+            PaidLinks::Only(names) => names.contains(link),
+        }
+    }
+}
+
+/// What a flow has had since it was allowed to pay.
+#[derive(Debug)]
+pub(crate) struct PayingFlow {
+    pub(crate) budget: Option<u64>,
+    pub(crate) links: PaidLinks,
+    spent: u64,
+    /// What it had had on each socket when that was last looked at.
+    seen: BTreeMap<LinkId, u64>,
+}
+
+impl PayingFlow {
+    /// Counts from now on: what the flow had before does not count.
+    pub(crate) fn new(before: &[LinkSpend]) -> PayingFlow {
+        PayingFlow {
+            budget: None,
+            links: PaidLinks::All,
+            spent: 0,
+            seen: before.iter().map(|on| (on.socket, on.spent)).collect(),
+        }
+    }
+
+    /// Payload bytes it has had.
+    pub(crate) fn spent(&self) -> u64 {
+        self.spent
+    }
+
+    /// Counts what it has had meanwhile.
+    pub(crate) fn update(&mut self, links: &[LinkSpend]) {
+        for on in links {
+            let before = self.seen.insert(on.socket, on.spent).unwrap_or(0);
+            // On another path over the same socket it is counted anew.
+            self.spent += on.spent.checked_sub(before).unwrap_or(on.spent);
+        }
+    }
+
+    /// The most it may be granted on a socket beside what it was granted on others.
+    fn grantable(&self, socket: LinkId, links: &[LinkSpend]) -> u64 {
+        let Some(budget) = self.budget else {
+            return u64::MAX;
+        };
+        let elsewhere = links.iter().filter(|on| on.socket != socket);
+        let elsewhere: u64 = elsewhere.map(|on| on.granted_max).sum();
+        budget.saturating_sub(self.spent).saturating_sub(elsewhere)
+    }
+
+    /// What to grant now: for each of `links`, of which `ahead` says how much is used until the next
+    /// grant can be there.
+    pub(crate) fn grants(
+        &self,
+        mut links: Vec<LinkSpend>,
+        ahead: impl Fn(LinkId) -> u64,
+    ) -> Vec<(LinkId, u64)> {
+        let mut grants = Vec::new();
+        for at in 0..links.len() {
+            let on = links[at];
+            let most = self.grantable(on.socket, &links);
+            let want = ahead(on.socket).min(most);
+            // The one direction in use runs low.
+            if on.granted_min.saturating_mul(2) < want || on.granted_max > most {
+                grants.push((on.socket, want));
+                links[at].granted_max = want;
+            }
+        }
+        grants
+    }
+}
+
+/// How much a grant has to hold for a link of this rate and round trip: a second's worth, or one and a half
+/// round trips' and the time until it is renewed. Less would measure the grant and not the link.
+pub(crate) fn grant_ahead(rate: Option<u64>, round_trip: Span) -> u64 {
+    let trips = round_trip + round_trip.divided(2) + TICK;
+    let lasts_ms = trips.max(Span::from_secs(1)).as_millis();
+    let bytes = rate.unwrap_or(0).saturating_mul(lasts_ms) / 1_000;
+    bytes.max(GRANT_MIN_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(socket: u32, spent: u64, granted: u64) -> LinkSpend {
+        LinkSpend {
+            socket: LinkId(socket),
+            spent,
+            granted_max: granted,
+            granted_min: granted,
+        }
+    }
+
+    fn flow(budget: Option<u64>, before: &[LinkSpend]) -> PayingFlow {
+        PayingFlow {
+            budget,
+            ..PayingFlow::new(before)
+        }
+    }
+
+    #[test]
+    fn what_it_has_had_on_each_link_counts_once() {
+        let mut payer = flow(Some(100), &[]);
+        for _ in 0..3 {
+            payer.update(&[on(1, 10, 0), on(2, 30, 0)]);
+        }
+        assert_eq!(payer.spent(), 40);
+        payer.update(&[on(1, 25, 0), on(2, 30, 0)]);
+        assert_eq!(payer.spent(), 55);
+        // A new path over the first.
+        payer.update(&[on(1, 5, 0), on(2, 30, 0)]);
+        assert_eq!(payer.spent(), 60);
+        assert_eq!(payer.grantable(LinkId(1), &[]), 40);
+    }
+
+    #[test]
+    fn what_it_had_before_it_was_allowed_does_not_count() {
+        let mut payer = flow(Some(100), &[on(1, 70, 0)]);
+        payer.update(&[on(1, 70, 0)]);
+        assert_eq!(payer.spent(), 0);
+        payer.update(&[on(1, 71, 0), on(2, 2, 0)]);
+        assert_eq!(payer.spent(), 3);
+    }
+
+    #[test]
+    fn what_is_granted_on_all_links_together_is_within_the_budget() {
+        let links = [on(1, 0, 60), on(2, 0, 30)];
+        let payer = flow(Some(100), &links);
+        assert_eq!(payer.grantable(LinkId(1), &links), 70);
+        assert_eq!(payer.grantable(LinkId(2), &links), 40);
+        let broke = flow(Some(50), &links);
+        assert_eq!(broke.grantable(LinkId(2), &links), 0);
+        let rich = flow(None, &links);
+        assert_eq!(rich.grantable(LinkId(2), &links), u64::MAX);
+    }
+
+    #[test]
+    fn one_round_of_grants_never_exceeds_the_budget() {
+        let payer = flow(Some(100), &[]);
+        let grants = payer.grants(vec![on(1, 0, 0), on(2, 0, 0)], |_| 70);
+        assert_eq!(grants, [(LinkId(1), 70), (LinkId(2), 30)]);
+        // Half of it left is enough.
+        let again = payer.grants(vec![on(1, 0, 40), on(2, 0, 30)], |_| 70);
+        assert_eq!(again, []);
+        let cut = flow(Some(10), &[]);
+        assert_eq!(
+            cut.grants(vec![on(1, 0, 40), on(2, 0, 0)], |_| 70),
+            [(LinkId(1), 10)]
+        );
+    }
+
+    #[test]
+    fn a_grant_outlasts_the_round_trip() {
+        let bytes = |ms| grant_ahead(Some(1_000_000), Span::from_millis(ms));
+        assert_eq!(bytes(20), 1_000_000);
+        assert_eq!(bytes(600), 1_000_000);
+        assert_eq!(bytes(2_000), 3_100_000);
+        assert_eq!(grant_ahead(None, Span::ZERO), GRANT_MIN_BYTES);
+    }
+}

@@ -1,0 +1,215 @@
+//! Whether a link answers: by what was asked over it, by its carrier, by its first hop and its radio.
+//!
+//! ```text
+//!  200 ms of silence (PathQuiet) ─┐
+//!  the radio's counters ──────────┴▶ AskFirstHop ─▶ on_hop_answer ─▶ FirstHopSaid
+//!
+//!  carrier lost, same addresses ──▶ Freeze ── it is back within 30 s ──▶ Unfreeze
+//!                                         └── it is not ──▶ the link is lost like any other
+//! ```
+//!
+//! A first hop that never answered on this attachment says nothing by its silence, so each is asked once
+//! when its path comes up.
+
+use d2tp_session::{FirstHop, LinkId, PathState, PathStats};
+use d2tp_time::{Span, Time};
+
+/// How long a link without a carrier keeps its paths: after a longer absence it will be another network.
+pub(crate) const CARRIER_LOST_MAX: Span = Span::from_secs(30); // a guess
+/// How long the first answer over a link may take before the link counts as silent.
+pub(crate) const FIRST_ANSWER_MAX: Span = Span::from_secs(1); // a guess: a SYN, its repetition, and a slow radio
+
+/// Whether what is asked over a link is answered. An address says nothing of it: an access point may give
+/// one and carry nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkAnswers {
+    /// Nothing is asked over it: it has no path, or it is frozen.
+    Unasked,
+    /// The first answer is awaited.
+    Asked {
+        /// When the first question left.
+        since: Time,
+    },
+    /// The last question was answered: the link is up.
+    Answering,
+    /// What was asked was not answered: the link is down, whatever addresses it has.
+    Silent {
+        /// Since when nothing was heard.
+        since: Time,
+    },
+}
+
+impl LinkAnswers {
+    /// Whether the link counts as up.
+    pub fn is_up(self) -> bool {
+        self == LinkAnswers::Answering
+    }
+
+    /// What follows from the link's paths. `opened`: when its first socket was opened.
+    pub(crate) fn next(
+        self,
+        now: Time,
+        opened: Time,
+        sockets: &[LinkId],
+        paths: &[PathStats],
+    ) -> LinkAnswers {
+        let mine = || paths.iter().filter(|p| sockets.contains(&p.addresses.link));
+        if sockets.is_empty() && !matches!(self, LinkAnswers::Silent { .. }) {
+            return LinkAnswers::Unasked;
+        }
+        if mine().any(|p| p.state == PathState::Active) {
+            return LinkAnswers::Answering;
+        }
+        match self {
+            LinkAnswers::Silent { since } => LinkAnswers::Silent { since },
+            // It had answered, and its path fell silent or failed.
+            LinkAnswers::Answering => LinkAnswers::Silent { since: now },
+            LinkAnswers::Asked { since } if now.since(since) >= FIRST_ANSWER_MAX => {
+                LinkAnswers::Silent { since }
+            }
+            LinkAnswers::Asked { since } => LinkAnswers::Asked { since },
+            LinkAnswers::Unasked => LinkAnswers::Asked { since: opened },
+        }
+    }
+
+    /// When the silence of what was asked becomes a verdict.
+    pub(crate) fn verdict_at(self) -> Option<Time> {
+        match self {
+            LinkAnswers::Asked { since } => Some(since + FIRST_ANSWER_MAX),
+            _ => None,
+        }
+    }
+}
+
+/// A question to a link's first hop that is not answered yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HopQuestion {
+    pub(crate) ticket: u64,
+    pub(crate) since: Time,
+    /// The path is quiet: the session wants to know.
+    pub(crate) quiet: bool,
+    /// The first hop had answered before.
+    answered_before: bool,
+}
+
+/// What is known of a link's attachment beside its facts.
+#[derive(Debug, Default)]
+pub(crate) struct LinkHealth {
+    /// Its first hop answered, on this attachment.
+    hop_answered: bool,
+    question: Option<HopQuestion>,
+    /// The radio was read on this attachment.
+    pub(crate) radio_read: bool,
+    /// A reading of the radio is under way.
+    pub(crate) reading_radio: bool,
+    pub(crate) radio_unsupported: bool,
+    /// Since when it has no carrier.
+    pub(crate) carrier_lost_at: Option<Time>,
+    /// The program wants it left alone.
+    pub(crate) frozen_by_program: bool,
+    /// The session knows that it is to be left alone.
+    pub(crate) frozen: bool,
+}
+
+impl LinkHealth {
+    /// Its sockets are kept, and not used.
+    pub(crate) fn keeps_sockets(&self) -> bool {
+        self.carrier_lost_at.is_some() || self.frozen_by_program
+    }
+
+    /// When it is taken for lost.
+    pub(crate) fn given_up_at(&self) -> Option<Time> {
+        self.carrier_lost_at.map(|at| at + CARRIER_LOST_MAX)
+    }
+
+    /// Its sockets go: what comes next is another attachment.
+    pub(crate) fn forget(&mut self) {
+        *self = LinkHealth {
+            frozen_by_program: self.frozen_by_program,
+            ..LinkHealth::default()
+        };
+    }
+
+    /// Begins to ask the first hop; false where it is being asked.
+    pub(crate) fn begin_question(&mut self, now: Time, ticket: u64, quiet: bool) -> bool {
+        if self.question.is_some() || self.keeps_sockets() {
+            return false;
+        }
+        self.question = Some(HopQuestion {
+            ticket,
+            since: now,
+            quiet,
+            answered_before: self.hop_answered,
+        });
+        true
+    }
+
+    /// What a first hop's answer means, if it is to this question.
+    pub(crate) fn end_question(
+        &mut self,
+        ticket: u64,
+        answer: Option<bool>,
+    ) -> Option<(HopQuestion, FirstHop)> {
+        let question = self.question.take_if(|q| q.ticket == ticket)?;
+        self.hop_answered |= answer == Some(true);
+        let hop = match answer {
+            Some(true) => FirstHop::Answers,
+            Some(false) if question.answered_before => FirstHop::Silent,
+            Some(false) | None => FirstHop::Unknown,
+        };
+        Some((question, hop))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(n: u64) -> Time {
+        Time::ZERO + Span::from_millis(n)
+    }
+
+    #[test]
+    fn the_silence_of_a_first_hop_that_never_answered_says_nothing() {
+        let mut health = LinkHealth::default();
+        assert!(health.begin_question(ms(0), 1, true));
+        assert!(!health.begin_question(ms(1), 2, true), "it is being asked");
+        let (_, hop) = health.end_question(1, Some(false)).unwrap();
+        assert_eq!(hop, FirstHop::Unknown);
+        assert!(health.begin_question(ms(2), 3, false));
+        assert_eq!(
+            health.end_question(3, Some(true)).unwrap().1,
+            FirstHop::Answers
+        );
+        assert!(health.begin_question(ms(3), 4, true));
+        assert_eq!(
+            health.end_question(4, Some(false)).unwrap().1,
+            FirstHop::Silent
+        );
+    }
+
+    #[test]
+    fn an_answer_about_another_attachment_is_ignored() {
+        let mut health = LinkHealth::default();
+        assert!(health.begin_question(ms(0), 1, true));
+        health.forget();
+        assert!(health.begin_question(ms(5), 2, true));
+        assert!(health.end_question(1, Some(true)).is_none());
+        assert_eq!(
+            health.end_question(2, Some(false)).unwrap().1,
+            FirstHop::Unknown
+        );
+    }
+
+    #[test]
+    fn a_link_that_gives_no_answer_is_silent_after_a_second_and_stays_so_over_new_sockets() {
+        let asked = LinkAnswers::Unasked.next(ms(0), ms(0), &[LinkId(1)], &[]);
+        assert_eq!(asked, LinkAnswers::Asked { since: ms(0) });
+        assert_eq!(asked.verdict_at(), Some(ms(1_000)));
+        assert_eq!(asked.next(ms(999), ms(0), &[LinkId(1)], &[]), asked);
+        let silent = asked.next(ms(1_000), ms(0), &[LinkId(1)], &[]);
+        assert_eq!(silent, LinkAnswers::Silent { since: ms(0) });
+        assert_eq!(silent.next(ms(1_001), ms(0), &[], &[]), silent);
+        assert_eq!(silent.next(ms(1_002), ms(1_002), &[LinkId(2)], &[]), silent);
+    }
+}

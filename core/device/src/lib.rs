@@ -1,0 +1,40 @@
+//! What a device does with its links: which sockets it makes, which paths it opens, holds, renews and
+//! closes, and how much flows may spend on links that cost. Sans-IO, like the session: inputs change
+//! state and queue actions, the caller carries the actions out.
+//!
+//! ```text
+//!  platform: on_links · on_slept ──────┐                     ┌─▶ Attach ──▶ on_socket
+//!  program:  on_use · allow_paid ──────┤                     ├─▶ OpenPath · ClosePath · DropSocket
+//!  session:  on_time(.., SessionPaths) ┼──▶ DeviceLinks ─────┼─▶ Grant · Lend · EndLending · SetGated
+//!            on_path_up · on_path_quiet┤    poll_action      ├─▶ Freeze · Unfreeze
+//!  time:     next_timeout ─────────────┘                     └─▶ AskFirstHop · ReadRadio ──▶ on_…
+//! ```
+//!
+//! One link, from the moment it is wanted:
+//!
+//! ```text
+//!  Attach ─▶ sockets, the best address family first ─▶ OpenPath ─▶ Asked ──first answer──▶ Answering
+//!              │ 250 ms without an answer: the other family too      │ 1 s                    │ ▲
+//!              ▼                                                     ▼                        ▼ │
+//!            the first that answers stays                          Silent ◀── probes unanswered
+//!
+//!  no path for 1 s, 2 s, … 32 s ─▶ other sockets        carrier lost, same addresses ─▶ frozen for 30 s
+//! ```
+//!
+//! The same code runs in `d2tp-driver` over real sockets and in the simulator over simulated ones.
+
+mod action;
+mod facts;
+mod grants;
+mod health;
+mod links;
+mod meter;
+mod renewal;
+mod tracked;
+
+pub use action::{ActionScope, LinkAction};
+pub use facts::{AttachedSocket, LinkFacts, LinkUse, SessionPaths};
+pub use grants::{LinkSpend, PaidLinks};
+pub use health::LinkAnswers;
+pub use links::{DeviceLinkSettings, DeviceLinks, TICK, TrackedStatus};
+pub use renewal::SleepMeter;

@@ -1,0 +1,715 @@
+//! All links of a device: inputs, the queue of actions, and when to look again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use d2tp_session::{FlowId, LinkId, PathState, PathStats, PathStatus};
+use d2tp_time::{Span, Time};
+
+use crate::action::LinkAction;
+use crate::facts::{AttachedSocket, LinkFacts, LinkUse, SessionPaths};
+use crate::grants::{LinkSpend, PaidLinks, PayingFlow, grant_ahead};
+use crate::health::LinkAnswers;
+use crate::renewal::{SLEEP_MIN, SocketRenewal};
+use crate::tracked::{RACE_AFTER, TrackedLink};
+
+/// How often grants, rates and paths are looked at while something moves.
+pub const TICK: Span = Span::from_millis(100);
+/// Sockets whose link can still be named: events about sockets that went may be on their way.
+const NAMES_MAX: usize = 4_096; // a guess: more than an hour of one renewal a second
+
+/// How a device was set up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceLinkSettings {
+    /// ACKs of a half-duplex link may travel on links that cost, whatever flows may.
+    pub acks_pay: bool,
+    /// What flows that do not pay lend of links that cost to losses on free ones, in bytes a second.
+    pub lend_rate: Option<u64>,
+}
+
+/// A link as the device uses it now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrackedStatus {
+    /// The device's name of the link.
+    pub name: Arc<str>,
+    /// What it may be used for.
+    pub usage: LinkUse,
+    /// Payload bytes received and sent over it since the device started.
+    pub payload: (u64, u64),
+    /// For how long payload came in, in steps of 0.1 s.
+    pub busy: Span,
+    /// Bytes per second received and sent lately, once something was.
+    pub rate: Option<u64>,
+    /// Whether what is asked over the link is answered.
+    pub answers: LinkAnswers,
+    /// The first of its paths.
+    pub path: Option<PathStats>,
+}
+
+/// The links of a device that calls one server. See the crate's documentation.
+#[derive(Debug, Default)]
+pub struct DeviceLinks {
+    settings: DeviceLinkSettings,
+    links: BTreeMap<Arc<str>, TrackedLink>,
+    /// Names of the links of all sockets, also of sockets that went.
+    names: BTreeMap<LinkId, Arc<str>>,
+    /// Flows that may pay.
+    payers: BTreeMap<FlowId, PayingFlow>,
+    renewal: SocketRenewal,
+    /// Payload moved when it was last looked.
+    is_moving: bool,
+    looked_at: Time,
+    /// The session was over when it was last looked at.
+    is_over: bool,
+    /// Payload moved, or a link began or ceased to answer, since [`DeviceLinks::take_news`].
+    has_news: bool,
+    actions: VecDeque<LinkAction>,
+    last_ticket: u64,
+}
+
+impl DeviceLinks {
+    /// A device without links.
+    pub fn new(settings: DeviceLinkSettings) -> DeviceLinks {
+        DeviceLinks {
+            settings,
+            ..DeviceLinks::default()
+        }
+    }
+
+    /// The next action to carry out. Actions are to be carried out in this order, before the next input.
+    pub fn poll_action(&mut self) -> Option<LinkAction> {
+        self.actions.pop_front()
+    }
+
+    // ---- inputs ----
+
+    /// The machine's links are these now, each with what it may be used for.
+    pub fn on_links(
+        &mut self,
+        now: Time,
+        session: &dyn SessionPaths,
+        present: &[(LinkFacts, LinkUse)],
+    ) {
+        // Before paths are given up, what they carried is counted.
+        self.observe(now, session);
+        for link in self.links.values_mut() {
+            let found = present.iter().find(|(f, _)| f.name == link.facts.name);
+            let same = found.is_some_and(|(f, _)| {
+                f.index == link.facts.index
+                    && link.facts.source_addresses().eq(f.source_addresses())
+                    && f.is_usable()
+            });
+            let holds = found.is_some_and(|(f, _)| link.is_same_attachment(now, f));
+            if !same && !holds {
+                drop_all(&mut self.actions, link.take_sockets());
+                link.tries = 0;
+                link.answers = LinkAnswers::Unasked;
+            }
+            match found {
+                Some((facts, usage)) => (link.facts, link.usage) = (facts.clone(), *usage),
+                None => {
+                    link.facts.up = false;
+                    link.facts.addresses.clear();
+                }
+            }
+        }
+        for (facts, usage) in present {
+            let link = self.links.entry(facts.name.clone());
+            link.or_insert_with(|| TrackedLink::new(now, facts.clone(), *usage));
+        }
+        self.apply_freezes();
+        self.update_paths(now);
+    }
+
+    /// A link may be used for this from now on.
+    pub fn on_use(&mut self, now: Time, session: &dyn SessionPaths, name: &str, usage: LinkUse) {
+        if let Some(link) = self.links.get_mut(name) {
+            link.usage = usage;
+        }
+        self.observe(now, session);
+        self.update_paths(now);
+    }
+
+    /// Answers [`LinkAction::Attach`]: the sockets that were made, the best first.
+    pub fn on_socket(&mut self, now: Time, name: &str, ticket: u64, made: Vec<AttachedSocket>) {
+        for made in &made {
+            self.name_socket(made.socket, name);
+        }
+        let link = self.links.get_mut(name);
+        let Some(link) = link.filter(|link| link.attaching == Some(ticket)) else {
+            // The link changed meanwhile.
+            drop_all(&mut self.actions, made.into_iter().map(|made| made.socket));
+            return;
+        };
+        link.attaching = None;
+        link.opened_at = now;
+        link.opened_gated = link.is_gated();
+        link.other_family = made;
+        if !link.other_family.is_empty() {
+            let first = link.other_family.remove(0);
+            link.sockets.push(first);
+            self.actions.push_back(open_path(link, first));
+        }
+        // What is in flight on the old paths travels on the new one at once.
+        let old = std::mem::take(&mut link.retiring);
+        drop_all(&mut self.actions, old);
+    }
+
+    /// Another session took the place of the one before: its paths are opened anew over the sockets there are.
+    pub fn on_session_began(&mut self, now: Time) {
+        self.is_over = false;
+        for link in self.links.values_mut() {
+            link.pathless = true;
+            link.last_heal_at = now;
+            link.meter.forget_sockets();
+            link.opened_gated = link.is_gated();
+            for socket in &link.sockets {
+                self.actions.push_back(open_path(link, *socket));
+            }
+        }
+    }
+
+    /// The machine slept this long.
+    pub fn on_slept(&mut self, now: Time, session: &dyn SessionPaths, slept: Span) {
+        if slept >= SLEEP_MIN {
+            self.renew(now, session);
+        }
+    }
+
+    /// Every link gets another socket, now or as soon as it may: something about the networks changed.
+    pub fn renew(&mut self, now: Time, session: &dyn SessionPaths) {
+        self.renewal.request();
+        self.renew_if_due(now, session);
+    }
+
+    /// Leaves a link alone until [`DeviceLinks::unfreeze`], and keeps its place.
+    pub fn freeze(&mut self, name: &str) {
+        if let Some(link) = self.links.get_mut(name) {
+            link.health.frozen_by_program = true;
+        }
+        self.apply_freezes();
+    }
+
+    /// Goes on with a link that was frozen by [`DeviceLinks::freeze`].
+    pub fn unfreeze(&mut self, now: Time, session: &dyn SessionPaths, name: &str) {
+        if let Some(link) = self.links.get_mut(name) {
+            link.health.frozen_by_program = false;
+        }
+        self.apply_freezes();
+        self.observe(now, session);
+        self.update_paths(now);
+    }
+
+    /// A path came up: the first hop of its link is asked once, so that its silence can mean something.
+    pub fn on_path_up(&mut self, now: Time, socket: LinkId) {
+        self.ask_hop_of(now, socket, false);
+    }
+
+    /// Nothing came on a path for a while where something should.
+    pub fn on_path_quiet(&mut self, now: Time, socket: LinkId) {
+        self.ask_hop_of(now, socket, true);
+    }
+
+    /// Answers [`LinkAction::AskFirstHop`]; none if the first hop cannot be asked.
+    pub fn on_hop_answer(&mut self, name: &str, ticket: u64, answer: Option<bool>) {
+        let Some(link) = self.links.get_mut(name) else {
+            return;
+        };
+        let Some((question, hop)) = link.health.end_question(ticket, answer) else {
+            return;
+        };
+        if question.quiet {
+            let said = |socket| LinkAction::FirstHopSaid {
+                socket,
+                since: question.since,
+                hop,
+            };
+            self.actions.extend(link.socket_ids().map(said));
+        }
+    }
+
+    /// Answers [`LinkAction::ReadRadio`]: whether the air failed since the reading before; none if the radio
+    /// tells nothing.
+    pub fn on_radio(&mut self, now: Time, name: &str, fails: Option<bool>) {
+        let Some(link) = self.links.get_mut(name) else {
+            return;
+        };
+        link.health.reading_radio = false;
+        match fails {
+            None => link.health.radio_unsupported = true,
+            Some(false) => {}
+            Some(true) => self.ask_hop(now, name, true),
+        }
+    }
+
+    /// A flow may spend on `links`, up to `budget` payload bytes in all from when it was first allowed to.
+    /// Takes effect at once.
+    pub fn allow_paid(
+        &mut self,
+        now: Time,
+        session: &dyn SessionPaths,
+        flow: FlowId,
+        budget: Option<u64>,
+        links: PaidLinks,
+    ) {
+        let before = self.spends(session, flow, &PaidLinks::All);
+        let payer = self.payers.entry(flow);
+        let payer = payer.or_insert_with(|| PayingFlow::new(&before));
+        payer.budget = budget;
+        let changed = std::mem::replace(&mut payer.links, links) != payer.links;
+        if changed {
+            let allowed = payer.links.clone();
+            let paid = self.links.values().filter(|link| link.is_gated());
+            let not = paid.filter(|link| !allowed.contain(&link.facts.name));
+            let not: Vec<LinkId> = not.flat_map(TrackedLink::socket_ids).collect();
+            self.revoke(flow, &not);
+        }
+        self.observe(now, session);
+        self.update_paths(now);
+        self.update_grants(session);
+    }
+
+    /// A flow may spend nothing any more. Takes effect at once.
+    pub fn forbid_paid(&mut self, now: Time, session: &dyn SessionPaths, flow: FlowId) {
+        self.payers.remove(&flow);
+        let paid: Vec<LinkId> = self.paid_sockets(&PaidLinks::All).collect();
+        self.revoke(flow, &paid);
+        self.observe(now, session);
+        self.update_paths(now);
+        self.update_grants(session);
+    }
+
+    /// Lets time pass, and looks what the session's paths did: renewals, other sockets where none answers, the
+    /// other address family, grants.
+    pub fn on_time(&mut self, now: Time, session: &dyn SessionPaths) {
+        self.renew_if_due(now, session);
+        self.drop_lost_carriers(now);
+        self.observe(now, session);
+        self.read_radios();
+        self.heal(now, session);
+        self.try_other_family(now, session);
+        self.update_grants(session);
+    }
+
+    /// When [`DeviceLinks::on_time`] is to be called if nothing happens before.
+    pub fn next_timeout(&self) -> Option<Time> {
+        if self.is_moving {
+            return Some(self.looked_at + TICK);
+        }
+        let pays = self.pays();
+        let used = |link: &&TrackedLink| {
+            link.is_wanted(pays) && !link.health.keeps_sockets() && !self.is_over
+        };
+        let verdicts = self.links.values().filter_map(|l| l.answers.verdict_at());
+        let tries = self.links.values().filter(used);
+        tries
+            .filter_map(TrackedLink::next_try)
+            .chain(verdicts)
+            .chain(self.links.values().filter_map(|l| l.health.given_up_at()))
+            .chain(self.renewal.next_at())
+            .min()
+    }
+
+    /// Brings byte counts, rates, spending and answers up to date. Queues no action.
+    pub fn observe(&mut self, now: Time, session: &dyn SessionPaths) {
+        self.is_over = session.is_over();
+        let paths = session.path_stats();
+        let was_moving = self.is_moving;
+        self.is_moving = false;
+        self.looked_at = now;
+        for link in self.links.values_mut() {
+            let sockets: Vec<LinkId> = link.socket_ids().collect();
+            let received = link.meter.payload.0;
+            let mut lent = false;
+            for socket in &sockets {
+                let mine = paths.iter().filter(|p| p.addresses.link == *socket);
+                // What a lent link carries says nothing of its rate.
+                lent |= mine.clone().any(|p| p.status == PathStatus::Standby);
+                let sum = mine
+                    .map(|p| (p.payload_in, p.payload_out))
+                    .reduce(|a, b| (a.0 + b.0, a.1 + b.1));
+                if let Some(carried) = sum.or_else(|| session.failed_payload(*socket)) {
+                    self.is_moving |= link.meter.count(*socket, carried);
+                }
+            }
+            link.meter.end_look(now, received, was_moving, lent);
+            let held = link.health.keeps_sockets() || link.usage == LinkUse::Off;
+            let answers = match held || !link.facts.is_usable() {
+                true => LinkAnswers::Unasked,
+                false => link.answers.next(now, link.opened_at, &sockets, &paths),
+            };
+            self.has_news |= std::mem::replace(&mut link.answers, answers) != answers;
+        }
+        self.has_news |= self.is_moving;
+        self.count_spending(session);
+    }
+
+    // ---- questions ----
+
+    /// Whether payload moved when it was last looked.
+    pub fn is_moving(&self) -> bool {
+        self.is_moving
+    }
+
+    /// Whether payload moved, or a link began or ceased to answer, since this was last asked.
+    pub fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.has_news)
+    }
+
+    /// Payload bytes that a flow has had on links that cost since it was allowed to pay.
+    pub fn paid_bytes(&self, flow: FlowId) -> u64 {
+        self.payers.get(&flow).map_or(0, PayingFlow::spent)
+    }
+
+    /// The name of a socket's link.
+    pub fn link_name(&self, socket: LinkId) -> Option<&Arc<str>> {
+        self.names.get(&socket)
+    }
+
+    /// All sockets whose link is known, with its name.
+    pub fn socket_names(&self) -> impl Iterator<Item = (LinkId, &Arc<str>)> {
+        self.names.iter().map(|(socket, name)| (*socket, name))
+    }
+
+    /// Gives a socket that the caller made by itself a name.
+    pub fn name_socket(&mut self, socket: LinkId, name: &str) {
+        self.names.insert(socket, name.into());
+        while self.names.len() > NAMES_MAX {
+            self.names.pop_first();
+        }
+    }
+
+    /// Whether what is asked over a link is answered; none if there is no such link.
+    pub fn answers(&self, name: &str) -> Option<LinkAnswers> {
+        self.links.get(name).map(|link| link.answers)
+    }
+
+    /// Whether a link has a socket in use, or is about to have one.
+    pub fn is_in_use(&self, name: &str) -> bool {
+        let link = self.links.get(name);
+        link.is_some_and(|link| !link.sockets.is_empty() || link.attaching.is_some())
+    }
+
+    /// Every link that is usable or carried something, as of the last look.
+    pub fn statuses(&self, session: &dyn SessionPaths) -> Vec<TrackedStatus> {
+        let paths = session.path_stats();
+        let told = |link: &&TrackedLink| link.facts.is_usable() || link.meter.payload != (0, 0);
+        let status = |link: &TrackedLink| TrackedStatus {
+            name: link.facts.name.clone(),
+            usage: if link.facts.is_usable() {
+                link.usage
+            } else {
+                LinkUse::Off
+            },
+            payload: link.meter.payload,
+            busy: link.meter.busy,
+            rate: link.meter.rate,
+            answers: link.answers,
+            path: paths
+                .iter()
+                .find(|p| link.has_socket(p.addresses.link))
+                .cloned(),
+        };
+        self.links.values().filter(told).map(status).collect()
+    }
+
+    // ---- decisions ----
+
+    /// Whether something may spend on links that cost: flows, ACKs of a half-duplex link that is free, or what
+    /// a free link loses.
+    fn pays(&self) -> bool {
+        // Not whether it has sockets: while they are renewed it has none.
+        let carries = |link: &TrackedLink| link.usage == LinkUse::Free && link.facts.is_usable();
+        let relieves = |link: &TrackedLink| carries(link) && link.facts.half_duplex;
+        let (acks_pay, lends) = (self.settings.acks_pay, self.settings.lend_rate.is_some());
+        !self.payers.is_empty()
+            || (acks_pay && self.links.values().any(relieves))
+            || (lends && self.links.values().any(carries))
+    }
+
+    fn ticket(&mut self) -> u64 {
+        self.last_ticket += 1;
+        self.last_ticket
+    }
+
+    /// Opens and closes paths until they are what [`LinkUse`] and the payers ask for.
+    fn update_paths(&mut self, now: Time) {
+        let pays = self.pays();
+        for link in self.links.values_mut() {
+            if !link.is_wanted(pays) {
+                let close = |socket| LinkAction::ClosePath { socket };
+                let sockets = link.take_sockets();
+                self.actions.extend(sockets.into_iter().map(close));
+                link.answers = LinkAnswers::Unasked;
+                continue;
+            }
+            let gated = link.is_gated();
+            let regate = !link.sockets.is_empty() && link.opened_gated != gated;
+            if regate && !link.answers.is_up() {
+                // A handshake may be under way over them, as over links that cost or do not.
+                drop_all(&mut self.actions, link.take_sockets());
+            } else if regate {
+                link.opened_gated = gated;
+                let set = |socket| LinkAction::SetGated { socket, gated };
+                self.actions.extend(link.socket_ids().map(set));
+            }
+            let bare = link.sockets.is_empty() && link.attaching.is_none();
+            if bare && !link.health.keeps_sockets() {
+                self.last_ticket += 1;
+                link.attaching = Some(self.last_ticket);
+                link.last_heal_at = now;
+                self.actions.push_back(LinkAction::Attach {
+                    link: link.facts.name.clone(),
+                    ticket: self.last_ticket,
+                });
+            }
+        }
+    }
+
+    /// Every link gets another socket, if that was asked for and may be done now.
+    fn renew_if_due(&mut self, now: Time, session: &dyn SessionPaths) {
+        if !self.renewal.take_due(now) {
+            return;
+        }
+        self.observe(now, session);
+        let pays = self.pays();
+        for link in self.links.values_mut() {
+            link.tries = 0;
+            let old = link.take_sockets();
+            if link.is_wanted(pays) && !link.health.keeps_sockets() {
+                // They go when the new ones are there.
+                link.retiring = old;
+            } else {
+                drop_all(&mut self.actions, old);
+            }
+        }
+        self.update_paths(now);
+    }
+
+    /// A wanted link without a path (its socket failed, nobody answered) gets another socket: after a second at
+    /// first, and ever more rarely while that does not help.
+    fn heal(&mut self, now: Time, session: &dyn SessionPaths) {
+        if session.is_over() {
+            return;
+        }
+        let active = active_sockets(&session.path_stats());
+        let pays = self.pays();
+        let mut again = false;
+        let wanted = |link: &&mut TrackedLink| {
+            link.is_wanted(pays) && !link.health.keeps_sockets() && link.attaching.is_none()
+        };
+        for link in self.links.values_mut().filter(wanted) {
+            if link.socket_ids().any(|id| active.contains(&id)) {
+                link.tries = 0;
+            }
+            let had_path = !link.pathless;
+            link.pathless = !link.sockets.iter().any(|s| session.has_path(s.socket));
+            if !link.pathless || had_path {
+                link.last_heal_at = now;
+            } else if now.since(link.last_heal_at) >= link.heal_delay() {
+                link.last_heal_at = now;
+                link.tries += 1;
+                again = true;
+                drop_all(&mut self.actions, link.take_sockets());
+            }
+        }
+        if again {
+            self.update_paths(now);
+        }
+    }
+
+    /// Tries a link's other address family when the first one does not answer, and settles for the one that
+    /// did.
+    fn try_other_family(&mut self, now: Time, session: &dyn SessionPaths) {
+        if session.is_over() {
+            return;
+        }
+        let active = active_sockets(&session.path_stats());
+        let used =
+            |link: &&mut TrackedLink| !link.sockets.is_empty() && !link.health.keeps_sockets();
+        for link in self.links.values_mut().filter(used) {
+            let answers = |s: &&AttachedSocket| active.contains(&s.socket);
+            if let Some(first) = link.sockets.iter().find(answers).copied() {
+                let rest = link.sockets.iter().filter(|s| **s != first);
+                let rest = rest.chain(&link.other_family).map(|s| s.socket);
+                drop_all(&mut self.actions, rest);
+                link.other_family.clear();
+                link.sockets = vec![first];
+            } else if !link.other_family.is_empty() && now.since(link.opened_at) >= RACE_AFTER {
+                let next = link.other_family.remove(0);
+                link.opened_at = now;
+                link.sockets.push(next);
+                self.actions.push_back(open_path(link, next));
+            }
+        }
+    }
+
+    /// Freezes links that are to be left alone, and goes on with those that are not any more.
+    fn apply_freezes(&mut self) {
+        for link in self.links.values_mut() {
+            let freeze = link.health.keeps_sockets() && !link.sockets.is_empty();
+            if freeze == link.health.frozen {
+                continue;
+            }
+            link.health.frozen = freeze;
+            let action = |socket| match freeze {
+                true => LinkAction::Freeze { socket },
+                false => LinkAction::Unfreeze { socket },
+            };
+            self.actions.extend(link.socket_ids().map(action));
+        }
+    }
+
+    /// Links whose carrier has been away for too long are lost.
+    fn drop_lost_carriers(&mut self, now: Time) {
+        for link in self.links.values_mut() {
+            if link.health.given_up_at().is_some_and(|at| at <= now) {
+                drop_all(&mut self.actions, link.take_sockets());
+            }
+        }
+    }
+
+    fn ask_hop_of(&mut self, now: Time, socket: LinkId, quiet: bool) {
+        let mut links = self.links.values();
+        if let Some(link) = links.find(|link| link.has_socket(socket)) {
+            let name = link.facts.name.clone();
+            self.ask_hop(now, &name, quiet);
+        }
+    }
+
+    fn ask_hop(&mut self, now: Time, name: &str, quiet: bool) {
+        let ticket = self.ticket();
+        let Some(link) = self.links.get_mut(name) else {
+            return;
+        };
+        if link.health.begin_question(now, ticket, quiet) {
+            let link = link.facts.name.clone();
+            self.actions
+                .push_back(LinkAction::AskFirstHop { link, ticket });
+        }
+    }
+
+    /// While payload moves, radios are read: their failures are a sign sooner than silence is.
+    fn read_radios(&mut self) {
+        if !self.is_moving {
+            return;
+        }
+        for link in self.links.values_mut() {
+            let health = &mut link.health;
+            let readable = link.facts.half_duplex && !link.sockets.is_empty();
+            let barred = health.radio_unsupported || health.reading_radio || health.keeps_sockets();
+            if !readable || barred {
+                continue;
+            }
+            health.reading_radio = true;
+            let first = !std::mem::replace(&mut health.radio_read, true);
+            let link = link.facts.name.clone();
+            self.actions
+                .push_back(LinkAction::ReadRadio { link, first });
+        }
+    }
+
+    // ---- spending ----
+
+    /// Sockets of links that cost, of those that `allowed` names.
+    fn paid_sockets<'a>(&'a self, allowed: &'a PaidLinks) -> impl Iterator<Item = LinkId> + 'a {
+        let paid = self.links.values().filter(|link| link.is_gated());
+        let allowed = paid.filter(|link| allowed.contain(&link.facts.name));
+        allowed.flat_map(TrackedLink::socket_ids)
+    }
+
+    /// How a flow stands on links that cost.
+    fn spends(
+        &self,
+        session: &dyn SessionPaths,
+        flow: FlowId,
+        allowed: &PaidLinks,
+    ) -> Vec<LinkSpend> {
+        let sockets = self.paid_sockets(allowed);
+        sockets.filter_map(|s| session.spend(flow, s)).collect()
+    }
+
+    fn revoke(&mut self, flow: FlowId, sockets: &[LinkId]) {
+        let revoke = |socket: &LinkId| LinkAction::Grant {
+            flow,
+            socket: *socket,
+            bytes: 0,
+        };
+        self.actions.extend(sockets.iter().map(revoke));
+    }
+
+    fn count_spending(&mut self, session: &dyn SessionPaths) {
+        let mut payers = std::mem::take(&mut self.payers);
+        for (flow, payer) in &mut payers {
+            payer.update(&self.spends(session, *flow, &PaidLinks::All));
+        }
+        self.payers = payers;
+    }
+
+    /// Keeps the grants of paying flows a second ahead, within their budgets; where none pays, lends.
+    fn update_grants(&mut self, session: &dyn SessionPaths) {
+        let paid: Vec<LinkId> = self.paid_sockets(&PaidLinks::All).collect();
+        if paid.is_empty() || session.is_over() {
+            return;
+        }
+        if let Some(bytes_per_second) = self.settings.lend_rate {
+            let flows_pay = !self.payers.is_empty();
+            let lend = |socket: &LinkId| match flows_pay {
+                true => LinkAction::EndLending { socket: *socket },
+                false => LinkAction::Lend {
+                    socket: *socket,
+                    bytes_per_second,
+                },
+            };
+            self.actions.extend(paid.iter().map(lend));
+        }
+        if self.payers.is_empty() {
+            return;
+        }
+        self.count_spending(session);
+        let paths = session.path_stats();
+        let ahead = |socket: LinkId| {
+            let mut links = self.links.values();
+            let rate = links
+                .find(|l| l.has_socket(socket))
+                .and_then(|l| l.meter.rate);
+            let of_socket = paths.iter().filter(|p| p.addresses.link == socket);
+            let round_trip = of_socket.map(|p| p.rtt).max();
+            grant_ahead(rate, round_trip.unwrap_or(Span::ZERO))
+        };
+        let mut grants = Vec::new();
+        for (flow, payer) in &self.payers {
+            let on = self.spends(session, *flow, &payer.links);
+            let more = payer.grants(on, ahead);
+            grants.extend(more.into_iter().map(|(socket, bytes)| LinkAction::Grant {
+                flow: *flow,
+                socket,
+                bytes,
+            }));
+        }
+        self.actions.extend(grants);
+    }
+}
+
+fn active_sockets(paths: &[PathStats]) -> Vec<LinkId> {
+    let active = paths.iter().filter(|p| p.state == PathState::Active);
+    active.map(|p| p.addresses.link).collect()
+}
+
+fn open_path(link: &TrackedLink, socket: AttachedSocket) -> LinkAction {
+    LinkAction::OpenPath {
+        socket: socket.socket,
+        remote: socket.remote,
+        gated: link.is_gated(),
+        half_duplex: link.facts.half_duplex,
+    }
+}
+
+fn drop_all(actions: &mut VecDeque<LinkAction>, sockets: impl IntoIterator<Item = LinkId>) {
+    let dropped = sockets.into_iter();
+    actions.extend(dropped.map(|socket| LinkAction::DropSocket { socket }));
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

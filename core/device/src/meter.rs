@@ -1,0 +1,135 @@
+//! What a link carried: payload in all, its rate lately, and for how long payload came in.
+
+use std::collections::BTreeMap;
+
+use d2tp_session::LinkId;
+use d2tp_time::{Span, Time};
+
+use crate::links::TICK;
+
+/// A rate is taken over at least this long.
+const RATE_OVER: Span = Span::from_millis(250);
+/// Weight of a new rate sample, in tenths.
+const RATE_WEIGHT_TENTHS: u64 = 3;
+
+/// Payload of one link over all of its sockets, past ones included.
+#[derive(Debug)]
+pub(crate) struct LinkMeter {
+    /// Received and sent by each socket that is in use, when it was last looked at.
+    last: BTreeMap<LinkId, (u64, u64)>,
+    /// Received and sent in all.
+    pub(crate) payload: (u64, u64),
+    /// For how long payload came in, in steps of [`TICK`].
+    pub(crate) busy: Span,
+    /// Bytes per second received and sent lately, once something was.
+    pub(crate) rate: Option<u64>,
+    looked_at: Time,
+    rate_since: (Time, u64),
+}
+
+impl LinkMeter {
+    pub(crate) fn new(now: Time) -> LinkMeter {
+        LinkMeter {
+            last: BTreeMap::new(),
+            payload: (0, 0),
+            busy: Span::ZERO,
+            rate: None,
+            looked_at: now,
+            rate_since: (now, 0),
+        }
+    }
+
+    /// Adds what a socket's path has carried since the last look; true if it carried something.
+    pub(crate) fn count(&mut self, socket: LinkId, carried: (u64, u64)) -> bool {
+        let before = self.last.insert(socket, carried).unwrap_or((0, 0));
+        // Another path over the same socket counts from zero.
+        let more = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+        let more = (more(carried.0, before.0), more(carried.1, before.1));
+        self.payload.0 += more.0;
+        self.payload.1 += more.1;
+        more != (0, 0)
+    }
+
+    /// The link's sockets are others from now on.
+    pub(crate) fn forget_sockets(&mut self) {
+        self.last.clear();
+    }
+
+    /// Ends one look at the link. `received` had come in before it; `was_moving`: payload moved on some
+    /// link when it was last looked at; `lent`: what the link carries says nothing of its rate.
+    pub(crate) fn end_look(&mut self, now: Time, received: u64, was_moving: bool, lent: bool) {
+        if self.payload.0 > received {
+            let looked = now.since(self.looked_at);
+            // Where nothing moved, nobody looked for as long.
+            let moved = if was_moving { looked } else { looked.min(TICK) };
+            self.busy = self.busy + moved;
+        }
+        self.looked_at = now;
+        let total = self.payload.0 + self.payload.1;
+        let (since, before) = self.rate_since;
+        let span = now.since(since);
+        if span < RATE_OVER {
+            return;
+        }
+        let bytes = total - before;
+        if bytes > 0 && !lent {
+            let rate = (u128::from(bytes) * 1_000_000_000 / u128::from(span.as_nanos())) as u64;
+            self.rate = Some(match self.rate {
+                Some(r) => (r * (10 - RATE_WEIGHT_TENTHS) + rate * RATE_WEIGHT_TENTHS) / 10,
+                None => rate,
+            });
+        }
+        self.rate_since = (now, total);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(n: u64) -> Time {
+        Time::ZERO + Span::from_millis(n)
+    }
+
+    #[test]
+    fn what_each_socket_carried_counts_once_also_when_its_path_is_replaced() {
+        let mut meter = LinkMeter::new(ms(0));
+        assert!(meter.count(LinkId(1), (10, 5)));
+        assert!(!meter.count(LinkId(1), (10, 5)));
+        assert!(meter.count(LinkId(2), (1, 1)));
+        assert_eq!(meter.payload, (11, 6));
+        // Another path over the first socket.
+        assert!(meter.count(LinkId(1), (4, 0)));
+        assert_eq!(meter.payload, (15, 6));
+        meter.forget_sockets();
+        meter.count(LinkId(3), (100, 0));
+        assert_eq!(meter.payload, (115, 6));
+    }
+
+    #[test]
+    fn a_pause_does_not_count_as_time_in_which_payload_came() {
+        let mut meter = LinkMeter::new(ms(0));
+        let look = |meter: &mut LinkMeter, at, received, was_moving| {
+            let before = meter.payload.0;
+            meter.count(LinkId(1), (received, 0));
+            meter.end_look(ms(at), before, was_moving, false);
+        };
+        look(&mut meter, 10_000, 1_000, false);
+        assert_eq!(meter.busy, TICK, "nobody looked for ten seconds");
+        look(&mut meter, 10_150, 2_000, true);
+        assert_eq!(meter.busy, Span::from_millis(250));
+        look(&mut meter, 10_250, 2_000, true);
+        assert_eq!(meter.busy, Span::from_millis(250));
+    }
+
+    #[test]
+    fn a_lent_link_keeps_the_rate_it_had() {
+        let mut meter = LinkMeter::new(ms(0));
+        meter.count(LinkId(1), (1_000, 0));
+        meter.end_look(ms(1_000), 0, true, false);
+        assert_eq!(meter.rate, Some(1_000));
+        meter.count(LinkId(1), (1_010, 0));
+        meter.end_look(ms(2_000), 1_000, true, true);
+        assert_eq!(meter.rate, Some(1_000));
+    }
+}

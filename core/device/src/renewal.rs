@@ -1,0 +1,101 @@
+//! New sockets for all links: after a sleep of the machine, and when the platform says that networks
+//! changed.
+//!
+//! A socket can be dead without an error: its NAT binding forgotten while the machine slept, its address
+//! gone on a platform that does not tell. A new one costs a round trip; a dead one costs probe timeouts
+//! until it is found out. So after a sleep every link gets a new socket, and the challenge of its new path
+//! is the probe that leaves at once.
+
+use d2tp_time::{Span, Time};
+
+/// A machine that was away for less kept its networks.
+pub(crate) const SLEEP_MIN: Span = Span::from_secs(5); // a guess: below every NAT's and lease's patience
+/// Every link gets new sockets at most this often, however often it is asked for.
+const RENEW_INTERVAL_MIN: Span = Span::from_secs(1);
+
+/// Notices that the machine slept: the boot-time clock went on, the monotonic one did not. It is asked
+/// whenever something else woke the device, so it costs no wake-up of its own.
+#[derive(Debug, Default)]
+pub struct SleepMeter {
+    ahead: Option<Span>,
+}
+
+impl SleepMeter {
+    /// How long the machine slept since the last call.
+    pub fn slept(&mut self, since_boot: Time, awake: Time) -> Span {
+        let ahead = since_boot.since(awake);
+        let before = self.ahead.replace(ahead).unwrap_or(ahead);
+        ahead.saturating_sub(before)
+    }
+}
+
+/// When the sockets of all links were last renewed, and whether it was asked for again since.
+#[derive(Debug, Default)]
+pub(crate) struct SocketRenewal {
+    last: Option<Time>,
+    due: bool,
+}
+
+impl SocketRenewal {
+    pub(crate) fn request(&mut self) {
+        self.due = true;
+    }
+
+    /// When it may be done, if it is asked for.
+    pub(crate) fn next_at(&self) -> Option<Time> {
+        let at = self
+            .last
+            .map_or(Time::ZERO, |last| last + RENEW_INTERVAL_MIN);
+        self.due.then_some(at)
+    }
+
+    /// Whether it is to be done now; it is taken to be done then.
+    pub(crate) fn take_due(&mut self, now: Time) -> bool {
+        let due = self.next_at().is_some_and(|at| at <= now);
+        if due {
+            (self.due, self.last) = (false, Some(now));
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn s(seconds: u64) -> Time {
+        Time::ZERO + Span::from_secs(seconds)
+    }
+
+    #[test]
+    fn only_time_that_the_monotonic_clock_missed_was_slept() {
+        let mut meter = SleepMeter::default();
+        // Before the device was started the machine may have slept for days.
+        assert_eq!(meter.slept(s(90_000), s(5_000)), Span::ZERO);
+        assert_eq!(meter.slept(s(93_600), s(8_600)), Span::ZERO);
+        assert_eq!(meter.slept(s(93_700), s(8_610)), Span::from_secs(90));
+        assert_eq!(meter.slept(s(93_710), s(8_620)), Span::ZERO);
+    }
+
+    #[test]
+    fn clocks_read_one_after_the_other_do_not_look_like_sleep() {
+        let mut meter = SleepMeter::default();
+        let us = |n| Span::from_micros(n);
+        assert_eq!(meter.slept(s(10) + us(0), s(10) + us(3)), Span::ZERO);
+        assert!(meter.slept(s(20) + us(9), s(20) + us(1)) < Span::from_millis(1));
+        assert!(Span::from_millis(1) < SLEEP_MIN);
+    }
+
+    #[test]
+    fn a_renewal_is_done_at_once_and_the_next_one_a_second_later() {
+        let mut renewal = SocketRenewal::default();
+        assert!(!renewal.take_due(s(10)));
+        renewal.request();
+        assert!(renewal.take_due(s(10)));
+        renewal.request();
+        assert!(!renewal.take_due(s(10) + Span::from_millis(999)));
+        assert_eq!(renewal.next_at(), Some(s(11)));
+        assert!(renewal.take_due(s(11)));
+        assert_eq!(renewal.next_at(), None);
+    }
+}

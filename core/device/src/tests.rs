@@ -1,0 +1,794 @@
+//! [`DeviceLinks`] against a session that is a list of paths, and sockets that are numbers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use d2tp_session::{Addresses, PathId};
+
+use super::*;
+
+/// A session whose paths answer as the test wants, and who carries actions out.
+#[derive(Default)]
+struct Bench {
+    now: Time,
+    links: DeviceLinks,
+    session: FakeSession,
+    facts: BTreeMap<String, (LinkFacts, LinkUse)>,
+    /// Sockets that are open, with the name of their link.
+    open: BTreeMap<LinkId, String>,
+    next_socket: u32,
+    /// Address families of each link; one where it is not said.
+    families: BTreeMap<String, usize>,
+    /// Every action, in order.
+    done: Vec<LinkAction>,
+    /// Attach requests that are not answered yet.
+    requests: VecDeque<(String, u64)>,
+    /// Attach requests wait for [`Bench::attach_one`].
+    slow_attach: bool,
+}
+
+#[derive(Default)]
+struct FakeSession {
+    paths: BTreeMap<LinkId, FakePath>,
+    over: bool,
+}
+
+struct FakePath {
+    state: PathState,
+    gated: bool,
+    payload: u64,
+    rtt: Span,
+    /// Granted and spent, by flow.
+    flows: BTreeMap<FlowId, (u64, u64)>,
+}
+
+impl SessionPaths for FakeSession {
+    fn is_over(&self) -> bool {
+        self.over
+    }
+
+    fn path_stats(&self) -> Vec<PathStats> {
+        let stats = |(link, path): (&LinkId, &FakePath)| PathStats {
+            id: PathId(link.0),
+            addresses: Addresses {
+                link: *link,
+                local: None,
+                remote: server(0),
+            },
+            state: path.state,
+            status: PathStatus::Available,
+            gated: path.gated,
+            rtt: path.rtt,
+            rtt_min: path.rtt,
+            window: 0,
+            in_flight: 0,
+            limit: None,
+            mtu: 1200,
+            payload_in: path.payload,
+            payload_out: 0,
+            copied_out: 0,
+            fetched_out: 0,
+            control_out: 0,
+            control_in: 0,
+            proved: true,
+            lost: 0,
+            spurious: 0,
+            random: 0,
+        };
+        self.paths.iter().map(stats).collect()
+    }
+
+    fn has_path(&self, socket: LinkId) -> bool {
+        self.paths.contains_key(&socket)
+    }
+
+    fn spend(&self, flow: FlowId, socket: LinkId) -> Option<LinkSpend> {
+        let path = self.paths.get(&socket)?;
+        let (granted, spent) = path.flows.get(&flow).copied().unwrap_or_default();
+        Some(LinkSpend {
+            socket,
+            spent,
+            granted_max: granted,
+            granted_min: granted,
+        })
+    }
+}
+
+fn server(family: usize) -> SocketAddr {
+    let addresses = ["192.0.2.1:4433", "[2001:db8::1]:4433"];
+    addresses[family].parse().unwrap()
+}
+
+fn facts(name: &str) -> LinkFacts {
+    LinkFacts {
+        name: name.into(),
+        index: 1,
+        up: true,
+        carrier: true,
+        addresses: vec!["198.51.100.7".parse().unwrap()],
+        routes_v4: true,
+        routes_v6: false,
+        half_duplex: name == "wlan0",
+    }
+}
+
+const FLOW: FlowId = FlowId(4);
+
+impl Bench {
+    fn with(settings: DeviceLinkSettings) -> Bench {
+        Bench {
+            links: DeviceLinks::new(settings),
+            ..Bench::default()
+        }
+    }
+
+    /// The link is as `change` leaves it, and may be used for this.
+    fn set(&mut self, name: &str, usage: LinkUse, change: impl FnOnce(&mut LinkFacts)) {
+        let mut facts = facts(name);
+        change(&mut facts);
+        self.facts.insert(name.into(), (facts, usage));
+        self.tell();
+    }
+
+    fn take_away(&mut self, name: &str) {
+        self.facts.remove(name);
+        self.tell();
+    }
+
+    fn tell(&mut self) {
+        let present: Vec<_> = self.facts.values().cloned().collect();
+        self.links.on_links(self.now, &self.session, &present);
+        self.carry_out();
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(action) = self.links.poll_action() {
+            self.done.push(action.clone());
+            match action {
+                LinkAction::Attach { link, ticket } => {
+                    self.requests.push_back((link.to_string(), ticket));
+                    if !self.slow_attach {
+                        self.attach_one();
+                    }
+                }
+                LinkAction::OpenPath { socket, gated, .. } => {
+                    assert!(self.open.contains_key(&socket), "{socket:?} is closed");
+                    let path = FakePath {
+                        state: PathState::Opening,
+                        gated,
+                        payload: 0,
+                        rtt: Span::from_millis(50),
+                        flows: BTreeMap::new(),
+                    };
+                    self.session.paths.insert(socket, path);
+                }
+                LinkAction::ClosePath { socket } | LinkAction::DropSocket { socket } => {
+                    assert!(self.open.remove(&socket).is_some(), "{socket:?} went twice");
+                    self.session.paths.remove(&socket);
+                }
+                LinkAction::SetGated { socket, gated } => {
+                    assert!(self.open.contains_key(&socket), "{socket:?} is closed");
+                    if let Some(path) = self.session.paths.get_mut(&socket) {
+                        path.gated = gated;
+                    }
+                }
+                LinkAction::Grant {
+                    flow,
+                    socket,
+                    bytes,
+                } => {
+                    if let Some(path) = self.session.paths.get_mut(&socket) {
+                        path.flows.entry(flow).or_default().0 = bytes;
+                    }
+                }
+                LinkAction::Freeze { socket } | LinkAction::Unfreeze { socket } => {
+                    assert!(self.open.contains_key(&socket));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn attach_one(&mut self) {
+        let Some((link, ticket)) = self.requests.pop_front() else {
+            return;
+        };
+        let families = self.families.get(&link).copied().unwrap_or(1);
+        let mut made = Vec::new();
+        for family in 0..families {
+            let socket = LinkId(self.next_socket);
+            self.next_socket += 1;
+            self.open.insert(socket, link.clone());
+            made.push(AttachedSocket {
+                socket,
+                remote: server(family),
+            });
+        }
+        self.links.on_socket(self.now, &link, ticket, made);
+        if !self.slow_attach {
+            self.carry_out();
+        }
+    }
+
+    /// Lets this much time pass, looking whenever the links want to, and at the end.
+    fn pass(&mut self, span: Span) {
+        let end = self.now + span;
+        while let Some(at) = self.links.next_timeout().filter(|at| *at <= end) {
+            // A caller is never exactly in time.
+            self.now = at.max(self.now + Span::from_micros(1)).min(end);
+            self.look();
+            if self.now == end {
+                return;
+            }
+        }
+        self.now = end;
+        self.look();
+    }
+
+    fn look(&mut self) {
+        self.links.on_time(self.now, &self.session);
+        self.carry_out();
+    }
+
+    fn sockets(&self, name: &str) -> Vec<LinkId> {
+        let mine = self.open.iter().filter(|(_, link)| *link == name);
+        mine.map(|(socket, _)| *socket).collect()
+    }
+
+    fn answer(&mut self, socket: LinkId) {
+        self.session.paths.get_mut(&socket).unwrap().state = PathState::Active;
+        self.look();
+    }
+
+    fn fall_silent(&mut self, socket: LinkId) {
+        self.session.paths.get_mut(&socket).unwrap().state = PathState::Silent;
+        self.look();
+    }
+
+    /// The flow spends this much of its grant.
+    fn spend(&mut self, socket: LinkId, bytes: u64) {
+        let flows = &mut self.session.paths.get_mut(&socket).unwrap().flows;
+        let (granted, spent) = flows.entry(FLOW).or_default();
+        let bytes = bytes.min(*granted);
+        (*granted, *spent) = (*granted - bytes, *spent + bytes);
+    }
+
+    fn allow(&mut self, budget: Option<u64>, links: PaidLinks) {
+        self.links
+            .allow_paid(self.now, &self.session, FLOW, budget, links);
+        self.carry_out();
+    }
+
+    fn granted(&self, name: &str) -> u64 {
+        let mine = self.sockets(name);
+        let paths = mine.iter().filter_map(|s| self.session.paths.get(s));
+        paths.filter_map(|p| p.flows.get(&FLOW)).map(|f| f.0).sum()
+    }
+
+    fn count(&self, of: impl Fn(&LinkAction) -> bool) -> usize {
+        self.done.iter().filter(|action| of(action)).count()
+    }
+}
+
+fn ms(n: u64) -> Span {
+    Span::from_millis(n)
+}
+
+#[test]
+fn a_free_link_has_a_path_while_it_is_usable_and_a_paid_one_while_some_flow_pays() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.set("cell", LinkUse::Paid, |_| {});
+    assert_eq!(bench.sockets("wlan0").len(), 1);
+    assert_eq!(bench.sockets("cell"), []);
+    bench.allow(None, PaidLinks::All);
+    let cell = bench.sockets("cell");
+    assert_eq!(cell.len(), 1);
+    assert!(bench.session.paths[&cell[0]].gated);
+    bench.links.forbid_paid(bench.now, &bench.session, FLOW);
+    bench.carry_out();
+    assert_eq!(bench.sockets("cell"), []);
+    assert_eq!(
+        bench.count(|a| matches!(a, LinkAction::ClosePath { socket } if *socket == cell[0])),
+        1,
+        "the peer is told"
+    );
+    bench.take_away("wlan0");
+    assert_eq!(bench.open, BTreeMap::new());
+}
+
+#[test]
+fn a_link_that_begins_to_cost_has_its_open_path_gated() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.allow(None, PaidLinks::All);
+    let socket = bench.sockets("wlan0")[0];
+    bench.answer(socket);
+    bench.set("wlan0", LinkUse::Paid, |_| {});
+    assert!(bench.session.paths[&socket].gated);
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    assert!(!bench.session.paths[&socket].gated);
+    assert_eq!(bench.sockets("wlan0"), [socket], "its path stays");
+}
+
+#[test]
+fn a_link_that_begins_to_cost_while_nothing_answered_is_opened_anew_as_one_that_costs() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.allow(None, PaidLinks::All);
+    let socket = bench.sockets("wlan0")[0];
+    bench.set("wlan0", LinkUse::Paid, |_| {});
+    let now = bench.sockets("wlan0");
+    assert_ne!(now, [socket]);
+    assert!(bench.session.paths[&now[0]].gated);
+}
+
+#[test]
+fn acks_and_lending_keep_a_paid_link_only_beside_a_free_one_that_they_help() {
+    for (acks_pay, lend_rate) in [(true, None), (false, Some(10_000))] {
+        let mut bench = Bench::with(DeviceLinkSettings {
+            acks_pay,
+            lend_rate,
+        });
+        bench.set("cell", LinkUse::Paid, |_| {});
+        assert_eq!(bench.sockets("cell"), []);
+        bench.set("wlan0", LinkUse::Free, |_| {});
+        bench.set("cell", LinkUse::Paid, |_| {});
+        assert_eq!(bench.sockets("cell").len(), 1);
+        bench.look();
+        let lends = bench.count(|a| matches!(a, LinkAction::Lend { .. }));
+        assert_eq!(lends > 0, lend_rate.is_some());
+        bench.allow(None, PaidLinks::All);
+        let ended = bench.count(|a| matches!(a, LinkAction::EndLending { .. }));
+        assert_eq!(
+            ended > 0,
+            lend_rate.is_some(),
+            "a flow of its own comes first"
+        );
+    }
+}
+
+#[test]
+fn the_other_address_family_is_tried_beside_a_silent_one_and_the_first_answer_wins() {
+    let mut bench = Bench::default();
+    bench.families.insert("wlan0".into(), 2);
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let both = bench.sockets("wlan0");
+    assert_eq!(bench.session.paths.len(), 1);
+    bench.pass(ms(249));
+    assert_eq!(bench.session.paths.len(), 1);
+    bench.pass(ms(2));
+    assert_eq!(bench.session.paths.len(), 2);
+    bench.answer(both[1]);
+    assert_eq!(bench.sockets("wlan0"), [both[1]]);
+    bench.pass(ms(2_000));
+    assert_eq!(bench.sockets("wlan0"), [both[1]]);
+}
+
+#[test]
+fn both_families_of_a_half_duplex_link_are_known_to_be_half_duplex() {
+    let mut bench = Bench::default();
+    bench.families.insert("wlan0".into(), 2);
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.pass(ms(300));
+    let opened = |a: &LinkAction| {
+        matches!(
+            a,
+            LinkAction::OpenPath {
+                half_duplex: true,
+                ..
+            }
+        )
+    };
+    assert_eq!(bench.count(opened), 2);
+}
+
+#[test]
+fn a_link_without_a_path_gets_other_sockets_ever_more_rarely_until_one_answers() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.look();
+    let attached = |bench: &Bench| bench.count(|a| matches!(a, LinkAction::Attach { .. }));
+    let mut waits = Vec::new();
+    for _ in 0..8 {
+        let (before, began) = (attached(&bench), bench.now);
+        while attached(&bench) == before {
+            // Each path fails as soon as it is opened.
+            bench.session.paths.clear();
+            bench.pass(ms(20));
+        }
+        waits.push((bench.now.since(began).as_millis() + 250) / 1_000);
+    }
+    assert_eq!(waits[..6], [1, 2, 4, 8, 16, 32]);
+    assert_eq!(waits[7], 32, "half a minute at most");
+    let socket = bench.sockets("wlan0")[0];
+    bench.answer(socket);
+    bench.session.paths.clear();
+    let (before, began) = (attached(&bench), bench.now);
+    while attached(&bench) == before {
+        bench.pass(ms(20));
+    }
+    assert!(
+        bench.now.since(began) < ms(1_200),
+        "an answer restores hope"
+    );
+}
+
+#[test]
+fn a_renewal_opens_new_paths_before_the_old_ones_go_and_is_done_once_a_second() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.now = Time::ZERO + Span::from_secs(9);
+    let old = bench.sockets("wlan0")[0];
+    bench.answer(old);
+    bench.done.clear();
+    bench
+        .links
+        .on_slept(bench.now, &bench.session, Span::from_secs(4));
+    bench.carry_out();
+    assert_eq!(bench.done, [], "its networks kept it");
+    bench
+        .links
+        .on_slept(bench.now, &bench.session, Span::from_secs(60));
+    bench.carry_out();
+    let new = bench.sockets("wlan0")[0];
+    assert_ne!(new, old);
+    let at = |action: &dyn Fn(&LinkAction) -> bool| bench.done.iter().position(action).unwrap();
+    let opened = at(&|a| matches!(a, LinkAction::OpenPath { socket, .. } if *socket == new));
+    let dropped = at(&|a| matches!(a, LinkAction::DropSocket { socket } if *socket == old));
+    assert!(opened < dropped);
+    bench.links.renew(bench.now, &bench.session);
+    bench.carry_out();
+    bench.answer(new);
+    assert_eq!(bench.sockets("wlan0"), [new], "not twice in a second");
+    bench.pass(ms(1_100));
+    assert_ne!(bench.sockets("wlan0"), [new]);
+}
+
+#[test]
+fn a_socket_that_comes_when_its_link_is_another_is_dropped() {
+    let mut bench = Bench {
+        slow_attach: true,
+        ..Bench::default()
+    };
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.set("wlan0", LinkUse::Free, |f| f.index = 2);
+    assert_eq!(bench.requests.len(), 2);
+    bench.attach_one();
+    bench.carry_out();
+    assert_eq!(bench.open, BTreeMap::new());
+    assert_eq!(bench.session.paths.len(), 0);
+    bench.attach_one();
+    bench.carry_out();
+    assert_eq!(bench.session.paths.len(), 1);
+    bench.pass(ms(500));
+    assert_eq!(bench.requests.len(), 0);
+}
+
+#[test]
+fn a_lost_carrier_freezes_and_the_same_network_goes_on_where_it_was() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let socket = bench.sockets("wlan0")[0];
+    bench.answer(socket);
+    bench.set("wlan0", LinkUse::Free, |f| f.carrier = false);
+    assert_eq!(bench.count(|a| matches!(a, LinkAction::Freeze { .. })), 1);
+    bench.pass(Span::from_secs(29));
+    assert_eq!(bench.sockets("wlan0"), [socket]);
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    assert_eq!(bench.count(|a| matches!(a, LinkAction::Unfreeze { .. })), 1);
+    assert_eq!(bench.sockets("wlan0"), [socket]);
+}
+
+#[test]
+fn a_carrier_that_stays_away_or_comes_back_elsewhere_costs_the_link_its_sockets() {
+    for elsewhere in [false, true] {
+        let mut bench = Bench::default();
+        bench.set("wlan0", LinkUse::Free, |_| {});
+        let socket = bench.sockets("wlan0")[0];
+        bench.answer(socket);
+        bench.set("wlan0", LinkUse::Free, |f| f.carrier = false);
+        if elsewhere {
+            let other = vec!["203.0.113.9".parse().unwrap()];
+            bench.set("wlan0", LinkUse::Free, |f| f.addresses = other);
+            assert_ne!(bench.sockets("wlan0"), [socket]);
+            assert_eq!(bench.sockets("wlan0").len(), 1);
+        } else {
+            bench.pass(Span::from_secs(31));
+            assert_eq!(bench.sockets("wlan0"), []);
+            assert_eq!(
+                bench.links.next_timeout(),
+                None,
+                "nothing is left to wait for"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_frozen_link_is_left_alone_and_asked_nothing() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let socket = bench.sockets("wlan0")[0];
+    bench.answer(socket);
+    bench.links.freeze("wlan0");
+    bench.carry_out();
+    bench.links.on_path_quiet(bench.now, socket);
+    bench.carry_out();
+    assert_eq!(
+        bench.count(|a| matches!(a, LinkAction::AskFirstHop { .. })),
+        0
+    );
+    bench.session.paths.clear();
+    bench.pass(Span::from_secs(20));
+    assert_eq!(bench.sockets("wlan0"), [socket], "nothing is healed");
+    bench.links.unfreeze(bench.now, &bench.session, "wlan0");
+    bench.carry_out();
+    bench.pass(Span::from_secs(3));
+    assert_ne!(bench.sockets("wlan0"), [socket]);
+}
+
+#[test]
+fn what_a_first_hop_says_is_told_only_of_a_quiet_path() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let socket = bench.sockets("wlan0")[0];
+    bench.answer(socket);
+    let ask = |bench: &mut Bench, quiet: bool, answer| {
+        match quiet {
+            true => bench.links.on_path_quiet(bench.now, socket),
+            false => bench.links.on_path_up(bench.now, socket),
+        }
+        let asked = bench.links.poll_action();
+        let Some(LinkAction::AskFirstHop { link, ticket }) = asked else {
+            panic!("{asked:?}");
+        };
+        bench.links.on_hop_answer(&link, ticket, answer);
+        bench.links.poll_action()
+    };
+    assert_eq!(ask(&mut bench, false, Some(true)), None);
+    let said = ask(&mut bench, true, Some(false));
+    let Some(LinkAction::FirstHopSaid { hop, .. }) = said else {
+        panic!("{said:?}");
+    };
+    assert_eq!(hop, d2tp_session::FirstHop::Silent);
+}
+
+#[test]
+fn radios_are_read_while_payload_moves_and_their_failures_have_the_first_hop_asked() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let socket = bench.sockets("wlan0")[0];
+    bench.answer(socket);
+    let reads = |bench: &Bench, first_is| {
+        bench.count(|a| matches!(a, LinkAction::ReadRadio { first, .. } if *first == first_is))
+    };
+    let moves = |bench: &mut Bench| {
+        bench.session.paths.get_mut(&socket).unwrap().payload += 1_000;
+        bench.pass(ms(100));
+    };
+    assert_eq!(reads(&bench, true), 0);
+    moves(&mut bench);
+    moves(&mut bench);
+    assert_eq!(reads(&bench, true), 1);
+    assert_eq!(reads(&bench, false), 0, "the first reading is under way");
+    bench.links.on_radio(bench.now, "wlan0", Some(false));
+    moves(&mut bench);
+    assert_eq!(reads(&bench, false), 1);
+    bench.links.on_radio(bench.now, "wlan0", Some(true));
+    bench.carry_out();
+    assert_eq!(
+        bench.count(|a| matches!(a, LinkAction::AskFirstHop { .. })),
+        1
+    );
+    bench.links.on_radio(bench.now, "wlan0", None);
+    moves(&mut bench);
+    assert_eq!(reads(&bench, false), 1, "it tells nothing");
+}
+
+#[test]
+fn grants_are_renewed_until_the_budget_is_used_and_each_byte_counts_once() {
+    let mut bench = Bench::default();
+    bench.set("cell", LinkUse::Paid, |_| {});
+    bench.set("other", LinkUse::Paid, |_| {});
+    let budget = 200_000;
+    bench.allow(Some(budget), PaidLinks::All);
+    let mut total = 0;
+    for turn in 0..100 {
+        for name in ["cell", "other"] {
+            let socket = bench.sockets(name)[0];
+            bench.answer(socket);
+            let granted = bench.granted(name);
+            assert!(granted <= budget);
+            let bytes = if turn == 3 { granted.min(1) } else { granted };
+            bench.spend(socket, bytes);
+            total += bytes;
+            bench.session.paths.get_mut(&socket).unwrap().payload += bytes;
+        }
+        let granted = bench.granted("cell") + bench.granted("other");
+        assert!(total + granted <= budget, "{total} and {granted}");
+        bench.pass(ms(100));
+    }
+    assert_eq!(total, budget);
+    assert_eq!(bench.links.paid_bytes(FLOW), budget);
+    bench.allow(Some(budget + 10), PaidLinks::All);
+    assert_eq!(bench.granted("cell") + bench.granted("other"), 10);
+    bench.links.forbid_paid(bench.now, &bench.session, FLOW);
+    bench.carry_out();
+    assert_eq!(bench.links.paid_bytes(FLOW), 0);
+}
+
+#[test]
+fn a_flow_is_granted_nothing_on_links_that_it_may_not_pay_for() {
+    let mut bench = Bench::default();
+    bench.set("cell", LinkUse::Paid, |_| {});
+    bench.set("roaming", LinkUse::Paid, |_| {});
+    let only = |name: &str| PaidLinks::Only(BTreeSet::from([name.into()]));
+    bench.allow(None, only("cell"));
+    bench.look();
+    assert!(bench.granted("cell") > 0);
+    assert_eq!(bench.granted("roaming"), 0);
+    bench.allow(None, only("roaming"));
+    assert_eq!(bench.granted("cell"), 0, "what was granted is revoked");
+    assert!(bench.granted("roaming") > 0);
+}
+
+#[test]
+fn a_link_counts_as_up_when_a_path_over_it_answers_and_not_when_it_has_an_address() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.look();
+    let answers = |bench: &Bench| bench.links.answers("wlan0").unwrap();
+    assert_eq!(answers(&bench), LinkAnswers::Asked { since: Time::ZERO });
+    bench.pass(ms(1_100));
+    assert_eq!(answers(&bench), LinkAnswers::Silent { since: Time::ZERO });
+    let status = &bench.links.statuses(&bench.session)[0];
+    assert_eq!(status.answers, LinkAnswers::Silent { since: Time::ZERO });
+    let socket = bench.sockets("wlan0")[0];
+    bench.answer(socket);
+    assert!(answers(&bench).is_up());
+    bench.now += Span::from_secs(5);
+    bench.fall_silent(socket);
+    assert_eq!(answers(&bench), LinkAnswers::Silent { since: bench.now });
+    bench.answer(socket);
+    assert!(answers(&bench).is_up());
+}
+
+#[test]
+fn the_silence_of_an_access_point_that_gives_only_an_address_outlasts_new_sockets() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.look();
+    bench.pass(ms(1_100));
+    for _ in 0..3 {
+        // The handshake gave the link up.
+        bench.session.paths.clear();
+        bench.pass(Span::from_secs(9));
+        let answers = bench.links.answers("wlan0").unwrap();
+        assert_eq!(answers, LinkAnswers::Silent { since: Time::ZERO });
+    }
+    bench.take_away("wlan0");
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.look();
+    let again = LinkAnswers::Asked { since: bench.now };
+    assert_eq!(bench.links.answers("wlan0"), Some(again));
+}
+
+#[test]
+fn an_idle_device_wants_to_be_woken_for_nothing() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let socket = bench.sockets("wlan0")[0];
+    bench.answer(socket);
+    bench.pass(ms(200));
+    assert_eq!(bench.links.next_timeout(), None);
+    bench.session.over = true;
+    bench.session.paths.clear();
+    bench.look();
+    assert_eq!(
+        bench.links.next_timeout(),
+        None,
+        "a session that is over is not healed"
+    );
+}
+
+#[test]
+fn a_new_session_has_its_paths_over_the_sockets_there_are() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let socket = bench.sockets("wlan0")[0];
+    bench.answer(socket);
+    bench.session.paths.clear();
+    bench.links.on_session_began(bench.now);
+    bench.carry_out();
+    assert_eq!(
+        bench.session.paths.keys().copied().collect::<Vec<_>>(),
+        [socket]
+    );
+}
+
+/// Numbers that look random and are the same on every machine.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+#[test]
+fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wanted() {
+    for seed in 0..300 {
+        let mut draw = Draw(seed);
+        let mut bench = Bench::with(DeviceLinkSettings {
+            acks_pay: draw.below(4) == 0,
+            lend_rate: (draw.below(4) == 0).then_some(1_000),
+        });
+        bench.slow_attach = draw.below(2) == 0;
+        let names = ["wlan0", "cell", "eth0"];
+        for name in names {
+            bench.families.insert(name.into(), draw.below(3) as usize);
+        }
+        for _ in 0..200 {
+            let name = names[draw.below(3) as usize];
+            match draw.below(16) {
+                0..3 => {
+                    let usage =
+                        [LinkUse::Off, LinkUse::Free, LinkUse::Paid][draw.below(3) as usize];
+                    let (carrier, up, index) =
+                        (draw.below(3) > 0, draw.below(6) > 0, draw.below(2));
+                    bench.set(name, usage, |f| {
+                        (f.carrier, f.up, f.index) = (carrier, up, index as u32);
+                    });
+                }
+                3 => bench.take_away(name),
+                4 => bench.allow((draw.below(2) == 0).then_some(50_000), PaidLinks::All),
+                5 => bench.links.forbid_paid(bench.now, &bench.session, FLOW),
+                6 => bench.links.freeze(name),
+                7 => bench.links.unfreeze(bench.now, &bench.session, name),
+                8 => bench.links.renew(bench.now, &bench.session),
+                9 => bench.session.paths.clear(),
+                10 => bench.links.on_session_began(bench.now),
+                11 | 12 => {
+                    let state = [PathState::Active, PathState::Silent][draw.below(2) as usize];
+                    let at = draw.below(1 + bench.session.paths.len() as u64) as usize;
+                    if let Some(path) = bench.session.paths.values_mut().nth(at) {
+                        path.state = state;
+                    }
+                }
+                13 => bench.attach_one(),
+                _ => bench.pass(ms(draw.below(3_000))),
+            }
+            bench.carry_out();
+        }
+        while !bench.requests.is_empty() {
+            bench.attach_one();
+            bench.carry_out();
+        }
+        for name in names {
+            bench.links.unfreeze(bench.now, &bench.session, name);
+        }
+        bench.pass(Span::from_secs(100));
+        while !bench.requests.is_empty() {
+            bench.attach_one();
+            bench.carry_out();
+        }
+        let pays = bench.links.pays();
+        for (socket, name) in &bench.open {
+            let link = &bench.links.links[&**name];
+            let known =
+                link.has_socket(*socket) || link.other_family.iter().any(|s| s.socket == *socket);
+            assert!(known, "seed {seed}: {socket:?} of {name} is leaked");
+            assert!(link.is_wanted(pays), "seed {seed}: {name} is not wanted");
+        }
+        for (name, link) in &bench.links.links {
+            let should = link.is_wanted(pays) && bench.families[&**name] > 0;
+            let has = !link.sockets.is_empty();
+            assert_eq!(has, should, "seed {seed}: {name}");
+        }
+    }
+}

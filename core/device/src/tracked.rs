@@ -1,0 +1,133 @@
+//! One link and what is done on it.
+
+use d2tp_session::LinkId;
+use d2tp_time::{Span, Time};
+
+use crate::facts::{AttachedSocket, LinkFacts, LinkUse};
+use crate::health::{LinkAnswers, LinkHealth};
+use crate::meter::LinkMeter;
+
+/// How long a link stays without a path before it gets another socket, the first time.
+pub(crate) const HEAL_AFTER: Span = Span::from_secs(1);
+/// Doublings of [`HEAL_AFTER`] while no socket of the link is answered: half a minute at most.
+pub(crate) const HEAL_DOUBLINGS_MAX: u32 = 5;
+/// How long a link's first address family has to answer before the other is tried beside it
+/// (RFC 8305 §5).
+pub(crate) const RACE_AFTER: Span = Span::from_millis(250);
+
+/// A link that the device knows.
+#[derive(Debug)]
+pub(crate) struct TrackedLink {
+    pub(crate) facts: LinkFacts,
+    pub(crate) usage: LinkUse,
+    /// Its sockets that are in use.
+    pub(crate) sockets: Vec<AttachedSocket>,
+    /// Sockets of its other address family, to be tried if the first does not answer.
+    pub(crate) other_family: Vec<AttachedSocket>,
+    /// Old sockets that go when the new ones are there.
+    pub(crate) retiring: Vec<LinkId>,
+    /// Sockets were asked for, under this ticket.
+    pub(crate) attaching: Option<u64>,
+    /// When the last of its sockets was taken into use.
+    pub(crate) opened_at: Time,
+    /// Its paths were opened as such that need grants.
+    pub(crate) opened_gated: bool,
+    pub(crate) meter: LinkMeter,
+    /// When it lost its path, or was given another try since.
+    pub(crate) last_heal_at: Time,
+    /// It had no path when it was last looked at.
+    pub(crate) pathless: bool,
+    /// Tries since anybody answered.
+    pub(crate) tries: u32,
+    pub(crate) health: LinkHealth,
+    pub(crate) answers: LinkAnswers,
+}
+
+impl TrackedLink {
+    pub(crate) fn new(now: Time, facts: LinkFacts, usage: LinkUse) -> TrackedLink {
+        TrackedLink {
+            facts,
+            usage,
+            sockets: Vec::new(),
+            other_family: Vec::new(),
+            retiring: Vec::new(),
+            attaching: None,
+            opened_at: now,
+            opened_gated: false,
+            meter: LinkMeter::new(now),
+            last_heal_at: now,
+            pathless: true,
+            tries: 0,
+            health: LinkHealth::default(),
+            answers: LinkAnswers::Unasked,
+        }
+    }
+
+    /// Whether it should have a path now; `pays`: something may spend on links that cost.
+    pub(crate) fn is_wanted(&self, pays: bool) -> bool {
+        let there = self.facts.is_usable() || self.health.keeps_sockets();
+        match self.usage {
+            LinkUse::Off => false,
+            LinkUse::Free => there,
+            LinkUse::Paid => there && pays,
+        }
+    }
+
+    pub(crate) fn is_gated(&self) -> bool {
+        self.usage == LinkUse::Paid
+    }
+
+    /// Its sockets that are in use.
+    pub(crate) fn socket_ids(&self) -> impl Iterator<Item = LinkId> + '_ {
+        self.sockets.iter().map(|s| s.socket)
+    }
+
+    pub(crate) fn has_socket(&self, socket: LinkId) -> bool {
+        self.socket_ids().any(|id| id == socket)
+    }
+
+    /// Takes away all of its sockets; sockets that are being made are not wanted any more.
+    pub(crate) fn take_sockets(&mut self) -> Vec<LinkId> {
+        self.health.forget();
+        self.meter.forget_sockets();
+        self.attaching = None;
+        let made = self.sockets.drain(..).chain(self.other_family.drain(..));
+        let mut ids: Vec<LinkId> = made.map(|s| s.socket).collect();
+        ids.append(&mut self.retiring);
+        ids
+    }
+
+    /// How long it is left without a path before it gets another socket.
+    pub(crate) fn heal_delay(&self) -> Span {
+        HEAL_AFTER.times(1 << self.tries.min(HEAL_DOUBLINGS_MAX))
+    }
+
+    /// When it gets another socket or address family, as things are.
+    pub(crate) fn next_try(&self) -> Option<Time> {
+        let waits = self.pathless && self.attaching.is_none();
+        let heal = waits.then(|| self.last_heal_at + self.heal_delay());
+        let race = (!self.other_family.is_empty()).then(|| self.opened_at + RACE_AFTER);
+        heal.into_iter().chain(race).min()
+    }
+
+    /// Whether `facts` describe the attachment that is known, though its carrier may be lost, or back. Notes
+    /// when the carrier was lost.
+    pub(crate) fn is_same_attachment(&mut self, now: Time, facts: &LinkFacts) -> bool {
+        let same = facts.index == self.facts.index
+            && facts.addresses == self.facts.addresses
+            && facts.up
+            && !self.sockets.is_empty();
+        let lost = self.health.carrier_lost_at.is_some();
+        if !same || (!lost && (facts.carrier || !self.facts.is_usable())) {
+            return false;
+        }
+        if facts.is_usable() {
+            self.health.carrier_lost_at = None;
+        } else if facts.carrier {
+            return false;
+        } else if !lost {
+            self.health.carrier_lost_at = Some(now);
+        }
+        true
+    }
+}
