@@ -112,10 +112,11 @@ impl PayingFlow {
     }
 }
 
-/// How much a grant has to hold for a link of this rate and round trip: a second's worth, or one and a half
-/// round trips' and the time until it is renewed. Less would measure the grant and not the link.
+/// How much a grant has to hold for a link of this rate and round trip: a second's worth, or what three round
+/// trips carry. It is renewed when half of it is left, and the peer has used half a round trip's worth more by
+/// then, and as much again until it hears of it. Less would measure the grant and not the link.
 pub(crate) fn grant_ahead(rate: Option<u64>, round_trip: Span) -> u64 {
-    let trips = round_trip + round_trip.divided(2) + TICK;
+    let trips = (round_trip + round_trip.divided(2) + TICK).times(2);
     let lasts_ms = trips.max(Span::from_secs(1)).as_millis();
     let bytes = rate.unwrap_or(0).saturating_mul(lasts_ms) / 1_000;
     bytes.max(GRANT_MIN_BYTES)
@@ -196,8 +197,8 @@ mod tests {
     fn a_grant_outlasts_the_round_trip() {
         let bytes = |ms| grant_ahead(Some(1_000_000), Span::from_millis(ms));
         assert_eq!(bytes(20), 1_000_000);
-        assert_eq!(bytes(600), 1_000_000);
-        assert_eq!(bytes(2_000), 3_100_000);
+        assert_eq!(bytes(250), 1_000_000);
+        assert_eq!(bytes(2_000), 6_200_000);
         assert_eq!(grant_ahead(None, Span::ZERO), GRANT_MIN_BYTES);
     }
 }

@@ -102,6 +102,8 @@ impl DeviceLinks {
             let holds = found.is_some_and(|(f, _)| link.is_same_attachment(now, f));
             if !same && !holds {
                 drop_all(&mut self.actions, link.take_sockets());
+                // The link is gone before they could say their last word.
+                drop_all(&mut self.actions, link.closing.drain(..));
                 link.tries = 0;
                 link.answers = LinkAnswers::Unasked;
             }
@@ -321,10 +323,13 @@ impl DeviceLinks {
             let sockets: Vec<LinkId> = link.socket_ids().collect();
             let received = link.meter.payload.0;
             let mut lent = false;
+            let mut round_trip = Span::ZERO;
             for socket in &sockets {
                 let mine = paths.iter().filter(|p| p.addresses.link == *socket);
                 // What a lent link carries says nothing of its rate.
                 lent |= mine.clone().any(|p| p.status == PathStatus::Standby);
+                let longest = mine.clone().map(|p| p.rtt).max();
+                round_trip = round_trip.max(longest.unwrap_or(Span::ZERO));
                 let sum = mine
                     .map(|p| (p.payload_in, p.payload_out))
                     .reduce(|a, b| (a.0 + b.0, a.1 + b.1));
@@ -332,7 +337,9 @@ impl DeviceLinks {
                     self.is_moving |= link.meter.count(*socket, carried);
                 }
             }
-            link.meter.end_look(now, received, was_moving, lent);
+            link.meter
+                .end_look(now, received, was_moving, lent, round_trip);
+            link.closing.retain(|socket| session.has_path(*socket));
             let held = link.health.keeps_sockets() || link.usage == LinkUse::Off;
             let answers = match held || !link.facts.is_usable() {
                 true => LinkAnswers::Unasked,
@@ -439,7 +446,8 @@ impl DeviceLinks {
             if !link.is_wanted(pays) {
                 let close = |socket| LinkAction::ClosePath { socket };
                 let sockets = link.take_sockets();
-                self.actions.extend(sockets.into_iter().map(close));
+                self.actions.extend(sockets.iter().copied().map(close));
+                link.closing.extend(sockets);
                 link.answers = LinkAnswers::Unasked;
                 continue;
             }

@@ -9,6 +9,8 @@ use crate::links::TICK;
 
 /// A rate is taken over at least this long.
 const RATE_OVER: Span = Span::from_millis(250);
+/// A round trip that is long beside the time in which grants are renewed.
+const LONG_ROUND_TRIP: Span = Span::from_millis(500);
 /// Weight of a new rate sample, in tenths.
 const RATE_WEIGHT_TENTHS: u64 = 3;
 
@@ -57,7 +59,14 @@ impl LinkMeter {
 
     /// Ends one look at the link. `received` had come in before it; `was_moving`: payload moved on some
     /// link when it was last looked at; `lent`: what the link carries says nothing of its rate.
-    pub(crate) fn end_look(&mut self, now: Time, received: u64, was_moving: bool, lent: bool) {
+    pub(crate) fn end_look(
+        &mut self,
+        now: Time,
+        received: u64,
+        was_moving: bool,
+        lent: bool,
+        round_trip: Span,
+    ) {
         if self.payload.0 > received {
             let looked = now.since(self.looked_at);
             // Where nothing moved, nobody looked for as long.
@@ -68,13 +77,18 @@ impl LinkMeter {
         let total = self.payload.0 + self.payload.1;
         let (since, before) = self.rate_since;
         let span = now.since(since);
-        if span < RATE_OVER {
+        // What arrives within a round trip comes in one piece where grants run out: a sample holds a whole one.
+        if span < RATE_OVER.max(round_trip) {
             return;
         }
         let bytes = total - before;
         if bytes > 0 && !lent {
             let rate = (u128::from(bytes) * 1_000_000_000 / u128::from(span.as_nanos())) as u64;
+            // Over a long round trip what is measured may be the grant: a rise counts at once, so that grants
+            // soon are no hindrance any more.
+            let rises = |before: u64| round_trip > LONG_ROUND_TRIP && rate > before;
             self.rate = Some(match self.rate {
+                Some(r) if rises(r) => rate,
                 Some(r) => (r * (10 - RATE_WEIGHT_TENTHS) + rate * RATE_WEIGHT_TENTHS) / 10,
                 None => rate,
             });
@@ -112,7 +126,7 @@ mod tests {
         let look = |meter: &mut LinkMeter, at, received, was_moving| {
             let before = meter.payload.0;
             meter.count(LinkId(1), (received, 0));
-            meter.end_look(ms(at), before, was_moving, false);
+            meter.end_look(ms(at), before, was_moving, false, NEAR);
         };
         look(&mut meter, 10_000, 1_000, false);
         assert_eq!(meter.busy, TICK, "nobody looked for ten seconds");
@@ -122,14 +136,32 @@ mod tests {
         assert_eq!(meter.busy, Span::from_millis(250));
     }
 
+    const NEAR: Span = Span::from_millis(20);
+
+    #[test]
+    fn over_a_long_round_trip_a_rise_counts_at_once_and_a_fall_slowly() {
+        let far = Span::from_secs(2);
+        let mut meter = LinkMeter::new(ms(0));
+        let mut received = 0;
+        for (look, more) in [2_000, 40_000, 4_000].into_iter().enumerate() {
+            // It comes at the end of a round trip, all at once.
+            let begin = 2_000 * look as u64;
+            meter.end_look(ms(begin + 1_900), received, true, false, far);
+            meter.count(LinkId(1), (received + more, 0));
+            meter.end_look(ms(begin + 2_000), received, true, false, far);
+            received += more;
+        }
+        assert_eq!(meter.rate, Some((7 * 20_000 + 3 * 2_000) / 10));
+    }
+
     #[test]
     fn a_lent_link_keeps_the_rate_it_had() {
         let mut meter = LinkMeter::new(ms(0));
         meter.count(LinkId(1), (1_000, 0));
-        meter.end_look(ms(1_000), 0, true, false);
+        meter.end_look(ms(1_000), 0, true, false, NEAR);
         assert_eq!(meter.rate, Some(1_000));
         meter.count(LinkId(1), (1_010, 0));
-        meter.end_look(ms(2_000), 1_000, true, true);
+        meter.end_look(ms(2_000), 1_000, true, true, NEAR);
         assert_eq!(meter.rate, Some(1_000));
     }
 }

@@ -23,6 +23,8 @@ struct Bench {
     done: Vec<LinkAction>,
     /// Attach requests that are not answered yet.
     requests: VecDeque<(String, u64)>,
+    /// Paths stay after they were told to close.
+    closes_slowly: bool,
     /// Attach requests wait for [`Bench::attach_one`].
     slow_attach: bool,
 }
@@ -162,6 +164,7 @@ impl Bench {
                     };
                     self.session.paths.insert(socket, path);
                 }
+                LinkAction::ClosePath { .. } if self.closes_slowly => {}
                 LinkAction::ClosePath { socket } | LinkAction::DropSocket { socket } => {
                     assert!(self.open.remove(&socket).is_some(), "{socket:?} went twice");
                     self.session.paths.remove(&socket);
@@ -321,6 +324,22 @@ fn a_link_that_begins_to_cost_while_nothing_answered_is_opened_anew_as_one_that_
     let now = bench.sockets("wlan0");
     assert_ne!(now, [socket]);
     assert!(bench.session.paths[&now[0]].gated);
+}
+
+#[test]
+fn a_path_that_is_being_closed_when_its_link_goes_is_dropped() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let socket = bench.sockets("wlan0")[0];
+    bench.answer(socket);
+    bench.closes_slowly = true;
+    bench.set("wlan0", LinkUse::Off, |_| {});
+    assert!(
+        bench.session.paths.contains_key(&socket),
+        "it says its last word"
+    );
+    bench.take_away("wlan0");
+    assert!(!bench.session.paths.contains_key(&socket));
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(crate) struct TrackedLink {
     pub(crate) other_family: Vec<AttachedSocket>,
     /// Old sockets that go when the new ones are there.
     pub(crate) retiring: Vec<LinkId>,
+    /// Sockets whose paths are being closed: they go when the peer was told.
+    pub(crate) closing: Vec<LinkId>,
     /// Sockets were asked for, under this ticket.
     pub(crate) attaching: Option<u64>,
     /// When the last of its sockets was taken into use.
@@ -51,6 +53,7 @@ impl TrackedLink {
             sockets: Vec::new(),
             other_family: Vec::new(),
             retiring: Vec::new(),
+            closing: Vec::new(),
             attaching: None,
             opened_at: now,
             opened_gated: false,

@@ -7,12 +7,14 @@
 //!              └────── restarts from the journal ◀── crashed
 //! ```
 //!
-//! Which links are used is decided by `policy` and carried out by `conductor`.
+//! Which links are used is decided by `policy`; what follows from it for sockets, paths and grants by
+//! `d2tp-device`, the code that ships. `conductor` stands between the two.
 
 use std::collections::BTreeMap;
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Class, Crash, Direction, Flow, Mirror, Offload, Scenario};
+use d2tp_device::{DeviceLinkSettings, DeviceLinks, LinkFacts, LinkUse};
 use d2tp_session::{
     Admission, Arrived, Config, Endpoint, Event, FlowEnd, FlowId, FlowOptions, LinkId, SecretKey,
     Session, SessionId,
@@ -34,6 +36,14 @@ use crate::viewer::Viewer;
 const EPOCHS_RESERVED: u32 = 100_000;
 /// How exact a deadline is: each sleep and each crash rounds it to a millisecond.
 const DEADLINE_ROUNDING: Span = Span::from_millis(50);
+
+/// Links a device may have: a socket's number is a multiple of this, and its link's number.
+const LINKS_MAX: u32 = 256;
+
+/// The link of one of the device's sockets.
+pub(crate) fn link_of(socket: LinkId) -> usize {
+    (socket.0 % LINKS_MAX) as usize
+}
 
 /// The device.
 pub(crate) struct Device {
@@ -60,12 +70,22 @@ pub(crate) struct Device {
     pub(crate) look_at: Time,
     /// Flows that must be refused: this end lost what the peer knows to be durable.
     forbidden: Vec<FlowId>,
-    /// Links lost while the process stood still.
-    missed: Vec<usize>,
     /// How often each link was lost.
     pub(crate) attachments: Vec<u64>,
-    /// Since when the first hop of each link is being asked.
-    pub(crate) asked: Vec<Option<Time>>,
+    /// Since when the first hop of each link is being asked, and under which ticket.
+    pub(crate) asked: Vec<Option<(Time, u64)>>,
+    /// What is done with its links.
+    pub(crate) links: DeviceLinks,
+    /// The links as they were last told of.
+    pub(crate) told: Vec<(LinkFacts, LinkUse)>,
+    /// The newest socket of each link, while it is open.
+    pub(crate) sockets: Vec<Option<LinkId>>,
+    sockets_made: u32,
+    /// Flows that may pay, with their budgets from when they first might.
+    pub(crate) budgets: BTreeMap<FlowId, Option<u64>>,
+    /// Packets moved since time passed for the links, and when it did.
+    pub(crate) stirred: bool,
+    pub(crate) ticked_at: Time,
     /// Which links to use, where not all that the policy permits.
     pub(crate) strategy: Option<Box<dyn Strategy>>,
     /// Who watches the first flow, if somebody does.
@@ -104,12 +124,19 @@ impl Device {
             epochs_next: 1,
             look_at: Time::NEVER,
             forbidden: Vec::new(),
-            missed: Vec::new(),
             attachments: vec![0; links],
             asked: vec![None; links],
+            links: DeviceLinks::default(),
+            told: Vec::new(),
+            sockets: vec![None; links],
+            sockets_made: 0,
+            budgets: BTreeMap::new(),
+            stirred: false,
+            ticked_at: Time::ZERO,
             strategy: None,
             viewer: None,
         };
+        device.forget_links();
         device.connect(Time::ZERO);
         device
     }
@@ -125,6 +152,34 @@ impl Device {
             .connect(core_now, proxy.public(), instance, epochs);
         self.session = Some(id);
         self.host.idle_since = Some(now);
+        self.links.on_session_began(core_now);
+    }
+
+    /// A process that knows nothing of its links.
+    fn forget_links(&mut self) {
+        self.links = DeviceLinks::new(DeviceLinkSettings {
+            acks_pay: self.acks_pay,
+            lend_rate: self.lends,
+        });
+        self.told.clear();
+        self.sockets.fill(None);
+        self.budgets.clear();
+        self.asked.fill(None);
+    }
+
+    /// The number of a new socket on a link; from now on packets reach that one.
+    pub(crate) fn new_socket(&mut self, link: usize) -> LinkId {
+        self.sockets_made += 1;
+        let socket = LinkId(self.sockets_made * LINKS_MAX + link as u32);
+        self.sockets[link] = Some(socket);
+        socket
+    }
+
+    /// Packets move: the links are looked at soon, as the driver does.
+    fn stir(&mut self, now: Time) {
+        self.stirred = true;
+        let soon = (self.ticked_at + d2tp_device::TICK).max(now);
+        self.look_at = self.look_at.min(soon);
     }
 
     fn reserve(&mut self) -> std::ops::Range<u32> {
@@ -231,22 +286,10 @@ impl Device {
         self.host.stop(now, crash, log);
     }
 
-    /// Tells the session that a link is gone.
-    pub(crate) fn on_link_down(&mut self, now: Time, link: usize) {
+    /// The link's attachment is another one from now on, or none; the conductor is to look.
+    pub(crate) fn on_link_down(&mut self, link: usize) {
         self.meters[link] = Meter::default();
-        self.asked[link] = None;
         self.attachments[link] += 1;
-        if self.host.is_away() {
-            self.missed.push(link);
-            return;
-        }
-        if let Some(id) = self.session {
-            let core_now = self.host.clock.core(now);
-            // A session that is over has no paths to lose.
-            let _ = self.host.endpoint.with(id, |s| {
-                s.on_link_down(core_now, LinkId(link as u32));
-            });
-        }
     }
 
     /// Lets time pass. `known`: what the proxy knows to be durable here. True if the process has
@@ -260,13 +303,8 @@ impl Device {
         let came = match self.host.come_back(now, log) {
             Back::Away => return Ok(Came::Not),
             Back::Ran => Came::Not,
-            Back::FromFreeze => {
-                let missed = std::mem::take(&mut self.missed);
-                missed.iter().for_each(|link| self.on_link_down(now, *link));
-                Came::Thawed
-            }
+            Back::FromFreeze => Came::Thawed,
             Back::FromCrash(found) => {
-                self.missed.clear();
                 self.restart(now, found, known);
                 Came::Anew
             }
@@ -330,6 +368,7 @@ impl Device {
         self.asleep = record;
         self.index();
         self.meters.fill(Meter::default());
+        self.forget_links();
         if self.asleep.is_none() {
             // Its flows were in a session that nobody remembers.
             for (number, spec) in self.specs.iter().enumerate() {
@@ -383,6 +422,8 @@ impl Device {
         self.session = Some(id);
         self.host.idle_since = Some(now);
         self.host.dirty = true;
+        self.links.on_session_began(core_now);
+        self.look_at = now;
         Ok(())
     }
 
@@ -451,7 +492,11 @@ impl Device {
         log: &mut Log,
     ) -> Result<bool, SimFault> {
         let link = delivery.link;
-        let number = LinkId(link as u32);
+        let Some(number) = self.sockets[link] else {
+            // Nobody listens there.
+            return Ok(false);
+        };
+        self.stir(now);
         let Some(arrived) = self.host.take_in(now, number, delivery, self.session) else {
             return Ok(false);
         };
@@ -514,7 +559,11 @@ impl Device {
                     self.look_at = now;
                 }
                 Event::PathQuiet { link, .. } => {
-                    self.asked[link.0 as usize].get_or_insert(now);
+                    self.links.on_path_quiet(self.host.clock.core(now), link);
+                    self.look_at = now;
+                }
+                Event::PathUp { link, .. } => {
+                    self.links.on_path_up(self.host.clock.core(now), link);
                     self.look_at = now;
                 }
                 Event::Closed(end) => {
@@ -613,8 +662,13 @@ impl Device {
         log: &mut Log,
     ) -> Result<bool, SimFault> {
         let (names, core_now) = (&self.names, self.host.clock.core(now));
-        self.host.transmit(now, buf, |endpoint, t, datagram| {
-            let link = t.link.0 as usize;
+        let sockets = &self.sockets;
+        let any = self.host.transmit(now, buf, |endpoint, t, datagram| {
+            let link = link_of(t.link);
+            if sockets[link] != Some(t.link) {
+                // Its socket is closed.
+                return;
+            }
             let verdict = network.send_up(now, link, t.remote, datagram);
             log.note(now, "device", || {
                 let (bytes, hash, name) = (datagram.len(), log::hash(datagram), &names[link]);
@@ -623,7 +677,11 @@ impl Device {
             if verdict == cedos_lab_link::Verdict::TooBig {
                 endpoint.on_too_big(core_now, t.link, datagram.len());
             }
-        })
+        })?;
+        if any {
+            self.stir(now);
+        }
+        Ok(any)
     }
 
     // ---- the journal ----

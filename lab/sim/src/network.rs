@@ -205,6 +205,11 @@ impl Network {
         };
     }
 
+    /// The device's own address on the link.
+    pub(crate) fn address(&self, number: usize) -> std::net::IpAddr {
+        self.links[number].local.ip()
+    }
+
     /// The proxy as the device reaches it over this link.
     pub(crate) fn proxy_address(&self, number: usize) -> SocketAddr {
         match (self.links[number].local, self.links[number].way) {

@@ -438,11 +438,11 @@ impl<'a> Run<'a> {
                 EventKind::Up { .. } => self.switches.on_up(at, event.link),
                 EventKind::Down => {
                     self.switches.on_down(at, event.link);
-                    self.device.on_link_down(self.now, event.link);
+                    self.device.on_link_down(event.link);
                 }
                 EventKind::NewAddress { .. } => {
                     self.switches.on_new_address(at, event.link);
-                    self.device.on_link_down(self.now, event.link);
+                    self.device.on_link_down(event.link);
                 }
                 EventKind::Attaching | EventKind::Rebind | EventKind::Changed => {}
             }
@@ -492,7 +492,7 @@ impl<'a> Run<'a> {
             }
             if look || self.device.look_at <= now {
                 look = false;
-                let good = self.device.conduct(now, &self.network, log)?;
+                let good = self.device.conduct(now, &mut self.network, log)?;
                 self.good_since = if good {
                     self.good_since.or(Some(now))
                 } else {

@@ -11,11 +11,13 @@
 //! the second its omniscient one, damped or not; the third is ours.
 
 use cedos_lab_link::{Span, Time};
+use cedos_lab_scenario::Class;
+use d2tp_device::LinkUse;
 use d2tp_sched::thrift::{self, Draw, Thrift};
-use d2tp_session::{LinkId, PathState, PathStats, PathStatus, Reason, Session};
+use d2tp_session::{PathState, PathStatus, Session};
 
-use crate::device::Device;
-use crate::log::Log;
+use crate::conductor::LinkPlan;
+use crate::device::{Device, link_of};
 use crate::network::Network;
 
 pub use d2tp_sched::thrift::Sight;
@@ -184,25 +186,21 @@ impl Device {
     }
 
     /// A link that was not picked is left as soon as another carries, so that something always moves.
-    pub(crate) fn leave(&mut self, now: Time, link: usize, picked: &[bool], log: &mut Log) {
+    pub(crate) fn leave(&self, link: usize, picked: &[bool], in_use: bool) -> LinkPlan {
         let paths = self.core().map(Session::path_stats).unwrap_or_default();
-        let number = |path: &PathStats| path.addresses.link.0 as usize;
-        let mut here = paths.iter().filter(|path| number(path) == link);
-        if here.all(|path| path.status == PathStatus::Gone) {
-            return;
-        }
         let carries = paths.iter().any(|path| {
             let open = (path.state, path.status) == (PathState::Active, PathStatus::Available);
-            picked[number(path)] && open
+            picked[link_of(path.addresses.link)] && open
         });
-        let Some(session) = self.session.filter(|_| carries) else {
-            return;
+        let usage = match (in_use && !carries, self.classes[link]) {
+            (false, _) => LinkUse::Off,
+            (true, Class::Free) => LinkUse::Free,
+            (true, _) => LinkUse::Paid,
         };
-        log.note(now, "device", || format!("leaves link {link}"));
-        let core_now = self.host.clock.core(now);
-        let _ = self.host.endpoint.with(session, |s| {
-            s.close_path(core_now, LinkId(link as u32), Reason::None);
-        });
+        LinkPlan {
+            usage,
+            pays: Vec::new(),
+        }
     }
 }
 

@@ -12,9 +12,9 @@
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::Class;
 use d2tp_sched::{Buffer, Stream, Switching, Thresholds};
-use d2tp_session::{LinkId, PathState, Reason};
+use d2tp_session::{PathState, Reason};
 
-use crate::device::Device;
+use crate::device::{Device, link_of};
 use crate::policy::{GRANT_BYTES_MIN, RATE_FIRST_BYTES, Verdict};
 
 /// A player shows nothing before it has this much. // a guess: what players buffer at the least
@@ -174,7 +174,7 @@ impl Device {
     fn free_rate(&self) -> Option<f64> {
         let paths = self.core()?.path_stats();
         let answers = |link: usize| {
-            let on = |path: &&d2tp_session::PathStats| path.addresses.link == LinkId(link as u32);
+            let on = |path: &&d2tp_session::PathStats| link_of(path.addresses.link) == link;
             let mut on = paths.iter().filter(on);
             on.any(|path| path.state == PathState::Active)
         };
@@ -190,28 +190,18 @@ impl Device {
         (!rates.is_empty()).then(|| rates.iter().sum())
     }
 
-    /// Leaves a link that costs and is not paid for, as the driver does: a path that sleeps for an hour
+    /// Whether a link that costs has not been paid for so long that it is left: a path that sleeps for an hour
     /// would have to be asked first.
-    pub(crate) fn park(&mut self, now: Time, link: usize, pays: bool) {
+    pub(crate) fn is_parked(&mut self, now: Time, pays: bool) -> bool {
         let Some(viewer) = &mut self.viewer else {
-            return;
+            return false;
         };
         if pays {
             viewer.saves_since = None;
-            return;
+            return false;
         }
         let since = *viewer.saves_since.get_or_insert(now);
-        let number = LinkId(link as u32);
-        let has_path = self.core().is_some_and(|s| s.has_path(number));
-        if let Some(id) = self
-            .session
-            .filter(|_| has_path && now >= since + PARK_AFTER)
-        {
-            let core_now = self.host.clock.core(now);
-            let _ = self.host.endpoint.with(id, |s| {
-                s.close_path(core_now, number, Reason::PathCost);
-            });
-        }
+        now >= since + PARK_AFTER
     }
 
     /// What the viewer says of a link that costs, if there is a viewer.
