@@ -18,7 +18,7 @@ pub enum LinkAction {
     },
     /// Begin to use a socket: open a path over it.
     OpenPath {
-        /// The socket.
+        /// The socket that the path is to use.
         socket: LinkId,
         /// The server's address.
         remote: SocketAddr,
@@ -29,50 +29,50 @@ pub enum LinkAction {
     },
     /// Tell the peer that the path is no more; the socket goes as soon as that is said.
     ClosePath {
-        /// The socket.
+        /// The socket whose path is closed.
         socket: LinkId,
     },
     /// The socket is of no use any more: its paths are lost in every session, and it is closed.
     DropSocket {
-        /// The socket.
+        /// The socket to drop.
         socket: LinkId,
     },
     /// The link of a path that stays open costs now, or costs no more.
     SetGated {
-        /// The socket.
+        /// The socket whose path changes its price.
         socket: LinkId,
         /// Payload on the path needs grants.
         gated: bool,
     },
     /// Lets a flow spend so many payload bytes from now on; zero revokes.
     Grant {
-        /// The flow.
+        /// The flow that may spend.
         flow: FlowId,
-        /// The socket.
+        /// The socket of the link that costs.
         socket: LinkId,
         /// Bytes each way.
         bytes: u64,
     },
     /// Lend a path that costs to what other paths lose.
     Lend {
-        /// The socket.
+        /// The socket of the path that is lent.
         socket: LinkId,
         /// At most so many bytes a second.
         bytes_per_second: u64,
     },
     /// A path that was lent carries flows of its own.
     EndLending {
-        /// The socket.
+        /// The socket of the path that was lent.
         socket: LinkId,
     },
     /// Send nothing over a socket, in any session, and keep its paths.
     Freeze {
-        /// The socket.
+        /// The socket to send nothing over.
         socket: LinkId,
     },
     /// Go on with the paths of a socket that was frozen.
     Unfreeze {
-        /// The socket.
+        /// The socket that may be sent over again.
         socket: LinkId,
     },
     /// Ask whether the link's first hop answers; the answer goes to [`crate::DeviceLinks::on_hop_answer`].
@@ -84,11 +84,11 @@ pub enum LinkAction {
     },
     /// Tell every session what came of asking a first hop.
     FirstHopSaid {
-        /// The socket.
+        /// The socket whose link's first hop was asked.
         socket: LinkId,
         /// When the first hop was asked.
         since: Time,
-        /// What came of it.
+        /// Whether the first hop answered.
         hop: FirstHop,
     },
     /// Read what the link's radio counted; the answer goes to [`crate::DeviceLinks::on_radio`].

@@ -10,7 +10,7 @@ use d2tp_session::{FlowId, LinkId, PathStats, Session};
 pub enum LinkUse {
     /// Not a packet.
     Off,
-    /// As much as it carries.
+    /// All payload, as much as the link carries.
     Free,
     /// By flows that may pay, up to their budgets.
     Paid,

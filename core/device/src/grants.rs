@@ -14,7 +14,7 @@ pub(crate) const GRANT_MIN_BYTES: u64 = 64 * 1024;
 /// How a flow stands on one socket of a link that costs, both directions together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkSpend {
-    /// The socket.
+    /// The socket of the link that costs.
     pub socket: LinkId,
     /// Payload bytes the flow ever had on the path.
     pub spent: u64,
@@ -31,7 +31,7 @@ pub enum PaidLinks {
     /// Every link whose use is [`crate::LinkUse::Paid`].
     #[default]
     All,
-    /// Of those, only the links with these names.
+    /// Only the links with these names, of those that cost.
     Only(BTreeSet<Arc<str>>),
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct TrackedLink {
     pub(crate) meter: LinkMeter,
     /// When it lost its path, or was given another try since.
     pub(crate) last_heal_at: Time,
-    /// It had no path when it was last looked at.
+    /// The link had no path when it was last looked at.
     pub(crate) pathless: bool,
     /// Tries since anybody answered.
     pub(crate) tries: u32,
