@@ -21,8 +21,8 @@ use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use cedos_lab_emu::Clock;
 use d2tp_session::{
-    Addresses, Admission, Config, Endpoint, Event, FlowId, FlowOptions, Incoming, LinkId,
-    PublicKey, Read, SecretKey, SessionId, Time,
+    Addresses, Admission, Endpoint, EndpointConfig, FlowId, FlowOptions, IncomingDatagram, LinkId,
+    PublicKey, ReadOutcome, SecretKey, SessionEvent, SessionId, Time,
 };
 use d2tp_udp::{BindOptions, LinkSocket, RecvBatch, Transmit};
 
@@ -78,10 +78,10 @@ pub struct Hosts {
 impl Hosts {
     /// Makes them; nothing is sent yet. `window_bytes`: what each lets the server have on the way.
     pub fn make(count: usize, window_bytes: u64, card: &churn_server::Card) -> Result<Hosts> {
-        let config = Config {
+        let config = EndpointConfig {
             flow_window: window_bytes,
             session_window: window_bytes,
-            ..Config::default()
+            ..EndpointConfig::default()
         };
         let clock = Clock::start();
         let now = clock.now();
@@ -323,7 +323,7 @@ impl Hosts {
                 local: None,
                 remote: run.from,
             };
-            let incoming = Incoming {
+            let incoming = IncomingDatagram {
                 addresses,
                 bytes: run.data,
             };
@@ -340,11 +340,13 @@ impl Hosts {
         let host = &mut self.hosts[number as usize];
         while let Some((_, event)) = host.core.poll_event() {
             match event {
-                Event::Established { .. } if !host.established => {
+                SessionEvent::Established { .. } if !host.established => {
                     host.established = true;
                     self.knocking -= 1;
                 }
-                Event::Ended { .. } | Event::Closed(_) | Event::EpochsUsedUp => {
+                SessionEvent::Ended { .. }
+                | SessionEvent::Closed(_)
+                | SessionEvent::EpochsUsedUp => {
                     self.fault = Some(format!("host {number}: {event:?}"));
                 }
                 _ => {}
@@ -353,7 +355,7 @@ impl Hosts {
         if let Some(flow) = host.flow {
             let bytes = &mut host.bytes;
             let _ = host.core.with(host.session, |s| {
-                while let Ok(Read::Chunk(chunk)) = s.read(flow, usize::MAX) {
+                while let Ok(ReadOutcome::Chunk(chunk)) = s.read(flow, usize::MAX) {
                     *bytes += chunk.len() as u64;
                 }
             });

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use d2tp_driver::{Admission, Config, Flow, SecretKey, Server, ServerOptions};
+use d2tp_driver::{Admission, EndpointConfig, Flow, SecretKey, Server, ServerOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::process::tell;
@@ -38,12 +38,12 @@ pub fn run(options: &Options) -> Result<()> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let defaults = Config::default();
+        let defaults = EndpointConfig::default();
         let server = Server::bind(ServerOptions {
             listen: (options.address, 0).into(),
             key: SecretKey::from_bytes([2; 32]),
             admission: Admission::Anybody,
-            config: Config {
+            config: EndpointConfig {
                 send_buffer: SEND_BUFFER_BYTES,
                 sessions_max: defaults.sessions_max.max(options.sessions),
                 ..defaults

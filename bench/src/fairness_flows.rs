@@ -20,8 +20,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, Config, Device, DeviceOptions, Flow, FlowSettings, PublicKey, Qlog, SecretKey,
-    Server, ServerAddress, ServerOptions, TraceLevel,
+    Admission, Device, DeviceOptions, EndpointConfig, Flow, FlowSettings, PublicKey, Qlog,
+    SecretKey, Server, ServerAddress, ServerOptions, TraceLevel,
 };
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -92,7 +92,7 @@ pub fn source(options: &SourceOptions) -> Result<()> {
             listen: (options.address, 0).into(),
             key: SecretKey::from_bytes([2; 32]),
             admission: Admission::Anybody,
-            config: Config::default(),
+            config: EndpointConfig::default(),
         })?;
         if let Some(folder) = &options.qlog {
             server.log_to(&Qlog::in_folder(folder, TraceLevel::Events)?);
@@ -233,7 +233,7 @@ async fn call(card: &SourceCard, number: usize) -> Result<Device> {
             key: PublicKey(card.key),
         },
         key: SecretKey::from_bytes(key),
-        config: Config::default(),
+        config: EndpointConfig::default(),
     })
     .await?;
     device.use_default_route()?;

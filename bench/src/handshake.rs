@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use d2tp_session::Event;
+use d2tp_session::SessionEvent;
 use serde::Serialize;
 
 use crate::handshake_hosts::{Crowd, READ_BEFORE_BYTES, flow_id, key_of, record_with_ticket};
@@ -160,8 +160,10 @@ fn round(options: &Options, wake: bool) -> Result<Round> {
         crowd.turn(Duration::from_millis(5), &mut told)?;
         for (place, event) in told.drain(..) {
             let through = match event {
-                Event::Established { .. } => !wake,
-                Event::Readable(flow) => wake && flow == flow_id() && has_more(&mut crowd, place),
+                SessionEvent::Established { .. } => !wake,
+                SessionEvent::Readable(flow) => {
+                    wake && flow == flow_id() && has_more(&mut crowd, place)
+                }
                 _ => false,
             };
             if through && under_way.remove(&place).is_some() {

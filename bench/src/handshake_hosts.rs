@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use d2tp_session::{
-    Addresses, Admission, Config, Endpoint, Event, FlowId, FlowOptions, FlowRecord, Holder,
-    Incoming, LinkId, PublicKey, Record, Role, SecretKey, Session, SessionId, Span, TicketPress,
-    Time,
+    Addresses, Admission, Endpoint, EndpointConfig, FlowId, FlowOptions, FlowRecord,
+    IncomingDatagram, LinkId, PublicKey, Role, SecretKey, Session, SessionEvent, SessionId,
+    SessionRecord, Span, TicketHolder, TicketIssuer, Time,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
@@ -75,26 +75,26 @@ pub fn flow_id() -> FlowId {
 pub const TICKET_SEED: [u8; 32] = [0x71; 32];
 
 /// What the device of this key writes down, with the ticket its last handshake brought it.
-pub fn record_with_ticket(server: PublicKey, key: &SecretKey, number: u64) -> Record {
+pub fn record_with_ticket(server: PublicKey, key: &SecretKey, number: u64) -> SessionRecord {
     let mut random = [0; 16];
     random[..8].copy_from_slice(&mix(!number).to_le_bytes());
     let mut record = record_of(Role::Initiator, server, number);
-    let holder = Holder {
+    let holder = TicketHolder {
         peer: key.public(),
         instance: number,
         epoch: record.epoch,
     };
-    record.ticket = Some(TicketPress::new(TICKET_SEED).issue(random, &holder));
+    record.ticket = Some(TicketIssuer::new(TICKET_SEED).issue(random, &holder));
     record
 }
 
 /// What either end writes down of a session that sleeps with one flow: the device asked with eight
 /// bytes and has the first part of the answer.
-pub fn record_of(role: Role, peer: PublicKey, number: u64) -> Record {
+pub fn record_of(role: Role, peer: PublicKey, number: u64) -> SessionRecord {
     let server = role == Role::Responder;
     let (asked, had) = (8, READ_BEFORE_BYTES);
     let (sent_to, received_to) = if server { (had, asked) } else { (asked, had) };
-    Record {
+    SessionRecord {
         role,
         peer,
         instance: number,
@@ -153,7 +153,7 @@ impl Host {
 pub struct Crowd {
     server: SocketAddr,
     server_key: PublicKey,
-    config: Config,
+    config: EndpointConfig,
     sockets: Vec<(UdpSocket, UdpSocketState)>,
     hosts: Vec<Option<Host>>,
     free: Vec<usize>,
@@ -186,10 +186,10 @@ impl Crowd {
             server,
             server_key,
             // A window of what a sleeper has read before: the server holds the rest back.
-            config: Config {
+            config: EndpointConfig {
                 flow_window: READ_BEFORE_BYTES,
                 session_window: 2 * FLOW_BYTES,
-                ..Config::default()
+                ..EndpointConfig::default()
             },
             sockets: (0..sockets).map(open).collect::<Result<_>>()?,
             hosts: Vec::new(),
@@ -348,7 +348,11 @@ impl Crowd {
     ///
     /// # Errors
     /// A socket failed.
-    pub fn turn(&mut self, patience: Duration, told: &mut Vec<(usize, Event)>) -> Result<()> {
+    pub fn turn(
+        &mut self,
+        patience: Duration,
+        told: &mut Vec<(usize, SessionEvent)>,
+    ) -> Result<()> {
         for place in std::mem::take(&mut self.spoke) {
             self.take_events(place, told);
         }
@@ -390,7 +394,7 @@ impl Crowd {
         Ok(())
     }
 
-    fn take_events(&mut self, place: usize, told: &mut Vec<(usize, Event)>) {
+    fn take_events(&mut self, place: usize, told: &mut Vec<(usize, SessionEvent)>) {
         if let Some(Some(host)) = self.hosts.get_mut(place) {
             while let Some((_, event)) = host.core.poll_event() {
                 told.push((place, event));
@@ -398,7 +402,7 @@ impl Crowd {
         }
     }
 
-    fn receive(&mut self, told: &mut Vec<(usize, Event)>) -> Result<bool> {
+    fn receive(&mut self, told: &mut Vec<(usize, SessionEvent)>) -> Result<bool> {
         let mut any = false;
         let mut touched: Vec<usize> = Vec::new();
         for index in 0..self.sockets.len() {
@@ -430,7 +434,7 @@ impl Crowd {
                     };
                     if let Some(Some(host)) = self.hosts.get_mut(*place) {
                         host.core
-                            .handle_datagram(now, Incoming { addresses, bytes });
+                            .handle_datagram(now, IncomingDatagram { addresses, bytes });
                         if touched.last() != Some(place) {
                             touched.push(*place);
                         }
@@ -455,9 +459,9 @@ mod tests {
     fn a_record_made_here_is_one_the_core_reads() {
         let server = key_of(0).public();
         let ours = record_with_ticket(server, &key_of(7), 7);
-        assert_eq!(Record::decode(&ours.encode()), Ok(ours));
+        assert_eq!(SessionRecord::decode(&ours.encode()), Ok(ours));
         let theirs = record_of(Role::Responder, key_of(7).public(), 7);
-        assert_eq!(Record::decode(&theirs.encode()), Ok(theirs));
+        assert_eq!(SessionRecord::decode(&theirs.encode()), Ok(theirs));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, Config, Flow, FlowIo, Journal, RestOptions, Server, ServerOptions, Source,
+    Admission, EndpointConfig, Flow, FlowIo, Journal, RestOptions, Server, ServerOptions, Source,
 };
 use d2tp_session::PublicKey;
 use serde::{Deserialize, Serialize};
@@ -109,11 +109,11 @@ pub fn run(options: &Options) -> Result<()> {
                 listen: options.listen,
                 key: key_of(SERVER),
                 admission: Admission::Anybody,
-                config: Config {
+                config: EndpointConfig {
                     cookie_above: options.cookie_above,
                     // Longer than any run: an hour of silence is a case to be measured.
                     absence_max: d2tp_session::Span::from_secs(24 * 3600),
-                    ..Config::default()
+                    ..EndpointConfig::default()
                 },
             },
             RestOptions {

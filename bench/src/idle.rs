@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use d2tp_session::{Event, FlowError, FlowOptions, Read, Reason, SecretKey};
+use d2tp_session::{FlowError, FlowOptions, ReadOutcome, ReasonCode, SecretKey, SessionEvent};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
@@ -296,7 +296,7 @@ fn note(what: &str) {
 
 fn start(journal: &Path, listen: std::net::SocketAddr) -> Result<Serving> {
     // The protocol's own bound on SYNs a second: above it devices prove their addresses.
-    let cookie_above = d2tp_session::Config::default().cookie_above;
+    let cookie_above = d2tp_session::EndpointConfig::default().cookie_above;
     Serving::start(journal, listen, SLEEP_AFTER, cookie_above)
 }
 
@@ -339,7 +339,7 @@ fn fall_asleep(
         crowd.turn(Duration::from_millis(5), &mut told)?;
         for (place, event) in told.drain(..) {
             match event {
-                Event::Suspended(_) if under_way.contains_key(&place) => {
+                SessionEvent::Suspended(_) if under_way.contains_key(&place) => {
                     let now = crowd.now();
                     let host = crowd.host(place).context("it is there")?;
                     let record = host.hibernate(now)?;
@@ -359,16 +359,17 @@ fn fall_asleep(
             let ready = host.with(|s| {
                 // Its window is no larger, so this is one piece, and the rest stays with the server.
                 if *read < READ_BEFORE_BYTES
-                    && let Ok(Read::Chunk(bytes)) = s.read(flow_id(), READ_BEFORE_BYTES as usize)
+                    && let Ok(ReadOutcome::Chunk(bytes)) =
+                        s.read(flow_id(), READ_BEFORE_BYTES as usize)
                 {
                     *read += bytes.len() as u64;
                 }
                 *read >= READ_BEFORE_BYTES
                     && s.is_flushed(flow_id())
-                    && s.life() == d2tp_session::Life::Established
+                    && s.state() == d2tp_session::SessionState::Established
             });
             if ready == Some(true) {
-                host.with(|s| s.suspend(now, Reason::UserPaused));
+                host.with(|s| s.suspend(now, ReasonCode::UserPaused));
                 crowd.pump(place, now);
             }
         }
@@ -421,7 +422,7 @@ fn wake(
         crowd.turn(Duration::from_millis(1), &mut told)?;
         for (place, event) in told.drain(..) {
             let flow = flow_id();
-            if !matches!(event, Event::Readable(f) if f == flow) {
+            if !matches!(event, SessionEvent::Readable(f) if f == flow) {
                 continue;
             }
             if let Some(waking) = under_way.get_mut(&place) {
@@ -459,11 +460,11 @@ fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
     host.with(|s| {
         loop {
             match s.read(flow_id(), usize::MAX) {
-                Ok(Read::Chunk(bytes)) => {
+                Ok(ReadOutcome::Chunk(bytes)) => {
                     waking.right &= bytes == content(number, waking.at, bytes.len());
                     waking.at += bytes.len() as u64;
                 }
-                Ok(Read::End) => {
+                Ok(ReadOutcome::End) => {
                     if !waking.right || waking.at != FLOW_BYTES {
                         eprintln!(
                             "idle: host {number} ended at {}, right: {}",
@@ -472,7 +473,7 @@ fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
                     }
                     return true;
                 }
-                Ok(Read::Pending) => return false,
+                Ok(ReadOutcome::Pending) => return false,
                 // All of it was read before: a flow that is complete is over.
                 Err(FlowError::Gone) if waking.at == FLOW_BYTES => return true,
                 Err(error) => {
@@ -529,10 +530,10 @@ fn reload(
                 crowd.turn(Duration::from_millis(5), &mut told)?;
                 for (place, event) in told.drain(..) {
                     match event {
-                        Event::Established { .. } if place == new => {
+                        SessionEvent::Established { .. } if place == new => {
                             first_new.get_or_insert_with(|| killed.elapsed());
                         }
-                        Event::Readable(_) => {
+                        SessionEvent::Readable(_) => {
                             if let Some(waking) = under_way.get_mut(&place)
                                 && read(crowd, place, waking)
                             {
@@ -607,7 +608,7 @@ fn live(journal: &Path, sessions: u64, salt: u64) -> Result<Live> {
         }
         crowd.turn(Duration::from_millis(5), &mut told)?;
         for (place, event) in told.drain(..) {
-            if matches!(event, Event::Established { .. }) {
+            if matches!(event, SessionEvent::Established { .. }) {
                 under_way.remove(&place);
             }
         }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use d2tp_driver::{
-    Config, Device, DeviceOptions, FlowSettings, GivenLink, GivenLinks, LinkUse, SecretKey,
+    Device, DeviceOptions, EndpointConfig, FlowSettings, GivenLink, GivenLinks, LinkUse, SecretKey,
     ServerAddress,
 };
 use serde::Serialize;
@@ -197,7 +197,7 @@ fn begin(case: Case) -> Result<Watched> {
         &dir.path().join("journal"),
         "127.0.0.1:0".parse()?,
         sleep_after,
-        d2tp_session::Config::default().cookie_above,
+        d2tp_session::EndpointConfig::default().cookie_above,
     )?;
     let mut command = Command::new(std::env::current_exe()?);
     let case_name = format!("{case:?}").to_lowercase();
@@ -274,7 +274,7 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
                 key: Serving::key(),
             },
             key: SecretKey::from_bytes([7; 32]),
-            config: Config::default(),
+            config: EndpointConfig::default(),
         };
         let mut device = Device::attached_by(options, links.clone()).await?;
         device.follow(links.subscribe(), |_| LinkUse::Free);

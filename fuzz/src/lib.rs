@@ -13,7 +13,7 @@ mod operations;
 
 use std::net::SocketAddr;
 
-use d2tp_seal::{Initiator, Macs, PacketKeys, Responder};
+use d2tp_seal::{Initiator, PacketKeys, Responder, SynMacs};
 use d2tp_session::*;
 use d2tp_wire::*;
 
@@ -47,7 +47,7 @@ pub fn frames(bytes: &[u8]) {
         {
             continue; // Never written: no receiver keeps more.
         }
-        let mut w = Writer::new(&mut out);
+        let mut w = WireWriter::new(&mut out);
         frame.encode(&mut w);
         let n = w.written();
         let again = FrameIter::new(&out[..n]).next();
@@ -75,7 +75,13 @@ pub fn frames(bytes: &[u8]) {
 
 fn server() -> Endpoint {
     let key = SecretKey::from_bytes([22; 32]);
-    Endpoint::new(Config::default(), key, Admission::Anybody, [3; 32], [4; 32])
+    Endpoint::new(
+        EndpointConfig::default(),
+        key,
+        Admission::Anybody,
+        [3; 32],
+        [4; 32],
+    )
 }
 
 fn drain(endpoint: &mut Endpoint, now: Time) -> usize {
@@ -100,7 +106,7 @@ fn drain(endpoint: &mut Endpoint, now: Time) -> usize {
 fn throw(endpoint: &mut Endpoint, now: Time, mut bytes: Vec<u8>) -> usize {
     endpoint.handle_datagram(
         now,
-        Incoming {
+        IncomingDatagram {
             addresses: addresses(),
             bytes: &mut bytes,
         },
@@ -140,15 +146,15 @@ pub fn datagram(bytes: &[u8]) {
 
 /// A record that decodes is written as it was read, and a session restored from it runs.
 pub fn record(bytes: &[u8]) {
-    let Ok(record) = Record::decode(bytes) else {
+    let Ok(record) = SessionRecord::decode(bytes) else {
         return;
     };
-    assert_eq!(Record::decode(&record.encode()), Ok(record.clone()));
+    assert_eq!(SessionRecord::decode(&record.encode()), Ok(record.clone()));
     if record.flows.len() > 300 {
         return; // More than a session may have open: slow, and nothing new.
     }
     let mut device = Endpoint::new(
-        Config::default(),
+        EndpointConfig::default(),
         SecretKey::from_bytes([11; 32]),
         Admission::Nobody,
         [1; 32],
@@ -190,16 +196,16 @@ pub fn handshake(bytes: &[u8]) {
         PROLOGUE,
         [5; 32],
         &payload,
-        &mut syn[9..1200 - Macs::BYTES],
+        &mut syn[9..1200 - SynMacs::BYTES],
     )
     .expect("it fits");
-    Macs::write(&mut syn, &key, None);
+    SynMacs::write(&mut syn, &key, None);
 
     let mut endpoint = server();
     let now = at(1000);
     endpoint.handle_datagram(
         now,
-        Incoming {
+        IncomingDatagram {
             addresses: addresses(),
             bytes: &mut syn,
         },
@@ -216,7 +222,11 @@ pub fn handshake(bytes: &[u8]) {
     if n < 26 || answer[0] != 0 || choice % 2 == 0 {
         return;
     }
-    let mut keys = PacketKeys::new(Suite::from_code(answer[25]).expect("known"), &secrets, true);
+    let mut keys = PacketKeys::new(
+        CipherSuite::from_code(answer[25]).expect("known"),
+        &secrets,
+        true,
+    );
     let mut rest = rest;
     let mut number = 0;
     while let Some((n, tail)) = rest.split_first() {
@@ -238,7 +248,7 @@ pub fn handshake(bytes: &[u8]) {
 /// target of its own: [`Responder`] makes it authentic, and `operations` delivers it.
 pub(crate) fn syn_ack(server: &SecretKey, syn: &[u8], payload: &[u8]) -> Option<Vec<u8>> {
     let mut out = [0; 2048];
-    let message = syn.get(9..syn.len().checked_sub(Macs::BYTES)?)?;
+    let message = syn.get(9..syn.len().checked_sub(SynMacs::BYTES)?)?;
     let (responder, _) = Responder::read(server, PROLOGUE, [6; 32], message, &mut out).ok()?;
     let mut answer = vec![0; 9 + 48 + payload.len()];
     answer[0] = PacketKind::SynAck.first_byte();

@@ -125,14 +125,14 @@ fn addresses(link: u32, to_server: bool) -> Addresses {
     }
 }
 
-fn config() -> Config {
-    Config {
+fn config() -> EndpointConfig {
+    EndpointConfig {
         flow_window: 50_000,
         session_window: 80_000,
         send_buffer: 60_000,
         flows_max: 12,
         early_data: true,
-        ..Config::default()
+        ..EndpointConfig::default()
     }
 }
 
@@ -227,7 +227,7 @@ impl World {
             let addresses = addresses(link, false);
             self.server.handle_datagram(
                 self.now,
-                Incoming {
+                IncomingDatagram {
                     addresses,
                     bytes: &mut bytes,
                 },
@@ -236,7 +236,7 @@ impl World {
             let addresses = addresses(link, true);
             self.device.handle_datagram(
                 self.now,
-                Incoming {
+                IncomingDatagram {
                     addresses,
                     bytes: &mut bytes,
                 },
@@ -299,7 +299,7 @@ impl World {
                 let (read, written) = (&mut self.read, &self.written);
                 let _ = self.server.with(id, |s| {
                     let start = s.received(flow).map_or(0, |r| r.0);
-                    if let Ok(Read::Chunk(c)) = s.read(flow, limit.max(1)) {
+                    if let Ok(ReadOutcome::Chunk(c)) = s.read(flow, limit.max(1)) {
                         for (b, i) in c.iter().zip(start..) {
                             assert_eq!(*b, content(i), "flow {flow:?} has a wrong byte at {i}");
                         }
@@ -321,7 +321,7 @@ impl World {
         for flow in flows.unwrap_or_default() {
             let _ = self.device.with(self.session, |s| {
                 let start = s.received(flow).map_or(0, |r| r.0);
-                if let Ok(Read::Chunk(c)) = s.read(flow, limit.max(1)) {
+                if let Ok(ReadOutcome::Chunk(c)) = s.read(flow, limit.max(1)) {
                     for (b, i) in c.iter().zip(start..) {
                         assert_eq!(*b, content(i), "flow {flow:?} has a wrong byte at {i}");
                     }
@@ -340,7 +340,7 @@ impl World {
             .into_iter()
             .filter_map(|id| self.server.session(id));
         for session in device.into_iter().chain(sessions) {
-            assert_eq!(session.broken_bound(CHUNK_MAX), None);
+            assert_eq!(session.violated_limit(CHUNK_MAX), None);
         }
     }
 
@@ -405,7 +405,7 @@ impl World {
                 self.with_device(|s| match arg & 3 {
                     0 => s.reset(flow, 1),
                     1 => s.stop(flow, 2),
-                    2 => s.pause(flow, arg & 4 == 0, Reason::UserPaused),
+                    2 => s.pause(flow, arg & 4 == 0, ReasonCode::UserPaused),
                     _ => s.grant(flow, LinkId(u32::from(arg >> 2 & 1)), u64::from(arg) * 100),
                 });
             }
@@ -426,7 +426,7 @@ impl World {
                     let addresses = addresses(u32::from(arg & 1), false);
                     self.server.handle_datagram(
                         now,
-                        Incoming {
+                        IncomingDatagram {
                             addresses,
                             bytes: &mut bytes,
                         },
@@ -478,11 +478,13 @@ impl World {
                     PathStatus::Standby,
                     PathStatus::Frozen,
                 ][usize::from(arg >> 1) % 3];
-                self.with_device(|s| s.set_path_status(link, status, arg & 8 != 0, Reason::None));
+                self.with_device(|s| {
+                    s.set_path_status(link, status, arg & 8 != 0, ReasonCode::None)
+                });
             }
             Action::ClosePath => {
                 let link = LinkId(u32::from(arg & 1));
-                self.with_device(|s| s.close_path(now, link, Reason::PathCost));
+                self.with_device(|s| s.close_path(now, link, ReasonCode::PathCost));
             }
             Action::ServerWritesOrTellsDurable => {
                 let flows = self.written.keys().copied().collect::<Vec<_>>();
@@ -515,7 +517,7 @@ impl World {
                     let addresses = addresses(0, true);
                     self.device.handle_datagram(
                         now,
-                        Incoming {
+                        IncomingDatagram {
                             addresses,
                             bytes: &mut bytes,
                         },

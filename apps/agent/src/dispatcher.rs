@@ -25,7 +25,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use d2tp_sched::{Choice, Class, Hint, Mode, Need, Past, Promise, Rates, Way};
+use d2tp_sched::{
+    CompletionEstimate, FlowDemand, ForecastHint, LinkCandidate, LinkChoice, LinkClass,
+    NetworkRates, SavedHistory, SchedulerMode,
+};
 use d2tp_time::Span;
 use tokio::sync::watch;
 
@@ -65,10 +68,10 @@ impl Kind {
         }
     }
 
-    fn mode(self) -> Mode {
+    fn mode(self) -> SchedulerMode {
         match self {
-            Kind::D2Sched => Mode::Outlook,
-            Kind::AlgorithmOne => Mode::AlgorithmOne { margin: 0.0 },
+            Kind::D2Sched => SchedulerMode::Forecast,
+            Kind::AlgorithmOne => SchedulerMode::AlgorithmOne { margin: 0.0 },
         }
     }
 }
@@ -91,13 +94,13 @@ impl FromStr for Kind {
 #[derive(Debug, Clone)]
 pub struct Standing<'a> {
     /// What it needs.
-    pub need: Need,
+    pub need: FlowDemand,
     /// Bytes of the whole of it, when known.
     pub size_bytes: Option<u64>,
     /// 0 to 7, higher is more.
     pub priority: u8,
     /// The links it could use.
-    pub ways: &'a [Way],
+    pub ways: &'a [LinkCandidate],
     /// Payload that each carried for it so far.
     pub carried: &'a BTreeMap<String, u64>,
     /// It can be on several links at once.
@@ -116,7 +119,7 @@ pub struct Radio {
     /// What its past is kept under: a device's name may change, that it is the Wi-Fi does not.
     pub slot: String,
     /// What it costs.
-    pub class: Class,
+    pub class: LinkClass,
     /// It is up, and carries as far as is known.
     pub carries: bool,
     /// The rate of its network, where that was used.
@@ -153,7 +156,10 @@ pub struct Waits {
 }
 
 /// What is kept of the links of one direction: radios by what they are, rates by network.
-pub type Kept = (BTreeMap<String, Past>, BTreeMap<String, Rates>);
+pub type Kept = (
+    BTreeMap<String, SavedHistory>,
+    BTreeMap<String, NetworkRates>,
+);
 
 /// The scheduler of a device.
 #[derive(Debug)]
@@ -214,16 +220,16 @@ impl Dispatcher {
             let radios = lanes[direction].radios();
             let free = radios
                 .iter()
-                .filter(|radio| radio.class == Class::Free && radio.carries);
+                .filter(|radio| radio.class == LinkClass::Free && radio.carries);
             free.filter_map(|radio| radio.rate).sum()
         })
     }
 
     /// What a forecast says of a radio, here and now. The rates in it are those towards this device.
-    pub fn hint(&self, slot: &str, hint: &Hint) {
+    pub fn hint(&self, slot: &str, hint: &ForecastHint) {
         let mut lanes = self.lanes();
         lanes[Direction::Down as usize].hint(slot, hint);
-        let up = Hint {
+        let up = ForecastHint {
             days: Vec::new(),
             ..hint.clone()
         };
@@ -312,7 +318,7 @@ impl Dispatcher {
 
     /// What can be promised of a transfer, and in how long that is; none without a deadline, or
     /// before it told what it needs.
-    pub fn promise_of(&self, transfer: u64) -> Option<(Promise, Duration)> {
+    pub fn promise_of(&self, transfer: u64) -> Option<(CompletionEstimate, Duration)> {
         let mut lanes = self.lanes();
         lanes
             .iter_mut()
@@ -368,7 +374,7 @@ impl Seat {
             Some(bytes) => (self.dispatcher.shares()).take(now, payer, carried, bytes),
             None => self.dispatcher.shares().leave(payer),
         }
-        let waits = matches!(verdict.choice, Choice::Wait { .. });
+        let waits = matches!(verdict.choice, LinkChoice::Wait { .. });
         let others = [
             self.waited.swap(waits, Ordering::Relaxed) != waits,
             self.wakes.swap(standing.wakes, Ordering::Relaxed) != standing.wakes,
@@ -392,7 +398,7 @@ impl Seat {
     }
 
     /// What can be promised of it, by what it told last; none before it told anything.
-    pub fn promise(&self) -> Option<Promise> {
+    pub fn promise(&self) -> Option<CompletionEstimate> {
         let mut lanes = self.dispatcher.lanes();
         lanes[self.direction as usize].promise(Moment::now(), self.number)
     }

@@ -8,10 +8,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use d2tp_driver::{AckOffload, AddressError, Config, Qlog, SecretKey, ServerAddress};
+use d2tp_driver::{AckOffload, AddressError, EndpointConfig, Qlog, SecretKey, ServerAddress};
 use d2tp_links::Link;
-use d2tp_sched::Policy;
-use d2tp_session::Lambda;
+use d2tp_sched::CostPolicy;
+use d2tp_session::DrwaLambda;
 use tokio::sync::watch;
 use url::Url;
 
@@ -36,11 +36,11 @@ use crate::order::{Order, Verb};
 #[derive(Default)]
 pub struct Tuning {
     /// The configuration of sessions.
-    pub config: Config,
+    pub config: EndpointConfig,
     /// Acknowledgements of Wi-Fi on other links.
     pub offload_acks: AckOffload,
     /// Keep queues short.
-    pub drwa: Option<Lambda>,
+    pub drwa: Option<DrwaLambda>,
     /// What sessions do is written here.
     pub log: Option<Arc<Qlog>>,
 }
@@ -335,14 +335,14 @@ fn end_to_end(order: &Order, job: &mut Job, paid_asked: bool) -> Result<Option<W
         return Err(Failure::usage(text));
     }
     job.url = url;
-    job.terms.policy = Policy::FreeOnly;
+    job.terms.policy = CostPolicy::FreeOnly;
     Ok(Some(whom))
 }
 
 /// Whether a web download may go to the same origin by D2TP, if that speaks it: over free links only,
 /// with nothing that is to be seen by whom it was meant for alone.
 fn may_go_end_to_end(order: &Order, job: &Job) -> bool {
-    job.terms.policy == Policy::FreeOnly && !carries_credentials(job) && !order.sealed
+    job.terms.policy == CostPolicy::FreeOnly && !carries_credentials(job) && !order.sealed
 }
 
 /// Who speaks to the origin. What proves who the user is, no proxy gets to see unasked.

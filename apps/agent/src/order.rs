@@ -193,7 +193,7 @@ impl Order {
     /// # Errors
     /// A word is none of those there are.
     pub fn terms(&self) -> Result<Terms, Failure> {
-        let word = |error: d2tp_sched::UnknownWord| Failure::usage(error.to_string());
+        let word = |error: d2tp_sched::ParsePolicyError| Failure::usage(error.to_string());
         if self.priority > 7 {
             return Err(Failure::usage("a priority is 0 to 7"));
         }
@@ -283,7 +283,7 @@ pub fn parse_integrity(text: &str) -> Result<[u8; 32], String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use d2tp_sched::Policy;
+    use d2tp_sched::CostPolicy;
 
     #[test]
     fn what_is_left_out_is_as_on_the_command_line() {
@@ -291,7 +291,7 @@ mod tests {
         let order: Order = serde_json::from_str(text).unwrap();
         assert_eq!(order, Order::new(Verb::Get, "http://h/a"));
         let job = order.job().unwrap();
-        assert_eq!(job.terms.policy, Policy::FreeFirst);
+        assert_eq!(job.terms.policy, CostPolicy::FreeFirst);
         assert_eq!((job.terms.due, job.tries_max), (None, 8));
         let again: Order = serde_json::from_str(&serde_json::to_string(&order).unwrap()).unwrap();
         assert_eq!(again, order);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use d2tp_sched::{IfLate, Policy};
+use d2tp_sched::{CostPolicy, DeadlineFallback};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::fetch::clock::Moment;
@@ -67,9 +67,9 @@ pub struct Terms {
     /// Finish by then; none is no deadline.
     pub due: Option<Due>,
     /// Money against time.
-    pub policy: Policy,
+    pub policy: CostPolicy,
     /// What to do when free links are not enough.
-    pub if_late: IfLate,
+    pub if_late: DeadlineFallback,
     /// Bytes that metered links may carry.
     pub metered_bytes_max: Option<u64>,
     /// 0 to 7, higher is more: who goes first when not all can be in time.
@@ -88,8 +88,8 @@ impl Default for Terms {
     fn default() -> Terms {
         Terms {
             due: None,
-            policy: Policy::FreeFirst,
-            if_late: IfLate::Cell,
+            policy: CostPolicy::FreeFirst,
+            if_late: DeadlineFallback::Cell,
             metered_bytes_max: None,
             priority: 0,
         }

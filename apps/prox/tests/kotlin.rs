@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Shutdown};
 use std::sync::Arc;
 
 use cedos_prox::{Prox, ProxConfig, Resolve, serve};
-use d2tp_driver::{Admission, Config, SecretKey, Server, ServerOptions};
+use d2tp_driver::{Admission, EndpointConfig, SecretKey, Server, ServerOptions};
 use d2tp_sockets::{Listener, Stream};
 use futures_util::future::BoxFuture;
 use support::{examples, told};
@@ -58,7 +58,7 @@ fn proxy() -> String {
                 listen: "127.0.0.1:0".parse().unwrap(),
                 key: SecretKey::from_bytes([8; 32]),
                 admission: Admission::Anybody,
-                config: Config::default(),
+                config: EndpointConfig::default(),
             });
             let server = Arc::new(server.unwrap());
             let config = ProxConfig {

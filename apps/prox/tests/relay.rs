@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use cedos_prox::{Prox, ProxConfig, serve};
 use d2tp_driver::{
-    Admission, CallError, Config, Device, DeviceOptions, Flow, FlowIo, FlowSettings, GivenLink,
-    GivenLinks, LinkUse, Listener, Peer, PublicKey, RelayId, SecretKey, Server, ServerAddress,
-    ServerOptions,
+    Admission, CallError, Device, DeviceOptions, EndpointConfig, Flow, FlowIo, FlowSettings,
+    GivenLink, GivenLinks, LinkUse, Listener, Peer, PublicKey, RelayId, SecretKey, Server,
+    ServerAddress, ServerOptions,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -35,7 +35,7 @@ fn listening(n: u8) -> Server {
         listen: "127.0.0.1:0".parse().unwrap(),
         key: key(n),
         admission: Admission::Anybody,
-        config: Config::default(),
+        config: EndpointConfig::default(),
     })
     .unwrap()
 }
@@ -72,7 +72,7 @@ async fn device(n: u8, proxy: &ServerAddress) -> (Device, Arc<GivenLinks>) {
     let options = DeviceOptions {
         server: proxy.clone(),
         key: key(n),
-        config: Config::default(),
+        config: EndpointConfig::default(),
     };
     let mut device = Device::attached_by(options, links.clone()).await.unwrap();
     device.follow(links.subscribe(), |_| LinkUse::Free);

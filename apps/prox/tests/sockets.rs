@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cedos_prox::{Prox, ProxConfig, serve};
-use d2tp_driver::{Admission, Config, SecretKey, Server, ServerOptions};
+use d2tp_driver::{Admission, EndpointConfig, SecretKey, Server, ServerOptions};
 use d2tp_sockets::{Settings, Stream};
 
 const BYTES: usize = 3_000_000;
@@ -30,7 +30,7 @@ fn proxy(allow_private: bool) -> String {
                 listen: "127.0.0.1:0".parse().unwrap(),
                 key: SecretKey::from_bytes([9; 32]),
                 admission: Admission::Anybody,
-                config: Config::default(),
+                config: EndpointConfig::default(),
             });
             let server = Arc::new(server.unwrap());
             let prox = Prox::new(ProxConfig {

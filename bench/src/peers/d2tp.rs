@@ -9,8 +9,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, Config, CongestionKind, Device, DeviceOptions, FlowSettings, Lambda, SecretKey,
-    Server, ServerAddress, ServerOptions,
+    Admission, CongestionKind, Device, DeviceOptions, DrwaLambda, EndpointConfig, FlowSettings,
+    SecretKey, Server, ServerAddress, ServerOptions,
 };
 
 use super::{CALL_BYTES, Peer, measured, on_this_thread};
@@ -41,11 +41,11 @@ impl D2tp {
         }
     }
 
-    fn config(&self) -> Config {
-        Config {
+    fn config(&self) -> EndpointConfig {
+        EndpointConfig {
             congestion: self.congestion,
-            drwa: self.held.then(Lambda::default),
-            ..Config::default()
+            drwa: self.held.then(DrwaLambda::default),
+            ..EndpointConfig::default()
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use d2tp_session::{Lambda, Time};
+use d2tp_session::{DrwaLambda, Time};
 use d2tp_tcp::Clamp;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
@@ -178,7 +178,7 @@ impl Peer for Tcp {
 /// Moves the window clamp of a socket until nothing more comes.
 fn hold(socket: TcpStream) {
     let begun = Instant::now();
-    let mut clamp = Clamp::new(Lambda::default());
+    let mut clamp = Clamp::new(DrwaLambda::default());
     while let Ok(Some(again)) = clamp.look(socket.as_fd(), Time::ZERO + begun.elapsed().into()) {
         std::thread::sleep(again.into());
     }

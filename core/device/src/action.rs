@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use d2tp_session::{Addresses, FirstHop, FlowId, LinkId, Reason, Session, Time};
+use d2tp_session::{Addresses, FirstHopStatus, FlowId, LinkId, ReasonCode, Session, Time};
 
 /// Something to be carried out, in the order in which the actions are handed out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub enum LinkAction {
         /// When the first hop was asked.
         since: Time,
         /// Whether the first hop answered.
-        hop: FirstHop,
+        hop: FirstHopStatus,
     },
     /// Read what the link's radio counted; the answer goes to [`crate::DeviceLinks::on_radio`].
     ReadRadio {
@@ -154,12 +154,14 @@ impl LinkAction {
                     session.set_half_duplex(socket);
                 }
             }
-            LinkAction::ClosePath { socket } => session.close_path(now, socket, Reason::PathCost),
+            LinkAction::ClosePath { socket } => {
+                session.close_path(now, socket, ReasonCode::PathCost)
+            }
             LinkAction::DropSocket { socket } => session.on_link_down(now, socket),
             LinkAction::SetGated { socket, gated } => {
                 let paths = session.path_stats();
                 if let Some(path) = paths.iter().find(|p| p.addresses.link == socket) {
-                    session.set_path_status(socket, path.status, gated, Reason::None);
+                    session.set_path_status(socket, path.status, gated, ReasonCode::None);
                 }
             }
             LinkAction::Grant {
@@ -173,7 +175,7 @@ impl LinkAction {
             } => session.lend_path(now, socket, bytes_per_second),
             LinkAction::EndLending { socket } => session.end_lending(socket),
             LinkAction::Freeze { socket } => session.freeze_path(now, socket),
-            LinkAction::Unfreeze { socket } => session.thaw_path(socket),
+            LinkAction::Unfreeze { socket } => session.unfreeze_path(socket),
             LinkAction::FirstHopSaid { socket, since, hop } => {
                 session.on_link_silent(now, socket, since, hop);
             }

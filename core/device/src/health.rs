@@ -11,7 +11,7 @@
 //! A first hop that never answered on this attachment says nothing by its silence, so each is asked once
 //! when its path comes up.
 
-use d2tp_session::{FirstHop, LinkId, PathState, PathStats};
+use d2tp_session::{FirstHopStatus, LinkId, PathState, PathStats};
 use d2tp_time::{Span, Time};
 
 /// How long a link without a carrier keeps its paths: after a longer absence it will be another network.
@@ -149,13 +149,13 @@ impl LinkHealth {
         &mut self,
         ticket: u64,
         answer: Option<bool>,
-    ) -> Option<(HopQuestion, FirstHop)> {
+    ) -> Option<(HopQuestion, FirstHopStatus)> {
         let question = self.question.take_if(|q| q.ticket == ticket)?;
         self.hop_answered |= answer == Some(true);
         let hop = match answer {
-            Some(true) => FirstHop::Answers,
-            Some(false) if question.answered_before => FirstHop::Silent,
-            Some(false) | None => FirstHop::Unknown,
+            Some(true) => FirstHopStatus::Answers,
+            Some(false) if question.answered_before => FirstHopStatus::Silent,
+            Some(false) | None => FirstHopStatus::Unknown,
         };
         Some((question, hop))
     }
@@ -175,16 +175,16 @@ mod tests {
         assert!(health.begin_question(ms(0), 1, true));
         assert!(!health.begin_question(ms(1), 2, true), "it is being asked");
         let (_, hop) = health.end_question(1, Some(false)).unwrap();
-        assert_eq!(hop, FirstHop::Unknown);
+        assert_eq!(hop, FirstHopStatus::Unknown);
         assert!(health.begin_question(ms(2), 3, false));
         assert_eq!(
             health.end_question(3, Some(true)).unwrap().1,
-            FirstHop::Answers
+            FirstHopStatus::Answers
         );
         assert!(health.begin_question(ms(3), 4, true));
         assert_eq!(
             health.end_question(4, Some(false)).unwrap().1,
-            FirstHop::Silent
+            FirstHopStatus::Silent
         );
     }
 
@@ -197,7 +197,7 @@ mod tests {
         assert!(health.end_question(1, Some(true)).is_none());
         assert_eq!(
             health.end_question(2, Some(false)).unwrap().1,
-            FirstHop::Unknown
+            FirstHopStatus::Unknown
         );
     }
 

@@ -570,7 +570,7 @@ fn what_a_first_hop_says_is_told_only_of_a_quiet_path() {
     let Some(LinkAction::FirstHopSaid { hop, .. }) = said else {
         panic!("{said:?}");
     };
-    assert_eq!(hop, d2tp_session::FirstHop::Silent);
+    assert_eq!(hop, d2tp_session::FirstHopStatus::Silent);
 }
 
 #[test]

@@ -10,13 +10,13 @@
 //! A place is whatever the caller can tell: a square of 100 m where there is a position, else the
 //! network or the cells around. Holes are remembered with the metres they span, where those are known: who
 //! is faster today is back sooner. All of it is what happened on this device, bounded, and a
-//! few kilobytes when written down ([`Forecast::encode`]).
+//! few kilobytes when written down ([`LinkForecast::encode`]).
 
 use std::collections::{BTreeMap, VecDeque};
 
 use d2tp_time::{Span, Time};
 
-pub use crate::diary::{Diary, SLOT_S};
+pub use crate::daily_rates::{DailyRates, SLOT_S};
 
 /// The side of a square.
 pub const GRID_M: f64 = 100.0; // Epsilon, section 8
@@ -48,38 +48,38 @@ const SPEED_MIN: f64 = 0.3;
 
 /// A place, as far as the caller can tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place(u64);
+pub struct LocationCell(u64);
 
-impl Place {
+impl LocationCell {
     /// One that has a name: an SSID, or the cells around.
-    pub fn named(name: &str) -> Place {
+    pub fn named(name: &str) -> LocationCell {
         // FNV-1a; that two names share a place by chance costs a wrong guess.
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
-        Place(hash | 1)
+        LocationCell(hash | 1)
     }
 
     /// The square around a point, metres east and north of anywhere.
-    pub fn at(east_m: f64, north_m: f64) -> Place {
-        Place::of_square(
+    pub fn at(east_m: f64, north_m: f64) -> LocationCell {
+        LocationCell::of_square(
             (east_m / GRID_M).floor() as i32,
             (north_m / GRID_M).floor() as i32,
         )
     }
 
-    fn of_square(east: i32, north: i32) -> Place {
+    fn of_square(east: i32, north: i32) -> LocationCell {
         // 31 bits to the east: as far as the Earth goes round, and more.
         let east = u64::from(east as u32 & 0x7fff_ffff);
-        Place((east << 32 | u64::from(north as u32)) << 1)
+        LocationCell((east << 32 | u64::from(north as u32)) << 1)
     }
 
     pub(crate) fn number(self) -> u64 {
         self.0
     }
 
-    pub(crate) fn numbered(number: u64) -> Place {
-        Place(number)
+    pub(crate) fn numbered(number: u64) -> LocationCell {
+        LocationCell(number)
     }
 
     /// How far east and north, in squares; none for one with a name.
@@ -89,40 +89,40 @@ impl Place {
     }
 
     /// It and the squares around it; a named place has none around.
-    fn around(self) -> impl Iterator<Item = Place> {
+    fn around(self) -> impl Iterator<Item = LocationCell> {
         let others = self.square().into_iter().flat_map(|(east, north)| {
             let near = move |e: i32, n: i32| (east.wrapping_add(e), north.wrapping_add(n));
             let around = (-1..=1).flat_map(move |e| (-1..=1).map(move |n| (e, n)));
             let around = around.filter(|there| *there != (0, 0));
             around.map(move |(e, n)| near(e, n))
         });
-        let others = others.map(|(east, north)| Place::of_square(east, north));
+        let others = others.map(|(east, north)| LocationCell::of_square(east, north));
         std::iter::once(self).chain(others)
     }
 }
 
 /// Where the device is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Spot {
+pub struct Location {
     /// The place.
-    pub place: Place,
+    pub place: LocationCell,
     /// The point, metres east and north of anywhere, where it is known.
     pub point: Option<(f64, f64)>,
 }
 
-impl Spot {
+impl Location {
     /// A place without a point.
-    pub fn named(name: &str) -> Spot {
-        Spot {
-            place: Place::named(name),
+    pub fn named(name: &str) -> Location {
+        Location {
+            place: LocationCell::named(name),
             point: None,
         }
     }
 
     /// A point.
-    pub fn at(east_m: f64, north_m: f64) -> Spot {
-        Spot {
-            place: Place::at(east_m, north_m),
+    pub fn at(east_m: f64, north_m: f64) -> Location {
+        Location {
+            place: LocationCell::at(east_m, north_m),
             point: Some((east_m, north_m)),
         }
     }
@@ -130,7 +130,7 @@ impl Spot {
 
 /// A hole that ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Hole {
+pub(crate) struct LinkOutage {
     pub(crate) seconds: f32,
     /// From where it was lost to where it was back, along the way; none where no points were known.
     pub(crate) metres: Option<f32>,
@@ -139,18 +139,18 @@ pub(crate) struct Hole {
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Cell {
+pub(crate) struct LocationHistory {
     /// The latest last.
-    pub(crate) holes: VecDeque<Hole>,
+    pub(crate) holes: VecDeque<LinkOutage>,
     /// When it was visited, counting visits.
     pub(crate) visit: u32,
 }
 
 /// What is under way.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Open {
+struct OngoingOutage {
     since: Time,
-    spot: Spot,
+    spot: Location,
     metres: f64,
     /// Metres a second as it began.
     speed: Option<f64>,
@@ -158,15 +158,15 @@ struct Open {
 
 /// How long something will last, as a distribution.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Lengths {
+pub struct DurationDistribution {
     /// Seconds, ascending, and how much each counts.
     weighed: Vec<(f64, f64)>,
 }
 
-impl Lengths {
-    fn of(mut weighed: Vec<(f64, f64)>) -> Lengths {
+impl DurationDistribution {
+    fn of(mut weighed: Vec<(f64, f64)>) -> DurationDistribution {
         weighed.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Lengths { weighed }
+        DurationDistribution { weighed }
     }
 
     /// Seconds that this share of them is shorter than.
@@ -193,9 +193,9 @@ impl Lengths {
     }
 }
 
-/// What a link's forecast tells its [`History`](crate::History).
+/// What a link's forecast tells its [`LinkHistory`](crate::LinkHistory).
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Hint {
+pub struct ForecastHint {
     /// How long holes that begin here last.
     pub away_s: Vec<f64>,
     /// Bytes a second in each slot from now on, as on past days; none where nobody knows.
@@ -206,31 +206,31 @@ pub struct Hint {
 
 /// What is learnt of one link.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Forecast {
-    pub(crate) cells: BTreeMap<Place, Cell>,
+pub struct LinkForecast {
+    pub(crate) cells: BTreeMap<LocationCell, LocationHistory>,
     pub(crate) visits: u32,
-    pub(crate) diary: Diary,
+    pub(crate) diary: DailyRates,
     carries: bool,
-    open: Option<Open>,
+    open: Option<OngoingOutage>,
     /// Points of the last seconds: when, and how far along.
     trail: VecDeque<(Time, f64)>,
     point: Option<(f64, f64)>,
     along_m: f64,
 }
 
-impl Forecast {
+impl LinkForecast {
     /// Of a link nothing is known of.
-    pub fn new() -> Forecast {
-        Forecast::default()
+    pub fn new() -> LinkForecast {
+        LinkForecast::default()
     }
 
     /// Takes down where the device is and whether the link carries there: at each change of either, and
     /// every few seconds on the move.
-    pub fn see(&mut self, now: Time, spot: &Spot, carries: bool) {
+    pub fn observe(&mut self, now: Time, spot: &Location, carries: bool) {
         self.walk(now, spot);
         match (self.open, carries) {
             (None, false) if self.carries => {
-                self.open = Some(Open {
+                self.open = Some(OngoingOutage {
                     since: now,
                     spot: *spot,
                     metres: self.along_m,
@@ -247,37 +247,37 @@ impl Forecast {
     }
 
     /// The rates of the link by the hour.
-    pub fn diary(&mut self) -> &mut Diary {
+    pub fn daily_rates(&mut self) -> &mut DailyRates {
         &mut self.diary
     }
 
     /// How long the hole under way will have lasted in all; none where nothing is known of this place, or
     /// the link carries.
-    pub fn hole(&self, now: Time) -> Option<Lengths> {
+    pub fn ongoing_outage(&self, now: Time) -> Option<DurationDistribution> {
         let open = self.open?;
         let age = now.since(open.since).as_secs_f64();
         let mut weighed = self.lengths_here(&open.spot, open.speed);
         // Those that would be over by now say nothing any more.
         weighed.retain(|(seconds, _)| *seconds > age);
         let weight: f64 = weighed.iter().map(|(_, weight)| weight).sum();
-        (weight >= WEIGHT_MIN).then(|| Lengths::of(weighed))
+        (weight >= WEIGHT_MIN).then(|| DurationDistribution::of(weighed))
     }
 
     /// Whether to go over to a link with this round trip because of the hole under way: not for one that
     /// will probably be over before the first byte over there is back.
     pub fn is_worth_bridging(&self, now: Time, round_trip: Span) -> bool {
         let round_trip_s = round_trip.as_secs_f64();
-        self.hole(now).is_none_or(|hole| {
+        self.ongoing_outage(now).is_none_or(|hole| {
             let age = (self.open).map_or(0.0, |open| now.since(open.since).as_secs_f64());
             hole.longer_than(age + round_trip_s) >= 0.5
         })
     }
 
     /// For the link's history, at this day and second of it.
-    pub fn hint(&self, now: Time, day: u32, second: u32) -> Hint {
-        Hint {
+    pub fn hint(&self, now: Time, day: u32, second: u32) -> ForecastHint {
+        ForecastHint {
             away_s: self
-                .hole(now)
+                .ongoing_outage(now)
                 .map_or_else(Vec::new, |hole| hole.seconds().collect()),
             days: self.diary.days_from(day, second),
             into_slot_s: f64::from(second % SLOT_S),
@@ -285,7 +285,7 @@ impl Forecast {
     }
 
     /// Lengths of holes that began near here, in seconds, weighed.
-    fn lengths_here(&self, spot: &Spot, speed: Option<f64>) -> Vec<(f64, f64)> {
+    fn lengths_here(&self, spot: &Location, speed: Option<f64>) -> Vec<(f64, f64)> {
         let cells = spot
             .place
             .around()
@@ -314,9 +314,9 @@ impl Forecast {
         weighed
     }
 
-    fn learn(&mut self, now: Time, open: Open, spot: &Spot) {
+    fn learn(&mut self, now: Time, open: OngoingOutage, spot: &Location) {
         let known = open.spot.point.is_some() && spot.point.is_some();
-        let hole = Hole {
+        let hole = LinkOutage {
             seconds: now.since(open.since).as_secs_f64() as f32,
             metres: known.then_some((self.along_m - open.metres) as f32),
             began: open
@@ -340,7 +340,7 @@ impl Forecast {
         cell.holes.push_back(hole);
     }
 
-    fn walk(&mut self, now: Time, spot: &Spot) {
+    fn walk(&mut self, now: Time, spot: &Location) {
         let Some(point) = spot.point else {
             self.point = None;
             self.trail.clear();
@@ -384,7 +384,7 @@ mod tests {
 
     /// Walks a line of 1 km at a speed, with holes from and until these metres, a look a second.
     fn walk(
-        forecast: &mut Forecast,
+        forecast: &mut LinkForecast,
         from: Time,
         speed: f64,
         holes: &[(f64, f64)],
@@ -393,16 +393,18 @@ mod tests {
         let mut was = true;
         while metres < 1_000.0 {
             let carries = !holes.iter().any(|(a, b)| (*a..*b).contains(&metres));
-            forecast.see(now, &Spot::at(metres, 50.0), carries);
+            forecast.observe(now, &Location::at(metres, 50.0), carries);
             if was && !carries {
-                let median = forecast.hole(now).and_then(|hole| hole.quantile(0.5));
+                let median = forecast
+                    .ongoing_outage(now)
+                    .and_then(|hole| hole.quantile(0.5));
                 predicted.push(median.unwrap_or(f64::NAN));
             }
             was = carries;
             now += Span::from_secs(1);
             metres += speed;
         }
-        forecast.see(now, &Spot::named("home"), true);
+        forecast.observe(now, &Location::named("home"), true);
         (now, predicted)
     }
 
@@ -410,7 +412,7 @@ mod tests {
 
     #[test]
     fn the_first_time_nothing_is_known_and_the_second_it_is_as_it_was() {
-        let mut forecast = Forecast::new();
+        let mut forecast = LinkForecast::new();
         let (now, first) = walk(&mut forecast, Time::ZERO, 2.0, &HOLES);
         assert!(first.iter().all(|seconds| seconds.is_nan()), "{first:?}");
         let (_, second) = walk(&mut forecast, now, 2.0, &HOLES);
@@ -421,7 +423,7 @@ mod tests {
 
     #[test]
     fn who_is_faster_is_back_sooner() {
-        let mut forecast = Forecast::new();
+        let mut forecast = LinkForecast::new();
         let (mut now, _) = walk(&mut forecast, Time::ZERO, 2.0, &HOLES);
         (now, _) = walk(&mut forecast, now, 2.0, &HOLES);
         let (_, fast) = walk(&mut forecast, now, 4.0, &HOLES);
@@ -431,16 +433,16 @@ mod tests {
 
     #[test]
     fn a_hole_that_is_shorter_than_the_round_trip_is_not_bridged_and_an_unknown_one_is() {
-        let mut forecast = Forecast::new();
+        let mut forecast = LinkForecast::new();
         let mut now = Time::ZERO;
         let second = Span::from_secs(1);
-        let mut lose = |forecast: &mut Forecast, name: &str, millis: u64| {
-            forecast.see(now, &Spot::named(name), true);
+        let mut lose = |forecast: &mut LinkForecast, name: &str, millis: u64| {
+            forecast.observe(now, &Location::named(name), true);
             now += second;
-            forecast.see(now, &Spot::named(name), false);
+            forecast.observe(now, &Location::named(name), false);
             let bridged = forecast.is_worth_bridging(now, Span::from_millis(600));
             now += Span::from_millis(millis);
-            forecast.see(now, &Spot::named(name), true);
+            forecast.observe(now, &Location::named(name), true);
             now += second;
             bridged
         };
@@ -452,25 +454,28 @@ mod tests {
 
     #[test]
     fn once_a_hole_lasts_longer_than_all_before_it_nothing_is_predicted() {
-        let mut forecast = Forecast::new();
+        let mut forecast = LinkForecast::new();
         let at = |seconds| Time::ZERO + Span::from_secs(seconds);
-        let spot = Spot::named("stairs");
+        let spot = Location::named("stairs");
         for (seconds, carries) in [(0, true), (10, false), (14, true), (100, false)] {
-            forecast.see(at(seconds), &spot, carries);
+            forecast.observe(at(seconds), &spot, carries);
         }
-        assert_eq!(forecast.hole(at(101)).unwrap().quantile(0.5), Some(4.0));
-        assert_eq!(forecast.hole(at(105)), None);
+        assert_eq!(
+            forecast.ongoing_outage(at(101)).unwrap().quantile(0.5),
+            Some(4.0)
+        );
+        assert_eq!(forecast.ongoing_outage(at(105)), None);
     }
 
     #[test]
     fn no_more_places_and_holes_are_kept_than_the_limits() {
-        let mut forecast = Forecast::new();
+        let mut forecast = LinkForecast::new();
         let mut now = Time::ZERO;
         for n in 0..2 * PLACES_MAX {
             for _ in 0..=(n % 2) * 2 * HOLES_MAX {
                 for carries in [true, false, true] {
                     now += Span::from_secs(1);
-                    forecast.see(now, &Spot::named(&n.to_string()), carries);
+                    forecast.observe(now, &Location::named(&n.to_string()), carries);
                 }
             }
         }
@@ -481,7 +486,7 @@ mod tests {
 
     #[test]
     fn lengths_are_a_distribution() {
-        let lengths = Lengths::of(vec![(30.0, 1.0), (10.0, 2.0), (20.0, 1.0)]);
+        let lengths = DurationDistribution::of(vec![(30.0, 1.0), (10.0, 2.0), (20.0, 1.0)]);
         assert_eq!(
             (lengths.quantile(0.5), lengths.quantile(0.9)),
             (Some(10.0), Some(30.0))
@@ -494,17 +499,17 @@ mod tests {
 
     #[test]
     fn squares_have_eight_around_them_and_names_none() {
-        assert_eq!(Place::at(-1.0, 250.0).around().count(), 9);
+        assert_eq!(LocationCell::at(-1.0, 250.0).around().count(), 9);
         assert!(
-            Place::at(-1.0, 250.0)
+            LocationCell::at(-1.0, 250.0)
                 .around()
-                .any(|near| near == Place::at(50.0, 350.0))
+                .any(|near| near == LocationCell::at(50.0, 350.0))
         );
         assert!(
-            Place::at(50.0, -1.0)
+            LocationCell::at(50.0, -1.0)
                 .around()
-                .any(|near| near == Place::at(-50.0, -150.0))
+                .any(|near| near == LocationCell::at(-50.0, -150.0))
         );
-        assert_eq!(Place::named("a").around().count(), 1);
+        assert_eq!(LocationCell::named("a").around().count(), 1);
     }
 }

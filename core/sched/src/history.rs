@@ -9,8 +9,8 @@
 //! A link that is up and carries nothing of what it is given counts as one that is not there. Only
 //! what happened goes in: nothing is known of a link that was never used but whether it is up.
 
-use crate::choice::{Class, FREE_RATE_FIRST_BYTES_PER_S, METERED_RATE_FIRST_BYTES_PER_S};
-use crate::forecast::Hint;
+use crate::forecast::ForecastHint;
+use crate::link_choice::{FREE_RATE_FIRST_BYTES_PER_S, LinkClass, METERED_RATE_FIRST_BYTES_PER_S};
 use d2tp_time::{Span, Time};
 use std::collections::VecDeque;
 
@@ -34,7 +34,7 @@ const LOOK_S: f64 = 1.0;
 
 /// A link as seen now, and what it carried since it was seen last.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Sight {
+pub struct LinkObservation {
     /// Attached, as the system says.
     pub up: bool,
     /// Payload carried.
@@ -45,7 +45,7 @@ pub struct Sight {
 
 /// A time in which a link carried.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Spell {
+pub struct UpPeriod {
     /// How long.
     pub length_s: f64,
     /// At what rate, bytes per second.
@@ -54,8 +54,8 @@ pub struct Spell {
 
 /// What is known of one link.
 #[derive(Debug, Clone)]
-pub struct History {
-    class: Class,
+pub struct LinkHistory {
+    class: LinkClass,
     seen_at: Option<Time>,
     up: bool,
     /// It carries, as far as is known.
@@ -65,20 +65,20 @@ pub struct History {
     /// In use without a byte for so long.
     silent_s: f64,
     /// In this spell.
-    carried: Carried,
-    ons: VecDeque<Spell>,
+    carried: BytesCarried,
+    ons: VecDeque<UpPeriod>,
     offs: VecDeque<f64>,
-    lately: Mean,
-    whole: Mean,
+    lately: DecayingMean,
+    whole: DecayingMean,
     measured_at: Option<Time>,
-    hint: Hint,
+    hint: ForecastHint,
     /// How long before `since` it was away already, when it was recalled.
     away_before_s: f64,
 }
 
 /// How fast a network was, as far as it was used: what is kept of it while a link is on another.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Rates {
+pub struct NetworkRates {
     /// The mean, bytes per second.
     pub whole: f64,
     /// Seconds of use that it is the mean of, weighed towards the last.
@@ -87,9 +87,9 @@ pub struct Rates {
 
 /// What is kept of a link when nobody watches it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Past {
+pub struct SavedHistory {
     /// Times it carried.
-    pub ons: Vec<Spell>,
+    pub ons: Vec<UpPeriod>,
     /// Lengths of the times it did not, in seconds.
     pub offs: Vec<f64>,
     /// For how long it did not carry when that was asked; none if it did.
@@ -97,19 +97,19 @@ pub struct Past {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Carried {
+struct BytesCarried {
     bytes: f64,
     busy_s: f64,
 }
 
 /// A mean that forgets.
 #[derive(Debug, Clone, Copy, Default)]
-struct Mean {
+struct DecayingMean {
     sum: f64,
     weight: f64,
 }
 
-impl Mean {
+impl DecayingMean {
     fn add(&mut self, value: f64, weight: f64, span: f64) {
         // (1 + w/s)^-1 forgets like an exponential for small steps, and needs none.
         let keep = 1.0 / (1.0 + weight / span);
@@ -122,32 +122,32 @@ impl Mean {
     }
 }
 
-impl History {
+impl LinkHistory {
     /// Of a link nothing is known of.
-    pub fn new(class: Class) -> History {
-        History {
+    pub fn new(class: LinkClass) -> LinkHistory {
+        LinkHistory {
             class,
             seen_at: None,
             up: false,
             on: false,
             since: Time::ZERO,
             silent_s: 0.0,
-            carried: Carried::default(),
+            carried: BytesCarried::default(),
             ons: VecDeque::new(),
             offs: VecDeque::new(),
-            lately: Mean::default(),
-            whole: Mean::default(),
+            lately: DecayingMean::default(),
+            whole: DecayingMean::default(),
             measured_at: None,
-            hint: Hint::default(),
+            hint: ForecastHint::default(),
             away_before_s: 0.0,
         }
     }
 
     /// Of a link that was watched before, and is taken to be away until it is seen.
-    pub fn recall(now: Time, class: Class, past: &Past) -> History {
-        let mut history = History::new(class);
+    pub fn recall(now: Time, class: LinkClass, past: &SavedHistory) -> LinkHistory {
+        let mut history = LinkHistory::new(class);
         let is_length = |length: &f64| length.is_finite() && *length >= 0.0;
-        let is_spell = |spell: &&Spell| is_length(&spell.length_s) && is_length(&spell.rate);
+        let is_spell = |spell: &&UpPeriod| is_length(&spell.length_s) && is_length(&spell.rate);
         for spell in past.ons.iter().filter(is_spell) {
             remember(&mut history.ons, *spell);
         }
@@ -160,8 +160,8 @@ impl History {
     }
 
     /// What is to be kept of it.
-    pub fn past(&self, now: Time) -> Past {
-        Past {
+    pub fn saved(&self, now: Time) -> SavedHistory {
+        SavedHistory {
             ons: self.ons.iter().copied().collect(),
             offs: self.offs.iter().copied().collect(),
             away_s: (!self.on).then(|| self.age_s(now)),
@@ -169,28 +169,28 @@ impl History {
     }
 
     /// How fast the network it is on was.
-    pub fn rates(&self) -> Rates {
-        Rates {
+    pub fn rates(&self) -> NetworkRates {
+        NetworkRates {
             whole: self.whole.value().unwrap_or(0.0),
             known_s: self.whole.weight,
         }
     }
 
     /// Another network is behind it from now on, which was so fast, if it was used before.
-    pub fn meet(&mut self, rates: Rates) {
+    pub fn switch_network(&mut self, rates: NetworkRates) {
         let is_known = rates.known_s.is_finite() && rates.whole.is_finite() && rates.whole >= 0.0;
         self.whole = match is_known && rates.known_s > 0.0 {
-            true => Mean {
+            true => DecayingMean {
                 sum: rates.whole * rates.known_s,
                 weight: rates.known_s,
             },
-            false => Mean::default(),
+            false => DecayingMean::default(),
         };
-        (self.lately, self.measured_at, self.silent_s) = (Mean::default(), None, 0.0);
+        (self.lately, self.measured_at, self.silent_s) = (DecayingMean::default(), None, 0.0);
     }
 
     /// Takes down what is seen.
-    pub fn see(&mut self, now: Time, sight: &Sight) {
+    pub fn observe(&mut self, now: Time, sight: &LinkObservation) {
         let busy_s = sight.busy.as_secs_f64();
         if busy_s > 0.0 {
             let rate = sight.bytes as f64 / busy_s;
@@ -207,7 +207,7 @@ impl History {
         }
         if !self.up || !sight.up {
             self.silent_s = 0.0;
-            self.lately = Mean::default();
+            self.lately = DecayingMean::default();
         }
         let dead = self.silent_s >= DEAD_AFTER_S;
         let on = sight.up && !dead && (sight.bytes > 0 || self.on || !self.up);
@@ -226,11 +226,11 @@ impl History {
     }
 
     /// What a forecast says of here and now, until it says something else.
-    pub fn take_hint(&mut self, hint: Hint) {
+    pub fn set_hint(&mut self, hint: ForecastHint) {
         self.hint = hint;
     }
 
-    pub(crate) fn hint(&self) -> &Hint {
+    pub(crate) fn hint(&self) -> &ForecastHint {
         &self.hint
     }
 
@@ -240,23 +240,23 @@ impl History {
             // One that was never used says nothing of how long it would have carried.
             if self.carried.busy_s > 0.0 && self.carried.bytes > 0.0 {
                 let rate = self.carried.bytes / self.carried.busy_s;
-                remember(&mut self.ons, Spell { length_s, rate });
+                remember(&mut self.ons, UpPeriod { length_s, rate });
             }
         } else {
             remember(&mut self.offs, length_s);
         }
-        self.carried = Carried::default();
+        self.carried = BytesCarried::default();
         self.since = now;
         self.away_before_s = 0.0;
     }
 
     /// Says what a byte on it costs from now on.
-    pub fn set_class(&mut self, class: Class) {
+    pub fn set_class(&mut self, class: LinkClass) {
         self.class = class;
     }
 
     /// What a byte on it costs.
-    pub fn class(&self) -> Class {
+    pub fn class(&self) -> LinkClass {
         self.class
     }
 
@@ -276,20 +276,20 @@ impl History {
     }
 
     /// The rate of the last seconds of use of this stay, if there were any.
-    pub fn lately(&self) -> Option<f64> {
+    pub fn recent_rate(&self) -> Option<f64> {
         self.lately.value()
     }
 
     /// The rate over all use, weighed towards the last minutes; assumed if there was none.
-    pub fn whole(&self) -> f64 {
+    pub fn long_term_rate(&self) -> f64 {
         self.whole.value().unwrap_or(match self.class {
-            Class::Free => FREE_RATE_FIRST_BYTES_PER_S,
-            Class::Metered | Class::Roaming => METERED_RATE_FIRST_BYTES_PER_S,
+            LinkClass::Free => FREE_RATE_FIRST_BYTES_PER_S,
+            LinkClass::Metered | LinkClass::Roaming => METERED_RATE_FIRST_BYTES_PER_S,
         })
     }
 
     /// How well the rates are known, from 0, never used, to nearly 1.
-    pub fn known(&self) -> f64 {
+    pub fn confidence(&self) -> f64 {
         self.whole.weight / (self.whole.weight + KNOWN_S)
     }
 
@@ -300,12 +300,12 @@ impl History {
     }
 
     /// Times it carried, those that ended.
-    pub fn ons(&self) -> &VecDeque<Spell> {
+    pub fn up_periods(&self) -> &VecDeque<UpPeriod> {
         &self.ons
     }
 
     /// Lengths of the times it did not, those that ended, in seconds.
-    pub fn offs(&self) -> &VecDeque<f64> {
+    pub fn down_periods(&self) -> &VecDeque<f64> {
         &self.offs
     }
 }
@@ -321,37 +321,37 @@ fn remember<T>(past: &mut VecDeque<T>, one: T) {
 mod tests {
     use super::*;
 
-    fn see(history: &mut History, from_s: u64, seconds: u64, up: bool, rate: Option<u64>) {
+    fn see(history: &mut LinkHistory, from_s: u64, seconds: u64, up: bool, rate: Option<u64>) {
         for n in 1..=seconds {
-            let sight = Sight {
+            let sight = LinkObservation {
                 up,
                 bytes: rate.unwrap_or(0),
                 busy: Span::from_secs(u64::from(rate.is_some())),
             };
-            history.see(Time::ZERO + Span::from_secs(from_s + n), &sight);
+            history.observe(Time::ZERO + Span::from_secs(from_s + n), &sight);
         }
     }
 
     #[test]
     fn spells_that_ended_are_remembered_with_their_rate() {
-        let mut history = History::new(Class::Free);
+        let mut history = LinkHistory::new(LinkClass::Free);
         see(&mut history, 0, 10, true, Some(1_000));
         see(&mut history, 10, 20, false, None);
         see(&mut history, 30, 5, true, Some(3_000));
-        let on = history.ons()[0];
+        let on = history.up_periods()[0];
         assert!((on.length_s - 10.0).abs() <= 1.0, "{on:?}");
         assert_eq!(on.rate, 1_000.0);
-        assert_eq!(history.offs().len(), 1);
-        assert!((history.offs()[0] - 20.0).abs() <= 1.0);
+        assert_eq!(history.down_periods().len(), 1);
+        assert!((history.down_periods()[0] - 20.0).abs() <= 1.0);
         assert!((history.age_s(Time::from_secs_f64(35.0)) - 4.0).abs() <= 1.0);
         // Of this stay only.
-        assert_eq!(history.lately(), Some(3_000.0));
-        assert!(history.whole() > 1_000.0 && history.whole() < 3_000.0);
+        assert_eq!(history.recent_rate(), Some(3_000.0));
+        assert!(history.long_term_rate() > 1_000.0 && history.long_term_rate() < 3_000.0);
     }
 
     #[test]
     fn a_link_that_is_up_and_carries_nothing_counts_as_away() {
-        let mut history = History::new(Class::Free);
+        let mut history = LinkHistory::new(LinkClass::Free);
         see(&mut history, 0, 10, true, Some(1_000));
         see(&mut history, 10, 5, true, Some(0));
         assert!(history.is_up() && !history.carries());
@@ -361,62 +361,65 @@ mod tests {
 
     #[test]
     fn what_was_never_used_has_an_assumed_rate_and_no_spells() {
-        let mut history = History::new(Class::Metered);
+        let mut history = LinkHistory::new(LinkClass::Metered);
         see(&mut history, 0, 10, true, None);
         see(&mut history, 10, 10, false, None);
-        assert_eq!(history.whole(), METERED_RATE_FIRST_BYTES_PER_S);
-        assert_eq!(history.known(), 0.0);
-        assert!(history.ons().is_empty());
+        assert_eq!(history.long_term_rate(), METERED_RATE_FIRST_BYTES_PER_S);
+        assert_eq!(history.confidence(), 0.0);
+        assert!(history.up_periods().is_empty());
         assert!(history.unused_s(Time::from_secs_f64(20.0)).is_infinite());
     }
 
     #[test]
     fn what_is_recalled_goes_on_where_it_was_and_what_is_no_number_is_left_out() {
-        let mut history = History::new(Class::Free);
+        let mut history = LinkHistory::new(LinkClass::Free);
         see(&mut history, 0, 10, true, Some(1_000));
         see(&mut history, 10, 20, false, None);
         see(&mut history, 30, 5, true, Some(1_000));
         see(&mut history, 35, 100, false, None);
-        let mut past = history.past(Time::from_secs_f64(135.0));
+        let mut past = history.saved(Time::from_secs_f64(135.0));
         assert!((past.away_s.expect("away") - 100.0).abs() <= 1.0);
         past.away_s = Some(3_600.0);
         past.offs.push(f64::NAN);
         // After a restart of the machine: its clock began anew.
-        let mut again = History::recall(Time::from_secs_f64(5.0), Class::Free, &past);
-        assert_eq!((again.ons().len(), again.offs().len()), (2, 1));
+        let mut again = LinkHistory::recall(Time::from_secs_f64(5.0), LinkClass::Free, &past);
+        assert_eq!(
+            (again.up_periods().len(), again.down_periods().len()),
+            (2, 1)
+        );
         assert_eq!(again.age_s(Time::from_secs_f64(65.0)), 3_660.0);
         assert!(!again.carries());
         see(&mut again, 65, 1, true, None);
         assert!(again.carries() && again.age_s(Time::from_secs_f64(66.0)) < 1.0);
-        assert_eq!(again.offs().back().map(|s| *s as u64), Some(3_661));
+        assert_eq!(again.down_periods().back().map(|s| *s as u64), Some(3_661));
     }
 
     #[test]
     fn another_network_has_rates_of_its_own_and_the_spells_stay() {
-        let mut history = History::new(Class::Free);
+        let mut history = LinkHistory::new(LinkClass::Free);
         see(&mut history, 0, 10, true, Some(1_000));
         let home = history.rates();
-        history.meet(Rates::default());
-        assert_eq!((history.known(), history.lately()), (0.0, None));
+        history.switch_network(NetworkRates::default());
+        assert_eq!((history.confidence(), history.recent_rate()), (0.0, None));
         see(&mut history, 10, 10, true, Some(9_000));
         assert!(
-            (history.whole() - 9_000.0).abs() < 1.0,
+            (history.long_term_rate() - 9_000.0).abs() < 1.0,
             "{}",
-            history.whole()
+            history.long_term_rate()
         );
-        history.meet(home);
-        assert!((history.whole() - 1_000.0).abs() < 1.0);
-        assert!(history.known() > 0.5 && history.carries());
+        history.switch_network(home);
+        assert!((history.long_term_rate() - 1_000.0).abs() < 1.0);
+        assert!(history.confidence() > 0.5 && history.carries());
     }
 
     #[test]
     fn no_more_spells_are_kept_than_the_limit() {
-        let mut history = History::new(Class::Free);
+        let mut history = LinkHistory::new(LinkClass::Free);
         for n in 0..100 {
             see(&mut history, 2 * n, 1, true, Some(1));
             see(&mut history, 2 * n + 1, 1, false, None);
         }
-        assert_eq!(history.ons().len(), SPELLS_MAX);
-        assert_eq!(history.offs().len(), SPELLS_MAX);
+        assert_eq!(history.up_periods().len(), SPELLS_MAX);
+        assert_eq!(history.down_periods().len(), SPELLS_MAX);
     }
 }

@@ -7,37 +7,40 @@
 //! ```
 //!
 //! Pure functions of plain facts: no packet, no clock, no socket is seen here. The device asks
-//! again every second and at every change. Where energy counts, [`thrift`] says which links are worth
+//! again every second and at every change. Where energy counts, [`energy_policy`] says which links are worth
 //! their joules.
 
-mod buffer;
-mod choice;
-mod diary;
+mod algorithm_one;
+mod capacity_forecast;
+mod completion_estimate;
+mod daily_rates;
+pub mod energy_policy;
+mod explanation;
 mod forecast;
+mod forecast_codec;
 mod history;
-mod lock;
-mod outlook;
-mod pace;
-mod promise;
-mod published;
-mod roster;
+mod link_assignment;
+mod link_choice;
+mod playback;
 mod scheduler;
-pub mod thrift;
-mod why;
-mod written;
+mod stream_buffer;
+mod wake_plan;
 
-pub use buffer::{Buffer, Stream, Switching, Thresholds};
-pub use choice::{
-    Choice, Class, FREE_RATE_FIRST_BYTES_PER_S, Hold, IfLate, METERED_RATE_FIRST_BYTES_PER_S, Need,
-    Policy, SIZE_UNKNOWN_BYTES, UnknownWord, Way, fastest_working, in_words,
+pub use capacity_forecast::CapacityForecast;
+pub use completion_estimate::CompletionEstimate;
+pub use explanation::FlowExplanation;
+pub use forecast::{
+    DailyRates, DurationDistribution, ForecastHint, GRID_M, LinkForecast, Location, LocationCell,
 };
-pub use forecast::{Diary, Forecast, GRID_M, Hint, Lengths, Place, Spot};
-pub use history::{History, Past, Rates, Sight, Spell};
-pub use lock::{Lock, Periods, Standby, Vigil};
-pub use outlook::Outlook;
-pub use pace::{Pace, RATE_FIRST};
-pub use promise::Promise;
-pub use roster::{Flow, Roster, Share};
-pub use scheduler::{Mode, PROBE_BYTES, Scheduler};
-pub use why::Why;
-pub use written::NotAForecast;
+pub use forecast_codec::ForecastDecodeError;
+pub use history::{LinkHistory, LinkObservation, NetworkRates, SavedHistory, UpPeriod};
+pub use link_assignment::{LinkAssignment, LinkShare, ScheduledFlow};
+pub use link_choice::{
+    CostPolicy, DeadlineFallback, FREE_RATE_FIRST_BYTES_PER_S, FlowDemand, LinkCandidate,
+    LinkChoice, LinkClass, LinkWaitReason, METERED_RATE_FIRST_BYTES_PER_S, ParsePolicyError,
+    SIZE_UNKNOWN_BYTES, fastest_working, format_duration,
+};
+pub use playback::{PlaybackMeter, RATE_FIRST};
+pub use scheduler::{PROBE_BYTES, Scheduler, SchedulerMode};
+pub use stream_buffer::{BufferedStream, RefillThresholds, StreamBuffer, SwitchDelay};
+pub use wake_plan::{ScanPeriods, WakeNeeds, WakePlan, WakePlanner};

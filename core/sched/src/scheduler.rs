@@ -13,12 +13,12 @@
 //! that they probably will complete waits as long as the others can still do the rest; and small flows
 //! and the last bytes of large ones are paid for sooner, for they cost little and decide as much.
 
-use crate::choice::{Class, Policy};
-use crate::forecast::Hint;
-use crate::history::{History, Rates, Sight};
-use crate::outlook::Outlook;
-use crate::published;
-use crate::roster::{Flow, Roster, Share, by_deadline};
+use crate::algorithm_one;
+use crate::capacity_forecast::CapacityForecast;
+use crate::forecast::ForecastHint;
+use crate::history::{LinkHistory, LinkObservation, NetworkRates};
+use crate::link_assignment::{LinkAssignment, LinkShare, ScheduledFlow, by_deadline};
+use crate::link_choice::{CostPolicy, LinkClass};
 use d2tp_time::{Span, Time};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -26,7 +26,7 @@ use std::ops::Range;
 
 /// How it is decided who pays.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Mode {
+pub enum SchedulerMode {
     /// Nobody.
     FreeOnly,
     /// All, whenever no free link carries.
@@ -39,7 +39,7 @@ pub enum Mode {
         margin: f64,
     },
     /// What the outlook on the links says.
-    Outlook,
+    Forecast,
 }
 
 /// What a missed deadline is worth, in large flows paid for in vain. Higher: fewer are missed, more is
@@ -117,15 +117,15 @@ const ABOUT: f64 = 1.6;
 /// Links, and what is known of them.
 #[derive(Debug, Clone)]
 pub struct Scheduler {
-    mode: Mode,
-    links: Vec<History>,
+    mode: SchedulerMode,
+    links: Vec<LinkHistory>,
     /// Of the flows that came lately.
     sizes: VecDeque<u64>,
 }
 
 /// How things stand for the flows up to a deadline.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Standing {
+pub(crate) struct DeadlineOdds {
     /// How likely free links alone are in time.
     pub(crate) alone: f64,
     /// How likely all links together are not.
@@ -142,17 +142,17 @@ pub(crate) struct Standing {
 
 impl Scheduler {
     /// For links of these classes.
-    pub fn new(mode: Mode, classes: impl IntoIterator<Item = Class>) -> Scheduler {
+    pub fn new(mode: SchedulerMode, classes: impl IntoIterator<Item = LinkClass>) -> Scheduler {
         Scheduler {
             mode,
-            links: classes.into_iter().map(History::new).collect(),
+            links: classes.into_iter().map(LinkHistory::new).collect(),
             sizes: VecDeque::new(),
         }
     }
 
     /// Takes up a link that was not known before; returns its place.
-    pub fn add_link(&mut self, class: Class) -> usize {
-        self.links.push(History::new(class));
+    pub fn add_link(&mut self, class: LinkClass) -> usize {
+        self.links.push(LinkHistory::new(class));
         self.links.len() - 1
     }
 
@@ -163,62 +163,64 @@ impl Scheduler {
     }
 
     /// Says what a byte on a link costs from now on.
-    pub fn set_class(&mut self, link: usize, class: Class) {
+    pub fn set_class(&mut self, link: usize, class: LinkClass) {
         self.links[link].set_class(class);
     }
 
     /// What is known of the links.
-    pub fn links(&self) -> &[History] {
+    pub fn links(&self) -> &[LinkHistory] {
         &self.links
     }
 
     /// Takes down what is seen of the links, in their order: at each of their changes, and each second
     /// in which they are used.
-    pub fn see(&mut self, now: Time, sights: &[Sight]) {
+    pub fn observe(&mut self, now: Time, sights: &[LinkObservation]) {
         for (link, sight) in self.links.iter_mut().zip(sights) {
-            link.see(now, sight);
+            link.observe(now, sight);
         }
     }
 
     /// Puts what is recalled of a link in the place of what is known of it.
-    pub fn recall(&mut self, link: usize, history: History) {
+    pub fn restore_history(&mut self, link: usize, history: LinkHistory) {
         self.links[link] = history;
     }
 
     /// Another network is behind a link from now on; how fast the one before was, and how fast this one
     /// was before.
-    pub fn meet(&mut self, link: usize, rates: Rates) -> Rates {
+    pub fn switch_network(&mut self, link: usize, rates: NetworkRates) -> NetworkRates {
         let before = self.links[link].rates();
-        self.links[link].meet(rates);
+        self.links[link].switch_network(rates);
         before
     }
 
     /// What a forecast says of a link, here and now.
-    pub fn hint(&mut self, link: usize, hint: Hint) {
-        self.links[link].take_hint(hint);
+    pub fn set_hint(&mut self, link: usize, hint: ForecastHint) {
+        self.links[link].set_hint(hint);
     }
 
     /// Decides for all flows.
-    pub fn decide(&self, now: Time, flows: &[Flow]) -> Roster {
+    pub fn decide(&self, now: Time, flows: &[ScheduledFlow]) -> LinkAssignment {
         let order = by_deadline(flows);
-        if let Mode::AlgorithmOne { margin } = self.mode {
-            return published::roster(&self.links, flows, order, margin);
+        if let SchedulerMode::AlgorithmOne { margin } = self.mode {
+            return algorithm_one::assign(&self.links, flows, order, margin);
         }
         let no_free =
-            !(self.links.iter()).any(|link| link.class() == Class::Free && link.carries());
+            !(self.links.iter()).any(|link| link.class() == LinkClass::Free && link.carries());
         let found = match self.mode {
-            Mode::Outlook => self.by_outlook(now, flows, order),
-            Mode::Always => Found::all(order),
-            Mode::FreeFirst if no_free => Found::all(order),
-            Mode::FreeFirst | Mode::FreeOnly | Mode::AlgorithmOne { .. } => Found::none(order),
+            SchedulerMode::Forecast => self.by_outlook(now, flows, order),
+            SchedulerMode::Always => PayDecision::all(order),
+            SchedulerMode::FreeFirst if no_free => PayDecision::all(order),
+            SchedulerMode::FreeFirst
+            | SchedulerMode::FreeOnly
+            | SchedulerMode::AlgorithmOne { .. } => PayDecision::none(order),
         };
         let order = found.order;
-        let pays = |place: usize, flow: &Flow| {
+        let pays = |place: usize, flow: &ScheduledFlow| {
             let by_deadline = place < found.paying || found.late.contains(&place);
             let at_once = match flow.need.policy {
-                Policy::Fast => true,
-                Policy::Any => no_free,
-                Policy::FreeOnly | Policy::FreeFirst | Policy::Balanced => false,
+                CostPolicy::Fast => true,
+                CostPolicy::Any => no_free,
+                CostPolicy::FreeOnly | CostPolicy::FreeFirst | CostPolicy::Balanced => false,
             };
             flow.may_pay() && (by_deadline || at_once)
         };
@@ -229,26 +231,26 @@ impl Scheduler {
         let shares = self.shares(now, !payers.is_empty(), found.probe_after_s);
         let shortest_s = order.first().and_then(|n| flows[*n].left_s());
         let again_s = shortest_s.map_or(EPOCH_S.1, |left_s| left_s * EPOCH_SHARE);
-        Roster {
+        LinkAssignment {
             probed: order.iter().copied().find(|n| flows[*n].may_pay()),
             order,
             payers,
             shares,
-            again: Span::from_secs_f64(again_s.clamp(EPOCH_S.0, EPOCH_S.1)),
+            valid_for: Span::from_secs_f64(again_s.clamp(EPOCH_S.0, EPOCH_S.1)),
         }
     }
 
     /// The share of what all links are expected to carry that is needed, up to the deadline for which
     /// it is largest. Near one there is no time to lose; without deadlines it is nothing.
-    pub fn load(&self, now: Time, flows: &[Flow]) -> f64 {
+    pub fn load(&self, now: Time, flows: &[ScheduledFlow]) -> f64 {
         let order = by_deadline(flows);
         let due = order.iter().map_while(|n| flows[*n].left_s()).count();
         let places = looked_at(due, |place| flows[order[place]].left_s().unwrap_or(0.0));
         let horizons = places
             .iter()
             .filter_map(|place| flows[order[*place]].left_s());
-        let outlook = Outlook::new(now, &self.links, horizons);
-        let (mut due, mut next, mut load) = (Due::default(), 0, 0.0_f64);
+        let outlook = CapacityForecast::new(now, &self.links, horizons);
+        let (mut due, mut next, mut load) = (DueBytes::default(), 0, 0.0_f64);
         for (horizon, place) in places.into_iter().enumerate() {
             due.add(order[next..=place].iter().map(|n| &flows[*n]));
             next = place + 1;
@@ -258,52 +260,60 @@ impl Scheduler {
     }
 
     /// Those with a deadline, earliest first, and which of them will not be in time with the others.
-    pub(crate) fn in_order(&self, now: Time, flows: &[Flow]) -> (Vec<usize>, Late) {
+    pub(crate) fn in_order(&self, now: Time, flows: &[ScheduledFlow]) -> (Vec<usize>, LateFlows) {
         let mut order = by_deadline(flows);
         order.truncate(order.iter().map_while(|n| flows[*n].left_s()).count());
         let left_s = |place: usize| flows[order[place]].left_s().unwrap_or(0.0);
         let places = looked_at(order.len(), left_s);
         let horizons = places.iter().map(|place| left_s(*place));
-        let outlook = Outlook::new(now, &self.links, horizons);
-        let late = too_much(flows, &order, &places, &outlook);
+        let outlook = CapacityForecast::new(now, &self.links, horizons);
+        let late = late_flows(flows, &order, &places, &outlook);
         (order, late)
     }
 
     /// What a large flow is.
-    fn large(&self, flows: &[Flow]) -> f64 {
-        let sizes = flows.iter().map(Flow::size);
+    fn large(&self, flows: &[ScheduledFlow]) -> f64 {
+        let sizes = flows.iter().map(ScheduledFlow::size);
         let largest = sizes.chain(self.sizes.iter().copied()).max();
         largest.unwrap_or(1).max(1) as f64
     }
 
     /// Whether a flow with so much due until it, beside no other, would pay with so much time left.
-    pub(crate) fn pays_alone(&self, now: Time, flow: &Flow, due: Due, left_s: f64) -> bool {
-        let outlook = Outlook::new(now, self.links(), std::iter::once(left_s));
-        let standing = standing(&outlook, 0, due.until(&outlook, 0));
+    pub(crate) fn pays_alone(
+        &self,
+        now: Time,
+        flow: &ScheduledFlow,
+        due: DueBytes,
+        left_s: f64,
+    ) -> bool {
+        let outlook = CapacityForecast::new(now, self.links(), std::iter::once(left_s));
+        let standing = deadline_odds(&outlook, 0, due.until(&outlook, 0));
         let sizes = due.in_all() / self.large(std::slice::from_ref(flow));
         left_s <= LAST_LOOKS_S || is_worth(&standing, standing.risk, sizes, false)
     }
 
-    fn shares(&self, now: Time, paying: bool, probe_after_s: f64) -> Vec<Share> {
-        let share = |link: &History| match link.class() {
-            Class::Free => Share::All,
-            Class::Metered if paying => Share::Paid,
-            Class::Metered if link.unused_s(now) > probe_after_s => Share::Probe(PROBE_BYTES),
-            Class::Metered | Class::Roaming => Share::Nothing,
+    fn shares(&self, now: Time, paying: bool, probe_after_s: f64) -> Vec<LinkShare> {
+        let share = |link: &LinkHistory| match link.class() {
+            LinkClass::Free => LinkShare::All,
+            LinkClass::Metered if paying => LinkShare::Paid,
+            LinkClass::Metered if link.unused_s(now) > probe_after_s => {
+                LinkShare::Probe(PROBE_BYTES)
+            }
+            LinkClass::Metered | LinkClass::Roaming => LinkShare::Nothing,
         };
         self.links.iter().map(share).collect()
     }
 
-    fn by_outlook(&self, now: Time, flows: &[Flow], order: Vec<usize>) -> Found {
+    fn by_outlook(&self, now: Time, flows: &[ScheduledFlow], order: Vec<usize>) -> PayDecision {
         let due = order.iter().map_while(|n| flows[*n].left_s()).count();
         let left_s = |n: usize| flows[n].left_s().unwrap_or(0.0);
         let places = looked_at(due, |place| left_s(order[place]));
         let horizons: Vec<f64> = places.iter().map(|place| left_s(order[*place])).collect();
-        let outlook = Outlook::new(now, &self.links, horizons.iter().copied());
-        let late = too_much(flows, &order, &places, &outlook);
+        let outlook = CapacityForecast::new(now, &self.links, horizons.iter().copied());
+        let late = late_flows(flows, &order, &places, &outlook);
         let large = self.large(flows);
-        let mut found = Found::none(Vec::with_capacity(order.len()));
-        let (mut due_by, mut at_risk, mut next) = (Due::default(), 0.0, 0);
+        let mut found = PayDecision::none(Vec::with_capacity(order.len()));
+        let (mut due_by, mut at_risk, mut next) = (DueBytes::default(), 0.0, 0);
         for (horizon, place) in places.into_iter().enumerate() {
             let all = order[next..=place].iter().copied();
             next = place + 1;
@@ -314,13 +324,13 @@ impl Scheduler {
             let may_pay = group.filter(|flow| flow.may_pay());
             let balanced = may_pay
                 .clone()
-                .any(|flow| flow.need.policy == Policy::Balanced);
+                .any(|flow| flow.need.policy == CostPolicy::Balanced);
             let count = may_pay.count();
             if count == 0 {
                 continue;
             }
             let left_s = horizons[horizon];
-            let standing = standing(&outlook, horizon, due_by.until(&outlook, horizon));
+            let standing = deadline_odds(&outlook, horizon, due_by.until(&outlook, horizon));
             at_risk += standing.risk * count as f64;
             let is_last = left_s <= LAST_LOOKS_S;
             if is_last || is_worth(&standing, at_risk, due_by.in_all() / large, balanced) {
@@ -347,14 +357,14 @@ impl Scheduler {
 
 /// What is to be carried by a deadline.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Due {
+pub(crate) struct DueBytes {
     sized: f64,
     /// Of unknown size: guesses.
     guessed: f64,
 }
 
-impl Due {
-    pub(crate) fn add<'a>(&mut self, flows: impl Iterator<Item = &'a Flow>) {
+impl DueBytes {
+    pub(crate) fn add<'a>(&mut self, flows: impl Iterator<Item = &'a ScheduledFlow>) {
         for flow in flows {
             match flow.is_sized() {
                 true => self.sized += flow.bytes(),
@@ -369,7 +379,7 @@ impl Due {
 
     /// The same as far as it is taken to be needed until a horizon: what may be less than is guessed is not given up
     /// because all of that is beyond reach.
-    pub(crate) fn until(self, outlook: &Outlook, horizon: usize) -> f64 {
+    pub(crate) fn until(self, outlook: &CapacityForecast, horizon: usize) -> f64 {
         let reach = REACH * outlook.all_median(horizon) - self.sized;
         self.sized + self.guessed.min(reach.max(PROBE_BYTES as f64))
     }
@@ -377,12 +387,12 @@ impl Due {
 
 /// Flows that will not be in time with the others.
 #[derive(Debug, Default)]
-pub(crate) struct Late {
+pub(crate) struct LateFlows {
     /// By their place in the list; empty if there are none.
     flows: Vec<bool>,
 }
 
-impl Late {
+impl LateFlows {
     pub(crate) fn has(&self, flow: usize) -> bool {
         self.flows.get(flow).is_some_and(|late| *late)
     }
@@ -390,7 +400,7 @@ impl Late {
 
 /// What is decided of all flows.
 #[derive(Debug, Clone)]
-struct Found {
+struct PayDecision {
     /// The flows in the order in which links carry them.
     order: Vec<usize>,
     /// So many of them pay for their deadlines' sake.
@@ -401,9 +411,9 @@ struct Found {
     probe_after_s: f64,
 }
 
-impl Found {
-    fn none(order: Vec<usize>) -> Found {
-        Found {
+impl PayDecision {
+    fn none(order: Vec<usize>) -> PayDecision {
+        PayDecision {
             order,
             paying: 0,
             late: 0..0,
@@ -411,10 +421,10 @@ impl Found {
         }
     }
 
-    fn all(order: Vec<usize>) -> Found {
-        Found {
+    fn all(order: Vec<usize>) -> PayDecision {
+        PayDecision {
             paying: order.len(),
-            ..Found::none(order)
+            ..PayDecision::none(order)
         }
     }
 }
@@ -422,7 +432,12 @@ impl Found {
 /// Of those with a deadline, which to be late with so that the others can be in time: where all links
 /// surely do not carry what is due until then, first who has least priority, of these who needs most
 /// (Moore, 1968, with Hodgson's rule: it leaves as few late as can be). Nobody else waits for them.
-fn too_much(flows: &[Flow], order: &[usize], places: &[usize], outlook: &Outlook) -> Late {
+fn late_flows(
+    flows: &[ScheduledFlow],
+    order: &[usize],
+    places: &[usize],
+    outlook: &CapacityForecast,
+) -> LateFlows {
     // How much it is of a size that is not known will show when it begins.
     let own = |n: &usize| flows[*n].need.remaining_bytes.unwrap_or(0);
     let is_crowded = |horizon, bytes: u64| outlook.all_short_of(horizon, bytes as f64) > CROWDED;
@@ -432,7 +447,7 @@ fn too_much(flows: &[Flow], order: &[usize], places: &[usize], outlook: &Outlook
         next = place + 1;
         is_crowded(horizon, bytes)
     });
-    let mut late = Late::default();
+    let mut late = LateFlows::default();
     if !is_any {
         return late;
     }
@@ -477,10 +492,14 @@ fn looked_at(due: usize, left_s: impl Fn(usize) -> f64) -> Vec<usize> {
 }
 
 /// How it stands for `bytes` until a horizon of the outlook.
-pub(crate) fn standing(outlook: &Outlook, horizon: usize, bytes: f64) -> Standing {
+pub(crate) fn deadline_odds(
+    outlook: &CapacityForecast,
+    horizon: usize,
+    bytes: f64,
+) -> DeadlineOdds {
     let load = bytes / outlook.all_median(horizon).max(1.0);
     let short = |times: f64| outlook.all_short_of(horizon, bytes * times);
-    Standing {
+    DeadlineOdds {
         alone: outlook.free_reach(horizon, bytes),
         late: short(1.0),
         regret: outlook.free_reach(horizon, bytes * ALONE),
@@ -495,7 +514,7 @@ pub(crate) fn standing(outlook: &Outlook, horizon: usize, bytes: f64) -> Standin
 
 /// Whether to pay now: `at_risk` is the risk of all flows so far together, `sizes` what they still
 /// need, in large flows.
-fn is_worth(standing: &Standing, at_risk: f64, sizes: f64, balanced: bool) -> bool {
+fn is_worth(standing: &DeadlineOdds, at_risk: f64, sizes: f64, balanced: bool) -> bool {
     let price = if balanced { PRICE_BALANCED } else { PRICE };
     // A little is worth less than its share, and a regret that is not sure less than its probability.
     let regret = sizes * sizes.sqrt().sqrt() * standing.regret * standing.regret;
@@ -506,18 +525,18 @@ fn is_worth(standing: &Standing, at_risk: f64, sizes: f64, balanced: bool) -> bo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::choice::{IfLate, Need};
+    use crate::link_choice::{DeadlineFallback, FlowDemand};
     use std::time::Duration;
 
-    const CLASSES: [Class; 2] = [Class::Free, Class::Metered];
+    const CLASSES: [LinkClass; 2] = [LinkClass::Free, LinkClass::Metered];
 
-    fn flow(bytes: u64, left_s: f64, policy: Policy) -> Flow {
-        Flow {
-            need: Need {
+    fn flow(bytes: u64, left_s: f64, policy: CostPolicy) -> ScheduledFlow {
+        ScheduledFlow {
+            need: FlowDemand {
                 remaining_bytes: Some(bytes),
                 left: Some(Duration::from_secs_f64(left_s)),
                 policy,
-                if_late: IfLate::Cell,
+                if_late: DeadlineFallback::Cell,
                 metered_bytes_left: None,
             },
             size_bytes: bytes,
@@ -525,30 +544,30 @@ mod tests {
         }
     }
 
-    fn free_first(bytes: u64, left_s: f64) -> Flow {
-        flow(bytes, left_s, Policy::FreeFirst)
+    fn free_first(bytes: u64, left_s: f64) -> ScheduledFlow {
+        flow(bytes, left_s, CostPolicy::FreeFirst)
     }
 
     /// After links were used for so long at these rates; none: the link is not there.
-    fn after(mode: Mode, stays: &[(u64, [Option<u64>; 2])]) -> (Scheduler, Time) {
+    fn after(mode: SchedulerMode, stays: &[(u64, [Option<u64>; 2])]) -> (Scheduler, Time) {
         let mut scheduler = Scheduler::new(mode, CLASSES);
         let mut now = Time::ZERO;
         for (seconds, rates) in stays {
             for _ in 0..*seconds {
-                let sight = |rate: Option<u64>| Sight {
+                let sight = |rate: Option<u64>| LinkObservation {
                     up: rate.is_some(),
                     bytes: rate.unwrap_or(0),
                     busy: Span::from_secs(u64::from(rate.is_some())),
                 };
                 now += Span::from_secs(1);
-                scheduler.see(now, &rates.map(sight));
+                scheduler.observe(now, &rates.map(sight));
             }
         }
         (scheduler, now)
     }
 
-    fn pays(stays: &[(u64, [Option<u64>; 2])], flows: &[Flow]) -> usize {
-        let (scheduler, now) = after(Mode::Outlook, stays);
+    fn pays(stays: &[(u64, [Option<u64>; 2])], flows: &[ScheduledFlow]) -> usize {
+        let (scheduler, now) = after(SchedulerMode::Forecast, stays);
         scheduler.decide(now, flows).payers.len()
     }
 
@@ -579,7 +598,7 @@ mod tests {
     fn the_rest_of_a_flow_is_paid_for_sooner_than_its_beginning() {
         let stays = [(60, [WIFI, CELL]), (60, [None, CELL])];
         let whole = free_first(30_000_000, 120.0);
-        let rest = Flow {
+        let rest = ScheduledFlow {
             size_bytes: 3_000_000_000,
             ..whole.clone()
         };
@@ -589,24 +608,24 @@ mod tests {
     #[test]
     fn flows_that_must_not_pay_never_do() {
         let stays = [(60, [None, CELL])];
-        let broke = Flow {
-            need: Need {
+        let broke = ScheduledFlow {
+            need: FlowDemand {
                 metered_bytes_left: Some(0),
                 ..free_first(1, 1.0).need
             },
             ..free_first(1, 1.0)
         };
-        let patient = Flow {
-            need: Need {
-                if_late: IfLate::Wait,
+        let patient = ScheduledFlow {
+            need: FlowDemand {
+                if_late: DeadlineFallback::Wait,
                 ..free_first(1, 1.0).need
             },
             ..free_first(1, 1.0)
         };
-        let never = flow(50_000_000, 10.0, Policy::FreeOnly);
+        let never = flow(50_000_000, 10.0, CostPolicy::FreeOnly);
         let urgent = free_first(50_000_000, 30.0);
         let flows = [never, broke, patient, urgent];
-        let (scheduler, now) = after(Mode::Outlook, &stays);
+        let (scheduler, now) = after(SchedulerMode::Forecast, &stays);
         let roster = scheduler.decide(now, &flows);
         assert_eq!(roster.payers, [3]);
         assert_eq!(roster.carried_by(1).0, [3]);
@@ -616,8 +635,8 @@ mod tests {
     #[test]
     fn fast_pays_at_once_and_any_when_no_free_link_carries() {
         let flows = [
-            flow(1, 3_600.0, Policy::Fast),
-            flow(1, 3_600.0, Policy::Any),
+            flow(1, 3_600.0, CostPolicy::Fast),
+            flow(1, 3_600.0, CostPolicy::Any),
         ];
         assert_eq!(pays(&[(60, [WIFI, CELL])], &flows), 1);
         assert_eq!(pays(&[(60, [None, CELL])], &flows), 2);
@@ -625,41 +644,44 @@ mod tests {
 
     #[test]
     fn a_roaming_link_carries_nothing() {
-        let mut scheduler = Scheduler::new(Mode::Outlook, [Class::Roaming]);
-        let sight = Sight {
+        let mut scheduler = Scheduler::new(SchedulerMode::Forecast, [LinkClass::Roaming]);
+        let sight = LinkObservation {
             up: true,
-            ..Sight::default()
+            ..LinkObservation::default()
         };
-        scheduler.see(Time::ZERO, &[sight]);
+        scheduler.observe(Time::ZERO, &[sight]);
         let roster = scheduler.decide(Time::ZERO, &[free_first(1_000_000_000, 1.0)]);
         assert_eq!(roster.carried_by(0), (&[][..], 0));
     }
 
     #[test]
     fn a_link_that_was_never_used_is_probed_before_it_is_needed() {
-        let mut scheduler = Scheduler::new(Mode::Outlook, CLASSES);
-        let up = Sight {
+        let mut scheduler = Scheduler::new(SchedulerMode::Forecast, CLASSES);
+        let up = LinkObservation {
             up: true,
-            ..Sight::default()
+            ..LinkObservation::default()
         };
-        scheduler.see(Time::ZERO, &[Sight::default(), up]);
+        scheduler.observe(Time::ZERO, &[LinkObservation::default(), up]);
         let early = [free_first(100_000_000, 36_000.0)];
         let roster = scheduler.decide(Time::ZERO, &early);
         assert_eq!(roster.carried_by(1), (&[0][..], PROBE_BYTES));
-        let probed = Sight {
+        let probed = LinkObservation {
             bytes: PROBE_BYTES,
             busy: Span::from_millis(50),
             ..up
         };
-        scheduler.see(Time::from_secs_f64(1.0), &[Sight::default(), probed]);
+        scheduler.observe(
+            Time::from_secs_f64(1.0),
+            &[LinkObservation::default(), probed],
+        );
         let roster = scheduler.decide(Time::from_secs_f64(1.0), &early);
         assert_eq!(roster.carried_by(1).1, 0);
     }
 
     #[test]
     fn load_is_near_one_where_there_is_no_time_to_lose() {
-        let (scheduler, now) = after(Mode::Outlook, &[(60, [None, CELL])]);
-        let load = |flows: &[Flow]| scheduler.load(now, flows);
+        let (scheduler, now) = after(SchedulerMode::Forecast, &[(60, [None, CELL])]);
+        let load = |flows: &[ScheduledFlow]| scheduler.load(now, flows);
         assert_eq!(load(&[]), 0.0);
         let one = free_first(50_000_000, 60.0);
         assert!((0.6..1.1).contains(&load(std::slice::from_ref(&one))));
@@ -671,47 +693,47 @@ mod tests {
 
     #[test]
     fn a_link_may_come_later_and_cost_something_else_then() {
-        let mut scheduler = Scheduler::new(Mode::Outlook, []);
-        let link = scheduler.add_link(Class::Metered);
-        let up = Sight {
+        let mut scheduler = Scheduler::new(SchedulerMode::Forecast, []);
+        let link = scheduler.add_link(LinkClass::Metered);
+        let up = LinkObservation {
             up: true,
-            ..Sight::default()
+            ..LinkObservation::default()
         };
-        scheduler.see(Time::ZERO, &[up]);
+        scheduler.observe(Time::ZERO, &[up]);
         let urgent = [free_first(50_000_000, 10.0)];
         assert_eq!(scheduler.decide(Time::ZERO, &urgent).payers, [0]);
-        scheduler.set_class(link, Class::Free);
+        scheduler.set_class(link, LinkClass::Free);
         let roster = scheduler.decide(Time::ZERO, &urgent);
-        assert_eq!(roster.shares, [Share::All]);
+        assert_eq!(roster.shares, [LinkShare::All]);
     }
 
     #[test]
     fn algorithm_one_is_on_one_link_and_looks_at_the_metered_rate_alone() {
         let stays = [(60, [WIFI, CELL])];
         let shares = |left_s| {
-            let (scheduler, now) = after(Mode::AlgorithmOne { margin: 0.0 }, &stays);
+            let (scheduler, now) = after(SchedulerMode::AlgorithmOne { margin: 0.0 }, &stays);
             scheduler
                 .decide(now, &[free_first(20_000_000, left_s)])
                 .shares
         };
-        assert_eq!(shares(21.0), [Share::All, Share::Nothing]);
+        assert_eq!(shares(21.0), [LinkShare::All, LinkShare::Nothing]);
         // Urgent, and Wi-Fi is the faster one.
-        assert_eq!(shares(19.0), [Share::All, Share::Nothing]);
+        assert_eq!(shares(19.0), [LinkShare::All, LinkShare::Nothing]);
         let (scheduler, now) = after(
-            Mode::AlgorithmOne { margin: 0.0 },
+            SchedulerMode::AlgorithmOne { margin: 0.0 },
             &[(60, [Some(100_000), CELL])],
         );
         let urgent = scheduler.decide(now, &[free_first(20_000_000, 19.0)]);
-        assert_eq!(urgent.shares, [Share::Nothing, Share::Paid]);
+        assert_eq!(urgent.shares, [LinkShare::Nothing, LinkShare::Paid]);
     }
 
     #[test]
     fn when_not_all_can_be_in_time_the_highest_priority_goes_first() {
         let stays = [(60, [None, CELL])];
-        let (scheduler, now) = after(Mode::Outlook, &stays);
+        let (scheduler, now) = after(SchedulerMode::Forecast, &stays);
         let first = |bytes: u64| {
             let low = free_first(bytes, 50.0);
-            let high = Flow {
+            let high = ScheduledFlow {
                 priority: 5,
                 ..free_first(30_000_000, 60.0)
             };
@@ -723,15 +745,15 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_flow_that_cannot_be_in_time() {
-        let (scheduler, now) = after(Mode::Outlook, &[(60, [WIFI, None])]);
-        let order = |flows: &[Flow]| scheduler.decide(now, flows).order;
+        let (scheduler, now) = after(SchedulerMode::Forecast, &[(60, [WIFI, None])]);
+        let order = |flows: &[ScheduledFlow]| scheduler.decide(now, flows).order;
         let [huge, small, tiny] = [
             free_first(200_000_000, 20.0),
             free_first(10_000_000, 60.0),
             free_first(1_000_000, 30.0),
         ];
-        let undated = Flow {
-            need: Need {
+        let undated = ScheduledFlow {
+            need: FlowDemand {
                 left: None,
                 ..tiny.need.clone()
             },
@@ -750,8 +772,8 @@ mod tests {
         let roster = order(&[a, b, c, less]);
         assert!(roster[..2].contains(&3), "{roster:?}");
         // How large it is will show when it has begun.
-        let unknown = Flow {
-            need: Need {
+        let unknown = ScheduledFlow {
+            need: FlowDemand {
                 remaining_bytes: None,
                 ..free_first(1, 5.0).need
             },
@@ -763,16 +785,16 @@ mod tests {
     /// Seconds before its deadline from which on a flow pays: after five seconds of Wi-Fi that goes with 45 s left,
     /// beside a link that costs and was never used.
     fn begins_to_pay(remaining_bytes: Option<u64>, size_bytes: u64) -> u64 {
-        let (mut scheduler, now) = after(Mode::Outlook, &[(5, [WIFI, None])]);
+        let (mut scheduler, now) = after(SchedulerMode::Forecast, &[(5, [WIFI, None])]);
         let mut flow = free_first(size_bytes, 0.0);
         flow.need.remaining_bytes = remaining_bytes;
-        let unused = Sight {
+        let unused = LinkObservation {
             up: true,
-            ..Sight::default()
+            ..LinkObservation::default()
         };
         let mut pays_from = (1..=45_u64).rev().filter(|left_s| {
             let now = now + Span::from_secs(46 - left_s);
-            scheduler.see(now, &[Sight::default(), unused]);
+            scheduler.observe(now, &[LinkObservation::default(), unused]);
             flow.need.left = Some(Duration::from_secs(*left_s));
             !scheduler
                 .decide(now, std::slice::from_ref(&flow))
@@ -798,7 +820,10 @@ mod tests {
 
     #[test]
     fn what_brought_much_is_taken_to_bring_as_much_again() {
-        let (scheduler, now) = after(Mode::Outlook, &[(600, [WIFI, CELL]), (900, [None, CELL])]);
+        let (scheduler, now) = after(
+            SchedulerMode::Forecast,
+            &[(600, [WIFI, CELL]), (900, [None, CELL])],
+        );
         let left_s_at_start = |came: u64| {
             let mut flow = free_first(came, 3_600.0);
             flow.need.remaining_bytes = None;
@@ -813,7 +838,7 @@ mod tests {
     #[test]
     fn beside_large_flows_small_ones_are_paid_for_sooner() {
         let stays = [(60, [WIFI, CELL]), (60, [None, CELL])];
-        let (mut scheduler, now) = after(Mode::Outlook, &stays);
+        let (mut scheduler, now) = after(SchedulerMode::Forecast, &stays);
         let small = [free_first(5_000_000, 25.0)];
         assert!(scheduler.decide(now, &small).payers.is_empty());
         scheduler.note_size(500_000_000);
@@ -826,7 +851,7 @@ mod tests {
     #[test]
     fn the_last_looks_leave_nothing_to_chance() {
         // Never measured, so a few bytes would look safe until it is too late.
-        let (scheduler, now) = after(Mode::Outlook, &[(1, [None, Some(0)])]);
+        let (scheduler, now) = after(SchedulerMode::Forecast, &[(1, [None, Some(0)])]);
         for bytes in [2_000, 150_000] {
             let roster = scheduler.decide(now, &[free_first(bytes, 1.5)]);
             assert_eq!(roster.payers, [0], "{bytes}");
@@ -836,23 +861,23 @@ mod tests {
     #[test]
     fn the_same_history_decides_the_same() {
         let stays = [(90, [WIFI, CELL]), (30, [None, CELL])];
-        let flows: Vec<Flow> = (1..50u32)
+        let flows: Vec<ScheduledFlow> = (1..50u32)
             .map(|n| free_first(u64::from(n) * 100_000, f64::from(n) * 7.0))
             .collect();
-        let (a, now) = after(Mode::Outlook, &stays);
-        let (b, _) = after(Mode::Outlook, &stays);
+        let (a, now) = after(SchedulerMode::Forecast, &stays);
+        let (b, _) = after(SchedulerMode::Forecast, &stays);
         assert_eq!(a.decide(now, &flows), b.decide(now, &flows));
     }
 
     #[test]
     fn of_many_flows_an_urgent_one_pays_and_those_far_behind_it_do_not() {
         let stays = [(600, [WIFI, CELL])];
-        let mut flows: Vec<Flow> = (0..10_000u32)
+        let mut flows: Vec<ScheduledFlow> = (0..10_000u32)
             .map(|n| free_first(1_000, 100_000.0 + f64::from(n)))
             .collect();
         assert_eq!(pays(&stays, &flows), 0);
         flows.push(free_first(70_000_000, 26.0));
-        let (scheduler, now) = after(Mode::Outlook, &stays);
+        let (scheduler, now) = after(SchedulerMode::Forecast, &stays);
         let roster = scheduler.decide(now, &flows);
         assert!(roster.payers.contains(&10_000));
         assert!(roster.payers.len() < 1_000, "{}", roster.payers.len());

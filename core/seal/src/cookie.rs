@@ -40,15 +40,15 @@ fn equal(a: &[u8], b: &[u8]) -> bool {
 }
 
 /// The two sums at the end of a SYN.
-pub struct Macs;
+pub struct SynMacs;
 
-impl Macs {
+impl SynMacs {
     /// Bytes both sums take.
     pub const BYTES: usize = 32;
 
-    /// Fills the last [`Macs::BYTES`] bytes of `syn`. Without a cookie `mac2` is zero.
+    /// Fills the last [`SynMacs::BYTES`] bytes of `syn`. Without a cookie `mac2` is zero.
     pub fn write(syn: &mut [u8], server: &PublicKey, cookie: Option<&[u8; COOKIE_BYTES]>) {
-        let at = syn.len() - Macs::BYTES;
+        let at = syn.len() - SynMacs::BYTES;
         let key = hmac::Key::new(hmac::HMAC_SHA256, &keyed(b"d2tp mac1", server));
         let mac1 = sum(&key, &[&syn[..at]]);
         syn[at..at + 16].copy_from_slice(&mac1);
@@ -63,14 +63,14 @@ impl Macs {
 
     /// The `mac1` of a SYN, to which a cookie is bound.
     pub fn mac1(syn: &[u8]) -> Option<[u8; 16]> {
-        let at = syn.len().checked_sub(Macs::BYTES)?;
+        let at = syn.len().checked_sub(SynMacs::BYTES)?;
         syn[at..at + 16].try_into().ok()
     }
 }
 
 /// A server's secrets for cookies and tokens. Cookies live between one and two periods of the
 /// caller's rotation.
-pub struct CookieJar {
+pub struct CookieSecrets {
     mac1: hmac::Key,
     sealing: aead::LessSafeKey,
     secrets: [hmac::Key; 2],
@@ -93,12 +93,12 @@ fn address_bytes(from: SocketAddr) -> [u8; 18] {
     out
 }
 
-impl CookieJar {
+impl CookieSecrets {
     /// Secrets of the server whose key this is; `seed` fresh at every start, `token_seed` kept
     /// across restarts so that old sessions can still be told that they are unknown.
     pub fn new(server: &PublicKey, seed: [u8; 32], token_seed: [u8; 32]) -> Self {
         let secret = hmac::Key::new(hmac::HMAC_SHA256, &seed);
-        CookieJar {
+        CookieSecrets {
             mac1: hmac::Key::new(hmac::HMAC_SHA256, &keyed(b"d2tp mac1", server)),
             sealing: cookie_key(server),
             secrets: [secret.clone(), secret],
@@ -113,15 +113,15 @@ impl CookieJar {
     }
 
     /// Whether a SYN's sender knows our public key.
-    pub fn knows_us(&self, syn: &[u8]) -> bool {
-        let Some(at) = syn.len().checked_sub(Macs::BYTES) else {
+    pub fn verify_mac1(&self, syn: &[u8]) -> bool {
+        let Some(at) = syn.len().checked_sub(SynMacs::BYTES) else {
             return false;
         };
         equal(&sum(&self.mac1, &[&syn[..at]]), &syn[at..at + 16])
     }
 
     /// Whether a SYN's sender proved that it receives at `from`.
-    pub fn proved(&self, syn: &[u8], from: SocketAddr) -> bool {
+    pub fn verify_mac2(&self, syn: &[u8], from: SocketAddr) -> bool {
         let Some(at) = syn.len().checked_sub(16) else {
             return false;
         };
@@ -173,7 +173,7 @@ pub fn open_cookie(
 }
 
 /// Whether an UNKNOWN answer's token is the one promised with the connection id.
-pub fn unknown_token(promised: &[u8; TOKEN_BYTES], got: &[u8]) -> bool {
+pub fn verify_unknown_token(promised: &[u8; TOKEN_BYTES], got: &[u8]) -> bool {
     equal(promised, got)
 }
 
@@ -184,36 +184,38 @@ mod tests {
     #[test]
     fn a_cookie_counts_only_at_the_address_it_was_sent_to() {
         let server = PublicKey([5; 32]);
-        let mut jar = CookieJar::new(&server, [1; 32], [2; 32]);
+        let mut jar = CookieSecrets::new(&server, [1; 32], [2; 32]);
         let here: SocketAddr = "192.0.2.1:7000".parse().unwrap();
         let there: SocketAddr = "192.0.2.1:7001".parse().unwrap();
         let mut syn = vec![7; 100];
-        Macs::write(&mut syn, &server, None);
-        assert!(jar.knows_us(&syn) && !jar.proved(&syn, here));
-        let mac1 = Macs::mac1(&syn).unwrap();
+        SynMacs::write(&mut syn, &server, None);
+        assert!(jar.verify_mac1(&syn) && !jar.verify_mac2(&syn, here));
+        let mac1 = SynMacs::mac1(&syn).unwrap();
         let sealed = jar.seal_cookie(mac1, here, [3; 12]);
         assert!(
             open_cookie(&server, [0; 16], [3; 12], &sealed).is_err(),
             "bound to the SYN"
         );
         let cookie = open_cookie(&server, mac1, [3; 12], &sealed).unwrap();
-        Macs::write(&mut syn, &server, Some(&cookie));
-        assert!(jar.proved(&syn, here) && !jar.proved(&syn, there));
+        SynMacs::write(&mut syn, &server, Some(&cookie));
+        assert!(jar.verify_mac2(&syn, here) && !jar.verify_mac2(&syn, there));
         jar.rotate([9; 32]);
         assert!(
-            jar.proved(&syn, here),
+            jar.verify_mac2(&syn, here),
             "the cookie of the period before still counts"
         );
         jar.rotate([8; 32]);
-        assert!(!jar.proved(&syn, here));
+        assert!(!jar.verify_mac2(&syn, here));
     }
 
     #[test]
     fn who_does_not_know_the_key_is_not_heard() {
-        let jar = CookieJar::new(&PublicKey([5; 32]), [1; 32], [2; 32]);
+        let jar = CookieSecrets::new(&PublicKey([5; 32]), [1; 32], [2; 32]);
         let mut syn = vec![7; 100];
-        Macs::write(&mut syn, &PublicKey([6; 32]), None);
-        assert!(!jar.knows_us(&syn));
-        assert!(!jar.knows_us(&[0; 10]) && !jar.proved(&[0; 3], "[::1]:1".parse().unwrap()));
+        SynMacs::write(&mut syn, &PublicKey([6; 32]), None);
+        assert!(!jar.verify_mac1(&syn));
+        assert!(
+            !jar.verify_mac1(&[0; 10]) && !jar.verify_mac2(&[0; 3], "[::1]:1".parse().unwrap())
+        );
     }
 }

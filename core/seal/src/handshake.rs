@@ -13,8 +13,8 @@
 
 use crate::SealError;
 use crate::host_key::{PublicKey, SecretKey};
-use crate::noise::{PATTERN, PATTERN_BY_TICKET, Resolver};
-use crate::ticket::Ticket;
+use crate::noise::{NoiseResolver, PATTERN, PATTERN_BY_TICKET};
+use crate::ticket::SessionTicket;
 
 /// Bytes a Noise message 1 adds to its payload: ephemeral key, sealed static key, tag.
 pub const SYN_OVERHEAD_BYTES: usize = 32 + 48 + 16;
@@ -25,7 +25,7 @@ pub const SYN_ACK_OVERHEAD_BYTES: usize = 32 + 16;
 
 /// What a finished handshake leaves: a secret per direction and the transcript's hash.
 #[derive(Clone)]
-pub struct Secrets {
+pub struct HandshakeSecrets {
     /// For packets of the initiator.
     pub(crate) initiator: [u8; 32],
     /// For packets of the responder.
@@ -34,7 +34,7 @@ pub struct Secrets {
     pub(crate) transcript: [u8; 32],
 }
 
-impl Drop for Secrets {
+impl Drop for HandshakeSecrets {
     fn drop(&mut self) {
         self.initiator.fill(0);
         self.responder.fill(0);
@@ -57,22 +57,27 @@ pub struct Responder {
 fn builder(pattern: &str, seed: [u8; 32], local: &SecretKey) -> snow::Builder<'static> {
     let params = pattern.parse().expect("the pattern is a constant");
     let local = local.clone();
-    snow::Builder::with_resolver(params, Box::new(Resolver { seed, local }))
+    snow::Builder::with_resolver(params, Box::new(NoiseResolver { seed, local }))
 }
 
 /// What both ends of a handshake by ticket agree on: which server, which device, which ticket.
-fn by_ticket(prologue: &[u8], server: &PublicKey, device: &PublicKey, ticket: &Ticket) -> Vec<u8> {
+fn by_ticket(
+    prologue: &[u8],
+    server: &PublicKey,
+    device: &PublicKey,
+    ticket: &SessionTicket,
+) -> Vec<u8> {
     [prologue, &server.0, &device.0, &ticket.bytes].concat()
 }
 
-fn secrets_of(state: &mut snow::HandshakeState) -> Secrets {
+fn secrets_of(state: &mut snow::HandshakeState) -> HandshakeSecrets {
     // snow calls taking the split keys risky because it cannot keep nonces from being used twice
     // outside. Here it is safe: the keys go into HKDF at once, and packet numbers never recur
     // within a path id, nor path ids within a handshake (R-SEAL-2).
     let (initiator, responder) = state.dangerously_get_raw_split();
     let mut transcript = [0; 32];
     transcript.copy_from_slice(&state.get_handshake_hash()[..32]);
-    Secrets {
+    HandshakeSecrets {
         initiator,
         responder,
         transcript,
@@ -112,7 +117,7 @@ impl Initiator {
     pub fn start_by_ticket(
         local: &SecretKey,
         remote: &PublicKey,
-        ticket: &Ticket,
+        ticket: &SessionTicket,
         prologue: &[u8],
         seed: [u8; 32],
         payload: &[u8],
@@ -141,7 +146,7 @@ impl Initiator {
         &mut self,
         message: &[u8],
         payload: &mut [u8],
-    ) -> Result<(Secrets, usize), SealError> {
+    ) -> Result<(HandshakeSecrets, usize), SealError> {
         let n = self
             .state
             .read_message(message, payload)
@@ -183,7 +188,7 @@ impl Responder {
     pub fn read_by_ticket(
         local: &SecretKey,
         peer: PublicKey,
-        ticket: &Ticket,
+        ticket: &SessionTicket,
         prologue: &[u8],
         seed: [u8; 32],
         message: &[u8],
@@ -213,7 +218,11 @@ impl Responder {
     }
 
     /// Writes message 2 with `payload` into `out`; returns its length and the session's secrets.
-    pub fn answer(mut self, payload: &[u8], out: &mut [u8]) -> Result<(Secrets, usize), SealError> {
+    pub fn answer(
+        mut self,
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<(HandshakeSecrets, usize), SealError> {
         let n = self
             .state
             .write_message(payload, out)
@@ -225,7 +234,7 @@ impl Responder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ticket::{Holder, TicketPress};
+    use crate::ticket::{TicketHolder, TicketIssuer};
 
     fn keys() -> (SecretKey, SecretKey) {
         (
@@ -276,21 +285,21 @@ mod tests {
     #[test]
     fn by_ticket_both_ends_reach_the_same_secrets_and_nobody_else_does() {
         let (device, server) = keys();
-        let press = TicketPress::new([9; 32]);
-        let holder = Holder {
+        let press = TicketIssuer::new([9; 32]);
+        let holder = TicketHolder {
             peer: device.public(),
             instance: 1,
             epoch: 1,
         };
         let ticket = press.issue([7; 16], &holder);
-        let start = |ticket: &Ticket, out: &mut [u8]| {
+        let start = |ticket: &SessionTicket, out: &mut [u8]| {
             let remote = server.public();
             Initiator::start_by_ticket(&device, &remote, ticket, b"p", [3; 32], b"hello", out)
         };
         let (mut m1, mut p) = ([0; 256], [0; 256]);
         let (mut i, n1) = start(&ticket, &mut m1).unwrap();
         assert_eq!(n1, WAKE_OVERHEAD_BYTES + 5);
-        let read = |peer: &SecretKey, ticket: &Ticket, prologue: &[u8], p: &mut [u8]| {
+        let read = |peer: &SecretKey, ticket: &SessionTicket, prologue: &[u8], p: &mut [u8]| {
             let (peer, seed) = (peer.public(), [4; 32]);
             Responder::read_by_ticket(&server, peer, ticket, prologue, seed, &m1[..n1], p)
         };

@@ -14,9 +14,9 @@ pub struct PublicKey(pub [u8; 32]);
 
 /// A host's private key. Whoever holds it is that host. Copies share one place in memory.
 #[derive(Clone)]
-pub struct SecretKey(Arc<Pair>);
+pub struct SecretKey(Arc<KeyPair>);
 
-struct Pair {
+struct KeyPair {
     secret: [u8; 32],
     public: PublicKey,
     /// Ready to be multiplied with: to make it anew is a point multiplication of its own.
@@ -48,7 +48,7 @@ impl SecretKey {
                 .try_into()
                 .expect("X25519 keys have 32 bytes"),
         );
-        SecretKey(Arc::new(Pair {
+        SecretKey(Arc::new(KeyPair {
             secret,
             public,
             key,
@@ -117,7 +117,7 @@ impl fmt::Debug for SecretKey {
     }
 }
 
-impl Drop for Pair {
+impl Drop for KeyPair {
     fn drop(&mut self) {
         self.secret.fill(0);
         // Keeps the compiler from dropping the write above as dead.

@@ -22,14 +22,15 @@ mod vectors;
 #[cfg(test)]
 mod wycheproof;
 
-pub use cookie::{CookieJar, Macs, open_cookie, unknown_token};
+pub use cookie::{CookieSecrets, SynMacs, open_cookie, verify_unknown_token};
 pub use handshake::{
-    Initiator, Responder, SYN_ACK_OVERHEAD_BYTES, SYN_OVERHEAD_BYTES, Secrets, WAKE_OVERHEAD_BYTES,
+    HandshakeSecrets, Initiator, Responder, SYN_ACK_OVERHEAD_BYTES, SYN_OVERHEAD_BYTES,
+    WAKE_OVERHEAD_BYTES,
 };
 pub use host_key::{KeyTextError, PublicKey, SecretKey};
-pub use packet_keys::{KEY_UPDATE_PACKETS, Opened, PacketKeys, Suite};
+pub use packet_keys::{CipherSuite, KEY_UPDATE_PACKETS, OpenedPacket, PacketKeys};
 pub use rng::Rng;
-pub use ticket::{Holder, TICKET_BYTES, Ticket, TicketPress};
+pub use ticket::{SessionTicket, TICKET_BYTES, TicketHolder, TicketIssuer};
 
 /// Why a sealed thing was not accepted. Says no more: a peer must not learn from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

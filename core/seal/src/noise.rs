@@ -16,15 +16,15 @@ pub(crate) const PATTERN_BY_TICKET: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256
 
 /// Gives `snow` our primitives and, as its randomness, one seed handed in by the caller. It knows
 /// the host's own key, so that none of its handshakes computes the public half again.
-pub(crate) struct Resolver {
+pub(crate) struct NoiseResolver {
     pub(crate) seed: [u8; 32],
     pub(crate) local: SecretKey,
 }
 
 /// Hands out its seed once: a handshake message draws one ephemeral key and nothing else.
-struct OneSeed(Option<[u8; 32]>);
+struct SingleSeedRng(Option<[u8; 32]>);
 
-impl Random for OneSeed {
+impl Random for SingleSeedRng {
     fn try_fill_bytes(&mut self, dest: &mut [u8]) -> Result<(), snow::Error> {
         let seed = self.0.take().ok_or(snow::Error::Rng)?;
         if dest.len() != seed.len() {
@@ -37,23 +37,23 @@ impl Random for OneSeed {
 
 pub(crate) struct X25519 {
     host: SecretKey,
-    held: Held,
+    held: DhKey,
 }
 
-enum Held {
+enum DhKey {
     Nothing,
     /// The host's own.
     Host,
-    Ephemeral(Box<Ephemeral>),
+    Ephemeral(Box<EphemeralKey>),
 }
 
-struct Ephemeral {
+struct EphemeralKey {
     private: [u8; 32],
     public: [u8; 32],
     key: agreement::PrivateKey,
 }
 
-impl Drop for Ephemeral {
+impl Drop for EphemeralKey {
     fn drop(&mut self) {
         self.private.fill(0);
         // Keeps the compiler from dropping the write above as dead.
@@ -66,7 +66,7 @@ impl X25519 {
     pub(crate) fn of(host: &SecretKey) -> Self {
         X25519 {
             host: host.clone(),
-            held: Held::Nothing,
+            held: DhKey::Nothing,
         }
     }
 }
@@ -83,7 +83,7 @@ impl Dh for X25519 {
     }
     fn set(&mut self, privkey: &[u8]) {
         if self.host.is(privkey) {
-            self.held = Held::Host;
+            self.held = DhKey::Host;
             return;
         }
         let key = agreement::PrivateKey::from_private_key(&agreement::X25519, privkey)
@@ -92,7 +92,7 @@ impl Dh for X25519 {
             .compute_public_key()
             .expect("X25519 public keys always exist");
         let bytes = |b: &[u8]| b.try_into().expect("X25519 keys have 32 bytes");
-        self.held = Held::Ephemeral(Box::new(Ephemeral {
+        self.held = DhKey::Ephemeral(Box::new(EphemeralKey {
             private: bytes(privkey),
             public: bytes(public.as_ref()),
             key,
@@ -106,23 +106,23 @@ impl Dh for X25519 {
     }
     fn pubkey(&self) -> &[u8] {
         match &self.held {
-            Held::Nothing => &[0; 32],
-            Held::Host => self.host.public_bytes(),
-            Held::Ephemeral(pair) => &pair.public,
+            DhKey::Nothing => &[0; 32],
+            DhKey::Host => self.host.public_bytes(),
+            DhKey::Ephemeral(pair) => &pair.public,
         }
     }
     fn privkey(&self) -> &[u8] {
         match &self.held {
-            Held::Nothing => &[0; 32],
-            Held::Host => self.host.secret_bytes(),
-            Held::Ephemeral(pair) => &pair.private,
+            DhKey::Nothing => &[0; 32],
+            DhKey::Host => self.host.secret_bytes(),
+            DhKey::Ephemeral(pair) => &pair.private,
         }
     }
     fn dh(&self, pubkey: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
         let key = match &self.held {
-            Held::Nothing => return Err(snow::Error::Dh),
-            Held::Host => self.host.key(),
-            Held::Ephemeral(pair) => &pair.key,
+            DhKey::Nothing => return Err(snow::Error::Dh),
+            DhKey::Host => self.host.key(),
+            DhKey::Ephemeral(pair) => &pair.key,
         };
         let peer = agreement::UnparsedPublicKey::new(&agreement::X25519, &pubkey[..32]);
         // R-HS-3: aws-lc refuses an all-zero result, so a peer cannot choose the secret.
@@ -216,9 +216,9 @@ impl Hash for Sha256 {
     }
 }
 
-impl CryptoResolver for Resolver {
+impl CryptoResolver for NoiseResolver {
     fn resolve_rng(&self) -> Option<Box<dyn Random>> {
-        Some(Box::new(OneSeed(Some(self.seed))))
+        Some(Box::new(SingleSeedRng(Some(self.seed))))
     }
     fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
         let dh = || X25519::of(&self.local);

@@ -15,7 +15,7 @@ use aws_lc_rs::hkdf;
 use d2tp_wire::{CID_BYTES, DATA_HEADER_BYTES, PN_BYTES, PathId, TAG_BYTES, expand_packet_number};
 
 use crate::SealError;
-use crate::handshake::Secrets;
+use crate::handshake::HandshakeSecrets;
 
 /// R-SEAL-3: packets sealed with one generation before the next one begins. Far below AES-GCM's limit of
 /// 2^23 full-size packets (RFC 9001 B.1.1).
@@ -27,26 +27,26 @@ const GENERATION_SHIFT: u8 = 3;
 
 /// Which AEAD seals a session's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Suite {
+pub enum CipherSuite {
     /// AES-128-GCM: where the processor has instructions for it.
     Aes128Gcm,
     /// ChaCha20-Poly1305: everywhere else.
     ChaCha20Poly1305,
 }
 
-impl Suite {
+impl CipherSuite {
     /// The number that stands for it in a handshake.
     pub fn code(self) -> u8 {
         match self {
-            Suite::Aes128Gcm => 1,
-            Suite::ChaCha20Poly1305 => 2,
+            CipherSuite::Aes128Gcm => 1,
+            CipherSuite::ChaCha20Poly1305 => 2,
         }
     }
     /// The suite a number stands for.
-    pub fn from_code(code: u8) -> Option<Suite> {
+    pub fn from_code(code: u8) -> Option<CipherSuite> {
         match code {
-            1 => Some(Suite::Aes128Gcm),
-            2 => Some(Suite::ChaCha20Poly1305),
+            1 => Some(CipherSuite::Aes128Gcm),
+            2 => Some(CipherSuite::ChaCha20Poly1305),
             _ => None,
         }
     }
@@ -54,26 +54,26 @@ impl Suite {
     /// longer unlikely enough (RFC 9001 §6.6).
     pub fn integrity_limit(self) -> u64 {
         match self {
-            Suite::Aes128Gcm => 1 << 52,
-            Suite::ChaCha20Poly1305 => 1 << 36,
+            CipherSuite::Aes128Gcm => 1 << 52,
+            CipherSuite::ChaCha20Poly1305 => 1 << 36,
         }
     }
     pub(crate) fn aead(self) -> &'static aead::Algorithm {
         match self {
-            Suite::Aes128Gcm => &aead::AES_128_GCM,
-            Suite::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
+            CipherSuite::Aes128Gcm => &aead::AES_128_GCM,
+            CipherSuite::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
         }
     }
     fn mask(self) -> &'static quic::Algorithm {
         match self {
-            Suite::Aes128Gcm => &quic::AES_128,
-            Suite::ChaCha20Poly1305 => &quic::CHACHA20,
+            CipherSuite::Aes128Gcm => &quic::AES_128,
+            CipherSuite::ChaCha20Poly1305 => &quic::CHACHA20,
         }
     }
 }
 
-struct Length(usize);
-impl hkdf::KeyType for Length {
+struct HkdfLength(usize);
+impl hkdf::KeyType for HkdfLength {
     fn len(&self) -> usize {
         self.0
     }
@@ -81,44 +81,44 @@ impl hkdf::KeyType for Length {
 
 pub(crate) fn expand(secret: &[u8; 32], label: &[u8], out: &mut [u8]) {
     hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, secret)
-        .expand(&[label], Length(out.len()))
+        .expand(&[label], HkdfLength(out.len()))
         .and_then(|okm| okm.fill(out))
         .expect("far below HKDF's limit of 255 blocks");
 }
 
 /// Keys of one generation. What the cipher makes of them is twenty times their size, so a session
 /// that rests does without it.
-struct Generation {
+struct KeyGeneration {
     secret: [u8; 32],
-    warm: Option<Warm>,
+    warm: Option<CipherContext>,
 }
 
-struct Warm {
+struct CipherContext {
     key: LessSafeKey,
     iv: [u8; 12],
 }
 
-impl Generation {
+impl KeyGeneration {
     fn new(secret: [u8; 32]) -> Self {
-        Generation { secret, warm: None }
+        KeyGeneration { secret, warm: None }
     }
-    fn next(&self) -> Generation {
+    fn next(&self) -> KeyGeneration {
         let mut secret = [0; 32];
         expand(&self.secret, b"d2tp next", &mut secret);
-        Generation::new(secret)
+        KeyGeneration::new(secret)
     }
     #[inline]
-    fn warm(&mut self, suite: Suite) -> &Warm {
+    fn cipher(&mut self, suite: CipherSuite) -> &CipherContext {
         if self.warm.is_none() {
-            self.warm = Some(Warm::new(suite, &self.secret));
+            self.warm = Some(CipherContext::new(suite, &self.secret));
         }
         self.warm.as_ref().expect("just made")
     }
 }
 
-impl Warm {
+impl CipherContext {
     #[cold]
-    fn new(suite: Suite, secret: &[u8; 32]) -> Self {
+    fn new(suite: CipherSuite, secret: &[u8; 32]) -> Self {
         let mut bytes = [0u8; 32];
         let bytes = &mut bytes[..suite.aead().key_len()];
         expand(secret, b"d2tp key", bytes);
@@ -128,7 +128,7 @@ impl Warm {
         bytes.fill(0);
         // Keeps the compiler from dropping the write above as dead.
         std::hint::black_box(&bytes);
-        Warm {
+        CipherContext {
             key: LessSafeKey::new(key),
             iv,
         }
@@ -146,7 +146,7 @@ impl Warm {
     }
 }
 
-impl Drop for Generation {
+impl Drop for KeyGeneration {
     fn drop(&mut self) {
         // The AEAD's own key is the library's to erase; this one leads to all that follow it.
         self.secret.fill(0);
@@ -157,19 +157,19 @@ impl Drop for Generation {
 
 /// What hides packet numbers: the same for all generations. Its own bytes are kept and not the root
 /// they came from, which leads to every generation there was.
-struct Mask {
+struct HeaderProtection {
     bytes: [u8; 32],
     warm: Option<Box<quic::HeaderProtectionKey>>,
 }
 
-impl Mask {
-    fn new(suite: Suite, root: &[u8; 32]) -> Mask {
+impl HeaderProtection {
+    fn new(suite: CipherSuite, root: &[u8; 32]) -> HeaderProtection {
         let mut bytes = [0u8; 32];
         expand(root, b"d2tp mask", &mut bytes[..suite.mask().key_len()]);
-        Mask { bytes, warm: None }
+        HeaderProtection { bytes, warm: None }
     }
     #[inline]
-    fn warm(&mut self, suite: Suite) -> &quic::HeaderProtectionKey {
+    fn cipher(&mut self, suite: CipherSuite) -> &quic::HeaderProtectionKey {
         let bytes = &self.bytes;
         self.warm.get_or_insert_with(|| {
             let key =
@@ -179,7 +179,7 @@ impl Mask {
     }
 }
 
-impl Drop for Mask {
+impl Drop for HeaderProtection {
     fn drop(&mut self) {
         self.bytes.fill(0);
         // Keeps the compiler from dropping the write above as dead.
@@ -189,7 +189,7 @@ impl Drop for Mask {
 
 /// A packet that authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpenedPacket {
     /// Its full packet number.
     pub number: u64,
     /// Where its frames lie in the buffer: from [`DATA_HEADER_BYTES`] to here.
@@ -200,29 +200,29 @@ pub struct Opened {
 
 /// The keys of one session, both directions.
 pub struct PacketKeys {
-    suite: Suite,
-    tx: Generation,
+    suite: CipherSuite,
+    tx: KeyGeneration,
     tx_generation: u64,
-    tx_mask: Mask,
-    rx: Generation,
-    rx_before: Option<Generation>,
+    tx_mask: HeaderProtection,
+    rx: KeyGeneration,
+    rx_before: Option<KeyGeneration>,
     /// Made when the first packet says it is of that generation, whether it authenticates or not:
     /// how long that takes tells nothing but that it was the first, and a session that never gets
     /// there does without.
-    rx_next: Option<Box<Generation>>,
+    rx_next: Option<Box<KeyGeneration>>,
     rx_generation: u64,
-    rx_mask: Mask,
+    rx_mask: HeaderProtection,
     failed: u64,
 }
 
 impl PacketKeys {
     /// Keys of a finished handshake, for its initiator or its responder.
-    pub fn new(suite: Suite, secrets: &Secrets, initiator: bool) -> Self {
+    pub fn new(suite: CipherSuite, secrets: &HandshakeSecrets, initiator: bool) -> Self {
         let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, &secrets.transcript);
         let root = |key: &[u8; 32]| {
             let mut out = [0; 32];
             salt.extract(key)
-                .expand(&[b"d2tp root".as_slice()], Length(32))
+                .expand(&[b"d2tp root".as_slice()], HkdfLength(32))
                 .and_then(|okm| okm.fill(&mut out))
                 .expect("one block");
             out
@@ -234,11 +234,11 @@ impl PacketKeys {
         };
         PacketKeys {
             suite,
-            tx_mask: Mask::new(suite, &ours),
-            tx: Generation::new(ours),
+            tx_mask: HeaderProtection::new(suite, &ours),
+            tx: KeyGeneration::new(ours),
             tx_generation: 0,
-            rx_mask: Mask::new(suite, &theirs),
-            rx: Generation::new(theirs),
+            rx_mask: HeaderProtection::new(suite, &theirs),
+            rx: KeyGeneration::new(theirs),
             rx_before: None,
             rx_next: None,
             rx_generation: 0,
@@ -247,7 +247,7 @@ impl PacketKeys {
     }
 
     /// The AEAD in use.
-    pub fn suite(&self) -> Suite {
+    pub fn suite(&self) -> CipherSuite {
         self.suite
     }
 
@@ -261,13 +261,13 @@ impl PacketKeys {
         packet[1 + CID_BYTES..DATA_HEADER_BYTES].copy_from_slice(&(number as u32).to_be_bytes());
         let (header, body) = packet.split_at_mut(DATA_HEADER_BYTES);
         let (text, tag) = body.split_at_mut(body.len() - TAG_BYTES);
-        let warm = self.tx.warm(self.suite);
+        let warm = self.tx.cipher(self.suite);
         let made = warm
             .key
             .seal_in_place_separate_tag(warm.nonce(path, number), Aad::from(&*header), text)
             .expect("a datagram is far below the AEAD's limit");
         tag.copy_from_slice(made.as_ref());
-        Self::toggle_mask(self.tx_mask.warm(self.suite), packet);
+        Self::toggle_mask(self.tx_mask.cipher(self.suite), packet);
     }
 
     /// Opens a DATA packet in place. `expected` is the number after the largest one received on
@@ -279,11 +279,11 @@ impl PacketKeys {
         path: PathId,
         expected: u64,
         packet: &mut [u8],
-    ) -> Result<Opened, SealError> {
+    ) -> Result<OpenedPacket, SealError> {
         if packet.len() < DATA_HEADER_BYTES + TAG_BYTES {
             return Err(SealError::BadLength);
         }
-        Self::toggle_mask(self.rx_mask.warm(self.suite), packet);
+        Self::toggle_mask(self.rx_mask.cipher(self.suite), packet);
         let generation = (packet[0] >> GENERATION_SHIFT) & 3;
         let mut low = [0; PN_BYTES];
         low.copy_from_slice(&packet[1 + CID_BYTES..DATA_HEADER_BYTES]);
@@ -304,7 +304,7 @@ impl PacketKeys {
         };
         let (header, body) = packet.split_at_mut(DATA_HEADER_BYTES);
         let text = body.len() - TAG_BYTES;
-        let warm = key.warm(self.suite);
+        let warm = key.cipher(self.suite);
         if warm
             .key
             .open_in_place(warm.nonce(path, number), Aad::from(&*header), body)
@@ -321,7 +321,7 @@ impl PacketKeys {
             self.rx_before = Some(std::mem::replace(&mut self.rx, *now));
             self.rx_generation += 1;
         }
-        Ok(Opened {
+        Ok(OpenedPacket {
             number,
             end: DATA_HEADER_BYTES + text,
             key_advanced,
@@ -344,15 +344,15 @@ impl PacketKeys {
         (self.tx_generation, self.rx_generation)
     }
 
-    /// Whether the ciphers hold anything that [`PacketKeys::cool`] would give back.
+    /// Whether the ciphers hold anything that [`PacketKeys::drop_ciphers`] would give back.
     #[inline]
-    pub fn is_warm(&self) -> bool {
+    pub fn has_ciphers(&self) -> bool {
         self.tx.warm.is_some() || self.rx.warm.is_some()
     }
 
     /// The session rests: what the ciphers made of the keys goes, and is made again with the next
     /// packet either way.
-    pub fn cool(&mut self) {
+    pub fn drop_ciphers(&mut self) {
         self.tx.warm = None;
         self.tx_mask.warm = None;
         self.rx.warm = None;
@@ -396,8 +396,8 @@ mod tests {
     use super::*;
     use d2tp_wire::PacketKind;
 
-    fn pair(suite: Suite) -> (PacketKeys, PacketKeys) {
-        let s = Secrets {
+    fn pair(suite: CipherSuite) -> (PacketKeys, PacketKeys) {
+        let s = HandshakeSecrets {
             initiator: [1; 32],
             responder: [2; 32],
             transcript: [3; 32],
@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn a_sealed_packet_opens_only_unaltered_and_on_its_own_path() {
-        for suite in [Suite::Aes128Gcm, Suite::ChaCha20Poly1305] {
+        for suite in [CipherSuite::Aes128Gcm, CipherSuite::ChaCha20Poly1305] {
             let (mut tx, mut rx) = pair(suite);
             let mut p = packet(b"some frames");
             tx.seal(PathId(4), 7, &mut p);
@@ -439,7 +439,7 @@ mod tests {
             let opened = rx.open(PathId(4), 3, &mut good).unwrap();
             assert_eq!(
                 opened,
-                Opened {
+                OpenedPacket {
                     number: 7,
                     end: good.len() - TAG_BYTES,
                     key_advanced: false
@@ -452,7 +452,7 @@ mod tests {
 
     #[test]
     fn cooled_keys_go_on_where_they_were() {
-        for suite in [Suite::Aes128Gcm, Suite::ChaCha20Poly1305] {
+        for suite in [CipherSuite::Aes128Gcm, CipherSuite::ChaCha20Poly1305] {
             let (mut tx, mut rx) = pair(suite);
             for number in 0..4 {
                 if number == 2 {
@@ -462,10 +462,10 @@ mod tests {
                 tx.seal(PathId(0), number, &mut p);
                 let opened = rx.open(PathId(0), number, &mut p).unwrap();
                 assert_eq!(&p[DATA_HEADER_BYTES..opened.end], b"some frames");
-                assert!(tx.is_warm() && rx.is_warm());
-                tx.cool();
-                rx.cool();
-                assert!(!tx.is_warm() && !rx.is_warm());
+                assert!(tx.has_ciphers() && rx.has_ciphers());
+                tx.drop_ciphers();
+                rx.drop_ciphers();
+                assert!(!tx.has_ciphers() && !rx.has_ciphers());
             }
             assert_eq!((tx.generations().0, rx.generations().1), (1, 1));
         }
@@ -474,7 +474,7 @@ mod tests {
     #[test]
     fn the_receiver_follows_a_key_update_and_still_reads_late_packets() {
         // R-SEAL-3
-        let (mut tx, mut rx) = pair(Suite::Aes128Gcm);
+        let (mut tx, mut rx) = pair(CipherSuite::Aes128Gcm);
         let mut late = packet(b"late");
         tx.seal(PathId(0), 1, &mut late);
         for generation in 1..=6 {

@@ -15,14 +15,14 @@ use crate::host_key::PublicKey;
 
 /// Bytes of the random number a ticket begins with.
 const NUMBER_BYTES: usize = 16;
-/// Bytes of a [`Holder`].
+/// Bytes of a [`TicketHolder`].
 const HOLDER_BYTES: usize = 32 + 8 + 4;
 /// Bytes of a ticket.
 pub const TICKET_BYTES: usize = NUMBER_BYTES + HOLDER_BYTES + 16;
 
 /// Whose ticket it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub struct TicketHolder {
     /// The device's key.
     pub peer: PublicKey,
     /// Its instance.
@@ -33,14 +33,14 @@ pub struct Holder {
 
 /// A ticket and its secret.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Ticket {
+pub struct SessionTicket {
     /// What the server is shown.
     pub bytes: [u8; TICKET_BYTES],
     /// What is never shown to anybody.
     pub secret: [u8; 32],
 }
 
-impl Drop for Ticket {
+impl Drop for SessionTicket {
     fn drop(&mut self) {
         self.secret.fill(0);
         // Keeps the compiler from dropping the write above as dead.
@@ -48,23 +48,23 @@ impl Drop for Ticket {
     }
 }
 
-impl std::fmt::Debug for Ticket {
+impl std::fmt::Debug for SessionTicket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Ticket")
     }
 }
 
 /// What a server makes and opens its tickets with.
-pub struct TicketPress {
+pub struct TicketIssuer {
     key: hmac::Key,
 }
 
-impl TicketPress {
+impl TicketIssuer {
     /// Made of a seed that survives restarts, as the tickets do.
     pub fn new(seed: [u8; 32]) -> Self {
         let seed = hmac::Key::new(hmac::HMAC_SHA256, &seed);
         let key = hmac::sign(&seed, b"d2tp ticket");
-        TicketPress {
+        TicketIssuer {
             key: hmac::Key::new(hmac::HMAC_SHA256, key.as_ref()),
         }
     }
@@ -86,7 +86,7 @@ impl TicketPress {
 
     /// A ticket. `number` must be random: whoever sees two tickets must not learn that they are of
     /// the same device.
-    pub fn issue(&self, number: [u8; NUMBER_BYTES], holder: &Holder) -> Ticket {
+    pub fn issue(&self, number: [u8; NUMBER_BYTES], holder: &TicketHolder) -> SessionTicket {
         let mut bytes = [0; TICKET_BYTES];
         bytes[..NUMBER_BYTES].copy_from_slice(&number);
         let (text, tag) = bytes[NUMBER_BYTES..].split_at_mut(HOLDER_BYTES);
@@ -102,7 +102,7 @@ impl TicketPress {
             )
             .expect("44 bytes are below every limit");
         tag.copy_from_slice(sum.as_ref());
-        Ticket {
+        SessionTicket {
             bytes,
             secret: self.derived(b's', &number),
         }
@@ -112,7 +112,10 @@ impl TicketPress {
     ///
     /// # Errors
     /// It is none of ours.
-    pub fn open(&self, ticket: &[u8; TICKET_BYTES]) -> Result<(Holder, Ticket), SealError> {
+    pub fn open(
+        &self,
+        ticket: &[u8; TICKET_BYTES],
+    ) -> Result<(TicketHolder, SessionTicket), SealError> {
         let (number, sealed) = ticket.split_at(NUMBER_BYTES);
         let mut buf = [0; HOLDER_BYTES + 16];
         buf.copy_from_slice(sealed);
@@ -122,12 +125,12 @@ impl TicketPress {
             .open_in_place(nonce, aead::Aad::empty(), &mut buf)
             .map_err(|_| SealError::NotAuthentic)?;
         let array = |range: std::ops::Range<usize>| &text[range];
-        let holder = Holder {
+        let holder = TicketHolder {
             peer: PublicKey(array(0..32).try_into().expect("32 bytes")),
             instance: u64::from_be_bytes(array(32..40).try_into().expect("8 bytes")),
             epoch: u32::from_be_bytes(array(40..44).try_into().expect("4 bytes")),
         };
-        let ticket = Ticket {
+        let ticket = SessionTicket {
             bytes: *ticket,
             secret: self.derived(b's', number),
         };
@@ -139,7 +142,7 @@ impl TicketPress {
 mod tests {
     use super::*;
 
-    const HOLDER: Holder = Holder {
+    const HOLDER: TicketHolder = TicketHolder {
         peer: PublicKey([5; 32]),
         instance: 0x0102_0304_0506_0708,
         epoch: 9,
@@ -147,13 +150,13 @@ mod tests {
 
     #[test]
     fn a_ticket_comes_back_and_only_to_who_made_it() {
-        let press = TicketPress::new([1; 32]);
+        let press = TicketIssuer::new([1; 32]);
         let ticket = press.issue([7; 16], &HOLDER);
         let (holder, again) = press.open(&ticket.bytes).unwrap();
         assert_eq!((holder, &again), (HOLDER, &ticket));
-        let (_, after_restart) = TicketPress::new([1; 32]).open(&ticket.bytes).unwrap();
+        let (_, after_restart) = TicketIssuer::new([1; 32]).open(&ticket.bytes).unwrap();
         assert_eq!(after_restart, ticket);
-        assert!(TicketPress::new([2; 32]).open(&ticket.bytes).is_err());
+        assert!(TicketIssuer::new([2; 32]).open(&ticket.bytes).is_err());
         for at in 0..TICKET_BYTES {
             let mut bent = ticket.bytes;
             bent[at] ^= 1;
@@ -163,7 +166,7 @@ mod tests {
 
     #[test]
     fn tickets_of_one_device_have_nothing_in_common() {
-        let press = TicketPress::new([1; 32]);
+        let press = TicketIssuer::new([1; 32]);
         let (a, b) = (press.issue([7; 16], &HOLDER), press.issue([8; 16], &HOLDER));
         let same = std::iter::zip(a.bytes, b.bytes).filter(|(a, b)| a == b);
         assert!(same.count() < 8, "60 random bytes have 0.2 in common");

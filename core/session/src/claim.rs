@@ -4,14 +4,14 @@
 //! anyway; what does not fit follows as RESUME frames. Only the server's key protects it: whoever
 //! steals that key later reads flow ids and offsets, never a byte of a flow.
 
-use d2tp_wire::{FlowId, Frame, Reader, VARINT_MAX, Writer, varint_len};
+use d2tp_wire::{FlowId, Frame, VARINT_MAX, WireReader, WireWriter, varint_len};
 
 /// Claims of one SYN: as many as fit its padding when their numbers are large.
 pub(crate) const CLAIMS_MAX: usize = 64;
 
 /// One flow a waking device goes on with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Claim {
+pub(crate) struct FlowClaim {
     pub(crate) flow: FlowId,
     /// Where the server's sending goes on.
     pub(crate) received: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Claim {
     pub(crate) flags: u8,
 }
 
-impl Claim {
+impl FlowClaim {
     /// Bytes it takes in a SYN.
     fn len(&self) -> usize {
         varint_len(self.flow.0) + varint_len(self.received) + varint_len(self.credit) + 1
@@ -33,16 +33,16 @@ impl Claim {
 
 /// What a SYN claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Claims {
+pub(crate) struct SynClaims {
     /// The link is metered: no payload before a grant.
     pub(crate) gated: bool,
     /// The most urgent first.
-    pub(crate) list: Vec<Claim>,
+    pub(crate) list: Vec<FlowClaim>,
 }
 
-impl Claims {
+impl SynClaims {
     /// Writes as many as fit, and returns how many those were.
-    pub(crate) fn encode(&self, w: &mut Writer<'_>) -> usize {
+    pub(crate) fn encode(&self, w: &mut WireWriter<'_>) -> usize {
         let mut room = w.room().saturating_sub(2);
         let fit = self.list.iter().take(CLAIMS_MAX).take_while(|claim| {
             let need = claim.len();
@@ -65,27 +65,27 @@ impl Claims {
         list.len()
     }
 
-    /// R-HS-15: reads what [`Claims::encode`] wrote; anything else makes the SYN malformed.
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Option<Claims> {
+    /// R-HS-15: reads what [`SynClaims::encode`] wrote; anything else makes the SYN malformed.
+    pub(crate) fn decode(r: &mut WireReader<'_>) -> Option<SynClaims> {
         // A SYN that ends here, or goes on with its padding, claims nothing.
         if r.is_empty() {
-            return Some(Claims::default());
+            return Some(SynClaims::default());
         }
         let n = usize::from(r.u8().ok()?);
         if n > CLAIMS_MAX {
             return None;
         }
         let gated = match n {
-            0 => return Some(Claims::default()),
+            0 => return Some(SynClaims::default()),
             _ => match r.u8().ok()? {
                 0 => false,
                 1 => true,
                 _ => return None,
             },
         };
-        let mut list: Vec<Claim> = Vec::with_capacity(n);
+        let mut list: Vec<FlowClaim> = Vec::with_capacity(n);
         for _ in 0..n {
-            let claim = Claim {
+            let claim = FlowClaim {
                 flow: FlowId(r.varint().ok()?),
                 received: r.varint().ok()?,
                 credit: r.varint().ok()?,
@@ -101,7 +101,7 @@ impl Claims {
             }
             list.push(claim);
         }
-        Some(Claims { gated, list })
+        Some(SynClaims { gated, list })
     }
 }
 
@@ -109,22 +109,22 @@ impl Claims {
 mod tests {
     use super::*;
 
-    fn claims(n: u64) -> Claims {
-        let claim = |i: u64| Claim {
+    fn claims(n: u64) -> SynClaims {
+        let claim = |i: u64| FlowClaim {
             flow: FlowId(i << 40),
             received: i << 32,
             credit: 8 << 20,
             flags: (i % 2) as u8,
         };
-        Claims {
+        SynClaims {
             gated: n % 2 == 1,
             list: (0..n).map(claim).collect(),
         }
     }
 
-    fn bytes(claims: &Claims, room: usize) -> (Vec<u8>, usize) {
+    fn bytes(claims: &SynClaims, room: usize) -> (Vec<u8>, usize) {
         let mut buf = vec![0; room];
-        let mut w = Writer::new(&mut buf);
+        let mut w = WireWriter::new(&mut buf);
         let n = claims.encode(&mut w);
         let written = w.written();
         buf.truncate(written);
@@ -141,11 +141,11 @@ mod tests {
                 fit >= 40.min(n as usize) && fit <= CLAIMS_MAX,
                 "{fit} of {n}"
             );
-            let read = Claims::decode(&mut Reader::new(&buf)).unwrap();
+            let read = SynClaims::decode(&mut WireReader::new(&buf)).unwrap();
             assert_eq!(read.list, all.list[..fit]);
             assert_eq!(read.gated, all.gated);
             for cut in 1..buf.len() {
-                assert_eq!(Claims::decode(&mut Reader::new(&buf[..cut])), None);
+                assert_eq!(SynClaims::decode(&mut WireReader::new(&buf[..cut])), None);
             }
         }
     }
@@ -153,8 +153,8 @@ mod tests {
     #[test]
     fn padding_and_nothing_at_all_are_no_claims() {
         for bytes in [&[][..], &[0; 1], &[0; 500]] {
-            let claims = Claims::decode(&mut Reader::new(bytes)).unwrap();
-            assert_eq!(claims, Claims::default());
+            let claims = SynClaims::decode(&mut WireReader::new(bytes)).unwrap();
+            assert_eq!(claims, SynClaims::default());
         }
     }
 
@@ -172,11 +172,18 @@ mod tests {
         ];
         for pieces in bad {
             let bytes = pieces.concat();
-            assert_eq!(Claims::decode(&mut Reader::new(&bytes)), None, "{bytes:?}");
+            assert_eq!(
+                SynClaims::decode(&mut WireReader::new(&bytes)),
+                None,
+                "{bytes:?}"
+            );
         }
         let good = [1, 1, 4, 0, 0, 1];
         assert_eq!(
-            Claims::decode(&mut Reader::new(&good)).unwrap().list.len(),
+            SynClaims::decode(&mut WireReader::new(&good))
+                .unwrap()
+                .list
+                .len(),
             1
         );
     }
@@ -190,20 +197,20 @@ mod tests {
         for vector in file["claims"].as_array().unwrap() {
             let (buf, gated) = (hex(vector), vector["gated"].as_bool().unwrap());
             let list = vector["claims"].as_array().unwrap().iter();
-            let list = list.map(|c| Claim {
+            let list = list.map(|c| FlowClaim {
                 flow: FlowId(c["flow"].as_u64().unwrap()),
                 received: c["received"].as_u64().unwrap(),
                 credit: c["credit"].as_u64().unwrap(),
                 flags: c["flags"].as_u64().unwrap() as u8,
             });
             let list = list.collect();
-            let claims = Claims { gated, list };
+            let claims = SynClaims { gated, list };
             assert_eq!(bytes(&claims, 1007).0, buf);
-            assert_eq!(Claims::decode(&mut Reader::new(&buf)), Some(claims));
+            assert_eq!(SynClaims::decode(&mut WireReader::new(&buf)), Some(claims));
         }
         for vector in file["claims_malformed"].as_array().unwrap() {
             let (buf, why) = (hex(vector), &vector["why"]);
-            assert_eq!(Claims::decode(&mut Reader::new(&buf)), None, "{why}");
+            assert_eq!(SynClaims::decode(&mut WireReader::new(&buf)), None, "{why}");
         }
     }
 }

@@ -1,12 +1,12 @@
 //! What a host decides before it speaks: suites, windows, limits.
 
-use d2tp_seal::Suite;
+use d2tp_seal::CipherSuite;
 use d2tp_time::Span;
 
+use crate::ack_offload::AckOffload;
 use crate::congestion::CongestionKind;
-use crate::drwa::Lambda;
+use crate::drwa::DrwaLambda;
 use crate::mirror::Mirroring;
-use crate::offload::AckOffload;
 use crate::path_scheduler::PathSchedulerKind;
 
 /// Paths a session may have at once.
@@ -37,9 +37,9 @@ pub const HALF_OPEN_PER_INSTANCE: usize = 2;
 
 /// Settings of a host, the same for all its sessions.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct EndpointConfig {
     /// AEADs in order of preference.
-    pub suites: Vec<Suite>,
+    pub suites: Vec<CipherSuite>,
     /// Bytes of a flow that may be on the way or unread. Larger fills longer, faster paths, and
     /// costs that much memory per busy flow.
     pub flow_window: u64,
@@ -57,7 +57,7 @@ pub struct Config {
     /// Whether this host, as a receiver, bounds what its peer has in flight where a path's round trip
     /// grows by queueing, and how far it lets it grow (R-DRWA-1). Lower: shorter queues, and less of
     /// a rate that has just risen is used. None: the peer's congestion control is left alone.
-    pub drwa: Option<Lambda>,
+    pub drwa: Option<DrwaLambda>,
     /// Whether the peer is asked for fewer ACKs as the window grows; else it sends one for every
     /// second packet, as TCP does. Fewer cost less, and feed the window later.
     pub thin_acks: bool,
@@ -87,7 +87,7 @@ pub struct Config {
     pub absence_max: Span,
     /// How long a server keeps a session asleep whose flows have no deadline: a record costs less
     /// than a session.
-    pub rest_max: Span,
+    pub hibernated_age_max: Span,
     /// The longest that keys of one handshake are in use. Shorter: less is lost with a key;
     /// each handshake costs a round trip and re-sends what is in flight.
     pub keys_max: Span,
@@ -104,7 +104,7 @@ pub struct Config {
     /// Sessions a server keeps awake at once.
     pub sessions_max: usize,
     /// Sessions a server keeps as records at once.
-    pub asleep_max: usize,
+    pub hibernated_max: usize,
     /// Sessions of one client key, awake, asleep and half open: its instances.
     pub sessions_per_key_max: usize,
     /// Flows of one client key in all its sessions, those asleep included.
@@ -112,22 +112,22 @@ pub struct Config {
     /// The furthest deadline a server takes from a device; a later one is cut to it, and told.
     pub deadline_max: Span,
     /// Packets that may fail to open under the keys of one handshake, if less than the suite's own
-    /// limit ([`Suite::integrity_limit`]). Only tests have a reason to lower it.
+    /// limit ([`CipherSuite::integrity_limit`]). Only tests have a reason to lower it.
     pub failed_openings_max: u64,
     /// How long a device lets a path rest that must stay reachable (`FlowOptions::reachable`). Just
     /// below what careless NATs forget UDP after; shorter costs battery.
     pub keepalive: Span,
-    /// As [`Config::silence_max`] where the device promised to stay reachable: a few keepalives.
+    /// As [`EndpointConfig::silence_max`] where the device promised to stay reachable: a few keepalives.
     pub silence_reachable_max: Span,
     /// How long a closed session that found no path waits to tell its peer, if no deadline of its
     /// flows was later.
     pub closing_max: Span,
 }
 
-impl Default for Config {
+impl Default for EndpointConfig {
     fn default() -> Self {
-        Config {
-            suites: vec![Suite::Aes128Gcm, Suite::ChaCha20Poly1305],
+        EndpointConfig {
+            suites: vec![CipherSuite::Aes128Gcm, CipherSuite::ChaCha20Poly1305],
             flow_window: 8 << 20,
             session_window: 16 << 20,
             send_buffer: 4 << 20,
@@ -146,14 +146,14 @@ impl Default for Config {
             probe_interval_max: Span::from_secs(2),
             silence_max: Span::from_secs(15),
             absence_max: Span::from_secs(3600),
-            rest_max: Span::from_secs(24 * 3600),
+            hibernated_age_max: Span::from_secs(24 * 3600),
             keys_max: Span::from_secs(3600),
             claim_after: Span::from_secs(60),
             half_open_max: Span::from_secs(10),
             cookie_above: 500,
             early_data: false,
             sessions_max: 100_000,
-            asleep_max: 2_000_000,
+            hibernated_max: 2_000_000,
             // One in a hundred of the pool.
             sessions_per_key_max: 1_000,
             flows_per_key_max: 256,

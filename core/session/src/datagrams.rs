@@ -7,7 +7,7 @@
 //! ```
 //!
 //! What is to travel on each path stays until it left on all that take it. Its copies have the same number,
-//! in the upper half of the context, by which the peer knows the second one ([`Seen`]).
+//! in the upper half of the context, by which the peer knows the second one ([`DuplicateFilter`]).
 
 use std::collections::VecDeque;
 
@@ -16,8 +16,8 @@ use d2tp_time::Time;
 use d2tp_wire::{DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, PathId, TAG_BYTES};
 
 use crate::config::DATAGRAMS_MAX;
-use crate::event::Event;
-use crate::route::Route;
+use crate::event::SessionEvent;
+use crate::path_selection::PathSelection;
 use crate::session::Session;
 
 /// Bytes of a DATAGRAM frame beside its payload, at most: type, context, length.
@@ -60,38 +60,38 @@ pub struct DatagramStats {
 
 /// One that waits.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct QueuedDatagram {
     /// As it is on the wire.
     context: u64,
     bytes: Bytes,
     expires: Time,
-    route: Route,
+    route: PathSelection,
     /// Paths it left on already.
     left_on: Vec<PathId>,
 }
 
-impl Waiting {
-    fn may_leave(&self, by: &Taker) -> bool {
+impl QueuedDatagram {
+    fn may_leave(&self, by: &DatagramPath) -> bool {
         match self.route {
-            Route::Any => true,
-            Route::Steadiest => by.steadiest == Some(by.path),
-            Route::Each => !self.left_on.contains(&by.path),
+            PathSelection::Any => true,
+            PathSelection::Steadiest => by.steadiest == Some(by.path),
+            PathSelection::Each => !self.left_on.contains(&by.path),
         }
     }
 }
 
 /// One that leaves.
 #[derive(Debug)]
-pub(crate) struct Leaving {
+pub(crate) struct OutgoingDatagram {
     pub(crate) context: u64,
     pub(crate) bytes: Bytes,
     /// It left on another path before.
-    pub(crate) again: bool,
+    pub(crate) is_copy: bool,
 }
 
 /// A path that takes datagrams, among those that do.
 #[derive(Debug)]
-pub(crate) struct Taker {
+pub(crate) struct DatagramPath {
     pub(crate) path: PathId,
     pub(crate) steadiest: Option<PathId>,
     pub(crate) all: Vec<PathId>,
@@ -99,16 +99,16 @@ pub(crate) struct Taker {
 
 /// Which numbers of copied datagrams came: the highest, and a bit for each of those before it.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct DuplicateFilter {
     highest: u32,
     before: [u64; SEEN_WORDS],
 }
 
-impl Seen {
-    fn new(highest: u32) -> Seen {
-        let mut seen = Seen {
+impl DuplicateFilter {
+    fn new(highest: u32) -> DuplicateFilter {
+        let mut seen = DuplicateFilter {
             highest,
-            ..Seen::default()
+            ..DuplicateFilter::default()
         };
         seen.mark(0);
         seen
@@ -131,7 +131,7 @@ impl Seen {
         }
         if ahead >= SEEN {
             // Its sender began anew, or a thousand were lost.
-            *self = Seen::new(number);
+            *self = DuplicateFilter::new(number);
             return true;
         }
         let (words, bits) = ((ahead / 64) as usize, ahead % 64);
@@ -152,20 +152,20 @@ impl Seen {
 
 /// All that wait.
 #[derive(Debug, Default)]
-pub(crate) struct Datagrams {
-    waiting: VecDeque<Waiting>,
+pub(crate) struct DatagramSendQueue {
+    waiting: VecDeque<QueuedDatagram>,
     /// Some were wanted on particular paths.
     routed: bool,
     /// The number of the next that is copied, once there was one.
     number: Option<u32>,
-    seen: Option<Box<Seen>>,
+    seen: Option<Box<DuplicateFilter>>,
     pub(crate) stats: DatagramStats,
 }
 
-impl Datagrams {
+impl DatagramSendQueue {
     /// What is wanted on particular paths goes before the rest, and is pushed out after it.
-    fn push(&mut self, waiting: Waiting) {
-        let routed = |waiting: &Waiting| waiting.route != Route::Any;
+    fn push(&mut self, waiting: QueuedDatagram) {
+        let routed = |waiting: &QueuedDatagram| waiting.route != PathSelection::Any;
         self.routed |= routed(&waiting);
         let rest = match self.routed {
             true => self.waiting.partition_point(routed),
@@ -199,7 +199,7 @@ impl Datagrams {
     }
 
     /// Whether one of them would leave by this path.
-    fn has_for(&self, by: &Taker) -> bool {
+    fn has_for(&self, by: &DatagramPath) -> bool {
         self.waiting.iter().any(|waiting| waiting.may_leave(by))
     }
 
@@ -209,8 +209,8 @@ impl Datagrams {
         now: Time,
         room: usize,
         fresh: bool,
-        by: &Taker,
-    ) -> Option<Leaving> {
+        by: &DatagramPath,
+    ) -> Option<OutgoingDatagram> {
         let mut n = 0;
         while let Some(waiting) = self.waiting.get_mut(n) {
             let need = HEAD_MAX + waiting.bytes.len();
@@ -221,13 +221,13 @@ impl Datagrams {
                 continue;
             } else if room >= need {
                 let again = !waiting.left_on.is_empty();
-                let leaving = Leaving {
+                let leaving = OutgoingDatagram {
                     context: waiting.context,
                     bytes: waiting.bytes.clone(),
-                    again,
+                    is_copy: again,
                 };
                 waiting.left_on.push(by.path);
-                let done = waiting.route != Route::Each
+                let done = waiting.route != PathSelection::Each
                     || by.all.iter().all(|path| waiting.left_on.contains(path));
                 if done {
                     self.waiting.remove(n);
@@ -256,7 +256,7 @@ impl Datagrams {
         let new = match &mut self.seen {
             Some(seen) => seen.take(number),
             None => {
-                self.seen = Some(Box::new(Seen::new(number)));
+                self.seen = Some(Box::new(DuplicateFilter::new(number)));
                 true
             }
         };
@@ -275,17 +275,23 @@ impl Session {
     /// Sends an unreliable datagram, unless it is still here at `expires`. It leaves on any path
     /// that is available and not gated; while there is none it waits, and newer ones push it out.
     pub fn send_datagram(&mut self, context: u64, bytes: Bytes, expires: Time) {
-        self.send_datagram_by(Route::Any, context, bytes, expires);
+        self.send_datagram_on(PathSelection::Any, context, bytes, expires);
     }
 
-    /// The same on the paths that `route` says. With [`Route::Each`] it is copied: the peer's application
+    /// The same on the paths that `route` says. With [`PathSelection::Each`] it is copied: the peer's application
     /// gets the first that arrives.
     ///
     /// # Panics
-    /// The context is not below [`CONTEXTS`], or with [`Route::Each`] [`CONTEXTS_OF_COPIES`].
-    pub fn send_datagram_by(&mut self, route: Route, context: u64, bytes: Bytes, expires: Time) {
+    /// The context is not below [`CONTEXTS`], or with [`PathSelection::Each`] [`CONTEXTS_OF_COPIES`].
+    pub fn send_datagram_on(
+        &mut self,
+        route: PathSelection,
+        context: u64,
+        bytes: Bytes,
+        expires: Time,
+    ) {
         let context = match route {
-            Route::Each => {
+            PathSelection::Each => {
                 assert!(
                     context < CONTEXTS_OF_COPIES,
                     "context {context} of a copied datagram"
@@ -296,12 +302,12 @@ impl Session {
                 self.datagrams.number = Some((number + 1) % NUMBERS);
                 CONTEXTS + u64::from(number) * CONTEXTS_OF_COPIES + context
             }
-            Route::Any | Route::Steadiest => {
+            PathSelection::Any | PathSelection::Steadiest => {
                 assert!(context < CONTEXTS, "context {context} of a datagram");
                 context
             }
         };
-        self.datagrams.push(Waiting {
+        self.datagrams.push(QueuedDatagram {
             context,
             bytes,
             expires,
@@ -311,19 +317,19 @@ impl Session {
     }
 
     /// The path in `slot` as one that takes datagrams, if some wait that would leave by it.
-    pub(crate) fn taker(&self, now: Time, slot: usize) -> Option<Taker> {
+    pub(crate) fn datagram_path(&self, now: Time, slot: usize) -> Option<DatagramPath> {
         let path = self.paths.nth(slot);
         if self.datagrams.is_empty() || !path.takes_payload() || path.gated {
             return None;
         }
-        let mut taker = Taker {
+        let mut taker = DatagramPath {
             path: path.id,
             steadiest: None,
             all: Vec::new(),
         };
         if self.datagrams.routed {
             taker.steadiest = self.steadiest(now);
-            let all = self.paths.iter().filter(|p| p.takes_messages());
+            let all = self.paths.iter().filter(|p| p.takes_datagrams());
             taker.all = all.map(|p| p.id).collect();
         }
         self.datagrams.has_for(&taker).then_some(taker)
@@ -336,7 +342,7 @@ impl Session {
             Some(context) => {
                 self.datagrams.stats.received += 1;
                 let bytes = Bytes::copy_from_slice(bytes);
-                self.emit(Event::Datagram { context, bytes });
+                self.emit(SessionEvent::Datagram { context, bytes });
             }
             None => self.datagrams.stats.copies_received += 1,
         }
@@ -365,18 +371,18 @@ mod tests {
     use super::*;
     use d2tp_time::Span;
 
-    fn waiting(n: u8, bytes: usize, expires: u64) -> Waiting {
-        Waiting {
+    fn waiting(n: u8, bytes: usize, expires: u64) -> QueuedDatagram {
+        QueuedDatagram {
             context: 0,
             bytes: vec![n; bytes].into(),
             expires: Time::ZERO + Span::from_secs(expires),
-            route: Route::Any,
+            route: PathSelection::Any,
             left_on: Vec::new(),
         }
     }
 
-    fn by(path: u32) -> Taker {
-        Taker {
+    fn by(path: u32) -> DatagramPath {
+        DatagramPath {
             path: PathId(path),
             steadiest: Some(PathId(1)),
             all: vec![PathId(0), PathId(1)],
@@ -385,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_forgets_its_oldest_and_counts_it() {
-        let mut queue = Datagrams::default();
+        let mut queue = DatagramSendQueue::default();
         for n in 0..=DATAGRAMS_MAX {
             queue.push(waiting(n as u8, 10, 9));
         }
@@ -396,7 +402,7 @@ mod tests {
 
     #[test]
     fn what_expired_is_passed_over_and_counted() {
-        let mut queue = Datagrams::default();
+        let mut queue = DatagramSendQueue::default();
         queue.push(waiting(1, 10, 3));
         queue.push(waiting(2, 10, 9));
         let now = Time::ZERO + Span::from_secs(3);
@@ -407,7 +413,7 @@ mod tests {
 
     #[test]
     fn one_that_fits_no_packet_goes_and_one_that_fits_the_next_stays() {
-        let mut queue = Datagrams::default();
+        let mut queue = DatagramSendQueue::default();
         queue.push(waiting(1, 2000, 9));
         queue.push(waiting(2, 800, 9));
         assert!(queue.next(Time::ZERO, 500, false, &by(0)).is_none());
@@ -420,13 +426,13 @@ mod tests {
 
     #[test]
     fn what_is_wanted_somewhere_goes_first_and_is_pushed_out_last() {
-        let mut queue = Datagrams::default();
+        let mut queue = DatagramSendQueue::default();
         for n in 0..DATAGRAMS_MAX {
             queue.push(waiting(n as u8, 10, 9));
         }
         for n in 100..102 {
-            queue.push(Waiting {
-                route: Route::Each,
+            queue.push(QueuedDatagram {
+                route: PathSelection::Each,
                 ..waiting(n, 10, 9)
             });
         }
@@ -443,19 +449,23 @@ mod tests {
 
     #[test]
     fn what_is_for_other_paths_holds_up_nothing_and_leaves_once_on_each_of_its_own() {
-        let mut queue = Datagrams::default();
-        for (n, route) in [Route::Steadiest, Route::Each, Route::Any]
-            .into_iter()
-            .enumerate()
+        let mut queue = DatagramSendQueue::default();
+        for (n, route) in [
+            PathSelection::Steadiest,
+            PathSelection::Each,
+            PathSelection::Any,
+        ]
+        .into_iter()
+        .enumerate()
         {
-            queue.push(Waiting {
+            queue.push(QueuedDatagram {
                 route,
                 ..waiting(n as u8, 10, 9)
             });
         }
         let mut take = |path| {
             let next = queue.next(Time::ZERO, 1000, true, &by(path));
-            next.map(|leaving| (leaving.bytes[0], leaving.again))
+            next.map(|leaving| (leaving.bytes[0], leaving.is_copy))
         };
         assert_eq!(take(0), Some((1, false)));
         assert_eq!(take(0), Some((2, false)));
@@ -470,7 +480,7 @@ mod tests {
     #[test]
     fn a_number_counts_once_wherever_it_comes_in_the_last_thousand() {
         // R-COPY-2
-        let mut seen = Seen::new(NUMBERS - 700);
+        let mut seen = DuplicateFilter::new(NUMBERS - 700);
         let mut came = std::collections::BTreeSet::from([NUMBERS - 700]);
         let mut draw = 1u32;
         for _ in 0..20_000 {
@@ -485,7 +495,7 @@ mod tests {
     #[test]
     fn a_sender_that_begins_anew_is_heard() {
         // R-COPY-2
-        let mut seen = Seen::new(900_000);
+        let mut seen = DuplicateFilter::new(900_000);
         assert!(seen.take(7) && seen.take(8) && !seen.take(7));
         assert!(seen.take(8 + SEEN) && !seen.take(8 + SEEN) && seen.take(9));
     }

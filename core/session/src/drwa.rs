@@ -68,53 +68,53 @@ const ROUND_BYTES_MIN: u64 = 12_000;
 
 /// How many times RTTmin the round trip may grow: λ, in hundredths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lambda(u64);
+pub struct DrwaLambda(u64);
 
-impl Lambda {
+impl DrwaLambda {
     /// At least this, or the pipe would run empty between two rounds. // a guess
-    pub const MIN: Lambda = Lambda(125);
+    pub const MIN: DrwaLambda = DrwaLambda(125);
     /// Beyond this it limits nothing worth limiting. // a guess
-    pub const MAX: Lambda = Lambda(10_000);
+    pub const MAX: DrwaLambda = DrwaLambda(10_000);
 
     fn of(self, n: u64) -> u64 {
         (u128::from(n) * u128::from(self.0) / 100).min(u128::from(u64::MAX)) as u64
     }
 }
 
-impl Default for Lambda {
+impl Default for DrwaLambda {
     /// 3, as in the paper: less lost throughput on its varying links, more gained nothing.
     fn default() -> Self {
-        Lambda(300)
+        DrwaLambda(300)
     }
 }
 
-impl FromStr for Lambda {
+impl FromStr for DrwaLambda {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let number: f64 = text
             .parse()
             .map_err(|_| format!("`{text}` is no number, as 3 or 2.5 would be"))?;
-        let hundredths = Lambda((number * 100.0).round() as u64);
-        if !(Lambda::MIN.0..=Lambda::MAX.0).contains(&hundredths.0) {
+        let hundredths = DrwaLambda((number * 100.0).round() as u64);
+        if !(DrwaLambda::MIN.0..=DrwaLambda::MAX.0).contains(&hundredths.0) {
             return Err(format!(
                 "{text} is not between {} and {}",
-                Lambda::MIN,
-                Lambda::MAX
+                DrwaLambda::MIN,
+                DrwaLambda::MAX
             ));
         }
         Ok(hundredths)
     }
 }
 
-impl fmt::Display for Lambda {
+impl fmt::Display for DrwaLambda {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0 as f64 / 100.0)
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum DrwaState {
     Open,
     Holding {
         over: u32,
@@ -137,13 +137,13 @@ enum State {
     },
 }
 
-const HOLDING: State = State::Holding { over: 0, calm: 0 };
+const HOLDING: DrwaState = DrwaState::Holding { over: 0, calm: 0 };
 
 /// The receiver's estimate of one path, and the limit that follows from it.
 ///
 /// ```
-/// use d2tp_session::{Drwa, Lambda, Span, Time};
-/// let mut drwa = Drwa::new(Lambda::default(), 6_000);
+/// use d2tp_session::{Drwa, DrwaLambda, Span, Time};
+/// let mut drwa = Drwa::new(DrwaLambda::default(), 6_000);
 /// let mut now = Time::ZERO;
 /// // 1 MB/s over 50 ms; then a queue makes it 400 ms.
 /// for rtt in [50, 50, 400, 400, 400, 400] {
@@ -157,9 +157,9 @@ const HOLDING: State = State::Holding { over: 0, calm: 0 };
 /// ```
 #[derive(Clone, Debug)]
 pub struct Drwa {
-    lambda: Lambda,
+    lambda: DrwaLambda,
     floor: u64,
-    state: State,
+    state: DrwaState,
     /// When the round under way began, what arrived in it, and its samples: their sum and number.
     round_at: Option<Time>,
     bytes: u64,
@@ -180,11 +180,11 @@ pub struct Drwa {
 impl Drwa {
     /// Of a path of which nothing is known. No limit is below `floor` bytes: a sender must be able
     /// to notice its losses.
-    pub fn new(lambda: Lambda, floor: u64) -> Self {
+    pub fn new(lambda: DrwaLambda, floor: u64) -> Self {
         Drwa {
             lambda,
             floor,
-            state: State::Open,
+            state: DrwaState::Open,
             round_at: None,
             bytes: 0,
             samples: (Span::ZERO, 0),
@@ -214,14 +214,14 @@ impl Drwa {
     }
 
     /// Whether so much has arrived since the last sample that another one is worth a packet.
-    pub fn asks(&self) -> bool {
+    pub fn wants_sample(&self) -> bool {
         self.bytes >= self.round_bytes_min()
     }
 
     /// Who is held sends little, and is to be measured all the same.
     fn round_bytes_min(&self) -> u64 {
         match self.state {
-            State::Open => ROUND_BYTES_MIN,
+            DrwaState::Open => ROUND_BYTES_MIN,
             _ => 1,
         }
     }
@@ -255,7 +255,7 @@ impl Drwa {
         } else {
             self.min_since = self.min_since.min(rtt);
         }
-        if matches!(self.state, State::Draining { .. }) {
+        if matches!(self.state, DrwaState::Draining { .. }) {
             return self.drain(now, rtt);
         }
         self.samples = (self.samples.0 + rtt, self.samples.1 + 1);
@@ -289,29 +289,29 @@ impl Drwa {
         };
         match self.state {
             // R-DRWA-1
-            State::Open if rtt > self.engage_at() => {
+            DrwaState::Open if rtt > self.engage_at() => {
                 // The average trails a window that has grown so far.
                 self.window = received;
                 self.state = HOLDING;
             }
-            State::Holding { over, calm } => self.hold(now, rtt, (over, calm)),
-            State::Yielding { until } if until <= now => self.state = State::Open,
-            State::Open | State::Draining { .. } | State::Yielding { .. } => {}
+            DrwaState::Holding { over, calm } => self.hold(now, rtt, (over, calm)),
+            DrwaState::Yielding { until } if until <= now => self.state = DrwaState::Open,
+            DrwaState::Open | DrwaState::Draining { .. } | DrwaState::Yielding { .. } => {}
         }
         if let Some(doubted) = self.is_doubtful(now) {
-            self.state = State::Draining {
+            self.state = DrwaState::Draining {
                 full: ratio(received, self.base(), rtt),
                 until: now + rtt.times(DRAIN_RTTS),
-                open: self.state == State::Open,
+                open: self.state == DrwaState::Open,
                 min: self.min,
                 best: NEVER_MEASURED,
                 doubted,
             };
         }
         self.limit = match self.state {
-            State::Open | State::Yielding { .. } => None,
-            State::Draining { full, .. } => Some((full / 4 * 3).max(self.floor)),
-            State::Holding { .. } => {
+            DrwaState::Open | DrwaState::Yielding { .. } => None,
+            DrwaState::Draining { full, .. } => Some((full / 4 * 3).max(self.floor)),
+            DrwaState::Holding { .. } => {
                 // A round trip that falls faster than the average follows would let λ times too much go.
                 let window = self.window.min(received / 4 * 5);
                 let limit = self.lambda.of(ratio(window, self.base(), rtt));
@@ -325,9 +325,9 @@ impl Drwa {
         let counted = |counts: bool, rounds: u32| if counts { rounds + 1 } else { 0 };
         let over = counted(rtt > self.aim().scaled(3, 2), over);
         let calm = counted(rtt <= self.base().scaled(5, 4), calm);
-        self.state = State::Holding { over, calm };
+        self.state = DrwaState::Holding { over, calm };
         if calm >= CALM_ROUNDS {
-            self.state = State::Open;
+            self.state = DrwaState::Open;
         } else if now.since(self.min_near_at) > self.seen_within().times(LOOKS_IN_VAIN) {
             // Drains did not find it any more: what they found is the shortest there is.
             self.min = self.min_since;
@@ -338,15 +338,15 @@ impl Drwa {
 
     /// Whether RTTmin is to be looked for; and if so, whether because the queue may be others'.
     fn is_doubtful(&self, now: Time) -> Option<bool> {
-        let over = matches!(self.state, State::Holding { over, .. } if over >= OVER_ROUNDS);
+        let over = matches!(self.state, DrwaState::Holding { over, .. } if over >= OVER_ROUNDS);
         let unseen = now.since(self.min_near_at.max(self.looked_at)) > self.seen_within();
-        let looks = matches!(self.state, State::Open | State::Holding { .. });
+        let looks = matches!(self.state, DrwaState::Open | DrwaState::Holding { .. });
         (looks && (over || unseen)).then_some(over)
     }
 
     /// A sample while the queue is being drained.
     fn drain(&mut self, now: Time, rtt: Span) {
-        let State::Draining {
+        let DrwaState::Draining {
             full,
             until,
             open,
@@ -374,10 +374,10 @@ impl Drwa {
         if others {
             let until = now + self.yield_for;
             self.yield_for = self.yield_for.times(2).min(YIELD_FOR_MAX);
-            self.state = State::Yielding { until };
+            self.state = DrwaState::Yielding { until };
             self.limit = None;
         } else if open {
-            self.state = State::Open;
+            self.state = DrwaState::Open;
             self.limit = None;
         } else {
             // On at the same rate, half way to what will be in flight when the queue is there again:
@@ -453,7 +453,7 @@ mod tests {
             window_max,
             begins: Time::ZERO,
             in_flight: 0,
-            drwa: held.then(|| Drwa::new(Lambda::default(), FLOOR)),
+            drwa: held.then(|| Drwa::new(DrwaLambda::default(), FLOOR)),
             arrived: 0,
         }
     }
@@ -527,7 +527,7 @@ mod tests {
                 self.rtt = self.now.since(sent);
                 if let Some(drwa) = &mut flow.drwa {
                     drwa.on_bytes(PACKET);
-                    if drwa.asks() || drwa.rtt_min().is_none() {
+                    if drwa.wants_sample() || drwa.rtt_min().is_none() {
                         drwa.on_rtt(self.now, self.rtt);
                     }
                 }
@@ -618,7 +618,7 @@ mod tests {
         assert!(path.rtt <= BASE.times(4), "{:?}", path.rtt);
         assert!(matches!(
             path.flows[0].drwa.as_ref().unwrap().state,
-            State::Holding { .. }
+            DrwaState::Holding { .. }
         ));
     }
 
@@ -736,7 +736,7 @@ mod tests {
 
     #[test]
     fn a_round_trip_that_grew_for_good_is_believed_in_the_end() {
-        let mut drwa = Drwa::new(Lambda::default(), FLOOR);
+        let mut drwa = Drwa::new(DrwaLambda::default(), FLOOR);
         let mut now = Time::ZERO;
         drwa.on_rtt(now, BASE);
         let far = BASE.times(5);
@@ -751,10 +751,10 @@ mod tests {
 
     #[test]
     fn lambda_is_a_number_within_reason() {
-        assert_eq!("3".parse(), Ok(Lambda::default()));
-        assert_eq!("2.5".parse::<Lambda>().unwrap().of(100), 250);
+        assert_eq!("3".parse(), Ok(DrwaLambda::default()));
+        assert_eq!("2.5".parse::<DrwaLambda>().unwrap().of(100), 250);
         for wrong in ["1", "0", "-3", "1e9", "nan", "much"] {
-            assert!(wrong.parse::<Lambda>().is_err(), "{wrong}");
+            assert!(wrong.parse::<DrwaLambda>().is_err(), "{wrong}");
         }
     }
 }

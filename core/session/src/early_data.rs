@@ -15,11 +15,11 @@
 //! only flows that ask for it go this way, and only to servers that allow it.
 
 use d2tp_time::Time;
-use d2tp_wire::{FlowId, Frame, FrameIter, Reader, Writer};
+use d2tp_wire::{FlowId, Frame, FrameIter, WireReader, WireWriter};
 
 use crate::event::{PeerFault, SessionEnd};
-use crate::flow::Flow;
-use crate::session::{Credit, Session};
+use crate::flow::SessionFlow;
+use crate::session::{Session, SessionCredit};
 
 /// Where a SYN would count its claims: early data follows instead.
 pub(crate) const EARLY_DATA_MARK: u8 = 255;
@@ -33,7 +33,7 @@ const DATA_MIN: usize = 16;
 /// R-HS-15: reads the early data of a SYN of this epoch, if it has any instead of claims: flows of the
 /// device's that open and their bytes, nothing else. None: it is malformed.
 #[expect(clippy::option_option, reason = "malformed, and not there")]
-pub(crate) fn read_early_data(r: &mut Reader<'_>, epoch: u32) -> Option<Option<Vec<u8>>> {
+pub(crate) fn read_early_data(r: &mut WireReader<'_>, epoch: u32) -> Option<Option<Vec<u8>>> {
     let mut ahead = *r;
     if ahead.u8() != Ok(EARLY_DATA_MARK) {
         return Some(None);
@@ -53,18 +53,23 @@ impl Session {
     /// R-EARLY-1: the opening and first bytes of flows that may be heard twice, for a SYN. Nothing
     /// counts as sent by that.
     pub(crate) fn early_data(&mut self, now: Time) -> Vec<u8> {
-        let early =
-            |f: &Flow| f.options.early && !f.announced && !f.restored && f.send.reset.is_none();
-        if self.known || self.inherits || self.closing.is_some() || !self.flows.iter().any(early) {
+        let early = |f: &SessionFlow| {
+            f.options.early && !f.announced && !f.restored && f.send.reset.is_none()
+        };
+        if self.known_to_peer
+            || self.inherits_instance
+            || self.closing.is_some()
+            || !self.flows.iter().any(early)
+        {
             return Vec::new();
         }
         let mut buf = vec![0; EARLY_DATA_BYTES_MAX];
-        let mut w = Writer::new(&mut buf);
+        let mut w = WireWriter::new(&mut buf);
         for flow in self.flows.iter_mut().filter(|f| early(f)) {
             if w.room() < OPEN_BYTES_MAX {
                 break;
             }
-            flow.options.opening(now, flow.id).encode(&mut w);
+            flow.options.open_frame(now, flow.id).encode(&mut w);
             let head = Frame::data_head_len(flow.id, 0, w.room());
             if w.room() < head + DATA_MIN || !flow.send.holds(0) {
                 break;
@@ -84,10 +89,10 @@ impl Session {
 
     /// A server's session that lives by early data alone: what it may be sent, and may send.
     pub(crate) fn begin_unconfirmed(&mut self, session_credit: u64, flow_credit: u64) {
-        self.credit = Credit {
+        self.credit = SessionCredit {
             peer_max: session_credit,
-            told: self.config.session_window,
-            ..Credit::default()
+            advertised: self.config.session_window,
+            ..SessionCredit::default()
         };
         self.initial_flow_credit = flow_credit;
     }
@@ -104,7 +109,7 @@ impl Session {
             let (Frame::Open { flow: id, .. } | Frame::Data { flow: id, .. }) = frame else {
                 continue;
             };
-            let full = self.flows.len() + self.flows_beside >= self.config.flows_per_key_max
+            let full = self.flows.len() + self.flows_elsewhere >= self.config.flows_per_key_max
                 || self.flows.len() >= self.config.flows_max;
             if full && self.flows.get(id).is_none() {
                 // R-QUOTA-2: it hears so when it is opened again.
@@ -123,20 +128,20 @@ impl Session {
                 && !flows.contains(&id)
             {
                 // The application begins at the beginning by itself.
-                flow.asked = Some(0);
-                flow.by_syn = true;
+                flow.requested_from = Some(0);
+                flow.opened_by_syn = true;
                 flows.push(id);
             }
         }
         // What found no place comes again in the first packet.
-        self.unkept = false;
+        self.unretained = false;
         Ok(flows)
     }
 
     /// Whether the peer has yet to prove that it is there now: what its flows say may be a copy of
     /// what was said before.
     pub fn is_unconfirmed(&self) -> bool {
-        self.is_thawed() && !self.known
+        self.is_tentative() && !self.known_to_peer
     }
 
     /// Nobody confirmed the handshake its early data came with.

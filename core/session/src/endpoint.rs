@@ -6,7 +6,7 @@
 //!                       SYN+ACK, COOKIE, UNKNOWN   cid ▸ the knocking session
 //! ```
 
-mod arrivals;
+mod handshakes;
 mod records;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,21 +14,21 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
-use d2tp_seal::{CookieJar, PublicKey, Rng, SecretKey, TicketPress};
+use d2tp_seal::{CookieSecrets, PublicKey, Rng, SecretKey, TicketIssuer};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{CID_BYTES, Cid, FlowId, PacketKind, PathId, VERSION};
 use hashbrown::HashMap;
 use slab::Slab;
 
-use crate::asleep::{Key, Sleepers};
-use crate::config::{Config, EARLY_HEARD_MAX};
-use crate::event::Event;
-use crate::half_open::HalfOpens;
+use crate::config::{EARLY_HEARD_MAX, EndpointConfig};
+use crate::event::SessionEvent;
+use crate::half_open::HalfOpenTable;
+use crate::hibernated::{HibernatedSessions, InstanceKey};
 use crate::path::Addresses;
-use crate::recent::Recent;
-use crate::session::{CidChange, Life, Role, Session};
-use crate::sought::SoughtQueue;
-use crate::trace::{TRACE_RECORDS_MAX, Trace, TraceLevel, TraceRecord};
+use crate::pending_lookup::LookupQueue;
+use crate::recent_map::RecentMap;
+use crate::session::{CidChange, Role, Session, SessionState};
+use crate::trace::{SessionTrace, TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 use crate::transmit::Transmit;
 
 /// Stateless answers that wait to leave; more are dropped, their senders try again.
@@ -58,7 +58,7 @@ pub enum HibernateError {
     Unknown(#[from] UnknownSession),
     /// The flow holds bytes that nobody could give again (R-SUSPEND-4).
     #[error("flow {0:?} holds bytes that only this process has: read or flush it first")]
-    Bound(FlowId),
+    FlowNotReplayable(FlowId),
     /// Nobody confirmed the handshake its early data came with.
     #[error("the device has not confirmed its handshake yet")]
     Unconfirmed,
@@ -88,7 +88,7 @@ impl Admission {
 
 /// A datagram as the driver received it. It is opened in place.
 #[derive(Debug)]
-pub struct Incoming<'a> {
+pub struct IncomingDatagram<'a> {
     /// Where it came in and from.
     pub addresses: Addresses,
     /// Its bytes.
@@ -96,7 +96,7 @@ pub struct Incoming<'a> {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Route {
+enum CidRoute {
     Session {
         id: SessionId,
         path: PathId,
@@ -126,51 +126,51 @@ impl Hasher for CidHasher {
     fn write_usize(&mut self, _: usize) {}
 }
 
-struct Slot {
+struct SessionSlot {
     session: Session,
     serial: u32,
     timer: Time,
     ready: bool,
     /// In line with an ACK that is due.
-    hasty: bool,
+    in_ack_due_queue: bool,
     /// Flows booked for its client key.
     flows: usize,
 }
 
 /// All D2TP sessions of one host and process.
 pub struct Endpoint {
-    config: Arc<Config>,
+    config: Arc<EndpointConfig>,
     local: SecretKey,
     admission: Admission,
     rng: Rng,
-    jar: CookieJar,
-    jar_arc: Arc<CookieJar>,
-    press: TicketPress,
+    cookie_secrets: CookieSecrets,
+    shared_cookie_secrets: Arc<CookieSecrets>,
+    ticket_issuer: TicketIssuer,
     cookie_until: Time,
-    sessions: Slab<Slot>,
+    sessions: Slab<SessionSlot>,
     next_serial: u32,
-    routes: HashMap<Cid, Route, BuildHasherDefault<CidHasher>>,
+    routes: HashMap<Cid, CidRoute, BuildHasherDefault<CidHasher>>,
     /// A server's sessions by who they are with.
-    by_key: BTreeMap<Key, SessionId>,
-    asleep: Sleepers,
+    by_key: BTreeMap<InstanceKey, SessionId>,
+    hibernated: HibernatedSessions,
     /// There are more than those: whoever comes and is not known is sought first.
-    sleepers_elsewhere: bool,
-    sought: SoughtQueue,
+    records_elsewhere: bool,
+    pending_lookups: LookupQueue,
     /// Sessions awake only for a handshake that is not confirmed; their records stand.
-    thawed: BTreeSet<SessionId>,
+    tentative: BTreeSet<SessionId>,
     /// Flows, awake and asleep, of each client key that has a session awake (R-QUOTA-2).
     flows_by_key: BTreeMap<PublicKey, usize>,
-    half_open: HalfOpens,
+    half_open: HalfOpenTable,
     /// Half-open handshakes that may have something to say.
     early: VecDeque<usize>,
     /// Who said something in a SYN before (R-EARLY-2).
-    early_heard: Recent<Key, ()>,
+    early_heard: RecentMap<InstanceKey, ()>,
     timers: BTreeSet<(Time, SessionId)>,
     ready: VecDeque<SessionId>,
     /// Those of a long line whose ACKs are due: for them the rest of the line is too long.
-    hasty: VecDeque<SessionId>,
+    ack_due_queue: VecDeque<SessionId>,
     answers: VecDeque<(Addresses, Vec<u8>)>,
-    events: VecDeque<(SessionId, Event)>,
+    events: VecDeque<(SessionId, SessionEvent)>,
     syn_window: (Time, u32),
     unknown_window: (Time, u32),
     /// The session whose changes are not booked yet.
@@ -183,7 +183,7 @@ impl Endpoint {
     /// An endpoint of the host `local`. `seed` must be fresh; `token_seed` should survive restarts
     /// of a server, so that old sessions can be told they are unknown.
     pub fn new(
-        config: Config,
+        config: EndpointConfig,
         local: SecretKey,
         admission: Admission,
         seed: [u8; 32],
@@ -191,33 +191,33 @@ impl Endpoint {
     ) -> Self {
         let mut rng = Rng::new(seed);
         let public = local.public();
-        let jar = CookieJar::new(&public, rng.array(), token_seed);
-        let jar_arc = Arc::new(CookieJar::new(&public, [0; 32], token_seed));
+        let jar = CookieSecrets::new(&public, rng.array(), token_seed);
+        let jar_arc = Arc::new(CookieSecrets::new(&public, [0; 32], token_seed));
         let salt = rng.fork().array();
         Endpoint {
             config: config.into(),
             local,
             admission,
             rng,
-            jar,
-            jar_arc,
-            press: TicketPress::new(token_seed),
+            cookie_secrets: jar,
+            shared_cookie_secrets: jar_arc,
+            ticket_issuer: TicketIssuer::new(token_seed),
             cookie_until: Time::ZERO,
             sessions: Slab::new(),
             next_serial: 0,
             routes: HashMap::default(),
             by_key: BTreeMap::new(),
-            asleep: Sleepers::new(salt),
-            sleepers_elsewhere: false,
-            sought: SoughtQueue::default(),
-            thawed: BTreeSet::new(),
+            hibernated: HibernatedSessions::new(salt),
+            records_elsewhere: false,
+            pending_lookups: LookupQueue::default(),
+            tentative: BTreeSet::new(),
             flows_by_key: BTreeMap::new(),
-            half_open: HalfOpens::new(),
+            half_open: HalfOpenTable::new(),
             early: VecDeque::new(),
-            early_heard: Recent::new(EARLY_HEARD_MAX),
+            early_heard: RecentMap::new(EARLY_HEARD_MAX),
             timers: BTreeSet::new(),
             ready: VecDeque::new(),
-            hasty: VecDeque::new(),
+            ack_due_queue: VecDeque::new(),
             answers: VecDeque::new(),
             events: VecDeque::new(),
             syn_window: (Time::ZERO, 0),
@@ -239,11 +239,15 @@ impl Endpoint {
     /// What tickets are made of: to survive restarts where sessions do. Without it they follow from
     /// the tokens' seed.
     pub fn set_ticket_seed(&mut self, seed: [u8; 32]) {
-        self.press = TicketPress::new(seed);
+        self.ticket_issuer = TicketIssuer::new(seed);
     }
     /// Sessions awake, asleep, and half open.
     pub fn counts(&self) -> (usize, usize, usize) {
-        (self.sessions.len(), self.asleep.len(), self.half_open.len())
+        (
+            self.sessions.len(),
+            self.hibernated.len(),
+            self.half_open.len(),
+        )
     }
 
     /// A session with a server. It knocks when [`Session::open_path`] gives it a link. `epochs`
@@ -258,12 +262,12 @@ impl Endpoint {
     ) -> SessionId {
         let is_new = epochs.start <= 1;
         let mut session = self.new_session(now, Role::Initiator, server, instance, epochs);
-        session.inherits = !is_new;
+        session.inherits_instance = !is_new;
         self.insert(session)
     }
 
     /// Ends a session, with a network or without: see [`Session::close`]. It is gone when
-    /// [`Event::Closed`] was taken.
+    /// [`SessionEvent::Closed`] was taken.
     ///
     /// # Errors
     /// There is no such session.
@@ -287,10 +291,10 @@ impl Endpoint {
     /// Sessions of a client: awake, asleep, and about to be.
     fn instances_of(&self, peer: PublicKey) -> usize {
         let new = self.half_open.sessions_of(peer);
-        let new = new.filter(|k| !self.by_key.contains_key(k) && !self.asleep.contains(k));
+        let new = new.filter(|k| !self.by_key.contains_key(k) && !self.hibernated.contains(k));
         let awake = self.by_key.range((peer, 0)..=(peer, u64::MAX));
-        let awake = awake.filter(|(k, _)| !self.asleep.contains(k));
-        self.asleep.len_of(&peer) + awake.count() + new.count()
+        let awake = awake.filter(|(k, _)| !self.hibernated.contains(k));
+        self.hibernated.len_of(&peer) + awake.count() + new.count()
     }
 
     fn new_session(
@@ -311,10 +315,10 @@ impl Endpoint {
             self.rng.fork(),
             now,
         );
-        let trace = |level| Box::new(Trace::new(level, now));
+        let trace = |level| Box::new(SessionTrace::new(level, now));
         session.trace = self.trace_level.map(trace);
         if role == Role::Responder {
-            let jar = self.jar_arc.clone();
+            let jar = self.shared_cookie_secrets.clone();
             session.make_token = Some(Arc::new(move |cid| jar.token(cid)));
         }
         session
@@ -323,18 +327,18 @@ impl Endpoint {
     fn insert(&mut self, session: Session) -> SessionId {
         let serial = self.next_serial;
         self.next_serial = self.next_serial.wrapping_add(1);
-        let index = self.sessions.insert(Slot {
+        let index = self.sessions.insert(SessionSlot {
             session,
             serial,
             timer: Time::NEVER,
             ready: false,
-            hasty: false,
+            in_ack_due_queue: false,
             flows: 0,
         }) as u32;
         SessionId { index, serial }
     }
 
-    fn slot(&mut self, id: SessionId) -> Option<&mut Slot> {
+    fn slot(&mut self, id: SessionId) -> Option<&mut SessionSlot> {
         self.sessions
             .get_mut(id.index as usize)
             .filter(|s| s.serial == id.serial)
@@ -359,12 +363,12 @@ impl Endpoint {
     ) -> Result<R, UnknownSession> {
         let slot = self.slot(id).ok_or(UnknownSession)?;
         let r = f(&mut slot.session);
-        self.settle(id);
+        self.book_changes(id);
         Ok(r)
     }
 
     /// Books what a session changed: its ids, its timer, its events, its place in line.
-    fn settle(&mut self, id: SessionId) {
+    fn book_changes(&mut self, id: SessionId) {
         let Some(slot) = self.sessions.get_mut(id.index as usize) else {
             return;
         };
@@ -377,7 +381,7 @@ impl Endpoint {
                 } => {
                     self.routes.insert(
                         cid,
-                        Route::Session {
+                        CidRoute::Session {
                             id,
                             path,
                             generation,
@@ -400,7 +404,7 @@ impl Endpoint {
             self.traces
                 .extend(taken.by_ref().take(room).map(|(at, r)| (id, at, r)));
             // A count that finds no room is part of the next one.
-            let dropped: u64 = taken.map(|(_, record)| record.stands_for()).sum();
+            let dropped: u64 = taken.map(|(_, record)| record.record_count()).sum();
             trace.dropped += dropped;
         }
         let timer = slot.session.next_timeout();
@@ -425,10 +429,10 @@ impl Endpoint {
             }
         }
         // R-CLOSE-1: a session that was closed has one word left, and no packets of its own.
-        let leave = slot.session.leave.take();
+        let leave = slot.session.close_ack.take();
         let (was, is) = (slot.flows, slot.session.flows.len());
         // Of a thawed session the record counts.
-        let record = self.thawed.contains(&id) && !slot.session.is_unconfirmed();
+        let record = self.tentative.contains(&id) && !slot.session.is_unconfirmed();
         if was != is && slot.session.role == Role::Responder && !record {
             slot.flows = is;
             let peer = slot.session.peer;
@@ -445,11 +449,11 @@ impl Endpoint {
         }
         let slot = self.sessions.remove(id.index as usize);
         self.timers.remove(&(slot.timer, id));
-        self.thawed.remove(&id);
+        self.tentative.remove(&id);
         for issued in slot.session.issued.values() {
             self.routes.remove(&issued.cid);
         }
-        if let Some(knock) = &slot.session.knock {
+        if let Some(knock) = &slot.session.handshake {
             for cid in &knock.cids {
                 self.routes.remove(cid);
             }
@@ -466,10 +470,10 @@ impl Endpoint {
     }
 
     /// A session of a client is awake, or about to be.
-    fn enlist(&mut self, key: Key, id: SessionId) {
+    fn enlist(&mut self, key: InstanceKey, id: SessionId) {
         let Endpoint {
             flows_by_key,
-            asleep,
+            hibernated: asleep,
             ..
         } = self;
         flows_by_key
@@ -478,25 +482,27 @@ impl Endpoint {
         self.by_key.insert(key, id);
     }
 
-    /// The next event of any session. After [`Event::Closed`] the session is gone.
-    pub fn poll_event(&mut self) -> Option<(SessionId, Event)> {
+    /// The next event of any session. After [`SessionEvent::Closed`] the session is gone.
+    pub fn poll_event(&mut self) -> Option<(SessionId, SessionEvent)> {
         let (id, event) = self.events.pop_front()?;
         if let Some(slot) = self.slot(id) {
             slot.session.events_out -= 1;
         }
-        if matches!(event, Event::Closed(_))
-            && let Some(session) = self.session(id).filter(|s| s.life() == Life::Closed)
+        if matches!(event, SessionEvent::Closed(_))
+            && let Some(session) = self
+                .session(id)
+                .filter(|s| s.state() == SessionState::Closed)
         {
             let key = (session.peer, session.instance);
-            if self.thawed.contains(&id) {
-                if let Some(record) = self.asleep.get(&key).and_then(|a| a.decode()) {
-                    self.asleep.lapse_all(&key, &record);
+            if self.tentative.contains(&id) {
+                if let Some(record) = self.hibernated.get(&key).and_then(|a| a.decode()) {
+                    self.hibernated.expire_all_flows(&key, &record);
                 }
-                self.let_go(key);
+                self.drop_hibernated(key);
             }
             self.drop_session(id);
         }
-        if let Event::SendFrom { flow, .. } = event
+        if let SessionEvent::SendFrom { flow, .. } = event
             && let Some(slot) = self.slot(id)
         {
             slot.session.on_send_from_taken(flow);
@@ -509,7 +515,7 @@ impl Endpoint {
     pub fn set_trace(&mut self, now: Time, level: Option<TraceLevel>) {
         self.trace_level = level;
         for (_, slot) in &mut self.sessions {
-            slot.session.trace = level.map(|level| Box::new(Trace::new(level, now)));
+            slot.session.trace = level.map(|level| Box::new(SessionTrace::new(level, now)));
         }
     }
 
@@ -526,20 +532,20 @@ impl Endpoint {
     // ---- datagrams in ----
 
     /// Takes in one datagram.
-    pub fn handle_datagram(&mut self, now: Time, incoming: Incoming<'_>) {
+    pub fn handle_datagram(&mut self, now: Time, incoming: IncomingDatagram<'_>) {
         let stride = incoming.bytes.len().max(1);
         self.handle_datagrams(now, incoming, stride);
     }
 
     /// Takes in datagrams of one sender that lie back to back, `stride` bytes each (the last may
     /// be shorter). Sessions are asked what they want to send once, at the end.
-    pub fn handle_datagrams(&mut self, now: Time, incoming: Incoming<'_>, stride: usize) {
-        let Incoming { addresses, bytes } = incoming;
+    pub fn handle_datagrams(&mut self, now: Time, incoming: IncomingDatagram<'_>, stride: usize) {
+        let IncomingDatagram { addresses, bytes } = incoming;
         for datagram in bytes.chunks_mut(stride.max(1)) {
-            self.take_in(now, addresses, datagram);
+            self.handle_one(now, addresses, datagram);
         }
         if let Some(id) = self.touched.take() {
-            self.settle(id);
+            self.book_changes(id);
         }
     }
 
@@ -548,12 +554,12 @@ impl Endpoint {
         if let Some(before) = self.touched.replace(id)
             && before != id
         {
-            self.settle(before);
+            self.book_changes(before);
         }
     }
 
     #[inline]
-    fn take_in(&mut self, now: Time, addresses: Addresses, bytes: &mut [u8]) {
+    fn handle_one(&mut self, now: Time, addresses: Addresses, bytes: &mut [u8]) {
         let Some((kind, version, cid, _)) = PacketKind::split(bytes) else {
             return;
         };
@@ -569,7 +575,7 @@ impl Endpoint {
                 self.on_syn(now, addresses, kind, version, cid, bytes);
             }
             PacketKind::SynAck | PacketKind::Cookie | PacketKind::Unknown => {
-                let Some(Route::Session {
+                let Some(CidRoute::Session {
                     id,
                     path,
                     generation,
@@ -584,7 +590,7 @@ impl Endpoint {
                     PacketKind::Cookie => slot.session.handle_cookie(now, body),
                     _ => slot.session.handle_unknown(now, path, generation, body),
                 }
-                self.settle(id);
+                self.book_changes(id);
             }
             PacketKind::Version => {}
         }
@@ -613,31 +619,31 @@ impl Endpoint {
         {
             slot.session
                 .handle_unknown(now, path, generation, &bytes[1 + CID_BYTES..]);
-            self.settle(id);
+            self.book_changes(id);
         }
     }
 
     #[inline]
     fn on_data(&mut self, now: Time, from: Addresses, cid: Cid, bytes: &mut [u8]) {
         match self.routes.get(&cid).copied() {
-            Some(Route::Session {
+            Some(CidRoute::Session {
                 id,
                 path,
                 generation,
             }) => {
                 // What other sessions of the client did before counts for this one (R-QUOTA-2).
                 if let Some(before) = self.touched.take_if(|before| *before != id) {
-                    self.settle(before);
+                    self.book_changes(before);
                 }
                 let Some(slot) = self.slot(id) else { return };
                 slot.session.handle_data(now, path, generation, from, bytes);
                 if slot.session.cid_changes.is_empty() {
                     self.touch(id);
                 } else {
-                    self.settle(id);
+                    self.book_changes(id);
                 }
             }
-            Some(Route::HalfOpen { index, path }) => self.confirm(now, from, index, path, bytes),
+            Some(CidRoute::HalfOpen { index, path }) => self.confirm(now, from, index, path, bytes),
             None => self.answer_unknown(now, from, cid, bytes.len()),
         }
     }
@@ -658,7 +664,7 @@ impl Endpoint {
         let mut out = Vec::with_capacity(ANSWER);
         out.push(PacketKind::Unknown.first_byte());
         out.extend(cid.0);
-        out.extend(self.jar_arc.token(cid));
+        out.extend(self.shared_cookie_secrets.token(cid));
         self.answer(from, out);
     }
 
@@ -685,9 +691,9 @@ impl Endpoint {
         if let Some(transmit) = self.poll_early(now, buf) {
             return Some(transmit);
         }
-        while let Some(id) = self.hasty.pop_front() {
+        while let Some(id) = self.ack_due_queue.pop_front() {
             let Some(slot) = self.slot(id) else { continue };
-            slot.hasty = false;
+            slot.in_ack_due_queue = false;
             if let Some(transmit) = slot.session.poll_due_ack(now, buf) {
                 return Some(transmit);
             }
@@ -698,10 +704,10 @@ impl Endpoint {
             let transmit = slot.session.poll_transmit(now, buf);
             if transmit.is_some() {
                 // There may be more: to the end of the line, so that sessions take turns.
-                self.settle(id);
+                self.book_changes(id);
                 return transmit;
             }
-            self.settle(id);
+            self.book_changes(id);
             if self.ready.back() == Some(&id) {
                 self.ready.pop_back();
                 if let Some(slot) = self.slot(id) {
@@ -741,8 +747,8 @@ impl Endpoint {
     /// When [`Endpoint::handle_timeouts`] wants to be called next.
     pub fn next_timeout(&self) -> Time {
         let timer = self.timers.first().map_or(Time::NEVER, |(at, _)| *at);
-        let timer = timer.min(self.asleep.next_timeout());
-        if self.thawed.is_empty() {
+        let timer = timer.min(self.hibernated.next_timeout());
+        if self.tentative.is_empty() {
             timer
         } else {
             timer.min(self.half_open.next_expiry())
@@ -760,7 +766,7 @@ impl Endpoint {
         for id in due {
             let Some(slot) = self.slot(id) else { continue };
             slot.session.handle_timeouts(now);
-            self.settle(id);
+            self.book_changes(id);
             // What is due still is something to send, and the session is in line for that. Until it
             // had its turn time has no news for it: with thousands in line each call would visit all.
             if let Some(slot) = self.sessions.get_mut(id.index as usize)
@@ -769,14 +775,14 @@ impl Endpoint {
             {
                 self.timers.remove(&(slot.timer, id));
                 slot.timer = Time::NEVER;
-                if self.ready.len() > LINE_SHORT && !slot.hasty {
-                    slot.hasty = true;
-                    self.hasty.push_back(id);
+                if self.ready.len() > LINE_SHORT && !slot.in_ack_due_queue {
+                    slot.in_ack_due_queue = true;
+                    self.ack_due_queue.push_back(id);
                 }
             }
         }
         self.expire_half_open(now);
-        for (peer, was, is) in self.asleep.expire(now, self.config.rest_max) {
+        for (peer, was, is) in self.hibernated.expire(now, self.config.hibernated_age_max) {
             self.book_flows(peer, was, is);
         }
     }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::event::SessionEnd;
-use crate::session::{Life, Session};
+use crate::session::{Session, SessionState};
 
 impl Session {
     /// Epochs not used yet.
@@ -15,10 +15,10 @@ impl Session {
     }
 
     /// More epochs, reserved in the journal before, for a device that used up its own
-    /// ([`crate::Event::EpochsUsedUp`]): up to `end`, not included. A handshake that waited for them
+    /// ([`crate::SessionEvent::EpochsUsedUp`]): up to `end`, not included. A handshake that waited for them
     /// goes on; where there are none left to reserve, the session ends.
     pub fn add_epochs(&mut self, end: u32) {
-        if self.life == Life::Closed {
+        if self.state == SessionState::Closed {
             return;
         }
         self.epochs.end = self.epochs.end.max(end);
@@ -26,7 +26,7 @@ impl Session {
             // R-HS-16
             return self.end(SessionEnd::EpochsExhausted);
         }
-        if let Some(knock) = &mut self.knock
+        if let Some(knock) = &mut self.handshake
             && !self.epochs.is_empty()
         {
             knock.failed = false;
@@ -41,9 +41,9 @@ mod tests {
 
     use std::collections::BTreeSet;
 
-    use crate::config::Config;
+    use crate::config::EndpointConfig;
     use crate::endpoint::{Admission, Endpoint};
-    use crate::event::{Event, SessionEnd};
+    use crate::event::{SessionEnd, SessionEvent};
     use crate::path::{Addresses, LinkId};
 
     #[test]
@@ -51,7 +51,7 @@ mod tests {
         // R-HS-2
         let key = SecretKey::from_bytes([1; 32]);
         let server: PublicKey = SecretKey::from_bytes([2; 32]).public();
-        let config = Config::default();
+        let config = EndpointConfig::default();
         let mut device = Endpoint::new(config, key, Admission::Nobody, [3; 32], [4; 32]);
         let mut now = Time::ZERO;
         let id = device.connect(now, server, 7, 5..7);
@@ -86,13 +86,13 @@ mod tests {
     fn a_device_without_another_epoch_in_the_world_is_told_that_its_session_ends() {
         // R-HS-16
         let (key, last) = (SecretKey::from_bytes([1; 32]), u32::MAX - 1);
-        let config = Config::default();
+        let config = EndpointConfig::default();
         let mut device = Endpoint::new(config, key.clone(), Admission::Nobody, [3; 32], [4; 32]);
         let id = device.connect(Time::ZERO, key.public(), 7, last..u32::MAX);
         let _ = device.with(id, |s| s.epochs.start = u32::MAX);
         let _ = device.with(id, |s| s.add_epochs(u32::MAX));
         let told: Vec<_> = std::iter::from_fn(|| device.poll_event()).collect();
-        let end = Event::Closed(SessionEnd::EpochsExhausted);
+        let end = SessionEvent::Closed(SessionEnd::EpochsExhausted);
         assert!(told.contains(&(id, end)), "{told:?}");
     }
 }

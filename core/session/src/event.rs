@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use d2tp_seal::PublicKey;
 use d2tp_time::Span;
-use d2tp_wire::{FlowId, PathId, Reason};
+use d2tp_wire::{FlowId, PathId, ReasonCode};
 
 use crate::path::LinkId;
 
@@ -32,7 +32,7 @@ pub enum SessionEnd {
     Fault(#[from] PeerFault),
     /// The server does not admit this device.
     #[error("the server does not admit this device: {0:?}")]
-    Refused(Reason),
+    Refused(ReasonCode),
     /// Early data came with a handshake that nobody confirmed (R-EARLY-2).
     #[error("the device did not confirm its handshake")]
     Unconfirmed,
@@ -118,24 +118,26 @@ pub enum FlowEnd {
     DeadlinePassed,
     /// The peer no longer knows it, or not at this offset.
     #[error("{}", why_refused(*.0))]
-    Refused(Reason),
+    Refused(ReasonCode),
     /// Its session ended.
     #[error("the session ended")]
     SessionEnded,
 }
 
-fn why_refused(reason: Reason) -> String {
+fn why_refused(reason: ReasonCode) -> String {
     match reason {
-        Reason::LimitReached => "the server has as many connections of this device as it takes; \
+        ReasonCode::LimitReached => {
+            "the server has as many connections of this device as it takes; \
                                  those of programs that were killed count for an hour"
-            .to_owned(),
+                .to_owned()
+        }
         reason => format!("the peer refused to resume it: {reason:?}"),
     }
 }
 
 /// How a switch between paths came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SwitchKind {
+pub enum PathSwitchKind {
     /// The new path was there before the old one went.
     MakeBeforeBreak,
     /// There was nothing in between.
@@ -144,7 +146,7 @@ pub enum SwitchKind {
 
 /// Something happened.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum SessionEvent {
     /// The handshake is complete (again: `resumed`).
     Established {
         /// Who the peer is.
@@ -190,7 +192,7 @@ pub enum Event {
         /// The path now.
         to: LinkId,
         /// How.
-        kind: SwitchKind,
+        kind: PathSwitchKind,
         /// From the last payload before to the first one on the new path.
         silence: Span,
     },
@@ -217,7 +219,7 @@ pub enum Event {
     /// The peer changed a flow's deadline.
     DeadlineChanged(FlowId),
     /// The peer ended the session, and had sent all of this flow before: what was not read yet, and then
-    /// its end (R-CLOSE-1). Comes before the flow's [`Event::Ended`].
+    /// its end (R-CLOSE-1). Comes before the flow's [`SessionEvent::Ended`].
     Remains {
         /// The flow.
         flow: FlowId,
@@ -239,7 +241,7 @@ pub enum Event {
         bytes: Bytes,
     },
     /// No path is left: nothing is sent until there is one.
-    Suspended(Reason),
+    Suspended(ReasonCode),
     /// The session was thawed for a handshake that nobody confirmed, and is its record again, as
     /// it was. Its id is no more; the next handshake thaws it under another.
     Asleep,

@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::{FlowId, Frame, PathId, Reason};
+use d2tp_wire::{FlowId, Frame, PathId, ReasonCode};
 
 use crate::config::{REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX};
 use crate::event::FlowEnd;
-use crate::grant::{GrantsIn, GrantsOut};
+use crate::grant::{IssuedGrants, ReceivedGrants};
+use crate::path_selection::PathSelection;
 use crate::ranges::RangeSet;
-use crate::record::{SEEN_EPOCHS_MAX, SEEN_RANGES_MAX, SeenEpochs};
+use crate::record::{SEEN_EPOCHS_MAX, SEEN_RANGES_MAX, UsedFlowIds};
 use crate::recv_half::RecvHalf;
-use crate::route::Route;
 use crate::send_half::SendHalf;
 
 /// Packets one flow may fill before the next one has its turn.
@@ -47,7 +47,7 @@ pub struct FlowOptions {
     /// The bytes sent here can be read again from their source, so the flow may sleep as a record.
     pub hibernates: bool,
     /// The peer may want to speak at any time: while the device is awake it keeps one permitted
-    /// path open for it ([`crate::Config::keepalive`]). Others cost nothing while they are idle.
+    /// path open for it ([`crate::EndpointConfig::keepalive`]). Others cost nothing while they are idle.
     pub reachable: bool,
     /// Its opening and first bytes may travel in the SYN of the first handshake, a round trip sooner,
     /// to a server that allows it. They may then be heard twice, and whoever learns the server's key
@@ -66,7 +66,7 @@ impl FlowOptions {
     }
 
     /// The OPEN of a flow with these options.
-    pub(crate) fn opening(mut self, now: Time, flow: FlowId) -> Frame<'static> {
+    pub(crate) fn open_frame(mut self, now: Time, flow: FlowId) -> Frame<'static> {
         let on = self.flags().into_iter().filter(|(_, on)| **on);
         let flags = on.fold(0, |flags, (flag, _)| flags | flag);
         Frame::Open {
@@ -79,7 +79,7 @@ impl FlowOptions {
     }
 
     /// What an OPEN asks for; `None` for any other frame.
-    pub(crate) fn of_opening(now: Time, frame: &Frame<'_>) -> Option<(FlowId, FlowOptions)> {
+    pub(crate) fn from_open_frame(now: Time, frame: &Frame<'_>) -> Option<(FlowId, FlowOptions)> {
         let &Frame::Open {
             flow,
             flags,
@@ -105,27 +105,27 @@ impl FlowOptions {
 
 /// One flow.
 #[derive(Debug)]
-pub(crate) struct Flow {
+pub(crate) struct SessionFlow {
     pub(crate) id: FlowId,
     pub(crate) options: FlowOptions,
     pub(crate) deadline_seq: u64,
     pub(crate) send: SendHalf,
     pub(crate) recv: RecvHalf,
     pub(crate) wants: u16,
-    pub(crate) grants_in: GrantsIn,
-    pub(crate) grants_out: GrantsOut,
+    pub(crate) grants_in: ReceivedGrants,
+    pub(crate) grants_out: IssuedGrants,
     /// The path that lost bytes last.
     pub(crate) lost_on: Option<PathId>,
     pub(crate) committed: u64,
     pub(crate) peer_durable: u64,
     /// We asked the peer to hold back.
-    pub(crate) pause_out: (u64, bool, Reason),
+    pub(crate) pause_out: (u64, bool, ReasonCode),
     /// The peer asked us to hold back.
-    pub(crate) pause_in: (u64, bool, Reason),
+    pub(crate) pause_in: (u64, bool, ReasonCode),
     /// Waits to be claimed or confirmed after a wake; sends nothing until then (R-RESUME-3).
     pub(crate) unclaimed: bool,
     /// The application of a thawed session was asked for bytes from here on.
-    pub(crate) asked: Option<u64>,
+    pub(crate) requested_from: Option<u64>,
     pub(crate) end: Option<FlowEnd>,
     /// The peer knows of it.
     pub(crate) announced: bool,
@@ -136,11 +136,11 @@ pub(crate) struct Flow {
     /// The peer has our RESET.
     pub(crate) reset_acked: bool,
     /// The application was told the end.
-    pub(crate) told_end: bool,
+    pub(crate) end_reported: bool,
     queued: bool,
     dirty: bool,
     turn: u32,
-    pub(crate) told_readable: bool,
+    pub(crate) readable_reported: bool,
     pub(crate) wants_writable: bool,
     /// SendFrom is on its way to the application: what it gives before it took that, it gives from
     /// where it was, and will give again.
@@ -148,16 +148,16 @@ pub(crate) struct Flow {
     /// It came out of a record and its application was not told yet from where to give its bytes.
     pub(crate) restored: bool,
     /// A SYN opened it, and the device has not said so again yet.
-    pub(crate) by_syn: bool,
+    pub(crate) opened_by_syn: bool,
     /// Its peer opened it again and may not know how much of it arrived.
-    pub(crate) begun_again: bool,
+    pub(crate) reopened: bool,
     /// At a server: a GRANT is all that came of it yet.
     pub(crate) only_granted: bool,
     /// Which paths its bytes are wanted on.
-    pub(crate) route: Route,
+    pub(crate) path_selection: PathSelection,
 }
 
-impl Flow {
+impl SessionFlow {
     /// Nothing is known of it that an OPEN would say, but that DURABLE may have said one thing before. Then
     /// what OPEN says counts.
     pub(crate) fn awaits_open(&self) -> bool {
@@ -176,39 +176,39 @@ impl Flow {
     }
 
     pub(crate) fn new(id: FlowId, options: FlowOptions, send: SendHalf, recv: RecvHalf) -> Self {
-        Flow {
+        SessionFlow {
             id,
             options,
             deadline_seq: 0,
             send,
             recv,
             wants: 0,
-            grants_in: GrantsIn::default(),
-            grants_out: GrantsOut::default(),
+            grants_in: ReceivedGrants::default(),
+            grants_out: IssuedGrants::default(),
             lost_on: None,
             committed: 0,
             peer_durable: 0,
-            pause_out: (0, false, Reason::None),
-            pause_in: (0, false, Reason::None),
+            pause_out: (0, false, ReasonCode::None),
+            pause_in: (0, false, ReasonCode::None),
             unclaimed: false,
-            asked: None,
+            requested_from: None,
             end: None,
             announced: false,
             opened: false,
             claiming: false,
             reset_acked: false,
-            told_end: false,
+            end_reported: false,
             queued: false,
             dirty: false,
             turn: 0,
-            told_readable: false,
+            readable_reported: false,
             wants_writable: false,
             rewinding: false,
             restored: false,
-            by_syn: false,
-            begun_again: false,
+            opened_by_syn: false,
+            reopened: false,
             only_granted: false,
-            route: Route::Any,
+            path_selection: PathSelection::Any,
         }
     }
 
@@ -224,14 +224,14 @@ impl Flow {
     }
 
     /// Whether somebody waits: its application for bytes, or we for an answer to ours.
-    pub(crate) fn waits(&self) -> bool {
+    pub(crate) fn awaits_data(&self) -> bool {
         (!self.recv.is_complete() && !self.pause_out.1)
             || (!self.send.is_complete() && self.send.buffered() > 0)
     }
 
     /// Whether these bytes, which were sent, may be sent again on another path.
     pub(crate) fn may_copy(&self, offset: u64, len: u64) -> bool {
-        !self.unclaimed && !self.pause_in.1 && self.send.is_missed(offset, len)
+        !self.unclaimed && !self.pause_in.1 && self.send.is_unacked(offset, len)
     }
 
     fn may_send(&self, session_room: u64) -> bool {
@@ -241,8 +241,8 @@ impl Flow {
 
 /// All flows of a session.
 #[derive(Debug, Default)]
-pub(crate) struct Flows {
-    table: BTreeMap<FlowId, Flow>,
+pub(crate) struct FlowTable {
+    table: BTreeMap<FlowId, SessionFlow>,
     /// Flows that may have data to send, whose turn it is first.
     ready: VecDeque<FlowId>,
     /// Flows with something to say.
@@ -257,10 +257,10 @@ pub(crate) struct Flows {
     /// Flows of which bytes were acknowledged since this was last taken.
     acked: Vec<FlowId>,
     /// Claims to be answered with a refusal, until the peer has the answer.
-    refused: VecDeque<Refusal>,
+    refused: VecDeque<RefusedClaim>,
     /// Claims of this wake that the peer has, counted where they are made and where they are heard.
-    pub(crate) claims_told: u64,
-    pub(crate) claims_heard: u64,
+    pub(crate) claims_delivered: u64,
+    pub(crate) claims_received: u64,
     /// Some flow is wanted on particular paths, and which of them is the steadiest.
     pub(crate) routed: bool,
     pub(crate) steadiest: Option<PathId>,
@@ -268,14 +268,14 @@ pub(crate) struct Flows {
 
 /// A claim that could not be met.
 #[derive(Debug)]
-struct Refusal {
+struct RefusedClaim {
     flow: FlowId,
-    reason: Reason,
+    reason: ReasonCode,
     /// It is to be said (again); otherwise it is on its way.
     waits: bool,
 }
 
-impl Flows {
+impl FlowTable {
     /// Bytes of this flow arrived at the peer.
     #[inline]
     pub(crate) fn note_acked(&mut self, id: FlowId) {
@@ -298,18 +298,18 @@ impl Flows {
         self.refused.len() < REFUSALS_MAX || self.refused.iter().any(|r| r.flow == id)
     }
     /// A claim that cannot be met. One that is repeated hears the first reason (R-RESUME-9).
-    pub(crate) fn refuse(&mut self, id: FlowId, reason: Reason) {
+    pub(crate) fn refuse(&mut self, id: FlowId, reason: ReasonCode) {
         if let Some(refusal) = self.refused.iter_mut().find(|r| r.flow == id) {
             refusal.waits = true;
         } else if self.refused.len() < REFUSALS_MAX {
-            self.refused.push_back(Refusal {
+            self.refused.push_back(RefusedClaim {
                 flow: id,
                 reason,
                 waits: true,
             });
         }
     }
-    pub(crate) fn next_refusal(&mut self) -> Option<(FlowId, Reason)> {
+    pub(crate) fn next_refusal(&mut self) -> Option<(FlowId, ReasonCode)> {
         let refusal = self.refused.iter_mut().find(|r| r.waits)?;
         refusal.waits = false;
         Some((refusal.flow, refusal.reason))
@@ -328,36 +328,36 @@ impl Flows {
     /// Keys changed: what was claimed and refused before them is claimed anew, or never again.
     pub(crate) fn forget_claims(&mut self) {
         self.refused.clear();
-        self.claims_told = 0;
-        self.claims_heard = 0;
+        self.claims_delivered = 0;
+        self.claims_received = 0;
     }
 
-    pub(crate) fn get(&self, id: FlowId) -> Option<&Flow> {
+    pub(crate) fn get(&self, id: FlowId) -> Option<&SessionFlow> {
         self.table.get(&id)
     }
-    pub(crate) fn get_mut(&mut self, id: FlowId) -> Option<&mut Flow> {
+    pub(crate) fn get_mut(&mut self, id: FlowId) -> Option<&mut SessionFlow> {
         self.table.get_mut(&id)
     }
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Flow> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &SessionFlow> {
         self.table.values()
     }
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Flow> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut SessionFlow> {
         self.table.values_mut()
     }
     pub(crate) fn ids(&self) -> Vec<FlowId> {
         self.table.keys().copied().collect()
     }
 
-    pub(crate) fn insert(&mut self, flow: Flow) {
+    pub(crate) fn insert(&mut self, flow: SessionFlow) {
         self.deadline_stale = true;
         let id = flow.id;
         self.table.insert(id, flow);
         self.touch(id);
     }
-    pub(crate) fn remove(&mut self, id: FlowId) -> Option<Flow> {
+    pub(crate) fn remove(&mut self, id: FlowId) -> Option<SessionFlow> {
         self.deadline_stale = true;
         let flow = self.table.remove(&id)?;
         if flow.queued {
@@ -386,18 +386,18 @@ impl Flows {
     }
     /// R-FLOW-5: whether the peer used this id before.
     pub(crate) fn was_used(&self, id: FlowId) -> bool {
-        self.is_beyond_memory(id)
+        self.is_too_old(id)
             || self
                 .seen
                 .get(&id.epoch())
                 .is_some_and(|s| s.contains(u64::from(id.counter())))
     }
     /// Whether the id is so old that it can only be taken for used.
-    pub(crate) fn is_beyond_memory(&self, id: FlowId) -> bool {
+    pub(crate) fn is_too_old(&self, id: FlowId) -> bool {
         id.epoch() < self.seen_floor
     }
     /// What a record remembers of used ids. Where there are too many gaps, the lowest close.
-    pub(crate) fn seen_record(&self) -> (u32, SeenEpochs) {
+    pub(crate) fn seen_record(&self) -> (u32, UsedFlowIds) {
         let seen = self.seen.iter().map(|(epoch, set)| {
             let mut ranges: Vec<(u64, u64)> = set.iter().collect();
             while ranges.len() > SEEN_RANGES_MAX {
@@ -409,7 +409,7 @@ impl Flows {
         (self.seen_floor, seen.collect())
     }
     /// Takes over what a record remembers.
-    pub(crate) fn restore_seen(&mut self, floor: u32, seen: &SeenEpochs) {
+    pub(crate) fn restore_seen(&mut self, floor: u32, seen: &UsedFlowIds) {
         self.seen_floor = floor;
         for (epoch, ranges) in seen {
             let set = self.seen.entry(*epoch).or_default();
@@ -489,7 +489,7 @@ impl Flows {
                 self.ready.remove(i);
                 continue;
             }
-            let elsewhere = flow.route == Route::Steadiest
+            let elsewhere = flow.path_selection == PathSelection::Steadiest
                 && self.steadiest.is_some_and(|steadiest| steadiest != path);
             let allowed = flow.may_send(session_room)
                 && !elsewhere
@@ -569,7 +569,7 @@ impl Flows {
         }
         self.next_deadline.unwrap_or(Time::NEVER)
     }
-    /// Whether a flow must stay reachable, as of the last [`Flows::next_deadline`].
+    /// Whether a flow must stay reachable, as of the last [`FlowTable::next_deadline`].
     pub(crate) fn any_reachable(&self) -> bool {
         self.any_reachable
     }

@@ -16,7 +16,7 @@
 use d2tp_wire::{PathId, VARINT_MAX};
 
 #[derive(Clone, Copy, Debug)]
-struct In {
+struct ReceivedGrant {
     path: PathId,
     seq: u64,
     max: u64,
@@ -28,16 +28,16 @@ struct In {
 
 /// The sender's side.
 #[derive(Debug, Default)]
-pub(crate) struct GrantsIn {
-    list: Vec<In>,
+pub(crate) struct ReceivedGrants {
+    list: Vec<ReceivedGrant>,
 }
 
-impl GrantsIn {
-    fn entry(&mut self, path: PathId) -> &mut In {
+impl ReceivedGrants {
+    fn entry(&mut self, path: PathId) -> &mut ReceivedGrant {
         let i = match self.list.iter().position(|g| g.path == path) {
             Some(i) => i,
             None => {
-                self.list.push(In {
+                self.list.push(ReceivedGrant {
                     path,
                     seq: 0,
                     max: 0,
@@ -119,7 +119,7 @@ impl GrantsIn {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Out {
+struct IssuedGrant {
     path: PathId,
     seq: u64,
     max: u64,
@@ -129,16 +129,16 @@ struct Out {
 
 /// The device's side.
 #[derive(Debug, Default)]
-pub(crate) struct GrantsOut {
-    list: Vec<Out>,
+pub(crate) struct IssuedGrants {
+    list: Vec<IssuedGrant>,
 }
 
-impl GrantsOut {
-    fn entry(&mut self, path: PathId) -> &mut Out {
+impl IssuedGrants {
+    fn entry(&mut self, path: PathId) -> &mut IssuedGrant {
         let i = match self.list.iter().position(|g| g.path == path) {
             Some(i) => i,
             None => {
-                self.list.push(Out {
+                self.list.push(IssuedGrant {
                     path,
                     seq: 0,
                     max: 0,
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_sender_stops_at_the_grant_and_at_once_on_revocation() {
-        let mut g = GrantsIn::default();
+        let mut g = ReceivedGrants::default();
         assert_eq!(g.room(P), 0, "a gated path starts at nothing");
         g.on_grant(P, 1, 100);
         g.on_sent(P, 60);
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_device_counts_lost_bytes_as_spent() {
-        let mut g = GrantsOut::default();
+        let mut g = IssuedGrants::default();
         g.grant(P, 100);
         assert_eq!(g.take_grant(), Some((P, 1, 100)));
         g.on_received(P, 80);

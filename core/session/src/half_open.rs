@@ -15,11 +15,11 @@ use d2tp_time::Time;
 use d2tp_wire::Cid;
 use slab::Slab;
 
-use crate::asleep::Key;
 use crate::config::HALF_OPEN_PER_INSTANCE;
-use crate::early::Early;
+use crate::early_packets::EarlyPackets;
+use crate::hibernated::InstanceKey;
 use crate::path::Addresses;
-use crate::recent::Recent;
+use crate::recent_map::RecentMap;
 use crate::syn::SynAckBody;
 
 /// Half-open handshakes a server keeps in all.
@@ -46,12 +46,12 @@ pub(crate) struct HalfOpen {
     /// How often it was given to later SYNs of the same knock.
     pub(crate) repeated: u8,
     /// What is said before the device confirmed, if it claims flows of a session we know.
-    pub(crate) early: Option<Box<Early>>,
+    pub(crate) early: Option<Box<EarlyPackets>>,
 }
 
 /// What a SYN of a knock that is known gets.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Repeated {
+pub(crate) enum RepeatedSyn {
     /// The answer of the SYN before.
     Answer(Vec<u8>),
     /// Nothing: it was under way too long.
@@ -59,25 +59,25 @@ pub(crate) enum Repeated {
 }
 
 /// All of a server's.
-pub(crate) struct HalfOpens {
+pub(crate) struct HalfOpenTable {
     all: Slab<HalfOpen>,
-    by_key: BTreeMap<Key, VecDeque<usize>>,
+    by_key: BTreeMap<InstanceKey, VecDeque<usize>>,
     /// When each expires, in order.
     notes: VecDeque<(Time, usize)>,
     /// By the device's id for path 0, which all SYNs of a knock share.
     by_knock: BTreeMap<Cid, usize>,
     /// Where knocks were that are over, and until when their SYNs may be late.
-    let_in: Recent<Cid, (Addresses, Time)>,
+    let_in: RecentMap<Cid, (Addresses, Time)>,
 }
 
-impl HalfOpens {
+impl HalfOpenTable {
     pub(crate) fn new() -> Self {
-        HalfOpens {
+        HalfOpenTable {
             all: Slab::new(),
             by_key: BTreeMap::new(),
             notes: VecDeque::new(),
             by_knock: BTreeMap::new(),
-            let_in: Recent::new(LET_IN_MAX),
+            let_in: RecentMap::new(LET_IN_MAX),
         }
     }
 
@@ -90,19 +90,19 @@ impl HalfOpens {
     }
 
     /// Those of a session, by index.
-    pub(crate) fn of(&self, key: &Key) -> impl ExactSizeIterator<Item = usize> + use<> {
+    pub(crate) fn of(&self, key: &InstanceKey) -> impl ExactSizeIterator<Item = usize> + use<> {
         let line = self.by_key.get(key).cloned();
         line.unwrap_or_default().into_iter()
     }
 
     /// A client's sessions that have one.
-    pub(crate) fn sessions_of(&self, peer: PublicKey) -> impl Iterator<Item = &Key> {
+    pub(crate) fn sessions_of(&self, peer: PublicKey) -> impl Iterator<Item = &InstanceKey> {
         let all = self.by_key.range((peer, 0)..=(peer, u64::MAX));
         all.map(|(key, _)| key)
     }
 
     /// The one that a copy of its SYN is for.
-    pub(crate) fn original(&self, key: &Key, epoch: u32) -> Option<&HalfOpen> {
+    pub(crate) fn original(&self, key: &InstanceKey, epoch: u32) -> Option<&HalfOpen> {
         let mut line = self.by_key.get(key)?.iter();
         line.find_map(|i| self.all.get(*i).filter(|h| h.epoch == epoch))
     }
@@ -126,7 +126,7 @@ impl HalfOpens {
     }
 
     /// R-HS-8: a flood of SYNs of one instance costs a few half-open states; the oldest beyond those.
-    pub(crate) fn supernumerary(&self, key: &Key) -> Option<usize> {
+    pub(crate) fn excess(&self, key: &InstanceKey) -> Option<usize> {
         let line = self.by_key.get(key)?;
         line.front()
             .filter(|_| line.len() > HALF_OPEN_PER_INSTANCE)
@@ -175,10 +175,15 @@ impl HalfOpens {
     /// R-HS-18: a SYN of a knock that was answered, to the same place, gets the answer again; one of a
     /// knock that was let in was under way too long. Neither costs a public-key operation. After a few
     /// the device may have lost what the answer fits, and its SYN is taken for what it is.
-    pub(crate) fn repeated(&mut self, now: Time, from: Addresses, knock: Cid) -> Option<Repeated> {
+    pub(crate) fn answer_repeated(
+        &mut self,
+        now: Time,
+        from: Addresses,
+        knock: Cid,
+    ) -> Option<RepeatedSyn> {
         let Some(index) = self.by_knock.get(&knock) else {
             let (at, until) = self.let_in.get(&knock)?;
-            return (*at == from && now < *until).then_some(Repeated::Late);
+            return (*at == from && now < *until).then_some(RepeatedSyn::Late);
         };
         let half = self.all.get_mut(*index)?;
         // R-HS-17: nobody can confirm one that has expired.
@@ -187,6 +192,6 @@ impl HalfOpens {
             return None;
         }
         half.repeated += 1;
-        Some(Repeated::Answer(half.answer.clone()))
+        Some(RepeatedSyn::Answer(half.answer.clone()))
     }
 }

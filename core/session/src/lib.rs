@@ -12,53 +12,54 @@
 //!
 //! The rules it keeps are named in `docs/protocol.md` (R-ACK-2 and the like) and so marked here.
 
+mod ack_offload;
 mod acks;
-mod asleep;
-mod by_path;
-mod calls;
-mod careful;
-mod census;
+mod blackout;
+mod careful_resume;
 mod claim;
+mod client_handshake;
 mod config;
 mod congestion;
-mod control;
+mod control_budget;
 mod datagrams;
-mod delivery;
+mod delivery_rate;
 mod drwa;
-mod early;
 mod early_data;
+mod early_packets;
 mod endpoint;
 mod epochs;
 mod event;
+mod first_hop;
 mod flow;
+mod flow_api;
 mod grant;
-mod guest;
 mod half_open;
-mod hole;
-mod hop;
-mod knock;
-mod loss_kind;
+mod hibernated;
+mod introspect;
+mod loss_classifier;
 mod mirror;
-mod movement;
 mod mtu;
-mod offload;
 mod pacer;
 mod path;
+mod path_control;
+mod path_map;
 mod path_scheduler;
+mod path_selection;
+mod peer_address;
+mod pending_lookup;
 mod ranges;
 mod receive;
-mod recent;
+mod recent_map;
 mod record;
 mod recovery;
 mod recv_half;
 mod relay;
+mod relay_client;
 mod rendezvous;
 mod resume;
-mod route;
 mod rtt;
 mod send_half;
 mod session;
-mod sought;
 mod syn;
 #[cfg(test)]
 mod tests;
@@ -66,37 +67,41 @@ mod ticket;
 mod timers;
 mod trace;
 mod transmit;
-mod ways;
 
-pub use asleep::Lapsed;
-pub use census::{Arrived, FlowState, Holdings};
+pub use ack_offload::AckOffload;
 pub use config::{
-    ACK_RANGES_MAX, Config, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, HALF_OPEN_PER_INSTANCE,
-    PATHS_MAX, REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX, SPARE_PATHS, THAWED_BUFFER_BYTES,
+    ACK_RANGES_MAX, DATAGRAMS_MAX, EVENTS_MAX, EndpointConfig, FLOW_GAPS_MAX,
+    HALF_OPEN_PER_INSTANCE, PATHS_MAX, REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX, SPARE_PATHS,
+    THAWED_BUFFER_BYTES,
 };
 pub use congestion::CongestionKind;
-pub use d2tp_seal::{Holder, PublicKey, Rng, SecretKey, Suite, Ticket, TicketPress};
+pub use d2tp_seal::{
+    CipherSuite, PublicKey, Rng, SecretKey, SessionTicket, TicketHolder, TicketIssuer,
+};
 pub use d2tp_time::{Span, Time};
-pub use d2tp_wire::{FlowId, PathId, PathStatus, Reason};
+pub use d2tp_wire::{FlowId, PathId, PathStatus, ReasonCode};
 pub use datagrams::{CONTEXTS, CONTEXTS_OF_COPIES, DatagramStats};
-pub use drwa::{Drwa, Lambda};
-pub use endpoint::{Admission, Endpoint, HibernateError, Incoming, SessionId, UnknownSession};
-pub use event::{Event, FlowEnd, PeerFault, SessionEnd, SwitchKind};
+pub use drwa::{Drwa, DrwaLambda};
+pub use endpoint::{
+    Admission, Endpoint, HibernateError, IncomingDatagram, SessionId, UnknownSession,
+};
+pub use event::{FlowEnd, PathSwitchKind, PeerFault, SessionEnd, SessionEvent};
+pub use first_hop::FirstHopStatus;
 pub use flow::FlowOptions;
-pub use guest::{Aside, CALLS_MAX, Guest};
-pub use hop::FirstHop;
+pub use hibernated::HibernatedExpiry;
+pub use introspect::{FlowArrival, FlowState, SessionUsage};
 pub use mirror::Mirroring;
-pub use offload::AckOffload;
 pub use path::{Addresses, LinkId, PathState};
 pub use path_scheduler::PathSchedulerKind;
-pub use record::{FlowRecord, Record, RecordError, SeenEpochs};
+pub use path_selection::PathSelection;
+pub use pending_lookup::{PendingLookup, SOUGHT_MAX};
+pub use record::{FlowRecord, RecordError, SessionRecord, UsedFlowIds};
 pub use relay::{
-    Onward, RELAY_HEADER_BYTES, RelayId, RelayLimits, RelayRefusal, Relays, UNANSWERED_MAX, id_of,
-    unwrapped, wrap,
+    ForwardTarget, RELAY_HEADER_BYTES, RelayId, RelayLimits, RelayRefusal, RelayTable,
+    UNANSWERED_MAX, relayed_id, unwrap_relayed, wrap_relayed,
 };
+pub use relay_client::{CALLS_MAX, InterceptedDatagram, RelayClient};
 pub use rendezvous::{ADDRESSES_MAX, LINE_BYTES_MAX, PUNCH_BYTES, Rendezvous};
-pub use route::Route;
-pub use session::{FlowError, Life, PathStats, Read, Role, Session};
-pub use sought::{SOUGHT_MAX, Sought};
+pub use session::{FlowError, PathStats, ReadOutcome, Role, Session, SessionState};
 pub use trace::{TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 pub use transmit::Transmit;

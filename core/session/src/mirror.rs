@@ -15,10 +15,10 @@
 //! *standby* takes nothing else, so that a link that costs money can serve this alone.
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::{FlowId, Frame, PathId, PathStatus, Reason, Writer};
+use d2tp_wire::{FlowId, Frame, PathId, PathStatus, ReasonCode, WireWriter};
 
 use crate::path::{self, LinkId, Path, PathState};
-use crate::recovery::{Said, SaidData, Sent};
+use crate::recovery::{SentData, SentFrame, SentPacket};
 use crate::session::Session;
 
 /// Where what was lost at random may be fetched, without a congestion response on the path that lost it.
@@ -52,7 +52,7 @@ const DATA_MIN: usize = 32;
 
 /// What a path takes of others' losses.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub(crate) struct MirrorGuard {
     /// Bytes a second.
     rate: u64,
     /// Bytes that may leave now.
@@ -66,9 +66,9 @@ pub(crate) struct Guard {
     changed_at: Time,
 }
 
-impl Guard {
-    fn new(now: Time, datagram: u64) -> Guard {
-        Guard {
+impl MirrorGuard {
+    fn new(now: Time, datagram: u64) -> MirrorGuard {
+        MirrorGuard {
             rate: RATE_MIN,
             left: datagram,
             filled_at: now,
@@ -114,7 +114,7 @@ impl Guard {
 
 /// What a device lends of a metered path: bytes that may be granted now.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lent {
+pub(crate) struct LentPath {
     left: u64,
     filled_at: Time,
     /// No grant before the peer has heard what the path is for: it would take it for new bytes.
@@ -144,10 +144,10 @@ impl Path {
         self.fetches() && rtt.is_measured() && rtt.min() <= own.times(ROUND_TRIPS_MAX) + LATE
     }
 
-    fn guard(&mut self, now: Time) -> &mut Guard {
+    fn guard(&mut self, now: Time) -> &mut MirrorGuard {
         let datagram = self.mtu.current() as u64;
-        self.guard
-            .get_or_insert_with(|| Guard::new(now, datagram).into())
+        self.mirror_guard
+            .get_or_insert_with(|| MirrorGuard::new(now, datagram).into())
     }
 }
 
@@ -163,7 +163,7 @@ impl Session {
             return;
         };
         let (id, delay_max) = (path.id, self.config.ack_delay_max);
-        let mut lent = path.lent.unwrap_or(Lent {
+        let mut lent = path.lent.unwrap_or(LentPath {
             left: bytes_per_second,
             filled_at: now,
             from: now,
@@ -175,7 +175,7 @@ impl Session {
         }
         if path.status == PathStatus::Available {
             lent.from = now + path.recovery.rtt.probe_timeout(delay_max);
-            self.set_path_status(link, PathStatus::Standby, true, Reason::None);
+            self.set_path_status(link, PathStatus::Standby, true, ReasonCode::None);
         }
         let flows = match now < lent.from {
             true => Vec::new(),
@@ -203,7 +203,7 @@ impl Session {
         let lent = |p: &Path| p.addresses.link == link && p.status == PathStatus::Standby;
         let gated = self.paths.iter().find(|p| lent(p)).map(|p| p.gated);
         let Some(gated) = gated else { return };
-        self.set_path_status(link, PathStatus::Available, gated, Reason::None);
+        self.set_path_status(link, PathStatus::Available, gated, ReasonCode::None);
         // What was lent was not for new bytes.
         for flow in self.flow_ids() {
             self.grant(flow, link, 0);
@@ -212,7 +212,7 @@ impl Session {
 
     /// R-MIRROR-1: random losses of a path are hidden from its congestion control while another path
     /// could fetch them.
-    pub(crate) fn judge_losses(&mut self, now: Time, slot: usize) {
+    pub(crate) fn classify_losses(&mut self, now: Time, slot: usize) {
         if self.config.mirroring == Mirroring::Never {
             return;
         }
@@ -223,11 +223,11 @@ impl Session {
             }
         }
         let hides = (0..self.paths.len()).any(|n| n != slot && self.paths[n].fetches_for(own));
-        self.paths.at(slot).recovery.judge_losses(now, hides);
+        self.paths.at(slot).recovery.classify_losses(now, hides);
     }
 
     /// Whether a flow's lost bytes are left to another path than this one, which lost them.
-    pub(crate) fn leaves_lost(&mut self, now: Time, slot: usize, id: FlowId) -> bool {
+    pub(crate) fn leaves_lost_to_other(&mut self, now: Time, slot: usize, id: FlowId) -> bool {
         if self.paths.len() < 2 || self.config.mirroring == Mirroring::Never {
             return false;
         }
@@ -240,14 +240,14 @@ impl Session {
         if !may {
             return false;
         }
-        let (offer, window) = (own.offer(), flow.send.window());
+        let (offer, window) = (own.candidate(), flow.send.window());
         for n in (0..self.paths.len()).filter(|n| *n != slot) {
             let path = self.paths.at(n);
             let (id, gated) = (path.id, path.gated);
             let datagram = path.mtu.current() as u64;
             let takes = path.fetches_for(offer.rtt)
                 && path.room() >= datagram
-                && !path.offer().would_block(&offer, window)
+                && !path.candidate().would_block(&offer, window)
                 && path.guard(now).has_room(now, datagram);
             if takes && (!gated || flow.grants_in.room(id) >= datagram) {
                 return true;
@@ -287,8 +287,8 @@ impl Session {
         &mut self,
         slot: usize,
         id: FlowId,
-        w: &mut Writer<'_>,
-        sent: &mut Sent,
+        w: &mut WireWriter<'_>,
+        sent: &mut SentPacket,
     ) {
         let (path, gated): (PathId, bool) = (self.paths[slot].id, self.paths[slot].gated);
         let flow = self
@@ -315,7 +315,7 @@ impl Session {
             }
             out += len as u64;
             sent.eliciting = true;
-            sent.note(Said::Data(SaidData {
+            sent.note(SentFrame::Data(SentData {
                 flow: id,
                 offset,
                 len: len as u16,
@@ -325,7 +325,7 @@ impl Session {
         let path = self.paths.at(slot);
         path.payload_out += out;
         path.fetched_out += out;
-        if let Some(guard) = &mut path.guard {
+        if let Some(guard) = &mut path.mirror_guard {
             guard.left = guard.left.saturating_sub(out);
         }
     }
@@ -342,7 +342,7 @@ mod tests {
     }
 
     /// Bytes that leave in a second, a datagram at a time.
-    fn second_from(guard: &mut Guard, from: u64) -> u64 {
+    fn second_from(guard: &mut MirrorGuard, from: u64) -> u64 {
         let leaves = (from..from + 1_000).filter(|at| {
             let room = guard.has_room(ms(*at), 1_200);
             guard.left -= if room { 1_200 } else { 0 };
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn a_path_nothing_is_known_of_takes_a_segment_in_256_ms() {
         // R-MIRROR-3
-        let mut guard = Guard::new(ms(0), 1_200);
+        let mut guard = MirrorGuard::new(ms(0), 1_200);
         assert_eq!(second_from(&mut guard, 0), 4 * 1_200);
         let (left, opens_at) = (guard.left, guard.opens_at(1_200));
         assert!(left < 1_200 && opens_at > ms(1_000) && opens_at < ms(1_300));
@@ -364,9 +364,9 @@ mod tests {
     #[test]
     fn it_takes_more_while_it_is_asked_for_more_and_shows_no_queue() {
         // R-MIRROR-3
-        let mut guard = Guard::new(ms(0), 1_200);
+        let mut guard = MirrorGuard::new(ms(0), 1_200);
         let mut now = ms(1_000);
-        let mut hear = |guard: &mut Guard, latest: Span| {
+        let mut hear = |guard: &mut MirrorGuard, latest: Span| {
             now += latest;
             guard.on_round_trip(now, latest, LEAST);
         };

@@ -25,7 +25,7 @@ const RAISE_AFTER: Span = Span::from_secs(600);
 
 /// Search for the largest datagram a path carries.
 #[derive(Clone, Debug)]
-pub(crate) struct Mtu {
+pub(crate) struct MtuDiscovery {
     current: u16,
     max: u16,
     next: Option<usize>,
@@ -35,9 +35,9 @@ pub(crate) struct Mtu {
     raise_at: Time,
 }
 
-impl Mtu {
+impl MtuDiscovery {
     pub(crate) fn new(max: u16) -> Self {
-        let mut mtu = Mtu {
+        let mut mtu = MtuDiscovery {
             current: DATAGRAM_FIRST_BYTES as u16,
             max,
             next: None,
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn search(carries: u16, max: u16) -> usize {
-        let mut mtu = Mtu::new(max);
+        let mut mtu = MtuDiscovery::new(max);
         for _ in 0..40 {
             let Some(size) = mtu.probe() else { break };
             mtu.on_probe_sent();
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn on_a_silent_path_small_packets_go_first_and_the_old_size_is_asked_for_again() {
-        let mut mtu = Mtu::new(1472);
+        let mut mtu = MtuDiscovery::new(1472);
         mtu.on_probe_sent();
         mtu.on_probe_acked(1472);
         assert_eq!(mtu.probe(), None);
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_black_hole_for_large_packets_is_noticed() {
-        let mut mtu = Mtu::new(1472);
+        let mut mtu = MtuDiscovery::new(1472);
         mtu.on_probe_sent();
         mtu.on_probe_acked(1472);
         let noticed = (0..BLACK_HOLE_LOSSES).filter(|_| mtu.on_loss(1472)).count();

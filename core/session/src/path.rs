@@ -9,20 +9,20 @@
 use std::net::{IpAddr, SocketAddr};
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::{Cid, PathId, PathStatus, Reason, TOKEN_BYTES, VARINT_MAX};
+use d2tp_wire::{Cid, PathId, PathStatus, ReasonCode, TOKEN_BYTES, VARINT_MAX};
 
-use crate::acks::Acks;
-use crate::by_path::ByPath;
-use crate::config::{Config, PATHS_MAX};
+use crate::ack_offload::{AckOffloadState, CarriedAckBudget};
+use crate::acks::AckTracker;
+use crate::blackout::WindowRestore;
+use crate::config::{EndpointConfig, PATHS_MAX};
 use crate::congestion::controller;
-use crate::control::Control;
+use crate::control_budget::ControlBudget;
 use crate::drwa::Drwa;
-use crate::hole::Comeback;
-use crate::mirror::{Guard, Lent};
-use crate::mtu::Mtu;
-use crate::offload::{Relief, Share};
+use crate::mirror::{LentPath, MirrorGuard};
+use crate::mtu::MtuDiscovery;
 use crate::pacer::Pacer;
-use crate::path_scheduler::{Copied, Offer, PathScheduler};
+use crate::path_map::PathMap;
+use crate::path_scheduler::{CopyProgress, PathCandidate, PathScheduler};
 use crate::recovery::Recovery;
 
 /// A link of this machine, numbered by the driver.
@@ -96,7 +96,7 @@ pub(crate) struct Challenge {
 
 /// Where a moved path was before: wins if it answers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Before {
+pub(crate) struct PreviousAddress {
     pub(crate) addresses: Addresses,
     pub(crate) ask: bool,
 }
@@ -109,32 +109,32 @@ pub(crate) struct Path {
     pub(crate) state: PathState,
     /// Since when it is silent, and how it goes on after that.
     pub(crate) silent_since: Time,
-    pub(crate) comeback: Comeback,
+    pub(crate) window_restore: WindowRestore,
     /// How often it fell silent.
-    pub(crate) holes: u32,
+    pub(crate) blackouts: u32,
     /// What was last heard when its first hop answered in the silence after it: the fault lies further on
     /// (a device's).
     pub(crate) hop_answered: Option<Time>,
     /// Its driver froze it and will thaw it: until then not a packet (a device's).
-    pub(crate) held: bool,
+    pub(crate) driver_frozen: bool,
     /// What was last heard when the driver was told of the silence after it.
     pub(crate) quiet_after: Option<Time>,
     /// Nothing was measured on it, or too little.
     pub(crate) is_new: bool,
     /// After a hole no faster than the window over the round trip, until then.
-    pub(crate) even_until: Time,
+    pub(crate) paced_evenly_until: Time,
     /// Said by the device: may payload travel here, and does it need grants.
     pub(crate) status: PathStatus,
     pub(crate) status_seq: u64,
     pub(crate) gated: bool,
-    pub(crate) reason: Reason,
+    pub(crate) reason: ReasonCode,
     pub(crate) wants: u16,
     pub(crate) cid_remote: Cid,
     pub(crate) token: [u8; TOKEN_BYTES],
     pub(crate) validated: bool,
     pub(crate) challenges: Vec<Challenge>,
     pub(crate) answers: Vec<([u8; 16], Option<Addresses>)>,
-    pub(crate) before: Option<Before>,
+    pub(crate) previous: Option<PreviousAddress>,
     /// The answer to be repeated if it is lost, until AUTH (a device's).
     pub(crate) answered: Option<[u8; 16]>,
     /// Bytes in flight that the peer allows us, and the seq that said so.
@@ -148,14 +148,14 @@ pub(crate) struct Path {
     pub(crate) rx_bytes: u64,
     pub(crate) tx_bytes: u64,
     pub(crate) recovery: Recovery,
-    pub(crate) acks: Acks,
+    pub(crate) acks: AckTracker,
     pub(crate) pacer: Pacer,
-    pub(crate) mtu: Mtu,
+    pub(crate) mtu: MtuDiscovery,
     pub(crate) opened_at: Time,
     pub(crate) last_rx: Time,
     /// When something last left, for its NAT binding.
     pub(crate) last_tx: Time,
-    pub(crate) control: Control,
+    pub(crate) control: ControlBudget,
     pub(crate) probe_now: bool,
     pub(crate) ack_every: u32,
     /// Another path was alive when this one was opened.
@@ -163,28 +163,28 @@ pub(crate) struct Path {
     /// The server said that it knows nothing of it.
     pub(crate) unknown: bool,
     /// When a DATAGRAM last came on it.
-    pub(crate) message_at: Option<Time>,
+    pub(crate) datagram_at: Option<Time>,
     /// Payload bytes each way, for reports and the scheduler.
     pub(crate) payload_in: u64,
     pub(crate) payload_out: u64,
     /// Of those sent, copies of what another path carried.
     pub(crate) copied_out: u64,
     /// How far this path repeated what each other one carries.
-    pub(crate) copied: ByPath<Copied>,
+    pub(crate) copy_progress: PathMap<CopyProgress>,
     pub(crate) first_packet_padded: bool,
     /// Times in a row that the device asked "still there?" and got an answer without payload.
-    pub(crate) quiet: u32,
+    pub(crate) idle_probes: u32,
     /// The next packet is padded: it may come from an address the peer has not seen yet.
     pub(crate) pad_next: bool,
     /// The pacer held something back until then.
     pub(crate) paced_until: Time,
     /// Where ACKs of this path leave, if it is half duplex, and what it carries of others'.
-    pub(crate) relief: Option<Box<Relief>>,
-    pub(crate) share: Option<Box<Share>>,
+    pub(crate) ack_offload_state: Option<Box<AckOffloadState>>,
+    pub(crate) carried_acks: Option<Box<CarriedAckBudget>>,
     /// What a device lends of it to others' losses.
-    pub(crate) lent: Option<Lent>,
+    pub(crate) lent: Option<LentPath>,
     /// What it takes of others' losses, and took so far.
-    pub(crate) guard: Option<Box<Guard>>,
+    pub(crate) mirror_guard: Option<Box<MirrorGuard>>,
     pub(crate) fetched_out: u64,
 }
 
@@ -193,38 +193,38 @@ impl Path {
         now: Time,
         id: PathId,
         addresses: Addresses,
-        config: &Config,
+        config: &EndpointConfig,
         cid: (Cid, [u8; TOKEN_BYTES]),
     ) -> Self {
         let mut mtu_max = config.mtu_max;
         if addresses.remote.is_ipv6() {
             mtu_max = mtu_max.saturating_sub(20);
         }
-        let mtu = Mtu::new(mtu_max);
+        let mtu = MtuDiscovery::new(mtu_max);
         let datagram = mtu.current() as u64;
         Path {
             id,
             addresses,
             state: PathState::Opening,
             silent_since: now,
-            comeback: Comeback::Careful,
-            holes: 0,
+            window_restore: WindowRestore::Half,
+            blackouts: 0,
             hop_answered: None,
-            held: false,
+            driver_frozen: false,
             quiet_after: None,
             is_new: true,
-            even_until: now,
+            paced_evenly_until: now,
             status: PathStatus::Available,
             status_seq: 0,
             gated: false,
-            reason: Reason::None,
+            reason: ReasonCode::None,
             wants: 0,
             cid_remote: cid.0,
             token: cid.1,
             validated: false,
             challenges: Vec::new(),
             answers: Vec::new(),
-            before: None,
+            previous: None,
             answered: None,
             limit_in: (0, u64::MAX),
             limit_out: (0, VARINT_MAX),
@@ -235,42 +235,42 @@ impl Path {
             rx_bytes: 0,
             tx_bytes: 0,
             recovery: Recovery::new(config.rtt_initial, controller(config.congestion, datagram)),
-            acks: Acks::new(config.ack_delay_max),
+            acks: AckTracker::new(config.ack_delay_max),
             pacer: Pacer::new(now, datagram),
             mtu,
             opened_at: now,
             last_rx: now,
             last_tx: now,
-            control: Control::new(now),
+            control: ControlBudget::new(now),
             probe_now: false,
             ack_every: 0,
             beside_another: false,
             unknown: false,
-            message_at: None,
+            datagram_at: None,
             payload_in: 0,
             payload_out: 0,
             copied_out: 0,
-            copied: ByPath::default(),
+            copy_progress: PathMap::default(),
             first_packet_padded: false,
-            quiet: 0,
+            idle_probes: 0,
             pad_next: false,
             paced_until: Time::NEVER,
-            relief: None,
-            share: None,
+            ack_offload_state: None,
+            carried_acks: None,
             lent: None,
-            guard: None,
+            mirror_guard: None,
             fetched_out: 0,
         }
     }
 
     /// Asks the peer at this path's address to prove that it is there.
     pub(crate) fn challenge(&mut self, nonce: [u8; 16]) {
-        self.ask(nonce, self.addresses.remote);
+        self.add_challenge(nonce, self.addresses.remote);
         self.wants |= want::CHG;
     }
 
     /// Notes a question asked at an address; the oldest beyond the limit is forgotten.
-    pub(crate) fn ask(&mut self, nonce: [u8; 16], remote: SocketAddr) {
+    pub(crate) fn add_challenge(&mut self, nonce: [u8; 16], remote: SocketAddr) {
         if self.challenges.len() >= CHALLENGE_NONCES_MAX {
             self.challenges.remove(0);
         }
@@ -296,8 +296,8 @@ impl Path {
     }
 
     /// Whether anything at all may be sent to the address.
-    pub(crate) fn may_speak(&self) -> bool {
-        !self.held && self.unproved_room() >= SPEAK_MIN
+    pub(crate) fn may_send(&self) -> bool {
+        !self.driver_frozen && self.unproved_room() >= SPEAK_MIN
     }
 
     /// Bytes that may still be put in flight: the window, and what the peer allows (R-PATH-12).
@@ -320,13 +320,13 @@ impl Path {
 
     /// R-CC-2: whether what will be in flight proves nothing about the window by arriving: less than
     /// half of it, or the peer's limit keeps the rest empty.
-    pub(crate) fn proves_nothing(&self, in_flight: u64) -> bool {
+    pub(crate) fn is_window_underused(&self, in_flight: u64) -> bool {
         let window = self.recovery.controller.window();
         in_flight * 2 < window || self.allowed() < window
     }
 
     /// The most bytes our application lets the peer have in flight here.
-    pub(crate) fn ask_limit(&mut self, bytes: u64) {
+    pub(crate) fn set_app_limit(&mut self, bytes: u64) {
         self.limit_asked = bytes;
         self.tell_limit();
     }
@@ -336,7 +336,7 @@ impl Path {
     pub(crate) fn note_received(&mut self, bytes: u64) {
         if let Some(drwa) = &mut self.drwa {
             drwa.on_bytes(bytes);
-            if drwa.asks() && !self.recovery.is_waiting() {
+            if drwa.wants_sample() && !self.recovery.is_waiting() {
                 self.wants |= want::PING;
             }
         }
@@ -373,7 +373,7 @@ impl Path {
     /// When an ACK must leave.
     pub(crate) fn ack_at(&self) -> Time {
         if self.gated {
-            self.acks.due().max(self.control.free_at())
+            self.acks.due().max(self.control.next_send_at())
         } else {
             self.acks.due()
         }
@@ -392,11 +392,11 @@ impl Path {
         }
         let rtt = self
             .recovery
-            .answers()
+            .return_rtt()
             .smoothed()
             .max(Span::from_micros(10));
         let controller = &self.recovery.controller;
-        let (num, den) = if now < self.even_until {
+        let (num, den) = if now < self.paced_evenly_until {
             // All of a window at once after a hole must not be more than the queue takes.
             (1, 1)
         } else if controller.in_slow_start() {
@@ -411,7 +411,7 @@ impl Path {
 
     /// When a device that waits for payload asks whether the path still lives: it sends nothing
     /// itself that would be missed. R-PATH-9.
-    pub(crate) fn ask_at(&self, ack_delay_max: Span) -> Time {
+    pub(crate) fn liveness_probe_at(&self, ack_delay_max: Span) -> Time {
         if self.recovery.is_waiting() || self.state == PathState::Opening {
             return Time::NEVER;
         }
@@ -421,7 +421,7 @@ impl Path {
             .probe_timeout(ack_delay_max)
             .times(3)
             .max(ASK_AFTER_MIN);
-        self.last_rx + base.times(1 << self.quiet.min(10)).min(ASK_AFTER_MAX)
+        self.last_rx + base.times(1 << self.idle_probes.min(10)).min(ASK_AFTER_MAX)
     }
 
     /// Asks the peer for sparser ACKs as the window grows: eight per window.
@@ -437,13 +437,13 @@ impl Path {
     /// How good this path is for the next packet: lower is better. Free before gated, then by
     /// round trip.
     pub(crate) fn rank(&self) -> (bool, bool, bool, bool, Span) {
-        let (silent, unproved, unavailable) = self.standing();
+        let (silent, unproved, unavailable) = self.last_resort_flags();
         let rtt = self.recovery.rtt.smoothed();
         (silent, unproved, unavailable, self.gated, rtt)
     }
 
     /// What makes a path the last choice, whoever chooses.
-    fn standing(&self) -> (bool, bool, bool) {
+    fn last_resort_flags(&self) -> (bool, bool, bool) {
         (
             self.state == PathState::Silent,
             self.state == PathState::Opening && !self.validated,
@@ -452,8 +452,8 @@ impl Path {
     }
 
     /// As schedulers see it.
-    pub(crate) fn offer(&self) -> Offer {
-        Offer {
+    pub(crate) fn candidate(&self) -> PathCandidate {
+        PathCandidate {
             rtt: self.recovery.rtt.smoothed(),
             variance: self.recovery.rtt.variance(),
             window: self.recovery.controller.window(),
@@ -518,13 +518,17 @@ impl Paths {
         n
     }
     /// Slots in the order in which a scheduler asks the paths for payload.
-    pub(crate) fn line(&self, by: &dyn PathScheduler, out: &mut [usize; PATHS_MAX]) -> usize {
+    pub(crate) fn scheduling_order(
+        &self,
+        by: &dyn PathScheduler,
+        out: &mut [usize; PATHS_MAX],
+    ) -> usize {
         let n = self.order(out);
         if n > 1 {
             out[..n].sort_by_key(|i| {
                 let path = &self.list[*i];
                 let rank = by.rank(path.gated, path.recovery.rtt.smoothed());
-                (path.standing(), rank)
+                (path.last_resort_flags(), rank)
             });
         }
         n
@@ -537,7 +541,7 @@ impl Paths {
     pub(crate) fn for_control(&self, order: &[usize]) -> Option<usize> {
         let able = |slot: &&usize| {
             let path = &self.list[**slot];
-            path.state != PathState::Silent && path.may_speak()
+            path.state != PathState::Silent && path.may_send()
         };
         let rtt = |slot: &usize| self.list[*slot].recovery.rtt.smoothed();
         let first = order.iter().find(able)?;
@@ -546,7 +550,7 @@ impl Paths {
         Some(*quick.next().unwrap_or(first))
     }
     /// Whether some other path could take this one's data.
-    pub(crate) fn has_live_besides(&self, slot: usize) -> bool {
+    pub(crate) fn has_other_live(&self, slot: usize) -> bool {
         self.list.iter().enumerate().any(|(i, p)| {
             i != slot
                 && p.state == PathState::Active

@@ -1,25 +1,25 @@
 //! What arrives: opens a packet, decodes its frames, hands each to its owner.
 
-use d2tp_seal::{PacketKeys, Suite, open_cookie, unknown_token};
+use d2tp_seal::{CipherSuite, PacketKeys, open_cookie, verify_unknown_token};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{
-    Cid, DATA_HEADER_BYTES, FlowId, Frame, FrameIter, PathId, PathStatus, Reader, Reason,
+    Cid, DATA_HEADER_BYTES, FlowId, Frame, FrameIter, PathId, PathStatus, ReasonCode, WireReader,
 };
 
-use crate::calls::CODE_DEADLINE;
-use crate::census::Arrived;
 use crate::config::SPARE_PATHS;
 use crate::congestion::Sibling;
-use crate::event::{Event, FlowEnd, PeerFault, SessionEnd};
-use crate::flow::{Flow, FlowOptions, want};
-use crate::path::{self, Addresses, Before, Path, PathState};
-use crate::recovery::Said;
+use crate::event::{FlowEnd, PeerFault, SessionEnd, SessionEvent};
+use crate::flow::{FlowOptions, SessionFlow, want};
+use crate::flow_api::CODE_DEADLINE;
+use crate::introspect::FlowArrival;
+use crate::path::{self, Addresses, Path, PathState, PreviousAddress};
+use crate::recovery::SentFrame;
 use crate::recv_half::RecvHalf;
 use crate::resume::CODE_ROLLED_BACK;
 use crate::send_half::SendHalf;
-use crate::session::{Life, Role, Session, on_said, say};
+use crate::session::{Role, Session, SessionState, on_frame_fate, say};
 use crate::syn::{SynAck, SynAckBody};
-use crate::ticket::Held;
+use crate::ticket::ClientTicket;
 use crate::trace::TraceRecord;
 
 /// Answers to challenges that wait to leave; a flood gets no more than that.
@@ -49,7 +49,7 @@ fn is_of_paths(frame: &Frame<'_>) -> bool {
 fn end_of(code: u64) -> FlowEnd {
     match code {
         CODE_DEADLINE => FlowEnd::DeadlinePassed,
-        CODE_ROLLED_BACK => FlowEnd::Refused(Reason::RolledBack),
+        CODE_ROLLED_BACK => FlowEnd::Refused(ReasonCode::RolledBack),
         code => FlowEnd::Reset(code),
     }
 }
@@ -66,7 +66,7 @@ impl Session {
         packet: &mut [u8],
     ) {
         self.arrivals.clear();
-        if generation != self.generation || self.life == Life::Closed {
+        if generation != self.generation || self.state == SessionState::Closed {
             return;
         }
         let Some(keys) = &mut self.keys else { return };
@@ -119,12 +119,12 @@ impl Session {
         self.keys = None;
         self.spare.clear();
         if self.role == Role::Initiator {
-            self.life = Life::Handshaking;
-            if let (None, Some((addresses, gated))) = (&self.knock, best) {
-                self.knock_at(now, addresses, gated);
+            self.state = SessionState::Handshaking;
+            if let (None, Some((addresses, gated))) = (&self.handshake, best) {
+                self.start_handshake(now, addresses, gated);
             }
         }
-        self.suspend_if_idle(now, Reason::Protocol);
+        self.suspend_if_idle(now, ReasonCode::Protocol);
     }
 
     /// The device opened a path that was promised to it (R-PATH-1).
@@ -177,7 +177,7 @@ impl Session {
         }
         // R-SUSPEND-3: what was sent before SUSPEND and arrives after it does not undo it.
         let late = self.paused && number < self.paths.at(slot).acks.expected();
-        if self.life == Life::Suspended && !late {
+        if self.state == SessionState::Suspended && !late {
             self.wake(now);
             self.flows.touch_all();
         }
@@ -191,7 +191,7 @@ impl Session {
             // R-PATH-4: the newest packet says where the peer is now; both places are asked.
             // Only a proved place is asked and may win: else it could be a victim's (R-PATH-2).
             if path.validated {
-                path.before = Some(Before {
+                path.previous = Some(PreviousAddress {
                     addresses: path.addresses,
                     ask: true,
                 });
@@ -209,19 +209,19 @@ impl Session {
             self.paths.at(slot).challenge(nonce);
         }
         let path = self.paths.at(slot);
-        if path.held {
-            self.heard_while_held(now, slot);
+        if path.driver_frozen {
+            self.on_heard_while_frozen(now, slot);
         } else if path.state != PathState::Active {
             if path.state == PathState::Opening {
                 let took = now.since(path.opened_at);
                 let link = path.addresses.link;
-                self.emit(Event::PathUp {
+                self.emit(SessionEvent::PathUp {
                     path: id,
                     link,
                     took,
                 });
             }
-            self.thaw(now, slot);
+            self.unfreeze(now, slot);
         }
 
         let mut eliciting = false;
@@ -244,14 +244,14 @@ impl Session {
             if let Err(fault) = self.handle_frame(now, slot, from, frame) {
                 return self.fault(fault);
             }
-            if let Some(end) = self.heard_close.take() {
+            if let Some(end) = self.received_close.take() {
                 // R-CLOSE-1
                 if let Some(slot) = self.paths.slot(id) {
-                    self.take_leave(now, slot, number);
+                    self.answer_close(now, slot, number);
                 }
                 self.end(end);
             }
-            if self.life == Life::Closed {
+            if self.state == SessionState::Closed {
                 return;
             }
         }
@@ -262,11 +262,11 @@ impl Session {
         path.control
             .on_received(datagram_bytes as u64, path.payload_in, path.gated);
         if payload {
-            self.paths.at(slot).quiet = 0;
+            self.paths.at(slot).idle_probes = 0;
             self.note_payload(now, slot);
-            self.note_relief(now, slot, number);
+            self.note_offload_payload(now, slot, number);
         }
-        if std::mem::take(&mut self.unkept) {
+        if std::mem::take(&mut self.unretained) {
             // As if it had been lost; the rest of it was harmless and will come again.
             return;
         }
@@ -340,7 +340,7 @@ impl Session {
                         f.wants |= want::RESET;
                     }
                     self.flows.touch(flow);
-                    self.emit(Event::Writable(flow));
+                    self.emit(SessionEvent::Writable(flow));
                 }
             }
             Frame::FlowCredit { flow, max } => {
@@ -365,7 +365,7 @@ impl Session {
                     f.deadline_seq = seq;
                     f.options.deadline = deadline;
                     self.flows.on_deadline_changed();
-                    self.emit(Event::DeadlineChanged(flow));
+                    self.emit(SessionEvent::DeadlineChanged(flow));
                     if deadline != asked {
                         self.tell_deadline(flow, deadline);
                     }
@@ -382,7 +382,7 @@ impl Session {
                     }
                     f.peer_durable = f.peer_durable.max(offset);
                     f.send.on_durable(offset);
-                    self.emit(Event::PeerDurable { flow, offset });
+                    self.emit(SessionEvent::PeerDurable { flow, offset });
                     self.after_send_progress(flow);
                 }
             }
@@ -483,11 +483,12 @@ impl Session {
             Frame::Resumed { flow, received } => self.on_resumed(flow, received),
             Frame::Refused { flow, reason } => {
                 // A flow of which something came is not refused: this answers an OPEN that came twice.
-                let silent = |f: &Flow| f.recv.reached() == 0 && f.recv.final_size().is_none();
-                let asked = |f: &&Flow| !f.told_end && (f.unclaimed || silent(f));
+                let silent =
+                    |f: &SessionFlow| f.recv.reached() == 0 && f.recv.final_size().is_none();
+                let asked = |f: &&SessionFlow| !f.end_reported && (f.unclaimed || silent(f));
                 let sent = self.flows.get(flow).filter(asked).map(|f| f.send.next());
                 if let Some(sent) = sent {
-                    if reason == Reason::LimitReached {
+                    if reason == ReasonCode::LimitReached {
                         // R-QUOTA-2: the server never counted what it did not take in.
                         self.credit.sent = self.credit.sent.saturating_sub(sent);
                     }
@@ -498,19 +499,19 @@ impl Session {
             Frame::Datagram { context, bytes } => {
                 let path = self.paths.at(slot);
                 path.payload_in += bytes.len() as u64;
-                path.message_at = Some(now);
+                path.datagram_at = Some(now);
                 self.on_datagram(context, bytes);
             }
             Frame::Suspend { reason } => {
                 // R-SUSPEND-3: only devices wake, so only devices put to sleep.
-                if self.role == Role::Responder && self.life == Life::Established {
+                if self.role == Role::Responder && self.state == SessionState::Established {
                     self.paused = true;
-                    self.fall_silent(now, reason);
+                    self.stop_until_heard(now, reason);
                 }
             }
             Frame::Close { code, text } => {
                 let text = String::from_utf8_lossy(text).into_owned();
-                self.heard_close = Some(SessionEnd::Peer { code, text });
+                self.received_close = Some(SessionEnd::Peer { code, text });
             }
         }
         Ok(())
@@ -529,7 +530,7 @@ impl Session {
         path.payload_in += bytes.len() as u64;
         let (path_id, gated) = (path.id, path.gated);
         let at = self.arrivals.len();
-        self.arrivals.push(Arrived {
+        self.arrivals.push(FlowArrival {
             flow: id,
             bytes: bytes.len() as u64,
             new: 0,
@@ -566,18 +567,18 @@ impl Session {
         }
         let arrival = flow.recv.on_data(id, offset, bytes, fin)?;
         if arrival.unkept {
-            self.unkept = true;
+            self.unretained = true;
             return Ok(0);
         }
         let ended = flow.recv.stopped.is_some();
-        let tell = arrival.readable && !flow.told_readable;
-        flow.told_readable |= tell;
+        let tell = arrival.readable && !flow.readable_reported;
+        flow.readable_reported |= tell;
         self.credit.received += arrival.advanced;
         if ended {
             self.credit.consumed += arrival.advanced;
         }
         // R-FLOW-3: what was promised is the limit, for all flows together too.
-        let told = self.credit.told;
+        let told = self.credit.advertised;
         if self.credit.received > told {
             return Err(PeerFault::OverCredit {
                 flow: None,
@@ -586,19 +587,19 @@ impl Session {
             });
         }
         if tell {
-            self.emit(Event::Readable(id));
+            self.emit(SessionEvent::Readable(id));
         }
         Ok(arrival.new)
     }
 
     /// The peer opened a flow, or said again that it did.
     pub(crate) fn on_open(&mut self, now: Time, opening: &Frame<'_>) -> Result<(), PeerFault> {
-        let Some((flow, mut options)) = FlowOptions::of_opening(now, opening) else {
+        let Some((flow, mut options)) = FlowOptions::from_open_frame(now, opening) else {
             return Ok(());
         };
         let deadline = options.deadline;
         options.deadline = self.cut_deadline(now, deadline);
-        self.claim_by_open(flow);
+        self.reopen_claimed(flow);
         if self.accept_flow(flow, options)? {
             if let Some(f) = self.flows.get_mut(flow) {
                 f.only_granted = false;
@@ -606,8 +607,8 @@ impl Session {
         } else {
             // R-FLOW-5: used up, or too old to tell. An opener that came back from a crash may
             // not know that the flow is over, and must hear it; to others it says nothing new.
-            self.unkept |= !self.flows.may_refuse(flow);
-            self.flows.refuse(flow, Reason::UnknownFlow);
+            self.unretained |= !self.flows.may_refuse(flow);
+            self.flows.refuse(flow, ReasonCode::UnknownFlow);
         }
         if options.deadline != deadline {
             self.tell_deadline(flow, options.deadline);
@@ -653,22 +654,22 @@ impl Session {
         }
         // R-QUOTA-2: a device cannot know what its other programs opened: refused, no fault.
         if self.role == Role::Responder
-            && self.flows.len() + self.flows_beside >= self.config.flows_per_key_max
+            && self.flows.len() + self.flows_elsewhere >= self.config.flows_per_key_max
         {
             if self.flows.may_refuse(id) {
                 self.flows.use_id(id);
-                self.flows.refuse(id, Reason::LimitReached);
+                self.flows.refuse(id, ReasonCode::LimitReached);
             } else {
-                self.unkept = true;
+                self.unretained = true;
             }
             return Ok(false);
         }
         self.flows.use_id(id);
         let send = SendHalf::new(self.initial_flow_credit, options.durable);
-        let mut flow = Flow::new(id, options, send, RecvHalf::new(self.config.flow_window));
+        let mut flow = SessionFlow::new(id, options, send, RecvHalf::new(self.config.flow_window));
         flow.announced = true;
         self.flows.insert(flow);
-        self.emit(Event::Opened(id));
+        self.emit(SessionEvent::Opened(id));
         Ok(true)
     }
 
@@ -700,8 +701,8 @@ impl Session {
         let reached = flow.recv.reached();
         // R-CRASH-1: who fell behind what it had said does not know how much that was, and may end the
         // flow before it said it again.
-        let refused = flow.end == Some(FlowEnd::Refused(Reason::RolledBack));
-        let rolled_back = refused || flow.begun_again || flow.unclaimed;
+        let refused = flow.end == Some(FlowEnd::Refused(ReasonCode::RolledBack));
+        let rolled_back = refused || flow.reopened || flow.unclaimed;
         let final_size = final_size.max(if rolled_back { reached } else { 0 });
         if final_size < reached {
             return Err(PeerFault::FinalSize {
@@ -717,11 +718,11 @@ impl Session {
         if flow.recv.stopped.is_none() {
             self.credit.consumed += reached - flow.recv.read_to();
         }
-        self.says |= say::CREDIT;
+        self.wants |= say::CREDIT;
         flow.recv.discard();
         flow.recv.reset = Some(code);
         flow.end.get_or_insert(end_of(code));
-        let (end, credit) = (self.credit.received, self.credit.told);
+        let (end, credit) = (self.credit.received, self.credit.advertised);
         if end > credit {
             return Err(PeerFault::OverCredit {
                 flow: None,
@@ -729,7 +730,7 @@ impl Session {
                 credit,
             });
         }
-        self.emit(Event::Readable(id));
+        self.emit(SessionEvent::Readable(id));
         self.retire_if_complete(id);
         Ok(())
     }
@@ -760,12 +761,12 @@ impl Session {
             Vec::new()
         };
         let delay_max = self.config.ack_delay_max;
-        self.judge_losses(now, slot);
+        self.classify_losses(now, slot);
         let Session {
             paths,
             flows,
             issued,
-            says,
+            wants: says,
             gone,
             ..
         } = self;
@@ -784,14 +785,16 @@ impl Session {
             &siblings,
             |said, arrived| {
                 match (said, arrived) {
-                    (Said::Ack { path, largest }, true) if path == id => {
+                    (SentFrame::Ack { path, largest }, true) if path == id => {
                         acked_ack = acked_ack.max(Some(largest));
                     }
-                    (Said::Ack { path, largest }, true) => acked_elsewhere.push((path, largest)),
-                    (Said::Session { what }, true) => session_heard |= what,
+                    (SentFrame::Ack { path, largest }, true) => {
+                        acked_elsewhere.push((path, largest))
+                    }
+                    (SentFrame::Session { what }, true) => session_heard |= what,
                     _ => {}
                 }
-                on_said(
+                on_frame_fate(
                     said,
                     arrived,
                     flows,
@@ -830,12 +833,12 @@ impl Session {
                 .set_datagram(path.mtu.current() as u64);
         }
         if outcome.rtt.is_some()
-            && let Some(share) = &mut path.share
+            && let Some(share) = &mut path.carried_acks
         {
             share.on_round_trip(path.recovery.rtt.latest(), path.recovery.rtt.min());
         }
         if outcome.rtt.is_some()
-            && let Some(guard) = &mut path.guard
+            && let Some(guard) = &mut path.mirror_guard
         {
             guard.on_round_trip(now, path.recovery.rtt.latest(), path.recovery.rtt.min());
         }
@@ -843,10 +846,10 @@ impl Session {
             path.want_ack_rate();
         }
         if let Some(trace) = &mut self.trace {
-            trace.at(now).look_at(path);
+            trace.at(now).note_path_changes(path);
         }
         if outcome.rtt.is_some() {
-            self.resume_way(now, slot);
+            self.resume_known_path(now, slot);
         }
         for (path, largest) in acked_elsewhere {
             if let Some(path) = self.paths.get_mut(path) {
@@ -857,7 +860,7 @@ impl Session {
             self.after_send_progress(flow);
         }
         if session_heard & say::RESUME_END != 0 {
-            self.inherits = false;
+            self.inherits_instance = false;
         }
         if session_heard & say::CLOSE != 0 {
             // R-CLOSE-3
@@ -874,7 +877,7 @@ impl Session {
         };
         if flow.wants_writable && flow.send.room(limit) >= limit / WRITABLE_PART {
             flow.wants_writable = false;
-            self.emit(Event::Writable(id));
+            self.emit(SessionEvent::Writable(id));
         }
         self.retire_if_complete(id);
     }
@@ -886,7 +889,7 @@ impl Session {
         seq: u64,
         status: PathStatus,
         gated: bool,
-        reason: Reason,
+        reason: ReasonCode,
     ) {
         // R-PATH-5: the device knows its links.
         if self.role == Role::Initiator {
@@ -894,7 +897,7 @@ impl Session {
         }
         let Some(slot) = self.paths.slot(id) else {
             if status == PathStatus::Gone {
-                self.never_begin(id);
+                self.retire_unopened_path(id);
             }
             return;
         };
@@ -910,7 +913,7 @@ impl Session {
             }
             PathStatus::Frozen => {
                 self.freeze(now, slot, false);
-                self.heed_frozen(slot, reason);
+                self.on_peer_frozen(slot, reason);
             }
             PathStatus::Available | PathStatus::Standby => {}
         }
@@ -919,7 +922,7 @@ impl Session {
 
     /// A path was gone before anything of it arrived: what is still on its way must not begin it,
     /// there is nobody at its other end.
-    fn never_begin(&mut self, id: PathId) {
+    fn retire_unopened_path(&mut self, id: PathId) {
         let Some(issued) = self.issued.get(&id).copied() else {
             return;
         };
@@ -944,13 +947,13 @@ impl Session {
             if self.role == Role::Responder {
                 path.wants |= path::want::AUTH;
             }
-        } else if let Some(before) = path.before
+        } else if let Some(before) = path.previous
             && before.addresses.remote == challenge.remote
         {
             // R-PATH-4: the old place still answers: the move was somebody else's.
             path.addresses = before.addresses;
             path.validated = true;
-            path.before = None;
+            path.previous = None;
         }
     }
 
@@ -958,7 +961,9 @@ impl Session {
 
     /// A SYN+ACK for our handshake.
     pub(crate) fn handle_syn_ack(&mut self, now: Time, from: Addresses, message: &[u8]) {
-        let Some(knock) = &mut self.knock else { return };
+        let Some(knock) = &mut self.handshake else {
+            return;
+        };
         if let Some(trace) = &mut self.trace {
             trace.at(now);
         }
@@ -974,7 +979,7 @@ impl Session {
         let Some((open, (secrets, n))) = answered else {
             return;
         };
-        let Some(answer) = SynAck::decode(&mut Reader::new(&payload[..n])) else {
+        let Some(answer) = SynAck::decode(&mut WireReader::new(&payload[..n])) else {
             return;
         };
         let (epoch, sent_at, gated) = (open.epoch, open.sent_at, open.gated);
@@ -995,21 +1000,21 @@ impl Session {
                 knock.retry_now(now);
             }
             // R-CLOSE-3: the server knows nothing of what is being closed.
-            SynAck::Welcome(body) if self.closing.is_some() && !body.resumed => {
+            SynAck::Accepted(body) if self.closing.is_some() && !body.resumed => {
                 self.end(SessionEnd::Local);
             }
-            SynAck::Welcome(body) => {
-                let Some(suite) = Suite::from_code(body.suite) else {
+            SynAck::Accepted(body) => {
+                let Some(suite) = CipherSuite::from_code(body.suite) else {
                     return;
                 };
                 if !self.config.suites.contains(&suite) {
                     return;
                 }
-                let knock = self.knock.take().expect("it is being answered");
+                let knock = self.handshake.take().expect("it is being answered");
                 let keys = PacketKeys::new(suite, &secrets, true);
                 let cids = knock.cids;
                 self.begin_generation(now, keys, epoch, &cids, &body);
-                self.ticket = body.ticket.map(Held::boxed);
+                self.ticket = body.ticket.map(ClientTicket::boxed);
                 let mut path =
                     Path::new(now, PathId(0), from, &self.config, (body.cid, body.token));
                 path.validated = true;
@@ -1028,7 +1033,7 @@ impl Session {
                 self.use_path_id(PathId(0));
                 self.paths.push(path);
                 self.after_handshake(now, body.resumed);
-                self.emit(Event::PathUp {
+                self.emit(SessionEvent::PathUp {
                     path: PathId(0),
                     link,
                     took: now.since(sent_at),
@@ -1062,7 +1067,7 @@ impl Session {
         self.generation += 1;
         for (cid, n) in own_cids.iter().zip(0..) {
             let token = self.make_token.as_ref().map_or([0; 16], |make| make(*cid));
-            let issued = crate::session::Issued {
+            let issued = crate::session::IssuedCid {
                 cid: *cid,
                 token,
                 tell: false,
@@ -1094,17 +1099,17 @@ impl Session {
             self.next_flow = 0;
         }
         self.epoch = epoch;
-        self.credit = crate::session::Credit {
+        self.credit = crate::session::SessionCredit {
             peer_max: peer.session_credit,
-            told: self.config.session_window,
+            advertised: self.config.session_window,
             ..Default::default()
         };
         self.initial_flow_credit = peer.flow_credit;
         self.last_rx = now;
-        self.inherits = (self.inherits || !self.known) && peer.resumed;
-        self.known = true;
+        self.inherits_instance = (self.inherits_instance || !self.known_to_peer) && peer.resumed;
+        self.known_to_peer = true;
         self.paused = false;
-        self.says = if self.closing.is_some() {
+        self.wants = if self.closing.is_some() {
             say::CLOSE
         } else {
             0
@@ -1114,7 +1119,9 @@ impl Session {
     /// The server asks for proof of our address.
     pub(crate) fn handle_cookie(&mut self, now: Time, body: &[u8]) {
         let peer = self.peer;
-        let Some(knock) = &mut self.knock else { return };
+        let Some(knock) = &mut self.handshake else {
+            return;
+        };
         let Some((nonce, sealed)) = body.split_first_chunk::<12>() else {
             return;
         };
@@ -1143,7 +1150,7 @@ impl Session {
             return;
         };
         // R-UNKNOWN-1: only the host that issued the id can know its token.
-        if !unknown_token(&p.token, token) {
+        if !verify_unknown_token(&p.token, token) {
             return;
         }
         p.unknown = true;
@@ -1153,6 +1160,6 @@ impl Session {
             return self.end(SessionEnd::Local);
         }
         // Even while it knocks elsewhere: the door that answered may be the only one that opens.
-        self.knock_at(now, addresses, gated);
+        self.start_handshake(now, addresses, gated);
     }
 }

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use d2tp_seal::{PublicKey, TICKET_BYTES, Ticket};
+use d2tp_seal::{PublicKey, SessionTicket, TICKET_BYTES};
 use d2tp_time::Span;
-use d2tp_wire::{FlowId, Reader, VARINT_MAX, Writer};
+use d2tp_wire::{FlowId, VARINT_MAX, WireReader, WireWriter};
 
 use crate::flow::FlowOptions;
 use crate::session::Role;
@@ -39,7 +39,7 @@ pub enum RecordError {
 }
 
 /// Used flow ids: per epoch, half-open ranges of counters.
-pub type SeenEpochs = Vec<(u32, Vec<(u64, u64)>)>;
+pub type UsedFlowIds = Vec<(u32, Vec<(u64, u64)>)>;
 
 /// One flow at rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub struct FlowRecord {
 
 /// One session at rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct SessionRecord {
     /// Who began it.
     pub role: Role,
     /// The other end.
@@ -84,12 +84,12 @@ pub struct Record {
     /// Ids of the peer's flows of epochs below this one count as used.
     pub seen_floor: u32,
     /// Ids the peer used in later epochs: counters, half-open ranges.
-    pub seen: SeenEpochs,
+    pub seen: UsedFlowIds,
     /// The session is closed and the peer does not know: the code of its CLOSE, and how long it is
     /// worth telling.
     pub closing: Option<(u64, Span)>,
     /// For a device's next handshake.
-    pub ticket: Option<Ticket>,
+    pub ticket: Option<SessionTicket>,
     /// Flows that were open.
     pub flows: Vec<FlowRecord>,
 }
@@ -98,12 +98,12 @@ fn opt(v: Option<u64>) -> u64 {
     v.map_or(0, |v| (v + 1).min(VARINT_MAX))
 }
 
-impl Record {
+impl SessionRecord {
     /// The record as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut buf =
             vec![0; HEAD_BYTES_MAX + SEEN_BYTES_MAX + self.flows.len() * FLOW_RECORD_BYTES_MAX];
-        let mut w = Writer::new(&mut buf);
+        let mut w = WireWriter::new(&mut buf);
         w.u8(FORMAT);
         w.u8(u8::from(self.role == Role::Responder));
         w.bytes(&self.peer.0);
@@ -155,7 +155,7 @@ impl Record {
     }
 
     /// Has the flows go on sending where `before` says, unless they ended since.
-    pub(crate) fn keep_sending_of(&mut self, before: &Record) {
+    pub(crate) fn keep_sending_of(&mut self, before: &SessionRecord) {
         let before: BTreeMap<FlowId, &FlowRecord> =
             before.flows.iter().map(|f| (f.id, f)).collect();
         for flow in &mut self.flows {
@@ -167,13 +167,13 @@ impl Record {
         }
     }
 
-    /// Reads what [`Record::encode`] wrote; all of it or nothing (R-REC-1).
+    /// Reads what [`SessionRecord::encode`] wrote; all of it or nothing (R-REC-1).
     ///
     /// # Errors
     /// The bytes are damaged or of another format.
-    pub fn decode(bytes: &[u8]) -> Result<Record, RecordError> {
+    pub fn decode(bytes: &[u8]) -> Result<SessionRecord, RecordError> {
         let bad = |_| RecordError::Damaged;
-        let mut r = Reader::new(bytes);
+        let mut r = WireReader::new(bytes);
         let format = r.u8().map_err(bad)?;
         if format != FORMAT {
             return Err(RecordError::Format(format));
@@ -221,7 +221,7 @@ impl Record {
         };
         let ticket = match has_ticket {
             0 => None,
-            1 => Some(Ticket {
+            1 => Some(SessionTicket {
                 bytes: r.array().map_err(bad)?,
                 secret: r.array().map_err(bad)?,
             }),
@@ -279,7 +279,7 @@ impl Record {
         if !r.is_empty() {
             return Err(RecordError::Damaged);
         }
-        Ok(Record {
+        Ok(SessionRecord {
             role,
             peer,
             instance,
@@ -326,7 +326,7 @@ mod tests {
     proptest! {
         #[test]
         fn records_come_back(n in 0u64..1_000_000, flows in 0u64..20, role: bool) {
-            let record = Record {
+            let record = SessionRecord {
                 role: if role { Role::Initiator } else { Role::Responder },
                 peer: PublicKey([9; 32]),
                 instance: n,
@@ -334,7 +334,7 @@ mod tests {
                 seen_floor: 3,
                 seen: vec![(5, vec![(0, 4), (6, 7)]), (7, vec![(0, 1)])],
                 closing: n.is_multiple_of(2).then(|| (n, Span::from_millis(n))),
-                ticket: (role && n.is_multiple_of(3)).then_some(Ticket {
+                ticket: (role && n.is_multiple_of(3)).then_some(SessionTicket {
                     bytes: [n as u8; TICKET_BYTES],
                     secret: [7; 32],
                 }),
@@ -343,15 +343,15 @@ mod tests {
             let bytes = record.encode();
             prop_assert!(bytes.len() <= HEAD_BYTES_MAX + 20 + 40 * flows as usize);
             // R-REC-1
-            prop_assert_eq!(Record::decode(&bytes), Ok(record));
+            prop_assert_eq!(SessionRecord::decode(&bytes), Ok(record));
             for cut in 0..bytes.len() {
-                prop_assert!(Record::decode(&bytes[..cut]).is_err());
+                prop_assert!(SessionRecord::decode(&bytes[..cut]).is_err());
             }
         }
 
         #[test]
         fn damaged_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Record::decode(&bytes);
+            let _ = SessionRecord::decode(&bytes);
         }
     }
 }

@@ -12,7 +12,7 @@
 //! receive (R-ACK-4). Whatever a peer acknowledges, and however often, an ACK costs what it newly
 //! says, the reordering it may still speak of, and its ranges: `first_open` and `lost` lead there.
 //!
-//! Frames are not kept, only notes of what was said ([`Said`]): on loss their owners say it again,
+//! Frames are not kept, only notes of what was said ([`SentFrame`]): on loss their owners say it again,
 //! in whatever form is true by then.
 
 use core::ops::Range;
@@ -21,13 +21,13 @@ use std::collections::VecDeque;
 use d2tp_time::{Span, Time};
 use d2tp_wire::{AckRanges, FlowId, PathId};
 
-use crate::careful::{Careful, Doubt};
-use crate::congestion::{Acked, Controller, Siblings};
-use crate::delivery::Delivery;
+use crate::blackout::WindowRestore;
+use crate::careful_resume::{CarefulResume, ValidationStep};
+use crate::congestion::{AckEvent, Controller, Siblings};
+use crate::delivery_rate::DeliveryRateEstimator;
 use crate::event::PeerFault;
-use crate::hole::Comeback;
-use crate::loss_kind::{Judge, LossKind};
-use crate::rtt::{GRANULARITY, Rtt};
+use crate::loss_classifier::{LossClassifier, LossKind};
+use crate::rtt::{GRANULARITY, RttEstimator};
 
 /// A path is asked this often however long its answers took: one that came minutes late says little of the
 /// next.
@@ -60,7 +60,7 @@ const LOST_STALE_MAX: usize = 32;
 
 /// Bytes of a flow that a packet carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SaidData {
+pub(crate) struct SentData {
     pub(crate) flow: FlowId,
     pub(crate) offset: u64,
     pub(crate) len: u16,
@@ -69,10 +69,10 @@ pub(crate) struct SaidData {
 
 /// Something a packet said, other than its first piece of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Said {
-    Data(SaidData),
+pub(crate) enum SentFrame {
+    Data(SentData),
     /// The same as another path carries.
-    Copy(SaidData),
+    Copy(SentData),
     Ack {
         path: PathId,
         largest: u64,
@@ -101,7 +101,7 @@ pub(crate) enum Said {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum PacketState {
     Outstanding,
     Lost,
     Done,
@@ -109,7 +109,7 @@ enum State {
 
 /// One packet on its way.
 #[derive(Debug)]
-pub(crate) struct Sent {
+pub(crate) struct SentPacket {
     pub(crate) at: Time,
     pub(crate) bytes: u16,
     pub(crate) eliciting: bool,
@@ -119,14 +119,14 @@ pub(crate) struct Sent {
     pub(crate) copied: u16,
     /// It was lost at random: congestion control does not know of it.
     hidden: bool,
-    pub(crate) data: Option<SaidData>,
-    pub(crate) more: Vec<Said>,
-    state: State,
+    pub(crate) data: Option<SentData>,
+    pub(crate) more: Vec<SentFrame>,
+    state: PacketState,
 }
 
-impl Sent {
+impl SentPacket {
     pub(crate) fn new(at: Time) -> Self {
-        Sent {
+        SentPacket {
             at,
             bytes: 0,
             eliciting: false,
@@ -136,27 +136,27 @@ impl Sent {
             hidden: false,
             data: None,
             more: Vec::new(),
-            state: State::Outstanding,
+            state: PacketState::Outstanding,
         }
     }
     /// Everything it said.
-    pub(crate) fn said(&self) -> impl Iterator<Item = Said> + '_ {
+    pub(crate) fn frames(&self) -> impl Iterator<Item = SentFrame> + '_ {
         self.data
-            .map(Said::Data)
+            .map(SentFrame::Data)
             .into_iter()
             .chain(self.more.iter().copied())
     }
     /// Bytes of its data.
     pub(crate) fn payload(&self) -> u64 {
         let len = |said| match said {
-            Said::Data(data) => u64::from(data.len),
+            SentFrame::Data(data) => u64::from(data.len),
             _ => 0,
         };
-        self.said().map(len).sum()
+        self.frames().map(len).sum()
     }
-    pub(crate) fn note(&mut self, said: Said) {
+    pub(crate) fn note(&mut self, said: SentFrame) {
         match said {
-            Said::Data(data) if self.data.is_none() => self.data = Some(data),
+            SentFrame::Data(data) if self.data.is_none() => self.data = Some(data),
             other => self.more.push(other),
         }
     }
@@ -164,7 +164,7 @@ impl Sent {
 
 /// What an ACK or a timeout brought about.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outcome {
+pub(crate) struct RecoveryOutcome {
     /// Something was acknowledged for the first time.
     pub(crate) progress: bool,
     /// The round trip it measured, what the peer held back taken off.
@@ -182,7 +182,7 @@ pub(crate) struct Outcome {
 /// Sent packets of one path.
 #[derive(Debug)]
 pub(crate) struct Recovery {
-    sent: VecDeque<Sent>,
+    sent: VecDeque<SentPacket>,
     base: u64,
     /// No number below this one is outstanding.
     first_open: u64,
@@ -202,7 +202,7 @@ pub(crate) struct Recovery {
     /// Numbers of what was asked in it and should have been lost; none once one of them arrived.
     vain: Range<u64>,
     /// So often in a row was a silence no hole: what was asked in it arrived, and was answered late.
-    pub(crate) late_holes: u8,
+    pub(crate) late_blackouts: u8,
     was_late: bool,
     outstanding_eliciting: u64,
     packet_threshold: u64,
@@ -210,17 +210,17 @@ pub(crate) struct Recovery {
     episode_lost: u64,
     episode_spurious: u64,
     /// There and back on this path.
-    pub(crate) rtt: Rtt,
+    pub(crate) rtt: RttEstimator,
     /// There on this path, and back by whatever way answers come; as `rtt` until one came another way.
-    elsewhere: Option<Box<Rtt>>,
+    elsewhere: Option<Box<RttEstimator>>,
     pub(crate) controller: Box<dyn Controller>,
     /// The window is another path's, and in doubt.
-    careful: Option<Box<Careful>>,
+    careful: Option<Box<CarefulResume>>,
     /// In step with `sent`; only for a controller that wants it.
-    delivery: Option<Box<Delivery>>,
+    delivery: Option<Box<DeliveryRateEstimator>>,
     /// Why packets are lost, where somebody wants to know, and whether random losses are hidden from the
     /// controller now.
-    judge: Option<Box<Judge>>,
+    judge: Option<Box<LossClassifier>>,
     hides: bool,
     /// Counters for reports.
     pub(crate) lost_total: u64,
@@ -232,7 +232,7 @@ impl Recovery {
     pub(crate) fn new(rtt_initial: Span, controller: Box<dyn Controller>) -> Self {
         let delivery = controller
             .wants_samples()
-            .then(|| Box::new(Delivery::new()));
+            .then(|| Box::new(DeliveryRateEstimator::new()));
         Recovery {
             sent: VecDeque::new(),
             base: 0,
@@ -248,14 +248,14 @@ impl Recovery {
             last_eliciting_at: Time::ZERO,
             heard_again_at: Time::ZERO,
             vain: 0..0,
-            late_holes: 0,
+            late_blackouts: 0,
             was_late: false,
             outstanding_eliciting: 0,
             packet_threshold: PACKET_THRESHOLD,
             reorder_eighths: 1,
             episode_lost: 0,
             episode_spurious: 0,
-            rtt: Rtt::new(rtt_initial),
+            rtt: RttEstimator::new(rtt_initial),
             elsewhere: None,
             controller,
             careful: None,
@@ -270,11 +270,13 @@ impl Recovery {
 
     /// From now on it is judged why packets are lost; `hides`: what is lost at random is hidden from
     /// the controller.
-    pub(crate) fn judge_losses(&mut self, now: Time, hides: bool) {
-        let judge = self.judge.get_or_insert_with(|| Judge::new(now).into());
+    pub(crate) fn classify_losses(&mut self, now: Time, hides: bool) {
+        let judge = self
+            .judge
+            .get_or_insert_with(|| LossClassifier::new(now).into());
         if hides && !self.hides && self.lost_total > 0 && !judge.settled {
             judge.settled = true;
-            self.controller.on_nothing_but_chance();
+            self.controller.on_random_loss_only();
         }
         self.hides = hides;
     }
@@ -282,7 +284,7 @@ impl Recovery {
     /// The path leads elsewhere: its queue is another.
     pub(crate) fn forget_queue(&mut self, now: Time) {
         if let Some(judge) = &mut self.judge {
-            **judge = Judge::new(now);
+            **judge = LossClassifier::new(now);
         }
     }
 
@@ -312,8 +314,8 @@ impl Recovery {
                 self.skipped.pop_front();
             }
             self.skipped.push_back(self.next_number());
-            let mut nothing = Sent::new(Time::ZERO);
-            nothing.state = State::Done;
+            let mut nothing = SentPacket::new(Time::ZERO);
+            nothing.state = PacketState::Done;
             if let Some(delivery) = &mut self.delivery {
                 delivery.on_skipped();
             }
@@ -324,14 +326,14 @@ impl Recovery {
     }
 
     /// Forgets the oldest packet.
-    fn pop_oldest(&mut self) -> Option<Sent> {
+    fn pop_oldest(&mut self) -> Option<SentPacket> {
         let oldest = self.sent.pop_front()?;
         if let Some(delivery) = &mut self.delivery {
             delivery.on_forgotten();
         }
         if self.lost.front() == Some(&self.base) {
             self.lost.pop_front();
-            self.lost_stale -= usize::from(oldest.state == State::Done);
+            self.lost_stale -= usize::from(oldest.state == PacketState::Done);
         }
         self.base += 1;
         self.first_open = self.first_open.max(self.base);
@@ -340,29 +342,33 @@ impl Recovery {
 
     /// R-ACK-3: notes of packets that a peer never answers are bounded. The oldest is given up as
     /// lost when there are too many; `each` is told what it said.
-    pub(crate) fn give_up_oldest(&mut self, mut each: impl FnMut(Said, bool)) {
+    pub(crate) fn give_up_oldest(&mut self, mut each: impl FnMut(SentFrame, bool)) {
         while self.sent.len() > SENT_MAX
             && let Some(oldest) = self.pop_oldest()
         {
-            if oldest.state != State::Outstanding {
+            if oldest.state != PacketState::Outstanding {
                 continue;
             }
             if oldest.eliciting {
                 self.in_flight -= u64::from(oldest.bytes);
                 self.outstanding_eliciting -= 1;
             }
-            for said in oldest.said() {
+            for said in oldest.frames() {
                 each(said, false);
             }
         }
     }
 
-    pub(crate) fn on_sent(&mut self, mut sent: Sent) {
+    pub(crate) fn on_sent(&mut self, mut sent: SentPacket) {
         if !sent.eliciting {
             // Nobody will answer it, and nothing in it is said again.
-            sent.state = State::Done;
+            sent.state = PacketState::Done;
             sent.more = Vec::new();
-            while self.sent.front().is_some_and(|s| s.state == State::Done) {
+            while self
+                .sent
+                .front()
+                .is_some_and(|s| s.state == PacketState::Done)
+            {
                 self.pop_oldest();
             }
         }
@@ -388,7 +394,7 @@ impl Recovery {
     }
 
     /// How long answers take, by whatever way they come: what timers and the pacer go by.
-    pub(crate) fn answers(&self) -> &Rtt {
+    pub(crate) fn return_rtt(&self) -> &RttEstimator {
         self.elsewhere.as_deref().unwrap_or(&self.rtt)
     }
 
@@ -414,8 +420,8 @@ impl Recovery {
         delay: Span,
         ack_delay_max: Span,
         siblings: Siblings<'_>,
-        mut each: impl FnMut(Said, bool),
-    ) -> Result<Outcome, PeerFault> {
+        mut each: impl FnMut(SentFrame, bool),
+    ) -> Result<RecoveryOutcome, PeerFault> {
         let next = self.next_number();
         // R-ACK-2: nothing that was never sent can have arrived.
         if ranges.largest >= next {
@@ -425,7 +431,7 @@ impl Recovery {
                 sent: next,
             });
         }
-        let mut outcome = Outcome::default();
+        let mut outcome = RecoveryOutcome::default();
         let mut acked_bytes = 0u64;
         let mut acked_packets = 0;
         let mut newest: Option<(Time, bool)> = None;
@@ -438,7 +444,7 @@ impl Recovery {
             if low < self.vain.end && high >= self.vain.start {
                 self.vain = 0..0;
                 self.was_late = true;
-                self.late_holes = (self.late_holes + 1).min(LATE_HOLES_MAX);
+                self.late_blackouts = (self.late_blackouts + 1).min(LATE_HOLES_MAX);
             }
             if high < self.base {
                 continue;
@@ -448,7 +454,7 @@ impl Recovery {
             while let Some(number) = self.lost.get(at).copied().filter(|n| *n <= high) {
                 at += 1;
                 let sent = &mut self.sent[(number - self.base) as usize];
-                if sent.state == State::Done {
+                if sent.state == PacketState::Done {
                     continue;
                 }
                 self.spurious_total += 1;
@@ -460,10 +466,10 @@ impl Recovery {
                     .min(PACKET_THRESHOLD_MAX);
                 self.reorder_eighths = (self.reorder_eighths + 1).min(8);
                 self.lost_stale += 1;
-                sent.state = State::Done;
+                sent.state = PacketState::Done;
                 outcome.progress = true;
                 if let Some(data) = sent.data.take() {
-                    each(Said::Data(data), true);
+                    each(SentFrame::Data(data), true);
                 }
                 for said in std::mem::take(&mut sent.more) {
                     each(said, true);
@@ -473,8 +479,8 @@ impl Recovery {
                 let index = (number - self.base) as usize;
                 let sent = &mut self.sent[index];
                 match sent.state {
-                    State::Done | State::Lost => continue,
-                    State::Outstanding => {
+                    PacketState::Done | PacketState::Lost => continue,
+                    PacketState::Outstanding => {
                         if sent.eliciting {
                             self.in_flight -= u64::from(sent.bytes);
                             self.outstanding_eliciting -= 1;
@@ -497,10 +503,10 @@ impl Recovery {
                         }
                     }
                 }
-                sent.state = State::Done;
+                sent.state = PacketState::Done;
                 outcome.progress = true;
                 if let Some(data) = sent.data.take() {
-                    each(Said::Data(data), true);
+                    each(SentFrame::Data(data), true);
                 }
                 for said in std::mem::take(&mut sent.more) {
                     each(said, true);
@@ -510,7 +516,7 @@ impl Recovery {
         if self.lost_stale > LOST_STALE_MAX && self.lost_stale * 2 > self.lost.len() {
             let (sent, base) = (&self.sent, self.base);
             self.lost
-                .retain(|n| sent[(n - base) as usize].state == State::Lost);
+                .retain(|n| sent[(n - base) as usize].state == PacketState::Lost);
             self.lost_stale = 0;
         }
         if let Some(sent_at) = sample {
@@ -520,7 +526,7 @@ impl Recovery {
                 let own = sample.saturating_sub(delay);
                 match usual_way {
                     true => judge.on_round_trip(now, sent_at, own, self.rtt.min()),
-                    false => judge.on_detour(now, sent_at, own),
+                    false => judge.on_indirect_round_trip(now, sent_at, own),
                 }
             }
         }
@@ -547,11 +553,11 @@ impl Recovery {
             let rtt_min = self.rtt.min();
             let sample = self.delivery.as_mut().and_then(|d| d.sample(rtt_min));
             self.controller.on_ack(
-                Acked {
+                AckEvent {
                     now,
                     bytes: acked_bytes,
                     sent_at,
-                    smoothed: self.answers().smoothed(),
+                    smoothed: self.return_rtt().smoothed(),
                     rtt: self.rtt.latest(),
                     fresh,
                     app_limited,
@@ -578,7 +584,7 @@ impl Recovery {
     /// The path goes on with a window that was measured before it was, and slow start up to `threshold`.
     pub(crate) fn resume(&mut self, window: u64, threshold: u64) {
         self.controller.resume(window, threshold);
-        let careful = Careful::new(self.next_number(), self.in_flight, threshold);
+        let careful = CarefulResume::new(self.next_number(), self.in_flight, threshold);
         self.careful = Some(careful.into());
     }
 
@@ -593,14 +599,14 @@ impl Recovery {
             return;
         };
         match careful.on_ack(largest, next) {
-            Doubt::Stays => {}
-            Doubt::Begun { threshold } => {
+            ValidationStep::Unchanged => {}
+            ValidationStep::Validating { threshold } => {
                 let used = self.in_flight + acked_bytes;
                 if used < self.controller.window() {
                     self.controller.resume(used, threshold);
                 }
             }
-            Doubt::Over => self.careful = None,
+            ValidationStep::Validated => self.careful = None,
         }
     }
 
@@ -614,14 +620,14 @@ impl Recovery {
         &mut self,
         now: Time,
         ack_delay_max: Span,
-        outcome: &mut Outcome,
-        each: &mut impl FnMut(Said, bool),
+        outcome: &mut RecoveryOutcome,
+        each: &mut impl FnMut(SentFrame, bool),
     ) {
         self.loss_at = Time::NEVER;
         let Some(largest) = self.largest_acked else {
             return;
         };
-        let rtt = self.answers().smoothed().max(self.answers().latest());
+        let rtt = self.return_rtt().smoothed().max(self.return_rtt().latest());
         let tolerance = (rtt + rtt.scaled(self.reorder_eighths, 8)).max(GRANULARITY);
         let mut oldest_lost: Option<Time> = None;
         let mut newest_lost: Option<Time> = None;
@@ -631,7 +637,7 @@ impl Recovery {
         while self.first_open < end {
             let number = self.first_open;
             let sent = &mut self.sent[(number - self.base) as usize];
-            if sent.state != State::Outstanding {
+            if sent.state != PacketState::Outstanding {
                 self.first_open += 1;
                 continue;
             }
@@ -644,8 +650,8 @@ impl Recovery {
             }
             self.first_open += 1;
             self.lost.push_back(number);
-            sent.state = State::Lost;
-            for said in sent.said() {
+            sent.state = PacketState::Lost;
+            for said in sent.frames() {
                 each(said, false);
             }
             if !sent.eliciting {
@@ -693,16 +699,16 @@ impl Recovery {
                 self.episode_lost = 0;
                 self.episode_spurious = 0;
                 if let Some(judge) = &mut self.judge {
-                    let leaves = judge.leaves(window, self.rtt.min());
+                    let leaves = judge.reduced_window(window, self.rtt.min());
                     if let Some(least) = leaves.filter(|_| self.hides) {
-                        self.controller.soften(least);
+                        self.controller.raise_reduced_window(least);
                     }
                     judge.on_response(now);
                 }
             }
             self.episode_lost += u64::from(outcome.lost_packets);
             let span = self
-                .answers()
+                .return_rtt()
                 .probe_timeout(ack_delay_max)
                 .times(PERSISTENT_CONGESTION_PTOS);
             if self.rtt.is_measured() && newest.since(oldest) > span {
@@ -716,18 +722,18 @@ impl Recovery {
         let rtt_min = self.rtt.min();
         let window = self.controller.window() / u64::from(datagram.max(1));
         let judge = self.judge.as_mut();
-        let kind = judge.map(|judge| judge.judge(now, sent_at, rtt_min, window));
+        let kind = judge.map(|judge| judge.classify(now, sent_at, rtt_min, window));
         self.hides && kind == Some(LossKind::Random)
     }
 
     fn prune(&mut self, now: Time) {
-        let smoothed = self.answers().smoothed();
+        let smoothed = self.return_rtt().smoothed();
         let keep = smoothed.times(LOST_KEPT_RTTS);
         while let Some(front) = self.sent.front() {
             match front.state {
-                State::Outstanding => break,
-                State::Lost if now.since(front.at) < keep + smoothed => break,
-                State::Lost | State::Done => {
+                PacketState::Outstanding => break,
+                PacketState::Lost if now.since(front.at) < keep + smoothed => break,
+                PacketState::Lost | PacketState::Done => {
                     self.pop_oldest();
                 }
             }
@@ -739,9 +745,9 @@ impl Recovery {
         &mut self,
         now: Time,
         ack_delay_max: Span,
-        mut each: impl FnMut(Said, bool),
-    ) -> Outcome {
-        let mut outcome = Outcome::default();
+        mut each: impl FnMut(SentFrame, bool),
+    ) -> RecoveryOutcome {
+        let mut outcome = RecoveryOutcome::default();
         self.detect(now, ack_delay_max, &mut outcome, &mut each);
         outcome
     }
@@ -768,10 +774,14 @@ impl Recovery {
         if !self.is_waiting() {
             return Time::NEVER;
         }
-        let base = self.answers().probe_timeout(ack_delay_max);
+        let base = self.return_rtt().probe_timeout(ack_delay_max);
         // One answer that came after a long stall must not make the next question wait as long; only
         // a path whose every answer is slow is asked that slowly.
-        let slow = self.answers().min().times(2).min(PROBE_INTERVAL_SLOW_MAX);
+        let slow = self
+            .return_rtt()
+            .min()
+            .times(2)
+            .min(PROBE_INTERVAL_SLOW_MAX);
         let most = interval_max.max(slow);
         let span = base.times(1 << self.probes.min(10)).min(most);
         self.last_eliciting_at + span
@@ -786,43 +796,43 @@ impl Recovery {
     }
 
     /// The path answers after a hole: what was sent into it says nothing of congestion.
-    pub(crate) fn on_hole(&mut self, now: Time, since: Time, comeback: Comeback) {
+    pub(crate) fn on_blackout(&mut self, now: Time, since: Time, comeback: WindowRestore) {
         self.heard_again_at = now;
         if !std::mem::take(&mut self.was_late) {
-            self.late_holes = self.late_holes.saturating_sub(1);
+            self.late_blackouts = self.late_blackouts.saturating_sub(1);
         }
-        let late = self.answers().min().times(LATE);
+        let late = self.return_rtt().min().times(LATE);
         let first = self.sent.partition_point(|s| s.at <= since) as u64;
         let end = self.sent.partition_point(|s| s.at + late < now) as u64;
         self.vain = self.base + first..self.base + end.max(first);
         let hole = now.since(since);
         match comeback {
-            Comeback::Whole => self.controller.on_hole(hole, false),
-            Comeback::Careful => self.controller.on_hole(hole, true),
-            Comeback::Anew => self.controller.on_persistent_congestion(),
+            WindowRestore::Full => self.controller.on_blackout(hole, false),
+            WindowRestore::Half => self.controller.on_blackout(hole, true),
+            WindowRestore::Reset => self.controller.on_persistent_congestion(),
         }
     }
 
     /// When something that needs an answer last left.
-    pub(crate) fn last_asked(&self) -> Time {
+    pub(crate) fn last_eliciting_at(&self) -> Time {
         self.last_eliciting_at
     }
 
     /// The oldest packet without an answer: what a probe should repeat.
-    pub(crate) fn oldest(&self) -> Option<&Sent> {
+    pub(crate) fn oldest(&self) -> Option<&SentPacket> {
         self.sent
             .range((self.first_open - self.base) as usize..)
-            .find(|s| s.state == State::Outstanding && s.eliciting)
+            .find(|s| s.state == PacketState::Outstanding && s.eliciting)
     }
 
     /// The first packet from `number` on that carries bytes of its own, has no answer and is `wanted`.
     pub(crate) fn next_original(
         &self,
         number: u64,
-        wanted: impl Fn(&Sent) -> bool,
-    ) -> Option<(u64, &Sent)> {
+        wanted: impl Fn(&SentPacket) -> bool,
+    ) -> Option<(u64, &SentPacket)> {
         let is_original =
-            |s: &Sent| s.state == State::Outstanding && s.eliciting && s.data.is_some();
+            |s: &SentPacket| s.state == PacketState::Outstanding && s.eliciting && s.data.is_some();
         let first = number.max(self.first_open);
         if first >= self.next_number() {
             return None;
@@ -852,17 +862,17 @@ impl Recovery {
 
     /// Gives up on everything outstanding without a congestion response: the path went silent or
     /// away, its data must travel elsewhere. Packets stay known, so a late ACK still counts.
-    pub(crate) fn abandon(&mut self, mut each: impl FnMut(Said, bool)) {
+    pub(crate) fn abandon(&mut self, mut each: impl FnMut(SentFrame, bool)) {
         let first = (self.first_open - self.base) as usize;
         for (sent, number) in self.sent.range_mut(first..).zip(self.first_open..) {
-            if sent.state == State::Outstanding {
-                sent.state = State::Lost;
+            if sent.state == PacketState::Outstanding {
+                sent.state = PacketState::Lost;
                 self.lost.push_back(number);
                 if sent.eliciting {
                     self.in_flight -= u64::from(sent.bytes);
                     self.outstanding_eliciting -= 1;
                 }
-                for said in sent.said() {
+                for said in sent.frames() {
                     each(said, false);
                 }
             }
@@ -878,7 +888,7 @@ impl Recovery {
 mod tests {
     use super::*;
     use crate::congestion::{CongestionKind, controller};
-    use d2tp_wire::{Frame, FrameIter, Writer};
+    use d2tp_wire::{Frame, FrameIter, WireWriter};
 
     const MS: Span = Span::from_millis(1);
 
@@ -902,11 +912,11 @@ mod tests {
             }
         }
         fn send(&mut self, now: Time) {
-            let mut sent = Sent::new(now);
+            let mut sent = SentPacket::new(now);
             sent.bytes = 1_000;
             sent.eliciting = true;
             let offset = self.recovery.next_number();
-            sent.note(Said::Data(SaidData {
+            sent.note(SentFrame::Data(SentData {
                 flow: FlowId(0),
                 offset,
                 len: 1,
@@ -914,7 +924,7 @@ mod tests {
             }));
             self.recovery.on_sent(sent);
         }
-        fn ack(&mut self, now: Time, ranges: &[(u64, u64)]) -> Result<Outcome, PeerFault> {
+        fn ack(&mut self, now: Time, ranges: &[(u64, u64)]) -> Result<RecoveryOutcome, PeerFault> {
             self.ack_by(true, now, ranges)
         }
         /// An ACK that came on the path itself, or on another.
@@ -923,9 +933,9 @@ mod tests {
             usual_way: bool,
             now: Time,
             ranges: &[(u64, u64)],
-        ) -> Result<Outcome, PeerFault> {
+        ) -> Result<RecoveryOutcome, PeerFault> {
             let mut buf = [0; 100];
-            let mut w = Writer::new(&mut buf);
+            let mut w = WireWriter::new(&mut buf);
             assert!(Frame::encode_ack(
                 &mut w,
                 PathId(0),
@@ -950,7 +960,7 @@ mod tests {
                 MS.times(20),
                 &[],
                 |said, ok| {
-                    if let Said::Data(d) = said {
+                    if let SentFrame::Data(d) = said {
                         if ok {
                             arrived.push(d.offset)
                         } else {
@@ -974,7 +984,7 @@ mod tests {
             assert!(outcome.progress && outcome.rtt.is_none());
         }
         assert_eq!(bed.recovery.rtt.smoothed(), MS.times(50));
-        assert!(bed.recovery.answers().smoothed() > MS.times(190));
+        assert!(bed.recovery.return_rtt().smoothed() > MS.times(190));
         bed.send(at(10_000));
         let probe_at = bed.recovery.probe_at(Span::ZERO, MS.times(2_000));
         assert!(
@@ -1024,7 +1034,7 @@ mod tests {
         assert_eq!(fires, at(45));
         let Bed { recovery, lost, .. } = &mut bed;
         recovery.on_loss_timeout(fires, MS.times(20), |said, _| {
-            if let Said::Data(d) = said {
+            if let SentFrame::Data(d) = said {
                 lost.push(d.offset);
             }
         });
@@ -1126,7 +1136,7 @@ mod tests {
         // R-ACK-3
         let mut bed = Bed::new();
         for n in 0..100_000 {
-            bed.recovery.on_sent(Sent::new(at(n)));
+            bed.recovery.on_sent(SentPacket::new(at(n)));
         }
         assert!(bed.recovery.sent.len() <= 10_000);
         let mut given_up = 0;

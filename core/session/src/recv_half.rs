@@ -38,7 +38,7 @@ pub(crate) struct RecvHalf {
 
 /// What arriving bytes changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Arrival {
+pub(crate) struct ReceivedChange {
     /// How far the flow's highest byte moved on: counts against the session's credit.
     pub(crate) advanced: u64,
     /// Bytes not seen before.
@@ -105,7 +105,7 @@ impl RecvHalf {
         self.received.end_from(self.read_to).max(self.read_to)
     }
     /// Bytes are missing before others that are here.
-    pub(crate) fn has_hole(&self) -> bool {
+    pub(crate) fn has_gap(&self) -> bool {
         self.reached > self.contiguous()
     }
     /// Offset of the next byte to be read.
@@ -132,7 +132,7 @@ impl RecvHalf {
         offset: u64,
         data: &[u8],
         fin: bool,
-    ) -> Result<Arrival, PeerFault> {
+    ) -> Result<ReceivedChange, PeerFault> {
         let end = offset + data.len() as u64;
         if let Some(size) = self.final_size
             && (end > size || (fin && end != size))
@@ -155,9 +155,9 @@ impl RecvHalf {
         let wanted = start < end && self.reset.is_none() && self.stopped.is_none();
         let gap = start > self.read_to && !self.received.touches(start, end);
         if wanted && gap && self.received.len() >= self.gaps_max() {
-            return Ok(Arrival {
+            return Ok(ReceivedChange {
                 unkept: true,
-                ..Arrival::default()
+                ..ReceivedChange::default()
             });
         }
         if fin {
@@ -181,7 +181,7 @@ impl RecvHalf {
         }
         self.duplicate += data.len() as u64 - new.min(data.len() as u64);
         let readable = self.contiguous() > before || had_end;
-        Ok(Arrival {
+        Ok(ReceivedChange {
             advanced,
             new,
             readable,
@@ -284,7 +284,7 @@ impl RecvHalf {
     pub(crate) fn credit(&self) -> u64 {
         self.credit
     }
-    pub(crate) fn tell_credit(&mut self) -> u64 {
+    pub(crate) fn take_credit(&mut self) -> u64 {
         self.told_credit = self.credit;
         self.credit
     }
@@ -340,7 +340,7 @@ impl RecvHalf {
         }
     }
     /// Credit must be told again: the peer forgot it.
-    pub(crate) fn retell_credit(&mut self) {
+    pub(crate) fn resend_credit(&mut self) {
         self.told_credit = 0;
     }
 

@@ -77,7 +77,7 @@ impl FromStr for RelayId {
 }
 
 /// The id in the place of a connection id, if a datagram could be relayed or is a DATA packet.
-pub fn id_of(datagram: &[u8]) -> Option<[u8; CID_BYTES]> {
+pub fn relayed_id(datagram: &[u8]) -> Option<[u8; CID_BYTES]> {
     match PacketKind::split(datagram)? {
         (PacketKind::Data, _, cid, _) => Some(cid.0),
         _ => None,
@@ -85,7 +85,7 @@ pub fn id_of(datagram: &[u8]) -> Option<[u8; CID_BYTES]> {
 }
 
 /// The packet within a relayed one; none if it is no D2TP packet.
-pub fn unwrapped(datagram: &mut [u8]) -> Option<&mut [u8]> {
+pub fn unwrap_relayed(datagram: &mut [u8]) -> Option<&mut [u8]> {
     let packet = datagram.get_mut(RELAY_HEADER_BYTES..)?;
     is_packet(packet).then_some(packet)
 }
@@ -95,7 +95,7 @@ fn is_packet(bytes: &[u8]) -> bool {
 }
 
 /// Appends a packet as it is relayed. Its low bits stand in for random ones.
-pub fn wrap(id: RelayId, packet: &[u8], out: &mut Vec<u8>) {
+pub fn wrap_relayed(id: RelayId, packet: &[u8], out: &mut Vec<u8>) {
     let low = packet.first().map_or(0, |first| first & 0x1f);
     out.push(PacketKind::Data.first_byte() | low);
     out.extend(id.0);
@@ -131,7 +131,7 @@ pub struct RelayLimits {
 
 /// Where a packet goes on to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Onward {
+pub enum ForwardTarget {
     /// As it is, to the address that its relay leads to.
     Outside(RelayId),
     /// Under another id, to a device.
@@ -139,7 +139,7 @@ pub enum Onward {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Toward {
+enum RelayDestination {
     /// An address of the owner's knowledge, and how many packets nobody answered there.
     Outside { unanswered: Option<u32> },
     /// The other half of a call.
@@ -147,27 +147,27 @@ enum Toward {
 }
 
 #[derive(Debug)]
-struct Relay {
+struct OpenRelay {
     device: SessionId,
     client: PublicKey,
-    toward: Toward,
+    toward: RelayDestination,
     /// Where the device's last packet came from.
     at: Option<Addresses>,
 }
 
 /// What relays a host has open, and who listens.
-pub struct Relays {
+pub struct RelayTable {
     limits: RelayLimits,
     rng: Rng,
-    open: BTreeMap<RelayId, Relay>,
+    open: BTreeMap<RelayId, OpenRelay>,
     listeners: BTreeMap<PublicKey, (SessionId, Admission)>,
     moved: bool,
 }
 
-impl Relays {
+impl RelayTable {
     /// None yet. `seed` must be fresh.
-    pub fn new(limits: RelayLimits, seed: [u8; 32]) -> Relays {
-        Relays {
+    pub fn new(limits: RelayLimits, seed: [u8; 32]) -> RelayTable {
+        RelayTable {
             limits,
             rng: Rng::new(seed),
             open: BTreeMap::new(),
@@ -187,7 +187,7 @@ impl Relays {
     }
 
     /// Whether it is one of these.
-    pub fn knows(&self, id: RelayId) -> bool {
+    pub fn contains(&self, id: RelayId) -> bool {
         self.open.contains_key(&id)
     }
 
@@ -197,7 +197,7 @@ impl Relays {
     /// It has too many, or there are.
     pub fn open(&mut self, core: &Endpoint, device: SessionId) -> Result<RelayId, RelayRefusal> {
         let client = self.admit(core, device, 1)?;
-        let toward = Toward::Outside {
+        let toward = RelayDestination::Outside {
             unanswered: Some(0),
         };
         Ok(self.insert(device, client, toward))
@@ -242,12 +242,12 @@ impl Relays {
         }
         let listener = *listener;
         let theirs = RelayId(self.rng.array());
-        let own = self.insert(device, caller, Toward::Device(theirs));
-        let relay = Relay {
+        let own = self.insert(device, caller, RelayDestination::Device(theirs));
+        let relay = OpenRelay {
             device: listener,
             // Both halves are the caller's: whoever listens cannot be filled up by others.
             client: caller,
-            toward: Toward::Device(own),
+            toward: RelayDestination::Device(own),
             at: None,
         };
         self.open.insert(theirs, relay);
@@ -272,9 +272,14 @@ impl Relays {
         Ok(client)
     }
 
-    fn insert(&mut self, device: SessionId, client: PublicKey, toward: Toward) -> RelayId {
+    fn insert(
+        &mut self,
+        device: SessionId,
+        client: PublicKey,
+        toward: RelayDestination,
+    ) -> RelayId {
         let id = RelayId(self.rng.array());
-        let relay = Relay {
+        let relay = OpenRelay {
             device,
             client,
             toward,
@@ -286,7 +291,7 @@ impl Relays {
 
     /// A relay is over, and the other half of its call: that one's id, and whose it was.
     pub fn close(&mut self, id: RelayId) -> Option<(RelayId, SessionId)> {
-        let Toward::Device(other) = self.open.remove(&id)?.toward else {
+        let RelayDestination::Device(other) = self.open.remove(&id)?.toward else {
             return None;
         };
         Some((other, self.open.remove(&other)?.device))
@@ -298,16 +303,16 @@ impl Relays {
     }
 
     /// Where a device's packet goes on to, or nowhere. `datagram` as it came, `from` there.
-    pub fn onward(
+    pub fn forward_from_device(
         &mut self,
         core: &Endpoint,
         id: RelayId,
         from: &Addresses,
         packet: &[u8],
-    ) -> Option<Onward> {
+    ) -> Option<ForwardTarget> {
         let relay = self.open.get_mut(&id)?;
         // R-RELAY-1: ids are no proof; the place is, and only the session it belongs to.
-        if !core.session(relay.device)?.is_proved_at(from) {
+        if !core.session(relay.device)?.is_validated_at(from) {
             return None;
         }
         // R-RELAY-2: nothing but D2TP goes through.
@@ -317,7 +322,7 @@ impl Relays {
         self.moved |= relay.at != Some(*from);
         relay.at = Some(*from);
         match &mut relay.toward {
-            Toward::Outside { unanswered } => {
+            RelayDestination::Outside { unanswered } => {
                 if let Some(said) = unanswered {
                     // R-RELAY-3: who does not answer is not bothered on.
                     if *said >= UNANSWERED_MAX {
@@ -325,24 +330,29 @@ impl Relays {
                     }
                     *said += 1;
                 }
-                Some(Onward::Outside(id))
+                Some(ForwardTarget::Outside(id))
             }
-            Toward::Device(other) => {
+            RelayDestination::Device(other) => {
                 let other = *other;
                 let to = self.place_of(core, other)?;
-                Some(Onward::Device(other, to))
+                Some(ForwardTarget::Device(other, to))
             }
         }
     }
 
     /// Where a packet goes that came back from outside.
-    pub fn inward(&mut self, core: &Endpoint, id: RelayId, packet: &[u8]) -> Option<Addresses> {
+    pub fn forward_to_device(
+        &mut self,
+        core: &Endpoint,
+        id: RelayId,
+        packet: &[u8],
+    ) -> Option<Addresses> {
         // R-RELAY-2
         if !is_packet(packet) {
             return None;
         }
         let relay = self.open.get_mut(&id)?;
-        let Toward::Outside { unanswered } = &mut relay.toward else {
+        let RelayDestination::Outside { unanswered } = &mut relay.toward else {
             return None;
         };
         // R-RELAY-3: nobody speaks first to a device that asked for nothing.
@@ -358,8 +368,8 @@ impl Relays {
     fn place_of(&self, core: &Endpoint, id: RelayId) -> Option<Addresses> {
         let relay = self.open.get(&id)?;
         let session = core.session(relay.device)?;
-        let at = relay.at.filter(|at| session.is_proved_at(at));
-        at.or_else(|| session.best_way())
+        let at = relay.at.filter(|at| session.is_validated_at(at));
+        at.or_else(|| session.best_peer_address())
     }
 }
 
@@ -388,11 +398,16 @@ mod tests {
         let id = RelayId([9; 8]);
         let packets: Vec<u8> = (0..70u8).map(|n| 0b010_00000 | n & 0x1f).collect();
         let mut out = Vec::new();
-        packets.chunks(30).for_each(|p| wrap(id, p, &mut out));
+        packets
+            .chunks(30)
+            .for_each(|p| wrap_relayed(id, p, &mut out));
         assert_eq!(out.len(), 70 + 3 * RELAY_HEADER_BYTES);
         let (mut first, last) = (out[..39].to_vec(), &mut out[78..].to_vec());
-        assert_eq!(id_of(&first), Some(id.0));
-        assert_eq!(unwrapped(&mut first), Some(&mut packets[..30].to_vec()[..]));
-        assert_eq!(unwrapped(last), None, "ten bytes are no packet");
+        assert_eq!(relayed_id(&first), Some(id.0));
+        assert_eq!(
+            unwrap_relayed(&mut first),
+            Some(&mut packets[..30].to_vec()[..])
+        );
+        assert_eq!(unwrap_relayed(last), None, "ten bytes are no packet");
     }
 }

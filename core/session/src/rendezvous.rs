@@ -17,7 +17,7 @@
 //!
 //! An origin has an address of its own: then the caller needs no word from it, and tries that.
 //!
-//! The lines travel in a flow of the session ([`Rendezvous::poll_line`], [`Rendezvous::hear`]).
+//! The lines travel in a flow of the session ([`Rendezvous::poll_line`], [`Rendezvous::handle_line`]).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ use d2tp_time::{Span, Time};
 
 use crate::path::{Addresses, LinkId, PathState};
 use crate::relay::RelayId;
-use crate::session::{Life, PathStats, Session};
+use crate::session::{PathStats, Session, SessionState};
 
 /// Addresses told and tried at most: a few links, each with the address the relay sees and its own.
 pub const ADDRESSES_MAX: usize = 8;
@@ -138,7 +138,7 @@ impl Rendezvous {
 
     /// Where we are now: links that may be used, the best first, and whether IPv6 is what they carry;
     /// and addresses under which we may be reached, those that the relay sees first.
-    pub fn set_place(
+    pub fn set_local_addresses(
         &mut self,
         now: Time,
         links: Vec<(LinkId, bool)>,
@@ -174,7 +174,7 @@ impl Rendezvous {
     }
 
     /// A line of the peer's, without its end. What is not understood changes nothing.
-    pub fn hear(&mut self, now: Time, line: &str) {
+    pub fn handle_line(&mut self, now: Time, line: &str) {
         // R-PUNCH-2: a peer that talks much has us do no more.
         let early = self.heard_at.is_some_and(|at| now < at + HEAR_INTERVAL);
         if early {
@@ -268,11 +268,11 @@ impl Rendezvous {
     }
 
     /// Brings the session's paths in line with where we and the peer are.
-    pub fn tend(&mut self, now: Time, session: &mut Session) {
+    pub fn update_paths(&mut self, now: Time, session: &mut Session) {
         if let Some(line) = self.waiting.take() {
-            self.hear(now, &line);
+            self.handle_line(now, &line);
         }
-        if session.life() == Life::Closed || !self.is_caller {
+        if session.state() == SessionState::Closed || !self.is_caller {
             return;
         }
         for path in session.path_stats() {
@@ -303,7 +303,7 @@ impl Rendezvous {
             self.again_after = AGAIN_FIRST;
             self.again_at = Time::NEVER;
             for path in stats.iter().filter(relayed) {
-                session.lose_way(now, &path.addresses);
+                session.abandon_path_at(now, &path.addresses);
             }
         }
         self.try_on(now, session);
@@ -319,7 +319,7 @@ impl Rendezvous {
     ) {
         let state = |way: &Addresses| stats.iter().find(|p| p.addresses == *way).map(|p| p.state);
         let mut lost = Vec::new();
-        let knocking = session.life() != Life::Established;
+        let knocking = session.state() != SessionState::Established;
         self.tries.retain(|(way, since)| {
             // One that is knocked at is no path yet.
             let opening = match state(way) {
@@ -345,7 +345,7 @@ impl Rendezvous {
         for way in lost {
             // What only the relay carries is the core's to ask about, however long it is silent.
             if RelayId::of(&way.remote).is_none() {
-                session.lose_way(now, &way);
+                session.abandon_path_at(now, &way);
             }
         }
         self.untried.retain(|(link, _)| !served.contains(link));
@@ -358,7 +358,7 @@ impl Rendezvous {
     /// Opens the next direct paths.
     fn try_on(&mut self, now: Time, session: &mut Session) {
         // A handshake takes one address of a link at a time, and that is the relay's if there is one.
-        let knocking = session.life() != Life::Established;
+        let knocking = session.state() != SessionState::Established;
         if knocking && self.relay.is_some() {
             return;
         }
@@ -401,10 +401,10 @@ mod tests {
         let mut caller = Rendezvous::caller([1; 8]);
         assert_eq!(caller.poll_line(), None, "nowhere yet");
         let place = addresses(&["198.51.100.1:4000", "[2001:db8::1]:4000"]);
-        caller.set_place(NOW, vec![(LinkId(0), false)], place.clone());
+        caller.set_local_addresses(NOW, vec![(LinkId(0), false)], place.clone());
         let line = "at 0101010101010101 198.51.100.1:4000 [2001:db8::1]:4000\n";
         assert_eq!(caller.poll_line().as_deref(), Some(line));
-        caller.set_place(NOW, vec![(LinkId(0), false)], place);
+        caller.set_local_addresses(NOW, vec![(LinkId(0), false)], place);
         assert_eq!(caller.poll_line(), None);
     }
 
@@ -412,12 +412,12 @@ mod tests {
     fn addresses_where_no_peer_can_be_are_not_tried() {
         // R-PUNCH-1
         let mut caller = Rendezvous::caller([1; 8]);
-        caller.set_place(
+        caller.set_local_addresses(
             NOW,
             vec![(LinkId(0), false)],
             addresses(&["192.0.2.7:4000"]),
         );
-        caller.hear(
+        caller.handle_line(
             NOW,
             "at - 127.0.0.1:80 [::1]:80 [::ffff:127.0.0.1]:80 224.0.0.1:5 255.255.255.255:5 \
              0.0.0.0:5 192.0.2.1:0 [100::5]:0 nonsense 10.0.0.2:4000",
@@ -430,7 +430,7 @@ mod tests {
     fn a_peer_that_talks_without_end_has_us_do_no_more() {
         // R-PUNCH-2
         let mut listener = Rendezvous::listener();
-        listener.set_place(
+        listener.set_local_addresses(
             NOW,
             vec![(LinkId(0), false)],
             addresses(&["192.0.2.7:4000"]),
@@ -439,7 +439,7 @@ mod tests {
         let (mut sent, mut now) = (0, NOW);
         for n in 0..1_000 {
             now = NOW + Span::from_millis(n);
-            listener.hear(now, &format!("at 0000000000000005{many}"));
+            listener.handle_line(now, &format!("at 0000000000000005{many}"));
             while listener.poll_punch(now).is_some() {
                 sent += 1;
             }

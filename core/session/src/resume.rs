@@ -11,16 +11,16 @@
 //! ```
 
 use d2tp_time::Time;
-use d2tp_wire::{FlowId, Frame, Reason, VARINT_MAX};
+use d2tp_wire::{FlowId, Frame, ReasonCode, VARINT_MAX};
 
-use crate::claim::{CLAIMS_MAX, Claim};
-use crate::event::{Event, FlowEnd, PeerFault};
-use crate::flow::{Flow, want};
-use crate::record::{FlowRecord, Record};
+use crate::claim::{CLAIMS_MAX, FlowClaim};
+use crate::event::{FlowEnd, PeerFault, SessionEvent};
+use crate::flow::{SessionFlow, want};
+use crate::record::{FlowRecord, SessionRecord};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 use crate::session::{Role, Session, say};
-use crate::ticket::Held;
+use crate::ticket::ClientTicket;
 
 /// RESET and STOP code of a flow of which the peer lost what it had called durable.
 pub(crate) const CODE_ROLLED_BACK: u64 = 0xd002;
@@ -28,7 +28,7 @@ pub(crate) const CODE_ROLLED_BACK: u64 = 0xd002;
 impl Session {
     /// The session as a record. With `safe` only what both ends made durable counts (for a
     /// journal that must survive a crash); without it what the application has read.
-    pub fn record(&self, now: Time, safe: bool) -> Record {
+    pub fn record(&self, now: Time, safe: bool) -> SessionRecord {
         let flows = self
             .flows
             .iter()
@@ -67,7 +67,7 @@ impl Session {
             })
             .collect();
         let (seen_floor, seen) = self.flows.seen_record();
-        Record {
+        SessionRecord {
             role: self.role,
             peer: self.peer,
             instance: self.instance,
@@ -85,14 +85,14 @@ impl Session {
 
     /// Whether every flow may sleep as a record: its bytes can be read again.
     pub fn may_hibernate(&self) -> bool {
-        self.bound_awake().is_none()
+        self.unhibernatable_flow().is_none()
     }
 
     /// R-SUSPEND-4: a flow that cannot sleep as a record, if there is one: it holds bytes that
     /// nobody could give again, because we have the only copy of what we wrote, or have
     /// acknowledged what the application has not read.
-    pub(crate) fn bound_awake(&self) -> Option<FlowId> {
-        let bound = |f: &&Flow| {
+    pub(crate) fn unhibernatable_flow(&self) -> Option<FlowId> {
+        let bound = |f: &&SessionFlow| {
             let sends = !f.send.is_complete() && f.send.buffered() > 0;
             // A durable flow's sender still has what was not called durable.
             let reads = !f.options.durable && !f.recv.is_complete() && f.recv.readable() > 0;
@@ -114,9 +114,9 @@ impl Session {
     }
 
     /// Fills a fresh session with the flows of a record.
-    pub(crate) fn restore(&mut self, now: Time, record: &Record) {
+    pub(crate) fn restore(&mut self, now: Time, record: &SessionRecord) {
         self.epoch = record.epoch;
-        self.ticket = record.ticket.clone().map(Held::boxed);
+        self.ticket = record.ticket.clone().map(ClientTicket::boxed);
         for r in &record.flows {
             let send =
                 SendHalf::restored(r.sent_to, r.send_end, r.send_complete, r.options.durable);
@@ -128,7 +128,7 @@ impl Session {
             );
             let mut options = r.options;
             options.deadline = r.deadline_left.map(|left| now + left);
-            let mut flow = Flow::new(r.id, options, send, recv);
+            let mut flow = SessionFlow::new(r.id, options, send, recv);
             flow.deadline_seq = r.deadline_seq;
             flow.unclaimed = true;
             flow.restored = true;
@@ -147,15 +147,15 @@ impl Session {
                 flow.recv.stopped = r.stopped;
                 flow.wants |= want::STOP;
             }
-            flow.told_end = flow.is_over();
+            flow.end_reported = flow.is_over();
             self.flows.insert(flow);
         }
         if let Some((code, left)) = record.closing {
             self.closing = Some((code, String::new()));
             self.closing_until = now + left;
-            self.says |= say::CLOSE;
+            self.wants |= say::CLOSE;
         }
-        self.known = true;
+        self.known_to_peer = true;
         self.flows.restore_seen(record.seen_floor, &record.seen);
         self.suspended_at = Some(now);
     }
@@ -163,7 +163,7 @@ impl Session {
     /// R-RESUME-6: what a device's SYN claims, the most urgent first. Where there is a path that the
     /// server may know the session goes on meanwhile, and what was true when the SYN left is not when
     /// it is answered.
-    pub(crate) fn claims(&mut self) -> Vec<Claim> {
+    pub(crate) fn claims(&mut self) -> Vec<FlowClaim> {
         if self.paths.iter().any(|path| !path.unknown) {
             return Vec::new();
         }
@@ -178,13 +178,13 @@ impl Session {
         let claim = |(_, id): (u8, FlowId)| {
             let recv = &mut self.flows.get_mut(id)?.recv;
             let received = recv.contiguous();
-            let max = recv.tell_credit().min(VARINT_MAX);
+            let max = recv.take_credit().min(VARINT_MAX);
             let flags = if recv.is_all_received() {
                 Frame::RESUME_COMPLETE
             } else {
                 0
             };
-            Some(Claim {
+            Some(FlowClaim {
                 flow: id,
                 received,
                 credit: max.saturating_sub(received),
@@ -195,7 +195,7 @@ impl Session {
     }
 
     /// The flow of a claim, if the claim will be met once the handshake is confirmed.
-    pub(crate) fn flow_to_resume(&self, claim: &Claim) -> Option<&Flow> {
+    pub(crate) fn flow_to_resume(&self, claim: &FlowClaim) -> Option<&SessionFlow> {
         let flow = self.flows.get(claim.flow)?;
         if flow.send.reset.is_some() {
             return Some(flow);
@@ -210,32 +210,32 @@ impl Session {
 
     /// R-RESUME-8: a session just thawed has no bytes. The application is asked for those from
     /// where the device will go on; no flow is taken up by that.
-    pub(crate) fn prepare(&mut self, claim: &Claim) {
+    pub(crate) fn prepare_claimed(&mut self, claim: &FlowClaim) {
         let meets = self
             .flow_to_resume(claim)
             .is_some_and(|f| f.send.reset.is_none() && f.options.hibernates);
-        if !meets || claim.is_complete() || !self.is_thawed() {
+        if !meets || claim.is_complete() || !self.is_tentative() {
             return;
         }
         let Some(flow) = self.flows.get_mut(claim.flow) else {
             return;
         };
-        if flow.asked == Some(claim.received) {
+        if flow.requested_from == Some(claim.received) {
             return;
         }
         if !flow.send.rewind(claim.received) {
             flow.send.forget(claim.received);
         }
-        flow.asked = Some(claim.received);
+        flow.requested_from = Some(claim.received);
         if flow.send.buffered() == 0 && !flow.send.is_finished() {
             flow.rewinding = true;
             let (flow, offset) = (flow.id, claim.received);
-            self.emit(Event::SendFrom { flow, offset });
+            self.emit(SessionEvent::SendFrom { flow, offset });
         }
     }
 
     /// Whether it is a server's record and nothing more: no handshake since.
-    pub fn is_thawed(&self) -> bool {
+    pub fn is_tentative(&self) -> bool {
         self.role == Role::Responder && self.generation == 0
     }
 
@@ -266,7 +266,7 @@ impl Session {
             flow.unclaimed = true;
             any = true;
             flow.recv.forget_gaps();
-            flow.recv.retell_credit();
+            flow.recv.resend_credit();
             // R-RESUME-3: a RESET waits for the claim, which says how far the peer counts.
             flow.wants &= want::STOP | want::DEADLINE | want::DURABLE;
             flow.wants |= want::CREDIT;
@@ -279,16 +279,16 @@ impl Session {
             }
         }
         if claims && (any || resumed) && self.closing.is_none() {
-            self.says |= say::RESUME_END;
+            self.wants |= say::RESUME_END;
         }
         self.flows.touch_all();
         for flow in from_the_start {
-            self.emit(Event::SendFrom { flow, offset: 0 });
+            self.emit(SessionEvent::SendFrom { flow, offset: 0 });
         }
         let peer = self.peer;
         self.wake(now);
         if self.closing.is_none() {
-            self.emit(Event::Established {
+            self.emit(SessionEvent::Established {
                 peer,
                 resumed: resumed || self.generation > 1,
             });
@@ -319,19 +319,19 @@ impl Session {
             }
             flow.send.forget(offset);
             flow.rewinding = true;
-            self.emit(Event::SendFrom { flow: id, offset });
+            self.emit(SessionEvent::SendFrom { flow: id, offset });
         } else if (flow.options.hibernates || flow.restored)
             && flow.send.buffered() == 0
             && !flow.send.is_finished()
-            && flow.asked != Some(offset)
+            && flow.requested_from != Some(offset)
         {
             flow.rewinding = true;
-            self.emit(Event::SendFrom { flow: id, offset });
+            self.emit(SessionEvent::SendFrom { flow: id, offset });
         }
         let ours = id.by_initiator() == (self.role == Role::Initiator);
         if let Some(flow) = self.flows.get_mut(id) {
             flow.unclaimed = false;
-            flow.asked = None;
+            flow.requested_from = None;
             flow.restored = false;
             if ours && !flow.opened {
                 // The peer knows its bytes, not what it was opened with.
@@ -348,21 +348,21 @@ impl Session {
         }
         if !self.flows.may_refuse(id) {
             // R-RESUME-9: as if it had been lost; it comes again when there is a place.
-            self.unkept = true;
+            self.unretained = true;
             return;
         }
-        self.flows.claims_heard += 1;
+        self.flows.claims_received += 1;
         let Some(flow) = self.flows.get_mut(id) else {
             // R-RESUME-2: nor may a frame that comes after the claim begin it.
             if id.by_initiator() && id.epoch() <= self.epoch {
                 self.flows.use_id(id);
             }
-            return self.flows.refuse(id, Reason::UnknownFlow);
+            return self.flows.refuse(id, ReasonCode::UnknownFlow);
         };
         if flow.only_granted {
             // R-RESUME-2: a GRANT that overtook the claim has not made it known.
-            self.flows.refuse(id, Reason::UnknownFlow);
-            return self.end_flow(id, FlowEnd::Refused(Reason::UnknownFlow));
+            self.flows.refuse(id, ReasonCode::UnknownFlow);
+            return self.end_flow(id, FlowEnd::Refused(ReasonCode::UnknownFlow));
         }
         if !flow.unclaimed {
             // R-RESUME-4: claimed once already; a repeated claim is only answered again.
@@ -380,34 +380,34 @@ impl Session {
             self.flows.want(id, want::RESUMED);
             self.retire_if_complete(id);
         } else {
-            self.flows.refuse(id, Reason::RolledBack);
-            self.end_flow(id, FlowEnd::Refused(Reason::RolledBack));
+            self.flows.refuse(id, ReasonCode::RolledBack);
+            self.end_flow(id, FlowEnd::Refused(ReasonCode::RolledBack));
         }
     }
 
     /// R-RESUME-5: a flow the device does not know to be known is opened again after a wake. It
     /// has heard nothing of it, so both directions begin anew, for the session's credit too.
-    pub(crate) fn claim_by_open(&mut self, id: FlowId) {
+    pub(crate) fn reopen_claimed(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id).filter(|f| f.unclaimed) else {
             return;
         };
         let (reached, read_to) = (flow.recv.reached(), flow.recv.read_to());
         if !self.flows.may_refuse(id) {
-            self.unkept = true;
+            self.unretained = true;
             return;
         }
         let credit = self.initial_flow_credit;
         if let Some(flow) = self.flows.get_mut(id) {
-            flow.begun_again = !flow.by_syn;
-            flow.by_syn = false;
+            flow.reopened = !flow.opened_by_syn;
+            flow.opened_by_syn = false;
             flow.send.set_credit(credit);
         }
         if self.take_up(id, 0) {
             self.credit.received += reached;
             self.credit.consumed += read_to;
         } else {
-            self.flows.refuse(id, Reason::RolledBack);
-            self.end_flow(id, FlowEnd::Refused(Reason::RolledBack));
+            self.flows.refuse(id, ReasonCode::RolledBack);
+            self.end_flow(id, FlowEnd::Refused(ReasonCode::RolledBack));
         }
     }
 
@@ -417,7 +417,7 @@ impl Session {
         }
         if !self.take_up(id, received) {
             // The server knows the flow and would keep it: it hears that it is over.
-            return self.refuse_here(id, Reason::RolledBack);
+            return self.refuse_here(id, ReasonCode::RolledBack);
         }
         if let Some(flow) = self.flows.get_mut(id) {
             // Answered to the claim in the SYN: there is nothing left to claim.
@@ -427,7 +427,7 @@ impl Session {
     }
 
     /// Ends a flow that the peer still knows, and tells the peer.
-    fn refuse_here(&mut self, id: FlowId, reason: Reason) {
+    fn refuse_here(&mut self, id: FlowId, reason: ReasonCode) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
         };
@@ -442,7 +442,7 @@ impl Session {
             return Ok(());
         }
         // R-RESUME-10: it may have been heard twice, never less than said: it left after the last.
-        let heard = self.flows.claims_heard;
+        let heard = self.flows.claims_received;
         if said > heard {
             return Err(PeerFault::Claims { said, heard });
         }
@@ -450,12 +450,12 @@ impl Session {
             .flows
             .iter()
             // R-EARLY-3: what a SYN opened is not claimed but opened again.
-            .filter(|f| f.unclaimed && !f.by_syn)
+            .filter(|f| f.unclaimed && !f.opened_by_syn)
             .map(|f| f.id)
             .collect();
         for id in unclaimed {
-            self.leave_remains(id);
-            self.end_flow(id, FlowEnd::Refused(Reason::UnknownFlow));
+            self.deliver_remaining(id);
+            self.end_flow(id, FlowEnd::Refused(ReasonCode::UnknownFlow));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use d2tp_time::Span;
 
 /// What is known of a path's round trip.
 #[derive(Clone, Debug)]
-pub(crate) struct Rtt {
+pub(crate) struct RttEstimator {
     latest: Span,
     smoothed: Option<Span>,
     variance: Span,
@@ -15,9 +15,9 @@ pub(crate) struct Rtt {
 /// RFC 9002 §6.1.2.
 pub(crate) const GRANULARITY: Span = Span::from_millis(1);
 
-impl Rtt {
+impl RttEstimator {
     pub(crate) fn new(initial: Span) -> Self {
-        Rtt {
+        RttEstimator {
             latest: initial,
             smoothed: None,
             variance: initial.divided(2),

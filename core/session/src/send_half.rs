@@ -126,7 +126,7 @@ impl SendHalf {
     }
     /// Offset below which the peer may have heard everything: what is said in a SYN, or before the
     /// handshake is confirmed, does not count as sent.
-    pub(crate) fn said_to(&self) -> u64 {
+    pub(crate) fn maybe_received_to(&self) -> u64 {
         self.next.max(self.said_early)
     }
     /// The bytes below `to` were said so.
@@ -172,7 +172,7 @@ impl SendHalf {
     }
 
     /// Whether some of these bytes, which were sent, are not known to have arrived.
-    pub(crate) fn is_missed(&self, offset: u64, len: u64) -> bool {
+    pub(crate) fn is_unacked(&self, offset: u64, len: u64) -> bool {
         let end = offset + len;
         self.reset.is_none()
             && offset >= self.released

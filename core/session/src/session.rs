@@ -18,22 +18,22 @@ use std::sync::Arc;
 use bytes::Bytes;
 use d2tp_seal::{PacketKeys, PublicKey, Rng, SecretKey};
 use d2tp_time::{Span, Time};
-use d2tp_wire::{Cid, FlowId, PathId, PathStatus, Reason, TOKEN_BYTES};
+use d2tp_wire::{Cid, FlowId, PathId, PathStatus, ReasonCode, TOKEN_BYTES};
 
-use crate::by_path::ByPath;
-use crate::careful::KnownWays;
-use crate::census::Arrived;
-use crate::config::{Config, EVENTS_MAX};
-use crate::datagrams::Datagrams;
-use crate::event::{Event, PeerFault, SessionEnd};
-use crate::flow::{Flows, want};
-use crate::knock::Knock;
+use crate::careful_resume::PathMetricsCache;
+use crate::client_handshake::ClientHandshake;
+use crate::config::{EVENTS_MAX, EndpointConfig};
+use crate::datagrams::DatagramSendQueue;
+use crate::event::{PeerFault, SessionEnd, SessionEvent};
+use crate::flow::{FlowTable, want};
+use crate::introspect::FlowArrival;
 use crate::path::{self, Addresses, LinkId, PathState, Paths};
+use crate::path_map::PathMap;
 use crate::path_scheduler::{PathScheduler, path_scheduler};
 use crate::ranges::RangeSet;
-use crate::recovery::Said;
-use crate::ticket::Held;
-use crate::trace::Trace;
+use crate::recovery::SentFrame;
+use crate::ticket::ClientTicket;
+use crate::trace::SessionTrace;
 
 /// What the session as a whole still has to say.
 pub(crate) mod say {
@@ -55,7 +55,7 @@ pub enum Role {
 
 /// Where a session is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Life {
+pub enum SessionState {
     /// It has no path, or nothing answers: it sends nothing.
     Suspended,
     /// A handshake is under way.
@@ -79,7 +79,7 @@ pub(crate) enum CidChange {
 
 /// A connection id issued to the peer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Issued {
+pub(crate) struct IssuedCid {
     pub(crate) cid: Cid,
     pub(crate) token: [u8; TOKEN_BYTES],
     pub(crate) tell: bool,
@@ -87,7 +87,7 @@ pub(crate) struct Issued {
 
 /// The last word on a path that is no more.
 #[derive(Clone, Debug)]
-pub(crate) struct Gone {
+pub(crate) struct GonePath {
     pub(crate) path: PathId,
     /// Packets received on it, largest first.
     pub(crate) received: Vec<(u64, u64)>,
@@ -119,7 +119,7 @@ pub enum FlowError {
 
 /// Outcome of reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Read {
+pub enum ReadOutcome {
     /// Bytes, in order.
     Chunk(Bytes),
     /// The end: everything the peer sent was read.
@@ -177,17 +177,17 @@ pub struct PathStats {
 
 /// Credit of the session as a whole.
 #[derive(Debug, Default)]
-pub(crate) struct Credit {
+pub(crate) struct SessionCredit {
     pub(crate) sent: u64,
     pub(crate) peer_max: u64,
     pub(crate) received: u64,
     pub(crate) consumed: u64,
-    pub(crate) told: u64,
+    pub(crate) advertised: u64,
 }
 
 /// The path payload arrives on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct InUse {
+pub(crate) struct ActivePath {
     pub(crate) path: PathId,
     pub(crate) link: LinkId,
     /// When payload last arrived on it.
@@ -199,7 +199,7 @@ pub(crate) struct InUse {
 /// A D2TP session.
 pub struct Session {
     pub(crate) role: Role,
-    pub(crate) config: Arc<Config>,
+    pub(crate) config: Arc<EndpointConfig>,
     pub(crate) local: SecretKey,
     pub(crate) peer: PublicKey,
     pub(crate) instance: u64,
@@ -207,24 +207,24 @@ pub struct Session {
     pub(crate) epoch: u32,
     /// Epochs the initiator may still use: reserved in its journal before.
     pub(crate) epochs: std::ops::Range<u32>,
-    pub(crate) life: Life,
+    pub(crate) state: SessionState,
     pub(crate) rng: Rng,
     pub(crate) keys: Option<PacketKeys>,
     /// Handshakes done so far: tells packets of an older one apart.
     pub(crate) generation: u32,
-    pub(crate) knock: Option<Knock>,
+    pub(crate) handshake: Option<ClientHandshake>,
     /// For the next handshake without a path (a device's).
-    pub(crate) ticket: Option<Box<Held>>,
+    pub(crate) ticket: Option<Box<ClientTicket>>,
     pub(crate) paths: Paths,
     pub(crate) path_scheduler: Box<dyn PathScheduler>,
-    pub(crate) flows: Flows,
-    pub(crate) credit: Credit,
-    pub(crate) says: u16,
+    pub(crate) flows: FlowTable,
+    pub(crate) credit: SessionCredit,
+    pub(crate) wants: u16,
     /// Paths that are no more and of which the peer does not know it yet.
-    pub(crate) gone: Vec<Gone>,
-    pub(crate) known_ways: KnownWays,
-    pub(crate) issued: ByPath<Issued>,
-    pub(crate) spare: ByPath<(Cid, [u8; TOKEN_BYTES])>,
+    pub(crate) gone: Vec<GonePath>,
+    pub(crate) path_metrics_cache: PathMetricsCache,
+    pub(crate) issued: PathMap<IssuedCid>,
+    pub(crate) spare: PathMap<(Cid, [u8; TOKEN_BYTES])>,
     /// Path ids ever in use under these keys: none comes back (R-SEAL-2).
     pub(crate) used_paths: RangeSet,
     /// Ids issued so far, the next one.
@@ -234,25 +234,25 @@ pub struct Session {
     pub(crate) flow_epoch: u32,
     pub(crate) next_flow: u32,
     pub(crate) cid_changes: Vec<CidChange>,
-    pub(crate) events: VecDeque<Event>,
+    pub(crate) events: VecDeque<SessionEvent>,
     /// Events of this session that wait in the endpoint's queue.
     pub(crate) events_out: usize,
-    pub(crate) datagrams: Datagrams,
+    pub(crate) datagrams: DatagramSendQueue,
     /// Code and words of the CLOSE that is still to be heard (R-CLOSE-3), how often it was said, and
     /// when that is given up.
     pub(crate) closing: Option<(u64, String)>,
-    pub(crate) closing_said: u32,
+    pub(crate) close_sent: u32,
     pub(crate) closing_until: Time,
     /// The peer may know of this session.
-    pub(crate) known: bool,
+    pub(crate) known_to_peer: bool,
     /// The instance was another process's: until the peer, if it knows the instance, has dropped that one's flows ours wait.
-    pub(crate) inherits: bool,
+    pub(crate) inherits_instance: bool,
     /// A CLOSE arrived in the packet being handled.
-    pub(crate) heard_close: Option<SessionEnd>,
+    pub(crate) received_close: Option<SessionEnd>,
     /// The answer to a CLOSE, for the endpoint to send: the session is no more.
-    pub(crate) leave: Option<(Addresses, Vec<u8>)>,
+    pub(crate) close_ack: Option<(Addresses, Vec<u8>)>,
     /// SUSPEND is being said (a device's).
-    pub(crate) pausing: Option<Reason>,
+    pub(crate) suspending: Option<ReasonCode>,
     /// SUSPEND was heard (a server's).
     pub(crate) paused: bool,
     /// Links on which both directions contend (a device's).
@@ -260,16 +260,16 @@ pub struct Session {
     /// A path is kept open for the server, flows or not.
     pub(crate) reachable: bool,
     /// Flows of the same client key in other sessions of this server.
-    pub(crate) flows_beside: usize,
+    pub(crate) flows_elsewhere: usize,
     /// Why it is closing, if the peer broke a rule.
-    pub(crate) broken: Option<PeerFault>,
+    pub(crate) peer_fault: Option<PeerFault>,
     pub(crate) suspended_at: Option<Time>,
     pub(crate) last_rx: Time,
-    pub(crate) in_use: Option<InUse>,
+    pub(crate) active_path: Option<ActivePath>,
     pub(crate) rx_key_drop_at: Time,
     pub(crate) sealed_packets: u64,
     /// The packet being handled held something that could not be kept.
-    pub(crate) unkept: bool,
+    pub(crate) unretained: bool,
     /// When the keys in force were agreed.
     pub(crate) keys_at: Time,
     /// Tokens for the ids we issue (a server's).
@@ -278,15 +278,15 @@ pub struct Session {
     /// Highest absolute number of bytes delivered twice, for reports.
     pub(crate) duplicate_bytes: u64,
     /// Where everything is told, if somebody wants to know.
-    pub(crate) trace: Option<Box<Trace>>,
+    pub(crate) trace: Option<Box<SessionTrace>>,
     /// Payload of the datagram handled last.
-    pub(crate) arrivals: Vec<Arrived>,
+    pub(crate) arrivals: Vec<FlowArrival>,
 }
 
 impl Session {
     pub(crate) fn new(
         role: Role,
-        config: impl Into<Arc<Config>>,
+        config: impl Into<Arc<EndpointConfig>>,
         local: SecretKey,
         peer: PublicKey,
         instance: u64,
@@ -305,20 +305,20 @@ impl Session {
             instance,
             epoch: epochs.start,
             epochs,
-            life: Life::Suspended,
+            state: SessionState::Suspended,
             rng,
             keys: None,
             generation: 0,
-            knock: None,
+            handshake: None,
             ticket: None,
             paths: Paths::default(),
-            flows: Flows::default(),
-            credit: Credit::default(),
-            says: 0,
+            flows: FlowTable::default(),
+            credit: SessionCredit::default(),
+            wants: 0,
             gone: Vec::new(),
-            known_ways: KnownWays::default(),
-            issued: ByPath::default(),
-            spare: ByPath::default(),
+            path_metrics_cache: PathMetricsCache::default(),
+            issued: PathMap::default(),
+            spare: PathMap::default(),
             used_paths: RangeSet::default(),
             issued_to: 0,
             flow_epoch,
@@ -326,26 +326,26 @@ impl Session {
             cid_changes: Vec::new(),
             events: VecDeque::new(),
             events_out: 0,
-            datagrams: Datagrams::default(),
+            datagrams: DatagramSendQueue::default(),
             closing: None,
-            closing_said: 0,
+            close_sent: 0,
             closing_until: Time::NEVER,
-            known: false,
-            inherits: false,
-            heard_close: None,
-            leave: None,
-            pausing: None,
+            known_to_peer: false,
+            inherits_instance: false,
+            received_close: None,
+            close_ack: None,
+            suspending: None,
             paused: false,
             half_duplex: Vec::new(),
             reachable: false,
-            flows_beside: 0,
-            broken: None,
+            flows_elsewhere: 0,
+            peer_fault: None,
             suspended_at: None,
             last_rx: now,
-            in_use: None,
+            active_path: None,
             rx_key_drop_at: Time::NEVER,
             sealed_packets: 0,
-            unkept: false,
+            unretained: false,
             keys_at: now,
             make_token: None,
             initial_flow_credit: 0,
@@ -370,8 +370,8 @@ impl Session {
         self.epoch
     }
     /// Where the session is in its life.
-    pub fn life(&self) -> Life {
-        self.life
+    pub fn state(&self) -> SessionState {
+        self.state
     }
     /// Who began it.
     pub fn role(&self) -> Role {
@@ -415,35 +415,37 @@ impl Session {
         self.flows.ids()
     }
 
-    pub(crate) fn emit(&mut self, event: Event) {
+    pub(crate) fn emit(&mut self, event: SessionEvent) {
         if let Some(trace) = &mut self.trace {
             trace.event(&event);
         }
         // A driver that does not take events is our own mistake; dropping the newest keeps order.
         // The end is never dropped: whoever keeps the session waits for it (R-CLOSE-1).
-        if self.events.len() + self.events_out < EVENTS_MAX || matches!(event, Event::Closed(_)) {
+        if self.events.len() + self.events_out < EVENTS_MAX
+            || matches!(event, SessionEvent::Closed(_))
+        {
             self.events.push_back(event);
         }
     }
     /// The next thing the driver should know.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<SessionEvent> {
         self.events.pop_front()
     }
 }
 
 /// Something said on a path arrived or was lost: tells its owner.
 #[inline]
-pub(crate) fn on_said(
-    said: Said,
+pub(crate) fn on_frame_fate(
+    said: SentFrame,
     arrived: bool,
-    flows: &mut Flows,
+    flows: &mut FlowTable,
     own_path: Option<(PathId, &mut u16)>,
-    issued: &mut ByPath<Issued>,
+    issued: &mut PathMap<IssuedCid>,
     says: &mut u16,
-    gone: &mut Vec<Gone>,
+    gone: &mut Vec<GonePath>,
 ) {
     match said {
-        Said::Data(d) => {
+        SentFrame::Data(d) => {
             if let Some(flow) = flows.get_mut(d.flow) {
                 if arrived {
                     // Bytes open a flow as well as an OPEN does.
@@ -457,14 +459,14 @@ pub(crate) fn on_said(
                 }
             }
         }
-        Said::Copy(d) if arrived => {
+        SentFrame::Copy(d) if arrived => {
             if let Some(flow) = flows.get_mut(d.flow) {
                 flow.announced = true;
                 flow.send.on_acked(d.offset, u64::from(d.len), d.fin);
                 flows.note_acked(d.flow);
             }
         }
-        Said::Flow { flow: id, what } if arrived => {
+        SentFrame::Flow { flow: id, what } if arrived => {
             if what & (want::OPEN | want::RESET | want::RESUME) != 0
                 && let Some(flow) = flows.get_mut(id)
             {
@@ -473,24 +475,24 @@ pub(crate) fn on_said(
                 flow.reset_acked |= what & want::RESET != 0;
                 let claimed = flow.claiming && what & want::RESUME != 0;
                 flow.claiming &= !claimed;
-                flows.claims_told += u64::from(claimed);
+                flows.claims_delivered += u64::from(claimed);
                 flows.note_acked(id);
             }
         }
-        Said::Gone(path) if arrived => gone.retain(|g| g.path != path),
-        Said::Refused(flow) => flows.on_refusal(flow, arrived),
+        SentFrame::Gone(path) if arrived => gone.retain(|g| g.path != path),
+        SentFrame::Refused(flow) => flows.on_refusal(flow, arrived),
         _ if arrived => {}
         // The original of a copy is still under way, or sent again itself.
-        Said::Ack { .. } | Said::Copy(_) => {}
-        Said::Flow { flow, what } => {
+        SentFrame::Ack { .. } | SentFrame::Copy(_) => {}
+        SentFrame::Flow { flow, what } => {
             flows.want(flow, what);
         }
-        Said::Gone(path) => gone
+        SentFrame::Gone(path) => gone
             .iter_mut()
             .filter(|g| g.path == path)
             .for_each(|g| g.tell = true),
-        Said::Session { what } => *says |= what,
-        Said::Path { path, what } => {
+        SentFrame::Session { what } => *says |= what,
+        SentFrame::Path { path, what } => {
             if what == path::want::CID {
                 if let Some(issued) = issued.get_mut(&path) {
                     issued.tell = true;
@@ -501,13 +503,13 @@ pub(crate) fn on_said(
                 *wants |= what;
             }
         }
-        Said::Grant { flow, path } => {
+        SentFrame::Grant { flow, path } => {
             if let Some(f) = flows.get_mut(flow) {
                 f.grants_out.on_lost(path);
                 flows.touch(flow);
             }
         }
-        Said::Spent { flow, path } => {
+        SentFrame::Spent { flow, path } => {
             if let Some(f) = flows.get_mut(flow) {
                 f.grants_in.on_lost(path);
                 flows.touch(flow);

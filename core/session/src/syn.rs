@@ -1,9 +1,9 @@
 //! What a SYN says, and what is answered.
 
-use d2tp_seal::{TICKET_BYTES, Ticket};
-use d2tp_wire::{Cid, Reader, Reason, TOKEN_BYTES, Writer};
+use d2tp_seal::{SessionTicket, TICKET_BYTES};
+use d2tp_wire::{Cid, ReasonCode, TOKEN_BYTES, WireReader, WireWriter};
 
-use crate::claim::Claims;
+use crate::claim::SynClaims;
 use crate::config::SPARE_PATHS;
 use crate::early_data::read_early_data;
 
@@ -16,7 +16,7 @@ pub(crate) struct Syn {
     pub(crate) session_credit: u64,
     pub(crate) flow_credit: u64,
     pub(crate) spare: Vec<Cid>,
-    pub(crate) claims: Claims,
+    pub(crate) claims: SynClaims,
     /// Frames: flows it opens, and their bytes.
     pub(crate) early_data: Option<Vec<u8>>,
     /// The epoch of the handshake that its ticket is from, if it came with one.
@@ -24,7 +24,7 @@ pub(crate) struct Syn {
 }
 
 impl Syn {
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Option<Syn> {
+    pub(crate) fn decode(r: &mut WireReader<'_>) -> Option<Syn> {
         let instance = r.u64().ok()?;
         let epoch = r.u32().ok()?;
         let n = r.u8().ok()?;
@@ -41,8 +41,8 @@ impl Syn {
             .ok()?;
         let early_data = read_early_data(r, epoch)?;
         let claims = match early_data {
-            Some(_) => Claims::default(),
-            None => Claims::decode(r)?,
+            Some(_) => SynClaims::default(),
+            None => SynClaims::decode(r)?,
         };
         Some(Syn {
             instance,
@@ -69,26 +69,26 @@ pub(crate) struct SynAckBody {
     pub(crate) flow_credit: u64,
     pub(crate) spare: Vec<(Cid, [u8; TOKEN_BYTES])>,
     /// For the device's next handshake.
-    pub(crate) ticket: Option<Ticket>,
+    pub(crate) ticket: Option<SessionTicket>,
 }
 
 /// What a SYN+ACK's payload says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SynAck {
-    Welcome(SynAckBody),
+    Accepted(SynAckBody),
     Stale {
         confirmed: u32,
     },
-    Refused(Reason),
+    Refused(ReasonCode),
     NoSuite,
     /// The ticket does not count any more; the device's key does.
     NoTicket,
 }
 
 impl SynAck {
-    pub(crate) fn encode(&self, w: &mut Writer<'_>) {
+    pub(crate) fn encode(&self, w: &mut WireWriter<'_>) {
         match self {
-            SynAck::Welcome(b) => {
+            SynAck::Accepted(b) => {
                 w.u8(0);
                 w.bytes(&b.cid.0);
                 w.bytes(&b.token);
@@ -120,7 +120,7 @@ impl SynAck {
         }
     }
 
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Option<SynAck> {
+    pub(crate) fn decode(r: &mut WireReader<'_>) -> Option<SynAck> {
         Some(match r.u8().ok()? {
             0 => {
                 let cid = Cid::decode(r).ok()?;
@@ -138,13 +138,13 @@ impl SynAck {
                     spare.push((Cid::decode(r).ok()?, r.array().ok()?));
                 }
                 let ticket = match r.u8() {
-                    Ok(1) => Some(Ticket {
+                    Ok(1) => Some(SessionTicket {
                         bytes: r.array::<TICKET_BYTES>().ok()?,
                         secret: r.array().ok()?,
                     }),
                     _ => None,
                 };
-                SynAck::Welcome(SynAckBody {
+                SynAck::Accepted(SynAckBody {
                     cid,
                     token,
                     suite,
@@ -158,7 +158,7 @@ impl SynAck {
             1 => SynAck::Stale {
                 confirmed: r.u32().ok()?,
             },
-            2 => SynAck::Refused(Reason::from_u8(r.u8().ok()?)),
+            2 => SynAck::Refused(ReasonCode::from_u8(r.u8().ok()?)),
             3 => SynAck::NoSuite,
             4 => SynAck::NoTicket,
             _ => return None,
@@ -182,7 +182,7 @@ mod tests {
             spare: vec![(Cid([3; 8]), [4; 16]); 3],
             ticket: None,
         };
-        let ticket = Some(Ticket {
+        let ticket = Some(SessionTicket {
             bytes: [5; TICKET_BYTES],
             secret: [6; 32],
         });
@@ -191,27 +191,27 @@ mod tests {
             ..body.clone()
         };
         for answer in [
-            SynAck::Welcome(body),
-            SynAck::Welcome(with_ticket),
+            SynAck::Accepted(body),
+            SynAck::Accepted(with_ticket),
             SynAck::Stale { confirmed: 9 },
-            SynAck::Refused(Reason::NotAllowed),
+            SynAck::Refused(ReasonCode::NotAllowed),
             SynAck::NoSuite,
             SynAck::NoTicket,
         ] {
             let mut buf = [0; 400];
-            let mut w = Writer::new(&mut buf);
+            let mut w = WireWriter::new(&mut buf);
             answer.encode(&mut w);
             let n = w.written();
-            let read = SynAck::decode(&mut Reader::new(&buf[..n]));
+            let read = SynAck::decode(&mut WireReader::new(&buf[..n]));
             assert_eq!(read.as_ref(), Some(&answer));
             // A welcome may end before it says that it brings no ticket.
             let whole = match &answer {
-                SynAck::Welcome(body) if body.ticket.is_none() => n - 1,
-                SynAck::Welcome(_) => n - TICKET_BYTES - 33,
+                SynAck::Accepted(body) if body.ticket.is_none() => n - 1,
+                SynAck::Accepted(_) => n - TICKET_BYTES - 33,
                 _ => n,
             };
             for cut in (0..n).filter(|cut| *cut != whole) {
-                assert_eq!(SynAck::decode(&mut Reader::new(&buf[..cut])), None);
+                assert_eq!(SynAck::decode(&mut WireReader::new(&buf[..cut])), None);
             }
         }
     }

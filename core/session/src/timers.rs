@@ -10,13 +10,13 @@
 
 use d2tp_seal::PacketKeys;
 use d2tp_time::{Span, Time};
-use d2tp_wire::{FlowId, PathStatus, Reason};
+use d2tp_wire::{FlowId, PathStatus, ReasonCode};
 
-use crate::config::Config;
-use crate::event::{Event, SessionEnd};
+use crate::config::EndpointConfig;
+use crate::event::{SessionEnd, SessionEvent};
 use crate::path::{self, Path, PathState};
-use crate::recovery::Said;
-use crate::session::{Life, Role, Session, on_said};
+use crate::recovery::SentFrame;
+use crate::session::{Role, Session, SessionState, on_frame_fate};
 
 /// Probe timeouts after which packets are made small. // RFC 8899 §4.3 leaves the number open
 const PROBES_BEFORE_SMALL: u32 = 3;
@@ -28,39 +28,39 @@ const PROBES_BEFORE_KNOCK: u32 = 5;
 impl Session {
     /// When [`Session::handle_timeouts`] wants to be called next.
     pub fn next_timeout(&mut self) -> Time {
-        if self.life == Life::Closed {
+        if self.state == SessionState::Closed {
             return Time::NEVER;
         }
         let mut at = self.flows.next_deadline();
         if self.closing.is_some() {
             at = at.min(self.closing_until);
         }
-        if let Some(knock) = &self.knock {
+        if let Some(knock) = &self.handshake {
             at = at.min(knock.next_at());
         }
-        if self.life == Life::Suspended {
+        if self.state == SessionState::Suspended {
             return at.min(self.absence_at());
         }
         at = at.min(self.rx_key_drop_at);
-        if self.role == Role::Initiator && self.knock.is_none() {
+        if self.role == Role::Initiator && self.handshake.is_none() {
             at = at.min(self.keys_at + self.config.keys_max);
         }
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
-        let (waits, asking) = (self.role == Role::Initiator, self.asking());
+        let (waits, asking) = (self.role == Role::Initiator, self.probe_frequency());
         for path in self.paths.iter() {
             if waits && self.expects_payload(path) {
-                at = at.min(path.ask_at(delay));
+                at = at.min(path.liveness_probe_at(delay));
             }
             at = at.min(path.recovery.loss_at()).min(self.quiet_at(path));
             if self.closing.is_some() {
                 // It acknowledges and paces nothing any more.
-                if path.may_speak() {
+                if path.may_send() {
                     at = at.min(path.probe_at(asking, delay, interval));
                 }
                 continue;
             }
             // What may not be sent to an unproved address waits for bytes from there, not for time.
-            if path.may_speak() {
+            if path.may_send() {
                 at = at
                     .min(path.probe_at(asking, delay, interval))
                     .min(path.ack_at())
@@ -71,7 +71,7 @@ impl Session {
         }
         if self.role == Role::Responder {
             at = at.min(self.last_rx + self.silence_max());
-            if self.keys.as_ref().is_some_and(PacketKeys::is_warm) {
+            if self.keys.as_ref().is_some_and(PacketKeys::has_ciphers) {
                 at = at.min(self.cool_at());
             }
         } else if let Some(path) = self.kept_alive() {
@@ -100,7 +100,7 @@ impl Session {
 
     /// How long a device may be silent before a server takes it to be away (R-SUSPEND-2).
     fn silence_max(&self) -> Span {
-        let Config {
+        let EndpointConfig {
             silence_max,
             silence_reachable_max,
             ..
@@ -114,9 +114,9 @@ impl Session {
 
     /// Whether payload could arrive on this path at any moment.
     pub(crate) fn expects_payload(&self, path: &Path) -> bool {
-        !path.held
+        !path.driver_frozen
             && matches!(path.status, PathStatus::Available | PathStatus::Standby)
-            && (path.brings_messages()
+            && (path.receives_datagrams()
                 || self.flows.iter().any(|f| {
                     !f.recv.is_complete()
                         && !f.pause_out.1
@@ -137,7 +137,7 @@ impl Session {
 
     /// Lets time pass.
     pub fn handle_timeouts(&mut self, now: Time) {
-        if self.life == Life::Closed {
+        if self.state == SessionState::Closed {
             return;
         }
         if let Some(trace) = &mut self.trace {
@@ -166,23 +166,23 @@ impl Session {
         }
         // R-HS-9: a session that goes on gets a fresh handshake every hour.
         if self.role == Role::Initiator
-            && self.life == Life::Established
-            && self.knock.is_none()
+            && self.state == SessionState::Established
+            && self.handshake.is_none()
             && self.keys_at + self.config.keys_max <= now
         {
             let best = self.paths.iter().min_by_key(|p| p.rank());
             if let Some((addresses, gated)) = best.map(|p| (p.addresses, p.gated)) {
-                self.knock_at(now, addresses, gated);
+                self.start_handshake(now, addresses, gated);
             }
         }
-        if self.life == Life::Suspended {
+        if self.state == SessionState::Suspended {
             if self.absence_at() <= now {
                 self.end(SessionEnd::Local);
             }
             return;
         }
         if self.role == Role::Responder && self.cool_at() <= now {
-            self.cool();
+            self.release_buffers();
         }
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
         let resting = self
@@ -195,7 +195,7 @@ impl Session {
             path.wants |= path::want::PING;
         }
         self.note_quiet(now);
-        let asking = self.asking();
+        let asking = self.probe_frequency();
         let mut knock = None;
         for slot in 0..self.paths.len() {
             if self.role == Role::Initiator
@@ -203,31 +203,31 @@ impl Session {
                     .paths
                     .iter()
                     .nth(slot)
-                    .is_some_and(|p| p.ask_at(delay) <= now && self.expects_payload(p))
+                    .is_some_and(|p| p.liveness_probe_at(delay) <= now && self.expects_payload(p))
             {
                 let path = self.paths.at(slot);
-                path.quiet += 1;
+                path.idle_probes += 1;
                 path.pad_next = true;
                 path.probe_now = true;
                 path.wants |= path::want::PING;
             }
             if self.paths[slot].recovery.loss_at() <= now {
-                self.judge_losses(now, slot);
+                self.classify_losses(now, slot);
             }
             let Session {
                 paths,
                 flows,
                 issued,
-                says,
+                wants: says,
                 gone,
                 ..
             } = self;
-            let live_besides = paths.has_live_besides(slot);
+            let live_besides = paths.has_other_live(slot);
             let path = paths.at(slot);
             if path.recovery.loss_at() <= now {
                 let mut own = path.wants;
                 let outcome = path.recovery.on_loss_timeout(now, delay, |said, arrived| {
-                    on_said(
+                    on_frame_fate(
                         said,
                         arrived,
                         flows,
@@ -248,7 +248,7 @@ impl Session {
                 }
             }
             let mut silent = false;
-            if path.may_speak() && path.probe_at(asking, delay, interval) <= now {
+            if path.may_send() && path.probe_at(asking, delay, interval) <= now {
                 path.recovery.on_probe_timeout(now);
                 if path.recovery.probes >= PROBES_BEFORE_SMALL && path.mtu.on_silence() {
                     path.recovery
@@ -266,13 +266,15 @@ impl Session {
                     // never reached it: then it hears us and may not answer.
                     knock = Some((path.addresses, path.gated));
                 }
-                if path.is_in_hole(now, delay) && (live_besides || path.recovery.ever_answered()) {
+                if path.is_in_blackout(now, delay)
+                    && (live_besides || path.recovery.ever_answered())
+                {
                     silent = self.freeze(now, slot, !live_besides) && live_besides;
                 } else if let Some(oldest) = path.recovery.oldest() {
-                    let again: Vec<Said> = oldest.said().collect();
+                    let again: Vec<SentFrame> = oldest.frames().collect();
                     let mut own = path.wants;
                     for said in again {
-                        on_said(
+                        on_frame_fate(
                             said,
                             false,
                             flows,
@@ -286,7 +288,7 @@ impl Session {
                 }
             }
             let path = self.paths.at(slot);
-            if !path.may_speak()
+            if !path.may_send()
                 && path.recovery.in_flight > 0
                 && path.probe_at(asking, delay, interval) <= now
             {
@@ -296,27 +298,27 @@ impl Session {
             let path = self.paths.at(slot);
             let (id, link) = (path.id, path.addresses.link);
             if let Some(trace) = &mut self.trace {
-                trace.look_at(path);
+                trace.note_path_changes(path);
             }
             if silent {
-                self.emit(Event::PathSilent { path: id, link });
+                self.emit(SessionEvent::PathSilent { path: id, link });
             }
         }
         if let Some((addresses, gated)) = knock {
-            self.knock_at(now, addresses, gated);
+            self.start_handshake(now, addresses, gated);
         }
         if self.role == Role::Responder
             && self.last_rx + self.silence_max() <= now
-            && self.life == Life::Established
+            && self.state == SessionState::Established
         {
             // R-SUSPEND-2: only devices wake; a server that hears nothing says nothing.
-            self.fall_silent(now, Reason::NoPath);
+            self.stop_until_heard(now, ReasonCode::NoPath);
         }
     }
 
     /// Says nothing more until the device speaks. What was in flight will be said again.
-    pub(crate) fn fall_silent(&mut self, now: Time, reason: Reason) {
-        self.life = Life::Suspended;
+    pub(crate) fn stop_until_heard(&mut self, now: Time, reason: ReasonCode) {
+        self.state = SessionState::Suspended;
         self.suspended_at = Some(now);
         for slot in 0..self.paths.len() {
             self.freeze(now, slot, true);
@@ -324,15 +326,15 @@ impl Session {
             path.wants = 0;
             path.probe_now = false;
         }
-        self.cool();
-        self.emit(Event::Suspended(reason));
+        self.release_buffers();
+        self.emit(SessionEvent::Suspended(reason));
     }
 
     /// Nothing is said until somebody moves, which may take hours: gives back what only a busy
     /// session needs. It is there again with the next packet.
-    pub(crate) fn cool(&mut self) {
+    pub(crate) fn release_buffers(&mut self) {
         if let Some(keys) = &mut self.keys {
-            keys.cool();
+            keys.drop_ciphers();
         }
         self.events.shrink_to_fit();
         self.cid_changes.shrink_to_fit();

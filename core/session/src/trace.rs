@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame, FrameIter, PathId};
 
-use crate::event::Event;
+use crate::event::SessionEvent;
 use crate::path::{Addresses, LinkId, Path};
 
 /// Records of a session, or of all of an endpoint, that nobody took yet; newer ones are counted.
@@ -38,7 +38,7 @@ pub enum TraceLevel {
 #[derive(Clone, Debug, PartialEq)]
 pub enum TraceRecord {
     /// A handshake message left.
-    Knocked {
+    HandshakeSent {
         /// Over this link.
         link: LinkId,
         /// With this epoch.
@@ -56,7 +56,7 @@ pub enum TraceRecord {
     /// We opened a flow.
     FlowOpened(FlowId),
     /// What the driver hears too, without what comes with every batch of packets.
-    Event(Event),
+    Event(SessionEvent),
     /// A packet was sealed or opened.
     Packet {
         /// Ours.
@@ -123,7 +123,7 @@ pub enum TraceRecord {
 
 impl TraceRecord {
     /// How many records are lost when this one is.
-    pub(crate) fn stands_for(&self) -> u64 {
+    pub(crate) fn record_count(&self) -> u64 {
         match self {
             TraceRecord::Dropped(count) => *count,
             _ => 1,
@@ -140,7 +140,7 @@ impl TraceRecord {
 }
 
 #[derive(Debug)]
-struct Watched {
+struct TracedPath {
     path: PathId,
     lost: u64,
     told_at: Option<Time>,
@@ -150,17 +150,17 @@ struct Watched {
 
 /// The line of one session.
 #[derive(Debug)]
-pub(crate) struct Trace {
+pub(crate) struct SessionTrace {
     level: TraceLevel,
     now: Time,
     records: VecDeque<(Time, TraceRecord)>,
     pub(crate) dropped: u64,
-    watched: Vec<Watched>,
+    watched: Vec<TracedPath>,
 }
 
-impl Trace {
-    pub(crate) fn new(level: TraceLevel, now: Time) -> Trace {
-        Trace {
+impl SessionTrace {
+    pub(crate) fn new(level: TraceLevel, now: Time) -> SessionTrace {
+        SessionTrace {
             level,
             now,
             records: VecDeque::new(),
@@ -170,7 +170,7 @@ impl Trace {
     }
 
     /// Sets the time of the records that follow.
-    pub(crate) fn at(&mut self, now: Time) -> &mut Trace {
+    pub(crate) fn at(&mut self, now: Time) -> &mut SessionTrace {
         self.now = self.now.max(now);
         self
     }
@@ -188,10 +188,10 @@ impl Trace {
         self.records.push_back((self.now, record));
     }
 
-    pub(crate) fn event(&mut self, event: &Event) {
+    pub(crate) fn event(&mut self, event: &SessionEvent) {
         let told = !matches!(
             event,
-            Event::Readable(_) | Event::Writable(_) | Event::Datagram { .. }
+            SessionEvent::Readable(_) | SessionEvent::Writable(_) | SessionEvent::Datagram { .. }
         );
         if told {
             self.note(TraceRecord::Event(event.clone()));
@@ -239,7 +239,7 @@ impl Trace {
     }
 
     /// What changed about a path since the last look.
-    pub(crate) fn look_at(&mut self, path: &Path) {
+    pub(crate) fn note_path_changes(&mut self, path: &Path) {
         let index = match self.watched.iter().position(|w| w.path == path.id) {
             Some(index) => index,
             None => {
@@ -247,7 +247,7 @@ impl Trace {
                 if self.watched.len() > crate::config::PATHS_MAX {
                     self.watched.remove(0);
                 }
-                self.watched.push(Watched {
+                self.watched.push(TracedPath {
                     path: path.id,
                     lost: 0,
                     told_at: None,

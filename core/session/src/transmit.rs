@@ -8,17 +8,17 @@ use std::net::{IpAddr, SocketAddr};
 use d2tp_time::Time;
 use d2tp_wire::{
     CID_BYTES, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FlowId, Frame, PacketKind, PathId,
-    PathStatus, Reason, TAG_BYTES, Writer,
+    PathStatus, ReasonCode, TAG_BYTES, WireWriter,
 };
 
 use crate::config::PATHS_MAX;
-use crate::datagrams::Taker;
-use crate::event::{Event, SessionEnd};
+use crate::datagrams::DatagramPath;
+use crate::event::{SessionEnd, SessionEvent};
 use crate::flow::want;
 use crate::path::{self, Addresses, LinkId, PathState};
-use crate::path_scheduler::{Copies, Repeat, UNSENT_MAX, Waiting};
-use crate::recovery::{Said, SaidData, Sent};
-use crate::session::{Life, Role, Session, on_said, say};
+use crate::path_scheduler::{CopyMode, PacketCopy, SendBacklog, UNSENT_MAX};
+use crate::recovery::{SentData, SentFrame, SentPacket};
+use crate::session::{Role, Session, SessionState, on_frame_fate, say};
 use crate::trace::TraceRecord;
 use d2tp_seal::KEY_UPDATE_PACKETS;
 
@@ -48,7 +48,7 @@ pub struct Transmit {
 }
 
 /// What a call to fill one packet may do.
-struct Terms {
+struct PacketPermissions {
     now: Time,
     /// May hold frames that must be acknowledged (the window has room, or it is a probe).
     eliciting: bool,
@@ -61,11 +61,11 @@ struct Terms {
 }
 
 /// The payload of one packet.
-enum Payload {
+enum PacketPayload {
     /// Bytes of this flow, never sent or lost, and of others after it.
     Own(FlowId),
     /// What a packet of another path carries.
-    Repeated(Repeat),
+    Repeated(PacketCopy),
     /// Bytes of this flow that another path lost.
     Lost(FlowId),
 }
@@ -73,33 +73,35 @@ enum Payload {
 impl Session {
     /// Fills `buf` with the next batch, if there is something to say.
     pub fn poll_transmit(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
-        if self.life == Life::Closed {
+        if self.state == SessionState::Closed {
             return None;
         }
-        if let Some(transmit) = self.poll_knock(now, buf) {
+        if let Some(transmit) = self.poll_handshake(now, buf) {
             return Some(transmit);
         }
         self.keys.as_ref()?;
         if self.closing.is_some() {
             return self.transmit_close(now, buf);
         }
-        if let Some(reason) = self.pausing {
+        if let Some(reason) = self.suspending {
             return self.transmit_suspend(now, reason, buf);
         }
         // R-SUSPEND-1
-        if self.life != Life::Established {
+        if self.state != SessionState::Established {
             return None;
         }
         self.route_acks(now);
-        self.route_flows(now);
+        self.update_steadiest(now);
         let mut order = [0; PATHS_MAX];
         let n = self.paths.order(&mut order);
         // Control of session and flows goes out on the best path that can carry it.
         let control_slot = self.paths.for_control(&order[..n]);
-        let n = self.paths.line(&*self.path_scheduler, &mut order);
+        let n = self
+            .paths
+            .scheduling_order(&*self.path_scheduler, &mut order);
         let first = order[..n].first().copied();
         for slot in &order[..n] {
-            if self.paths[*slot].held {
+            if self.paths[*slot].driver_frozen {
                 continue;
             }
             let first = first.filter(|first| first != slot);
@@ -109,7 +111,7 @@ impl Session {
                     // Its last word is on its way; whether it arrives is said elsewhere again.
                     let reason = path.reason;
                     let path = self.remove_path(*slot);
-                    self.tell_gone(path);
+                    self.announce_gone(path);
                     self.suspend_if_idle(now, reason);
                 }
                 return Some(t);
@@ -120,8 +122,8 @@ impl Session {
 
     /// An ACK that is due, and nothing else: the rest waits for the session's turn.
     pub(crate) fn poll_due_ack(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
-        let speaks = self.life == Life::Established && self.keys.is_some();
-        if !speaks || self.closing.is_some() || self.pausing.is_some() {
+        let speaks = self.state == SessionState::Established && self.keys.is_some();
+        if !speaks || self.closing.is_some() || self.suspending.is_some() {
             return None;
         }
         let due = self.paths.iter().position(|p| p.acks.due() <= now)?;
@@ -132,7 +134,7 @@ impl Session {
         if size < ROOM_MIN + DATA_HEADER_BYTES + TAG_BYTES {
             return None;
         }
-        let terms = Terms {
+        let terms = PacketPermissions {
             now,
             eliciting: false,
             probing: false,
@@ -149,13 +151,13 @@ impl Session {
         })
     }
 
-    fn poll_knock(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
-        if self.knock.as_ref()?.next_at() > now {
+    fn poll_handshake(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
+        if self.handshake.as_ref()?.next_at() > now {
             return None;
         }
         let claims = self.claims();
         let early_data = self.early_data(now);
-        let knock = self.knock.as_mut()?;
+        let knock = self.handshake.as_mut()?;
         // R-HS-2: an epoch is used for one SYN only, and was reserved before.
         if self.epochs.is_empty() {
             // R-HS-16: nobody knocks without one, and nobody keeps silent about it.
@@ -163,7 +165,7 @@ impl Session {
             if self.epochs.start == u32::MAX {
                 self.end(SessionEnd::EpochsExhausted);
             } else {
-                self.emit(Event::EpochsUsedUp);
+                self.emit(SessionEvent::EpochsUsedUp);
             }
             return None;
         }
@@ -191,7 +193,9 @@ impl Session {
         // A copy is the same knock, and has the same epoch.
         if let Some(trace) = self.trace.as_mut().filter(|_| knocked.is_new) {
             let link = to.link;
-            trace.at(now).note(TraceRecord::Knocked { link, epoch });
+            trace
+                .at(now)
+                .note(TraceRecord::HandshakeSent { link, epoch });
         }
         Some(Transmit {
             link: to.link,
@@ -203,7 +207,7 @@ impl Session {
     }
 
     fn transmit_close(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
-        if self.says & say::CLOSE == 0 {
+        if self.wants & say::CLOSE == 0 {
             return None;
         }
         let (code, text) = self.closing.clone().expect("asked for by the caller");
@@ -214,7 +218,7 @@ impl Session {
             let path = self.paths.at(slot);
             let at = path.addresses;
             let room = usize::try_from(path.unproved_room()).unwrap_or(usize::MAX);
-            let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..]);
+            let mut w = WireWriter::new(&mut buf[DATA_HEADER_BYTES..]);
             Frame::Close {
                 code,
                 text: text.as_bytes(),
@@ -227,10 +231,10 @@ impl Session {
                 return None;
             }
             buf[written..end - TAG_BYTES].fill(0);
-            let mut sent = Sent::new(now);
+            let mut sent = SentPacket::new(now);
             sent.bytes = end as u16;
             sent.eliciting = true;
-            sent.note(Said::Session { what: say::CLOSE });
+            sent.note(SentFrame::Session { what: say::CLOSE });
             self.seal_packet(slot, sent, &mut buf[..end]);
             Some(Transmit {
                 link: at.link,
@@ -240,14 +244,14 @@ impl Session {
                 segment: end,
             })
         });
-        if let Some(fault) = self.broken.take() {
+        if let Some(fault) = self.peer_fault.take() {
             // R-CLOSE-2: said once; nothing is kept of a peer that breaks the rules.
             self.end(SessionEnd::Fault(fault));
         } else if transmit.is_some() {
             // R-CLOSE-3: said until it is acknowledged, or often enough.
-            self.says &= !say::CLOSE;
-            self.closing_said += 1;
-            if self.closing_said > CLOSE_SAID_MAX {
+            self.wants &= !say::CLOSE;
+            self.close_sent += 1;
+            if self.close_sent > CLOSE_SAID_MAX {
                 self.end(SessionEnd::LocalUnheard);
                 return None;
             }
@@ -256,12 +260,12 @@ impl Session {
     }
 
     /// R-CLOSE-1: the one thing a session still says when it was closed: that it heard so.
-    pub(crate) fn take_leave(&mut self, now: Time, slot: usize, number: u64) {
+    pub(crate) fn answer_close(&mut self, now: Time, slot: usize, number: u64) {
         let path = self.paths.at(slot);
         let (id, at) = (path.id, path.addresses);
         let room = path.unproved_room();
         let mut packet = vec![0; LEAVE_BYTES_MAX];
-        let mut w = Writer::new(&mut packet[DATA_HEADER_BYTES..LEAVE_BYTES_MAX - TAG_BYTES]);
+        let mut w = WireWriter::new(&mut packet[DATA_HEADER_BYTES..LEAVE_BYTES_MAX - TAG_BYTES]);
         if !Frame::encode_ack(&mut w, id, 0, std::iter::once((number, number))) {
             return;
         }
@@ -270,25 +274,30 @@ impl Session {
         if room < end as u64 || self.keys.is_none() {
             return;
         }
-        let mut sent = Sent::new(now);
+        let mut sent = SentPacket::new(now);
         sent.bytes = end as u16;
         self.seal_packet(slot, sent, &mut packet);
-        self.leave = Some((at, packet));
+        self.close_ack = Some((at, packet));
     }
 
     /// R-SUSPEND-3: says SUSPEND on one path after the other; each is given up with it.
-    fn transmit_suspend(&mut self, now: Time, reason: Reason, buf: &mut [u8]) -> Option<Transmit> {
+    fn transmit_suspend(
+        &mut self,
+        now: Time,
+        reason: ReasonCode,
+        buf: &mut [u8],
+    ) -> Option<Transmit> {
         let mut order = [0; PATHS_MAX];
         let n = self.paths.order(&mut order);
         let transmit = order[..n].first().copied().map(|slot| {
             let at = self.paths.at(slot).addresses;
             let transmit = self.fill_alone(now, slot, at, Frame::Suspend { reason }, buf);
             let path = self.remove_path(slot);
-            self.tell_gone(path);
+            self.announce_gone(path);
             transmit
         });
         if self.paths.is_empty() {
-            self.pausing = None;
+            self.suspending = None;
             self.suspend_if_idle(now, reason);
         }
         transmit
@@ -303,10 +312,10 @@ impl Session {
         frame: Frame<'_>,
         buf: &mut [u8],
     ) -> Transmit {
-        let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..]);
+        let mut w = WireWriter::new(&mut buf[DATA_HEADER_BYTES..]);
         frame.encode(&mut w);
         let end = DATA_HEADER_BYTES + w.written() + TAG_BYTES;
-        let mut sent = Sent::new(now);
+        let mut sent = SentPacket::new(now);
         sent.bytes = end as u16;
         sent.eliciting = true;
         let path = self.paths.at(slot);
@@ -336,15 +345,15 @@ impl Session {
     /// Asks the address a path was at before whether it is still there.
     fn fill_before(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<Transmit> {
         let path = self.paths.at(slot);
-        let before = path.before.as_mut().filter(|b| b.ask)?;
+        let before = path.previous.as_mut().filter(|b| b.ask)?;
         before.ask = false;
         let at = before.addresses;
         let nonce = self.rng.array();
-        self.paths.at(slot).ask(nonce, at.remote);
+        self.paths.at(slot).add_challenge(nonce, at.remote);
         Some(self.fill_alone(now, slot, at, Frame::Chg { nonce }, buf))
     }
 
-    fn seal_packet(&mut self, slot: usize, sent: Sent, packet: &mut [u8]) {
+    fn seal_packet(&mut self, slot: usize, sent: SentPacket, packet: &mut [u8]) {
         if self.paths.at(slot).recovery.is_skip_due() {
             let draw = self.rng.u64();
             self.paths.at(slot).recovery.skip(draw);
@@ -383,14 +392,14 @@ impl Session {
             paths,
             flows,
             issued,
-            says,
+            wants: says,
             gone,
             ..
         } = self;
         let path = paths.at(slot);
         let (id, mut own) = (path.id, path.wants);
         path.recovery.give_up_oldest(|said, arrived| {
-            on_said(
+            on_frame_fate(
                 said,
                 arrived,
                 flows,
@@ -440,7 +449,7 @@ impl Session {
             if window && !paced && !probing {
                 path.paced_until = path.pacer.next_send().max(now);
             }
-            let terms = Terms {
+            let terms = PacketPermissions {
                 now,
                 eliciting: probing || (window && paced),
                 probing,
@@ -491,11 +500,11 @@ impl Session {
             return None;
         }
         path.mtu.on_probe_sent();
-        let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..size - TAG_BYTES]);
+        let mut w = WireWriter::new(&mut buf[DATA_HEADER_BYTES..size - TAG_BYTES]);
         Frame::Ping.encode(&mut w);
         let rest = w.room();
         w.zeros(rest);
-        let mut sent = Sent::new(now);
+        let mut sent = SentPacket::new(now);
         sent.bytes = size as u16;
         sent.eliciting = true;
         sent.mtu_probe = true;
@@ -504,13 +513,13 @@ impl Session {
     }
 
     /// Writes and seals one packet into `buf`; returns its length, zero if there is nothing to say.
-    fn write_packet(&mut self, slot: usize, terms: &Terms, buf: &mut [u8]) -> usize {
+    fn write_packet(&mut self, slot: usize, terms: &PacketPermissions, buf: &mut [u8]) -> usize {
         let now = terms.now;
         let session_room = self.credit.peer_max.saturating_sub(self.credit.sent);
         let flush_control = terms.control
-            && (self.says & !say::RESUME_END != 0
+            && (self.wants & !say::RESUME_END != 0
                 || self.ends_claims()
-                || (self.flows.has_dirty() && !self.inherits)
+                || (self.flows.has_dirty() && !self.inherits_instance)
                 || self.flows.has_refusals()
                 || self.gone.iter().any(|g| g.tell)
                 || self.issued.values().any(|i| i.tell));
@@ -524,12 +533,12 @@ impl Session {
             None
         };
         let datagrams = match terms.eliciting {
-            true => self.taker(now, slot),
+            true => self.datagram_path(now, slot),
             false => None,
         };
         let path = self.paths.at(slot);
         let path_wants = path.wants != 0 || !path.answers.is_empty();
-        let ack_due = path.acks.due() <= now && !self.is_routed(slot);
+        let ack_due = path.acks.due() <= now && !self.is_ack_rerouted(slot);
         let carries = self.carries_acks(path_id);
         let other = payload.is_some()
             || datagrams.is_some()
@@ -541,22 +550,22 @@ impl Session {
         }
         // R-GRANT-6: what is not payload waits its turn on a path that costs money; probes, what
         // travels with granted payload, and ACKs that were given their turn do not.
-        let held = gated && !terms.probing && !carries && !path.control.may_leave(now);
+        let held = gated && !terms.probing && !carries && !path.control.may_send(now);
         let flush_control = flush_control && !held;
         if held && payload.is_none() {
-            path.paced_until = path.paced_until.min(path.control.free_at());
+            path.paced_until = path.paced_until.min(path.control.next_send_at());
             return 0;
         }
 
         let end = buf.len() - TAG_BYTES;
-        let mut sent = Sent::new(now);
-        let mut w = Writer::new(&mut buf[DATA_HEADER_BYTES..end]);
+        let mut sent = SentPacket::new(now);
+        let mut w = WireWriter::new(&mut buf[DATA_HEADER_BYTES..end]);
         let mut pad = false;
 
         // 1. What arrived on this path.
         if (path.acks.is_wanted() || ack_due) && path.acks.write(path_id, now, &mut w, &mut sent) {
             path.acks.on_ack_sent();
-            path.on_usual_way(now);
+            path.on_direct_ack_sent(now);
         }
         if carries {
             self.write_carried_acks(now, slot, &mut w, &mut sent);
@@ -574,11 +583,11 @@ impl Session {
                 self.write_datagrams(now, slot, taker, &mut w, &mut sent);
             }
             match payload {
-                Some(Payload::Own(flow)) => {
+                Some(PacketPayload::Own(flow)) => {
                     self.write_data(now, slot, flow, session_room, &mut w, &mut sent);
                 }
-                Some(Payload::Lost(flow)) => self.write_lost(slot, flow, &mut w, &mut sent),
-                Some(Payload::Repeated(packet)) => {
+                Some(PacketPayload::Lost(flow)) => self.write_lost(slot, flow, &mut w, &mut sent),
+                Some(PacketPayload::Repeated(packet)) => {
                     self.write_copy(slot, &packet, &mut w, &mut sent);
                 }
                 None => {}
@@ -598,7 +607,7 @@ impl Session {
         if sent.eliciting {
             path.pacer.on_sent(total as u64);
             let in_flight = path.recovery.in_flight + total as u64;
-            sent.app_limited = path.proves_nothing(in_flight);
+            sent.app_limited = path.is_window_underused(in_flight);
         }
         self.seal_packet(slot, sent, &mut buf[..total]);
         total
@@ -606,9 +615,14 @@ impl Session {
 
     /// What a packet on this path is to carry.
     #[inline]
-    fn next_payload(&mut self, slot: usize, terms: &Terms, session_room: u64) -> Option<Payload> {
+    fn next_payload(
+        &mut self,
+        slot: usize,
+        terms: &PacketPermissions,
+        session_room: u64,
+    ) -> Option<PacketPayload> {
         // R-RESUME-5
-        if self.inherits {
+        if self.inherits_instance {
             return None;
         }
         let path = self.paths.nth(slot);
@@ -616,7 +630,7 @@ impl Session {
         if self.paths.len() > 1
             && let Some(flow) = self.next_lost(terms.now, slot)
         {
-            return Some(Payload::Lost(flow));
+            return Some(PacketPayload::Lost(flow));
         }
         if !takes_payload {
             return None;
@@ -625,28 +639,28 @@ impl Session {
             return self
                 .flows
                 .next_for(id, gated, session_room)
-                .map(Payload::Own);
+                .map(PacketPayload::Own);
         }
         let copies = self.path_scheduler.copies();
-        if copies == Copies::All
+        if copies == CopyMode::All
             && let Some(packet) = self.next_copy(terms.now, slot, copies)
         {
-            return Some(Payload::Repeated(packet));
+            return Some(PacketPayload::Repeated(packet));
         }
-        if copies != Copies::All
+        if copies != CopyMode::All
             && self.flows.routed
-            && let Some(packet) = self.next_copy(terms.now, slot, Copies::Chosen)
+            && let Some(packet) = self.next_copy(terms.now, slot, CopyMode::Chosen)
         {
-            return Some(Payload::Repeated(packet));
+            return Some(PacketPayload::Repeated(packet));
         }
         if let Some(flow) = self.flows.next_for(id, gated, session_room) {
-            return (self.takes(slot, flow, terms.first)).then_some(Payload::Own(flow));
+            return (self.takes(slot, flow, terms.first)).then_some(PacketPayload::Own(flow));
         }
-        if copies == Copies::All || !self.config.reinjection {
+        if copies == CopyMode::All || !self.config.reinjection {
             return None;
         }
         self.next_copy(terms.now, slot, copies)
-            .map(Payload::Repeated)
+            .map(PacketPayload::Repeated)
     }
 
     /// Whether a path takes a flow's bytes now, or leaves them to the first in line.
@@ -660,16 +674,21 @@ impl Session {
             return true;
         }
         let window = self.flows.get(flow).map_or(u64::MAX, |f| f.send.window());
-        let waiting = Waiting {
+        let waiting = SendBacklog {
             unsent: self.flows.unsent(UNSENT_MAX),
             window: window.min(self.config.send_buffer),
         };
-        let (own, first) = (own.offer(), first.offer());
+        let (own, first) = (own.candidate(), first.candidate());
         self.path_scheduler.takes(&own, &first, &waiting)
     }
 
     /// Returns whether the packet must be padded to its full first size.
-    fn write_path_frames(&mut self, slot: usize, w: &mut Writer<'_>, sent: &mut Sent) -> bool {
+    fn write_path_frames(
+        &mut self,
+        slot: usize,
+        w: &mut WireWriter<'_>,
+        sent: &mut SentPacket,
+    ) -> bool {
         let initiator = self.role == Role::Initiator;
         let reason = self.reason_of(&self.paths[slot]);
         let path = self.paths.at(slot);
@@ -684,7 +703,7 @@ impl Session {
             sent.eliciting = true;
             if initiator {
                 path.answered = Some(nonce);
-                sent.note(Said::Path {
+                sent.note(SentFrame::Path {
                     path: id,
                     what: path::want::RSP,
                 });
@@ -693,14 +712,14 @@ impl Session {
         if path.wants == 0 {
             return pad;
         }
-        let mut put = |frame: Frame<'_>, bit: u16, wants: &mut u16, w: &mut Writer<'_>| {
+        let mut put = |frame: Frame<'_>, bit: u16, wants: &mut u16, w: &mut WireWriter<'_>| {
             if w.room() < if bit == path::want::CHG { 17 } else { 40 } {
                 return false;
             }
             *wants &= !bit;
             frame.encode(w);
             sent.eliciting = true;
-            sent.note(Said::Path {
+            sent.note(SentFrame::Path {
                 path: id,
                 what: bit,
             });
@@ -768,19 +787,19 @@ impl Session {
         pad
     }
 
-    fn write_session_frames(&mut self, w: &mut Writer<'_>, sent: &mut Sent) {
-        if self.says & say::CREDIT != 0 && w.room() >= 9 {
-            self.says &= !say::CREDIT;
+    fn write_session_frames(&mut self, w: &mut WireWriter<'_>, sent: &mut SentPacket) {
+        if self.wants & say::CREDIT != 0 && w.room() >= 9 {
+            self.wants &= !say::CREDIT;
             let max = self.credit.consumed + self.config.session_window;
-            self.credit.told = self.credit.told.max(max);
+            self.credit.advertised = self.credit.advertised.max(max);
             Frame::SessionCredit {
-                max: self.credit.told,
+                max: self.credit.advertised,
             }
             .encode(w);
             sent.eliciting = true;
-            sent.note(Said::Session { what: say::CREDIT });
+            sent.note(SentFrame::Session { what: say::CREDIT });
         }
-        if self.says & say::FROZEN != 0 {
+        if self.wants & say::FROZEN != 0 {
             self.write_frozen(w, sent);
         }
         for gone in self.gone.iter_mut().filter(|g| g.tell) {
@@ -788,10 +807,10 @@ impl Session {
                 return;
             }
             gone.tell = false;
-            let (path, status, reason) = (gone.path, PathStatus::Gone, Reason::NoPath);
+            let (path, status, reason) = (gone.path, PathStatus::Gone, ReasonCode::NoPath);
             let mut ranges = [0; 256];
             let room = (w.room() - 16).min(ranges.len());
-            let mut ack = Writer::new(&mut ranges[..room]);
+            let mut ack = WireWriter::new(&mut ranges[..room]);
             Frame::encode_ack(&mut ack, path, 0, gone.received.iter().copied());
             let n = ack.written();
             w.bytes(&ranges[..n]);
@@ -804,7 +823,7 @@ impl Session {
             }
             .encode(w);
             sent.eliciting = true;
-            sent.note(Said::Gone(path));
+            sent.note(SentFrame::Gone(path));
         }
         for (path, issued) in self.issued.iter_mut().filter(|(_, i)| i.tell) {
             if w.room() < 40 {
@@ -818,7 +837,7 @@ impl Session {
             }
             .encode(w);
             sent.eliciting = true;
-            sent.note(Said::Path {
+            sent.note(SentFrame::Path {
                 path: *path,
                 what: path::want::CID,
             });
@@ -827,20 +846,20 @@ impl Session {
 
     /// Whether the last word on claims may leave: when the peer has all of them, not before (R-RESUME-5).
     fn ends_claims(&self) -> bool {
-        self.says & say::RESUME_END != 0 && (self.inherits || self.flows.are_claimed())
+        self.wants & say::RESUME_END != 0 && (self.inherits_instance || self.flows.are_claimed())
     }
 
-    fn write_flow_frames(&mut self, now: Time, w: &mut Writer<'_>, sent: &mut Sent) {
+    fn write_flow_frames(&mut self, now: Time, w: &mut WireWriter<'_>, sent: &mut SentPacket) {
         const FRAME_MAX: usize = 40;
         // R-RESUME-5: a claim that was lost comes again; the end of the claims waits for the last.
         if self.ends_claims() && w.room() >= FRAME_MAX {
-            self.says &= !say::RESUME_END;
+            self.wants &= !say::RESUME_END;
             Frame::ResumeEnd {
-                flows: self.flows.claims_told,
+                flows: self.flows.claims_delivered,
             }
             .encode(w);
             sent.eliciting = true;
-            sent.note(Said::Session {
+            sent.note(SentFrame::Session {
                 what: say::RESUME_END,
             });
         }
@@ -849,9 +868,9 @@ impl Session {
         {
             Frame::Refused { flow, reason }.encode(w);
             sent.eliciting = true;
-            sent.note(Said::Refused(flow));
+            sent.note(SentFrame::Refused(flow));
         }
-        if self.inherits {
+        if self.inherits_instance {
             return;
         }
         while let Some(id) = self.flows.front_dirty() {
@@ -881,7 +900,7 @@ impl Session {
                     break;
                 }
                 let frame = match bit {
-                    want::OPEN => flow.options.opening(now, flow.id),
+                    want::OPEN => flow.options.open_frame(now, flow.id),
                     want::RESUME => Frame::Resume {
                         flow: id,
                         received: flow.recv.contiguous(),
@@ -898,7 +917,7 @@ impl Session {
                     want::RESET => Frame::Reset {
                         flow: id,
                         code: flow.send.reset.unwrap_or(0),
-                        final_size: flow.send.said_to(),
+                        final_size: flow.send.maybe_received_to(),
                     },
                     want::STOP => Frame::Stop {
                         flow: id,
@@ -906,7 +925,7 @@ impl Session {
                     },
                     want::CREDIT => Frame::FlowCredit {
                         flow: id,
-                        max: flow.recv.tell_credit(),
+                        max: flow.recv.take_credit(),
                     },
                     want::DEADLINE => Frame::Deadline {
                         flow: id,
@@ -935,7 +954,7 @@ impl Session {
             flow.wants = wants;
             if said != 0 {
                 sent.eliciting = true;
-                sent.note(Said::Flow {
+                sent.note(SentFrame::Flow {
                     flow: id,
                     what: said,
                 });
@@ -951,7 +970,7 @@ impl Session {
                 }
                 .encode(w);
                 sent.eliciting = true;
-                sent.note(Said::Grant { flow: id, path });
+                sent.note(SentFrame::Grant { flow: id, path });
             }
             while w.room() >= FRAME_MAX
                 && let Some((path, spent)) = flow.grants_in.take_spent()
@@ -963,7 +982,7 @@ impl Session {
                 }
                 .encode(w);
                 sent.eliciting = true;
-                sent.note(Said::Spent { flow: id, path });
+                sent.note(SentFrame::Spent { flow: id, path });
             }
             if flow.wants != 0 || flow.grants_in.wants() || flow.grants_out.wants() {
                 break;
@@ -976,9 +995,9 @@ impl Session {
         &mut self,
         now: Time,
         slot: usize,
-        taker: &Taker,
-        w: &mut Writer<'_>,
-        sent: &mut Sent,
+        taker: &DatagramPath,
+        w: &mut WireWriter<'_>,
+        sent: &mut SentPacket,
     ) {
         while let Some(next) = (self.datagrams).next(now, w.room(), w.written() == 0, taker) {
             Frame::Datagram {
@@ -988,7 +1007,7 @@ impl Session {
             .encode(w);
             let path = self.paths.at(slot);
             path.payload_out += next.bytes.len() as u64;
-            path.copied_out += u64::from(next.again) * next.bytes.len() as u64;
+            path.copied_out += u64::from(next.is_copy) * next.bytes.len() as u64;
             sent.eliciting = true;
         }
     }
@@ -1000,15 +1019,15 @@ impl Session {
         slot: usize,
         first: FlowId,
         mut session_room: u64,
-        w: &mut Writer<'_>,
-        sent: &mut Sent,
+        w: &mut WireWriter<'_>,
+        sent: &mut SentPacket,
     ) {
         let path_id: PathId = self.paths.at(slot).id;
         let gated = self.paths.at(slot).gated;
         let mut next = Some(first);
         let mut out = 0;
         while let Some(id) = next {
-            let leaves_lost = self.leaves_lost(now, slot, id);
+            let leaves_lost = self.leaves_lost_to_other(now, slot, id);
             let flow = self
                 .flows
                 .get_mut(id)
@@ -1041,7 +1060,7 @@ impl Session {
                 flow.grants_in.on_sent(path_id, len as u64);
             }
             sent.eliciting = true;
-            sent.note(Said::Data(SaidData {
+            sent.note(SentFrame::Data(SentData {
                 flow: id,
                 offset,
                 len: len as u16,

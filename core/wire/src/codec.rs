@@ -38,14 +38,14 @@ pub const fn varint_len(v: u64) -> usize {
 
 /// A cursor over received bytes. Every read is checked.
 #[derive(Clone, Copy, Debug)]
-pub struct Reader<'a> {
+pub struct WireReader<'a> {
     bytes: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> WireReader<'a> {
     /// Reads `bytes` from the start.
     pub fn new(bytes: &'a [u8]) -> Self {
-        Reader { bytes }
+        WireReader { bytes }
     }
     /// True when everything was read.
     pub fn is_empty(&self) -> bool {
@@ -115,17 +115,17 @@ impl<'a> Reader<'a> {
 }
 
 /// A cursor over a buffer to be filled. Writing past the end is our own mistake and panics, so
-/// callers ask [`Writer::room`] first.
+/// callers ask [`WireWriter::room`] first.
 #[derive(Debug)]
-pub struct Writer<'a> {
+pub struct WireWriter<'a> {
     buf: &'a mut [u8],
     at: usize,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> WireWriter<'a> {
     /// Fills `buf` from the start.
     pub fn new(buf: &'a mut [u8]) -> Self {
-        Writer { buf, at: 0 }
+        WireWriter { buf, at: 0 }
     }
     /// Bytes written so far.
     pub fn written(&self) -> usize {
@@ -192,16 +192,16 @@ mod tests {
         // R-WIRE-3
         for v in [0, 63, 64, 16383, 16384, (1 << 30) - 1, 1 << 30, VARINT_MAX] {
             let mut buf = [0u8; 8];
-            let mut w = Writer::new(&mut buf);
+            let mut w = WireWriter::new(&mut buf);
             w.varint(v);
             let n = w.written();
             assert_eq!(n, varint_len(v));
-            let mut r = Reader::new(&buf[..n]);
+            let mut r = WireReader::new(&buf[..n]);
             assert_eq!(r.varint(), Ok(v));
             assert!(r.is_empty());
             for cut in 0..n {
                 assert_eq!(
-                    Reader::new(&buf[..cut]).varint(),
+                    WireReader::new(&buf[..cut]).varint(),
                     Err(DecodeError::Truncated)
                 );
             }

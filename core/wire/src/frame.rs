@@ -34,7 +34,7 @@
 //!
 //! R-WIRE-2: unknown types end the session: versions are negotiated, not guessed.
 
-use crate::codec::{DecodeError, Reader, VARINT_MAX, Writer, varint_len};
+use crate::codec::{DecodeError, VARINT_MAX, WireReader, WireWriter, varint_len};
 use crate::packet::{Cid, PathId, TOKEN_BYTES};
 
 /// A flow's name, never used twice between two instances: `epoch (32) ‖ counter (24) ‖ opener (1)`.
@@ -82,7 +82,7 @@ pub enum PathStatus {
 /// Why something waits, stops or ends, in one byte on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Reason {
+pub enum ReasonCode {
     /// Nothing particular.
     None = 0,
     /// No link is up.
@@ -121,11 +121,11 @@ pub enum Reason {
     TakesAcks = 17,
 }
 
-impl Reason {
-    /// The reason a byte stands for; what a newer peer invents reads as [`Reason::None`].
-    pub fn from_u8(b: u8) -> Reason {
-        use Reason::*;
-        const ALL: [Reason; 18] = [
+impl ReasonCode {
+    /// The reason a byte stands for; what a newer peer invents reads as [`ReasonCode::None`].
+    pub fn from_u8(b: u8) -> ReasonCode {
+        use ReasonCode::*;
+        const ALL: [ReasonCode; 18] = [
             None,
             NoPath,
             PathCost,
@@ -198,7 +198,7 @@ pub struct AckRanges<'a> {
 impl<'a> AckRanges<'a> {
     /// Ranges `(low, high)`, both ends included, from the largest down.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + Clone + use<'a> {
-        let mut reader = Reader::new(self.encoded);
+        let mut reader = WireReader::new(self.encoded);
         let mut high = self.largest;
         let mut low = high - self.first;
         let mut left = self.count;
@@ -221,7 +221,7 @@ impl<'a> AckRanges<'a> {
         })
     }
 
-    fn decode(r: &mut Reader<'a>, largest: u64) -> Result<Self, DecodeError> {
+    fn decode(r: &mut WireReader<'a>, largest: u64) -> Result<Self, DecodeError> {
         let count = r.varint()?;
         let first = r.varint()?;
         const UNDERFLOW: DecodeError = DecodeError::BadValue("ACK range below zero");
@@ -321,7 +321,7 @@ pub enum Frame<'a> {
         seq: u64,
         status: PathStatus,
         gated: bool,
-        reason: Reason,
+        reason: ReasonCode,
     },
     PathLimit {
         path: PathId,
@@ -332,7 +332,7 @@ pub enum Frame<'a> {
         flow: FlowId,
         seq: u64,
         paused: bool,
-        reason: Reason,
+        reason: ReasonCode,
     },
     Chg {
         nonce: [u8; 16],
@@ -359,7 +359,7 @@ pub enum Frame<'a> {
     },
     Refused {
         flow: FlowId,
-        reason: Reason,
+        reason: ReasonCode,
     },
     ResumeEnd {
         flows: u64,
@@ -369,7 +369,7 @@ pub enum Frame<'a> {
         bytes: &'a [u8],
     },
     Suspend {
-        reason: Reason,
+        reason: ReasonCode,
     },
     Close {
         code: u64,
@@ -410,7 +410,7 @@ impl<'a> Frame<'a> {
 
     /// Decodes the next frame that is not padding; `None` at the end of the packet.
     #[inline]
-    pub fn decode(r: &mut Reader<'a>) -> Result<Option<Frame<'a>>, DecodeError> {
+    pub fn decode(r: &mut WireReader<'a>) -> Result<Option<Frame<'a>>, DecodeError> {
         let mut ty = frame_type::PADDING;
         while ty == frame_type::PADDING {
             if r.is_empty() {
@@ -419,11 +419,11 @@ impl<'a> Frame<'a> {
             ty = r.u8()?;
         }
         // R-FLOW-10: two ids that differ only above their 57 bits would be one flow.
-        let flow = |r: &mut Reader<'a>| match r.varint()? {
+        let flow = |r: &mut WireReader<'a>| match r.varint()? {
             id @ ..=FlowId::MAX => Ok(FlowId(id)),
             _ => Err(DecodeError::BadValue("flow id beyond 57 bits")),
         };
-        let path = |r: &mut Reader<'a>| r.varint32("path id").map(PathId);
+        let path = |r: &mut WireReader<'a>| r.varint32("path id").map(PathId);
         Ok(Some(match ty {
             0x08 | 0x09 => {
                 let id = flow(r)?;
@@ -505,7 +505,7 @@ impl<'a> Frame<'a> {
                 seq: r.varint()?,
                 status: PathStatus::from_u8(r.u8()?)?,
                 gated: flag(r.u8()?, "PATH_STATUS gated")?,
-                reason: Reason::from_u8(r.u8()?),
+                reason: ReasonCode::from_u8(r.u8()?),
             },
             0x1b => Frame::PathLimit {
                 path: path(r)?,
@@ -516,7 +516,7 @@ impl<'a> Frame<'a> {
                 flow: flow(r)?,
                 seq: r.varint()?,
                 paused: flag(r.u8()?, "FLOW_PAUSE paused")?,
-                reason: Reason::from_u8(r.u8()?),
+                reason: ReasonCode::from_u8(r.u8()?),
             },
             0x20 => Frame::Chg { nonce: r.array()? },
             0x21 => Frame::Rsp { nonce: r.array()? },
@@ -537,7 +537,7 @@ impl<'a> Frame<'a> {
             },
             0x2a => Frame::Refused {
                 flow: flow(r)?,
-                reason: Reason::from_u8(r.u8()?),
+                reason: ReasonCode::from_u8(r.u8()?),
             },
             0x2b => Frame::ResumeEnd { flows: r.varint()? },
             0x30 => Frame::Datagram {
@@ -545,7 +545,7 @@ impl<'a> Frame<'a> {
                 bytes: r.string()?,
             },
             0x3c => Frame::Suspend {
-                reason: Reason::from_u8(r.u8()?),
+                reason: ReasonCode::from_u8(r.u8()?),
             },
             0x3e => {
                 let code = r.varint()?;
@@ -560,7 +560,7 @@ impl<'a> Frame<'a> {
     }
 
     /// Writes the frame. ACK frames are written by [`Frame::encode_ack`].
-    pub fn encode(&self, w: &mut Writer<'_>) {
+    pub fn encode(&self, w: &mut WireWriter<'_>) {
         fn opt(v: Option<u64>) -> u64 {
             v.map_or(0, |v| v.saturating_add(1).min(VARINT_MAX))
         }
@@ -767,7 +767,13 @@ impl<'a> Frame<'a> {
 
     /// Writes a DATA frame up to its payload, which the caller appends.
     #[inline]
-    pub fn encode_data_head(w: &mut Writer<'_>, flow: FlowId, offset: u64, len: usize, fin: bool) {
+    pub fn encode_data_head(
+        w: &mut WireWriter<'_>,
+        flow: FlowId,
+        offset: u64,
+        len: usize,
+        fin: bool,
+    ) {
         w.u8(frame_type::DATA | u8::from(fin));
         w.varint(flow.0);
         w.varint(offset);
@@ -777,7 +783,7 @@ impl<'a> Frame<'a> {
     /// Writes an ACK of as many `ranges` (largest first, both ends included) as there is room for.
     /// Returns false, with nothing written, if not even one fits.
     pub fn encode_ack(
-        w: &mut Writer<'_>,
+        w: &mut WireWriter<'_>,
         path: PathId,
         delay_us: u64,
         ranges: impl Iterator<Item = (u64, u64)> + Clone,
@@ -827,7 +833,7 @@ impl<'a> Frame<'a> {
 /// The frames of one packet, in order.
 #[derive(Clone, Debug)]
 pub struct FrameIter<'a> {
-    reader: Reader<'a>,
+    reader: WireReader<'a>,
     failed: bool,
 }
 
@@ -835,7 +841,7 @@ impl<'a> FrameIter<'a> {
     /// Frames of a packet's plaintext.
     pub fn new(plaintext: &'a [u8]) -> Self {
         FrameIter {
-            reader: Reader::new(plaintext),
+            reader: WireReader::new(plaintext),
             failed: false,
         }
     }
@@ -866,7 +872,7 @@ mod tests {
 
     fn round_trip(frame: Frame<'_>) {
         let mut buf = vec![0u8; 2048];
-        let mut w = Writer::new(&mut buf);
+        let mut w = WireWriter::new(&mut buf);
         frame.encode(&mut w);
         let n = w.written();
         let mut it = FrameIter::new(&buf[..n]);
@@ -893,7 +899,7 @@ mod tests {
                                   data in proptest::collection::vec(any::<u8>(), 0..200), on: bool) {
             let flow = FlowId(flow & FlowId::MAX);
             let path = PathId(p);
-            let reason = Reason::from_u8(byte % 16);
+            let reason = ReasonCode::from_u8(byte % 16);
             let status = [PathStatus::Available, PathStatus::Standby, PathStatus::Frozen,
                 PathStatus::Gone][usize::from(byte % 4)];
             let offset = a.min(VARINT_MAX - 1000);
@@ -942,7 +948,7 @@ mod tests {
                 high = low - gap - 2;
             }
             let mut buf = vec![0u8; 2048];
-            let mut w = Writer::new(&mut buf);
+            let mut w = WireWriter::new(&mut buf);
             prop_assert!(Frame::encode_ack(&mut w, PathId(3), 17, ranges.iter().copied()));
             let n = w.written();
             let Some(Ok(Frame::Ack { path, delay_us, ranges: got })) = FrameIter::new(&buf[..n]).next()

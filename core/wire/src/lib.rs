@@ -9,8 +9,8 @@ mod codec;
 mod frame;
 mod packet;
 
-pub use codec::{DecodeError, Reader, VARINT_MAX, Writer, varint_len};
-pub use frame::{AckRanges, FlowId, Frame, FrameIter, PathStatus, Reason, frame_type};
+pub use codec::{DecodeError, VARINT_MAX, WireReader, WireWriter, varint_len};
+pub use frame::{AckRanges, FlowId, Frame, FrameIter, PathStatus, ReasonCode, frame_type};
 pub use packet::{
     CID_BYTES, Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, DATAGRAM_MAX_BYTES, PN_BYTES,
     PacketKind, PathId, TAG_BYTES, TOKEN_BYTES, VERSION, expand_packet_number,

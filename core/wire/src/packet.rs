@@ -14,7 +14,7 @@
 //! `g`: key generation, `v`: version. The cid is the receiver's own, except in SYN and WAKE,
 //! where it is the one the sender wants to be answered on.
 
-use crate::codec::{DecodeError, Reader};
+use crate::codec::{DecodeError, WireReader};
 
 /// Protocol version in the low bits of handshake packets.
 pub const VERSION: u8 = 1;
@@ -92,7 +92,7 @@ impl PacketKind {
 
     /// R-WIRE-1: splits a datagram into kind, version, cid and the rest. `None`: not D2TP at all.
     pub fn split(datagram: &[u8]) -> Option<(PacketKind, u8, Cid, &[u8])> {
-        let mut r = Reader::new(datagram);
+        let mut r = WireReader::new(datagram);
         let (kind, version) = PacketKind::of(r.u8().ok()?)?;
         let cid = Cid(r.array().ok()?);
         Some((kind, version, cid, r.rest()))
@@ -101,7 +101,7 @@ impl PacketKind {
 
 impl Cid {
     /// Reads a connection id.
-    pub fn decode(r: &mut Reader<'_>) -> Result<Cid, DecodeError> {
+    pub fn decode(r: &mut WireReader<'_>) -> Result<Cid, DecodeError> {
         Ok(Cid(r.array()?))
     }
 }

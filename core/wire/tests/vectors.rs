@@ -20,11 +20,11 @@ fn integers_are_as_the_vectors_say() {
     let vectors = load(include_str!("../../../docs/vectors/varints.json"));
     for vector in vectors.as_array().unwrap() {
         let (value, hex) = (vector["value"].as_u64().unwrap(), bytes(&vector["hex"]));
-        let mut r = Reader::new(&hex);
+        let mut r = WireReader::new(&hex);
         assert_eq!(r.varint(), Ok(value), "{vector}");
         assert!(r.is_empty(), "{vector}");
         let mut out = [0; 8];
-        let mut w = Writer::new(&mut out);
+        let mut w = WireWriter::new(&mut out);
         w.varint(value);
         let n = w.written();
         assert_eq!(
@@ -49,7 +49,7 @@ fn frames_are_as_the_vectors_say() {
             (vector["name"].as_str().unwrap(), &vector["fields"])
         );
         let mut out = vec![0; 2048];
-        let mut w = Writer::new(&mut out);
+        let mut w = WireWriter::new(&mut out);
         frame.encode(&mut w);
         let n = w.written();
         assert_eq!(hex::encode(&out[..n]), hex::encode(&hex), "{name} written");

@@ -18,7 +18,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_driver::{LinkUse, PathState, Way};
-use d2tp_sched::{Buffer, IfLate, Need, Pace, Policy, Stream, Switching, Thresholds};
+use d2tp_sched::{
+    BufferedStream, CostPolicy, DeadlineFallback, FlowDemand, PlaybackMeter, RefillThresholds,
+    StreamBuffer, SwitchDelay,
+};
 use d2tp_time::Time;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
@@ -109,7 +112,7 @@ impl Levels {
         bytes
     }
 
-    fn thresholds(&self, bytes_per_s: f64) -> Thresholds {
+    fn thresholds(&self, bytes_per_s: f64) -> RefillThresholds {
         let bytes = |level: u64| {
             let bytes = match self.unit {
                 Unit::Bytes => level,
@@ -117,7 +120,7 @@ impl Levels {
             };
             bytes.min(AHEAD_BYTES_MAX)
         };
-        Thresholds {
+        RefillThresholds {
             low_bytes: bytes(self.low),
             // Of a program that hardly reads a time is no bytes at all.
             high_bytes: bytes(self.high).max(1),
@@ -140,8 +143,8 @@ pub(crate) struct Ahead {
 /// One program's reading.
 struct Reader {
     levels: Levels,
-    buffer: Buffer,
-    pace: Pace,
+    buffer: StreamBuffer,
+    pace: PlaybackMeter,
     begun: Time,
     /// How far it had come at the last look, which was then.
     taken: u64,
@@ -152,7 +155,7 @@ struct Reader {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Wants {
     /// For who decides about links that are free, and about others.
-    pub(crate) need: Need,
+    pub(crate) need: FlowDemand,
     /// Of those others, how it counts as one of a size.
     pub(crate) size: u64,
     /// Bytes that may be paid for now.
@@ -247,10 +250,10 @@ struct Sight<'a> {
 
 impl Reader {
     fn new(levels: Levels, ways: &[Way], now: Time, taken: u64) -> Reader {
-        let pace = Pace::new(Some(f64::from(levels.rate)));
+        let pace = PlaybackMeter::new(Some(f64::from(levels.rate)));
         let rate = pace.rate(Duration::ZERO);
         Reader {
-            buffer: Buffer::new(levels.thresholds(rate), switching(ways)),
+            buffer: StreamBuffer::new(levels.thresholds(rate), switching(ways)),
             levels,
             pace,
             begun: now,
@@ -271,7 +274,7 @@ impl Reader {
         self.taken = taken;
         for ago in (0..seconds.min(PACED_S)).rev() {
             self.pace
-                .took(since.saturating_sub(Duration::from_secs(ago)), more);
+                .on_read(since.saturating_sub(Duration::from_secs(ago)), more);
         }
         more
     }
@@ -281,13 +284,14 @@ impl Reader {
         let read = self.watch(since, sight.taken);
         let rate = self.pace.rate(since);
         let thresholds = self.levels.thresholds(rate);
-        self.buffer.aim(thresholds, switching(sight.ways));
+        self.buffer
+            .set_thresholds(thresholds, switching(sight.ways));
         let mut free = sight.ways.iter().filter(|way| is_free(way)).peekable();
         let free_bytes_per_s = free.peek().is_some().then(|| {
             let rate = |way: &Way| way.rate.map_or(UNMEASURED_BYTES_PER_S, |rate| rate as f64);
             free.map(rate).sum()
         });
-        let wanted = self.buffer.need(&Stream {
+        let wanted = self.buffer.need(&BufferedStream {
             bytes_per_s: rate as u64,
             ahead_bytes: sight.ahead,
             to_come_bytes: sight.to_come,
@@ -304,7 +308,7 @@ impl Reader {
             fills: (pays && bytes > 0).then_some(bytes + read),
             // Not all that a free link may bring: beside that everything else would be small.
             size: bytes.min(thresholds.high_bytes),
-            need: Need {
+            need: FlowDemand {
                 remaining_bytes: Some(bytes),
                 left: wanted.and_then(|need| need.left),
                 policy: sight.options.policy,
@@ -320,10 +324,10 @@ impl Reader {
 /// Whether policy lets a buffer that runs dry be paid for.
 fn pays(options: &Options, free_works: bool) -> bool {
     match options.policy {
-        Policy::FreeOnly => false,
-        Policy::FreeFirst | Policy::Balanced => options.if_late == IfLate::Cell,
-        Policy::Any => !free_works,
-        Policy::Fast => true,
+        CostPolicy::FreeOnly => false,
+        CostPolicy::FreeFirst | CostPolicy::Balanced => options.if_late == DeadlineFallback::Cell,
+        CostPolicy::Any => !free_works,
+        CostPolicy::Fast => true,
     }
 }
 
@@ -333,10 +337,10 @@ fn is_free(way: &Way) -> bool {
 }
 
 /// A challenge takes a round trip, and no link's is longer than the longest.
-fn switching(ways: &[Way]) -> Switching {
+fn switching(ways: &[Way]) -> SwitchDelay {
     let paths = ways.iter().filter_map(|way| way.path.as_ref());
     let works = paths.filter(|path| path.state == PathState::Active);
-    Switching::measured(works.map(|path| path.rtt.into()).max())
+    SwitchDelay::measured(works.map(|path| path.rtt.into()).max())
 }
 
 /// Bytes that all sockets of an engine keep.
@@ -442,7 +446,7 @@ mod tests {
         }
     }
 
-    fn reading(levels: Levels, policy: Policy) -> Options {
+    fn reading(levels: Levels, policy: CostPolicy) -> Options {
         Options {
             levels: Some(levels),
             policy,
@@ -479,10 +483,10 @@ mod tests {
     fn a_link_that_costs_is_paid_for_up_to_high_and_again_from_low() {
         let bytes = levels(300_000, 900_000, Unit::Bytes, 0);
         for policy in [
-            Policy::FreeFirst,
-            Policy::Balanced,
-            Policy::Fast,
-            Policy::Any,
+            CostPolicy::FreeFirst,
+            CostPolicy::Balanced,
+            CostPolicy::Fast,
+            CostPolicy::Any,
         ] {
             let (least, most, begun) = run(&reading(bytes, policy), 60);
             assert!((260_000..=300_000).contains(&least), "{policy:?}: {least}");
@@ -493,18 +497,18 @@ mod tests {
         let times = levels(3_000, 9_000, Unit::Ms, 100_000);
         let bytes = levels(300_000, 900_000, Unit::Bytes, 100_000);
         assert_eq!(
-            run(&reading(times, Policy::FreeFirst), 60),
-            run(&reading(bytes, Policy::FreeFirst), 60)
+            run(&reading(times, CostPolicy::FreeFirst), 60),
+            run(&reading(bytes, CostPolicy::FreeFirst), 60)
         );
     }
 
     #[test]
     fn who_must_not_pay_does_not_however_dry_it_is() {
         let bytes = levels(300_000, 900_000, Unit::Bytes, 0);
-        assert_eq!(run(&reading(bytes, Policy::FreeOnly), 20).2, 0);
+        assert_eq!(run(&reading(bytes, CostPolicy::FreeOnly), 20).2, 0);
         let patient = Options {
-            if_late: IfLate::Wait,
-            ..reading(bytes, Policy::FreeFirst)
+            if_late: DeadlineFallback::Wait,
+            ..reading(bytes, CostPolicy::FreeFirst)
         };
         assert_eq!(run(&patient, 20).2, 0);
     }
@@ -513,7 +517,7 @@ mod tests {
     fn without_a_rate_that_was_said_a_time_is_what_the_program_reads_in_it() {
         let times = levels(3_000, 9_000, Unit::Ms, 0);
         let mut reader = Reader::new(times, &[], at(0), 0);
-        let options = reading(times, Policy::FreeFirst);
+        let options = reading(times, CostPolicy::FreeFirst);
         // 40 kB a second; and for ten minutes in which nothing costs nobody looks.
         let mut size = 0;
         for second in (1..=30).chain([630]) {
@@ -535,7 +539,7 @@ mod tests {
         let bytes = levels(300_000, 900_000, Unit::Bytes, 0);
         let options = Options {
             size: Some(1_000_000),
-            ..reading(bytes, Policy::FreeFirst)
+            ..reading(bytes, CostPolicy::FreeFirst)
         };
         let ways = [way(LinkUse::Paid)];
         let ahead = Ahead::default();

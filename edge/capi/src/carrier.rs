@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use d2tp_driver::Way;
 use d2tp_links::Link;
-use d2tp_sched::Need;
+use d2tp_sched::FlowDemand;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot, watch};
@@ -54,7 +54,7 @@ const GRACE: Duration = Duration::from_millis(20); // as the driver's own
 #[derive(Debug)]
 pub struct Standing<'a> {
     /// What it needs.
-    pub need: Need,
+    pub need: FlowDemand,
     /// Bytes both ways, when known.
     pub size: Option<u64>,
     /// Of a socket that names thresholds: bytes that may be paid for now, however soon free links may come. Its

@@ -37,7 +37,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use d2tp_driver::{DATAGRAMS_MAX, Route};
+use d2tp_driver::{DATAGRAMS_MAX, PathSelection};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
@@ -90,7 +90,7 @@ enum Place {
 }
 
 impl Place {
-    fn send(&self, route: Option<Route>, expiry: Option<Duration>, message: &[u8]) {
+    fn send(&self, route: Option<PathSelection>, expiry: Option<Duration>, message: &[u8]) {
         match self {
             Place::Here(end) => end.send(route, expiry, message),
             Place::There(handed) => handed.pass(message, route, expiry),

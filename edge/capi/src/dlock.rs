@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use d2tp_links::{Kind, NetworkManager};
 use d2tp_power::{Keeper, Linux, Notice};
-use d2tp_sched::{Lock, Periods, Standby};
+use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlanner};
 use d2tp_time::{Span, Time};
 use libc::c_int;
 use tokio::sync::Notify;
@@ -128,8 +128,8 @@ impl Stands {
         self.anew.notified().await;
     }
 
-    fn sum(&self) -> Standby {
-        let mut sum = Standby::default();
+    fn sum(&self) -> WakeNeeds {
+        let mut sum = WakeNeeds::default();
         for stand in self.all.borrow().values() {
             match stand {
                 Stand::Rests => {}
@@ -224,16 +224,16 @@ pub(crate) async fn keep(home: Rc<Home>) {
         return;
     };
     let mut keeper = Keeper::new(machine);
-    let mut lock = Lock::new(Periods::fixed(LOOK_EVERY));
+    let mut lock = WakePlanner::new(ScanPeriods::fixed(LOOK_EVERY));
     let mut waited = false;
     loop {
         let standby = stands.sum();
         if standby.waits && !waited {
-            lock.looked(now());
+            lock.on_scan(now());
             look_for_links(&home).await;
         }
         waited = standby.waits;
-        let vigil = lock.vigil(now(), &standby, |_| 0.0);
+        let vigil = lock.plan(now(), &standby, |_| 0.0);
         let _ = timeout(BUS_ANSWERS, keeper.keep(now(), vigil, &why())).await;
         let is_idle = !standby.waits && !standby.runs;
         tokio::select! {
@@ -242,7 +242,7 @@ pub(crate) async fn keep(home: Rc<Home>) {
                 Notice::Rings(_) | Notice::Woke => {
                     stands.decide_anew();
                     if waited {
-                        lock.looked(now());
+                        lock.on_scan(now());
                         look_for_links(&home).await;
                     }
                 }
@@ -308,34 +308,34 @@ mod tests {
         let never = || unreachable!("nobody asks when a flow without a D-Lock must begin");
         one.look(at(0), 10, true, never);
         other.look(at(0), 10, true, never);
-        assert_eq!(stands.sum(), Standby::default());
+        assert_eq!(stands.sum(), WakeNeeds::default());
         assert_eq!(release(), Err(Errno(libc::EINVAL)));
         assert_eq!(acquire(), Ok(1));
         assert!(is_held());
         one.look(at(2), 10, true, || Some(at(50)));
         other.look(at(2), 10, true, || Some(at(40)));
-        let waits = Standby {
+        let waits = WakeNeeds {
             waits: true,
             latest_start: Some(at(40)),
-            ..Standby::default()
+            ..WakeNeeds::default()
         };
         assert_eq!(stands.sum(), waits);
         drop(other);
         one.look(at(3), 10, true, || None);
-        let waits = Standby {
+        let waits = WakeNeeds {
             waits: true,
-            ..Standby::default()
+            ..WakeNeeds::default()
         };
         assert_eq!(stands.sum(), waits);
         // It has a link: it runs from when it moves until it has not for a while.
-        let runs = Standby {
+        let runs = WakeNeeds {
             runs: true,
-            ..Standby::default()
+            ..WakeNeeds::default()
         };
         for (now, moved, is) in [
             (4, 11, runs),
             (33, 11, runs),
-            (34, 11, Standby::default()),
+            (34, 11, WakeNeeds::default()),
             (35, 12, runs),
         ] {
             one.look(at(now), moved, false, || None);
@@ -343,10 +343,10 @@ mod tests {
         }
         assert_eq!(release(), Ok(0));
         one.look(at(36), 13, false, || None);
-        assert_eq!(stands.sum(), Standby::default());
+        assert_eq!(stands.sum(), WakeNeeds::default());
         // What it moved before the next one does not count.
         assert_eq!(acquire(), Ok(1));
-        for (now, moved, is) in [(37, 14, Standby::default()), (42, 15, runs)] {
+        for (now, moved, is) in [(37, 14, WakeNeeds::default()), (42, 15, runs)] {
             one.look(at(now), moved, false, || None);
             assert_eq!(stands.sum(), is, "at {now} s");
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use d2tp_driver::{FlowEnd, Reason, SessionEnd};
+use d2tp_driver::{FlowEnd, ReasonCode, SessionEnd};
 use libc::c_int;
 
 /// An error number.
@@ -60,7 +60,7 @@ impl Fault {
     pub(crate) fn of_flow(end: FlowEnd) -> Fault {
         let errno = match end {
             FlowEnd::DeadlinePassed => libc::ETIME,
-            FlowEnd::Refused(Reason::LimitReached) => libc::ENOBUFS,
+            FlowEnd::Refused(ReasonCode::LimitReached) => libc::ENOBUFS,
             _ => libc::ECONNRESET,
         };
         Fault::new(errno, end)
@@ -69,7 +69,7 @@ impl Fault {
     /// A session that is over.
     pub(crate) fn of_session(end: &SessionEnd) -> Fault {
         let text = match end {
-            SessionEnd::Refused(Reason::NotAllowed) => {
+            SessionEnd::Refused(ReasonCode::NotAllowed) => {
                 "the server does not let this device in: whoever runs it names its key (D2TP_SO_HOSTKEY, `cedos key show`) \
                  with --allow-client"
                     .to_owned()
@@ -97,10 +97,10 @@ mod tests {
 
     #[test]
     fn a_server_that_takes_no_more_is_no_reset_and_says_what_counts() {
-        let full = Fault::of_flow(FlowEnd::Refused(Reason::LimitReached)).while_connecting();
+        let full = Fault::of_flow(FlowEnd::Refused(ReasonCode::LimitReached)).while_connecting();
         assert_eq!(full.errno, libc::ENOBUFS);
         assert!(full.text.contains("as many connections"), "{}", full.text);
-        let gone = Fault::of_flow(FlowEnd::Refused(Reason::UnknownFlow)).while_connecting();
+        let gone = Fault::of_flow(FlowEnd::Refused(ReasonCode::UnknownFlow)).while_connecting();
         assert_eq!(gone.errno, libc::ECONNREFUSED);
     }
 }

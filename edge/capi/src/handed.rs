@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use d2tp_driver::{DATAGRAMS_MAX, Route, ServerAddress};
+use d2tp_driver::{DATAGRAMS_MAX, PathSelection, ServerAddress};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot};
@@ -346,7 +346,12 @@ impl Handed {
     }
 
     /// Passes a message on. One too many for an agent that does not take them is lost, as what no packet carries is.
-    pub(crate) fn pass(&self, bytes: &[u8], route: Option<Route>, expiry: Option<Duration>) {
+    pub(crate) fn pass(
+        &self,
+        bytes: &[u8],
+        route: Option<PathSelection>,
+        expiry: Option<Duration>,
+    ) {
         if self.unsaid.get() < DATAGRAMS_MAX && bytes.len() <= PASSED_BYTES_MAX {
             let message = Message::new(bytes, route, expiry);
             let told = self.tell.send((ToAgent::Message(message), None));

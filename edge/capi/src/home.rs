@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_driver::{
-    Config, Device, DeviceOptions, DriverError, Event, Lease, LinkUse, SecretKey, ServerAddress,
-    SessionEnd, Way,
+    Device, DeviceOptions, DriverError, EndpointConfig, Lease, LinkUse, SecretKey, ServerAddress,
+    SessionEnd, SessionEvent, Way,
 };
 use d2tp_links::{Class, ClassRules, Kind, Link, LinkMonitor};
-use d2tp_sched::Policy;
+use d2tp_sched::CostPolicy;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::{Notify, OnceCell, watch};
 
@@ -229,7 +229,7 @@ impl Home {
             let options = DeviceOptions {
                 server: server.clone(),
                 key: key.clone(),
-                config: Config::default(),
+                config: EndpointConfig::default(),
             };
             let called = match &lease {
                 Some(lease) => Device::on_lease(options, lease.clone()).await,
@@ -363,9 +363,9 @@ fn waits_for(links: &[Link], options: &Options) -> WaitsFor {
         .collect();
     let pays = match options.policy {
         _ if options.budget == Some(0) => false,
-        Policy::Fast | Policy::Any => true,
-        Policy::FreeFirst | Policy::Balanced => options.deadline.is_some(),
-        Policy::FreeOnly => false,
+        CostPolicy::Fast | CostPolicy::Any => true,
+        CostPolicy::FreeFirst | CostPolicy::Balanced => options.deadline.is_some(),
+        CostPolicy::FreeOnly => false,
     };
     match usable.iter().all(|link| link.class.class != Class::Free) {
         _ if usable.is_empty() => WaitsFor::Network,
@@ -390,13 +390,16 @@ fn is_near(host: &str, links: &[Link]) -> bool {
             .is_ok_and(|socket| socket.connect((ip, 9)).is_ok())
 }
 
-async fn tell_state<T: Clone>(mut events: Receiver<(T, Event)>, tell: watch::Sender<LineState>) {
+async fn tell_state<T: Clone>(
+    mut events: Receiver<(T, SessionEvent)>,
+    tell: watch::Sender<LineState>,
+) {
     loop {
         match events.recv().await {
-            Ok((_, Event::Established { .. })) => {
+            Ok((_, SessionEvent::Established { .. })) => {
                 tell.send_replace(LineState::Open);
             }
-            Ok((_, Event::Closed(end))) => {
+            Ok((_, SessionEvent::Closed(end))) => {
                 tell.send_replace(LineState::Over(end));
                 return;
             }
@@ -466,30 +469,38 @@ mod tests {
         let plain = |policy| options(policy, None, None);
         let hour = Some(since_boot() + Duration::from_secs(3600));
         for (links, options, waits) in [
-            (vec![gone.clone()], plain(Policy::Any), WaitsFor::Network),
+            (
+                vec![gone.clone()],
+                plain(CostPolicy::Any),
+                WaitsFor::Network,
+            ),
             (
                 vec![dear.clone(), gone.clone()],
-                plain(Policy::FreeOnly),
+                plain(CostPolicy::FreeOnly),
                 WaitsFor::FreeNetwork,
             ),
             (
                 vec![dear.clone()],
-                plain(Policy::FreeFirst),
+                plain(CostPolicy::FreeFirst),
                 WaitsFor::FreeNetwork,
             ),
             (
                 vec![dear.clone()],
-                options(Policy::FreeFirst, hour, None),
+                options(CostPolicy::FreeFirst, hour, None),
                 WaitsFor::Answer,
             ),
             (
                 vec![dear.clone()],
-                options(Policy::Fast, None, Some(0)),
+                options(CostPolicy::Fast, None, Some(0)),
                 WaitsFor::FreeNetwork,
             ),
-            (vec![dear.clone()], plain(Policy::Any), WaitsFor::Answer),
-            (vec![dear, free], plain(Policy::FreeOnly), WaitsFor::Answer),
-            (vec![], plain(Policy::FreeOnly), WaitsFor::Answer),
+            (vec![dear.clone()], plain(CostPolicy::Any), WaitsFor::Answer),
+            (
+                vec![dear, free],
+                plain(CostPolicy::FreeOnly),
+                WaitsFor::Answer,
+            ),
+            (vec![], plain(CostPolicy::FreeOnly), WaitsFor::Answer),
         ] {
             assert_eq!(waits_for(&links, &options), waits, "{links:?} {options:?}");
         }

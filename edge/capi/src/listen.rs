@@ -15,7 +15,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use d2tp_driver::{Admission, Config, Flow, FlowIo as _, Server, ServerOptions};
+use d2tp_driver::{Admission, EndpointConfig, Flow, FlowIo as _, Server, ServerOptions};
 use libc::c_int;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
@@ -179,7 +179,7 @@ pub(crate) async fn listen(home: &Rc<Home>, address: SocketAddr, ear: Ear) -> An
         listen: address,
         key,
         admission: Admission::Anybody,
-        config: Config::default(),
+        config: EndpointConfig::default(),
     })
     .map_err(|_| Errno(libc::EADDRINUSE))?;
     let server = Rc::new(server);

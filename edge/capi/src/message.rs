@@ -37,8 +37,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use d2tp_driver::Route;
-use d2tp_sched::{IfLate, Policy};
+use d2tp_driver::PathSelection;
+use d2tp_sched::{CostPolicy, DeadlineFallback};
 use libc::c_int;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::de::DeserializeOwned;
@@ -112,18 +112,18 @@ pub(crate) struct Terms {
     expiry_ms: Option<u64>,
 }
 
-const ROUTE_WORDS: [(Route, &str); 3] = [
-    (Route::Any, "any"),
-    (Route::Steadiest, "steadiest"),
-    (Route::Each, "each"),
+const ROUTE_WORDS: [(PathSelection, &str); 3] = [
+    (PathSelection::Any, "any"),
+    (PathSelection::Steadiest, "steadiest"),
+    (PathSelection::Each, "each"),
 ];
 
-fn route_word(route: Route) -> &'static str {
+fn route_word(route: PathSelection) -> &'static str {
     let known = ROUTE_WORDS.iter().find(|(r, _)| *r == route);
     known.map_or("any", |(_, word)| word)
 }
 
-fn route_of(word: &str) -> Option<Route> {
+fn route_of(word: &str) -> Option<PathSelection> {
     let known = ROUTE_WORDS.iter().find(|(_, w)| *w == word);
     known.map(|(route, _)| *route)
 }
@@ -141,7 +141,11 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    pub(crate) fn new(bytes: &[u8], route: Option<Route>, expiry: Option<Duration>) -> Message {
+    pub(crate) fn new(
+        bytes: &[u8],
+        route: Option<PathSelection>,
+        expiry: Option<Duration>,
+    ) -> Message {
         Message {
             bytes: BASE64_STANDARD.encode(bytes),
             route: route.map(|route| route_word(route).to_owned()),
@@ -153,7 +157,7 @@ impl Message {
         BASE64_STANDARD.decode(&self.bytes).ok()
     }
 
-    pub(crate) fn route(&self) -> Option<Route> {
+    pub(crate) fn route(&self) -> Option<PathSelection> {
         route_of(self.route.as_ref()?)
     }
 
@@ -167,10 +171,10 @@ impl From<&Options> for Terms {
         Terms {
             left_ms: options.left().map(|left| left.as_millis() as u64),
             size: options.size,
-            policy: options.policy.word().to_owned(),
+            policy: options.policy.as_str().to_owned(),
             budget: options.budget,
             priority: options.priority,
-            if_late: options.if_late.word().to_owned(),
+            if_late: options.if_late.as_str().to_owned(),
             route: route_word(options.route).to_owned(),
             persist: options.persist != Persist::No,
             levels: options.levels,
@@ -183,8 +187,8 @@ impl TryFrom<&Terms> for Options {
     type Error = Fault;
     fn try_from(terms: &Terms) -> Result<Options, Fault> {
         let nonsense = |text: String| Fault::new(libc::EINVAL, text);
-        let policy: Policy = terms.policy.parse().map_err(|e| nonsense(format!("{e}")))?;
-        let if_late: IfLate = terms
+        let policy: CostPolicy = terms.policy.parse().map_err(|e| nonsense(format!("{e}")))?;
+        let if_late: DeadlineFallback = terms
             .if_late
             .parse()
             .map_err(|e| nonsense(format!("{e}")))?;
@@ -427,11 +431,11 @@ mod tests {
         let options = Options {
             deadline: Some(since_boot() + Duration::from_secs(60)),
             size: Some(94_000_000),
-            policy: Policy::Balanced,
+            policy: CostPolicy::Balanced,
             budget: Some(5_000_000),
             priority: 3,
-            if_late: IfLate::Wait,
-            route: Route::Each,
+            if_late: DeadlineFallback::Wait,
+            route: PathSelection::Each,
             persist: Persist::Written,
             levels: levels.unwrap(),
             expiry: Duration::from_millis(250),
@@ -469,7 +473,7 @@ mod tests {
         let bytes: Vec<u8> = (0..=255).collect();
         for (route, expiry) in [
             (None, None),
-            (Some(Route::Each), Some(Duration::from_millis(7))),
+            (Some(PathSelection::Each), Some(Duration::from_millis(7))),
         ] {
             let said = ToAgent::Message(Message::new(&bytes, route, expiry));
             let text = serde_json::to_string(&said).unwrap();

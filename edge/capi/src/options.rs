@@ -15,8 +15,8 @@
 
 use std::time::Duration;
 
-use d2tp_driver::{FlowSettings, PublicKey, Route};
-use d2tp_sched::{IfLate, Policy};
+use d2tp_driver::{FlowSettings, PathSelection, PublicKey};
+use d2tp_sched::{CostPolicy, DeadlineFallback};
 use libc::c_int;
 
 use crate::ahead::Levels;
@@ -88,14 +88,14 @@ pub(crate) struct Options {
     /// By the clock that counts sleep too.
     pub(crate) deadline: Option<Duration>,
     pub(crate) size: Option<u64>,
-    pub(crate) policy: Policy,
+    pub(crate) policy: CostPolicy,
     pub(crate) budget: Option<u64>,
     pub(crate) priority: u8,
-    pub(crate) if_late: IfLate,
+    pub(crate) if_late: DeadlineFallback,
     pub(crate) peer_key: Option<PublicKey>,
     pub(crate) proxy: Option<String>,
     pub(crate) expiry: Duration,
-    pub(crate) route: Route,
+    pub(crate) route: PathSelection,
     pub(crate) persist: Persist,
     /// Of what is ahead of the program, where it named thresholds.
     pub(crate) levels: Option<Levels>,
@@ -106,14 +106,14 @@ impl Default for Options {
         Options {
             deadline: None,
             size: None,
-            policy: Policy::FreeFirst,
+            policy: CostPolicy::FreeFirst,
             budget: None,
             priority: 0,
-            if_late: IfLate::Cell,
+            if_late: DeadlineFallback::Cell,
             peer_key: None,
             proxy: None,
             expiry: EXPIRY,
-            route: Route::Any,
+            route: PathSelection::Any,
             persist: Persist::No,
             levels: None,
         }
@@ -193,11 +193,15 @@ pub(crate) fn expiry(value: &[u8]) -> Answer<Duration> {
 }
 
 /// Which paths.
-pub(crate) fn route(value: &[u8]) -> Answer<Route> {
+pub(crate) fn route(value: &[u8]) -> Answer<PathSelection> {
     one_of(&ROUTES, value)
 }
 
-const IF_LATE: [IfLate; 3] = [IfLate::Cell, IfLate::Wait, IfLate::Fail];
+const IF_LATE: [DeadlineFallback; 3] = [
+    DeadlineFallback::Cell,
+    DeadlineFallback::Wait,
+    DeadlineFallback::Fail,
+];
 
 impl Options {
     /// Sets one; `begun`: the socket is connecting or connected.
@@ -212,7 +216,7 @@ impl Options {
         match name {
             SO_DEADLINE => self.deadline = deadline(value)?,
             SO_ESIZE => self.size = Some(unsigned(value)?).filter(|size| *size > 0),
-            SO_POLICY => self.policy = one_of(&Policy::ALL, value)?,
+            SO_POLICY => self.policy = one_of(&CostPolicy::ALL, value)?,
             SO_BUDGET => self.budget = Some(unsigned(value)?).filter(|b| *b < u64::MAX),
             SO_IFLATE => self.if_late = one_of(&IF_LATE, value)?,
             SO_EXPIRY => self.expiry = expiry(value)?,
@@ -263,7 +267,7 @@ impl Options {
                 (left as i64).to_ne_bytes().to_vec()
             }
             SO_ESIZE => self.size.unwrap_or(0).to_ne_bytes().to_vec(),
-            SO_POLICY => place(Policy::ALL.iter().position(|p| *p == self.policy)),
+            SO_POLICY => place(CostPolicy::ALL.iter().position(|p| *p == self.policy)),
             SO_BUDGET => self.budget.unwrap_or(u64::MAX).to_ne_bytes().to_vec(),
             SO_PRIORITY => c_int::from(self.priority).to_ne_bytes().to_vec(),
             SO_IFLATE => place(IF_LATE.iter().position(|i| *i == self.if_late)),
@@ -284,7 +288,8 @@ impl Options {
 
     /// Time until both ends drop the flow: never, if it may be late.
     pub(crate) fn within(&self) -> Option<Duration> {
-        self.left().filter(|_| self.if_late != IfLate::Wait)
+        self.left()
+            .filter(|_| self.if_late != DeadlineFallback::Wait)
     }
 
     /// What a flow is opened with.

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use d2tp_driver::{Device, Flow, LinkUse, PathState, Way};
-use d2tp_sched::{IfLate, Need, Policy};
+use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand};
 use d2tp_steer::Seen;
 use d2tp_time::{Span, Time};
 use tokio::sync::Notify;
@@ -553,13 +553,13 @@ fn now() -> Time {
 
 /// Whether time decides.
 fn is_weighing(options: &Options) -> bool {
-    matches!(options.policy, Policy::FreeFirst | Policy::Balanced)
-        && options.if_late == IfLate::Cell
+    matches!(options.policy, CostPolicy::FreeFirst | CostPolicy::Balanced)
+        && options.if_late == DeadlineFallback::Cell
 }
 
 /// What it needs, `moved` bytes after its beginning and with so much left to spend.
-fn need(options: &Options, moved: u64, left: Option<u64>) -> Need {
-    Need {
+fn need(options: &Options, moved: u64, left: Option<u64>) -> FlowDemand {
+    FlowDemand {
         remaining_bytes: options.size.map(|size| size.saturating_sub(moved)),
         left: options.left(),
         policy: options.policy,
@@ -578,7 +578,7 @@ fn verdict(seen: &Seen, now: Time, options: &Options, moved: u64, left: Option<u
     let spends = |left| seen.spends(now, need(options, moved, left), size(options, moved));
     match left {
         _ if spends(left) => Verdict::Pays,
-        Some(0) if options.if_late != IfLate::Wait && spends(None) => Verdict::Broke,
+        Some(0) if options.if_late != DeadlineFallback::Wait && spends(None) => Verdict::Broke,
         _ => Verdict::Free,
     }
 }
@@ -626,12 +626,12 @@ mod tests {
         assert!(spends(&sized(30_000_000), 0));
         assert!(!spends(&sized(30_000_000), 29_500_000));
         let free_only = Options {
-            policy: Policy::FreeOnly,
+            policy: CostPolicy::FreeOnly,
             ..sized(30_000_000)
         };
         assert!(!spends(&free_only, 0));
         let fast = Options {
-            policy: Policy::Fast,
+            policy: CostPolicy::Fast,
             ..Options::default()
         };
         assert!(spends(&fast, 0));
@@ -641,7 +641,7 @@ mod tests {
         assert_eq!(verdict(&free_only, 0, Some(0)), Verdict::Free);
         assert_eq!(verdict(&sized(1_000_000), 0, Some(0)), Verdict::Free);
         let patient = Options {
-            if_late: IfLate::Wait,
+            if_late: DeadlineFallback::Wait,
             ..fast
         };
         assert_eq!(verdict(&patient, 0, Some(0)), Verdict::Free);

@@ -17,7 +17,9 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_session::{DatagramStats, PathStats, PublicKey, Route, SessionEnd, SessionId, Span};
+use d2tp_session::{
+    DatagramStats, PathSelection, PathStats, PublicKey, SessionEnd, SessionId, Span,
+};
 
 use crate::clock;
 use crate::engine::Shared;
@@ -153,8 +155,8 @@ impl Drop for ContextInbox {
 /// # use std::time::Duration;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> anyhow::Result<()> {
 /// # let server = Server::bind(ServerOptions { listen: "127.0.0.1:0".parse()?,
-/// #     key: SecretKey::from_bytes([2; 32]), admission: Admission::Anybody, config: Config::default() })?;
-/// # let device = Device::new(DeviceOptions { key: SecretKey::from_bytes([1; 32]), config: Config::default(),
+/// #     key: SecretKey::from_bytes([2; 32]), admission: Admission::Anybody, config: EndpointConfig::default() })?;
+/// # let device = Device::new(DeviceOptions { key: SecretKey::from_bytes([1; 32]), config: EndpointConfig::default(),
 /// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key() } }).await?;
 /// # device.use_default_route()?;
 /// # let _flow = { use tokio::io::AsyncWriteExt; let mut f = device.open(FlowSettings::default())?; f.write_all(b"x").await?; f };
@@ -211,7 +213,7 @@ impl Connection {
     /// # Errors
     /// It is too large, or the session is over.
     pub fn send_datagram(&self, bytes: Bytes, expiry: Duration) -> Result<(), DatagramError> {
-        self.send_datagram_by(Route::Any, 0, bytes, expiry)
+        self.send_datagram_by(PathSelection::Any, 0, bytes, expiry)
     }
 
     /// The same within a context, a number that tells datagrams of one session apart, and on the paths that
@@ -222,10 +224,10 @@ impl Connection {
     /// As for [`Connection::send_datagram`].
     ///
     /// # Panics
-    /// The context is not below [`crate::CONTEXTS`], or with [`Route::Each`] [`crate::CONTEXTS_OF_COPIES`].
+    /// The context is not below [`crate::CONTEXTS`], or with [`PathSelection::Each`] [`crate::CONTEXTS_OF_COPIES`].
     pub fn send_datagram_by(
         &self,
-        route: Route,
+        route: PathSelection,
         context: u64,
         bytes: Bytes,
         expiry: Duration,
@@ -236,7 +238,7 @@ impl Connection {
             if len > max {
                 return Err(DatagramError::TooBig { bytes: len, max });
             }
-            s.send_datagram_by(route, context, bytes, expires);
+            s.send_datagram_on(route, context, bytes, expires);
             Ok(())
         });
         sent.unwrap_or_else(|| Err(DatagramError::Over(self.end())))

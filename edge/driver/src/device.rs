@@ -20,8 +20,8 @@ use d2tp_device::{
 };
 use d2tp_links::{Class, Kind, Link, Signs, Station};
 use d2tp_session::{
-    AckOffload, Addresses, Admission, Config, Endpoint, Event, FlowId, LinkId, Mirroring,
-    PathStats, PublicKey, SecretKey, Session, SessionEnd, SessionId, Span, Time,
+    AckOffload, Addresses, Admission, Endpoint, EndpointConfig, FlowId, LinkId, Mirroring,
+    PathStats, PublicKey, SecretKey, Session, SessionEnd, SessionEvent, SessionId, Span, Time,
 };
 use d2tp_udp::{BindOptions, LinkSocket};
 use parking_lot::Mutex;
@@ -59,7 +59,7 @@ pub struct DeviceOptions {
     /// Who the device is.
     pub key: SecretKey,
     /// Protocol settings.
-    pub config: Config,
+    pub config: EndpointConfig,
 }
 
 /// A link as the device uses it now.
@@ -417,7 +417,7 @@ impl Device {
     }
 
     /// What happens in the session, from now on, with the time of each.
-    pub fn events(&self) -> broadcast::Receiver<(Time, Event)> {
+    pub fn events(&self) -> broadcast::Receiver<(Time, SessionEvent)> {
         self.body.shared.events.subscribe()
     }
 

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
-    Addresses, Endpoint, Event, FlowEnd, FlowId, LinkId, RelayId, Session, SessionEnd, SessionId,
-    Span, Time, Transmit,
+    Addresses, Endpoint, FlowEnd, FlowId, LinkId, RelayId, Session, SessionEnd, SessionEvent,
+    SessionId, Span, Time, Transmit,
 };
 use d2tp_udp::{LinkSocket, RecvBatch};
 use parking_lot::Mutex;
@@ -196,7 +196,7 @@ pub(crate) struct Shared {
     rearm: AtomicBool,
     /// Something moved: for who looks after a device's links.
     pub(crate) stirred: Notify,
-    pub(crate) events: broadcast::Sender<(Time, Event)>,
+    pub(crate) events: broadcast::Sender<(Time, SessionEvent)>,
 }
 
 impl Shared {
@@ -495,10 +495,10 @@ impl Engine {
                 }
             };
             match &event {
-                Event::Opened(flow) if inner.relaying.begins(session, *flow) => {
+                SessionEvent::Opened(flow) if inner.relaying.begins(session, *flow) => {
                     relaying::meet(&self.shared, inner, session, *flow);
                 }
-                Event::Opened(flow) if inner.accepts || inner.relaying.hears(session) => {
+                SessionEvent::Opened(flow) if inner.accepts || inner.relaying.hears(session) => {
                     let entry = Entry {
                         unclaimed: true,
                         opener: inner.core.session(session).map(|s| s.peer().0),
@@ -510,7 +510,7 @@ impl Engine {
                         waker.wake();
                     }
                 }
-                Event::Readable(flow) => wake(
+                SessionEvent::Readable(flow) => wake(
                     *flow,
                     |e| {
                         if let Some(w) = e.reader.take() {
@@ -519,7 +519,7 @@ impl Engine {
                     },
                     inner,
                 ),
-                Event::Writable(flow) => {
+                SessionEvent::Writable(flow) => {
                     inner.draw_from(session, *flow);
                     wake(
                         *flow,
@@ -531,7 +531,7 @@ impl Engine {
                         inner,
                     );
                 }
-                Event::SendFrom { flow, offset } => {
+                SessionEvent::SendFrom { flow, offset } => {
                     if let Some(drawn) = inner
                         .flows
                         .get_mut(&(session, *flow))
@@ -542,13 +542,13 @@ impl Engine {
                         inner.draw_from(session, *flow);
                     }
                 }
-                Event::Remains { flow, pieces } => {
+                SessionEvent::Remains { flow, pieces } => {
                     if let Some(entry) = inner.flows.get_mut(&(session, *flow)) {
                         entry.remains = Some(pieces.iter().cloned().collect());
                     }
                     continue;
                 }
-                Event::Ended { flow, end } => {
+                SessionEvent::Ended { flow, end } => {
                     if let Some(entry) = inner.flows.get_mut(&(session, *flow)) {
                         entry.end = Some(*end);
                         entry.source = None;
@@ -558,13 +558,13 @@ impl Engine {
                         }
                     }
                 }
-                Event::Datagram { context, bytes } => {
+                SessionEvent::Datagram { context, bytes } => {
                     let inbox = inner.inboxes.entry(session).or_default();
                     inbox.push(*context, bytes.clone());
                     continue;
                 }
-                Event::Asleep => inner.on_asleep(session),
-                Event::Closed(end) => {
+                SessionEvent::Asleep => inner.on_asleep(session),
+                SessionEvent::Closed(end) => {
                     if let Some(mut inbox) = inner.inboxes.remove(&session) {
                         inbox.wake();
                     }
@@ -578,7 +578,7 @@ impl Engine {
                 _ => {}
             }
             inner.relaying.note(&event);
-            let over = matches!(event, Event::Closed(_));
+            let over = matches!(event, SessionEvent::Closed(_));
             if let Some(to) = inner.relaying.teller(session, &self.shared.events) {
                 // Nobody listening is fine.
                 let _ = to.send((clock::now(), event));

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
-    FlowEnd, FlowError, FlowId, FlowOptions, PublicKey, Read, Reason, Route, SessionId, Span, Time,
+    FlowEnd, FlowError, FlowId, FlowOptions, PathSelection, PublicKey, ReadOutcome, ReasonCode,
+    SessionId, Span, Time,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -34,11 +35,11 @@ pub struct FlowSettings {
     /// nothing is kept open for it, by a packet every 25 s. Others send nothing while they are idle.
     pub reachable: bool,
     /// Opening and first bytes may travel in the first handshake's SYN: write them, then give the
-    /// device its link. A server that allows it ([`d2tp_session::Config::early_data`]) has them a round
+    /// device its link. A server that allows it ([`d2tp_session::EndpointConfig::early_data`]) has them a round
     /// trip sooner. They may be heard twice, so only what does no harm when repeated should go.
     pub early: bool,
     /// Which paths carry what is written here; the other end decides for what it writes.
-    pub route: Route,
+    pub route: PathSelection,
 }
 
 impl FlowSettings {
@@ -148,11 +149,11 @@ impl Flow {
     }
 
     /// Says which paths carry what is written here from now on.
-    pub fn set_route(&self, route: Route) {
+    pub fn set_route(&self, route: PathSelection) {
         let id = self.id;
         // A flow that is over travels nowhere.
         self.shared
-            .with(self.session, |s| s.set_route(id, route).is_ok());
+            .with(self.session, |s| s.set_path_selection(id, route).is_ok());
     }
 
     /// Changes the deadline, or takes it away; the other end learns it.
@@ -171,8 +172,9 @@ impl Flow {
     /// Asks the other end to hold back what it sends, because others go first, or to go on.
     pub fn hold_back(&self, held: bool) {
         let id = self.id;
-        self.shared
-            .with(self.session, |s| s.pause(id, held, Reason::QueuedBehind));
+        self.shared.with(self.session, |s| {
+            s.pause(id, held, ReasonCode::QueuedBehind)
+        });
     }
 
     /// Bytes that the other end has acknowledged without a gap.
@@ -229,16 +231,16 @@ impl Flow {
         let mut news = false;
         let read = inner.core.with(session, |s| {
             let read = s.read(id, usize::MAX);
-            news = s.has_news();
+            news = s.has_pending_frames();
             read
         });
         // Reading the last byte may have ended the flow: the task hands that on.
         news |= inner.core.has_events();
         let entry = inner.flows.get_mut(&(session, id));
         let out = match (read, entry) {
-            (Ok(Ok(Read::Chunk(chunk))), _) => Poll::Ready(Ok(Some(chunk))),
-            (Ok(Ok(Read::End)), _) => Poll::Ready(Ok(None)),
-            (Ok(Ok(Read::Pending)), Some(entry)) => {
+            (Ok(Ok(ReadOutcome::Chunk(chunk))), _) => Poll::Ready(Ok(Some(chunk))),
+            (Ok(Ok(ReadOutcome::End)), _) => Poll::Ready(Ok(None)),
+            (Ok(Ok(ReadOutcome::Pending)), Some(entry)) => {
                 entry.reader = Some(cx.waker().clone());
                 Poll::Pending
             }
@@ -328,7 +330,7 @@ impl AsyncRead for Flow {
         let mut news = false;
         let read = inner.core.with(session, |s| {
             let read = s.read_into(id, buf.initialize_unfilled());
-            news = s.has_news();
+            news = s.has_pending_frames();
             read
         });
         // Reading the last byte may have ended the flow: the task hands that on.

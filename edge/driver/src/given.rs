@@ -68,8 +68,8 @@ struct Held {
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> anyhow::Result<()> {
 /// # use d2tp_driver::*;
 /// # let server = Server::bind(ServerOptions { listen: "127.0.0.1:0".parse()?,
-/// #     key: SecretKey::from_bytes([2; 32]), admission: Admission::Anybody, config: Config::default() })?;
-/// # let options = DeviceOptions { key: SecretKey::from_bytes([1; 32]), config: Config::default(),
+/// #     key: SecretKey::from_bytes([2; 32]), admission: Admission::Anybody, config: EndpointConfig::default() })?;
+/// # let options = DeviceOptions { key: SecretKey::from_bytes([1; 32]), config: EndpointConfig::default(),
 /// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key() } };
 /// let links = GivenLinks::new();
 /// let mut device = Device::attached_by(options, links.clone()).await?;
@@ -79,7 +79,7 @@ struct Held {
 /// links.take("wifi");
 /// links.give(GivenLink::new("wifi", "127.0.0.3".parse()?));
 /// # let mut events = device.events();
-/// # while !matches!(events.recv().await?, (_, Event::PathUp { .. })) {}
+/// # while !matches!(events.recv().await?, (_, SessionEvent::PathUp { .. })) {}
 /// # Ok(()) }
 /// ```
 pub struct GivenLinks {

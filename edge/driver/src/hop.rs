@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use d2tp_session::Event;
+use d2tp_session::SessionEvent;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinHandle;
 
@@ -15,10 +15,10 @@ pub(crate) fn watch(body: Arc<Body>) -> JoinHandle<()> {
     tokio::spawn(async move {
         loop {
             match events.recv().await {
-                Ok((_, Event::PathQuiet { link, .. })) => {
+                Ok((_, SessionEvent::PathQuiet { link, .. })) => {
                     body.input(|links, now, _| links.on_path_quiet(now, link));
                 }
-                Ok((_, Event::PathUp { link, .. })) => {
+                Ok((_, SessionEvent::PathUp { link, .. })) => {
                     body.input(|links, now, _| links.on_path_up(now, link));
                 }
                 Ok(_) | Err(RecvError::Lagged(_)) => {}

@@ -13,8 +13,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 
 use d2tp_session::{
-    Addresses, Admission, LinkId, Onward, PublicKey, RELAY_HEADER_BYTES, RelayId, RelayLimits,
-    RelayRefusal, Relays, SessionId, unwrapped, wrap,
+    Addresses, Admission, ForwardTarget, LinkId, PublicKey, RELAY_HEADER_BYTES, RelayId,
+    RelayLimits, RelayRefusal, RelayTable, SessionId, unwrap_relayed, wrap_relayed,
 };
 use d2tp_udp::{BindOptions, LinkSocket, RecvBatch};
 use tokio::sync::{mpsc, watch};
@@ -41,7 +41,7 @@ pub enum RelayFault {
 
 /// The relays of a server.
 pub(crate) struct Hosted {
-    pub(crate) relays: Relays,
+    pub(crate) relays: RelayTable,
     outside: BTreeMap<RelayId, Outside>,
     listeners: BTreeMap<SessionId, mpsc::UnboundedSender<CallNews>>,
     /// Counts what may have changed where some device is.
@@ -57,7 +57,7 @@ struct Outside {
 impl Hosted {
     pub(crate) fn new(limits: RelayLimits, seed: [u8; 32]) -> Hosted {
         Hosted {
-            relays: Relays::new(limits, seed),
+            relays: RelayTable::new(limits, seed),
             outside: BTreeMap::new(),
             listeners: BTreeMap::new(),
             moved: watch::channel(0).0,
@@ -273,13 +273,13 @@ pub(crate) fn pass_on(
     // One relay leads to one place.
     let mut to = None;
     for datagram in group.chunks_mut(stride) {
-        let Some(packet) = unwrapped(datagram) else {
+        let Some(packet) = unwrap_relayed(datagram) else {
             continue;
         };
-        let onward = hosted.relays.onward(core, id, from, packet);
+        let onward = hosted.relays.forward_from_device(core, id, from, packet);
         match onward {
-            Some(Onward::Outside(_)) => bytes.extend_from_slice(packet),
-            Some(Onward::Device(id, _)) => wrap(id, packet, &mut bytes),
+            Some(ForwardTarget::Outside(_)) => bytes.extend_from_slice(packet),
+            Some(ForwardTarget::Device(id, _)) => wrap_relayed(id, packet, &mut bytes),
             None => continue,
         }
         to = onward;
@@ -288,7 +288,7 @@ pub(crate) fn pass_on(
         hosted.moved.send_modify(|n| *n += 1);
     }
     let sent = match to {
-        Some(Onward::Outside(id)) => hosted.outside.get(&id).map(|out| {
+        Some(ForwardTarget::Outside(id)) => hosted.outside.get(&id).map(|out| {
             let to = Addresses {
                 link: LinkId(0),
                 local: None,
@@ -296,7 +296,7 @@ pub(crate) fn pass_on(
             };
             put(&out.io, &to, &bytes, stride - RELAY_HEADER_BYTES)
         }),
-        Some(Onward::Device(_, at)) => sockets
+        Some(ForwardTarget::Device(_, at)) => sockets
             .get(&at.link)
             .map(|socket| put(&socket.io, &at, &bytes, stride)),
         None => None,
@@ -337,10 +337,10 @@ async fn bring_back(shared: Weak<Shared>, io: Arc<LinkSocket>, id: RelayId, targ
             let mut bytes = Vec::with_capacity(run.data.len());
             let mut to = None;
             for packet in run.data.chunks(stride) {
-                let Some(at) = hosted.relays.inward(core, id, packet) else {
+                let Some(at) = hosted.relays.forward_to_device(core, id, packet) else {
                     continue;
                 };
-                wrap(id, packet, &mut bytes);
+                wrap_relayed(id, packet, &mut bytes);
                 to = Some(at);
             }
             if let Some(at) = to

@@ -16,7 +16,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_session::{Event, FlowId, FlowRecord, PublicKey, Reason, Record, SessionId, Time};
+use d2tp_session::{
+    FlowId, FlowRecord, PublicKey, ReasonCode, SessionEvent, SessionId, SessionRecord, Time,
+};
 use parking_lot::Mutex;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinHandle;
@@ -167,11 +169,13 @@ impl Instance {
         Ok(start..end)
     }
 
-    fn record(&self) -> Result<Option<(Record, Stored)>, JournalError> {
+    fn record(&self) -> Result<Option<(SessionRecord, Stored)>, JournalError> {
         let mut found = None;
         self.journal.sessions(|key, stored| {
             if key == self.key {
-                found = Record::decode(&stored.record).ok().map(|r| (r, stored));
+                found = SessionRecord::decode(&stored.record)
+                    .ok()
+                    .map(|r| (r, stored));
             }
         })?;
         Ok(found)
@@ -179,7 +183,11 @@ impl Instance {
 
     /// Writes down what is left of the session: flows that are kept, and those whose end the
     /// server does not know yet.
-    fn write(&self, record: Option<Record>, kept: &[(FlowId, Bytes)]) -> Result<(), JournalError> {
+    fn write(
+        &self,
+        record: Option<SessionRecord>,
+        kept: &[(FlowId, Bytes)],
+    ) -> Result<(), JournalError> {
         let mut batch = Batch::default();
         self.journal
             .memos(|key, _| drop(batch.memos.insert(key, None)))?;
@@ -375,7 +383,7 @@ impl Device {
             let links: Vec<_> = inner.sockets.keys().copied().collect();
             let _ = inner.core.with(session, |s| {
                 for link in links {
-                    s.close_path(now, link, Reason::NoPath);
+                    s.close_path(now, link, ReasonCode::NoPath);
                 }
             });
             inner.core.session(session).map(|s| s.record(now, true))
@@ -438,7 +446,7 @@ async fn upkeep(
     shared: Arc<Shared>,
     session: SessionId,
     instance: Weak<Instance>,
-    mut events: broadcast::Receiver<(Time, Event)>,
+    mut events: broadcast::Receiver<(Time, SessionEvent)>,
 ) {
     loop {
         let left = {
@@ -465,7 +473,7 @@ async fn upkeep(
         }
         loop {
             match events.recv().await {
-                Ok((_, Event::EpochsUsedUp)) | Err(RecvError::Lagged(_)) => break,
+                Ok((_, SessionEvent::EpochsUsedUp)) | Err(RecvError::Lagged(_)) => break,
                 Ok(_) => {}
                 Err(RecvError::Closed) => return,
             }

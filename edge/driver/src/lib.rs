@@ -42,10 +42,11 @@ pub use address::{AddressError, ServerAddress};
 pub use attach::{Attach, Attachment, KernelLinks};
 pub use clock::boot;
 pub use d2tp_session::{
-    AckOffload, Admission, CONTEXTS, CONTEXTS_OF_COPIES, Config, CongestionKind, DATAGRAMS_MAX,
-    DatagramStats, Event, FirstHop, FlowEnd, Lambda, LinkId, Mirroring, PathSchedulerKind,
-    PathState, PathStats, PublicKey, Reason, RelayId, RelayLimits, RelayRefusal, Route, SecretKey,
-    SessionEnd, Suite, SwitchKind, TraceLevel,
+    AckOffload, Admission, CONTEXTS, CONTEXTS_OF_COPIES, CipherSuite, CongestionKind,
+    DATAGRAMS_MAX, DatagramStats, DrwaLambda, EndpointConfig, FirstHopStatus, FlowEnd, LinkId,
+    Mirroring, PathSchedulerKind, PathSelection, PathState, PathStats, PathSwitchKind, PublicKey,
+    ReasonCode, RelayId, RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent,
+    TraceLevel,
 };
 pub use datagrams::{Connection, ContextInbox, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};
 pub use device::{Device, DeviceOptions, LinkAnswers, LinkUse, Way};

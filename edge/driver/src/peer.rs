@@ -162,7 +162,7 @@ pub struct Peer {
     session: SessionId,
     key: [u8; 32],
     direct: watch::Receiver<bool>,
-    events: broadcast::Sender<(Time, d2tp_session::Event)>,
+    events: broadcast::Sender<(Time, d2tp_session::SessionEvent)>,
     _keeping: Tied,
 }
 
@@ -377,7 +377,7 @@ impl Peer {
     }
 
     /// What happens in the session, from now on.
-    pub fn events(&self) -> broadcast::Receiver<(Time, d2tp_session::Event)> {
+    pub fn events(&self) -> broadcast::Receiver<(Time, d2tp_session::SessionEvent)> {
         self.events.subscribe()
     }
 
@@ -422,7 +422,7 @@ impl Shared {
         let mut inner = self.inner.lock();
         let open = |s: &mut Session| {
             let id = s.open(settings.options())?;
-            s.set_route(id, settings.route)?;
+            s.set_path_selection(id, settings.route)?;
             Ok(id)
         };
         match inner.core.with(session, open) {

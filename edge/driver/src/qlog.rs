@@ -218,7 +218,10 @@ pub(crate) fn drain(inner: &mut Inner) {
             feed.begin(id, session.role(), session.peer().to_string());
         }
         let key = (feed.number, id);
-        let over = matches!(record, TraceRecord::Event(d2tp_session::Event::Closed(_)));
+        let over = matches!(
+            record,
+            TraceRecord::Event(d2tp_session::SessionEvent::Closed(_))
+        );
         feed.tell(id, at, Message::Record { key, at, record });
         if over {
             feed.end(id);

@@ -1,7 +1,8 @@
 //! The words of qlog for what a session tells: one name and one object for each record.
 
 use d2tp_session::{
-    Event, FlowEnd, FlowId, LinkId, PathStatus, Reason, SessionEnd, SwitchKind, TraceRecord,
+    FlowEnd, FlowId, LinkId, PathStatus, PathSwitchKind, ReasonCode, SessionEnd, SessionEvent,
+    TraceRecord,
 };
 use d2tp_wire::Frame;
 use serde_json::{Value, json};
@@ -13,7 +14,7 @@ pub(crate) fn words(
 ) -> (String, Value) {
     let link = |id: LinkId| name_of(id).unwrap_or_else(|| format!("link{}", id.0));
     let (name, data) = match record {
-        TraceRecord::Knocked { link: on, epoch } => (
+        TraceRecord::HandshakeSent { link: on, epoch } => (
             "handshake_sent",
             json!({ "link": link(*on), "epoch": epoch }),
         ),
@@ -92,10 +93,10 @@ pub(crate) fn words(
     (format!("d2tp:{name}"), data)
 }
 
-fn event_words(event: &Event, link: &impl Fn(LinkId) -> String) -> (String, Value) {
+fn event_words(event: &SessionEvent, link: &impl Fn(LinkId) -> String) -> (String, Value) {
     let (name, data) = match event {
-        Event::Established { resumed, .. } => ("established", json!({ "resumed": resumed })),
-        Event::PathUp {
+        SessionEvent::Established { resumed, .. } => ("established", json!({ "resumed": resumed })),
+        SessionEvent::PathUp {
             path,
             link: on,
             took,
@@ -103,16 +104,16 @@ fn event_words(event: &Event, link: &impl Fn(LinkId) -> String) -> (String, Valu
             "path_up",
             json!({ "path": path.0, "link": link(*on), "took_ms": took.as_secs_f64() * 1e3 }),
         ),
-        Event::PathQuiet { path, link: on } => {
+        SessionEvent::PathQuiet { path, link: on } => {
             ("path_quiet", json!({ "path": path.0, "link": link(*on) }))
         }
-        Event::PathSilent { path, link: on } => {
+        SessionEvent::PathSilent { path, link: on } => {
             ("path_silent", json!({ "path": path.0, "link": link(*on) }))
         }
-        Event::PathDown { path, link: on } => {
+        SessionEvent::PathDown { path, link: on } => {
             ("path_closed", json!({ "path": path.0, "link": link(*on) }))
         }
-        Event::Switched {
+        SessionEvent::Switched {
             from,
             to,
             kind,
@@ -123,29 +124,31 @@ fn event_words(event: &Event, link: &impl Fn(LinkId) -> String) -> (String, Valu
                 "from": from.map(link),
                 "to": link(*to),
                 "kind": match kind {
-                    SwitchKind::MakeBeforeBreak => "make-before-break",
-                    SwitchKind::BreakBeforeMake => "break-before-make",
+                    PathSwitchKind::MakeBeforeBreak => "make-before-break",
+                    PathSwitchKind::BreakBeforeMake => "break-before-make",
                 },
                 "silence_ms": silence.as_secs_f64() * 1e3,
             }),
         ),
-        Event::Opened(flow) => ("flow_opened", json!({ "flow": id(*flow), "by": "remote" })),
-        Event::SendFrom { flow, offset } => (
+        SessionEvent::Opened(flow) => ("flow_opened", json!({ "flow": id(*flow), "by": "remote" })),
+        SessionEvent::SendFrom { flow, offset } => (
             "flow_resumed",
             json!({ "flow": id(*flow), "offset": offset }),
         ),
-        Event::PeerDurable { flow, offset } => (
+        SessionEvent::PeerDurable { flow, offset } => (
             "flow_durable",
             json!({ "flow": id(*flow), "offset": offset }),
         ),
-        Event::DeadlineChanged(flow) => ("deadline_changed", json!({ "flow": id(*flow) })),
-        Event::Ended { flow, end } => (
+        SessionEvent::DeadlineChanged(flow) => ("deadline_changed", json!({ "flow": id(*flow) })),
+        SessionEvent::Ended { flow, end } => (
             "flow_closed",
             json!({ "flow": id(*flow), "end": end_word(end), "text": end.to_string() }),
         ),
-        Event::Suspended(why) => ("suspended", json!({ "reason": reason(*why) })),
-        Event::Woken { after } => ("woken", json!({ "after_ms": after.as_secs_f64() * 1e3 })),
-        Event::Closed(end) => (
+        SessionEvent::Suspended(why) => ("suspended", json!({ "reason": reason(*why) })),
+        SessionEvent::Woken { after } => {
+            ("woken", json!({ "after_ms": after.as_secs_f64() * 1e3 }))
+        }
+        SessionEvent::Closed(end) => (
             "session_closed",
             json!({
                 "by": match end {
@@ -260,7 +263,7 @@ fn end_word(end: &FlowEnd) -> &'static str {
 }
 
 /// `NoPath` as `no_path`: the reason codes of commands and logs.
-fn reason(reason: Reason) -> String {
+fn reason(reason: ReasonCode) -> String {
     let mut word = String::new();
     for letter in format!("{reason:?}").chars() {
         if letter.is_ascii_uppercase() && !word.is_empty() {
@@ -277,8 +280,8 @@ mod tests {
 
     #[test]
     fn reasons_are_the_codes_of_commands_and_logs() {
-        assert_eq!(reason(Reason::NoPath), "no_path");
-        assert_eq!(reason(Reason::OverBudget), "over_budget");
-        assert_eq!(reason(Reason::None), "none");
+        assert_eq!(reason(ReasonCode::NoPath), "no_path");
+        assert_eq!(reason(ReasonCode::OverBudget), "over_budget");
+        assert_eq!(reason(ReasonCode::None), "none");
     }
 }

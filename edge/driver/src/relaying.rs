@@ -17,9 +17,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 use d2tp_session::{
-    Addresses, Aside, Event, FlowId, Guest, Incoming, LINE_BYTES_MAX, LinkId, PUNCH_BYTES, PathId,
-    PathState, PathStats, RELAY_HEADER_BYTES, RelayId, Rendezvous, SessionId, Time, Transmit,
-    id_of, wrap,
+    Addresses, FlowId, IncomingDatagram, InterceptedDatagram, LINE_BYTES_MAX, LinkId, PUNCH_BYTES,
+    PathId, PathState, PathStats, RELAY_HEADER_BYTES, RelayClient, RelayId, Rendezvous,
+    SessionEvent, SessionId, Time, Transmit, relayed_id, wrap_relayed,
 };
 use d2tp_udp::LinkSocket;
 use tokio::sync::{broadcast, watch};
@@ -52,7 +52,7 @@ pub(crate) struct Beside {
     pub(crate) relay: Option<RelayId>,
     /// Whether a direct path answers.
     pub(crate) direct: watch::Sender<bool>,
-    pub(crate) events: broadcast::Sender<(Time, Event)>,
+    pub(crate) events: broadcast::Sender<(Time, SessionEvent)>,
     /// Reads those lines.
     _reading: Option<Tied>,
 }
@@ -63,7 +63,7 @@ pub(crate) struct Relaying {
     /// As a relay.
     pub(crate) hosted: Option<Hosted>,
     /// As one who uses relays.
-    pub(crate) guest: Guest,
+    pub(crate) guest: RelayClient,
     /// A device's session with its server, which is the relay.
     pub(crate) main: Option<SessionId>,
     pub(crate) beside: BTreeMap<SessionId, Beside>,
@@ -99,8 +99,8 @@ impl Relaying {
     pub(crate) fn teller<'a>(
         &'a self,
         session: SessionId,
-        usual: &'a broadcast::Sender<(Time, Event)>,
-    ) -> Option<&'a broadcast::Sender<(Time, Event)>> {
+        usual: &'a broadcast::Sender<(Time, SessionEvent)>,
+    ) -> Option<&'a broadcast::Sender<(Time, SessionEvent)>> {
         if !self.is_beside(session) {
             return Some(usual);
         }
@@ -108,8 +108,9 @@ impl Relaying {
     }
 
     /// Something happened in a session.
-    pub(crate) fn note(&self, event: &Event) {
-        if let (Some(hosted), Event::PathUp { .. } | Event::PathDown { .. }) = (&self.hosted, event)
+    pub(crate) fn note(&self, event: &SessionEvent) {
+        if let (Some(hosted), SessionEvent::PathUp { .. } | SessionEvent::PathDown { .. }) =
+            (&self.hosted, event)
         {
             hosted.moved.send_modify(|n| *n += 1);
         }
@@ -192,8 +193,8 @@ pub(crate) fn take_in(
     let stride = stride.max(1);
     let mut rest = run;
     while !rest.is_empty() {
-        let id = id_of(&rest[..stride.min(rest.len())]);
-        let same = rest.chunks(stride).take_while(|d| id_of(d) == id);
+        let id = relayed_id(&rest[..stride.min(rest.len())]);
+        let same = rest.chunks(stride).take_while(|d| relayed_id(d) == id);
         let bytes = same.map(<[u8]>::len).sum();
         let (group, more) = rest.split_at_mut(bytes);
         match id {
@@ -205,7 +206,7 @@ pub(crate) fn take_in(
 }
 
 fn to_core(inner: &mut Inner, now: Time, addresses: Addresses, bytes: &mut [u8], stride: usize) {
-    let incoming = Incoming { addresses, bytes };
+    let incoming = IncomingDatagram { addresses, bytes };
     inner.core.handle_datagrams(now, incoming, stride);
 }
 
@@ -219,19 +220,23 @@ fn take_group(
     stride: usize,
 ) {
     let hosted = inner.relaying.hosted.as_ref();
-    if hosted.is_some_and(|h| h.relays.knows(id)) {
+    if hosted.is_some_and(|h| h.relays.contains(id)) {
         return hosting::pass_on(inner, id, &from, group, stride);
     }
     let first = &group[..stride.min(group.len())];
-    match inner.relaying.guest.take_in(&inner.core, &from, first) {
+    match inner
+        .relaying
+        .guest
+        .classify_datagram(&inner.core, &from, first)
+    {
         None => to_core(inner, now, from, group, stride),
-        Some(Aside::Nothing) => {}
-        Some(Aside::Punch(session)) => {
+        Some(InterceptedDatagram::Nothing) => {}
+        Some(InterceptedDatagram::Punch(session)) => {
             if let Some(beside) = inner.relaying.beside.get_mut(&session) {
                 beside.rendezvous.on_punch(from.link, from.remote);
             }
         }
-        Some(Aside::Relayed(stands)) => {
+        Some(InterceptedDatagram::Relayed(stands)) => {
             // The packets within, back to back again: the core takes them as one run.
             let mut end = 0;
             let mut at = 0;
@@ -259,12 +264,12 @@ pub(crate) fn send(
     let way = inner
         .relaying
         .guest
-        .way_out(&inner.core, transmit.link, relay);
+        .relay_addresses(&inner.core, transmit.link, relay);
     let Some(way) = way else { return };
     let mut wrapped = std::mem::take(&mut inner.relaying.scratch);
     wrapped.clear();
     for packet in bytes.chunks(transmit.segment) {
-        wrap(relay, packet, &mut wrapped);
+        wrap_relayed(relay, packet, &mut wrapped);
     }
     let stride = transmit.segment + RELAY_HEADER_BYTES;
     if let Some(socket) = inner.sockets.get(&way.link)
@@ -317,7 +322,7 @@ async fn read_lines(shared: Weak<Shared>, mut flow: Flow) {
             let line: Vec<u8> = text.drain(..=end).collect();
             let line = String::from_utf8_lossy(&line[..end]);
             if let Some(beside) = inner.relaying.beside.get_mut(&session) {
-                beside.rendezvous.hear(clock::now(), &line);
+                beside.rendezvous.handle_line(clock::now(), &line);
             }
         }
         tend(&mut inner, clock::now());
@@ -363,8 +368,10 @@ pub(crate) fn tend(inner: &mut Inner, now: Time) -> bool {
     let mut beside = std::mem::take(&mut inner.relaying.beside);
     for (session, beside) in &mut beside {
         let rendezvous = &mut beside.rendezvous;
-        rendezvous.set_place(now, links.clone(), addresses.clone());
-        let _ = inner.core.with(*session, |s| rendezvous.tend(now, s));
+        rendezvous.set_local_addresses(now, links.clone(), addresses.clone());
+        let _ = inner
+            .core
+            .with(*session, |s| rendezvous.update_paths(now, s));
         if let Some(flow) = beside.lines
             && let Some(line) = rendezvous.poll_line()
         {

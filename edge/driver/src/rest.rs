@@ -17,7 +17,9 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_session::{Event, FlowId, Life, Record, Role, SessionId, Span, Time};
+use d2tp_session::{
+    FlowId, Role, SessionEvent, SessionId, SessionRecord, SessionState, Span, Time,
+};
 use tokio::sync::Notify;
 
 use crate::clock;
@@ -218,21 +220,23 @@ pub(crate) fn keep(inner: &mut Inner, id: SessionId, flow: FlowId, memo: Bytes) 
 
 /// What kept a suspended session awake may be over.
 fn look_again(inner: &mut Inner, id: SessionId) {
-    let suspended = inner.core.session(id).map(|s| s.life()) == Some(Life::Suspended);
+    let suspended = inner.core.session(id).map(|s| s.state()) == Some(SessionState::Suspended);
     if let Some(after) = inner.rest.after.filter(|_| inner.accepts && suspended) {
         inner.rest.drowsy.insert((clock::now() + after, id));
     }
 }
 
 /// Something happened in a session.
-pub(crate) fn on_event(inner: &mut Inner, id: SessionId, event: &Event) {
+pub(crate) fn on_event(inner: &mut Inner, id: SessionId, event: &SessionEvent) {
     match event {
-        Event::Suspended(_) => look_again(inner, id),
-        Event::Established { .. } if inner.accepts => on_awake(inner, id),
-        Event::SendFrom { flow, offset } if inner.accepts => speak_early(inner, id, *flow, *offset),
+        SessionEvent::Suspended(_) => look_again(inner, id),
+        SessionEvent::Established { .. } if inner.accepts => on_awake(inner, id),
+        SessionEvent::SendFrom { flow, offset } if inner.accepts => {
+            speak_early(inner, id, *flow, *offset)
+        }
         // The entry keeps its memo: whoever has not taken the flow up yet must still learn what
         // it was to free it.
-        Event::Ended { flow, .. } => {
+        SessionEvent::Ended { flow, .. } => {
             let kept = inner
                 .flows
                 .get(&(id, *flow))
@@ -242,7 +246,7 @@ pub(crate) fn on_event(inner: &mut Inner, id: SessionId, event: &Event) {
             }
             look_again(inner, id);
         }
-        Event::Closed(_) => {
+        SessionEvent::Closed(_) => {
             if let Some(key) = inner.rest.is_over(id) {
                 let flows = inner.flows.range((id, FlowId(0))..=(id, FlowId(u64::MAX)));
                 let kept = flows.filter_map(|((_, flow), entry)| {
@@ -277,7 +281,7 @@ fn speak_early(inner: &mut Inner, id: SessionId, flow: FlowId, offset: u64) {
     };
     let _ = inner.core.with(id, |s| {
         let room = s.write_room(flow).unwrap_or(0) as usize;
-        if let Some(bytes) = peek(&memo, offset, room).filter(|_| s.is_thawed()) {
+        if let Some(bytes) = peek(&memo, offset, room).filter(|_| s.is_tentative()) {
             let _ = s.write(flow, bytes.slice(..bytes.len().min(room)));
         }
     });
@@ -343,13 +347,14 @@ pub(crate) fn on_time(inner: &mut Inner, now: Time) {
         inner.rest.drowsy.pop_first();
         let after = inner.rest.after.unwrap_or(Span::ZERO);
         let silent = inner.core.session(id).is_some_and(|s| {
-            s.life() == Life::Suspended && s.suspended_for(now).is_some_and(|span| span >= after)
+            s.state() == SessionState::Suspended
+                && s.suspended_for(now).is_some_and(|span| span >= after)
         });
         if silent {
             put_to_sleep(inner, id, now);
         }
     }
-    while let Some(lapsed) = inner.core.poll_lapsed() {
+    while let Some(lapsed) = inner.core.poll_expired() {
         let key = SessionKey {
             peer: lapsed.peer,
             instance: lapsed.instance,
@@ -379,7 +384,7 @@ fn put_to_sleep(inner: &mut Inner, id: SessionId, now: Time) -> bool {
         let entry = inner.flows.get(&(id, *flow));
         entry.is_none_or(|e| e.memo.is_none() || e.end.is_some()) || session.has_unread(*flow)
     });
-    if bare || !session.may_hibernate() || !inner.core.has_room_asleep() {
+    if bare || !session.may_hibernate() || !inner.core.has_room_hibernated() {
         return false;
     }
     qlog::drain(inner);
@@ -511,7 +516,7 @@ pub(crate) async fn write_down(
 /// Takes in a session the journal holds: it sleeps, its flows wait.
 fn take_in(inner: &mut Inner, now: Time, kept: Kept) {
     let Kept { key, stored, flows } = kept;
-    let Ok(mut record) = Record::decode(&stored.record) else {
+    let Ok(mut record) = SessionRecord::decode(&stored.record) else {
         let instance = key.instance;
         tracing::warn!(instance, "a session's record has another form; dropped");
         inner.rest.batch.sessions.insert(key, None);
@@ -544,7 +549,7 @@ fn take_in_part(inner: &mut Inner, part: Part) -> bool {
     let now = clock::now();
     let is_met = |inner: &Inner, key: &SessionKey| {
         let met = inner.rest.met.as_ref().is_some_and(|met| met.contains(key));
-        met || inner.core.knows(key.peer, key.instance)
+        met || inner.core.has_session(key.peer, key.instance)
     };
     for kept in part.sessions {
         if !is_met(inner, &kept.key) {
@@ -557,7 +562,7 @@ fn take_in_part(inner: &mut Inner, part: Part) -> bool {
         }
     }
     if part.is_last {
-        inner.core.set_sleepers_elsewhere(false);
+        inner.core.set_records_elsewhere(false);
         inner.rest.met = None;
         let sessions = inner.rest.loaded;
         tracing::info!(sessions, "sessions taken up from the journal");
@@ -576,7 +581,7 @@ pub(crate) fn load(
     if take_in_part(inner, part) {
         return Ok(None);
     }
-    inner.core.set_sleepers_elsewhere(true);
+    inner.core.set_records_elsewhere(true);
     inner.rest.met = Some(HashSet::new());
     Ok(last)
 }
@@ -618,14 +623,14 @@ pub(crate) async fn loader(shared: Arc<Shared>, journal: Arc<Journal>, after: Se
 
 /// Looks in the journal for devices at the door whose sessions were not taken in yet.
 pub(crate) fn seek(inner: &mut Inner) {
-    while let Some(sought) = inner.core.poll_sought() {
+    while let Some(sought) = inner.core.poll_lookup() {
         let now = clock::now();
         let key = SessionKey {
             peer: sought.peer(),
             instance: sought.instance(),
         };
         let Inner { core, rest, .. } = inner;
-        let known = core.knows(key.peer, key.instance);
+        let known = core.has_session(key.peer, key.instance);
         // Who was met before and is not known is new, or was here and is over.
         let first = rest.met.as_mut().is_some_and(|met| met.insert(key));
         if !known
@@ -644,7 +649,7 @@ pub(crate) fn seek(inner: &mut Inner) {
                 }
             }
         }
-        inner.core.go_on(now, sought);
+        inner.core.finish_lookup(now, sought);
     }
 }
 
@@ -653,7 +658,7 @@ pub(crate) fn lie_down(inner: &mut Inner, code: u64) {
     let now = clock::now();
     for id in inner.core.ids() {
         // A session read out of its record for a handshake under way is still that record.
-        if inner.core.session(id).is_some_and(|s| s.is_thawed()) {
+        if inner.core.session(id).is_some_and(|s| s.is_tentative()) {
             continue;
         }
         if !put_to_sleep(inner, id, now) {

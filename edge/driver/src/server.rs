@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_session::{Admission, Config, Endpoint, PublicKey, RelayLimits, SecretKey};
+use d2tp_session::{Admission, Endpoint, EndpointConfig, PublicKey, RelayLimits, SecretKey};
 use d2tp_udp::{BindOptions, LinkSocket};
 
 use crate::datagrams::Connection;
@@ -28,7 +28,7 @@ pub struct ServerOptions {
     /// Who may come in.
     pub admission: Admission,
     /// Protocol settings.
-    pub config: Config,
+    pub config: EndpointConfig,
 }
 
 /// What becomes of sessions whose devices are away.

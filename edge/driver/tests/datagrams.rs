@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{DATAGRAMS_MAX, DatagramError, GivenLink, GivenLinks, Route};
+use d2tp_driver::{DATAGRAMS_MAX, DatagramError, GivenLink, GivenLinks, PathSelection};
 use d2tp_links::Class;
 use support::{active, at, device, flow, server, until, wifi, within};
 
@@ -21,7 +21,7 @@ async fn datagrams_go_both_ways_whole_and_in_their_context() {
     let largest = here.datagram_max().unwrap();
     assert!(largest >= 1_100, "{largest}");
     let bytes = Bytes::from(vec![7; largest]);
-    here.send_datagram_by(Route::Any, 9, bytes.clone(), LONG)
+    here.send_datagram_by(PathSelection::Any, 9, bytes.clone(), LONG)
         .unwrap();
     let got = within(there.recv_datagram()).await.unwrap();
     assert_eq!((got.context, got.bytes), (9, bytes));
@@ -167,7 +167,7 @@ async fn one_for_each_path_leaves_by_both_links_and_is_read_once() {
     .await;
     let (here, there) = (device.connection(), far.connection());
     for n in 0..20 {
-        here.send_datagram_by(Route::Each, 5, vec![n].into(), LONG)
+        here.send_datagram_by(PathSelection::Each, 5, vec![n].into(), LONG)
             .unwrap();
     }
     for n in 0..20 {

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use d2tp_driver::{Config, FlowSettings, GivenLinks};
+use d2tp_driver::{EndpointConfig, FlowSettings, GivenLinks};
 use support::{device_by_way_of, server_with, until, wifi, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -40,9 +40,9 @@ async fn relay(server: SocketAddr, open: Arc<AtomicBool>) -> SocketAddr {
 
 #[tokio::test]
 async fn a_request_in_the_syn_reaches_the_application_before_the_device_is_answered() {
-    let server = server_with(Config {
+    let server = server_with(EndpointConfig {
         early_data: true,
-        ..Config::default()
+        ..EndpointConfig::default()
     });
     let open = Arc::new(AtomicBool::new(false));
     let at = relay(server.local_addr(), open.clone()).await;

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use d2tp_driver::{Attach, Attachment, Device, Event, Flow, GivenLink, GivenLinks, PathState};
+use d2tp_driver::{
+    Attach, Attachment, Device, Flow, GivenLink, GivenLinks, PathState, SessionEvent,
+};
 use d2tp_links::{Answer, Kind, Link, Signs, Station};
 use d2tp_udp::BindError;
 use support::{active, at, device, device_by_way_of, flow, server, until, wifi, within};
@@ -277,7 +279,7 @@ async fn hesitates(answers: bool) -> Duration {
     way.fail(answers).await;
     while !matches!(
         within(events.recv()).await,
-        Ok((_, Event::PathQuiet { .. }))
+        Ok((_, SessionEvent::PathQuiet { .. }))
     ) {}
     let quiet = Instant::now();
     until("it is silent", || {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, Config, Device, DeviceOptions, Flow, FlowIo, FlowSettings, SecretKey, Server,
-    ServerAddress, ServerOptions, Source,
+    Admission, Device, DeviceOptions, EndpointConfig, Flow, FlowIo, FlowSettings, SecretKey,
+    Server, ServerAddress, ServerOptions, Source,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -21,7 +21,7 @@ fn server(admission: Admission) -> Server {
         listen: "127.0.0.1:0".parse().unwrap(),
         key: key(2),
         admission,
-        config: Config::default(),
+        config: EndpointConfig::default(),
     })
     .unwrap()
 }
@@ -35,7 +35,7 @@ async fn device(server: &Server) -> Device {
     let options = DeviceOptions {
         server: address,
         key: key(1),
-        config: Config::default(),
+        config: EndpointConfig::default(),
     };
     let device = Device::new(options).await.unwrap();
     device.use_default_route().unwrap();

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, Asleep, Batch, Claim, Config, Device, DeviceOptions, FORGOTTEN, Flow, FlowIo,
-    FlowKey, FlowSettings, Instance, Journal, RestOptions, SecretKey, Server, ServerAddress,
-    ServerOptions, SessionKey, Source, Stored,
+    Admission, Asleep, Batch, Claim, Device, DeviceOptions, EndpointConfig, FORGOTTEN, Flow,
+    FlowIo, FlowKey, FlowSettings, Instance, Journal, RestOptions, SecretKey, Server,
+    ServerAddress, ServerOptions, SessionKey, Source, Stored,
 };
-use d2tp_session::{FlowId, FlowOptions, FlowRecord, PublicKey, Record, Role, Span};
+use d2tp_session::{FlowId, FlowOptions, FlowRecord, PublicKey, Role, SessionRecord, Span};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const SIZE: u64 = 3_000_000;
@@ -26,7 +26,7 @@ fn server_at(listen: &str, journal: Option<Arc<Journal>>) -> Server {
         listen: listen.parse().unwrap(),
         key: key(2),
         admission: Admission::Anybody,
-        config: Config::default(),
+        config: EndpointConfig::default(),
     };
     let rest = RestOptions {
         sleep_after: Some(Duration::from_millis(50)),
@@ -43,7 +43,7 @@ fn options(server: &Server) -> DeviceOptions {
             key: server.public_key(),
         },
         key: key(1),
-        config: Config::default(),
+        config: EndpointConfig::default(),
     }
 }
 
@@ -354,7 +354,7 @@ fn stored(n: u64, left_s: u64) -> (SessionKey, Stored, FlowKey) {
         instance: n,
     };
     let flow = FlowId::new(1, 0, true);
-    let record = Record {
+    let record = SessionRecord {
         role: Role::Responder,
         peer: session.peer,
         instance: n,
@@ -711,7 +711,7 @@ fn crowded(journal: &Journal, sessions: u64) {
         peer[..8].copy_from_slice(&n.to_le_bytes());
         let peer = PublicKey(peer);
         let flow = FlowId::new(1, 0, true);
-        let record = Record {
+        let record = SessionRecord {
             role: Role::Responder,
             peer,
             instance: n,

@@ -24,12 +24,12 @@ pub enum Class {
     Roaming,
 }
 
-impl From<Class> for d2tp_sched::Class {
-    fn from(class: Class) -> d2tp_sched::Class {
+impl From<Class> for d2tp_sched::LinkClass {
+    fn from(class: Class) -> d2tp_sched::LinkClass {
         match class {
-            Class::Free => d2tp_sched::Class::Free,
-            Class::Metered => d2tp_sched::Class::Metered,
-            Class::Roaming => d2tp_sched::Class::Roaming,
+            Class::Free => d2tp_sched::LinkClass::Free,
+            Class::Metered => d2tp_sched::LinkClass::Metered,
+            Class::Roaming => d2tp_sched::LinkClass::Roaming,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Tells a machine what changed of what D-Lock asks, and counts how often it was woken.
 
-use d2tp_sched::Vigil;
+use d2tp_sched::WakePlan;
 use d2tp_time::Time;
 
 use crate::machine::{Bell, Machine, Notice};
@@ -9,7 +9,7 @@ use crate::machine::{Bell, Machine, Notice};
 #[derive(Debug)]
 pub struct Keeper<M> {
     machine: M,
-    vigil: Vigil,
+    vigil: WakePlan,
     rings: u64,
 }
 
@@ -18,17 +18,17 @@ impl<M: Machine> Keeper<M> {
     pub fn new(machine: M) -> Keeper<M> {
         Keeper {
             machine,
-            vigil: Vigil::default(),
+            vigil: WakePlan::default(),
             rings: 0,
         }
     }
 
     /// Asks for this from now on; why the machine is held awake, for people.
-    pub async fn keep(&mut self, now: Time, vigil: Vigil, why: &str) {
+    pub async fn keep(&mut self, now: Time, vigil: WakePlan, why: &str) {
         let known = std::mem::replace(&mut self.vigil, vigil);
         let bells = [
-            (Bell::Look, known.look, vigil.look),
-            (Bell::Start, known.start, vigil.start),
+            (Bell::Look, known.scan_at, vigil.scan_at),
+            (Bell::Start, known.start_at, vigil.start_at),
         ];
         for (bell, known, at) in bells {
             if known != at {
@@ -49,8 +49,8 @@ impl<M: Machine> Keeper<M> {
             self.rings += 1;
             // Rung off: the same time asked for again is a new alarm.
             match bell {
-                Bell::Look => self.vigil.look = None,
-                Bell::Start => self.vigil.start = None,
+                Bell::Look => self.vigil.scan_at = None,
+                Bell::Start => self.vigil.start_at = None,
             }
         }
         notice
@@ -70,7 +70,7 @@ impl<M: Machine> Keeper<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use d2tp_sched::{Lock, Periods, Standby};
+    use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlanner};
     use d2tp_time::Span;
 
     /// Sleeps until the first alarm, and keeps a diary.
@@ -107,17 +107,17 @@ mod tests {
     #[tokio::test]
     async fn a_waiting_flow_is_looked_for_every_period_and_begun_at_its_latest_start() {
         let mut keeper = Keeper::new(Sleeper::default());
-        let mut lock = Lock::new(Periods::fixed(Span::from_secs(120)));
+        let mut lock = WakePlanner::new(ScanPeriods::fixed(Span::from_secs(120)));
         let begin = Time::ZERO + Span::from_secs(500);
-        let mut standby = Standby {
+        let mut standby = WakeNeeds {
             waits: true,
             latest_start: Some(begin),
-            ..Standby::default()
+            ..WakeNeeds::default()
         };
         let mut looks = Vec::new();
         loop {
             let now = keeper.machine().now;
-            let vigil = lock.vigil(now, &standby, |_| 0.0);
+            let vigil = lock.plan(now, &standby, |_| 0.0);
             keeper.keep(now, vigil, "episode-118.mp3 is on wwan0").await;
             if standby.runs {
                 break;
@@ -125,13 +125,13 @@ mod tests {
             match keeper.next().await {
                 Notice::Rings(Bell::Look) => {
                     let now = keeper.machine().now;
-                    lock.looked(now);
+                    lock.on_scan(now);
                     looks.push(now.as_secs_f64());
                 }
                 Notice::Rings(Bell::Start) => {
-                    standby = Standby {
+                    standby = WakeNeeds {
                         runs: true,
-                        ..Standby::default()
+                        ..WakeNeeds::default()
                     };
                 }
                 other => panic!("{other:?}"),
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(looks, [0.0, 120.0, 240.0, 360.0, 480.0]);
         assert_eq!((keeper.machine().now, keeper.rings()), (begin, 6));
         let now = keeper.machine().now;
-        keeper.keep(now, Vigil::default(), "").await;
+        keeper.keep(now, WakePlan::default(), "").await;
         let machine = keeper.machine();
         assert_eq!(
             machine.diary,

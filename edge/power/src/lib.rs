@@ -6,7 +6,7 @@
 //!        the device's agent ◀─ Notice ◀─────┘        sleep: logind's PrepareForSleep
 //! ```
 //!
-//! Whoever has flows asks [`Lock::vigil`](d2tp_sched::Lock::vigil) at every change, gives what it says
+//! Whoever has flows asks [`Lock::vigil`](d2tp_sched::WakePlanner::plan) at every change, gives what it says
 //! to [`Keeper::keep`], and awaits [`Keeper::next`]: on [`Notice::Rings`] it looks for links or begins.
 //! [`Linux`] is one [`Machine`]; the trait says what another has to do.
 

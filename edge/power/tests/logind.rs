@@ -5,7 +5,7 @@ mod bus;
 
 use bus::{Bus, SOON};
 use d2tp_power::{Bell, Keeper, Linux, Logind, Machine, Notice};
-use d2tp_sched::Vigil;
+use d2tp_sched::WakePlan;
 use d2tp_time::{Span, Time};
 use tokio::time::timeout;
 use zbus::Variant;
@@ -25,9 +25,9 @@ async fn linux(bus: &Bus) -> Linux {
 async fn a_vigil_that_holds_keeps_the_machine_awake_until_the_next_one_lets_go() {
     let Some(bus) = bus().await else { return };
     let mut keeper = Keeper::new(linux(&bus).await);
-    let holds = Vigil {
+    let holds = WakePlan {
         hold: true,
-        ..Vigil::default()
+        ..WakePlan::default()
     };
     // Twice is once.
     for _ in 0..2 {
@@ -35,7 +35,7 @@ async fn a_vigil_that_holds_keeps_the_machine_awake_until_the_next_one_lets_go()
     }
     let expected = ["sleep:idle", "Cedos", "a.mp3 is on wlan0", "block"];
     assert_eq!(bus.inhibitors().await, [expected.map(str::to_owned)]);
-    keeper.keep(Time::ZERO, Vigil::default(), "").await;
+    keeper.keep(Time::ZERO, WakePlan::default(), "").await;
     let gone = async {
         while !bus.inhibitors().await.is_empty() {
             tokio::task::yield_now().await;

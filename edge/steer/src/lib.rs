@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use d2tp_driver::{LinkUse, PathState, Way};
-use d2tp_sched::{Flow, Mode, Need, Scheduler, Sight};
+use d2tp_sched::{FlowDemand, LinkObservation, ScheduledFlow, Scheduler, SchedulerMode};
 use d2tp_time::{Span, Time};
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ impl Default for Seen {
     /// Nothing yet.
     fn default() -> Seen {
         Seen {
-            scheduler: Scheduler::new(Mode::Outlook, []),
+            scheduler: Scheduler::new(SchedulerMode::Forecast, []),
             links: Vec::new(),
         }
     }
@@ -98,7 +98,7 @@ impl Default for Seen {
 impl Seen {
     /// Takes down what links carried since the last look.
     pub fn look(&mut self, now: Time, ways: &[Way]) {
-        let mut sights = vec![Sight::default(); self.links.len()];
+        let mut sights = vec![LinkObservation::default(); self.links.len()];
         for way in ways.iter().filter(|way| way.usage != LinkUse::Off) {
             let class = way.class.into();
             let known = self.links.iter().position(|link| link.name == way.name);
@@ -106,7 +106,7 @@ impl Seen {
                 Some(place) => (place, self.links[place].measure(now, way)),
                 None => {
                     self.links.push(Watched::new(now, way));
-                    sights.push(Sight::default());
+                    sights.push(LinkObservation::default());
                     // The first look takes the link's word for a second.
                     let rate = way.rate.filter(|rate| *rate >= MEASURED_BY_BYTES);
                     let said = rate.map(|rate| (rate, Span::from_secs(1)));
@@ -119,24 +119,24 @@ impl Seen {
                 .as_ref()
                 .is_none_or(|p| p.state != PathState::Silent);
             let (bytes, busy) = measured.unwrap_or_default();
-            sights[place] = Sight {
+            sights[place] = LinkObservation {
                 up: answers,
                 bytes,
                 busy,
             };
         }
-        self.scheduler.see(now, &sights);
+        self.scheduler.observe(now, &sights);
     }
 
-    /// Whether links that cost carry a flow that needs this. `size_bytes`: as [`Flow`] has it.
-    pub fn spends(&self, now: Time, need: Need, size_bytes: u64) -> bool {
+    /// Whether links that cost carry a flow that needs this. `size_bytes`: as [`ScheduledFlow`] has it.
+    pub fn spends(&self, now: Time, need: FlowDemand, size_bytes: u64) -> bool {
         self.decide(now, need, size_bytes).spends
     }
 
     /// The same, and when that is to be asked again, should links not change and nothing move.
-    pub fn decide(&self, now: Time, need: Need, size_bytes: u64) -> Decision {
+    pub fn decide(&self, now: Time, need: FlowDemand, size_bytes: u64) -> Decision {
         let is_timed = need.left.is_some();
-        let flow = Flow {
+        let flow = ScheduledFlow {
             need,
             size_bytes,
             priority: 0,
@@ -144,13 +144,13 @@ impl Seen {
         let roster = self.scheduler.decide(now, &[flow]);
         Decision {
             spends: !roster.payers.is_empty(),
-            again: is_timed.then(|| roster.again.into()),
+            again: is_timed.then(|| roster.valid_for.into()),
         }
     }
 
     /// In how long links that cost would, if links stayed as they are. None: never.
-    pub fn spends_in(&self, now: Time, need: Need, size_bytes: u64) -> Option<Duration> {
-        let flow = Flow {
+    pub fn spends_in(&self, now: Time, need: FlowDemand, size_bytes: u64) -> Option<Duration> {
+        let flow = ScheduledFlow {
             need,
             size_bytes,
             priority: 0,
@@ -163,7 +163,7 @@ impl Seen {
 mod tests {
     use super::*;
     use d2tp_links::Class;
-    use d2tp_sched::{IfLate, Policy};
+    use d2tp_sched::{CostPolicy, DeadlineFallback};
 
     fn way(class: Class, usage: LinkUse) -> Way {
         Way {
@@ -184,29 +184,29 @@ mod tests {
             way(Class::Free, LinkUse::Free),
             way(Class::Metered, LinkUse::Paid),
         ];
-        let need = |policy| Need {
+        let need = |policy| FlowDemand {
             remaining_bytes: None,
             left: None,
             policy,
-            if_late: IfLate::Cell,
+            if_late: DeadlineFallback::Cell,
             metered_bytes_left: None,
         };
         let after = |seconds| Time::ZERO + Span::from_secs(seconds);
         let mut seen = Seen::default();
         seen.look(after(1), &both);
-        assert!(!seen.spends(after(1), need(Policy::Any), 0));
-        assert!(seen.spends(after(1), need(Policy::Fast), 0));
+        assert!(!seen.spends(after(1), need(CostPolicy::Any), 0));
+        assert!(seen.spends(after(1), need(CostPolicy::Fast), 0));
         seen.look(after(2), &both[1..]);
-        assert!(seen.spends(after(2), need(Policy::Any), 0));
-        assert!(!seen.spends(after(2), need(Policy::FreeOnly), 0));
+        assert!(seen.spends(after(2), need(CostPolicy::Any), 0));
+        assert!(!seen.spends(after(2), need(CostPolicy::FreeOnly), 0));
         // Time alone changes nothing, but for who has a deadline.
         assert_eq!(
-            seen.decide(after(2), need(Policy::FreeFirst), 0).again,
+            seen.decide(after(2), need(CostPolicy::FreeFirst), 0).again,
             None
         );
-        let timed = |seconds| Need {
+        let timed = |seconds| FlowDemand {
             left: Some(Duration::from_secs(seconds)),
-            ..need(Policy::FreeFirst)
+            ..need(CostPolicy::FreeFirst)
         };
         let again = |seconds| seen.decide(after(2), timed(seconds), 0).again;
         assert_eq!(again(60), Some(Duration::from_secs(1)));
@@ -219,11 +219,11 @@ mod tests {
             way(Class::Free, LinkUse::Free),
             way(Class::Metered, LinkUse::Paid),
         ];
-        let need = || Need {
+        let need = || FlowDemand {
             remaining_bytes: Some(30_000_000),
             left: Some(Duration::from_secs(60)),
-            policy: Policy::FreeFirst,
-            if_late: IfLate::Cell,
+            policy: CostPolicy::FreeFirst,
+            if_late: DeadlineFallback::Cell,
             metered_bytes_left: None,
         };
         let after = |seconds| Time::ZERO + Span::from_secs(seconds);

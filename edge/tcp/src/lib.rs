@@ -23,7 +23,7 @@ mod option;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use d2tp_session::{Drwa, Lambda, Span, Time};
+use d2tp_session::{Drwa, DrwaLambda, Span, Time};
 
 /// Four segments of the largest ordinary size: what TCP needs to notice a loss.
 const FLOOR_BYTES: u64 = 4 * 1460;
@@ -55,7 +55,7 @@ pub struct Clamp {
 
 impl Clamp {
     /// Of a socket that has just connected.
-    pub fn new(lambda: Lambda) -> Self {
+    pub fn new(lambda: DrwaLambda) -> Self {
         Clamp {
             drwa: Drwa::new(lambda, FLOOR_BYTES),
             received: 0,
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_clamp_is_three_times_what_the_path_takes_and_goes_when_the_queue_has_gone() {
-        let mut clamp = Clamp::new(Lambda::default());
+        let mut clamp = Clamp::new(DrwaLambda::default());
         second(&mut clamp, 0, 45);
         assert_eq!(clamp.limit(), None);
         second(&mut clamp, 1_000, 150);
@@ -156,7 +156,7 @@ mod tests {
     fn who_is_looked_at_often_is_looked_at_within_bounds() {
         let clamp = |rcv_rtt| Clamp {
             rcv_rtt,
-            ..Clamp::new(Lambda::default())
+            ..Clamp::new(DrwaLambda::default())
         };
         assert_eq!(clamp(Span::ZERO).again(), LOOK_MIN);
         assert_eq!(clamp(Span::from_millis(80)).again(), Span::from_millis(40));

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use cedos_lab_emu::{World, enter, plan};
 use cedos_lab_scenario::Scenario;
 use d2tp_driver::{
-    Admission, Config, Device, DeviceOptions, Event, FlowSettings, LinkUse, PathState, PathStats,
-    SecretKey, Server, ServerAddress, ServerOptions,
+    Admission, Device, DeviceOptions, EndpointConfig, FlowSettings, LinkUse, PathState, PathStats,
+    SecretKey, Server, ServerAddress, ServerOptions, SessionEvent,
 };
 use d2tp_links::{ClassRules, LinkMonitor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -63,7 +63,7 @@ fn fails(how: &str) -> Came {
                 listen: (plan::PROXY_V4, PORT).into(),
                 key: SecretKey::from_bytes([2; 32]),
                 admission: Admission::Anybody,
-                config: Config::default(),
+                config: EndpointConfig::default(),
             });
             let server = server.expect("a server");
             ready.send(server.public_key()).expect("somebody waits");
@@ -90,7 +90,7 @@ fn fails(how: &str) -> Came {
                     key,
                 },
                 key: SecretKey::from_bytes([1; 32]),
-                config: Config::default(),
+                config: EndpointConfig::default(),
             };
             tell.send(upload(options, began).await)
                 .expect("it is waited for");
@@ -122,7 +122,7 @@ async fn upload(options: DeviceOptions, began: Instant) -> Came {
     while began.elapsed() < FROM {
         pause().await;
     }
-    while !matches!(events.recv().await, Ok((_, Event::PathQuiet { .. }))) {}
+    while !matches!(events.recv().await, Ok((_, SessionEvent::PathQuiet { .. }))) {}
     let quiet = Instant::now();
     while !is(PathState::Silent) {
         pause().await;

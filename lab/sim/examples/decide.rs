@@ -1,6 +1,9 @@
 //! How long a decision takes: `cargo run --release -p cedos-lab-sim --example decide`.
 
-use d2tp_sched::{Class, Flow, IfLate, Mode, Need, Policy, Scheduler, Sight};
+use d2tp_sched::{
+    CostPolicy, DeadlineFallback, FlowDemand, LinkClass, LinkObservation, ScheduledFlow, Scheduler,
+    SchedulerMode,
+};
 use d2tp_time::{Span, Time};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -10,7 +13,7 @@ const TIMES: usize = 101;
 fn main() {
     let (scheduler, now) = watched();
     for count in [1, 3, 100, 10_000] {
-        let flows: Vec<Flow> = (0..count).map(flow).collect();
+        let flows: Vec<ScheduledFlow> = (0..count).map(flow).collect();
         let mut took: Vec<Duration> = (0..TIMES)
             .map(|_| {
                 let began = Instant::now();
@@ -29,10 +32,10 @@ fn main() {
 
 /// Two hours of a Wi-Fi that comes and goes, one that is not there, and a cellular link.
 fn watched() -> (Scheduler, Time) {
-    let classes = [Class::Free, Class::Free, Class::Metered];
-    let mut scheduler = Scheduler::new(Mode::Outlook, classes);
+    let classes = [LinkClass::Free, LinkClass::Free, LinkClass::Metered];
+    let mut scheduler = Scheduler::new(SchedulerMode::Forecast, classes);
     let mut now = Time::ZERO;
-    let used = |bytes| Sight {
+    let used = |bytes| LinkObservation {
         up: true,
         bytes,
         busy: Span::from_secs(1),
@@ -42,22 +45,22 @@ fn watched() -> (Scheduler, Time) {
         let wifi = if second % 97 < 50 {
             used(1_000_000)
         } else {
-            Sight::default()
+            LinkObservation::default()
         };
-        scheduler.see(now, &[wifi, Sight::default(), used(500_000)]);
+        scheduler.observe(now, &[wifi, LinkObservation::default(), used(500_000)]);
     }
     (scheduler, now)
 }
 
 /// Deadlines spread over a day.
-fn flow(n: u64) -> Flow {
+fn flow(n: u64) -> ScheduledFlow {
     let bytes = 100_000 + n * 7_919 % 1_000_000;
-    Flow {
-        need: Need {
+    ScheduledFlow {
+        need: FlowDemand {
             remaining_bytes: Some(bytes),
             left: Some(Duration::from_millis(1_000 + n * 104_729 % 86_400_000)),
-            policy: Policy::FreeFirst,
-            if_late: IfLate::Cell,
+            policy: CostPolicy::FreeFirst,
+            if_late: DeadlineFallback::Cell,
             metered_bytes_left: None,
         },
         size_bytes: bytes,

@@ -2,7 +2,7 @@
 
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{Direction, Flow, FlowReport};
-use d2tp_session::Arrived;
+use d2tp_session::FlowArrival;
 
 use crate::device::Device;
 use crate::proxy::Proxy;
@@ -41,7 +41,7 @@ impl Account {
         now: Time,
         link: usize,
         way: Direction,
-        piece: &Arrived,
+        piece: &FlowArrival,
     ) -> u64 {
         let request = match way {
             Direction::Up => self.request_left.min(piece.new),
@@ -115,7 +115,7 @@ mod tests {
     fn a_request_is_not_content_and_what_came_twice_is_counted_and_not_waited_for() {
         let mut account = Account::new(2);
         account.on_request();
-        let piece = |bytes, new| Arrived {
+        let piece = |bytes, new| FlowArrival {
             flow: FlowId(0),
             bytes,
             new,

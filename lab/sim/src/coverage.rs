@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use cedos_lab_link::Counters;
 use cedos_lab_scenario::{EventKind, LinkEvent, State};
-use d2tp_session::{FlowState, Life, PathState, Session};
+use d2tp_session::{FlowState, PathState, Session, SessionState};
 
 use crate::device::Device;
 use crate::proxy::Proxy;
@@ -162,12 +162,12 @@ impl Coverage {
                 State::None
             });
         };
-        note(match session.life() {
+        note(match session.state() {
             _ if session.is_waking() => State::Waking,
-            Life::Suspended => State::Suspended,
-            Life::Handshaking => State::Handshaking,
-            Life::Established => State::Established,
-            Life::Closed => State::None,
+            SessionState::Suspended => State::Suspended,
+            SessionState::Handshaking => State::Handshaking,
+            SessionState::Established => State::Established,
+            SessionState::Closed => State::None,
         });
         for path in session.path_states() {
             note(match path {

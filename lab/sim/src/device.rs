@@ -16,8 +16,8 @@ use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Class, Crash, Direction, Flow, Mirror, Offload, Scenario};
 use d2tp_device::{DeviceLinkSettings, DeviceLinks, LinkFacts, LinkUse};
 use d2tp_session::{
-    Admission, Arrived, Config, Endpoint, Event, FlowEnd, FlowId, FlowOptions, LinkId, SecretKey,
-    Session, SessionId,
+    Admission, Endpoint, EndpointConfig, FlowArrival, FlowEnd, FlowId, FlowOptions, LinkId,
+    SecretKey, Session, SessionEvent, SessionId,
 };
 
 use crate::account::Account;
@@ -49,7 +49,7 @@ pub(crate) fn link_of(socket: LinkId) -> usize {
 pub(crate) struct Device {
     pub(crate) host: Host<Vec<Transfer>>,
     identity: Identity,
-    config: Config,
+    config: EndpointConfig,
     pub(crate) session: Option<SessionId>,
     asleep: Option<(Time, Vec<u8>)>,
     pub(crate) specs: Vec<Flow>,
@@ -93,7 +93,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(scenario: &Scenario, identity: Identity, config: Config) -> Device {
+    pub(crate) fn new(scenario: &Scenario, identity: Identity, config: EndpointConfig) -> Device {
         let links = scenario.links.len();
         // Flows differ in content, or one flow's bytes in another would go unnoticed.
         let seed = |number: usize| scenario.seed.wrapping_add(number as u64);
@@ -513,7 +513,7 @@ impl Device {
     }
 
     /// Payload reached the proxy over this link.
-    pub(crate) fn on_uploaded(&mut self, now: Time, link: usize, arrived: &[Arrived]) {
+    pub(crate) fn on_uploaded(&mut self, now: Time, link: usize, arrived: &[FlowArrival]) {
         for piece in arrived {
             let content = self.account(now, link, Direction::Up, piece);
             self.meters[link].on_payload(content);
@@ -521,7 +521,7 @@ impl Device {
     }
 
     /// Books a piece of a flow; how much of it was content.
-    fn account(&mut self, now: Time, link: usize, way: Direction, piece: &Arrived) -> u64 {
+    fn account(&mut self, now: Time, link: usize, way: Direction, piece: &FlowArrival) -> u64 {
         let Some(number) = self.by_id.get(&piece.flow).copied() else {
             return 0;
         };
@@ -542,31 +542,33 @@ impl Device {
             any = true;
             log.note(now, "device", || format!("{event:?}"));
             match event {
-                Event::Readable(id) | Event::Writable(id) => self.use_flow(now, session, id)?,
-                Event::SendFrom { flow, offset } => {
+                SessionEvent::Readable(id) | SessionEvent::Writable(id) => {
+                    self.use_flow(now, session, id)?
+                }
+                SessionEvent::SendFrom { flow, offset } => {
                     if let Some(number) = self.by_id.get(&flow) {
                         self.transfers[*number].source.begin_at(offset);
                     }
                     self.use_flow(now, session, flow)?;
                 }
-                Event::PeerDurable { flow, offset } => {
+                SessionEvent::PeerDurable { flow, offset } => {
                     let known = self.host.peer_durable.entry(flow).or_default();
                     *known = offset.max(*known);
                 }
-                Event::Ended { flow, end } => self.on_ended(now, flow, end, log)?,
-                Event::Established { .. } => {
+                SessionEvent::Ended { flow, end } => self.on_ended(now, flow, end, log)?,
+                SessionEvent::Established { .. } => {
                     self.host.dirty = true;
                     self.look_at = now;
                 }
-                Event::PathQuiet { link, .. } => {
+                SessionEvent::PathQuiet { link, .. } => {
                     self.links.on_path_quiet(self.host.clock.core(now), link);
                     self.look_at = now;
                 }
-                Event::PathUp { link, .. } => {
+                SessionEvent::PathUp { link, .. } => {
                     self.links.on_path_up(self.host.clock.core(now), link);
                     self.look_at = now;
                 }
-                Event::Closed(end) => {
+                SessionEvent::Closed(end) => {
                     SimFault::of_end("device", &end)?;
                     self.session = None;
                     self.host.idle_since = None;
@@ -722,7 +724,7 @@ impl Device {
 
     /// The state in a few words.
     pub(crate) fn state(&self) -> String {
-        let life = self.core().map(|s| (s.life(), s.path_stats()));
+        let life = self.core().map(|s| (s.state(), s.path_stats()));
         let flows: Vec<_> = self
             .transfers
             .iter()
@@ -747,7 +749,7 @@ pub(crate) enum Came {
     Anew,
 }
 
-fn endpoint(config: &Config, identity: &Identity, life: u64) -> Endpoint {
+fn endpoint(config: &EndpointConfig, identity: &Identity, life: u64) -> Endpoint {
     Endpoint::new(
         config.clone(),
         SecretKey::from_bytes(identity.device_key()),

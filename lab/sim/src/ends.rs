@@ -1,15 +1,15 @@
 //! How both ends are set, as the scenario says.
 
 use cedos_lab_scenario::{Mirror, Offload, OffloadWhere, Scenario, Transport};
-use d2tp_session::{AckOffload, Config, CongestionKind, Mirroring, PathSchedulerKind};
+use d2tp_session::{AckOffload, CongestionKind, EndpointConfig, Mirroring, PathSchedulerKind};
 
 /// How both ends are set.
 #[derive(Clone, Debug)]
 pub struct Ends {
     /// The device.
-    pub device: Config,
+    pub device: EndpointConfig,
     /// The proxy: what it sends is under its congestion control.
-    pub proxy: Config,
+    pub proxy: EndpointConfig,
 }
 
 impl Ends {
@@ -24,14 +24,14 @@ impl Ends {
         } = scenario.transport;
         let congestion = congestion.and_then(|wanted| {
             let mut all = CongestionKind::ALL.into_iter();
-            all.find(|kind| kind.word() == wanted.word())
+            all.find(|kind| kind.as_str() == wanted.word())
         });
         let paths = paths.and_then(|wanted| {
             let mut all = PathSchedulerKind::ALL.into_iter();
-            all.find(|kind| kind.word() == wanted.word())
+            all.find(|kind| kind.as_str() == wanted.word())
         });
-        let usual = Config::default();
-        let config = Config {
+        let usual = EndpointConfig::default();
+        let config = EndpointConfig {
             early_data: true,
             congestion: congestion.unwrap_or(usual.congestion),
             path_scheduler: paths.unwrap_or(usual.path_scheduler),
@@ -54,7 +54,7 @@ impl Ends {
         Ends::both(config)
     }
 
-    fn both(config: Config) -> Ends {
+    fn both(config: EndpointConfig) -> Ends {
         Ends {
             device: config.clone(),
             proxy: config,
@@ -65,9 +65,9 @@ impl Ends {
 /// Both as they are where a scenario says nothing of it.
 impl Default for Ends {
     fn default() -> Ends {
-        Ends::both(Config {
+        Ends::both(EndpointConfig {
             early_data: true,
-            ..Config::default()
+            ..EndpointConfig::default()
         })
     }
 }
@@ -83,8 +83,8 @@ mod tests {
                 let text = format!(
                     "duration_s = 1\n[transport]\ncongestion = \"{}\"\npaths = \"{}\"\n\
                      reinjection = false\nmirror = \"never\"\nfreezing = false\n[[link]]\nname = \"wlan0\"\n",
-                    congestion.word(),
-                    paths.word()
+                    congestion.as_str(),
+                    paths.as_str()
                 );
                 let scenario =
                     Scenario::parse("test", &text, &mut |_| unreachable!()).expect("it is right");

@@ -15,7 +15,7 @@ use crate::score::course::{Course, Stretch};
 use crate::score::jobs::Job;
 use crate::score::player::{OfJob, play_wishing};
 use cedos_lab_link::seeded;
-use d2tp_sched::{Class, Mode, Need, Policy, Scheduler};
+use d2tp_sched::{CostPolicy, FlowDemand, LinkClass, Scheduler, SchedulerMode};
 use d2tp_time::{Span, Time};
 use rand::Rng;
 use rand_pcg::Pcg32;
@@ -173,7 +173,7 @@ impl Study {
             });
             at = until + seconds(self.gap_s(rng));
         }
-        course("wifi", Class::Free, stretches, end)
+        course("wifi", LinkClass::Free, stretches, end)
     }
 
     fn cell(&self, rng: &mut Pcg32, end: Time) -> Course {
@@ -184,7 +184,7 @@ impl Study {
             stretches.push(Stretch { at, up: true, rate });
             at += MINUTE;
         }
-        course("cell", Class::Metered, stretches, end)
+        course("cell", LinkClass::Metered, stretches, end)
     }
 
     fn download(&self, wifi: &Course, rng: &mut Pcg32) -> (Job, usize) {
@@ -226,19 +226,19 @@ impl Study {
     }
 
     /// Fetches what a person asked for, as a scheduler of this mode decides.
-    pub fn fetch(&self, person: &Person, mode: Mode) -> Vec<Fetched> {
+    pub fn fetch(&self, person: &Person, mode: SchedulerMode) -> Vec<Fetched> {
         let classes = person.courses.iter().map(|course| course.class);
         let mut scheduler = Scheduler::new(mode, classes);
-        let wish = |n: usize, need: Need| match mode {
+        let wish = |n: usize, need: FlowDemand| match mode {
             _ if !self.is_at_once(person.classes[n]) => need,
             // It knows no other way to say so than a deadline that has come.
-            Mode::AlgorithmOne { .. } => Need {
+            SchedulerMode::AlgorithmOne { .. } => FlowDemand {
                 left: Some(Duration::ZERO),
                 ..need
             },
-            _ => Need {
+            _ => FlowDemand {
                 left: None,
-                policy: Policy::Any,
+                policy: CostPolicy::Any,
                 ..need
             },
         };
@@ -263,7 +263,7 @@ fn seconds(s: f64) -> Span {
     Span::from_secs_f64(s.max(1.0))
 }
 
-fn course(name: &str, class: Class, mut stretches: Vec<Stretch>, end: Time) -> Course {
+fn course(name: &str, class: LinkClass, mut stretches: Vec<Stretch>, end: Time) -> Course {
     stretches.push(Stretch {
         at: stretches.last().map_or(end, |last| last.at.max(end)),
         up: false,
@@ -322,7 +322,7 @@ mod tests {
         }
     }
 
-    fn all(mode: Mode) -> Vec<Fetched> {
+    fn all(mode: SchedulerMode) -> Vec<Fetched> {
         let study = study();
         let of = |n| study.fetch(&study.person(7, n), mode);
         (0..study.people).flat_map(of).collect()
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn every_download_is_somebodys_and_of_a_class() {
-        let fetched = all(Mode::FreeOnly);
+        let fetched = all(SchedulerMode::FreeOnly);
         assert_eq!(fetched.len(), 61);
         let at_once = fetched.iter().filter(|f| f.class == 0).count();
         assert!((5..35).contains(&at_once), "{at_once}");
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn who_may_not_wait_does_not_and_who_may_is_spared_cellular() {
-        let fetched = all(Mode::Outlook);
+        let fetched = all(SchedulerMode::Forecast);
         let share = |class| {
             let of = || fetched.iter().filter(|f| f.class == class);
             let wifi: f64 = of().map(|f| f.of_job.carried[0]).sum();
@@ -375,7 +375,12 @@ mod tests {
             rate: 1.0,
         };
         let stretches = vec![at(0.0, false), at(10.0, true), at(20.0, true)];
-        let course = course("wifi", Class::Free, stretches, Time::from_secs_f64(30.0));
+        let course = course(
+            "wifi",
+            LinkClass::Free,
+            stretches,
+            Time::from_secs_f64(30.0),
+        );
         let up = |from, until| {
             up_between(
                 &course,

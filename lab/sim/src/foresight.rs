@@ -7,7 +7,7 @@
 //! Each hole is predicted as it begins, from earlier holes and trips alone.
 
 use cedos_lab_link::trace::Row;
-use d2tp_sched::{Forecast, Spot};
+use d2tp_sched::{LinkForecast, Location};
 use d2tp_time::{Span, Time};
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub struct Foreseen {
 
 /// Plays trips, one after another. Without `pos_m` a place is the stay before the hole, by its number.
 pub fn play(trips: &[Vec<Row>], round_trips: [Span; 2]) -> Vec<Foreseen> {
-    let mut forecast = Forecast::new();
+    let mut forecast = LinkForecast::new();
     let mut all: Vec<f64> = Vec::new();
     let mut squares: BTreeMap<i64, f64> = BTreeMap::new();
     let mut seen: Vec<Foreseen> = Vec::new();
@@ -48,9 +48,11 @@ pub fn play(trips: &[Vec<Row>], round_trips: [Span; 2]) -> Vec<Foreseen> {
             let dead = row.loss.is_some_and(|loss| loss >= 1.0);
             let carries = row.up == Some(true) && !dead;
             let metres = row.pos_m.unwrap_or(0.0);
-            forecast.see(now, &spot(row), carries);
+            forecast.observe(now, &spot(row), carries);
             if carried && !carries {
-                let here = forecast.hole(now).and_then(|hole| hole.quantile(0.5));
+                let here = forecast
+                    .ongoing_outage(now)
+                    .and_then(|hole| hole.quantile(0.5));
                 let square = (metres / d2tp_sched::GRID_M).floor() as i64;
                 let ewma = squares.get(&square).or(squares.get(&i64::MIN));
                 let foreseen = Foreseen {
@@ -78,16 +80,16 @@ pub fn play(trips: &[Vec<Row>], round_trips: [Span; 2]) -> Vec<Foreseen> {
         let end = rows
             .last()
             .map_or(began, |row| began + row.at.since(Time::ZERO));
-        forecast.see(end + Span::from_secs(1), &Spot::named("home"), true);
+        forecast.observe(end + Span::from_secs(1), &Location::named("home"), true);
         began = end + REST;
     }
     seen
 }
 
-fn spot(row: &Row) -> Spot {
+fn spot(row: &Row) -> Location {
     match row.pos_m {
-        Some(metres) => Spot::at(metres, 0.0),
-        None => Spot::named("on the way"),
+        Some(metres) => Location::at(metres, 0.0),
+        None => Location::named("on the way"),
     }
 }
 

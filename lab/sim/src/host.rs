@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, VecDeque};
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Crash, Scenario, Stop};
 use d2tp_session::{
-    Addresses, Arrived, Endpoint, FlowId, Incoming, Life, LinkId, Session, SessionId, Transmit,
+    Addresses, Endpoint, FlowArrival, FlowId, IncomingDatagram, LinkId, Session, SessionId,
+    SessionState, Transmit,
 };
 
 use crate::clock::Clock;
@@ -154,7 +155,7 @@ impl<S: Clone> Host<S> {
         link: LinkId,
         delivery: Delivery,
         session: Option<SessionId>,
-    ) -> Option<Vec<Arrived>> {
+    ) -> Option<Vec<FlowArrival>> {
         if let Some(stopped) = &self.stopped {
             if stopped.found.is_none() && self.inbox.len() < SOCKET_DATAGRAMS_MAX {
                 self.inbox.push_back(delivery);
@@ -169,7 +170,7 @@ impl<S: Clone> Host<S> {
             local: None,
             remote: from,
         };
-        let incoming = Incoming {
+        let incoming = IncomingDatagram {
             addresses,
             bytes: &mut bytes,
         };
@@ -184,8 +185,8 @@ impl<S: Clone> Host<S> {
     /// Notes since when the session has had no path.
     pub(crate) fn note_idle(&mut self, now: Time, session: Option<SessionId>) {
         let life = session.and_then(|id| self.endpoint.session(id));
-        match life.map(Session::life) {
-            Some(Life::Suspended) => {
+        match life.map(Session::state) {
+            Some(SessionState::Suspended) => {
                 self.idle_since.get_or_insert(now);
             }
             Some(_) => self.idle_since = None,
@@ -253,7 +254,7 @@ impl<S: Clone> Host<S> {
     pub(crate) fn broken_bound(&self) -> Option<String> {
         let sessions = self.endpoint.ids();
         let mut sessions = sessions.iter().filter_map(|id| self.endpoint.session(*id));
-        let broken = sessions.find_map(|s| s.broken_bound(crate::stream::CHUNK_BYTES))?;
+        let broken = sessions.find_map(|s| s.violated_limit(crate::stream::CHUNK_BYTES))?;
         Some(format!("the {}: {broken}", self.name))
     }
 }

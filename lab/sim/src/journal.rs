@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 
 use cedos_lab_link::{Span, Time};
-use d2tp_session::{Record, RecordError};
+use d2tp_session::{RecordError, SessionRecord};
 
 /// From a commit to its being safe. // a guess: an fsync on flash
 const SYNC_TAKES: Span = Span::from_millis(15);
@@ -92,7 +92,7 @@ impl<S: Clone> Journal<S> {
 
 /// A record with its deadlines moved on by `by`: they go on while nobody holds the session.
 pub(crate) fn aged(record: &[u8], by: Span) -> Result<Vec<u8>, RecordError> {
-    let mut record = Record::decode(record)?;
+    let mut record = SessionRecord::decode(record)?;
     for flow in &mut record.flows {
         flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(by));
     }

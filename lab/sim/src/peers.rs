@@ -16,9 +16,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use bytes::Bytes;
 use cedos_lab_link::{Behaviour, KindNat};
 use d2tp_session::{
-    Addresses, Admission, Aside, Config, Endpoint, Event, FlowEnd, FlowId, FlowOptions, Guest,
-    Incoming, LinkId, Onward, PathState, Read, RelayId, RelayLimits, Relays, Rendezvous, SecretKey,
-    SessionId, Span, Time, Transmit, id_of, unwrapped, wrap,
+    Addresses, Admission, Endpoint, EndpointConfig, FlowEnd, FlowId, FlowOptions, ForwardTarget,
+    IncomingDatagram, InterceptedDatagram, LinkId, PathState, ReadOutcome, RelayClient, RelayId,
+    RelayLimits, RelayTable, Rendezvous, SecretKey, SessionEvent, SessionId, Span, Time, Transmit,
+    relayed_id, unwrap_relayed, wrap_relayed,
 };
 
 /// Each way between a device and the middle of the network, and between that and the relay.
@@ -55,7 +56,7 @@ struct Host {
     outer: SessionId,
     /// Its session with the other device.
     inner: Option<SessionId>,
-    guest: Guest,
+    guest: RelayClient,
     places: BTreeMap<LinkId, Place>,
     attached: u32,
     rendezvous: Rendezvous,
@@ -77,7 +78,7 @@ pub struct Meeting {
     now: Time,
     hosts: [Host; 2],
     relay: Endpoint,
-    relays: Relays,
+    relays: RelayTable,
     flights: BinaryHeap<Flight>,
     sent: u64,
     busy_until: BTreeMap<std::net::IpAddr, Time>,
@@ -111,7 +112,13 @@ impl Host {
             1 => Admission::Nobody,
             _ => Admission::Anybody,
         };
-        let mut core = Endpoint::new(Config::default(), key(n), admission, [n; 32], [n; 32]);
+        let mut core = Endpoint::new(
+            EndpointConfig::default(),
+            key(n),
+            admission,
+            [n; 32],
+            [n; 32],
+        );
         let outer = core.connect(now, key(9).public(), u64::from(n), 1..1000);
         let _ = core.with(outer, |s| {
             // As LISTEN and RELAY are: the relay may have something to say at any time.
@@ -126,7 +133,7 @@ impl Host {
             core,
             outer,
             inner: None,
-            guest: Guest::default(),
+            guest: RelayClient::default(),
             places: BTreeMap::new(),
             attached: 0,
             rendezvous,
@@ -154,7 +161,7 @@ impl Meeting {
             all: 64,
         };
         let relay = Endpoint::new(
-            Config::default(),
+            EndpointConfig::default(),
             key(9),
             Admission::Anybody,
             [9; 32],
@@ -164,7 +171,7 @@ impl Meeting {
             now,
             hosts,
             relay,
-            relays: Relays::new(limits, [5; 32]),
+            relays: RelayTable::new(limits, [5; 32]),
             flights: BinaryHeap::new(),
             sent: 0,
             busy_until: BTreeMap::new(),
@@ -385,10 +392,10 @@ impl Meeting {
         let places = links.iter().filter_map(|l| host.places.get(l));
         addresses.extend(places.map(|p| p.inside));
         let links = links.into_iter().map(|link| (link, false)).collect();
-        host.rendezvous.set_place(now, links, addresses);
+        host.rendezvous.set_local_addresses(now, links, addresses);
         let Some(inner) = host.inner else { return };
         let rendezvous = &mut host.rendezvous;
-        let _ = host.core.with(inner, |s| rendezvous.tend(now, s));
+        let _ = host.core.with(inner, |s| rendezvous.update_paths(now, s));
         if let (Some(flow), Some(line)) = (host.lines, host.rendezvous.poll_line()) {
             let _ = host.core.with(inner, |s| s.write(flow, line.into()));
         }
@@ -460,18 +467,18 @@ impl Meeting {
             }
             let mut at = way(link, from);
             let mut packet = &mut bytes[..];
-            match host.guest.take_in(&host.core, &at, packet) {
+            match host.guest.classify_datagram(&host.core, &at, packet) {
                 None => {}
-                Some(Aside::Punch(_)) => return host.rendezvous.on_punch(link, from),
-                Some(Aside::Nothing) => return,
-                Some(Aside::Relayed(stands)) => {
-                    let Some(within) = unwrapped(packet) else {
+                Some(InterceptedDatagram::Punch(_)) => return host.rendezvous.on_punch(link, from),
+                Some(InterceptedDatagram::Nothing) => return,
+                Some(InterceptedDatagram::Relayed(stands)) => {
+                    let Some(within) = unwrap_relayed(packet) else {
                         return;
                     };
                     (at, packet) = (stands, within);
                 }
             }
-            let incoming = Incoming {
+            let incoming = IncomingDatagram {
                 addresses: at,
                 bytes: packet,
             };
@@ -481,25 +488,27 @@ impl Meeting {
 
     fn at_relay(&mut self, from: SocketAddr, bytes: &mut [u8]) {
         let at = way(LinkId(0), from);
-        let id = id_of(bytes)
+        let id = relayed_id(bytes)
             .map(RelayId)
-            .filter(|id| self.relays.knows(*id));
+            .filter(|id| self.relays.contains(*id));
         let Some(id) = id else {
-            let incoming = Incoming {
+            let incoming = IncomingDatagram {
                 addresses: at,
                 bytes,
             };
             return self.relay.handle_datagram(self.now, incoming);
         };
-        let Some(packet) = unwrapped(bytes) else {
+        let Some(packet) = unwrap_relayed(bytes) else {
             return;
         };
-        let onward = self.relays.onward(&self.relay, id, &at, packet);
-        let Some(Onward::Device(id, to)) = onward else {
+        let onward = self
+            .relays
+            .forward_from_device(&self.relay, id, &at, packet);
+        let Some(ForwardTarget::Device(id, to)) = onward else {
             return;
         };
         let mut out = Vec::new();
-        wrap(id, packet, &mut out);
+        wrap_relayed(id, packet, &mut out);
         self.relayed_bytes += out.len() as u64;
         self.fly(RELAY, to.remote, out);
     }
@@ -548,20 +557,20 @@ impl Meeting {
             return;
         };
         let host = &self.hosts[peer as usize];
-        let Some(out) = host.guest.way_out(&host.core, t.link, id) else {
+        let Some(out) = host.guest.relay_addresses(&host.core, t.link, id) else {
             return;
         };
         for packet in bytes.chunks(t.segment) {
             let mut wrapped = Vec::new();
-            wrap(id, packet, &mut wrapped);
+            wrap_relayed(id, packet, &mut wrapped);
             self.leave(peer, out.link, out.remote, wrapped);
         }
     }
 
-    fn on_event(&mut self, peer: Peer, id: SessionId, event: &Event) {
+    fn on_event(&mut self, peer: Peer, id: SessionId, event: &SessionEvent) {
         let host = &mut self.hosts[peer as usize];
         match event {
-            Event::Opened(flow) if peer == Peer::Listener => {
+            SessionEvent::Opened(flow) if peer == Peer::Listener => {
                 host.inner = Some(id);
                 // The first flow of a call is the rendezvous'.
                 if flow.counter() == 0 {
@@ -570,11 +579,11 @@ impl Meeting {
                     self.asked.insert(*flow, 0);
                 }
             }
-            Event::Ended { flow, end } if peer == Peer::Caller => {
+            SessionEvent::Ended { flow, end } if peer == Peer::Caller => {
                 assert_eq!(*end, FlowEnd::Complete);
                 self.ended.insert(*flow);
             }
-            Event::SendFrom { flow, offset } => {
+            SessionEvent::SendFrom { flow, offset } => {
                 self.given.insert(*flow, *offset);
             }
             _ => {}
@@ -589,7 +598,7 @@ impl Meeting {
             let flow = *flow;
             let given = self.given.entry(flow).or_default();
             let _ = host.core.with(inner, |s| {
-                while let Ok(Read::Chunk(chunk)) = s.read(flow, 8) {
+                while let Ok(ReadOutcome::Chunk(chunk)) = s.read(flow, 8) {
                     *total = u64::from_be_bytes(chunk[..].try_into().expect("eight bytes"));
                 }
                 while *given < *total
@@ -615,14 +624,14 @@ impl Meeting {
             };
             let half_line = &mut host.half_line;
             let _ = host.core.with(inner, |s| {
-                while let Ok(Read::Chunk(chunk)) = s.read(flow, 1 << 16) {
+                while let Ok(ReadOutcome::Chunk(chunk)) = s.read(flow, 1 << 16) {
                     half_line.extend_from_slice(&chunk);
                 }
             });
             while let Some(end) = half_line.iter().position(|b| *b == b'\n') {
                 let line: Vec<u8> = half_line.drain(..=end).collect();
                 let line = String::from_utf8_lossy(&line[..end]).into_owned();
-                host.rendezvous.hear(self.now, &line);
+                host.rendezvous.handle_line(self.now, &line);
                 self.look_at = self.now;
             }
         }
@@ -630,7 +639,7 @@ impl Meeting {
         let Some(inner) = host.inner else { return };
         for (flow, got) in &mut self.got {
             let _ = host.core.with(inner, |s| {
-                while let Ok(Read::Chunk(chunk)) = s.read(*flow, 1 << 16) {
+                while let Ok(ReadOutcome::Chunk(chunk)) = s.read(*flow, 1 << 16) {
                     for byte in chunk {
                         assert_eq!(byte, content(*got), "byte {got} of {flow:?}");
                         *got += 1;

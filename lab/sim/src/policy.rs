@@ -12,7 +12,7 @@
 //! left, with a margin, and the free links alone would be late.
 
 use cedos_lab_scenario::{Class, Policy};
-use d2tp_session::{Reason, Span};
+use d2tp_session::{ReasonCode, Span};
 
 /// Bytes per second assumed of a link that nothing was measured on: 1 Mb/s. // a guess, on the low
 /// side: too low spends metered bytes a little early, too high misses deadlines
@@ -72,7 +72,7 @@ pub enum Verdict {
     /// Do not use it.
     Hold {
         /// Why.
-        reason: Reason,
+        reason: ReasonCode,
         /// The answer may be another one after this time; never where it is `None`.
         again: Option<Span>,
     },
@@ -86,14 +86,14 @@ pub fn decide(need: &Need, offer: &Offer, free_rate: u64) -> Verdict {
         return Verdict::Use { grant: u64::MAX };
     }
     if need.policy == Policy::FreeOnly {
-        return hold(Reason::PathCost, None);
+        return hold(ReasonCode::PathCost, None);
     }
     let whatever = matches!(need.policy, Policy::Any | Policy::Fast);
     if offer.class == Class::Roaming && !whatever {
-        return hold(Reason::PathCost, None);
+        return hold(ReasonCode::PathCost, None);
     }
     if need.budget == Some(0) {
-        return hold(Reason::OverBudget, None);
+        return hold(ReasonCode::OverBudget, None);
     }
     let rate = offer.rate.unwrap_or(RATE_FIRST_BYTES).max(1);
     let lasts_ms = offer.grant_lasts().as_millis();
@@ -108,7 +108,7 @@ pub fn decide(need: &Need, offer: &Offer, free_rate: u64) -> Verdict {
     if alone <= left || together < left {
         // No sooner than the time that all links together can do without.
         let again = left.saturating_sub(together).max(Span::from_millis(100));
-        return hold(Reason::PathCost, Some(again));
+        return hold(ReasonCode::PathCost, Some(again));
     }
     Verdict::Use { grant }
 }
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(
             early,
             Verdict::Hold {
-                reason: Reason::PathCost,
+                reason: ReasonCode::PathCost,
                 again
             }
         );
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(
             verdict,
             Verdict::Hold {
-                reason: Reason::OverBudget,
+                reason: ReasonCode::OverBudget,
                 again: None
             }
         );

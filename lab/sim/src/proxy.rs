@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{Crash, Scenario};
 use d2tp_session::{
-    Admission, Arrived, Config, Endpoint, Event, FlowId, LinkId, SecretKey, Session, SessionId,
+    Admission, Endpoint, EndpointConfig, FlowArrival, FlowId, LinkId, SecretKey, Session,
+    SessionEvent, SessionId,
 };
 
 use crate::fault::SimFault;
@@ -30,7 +31,7 @@ pub(crate) struct Served {
 pub(crate) struct Proxy {
     pub(crate) host: Host<BTreeMap<FlowId, Served>>,
     identity: Identity,
-    config: Config,
+    config: EndpointConfig,
     flows: BTreeMap<FlowId, Served>,
     /// Bytes of each flow that crashes undid; no crash undoes this.
     undone: BTreeMap<FlowId, u64>,
@@ -41,7 +42,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    pub(crate) fn new(scenario: &Scenario, identity: Identity, config: Config) -> Proxy {
+    pub(crate) fn new(scenario: &Scenario, identity: Identity, config: EndpointConfig) -> Proxy {
         Proxy {
             host: Host::new("proxy", endpoint(&config, &identity, 0), scenario),
             identity,
@@ -200,7 +201,7 @@ impl Proxy {
     }
 
     /// A datagram arrives. Tells what it carried.
-    pub(crate) fn on_datagram(&mut self, now: Time, delivery: Delivery) -> Vec<Arrived> {
+    pub(crate) fn on_datagram(&mut self, now: Time, delivery: Delivery) -> Vec<FlowArrival> {
         let session = self.session_id();
         self.host
             .take_in(now, LinkId(0), delivery, session)
@@ -217,28 +218,32 @@ impl Proxy {
             any = true;
             log.note(now, "proxy", || format!("{event:?}"));
             match event {
-                Event::Established { resumed: false, .. } => self.met = true,
-                Event::Opened(id) => {
+                SessionEvent::Established { resumed: false, .. } => self.met = true,
+                SessionEvent::Opened(id) => {
                     let sink = Sink::new(REQUEST_BYTES, 0);
                     self.flows.insert(id, Served { sink, source: None });
                     self.host.dirty = true;
                     self.serve(session, id)?;
                 }
-                Event::Readable(id) | Event::Writable(id) => self.serve(session, id)?,
-                Event::SendFrom { flow, offset } => {
+                SessionEvent::Readable(id) | SessionEvent::Writable(id) => {
+                    self.serve(session, id)?
+                }
+                SessionEvent::SendFrom { flow, offset } => {
                     if let Some(source) = self.flows.get_mut(&flow).and_then(|f| f.source.as_mut())
                     {
                         source.begin_at(offset);
                     }
                     self.serve(session, flow)?;
                 }
-                Event::Asleep => self.flows.values_mut().for_each(Served::wait),
-                Event::PeerDurable { flow, offset } => {
+                SessionEvent::Asleep => self.flows.values_mut().for_each(Served::wait),
+                SessionEvent::PeerDurable { flow, offset } => {
                     let known = self.host.peer_durable.entry(flow).or_default();
                     *known = offset.max(*known);
                 }
-                Event::Established { .. } | Event::Ended { .. } => self.host.dirty = true,
-                Event::Closed(end) => SimFault::of_end("proxy", &end)?,
+                SessionEvent::Established { .. } | SessionEvent::Ended { .. } => {
+                    self.host.dirty = true
+                }
+                SessionEvent::Closed(end) => SimFault::of_end("proxy", &end)?,
                 _ => {}
             }
         }
@@ -313,7 +318,7 @@ impl Proxy {
     /// The state in a few words.
     pub(crate) fn state(&self) -> String {
         let (awake, asleep, half_open) = self.host.endpoint.counts();
-        let life = self.session().map(|s| (s.life(), s.path_stats()));
+        let life = self.session().map(|s| (s.state(), s.path_stats()));
         let flows = self.session().map(Session::explain).unwrap_or_default();
         format!("proxy: {awake} awake, {asleep} asleep, {half_open} half open, {life:?}, {flows}")
     }
@@ -342,7 +347,7 @@ fn answer(sink: &Sink) -> Option<Source> {
     (sink.content_bytes() == request.size).then(|| Source::new(sink.receipt().to_vec(), 0, 0, 0))
 }
 
-fn endpoint(config: &Config, identity: &Identity, life: u64) -> Endpoint {
+fn endpoint(config: &EndpointConfig, identity: &Identity, life: u64) -> Endpoint {
     Endpoint::new(
         config.clone(),
         SecretKey::from_bytes(identity.proxy_key()),

@@ -13,19 +13,19 @@
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::Class;
 use d2tp_device::LinkUse;
-use d2tp_sched::thrift::{self, Draw, Thrift};
+use d2tp_sched::energy_policy::{self, EnergyPolicy, RadioPowerModel};
 use d2tp_session::{PathState, PathStatus, Session};
 
 use crate::conductor::LinkPlan;
 use crate::device::{Device, link_of};
 use crate::network::Network;
 
-pub use d2tp_sched::thrift::Sight;
+pub use d2tp_sched::energy_policy::LinkSample;
 
 /// Picks links.
 pub trait Strategy {
     /// Which links to use now, one for each of `sights`.
-    fn pick(&mut self, now: Time, sights: &[Sight]) -> Vec<bool>;
+    fn pick(&mut self, now: Time, sights: &[LinkSample]) -> Vec<bool>;
 
     /// To be asked again after this long; it is also asked at everything that happens to a link.
     fn again(&self) -> Span {
@@ -33,13 +33,13 @@ pub trait Strategy {
     }
 }
 
-impl Strategy for Thrift {
-    fn pick(&mut self, now: Time, sights: &[Sight]) -> Vec<bool> {
-        Thrift::pick(self, now, sights)
+impl Strategy for EnergyPolicy {
+    fn pick(&mut self, now: Time, sights: &[LinkSample]) -> Vec<bool> {
+        EnergyPolicy::pick(self, now, sights)
     }
 
     fn again(&self) -> Span {
-        thrift::SAMPLE
+        energy_policy::SAMPLE
     }
 }
 
@@ -48,7 +48,7 @@ impl Strategy for Thrift {
 pub struct Always(pub Vec<bool>);
 
 impl Strategy for Always {
-    fn pick(&mut self, _: Time, _: &[Sight]) -> Vec<bool> {
+    fn pick(&mut self, _: Time, _: &[LinkSample]) -> Vec<bool> {
         self.0.clone()
     }
 }
@@ -64,7 +64,7 @@ pub const STAY: Span = Span::from_secs(100);
 /// while it is the one is replaced by those there are, for the rest of its time.
 #[derive(Clone, Debug)]
 pub struct ProbeThenPick {
-    draws: Vec<Draw>,
+    draws: Vec<RadioPowerModel>,
     /// When the probe under way began, and the links' bytes by then.
     probe: Option<(Time, Vec<u64>)>,
     pick: usize,
@@ -73,7 +73,7 @@ pub struct ProbeThenPick {
 
 impl ProbeThenPick {
     /// Over links that draw so much.
-    pub fn new(draws: Vec<Draw>) -> ProbeThenPick {
+    pub fn new(draws: Vec<RadioPowerModel>) -> ProbeThenPick {
         ProbeThenPick {
             draws,
             probe: None,
@@ -83,11 +83,11 @@ impl ProbeThenPick {
     }
 
     /// The link with the most bits per joule since the probe began.
-    fn best(&self, began: Time, now: Time, before: &[u64], sights: &[Sight]) -> usize {
+    fn best(&self, began: Time, now: Time, before: &[u64], sights: &[LinkSample]) -> usize {
         let seconds = now.since(began).as_secs_f64();
         let worth = |n: usize| {
             let bits = (sights[n].bytes - before[n]) as f64 * 8.0;
-            self.draws[n].worth(bits / seconds)
+            self.draws[n].bits_per_joule(bits / seconds)
         };
         let links = (0..sights.len()).filter(|n| sights[*n].up);
         let best = links.max_by(|a, b| worth(*a).total_cmp(&worth(*b)));
@@ -96,7 +96,7 @@ impl ProbeThenPick {
 }
 
 impl Strategy for ProbeThenPick {
-    fn pick(&mut self, now: Time, sights: &[Sight]) -> Vec<bool> {
+    fn pick(&mut self, now: Time, sights: &[LinkSample]) -> Vec<bool> {
         match &self.probe {
             Some((began, before)) if now >= *began + PROBE => {
                 self.pick = self.best(*began, now, before, sights);
@@ -126,7 +126,7 @@ pub struct Forecast {
 /// The one link with the most bits per joule, from knowing what all of them will carry.
 #[derive(Clone, Debug)]
 pub struct Foresight {
-    draws: Vec<Draw>,
+    draws: Vec<RadioPowerModel>,
     forecasts: Vec<Forecast>,
     /// It looks at the mean over this long; zero is the moment.
     damping: Span,
@@ -135,7 +135,7 @@ pub struct Foresight {
 
 impl Foresight {
     /// Over links that draw so much and will carry so much.
-    pub fn new(draws: Vec<Draw>, forecasts: Vec<Forecast>, damping: Span) -> Foresight {
+    pub fn new(draws: Vec<RadioPowerModel>, forecasts: Vec<Forecast>, damping: Span) -> Foresight {
         Foresight {
             draws,
             forecasts,
@@ -153,12 +153,12 @@ impl Foresight {
             let shared = until.min(end).since(forecast.from.max(now));
             bits += forecast.bits_per_s[link] * shared.as_secs_f64();
         }
-        self.draws[link].worth(bits / span.as_secs_f64())
+        self.draws[link].bits_per_joule(bits / span.as_secs_f64())
     }
 }
 
 impl Strategy for Foresight {
-    fn pick(&mut self, now: Time, sights: &[Sight]) -> Vec<bool> {
+    fn pick(&mut self, now: Time, sights: &[LinkSample]) -> Vec<bool> {
         let span = self.damping.max(self.again());
         let worth = |n: usize| self.worth(n, now, span);
         let links = (0..sights.len()).filter(|n| sights[*n].up);
@@ -175,8 +175,8 @@ impl Device {
         let Some(strategy) = &mut self.strategy else {
             return (vec![true; links], Time::NEVER);
         };
-        let sights: Vec<Sight> = (0..links)
-            .map(|link| Sight {
+        let sights: Vec<LinkSample> = (0..links)
+            .map(|link| LinkSample {
                 up: network.is_up(link),
                 attachment: self.attachments[link],
                 bytes: self.accounts.iter().map(|a| a.of_link(link)).sum(),
@@ -209,8 +209,8 @@ mod tests {
     use super::*;
 
     /// Both draw one watt and nothing else.
-    fn draws() -> Vec<Draw> {
-        let watt = Draw {
+    fn draws() -> Vec<RadioPowerModel> {
+        let watt = RadioPowerModel {
             wake_joules: 0.0,
             work_watts: 1.0,
             byte_joules: 0.0,
@@ -223,9 +223,9 @@ mod tests {
         Time::from_secs_f64(seconds)
     }
 
-    fn sights(bytes: [u64; 2], up: [bool; 2]) -> Vec<Sight> {
+    fn sights(bytes: [u64; 2], up: [bool; 2]) -> Vec<LinkSample> {
         std::iter::zip(bytes, up)
-            .map(|(bytes, up)| Sight {
+            .map(|(bytes, up)| LinkSample {
                 up,
                 attachment: 0,
                 bytes,

@@ -6,7 +6,7 @@
 //! ```
 
 use bytes::Bytes;
-use d2tp_session::{FlowId, Read, Session};
+use d2tp_session::{FlowId, ReadOutcome, Session};
 use sha2::{Digest, Sha256};
 
 use cedos_lab_scenario::content;
@@ -192,12 +192,12 @@ impl Sink {
         }
         loop {
             match session.read(id, CHUNK_BYTES as usize) {
-                Ok(Read::Chunk(bytes)) => self.accept(id, &bytes)?,
-                Ok(Read::End) => {
+                Ok(ReadOutcome::Chunk(bytes)) => self.accept(id, &bytes)?,
+                Ok(ReadOutcome::End) => {
                     self.ended = true;
                     return Ok(());
                 }
-                Ok(Read::Pending) | Err(_) => return Ok(()),
+                Ok(ReadOutcome::Pending) | Err(_) => return Ok(()),
             }
         }
     }

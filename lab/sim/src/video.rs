@@ -15,8 +15,8 @@ use bytes::Bytes;
 use cedos_lab_link::{Span, Time, Verdict};
 use cedos_lab_scenario::{EventKind, Scenario};
 use d2tp_session::{
-    Addresses, Admission, Config, Endpoint, Event, FirstHop, Incoming, LinkId, Route, SecretKey,
-    Session, SessionId,
+    Addresses, Admission, Endpoint, EndpointConfig, FirstHopStatus, IncomingDatagram, LinkId,
+    PathSelection, SecretKey, Session, SessionEvent, SessionId,
 };
 
 use crate::network::Network;
@@ -48,11 +48,11 @@ pub struct Manner {
     /// How many of the scenario's links.
     pub links: usize,
     /// Where reports travel.
-    pub reports: Route,
+    pub reports: PathSelection,
     /// Where commands do.
-    pub commands: Route,
+    pub commands: PathSelection,
     /// Where base layers do; enhancements take any.
-    pub base: Route,
+    pub base: PathSelection,
 }
 
 impl Manner {
@@ -60,18 +60,18 @@ impl Manner {
     pub const fn plain(links: usize) -> Manner {
         Manner {
             links,
-            reports: Route::Any,
-            commands: Route::Any,
-            base: Route::Any,
+            reports: PathSelection::Any,
+            commands: PathSelection::Any,
+            base: PathSelection::Any,
         }
     }
 
     /// Reports by the steadier link, commands and base layers on both.
     pub const THREE: Manner = Manner {
         links: 2,
-        reports: Route::Steadiest,
-        commands: Route::Each,
-        base: Route::Each,
+        reports: PathSelection::Steadiest,
+        commands: PathSelection::Each,
+        base: PathSelection::Each,
     };
 }
 
@@ -191,11 +191,11 @@ struct Sender {
 }
 
 impl Sender {
-    fn picture(&mut self, now: Time, session: &mut Session, base: Route) {
+    fn picture(&mut self, now: Time, session: &mut Session, base: PathSelection) {
         self.number += 1;
         let expires = now + LATE;
         let extra = (self.rate / 8.0 * PICTURE.as_secs_f64()) as u64;
-        for (kind, bytes, route) in [(BASE, BASE_BYTES, base), (EXTRA, extra, Route::Any)] {
+        for (kind, bytes, route) in [(BASE, BASE_BYTES, base), (EXTRA, extra, PathSelection::Any)] {
             let pieces = bytes.div_ceil(MESSAGE_BYTES as u64);
             for piece in 0..pieces {
                 let size = bytes / pieces + u64::from(piece < bytes % pieces);
@@ -206,7 +206,7 @@ impl Sender {
                     ..Head::new(kind, self.number, now)
                 };
                 self.seq += 1;
-                session.send_datagram_by(route, 0, head.message(size as usize), expires);
+                session.send_datagram_on(route, 0, head.message(size as usize), expires);
             }
         }
     }
@@ -271,7 +271,7 @@ impl Viewer {
         *layer = (layer.0 + 1, head.pieces);
     }
 
-    fn report(&mut self, now: Time, session: &mut Session, route: Route) {
+    fn report(&mut self, now: Time, session: &mut Session, route: PathSelection) {
         self.report += 1;
         self.report_at = now + REPORT;
         let head = Head {
@@ -280,13 +280,13 @@ impl Viewer {
             ..Head::new(REPORTED, self.report, now)
         };
         (self.came, self.highest_told) = (0, self.highest);
-        session.send_datagram_by(route, 0, head.message(40), now + LATE);
+        session.send_datagram_on(route, 0, head.message(40), now + LATE);
     }
 
-    fn command(&mut self, now: Time, session: &mut Session, route: Route) {
+    fn command(&mut self, now: Time, session: &mut Session, route: PathSelection) {
         let head = Head::new(COMMANDED, self.command, self.given_at);
         self.given_again_at = now + AGAIN;
-        session.send_datagram_by(route, 0, head.message(40), now + AGAIN);
+        session.send_datagram_on(route, 0, head.message(40), now + AGAIN);
     }
 }
 
@@ -312,7 +312,7 @@ struct Show {
 /// Watches the scenario's video, used in this manner, to its end.
 pub fn watch(scenario: &Scenario, manner: Manner) -> Watched {
     let key = SecretKey::from_bytes([9; 32]);
-    let (own, config) = (SecretKey::from_bytes([1; 32]), Config::default());
+    let (own, config) = (SecretKey::from_bytes([1; 32]), EndpointConfig::default());
     let seed = |n: u8| [n ^ scenario.seed as u8; 32];
     let mut device = Endpoint::new(config.clone(), own, Admission::Nobody, seed(2), seed(3));
     let session = device.connect(Time::ZERO, key.public(), 7, 1..1_000);
@@ -426,7 +426,7 @@ impl Show {
             };
             let bytes = &mut delivery.bytes[..];
             self.server
-                .handle_datagram(self.now, Incoming { addresses, bytes });
+                .handle_datagram(self.now, IncomingDatagram { addresses, bytes });
         }
         while let Some(mut delivery) = self.network.next_for_device(self.now) {
             let addresses = Addresses {
@@ -436,7 +436,7 @@ impl Show {
             };
             let bytes = &mut delivery.bytes[..];
             self.device
-                .handle_datagram(self.now, Incoming { addresses, bytes });
+                .handle_datagram(self.now, IncomingDatagram { addresses, bytes });
         }
     }
 
@@ -445,19 +445,19 @@ impl Show {
         let now = self.now;
         while let Some((_, event)) = self.device.poll_event() {
             match event {
-                Event::Datagram { bytes, .. } => {
+                SessionEvent::Datagram { bytes, .. } => {
                     if let Some(head) = Head::of(&bytes) {
                         self.viewer.on_picture(now, &head, bytes.len());
                     }
                 }
-                Event::PathQuiet { link, .. } => {
+                SessionEvent::PathQuiet { link, .. } => {
                     self.asked[link.0 as usize].get_or_insert(now);
                 }
                 _ => {}
             }
         }
         while let Some((_, event)) = self.server.poll_event() {
-            let Event::Datagram { bytes, .. } = event else {
+            let SessionEvent::Datagram { bytes, .. } = event else {
                 continue;
             };
             match Head::of(&bytes) {
@@ -531,9 +531,9 @@ impl Show {
             };
             let asked = self.now == since || self.now >= since + HOP_PATIENCE;
             let hop = if asked && self.network.hop_answers(self.now, link) {
-                FirstHop::Answers
+                FirstHopStatus::Answers
             } else if self.now >= since + HOP_PATIENCE {
-                FirstHop::Silent
+                FirstHopStatus::Silent
             } else {
                 continue;
             };

@@ -11,8 +11,8 @@
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::Class;
-use d2tp_sched::{Buffer, Stream, Switching, Thresholds};
-use d2tp_session::{PathState, Reason};
+use d2tp_sched::{BufferedStream, RefillThresholds, StreamBuffer, SwitchDelay};
+use d2tp_session::{PathState, ReasonCode};
 
 use crate::device::{Device, link_of};
 use crate::policy::{GRANT_BYTES_MIN, RATE_FIRST_BYTES, Verdict};
@@ -30,9 +30,9 @@ pub struct Watching {
     /// The bytes of one second.
     pub bytes_per_s: u64,
     /// When paid links begin, and stop.
-    pub thresholds: Thresholds,
+    pub thresholds: RefillThresholds,
     /// How long a paid link takes to bring its first byte.
-    pub switching: Switching,
+    pub switching: SwitchDelay,
 }
 
 /// What it was like.
@@ -62,7 +62,7 @@ enum Shows {
 #[derive(Clone, Debug)]
 pub(crate) struct Viewer {
     watching: Watching,
-    buffer: Buffer,
+    buffer: StreamBuffer,
     size: u64,
     received: u64,
     shown: f64,
@@ -77,7 +77,7 @@ pub(crate) struct Viewer {
 impl Viewer {
     pub(crate) fn new(watching: Watching, size: u64) -> Viewer {
         Viewer {
-            buffer: Buffer::new(watching.thresholds, watching.switching),
+            buffer: StreamBuffer::new(watching.thresholds, watching.switching),
             watching,
             size,
             received: 0,
@@ -143,7 +143,7 @@ impl Viewer {
     /// How many bytes may be paid for now; `free_rate`: what free links that answer carry.
     fn pays(&mut self, free_rate: Option<f64>) -> Option<u64> {
         let ahead_bytes = self.received - self.shown as u64;
-        let need = self.buffer.need(&Stream {
+        let need = self.buffer.need(&BufferedStream {
             bytes_per_s: self.watching.bytes_per_s,
             ahead_bytes,
             to_come_bytes: Some(self.size - self.received),
@@ -215,7 +215,7 @@ impl Device {
                 grant: rate.max(RATE_FIRST_BYTES).min(wanted).max(GRANT_BYTES_MIN),
             },
             None => Verdict::Hold {
-                reason: Reason::PathCost,
+                reason: ReasonCode::PathCost,
                 again: Some(again),
             },
         })
@@ -230,11 +230,11 @@ mod tests {
     fn viewer() -> Viewer {
         let watching = Watching {
             bytes_per_s: 1_000,
-            thresholds: Thresholds {
+            thresholds: RefillThresholds {
                 low_bytes: 2_000,
                 high_bytes: 5_000,
             },
-            switching: Switching {
+            switching: SwitchDelay {
                 interface: Duration::from_millis(300),
                 challenge: Duration::from_millis(40),
                 first_packet: Duration::from_millis(40),

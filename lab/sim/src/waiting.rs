@@ -8,7 +8,7 @@
 //! One flow waits all the time; it runs while Wi-Fi is there and found. Cellular is up throughout.
 
 use cedos_lab_link::seeded;
-use d2tp_sched::{Class, History, Lock, Periods, Sight, Standby};
+use d2tp_sched::{LinkClass, LinkHistory, LinkObservation, ScanPeriods, WakeNeeds, WakePlanner};
 use d2tp_time::{Span, Time};
 use rand::Rng;
 use rand_pcg::Pcg32;
@@ -44,21 +44,21 @@ pub struct Waited {
 }
 
 /// Waits until `end`. The stays are in order, and apart.
-pub fn wait(stays: &[Stay], end: Time, periods: Periods) -> Waited {
-    let mut lock = Lock::new(periods);
-    let mut wifi = History::new(Class::Free);
+pub fn wait(stays: &[Stay], end: Time, periods: ScanPeriods) -> Waited {
+    let mut lock = WakePlanner::new(periods);
+    let mut wifi = LinkHistory::new(LinkClass::Free);
     let mut waited = Waited::default();
     let mut now = Time::ZERO;
-    wifi.see(now, &Sight::default());
-    lock.looked(now);
-    let waits = Standby {
+    wifi.observe(now, &LinkObservation::default());
+    lock.on_scan(now);
+    let waits = WakeNeeds {
         waits: true,
-        ..Standby::default()
+        ..WakeNeeds::default()
     };
     let mut stays = stays.iter().peekable();
     loop {
-        let vigil = lock.vigil(now, &waits, |span| wifi.comes_within(now, span));
-        now = vigil.look.unwrap_or(Time::NEVER);
+        let vigil = lock.plan(now, &waits, |span| wifi.returns_within(now, span));
+        now = vigil.scan_at.unwrap_or(Time::NEVER);
         while let Some(gone) = stays.next_if(|stay| stay.until <= now) {
             waited.unseen += 1;
             waited.missed = waited.missed + gone.until.min(end).since(gone.from);
@@ -69,26 +69,26 @@ pub fn wait(stays: &[Stay], end: Time, periods: Periods) -> Waited {
             return waited;
         }
         waited.looks.push(now);
-        lock.looked(now);
-        wifi.see(now, &Sight::default());
+        lock.on_scan(now);
+        wifi.observe(now, &LinkObservation::default());
         let Some(stay) = stays.next_if(|stay| stay.from <= now) else {
             continue;
         };
         waited.missed = waited.missed + now.since(stay.from);
         waited.found_after.push(now.since(stay.from));
-        let on = |up, busy| Sight {
+        let on = |up, busy| LinkObservation {
             up,
             bytes: if up { CARRIED_BYTES } else { 0 },
             busy,
         };
-        wifi.see(now, &on(true, Span::from_secs(1)));
+        wifi.observe(now, &on(true, Span::from_secs(1)));
         let until = stay.until.min(end);
         waited.held = waited.held + until.since(now);
-        wifi.see(until, &on(true, until.since(now)));
+        wifi.observe(until, &on(true, until.since(now)));
         now = until;
-        wifi.see(now, &on(false, Span::ZERO));
+        wifi.observe(now, &on(false, Span::ZERO));
         // Awake when it went: the system itself looked around.
-        lock.looked(now);
+        lock.on_scan(now);
     }
 }
 
@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    const MINUTE: Periods = Periods {
+    const MINUTE: ScanPeriods = ScanPeriods {
         least: Span::from_secs(60),
         most: Span::from_secs(60),
     };
@@ -170,7 +170,7 @@ mod tests {
             let there = stays.iter().fold(Span::ZERO, |sum, stay| {
                 sum + stay.until.min(day).since(stay.from.min(day))
             });
-            for periods in [MINUTE, Periods::DEFAULT] {
+            for periods in [MINUTE, ScanPeriods::DEFAULT] {
                 let waited = wait(&stays, day, periods);
                 assert_eq!(waited.held + waited.missed, there, "seed {seed}");
             }

@@ -3,7 +3,7 @@
 use cedos_lab_scenario::Scenario;
 use cedos_lab_sim::Passage;
 use cedos_lab_sim::strategy::{Always, Forecast, Foresight, Strategy};
-use d2tp_sched::thrift::Draw;
+use d2tp_sched::energy_policy::RadioPowerModel;
 use d2tp_session::Time;
 
 fn run(strategy: Box<dyn Strategy>) -> (u64, Vec<Passage>) {
@@ -35,7 +35,7 @@ fn nothing_passes_a_link_that_was_not_picked() {
 
 #[test]
 fn a_link_that_is_left_is_silent_a_moment_later_and_taken_again() {
-    let watt = Draw {
+    let watt = RadioPowerModel {
         wake_joules: 0.0,
         work_watts: 1.0,
         byte_joules: 0.0,

@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use d2tp_sched::{Forecast, Past, Rates, Spell, Spot};
+use d2tp_sched::{LinkForecast, Location, NetworkRates, SavedHistory, UpPeriod};
 use d2tp_time::{Span, Time};
 use jiff::civil::Date;
 use jiff::{Timestamp, Zoned};
@@ -47,7 +47,7 @@ const NOWHERE: &str = "";
 
 /// What is learnt.
 pub struct Atlas {
-    forecasts: BTreeMap<String, Forecast>,
+    forecasts: BTreeMap<String, LinkForecast>,
     /// The network the device was on last.
     place: String,
     seen_at: Option<Moment>,
@@ -124,7 +124,7 @@ impl Atlas {
         if let Some(place) = place {
             place.clone_into(&mut self.place);
         }
-        let spot = Spot::named(&self.place);
+        let spot = Location::named(&self.place);
         let at = Time::ZERO + Span::from(now.since_boot());
         let (day, second) = day_and_second(wall);
         let passed = self.seen_at.map(|before| now.since(before));
@@ -140,7 +140,7 @@ impl Atlas {
         for (slot, forecast) in &mut self.forecasts {
             let radio = radios.iter().find(|radio| radio.slot == *slot);
             let carries = radio.is_some_and(|radio| radio.carries);
-            forecast.see(at, &spot, carries);
+            forecast.observe(at, &spot, carries);
             // One that is up and was never used says nothing of its rate.
             let rate = match radio {
                 Some(radio) if radio.carries => radio.rate,
@@ -148,7 +148,9 @@ impl Atlas {
             };
             if let Some(rate) = rate.filter(|_| passed_s > 0) {
                 let from = second.saturating_sub(passed_s);
-                forecast.diary().note(day, from..second.max(from + 1), rate);
+                forecast
+                    .daily_rates()
+                    .note(day, from..second.max(from + 1), rate);
             }
             dispatcher.hint(slot, &forecast.hint(at, day, second));
         }
@@ -170,7 +172,7 @@ impl Atlas {
     }
 
     fn write(&self, path: &Path, dispatcher: &Dispatcher, at: i64) -> io::Result<()> {
-        let encode = |(slot, forecast): (&String, &Forecast)| {
+        let encode = |(slot, forecast): (&String, &LinkForecast)| {
             (slot.clone(), BASE64.encode(forecast.encode()))
         };
         let file = File {
@@ -198,7 +200,7 @@ impl Atlas {
     }
 }
 
-type Read = (BTreeMap<String, Forecast>, String, [Kept; 2]);
+type Read = (BTreeMap<String, LinkForecast>, String, [Kept; 2]);
 
 fn read(path: &Path, now: i64) -> anyhow::Result<Option<Read>> {
     let text = match std::fs::metadata(path) {
@@ -221,7 +223,7 @@ fn read(path: &Path, now: i64) -> anyhow::Result<Option<Read>> {
     }
     let mut forecasts = BTreeMap::new();
     for (slot, text) in file.forecasts.into_iter().take(SLOTS_MAX) {
-        forecasts.insert(slot, Forecast::decode(&BASE64.decode(text)?)?);
+        forecasts.insert(slot, LinkForecast::decode(&BASE64.decode(text)?)?);
     }
     let passed_s = now.saturating_sub(file.at).max(0) as f64;
     let lanes = file.lanes.map(|lane| lane.back(passed_s));
@@ -230,7 +232,7 @@ fn read(path: &Path, now: i64) -> anyhow::Result<Option<Read>> {
 
 impl LaneKept {
     fn of((radios, networks): Kept) -> LaneKept {
-        let radio = |past: Past| RadioKept {
+        let radio = |past: SavedHistory| RadioKept {
             ons: past
                 .ons
                 .iter()
@@ -239,7 +241,7 @@ impl LaneKept {
             offs: past.offs,
             away_s: past.away_s,
         };
-        let network = |rates: Rates| (rates.whole, rates.known_s);
+        let network = |rates: NetworkRates| (rates.whole, rates.known_s);
         LaneKept {
             radios: radios
                 .into_iter()
@@ -254,13 +256,13 @@ impl LaneKept {
 
     /// After so many seconds in which nobody looked: they count as away.
     fn back(self, passed_s: f64) -> Kept {
-        let spell = |(length_s, rate)| Spell { length_s, rate };
-        let past = |radio: RadioKept| Past {
+        let spell = |(length_s, rate)| UpPeriod { length_s, rate };
+        let past = |radio: RadioKept| SavedHistory {
             ons: radio.ons.into_iter().map(spell).collect(),
             offs: radio.offs,
             away_s: Some(radio.away_s.unwrap_or(0.0) + passed_s),
         };
-        let rates = |(whole, known_s)| Rates { whole, known_s };
+        let rates = |(whole, known_s)| NetworkRates { whole, known_s };
         (
             self.radios
                 .into_iter()
@@ -288,7 +290,7 @@ fn day_and_second(wall: &Zoned) -> (u32, u32) {
 mod tests {
     use super::*;
     use crate::dispatcher::{Direction, Kind, Radio, Standing, Surroundings};
-    use d2tp_sched::{Class, IfLate, Need, Policy, Way};
+    use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand, LinkCandidate, LinkClass};
     use std::sync::Arc;
 
     fn empty(file: &Path) -> Atlas {
@@ -306,7 +308,7 @@ mod tests {
         let radio = |_: &str| Radio {
             device: "wlan0".into(),
             slot: "Wi-Fi".into(),
-            class: Class::Free,
+            class: LinkClass::Free,
             carries: true,
             rate: None,
         };
@@ -362,7 +364,7 @@ mod tests {
         }
         let now = Time::ZERO + Span::from(at(begun + 5).0.since_boot());
         let hole = atlas.forecasts["Wi-Fi"]
-            .hole(now)
+            .ongoing_outage(now)
             .expect("it was lost here before");
         hole.quantile(0.5).expect("a median")
     }
@@ -394,9 +396,9 @@ mod tests {
         let dispatcher = Dispatcher::new(Kind::D2Sched);
         dispatcher.look(&around(Some("home")));
         let seat = dispatcher.seat(Direction::Down, 1);
-        let way = Way {
+        let way = LinkCandidate {
             name: "wlan0".into(),
-            class: Class::Free,
+            class: LinkClass::Free,
             rate_bytes_per_s: None,
             metric: 0,
             stalled: false,
@@ -410,11 +412,11 @@ mod tests {
             std::thread::sleep(Duration::from_millis(300));
             *carried.get_mut("wlan0").unwrap() += 1_000_000;
             seat.ask(&Standing {
-                need: Need {
+                need: FlowDemand {
                     remaining_bytes: Some(1 << 30),
                     left: None,
-                    policy: Policy::FreeFirst,
-                    if_late: IfLate::Cell,
+                    policy: CostPolicy::FreeFirst,
+                    if_late: DeadlineFallback::Cell,
                     metered_bytes_left: None,
                 },
                 size_bytes: None,

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_sched::Policy;
+use d2tp_sched::CostPolicy;
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 use zbus::{Connection, Proxy, Variant};
@@ -205,7 +205,7 @@ impl Agent {
             "cancel" => self.wish(id, super::queue::Wish::Cancel).map(drop),
             "any" => {
                 let any = Change {
-                    policy: Some(Policy::Any.word().to_owned()),
+                    policy: Some(CostPolicy::Any.as_str().to_owned()),
                     ..Change::default()
                 };
                 self.edit(id, &any).map(drop)

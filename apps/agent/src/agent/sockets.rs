@@ -144,7 +144,7 @@ impl carrier::Seat for Place {
         }
         let used = standing.ways.iter();
         let used = used.filter(|way| way.usage != LinkUse::Off);
-        let ways: Vec<d2tp_sched::Way> = used.map(way).collect();
+        let ways: Vec<d2tp_sched::LinkCandidate> = used.map(way).collect();
         let verdict = seat.ask(&Standing {
             need: standing.need.clone(),
             size_bytes: standing.size,
@@ -209,9 +209,9 @@ impl carrier::Seat for Place {
     }
 }
 
-fn way(way: &d2tp_driver::Way) -> d2tp_sched::Way {
+fn way(way: &d2tp_driver::Way) -> d2tp_sched::LinkCandidate {
     let path = way.path.as_ref().map(|path| path.state);
-    d2tp_sched::Way {
+    d2tp_sched::LinkCandidate {
         name: way.name.clone(),
         class: way.class.into(),
         rate_bytes_per_s: way.rate.map(|rate| rate as f64),

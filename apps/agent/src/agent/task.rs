@@ -35,7 +35,7 @@ use crate::fetch::report::{Event, Observer, Report};
 use crate::fetch::transfer::Setting;
 use crate::order::Verb;
 use crate::terms::Terms;
-use d2tp_sched::Policy;
+use d2tp_sched::CostPolicy;
 
 /// The first wait before what may pass is tried again; it doubles.
 const AGAIN_FIRST: Duration = Duration::from_secs(30); // a guess
@@ -137,7 +137,7 @@ impl Task {
     ) {
         let terms = self.terms.borrow();
         match event {
-            _ if !matches!(terms.policy, Policy::FreeFirst | Policy::Balanced) => {
+            _ if !matches!(terms.policy, CostPolicy::FreeFirst | CostPolicy::Balanced) => {
                 hindsight.drops(id);
             }
             Event::Progress {
@@ -225,7 +225,7 @@ impl Agent {
         };
         let mut meter = lock(&self.meter);
         if let Some(carried) = carried {
-            let forbidden = task.terms.borrow().policy == Policy::FreeOnly
+            let forbidden = task.terms.borrow().policy == CostPolicy::FreeOnly
                 && Moment::now().since(task.changed_at) > GRANTED_BEFORE;
             let more = task.count(&links, carried);
             let capped = self.spend(&more);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use d2tp_links::Kind;
 use d2tp_power::{Bell, Keeper, Linux, Notice};
-use d2tp_sched::{Lock, Periods, Standby, Vigil};
+use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlan, WakePlanner};
 use d2tp_time::{Span, Time};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ const ASK_EVERY: Duration = Duration::from_secs(5); // a guess
 /// What is asked of the machine now.
 #[derive(Debug, Default)]
 pub struct Posture {
-    vigil: Vigil,
+    vigil: WakePlan,
     lacks: Vec<String>,
 }
 
@@ -39,8 +39,8 @@ impl Posture {
             Some(super::queue::whole_seconds(at))
         };
         json!({
-            "look": clock(self.vigil.look),
-            "start": clock(self.vigil.start),
+            "look": clock(self.vigil.scan_at),
+            "start": clock(self.vigil.start_at),
             "awake": self.vigil.hold,
             "lacks": self.lacks,
         })
@@ -52,15 +52,15 @@ fn time() -> Time {
 }
 
 /// How far apart looks are: always so far, or as it seems worth it.
-pub(super) fn periods(fixed: Option<Duration>) -> Periods {
-    fixed.map_or(Periods::DEFAULT, |span| Periods::fixed(span.into()))
+pub(super) fn periods(fixed: Option<Duration>) -> ScanPeriods {
+    fixed.map_or(ScanPeriods::DEFAULT, |span| ScanPeriods::fixed(span.into()))
 }
 
 /// Keeps watch as long as the agent runs.
-pub(super) async fn keep(agent: Arc<Agent>, machine: Linux, periods: Periods) {
+pub(super) async fn keep(agent: Arc<Agent>, machine: Linux, periods: ScanPeriods) {
     lock(&agent.posture).lacks = machine.lacks();
     let mut keeper = Keeper::new(machine);
-    let mut dlock = Lock::new(periods);
+    let mut dlock = WakePlanner::new(periods);
     let mut stirred = agent.dispatcher.stirred();
     let mut links = agent.roads.links();
     let mut dark_since = None;
@@ -75,7 +75,7 @@ pub(super) async fn keep(agent: Arc<Agent>, machine: Linux, periods: Periods) {
         };
         dark_since = is_dark.then(|| dark_since.unwrap_or_else(time));
         let waits = agent.dispatcher.waits();
-        let standby = Standby {
+        let standby = WakeNeeds {
             waits: !waits.waiting.is_empty(),
             runs: !waits.runs.is_empty(),
             latest_start: agent
@@ -86,12 +86,12 @@ pub(super) async fn keep(agent: Arc<Agent>, machine: Linux, periods: Periods) {
         };
         if standby.waits && !waited {
             // It is awake now: that look costs no alarm.
-            dlock.looked(time());
+            dlock.on_scan(time());
             agent.look_for_links().await;
         }
         waited = standby.waits;
         let comes = |span| agent.dispatcher.comes_within(span);
-        let vigil = dlock.vigil(time(), &standby, comes);
+        let vigil = dlock.plan(time(), &standby, comes);
         keeper
             .keep(time(), vigil, &agent.who_runs(&waits.runs))
             .await;
@@ -107,14 +107,14 @@ pub(super) async fn keep(agent: Arc<Agent>, machine: Linux, periods: Periods) {
             notice = keeper.next() => match notice {
                 Notice::Rings(Bell::Look) => {
                     lock(&agent.meter).woke("look");
-                    dlock.looked(time());
+                    dlock.on_scan(time());
                     agent.look_for_links().await;
                 }
                 // The transfer itself finds that its time has come.
                 Notice::Rings(Bell::Start) => lock(&agent.meter).woke("start"),
                 Notice::Sleeps => {}
                 Notice::Woke => {
-                    dlock.looked(time());
+                    dlock.on_scan(time());
                     agent.look_for_links().await;
                 }
             },

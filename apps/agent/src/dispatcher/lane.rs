@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use d2tp_sched::{
-    Choice, Class, Flow, Hint, History, Hold, Mode, Past, Promise, Rates, Roster, Scheduler, Share,
-    Sight, Way,
+    CompletionEstimate, ForecastHint, LinkAssignment, LinkCandidate, LinkChoice, LinkClass,
+    LinkHistory, LinkObservation, LinkShare, LinkWaitReason, NetworkRates, SavedHistory,
+    ScheduledFlow, Scheduler, SchedulerMode,
 };
 use d2tp_time::{Span, Time};
 
@@ -55,9 +56,9 @@ pub(super) struct Lane {
     networks: Vec<Option<String>>,
     around: Surroundings,
     /// What is known of radios that no device has shown yet.
-    pasts: BTreeMap<String, Past>,
+    pasts: BTreeMap<String, SavedHistory>,
     /// How fast networks were that no link is on now, and which was met when.
-    rates: BTreeMap<String, (u64, Rates)>,
+    rates: BTreeMap<String, (u64, NetworkRates)>,
     met: u64,
     /// Carried since that was last taken down.
     pending: Vec<Pending>,
@@ -71,7 +72,7 @@ pub(super) struct Lane {
     idle_looks: u32,
     /// What links that cost may carry for all together.
     allowed: Option<u64>,
-    promised: Option<(Moment, BTreeMap<u64, Promise>)>,
+    promised: Option<(Moment, BTreeMap<u64, CompletionEstimate>)>,
 }
 
 /// What a link carried, and for how long; longer than all of the time where several shared it.
@@ -86,7 +87,7 @@ struct Pending {
 struct Guest {
     /// As others know it.
     transfer: u64,
-    flow: Option<Flow>,
+    flow: Option<ScheduledFlow>,
     /// The links it could use, and whether they carry as far as it knows.
     ways: Vec<(String, bool)>,
     carried: BTreeMap<String, u64>,
@@ -112,9 +113,9 @@ enum Told {
 }
 
 impl Lane {
-    pub(super) fn new(mode: Mode) -> Lane {
+    pub(super) fn new(mode: SchedulerMode) -> Lane {
         Lane {
-            scheduler: Scheduler::new(mode, [Class::Free]),
+            scheduler: Scheduler::new(mode, [LinkClass::Free]),
             names: vec![None],
             networks: vec![None],
             around: Surroundings::default(),
@@ -166,7 +167,7 @@ impl Lane {
         let at = time(now);
         let (flows, me) = self.flows(number);
         let roster = self.scheduler.decide(at, &flows);
-        let pays = roster.payers.contains(&me) && roster.shares.contains(&Share::Paid);
+        let pays = roster.payers.contains(&me) && roster.shares.contains(&LinkShare::Paid);
         let mine = |n: usize| {
             let name = self.names[n].as_deref();
             standing.ways.iter().any(|way| Some(&*way.name) == name)
@@ -176,10 +177,12 @@ impl Lane {
             .iter()
             .enumerate()
             .find_map(|(n, share)| match share {
-                Share::Probe(bytes) if roster.probed == Some(me) && mine(n) => Some(*bytes),
+                LinkShare::Probe(bytes) if roster.probed == Some(me) && mine(n) => Some(*bytes),
                 _ => None,
             });
-        let why = self.scheduler.why(at, &flows, &roster, me, &self.shown());
+        let why = self
+            .scheduler
+            .explain(at, &flows, &roster, me, &self.shown());
         let behind = self.is_behind(now, at, number, &flows, &roster);
         let need = &flows[me].need;
         let capped = |device: &str| self.around.capped.contains(device);
@@ -187,12 +190,12 @@ impl Lane {
         if let Some(guest) = self.seats.get_mut(&number) {
             guest.wakes = standing.wakes;
             guest.told = Some(match &verdict.choice {
-                Choice::Use { .. } => Told::Runs,
-                Choice::Wait {
-                    reason: Hold::QueuedBehind,
+                LinkChoice::Use { .. } => Told::Runs,
+                LinkChoice::Wait {
+                    reason: LinkWaitReason::QueuedBehind,
                     ..
                 } => Told::Behind,
-                Choice::Wait { .. } => Told::Waits,
+                LinkChoice::Wait { .. } => Told::Waits,
             });
         }
         verdict
@@ -212,8 +215,8 @@ impl Lane {
     pub(super) fn recall(
         &mut self,
         now: Moment,
-        pasts: BTreeMap<String, Past>,
-        rates: BTreeMap<String, Rates>,
+        pasts: BTreeMap<String, SavedHistory>,
+        rates: BTreeMap<String, NetworkRates>,
     ) {
         self.pasts = pasts;
         for (network, rates) in rates.into_iter().take(NETWORKS_MAX) {
@@ -221,15 +224,21 @@ impl Lane {
             self.rates.insert(network, (self.met, rates));
         }
         if let Some(past) = self.pasts.get(HOPED_FOR) {
-            let history = History::recall(time(now), Class::Free, past);
-            self.scheduler.recall(0, history);
+            let history = LinkHistory::recall(time(now), LinkClass::Free, past);
+            self.scheduler.restore_history(0, history);
         }
     }
 
     /// What is to be kept of radios and networks.
-    pub(super) fn pasts(&self, now: Moment) -> (BTreeMap<String, Past>, BTreeMap<String, Rates>) {
+    pub(super) fn pasts(
+        &self,
+        now: Moment,
+    ) -> (
+        BTreeMap<String, SavedHistory>,
+        BTreeMap<String, NetworkRates>,
+    ) {
         let mut pasts = self.pasts.clone();
-        let mut rates: BTreeMap<String, Rates> = self
+        let mut rates: BTreeMap<String, NetworkRates> = self
             .rates
             .iter()
             .map(|(name, (_, rates))| (name.clone(), *rates))
@@ -239,8 +248,8 @@ impl Lane {
             let Some(name) = name.as_ref().filter(|name| !is_here(name)) else {
                 continue;
             };
-            pasts.insert(self.around.slot(name), link.past(time(now)));
-            if let Some(network) = network.clone().filter(|_| link.known() > 0.0) {
+            pasts.insert(self.around.slot(name), link.saved(time(now)));
+            if let Some(network) = network.clone().filter(|_| link.confidence() > 0.0) {
                 rates.insert(network, link.rates());
             }
         }
@@ -248,14 +257,14 @@ impl Lane {
     }
 
     /// What a forecast says of a radio, here and now.
-    pub(super) fn hint(&mut self, slot: &str, hint: &Hint) {
+    pub(super) fn hint(&mut self, slot: &str, hint: &ForecastHint) {
         for link in 0..self.names.len() {
             let known = match &self.names[link] {
                 Some(name) => self.around.slot(name),
                 None => HOPED_FOR.to_owned(),
             };
             if known == slot {
-                self.scheduler.hint(link, hint.clone());
+                self.scheduler.set_hint(link, hint.clone());
             }
         }
     }
@@ -263,14 +272,14 @@ impl Lane {
     /// What is known of radios now.
     pub(super) fn radios(&self) -> Vec<Radio> {
         let links = self.names.iter().zip(self.scheduler.links());
-        let radio = |(name, link): (&Option<String>, &History)| {
+        let radio = |(name, link): (&Option<String>, &LinkHistory)| {
             let name = name.as_ref().filter(|name| !is_here(name))?;
             Some(Radio {
                 device: name.clone(),
                 slot: self.around.slot(name),
                 class: link.class(),
                 carries: link.carries(),
-                rate: (link.known() > 0.0).then(|| link.whole()),
+                rate: (link.confidence() > 0.0).then(|| link.long_term_rate()),
             })
         };
         links.filter_map(radio).collect()
@@ -279,8 +288,8 @@ impl Lane {
     /// The chance that a free link comes back within a span.
     pub(super) fn comes_within(&self, now: Moment, span: Span) -> f64 {
         let away = self.scheduler.links().iter();
-        let away = away.filter(|link| link.class() == Class::Free && !link.carries());
-        let none = away.map(|link| 1.0 - link.comes_within(time(now), span));
+        let away = away.filter(|link| link.class() == LinkClass::Free && !link.carries());
+        let none = away.map(|link| 1.0 - link.returns_within(time(now), span));
         1.0 - none.product::<f64>()
     }
 
@@ -300,7 +309,8 @@ impl Lane {
 
     /// In how long the first of those that wait must begin on a link that costs.
     pub(super) fn latest_start(&self, now: Moment) -> Option<Duration> {
-        let flows: Vec<Flow> = self.seats.values().filter_map(|g| g.flow.clone()).collect();
+        let flows: Vec<ScheduledFlow> =
+            self.seats.values().filter_map(|g| g.flow.clone()).collect();
         let told = self.told().enumerate();
         let mut waiting: Vec<usize> = told
             .filter(|(n, number)| {
@@ -317,11 +327,11 @@ impl Lane {
             .find_map(|n| self.scheduler.pays_in(time(now), &flows, n))
     }
 
-    pub(super) fn promise(&mut self, now: Moment, number: u64) -> Option<Promise> {
+    pub(super) fn promise(&mut self, now: Moment, number: u64) -> Option<CompletionEstimate> {
         let fresh = |at: &Moment| now.since(*at) < COUNTED_AFTER;
         if !self.promised.as_ref().is_some_and(|(at, _)| fresh(at)) {
             let (flows, _) = self.flows(number);
-            let promises = self.scheduler.promises(time(now), &flows);
+            let promises = self.scheduler.estimates(time(now), &flows);
             let told = self.told().zip(promises).collect();
             self.promised = Some((now, told));
         }
@@ -329,7 +339,11 @@ impl Lane {
         promised.get(&number).copied()
     }
 
-    pub(super) fn promise_of(&mut self, now: Moment, transfer: u64) -> Option<(Promise, Duration)> {
+    pub(super) fn promise_of(
+        &mut self,
+        now: Moment,
+        transfer: u64,
+    ) -> Option<(CompletionEstimate, Duration)> {
         let mut seats = self.seats.iter();
         let (number, guest) = seats.find(|(_, guest)| guest.transfer == transfer)?;
         let (number, need) = (*number, &guest.flow.as_ref()?.need);
@@ -341,7 +355,7 @@ impl Lane {
     pub(super) fn seen(&self, name: &str) -> Option<(f64, bool)> {
         let place = self.names.iter().position(|n| n.as_deref() == Some(name))?;
         let link = &self.scheduler.links()[place];
-        (link.known() > 0.0).then(|| (link.whole(), link.carries()))
+        (link.confidence() > 0.0).then(|| (link.long_term_rate(), link.carries()))
     }
 
     /// Those that told what they need, in the order of the scheduler's list.
@@ -351,7 +365,7 @@ impl Lane {
     }
 
     /// What all of them need, and the place of one.
-    fn flows(&self, number: u64) -> (Vec<Flow>, usize) {
+    fn flows(&self, number: u64) -> (Vec<ScheduledFlow>, usize) {
         let flows = self.seats.values().filter_map(|guest| guest.flow.clone());
         let me = self.told().take_while(|other| *other != number).count();
         (flows.collect(), me)
@@ -385,13 +399,13 @@ impl Lane {
             need.metered_bytes_left = Some(own.min(allowed));
         }
         let size = standing.size_bytes.or(need.remaining_bytes);
-        let known = |flow: &Flow| flow.need.remaining_bytes.is_some();
+        let known = |flow: &ScheduledFlow| flow.need.remaining_bytes.is_some();
         if let Some(size) = size.filter(|_| !guest.flow.as_ref().is_some_and(known)) {
             self.scheduler.note_size(size);
         }
-        let works = |way: &Way| (way.name.clone(), !way.stalled);
+        let works = |way: &LinkCandidate| (way.name.clone(), !way.stalled);
         guest.ways = standing.ways.iter().map(works).collect();
-        guest.flow = Some(Flow {
+        guest.flow = Some(ScheduledFlow {
             size_bytes: size.unwrap_or_else(|| standing.carried.values().sum()),
             priority: standing.priority,
             need,
@@ -419,7 +433,7 @@ impl Lane {
     }
 
     /// Takes a link up that was not known, or costs something else now, or is on another network.
-    fn know(&mut self, now: Moment, device: &str, class: Class) {
+    fn know(&mut self, now: Moment, device: &str, class: LinkClass) {
         let is_it = |name: &Option<String>| name.as_deref() == Some(device);
         let link = match self.names.iter().position(is_it) {
             Some(link) => link,
@@ -434,10 +448,10 @@ impl Lane {
         }
     }
 
-    fn take_up(&mut self, now: Moment, device: &str, class: Class) -> usize {
+    fn take_up(&mut self, now: Moment, device: &str, class: LinkClass) -> usize {
         let past = self.pasts.remove(&self.around.slot(device));
         let hoped_for = self.names.iter().position(Option::is_none);
-        let link = match hoped_for.filter(|_| class == Class::Free) {
+        let link = match hoped_for.filter(|_| class == LinkClass::Free) {
             Some(link) => {
                 self.names[link] = Some(device.to_owned());
                 link
@@ -451,8 +465,8 @@ impl Lane {
             }
         };
         if let Some(past) = past {
-            let history = History::recall(time(now), class, &past);
-            self.scheduler.recall(link, history);
+            let history = LinkHistory::recall(time(now), class, &past);
+            self.scheduler.restore_history(link, history);
         }
         link
     }
@@ -463,14 +477,14 @@ impl Lane {
             .as_ref()
             .and_then(|network| self.rates.remove(network));
         let rates = known.map(|(_, rates)| rates).unwrap_or_default();
-        let was_used = self.scheduler.links()[link].known() > 0.0;
+        let was_used = self.scheduler.links()[link].confidence() > 0.0;
         let named = self.networks[link].take();
         if named.is_none() && was_used && known.is_none() {
             // It was used before anybody told which network it is.
             self.networks[link] = network;
             return;
         }
-        let before = self.scheduler.meet(link, rates);
+        let before = self.scheduler.switch_network(link, rates);
         if let Some(left) = named.filter(|_| was_used) {
             self.met += 1;
             self.rates.insert(left, (self.met, before));
@@ -510,20 +524,20 @@ impl Lane {
         if !is_time && up == self.up {
             return;
         }
-        let sights: Vec<Sight> = (up.iter().zip(&self.pending))
+        let sights: Vec<LinkObservation> = (up.iter().zip(&self.pending))
             .map(|(up, pending)| match is_time && pending.bytes > 0 {
-                true => Sight {
+                true => LinkObservation {
                     up: *up,
                     bytes: pending.bytes,
                     busy: pending.busy.clamp(BUSY_MIN, counted).into(),
                 },
-                false => Sight {
+                false => LinkObservation {
                     up: *up,
-                    ..Sight::default()
+                    ..LinkObservation::default()
                 },
             })
             .collect();
-        self.scheduler.see(time(now), &sights);
+        self.scheduler.observe(time(now), &sights);
         self.up = up;
         if is_time {
             self.look_for_room(counted);
@@ -537,9 +551,9 @@ impl Lane {
         let used: u64 = self.pending.iter().map(|pending| pending.bytes).sum();
         let links = self.scheduler.links().iter().zip(&self.pending);
         let in_use = links.filter(|(link, pending)| {
-            link.carries() && (link.class() == Class::Free || pending.bytes > 0)
+            link.carries() && (link.class() == LinkClass::Free || pending.bytes > 0)
         });
-        let could: f64 = in_use.map(|(link, _)| link.whole()).sum();
+        let could: f64 = in_use.map(|(link, _)| link.long_term_rate()).sum();
         let share = used as f64 / (could * counted.as_secs_f64()).max(1.0);
         self.idle_looks = match share < IDLE_BELOW {
             true => self.idle_looks + 1,
@@ -559,8 +573,8 @@ impl Lane {
         now: Moment,
         at: Time,
         number: u64,
-        flows: &[Flow],
-        roster: &Roster,
+        flows: &[ScheduledFlow],
+        roster: &LinkAssignment,
     ) -> bool {
         if self.seats.len() < 2 {
             return false;
@@ -608,10 +622,10 @@ fn time(moment: Moment) -> Time {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use d2tp_sched::{Choice, Hold, IfLate, Need, Policy};
+    use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand, LinkChoice, LinkWaitReason};
 
-    fn way(name: &str, class: Class) -> Way {
-        Way {
+    fn way(name: &str, class: LinkClass) -> LinkCandidate {
+        LinkCandidate {
             name: name.into(),
             class,
             rate_bytes_per_s: None,
@@ -621,20 +635,20 @@ mod tests {
         }
     }
 
-    fn wifi() -> Way {
-        way("wlan0", Class::Free)
+    fn wifi() -> LinkCandidate {
+        way("wlan0", LinkClass::Free)
     }
 
-    fn cell() -> Way {
-        way("wwan0", Class::Metered)
+    fn cell() -> LinkCandidate {
+        way("wwan0", LinkClass::Metered)
     }
 
-    fn need(bytes: u64, left_s: u64) -> Need {
-        Need {
+    fn need(bytes: u64, left_s: u64) -> FlowDemand {
+        FlowDemand {
             remaining_bytes: Some(bytes),
             left: Some(Duration::from_secs(left_s)),
-            policy: Policy::FreeFirst,
-            if_late: IfLate::Cell,
+            policy: CostPolicy::FreeFirst,
+            if_late: DeadlineFallback::Cell,
             metered_bytes_left: None,
         }
     }
@@ -649,13 +663,13 @@ mod tests {
     impl Device {
         fn new() -> Device {
             Device {
-                lane: Lane::new(Mode::Outlook),
+                lane: Lane::new(SchedulerMode::Forecast),
                 now: Moment::now(),
                 carried: BTreeMap::new(),
             }
         }
 
-        fn ask(&mut self, number: u64, need: &Need, ways: &[Way]) -> Verdict {
+        fn ask(&mut self, number: u64, need: &FlowDemand, ways: &[LinkCandidate]) -> Verdict {
             let carried = self.carried.entry(number).or_default();
             let standing = Standing {
                 need: need.clone(),
@@ -680,10 +694,10 @@ mod tests {
         }
     }
 
-    fn waits(verdict: &Verdict) -> Option<Hold> {
+    fn waits(verdict: &Verdict) -> Option<LinkWaitReason> {
         match &verdict.choice {
-            Choice::Wait { reason, .. } => Some(*reason),
-            Choice::Use { .. } => None,
+            LinkChoice::Wait { reason, .. } => Some(*reason),
+            LinkChoice::Use { .. } => None,
         }
     }
 
@@ -693,7 +707,7 @@ mod tests {
         let seat = device.lane.enter(0);
         let early = device.ask(seat, &need(1_000_000, 6 * 3_600), &[cell()]);
         assert!(early.pays.is_none(), "{early:?}");
-        assert_eq!(waits(&early), Some(Hold::PathCost));
+        assert_eq!(waits(&early), Some(LinkWaitReason::PathCost));
         device.wait(1);
         let late = device.ask(seat, &need(50_000_000, 10), &[cell()]);
         assert!(late.pays.is_some(), "{late:?}");
@@ -721,7 +735,7 @@ mod tests {
                 device.ask(seat, &need(50_000_000, 6 * 3_600), &[cell()]);
             }
             let links = device.lane.scheduler.links();
-            links.iter().find_map(|link| link.lately())
+            links.iter().find_map(|link| link.recent_rate())
         };
         ask(&mut device);
         device.wait(1);
@@ -752,7 +766,7 @@ mod tests {
                 .busy(seat, "wwan0", Duration::from_millis(busy_ms));
             fresh.ask(seat, &need(50_000_000, 6 * 3_600), &[cell()]);
             let links = fresh.lane.scheduler.links();
-            let rate = links.iter().find_map(|link| link.lately()).unwrap();
+            let rate = links.iter().find_map(|link| link.recent_rate()).unwrap();
             assert!((rate - 500_000.0).abs() < 1.0, "{rate} after {busy_ms} ms");
         }
     }
@@ -768,7 +782,7 @@ mod tests {
                 device.ask(seat, &need(900_000_000, 6 * 3_600), &[wifi()]);
             }
         }
-        let rate = device.lane.scheduler.links()[0].whole();
+        let rate = device.lane.scheduler.links()[0].long_term_rate();
         assert!((900_000.0..1_100_000.0).contains(&rate), "{rate}");
     }
 
@@ -778,7 +792,7 @@ mod tests {
         let seat = device.lane.enter(0);
         device.ask(seat, &need(1_000, 3_600), &[wifi()]);
         device.wait(1);
-        let silent = Way {
+        let silent = LinkCandidate {
             stalled: true,
             ..wifi()
         };
@@ -802,7 +816,7 @@ mod tests {
                 }
                 let need = need(80_000_000, left_s);
                 let verdict = device.ask(seat, &need, &[wifi()]);
-                held[n] = usize::from(waits(&verdict) == Some(Hold::QueuedBehind));
+                held[n] = usize::from(waits(&verdict) == Some(LinkWaitReason::QueuedBehind));
             }
         }
         assert_eq!(held, [1, 0]);
@@ -828,14 +842,14 @@ mod tests {
         for _ in 0..20 {
             assert_eq!(
                 waits(&step(&mut device, 1_000_000)),
-                Some(Hold::QueuedBehind)
+                Some(LinkWaitReason::QueuedBehind)
             );
         }
         // Its origin gets slow; one slow second is none.
         step(&mut device, 100_000);
         assert_eq!(
             waits(&step(&mut device, 1_000_000)),
-            Some(Hold::QueuedBehind)
+            Some(LinkWaitReason::QueuedBehind)
         );
         for _ in 0..3 {
             step(&mut device, 100_000);
@@ -857,7 +871,7 @@ mod tests {
             device.wait(1);
             device.carry(seats[0], "wlan0", 1_000_000);
             for n in [3, 2, 1, 0] {
-                let behind = (n > 0).then_some(Hold::QueuedBehind);
+                let behind = (n > 0).then_some(LinkWaitReason::QueuedBehind);
                 let told = ask(&mut device, n);
                 assert!(
                     round == 0 || told == behind,
@@ -868,7 +882,7 @@ mod tests {
         device.lane.leave(seats[0]);
         // Whoever asks first: the second has not moved yet, but it is its turn.
         for n in [3, 2, 1] {
-            let behind = (n > 1).then_some(Hold::QueuedBehind);
+            let behind = (n > 1).then_some(LinkWaitReason::QueuedBehind);
             assert_eq!(ask(&mut device, n), behind);
         }
         // It never moves; so the third does.
@@ -894,7 +908,7 @@ mod tests {
             assert_eq!(waits(&device.ask(next, &unknown, &[wifi()])), None);
         }
         let known = device.ask(next, &need(80_000_000, 100), &[wifi()]);
-        assert_eq!(waits(&known), Some(Hold::QueuedBehind));
+        assert_eq!(waits(&known), Some(LinkWaitReason::QueuedBehind));
     }
 
     #[test]
@@ -914,7 +928,7 @@ mod tests {
         let radio = |device: &&str| Radio {
             device: (*device).to_owned(),
             slot: (*device).to_owned(),
-            class: Class::Free,
+            class: LinkClass::Free,
             carries: true,
             rate: None,
         };
@@ -937,7 +951,7 @@ mod tests {
         // Another needs no link and says nothing of them.
         device.lane.leave(seat);
         let seat = device.lane.enter(0);
-        let here = Way {
+        let here = LinkCandidate {
             name: "lo".into(),
             ..wifi()
         };
@@ -950,8 +964,8 @@ mod tests {
     fn who_waits_for_a_link_and_who_moves_are_told_apart() {
         let mut device = Device::new();
         let (waiting, moving) = (device.lane.enter(1), device.lane.enter(2));
-        let patient = Need {
-            policy: Policy::FreeOnly,
+        let patient = FlowDemand {
+            policy: CostPolicy::FreeOnly,
             ..need(1_000_000, 3_600)
         };
         device.ask(waiting, &patient, &[cell()]);
@@ -977,7 +991,7 @@ mod tests {
         device.lane.allow(Some(0));
         let verdict = device.ask(seat, &need(50_000_000, 10), &[cell()]);
         assert!(verdict.pays.is_none());
-        assert_eq!(waits(&verdict), Some(Hold::OverBudget));
+        assert_eq!(waits(&verdict), Some(LinkWaitReason::OverBudget));
         device.lane.allow(None);
         let verdict = device.ask(seat, &need(50_000_000, 10), &[cell()]);
         assert!(verdict.pays.is_some());

@@ -1,6 +1,9 @@
 //! What a transfer is told: the link it is on, or why it waits, and whether links that cost carry it.
 
-use d2tp_sched::{Choice, Class, Hold, IfLate, Need, Policy, Way, Why, fastest_working, in_words};
+use d2tp_sched::{
+    CostPolicy, DeadlineFallback, FlowDemand, FlowExplanation, LinkCandidate, LinkChoice,
+    LinkClass, LinkWaitReason, fastest_working, format_duration,
+};
 
 use super::Standing;
 
@@ -16,40 +19,40 @@ pub struct Verdict {
     /// A path over them is kept that carries nothing: the next moment may need it.
     pub ready: bool,
     /// For one that is on one link at a time; its `Wait` holds for every kind.
-    pub choice: Choice,
+    pub choice: LinkChoice,
 }
 
 /// Fits what the scheduler decided to the links that a transfer has.
 pub(super) fn place(
-    need: &Need,
+    need: &FlowDemand,
     standing: &Standing,
     pays: bool,
     probe: Option<u64>,
-    why: Why,
+    why: FlowExplanation,
     behind: bool,
     capped: &dyn Fn(&str) -> bool,
 ) -> Verdict {
     let ways = standing.ways;
-    let of = |class: Class| {
+    let of = |class: LinkClass| {
         let all = ways.iter().enumerate();
         all.filter(move |(_, way)| way.class == class)
     };
     let broke = need.metered_bytes_left == Some(0);
-    let costs = of(Class::Metered).next().is_some() && !broke;
-    let free = fastest_working(of(Class::Free), need.policy == Policy::Fast);
+    let costs = of(LinkClass::Metered).next().is_some() && !broke;
+    let free = fastest_working(of(LinkClass::Free), need.policy == CostPolicy::Fast);
     let free_works = free.is_some_and(|(_, way)| !way.stalled);
-    let pays = pays && costs && !(need.policy == Policy::Any && free_works);
+    let pays = pays && costs && !(need.policy == CostPolicy::Any && free_works);
     // Where only one link at a time carries, measuring another would cost the one that does.
     let probe = probe.filter(|_| standing.together && costs && !pays);
-    let ready = costs && need.policy == Policy::Any && !pays;
+    let ready = costs && need.policy == CostPolicy::Any && !pays;
     if behind {
         return Verdict {
             pays: None,
             probe: None,
             grant: None,
             ready: false,
-            choice: Choice::Wait {
-                reason: Hold::QueuedBehind,
+            choice: LinkChoice::Wait {
+                reason: LinkWaitReason::QueuedBehind,
                 why: "transfers with earlier deadlines go first".into(),
                 unblocks: "their end | an earlier deadline".into(),
             },
@@ -61,17 +64,17 @@ pub(super) fn place(
         }
         _ if pays => {
             // Whatever is fastest; what was not measured is tried.
-            let pool = of(Class::Free).chain(of(Class::Metered));
+            let pool = of(LinkClass::Free).chain(of(LinkClass::Metered));
             let best = fastest_working(pool, true).expect("a link that costs is there");
             let because = match best.1.class {
-                Class::Free => format!("{} is up and free", best.1.name),
+                LinkClass::Free => format!("{} is up and free", best.1.name),
                 _ => for_money(need, ways, &why),
             };
             used(best.0, because)
         }
         Some((index, way)) => used(index, format!("{} is up and free", way.name)),
         None if probe.is_some() => {
-            let (index, way) = of(Class::Metered).next().expect("it is there");
+            let (index, way) = of(LinkClass::Metered).next().expect("it is there");
             used(
                 index,
                 format!("{} is measured, in case it is needed", way.name),
@@ -88,65 +91,80 @@ pub(super) fn place(
     }
 }
 
-fn used(index: usize, why: String) -> Choice {
-    Choice::Use { index, why }
+fn used(index: usize, why: String) -> LinkChoice {
+    LinkChoice::Use { index, why }
 }
 
-fn named(ways: &[Way], class: Class) -> String {
+fn named(ways: &[LinkCandidate], class: LinkClass) -> String {
     let of_class = ways.iter().filter(|way| way.class == class);
     let names: Vec<&str> = of_class.map(|way| way.name.as_str()).collect();
     names.join(" and ")
 }
 
 /// Why links that cost carry it.
-fn for_money(need: &Need, ways: &[Way], why: &Why) -> String {
+fn for_money(need: &FlowDemand, ways: &[LinkCandidate], why: &FlowExplanation) -> String {
     match need.policy {
-        Policy::Fast | Policy::Any => {
-            format!("the policy allows {} to cost", named(ways, Class::Metered))
+        CostPolicy::Fast | CostPolicy::Any => {
+            format!(
+                "the policy allows {} to cost",
+                named(ways, LinkClass::Metered)
+            )
         }
-        Policy::FreeOnly | Policy::FreeFirst | Policy::Balanced => why.because.clone(),
+        CostPolicy::FreeOnly | CostPolicy::FreeFirst | CostPolicy::Balanced => why.because.clone(),
     }
 }
 
 /// Why none carries it.
-fn wait(need: &Need, ways: &[Way], why: &Why, capped: &dyn Fn(&str) -> bool) -> Choice {
-    let (metered, roaming) = (named(ways, Class::Metered), named(ways, Class::Roaming));
+fn wait(
+    need: &FlowDemand,
+    ways: &[LinkCandidate],
+    why: &FlowExplanation,
+    capped: &dyn Fn(&str) -> bool,
+) -> LinkChoice {
+    let (metered, roaming) = (
+        named(ways, LinkClass::Metered),
+        named(ways, LinkClass::Roaming),
+    );
     let would_pay = match need.policy {
-        Policy::FreeOnly => false,
-        Policy::FreeFirst | Policy::Balanced => need.if_late == IfLate::Cell,
-        Policy::Fast | Policy::Any => true,
+        CostPolicy::FreeOnly => false,
+        CostPolicy::FreeFirst | CostPolicy::Balanced => need.if_late == DeadlineFallback::Cell,
+        CostPolicy::Fast | CostPolicy::Any => true,
     };
     let (reason, because, unblocks) = if ways.is_empty() {
         let text = "no network is up".to_owned();
-        (Hold::NoPath, text, "any network".to_owned())
+        (LinkWaitReason::NoPath, text, "any network".to_owned())
     } else if metered.is_empty() && ways.iter().any(|way| capped(&way.name)) {
         let capped = ways.iter().filter(|way| capped(&way.name));
         let names: Vec<&str> = capped.map(|way| way.name.as_str()).collect();
         let text = format!("{} carried what its cap allows", names.join(" and "));
         let unblocks = "another network | its reset day | a larger cap in the settings".to_owned();
-        (Hold::OverBudget, text, unblocks)
+        (LinkWaitReason::OverBudget, text, unblocks)
     } else if metered.is_empty() {
         let text = format!("only {roaming} is up, class roaming");
         let unblocks = format!("another network | --link {roaming}=metered");
-        (Hold::RoamingBlocked, text, unblocks)
+        (LinkWaitReason::RoamingBlocked, text, unblocks)
     } else if need.metered_bytes_left == Some(0) && would_pay {
         let text = format!("{metered} carried what it may");
         let unblocks = "a free network | a larger --max-cell or budget".to_owned();
-        (Hold::OverBudget, text, unblocks)
+        (LinkWaitReason::OverBudget, text, unblocks)
     } else {
-        let left = need.left.map(|left| format!("; {} left", in_words(left)));
+        let left = need
+            .left
+            .map(|left| format!("; {} left", format_duration(left)));
         let text = format!(
             "only {metered} is up, class metered{}",
             left.unwrap_or_default()
         );
-        let unblocks = match why.reason == Some(Hold::PathCost) && would_pay && need.left.is_some()
+        let unblocks = match why.reason == Some(LinkWaitReason::PathCost)
+            && would_pay
+            && need.left.is_some()
         {
             true => format!("{} | --policy any", why.unblocks),
             false => "a free network | --policy any".to_owned(),
         };
-        (Hold::PathCost, text, unblocks)
+        (LinkWaitReason::PathCost, text, unblocks)
     };
-    Choice::Wait {
+    LinkChoice::Wait {
         reason,
         why: because,
         unblocks,
@@ -159,8 +177,8 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
-    fn way(name: &str, class: Class) -> Way {
-        Way {
+    fn way(name: &str, class: LinkClass) -> LinkCandidate {
+        LinkCandidate {
             name: name.into(),
             class,
             rate_bytes_per_s: Some(1e6),
@@ -170,17 +188,23 @@ mod tests {
         }
     }
 
-    fn need(policy: Policy) -> Need {
-        Need {
+    fn need(policy: CostPolicy) -> FlowDemand {
+        FlowDemand {
             remaining_bytes: Some(1),
             left: Some(Duration::from_secs(60)),
             policy,
-            if_late: IfLate::Cell,
+            if_late: DeadlineFallback::Cell,
             metered_bytes_left: None,
         }
     }
 
-    fn told(policy: Policy, ways: &[Way], pays: bool, probe: bool, together: bool) -> Verdict {
+    fn told(
+        policy: CostPolicy,
+        ways: &[LinkCandidate],
+        pays: bool,
+        probe: bool,
+        together: bool,
+    ) -> Verdict {
         let (need, carried) = (need(policy), BTreeMap::new());
         let standing = Standing {
             need: need.clone(),
@@ -192,8 +216,8 @@ mod tests {
             fills: false,
             wakes: true,
         };
-        let why = Why {
-            reason: Some(Hold::PathCost),
+        let why = FlowExplanation {
+            reason: Some(LinkWaitReason::PathCost),
             because: "because".into(),
             unblocks: "wwan0 in 5 s".into(),
         };
@@ -201,25 +225,28 @@ mod tests {
         place(&need, &standing, pays, probe, why, false, &|_| false)
     }
 
-    fn on(verdict: &Verdict, ways: &[Way]) -> String {
+    fn on(verdict: &Verdict, ways: &[LinkCandidate]) -> String {
         match &verdict.choice {
-            Choice::Use { index, .. } => ways[*index].name.clone(),
-            Choice::Wait { reason, .. } => format!("{reason:?}"),
+            LinkChoice::Use { index, .. } => ways[*index].name.clone(),
+            LinkChoice::Wait { reason, .. } => format!("{reason:?}"),
         }
     }
 
     #[test]
     fn a_transfer_is_on_the_link_that_the_decision_allows() {
-        let (wifi, cell) = (way("wlan0", Class::Free), way("wwan0", Class::Metered));
-        let silent = Way {
+        let (wifi, cell) = (
+            way("wlan0", LinkClass::Free),
+            way("wwan0", LinkClass::Metered),
+        );
+        let silent = LinkCandidate {
             stalled: true,
             ..wifi.clone()
         };
-        let faster = Way {
+        let faster = LinkCandidate {
             rate_bytes_per_s: Some(1e7),
             ..cell.clone()
         };
-        let first = Policy::FreeFirst;
+        let first = CostPolicy::FreeFirst;
         // One link at a time: the fastest, if it may cost; together, the free one carries anyway.
         for (ways, pays, together, expected) in [
             (vec![wifi.clone(), faster.clone()], true, false, "wwan0"),
@@ -231,7 +258,7 @@ mod tests {
             (vec![silent.clone(), cell.clone()], false, false, "wlan0"),
             (vec![], true, true, "NoPath"),
             (
-                vec![way("r0", Class::Roaming)],
+                vec![way("r0", LinkClass::Roaming)],
                 true,
                 true,
                 "RoamingBlocked",
@@ -239,57 +266,67 @@ mod tests {
         ] {
             let verdict = told(first, &ways, pays, false, together);
             assert_eq!(on(&verdict, &ways), expected, "{ways:?}");
-            let has_metered = ways.iter().any(|way| way.class == Class::Metered);
+            let has_metered = ways.iter().any(|way| way.class == LinkClass::Metered);
             assert_eq!(verdict.pays.is_some(), pays && has_metered, "{ways:?}");
         }
     }
 
     #[test]
     fn any_keeps_a_path_ready_beside_a_free_link_and_pays_without_one() {
-        let ways = [way("wlan0", Class::Free), way("wwan0", Class::Metered)];
-        let beside = told(Policy::Any, &ways, true, false, true);
+        let ways = [
+            way("wlan0", LinkClass::Free),
+            way("wwan0", LinkClass::Metered),
+        ];
+        let beside = told(CostPolicy::Any, &ways, true, false, true);
         assert!(beside.ready && beside.pays.is_none(), "{beside:?}");
-        let alone = told(Policy::Any, &ways[1..], true, false, true);
+        let alone = told(CostPolicy::Any, &ways[1..], true, false, true);
         assert!(!alone.ready && alone.pays.is_some(), "{alone:?}");
     }
 
     #[test]
     fn a_link_is_measured_only_where_others_go_on_meanwhile() {
-        let ways = [way("wlan0", Class::Free), way("wwan0", Class::Metered)];
+        let ways = [
+            way("wlan0", LinkClass::Free),
+            way("wwan0", LinkClass::Metered),
+        ];
         assert_eq!(
-            told(Policy::FreeFirst, &ways, false, true, true).probe,
+            told(CostPolicy::FreeFirst, &ways, false, true, true).probe,
             Some(100)
         );
         assert_eq!(
-            told(Policy::FreeFirst, &ways, false, true, false).probe,
+            told(CostPolicy::FreeFirst, &ways, false, true, false).probe,
             None
         );
         // What pays needs no probe, and what has no such link can have none.
-        assert_eq!(told(Policy::FreeFirst, &ways, true, true, true).probe, None);
         assert_eq!(
-            told(Policy::FreeFirst, &ways[..1], false, true, true).probe,
+            told(CostPolicy::FreeFirst, &ways, true, true, true).probe,
+            None
+        );
+        assert_eq!(
+            told(CostPolicy::FreeFirst, &ways[..1], false, true, true).probe,
             None
         );
     }
 
     #[test]
     fn a_budget_that_is_used_up_is_a_reason_only_for_those_who_would_pay() {
-        let ways = [way("wwan0", Class::Metered)];
-        let why = Why {
+        let ways = [way("wwan0", LinkClass::Metered)];
+        let why = FlowExplanation {
             reason: None,
             because: String::new(),
             unblocks: String::new(),
         };
         for (policy, reason) in [
-            (Policy::FreeOnly, Hold::PathCost),
-            (Policy::FreeFirst, Hold::OverBudget),
-            (Policy::Any, Hold::OverBudget),
+            (CostPolicy::FreeOnly, LinkWaitReason::PathCost),
+            (CostPolicy::FreeFirst, LinkWaitReason::OverBudget),
+            (CostPolicy::Any, LinkWaitReason::OverBudget),
         ] {
-            let broke = Need {
+            let broke = FlowDemand {
                 metered_bytes_left: Some(0),
                 ..need(policy)
             };
-            let Choice::Wait { reason: found, .. } = wait(&broke, &ways, &why, &|_| false) else {
+            let LinkChoice::Wait { reason: found, .. } = wait(&broke, &ways, &why, &|_| false)
+            else {
                 panic!("it waits");
             };
             assert_eq!(found, reason);
@@ -298,19 +335,19 @@ mod tests {
 
     #[test]
     fn a_cap_that_is_used_up_is_the_reason_and_not_that_a_link_roams() {
-        let ways = [way("wwan0", Class::Roaming)];
-        let why = Why {
+        let ways = [way("wwan0", LinkClass::Roaming)];
+        let why = FlowExplanation {
             reason: None,
             because: String::new(),
             unblocks: String::new(),
         };
-        let reason = |capped: bool| match wait(&need(Policy::Any), &ways, &why, &|_| capped) {
-            Choice::Wait { reason, .. } => reason,
-            Choice::Use { .. } => panic!("it waits"),
+        let reason = |capped: bool| match wait(&need(CostPolicy::Any), &ways, &why, &|_| capped) {
+            LinkChoice::Wait { reason, .. } => reason,
+            LinkChoice::Use { .. } => panic!("it waits"),
         };
         assert_eq!(
             (reason(true), reason(false)),
-            (Hold::OverBudget, Hold::RoamingBlocked)
+            (LinkWaitReason::OverBudget, LinkWaitReason::RoamingBlocked)
         );
     }
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use d2tp_session::Lambda;
+use d2tp_session::DrwaLambda;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 use url::{Host, Url};
@@ -31,7 +31,7 @@ const LOOKUP_MAX: Duration = Duration::from_secs(10); // two tries of glibc's re
 /// Opens TCP connections, with TLS for `https`.
 pub struct Direct {
     tls: Tls,
-    drwa: Option<Lambda>,
+    drwa: Option<DrwaLambda>,
 }
 
 impl Direct {
@@ -41,7 +41,7 @@ impl Direct {
     }
 
     /// Bounding what origins have in flight where queues grow, if a factor is given.
-    pub fn holding(mut self, drwa: Option<Lambda>) -> Direct {
+    pub fn holding(mut self, drwa: Option<DrwaLambda>) -> Direct {
         self.drwa = drwa;
         self
     }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use d2tp_session::{Lambda, Time};
+use d2tp_session::{DrwaLambda, Time};
 use d2tp_tcp::Clamp;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -25,7 +25,7 @@ pub struct Held {
 
 impl Held {
     /// Holds `stream` as far as it is read through this.
-    pub fn new(stream: TcpStream, lambda: Lambda) -> Held {
+    pub fn new(stream: TcpStream, lambda: DrwaLambda) -> Held {
         let now = Instant::now();
         Held {
             stream,
@@ -93,7 +93,7 @@ mod tests {
         let ours = TcpStream::connect(listener.local_addr().unwrap());
         let (ours, theirs) = tokio::join!(ours, listener.accept());
         let (mut ours, mut theirs) = (
-            Held::new(ours.unwrap(), Lambda::default()),
+            Held::new(ours.unwrap(), DrwaLambda::default()),
             theirs.unwrap().0,
         );
         ours.write_all(b"ask").await.unwrap();

@@ -12,8 +12,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use d2tp_driver::{
-    CallError, Config, Device, DeviceOptions, DriverError, Flow, FlowSettings, LinkUse, Peer,
-    PublicKey, Qlog, SecretKey, ServerAddress,
+    CallError, Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowSettings, LinkUse,
+    Peer, PublicKey, Qlog, SecretKey, ServerAddress,
 };
 use d2tp_links::{Class, Link};
 use tokio::sync::{Mutex, watch};
@@ -89,7 +89,7 @@ pub struct Origin {
     whom: Whom,
     proxy: Option<ServerAddress>,
     key: SecretKey,
-    config: Config,
+    config: EndpointConfig,
     links: watch::Receiver<Arc<Vec<Link>>>,
     log: Option<Arc<Qlog>>,
     session: Mutex<Option<Session>>,
@@ -101,7 +101,7 @@ impl Origin {
         whom: Whom,
         proxy: Option<ServerAddress>,
         key: SecretKey,
-        config: Config,
+        config: EndpointConfig,
         links: watch::Receiver<Arc<Vec<Link>>>,
         log: Option<Arc<Qlog>>,
     ) -> Origin {

@@ -88,16 +88,16 @@ pub enum Reason {
     ProxyUnreachable,
 }
 
-impl From<d2tp_sched::Hold> for Reason {
-    fn from(hold: d2tp_sched::Hold) -> Reason {
-        use d2tp_sched::Hold;
+impl From<d2tp_sched::LinkWaitReason> for Reason {
+    fn from(hold: d2tp_sched::LinkWaitReason) -> Reason {
+        use d2tp_sched::LinkWaitReason;
         match hold {
-            Hold::NoPath => Reason::NoPath,
-            Hold::PathCost => Reason::PathCost,
-            Hold::OverBudget => Reason::OverBudget,
-            Hold::RoamingBlocked => Reason::RoamingBlocked,
-            Hold::QueuedBehind => Reason::QueuedBehind,
-            Hold::PathTooSlow => Reason::PathTooSlow,
+            LinkWaitReason::NoPath => Reason::NoPath,
+            LinkWaitReason::PathCost => Reason::PathCost,
+            LinkWaitReason::OverBudget => Reason::OverBudget,
+            LinkWaitReason::RoamingBlocked => Reason::RoamingBlocked,
+            LinkWaitReason::QueuedBehind => Reason::QueuedBehind,
+            LinkWaitReason::PathTooSlow => Reason::PathTooSlow,
         }
     }
 }

@@ -21,9 +21,9 @@ use std::time::Duration;
 
 use cedos_prox::ResetCause;
 use d2tp_driver::{
-    Claim, Config, Device, DeviceOptions, DriverError, Event, Flow, FlowEnd, FlowIo as _,
+    Claim, Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowEnd, FlowIo as _,
     FlowSettings, GivenLinks, Instance, Lease, LinkUse, PathState, PathStats, Qlog, SecretKey,
-    ServerAddress, SessionEnd,
+    ServerAddress, SessionEnd, SessionEvent,
 };
 use d2tp_links::{Class, Kind, Link};
 use http::{HeaderMap, StatusCode};
@@ -61,7 +61,7 @@ pub struct Proxy {
     address: ServerAddress,
     key: SecretKey,
     links: watch::Receiver<Arc<Vec<Link>>>,
-    config: Config,
+    config: EndpointConfig,
     /// What counts is what we send.
     sends: bool,
     /// The device speaks to origins itself, through this.
@@ -123,7 +123,7 @@ impl Proxy {
             address,
             key,
             links,
-            config: Config::default(),
+            config: EndpointConfig::default(),
             sends: false,
             tunnel,
             given: None,
@@ -134,7 +134,7 @@ impl Proxy {
     }
 
     /// With these settings of the session.
-    pub fn configured(mut self, set: impl FnOnce(&mut Config)) -> Proxy {
+    pub fn configured(mut self, set: impl FnOnce(&mut EndpointConfig)) -> Proxy {
         set(&mut self.config);
         self
     }
@@ -252,7 +252,7 @@ impl Proxy {
     ///
     /// # Errors
     /// The proxy's name has no address, or no socket can be had.
-    pub async fn call(&self) -> Result<Option<mpsc::UnboundedReceiver<Event>>, DriverError> {
+    pub async fn call(&self) -> Result<Option<mpsc::UnboundedReceiver<SessionEvent>>, DriverError> {
         if self.state().device.is_some() {
             return Ok(None);
         }
@@ -278,7 +278,7 @@ impl Proxy {
         tokio::spawn(async move {
             loop {
                 match events.recv().await {
-                    Ok((_, Event::Readable(_) | Event::Writable(_))) => {}
+                    Ok((_, SessionEvent::Readable(_) | SessionEvent::Writable(_))) => {}
                     Ok((_, event)) => {
                         if tell.send(event).is_err() {
                             return;
@@ -448,7 +448,7 @@ impl Proxy {
 
     fn session_end(&self, end: &SessionEnd) -> Result<Lost, Failure> {
         match end {
-            SessionEnd::Refused(d2tp_session::Reason::NotAllowed) => Err(Failure::of(
+            SessionEnd::Refused(d2tp_session::ReasonCode::NotAllowed) => Err(Failure::of(
                 Exit::Error,
                 Reason::ProxyUnreachable,
                 format!(

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
-use d2tp_sched::{Promise, in_words};
+use d2tp_sched::{CompletionEstimate, format_duration};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
@@ -115,7 +115,7 @@ pub struct Promised {
 impl Promised {
     /// As the scheduler gives it, with so much time left. It hopes for links that are not there:
     /// where none may cost, nothing of that is promised.
-    pub fn of(promise: &Promise, left: Duration, may_cost: bool) -> Promised {
+    pub fn of(promise: &CompletionEstimate, left: Duration, may_cost: bool) -> Promised {
         let paid = |bytes: u64| if may_cost { bytes } else { 0 };
         Promised {
             p: (promise.ready * 1e3).round() / 1e3,
@@ -479,7 +479,7 @@ fn line(event: &Event) -> Option<String> {
                 "{}: {} in {}{}, sha256 {}",
                 report.file,
                 human_bytes(report.bytes),
-                in_words(Duration::from_secs_f64(report.duration_s)),
+                format_duration(Duration::from_secs_f64(report.duration_s)),
                 if report.bytes_by_link.is_empty() {
                     String::new()
                 } else {

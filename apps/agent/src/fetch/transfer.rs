@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_links::{Class, Link};
-use d2tp_sched::{Choice, Hold, Policy, Way, in_words};
+use d2tp_sched::{CostPolicy, LinkCandidate, LinkChoice, LinkWaitReason, format_duration};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
@@ -383,8 +383,8 @@ impl<D: Dial> Transfer<'_, D> {
             self.check_deadline()?;
             let ways = self.ways();
             let (way, why) = match self.decide(&ways, false).choice {
-                Choice::Use { index, why } => (ways[index].clone(), why),
-                Choice::Wait {
+                LinkChoice::Use { index, why } => (ways[index].clone(), why),
+                LinkChoice::Wait {
                     reason,
                     why,
                     unblocks,
@@ -601,24 +601,24 @@ impl<D: Dial> Transfer<'_, D> {
         let ways = self.ways();
         let mut spends_too_much = self.metered_bytes_left() == Some(0);
         let stays = match self.decide(&ways, false).choice {
-            Choice::Use { index, why } if ways[index].name == link => {
+            LinkChoice::Use { index, why } if ways[index].name == link => {
                 self.why = why;
                 true
             }
-            Choice::Wait { reason, .. } => {
-                spends_too_much |= reason == Hold::OverBudget;
+            LinkChoice::Wait { reason, .. } => {
+                spends_too_much |= reason == LinkWaitReason::OverBudget;
                 false
             }
-            Choice::Use { .. } => false,
+            LinkChoice::Use { .. } => false,
         };
         // Leaving of our own accord is only worth it if what we hold can be continued, …
         let continuable = self.sink.note.validator.is_some() || self.sink.held_bytes() == 0;
         // … but what must not be paid for is left in any case.
-        let forbidden = spends_too_much || self.terms.policy == Policy::FreeOnly;
+        let forbidden = spends_too_much || self.terms.policy == CostPolicy::FreeOnly;
         Ok(!stays && (continuable || (self.is_metered(link) && forbidden)))
     }
 
-    fn take(&mut self, way: &Way, why: &str) {
+    fn take(&mut self, way: &LinkCandidate, why: &str) {
         if self.current.as_deref() == Some(&way.name) {
             return;
         }
@@ -650,7 +650,7 @@ impl<D: Dial> Transfer<'_, D> {
     fn note_hardly(&mut self, promise: Option<Promised>) {
         if let Some(promise) = promise.filter(|promise| promise.infeasible && !self.said_hardly) {
             self.said_hardly = true;
-            let left = in_words(Duration::from_secs_f64(promise.left_s));
+            let left = format_duration(Duration::from_secs_f64(promise.left_s));
             let p = promise.p;
             self.note(
                 None,

@@ -325,7 +325,7 @@ fn refused(refusal: &Refusal) -> Response<Body> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use d2tp_sched::Policy;
+    use d2tp_sched::CostPolicy;
 
     fn fields(pairs: &[(&str, &str)]) -> HeaderMap {
         let pair = |(name, value): &(&str, &str)| {
@@ -343,7 +343,7 @@ mod tests {
             ("cedos-policy", "free-only"),
         ]);
         let wish = wish_of(&both, Wish::default()).unwrap();
-        assert_eq!(wish.policy, Policy::FreeOnly);
+        assert_eq!(wish.policy, CostPolicy::FreeOnly);
         assert!(wish.due.is_some());
         let bad = fields(&[("cedos-by", "soon")]);
         let refusal = wish_of(&bad, Wish::default()).unwrap_err();

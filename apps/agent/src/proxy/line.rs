@@ -14,10 +14,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use d2tp_driver::{
-    Config, Event, Flow, FlowEnd, FlowIo as _, FlowSettings, LinkUse, SecretKey, ServerAddress, Way,
+    EndpointConfig, Flow, FlowEnd, FlowIo as _, FlowSettings, LinkUse, SecretKey, ServerAddress,
+    SessionEvent, Way,
 };
 use d2tp_links::{Class, Link};
-use d2tp_sched::{Need, Policy};
+use d2tp_sched::{CostPolicy, FlowDemand};
 use d2tp_steer::Seen;
 use d2tp_time::Time;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -140,7 +141,7 @@ impl Line {
         address: ServerAddress,
         key: SecretKey,
         links: watch::Receiver<Arc<Vec<Link>>>,
-        set: impl FnOnce(&mut Config),
+        set: impl FnOnce(&mut EndpointConfig),
     ) -> Arc<Line> {
         let proxy = Proxy::new(address, key, links.clone(), None).configured(set);
         let line = Arc::new(Line {
@@ -299,17 +300,17 @@ impl Line {
                     let (mut answered, mut patience) = (false, UNANSWERED_AFTER);
                     while self.proxy.device().is_some_and(|d| d.ended().is_none()) {
                         match timeout(patience, events.recv()).await {
-                            Ok(None | Some(Event::Closed(_))) => break,
+                            Ok(None | Some(SessionEvent::Closed(_))) => break,
                             Ok(Some(event)) => {
-                                if matches!(event, Event::PathUp { .. }) {
+                                if matches!(event, SessionEvent::PathUp { .. }) {
                                     (answered, patience) = (true, ENDED_EVERY);
                                     self.heard.send_replace(true);
                                 }
                                 if matches!(
                                     event,
-                                    Event::PathUp { .. }
-                                        | Event::PathSilent { .. }
-                                        | Event::PathDown { .. }
+                                    SessionEvent::PathUp { .. }
+                                        | SessionEvent::PathSilent { .. }
+                                        | SessionEvent::PathDown { .. }
                                 ) {
                                     self.stirred.notify_one();
                                 }
@@ -350,9 +351,9 @@ impl Line {
         let only = |is: fn(&Class) -> bool| !usable.is_empty() && usable.iter().all(is);
         let flows = lock(&self.flows);
         let never_pays = |steered: &Steered| match steered.wish.policy {
-            Policy::FreeOnly => true,
-            Policy::FreeFirst | Policy::Balanced => steered.wish.due.is_none(),
-            Policy::Fast | Policy::Any => false,
+            CostPolicy::FreeOnly => true,
+            CostPolicy::FreeFirst | CostPolicy::Balanced => steered.wish.due.is_none(),
+            CostPolicy::Fast | CostPolicy::Any => false,
         };
         let only_costly = only(|class| *class != Class::Free);
         if only_costly && !flows.all.is_empty() && flows.all.values().all(never_pays) {
@@ -416,7 +417,7 @@ impl Line {
                 let mut flows = lock(&self.flows);
                 let share = left.map(|left| left / flows.all.len().max(1) as u64);
                 for steered in flows.all.values_mut() {
-                    let need = Need {
+                    let need = FlowDemand {
                         metered_bytes_left: left,
                         ..steered.wish.need()
                     };

@@ -7,7 +7,7 @@
 //!
 //! A user name without `=` is somebody's habit and says nothing.
 
-use d2tp_sched::{IfLate, Need, Policy};
+use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand};
 use jiff::Zoned;
 
 use crate::fetch::when::parse_due;
@@ -20,9 +20,9 @@ pub struct Wish {
     /// Both ends drop the connection then.
     pub due: Option<Due>,
     /// Money against time.
-    pub policy: Policy,
+    pub policy: CostPolicy,
     /// What to do when free links are too slow for the deadline.
-    pub if_late: IfLate,
+    pub if_late: DeadlineFallback,
 }
 
 impl Default for Wish {
@@ -30,16 +30,16 @@ impl Default for Wish {
     fn default() -> Wish {
         Wish {
             due: None,
-            policy: Policy::Any,
-            if_late: IfLate::Cell,
+            policy: CostPolicy::Any,
+            if_late: DeadlineFallback::Cell,
         }
     }
 }
 
 impl Wish {
     /// The same for the scheduler: how much is to be carried nobody says.
-    pub(super) fn need(&self) -> Need {
-        Need {
+    pub(super) fn need(&self) -> FlowDemand {
+        FlowDemand {
             remaining_bytes: None,
             left: self.due.map(Due::left),
             policy: self.policy,
@@ -52,7 +52,7 @@ impl Wish {
     ///
     /// # Errors
     /// A sentence that says what is wrong with them.
-    pub fn of(by: Option<&str>, policy: Option<Policy>, now: &Zoned) -> Result<Wish, String> {
+    pub fn of(by: Option<&str>, policy: Option<CostPolicy>, now: &Zoned) -> Result<Wish, String> {
         let mut wish = Wish::default();
         if let Some(by) = by {
             wish.set_by(by, now)?;
@@ -66,8 +66,8 @@ impl Wish {
             Deadline::At(at) => Due::At(at),
             Deadline::WithinS(s) => Due::within(std::time::Duration::from_secs_f64(s)),
         });
-        if self.policy == Policy::Any {
-            self.policy = Policy::FreeFirst;
+        if self.policy == CostPolicy::Any {
+            self.policy = CostPolicy::FreeFirst;
         }
         Ok(())
     }
@@ -122,11 +122,15 @@ mod tests {
     fn a_user_name_says_by_when_and_at_what_price() {
         let wish = Wish::default().named("policy=fast,by=+45m", &noon());
         let wish = wish.unwrap();
-        assert_eq!(wish.policy, Policy::Fast);
+        assert_eq!(wish.policy, CostPolicy::Fast);
         let left = wish.due.unwrap().left();
         assert!(left <= Duration::from_secs(2_700) && left > Duration::from_secs(2_600));
         let by = Wish::default().named("by=+45m", &noon()).unwrap();
-        assert_eq!(by.policy, Policy::FreeFirst, "a deadline is for waiting");
+        assert_eq!(
+            by.policy,
+            CostPolicy::FreeFirst,
+            "a deadline is for waiting"
+        );
     }
 
     #[test]

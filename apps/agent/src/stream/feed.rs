@@ -17,7 +17,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_sched::{Buffer, Choice, Class, Hold, Need, Policy, Stream, Thresholds, Way, in_words};
+use d2tp_sched::{
+    BufferedStream, CostPolicy, FlowDemand, LinkCandidate, LinkChoice, LinkClass, LinkWaitReason,
+    RefillThresholds, StreamBuffer, format_duration,
+};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -68,7 +71,7 @@ const ROOM_SHARE: u64 = 16;
 #[derive(Debug, Clone)]
 pub struct Rules {
     /// Money against pauses: free-only pays for nothing.
-    pub policy: Policy,
+    pub policy: CostPolicy,
     /// When to begin and to stop on links that cost; measured where not given.
     pub thresholds: Amounts,
     /// The most that is kept on the disk.
@@ -113,11 +116,11 @@ pub struct Amounts {
 
 impl Amounts {
     /// In bytes, for a stream of this rate over links that take so long.
-    pub fn thresholds(&self, rate: f64, switching: &d2tp_sched::Switching) -> Thresholds {
-        let derived = Thresholds::derived(rate as u64, switching);
+    pub fn thresholds(&self, rate: f64, switching: &d2tp_sched::SwitchDelay) -> RefillThresholds {
+        let derived = RefillThresholds::derived(rate as u64, switching);
         let of = |amount: Option<Amount>, else_bytes| amount.map_or(else_bytes, |a| a.bytes(rate));
         let low_bytes = of(self.low, derived.low_bytes);
-        Thresholds {
+        RefillThresholds {
             low_bytes,
             high_bytes: of(self.high, derived.high_bytes).max(low_bytes),
         }
@@ -164,7 +167,7 @@ pub struct Feed {
     title: Arc<Title>,
     roads: Arc<Roads>,
     rules: Rules,
-    buffer: Buffer,
+    buffer: StreamBuffer,
     begun: Moment,
     /// The quota is full and not worth going on for yet.
     is_full: bool,
@@ -182,7 +185,7 @@ impl Feed {
         let rate = title.pace(|pace| pace.rate(Duration::ZERO));
         let thresholds = rules.thresholds.thresholds(rate, &switching);
         Feed {
-            buffer: Buffer::new(thresholds, switching),
+            buffer: StreamBuffer::new(thresholds, switching),
             title,
             roads,
             rules,
@@ -204,11 +207,11 @@ impl Feed {
     /// how many bytes it may pay for beside them.
     fn ask(
         &mut self,
-        need: &Need,
-        ways: &[Way],
+        need: &FlowDemand,
+        ways: &[LinkCandidate],
         high_bytes: u64,
         pays: bool,
-    ) -> (Option<(Hold, String)>, Option<u64>) {
+    ) -> (Option<(LinkWaitReason, String)>, Option<u64>) {
         let Some(seat) = &self.seat else {
             return (None, self.metered_bytes_left());
         };
@@ -221,7 +224,7 @@ impl Feed {
             seat.measured(&link, trip);
         }
         let standing = Standing {
-            need: Need {
+            need: FlowDemand {
                 policy: self.rules.policy,
                 metered_bytes_left: self.metered_bytes_left(),
                 ..need.clone()
@@ -237,8 +240,8 @@ impl Feed {
         };
         let verdict = seat.ask(&standing);
         let held = match verdict.choice {
-            Choice::Wait { reason, why, .. } => Some((reason, why)),
-            Choice::Use { .. } => None,
+            LinkChoice::Wait { reason, why, .. } => Some((reason, why)),
+            LinkChoice::Use { .. } => None,
         };
         let grant = verdict.grant.or(self.metered_bytes_left());
         (held, grant)
@@ -314,20 +317,20 @@ impl Feed {
         let (rate, in_player) = self.title.pace(|pace| (pace.rate(now), pace.in_player()));
         let switching = self.roads.switching();
         let thresholds = self.rules.thresholds.thresholds(rate, &switching);
-        self.buffer.aim(thresholds, switching);
+        self.buffer.set_thresholds(thresholds, switching);
         let piece = view.missing.map_or(view.at.0, |missing| missing.piece);
         let pieces = self.title.pieces();
         let ways = self.roads.ways(&pieces[piece].object.url);
         let mut free = ways
             .iter()
-            .filter(|way| way.class == Class::Free && !way.stalled)
+            .filter(|way| way.class == LinkClass::Free && !way.stalled)
             .peekable();
         let free_rate = free.peek().is_some().then(|| {
             // A link nobody measured gets its chance: the disk bridges it.
             free.map(|way| way.rate_bytes_per_s.unwrap_or(f64::MAX / 16.0))
                 .sum::<f64>()
         });
-        let stream = Stream {
+        let stream = BufferedStream {
             bytes_per_s: rate as u64,
             ahead_bytes: view.held_bytes + in_player,
             to_come_bytes: view.to_come,
@@ -349,12 +352,14 @@ impl Feed {
         let would_pay = self.would_pay(&view, &ways);
         let (held, grant) = self.ask(&need, &ways, thresholds.high_bytes, would_pay);
         let budget = match held {
-            Some((Hold::OverBudget, _)) => Some(0),
+            Some((LinkWaitReason::OverBudget, _)) => Some(0),
             _ => grant,
         };
         let drive = match held {
             // What is watched now is not held back: who is due before is done before it is dry.
-            Some((Hold::QueuedBehind, why)) if !self.buffer.is_filling() => Drive::nothing(why),
+            Some((LinkWaitReason::QueuedBehind, why)) if !self.buffer.is_filling() => {
+                Drive::nothing(why)
+            }
             _ => self.drive(&view, &ways, &stream, &thresholds, budget),
         };
         (view, drive)
@@ -363,24 +368,24 @@ impl Feed {
     fn drive(
         &self,
         view: &View,
-        ways: &[Way],
-        stream: &Stream,
-        levels: &Thresholds,
+        ways: &[LinkCandidate],
+        stream: &BufferedStream,
+        levels: &RefillThresholds,
         budget: Option<u64>,
     ) -> Drive {
         let ahead = stream.ahead_bytes as f64 / stream.bytes_per_s.max(1) as f64;
         let ahead = format!("{ahead:.0} s ahead");
-        let best = |class: Class| {
+        let best = |class: LinkClass| {
             let ways = ways
                 .iter()
                 .filter(move |way| way.class == class && !way.stalled);
-            let rate = |way: &Way| way.rate_bytes_per_s.unwrap_or(f64::MAX);
+            let rate = |way: &LinkCandidate| way.rate_bytes_per_s.unwrap_or(f64::MAX);
             ways.max_by(|a, b| rate(a).total_cmp(&rate(b)).then(b.metric.cmp(&a.metric)))
         };
-        let free = best(Class::Free);
-        let may_pay = self.rules.policy != Policy::FreeOnly && budget != Some(0);
+        let free = best(LinkClass::Free);
+        let may_pay = self.rules.policy != CostPolicy::FreeOnly && budget != Some(0);
         let pays = may_pay && self.would_pay(view, ways);
-        let keeps_up = |way: &Way| {
+        let keeps_up = |way: &LinkCandidate| {
             let rate = way.rate_bytes_per_s;
             rate.is_none_or(|rate| rate >= stream.bytes_per_s as f64)
         };
@@ -389,11 +394,11 @@ impl Feed {
             let link = match (free, pays) {
                 (Some(way), false) => Some(way),
                 (Some(way), true) if keeps_up(way) => Some(way),
-                (_, true) => best(Class::Metered).or(free),
+                (_, true) => best(LinkClass::Metered).or(free),
                 (None, false) => None,
             };
             let why = match link {
-                Some(way) if way.class == Class::Free => {
+                Some(way) if way.class == LinkClass::Free => {
                     format!("{} is up and free; {ahead}", way.name)
                 }
                 Some(way) => format!("{ahead}, so {} may cost", way.name),
@@ -427,24 +432,24 @@ impl Feed {
     }
 
     /// Whether it needs links that cost, and there are some.
-    fn would_pay(&self, view: &View, ways: &[Way]) -> bool {
-        let paid = ways.iter().any(|way| way.class == Class::Metered);
-        let may = self.rules.policy != Policy::FreeOnly;
+    fn would_pay(&self, view: &View, ways: &[LinkCandidate]) -> bool {
+        let paid = ways.iter().any(|way| way.class == LinkClass::Metered);
+        let may = self.rules.policy != CostPolicy::FreeOnly;
         may && paid && self.buffer.is_filling() && view.is_watched
     }
 
     fn why_not(
         &self,
         view: &View,
-        ways: &[Way],
+        ways: &[LinkCandidate],
         may_pay: bool,
         ahead: &str,
-        levels: &Thresholds,
+        levels: &RefillThresholds,
     ) -> String {
         if let Some(trouble) = self.roads.trouble() {
             return trouble;
         }
-        let metered = ways.iter().find(|way| way.class == Class::Metered);
+        let metered = ways.iter().find(|way| way.class == LinkClass::Metered);
         match (ways.first(), metered) {
             (None, _) => format!("no network is up; {ahead}"),
             (Some(way), None) => format!("{} is up and carries nothing; {ahead}", way.name),
@@ -481,7 +486,7 @@ impl Feed {
         });
         let (bytes, seconds) = known.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         if seconds > 0.0 {
-            self.title.pace(|pace| pace.learn(bytes / seconds));
+            self.title.pace(|pace| pace.set_rate(bytes / seconds));
         }
     }
 
@@ -592,7 +597,10 @@ impl Feed {
             let silent = Moment::now().since(last);
             // A flow that is answered by the proxy itself knows when it is lost.
             if silent >= STALL && self.roads.mode() != Mode::ProxyFetch {
-                return Err(Fault::Path(format!("not a byte for {}", in_words(silent))));
+                return Err(Fault::Path(format!(
+                    "not a byte for {}",
+                    format_duration(silent)
+                )));
             }
         }
     }
@@ -719,7 +727,7 @@ mod tests {
 
     #[test]
     fn levels_are_bytes_or_time_and_derived_where_nobody_gave_them() {
-        let switching = d2tp_sched::Switching {
+        let switching = d2tp_sched::SwitchDelay {
             interface: Duration::from_millis(1_500),
             challenge: Duration::from_millis(250),
             first_packet: Duration::from_millis(250),

@@ -145,7 +145,7 @@ mod tests {
     use crate::fetch::exchange::{Answer, Part};
     use crate::stream::object::Object;
     use crate::stream::title::Piece;
-    use d2tp_sched::Pace;
+    use d2tp_sched::PlaybackMeter;
 
     struct Rig {
         _root: tempfile::TempDir,
@@ -166,7 +166,7 @@ mod tests {
             object: object.clone(),
             plays,
         };
-        let title = Title::new("t".into(), vec![piece], Pace::new(Some(1e5)));
+        let title = Title::new("t".into(), vec![piece], PlaybackMeter::new(Some(1e5)));
         Rig {
             _root: root,
             object,

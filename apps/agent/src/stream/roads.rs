@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use d2tp_driver::{Event, Flow};
+use d2tp_driver::{Flow, SessionEvent};
 use d2tp_links::{Class, Kind, Link};
-use d2tp_sched::{Switching, Way};
+use d2tp_sched::{LinkCandidate, SwitchDelay};
 use http::StatusCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
@@ -143,7 +143,7 @@ impl Roads {
                     self.measured().trouble = None;
                     loop {
                         match timeout(LOOK_EVERY, events.recv()).await {
-                            Ok(Some(Event::PathUp { took, .. })) => {
+                            Ok(Some(SessionEvent::PathUp { took, .. })) => {
                                 self.measured().challenge = Some(took.into());
                             }
                             Ok(Some(_)) | Err(_) => {}
@@ -178,11 +178,11 @@ impl Roads {
     }
 
     /// The links as they are now. One that would carry nothing is stalled.
-    pub fn ways(&self, origin: &Url) -> Vec<Way> {
+    pub fn ways(&self, origin: &Url) -> Vec<LinkCandidate> {
         let anywhere = || {
-            vec![Way {
+            vec![LinkCandidate {
                 name: ANYWHERE.into(),
-                class: d2tp_sched::Class::Free,
+                class: d2tp_sched::LinkClass::Free,
                 rate_bytes_per_s: None,
                 metric: 0,
                 stalled: false,
@@ -330,8 +330,8 @@ impl Roads {
     }
 
     /// How long it takes until another link's first byte is there.
-    pub fn switching(&self) -> Switching {
-        Switching::measured(self.measured().challenge)
+    pub fn switching(&self) -> SwitchDelay {
+        SwitchDelay::measured(self.measured().challenge)
     }
 
     /// A lane for one request.
@@ -349,8 +349,8 @@ impl Roads {
     }
 }
 
-fn way_of(link: &Link, rate: Option<f64>, stalled: bool) -> Way {
-    Way {
+fn way_of(link: &Link, rate: Option<f64>, stalled: bool) -> LinkCandidate {
+    LinkCandidate {
         name: link.name.clone(),
         class: link.class.class.into(),
         rate_bytes_per_s: rate,

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_driver::{AddressError, Config, ServerAddress};
+use d2tp_driver::{AddressError, EndpointConfig, ServerAddress};
 use d2tp_links::Link;
-use d2tp_sched::Policy;
+use d2tp_sched::CostPolicy;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -87,7 +87,7 @@ fn keep() -> u64 {
 }
 
 fn free_first() -> String {
-    Policy::FreeFirst.word().to_owned()
+    CostPolicy::FreeFirst.as_str().to_owned()
 }
 
 /// Links that are served, until [`Serving::end`].
@@ -112,7 +112,7 @@ impl Serving {
         ordered: &Ordered,
         links: watch::Receiver<Arc<Vec<Link>>>,
         dispatcher: Option<Arc<Dispatcher>>,
-        configure: impl FnOnce(&mut Config),
+        configure: impl FnOnce(&mut EndpointConfig),
     ) -> Result<Serving, Failure> {
         let urls = ordered.urls()?;
         let rules = ordered.rules()?;
@@ -185,7 +185,7 @@ impl Serving {
         let titles = self.shelf.titles();
         let streams: Vec<_> = titles.iter().map(|title| {
             let view = title.view(now);
-            let (pauses, paused) = title.pace(|pace| pace.pauses());
+            let (pauses, paused) = title.pace(|pace| pace.stalls());
             let (rate, in_player) = title.pace(|pace| (pace.rate(now), pace.in_player()));
             json!({
                 "name": title.name, "why": title.why(), "held_bytes": title.held_bytes(),
@@ -268,9 +268,9 @@ impl Ordered {
         if wrong {
             return Err(Failure::usage("--low is more than --high"));
         }
-        let policy: Policy = (self.policy.parse())
-            .map_err(|error: d2tp_sched::UnknownWord| Failure::usage(error.to_string()))?;
-        if !matches!(policy, Policy::FreeOnly | Policy::FreeFirst) {
+        let policy: CostPolicy = (self.policy.parse())
+            .map_err(|error: d2tp_sched::ParsePolicyError| Failure::usage(error.to_string()))?;
+        if !matches!(policy, CostPolicy::FreeOnly | CostPolicy::FreeFirst) {
             return Err(Failure::usage(
                 "a stream's policy is free-only or free-first",
             ));
@@ -304,7 +304,7 @@ impl Ordered {
         &self,
         urls: &[Url],
         links: watch::Receiver<Arc<Vec<Link>>>,
-        configure: impl FnOnce(&mut Config),
+        configure: impl FnOnce(&mut EndpointConfig),
     ) -> Result<Arc<Roads>, Failure> {
         let secret = |url: &Url| !url.username().is_empty() || url.password().is_some();
         let secret = urls.iter().any(secret) || self.fields()?.iter().any(Field::is_credential);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use d2tp_sched::{Class, Pace, Policy};
+use d2tp_sched::{CostPolicy, LinkClass, PlaybackMeter};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -186,7 +186,7 @@ impl Shelf {
             object: object.clone(),
             plays,
         }];
-        let (name, pace) = (name.to_owned(), Pace::new(self.rate));
+        let (name, pace) = (name.to_owned(), PlaybackMeter::new(self.rate));
         let title = match only_watched {
             true => Title::while_watched(name, pieces, pace),
             false => Title::new(name, pieces, pace),
@@ -249,16 +249,16 @@ impl Shelf {
             passes: false,
         };
         let ways = self.roads.ways(url);
-        let working = |class: Class| {
+        let working = |class: LinkClass| {
             let mut ways = ways
                 .iter()
                 .filter(move |way| way.class == class && !way.stalled);
             ways.next().map(|way| way.name.clone())
         };
-        let free = working(Class::Free);
+        let free = working(LinkClass::Free);
         // Somebody asked for it, and it is short.
-        let pays = free.is_none() && self.rules.policy != Policy::FreeOnly;
-        let link = free.or_else(|| working(Class::Metered).filter(|_| pays));
+        let pays = free.is_none() && self.rules.policy != CostPolicy::FreeOnly;
+        let link = free.or_else(|| working(LinkClass::Metered).filter(|_| pays));
         let lane = self
             .roads
             .lane(link.clone().filter(|_| self.roads.is_direct()), pays);
@@ -376,7 +376,7 @@ impl Shelf {
             title.follow(pieces);
         } else {
             let name = media.segments[now].url.path().to_owned();
-            let title = Title::while_watched(name, pieces, Pace::new(self.rate));
+            let title = Title::while_watched(name, pieces, PlaybackMeter::new(self.rate));
             self.feed(title.clone());
             media.title = Some(title);
         }

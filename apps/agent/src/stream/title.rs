@@ -9,7 +9,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use d2tp_sched::Pace;
+use d2tp_sched::PlaybackMeter;
 use tokio::sync::watch;
 
 use super::object::Object;
@@ -62,7 +62,7 @@ struct State {
     /// Where the last reader was.
     rest: Place,
     read_at: Option<Duration>,
-    pace: Pace,
+    pace: PlaybackMeter,
     why: String,
 }
 
@@ -78,16 +78,21 @@ pub struct Title {
 
 impl Title {
     /// Of these pieces, watched at `pace`.
-    pub fn new(name: String, pieces: Vec<Piece>, pace: Pace) -> Arc<Title> {
+    pub fn new(name: String, pieces: Vec<Piece>, pace: PlaybackMeter) -> Arc<Title> {
         Title::with(name, pieces, pace, false)
     }
 
     /// The same of one of several, of which perhaps another is watched.
-    pub fn while_watched(name: String, pieces: Vec<Piece>, pace: Pace) -> Arc<Title> {
+    pub fn while_watched(name: String, pieces: Vec<Piece>, pace: PlaybackMeter) -> Arc<Title> {
         Title::with(name, pieces, pace, true)
     }
 
-    fn with(name: String, pieces: Vec<Piece>, pace: Pace, only_watched: bool) -> Arc<Title> {
+    fn with(
+        name: String,
+        pieces: Vec<Piece>,
+        pace: PlaybackMeter,
+        only_watched: bool,
+    ) -> Arc<Title> {
         let state = State {
             pieces,
             rest: (0, 0),
@@ -129,7 +134,7 @@ impl Title {
     }
 
     /// Does something with its pace.
-    pub fn pace<R>(&self, f: impl FnOnce(&mut Pace) -> R) -> R {
+    pub fn pace<R>(&self, f: impl FnOnce(&mut PlaybackMeter) -> R) -> R {
         f(&mut self.state().pace)
     }
 
@@ -157,7 +162,7 @@ impl Title {
         let goes_on = state.rest == (piece, at)
             || (at == 0 && piece == state.rest.0 + 1 && state.rest_is_end());
         if !goes_on {
-            state.pace.sought(now);
+            state.pace.on_seek(now);
         }
         state.rest = (piece, at);
         state.read_at = Some(now);
@@ -168,7 +173,7 @@ impl Title {
     /// A reader took `bytes` and is at `at` now.
     pub fn on_taken(&self, now: Duration, object: &Arc<Object>, at: u64, bytes: u64) {
         let mut state = self.state();
-        state.pace.took(now, bytes);
+        state.pace.on_read(now, bytes);
         state.read_at = Some(now);
         if let Some(piece) = state.place_of(object) {
             state.rest = (piece, at);
@@ -178,7 +183,7 @@ impl Title {
     /// The stream as it is now.
     pub fn view(&self, now: Duration) -> View {
         let mut state = self.state();
-        state.pace.pass(now);
+        state.pace.advance(now);
         let mut readers = Vec::new();
         for (n, piece) in state.pieces.iter().enumerate() {
             readers.extend(piece.object.readers().into_iter().map(|at| (n, at)));
@@ -193,7 +198,7 @@ impl Title {
         let least = walks.min_by_key(|(_, (held, missing))| (missing.is_none(), *held));
         let (at, (held_bytes, missing)) = least.expect("one at least");
         let waits = is_read && missing.is_some() && held_bytes == 0;
-        state.pace.watch_dry(now, waits);
+        state.pace.note_starvation(now, waits);
         View {
             at,
             held_bytes,
@@ -293,7 +298,7 @@ mod tests {
             Piece { object, plays }
         };
         let pieces: Vec<Piece> = lengths.iter().enumerate().map(piece).collect();
-        let title = Title::new("t".into(), pieces.clone(), Pace::new(Some(10.0)));
+        let title = Title::new("t".into(), pieces.clone(), PlaybackMeter::new(Some(10.0)));
         Rig {
             _root: root,
             title,

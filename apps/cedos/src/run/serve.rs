@@ -13,7 +13,7 @@ use anyhow::Context;
 use cedos_agent::proxy::carry;
 use d2tp_catch::Port;
 use d2tp_driver::{
-    Admission, Config, Flow, FlowIo as _, SecretKey, Server, ServerAddress, ServerOptions,
+    Admission, EndpointConfig, Flow, FlowIo as _, SecretKey, Server, ServerAddress, ServerOptions,
 };
 
 use crate::verbs::prox::host_for_devices;
@@ -70,7 +70,7 @@ impl Fronts {
             listen,
             key: self.served.key.clone(),
             admission: self.served.admission.clone(),
-            config: Config::default(),
+            config: EndpointConfig::default(),
         })
         .with_context(|| format!("no D2TP listener for the program's port {}", at.port()))?;
         let server = Arc::new(server);

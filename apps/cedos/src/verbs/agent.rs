@@ -15,7 +15,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use d2tp_driver::ServerAddress;
 use d2tp_links::{ClassRule, ClassRules};
-use d2tp_sched::Policy;
+use d2tp_sched::CostPolicy;
 use tokio::sync::watch;
 
 use super::how::{stop_on_signal, words};
@@ -64,8 +64,8 @@ pub struct AgentArgs {
     prox: Option<String>,
 
     /// How programs' connections weigh money against time, where they do not say
-    #[arg(long, default_value = "any", value_parser = words::<Policy, 5>(Policy::ALL.map(Policy::word)))]
-    proxy_policy: Policy,
+    #[arg(long, default_value = "any", value_parser = words::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
+    proxy_policy: CostPolicy,
 
     /// This device's private key file, by which that D2Prox knows it [default: $CEDOS_KEY_FILE, or
     /// ~/.config/cedos/key, which is made on first use]

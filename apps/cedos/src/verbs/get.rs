@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use d2tp_links::ClassRules;
-use d2tp_session::Lambda;
+use d2tp_session::DrwaLambda;
 use tokio::sync::watch;
 use url::Url;
 
@@ -81,7 +81,7 @@ pub struct GetArgs {
     /// Keep the queues of slow networks short: whoever sends may have in flight what makes the round
     /// trip LAMBDA times the shortest, where it would grow beyond that [default: 3, if given without]
     #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
-    drwa: Option<Lambda>,
+    drwa: Option<DrwaLambda>,
 
     #[command(flatten)]
     qlog: QlogArgs,

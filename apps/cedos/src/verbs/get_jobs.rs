@@ -19,7 +19,7 @@ use cedos_agent::fetch::when;
 use cedos_agent::order::Deadline;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
-use d2tp_sched::{IfLate, Policy};
+use d2tp_sched::{CostPolicy, DeadlineFallback};
 use jiff::{Timestamp, Zoned, tz::TimeZone};
 use serde_json::Value;
 
@@ -65,11 +65,11 @@ pub struct EditArgs {
     when_free: bool,
 
     /// How to weigh money against time
-    #[arg(long, value_parser = PossibleValuesParser::new(Policy::ALL.map(Policy::word)).map(|word| word))]
+    #[arg(long, value_parser = PossibleValuesParser::new(CostPolicy::ALL.map(CostPolicy::as_str)).map(|word| word))]
     policy: Option<String>,
 
     /// What to do when free networks alone will not make the deadline
-    #[arg(long, value_parser = PossibleValuesParser::new(IfLate::ALL.map(IfLate::word)).map(|word| word))]
+    #[arg(long, value_parser = PossibleValuesParser::new(DeadlineFallback::ALL.map(DeadlineFallback::as_str)).map(|word| word))]
     if_late: Option<String>,
 
     /// Bytes that metered networks may carry in all: 50M, 1.5G

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use d2tp_sched::in_words;
+use d2tp_sched::format_duration;
 
 use cedos_agent::fetch::report::human_bytes;
 use cedos_agent::fetch::transfer::Rehearsal;
@@ -46,14 +46,14 @@ pub fn screen(plan: &Rehearsal) -> String {
     let needed = match told.free_needed_s {
         Some(needed_s) => format!(
             "about {} on free links, if they carry {}/s",
-            in_words(Duration::from_secs_f64(needed_s.min(1e9))),
+            format_duration(Duration::from_secs_f64(needed_s.min(1e9))),
             human_bytes(told.free_rate_bytes_per_s as u64)
         ),
         None => "no free link is up".into(),
     };
     match plan.deadline_s {
         Some(deadline_s) => {
-            let left = in_words(Duration::from_secs_f64(deadline_s));
+            let left = format_duration(Duration::from_secs_f64(deadline_s));
             // Whether that is in time is what is promised.
             let verdict = match (plan.promise, told.feasible) {
                 (Some(_), _) => "",

@@ -7,7 +7,7 @@ use cedos_agent::agent::client::Client;
 use cedos_agent::fetch::outcome::{Exit, Failure};
 use cedos_agent::fetch::report::{Event, ON_TRACK, Observer, Promised, complain, say};
 use cedos_agent::order::Order;
-use d2tp_sched::in_words;
+use d2tp_sched::format_duration;
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -74,7 +74,7 @@ pub fn warn(promised: &Promised) {
         complain(&format!("note: {}", promised.chance()));
     }
     if promised.infeasible {
-        let left = in_words(Duration::from_secs_f64(promised.left_s));
+        let left = format_duration(Duration::from_secs_f64(promised.left_s));
         let p = promised.p;
         complain(&format!(
             "note: it will hardly be ready in {left} (p={p:.2})"

@@ -10,7 +10,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use d2tp_driver::AckOffload;
 use d2tp_links::ClassRule;
-use d2tp_sched::{IfLate, Policy};
+use d2tp_sched::{CostPolicy, DeadlineFallback};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -58,8 +58,8 @@ pub struct How {
 
     /// How to weigh money against time [default: free-first; any with --now; free-only with
     /// --when-free]
-    #[arg(long, value_parser = words::<Policy, 5>(Policy::ALL.map(Policy::word)))]
-    policy: Option<Policy>,
+    #[arg(long, value_parser = words::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
+    policy: Option<CostPolicy>,
 
     /// Bytes that metered networks may carry at most: 50M, 1.5G
     #[arg(long, value_name = "SIZE", value_parser = when::parse_bytes, allow_hyphen_values = true)]
@@ -71,8 +71,8 @@ pub struct How {
     pub offload_acks: AckOffload,
 
     /// What to do when free networks alone will not make the deadline
-    #[arg(long, default_value = "cell", value_parser = words::<IfLate, 3>(IfLate::ALL.map(IfLate::word)))]
-    pub if_late: IfLate,
+    #[arg(long, default_value = "cell", value_parser = words::<DeadlineFallback, 3>(DeadlineFallback::ALL.map(DeadlineFallback::as_str)))]
+    pub if_late: DeadlineFallback,
 
     /// Go through this proxy: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
@@ -118,7 +118,7 @@ pub struct How {
 /// Reads one of some words, which `--help` lists.
 pub fn words<T, const N: usize>(words: [&'static str; N]) -> impl TypedValueParser<Value = T>
 where
-    T: FromStr<Err = d2tp_sched::UnknownWord> + Clone + Send + Sync + 'static,
+    T: FromStr<Err = d2tp_sched::ParsePolicyError> + Clone + Send + Sync + 'static,
 {
     PossibleValuesParser::new(words).try_map(|word| word.parse::<T>())
 }
@@ -138,8 +138,8 @@ impl How {
     /// What these options say of an order.
     pub fn fill(&self, order: &mut Order) -> Result<(), String> {
         order.deadline = self.deadline()?;
-        order.policy = self.policy().word().to_owned();
-        order.if_late = self.if_late.word().to_owned();
+        order.policy = self.policy().as_str().to_owned();
+        order.if_late = self.if_late.as_str().to_owned();
         order.now = self.now;
         order.max_cell = self.max_cell;
         order.priority = self.priority;
@@ -187,17 +187,20 @@ impl How {
     }
 
     /// Money against time.
-    pub fn policy(&self) -> Policy {
+    pub fn policy(&self) -> CostPolicy {
         self.policy.unwrap_or(match (self.when_free, self.now) {
-            (true, _) => Policy::FreeOnly,
-            (_, true) => Policy::Any,
-            _ => Policy::FreeFirst,
+            (true, _) => CostPolicy::FreeOnly,
+            (_, true) => CostPolicy::Any,
+            _ => CostPolicy::FreeFirst,
         })
     }
 
     /// Whether the user said that metered networks may be used.
     pub fn asks_for_paid_links(&self) -> bool {
-        self.max_cell.is_some() || self.policy.is_some_and(|policy| policy != Policy::FreeOnly)
+        self.max_cell.is_some()
+            || self
+                .policy
+                .is_some_and(|policy| policy != CostPolicy::FreeOnly)
     }
 
     /// Who hears how far the reading of a file is.

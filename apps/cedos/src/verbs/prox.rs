@@ -13,8 +13,8 @@ use anyhow::Context;
 use cedos_prox::{Door, ProxConfig, StartFault, parse_key};
 use clap::{Args, ValueEnum};
 use d2tp_driver::{
-    Admission, Batch, Config, Journal, Lambda, PublicKey, RestOptions, SecretKey, Server,
-    ServerAddress, ServerOptions,
+    Admission, Batch, DrwaLambda, EndpointConfig, Journal, PublicKey, RestOptions, SecretKey,
+    Server, ServerAddress, ServerOptions,
 };
 use d2tp_links::{ClassRules, Kind, Link, LinkMonitor};
 use ipnet::IpNet;
@@ -87,7 +87,7 @@ pub struct ProxArgs {
     pub sleep_after: Option<Duration>,
     /// Keep the queues of devices' networks short while they upload: as in `cedos get`
     #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
-    pub drwa: Option<Lambda>,
+    pub drwa: Option<DrwaLambda>,
     #[command(flatten)]
     pub transport: TransportArgs,
     #[command(flatten)]
@@ -197,9 +197,9 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         None => None,
     };
     let sleep_after = Some(config.sleep_after);
-    let mut protocol = Config {
+    let mut protocol = EndpointConfig {
         drwa: args.drwa,
-        ..Config::default()
+        ..EndpointConfig::default()
     };
     args.transport.apply(&mut protocol);
     // A session that may sleep sooner counts as silent sooner.

@@ -18,7 +18,7 @@ use clap::{ArgAction, Args};
 use d2tp_catch::{Executable, Given, Namespace, PRELOAD, Plan, VARIABLE, launch};
 use d2tp_driver::{Admission, PublicKey, ServerAddress};
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
-use d2tp_sched::Policy;
+use d2tp_sched::CostPolicy;
 use tokio::sync::mpsc;
 
 use super::how::words;
@@ -51,8 +51,8 @@ pub struct RunArgs {
     by: Option<String>,
 
     /// How to weigh money against time [default: any; free-first with --by]
-    #[arg(long, value_parser = words::<Policy, 5>(Policy::ALL.map(Policy::word)))]
-    policy: Option<Policy>,
+    #[arg(long, value_parser = words::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
+    policy: Option<CostPolicy>,
 
     /// Go through this proxy: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]

@@ -10,8 +10,8 @@ use anyhow::Context;
 use cedos_prox::parse_key;
 use clap::Args;
 use d2tp_driver::{
-    Admission, Config, Device, DeviceOptions, Flow, LinkUse, PublicKey, Server, ServerAddress,
-    ServerOptions,
+    Admission, Device, DeviceOptions, EndpointConfig, Flow, LinkUse, PublicKey, Server,
+    ServerAddress, ServerOptions,
 };
 use d2tp_links::{Class, ClassRules, LinkMonitor};
 use tokio::signal::unix::{SignalKind, signal};
@@ -69,7 +69,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let files = Files::new(&args.directory).with_context(|| format!("cannot serve {shown}"))?;
     let files = Arc::new(files);
     let key = key::of_device(args.key.as_deref())?;
-    let mut config = Config::default();
+    let mut config = EndpointConfig::default();
     args.transport.apply(&mut config);
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let serve = |flow: Flow| tokio::spawn(answer(flow, files.clone()));

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use d2tp_driver::{Config, CongestionKind, Mirroring, PathSchedulerKind};
+use d2tp_driver::{CongestionKind, EndpointConfig, Mirroring, PathSchedulerKind};
 
 use cedos_agent::fetch::when;
 
@@ -43,22 +43,22 @@ fn parse_mirror(text: &str) -> Result<Mirroring, String> {
 }
 
 fn congestion() -> impl TypedValueParser<Value = CongestionKind> {
-    PossibleValuesParser::new(CongestionKind::ALL.map(CongestionKind::word)).map(|word| {
+    PossibleValuesParser::new(CongestionKind::ALL.map(CongestionKind::as_str)).map(|word| {
         let mut all = CongestionKind::ALL.into_iter();
-        all.find(|kind| kind.word() == word).unwrap_or_default()
+        all.find(|kind| kind.as_str() == word).unwrap_or_default()
     })
 }
 
 fn paths() -> impl TypedValueParser<Value = PathSchedulerKind> {
-    PossibleValuesParser::new(PathSchedulerKind::ALL.map(PathSchedulerKind::word)).map(|word| {
+    PossibleValuesParser::new(PathSchedulerKind::ALL.map(PathSchedulerKind::as_str)).map(|word| {
         let mut all = PathSchedulerKind::ALL.into_iter();
-        all.find(|kind| kind.word() == word).unwrap_or_default()
+        all.find(|kind| kind.as_str() == word).unwrap_or_default()
     })
 }
 
 impl TransportArgs {
     /// These options in a configuration.
-    pub fn apply(&self, config: &mut Config) {
+    pub fn apply(&self, config: &mut EndpointConfig) {
         config.congestion = self.congestion.unwrap_or(config.congestion);
         config.path_scheduler = self.paths.unwrap_or(config.path_scheduler);
         config.reinjection &= !self.no_reinjection;
@@ -80,9 +80,9 @@ mod tests {
 
     #[test]
     fn each_option_changes_what_it_names() {
-        let mut config = Config::default();
+        let mut config = EndpointConfig::default();
         Cli::parse_from(["x"]).transport.apply(&mut config);
-        let untouched = Config::default();
+        let untouched = EndpointConfig::default();
         assert!(config.freezing);
         assert_eq!(
             (config.congestion, config.path_scheduler, config.reinjection),

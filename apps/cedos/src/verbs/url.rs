@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use d2tp_driver::Config;
+use d2tp_driver::EndpointConfig;
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
-use d2tp_sched::Policy;
+use d2tp_sched::CostPolicy;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -78,8 +78,8 @@ pub struct StreamArgs {
     store: Option<PathBuf>,
 
     /// Whether networks that cost may be used at all
-    #[arg(long, default_value = "free-first", value_parser = words::<Policy, 2>(["free-only", "free-first"]))]
-    policy: Policy,
+    #[arg(long, default_value = "free-first", value_parser = words::<CostPolicy, 2>(["free-only", "free-first"]))]
+    policy: CostPolicy,
 
     /// Bytes that metered networks may carry at most: 50M, 1.5G
     #[arg(long, value_name = "SIZE", value_parser = when::parse_bytes)]
@@ -228,7 +228,7 @@ impl Serving {
         let (monitor, _) = settings::watch(rules, None)
             .await
             .map_err(|error| Failure::error(format!("{error:#}")))?;
-        let configure = |config: &mut Config| args.transport.apply(config);
+        let configure = |config: &mut EndpointConfig| args.transport.apply(config);
         let links = monitor.subscribe();
         let serving = serving::Serving::begin(&ordered, links, None, configure).await?;
         if args.json {
@@ -340,7 +340,7 @@ impl StreamArgs {
             high: self.high,
             keep: self.keep,
             store: self.store.clone(),
-            policy: self.policy.word().to_owned(),
+            policy: self.policy.as_str().to_owned(),
             max_cell: self.max_cell,
             prox: self.prox.clone(),
             sealed: self.sealed,

@@ -11,8 +11,8 @@
 
 use d2tp_time::{Span, Time};
 
-use super::{Acked, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS};
-use crate::delivery::{Fate, Sample};
+use super::{AckEvent, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS};
+use crate::delivery_rate::{PacketFate, RateSample};
 
 /// Hundredths: 4·ln 2, which doubles the rate each round.
 const STARTUP_PACING_GAIN: u64 = 277;
@@ -46,7 +46,7 @@ const EXTRA_ACKED_ROUNDS: u64 = 10;
 const RTT_ASSUMED: Span = Span::from_millis(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum BbrState {
     Startup,
     Drain,
     Down,
@@ -68,19 +68,19 @@ enum AckPhase {
 
 /// Largest values of the current and the last probing cycle.
 #[derive(Clone, Copy, Debug, Default)]
-struct TwoCycles {
+struct MaxFilter {
     now: u64,
     before: u64,
 }
 
-impl TwoCycles {
+impl MaxFilter {
     fn best(self) -> u64 {
         self.now.max(self.before)
     }
     fn note(&mut self, value: u64) {
         self.now = self.now.max(value);
     }
-    fn turn(&mut self) {
+    fn advance_cycle(&mut self) {
         // A cycle in which nothing was measured says nothing.
         if self.now > 0 {
             self.before = std::mem::take(&mut self.now);
@@ -91,11 +91,11 @@ impl TwoCycles {
 #[derive(Debug)]
 pub(super) struct Bbr {
     datagram: u64,
-    state: State,
+    state: BbrState,
     window: u64,
     rate: u64,
 
-    max_rate: TwoCycles,
+    max_rate: MaxFilter,
     rtt_min: Option<Span>,
     rtt_min_at: Time,
     probe_rtt_min: Option<Span>,
@@ -151,10 +151,10 @@ impl Bbr {
         let window = WINDOW_INITIAL_DATAGRAMS * datagram;
         Bbr {
             datagram,
-            state: State::Startup,
+            state: BbrState::Startup,
             window,
             rate: per_second(window, RTT_ASSUMED) * STARTUP_PACING_GAIN / 100,
-            max_rate: TwoCycles::default(),
+            max_rate: MaxFilter::default(),
             rtt_min: None,
             rtt_min_at: Time::ZERO,
             probe_rtt_min: None,
@@ -219,7 +219,7 @@ impl Bbr {
         let batch = (rate / 1_000).clamp(2 * self.datagram, 64 * 1024);
         let mut bytes = self.pipe(rate, gain).max(3 * batch);
         bytes = bytes.max(self.pipe_min());
-        if self.state == State::Up {
+        if self.state == BbrState::Up {
             bytes += 2 * self.datagram;
         }
         bytes
@@ -230,13 +230,16 @@ impl Bbr {
     }
 
     fn is_probing_rate(&self) -> bool {
-        matches!(self.state, State::Startup | State::Refill | State::Up)
+        matches!(
+            self.state,
+            BbrState::Startup | BbrState::Refill | BbrState::Up
+        )
     }
 
     fn is_in_cycle(&self) -> bool {
         matches!(
             self.state,
-            State::Down | State::Cruise | State::Refill | State::Up
+            BbrState::Down | BbrState::Cruise | BbrState::Refill | BbrState::Up
         )
     }
 
@@ -248,11 +251,11 @@ impl Bbr {
 
     // --- Rounds and loss.
 
-    fn lost_too_much(&self, packet: &Fate) -> bool {
+    fn lost_too_much(&self, packet: &PacketFate) -> bool {
         is_too_much(packet.lost, packet.in_flight, self.datagram)
     }
 
-    fn on_round(&mut self, sample: &Sample) {
+    fn on_round(&mut self, sample: &RateSample) {
         self.delivered = sample.delivered_total;
         self.round_start = sample.prior_delivered >= self.round_end;
         if self.round_start {
@@ -262,7 +265,7 @@ impl Bbr {
         }
     }
 
-    fn on_signals(&mut self, sample: &Sample) {
+    fn on_signals(&mut self, sample: &RateSample) {
         self.loss_round_start = false;
         self.rate_latest = self.rate_latest.max(sample.rate.unwrap_or(0));
         self.inflight_latest = self.inflight_latest.max(sample.delivered);
@@ -294,7 +297,7 @@ impl Bbr {
     }
 
     /// The round's newest signals replace those of the round before.
-    fn advance_signals(&mut self, sample: &Sample) {
+    fn advance_signals(&mut self, sample: &RateSample) {
         if self.loss_round_start {
             self.rate_latest = sample.rate.unwrap_or(0);
             self.inflight_latest = sample.delivered;
@@ -328,7 +331,7 @@ impl Bbr {
 
     // --- Startup and Drain.
 
-    fn check_full_rate(&mut self, sample: &Sample) {
+    fn check_full_rate(&mut self, sample: &RateSample) {
         if self.full_rate_now || sample.packet.app_limited || !self.round_start {
             return;
         }
@@ -351,8 +354,8 @@ impl Bbr {
         self.full_rate_now = false;
     }
 
-    fn check_startup(&mut self, now: Time, sample: &Sample) {
-        if self.state != State::Startup {
+    fn check_startup(&mut self, now: Time, sample: &RateSample) {
+        if self.state != BbrState::Startup {
             return;
         }
         if self.loss_round_start
@@ -366,7 +369,7 @@ impl Bbr {
             );
         }
         if self.full_rate_reached {
-            self.state = State::Drain;
+            self.state = BbrState::Drain;
             self.cycle_at = now;
         }
     }
@@ -388,11 +391,11 @@ impl Bbr {
         self.cycle_at = now;
         self.ack_phase = AckPhase::Stopping;
         self.round_end = self.delivered;
-        self.state = State::Down;
+        self.state = BbrState::Down;
     }
 
     fn start_cruise(&mut self) {
-        self.state = State::Cruise;
+        self.state = BbrState::Cruise;
     }
 
     fn start_refill(&mut self) {
@@ -401,7 +404,7 @@ impl Bbr {
         self.up_acked = 0;
         self.ack_phase = AckPhase::Refilling;
         self.round_end = self.delivered;
-        self.state = State::Refill;
+        self.state = BbrState::Refill;
     }
 
     fn start_up(&mut self, now: Time) {
@@ -410,7 +413,7 @@ impl Bbr {
         self.forget_full_rate();
         self.full_rate = self.max_rate.best();
         self.undo = None;
-        self.state = State::Up;
+        self.state = BbrState::Up;
         self.cycle_at = now;
         self.raise_slope();
     }
@@ -439,7 +442,7 @@ impl Bbr {
         now.since(self.cycle_at) > self.probe_wait || self.rounds_since_probe >= reno_rounds
     }
 
-    fn adapt_long(&mut self, bytes: u64, sample: &Sample) {
+    fn adapt_long(&mut self, bytes: u64, sample: &RateSample) {
         if self.ack_phase == AckPhase::Starting && self.round_start {
             self.ack_phase = AckPhase::Feedback;
         }
@@ -447,7 +450,7 @@ impl Bbr {
             self.probe_samples = false;
             self.ack_phase = AckPhase::Init;
             if self.is_in_cycle() && !sample.packet.app_limited {
-                self.max_rate.turn();
+                self.max_rate.advance_cycle();
             }
         }
         if self.lost_too_much(&sample.packet) {
@@ -462,7 +465,7 @@ impl Bbr {
         if sample.packet.in_flight > long {
             self.inflight_long = Some(sample.packet.in_flight);
         }
-        if self.state == State::Up {
+        if self.state == BbrState::Up {
             self.grow_long(bytes);
         }
     }
@@ -493,15 +496,15 @@ impl Bbr {
         }
     }
 
-    fn cycle(&mut self, now: Time, bytes: u64, sample: &Sample) {
+    fn cycle(&mut self, now: Time, bytes: u64, sample: &RateSample) {
         if !self.full_rate_reached {
             return;
         }
         self.adapt_long(bytes, sample);
         let pipe = self.quantized(self.max_rate.best(), 100);
         match self.state {
-            State::Drain if self.in_flight <= pipe => self.start_down(now),
-            State::Down => {
+            BbrState::Drain if self.in_flight <= pipe => self.start_down(now),
+            BbrState::Down => {
                 if self.is_time_to_probe(now) {
                     self.start_refill();
                     return;
@@ -513,12 +516,12 @@ impl Bbr {
                     self.start_cruise();
                 }
             }
-            State::Cruise if self.is_time_to_probe(now) => self.start_refill(),
-            State::Refill if self.round_start => {
+            BbrState::Cruise if self.is_time_to_probe(now) => self.start_refill(),
+            BbrState::Refill if self.round_start => {
                 self.probe_samples = true;
                 self.start_up(now);
             }
-            State::Up => {
+            BbrState::Up => {
                 if self.window_limited && self.inflight_long.is_some_and(|l| self.window >= l) {
                     // Held by the bound: what the rate can be is not to be seen yet.
                     self.forget_full_rate();
@@ -549,14 +552,14 @@ impl Bbr {
             self.rtt_min = Some(probed);
             self.rtt_min_at = self.probe_rtt_min_at;
         }
-        if expired && self.state != State::ProbeRtt && self.full_rate_reached {
-            self.state = State::ProbeRtt;
+        if expired && self.state != BbrState::ProbeRtt && self.full_rate_reached {
+            self.state = BbrState::ProbeRtt;
             self.window_before = self.window;
             self.probe_rtt_done_at = None;
             self.ack_phase = AckPhase::Stopping;
             self.round_end = self.delivered;
         }
-        if self.state == State::ProbeRtt {
+        if self.state == BbrState::ProbeRtt {
             self.probe_rtt(now);
         }
     }
@@ -591,12 +594,12 @@ impl Bbr {
 
     fn gains(&self) -> (u64, u64) {
         match self.state {
-            State::Startup => (STARTUP_PACING_GAIN, STARTUP_WINDOW_GAIN),
-            State::Drain => (DRAIN_PACING_GAIN, STARTUP_WINDOW_GAIN),
-            State::Down => (DOWN_PACING_GAIN, WINDOW_GAIN),
-            State::Cruise | State::Refill => (100, WINDOW_GAIN),
-            State::Up => (UP_PACING_GAIN, UP_WINDOW_GAIN),
-            State::ProbeRtt => (100, PROBE_RTT_WINDOW_GAIN),
+            BbrState::Startup => (STARTUP_PACING_GAIN, STARTUP_WINDOW_GAIN),
+            BbrState::Drain => (DRAIN_PACING_GAIN, STARTUP_WINDOW_GAIN),
+            BbrState::Down => (DOWN_PACING_GAIN, WINDOW_GAIN),
+            BbrState::Cruise | BbrState::Refill => (100, WINDOW_GAIN),
+            BbrState::Up => (UP_PACING_GAIN, UP_WINDOW_GAIN),
+            BbrState::ProbeRtt => (100, PROBE_RTT_WINDOW_GAIN),
         }
     }
 
@@ -621,13 +624,13 @@ impl Bbr {
             self.window += bytes;
         }
         self.window = self.window.max(self.pipe_min());
-        if self.state == State::ProbeRtt {
+        if self.state == BbrState::ProbeRtt {
             self.window = self.window.min(self.probe_rtt_window());
         }
         let bound = match self.state {
-            State::Down | State::Refill | State::Up => self.inflight_long,
-            State::ProbeRtt | State::Cruise => self.with_headroom(),
-            State::Startup | State::Drain => None,
+            BbrState::Down | BbrState::Refill | BbrState::Up => self.inflight_long,
+            BbrState::ProbeRtt | BbrState::Cruise => self.with_headroom(),
+            BbrState::Startup | BbrState::Drain => None,
         };
         let bound = bound
             .unwrap_or(u64::MAX)
@@ -655,7 +658,7 @@ fn per_second(bytes: u64, span: Span) -> u64 {
 }
 
 impl Controller for Bbr {
-    fn on_ack(&mut self, a: Acked, _: Siblings<'_>) {
+    fn on_ack(&mut self, a: AckEvent, _: Siblings<'_>) {
         let Some(sample) = a.sample else { return };
         // Before this ACK as much was in flight as may be.
         let before = a.in_flight + a.bytes + sample.newly_lost;
@@ -667,7 +670,7 @@ impl Controller for Bbr {
         self.on_round(&sample);
         self.on_signals(&sample);
         self.on_aggregation(a.now, a.bytes);
-        if self.state == State::Startup {
+        if self.state == BbrState::Startup {
             self.check_full_rate(&sample);
         }
         self.check_startup(a.now, &sample);
@@ -677,7 +680,7 @@ impl Controller for Bbr {
         self.set_rate();
         self.set_window(a.bytes);
     }
-    fn on_packet_lost(&mut self, packet: Fate) {
+    fn on_packet_lost(&mut self, packet: PacketFate) {
         self.losses_in_round = self.losses_in_round.saturating_add(1);
         if self.probe_samples && self.lost_too_much(&packet) {
             self.undo.get_or_insert(self.inflight_long);
@@ -689,7 +692,7 @@ impl Controller for Bbr {
     fn on_persistent_congestion(&mut self) {
         self.window = self.pipe_min();
     }
-    fn on_hole(&mut self, _: Span, _: bool) {
+    fn on_blackout(&mut self, _: Span, _: bool) {
         // Its rate is a measurement of the path, and holds until a new one does.
         self.undo = None;
     }
@@ -708,7 +711,7 @@ impl Controller for Bbr {
         self.window
     }
     fn in_slow_start(&self) -> bool {
-        self.state == State::Startup
+        self.state == BbrState::Startup
     }
     fn pacing_rate(&self) -> Option<u64> {
         Some(self.rate)
@@ -721,10 +724,10 @@ impl Controller for Bbr {
 #[cfg(test)]
 mod tests {
     use crate::congestion::CongestionKind::{Bbr, Cubic};
-    use crate::congestion::course::{Course, run};
+    use crate::congestion::path_model::{PathModel, run};
 
     /// 20 Mb/s, 50 ms, so a pipe of 125 kB.
-    const PATH: Course = Course {
+    const PATH: PathModel = PathModel {
         bytes_per_s: 2_500_000,
         rtt_ms: 50,
         queue: 125_000,
@@ -739,7 +742,7 @@ mod tests {
 
     #[test]
     fn random_loss_of_one_percent_costs_it_little_where_it_costs_cubic_most() {
-        let course = Course {
+        let course = PathModel {
             loss_of: 100,
             ..PATH
         };
@@ -750,7 +753,7 @@ mod tests {
 
     #[test]
     fn a_deep_queue_stays_nearly_empty() {
-        let course = Course {
+        let course = PathModel {
             queue: 10 * PATH.queue,
             ..PATH
         };
@@ -761,7 +764,7 @@ mod tests {
 
     #[test]
     fn a_shallow_queue_does_not_starve_it() {
-        let course = Course {
+        let course = PathModel {
             queue: PATH.queue / 8,
             ..PATH
         };
@@ -772,7 +775,7 @@ mod tests {
     #[test]
     fn slow_and_fast_paths_are_filled_alike() {
         for (bytes_per_s, rtt_ms) in [(60_000, 60), (12_500_000, 10), (2_500_000, 200)] {
-            let course = Course {
+            let course = PathModel {
                 bytes_per_s,
                 rtt_ms,
                 queue: (bytes_per_s * rtt_ms / 1_000).max(20_000),

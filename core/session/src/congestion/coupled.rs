@@ -14,7 +14,8 @@ use d2tp_time::{Span, Time};
 
 use super::hystart::HyStart;
 use super::{
-    Acked, Controller, Sibling, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed,
+    AckEvent, Controller, Sibling, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS,
+    resumed,
 };
 
 /// Windows that differ by less than this share count as equally large (OLIA).
@@ -22,7 +23,7 @@ const ALIKE: f64 = 0.99;
 
 /// Which of the three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Method {
+pub(super) enum CouplingMethod {
     Lia,
     Olia,
     Balia,
@@ -30,7 +31,7 @@ pub(super) enum Method {
 
 #[derive(Debug)]
 pub(super) struct Coupled {
-    method: Method,
+    method: CouplingMethod,
     datagram: u64,
     window: u64,
     threshold: u64,
@@ -47,7 +48,7 @@ pub(super) struct Coupled {
 }
 
 impl Coupled {
-    pub(super) fn new(method: Method, datagram: u64) -> Self {
+    pub(super) fn new(method: CouplingMethod, datagram: u64) -> Self {
         Coupled {
             method,
             datagram,
@@ -72,16 +73,16 @@ impl Coupled {
         let total_speed: f64 = all.iter().map(speed).sum();
         let square = total_speed * total_speed;
         match self.method {
-            Method::Lia => {
+            CouplingMethod::Lia => {
                 let total: f64 = all.iter().map(window).sum();
                 let best = largest(all, |s| window(s) / (seconds(s.rtt) * seconds(s.rtt)));
                 (total * best / square / total).min(1.0 / w)
             }
-            Method::Olia => {
+            CouplingMethod::Olia => {
                 let alone = w / (seconds(own.rtt) * seconds(own.rtt)) / square;
                 alone + olia_alpha(own, all) / w
             }
-            Method::Balia => {
+            CouplingMethod::Balia => {
                 self.lag = largest(all, speed) / speed(own);
                 let a = self.lag;
                 speed(own) / seconds(own.rtt) / square * (1.0 + a) / 2.0 * (4.0 + a) / 5.0
@@ -120,7 +121,7 @@ fn olia_alpha(own: &Sibling, all: Siblings<'_>) -> f64 {
 }
 
 impl Controller for Coupled {
-    fn on_ack(&mut self, a: Acked, siblings: Siblings<'_>) {
+    fn on_ack(&mut self, a: AckEvent, siblings: Siblings<'_>) {
         self.since_loss += a.bytes;
         if a.app_limited || self.recovery_start.is_some_and(|t| a.sent_at <= t) {
             return;
@@ -160,8 +161,8 @@ impl Controller for Coupled {
         self.before = Some((self.window, self.threshold));
         self.recovery_start = Some(now);
         let share = match self.method {
-            Method::Lia | Method::Olia => 0.5,
-            Method::Balia => 0.5 * self.lag.min(1.5),
+            CouplingMethod::Lia | CouplingMethod::Olia => 0.5,
+            CouplingMethod::Balia => 0.5 * self.lag.min(1.5),
         };
         let less = (self.window as f64 * share) as u64;
         self.window = (self.window - less).max(WINDOW_MIN_DATAGRAMS * self.datagram);
@@ -175,7 +176,7 @@ impl Controller for Coupled {
         self.before = None;
         self.hystart = HyStart::new();
     }
-    fn on_hole(&mut self, _: Span, careful: bool) {
+    fn on_blackout(&mut self, _: Span, careful: bool) {
         self.before = None;
         self.hystart = HyStart::new();
         if careful {
@@ -225,10 +226,10 @@ impl Controller for Coupled {
 #[cfg(test)]
 mod tests {
     use crate::congestion::CongestionKind::{Balia, Lia, NewReno, Olia};
-    use crate::congestion::course::{Course, share};
+    use crate::congestion::path_model::{PathModel, share};
 
     /// 20 Mb/s, 40 ms, a queue of one pipe.
-    const PATH: Course = Course {
+    const PATH: PathModel = PathModel {
         bytes_per_s: 2_500_000,
         rtt_ms: 40,
         queue: 100_000,

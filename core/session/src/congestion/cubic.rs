@@ -6,7 +6,9 @@
 use d2tp_time::{Span, Time};
 
 use super::hystart::HyStart;
-use super::{Acked, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed};
+use super::{
+    AckEvent, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed,
+};
 
 /// β = 0.7 (RFC 9438 §4.6), as a fraction.
 const BETA: (u64, u64) = (7, 10);
@@ -14,7 +16,7 @@ const BETA: (u64, u64) = (7, 10);
 const C: (i128, i128) = (2, 5);
 
 #[derive(Debug, Clone)]
-struct State {
+struct CubicState {
     window: u64,
     threshold: u64,
     w_max: u64,
@@ -28,10 +30,10 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Cubic {
     datagram: u64,
-    state: State,
+    state: CubicState,
     hystart: HyStart,
     recovery_start: Option<Time>,
-    before: Option<State>,
+    before: Option<CubicState>,
 }
 
 /// The largest r with r³ ≤ n.
@@ -53,7 +55,7 @@ impl Cubic {
     pub(super) fn new(datagram: u64) -> Self {
         Cubic {
             datagram,
-            state: State {
+            state: CubicState {
                 window: WINDOW_INITIAL_DATAGRAMS * datagram,
                 threshold: u64::MAX,
                 w_max: 0,
@@ -90,7 +92,7 @@ impl Cubic {
 }
 
 impl Controller for Cubic {
-    fn on_ack(&mut self, a: Acked, _: Siblings<'_>) {
+    fn on_ack(&mut self, a: AckEvent, _: Siblings<'_>) {
         if self.recovery_start.is_some_and(|t| a.sent_at <= t) {
             return;
         }
@@ -174,7 +176,7 @@ impl Controller for Cubic {
         self.hystart = HyStart::new();
     }
 
-    fn on_hole(&mut self, hole: Span, careful: bool) {
+    fn on_blackout(&mut self, hole: Span, careful: bool) {
         let s = &mut self.state;
         // No time passes in a hole (RFC 9438 §5.8).
         if let Some(start) = &mut s.epoch_start {
@@ -210,7 +212,7 @@ impl Controller for Cubic {
         }
     }
 
-    fn soften(&mut self, window: u64) {
+    fn raise_reduced_window(&mut self, window: u64) {
         let s = &mut self.state;
         if window > s.window {
             s.window = window;
@@ -221,7 +223,7 @@ impl Controller for Cubic {
         }
     }
 
-    fn on_nothing_but_chance(&mut self) {
+    fn on_random_loss_only(&mut self) {
         self.state.threshold = u64::MAX;
         self.state.w_max = 0;
         self.state.epoch_start = None;
@@ -254,9 +256,9 @@ mod tests {
 
     const MSS: u64 = 1_000;
 
-    fn acked(now: Time, bytes: u64) -> Acked {
+    fn acked(now: Time, bytes: u64) -> AckEvent {
         let rtt = Span::from_millis(50);
-        Acked {
+        AckEvent {
             smoothed: Span::from_millis(50),
             now,
             bytes,
@@ -322,9 +324,9 @@ mod tests {
         let mut cubic = Cubic::new(MSS);
         cubic.state.window = 100 * MSS;
         cubic.on_loss(Time::from_nanos(5), Time::from_nanos(5));
-        cubic.soften(60 * MSS);
+        cubic.raise_reduced_window(60 * MSS);
         assert_eq!(cubic.window(), 70 * MSS);
-        cubic.soften(90 * MSS);
+        cubic.raise_reduced_window(90 * MSS);
         assert_eq!(cubic.window(), 90 * MSS);
         assert!(!cubic.in_slow_start());
     }
@@ -335,7 +337,7 @@ mod tests {
         cubic.on_loss(Time::from_nanos(5), Time::from_nanos(5));
         assert!(!cubic.in_slow_start());
         let window = cubic.window();
-        cubic.on_nothing_but_chance();
+        cubic.on_random_loss_only();
         assert!(cubic.in_slow_start());
         cubic.on_ack(acked(Time::from_nanos(1_000_000_000), window), &[]);
         assert_eq!(cubic.window(), 2 * window);

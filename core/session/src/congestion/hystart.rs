@@ -2,7 +2,7 @@
 
 use d2tp_time::Span;
 
-use super::Acked;
+use super::AckEvent;
 
 const RTT_THRESHOLD_MIN: Span = Span::from_millis(4); // RFC 9406 §4.3
 const RTT_THRESHOLD_MAX: Span = Span::from_millis(16); // RFC 9406 §4.3
@@ -35,7 +35,7 @@ impl HyStart {
     }
 
     /// Bytes to add to the window for this ACK; `true` when slow start is over.
-    pub(super) fn on_ack(&mut self, acked: &Acked) -> (u64, bool) {
+    pub(super) fn on_ack(&mut self, acked: &AckEvent) -> (u64, bool) {
         if acked.largest >= self.round_end {
             self.last_min = self.current_min;
             self.current_min = Span::MAX;

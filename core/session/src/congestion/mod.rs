@@ -5,16 +5,16 @@
 
 mod bbr;
 mod coupled;
-#[cfg(test)]
-pub(crate) mod course;
 mod cubic;
 mod hystart;
 mod newreno;
+#[cfg(test)]
+pub(crate) mod path_model;
 
 use d2tp_time::{Span, Time};
 
-use crate::delivery::{Fate, Sample};
-use coupled::{Coupled, Method};
+use crate::delivery_rate::{PacketFate, RateSample};
+use coupled::{Coupled, CouplingMethod};
 
 /// Which method a session uses on new paths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -46,7 +46,7 @@ impl CongestionKind {
     ];
 
     /// As people write it.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             CongestionKind::Cubic => "cubic",
             CongestionKind::NewReno => "new-reno",
@@ -65,7 +65,7 @@ pub(crate) const WINDOW_INITIAL_DATAGRAMS: u64 = 10;
 
 /// Acknowledged bytes, as a controller sees them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Acked {
+pub(crate) struct AckEvent {
     pub(crate) now: Time,
     pub(crate) bytes: u64,
     /// When the newest of the acknowledged packets was sent.
@@ -83,7 +83,7 @@ pub(crate) struct Acked {
     /// Bytes still in flight.
     pub(crate) in_flight: u64,
     /// What the ACK tells of the path's rate, for a controller that wants to know.
-    pub(crate) sample: Option<Sample>,
+    pub(crate) sample: Option<RateSample>,
 }
 
 /// A path of the session, as coupled methods see it.
@@ -102,13 +102,13 @@ pub(crate) type Siblings<'a> = &'a [Sibling];
 
 /// A congestion controller of one path.
 pub(crate) trait Controller: Send + std::fmt::Debug {
-    fn on_ack(&mut self, acked: Acked, siblings: Siblings<'_>);
+    fn on_ack(&mut self, acked: AckEvent, siblings: Siblings<'_>);
     /// Packets were lost, the newest of them sent at `sent_at`. At most one response per round.
     fn on_loss(&mut self, now: Time, sent_at: Time);
     /// Nothing came back for so long that the path must start over (RFC 9002 §7.6).
     fn on_persistent_congestion(&mut self);
     /// The path was silent for so long, and answers again. `careful`: perhaps because it was choked.
-    fn on_hole(&mut self, hole: Span, careful: bool);
+    fn on_blackout(&mut self, hole: Span, careful: bool);
     /// A new path leads where another did: its window, no less than any new path's, and where slow start
     /// ends. BBR measures anew.
     fn resume(&mut self, _window: u64, _threshold: u64) {}
@@ -117,9 +117,9 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     /// The last response was a mistake: what was taken for lost had arrived.
     fn on_spurious(&mut self);
     /// The last response need not leave less than this.
-    fn soften(&mut self, _window: u64) {}
+    fn raise_reduced_window(&mut self, _window: u64) {}
     /// All that was lost so far was lost at random: the path's rate is yet to be found.
-    fn on_nothing_but_chance(&mut self) {}
+    fn on_random_loss_only(&mut self) {}
     /// The path's datagram size changed.
     fn set_datagram(&mut self, bytes: u64);
     /// Bytes that may be in flight.
@@ -130,7 +130,7 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
         u64::MAX
     }
     /// Each packet that counts as lost, if the controller wants samples.
-    fn on_packet_lost(&mut self, _packet: Fate) {}
+    fn on_packet_lost(&mut self, _packet: PacketFate) {}
     /// Bytes per second the pacer is to keep to; none if the window says it.
     fn pacing_rate(&self) -> Option<u64> {
         None
@@ -157,9 +157,9 @@ pub(crate) fn controller(kind: CongestionKind, datagram: u64) -> Box<dyn Control
         CongestionKind::Cubic => Box::new(cubic::Cubic::new(datagram)),
         CongestionKind::NewReno => Box::new(newreno::NewReno::new(datagram)),
         CongestionKind::Bbr => Box::new(bbr::Bbr::new(datagram)),
-        CongestionKind::Lia => Box::new(Coupled::new(Method::Lia, datagram)),
-        CongestionKind::Olia => Box::new(Coupled::new(Method::Olia, datagram)),
-        CongestionKind::Balia => Box::new(Coupled::new(Method::Balia, datagram)),
+        CongestionKind::Lia => Box::new(Coupled::new(CouplingMethod::Lia, datagram)),
+        CongestionKind::Olia => Box::new(Coupled::new(CouplingMethod::Olia, datagram)),
+        CongestionKind::Balia => Box::new(Coupled::new(CouplingMethod::Balia, datagram)),
     }
 }
 

@@ -2,7 +2,9 @@
 
 use d2tp_time::{Span, Time};
 
-use super::{Acked, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed};
+use super::{
+    AckEvent, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed,
+};
 
 #[derive(Debug)]
 pub(super) struct NewReno {
@@ -28,7 +30,7 @@ impl NewReno {
 }
 
 impl Controller for NewReno {
-    fn on_ack(&mut self, a: Acked, _: Siblings<'_>) {
+    fn on_ack(&mut self, a: AckEvent, _: Siblings<'_>) {
         if a.app_limited || self.recovery_start.is_some_and(|t| a.sent_at <= t) {
             return;
         }
@@ -57,7 +59,7 @@ impl Controller for NewReno {
         self.recovery_start = None;
         self.before = None;
     }
-    fn on_hole(&mut self, _: Span, careful: bool) {
+    fn on_blackout(&mut self, _: Span, careful: bool) {
         self.before = None;
         if careful {
             (self.window, self.threshold) = resumed(self.window, self.threshold, self.datagram);
@@ -79,11 +81,11 @@ impl Controller for NewReno {
             self.recovery_start = None;
         }
     }
-    fn soften(&mut self, window: u64) {
+    fn raise_reduced_window(&mut self, window: u64) {
         self.window = self.window.max(window);
         self.threshold = self.window;
     }
-    fn on_nothing_but_chance(&mut self) {
+    fn on_random_loss_only(&mut self) {
         self.threshold = u64::MAX;
         self.before = None;
     }

@@ -6,10 +6,10 @@ use d2tp_seal::PublicKey;
 use d2tp_time::Time;
 
 use super::{Endpoint, HibernateError, SessionId, UnknownSession};
-use crate::asleep::{Key, Lapsed};
-use crate::record::{Record, RecordError};
+use crate::hibernated::{HibernatedExpiry, InstanceKey};
+use crate::pending_lookup::PendingLookup;
+use crate::record::{RecordError, SessionRecord};
 use crate::session::Role;
-use crate::sought::Sought;
 
 impl Endpoint {
     /// A device's session from its record, with epochs beyond all used before.
@@ -22,7 +22,7 @@ impl Endpoint {
         record: &[u8],
         epochs: Range<u32>,
     ) -> Result<SessionId, RecordError> {
-        let record = Record::decode(record)?;
+        let record = SessionRecord::decode(record)?;
         let first = epochs.start.max(record.epoch.saturating_add(1));
         let mut session = self.new_session(
             now,
@@ -34,7 +34,7 @@ impl Endpoint {
         session.restore(now, &record);
         let id = self.insert(session);
         // Its deadlines are timers, whether there is a link or not.
-        self.settle(id);
+        self.book_changes(id);
         Ok(id)
     }
 
@@ -43,7 +43,7 @@ impl Endpoint {
     /// # Errors
     /// The record is damaged, or not a server's.
     pub fn adopt(&mut self, record: &[u8]) -> Result<(), RecordError> {
-        self.take_in_record(None, &Record::decode(record)?, record.into())
+        self.take_in_record(None, &SessionRecord::decode(record)?, record.into())
     }
 
     /// The same with a record that its owner has read, and as if it had been made now: its
@@ -51,38 +51,38 @@ impl Endpoint {
     ///
     /// # Errors
     /// It is not a server's.
-    pub fn adopt_at(&mut self, now: Time, record: &Record) -> Result<(), RecordError> {
+    pub fn adopt_at(&mut self, now: Time, record: &SessionRecord) -> Result<(), RecordError> {
         self.take_in_record(Some(now), record, record.encode().into())
     }
 
     pub(super) fn take_in_record(
         &mut self,
         since: Option<Time>,
-        record: &Record,
+        record: &SessionRecord,
         bytes: Box<[u8]>,
     ) -> Result<(), RecordError> {
         if record.role != Role::Responder {
             return Err(RecordError::Damaged);
         }
-        self.put_to_sleep((record.peer, record.instance), record, bytes, since);
+        self.insert_record((record.peer, record.instance), record, bytes, since);
         Ok(())
     }
 
     /// Whether the owner has records of sleepers that it has not given to [`Endpoint::adopt_at`]
-    /// yet. Until it says no, a SYN of an unknown session waits for [`Endpoint::poll_sought`].
-    pub fn set_sleepers_elsewhere(&mut self, elsewhere: bool) {
-        self.sleepers_elsewhere = elsewhere;
+    /// yet. Until it says no, a SYN of an unknown session waits for [`Endpoint::poll_lookup`].
+    pub fn set_records_elsewhere(&mut self, elsewhere: bool) {
+        self.records_elsewhere = elsewhere;
     }
 
     /// The next device at the door whose session may sleep in a record that is elsewhere. Give the
-    /// record to [`Endpoint::adopt_at`] if there is one, then go on with [`Endpoint::go_on`].
-    pub fn poll_sought(&mut self) -> Option<Sought> {
-        self.sought.next()
+    /// record to [`Endpoint::adopt_at`] if there is one, then go on with [`Endpoint::finish_lookup`].
+    pub fn poll_lookup(&mut self) -> Option<PendingLookup> {
+        self.pending_lookups.pop()
     }
 
     /// Whoever was sought was found and adopted, or is new: the SYN is answered.
-    pub fn go_on(&mut self, now: Time, sought: Sought) {
-        let Sought {
+    pub fn finish_lookup(&mut self, now: Time, sought: PendingLookup) {
+        let PendingLookup {
             from,
             cid,
             len,
@@ -94,19 +94,19 @@ impl Endpoint {
     }
 
     /// Whether this session is here, awake or asleep.
-    pub fn knows(&self, peer: PublicKey, instance: u64) -> bool {
+    pub fn has_session(&self, peer: PublicKey, instance: u64) -> bool {
         let key = (peer, instance);
-        self.by_key.contains_key(&key) || self.asleep.contains(&key)
+        self.by_key.contains_key(&key) || self.hibernated.contains(&key)
     }
 
     /// Whether there is room for one more session asleep.
-    pub fn has_room_asleep(&self) -> bool {
-        self.asleep.len() < self.config.asleep_max
+    pub fn has_room_hibernated(&self) -> bool {
+        self.hibernated.len() < self.config.hibernated_max
     }
 
     /// What of the sessions asleep is over since this was last asked.
-    pub fn poll_lapsed(&mut self) -> Option<Lapsed> {
-        self.asleep.poll_lapsed()
+    pub fn poll_expired(&mut self) -> Option<HibernatedExpiry> {
+        self.hibernated.poll_expired()
     }
 
     /// Puts a session to sleep: from now on it is its record, which is also returned. A server
@@ -121,42 +121,42 @@ impl Endpoint {
             return Err(HibernateError::Unconfirmed);
         }
         // R-SUSPEND-4
-        if let Some(flow) = session.bound_awake() {
-            return Err(HibernateError::Bound(flow));
+        if let Some(flow) = session.unhibernatable_flow() {
+            return Err(HibernateError::FlowNotReplayable(flow));
         }
         let mut record = session.record(now, false);
         let (key, role) = ((session.peer(), session.instance()), session.role());
-        if self.thawed.contains(&id)
-            && let Some(before) = self.asleep.get(&key).and_then(|a| a.thaw(now))
+        if self.tentative.contains(&id)
+            && let Some(before) = self.hibernated.get(&key).and_then(|a| a.record_at(now))
         {
             // R-RESUME-8: nobody confirmed where sending goes on.
             record.keep_sending_of(&before);
             let ends = |id| !record.flows.iter().any(|f| f.id == id);
-            self.asleep.lapse(&key, &before, ends);
+            self.hibernated.expire_flows(&key, &before, ends);
         }
         let bytes = record.encode();
         self.drop_session(id);
         if role == Role::Responder {
-            self.put_to_sleep(key, &record, bytes.clone().into(), Some(now));
+            self.insert_record(key, &record, bytes.clone().into(), Some(now));
         }
         Ok(bytes)
     }
 
-    pub(super) fn put_to_sleep(
+    pub(super) fn insert_record(
         &mut self,
-        key: Key,
-        record: &Record,
+        key: InstanceKey,
+        record: &SessionRecord,
         bytes: Box<[u8]>,
         since: Option<Time>,
     ) {
-        let absence = self.config.rest_max;
-        let was = self.asleep.insert(key, record, bytes, since, absence);
+        let absence = self.config.hibernated_age_max;
+        let was = self.hibernated.insert(key, record, bytes, since, absence);
         self.book_flows(key.0, was.map_or(0, |a| a.flows()), record.flows.len());
     }
 
     /// A session asleep is no more, and neither are its flows.
-    pub(super) fn let_go(&mut self, key: Key) {
-        if let Some(asleep) = self.asleep.remove(&key) {
+    pub(super) fn drop_hibernated(&mut self, key: InstanceKey) {
+        if let Some(asleep) = self.hibernated.remove(&key) {
             self.book_flows(key.0, asleep.flows(), 0);
         }
     }
@@ -174,7 +174,7 @@ impl Endpoint {
         let total = *total;
         for (_, id) in self.by_key.range((peer, 0)..=(peer, u64::MAX)) {
             if let Some(slot) = self.sessions.get_mut(id.index as usize) {
-                slot.session.flows_beside = total - slot.flows;
+                slot.session.flows_elsewhere = total - slot.flows;
             }
         }
     }

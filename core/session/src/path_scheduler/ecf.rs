@@ -12,7 +12,7 @@
 
 use d2tp_time::Span;
 
-use super::{Offer, PathScheduler, Waiting};
+use super::{PathCandidate, PathScheduler, SendBacklog};
 
 /// While waiting, the slow path must be better by this share to be used. // the paper's β
 const STAY_SHARE: (u64, u64) = (1, 4);
@@ -23,7 +23,7 @@ pub(super) struct Ecf {
 }
 
 impl PathScheduler for Ecf {
-    fn takes(&mut self, own: &Offer, first: &Offer, waiting: &Waiting) -> bool {
+    fn takes(&mut self, own: &PathCandidate, first: &PathCandidate, waiting: &SendBacklog) -> bool {
         if own.would_block(first, waiting.window) {
             return false;
         }
@@ -48,7 +48,7 @@ impl PathScheduler for Ecf {
 }
 
 /// How long a path takes over `bytes`, a window each round trip.
-fn rounds(path: &Offer, bytes: u64) -> Span {
+fn rounds(path: &PathCandidate, bytes: u64) -> Span {
     path.rtt.scaled(bytes, path.window.max(1))
 }
 
@@ -56,8 +56,8 @@ fn rounds(path: &Offer, bytes: u64) -> Span {
 mod tests {
     use super::*;
 
-    fn offer(rtt_ms: u64, window: u64) -> Offer {
-        Offer {
+    fn offer(rtt_ms: u64, window: u64) -> PathCandidate {
+        PathCandidate {
             rtt: Span::from_millis(rtt_ms),
             variance: Span::from_millis(1),
             window,
@@ -65,8 +65,8 @@ mod tests {
         }
     }
 
-    fn load(unsent: u64) -> Waiting {
-        Waiting {
+    fn load(unsent: u64) -> SendBacklog {
+        SendBacklog {
             unsent,
             window: u64::MAX,
         }

@@ -21,12 +21,12 @@
 //! Whether a path may carry payload at all is not decided here: its device says so, per link by
 //! PATH_STATUS, per flow and metered link by GRANT.
 
-mod copies;
 mod ecf;
+mod reinjection;
 
 use d2tp_time::Span;
 
-pub(crate) use copies::{Copied, Repeat};
+pub(crate) use reinjection::{CopyProgress, PacketCopy};
 
 /// How a session with several paths spreads what it sends. Each end decides for what it sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -53,7 +53,7 @@ impl PathSchedulerKind {
     ];
 
     /// As people write it.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             PathSchedulerKind::FreeFirst => "free-first",
             PathSchedulerKind::LowestRtt => "lowest-rtt",
@@ -65,7 +65,7 @@ impl PathSchedulerKind {
 
 /// Which bytes that are on their way elsewhere a path repeats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Copies {
+pub(crate) enum CopyMode {
     /// Those that would arrive here sooner, while there is nothing else to send.
     Sooner,
     /// All, before anything else.
@@ -76,7 +76,7 @@ pub(crate) enum Copies {
 
 /// A path that may carry payload, as schedulers see it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Offer {
+pub(crate) struct PathCandidate {
     /// Smoothed round trip, and how much it varies.
     pub(crate) rtt: Span,
     pub(crate) variance: Span,
@@ -86,9 +86,9 @@ pub(crate) struct Offer {
     pub(crate) in_flight: u64,
 }
 
-impl Offer {
+impl PathCandidate {
     /// Whether the first in line would use up the window before bytes sent here now arrive.
-    pub(crate) fn would_block(&self, first: &Offer, window: u64) -> bool {
+    pub(crate) fn would_block(&self, first: &PathCandidate, window: u64) -> bool {
         let nanos = |span: Span| u128::from(span.as_nanos().max(1));
         let meanwhile = u128::from(first.window) * nanos(self.rtt) / nanos(first.rtt);
         meanwhile + u128::from(self.in_flight) > u128::from(window)
@@ -97,7 +97,7 @@ impl Offer {
 
 /// What waits to be sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Waiting {
+pub(crate) struct SendBacklog {
     /// Bytes that were never sent, or were lost, up to [`UNSENT_MAX`].
     pub(crate) unsent: u64,
     /// Bytes of the next flow that may be on their way or unread at once.
@@ -115,11 +115,11 @@ pub(crate) trait PathScheduler: Send + std::fmt::Debug {
     }
     /// Whether `own` takes the next bytes, or leaves them to `first`, the first in line, which has no
     /// room now and soon will.
-    fn takes(&mut self, own: &Offer, first: &Offer, waiting: &Waiting) -> bool {
+    fn takes(&mut self, own: &PathCandidate, first: &PathCandidate, waiting: &SendBacklog) -> bool {
         !own.would_block(first, waiting.window)
     }
-    fn copies(&self) -> Copies {
-        Copies::Sooner
+    fn copies(&self) -> CopyMode {
+        CopyMode::Sooner
     }
 }
 
@@ -141,11 +141,16 @@ impl PathScheduler for LowestRtt {
 struct Redundant;
 
 impl PathScheduler for Redundant {
-    fn takes(&mut self, _own: &Offer, _first: &Offer, _waiting: &Waiting) -> bool {
+    fn takes(
+        &mut self,
+        _own: &PathCandidate,
+        _first: &PathCandidate,
+        _waiting: &SendBacklog,
+    ) -> bool {
         true
     }
-    fn copies(&self) -> Copies {
-        Copies::All
+    fn copies(&self) -> CopyMode {
+        CopyMode::All
     }
 }
 
@@ -184,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_path_that_would_block_leaves_the_bytes_to_the_first_in_line() {
-        let offer = |rtt_ms, window| Offer {
+        let offer = |rtt_ms, window| PathCandidate {
             rtt: Span::from_millis(rtt_ms),
             variance: Span::from_millis(1),
             window,
@@ -192,7 +197,7 @@ mod tests {
         };
         let (first, own) = (offer(20, 50_000), offer(200, 50_000));
         let takes = |kind, window| {
-            let waiting = Waiting {
+            let waiting = SendBacklog {
                 unsent: 1 << 20,
                 window,
             };

@@ -99,18 +99,18 @@ fn a_device_whose_record_is_elsewhere_is_answered_when_it_was_found() {
     let mut p = Pair::new();
     let (flow, record) = asleep(&mut p, None);
     p.server = another_server();
-    p.server.set_sleepers_elsewhere(true);
+    p.server.set_records_elsewhere(true);
     p.open_path(0, false);
     p.run_for(Span::from_millis(300));
     // Nothing was said to it: a welcome that knows nothing of it would end its flow.
     assert_eq!(p.server.counts(), (0, 0, 0));
-    let sought = p.server.poll_sought().expect("it knocks");
+    let sought = p.server.poll_lookup().expect("it knocks");
     assert_eq!(sought.peer(), device_key().public());
-    assert!(!p.server.knows(sought.peer(), sought.instance()));
-    assert!(p.server.poll_sought().is_none(), "one knock, one question");
-    let record = Record::decode(&record).unwrap();
+    assert!(!p.server.has_session(sought.peer(), sought.instance()));
+    assert!(p.server.poll_lookup().is_none(), "one knock, one question");
+    let record = SessionRecord::decode(&record).unwrap();
     p.server.adopt_at(p.now, &record).unwrap();
-    p.server.go_on(p.now, sought);
+    p.server.finish_lookup(p.now, sought);
     p.pump();
     assert!(
         p.run_until(Span::from_secs(60), |p| p.is_whole(flow)),
@@ -123,12 +123,12 @@ fn a_device_whose_record_is_elsewhere_is_answered_when_it_was_found() {
 #[test]
 fn a_device_that_has_no_record_anywhere_is_new() {
     let mut p = Pair::new();
-    p.server.set_sleepers_elsewhere(true);
+    p.server.set_records_elsewhere(true);
     let flow = p.request(10_000, sleeps(None));
     p.open_path(0, false);
     p.run_for(Span::from_millis(300));
-    let sought = p.server.poll_sought().expect("it knocks");
-    p.server.go_on(p.now, sought);
+    let sought = p.server.poll_lookup().expect("it knocks");
+    p.server.finish_lookup(p.now, sought);
     p.pump();
     assert!(
         p.run_until(Span::from_secs(60), |p| p.is_whole(flow)),
@@ -142,29 +142,29 @@ fn who_is_not_admitted_is_not_sought() {
     // R-HS-11
     let mut p = Pair::new();
     p.server.set_admission(Admission::Only(Default::default()));
-    p.server.set_sleepers_elsewhere(true);
+    p.server.set_records_elsewhere(true);
     p.open_path(0, false);
     p.run_for(Span::from_secs(2));
-    assert!(p.server.poll_sought().is_none());
-    let refused = SessionEnd::Refused(Reason::NotAllowed);
+    assert!(p.server.poll_lookup().is_none());
+    let refused = SessionEnd::Refused(ReasonCode::NotAllowed);
     assert!(
         p.device_events
             .iter()
-            .any(|(_, _, e)| *e == Event::Closed(refused.clone()))
+            .any(|(_, _, e)| *e == SessionEvent::Closed(refused.clone()))
     );
 }
 
 #[test]
 fn what_lapsed_asleep_is_not_booked_for_its_client_any_more() {
     // R-QUOTA-2, R-DEADLINE-3
-    let mut p = Pair::with(Config {
+    let mut p = Pair::with(EndpointConfig {
         flows_per_key_max: 2,
         ..config()
     });
     let deadline = p.now + Span::from_secs(300);
     asleep(&mut p, Some(deadline));
     p.run_for(Span::from_secs(400));
-    let lapsed: Vec<Lapsed> = std::iter::from_fn(|| p.server.poll_lapsed()).collect();
+    let lapsed: Vec<HibernatedExpiry> = std::iter::from_fn(|| p.server.poll_expired()).collect();
     assert_eq!(lapsed.iter().filter(|l| l.flow.is_some()).count(), 1);
     // With the lapsed one counted, the second of these would be one too many.
     let flows = [p.request(10, sleeps(None)), p.request(10, sleeps(None))];
@@ -176,13 +176,13 @@ fn what_lapsed_asleep_is_not_booked_for_its_client_any_more() {
 #[test]
 fn a_client_whose_sessions_all_sleep_has_its_flows_counted_when_one_wakes() {
     // R-QUOTA-2
-    let mut p = Pair::with(Config {
+    let mut p = Pair::with(EndpointConfig {
         flows_per_key_max: 2,
         ..config()
     });
     // Another instance of the same client sleeps with a flow of its own.
     let (_, record) = asleep(&mut p, None);
-    let mut other = Record::decode(&record).unwrap();
+    let mut other = SessionRecord::decode(&record).unwrap();
     other.instance += 1;
     p.server.adopt_at(p.now, &other).unwrap();
     assert_eq!(p.server.counts().1, 2);
@@ -203,7 +203,7 @@ fn a_session_read_out_of_its_record_that_is_closed_takes_its_record_with_it() {
     let read = |p: &Pair| !p.server.ids().is_empty();
     assert!(p.run_until(Span::from_secs(1), read), "read for the claim");
     let thawed = p.server.ids()[0];
-    assert!(p.server.session(thawed).unwrap().is_thawed());
+    assert!(p.server.session(thawed).unwrap().is_tentative());
     p.silence(0);
     p.server.close(thawed, 0, "the proxy is stopping").unwrap();
     p.run_for(Span::from_secs(3 * 3600));
@@ -212,7 +212,7 @@ fn a_session_read_out_of_its_record_that_is_closed_takes_its_record_with_it() {
         (0, 0, 0),
         "neither session nor record is left"
     );
-    let lapsed: Vec<Lapsed> = std::iter::from_fn(|| p.server.poll_lapsed()).collect();
+    let lapsed: Vec<HibernatedExpiry> = std::iter::from_fn(|| p.server.poll_expired()).collect();
     assert!(lapsed.iter().any(|l| l.flow == Some(flow)), "{lapsed:?}");
     assert!(lapsed.iter().any(|l| l.flow.is_none()), "{lapsed:?}");
 }

@@ -8,7 +8,7 @@ const HOME: &str = "10.0.0.2:4000";
 
 /// A download over link 0, five seconds old: 20 Mb/s, 100 ms there and back, a queue of one pipe.
 fn under_way(congestion: CongestionKind) -> (Pair, FlowId) {
-    let mut p = Pair::with(Config {
+    let mut p = Pair::with(EndpointConfig {
         congestion,
         flow_window: 4_000_000,
         session_window: 8_000_000,

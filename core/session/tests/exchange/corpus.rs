@@ -62,7 +62,7 @@ fn record() {
     replay("record", fuzz::record);
     // A corpus of another format would fuzz its refusal only.
     let valid = inputs("record").into_iter().filter(|(name, bytes)| {
-        let reads = d2tp_session::Record::decode(bytes).is_ok();
+        let reads = d2tp_session::SessionRecord::decode(bytes).is_ok();
         assert_eq!(reads, !name.starts_with("bad-"), "{name}");
         reads
     });

@@ -5,8 +5,8 @@ use d2tp_session::*;
 
 const RATE: u64 = 1_000_000;
 
-fn config(drwa: Option<&str>) -> Config {
-    Config {
+fn config(drwa: Option<&str>) -> EndpointConfig {
+    EndpointConfig {
         drwa: drwa.map(|lambda| lambda.parse().unwrap()),
         ..crate::pair::config()
     }
@@ -79,7 +79,8 @@ fn upload_for(p: &mut Pair, flow: FlowId, span: Span) {
             })
             .unwrap();
         if let Some(id) = p.server_session() {
-            let read = |s: &mut Session| while let Ok(Read::Chunk(_)) = s.read(flow, 1 << 20) {};
+            let read =
+                |s: &mut Session| while let Ok(ReadOutcome::Chunk(_)) = s.read(flow, 1 << 20) {};
             p.server.with(id, read).unwrap();
         }
         p.pump();

@@ -15,19 +15,20 @@ const EARLY: FlowOptions = FlowOptions {
 };
 
 fn allowing() -> Pair {
-    Pair::with(Config {
+    Pair::with(EndpointConfig {
         early_data: true,
         ..config()
     })
 }
 
 fn opened(p: &Pair) -> usize {
-    let opened = |(_, _, e): &&(Time, SessionId, Event)| matches!(e, Event::Opened(_));
+    let opened =
+        |(_, _, e): &&(Time, SessionId, SessionEvent)| matches!(e, SessionEvent::Opened(_));
     p.server_events.iter().filter(opened).count()
 }
 
 fn closed_unconfirmed(p: &Pair) -> bool {
-    let end = Event::Closed(SessionEnd::Unconfirmed);
+    let end = SessionEvent::Closed(SessionEnd::Unconfirmed);
     p.server_events.iter().any(|(_, _, e)| *e == end)
 }
 
@@ -84,7 +85,7 @@ fn several_flows_and_more_bytes_than_a_syn_holds_arrive_once() {
     let server = p.server_session().unwrap();
     let mut got = Vec::new();
     let _ = p.server.with(server, |s| {
-        while let Ok(Read::Chunk(c)) = s.read(long, usize::MAX) {
+        while let Ok(ReadOutcome::Chunk(c)) = s.read(long, usize::MAX) {
             got.extend_from_slice(&c);
         }
     });
@@ -94,7 +95,7 @@ fn several_flows_and_more_bytes_than_a_syn_holds_arrive_once() {
 #[test]
 fn the_credit_of_a_session_that_began_with_early_data_is_whole() {
     // R-EARLY-3: what was read of the SYN counts once at both ends.
-    let mut p = Pair::with(Config {
+    let mut p = Pair::with(EndpointConfig {
         early_data: true,
         session_window: 100_000,
         flow_window: 100_000,
@@ -117,7 +118,7 @@ fn the_credit_of_a_session_that_began_with_early_data_is_whole() {
             continue;
         };
         let _ = p.server.with(server, |s| {
-            while let Ok(Read::Chunk(c)) = s.read(flow, usize::MAX) {
+            while let Ok(ReadOutcome::Chunk(c)) = s.read(flow, usize::MAX) {
                 got += c.len();
             }
         });
@@ -256,10 +257,10 @@ fn a_flow_that_is_reset_before_the_answer_ends_on_both_sides() {
     let server = p.server_session().unwrap();
     let left = p.server.session(server).unwrap().flow_ids();
     assert!(!left.contains(&flow), "{left:?}");
-    let faults = |(_, _, e): &(Time, SessionId, Event)| {
+    let faults = |(_, _, e): &(Time, SessionId, SessionEvent)| {
         matches!(
             e,
-            Event::Closed(SessionEnd::Fault(_) | SessionEnd::Peer { .. })
+            SessionEvent::Closed(SessionEnd::Fault(_) | SessionEnd::Peer { .. })
         )
     };
     assert!(!p.server_events.iter().chain(&p.device_events).any(faults));
@@ -268,7 +269,7 @@ fn a_flow_that_is_reset_before_the_answer_ends_on_both_sides() {
 #[test]
 fn flows_of_unconfirmed_sessions_count_against_their_client() {
     // R-QUOTA-2
-    let mut p = Pair::with(Config {
+    let mut p = Pair::with(EndpointConfig {
         early_data: true,
         flows_per_key_max: 2,
         ..config()
@@ -277,7 +278,7 @@ fn flows_of_unconfirmed_sessions_count_against_their_client() {
     p.open_path(0, false);
     p.run_for(Span::from_secs(5));
     let whole = flows.iter().filter(|f| p.is_whole(**f)).count();
-    let refused = FlowEnd::Refused(Reason::LimitReached);
+    let refused = FlowEnd::Refused(ReasonCode::LimitReached);
     let refused = flows.iter().filter(|f| p.ended.get(*f) == Some(&refused));
     assert_eq!((whole, refused.count()), (2, 1), "{:?}", p.ended);
 }

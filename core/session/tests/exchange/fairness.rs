@@ -36,7 +36,7 @@ fn ratio_through(queue_ms: u64, two: CongestionKind, one: CongestionKind, early:
     }
     let shared = Rc::new(RefCell::new(bottleneck));
     let mut pairs = [(two, 2), (one, 1)].map(|(congestion, paths)| {
-        let mut p = Pair::with(Config {
+        let mut p = Pair::with(EndpointConfig {
             congestion,
             mirroring: Mirroring::Never,
             ..config()
@@ -92,7 +92,7 @@ fn beside_new_reno(mirroring: Mirroring, queue: Queue) -> (f64, PathStats) {
     bottleneck.manager = queue.manager;
     let shared = Rc::new(RefCell::new(bottleneck));
     let mut pairs = [CongestionKind::Cubic, CongestionKind::NewReno].map(|congestion| {
-        let mut p = Pair::with(Config {
+        let mut p = Pair::with(EndpointConfig {
             congestion,
             mirroring,
             ..config()

@@ -8,7 +8,7 @@ const RATE: u64 = 1_000_000;
 /// A download at a megabyte a second over link 0, three seconds old.
 fn under_way(second: bool) -> (Pair, FlowId) {
     // The wire's queue has no end: what the device takes bounds it.
-    let mut p = Pair::with(Config {
+    let mut p = Pair::with(EndpointConfig {
         flow_window: 60_000,
         ..config()
     });
@@ -99,7 +99,7 @@ fn a_device_asks_often_in_a_short_hole_and_rarely_in_a_long_one() {
         let (mut p, flow) = under_way(false);
         if !waits {
             let session = p.session;
-            let pause = |s: &mut Session| s.pause(flow, true, Reason::UserPaused);
+            let pause = |s: &mut Session| s.pause(flow, true, ReasonCode::UserPaused);
             p.device.with(session, pause).unwrap();
             p.pump();
         }
@@ -162,7 +162,8 @@ fn a_full_queue_is_no_hole() {
     p.run_for(Span::from_secs(1));
     p.open_path(1, false);
     assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
-    let silent = |(_, _, e): &&(Time, SessionId, Event)| matches!(e, Event::PathSilent { .. });
+    let silent =
+        |(_, _, e): &&(Time, SessionId, SessionEvent)| matches!(e, SessionEvent::PathSilent { .. });
     assert_eq!(p.device_events.iter().filter(silent).count(), 0);
 }
 

@@ -6,8 +6,8 @@ use d2tp_session::*;
 const RATE: u64 = 1_000_000;
 
 /// Two links; over the first goes a download, or an upload, at a megabyte a second. Three seconds in.
-fn under_way(upload: bool, config: Config) -> (Pair, FlowId) {
-    let mut p = Pair::with(Config {
+fn under_way(upload: bool, config: EndpointConfig) -> (Pair, FlowId) {
+    let mut p = Pair::with(EndpointConfig {
         flow_window: 120_000,
         ..config
     });
@@ -47,7 +47,7 @@ fn quiet(p: &Pair) -> Vec<Time> {
     let told = p.device_events.iter().filter_map(|(at, _, event)| {
         let quiet = matches!(
             event,
-            Event::PathQuiet {
+            SessionEvent::PathQuiet {
                 link: LinkId(0),
                 ..
             }
@@ -58,7 +58,7 @@ fn quiet(p: &Pair) -> Vec<Time> {
 }
 
 /// The first link falls silent, and after 50 ms its driver says what the first hop did.
-fn falls_quiet(p: &mut Pair, hop: FirstHop) {
+fn falls_quiet(p: &mut Pair, hop: FirstHopStatus) {
     p.silence(0);
     let known = quiet(p).len();
     assert!(p.run_until(Span::from_secs(1), |p| quiet(p).len() > known));
@@ -67,7 +67,7 @@ fn falls_quiet(p: &mut Pair, hop: FirstHop) {
     tell(p, hop, since);
 }
 
-fn tell(p: &mut Pair, hop: FirstHop, since: Time) {
+fn tell(p: &mut Pair, hop: FirstHopStatus, since: Time) {
     let (now, session) = (p.now, p.session);
     let say = |s: &mut Session| s.on_link_silent(now, LinkId(0), since, hop);
     p.device.with(session, say).unwrap();
@@ -121,7 +121,7 @@ fn a_silent_first_hop_freezes_the_path_at_once_and_its_window_stays() {
     // R-HOP-1
     let (mut p, flow) = under_way(false, config());
     let window = server_paths(&p)[0].window;
-    falls_quiet(&mut p, FirstHop::Silent);
+    falls_quiet(&mut p, FirstHopStatus::Silent);
     assert_eq!(device_paths(&p)[0].state, PathState::Silent);
     // As long as the other link takes, and no probe timeout more.
     p.run_for(MS.times(35));
@@ -139,7 +139,7 @@ fn a_fault_beyond_the_first_hop_is_no_hole() {
     // R-HOP-2
     let (mut p, flow) = under_way(false, config());
     let window = server_paths(&p)[0].window;
-    falls_quiet(&mut p, FirstHop::Answers);
+    falls_quiet(&mut p, FirstHopStatus::Answers);
     assert_eq!(device_paths(&p)[0].state, PathState::Active);
     assert_eq!(device_paths(&p)[0].status, PathStatus::Available);
     p.run_for(Span::from_secs(2));
@@ -156,9 +156,9 @@ fn a_fault_beyond_the_first_hop_is_no_hole() {
 fn what_the_first_hop_says_late_counts_too() {
     // R-HOP-2
     for (first, then, whole) in [
-        (FirstHop::Unknown, FirstHop::Answers, false),
-        (FirstHop::Answers, FirstHop::Silent, true),
-        (FirstHop::Unknown, FirstHop::Unknown, true),
+        (FirstHopStatus::Unknown, FirstHopStatus::Answers, false),
+        (FirstHopStatus::Answers, FirstHopStatus::Silent, true),
+        (FirstHopStatus::Unknown, FirstHopStatus::Unknown, true),
     ] {
         let (mut p, _) = under_way(false, config());
         let window = server_paths(&p)[0].window;
@@ -178,9 +178,9 @@ fn what_the_first_hop_says_late_counts_too() {
 fn alone_a_known_hole_keeps_the_whole_window_and_any_other_half_of_it() {
     // R-HOP-1, R-HOP-2
     for (hop, whole) in [
-        (FirstHop::Silent, true),
-        (FirstHop::Unknown, false),
-        (FirstHop::Answers, false),
+        (FirstHopStatus::Silent, true),
+        (FirstHopStatus::Unknown, false),
+        (FirstHopStatus::Answers, false),
     ] {
         let (mut p, _) = under_way(true, config());
         p.cut(1);
@@ -200,7 +200,7 @@ fn what_was_heard_since_the_question_counts_for_more_than_no_answer() {
     let (mut p, _) = under_way(false, config());
     let since = p.now;
     p.run_for(MS.times(100));
-    tell(&mut p, FirstHop::Silent, since);
+    tell(&mut p, FirstHopStatus::Silent, since);
     assert_eq!(device_paths(&p)[0].state, PathState::Active);
 }
 
@@ -219,7 +219,7 @@ fn a_link_that_is_frozen_carries_nothing_until_it_is_thawed_and_goes_on_at_once(
         Some((
             _,
             _,
-            Event::PathSilent {
+            SessionEvent::PathSilent {
                 link: LinkId(0),
                 ..
             }
@@ -233,7 +233,9 @@ fn a_link_that_is_frozen_carries_nothing_until_it_is_thawed_and_goes_on_at_once(
     assert_eq!(p.wires[&0].bytes_up, sent, "it speaks on it");
     let asked = p.wires[&0].bytes_down - served;
     assert!(asked < 1_000, "the server sends into it: {asked}");
-    p.device.with(session, |s| s.thaw_path(LinkId(0))).unwrap();
+    p.device
+        .with(session, |s| s.unfreeze_path(LinkId(0)))
+        .unwrap();
     p.pump();
     let began = p.now;
     comes_back(&mut p);
@@ -289,7 +291,7 @@ fn a_word_that_overtook_packets_of_the_frozen_link_is_said_again() {
 #[test]
 fn without_freezing_nobody_is_told_and_the_path_begins_anew() {
     // R-HOP-4
-    let off = Config {
+    let off = EndpointConfig {
         freezing: false,
         ..config()
     };

@@ -29,7 +29,7 @@ fn carry(now: Time, from: &mut Endpoint, own: SocketAddr, to: &mut Endpoint) -> 
         let addresses = at(t.link, own);
         let bytes = &mut buffer[..t.len];
         datagrams += t.len.div_ceil(t.segment);
-        to.handle_datagrams(now, Incoming { addresses, bytes }, t.segment);
+        to.handle_datagrams(now, IncomingDatagram { addresses, bytes }, t.segment);
     }
     datagrams
 }
@@ -39,7 +39,7 @@ fn settled(count: u8) -> (Time, Endpoint, Vec<Device>) {
     let mut now = Time::ZERO + Span::from_secs(1);
     let server_key = SecretKey::from_bytes([200; 32]);
     let server_at: SocketAddr = (SERVER, 443).into();
-    let config = Config::default();
+    let config = EndpointConfig::default();
     let mut server = Endpoint::new(
         config.clone(),
         server_key.clone(),
@@ -118,7 +118,7 @@ fn an_ack_that_is_due_does_not_wait_behind_the_payload_of_a_long_line() {
             .unwrap();
         assert!(carry(now, &mut device.core, device.address, &mut server) > 0);
         while let Some((id, event)) = server.poll_event() {
-            if let Event::Opened(flow) = event {
+            if let SessionEvent::Opened(flow) = event {
                 let much = Bytes::from(vec![7; 100_000]);
                 server.with(id, |s| s.write(flow, much).unwrap()).unwrap();
             }

@@ -20,7 +20,7 @@ const SECONDS: u64 = 20;
 
 /// Both links up, if there are two.
 fn pair(mirroring: Mirroring, cell: bool) -> Pair {
-    let mut pair = Pair::with(Config {
+    let mut pair = Pair::with(EndpointConfig {
         mirroring,
         ..config()
     });

@@ -19,7 +19,7 @@ const PAID: AckOffload = AckOffload::Paid {
 
 /// Both links up, payload on the first only.
 fn pair(ack_offload: AckOffload) -> Pair {
-    let mut pair = Pair::with(Config {
+    let mut pair = Pair::with(EndpointConfig {
         ack_offload,
         ..config()
     });

@@ -7,8 +7,8 @@ use d2tp_session::*;
 
 const SLOW: u32 = 1;
 
-fn with(path_scheduler: PathSchedulerKind, reinjection: bool) -> Config {
-    Config {
+fn with(path_scheduler: PathSchedulerKind, reinjection: bool) -> EndpointConfig {
+    EndpointConfig {
         path_scheduler,
         reinjection,
         ..config()
@@ -16,7 +16,7 @@ fn with(path_scheduler: PathSchedulerKind, reinjection: bool) -> Config {
 }
 
 /// Both links up, each with a rate and a queue of 50 ms, and warm.
-fn two_links(config: Config, rates: [u64; 2]) -> Pair {
+fn two_links(config: EndpointConfig, rates: [u64; 2]) -> Pair {
     let mut p = Pair::with(config);
     for (wire, rate) in p.wires.values_mut().zip(rates) {
         wire.rate = rate;
@@ -130,7 +130,7 @@ fn redundant_sends_every_byte_on_every_path_and_loses_nothing_to_one_that_fails(
 fn a_window_too_small_for_both_is_left_to_the_fast_path() {
     // What the fast path carries while bytes of the slow one are under way is more than the window.
     let run = |reinjection| {
-        let config = Config {
+        let config = EndpointConfig {
             flow_window: 100_000,
             ..with(PathSchedulerKind::FreeFirst, reinjection)
         };
@@ -162,7 +162,7 @@ fn a_window_too_small_for_both_is_left_to_the_fast_path() {
 #[test]
 fn a_path_that_turns_slow_holds_up_the_other_only_without_reinjection() {
     let run = |reinjection| {
-        let config = Config {
+        let config = EndpointConfig {
             flow_window: 200_000,
             ..with(PathSchedulerKind::FreeFirst, reinjection)
         };

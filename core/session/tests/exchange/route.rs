@@ -14,7 +14,7 @@ use d2tp_session::*;
 const WIFI: u32 = 0;
 const CELL: u32 = 1;
 
-fn both_up(config: Config) -> Pair {
+fn both_up(config: EndpointConfig) -> Pair {
     let mut p = Pair::with(config);
     for (link, delay) in [(WIFI, 15), (CELL, 30)] {
         p.wires.get_mut(&link).unwrap().delay = MS.times(delay);
@@ -30,9 +30,9 @@ fn both_up(config: Config) -> Pair {
 }
 
 /// One end sends a message.
-fn send(p: &mut Pair, from_device: bool, route: Route, context: u64, n: u8) {
+fn send(p: &mut Pair, from_device: bool, route: PathSelection, context: u64, n: u8) {
     let expires = p.now + Span::from_secs(1);
-    let say = |s: &mut Session| s.send_datagram_by(route, context, vec![n; 100].into(), expires);
+    let say = |s: &mut Session| s.send_datagram_on(route, context, vec![n; 100].into(), expires);
     match from_device {
         true => p.device.with(p.session, say).unwrap(),
         false => {
@@ -50,7 +50,7 @@ fn got(p: &Pair, at_device: bool) -> Vec<(Time, u64, u8)> {
         false => &p.server_events,
     };
     let messages = events.iter().filter_map(|(at, _, event)| match event {
-        Event::Datagram { context, bytes } => Some((*at, *context, bytes[0])),
+        SessionEvent::Datagram { context, bytes } => Some((*at, *context, bytes[0])),
         _ => None,
     });
     messages.collect()
@@ -69,8 +69,8 @@ fn a_report_leaves_by_the_steadier_path_and_anything_else_by_the_quicker() {
     let mut p = both_up(config());
     for device in [true, false] {
         let (before, began) = (got(&p, !device).len(), p.now);
-        send(&mut p, device, Route::Steadiest, 5, 1);
-        send(&mut p, device, Route::Any, 6, 2);
+        send(&mut p, device, PathSelection::Steadiest, 5, 1);
+        send(&mut p, device, PathSelection::Any, 6, 2);
         p.run_for(MS.times(100));
         let came = got(&p, !device)[before..].to_vec();
         let came: Vec<_> = came
@@ -87,16 +87,16 @@ fn of_paths_alike_the_one_without_holes_is_the_steadier_and_others_again_a_minut
     let way = |p: &mut Pair, wait: Span| {
         p.run_for(wait);
         let before = p.wires[&CELL].bytes_up;
-        send(p, true, Route::Steadiest, 0, 1);
+        send(p, true, PathSelection::Steadiest, 0, 1);
         p.run_for(MS.times(300));
         p.wires[&CELL].bytes_up - before > 100
     };
     assert!(way(&mut p, MS));
     p.silence(CELL);
-    send(&mut p, true, Route::Each, 0, 1);
+    send(&mut p, true, PathSelection::Each, 0, 1);
     p.run_for(Span::from_secs(2));
     p.wires.get_mut(&CELL).unwrap().up = true;
-    send(&mut p, true, Route::Each, 0, 1);
+    send(&mut p, true, PathSelection::Each, 0, 1);
     assert!(!way(&mut p, Span::from_secs(3)), "it had a hole just now");
     assert!(way(&mut p, Span::from_secs(60)), "that was long ago");
 }
@@ -108,7 +108,7 @@ fn a_command_comes_by_both_paths_and_is_heard_once() {
     for device in [true, false] {
         let before = got(&p, !device).len();
         for n in 0..20 {
-            send(&mut p, device, Route::Each, 7, n);
+            send(&mut p, device, PathSelection::Each, 7, n);
             p.run_for(MS.times(20));
         }
         p.run_for(MS.times(200));
@@ -131,7 +131,7 @@ fn a_command_survives_whichever_path_swallows_it() {
     for dead in [WIFI, CELL] {
         let mut p = both_up(config());
         p.silence(dead);
-        send(&mut p, true, Route::Each, 7, 9);
+        send(&mut p, true, PathSelection::Each, 7, 9);
         p.run_for(MS.times(60));
         assert_eq!(got(&p, false).len(), 1, "link {dead}");
     }
@@ -150,8 +150,8 @@ fn no_copy_travels_where_bytes_cost() {
         stats.iter().map(|s| s.payload_out).collect::<Vec<_>>()
     };
     let before = payload(&p);
-    send(&mut p, true, Route::Each, 0, 1);
-    send(&mut p, true, Route::Steadiest, 0, 2);
+    send(&mut p, true, PathSelection::Each, 0, 1);
+    send(&mut p, true, PathSelection::Steadiest, 0, 2);
     p.run_for(MS.times(300));
     let after = payload(&p);
     assert_eq!(got(&p, false).len(), 2);
@@ -163,7 +163,7 @@ fn copies_are_known_again_after_either_end_began_anew() {
     // R-COPY-2
     let mut p = both_up(config());
     for n in 0..3 {
-        send(&mut p, true, Route::Each, 7, n);
+        send(&mut p, true, PathSelection::Each, 7, n);
         p.run_for(MS.times(100));
     }
     // Its process is gone; the same instance comes back with a later epoch, and the server remembers.
@@ -176,14 +176,14 @@ fn copies_are_known_again_after_either_end_began_anew() {
     }
     let known = got(&p, false).len();
     for n in 0..3 {
-        send(&mut p, true, Route::Each, 7, n);
+        send(&mut p, true, PathSelection::Each, 7, n);
         p.run_for(MS.times(100));
     }
     assert_eq!(got(&p, false).len() - known, 3);
 }
 
 /// A flow of the device's, as it is sent: bytes over each link.
-fn uploads(p: &mut Pair, route: Route, bytes: usize) -> [u64; 2] {
+fn uploads(p: &mut Pair, route: PathSelection, bytes: usize) -> [u64; 2] {
     let payload = |p: &Pair| {
         let stats = p.device.session(p.session).unwrap().path_stats();
         [WIFI, CELL].map(|link| {
@@ -194,7 +194,7 @@ fn uploads(p: &mut Pair, route: Route, bytes: usize) -> [u64; 2] {
     let before = payload(p);
     let flow = p.device.with(p.session, |s| {
         let flow = s.open(FlowOptions::default()).unwrap();
-        s.set_route(flow, route).unwrap();
+        s.set_path_selection(flow, route).unwrap();
         s.write(flow, Bytes::from(vec![3; bytes])).unwrap();
         s.finish(flow).unwrap();
         flow
@@ -211,17 +211,17 @@ fn uploads(p: &mut Pair, route: Route, bytes: usize) -> [u64; 2] {
 
 #[test]
 fn a_flow_takes_the_steadier_path_or_both_if_its_application_says_so() {
-    let mut p = both_up(Config {
+    let mut p = both_up(EndpointConfig {
         reinjection: false,
         ..config()
     });
     let bytes = 50_000;
-    let [wifi, cell] = uploads(&mut p, Route::Steadiest, bytes);
+    let [wifi, cell] = uploads(&mut p, PathSelection::Steadiest, bytes);
     assert_eq!((wifi, cell), (0, bytes as u64));
-    let [wifi, cell] = uploads(&mut p, Route::Each, bytes);
+    let [wifi, cell] = uploads(&mut p, PathSelection::Each, bytes);
     let both = bytes as u64 * 9 / 10;
     assert!(wifi >= both && cell >= both, "{wifi} and {cell}");
-    let [wifi, cell] = uploads(&mut p, Route::Any, bytes);
+    let [wifi, cell] = uploads(&mut p, PathSelection::Any, bytes);
     assert_eq!(wifi + cell, bytes as u64, "nothing is copied");
 }
 
@@ -229,6 +229,6 @@ fn a_flow_takes_the_steadier_path_or_both_if_its_application_says_so() {
 fn a_flow_for_the_steadier_path_takes_the_other_when_that_is_gone() {
     let mut p = both_up(config());
     p.cut(CELL);
-    let [wifi, cell] = uploads(&mut p, Route::Steadiest, 20_000);
+    let [wifi, cell] = uploads(&mut p, PathSelection::Steadiest, 20_000);
     assert_eq!((wifi, cell), (20_000, 0));
 }

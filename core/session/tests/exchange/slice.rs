@@ -20,7 +20,7 @@ fn an_answer_that_takes_longer_than_the_first_interval_is_taken() {
     p.open_path(0, false);
     let established = |p: &Pair| {
         let session = p.device.session(p.session);
-        session.is_some_and(|s| s.life() == Life::Established)
+        session.is_some_and(|s| s.state() == SessionState::Established)
     };
     assert!(p.run_until(Span::from_secs(5), established));
     assert_eq!(p.now.since(began), MS.times(1000), "one round trip");
@@ -204,7 +204,10 @@ fn three_minutes_without_a_network_send_nothing_and_end_within_a_round_trip() {
     p.cut(0);
     p.run_for(Span::from_secs(180));
     assert_eq!(p.wires[&0].packets_while_down, 0);
-    assert_eq!(p.device.session(p.session).unwrap().life(), Life::Suspended);
+    assert_eq!(
+        p.device.session(p.session).unwrap().state(),
+        SessionState::Suspended
+    );
     let before = p.got[&flow].len();
     p.attach(0, "192.0.2.7:4000");
     p.open_path(0, false);
@@ -330,7 +333,7 @@ fn an_upload_goes_on_behind_the_packet_that_confirms() {
     let server = p.server_session().unwrap();
     p.server
         .with(server, |s| {
-            while let Ok(Read::Chunk(_)) = s.read(flow, 1 << 20) {}
+            while let Ok(ReadOutcome::Chunk(_)) = s.read(flow, 1 << 20) {}
         })
         .unwrap();
     sleep(&mut p);
@@ -338,7 +341,7 @@ fn an_upload_goes_on_behind_the_packet_that_confirms() {
     p.open_path(0, false);
     let asked = |p: &Pair| {
         let mut events = p.device_events.iter();
-        events.any(|(_, id, e)| *id == p.session && matches!(e, Event::SendFrom { .. }))
+        events.any(|(_, id, e)| *id == p.session && matches!(e, SessionEvent::SendFrom { .. }))
     };
     assert!(p.run_until(Span::from_secs(5), asked));
     assert!(p.now.since(at) <= MS.times(26), "{:?}", p.now.since(at));
@@ -420,7 +423,7 @@ fn two_paths_that_carry_side_by_side_are_no_switch() {
     p.run_for(Span::from_secs(1));
     let switches = |p: &Pair| {
         let all = p.device_events.iter();
-        all.filter(|(_, _, e)| matches!(e, Event::Switched { .. }))
+        all.filter(|(_, _, e)| matches!(e, SessionEvent::Switched { .. }))
             .count()
     };
     assert!(p.wires[&1].bytes_down > 200_000);
@@ -497,7 +500,7 @@ fn a_server_that_lost_everything_refuses_and_says_so() {
     p.run_for(Span::from_secs(2));
     p.server = Endpoint::new(config(), server_key(), Admission::Anybody, [9; 32], [4; 32]);
     assert!(p.run_until(Span::from_secs(60), |p| p.ended.contains_key(&flow)));
-    assert_eq!(p.ended[&flow], FlowEnd::Refused(Reason::UnknownFlow));
+    assert_eq!(p.ended[&flow], FlowEnd::Refused(ReasonCode::UnknownFlow));
 }
 
 #[test]
@@ -520,7 +523,7 @@ fn a_deadline_ends_the_flow_on_both_ends_without_a_word() {
     assert_eq!(p.ended[&flow], FlowEnd::DeadlinePassed);
     assert!(p.server_events.iter().any(|(_, _, e)| matches!(
         e,
-        Event::Ended {
+        SessionEvent::Ended {
             end: FlowEnd::DeadlinePassed,
             ..
         }
@@ -607,7 +610,7 @@ fn a_trace_that_nobody_takes_is_bounded_and_says_what_is_missing() {
 #[test]
 fn when_keys_are_old_new_ones_are_agreed_and_the_transfer_goes_on() {
     // R-HS-9
-    let mut p = Pair::with(Config {
+    let mut p = Pair::with(EndpointConfig {
         keys_max: Span::from_secs(5),
         ..config()
     });
@@ -623,7 +626,7 @@ fn when_keys_are_old_new_ones_are_agreed_and_the_transfer_goes_on() {
     let handshakes = p
         .device_events
         .iter()
-        .filter(|(_, _, e)| matches!(e, Event::Established { .. }))
+        .filter(|(_, _, e)| matches!(e, SessionEvent::Established { .. }))
         .count();
     assert_eq!(handshakes, 3);
 }
@@ -631,7 +634,7 @@ fn when_keys_are_old_new_ones_are_agreed_and_the_transfer_goes_on() {
 #[test]
 fn flows_that_end_early_do_not_use_up_the_sessions_credit() {
     // R-FLOW-7
-    let mut p = Pair::with(Config {
+    let mut p = Pair::with(EndpointConfig {
         session_window: 300_000,
         ..config()
     });
@@ -699,7 +702,7 @@ fn whatever_an_application_opens_a_flow_with_its_record_can_be_read() {
     let flow = p.device.with(p.session, |s| s.open(options)).unwrap();
     let flow = flow.unwrap();
     let record = p.device.hibernate(p.now, p.session).unwrap();
-    let record = Record::decode(&record).expect("it is ours");
+    let record = SessionRecord::decode(&record).expect("it is ours");
     assert_eq!(
         (record.flows[0].id, record.flows[0].options.priority),
         (flow, 7)

@@ -68,7 +68,7 @@ fn who_was_here_before_comes_back_by_ticket_in_one_round_trip() {
     // The new handshake gave a new ticket.
     let again = p.device.session(p.session).unwrap().record(p.now, false);
     assert!(again.ticket.is_some());
-    assert_ne!(again.ticket, Record::decode(&record).unwrap().ticket);
+    assert_ne!(again.ticket, SessionRecord::decode(&record).unwrap().ticket);
 }
 
 #[test]
@@ -87,7 +87,9 @@ fn a_ticket_from_before_the_last_handshake_is_refused_and_the_device_goes_on_wit
     p.log.clear();
     let began = p.now;
     comes_back(&mut p, &old, 700, "192.0.2.201:4000");
-    let up = |p: &Pair| p.device.session(p.session).map(Session::life) == Some(Life::Established);
+    let up = |p: &Pair| {
+        p.device.session(p.session).map(Session::state) == Some(SessionState::Established)
+    };
     assert!(p.run_until(Span::from_secs(5), up));
     assert_eq!(knocks(&p), [WAKE, SYN]);
     let took = p.now.since(began);
@@ -170,7 +172,7 @@ fn a_wake_that_somebody_repeats_later_brings_him_nothing() {
     let mut bytes = wake.clone();
     let bytes = &mut bytes[..];
     p.server
-        .handle_datagram(p.now, Incoming { addresses, bytes });
+        .handle_datagram(p.now, IncomingDatagram { addresses, bytes });
     let mut out = vec![0; 65_536];
     let mut answered = 0;
     while let Some(t) = p.server.poll_transmit(p.now, &mut out) {
@@ -185,7 +187,7 @@ fn a_wake_that_somebody_repeats_later_brings_him_nothing() {
 #[test]
 fn under_load_who_shows_a_ticket_is_let_in_at_once_and_a_stranger_proves_his_address() {
     // R-HS-7
-    let mut p = Pair::with(Config {
+    let mut p = Pair::with(EndpointConfig {
         cookie_above: 0,
         ..config()
     });

@@ -14,7 +14,7 @@ fn array<const N: usize>(v: &Value) -> [u8; N] {
     bytes(v).try_into().expect("the right length")
 }
 
-fn described(r: &Record) -> Value {
+fn described(r: &SessionRecord) -> Value {
     let flows: Vec<Value> = r
         .flows
         .iter()
@@ -49,12 +49,15 @@ fn records_are_as_the_vectors_say() {
     // R-REC-1
     let file = load(include_str!("../../../../docs/vectors/records.json"));
     for vector in file["records"].as_array().unwrap() {
-        let record = Record::decode(&bytes(&vector["hex"])).expect("it decodes");
+        let record = SessionRecord::decode(&bytes(&vector["hex"])).expect("it decodes");
         assert_eq!(&described(&record), vector);
     }
     for vector in file["damaged"].as_array().unwrap() {
         let why = &vector["why"];
-        assert!(Record::decode(&bytes(&vector["hex"])).is_err(), "{why}");
+        assert!(
+            SessionRecord::decode(&bytes(&vector["hex"])).is_err(),
+            "{why}"
+        );
     }
 }
 
@@ -64,7 +67,7 @@ fn a_server_takes_the_syn_of_the_vectors_and_welcomes_its_device() {
     let server = SecretKey::from_bytes(array(&file["server_secret"]));
     let device = SecretKey::from_bytes(array(&file["device_secret"]));
     let mut endpoint = Endpoint::new(
-        Config::default(),
+        EndpointConfig::default(),
         server.clone(),
         Admission::Anybody,
         [1; 32],
@@ -79,7 +82,7 @@ fn a_server_takes_the_syn_of_the_vectors_and_welcomes_its_device() {
     let now = Time::from_nanos(5_000_000_000);
     endpoint.handle_datagram(
         now,
-        Incoming {
+        IncomingDatagram {
             addresses,
             bytes: &mut syn,
         },

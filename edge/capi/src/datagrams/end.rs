@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{Connection, ContextInbox, FlowIo as _, Route};
+use d2tp_driver::{Connection, ContextInbox, FlowIo as _, PathSelection};
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UdpSocket;
@@ -27,7 +27,12 @@ pub(crate) struct End {
 }
 
 impl End {
-    pub(crate) fn send(&self, route: Option<Route>, expiry: Option<Duration>, message: &[u8]) {
+    pub(crate) fn send(
+        &self,
+        route: Option<PathSelection>,
+        expiry: Option<Duration>,
+        message: &[u8],
+    ) {
         let options = self.held.options.borrow();
         let route = route.unwrap_or(options.route);
         let expiry = expiry.unwrap_or(options.expiry);

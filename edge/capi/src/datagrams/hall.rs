@@ -7,7 +7,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_driver::{Admission, Config, DriverError, Flow, FlowIo as _, Server, ServerOptions};
+use d2tp_driver::{
+    Admission, DriverError, EndpointConfig, Flow, FlowIo as _, Server, ServerOptions,
+};
 use tokio::io::AsyncReadExt as _;
 use tokio::sync::{Notify, Semaphore};
 
@@ -55,7 +57,7 @@ pub(crate) async fn bind(
         listen: address,
         key,
         admission: Admission::Anybody,
-        config: Config::default(),
+        config: EndpointConfig::default(),
     });
     let server = bound.map_err(|error| match error {
         DriverError::Bind(error) => error.cause.into(),

@@ -3,19 +3,23 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use d2tp_driver::Route;
+use d2tp_driver::PathSelection;
 
 /// A message's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) name: Ipv4Addr,
-    pub(crate) route: Option<Route>,
+    pub(crate) route: Option<PathSelection>,
     pub(crate) expiry: Option<Duration>,
 }
 
 /// Bytes of it: name, route, expiry in milliseconds.
 pub(crate) const MARK_BYTES: usize = 4 + 4 + 4;
-pub(crate) const ROUTES: [Route; 3] = [Route::Any, Route::Steadiest, Route::Each];
+pub(crate) const ROUTES: [PathSelection; 3] = [
+    PathSelection::Any,
+    PathSelection::Steadiest,
+    PathSelection::Each,
+];
 
 impl Mark {
     pub(crate) fn to_bytes(self) -> [u8; MARK_BYTES] {
@@ -50,9 +54,9 @@ mod tests {
     fn marks_come_back_and_what_is_cut_is_none() {
         let marks = [
             (None, None),
-            (Some(Route::Each), None),
+            (Some(PathSelection::Each), None),
             (None, Some(Duration::from_millis(250))),
-            (Some(Route::Any), Some(Duration::from_secs(9))),
+            (Some(PathSelection::Any), Some(Duration::from_secs(9))),
         ];
         for (route, expiry) in marks {
             let mark = Mark {

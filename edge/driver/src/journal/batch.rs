@@ -68,7 +68,7 @@ impl FlowKey {
 /// A session's record and when it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// What [`d2tp_session::Record::encode`] wrote.
+    /// What [`d2tp_session::SessionRecord::encode`] wrote.
     pub record: Vec<u8>,
     boot: u32,
     since_boot: Time,

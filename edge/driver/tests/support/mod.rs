@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_driver::{
-    Admission, Attach, Config, Device, DeviceOptions, Flow, FlowSettings, GivenLink, GivenLinks,
-    LinkUse, PathState, SecretKey, Server, ServerAddress, ServerOptions,
+    Admission, Attach, Device, DeviceOptions, EndpointConfig, Flow, FlowSettings, GivenLink,
+    GivenLinks, LinkUse, PathState, SecretKey, Server, ServerAddress, ServerOptions,
 };
 use d2tp_links::{Class, Link};
 use tokio::io::AsyncWriteExt;
@@ -18,10 +18,10 @@ pub fn key(n: u8) -> SecretKey {
 }
 
 pub fn server() -> Server {
-    server_with(Config::default())
+    server_with(EndpointConfig::default())
 }
 
-pub fn server_with(config: Config) -> Server {
+pub fn server_with(config: EndpointConfig) -> Server {
     Server::bind(ServerOptions {
         listen: "127.0.0.1:0".parse().unwrap(),
         key: key(2),
@@ -57,7 +57,7 @@ pub async fn device_by_way_of(
             key: server.public_key(),
         },
         key: key(1),
-        config: Config::default(),
+        config: EndpointConfig::default(),
     };
     let mut device = Device::attached_by(options, attach).await.unwrap();
     device.follow(links.subscribe(), usage);

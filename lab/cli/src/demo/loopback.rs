@@ -20,7 +20,8 @@ use cedos_lab_link::Time;
 use cedos_lab_scenario::Class as ScenarioClass;
 use cedos_prox::{Prox, ProxConfig};
 use d2tp_driver::{
-    Admission, Config, GivenLink, GivenLinks, SecretKey, Server, ServerAddress, ServerOptions,
+    Admission, EndpointConfig, GivenLink, GivenLinks, SecretKey, Server, ServerAddress,
+    ServerOptions,
 };
 use d2tp_links::{Class, Kind as LinkKind};
 use tokio::sync::{oneshot, watch};
@@ -99,7 +100,7 @@ fn start_prox(folder: &Path, device: &SecretKey) -> anyhow::Result<(ServerAddres
                 listen: (Ipv4Addr::LOCALHOST, 0).into(),
                 key,
                 admission: Admission::Only([client].into()),
-                config: Config::default(),
+                config: EndpointConfig::default(),
             })?);
             let _ = ready.send(Ok(ServerAddress {
                 host: server.local_addr().ip().to_string(),

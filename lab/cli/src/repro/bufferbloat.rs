@@ -13,7 +13,7 @@ use super::cellular::{
 use super::{Measured, Where};
 use anyhow::Context;
 use cedos_lab_sim::Ends;
-use d2tp_session::{CongestionKind, Lambda};
+use d2tp_session::{CongestionKind, DrwaLambda};
 use serde_json::{Map, Value, json};
 
 /// What the mark is about: the paper's λ is 3.
@@ -33,7 +33,7 @@ pub fn in_virtual_time() -> anyhow::Result<Measured> {
         ends
     };
     let cubic = ends(CongestionKind::Cubic, None);
-    let held = ends(CongestionKind::Cubic, Some(Lambda::default()));
+    let held = ends(CongestionKind::Cubic, Some(DrwaLambda::default()));
     let bbr = ends(CongestionKind::Bbr, None);
     for network in &NETWORKS {
         let scenario = network.scenario(network.rtt_ms)?;

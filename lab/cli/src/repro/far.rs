@@ -9,7 +9,7 @@ use super::Measured;
 use super::cellular::{NETWORKS, Network, emulate, simulate};
 use anyhow::Context;
 use cedos_lab_sim::Ends;
-use d2tp_session::Lambda;
+use d2tp_session::DrwaLambda;
 use serde_json::{Map, Value, json};
 
 /// How long the flows of a run on real sockets are counted.
@@ -25,7 +25,7 @@ pub fn in_virtual_time() -> anyhow::Result<Measured> {
             let free = Ends::default();
             let (mut fixed, mut held) = (free.clone(), free.clone());
             fixed.device.flow_window = window_of(network.rmem_max);
-            held.device.drwa = Some(Lambda::default());
+            held.device.drwa = Some(DrwaLambda::default());
             rows.push([
                 simulate(&scenario, &fixed)?.mbps,
                 simulate(&scenario, &free)?.mbps,

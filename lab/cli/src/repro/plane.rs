@@ -22,7 +22,7 @@ use cedos_lab_energy::{Meter, Radio, Span, Time, Way, radios};
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::Passage;
 use cedos_lab_sim::strategy::{Always, Forecast, Foresight, ProbeThenPick, Strategy};
-use d2tp_sched::thrift::{Draw, Thrift};
+use d2tp_sched::energy_policy::{EnergyPolicy, RadioPowerModel};
 use d2tp_sched::{FREE_RATE_FIRST_BYTES_PER_S, METERED_RATE_FIRST_BYTES_PER_S};
 use serde_json::{Map, Value, json};
 
@@ -95,11 +95,11 @@ impl Who {
         )
     }
 
-    fn strategy(self, draws: [Draw; 2], course: &[Stretch]) -> Box<dyn Strategy> {
+    fn strategy(self, draws: [RadioPowerModel; 2], course: &[Stretch]) -> Box<dyn Strategy> {
         let foresight = |damping| Foresight::new(draws.to_vec(), forecasts(course), damping);
         let thrift = |share| {
             let rates = [FREE_RATE_FIRST_BYTES_PER_S, METERED_RATE_FIRST_BYTES_PER_S];
-            Thrift::new(share, std::iter::zip(draws, rates.map(|rate| 8.0 * rate)))
+            EnergyPolicy::new(share, std::iter::zip(draws, rates.map(|rate| 8.0 * rate)))
         };
         match self {
             Who::Cell => Box::new(Always(vec![false, true])),
@@ -115,9 +115,9 @@ impl Who {
 }
 
 /// What a radio draws, as a strategy is told.
-fn draw_of(radio: &Radio) -> Draw {
+fn draw_of(radio: &Radio) -> RadioPowerModel {
     let joules = |span: Span, milliwatts: f64| milliwatts / 1e3 * span.as_secs_f64();
-    Draw {
+    RadioPowerModel {
         wake_joules: joules(radio.ramp.span, radio.ramp.milliwatts),
         work_watts: radio.stages[0].milliwatts / 1e3,
         byte_joules: radio.down_nanojoules / 1e9,

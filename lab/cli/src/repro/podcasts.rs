@@ -8,7 +8,7 @@ use super::Measured;
 use super::plot::{Chart, Series};
 use cedos_lab_link::Span;
 use cedos_lab_sim::field::{Delays, Fetched, Spread, Study};
-use d2tp_sched::Mode;
+use d2tp_sched::SchedulerMode;
 use serde_json::{Map, Value, json};
 
 /// Studies of eight weeks, taken together. The networks were fitted on others.
@@ -33,10 +33,10 @@ const PAPER_ALL_PERCENT: f64 = 92.4;
 const BETWEEN_PERCENT: f64 = 93.0;
 
 /// Who decides.
-const POLICIES: [(&str, Mode); 3] = [
-    ("d2sched", Mode::Outlook),
-    ("algorithm_1", Mode::AlgorithmOne { margin: 0.0 }),
-    ("at_most", Mode::FreeOnly),
+const POLICIES: [(&str, SchedulerMode); 3] = [
+    ("d2sched", SchedulerMode::Forecast),
+    ("algorithm_1", SchedulerMode::AlgorithmOne { margin: 0.0 }),
+    ("at_most", SchedulerMode::FreeOnly),
 ];
 
 /// The paper's study, as far as it says.

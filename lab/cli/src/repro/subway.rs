@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow, ensure};
 use cedos_lab_link::trace::CSV_HEADER;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::{Watched, Watching};
-use d2tp_sched::{Switching, Thresholds};
+use d2tp_sched::{RefillThresholds, SwitchDelay};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -36,7 +36,7 @@ const HIGH_BYTES: u64 = 3_000_000;
 /// LTE's rate in its experiments with deadlines: it states none here.
 const LTE_MBPS: f64 = 4.7;
 /// Its interface takes 0.3 s, its paths a round trip each for the challenge and the first packet.
-const SWITCHING: Switching = Switching {
+const SWITCHING: SwitchDelay = SwitchDelay {
     interface: Duration::from_millis(300),
     challenge: Duration::from_millis(43),
     first_packet: Duration::from_millis(43),
@@ -224,7 +224,7 @@ bytes = {bytes}
     })?;
     let watching = Watching {
         bytes_per_s: rate,
-        thresholds: Thresholds {
+        thresholds: RefillThresholds {
             low_bytes: LOW_BYTES,
             high_bytes: HIGH_BYTES,
         },

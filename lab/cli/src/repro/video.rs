@@ -10,7 +10,7 @@
 use super::Measured;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::video::{Manner, Watched, watch};
-use d2tp_driver::Route;
+use d2tp_driver::PathSelection;
 use serde_json::{Map, Value, json};
 
 const SECONDS: u32 = 100;
@@ -23,21 +23,21 @@ const MANNERS: [(&str, Manner); 6] = [
     (
         "reports_routed",
         Manner {
-            reports: Route::Steadiest,
+            reports: PathSelection::Steadiest,
             ..PLAIN
         },
     ),
     (
         "commands_on_both",
         Manner {
-            commands: Route::Each,
+            commands: PathSelection::Each,
             ..PLAIN
         },
     ),
     (
         "base_on_both",
         Manner {
-            base: Route::Each,
+            base: PathSelection::Each,
             ..PLAIN
         },
     ),

@@ -8,7 +8,7 @@ use super::plot::{Chart, Series};
 use super::{Measured, spread::Spread};
 use cedos_lab_energy::{Phone, Span, Time, phones};
 use cedos_lab_sim::waiting::{Stay, Waited, draw, wait};
-use d2tp_sched::Periods;
+use d2tp_sched::ScanPeriods;
 use serde_json::{Map, Value, json};
 
 const DAY: Span = Span::from_secs(86_400);
@@ -35,7 +35,7 @@ const PHONES: [(&str, Phone); 3] = [
 /// In virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let end = Time::ZERO + DAY;
-    let fixed = |minutes: u64| Periods::fixed(Span::from_secs(60 * minutes));
+    let fixed = |minutes: u64| ScanPeriods::fixed(Span::from_secs(60 * minutes));
     let mut ours = Map::new();
     for (name, phone) in PHONES {
         let mut figures = Map::new();
@@ -47,7 +47,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
             let mean = phone.looking_milliwatts(looks, DAY);
             figures.insert(format!("every_{minutes}_min_mw"), json!(mean));
         }
-        let looks = wait(&[], end, Periods::DEFAULT).looks.len() as u64;
+        let looks = wait(&[], end, ScanPeriods::DEFAULT).looks.len() as u64;
         figures.insert(
             "d_lock_mw".into(),
             json!(phone.looking_milliwatts(looks, DAY)),
@@ -62,7 +62,10 @@ pub fn simulate() -> anyhow::Result<Measured> {
         let name = format!("every_{minutes}_min");
         on_days.insert(name, on_days_of(&days, end, fixed(minutes)));
     }
-    on_days.insert("d_lock".into(), on_days_of(&days, end, Periods::DEFAULT));
+    on_days.insert(
+        "d_lock".into(),
+        on_days_of(&days, end, ScanPeriods::DEFAULT),
+    );
     ours.insert("days".into(), Value::Object(on_days));
     Ok(Measured {
         ours: Value::Object(ours),
@@ -95,7 +98,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
 }
 
 /// What days with Wi-Fi come to on the phone of the marks.
-fn on_days_of(days: &[Vec<Stay>], end: Time, periods: Periods) -> Value {
+fn on_days_of(days: &[Vec<Stay>], end: Time, periods: ScanPeriods) -> Value {
     let waited: Vec<Waited> = days.iter().map(|stays| wait(stays, end, periods)).collect();
     let sum = |of: &dyn Fn(&Waited) -> f64| waited.iter().map(of).sum::<f64>();
     let held = sum(&|w| w.held.as_secs_f64());

@@ -10,7 +10,7 @@ use cedos_lab_sim::score::jobs::{self, Job, MIXES, Mix};
 use cedos_lab_sim::score::pledge;
 use cedos_lab_sim::score::sheet::{self, Case, Figures, Row};
 use clap::{Args, ValueEnum};
-use d2tp_sched::Mode;
+use d2tp_sched::SchedulerMode;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -42,7 +42,7 @@ pub struct ScoreArgs {
     /// Only this policy: wifi-only, wifi-first, both-always, algorithm-1, algorithm-1+50 (a margin of
     /// 50 % of the time needed), d2sched. May be given more than once; all of them if not given.
     #[arg(long = "policy", value_name = "NAME", value_parser = policy)]
-    policies: Vec<(String, Mode)>,
+    policies: Vec<(String, SchedulerMode)>,
     /// The first seed of the jobs.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -88,19 +88,19 @@ enum Altered {
     Recombined,
 }
 
-fn policy(name: &str) -> Result<(String, Mode), String> {
+fn policy(name: &str) -> Result<(String, SchedulerMode), String> {
     let mode = match name {
-        "wifi-only" => Mode::FreeOnly,
-        "wifi-first" => Mode::FreeFirst,
-        "both-always" => Mode::Always,
-        "d2sched" => Mode::Outlook,
-        "algorithm-1" => Mode::AlgorithmOne { margin: 0.0 },
+        "wifi-only" => SchedulerMode::FreeOnly,
+        "wifi-first" => SchedulerMode::FreeFirst,
+        "both-always" => SchedulerMode::Always,
+        "d2sched" => SchedulerMode::Forecast,
+        "algorithm-1" => SchedulerMode::AlgorithmOne { margin: 0.0 },
         other => {
             let percent = other
                 .strip_prefix("algorithm-1+")
                 .and_then(|percent| percent.parse::<u32>().ok())
                 .ok_or_else(|| format!("one of {}, algorithm-1+PERCENT", POLICIES.join(", ")))?;
-            Mode::AlgorithmOne {
+            SchedulerMode::AlgorithmOne {
                 margin: f64::from(percent) / 100.0,
             }
         }
@@ -355,7 +355,7 @@ fn percent(share: f64) -> String {
 }
 
 /// One set under one policy: bytes by link over time, and what had to be there by when.
-fn course(case: &Case, (policy, mode): &(String, Mode)) -> Chart {
+fn course(case: &Case, (policy, mode): &(String, SchedulerMode)) -> Chart {
     let course = case.course(*mode);
     let mega = |bytes: f64| bytes * 1e-6;
     let mut series: Vec<Series> = (case.courses.iter().enumerate())

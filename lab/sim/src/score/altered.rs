@@ -2,7 +2,7 @@
 //! link's time shifted against the other's, or free links of one trace with metered ones of the next.
 
 use super::course::{self, Course, Stretch};
-use d2tp_sched::Class;
+use d2tp_sched::LinkClass;
 use d2tp_time::{Span, Time};
 
 /// The same from its end to its beginning.
@@ -54,7 +54,7 @@ pub fn shifted(course: &Course, by: Span) -> Course {
 /// The free links of one with the metered ones of another.
 pub fn recombined(free: &[Course], metered: &[Course]) -> Vec<Course> {
     let of = |courses: &[Course], is_free: bool| -> Vec<Course> {
-        let wanted = |course: &&Course| (course.class == Class::Free) == is_free;
+        let wanted = |course: &&Course| (course.class == LinkClass::Free) == is_free;
         courses.iter().filter(wanted).cloned().collect()
     };
     let mut all = of(free, true);
@@ -68,8 +68,8 @@ pub fn apart(courses: &[Course]) -> Vec<Course> {
     courses
         .iter()
         .map(|course| match course.class {
-            Class::Free => shifted(course, half),
-            Class::Metered | Class::Roaming => course.clone(),
+            LinkClass::Free => shifted(course, half),
+            LinkClass::Metered | LinkClass::Roaming => course.clone(),
         })
         .collect()
 }
@@ -95,7 +95,7 @@ mod tests {
         };
         Course {
             name: "wifi".to_owned(),
-            class: Class::Free,
+            class: LinkClass::Free,
             stretches: vec![
                 stretch(0.0, true, 2.0),
                 stretch(3.0, false, 0.0),

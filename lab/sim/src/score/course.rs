@@ -6,7 +6,7 @@
 //! up; any other loss is in the rates already. Beyond the last row a link is down.
 
 use cedos_lab_link::trace::{self, Row, Trace};
-use d2tp_sched::Class;
+use d2tp_sched::LinkClass;
 use d2tp_time::Time;
 
 /// A stretch of a course.
@@ -26,7 +26,7 @@ pub struct Course {
     /// As in the trace.
     pub name: String,
     /// What its bytes cost.
-    pub class: Class,
+    pub class: LinkClass,
     /// Ascending; the last one is down.
     pub stretches: Vec<Stretch>,
     /// When the record ends.
@@ -82,7 +82,11 @@ fn course(name: &str, rows: &[Row], way: Way) -> Course {
     });
     Course {
         name: name.to_owned(),
-        class: if free { Class::Free } else { Class::Metered },
+        class: if free {
+            LinkClass::Free
+        } else {
+            LinkClass::Metered
+        },
         stretches,
         end,
     }
@@ -143,7 +147,7 @@ mod tests {
             "0,wifi,1,,,,\n1,wifi,,8,,,\n2,wifi,,,,,\n3,wifi,0,,,,\n",
             Way::Down,
         );
-        assert_eq!(all[0].class, Class::Free);
+        assert_eq!(all[0].class, LinkClass::Free);
         assert_eq!(carries(&all[0], 0.0, 1.0), 0.0);
         assert_eq!(carries(&all[0], 1.0, 3.0), 2e6);
         assert_eq!(carries(&all[0], 3.0, 9.0), 0.0);
@@ -158,7 +162,7 @@ mod tests {
         );
         let seen: Vec<(bool, f64)> = all[0].stretches.iter().map(|s| (s.up, s.rate)).collect();
         assert_eq!(seen[..3], [(true, 1e6), (true, 0.0), (false, 0.0)]);
-        assert_eq!(all[0].class, Class::Metered);
+        assert_eq!(all[0].class, LinkClass::Metered);
     }
 
     #[test]

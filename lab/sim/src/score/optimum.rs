@@ -10,7 +10,7 @@
 
 use super::course::Course;
 use super::jobs::Job;
-use d2tp_sched::Class;
+use d2tp_sched::LinkClass;
 use d2tp_time::Time;
 use microlp::{ComparisonOp, Error, OptimizationDirection, Problem};
 
@@ -54,8 +54,8 @@ pub fn solve(courses: &[Course], jobs: &[Job]) -> Option<Optimum> {
         for (link, course) in courses.iter().enumerate() {
             let room = course.bytes_between(from, to);
             let cost = match course.class {
-                Class::Free => 0.0,
-                Class::Metered | Class::Roaming => 1.0,
+                LinkClass::Free => 0.0,
+                LinkClass::Metered | LinkClass::Roaming => 1.0,
             };
             let mut together = Vec::new();
             for (job, one) in jobs.iter().enumerate() {
@@ -126,8 +126,8 @@ mod tests {
             end: Time::ZERO + Span::from_secs(40),
         };
         vec![
-            course(Class::Free, &[(0, 0.0), (10, 1e6), (20, 0.0)]),
-            course(Class::Metered, &[(0, 2e6), (40, 0.0)]),
+            course(LinkClass::Free, &[(0, 0.0), (10, 1e6), (20, 0.0)]),
+            course(LinkClass::Metered, &[(0, 2e6), (40, 0.0)]),
         ]
     }
 

@@ -9,7 +9,10 @@
 
 use super::course::Course;
 use super::jobs::Job;
-use d2tp_sched::{Flow, IfLate, Need, Policy, Roster, Scheduler, Sight};
+use d2tp_sched::{
+    CostPolicy, DeadlineFallback, FlowDemand, LinkAssignment, LinkObservation, ScheduledFlow,
+    Scheduler,
+};
 use d2tp_time::{Span, Time};
 
 /// A link's goodput is looked at so often while it is in use.
@@ -83,7 +86,7 @@ pub struct Moment<'a> {
     /// When it began.
     pub at: Time,
     /// What was decided.
-    pub roster: &'a Roster,
+    pub roster: &'a LinkAssignment,
     /// The jobs under way then, and the bytes they lacked.
     pub open: Vec<(usize, f64)>,
     /// What each link had carried by then.
@@ -111,15 +114,15 @@ pub fn play_wishing(
     courses: &[Course],
     jobs: &[Job],
     scheduler: &mut Scheduler,
-    wish: &dyn Fn(usize, Need) -> Need,
+    wish: &dyn Fn(usize, FlowDemand) -> FlowDemand,
     watch: &mut dyn FnMut(&Scheduler, Moment<'_>),
 ) -> Played {
     let mut table = Table::new(courses, jobs);
     let last = jobs.iter().map(Job::due).max().unwrap_or_default();
-    let mut roster: Option<(Roster, Time)> = None;
+    let mut roster: Option<(LinkAssignment, Time)> = None;
     while table.now < last {
         let changed = table.turn_over();
-        scheduler.see(table.now, &table.sights());
+        scheduler.observe(table.now, &table.sights());
         if table.open.is_empty() {
             roster = None;
         } else if changed || roster.as_ref().is_none_or(|(_, until)| *until <= table.now) {
@@ -132,7 +135,7 @@ pub fn play_wishing(
             }
             let decided = scheduler.decide(table.now, &flows);
             table.played.decisions += 1;
-            let until = table.now + decided.again;
+            let until = table.now + decided.valid_for;
             roster = Some((decided, until));
         }
         let mut until = table.next_event();
@@ -252,9 +255,9 @@ impl<'a> Table<'a> {
         changed
     }
 
-    fn sights(&mut self) -> Vec<Sight> {
+    fn sights(&mut self) -> Vec<LinkObservation> {
         let seen = self.seen.iter_mut().map(std::mem::take);
-        let sight = |((bytes, busy), up): ((f64, Span), &bool)| Sight {
+        let sight = |((bytes, busy), up): ((f64, Span), &bool)| LinkObservation {
             up: *up,
             bytes: bytes as u64,
             busy,
@@ -262,18 +265,18 @@ impl<'a> Table<'a> {
         seen.zip(&self.up).map(sight).collect()
     }
 
-    fn flows(&self, wish: &dyn Fn(usize, Need) -> Need) -> Vec<Flow> {
-        let need = |open: &Open| Need {
+    fn flows(&self, wish: &dyn Fn(usize, FlowDemand) -> FlowDemand) -> Vec<ScheduledFlow> {
+        let need = |open: &Open| FlowDemand {
             remaining_bytes: Some(open.left.ceil() as u64),
             left: Some(self.jobs[open.job].due().since(self.now).into()),
-            policy: Policy::FreeFirst,
-            if_late: IfLate::Cell,
+            policy: CostPolicy::FreeFirst,
+            if_late: DeadlineFallback::Cell,
             metered_bytes_left: None,
         };
         let flow = |open: &Open| {
             let (need, whole) = (wish(open.job, need(open)), self.jobs[open.job].bytes);
             let came = whole - (open.left.ceil() as u64).min(whole);
-            Flow {
+            ScheduledFlow {
                 size_bytes: need.remaining_bytes.map_or(came, |_| whole),
                 need,
                 priority: 0,
@@ -301,7 +304,7 @@ impl<'a> Table<'a> {
     }
 
     /// Lets links carry until then, or until a job is complete.
-    fn carry(&mut self, roster: &Roster, until: Time) {
+    fn carry(&mut self, roster: &LinkAssignment, until: Time) {
         // The order is of places in `open` as it was when it was decided: nothing left since.
         let links = 0..self.courses.len();
         let bounds = links.map(|link| roster.carried_by(link).1 as f64);
@@ -377,14 +380,14 @@ mod tests {
     use crate::score::course::{Stretch, Way, courses};
     use crate::score::{jobs, optimum};
     use cedos_lab_link::trace::{CSV_HEADER, Trace};
-    use d2tp_sched::{Class, Mode};
+    use d2tp_sched::{LinkClass, SchedulerMode};
 
-    const MODES: [Mode; 5] = [
-        Mode::FreeOnly,
-        Mode::FreeFirst,
-        Mode::Always,
-        Mode::AlgorithmOne { margin: 0.5 },
-        Mode::Outlook,
+    const MODES: [SchedulerMode; 5] = [
+        SchedulerMode::FreeOnly,
+        SchedulerMode::FreeFirst,
+        SchedulerMode::Always,
+        SchedulerMode::AlgorithmOne { margin: 0.5 },
+        SchedulerMode::Forecast,
     ];
 
     /// Wi-Fi that comes and goes, dead in every third stay, and a cellular link that swings.
@@ -403,7 +406,7 @@ mod tests {
         courses(&trace.expect("a trace"), Way::Down)
     }
 
-    fn scheduler(mode: Mode, courses: &[Course]) -> Scheduler {
+    fn scheduler(mode: SchedulerMode, courses: &[Course]) -> Scheduler {
         Scheduler::new(mode, courses.iter().map(|course| course.class))
     }
 
@@ -441,9 +444,17 @@ mod tests {
         let courses = links();
         for seed in 0..20 {
             let drawn = jobs::draw(&courses, jobs::MIXES[1], 3, seed).expect("a set");
-            let free = play(&courses, &drawn, &mut scheduler(Mode::FreeOnly, &courses));
+            let free = play(
+                &courses,
+                &drawn,
+                &mut scheduler(SchedulerMode::FreeOnly, &courses),
+            );
             assert_eq!(free.carried[1], 0.0);
-            let always = play(&courses, &drawn, &mut scheduler(Mode::Always, &courses));
+            let always = play(
+                &courses,
+                &drawn,
+                &mut scheduler(SchedulerMode::Always, &courses),
+            );
             assert_eq!(always.met, [true; 3], "seed {seed}");
         }
     }
@@ -452,7 +463,7 @@ mod tests {
     fn a_job_is_complete_at_the_moment_its_bytes_are_there_and_not_before() {
         let courses = [Course {
             name: "wifi".to_owned(),
-            class: Class::Free,
+            class: LinkClass::Free,
             stretches: vec![Stretch {
                 at: Time::ZERO,
                 up: true,
@@ -466,7 +477,7 @@ mod tests {
                 bytes,
                 deadline: Span::from_secs(10),
             };
-            let mut scheduler = scheduler(Mode::Outlook, &courses);
+            let mut scheduler = scheduler(SchedulerMode::Forecast, &courses);
             let played = play(&courses, &[job], &mut scheduler);
             (played.met[0], played.late_bytes.round())
         };
@@ -484,11 +495,21 @@ mod tests {
             if std::mem::take(&mut first) {
                 assert_eq!(moment.at, arrival);
                 // Nothing was used yet, so nothing was measured, though an hour may have passed.
-                assert!(scheduler.links().iter().all(|link| link.known() == 0.0));
-                assert!(scheduler.links().iter().all(|link| link.ons().is_empty()));
+                assert!(
+                    scheduler
+                        .links()
+                        .iter()
+                        .all(|link| link.confidence() == 0.0)
+                );
+                assert!(
+                    scheduler
+                        .links()
+                        .iter()
+                        .all(|link| link.up_periods().is_empty())
+                );
             }
         };
-        let mut scheduler = scheduler(Mode::Outlook, &courses);
+        let mut scheduler = scheduler(SchedulerMode::Forecast, &courses);
         play_watched(&courses, &drawn, &mut scheduler, &mut watch);
         assert!(!first);
     }

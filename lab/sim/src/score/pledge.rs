@@ -7,7 +7,7 @@
 use super::course::{self, Course};
 use super::jobs::Job;
 use super::player;
-use d2tp_sched::{Mode, Scheduler};
+use d2tp_sched::{Scheduler, SchedulerMode};
 use d2tp_time::{Span, Time};
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -76,7 +76,10 @@ pub fn keep(courses: &[Course], count: u64, seed: u64) -> Kept {
 }
 
 fn scheduler(courses: &[Course]) -> Scheduler {
-    Scheduler::new(Mode::Outlook, courses.iter().map(|course| course.class))
+    Scheduler::new(
+        SchedulerMode::Forecast,
+        courses.iter().map(|course| course.class),
+    )
 }
 
 /// The time promised; nothing if the job is complete before it is, or nothing can be promised.

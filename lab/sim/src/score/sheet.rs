@@ -8,7 +8,7 @@ use super::course::Course;
 use super::jobs::{self, Job};
 use super::optimum::{self, Optimum};
 use super::player::{self, Moment, Played};
-use d2tp_sched::{Class, Mode, Need, Scheduler};
+use d2tp_sched::{FlowDemand, LinkClass, Scheduler, SchedulerMode};
 use d2tp_time::Time;
 use serde::Serialize;
 
@@ -45,10 +45,10 @@ impl Case {
         }
     }
 
-    fn play(&self, mode: Mode, watch: &mut dyn FnMut(&Scheduler, Moment<'_>)) -> Played {
+    fn play(&self, mode: SchedulerMode, watch: &mut dyn FnMut(&Scheduler, Moment<'_>)) -> Played {
         let classes = self.courses.iter().map(|course| course.class);
         let mut scheduler = Scheduler::new(mode, classes);
-        let wish = |_, need: Need| Need {
+        let wish = |_, need: FlowDemand| FlowDemand {
             remaining_bytes: need.remaining_bytes.filter(|_| self.told),
             ..need
         };
@@ -56,7 +56,7 @@ impl Case {
     }
 
     /// How it goes under a policy: what each link has carried, at each look.
-    pub fn course(&self, mode: Mode) -> Vec<(Time, Vec<f64>)> {
+    pub fn course(&self, mode: SchedulerMode) -> Vec<(Time, Vec<f64>)> {
         let mut course = vec![(Time::ZERO, vec![0.0; self.courses.len()])];
         let played = self.play(mode, &mut |_, moment| {
             course.push((moment.at, moment.carried.to_vec()));
@@ -67,11 +67,11 @@ impl Case {
     }
 
     /// Plays it under a policy.
-    pub fn score(&self, policy: &str, mode: Mode) -> Row {
+    pub fn score(&self, policy: &str, mode: SchedulerMode) -> Row {
         let played = self.play(mode, &mut |_, _| {});
         let links = self.courses.iter().zip(&played.carried);
         let metered: f64 = links
-            .filter(|(course, _)| course.class != Class::Free)
+            .filter(|(course, _)| course.class != LinkClass::Free)
             .map(|(_, bytes)| bytes)
             .sum();
         let bytes: u64 = self.jobs.iter().map(|job| job.bytes).sum();
@@ -219,7 +219,7 @@ mod tests {
         let mut case = Case::new("t", 0, courses(&trace, Way::Down), vec![job]);
         let mut paid = |told| {
             case.told = told;
-            let row = case.score("algorithm-1", Mode::AlgorithmOne { margin: 0.0 });
+            let row = case.score("algorithm-1", SchedulerMode::AlgorithmOne { margin: 0.0 });
             assert_eq!(row.met, 1);
             row.metered_bytes
         };

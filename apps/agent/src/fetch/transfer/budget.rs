@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use d2tp_links::Class;
-use d2tp_sched::{Need, Way};
+use d2tp_sched::{FlowDemand, LinkCandidate};
 
 use super::{Dial, Standing, Transfer, Verdict};
 
 impl<D: Dial> Transfer<'_, D> {
-    pub(super) fn need(&self) -> Need {
-        Need {
+    pub(super) fn need(&self) -> FlowDemand {
+        FlowDemand {
             remaining_bytes: self.length().map(|l| l.saturating_sub(self.done())),
             left: self.left(),
             policy: self.terms.policy,
@@ -23,7 +23,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     /// Asks the scheduler what may be used now. `together`: it can be on several links at once.
-    pub(super) fn decide(&mut self, ways: &[Way], together: bool) -> Verdict {
+    pub(super) fn decide(&mut self, ways: &[LinkCandidate], together: bool) -> Verdict {
         self.take_orders();
         self.seat.ask(&Standing {
             need: self.need(),

@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use d2tp_links::Kind;
-use d2tp_sched::Choice;
+use d2tp_sched::LinkChoice;
 use url::Url;
 
 use super::super::clock::Moment;
@@ -151,7 +151,7 @@ impl<D: Dial> Transfer<'_, D> {
         let reached = self.best_length > 0 || self.sink.note.validator.is_some();
         let ways = self.ways();
         let others: Vec<_> = ways.into_iter().filter(|way| way.name != link).collect();
-        let elsewhere = matches!(self.decide(&others, false).choice, Choice::Use { .. });
+        let elsewhere = matches!(self.decide(&others, false).choice, LinkChoice::Use { .. });
         let kind = self.kind(link);
         if kind == Some(Kind::Loopback) || kind.is_none() || !(reached || elsewhere) {
             let portal = match kind {

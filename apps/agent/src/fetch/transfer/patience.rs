@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use d2tp_sched::{IfLate, Policy};
+use d2tp_sched::{CostPolicy, DeadlineFallback};
 
 use super::{Dial, EPOCH, Event, Exit, Failure, Fault, Moment, Reason, Transfer};
 
@@ -115,7 +115,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     pub(super) fn check_deadline(&self) -> Result<(), Failure> {
-        if self.left() != Some(Duration::ZERO) || self.terms.if_late != IfLate::Fail {
+        if self.left() != Some(Duration::ZERO) || self.terms.if_late != DeadlineFallback::Fail {
             return Ok(());
         }
         Err(self.late())
@@ -156,7 +156,7 @@ impl<D: Dial> Transfer<'_, D> {
     pub(super) fn refuse_to_wait(&self, reason: Reason, why: &str) -> Result<(), Failure> {
         // What the device may spend grows again on its reset day: only the transfer's own limit is final.
         let spent = reason == Reason::OverBudget && self.metered_bytes_to_spend() == Some(0);
-        let timeless = matches!(self.terms.policy, Policy::Any | Policy::Fast);
+        let timeless = matches!(self.terms.policy, CostPolicy::Any | CostPolicy::Fast);
         if spent && (timeless || self.left() == Some(Duration::ZERO)) {
             let text = format!("{why} (--max-cell), and no free network is up");
             return Err(Failure::of(Exit::BudgetExhausted, reason, text));

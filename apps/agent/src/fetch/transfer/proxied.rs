@@ -12,9 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::time::Duration;
 
-use d2tp_driver::{Event as SessionEvent, SwitchKind};
+use d2tp_driver::{PathSwitchKind, SessionEvent};
 use d2tp_links::Kind;
-use d2tp_sched::{Choice, Class, Hold, IfLate, Need, Policy, Way, in_words};
+use d2tp_sched::{
+    CostPolicy, DeadlineFallback, FlowDemand, LinkCandidate, LinkChoice, LinkClass, LinkWaitReason,
+    format_duration,
+};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -398,7 +401,10 @@ impl Transfer<'_, Proxy> {
             return Ok(());
         }
         helm.quiet_since = None;
-        let text = format!("not a byte through the tunnel for {}", in_words(quiet));
+        let text = format!(
+            "not a byte through the tunnel for {}",
+            format_duration(quiet)
+        );
         Err(Fault::Origin {
             text,
             retry_after: None,
@@ -420,7 +426,7 @@ impl Transfer<'_, Proxy> {
         self.follow_clock(helm);
         self.count_paid(helm);
         let verdict = self.seat.ask(&Standing {
-            need: Need {
+            need: FlowDemand {
                 metered_bytes_left: self.metered_bytes_to_spend(),
                 ..self.need()
             },
@@ -432,7 +438,7 @@ impl Transfer<'_, Proxy> {
             fills: false,
             wakes: true,
         });
-        helm.waits = matches!(verdict.choice, Choice::Wait { .. });
+        helm.waits = matches!(verdict.choice, LinkChoice::Wait { .. });
         if !helm.waits {
             self.held = None;
         }
@@ -440,7 +446,7 @@ impl Transfer<'_, Proxy> {
         let paid = self.paid(&verdict, helm);
         self.log_decision(&verdict, paid, &ways, helm);
         let on_time = self.left().is_none_or(|left| left > LIFT_DEADLINE);
-        if !on_time && !helm.lifted && self.terms.if_late != IfLate::Fail {
+        if !on_time && !helm.lifted && self.terms.if_late != DeadlineFallback::Fail {
             // Late is better than never: neither end may drop the flow now.
             helm.lifted = true;
             self.dial.with_flow(|_, flow| flow.set_deadline(None));
@@ -448,18 +454,18 @@ impl Transfer<'_, Proxy> {
         self.spend(paid, helm);
         let behind = matches!(
             verdict.choice,
-            Choice::Wait {
-                reason: Hold::QueuedBehind,
+            LinkChoice::Wait {
+                reason: LinkWaitReason::QueuedBehind,
                 ..
             }
         );
         self.hold_back(behind, helm);
-        let carries = |way: &Way| way.class == Class::Free && !way.stalled;
+        let carries = |way: &LinkCandidate| way.class == LinkClass::Free && !way.stalled;
         let may_come = !helm.waits && (plan_spends(helm) || ways.iter().any(carries));
         helm.asked_since =
             (may_come && self.dial.answers()).then(|| helm.asked_since.unwrap_or_else(Moment::now));
         match verdict.choice {
-            Choice::Wait {
+            LinkChoice::Wait {
                 reason,
                 why,
                 unblocks,
@@ -471,7 +477,7 @@ impl Transfer<'_, Proxy> {
                 self.why = format!("waits: {why}");
                 self.say_waiting(reason, why, unblocks);
             }
-            Choice::Use { index, why } => {
+            LinkChoice::Use { index, why } => {
                 self.why = match verdict.pays.filter(|_| plan_spends(helm)) {
                     Some(why) => why,
                     None if ways[index].name == NO_LINK => NO_LINK_WHY.to_owned(),
@@ -511,8 +517,8 @@ impl Transfer<'_, Proxy> {
             return Paid::Probe(bytes);
         }
         let lately = helm.spent_at.is_some_and(|at| now.since(at) < READY_FOR);
-        let may_again = self.terms.policy != Policy::FreeOnly
-            && self.terms.if_late == IfLate::Cell
+        let may_again = self.terms.policy != CostPolicy::FreeOnly
+            && self.terms.if_late == DeadlineFallback::Cell
             && self.metered_bytes_to_spend() != Some(0);
         match verdict.ready || (lately && may_again) {
             true => Paid::Ready,
@@ -589,10 +595,10 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Adds a decision of the scheduler to the session's log, when it is another one than before.
-    fn log_decision(&self, verdict: &Verdict, paid: Paid, ways: &[Way], helm: &mut Helm) {
+    fn log_decision(&self, verdict: &Verdict, paid: Paid, ways: &[LinkCandidate], helm: &mut Helm) {
         let (chosen, why) = match &verdict.choice {
-            Choice::Use { index, why } => (ways[*index].name.clone(), why),
-            Choice::Wait { reason, why, .. } => (Reason::from(*reason).code().to_owned(), why),
+            LinkChoice::Use { index, why } => (ways[*index].name.clone(), why),
+            LinkChoice::Wait { reason, why, .. } => (Reason::from(*reason).code().to_owned(), why),
         };
         let paid = paid.word();
         if helm.logged.as_ref() == Some(&(chosen.clone(), paid)) {
@@ -603,7 +609,7 @@ impl Transfer<'_, Proxy> {
             return;
         };
         device.note("cedos:decision", || {
-            let waits = matches!(verdict.choice, Choice::Wait { .. });
+            let waits = matches!(verdict.choice, LinkChoice::Wait { .. });
             serde_json::json!({
                 "decision": if waits { "wait" } else { "use" },
                 "link": (!waits).then_some(&chosen),
@@ -632,7 +638,7 @@ impl Transfer<'_, Proxy> {
             helm.unanswered_since = None;
             let quiet = helm.quiet(Moment::now());
             if let Some(quiet) = quiet.filter(|quiet| *quiet >= self.job.stall) {
-                let text = format!("not a byte for {}", in_words(quiet));
+                let text = format!("not a byte for {}", format_duration(quiet));
                 self.say_waiting(Reason::OriginWait, text, "the origin's next bytes".into());
             }
             return Ok(());
@@ -646,7 +652,7 @@ impl Transfer<'_, Proxy> {
             format!(
                 "{} has not answered for {}",
                 self.dial.place(),
-                in_words(silence)
+                format_duration(silence)
             )
         } else {
             format!(
@@ -727,8 +733,8 @@ impl Transfer<'_, Proxy> {
                     to,
                     why: self.why.clone(),
                     kind: Some(match kind {
-                        SwitchKind::MakeBeforeBreak => "make-before-break".into(),
-                        SwitchKind::BreakBeforeMake => "break-before-make".into(),
+                        PathSwitchKind::MakeBeforeBreak => "make-before-break".into(),
+                        PathSwitchKind::BreakBeforeMake => "break-before-make".into(),
                     }),
                     silence_ms: Some(silence.as_secs_f64() * 1e3),
                 });
@@ -783,16 +789,16 @@ impl Transfer<'_, Proxy> {
     }
 
     /// The links before anything was tried on them.
-    pub(super) fn ways_to_proxy(&mut self) -> Vec<Way> {
+    pub(super) fn ways_to_proxy(&mut self) -> Vec<LinkCandidate> {
         self.proxied_ways(&mut Helm::default())
     }
 
     /// The links, as the scheduler sees them.
-    fn proxied_ways(&mut self, helm: &mut Helm) -> Vec<Way> {
+    fn proxied_ways(&mut self, helm: &mut Helm) -> Vec<LinkCandidate> {
         if self.dial.needs_no_link() {
-            return vec![Way {
+            return vec![LinkCandidate {
                 name: NO_LINK.into(),
-                class: Class::Free,
+                class: LinkClass::Free,
                 rate_bytes_per_s: None,
                 metric: 0,
                 stalled: false,
@@ -809,12 +815,12 @@ impl Transfer<'_, Proxy> {
             .filter(|link| link.kind != Kind::Loopback && link.is_usable())
         {
             let carrying = carried.get(&link.name);
-            let class = Class::from(link.class.class);
+            let class = LinkClass::from(link.class.class);
             self.classes.insert(link.name.clone(), link.class.class);
             let in_use = match class {
-                Class::Free => true,
-                Class::Metered => spends,
-                Class::Roaming => false,
+                LinkClass::Free => true,
+                LinkClass::Metered => spends,
+                LinkClass::Roaming => false,
             };
             let answering = match carrying.and_then(|c| c.answers) {
                 Some(true) => *helm.answering_since.entry(link.name.clone()).or_insert(now),
@@ -835,13 +841,13 @@ impl Transfer<'_, Proxy> {
                 .and_then(|c| c.rate)
                 .filter(|_| now.since(answering) >= RATE_AFTER)
                 .map(|rate| rate as f64);
-            if class == Class::Metered {
+            if class == LinkClass::Metered {
                 if let Some(rate) = rate.filter(|_| spends) {
                     helm.paid_rates.insert(link.name.clone(), rate);
                 }
                 rate = helm.paid_rates.get(&link.name).copied();
             }
-            ways.push(Way {
+            ways.push(LinkCandidate {
                 name: link.name.clone(),
                 class,
                 rate_bytes_per_s: rate,
@@ -882,7 +888,7 @@ impl Transfer<'_, Proxy> {
     /// The deadline ends it, and is here: either end may have found so a moment before.
     fn ends_at_deadline(&self) -> bool {
         let is_here = self.left().is_some_and(|left| left < LIFT_DEADLINE);
-        is_here && self.terms.if_late == IfLate::Fail
+        is_here && self.terms.if_late == DeadlineFallback::Fail
     }
 
     /// What a broken exchange is really about: the flow knows better than HTTP.

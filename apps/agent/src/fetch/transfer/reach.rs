@@ -8,11 +8,11 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use d2tp_links::{Class, Link};
 use url::{Host, Url};
 
-use super::{Dial, Moment, Transfer, Via, Way};
+use super::{Dial, LinkCandidate, Moment, Transfer, Via};
 
 impl<D: Dial> Transfer<'_, D> {
     /// The links this origin can be reached by.
-    pub(super) fn ways(&mut self) -> Vec<Way> {
+    pub(super) fn ways(&mut self) -> Vec<LinkCandidate> {
         let links = self.links.borrow().clone();
         let near = self.near(&links);
         let usable: Vec<(String, Class, u32)> = match &near {
@@ -38,7 +38,7 @@ impl<D: Dial> Transfer<'_, D> {
             .into_iter()
             .map(|(name, class, metric)| {
                 self.classes.insert(name.clone(), class);
-                Way {
+                LinkCandidate {
                     rate_bytes_per_s: self.rates.get(&name).copied(),
                     stalled: self
                         .stalled_until

@@ -5,7 +5,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use d2tp_sched::{Choice, Class, FREE_RATE_FIRST_BYTES_PER_S, Need, SIZE_UNKNOWN_BYTES, Way};
+use d2tp_sched::{
+    FREE_RATE_FIRST_BYTES_PER_S, FlowDemand, LinkCandidate, LinkChoice, LinkClass,
+    SIZE_UNKNOWN_BYTES,
+};
 use serde::Serialize;
 use tokio::time::timeout;
 
@@ -180,11 +183,11 @@ fn imagined<'a, D: Dial>(
 
 impl<D: Dial> Transfer<'_, D> {
     /// Asks the scheduler as the download would at its beginning.
-    fn imagine(&mut self, ways: &[Way], together: bool) -> Verdict {
+    fn imagine(&mut self, ways: &[LinkCandidate], together: bool) -> Verdict {
         let note = &self.sink.note;
         let remaining_bytes = note.length.map(|l| l.saturating_sub(note.durable_bytes));
         self.seat.ask(&Standing {
-            need: Need {
+            need: FlowDemand {
                 remaining_bytes,
                 ..self.need()
             },
@@ -199,7 +202,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     /// The free link to ask over, or why the origin is not asked.
-    fn may_look(&mut self, ways: &[Way], offline: bool) -> Result<String, String> {
+    fn may_look(&mut self, ways: &[LinkCandidate], offline: bool) -> Result<String, String> {
         if self.sink.note.length.is_some() {
             return Err("an earlier run".into());
         }
@@ -207,7 +210,7 @@ impl<D: Dial> Transfer<'_, D> {
             return Err("nobody was asked (--offline)".into());
         }
         match self.imagine(ways, false).choice {
-            Choice::Use { index, .. } if ways[index].class == d2tp_sched::Class::Free => {
+            LinkChoice::Use { index, .. } if ways[index].class == d2tp_sched::LinkClass::Free => {
                 Ok(ways[index].name.clone())
             }
             _ => Err("nobody was asked: no free network is up".into()),
@@ -224,10 +227,10 @@ impl<D: Dial> Transfer<'_, D> {
         }
     }
 
-    fn forecast(&self, ways: &[Way], together: bool) -> Forecast {
+    fn forecast(&self, ways: &[LinkCandidate], together: bool) -> Forecast {
         let note = &self.sink.note;
         let left = note.length.map(|l| l.saturating_sub(note.durable_bytes));
-        let free = ways.iter().filter(|way| way.class == Class::Free);
+        let free = ways.iter().filter(|way| way.class == LinkClass::Free);
         let rates = free.map(|way| way.rate_bytes_per_s.unwrap_or(FREE_RATE_FIRST_BYTES_PER_S));
         let rate = match together {
             true => rates.sum(),
@@ -254,7 +257,7 @@ impl<D: Dial> Transfer<'_, D> {
         mut self,
         told: Option<Result<Answer, Failure>>,
         from: String,
-        ways: &[Way],
+        ways: &[LinkCandidate],
         together: bool,
     ) -> Result<Rehearsal, Failure> {
         let mut resumable = self.sink.note.validator.as_ref().map(|_| true);
@@ -266,11 +269,11 @@ impl<D: Dial> Transfer<'_, D> {
             }
         }
         let (link, reason, why, unblocks) = match self.imagine(ways, together).choice {
-            Choice::Use { index, .. } if ways[index].name == NO_LINK => {
+            LinkChoice::Use { index, .. } if ways[index].name == NO_LINK => {
                 (Some(NO_LINK.to_owned()), None, NO_LINK_WHY.to_owned(), None)
             }
-            Choice::Use { index, why } => (Some(ways[index].name.clone()), None, why, None),
-            Choice::Wait {
+            LinkChoice::Use { index, why } => (Some(ways[index].name.clone()), None, why, None),
+            LinkChoice::Wait {
                 reason,
                 why,
                 unblocks,

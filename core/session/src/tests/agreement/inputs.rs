@@ -1,8 +1,8 @@
 //! Inputs from a seed: what the real encoder writes, and that with something wrong.
 
 use d2tp_seal::{
-    CookieJar, Initiator, Macs, PacketKeys, Responder, Rng, SecretKey, Secrets, Suite,
-    TICKET_BYTES, Ticket, WAKE_OVERHEAD_BYTES,
+    CipherSuite, CookieSecrets, HandshakeSecrets, Initiator, PacketKeys, Responder, Rng, SecretKey,
+    SessionTicket, SynMacs, TICKET_BYTES, WAKE_OVERHEAD_BYTES,
 };
 use d2tp_time::Span;
 use d2tp_wire::*;
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use super::Case;
 use super::verdict::{array, bytes_of, ticket_fields};
+use crate::client_handshake::PROLOGUE;
 use crate::flow::FlowOptions;
-use crate::knock::PROLOGUE;
 use crate::syn::{SynAck, SynAckBody};
-use crate::{FlowRecord, Record, Role};
+use crate::{FlowRecord, Role, SessionRecord};
 
 const HEAD: usize = 1 + CID_BYTES;
 
@@ -182,7 +182,7 @@ fn damaged(draw: &mut Draw, mut bytes: Vec<u8>) -> (&'static str, Vec<u8>) {
 
 /// The `skip`-th variable-length integer from `at` on, written in a longer form than need be.
 fn longer(bytes: &[u8], at: usize, skip: usize) -> Option<Vec<u8>> {
-    let mut r = Reader::new(bytes.get(at..)?);
+    let mut r = WireReader::new(bytes.get(at..)?);
     for _ in 0..skip {
         r.varint().ok()?;
     }
@@ -207,8 +207,8 @@ fn datagram(draw: &mut Draw) -> Case {
     Case::new("datagram", why, Value::Null, bytes)
 }
 
-fn reason(draw: &mut Draw) -> Reason {
-    Reason::from_u8(draw.byte() % 18)
+fn reason(draw: &mut Draw) -> ReasonCode {
+    ReasonCode::from_u8(draw.byte() % 18)
 }
 
 fn write_frame(draw: &mut Draw, out: &mut Vec<u8>) {
@@ -242,7 +242,7 @@ fn write_frame(draw: &mut Draw, out: &mut Vec<u8>) {
                 high = low - 2 - draw.below(1 << 12);
             }
             let mut buf = [0; 256];
-            let mut w = Writer::new(&mut buf);
+            let mut w = WireWriter::new(&mut buf);
             assert!(Frame::encode_ack(&mut w, path, a, ranges.iter().copied()));
             let n = w.written();
             return out.extend(&buf[..n]);
@@ -336,7 +336,7 @@ fn write_frame(draw: &mut Draw, out: &mut Vec<u8>) {
         },
     };
     let mut buf = [0; 512];
-    let mut w = Writer::new(&mut buf);
+    let mut w = WireWriter::new(&mut buf);
     frame.encode(&mut w);
     let n = w.written();
     out.extend(&buf[..n]);
@@ -473,12 +473,12 @@ fn told() -> Value {
 }
 
 /// What the handshake of the vectors leaves.
-pub(super) fn secrets() -> Secrets {
+pub(super) fn secrets() -> HandshakeSecrets {
     let told = told();
     let server = SecretKey::from_bytes(array(&told["server_secret"]));
     let mut out = [0; 2048];
     let syn = bytes_of(&told["syn"]["datagram"]);
-    let message = &syn[HEAD..syn.len() - Macs::BYTES];
+    let message = &syn[HEAD..syn.len() - SynMacs::BYTES];
     let seed = array(&told["server_ephemeral_secret"]);
     let (responder, _) =
         Responder::read(&server, PROLOGUE, seed, message, &mut out).expect("a vector");
@@ -496,11 +496,11 @@ fn sealed(keys: &mut PacketKeys, cid: Cid, path: u32, number: u64, frames: &[u8]
     packet
 }
 
-fn suite(draw: &mut Draw) -> Suite {
+fn suite(draw: &mut Draw) -> CipherSuite {
     if draw.one_in(2) {
-        Suite::Aes128Gcm
+        CipherSuite::Aes128Gcm
     } else {
-        Suite::ChaCha20Poly1305
+        CipherSuite::ChaCha20Poly1305
     }
 }
 
@@ -548,7 +548,7 @@ fn packet(draw: &mut Draw) -> Case {
 
 fn write_syn_payload(draw: &mut Draw) -> Vec<u8> {
     let mut buf = [0; 2_400];
-    let mut w = Writer::new(&mut buf);
+    let mut w = WireWriter::new(&mut buf);
     w.u64(draw.0.u64());
     w.u32(draw.v32());
     let suites = draw.bytes(4);
@@ -570,10 +570,10 @@ fn write_syn_payload(draw: &mut Draw) -> Vec<u8> {
     buf[..n].to_vec()
 }
 
-fn write_early_data(draw: &mut Draw, w: &mut Writer<'_>) {
+fn write_early_data(draw: &mut Draw, w: &mut WireWriter<'_>) {
     w.u8(255);
     let mut buf = [0; 1_000];
-    let mut frames = Writer::new(&mut buf);
+    let mut frames = WireWriter::new(&mut buf);
     // Mostly ids that are the device's, of an epoch before the SYN's.
     for _ in 0..draw.below(4) {
         let flow = match draw.below(8) {
@@ -610,7 +610,7 @@ fn write_early_data(draw: &mut Draw, w: &mut Writer<'_>) {
     w.bytes(&buf[..n]);
 }
 
-fn write_claims(draw: &mut Draw, w: &mut Writer<'_>) {
+fn write_claims(draw: &mut Draw, w: &mut WireWriter<'_>) {
     if draw.one_in(4) {
         return;
     }
@@ -659,7 +659,7 @@ fn syn(draw: &mut Draw) -> Case {
         1 => 1200 + draw.below(100) as usize,
         _ => 1200,
     };
-    payload.resize(size - HEAD - 96 - Macs::BYTES, 0);
+    payload.resize(size - HEAD - 96 - SynMacs::BYTES, 0);
     let mut syn = vec![0; size];
     syn[0] = PacketKind::Syn.first_byte();
     if draw.one_in(8) {
@@ -671,7 +671,7 @@ fn syn(draw: &mut Draw) -> Case {
     } else {
         server.public()
     };
-    let message = &mut syn[HEAD..size - Macs::BYTES];
+    let message = &mut syn[HEAD..size - SynMacs::BYTES];
     Initiator::start(&device, &known, PROLOGUE, draw.0.array(), &payload, message)
         .expect("it fits");
     let cookie: [u8; 16] = draw.0.array();
@@ -687,21 +687,21 @@ fn syn(draw: &mut Draw) -> Case {
     } else {
         server.public()
     };
-    Macs::write(&mut syn, &mac_key, used.as_ref());
+    SynMacs::write(&mut syn, &mac_key, used.as_ref());
     let (why, syn) = perhaps_damaged(draw, &why, syn);
     let given = json!({"server_secret": hex::encode(server.to_bytes()),
         "cookie": given_cookie.map(hex::encode)});
     Case::new("syn", why, given, syn)
 }
 
-fn ticket(draw: &mut Draw) -> Ticket {
-    Ticket {
+fn ticket(draw: &mut Draw) -> SessionTicket {
+    SessionTicket {
         bytes: draw.0.array(),
         secret: draw.0.array(),
     }
 }
 
-fn perhaps_a_ticket(draw: &mut Draw) -> Option<Ticket> {
+fn perhaps_a_ticket(draw: &mut Draw) -> Option<SessionTicket> {
     draw.one_in(2).then(|| ticket(draw))
 }
 
@@ -716,7 +716,7 @@ fn wake(draw: &mut Draw) -> Case {
         _ => 1200,
     };
     payload.resize(
-        size - HEAD - TICKET_BYTES - WAKE_OVERHEAD_BYTES - Macs::BYTES,
+        size - HEAD - TICKET_BYTES - WAKE_OVERHEAD_BYTES - SynMacs::BYTES,
         0,
     );
     let mut datagram = vec![0; size];
@@ -725,7 +725,7 @@ fn wake(draw: &mut Draw) -> Case {
         datagram[0] = 0b011 << 5 | draw.below(32) as u8;
     }
     datagram[1..HEAD].copy_from_slice(&draw.cid().0);
-    let end = size - Macs::BYTES;
+    let end = size - SynMacs::BYTES;
     let (shown, message) = datagram[HEAD..end].split_at_mut(TICKET_BYTES);
     shown.copy_from_slice(&ticket.bytes);
     // The ticket's bytes, its secret and both keys are each part of what must fit.
@@ -749,7 +749,7 @@ fn wake(draw: &mut Draw) -> Case {
     } else {
         server.public()
     };
-    Macs::write(&mut datagram, &mac_key, None);
+    SynMacs::write(&mut datagram, &mac_key, None);
     let (why, datagram) = perhaps_damaged(draw, "a WAKE", datagram);
     let given = json!({"server_secret": hex::encode(server.to_bytes()),
         "device_public": hex::encode(device.public().0),
@@ -765,7 +765,7 @@ fn write_syn_ack_payload(draw: &mut Draw) -> Vec<u8> {
         1 => SynAck::Refused(reason(draw)),
         2 => SynAck::NoSuite,
         3 => SynAck::NoTicket,
-        _ => SynAck::Welcome(SynAckBody {
+        _ => SynAck::Accepted(SynAckBody {
             cid: draw.cid(),
             token: draw.0.array(),
             suite: if draw.one_in(8) {
@@ -783,7 +783,7 @@ fn write_syn_ack_payload(draw: &mut Draw) -> Vec<u8> {
         }),
     };
     let mut buf = [0; 400];
-    let mut w = Writer::new(&mut buf);
+    let mut w = WireWriter::new(&mut buf);
     answer.encode(&mut w);
     let n = w.written();
     buf[..n].to_vec()
@@ -837,8 +837,10 @@ fn syn_ack(draw: &mut Draw) -> Case {
     }
     datagram.extend(draw.cid().0);
     datagram.extend(&out[..n]);
-    let suite = answer.get(25).and_then(|code| Suite::from_code(*code));
-    let mut keys = PacketKeys::new(suite.unwrap_or(Suite::Aes128Gcm), &secrets, false);
+    let suite = answer
+        .get(25)
+        .and_then(|code| CipherSuite::from_code(*code));
+    let mut keys = PacketKeys::new(suite.unwrap_or(CipherSuite::Aes128Gcm), &secrets, false);
     let first = sealed(&mut keys, draw.cid(), 0, draw.below(5), &[1]);
     let (why, datagram) = perhaps_damaged(draw, &why, datagram);
     let given = json!({"device_secret": hex::encode(device.to_bytes()),
@@ -851,7 +853,7 @@ fn syn_ack(draw: &mut Draw) -> Case {
 fn cookie(draw: &mut Draw) -> Case {
     let server = SecretKey::from_bytes(draw.0.array()).public();
     let (mac1, nonce): ([u8; 16], [u8; 12]) = (draw.0.array(), draw.0.array());
-    let jar = CookieJar::new(&server, draw.0.array(), [0; 32]);
+    let jar = CookieSecrets::new(&server, draw.0.array(), [0; 32]);
     let mut datagram = vec![PacketKind::Cookie.first_byte()];
     datagram.extend(draw.cid().0);
     datagram.extend(nonce);
@@ -923,7 +925,7 @@ fn record(draw: &mut Draw) -> Case {
         Role::Responder
     };
     let ticket = perhaps_a_ticket(draw).filter(|_| role == Role::Initiator);
-    let record = Record {
+    let record = SessionRecord {
         role,
         peer: d2tp_seal::PublicKey(draw.0.array()),
         instance: draw.0.u64(),

@@ -1,20 +1,20 @@
 //! What bytes say to the code of `core/`.
 
-use d2tp_seal::{Initiator, Macs, PacketKeys, PublicKey, Responder, SecretKey, Suite};
-use d2tp_seal::{TICKET_BYTES, Ticket, open_cookie, unknown_token};
+use d2tp_seal::{CipherSuite, Initiator, PacketKeys, PublicKey, Responder, SecretKey, SynMacs};
+use d2tp_seal::{SessionTicket, TICKET_BYTES, open_cookie, verify_unknown_token};
 use d2tp_time::Time;
 use d2tp_wire::{
-    CID_BYTES, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FrameIter, PacketKind, PathId, Reader,
-    TAG_BYTES, VERSION,
+    CID_BYTES, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FrameIter, PacketKind, PathId, TAG_BYTES,
+    VERSION, WireReader,
 };
 use serde_json::{Value, json};
 
 use super::inputs::secrets;
-use crate::endpoint::{Admission, Endpoint, Incoming};
-use crate::knock::PROLOGUE;
+use crate::client_handshake::PROLOGUE;
+use crate::endpoint::{Admission, Endpoint, IncomingDatagram};
 use crate::path::{Addresses, LinkId};
 use crate::syn::{Syn, SynAck};
-use crate::{Config, Record, Role};
+use crate::{EndpointConfig, Role, SessionRecord};
 
 #[path = "../../../../wire/tests/described/mod.rs"]
 mod described;
@@ -29,12 +29,12 @@ pub(super) fn verdict(case: &str, given: &Value, bytes: &[u8]) -> Value {
         "packet" => packet(given, bytes),
         "syn" => syn(given, bytes),
         "wake" => wake(given, bytes),
-        "syn payload" => Syn::decode(&mut Reader::new(bytes)).map(|syn| syn_fields(&syn)),
+        "syn payload" => Syn::decode(&mut WireReader::new(bytes)).map(|syn| syn_fields(&syn)),
         "syn ack" => syn_ack(given, bytes),
         "syn ack payload" => syn_ack_payload(bytes).map(|(fields, _)| fields),
         "cookie" => cookie(given, bytes),
         "unknown" => unknown(given, bytes),
-        "record" => Record::decode(bytes)
+        "record" => SessionRecord::decode(bytes)
             .ok()
             .map(|record| record_fields(&record)),
         other => panic!("no reader is called {other}"),
@@ -83,7 +83,7 @@ fn frames(bytes: &[u8]) -> Option<Value> {
 
 fn packet(given: &Value, bytes: &[u8]) -> Option<Value> {
     let number = |name: &str| given[name].as_u64().expect("a number");
-    let suite = Suite::from_code(number("suite") as u8).expect("a suite");
+    let suite = CipherSuite::from_code(number("suite") as u8).expect("a suite");
     let by_initiator = given["sender"] == "initiator";
     let mut tx = PacketKeys::new(suite, &secrets(), by_initiator);
     let mut rx = PacketKeys::new(suite, &secrets(), !by_initiator);
@@ -121,7 +121,7 @@ fn syn_fields(syn: &Syn) -> Value {
 /// Whether a server answers this SYN with a SYN+ACK.
 fn is_answered(server: &SecretKey, bytes: &[u8]) -> bool {
     let mut endpoint = Endpoint::new(
-        Config::default(),
+        EndpointConfig::default(),
         server.clone(),
         Admission::Anybody,
         [1; 32],
@@ -135,7 +135,7 @@ fn is_answered(server: &SecretKey, bytes: &[u8]) -> bool {
     let now = Time::from_nanos(5_000_000_000);
     let mut bytes = bytes.to_vec();
     let bytes = &mut bytes[..];
-    endpoint.handle_datagram(now, Incoming { addresses, bytes });
+    endpoint.handle_datagram(now, IncomingDatagram { addresses, bytes });
     let mut out = vec![0; 65536];
     endpoint
         .poll_transmit(now, &mut out)
@@ -160,14 +160,14 @@ fn read_syn(server: &SecretKey, cookie: &Value, bytes: &[u8]) -> Option<Value> {
     }
     let cookie: Option<[u8; 16]> = (!cookie.is_null()).then(|| array(cookie));
     let mut ours = bytes.to_vec();
-    Macs::write(&mut ours, &server.public(), cookie.as_ref());
-    if Macs::mac1(&ours) != Macs::mac1(bytes) {
+    SynMacs::write(&mut ours, &server.public(), cookie.as_ref());
+    if SynMacs::mac1(&ours) != SynMacs::mac1(bytes) {
         return None;
     }
     let mut payload = vec![0; bytes.len()];
-    let message = &bytes[HEAD..bytes.len() - Macs::BYTES];
+    let message = &bytes[HEAD..bytes.len() - SynMacs::BYTES];
     let (responder, n) = Responder::read(server, PROLOGUE, [9; 32], message, &mut payload).ok()?;
-    let syn = Syn::decode(&mut Reader::new(&payload[..n]))?;
+    let syn = Syn::decode(&mut WireReader::new(&payload[..n]))?;
     Some(
         json!({"cid": cid, "device": hex::encode(responder.peer().0),
                 "address_proved": cookie.is_some() && ours == bytes,
@@ -176,8 +176,8 @@ fn read_syn(server: &SecretKey, cookie: &Value, bytes: &[u8]) -> Option<Value> {
 }
 
 /// A ticket and its secret; null if there is none.
-pub(super) fn ticket_fields(ticket: Option<&Ticket>) -> Value {
-    let fields = |t: &Ticket| json!([hex::encode(t.bytes), hex::encode(t.secret)]);
+pub(super) fn ticket_fields(ticket: Option<&SessionTicket>) -> Value {
+    let fields = |t: &SessionTicket| json!([hex::encode(t.bytes), hex::encode(t.secret)]);
     ticket.map_or(Value::Null, fields)
 }
 
@@ -189,13 +189,13 @@ fn wake(given: &Value, bytes: &[u8]) -> Option<Value> {
     }
     let server = SecretKey::from_bytes(array(&given["server_secret"]));
     let mut ours = bytes.to_vec();
-    Macs::write(&mut ours, &server.public(), None);
-    if Macs::mac1(&ours) != Macs::mac1(bytes) {
+    SynMacs::write(&mut ours, &server.public(), None);
+    if SynMacs::mac1(&ours) != SynMacs::mac1(bytes) {
         return None;
     }
-    let message = &bytes[HEAD..bytes.len() - Macs::BYTES];
+    let message = &bytes[HEAD..bytes.len() - SynMacs::BYTES];
     let (shown, message) = message.split_first_chunk::<TICKET_BYTES>()?;
-    let ticket = Ticket {
+    let ticket = SessionTicket {
         bytes: *shown,
         secret: array(&given["ticket_secret"]),
     };
@@ -211,15 +211,15 @@ fn wake(given: &Value, bytes: &[u8]) -> Option<Value> {
         &mut payload,
     )
     .ok()?;
-    let syn = Syn::decode(&mut Reader::new(&payload[..n]))?;
+    let syn = Syn::decode(&mut WireReader::new(&payload[..n]))?;
     Some(json!({"cid": cid, "ticket": hex::encode(shown), "payload": syn_fields(&syn)}))
 }
 
 /// The fields, and the suite if it is a welcome.
-fn syn_ack_payload(payload: &[u8]) -> Option<(Value, Option<Suite>)> {
-    Some(match SynAck::decode(&mut Reader::new(payload))? {
-        SynAck::Welcome(b) => {
-            let suite = Suite::from_code(b.suite)?;
+fn syn_ack_payload(payload: &[u8]) -> Option<(Value, Option<CipherSuite>)> {
+    Some(match SynAck::decode(&mut WireReader::new(payload))? {
+        SynAck::Accepted(b) => {
+            let suite = CipherSuite::from_code(b.suite)?;
             let spare: Vec<_> = b
                 .spare
                 .iter()
@@ -249,7 +249,7 @@ fn syn_ack(given: &Value, bytes: &[u8]) -> Option<Value> {
     let started = if given["ticket"].is_null() {
         Initiator::start(&device, &server, PROLOGUE, seed, &payload, &mut out)
     } else {
-        let ticket = Ticket {
+        let ticket = SessionTicket {
             bytes: array(&given["ticket"][0]),
             secret: array(&given["ticket"][1]),
         };
@@ -283,10 +283,10 @@ fn cookie(given: &Value, bytes: &[u8]) -> Option<Value> {
 
 fn unknown(given: &Value, bytes: &[u8]) -> Option<Value> {
     let (cid, token) = body(PacketKind::Unknown, bytes)?;
-    unknown_token(&array(&given["token"]), token).then(|| json!({"cid": cid}))
+    verify_unknown_token(&array(&given["token"]), token).then(|| json!({"cid": cid}))
 }
 
-pub(crate) fn record_fields(r: &Record) -> Value {
+pub(crate) fn record_fields(r: &SessionRecord) -> Value {
     let flows: Vec<Value> = r
         .flows
         .iter()

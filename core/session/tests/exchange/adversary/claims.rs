@@ -42,7 +42,7 @@ fn a_claim_below_what_was_durable_is_refused_and_others_are_taken_up() {
     assert_eq!(
         answers,
         [
-            (flow(0), Some(Reason::RolledBack), 0),
+            (flow(0), Some(ReasonCode::RolledBack), 0),
             (flow(1), None, 4000)
         ]
     );
@@ -111,7 +111,7 @@ fn claims_of_what_is_durable_are_cut_to_what_was_sent() {
         offset: VARINT_MAX,
     }]);
     let told = r.events.iter().find_map(|e| match e {
-        Event::PeerDurable { offset, .. } => Some(*offset),
+        SessionEvent::PeerDurable { offset, .. } => Some(*offset),
         _ => None,
     });
     assert!(told.is_some_and(|o| o <= 5000), "{told:?}");
@@ -209,7 +209,7 @@ fn a_grant_makes_no_flow_known_that_a_claim_could_take_up() {
     assert_eq!(r.with_session(|s| s.flow_ids()), [flow(0)]);
     r.inbox.clear();
     r.say(&[claim(flow(0))]);
-    assert_eq!(refused(&mut r), [(flow(0), Reason::UnknownFlow)]);
+    assert_eq!(refused(&mut r), [(flow(0), ReasonCode::UnknownFlow)]);
     // A second GRANT is no more than the first; an OPEN or a byte is.
     r.say(&[grant(flow(1)), grant(flow(1)), claim(flow(1))]);
     r.say(&[
@@ -219,6 +219,6 @@ fn a_grant_makes_no_flow_known_that_a_claim_could_take_up() {
         claim(flow(2)),
     ]);
     r.say(&[data(flow(3), 0, b"x"), grant(flow(3)), claim(flow(3))]);
-    assert_eq!(refused(&mut r), [(flow(1), Reason::UnknownFlow)]);
+    assert_eq!(refused(&mut r), [(flow(1), ReasonCode::UnknownFlow)]);
     assert!(r.is_alive());
 }

@@ -13,9 +13,9 @@ fn sleeps() -> FlowOptions {
     }
 }
 
-fn closed(events: &[(Time, SessionId, Event)]) -> Vec<SessionEnd> {
+fn closed(events: &[(Time, SessionId, SessionEvent)]) -> Vec<SessionEnd> {
     let ends = events.iter().filter_map(|(_, _, e)| match e {
-        Event::Closed(end) => Some(end.clone()),
+        SessionEvent::Closed(end) => Some(end.clone()),
         _ => None,
     });
     ends.collect()
@@ -143,7 +143,7 @@ fn a_close_survives_as_a_record_and_is_told_by_the_next_process() {
     p.server.hibernate(now, server).unwrap();
     close(&mut p);
     let record = p.device.hibernate(now, p.session).unwrap();
-    assert!(Record::decode(&record).unwrap().closing.is_some());
+    assert!(SessionRecord::decode(&record).unwrap().closing.is_some());
     p.device = Endpoint::new(
         config(),
         crate::pair::device_key(),
@@ -200,7 +200,7 @@ fn a_reset_and_a_stop_that_were_never_heard_are_told_after_a_sleep_as_a_record()
     p.pump();
     let now = p.now;
     let record = p.device.hibernate(now, session).unwrap();
-    let kept = &Record::decode(&record).unwrap().flows[0];
+    let kept = &SessionRecord::decode(&record).unwrap().flows[0];
     assert_eq!(kept.stopped, Some(6));
     p.session = p.device.restore(now, &record, 500..600).unwrap();
     p.attach(0, "192.0.2.9:4000");
@@ -209,7 +209,7 @@ fn a_reset_and_a_stop_that_were_never_heard_are_told_after_a_sleep_as_a_record()
     let heard = p.server_events.iter().any(|(_, _, e)| {
         matches!(
             e,
-            Event::Ended {
+            SessionEvent::Ended {
                 end: FlowEnd::Reset(6),
                 ..
             }
@@ -246,13 +246,13 @@ fn a_server_that_closes_on_a_device_that_is_away_tells_it_when_it_comes_back() {
 #[test]
 fn a_closed_session_takes_in_nothing_more() {
     // R-CLOSE-1: flows that arrive between CLOSE and its answer open nothing.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.with_session(|s| s.close(1, "over"));
     r.events.clear();
     r.say(&[data(flow(0), 0, b"x")]);
     assert!(r.events.is_empty(), "{:?}", r.events);
     r.acknowledge();
-    assert_eq!(r.events, [Event::Closed(SessionEnd::Local)]);
+    assert_eq!(r.events, [SessionEvent::Closed(SessionEnd::Local)]);
 }
 
 #[test]
@@ -265,17 +265,24 @@ fn a_server_that_is_told_to_pause_stops_at_once_and_goes_on_when_the_device_does
     p.run_for(Span::from_secs(1));
     let (now, session) = (p.now, p.session);
     p.device
-        .with(session, |s| s.suspend(now, Reason::Sleeping))
+        .with(session, |s| s.suspend(now, ReasonCode::Sleeping))
         .unwrap();
     p.pump();
-    assert_eq!(p.device.session(session).unwrap().life(), Life::Suspended);
+    assert_eq!(
+        p.device.session(session).unwrap().state(),
+        SessionState::Suspended
+    );
     p.run_for(MS.times(15));
     let server = p.server_session().unwrap();
-    assert_eq!(p.server.session(server).unwrap().life(), Life::Suspended);
+    assert_eq!(
+        p.server.session(server).unwrap().state(),
+        SessionState::Suspended
+    );
     let sent = p.wires[&0].bytes_down;
     p.run_for(Span::from_secs(600));
     assert_eq!(p.wires[&0].bytes_down, sent, "not one byte more");
-    let heard = |e: &(Time, SessionId, Event)| e.2 == Event::Suspended(Reason::Sleeping);
+    let heard =
+        |e: &(Time, SessionId, SessionEvent)| e.2 == SessionEvent::Suspended(ReasonCode::Sleeping);
     assert!(p.server_events.iter().any(heard));
     p.open_path(0, false);
     assert!(p.run_until(Span::from_secs(30), |p| p.is_whole(flow)));
@@ -285,10 +292,10 @@ fn a_server_that_is_told_to_pause_stops_at_once_and_goes_on_when_the_device_does
 #[test]
 fn a_packet_from_before_a_pause_does_not_end_it() {
     // R-SUSPEND-3
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let early = r.packet(0, &[data(flow(0), 0, b"x")]);
     r.say(&[Frame::Suspend {
-        reason: Reason::Sleeping,
+        reason: ReasonCode::Sleeping,
     }]);
     assert!(!r.is_alive());
     r.throw(r.home, early);

@@ -14,7 +14,7 @@ fn bytes_heard(r: &mut Rogue) -> usize {
 #[test]
 fn a_flood_of_challenges_while_nothing_is_acknowledged_is_answered_in_bounds() {
     // R-PATH-3, and CVE-2023-49295: answers piled up while the victim's window stood still.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.say(&[data(flow(0), 0, b"x")]);
     r.with_session(|s| s.write(flow(0), vec![1; 200_000].into()).unwrap());
     r.inbox.clear();
@@ -29,7 +29,7 @@ fn a_flood_of_challenges_while_nothing_is_acknowledged_is_answered_in_bounds() {
     }
     assert!(r.is_alive());
     assert!(answers <= 4 * 500, "{answers} answers to 500 packets");
-    let held = r.with_session(|s| s.broken_bound(200_000));
+    let held = r.with_session(|s| s.violated_limit(200_000));
     assert_eq!(held, None);
     // They left, or are forgotten: none is owed from before.
     r.wait(MS.times(10));
@@ -42,10 +42,10 @@ fn a_flood_of_challenges_while_nothing_is_acknowledged_is_answered_in_bounds() {
 #[test]
 fn a_guessed_connection_id_with_other_keys_changes_nothing() {
     // R-SEAL-1: whoever has seen or guessed an id, and sends CLOSE and RESET under keys of his own.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.say(&[data(flow(0), 0, b"x")]);
     r.inbox.clear();
-    let mut other = Rogue::with(Config::default());
+    let mut other = Rogue::with(EndpointConfig::default());
     other.instance = 9;
     other.secret = SecretKey::from_bytes([67; 32]);
     other.enter(1);
@@ -90,7 +90,7 @@ fn a_guessed_connection_id_with_other_keys_changes_nothing() {
 fn a_guessed_flow_id_of_another_client_is_refused_and_its_owner_goes_on() {
     // R-RESUME-1: flows belong to a host key and an instance, and neither is enough.
     for (secret, instance) in [([67; 32], 5), ([66; 32], 6)] {
-        let mut r = Rogue::inside(Config::default());
+        let mut r = Rogue::inside(EndpointConfig::default());
         r.say(&[data(flow(0), 0, b"mine")]);
         r.with_session(|s| s.write(flow(0), Bytes::from_static(&[7; 3000])).unwrap());
         let owner = r.session().unwrap();
@@ -113,17 +113,17 @@ fn a_guessed_flow_id_of_another_client_is_refused_and_its_owner_goes_on() {
             Frame::Data { flow, .. } => Some((*flow, None)),
             _ => None,
         });
-        assert_eq!(answers, [(flow(0), Some(Reason::UnknownFlow))]);
+        assert_eq!(answers, [(flow(0), Some(ReasonCode::UnknownFlow))]);
         let theirs = r.server.session(owner).expect("the owner's session stands");
         assert_eq!(theirs.flow_ids(), [flow(0)]);
-        assert_eq!(theirs.life(), Life::Established);
+        assert_eq!(theirs.state(), SessionState::Established);
     }
 }
 
 #[test]
 fn credit_that_shrinks_or_has_no_end_frees_and_takes_nothing() {
     // R-FLOW-3
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.say(&[data(flow(0), 0, b"x")]);
     for max in [VARINT_MAX, 0, 1, VARINT_MAX - 1] {
         r.say(&[
@@ -141,7 +141,7 @@ fn credit_that_shrinks_or_has_no_end_frees_and_takes_nothing() {
         heard > 0 && heard < room,
         "{heard} bytes at once, of {room}"
     );
-    let (left, broken) = r.with_session(|s| (s.write_room(flow(0)).unwrap(), s.broken_bound(1)));
+    let (left, broken) = r.with_session(|s| (s.write_room(flow(0)).unwrap(), s.violated_limit(1)));
     assert!(left <= heard, "room for {left} bytes more");
     assert_eq!(broken, None);
     assert!(r.is_alive());
@@ -151,7 +151,7 @@ fn credit_that_shrinks_or_has_no_end_frees_and_takes_nothing() {
 fn a_flood_of_tiny_frames_is_answered_by_less_than_it_brought() {
     // R-PATH-2's spirit for members: a hundred thousand frames of one byte, in packets of one and of
     // many, cost no answer but acknowledgements.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.inbox.clear();
     let (mut brought, mut heard) = (0, 0);
     let many = vec![Frame::Ping; 1_000];
@@ -177,14 +177,14 @@ fn a_flood_of_tiny_frames_is_answered_by_less_than_it_brought() {
     }
     assert!(heard <= brought, "{heard} bytes for {brought}");
     assert!(r.is_alive());
-    assert_eq!(r.with_session(|s| s.broken_bound(0)), None);
+    assert_eq!(r.with_session(|s| s.violated_limit(0)), None);
 }
 
 #[test]
 fn probes_that_nobody_answers_and_acknowledgements_that_come_too_late_are_no_fault() {
     // CVE-2025-29785: recovery of a lost path probe panicked. Here the size and the addresses are
     // probed, nobody answers for an hour, and then everything is acknowledged at once.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.say(&[data(flow(0), 0, b"x")]);
     r.with_session(|s| s.write(flow(0), vec![1; 50_000].into()).unwrap());
     let packet = r.packet(1, &[status(1, 1, false)]);
@@ -240,7 +240,7 @@ fn a_datagram_said_to_be_too_big_makes_none_smaller_than_the_least_and_stalls_no
 fn the_last_epoch_there_is_bricks_nobody_but_the_instance_that_used_it() {
     // CVE-2021-46873: a clock far ahead made a key useless for ever. Epochs are counted for each
     // instance, so a host that used them up begins another one (R-HS-2).
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     r.enter(u32::MAX);
     r.inbox.clear();
     let syn = r.syn(1, None);

@@ -35,10 +35,10 @@ fn until_a_number_is_left_out(r: &mut Rogue) -> u64 {
 #[test]
 fn a_receiver_that_acknowledges_what_did_not_arrive_is_found_out() {
     // R-ACK-4: here the sender left a number out; an optimist cannot know which.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let honest = until_a_number_is_left_out(&mut r);
     assert!(r.is_alive(), "an honest receiver is not blamed");
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.say(&[data(flow(0), 0, b"x")]);
     for _ in 0..200 {
         let Some(_) = r.session().filter(|_| r.is_alive()) else {
@@ -76,7 +76,7 @@ fn numbers_left_out_cost_an_honest_download_nothing() {
 #[test]
 fn forged_packets_wear_the_keys_out_and_the_device_comes_with_new_ones() {
     // R-SEAL-5
-    let mut p = Pair::with(Config {
+    let mut p = Pair::with(EndpointConfig {
         failed_openings_max: 50,
         ..config()
     });
@@ -108,7 +108,7 @@ fn forged_packets_wear_the_keys_out_and_the_device_comes_with_new_ones() {
 #[test]
 fn a_confirmation_that_comes_after_its_handshake_expired_makes_no_session() {
     // R-HS-17: no timer fires in between; the clock alone decides.
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     let syn = r.syn(1, None);
     r.throw(r.home, syn);
     let (_, answer) = r.inbox.pop().unwrap();
@@ -122,7 +122,7 @@ fn a_confirmation_that_comes_after_its_handshake_expired_makes_no_session() {
 #[test]
 fn flow_ids_beyond_their_bits_are_bad_frames_and_not_other_flows() {
     // R-FLOW-10
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let alias = FlowId(flow(0).0 | 1 << 57);
     assert_eq!(
         (alias.epoch(), alias.counter()),
@@ -136,7 +136,7 @@ fn flow_ids_beyond_their_bits_are_bad_frames_and_not_other_flows() {
 #[test]
 fn events_that_nobody_takes_are_bounded_for_each_session() {
     // The driver sleeps; a peer changes a deadline a hundred thousand times.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.say(&[data(flow(0), 0, b"x")]);
     let mut seq = 0;
     for _ in 0..700 {
@@ -158,7 +158,7 @@ fn events_that_nobody_takes_are_bounded_for_each_session() {
         };
         let bytes = &mut packet[..];
         r.server
-            .handle_datagram(r.now, Incoming { addresses, bytes });
+            .handle_datagram(r.now, IncomingDatagram { addresses, bytes });
     }
     let mut n = 0;
     while r.server.poll_event().is_some() {
@@ -167,7 +167,7 @@ fn events_that_nobody_takes_are_bounded_for_each_session() {
     assert!((1_000..=EVENTS_MAX).contains(&n), "{n} events were kept");
     r.say(&[data(flow(1), 0, b"x")]);
     assert!(
-        r.events.contains(&Event::Opened(flow(1))),
+        r.events.contains(&SessionEvent::Opened(flow(1))),
         "taken events make room"
     );
 }
@@ -175,7 +175,7 @@ fn events_that_nobody_takes_are_bounded_for_each_session() {
 #[test]
 fn claims_that_find_no_place_to_be_refused_are_not_acknowledged() {
     // R-RESUME-9
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.open_inbox();
     let claim = |n| Frame::Resume {
         flow: flow(n),
@@ -218,7 +218,7 @@ fn claims_that_find_no_place_to_be_refused_are_not_acknowledged() {
 #[test]
 fn a_refusal_that_is_lost_is_said_again_with_its_reason() {
     // R-RESUME-9: a claim below what was durable; the first answer vanishes.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.say(&[Frame::Open {
         flow: flow(0),
         flags: Frame::OPEN_DURABLE,
@@ -252,7 +252,10 @@ fn a_refusal_that_is_lost_is_said_again_with_its_reason() {
         found
     };
     let first = reasons(&mut r);
-    assert!(matches!(first[..], [(_, Reason::RolledBack)]), "{first:?}");
+    assert!(
+        matches!(first[..], [(_, ReasonCode::RolledBack)]),
+        "{first:?}"
+    );
     // Everything after it arrives.
     r.say(&[data(flow(1), 0, b"x")]);
     r.with_session(|s| s.write(flow(1), vec![1; 9000].into()).unwrap());
@@ -262,13 +265,16 @@ fn a_refusal_that_is_lost_is_said_again_with_its_reason() {
     r.acknowledge();
     let again = reasons(&mut r);
     assert!(!again.is_empty());
-    assert!(again.iter().all(|a| a.1 == Reason::RolledBack), "{again:?}");
+    assert!(
+        again.iter().all(|a| a.1 == ReasonCode::RolledBack),
+        "{again:?}"
+    );
 }
 
 #[test]
 fn used_flow_ids_full_of_gaps_are_remembered_in_bounded_memory() {
     // R-FLOW-11, R-FLOW-5: every other id is opened and ended, far beyond the bound.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     for n in 0..(SEEN_RANGES_AWAKE_MAX as u32 + 500) {
         let id = flow(2 * n);
         r.say(&[
@@ -284,7 +290,7 @@ fn used_flow_ids_full_of_gaps_are_remembered_in_bounded_memory() {
         r.acknowledge();
     }
     assert!(r.is_alive(), "{:?}", r.verdict());
-    let opened = |r: &Rogue, id| r.events.contains(&Event::Opened(id));
+    let opened = |r: &Rogue, id| r.events.contains(&SessionEvent::Opened(id));
     // Used ids stay used; the lowest gaps count as used too; the highest are still free.
     let last = 2 * (SEEN_RANGES_AWAKE_MAX as u32 + 499);
     r.events.clear();
@@ -299,12 +305,12 @@ fn used_flow_ids_full_of_gaps_are_remembered_in_bounded_memory() {
 #[test]
 fn a_session_with_bytes_that_nobody_could_give_again_does_not_sleep_as_a_record() {
     // R-SUSPEND-4
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.say(&[data(flow(0), 0, b"not read yet")]);
     let id = r.session().unwrap();
     assert_eq!(
         r.server.hibernate(r.now, id),
-        Err(HibernateError::Bound(flow(0)))
+        Err(HibernateError::FlowNotReplayable(flow(0)))
     );
     r.with_session(|s| s.read(flow(0), 100).unwrap());
     r.with_session(|s| {
@@ -313,7 +319,7 @@ fn a_session_with_bytes_that_nobody_could_give_again_does_not_sleep_as_a_record(
     });
     assert_eq!(
         r.server.hibernate(r.now, id),
-        Err(HibernateError::Bound(flow(0)))
+        Err(HibernateError::FlowNotReplayable(flow(0)))
     );
     r.acknowledge();
     assert!(r.server.hibernate(r.now, id).is_ok());
@@ -330,7 +336,7 @@ fn limit(seq: u64, bytes: u64) -> Frame<'static> {
 #[test]
 fn the_device_bounds_what_is_in_flight_and_no_lower_than_four_datagrams() {
     // R-PATH-12
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let in_flight = |r: &mut Rogue| r.with_session(|s| s.path_stats()[0].in_flight);
     r.say(&[data(flow(0), 0, b"x"), limit(2, 8_000)]);
     r.with_session(|s| s.write(flow(0), vec![1; 300_000].into()).unwrap());
@@ -381,7 +387,7 @@ fn a_limit_set_at_the_device_holds_at_the_server_even_if_its_packet_is_lost() {
 #[test]
 fn an_end_of_claims_that_counts_more_than_were_made_ends_the_session() {
     // R-RESUME-10
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let claim = Frame::Resume {
         flow: flow(3),
         received: 0,
@@ -396,9 +402,9 @@ fn an_end_of_claims_that_counts_more_than_were_made_ends_the_session() {
 #[test]
 fn a_client_key_gets_its_share_of_sessions_and_others_get_theirs() {
     // R-QUOTA-1
-    let mut r = Rogue::with(Config {
+    let mut r = Rogue::with(EndpointConfig {
         sessions_per_key_max: 3,
-        ..Config::default()
+        ..EndpointConfig::default()
     });
     let knock = |r: &mut Rogue, instance| {
         r.instance = instance;
@@ -431,9 +437,9 @@ fn a_client_key_gets_its_share_of_sessions_and_others_get_theirs() {
 #[test]
 fn flows_of_a_client_are_counted_over_all_its_sessions_and_refused_beyond_its_share() {
     // R-QUOTA-2
-    let mut r = Rogue::inside(Config {
+    let mut r = Rogue::inside(EndpointConfig {
         flows_per_key_max: 10,
-        ..Config::default()
+        ..EndpointConfig::default()
     });
     for n in 0..6 {
         r.say(&[data(flow(n), 0, b"x")]);
@@ -455,7 +461,7 @@ fn flows_of_a_client_are_counted_over_all_its_sessions_and_refused_beyond_its_sh
         r.say(&[data(flow(n), 0, b"x")]);
     }
     let opened = |r: &Rogue| {
-        let opened = |e: &&Event| matches!(e, Event::Opened(_));
+        let opened = |e: &&SessionEvent| matches!(e, SessionEvent::Opened(_));
         r.events.iter().filter(opened).count()
     };
     assert_eq!(opened(&r), 4, "six there and four here");
@@ -463,7 +469,7 @@ fn flows_of_a_client_are_counted_over_all_its_sessions_and_refused_beyond_its_sh
         Frame::Refused { flow, reason } => Some((*flow, *reason)),
         _ => None,
     });
-    let over = Reason::LimitReached;
+    let over = ReasonCode::LimitReached;
     assert_eq!(refused[..2], [(flow(4), over), (flow(5), over)]);
     // The first session is as good as before, and as full.
     (r.keys, r.numbers, r.theirs, r.heard, r.own) = (keys, numbers, theirs, heard, own);
@@ -488,7 +494,7 @@ fn flows_of_a_client_are_counted_over_all_its_sessions_and_refused_beyond_its_sh
 #[test]
 fn a_flow_that_is_refused_gives_its_credit_back_to_an_honest_device() {
     // R-QUOTA-2
-    let mut p = Pair::with(Config {
+    let mut p = Pair::with(EndpointConfig {
         flows_per_key_max: 1,
         session_window: 100_000,
         ..config()
@@ -509,7 +515,7 @@ fn a_flow_that_is_refused_gives_its_credit_back_to_an_honest_device() {
             .unwrap();
         p.pump();
         p.run_for(Span::from_secs(1));
-        let over = FlowEnd::Refused(Reason::LimitReached);
+        let over = FlowEnd::Refused(ReasonCode::LimitReached);
         assert_eq!(p.ended.get(&refused), Some(&over));
     }
     p.device
@@ -528,9 +534,9 @@ fn a_flow_that_is_refused_gives_its_credit_back_to_an_honest_device() {
 #[test]
 fn a_deadline_beyond_the_horizon_is_cut_and_told() {
     // R-QUOTA-3
-    let mut r = Rogue::inside(Config {
+    let mut r = Rogue::inside(EndpointConfig {
         deadline_max: Span::from_secs(3600),
-        ..Config::default()
+        ..EndpointConfig::default()
     });
     let told = |r: &mut Rogue| {
         r.heard_frames(|f| match f {
@@ -555,7 +561,7 @@ fn a_deadline_beyond_the_horizon_is_cut_and_told() {
     }]);
     assert!(told(&mut r).contains(&(3, Some(3_600_000))));
     r.wait(Span::from_secs(3601));
-    let passed = Event::Ended {
+    let passed = SessionEvent::Ended {
         flow: flow(0),
         end: FlowEnd::DeadlinePassed,
     };
@@ -565,9 +571,9 @@ fn a_deadline_beyond_the_horizon_is_cut_and_told() {
 #[test]
 fn a_full_server_refuses_the_new_and_keeps_the_sleeping_waiting() {
     // R-QUOTA-4
-    let mut r = Rogue::inside(Config {
+    let mut r = Rogue::inside(EndpointConfig {
         sessions_max: 1,
-        ..Config::default()
+        ..EndpointConfig::default()
     });
     let id = r.session().unwrap();
     r.server.hibernate(r.now, id).unwrap();
@@ -590,7 +596,7 @@ fn a_full_server_refuses_the_new_and_keeps_the_sleeping_waiting() {
 #[test]
 fn a_metered_path_that_was_granted_nothing_costs_next_to_nothing_whoever_asks() {
     // R-GRANT-6: the peer asks for an answer a thousand times a second.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.say(&[status(0, 2, true)]);
     r.inbox.clear();
     for _ in 0..10_000 {
@@ -658,7 +664,10 @@ fn a_reachable_flow_keeps_one_path_open_and_the_server_may_speak_at_any_time() {
     assert!(asked >= 24 * 30, "{asked} bytes: it was not kept open");
     assert_eq!(p.wires[&1].bytes_up, second, "one path, the free one");
     let server = p.server_session().unwrap();
-    assert_eq!(p.server.session(server).unwrap().life(), Life::Established);
+    assert_eq!(
+        p.server.session(server).unwrap().state(),
+        SessionState::Established
+    );
     p.server
         .with(server, |s| s.write(flow, b"now".as_slice().into()).unwrap())
         .unwrap();
@@ -684,7 +693,7 @@ fn flows_that_need_not_be_reachable_cost_nothing_while_they_are_idle() {
         .with(session, |s| {
             let id = s.open(FlowOptions::default()).unwrap();
             s.write(id, b"hello".as_slice().into()).unwrap();
-            s.pause(id, true, Reason::UserPaused);
+            s.pause(id, true, ReasonCode::UserPaused);
         })
         .unwrap();
     p.run_for(Span::from_secs(30));
@@ -709,7 +718,7 @@ fn a_device_without_epochs_says_so_and_goes_on_with_new_ones() {
     p.silence(0);
     p.open_path(0, false);
     p.run_for(Span::from_secs(60));
-    let told = |e: &&(Time, SessionId, Event)| e.2 == Event::EpochsUsedUp;
+    let told = |e: &&(Time, SessionId, SessionEvent)| e.2 == SessionEvent::EpochsUsedUp;
     assert_eq!(p.device_events.iter().filter(told).count(), 1);
     // Two of them with their copies; nothing follows the last.
     assert_eq!(p.wires[&0].packets_while_down, 7);
@@ -717,7 +726,10 @@ fn a_device_without_epochs_says_so_and_goes_on_with_new_ones() {
     let session = p.session;
     p.device.with(session, |s| s.add_epochs(10)).unwrap();
     p.run_for(Span::from_secs(5));
-    assert_eq!(p.device.session(session).unwrap().life(), Life::Established);
+    assert_eq!(
+        p.device.session(session).unwrap().state(),
+        SessionState::Established
+    );
     // The very last epoch is behind it: this instance can never knock again.
     p.session = p.device.connect(
         p.now,
@@ -726,7 +738,7 @@ fn a_device_without_epochs_says_so_and_goes_on_with_new_ones() {
         u32::MAX..u32::MAX,
     );
     p.open_path(0, false);
-    let end = Event::Closed(SessionEnd::EpochsExhausted);
+    let end = SessionEvent::Closed(SessionEnd::EpochsExhausted);
     assert!(p.device_events.iter().any(|e| e.2 == end));
 }
 

@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 use d2tp_session::*;
-use d2tp_wire::{AckRanges, Cid, Frame, FrameIter, VARINT_MAX, Writer};
+use d2tp_wire::{AckRanges, Cid, Frame, FrameIter, VARINT_MAX, WireWriter};
 
 use crate::adversary::rogue::*;
 
 /// An ACK frame for `0..=largest` of a path, as bytes.
 fn ack(path: u32, largest: u64) -> Vec<u8> {
     let mut buf = [0; 64];
-    let mut w = Writer::new(&mut buf);
+    let mut w = WireWriter::new(&mut buf);
     Frame::encode_ack(&mut w, PathId(path), 0, [(0, largest)].into_iter());
     let n = w.written();
     buf[..n].to_vec()
@@ -25,7 +25,7 @@ fn ranges(bytes: &[u8]) -> AckRanges<'_> {
 #[test]
 fn an_ack_of_a_packet_never_sent_ends_the_session() {
     // R-ACK-2, R-CLOSE-2
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let bytes = ack(0, 1000);
     let ranges = ranges(&bytes);
     r.inbox.clear();
@@ -39,13 +39,13 @@ fn an_ack_of_a_packet_never_sent_ends_the_session() {
         Frame::Close { code, .. } => Some(*code),
         _ => None,
     });
-    assert_eq!(told, [u64::from(Reason::Protocol as u8)]);
+    assert_eq!(told, [u64::from(ReasonCode::Protocol as u8)]);
     assert!(r.session().is_none(), "nothing is kept");
 }
 
 #[test]
 fn an_ack_for_a_path_that_is_not_there_changes_nothing() {
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let bytes = ack(7, VARINT_MAX);
     let ranges = ranges(&bytes);
     r.say(&[Frame::Ack {
@@ -170,7 +170,7 @@ fn a_used_flow_id_opens_nothing_again() {
     let opened = |r: &Rogue| {
         r.events
             .iter()
-            .filter(|e| matches!(e, Event::Opened(_)))
+            .filter(|e| matches!(e, SessionEvent::Opened(_)))
             .count()
     };
     assert_eq!(opened(&r), 1);
@@ -242,7 +242,7 @@ fn a_path_that_is_gone_never_comes_back() {
         seq: 2,
         status: PathStatus::Gone,
         gated: false,
-        reason: Reason::None,
+        reason: ReasonCode::None,
     }]);
     assert_eq!(r.with_session(|s| s.path_stats().len()), 1);
     let tell = Frame::PathCid {
@@ -272,7 +272,7 @@ fn a_deadline_passes_while_its_session_sleeps_as_a_record() {
     r.now += Span::from_secs(60);
     r.enter(2);
     r.wait(MS);
-    assert!(r.events.contains(&Event::Ended {
+    assert!(r.events.contains(&SessionEvent::Ended {
         flow: flow(0),
         end: FlowEnd::DeadlinePassed
     }));
@@ -333,7 +333,7 @@ fn ids_that_were_skipped_do_not_pile_up() {
             seq: 9,
             status: PathStatus::Gone,
             gated: false,
-            reason: Reason::None,
+            reason: ReasonCode::None,
         }]);
         r.wait(MS.times(50));
         let more: Vec<u32> = r.heard_frames(|f| match f {
@@ -373,7 +373,7 @@ fn gaps_below_the_highest_are_bounded_too() {
     }
     let n = r.with_session(|s| {
         let mut n = 0;
-        while let Ok(Read::Chunk(c)) = s.read(flow(0), 100_000) {
+        while let Ok(ReadOutcome::Chunk(c)) = s.read(flow(0), 100_000) {
             n += c.len();
         }
         n
@@ -516,7 +516,7 @@ fn a_deadline_numbered_at_the_very_end_does_not_take_the_server_down() {
     r.with_session(|s| s.set_deadline(flow(0), Some(soon)).unwrap());
     assert!(r.is_alive());
     let record = r.with_session(|s| s.record(soon, true).encode());
-    assert!(Record::decode(&record).is_ok());
+    assert!(SessionRecord::decode(&record).is_ok());
 }
 
 #[test]
@@ -558,7 +558,7 @@ fn a_close_behind_a_flood_of_events_still_ends_the_session() {
 fn a_flow_that_was_done_when_its_peer_closed_is_complete_though_nobody_had_read_its_end() {
     // R-CLOSE-1
     for acknowledged in [true, false] {
-        let mut r = Rogue::inside(Config::default());
+        let mut r = Rogue::inside(EndpointConfig::default());
         r.say(&[data(flow(0), 0, b"what?")]);
         r.with_session(|s| {
             let _ = s.write(flow(0), Bytes::from_static(b"this"));
@@ -580,7 +580,7 @@ fn a_flow_that_was_done_when_its_peer_closed_is_complete_though_nobody_had_read_
         }]);
         let ends: Vec<FlowEnd> = (r.events.iter())
             .filter_map(|event| match event {
-                Event::Ended { end, .. } => Some(*end),
+                SessionEvent::Ended { end, .. } => Some(*end),
                 _ => None,
             })
             .collect();
@@ -589,7 +589,7 @@ fn a_flow_that_was_done_when_its_peer_closed_is_complete_though_nobody_had_read_
             false => FlowEnd::SessionEnded,
         };
         assert_eq!(ends, [right]);
-        let remains = |event: &Event| matches!(event, Event::Remains { pieces, .. } if pieces.concat() == b"what?");
+        let remains = |event: &SessionEvent| matches!(event, SessionEvent::Remains { pieces, .. } if pieces.concat() == b"what?");
         assert!(r.events.iter().any(remains), "{:?}", r.events);
     }
 }
@@ -607,7 +607,7 @@ fn a_broken_rule_is_reported_once() {
     let ends = r
         .events
         .iter()
-        .filter(|e| matches!(e, Event::Closed(_)))
+        .filter(|e| matches!(e, SessionEvent::Closed(_)))
         .count();
     assert_eq!(ends, 1, "{:?}", r.events);
 }
@@ -616,9 +616,9 @@ fn a_broken_rule_is_reported_once() {
 fn a_peer_that_never_reads_holds_the_servers_writer_not_its_memory() {
     // R-FLOW-3: we send no more than the peer's credit and the window; the rest waits with the
     // application.
-    let config = Config {
+    let config = EndpointConfig {
         send_buffer: 200_000,
-        ..Config::default()
+        ..EndpointConfig::default()
     };
     let mut r = Rogue::inside(config);
     r.say(&[data(flow(0), 0, b"x")]);
@@ -684,7 +684,7 @@ fn credit_of_a_flow_that_ended_comes_back() {
 #[test]
 fn an_unproved_place_gets_no_more_than_it_sent_wherever_the_peer_moves() {
     // R-PATH-2: the smallest packets there are, from addresses of victims.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.say(&[data(flow(0), 0, b"x")]);
     r.with_session(|s| s.write(flow(0), vec![1; 100_000].into()).unwrap());
     r.inbox.clear();
@@ -716,7 +716,7 @@ fn an_unproved_place_gets_no_more_than_it_sent_wherever_the_peer_moves() {
 #[test]
 fn answers_to_a_late_packet_are_no_larger_than_it_was() {
     // R-PATH-2: an old number does not move the path, so answers go to where it came from.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let victim = at("198.51.100.1:1");
     let late = r.packet_numbered(0, 50, &[Frame::Ping]);
     r.throw(r.home, late);
@@ -781,7 +781,7 @@ fn a_thousand_frames_of_every_kind_for_flows_that_are_not_there_change_nothing()
                 flow: f,
                 seq,
                 paused: true,
-                reason: Reason::None,
+                reason: ReasonCode::None,
             },
             Frame::Rsp { nonce: [0; 16] },
             Frame::Auth { path: p },
@@ -791,7 +791,7 @@ fn a_thousand_frames_of_every_kind_for_flows_that_are_not_there_change_nothing()
             },
             Frame::Refused {
                 flow: f,
-                reason: Reason::UnknownFlow,
+                reason: ReasonCode::UnknownFlow,
             },
             Frame::ResumeEnd { flows: 0 },
             Frame::AckRate {
@@ -838,7 +838,7 @@ fn arbitrary_plaintext_never_takes_the_server_down() {
 #[test]
 fn copies_numbered_at_will_are_delivered_once_and_cost_no_memory() {
     // R-COPY-2
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let context = |number: u64| (1 << 61) + (number << 32) + 5;
     let mut heard = 0;
     let far = 1 << 29;
@@ -849,7 +849,7 @@ fn copies_numbered_at_will_are_delivered_once_and_cost_no_memory() {
         heard += 1;
     }
     let got = r.events.iter().filter_map(|event| match event {
-        Event::Datagram { context, .. } => Some(*context),
+        SessionEvent::Datagram { context, .. } => Some(*context),
         _ => None,
     });
     let got: Vec<u64> = got.collect();
@@ -862,7 +862,7 @@ fn copies_numbered_at_will_are_delivered_once_and_cost_no_memory() {
 #[test]
 fn a_path_frozen_and_not_a_thousand_times_keeps_no_more_than_its_window() {
     // R-PATH-5, R-HOP-2
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let window = |r: &mut Rogue| r.with_session(|s| s.path_stats()[0].window);
     let before = window(&mut r);
     for seq in 0..1_000 {
@@ -871,7 +871,7 @@ fn a_path_frozen_and_not_a_thousand_times_keeps_no_more_than_its_window() {
             seq: 2 + seq,
             status: PathStatus::Frozen,
             gated: false,
-            reason: [Reason::None, Reason::NoPath][seq as usize % 2],
+            reason: [ReasonCode::None, ReasonCode::NoPath][seq as usize % 2],
         }]);
     }
     assert!(window(&mut r) <= before);

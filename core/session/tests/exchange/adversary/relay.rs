@@ -12,11 +12,11 @@ const LIMITS: RelayLimits = RelayLimits {
 };
 
 /// A device with a session at a host that relays, and a relay to somewhere outside.
-fn relayed() -> (Pair, Relays, RelayId) {
+fn relayed() -> (Pair, RelayTable, RelayId) {
     let mut p = Pair::new();
     p.open_path(0, false);
     p.run_for(Span::from_secs(1));
-    let mut relays = Relays::new(LIMITS, [8; 32]);
+    let mut relays = RelayTable::new(LIMITS, [8; 32]);
     let session = p.server_session().unwrap();
     let id = relays.open(&p.server, session).unwrap();
     (p, relays, id)
@@ -43,12 +43,18 @@ fn syn() -> Vec<u8> {
 fn a_packet_to_a_relay_from_a_strangers_address_goes_nowhere_and_changes_nothing() {
     // R-RELAY-1
     let (p, mut relays, id) = relayed();
-    let onward = Some(Onward::Outside(id));
-    assert_eq!(relays.onward(&p.server, id, &at(HOME), &syn()), onward);
+    let onward = Some(ForwardTarget::Outside(id));
+    assert_eq!(
+        relays.forward_from_device(&p.server, id, &at(HOME), &syn()),
+        onward
+    );
     for elsewhere in ["192.0.2.1:4001", "192.0.2.66:4000", "[2001:db8::1]:4000"] {
         let place = at(elsewhere);
-        assert_eq!(relays.onward(&p.server, id, &place, &syn()), None);
-        let back = relays.inward(&p.server, id, &syn()).unwrap();
+        assert_eq!(
+            relays.forward_from_device(&p.server, id, &place, &syn()),
+            None
+        );
+        let back = relays.forward_to_device(&p.server, id, &syn()).unwrap();
         assert_eq!(back.remote, at(HOME).remote, "after {elsewhere}");
     }
     // The right address on another socket of the relay's is another place.
@@ -56,7 +62,10 @@ fn a_packet_to_a_relay_from_a_strangers_address_goes_nowhere_and_changes_nothing
         link: LinkId(5),
         ..at(HOME)
     };
-    assert_eq!(relays.onward(&p.server, id, &other, &syn()), None);
+    assert_eq!(
+        relays.forward_from_device(&p.server, id, &other, &syn()),
+        None
+    );
 }
 
 #[test]
@@ -73,11 +82,14 @@ fn a_forged_move_of_the_session_turns_its_relay_only_when_the_new_place_is_prove
     let mut buf = vec![0; 65_536];
     let held = p.device.poll_transmit(p.now, &mut buf).expect("it says so");
     let thief = "198.51.100.66:666";
-    let own = relays.onward(&p.server, id, &at(HOME), &syn());
+    let own = relays.forward_from_device(&p.server, id, &at(HOME), &syn());
     assert!(own.is_some());
     p.inject(true, thief.parse().unwrap(), buf[..held.segment].to_vec());
-    assert_eq!(relays.onward(&p.server, id, &at(thief), &syn()), None);
-    let to = relays.inward(&p.server, id, &syn());
+    assert_eq!(
+        relays.forward_from_device(&p.server, id, &at(thief), &syn()),
+        None
+    );
+    let to = relays.forward_to_device(&p.server, id, &syn());
     assert!(to.is_none_or(|to| to.remote != at(thief).remote), "{to:?}");
 }
 
@@ -87,11 +99,14 @@ fn a_guessed_relay_id_is_an_unknown_connection_to_whoever_guesses() {
     let mut buf = vec![0; 2000];
     for n in 0..1_000u64 {
         let guess = RelayId((n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_be_bytes());
-        assert!(!relays.knows(guess) && guess != id);
-        assert_eq!(relays.onward(&p.server, guess, &at(HOME), &syn()), None);
+        assert!(!relays.contains(guess) && guess != id);
+        assert_eq!(
+            relays.forward_from_device(&p.server, guess, &at(HOME), &syn()),
+            None
+        );
         let mut datagram = Vec::new();
-        wrap(guess, &syn(), &mut datagram);
-        let incoming = Incoming {
+        wrap_relayed(guess, &syn(), &mut datagram);
+        let incoming = IncomingDatagram {
             addresses: at("203.0.113.7:7"),
             bytes: &mut datagram,
         };
@@ -114,27 +129,46 @@ fn somebody_who_does_not_answer_gets_sixteen_packets_and_nothing_that_is_not_d2t
         let dns = [
             0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7,
         ];
-        assert_eq!(relays.onward(&p.server, id, &place, &dns), None);
-        assert_eq!(relays.onward(&p.server, id, &place, &syn()[..20]), None);
-        if relays.onward(&p.server, id, &place, &syn()).is_some() {
+        assert_eq!(
+            relays.forward_from_device(&p.server, id, &place, &dns),
+            None
+        );
+        assert_eq!(
+            relays.forward_from_device(&p.server, id, &place, &syn()[..20]),
+            None
+        );
+        if relays
+            .forward_from_device(&p.server, id, &place, &syn())
+            .is_some()
+        {
             passed += 1;
             assert!(n < UNANSWERED_MAX);
         }
     }
     assert_eq!(passed, UNANSWERED_MAX);
     // Whoever answers takes part.
-    assert!(relays.inward(&p.server, id, &syn()).is_some());
-    assert!((0..100).all(|_| relays.onward(&p.server, id, &place, &syn()).is_some()));
+    assert!(relays.forward_to_device(&p.server, id, &syn()).is_some());
+    assert!((0..100).all(|_| {
+        relays
+            .forward_from_device(&p.server, id, &place, &syn())
+            .is_some()
+    }));
 }
 
 #[test]
 fn nobody_reaches_a_device_through_a_relay_it_has_not_used_yet() {
     // R-RELAY-3
     let (p, mut relays, id) = relayed();
-    assert_eq!(relays.inward(&p.server, id, &syn()), None);
-    assert!(relays.onward(&p.server, id, &at(HOME), &syn()).is_some());
-    assert_eq!(relays.inward(&p.server, id, &[0; 30]), None);
-    let to = relays.inward(&p.server, id, &syn()).map(|to| to.remote);
+    assert_eq!(relays.forward_to_device(&p.server, id, &syn()), None);
+    assert!(
+        relays
+            .forward_from_device(&p.server, id, &at(HOME), &syn())
+            .is_some()
+    );
+    assert_eq!(relays.forward_to_device(&p.server, id, &[0; 30]), None);
+    let to = relays
+        .forward_to_device(&p.server, id, &syn())
+        .map(|to| to.remote);
     assert_eq!(to, Some(at(HOME).remote));
 }
 
@@ -196,38 +230,42 @@ fn who_may_not_call_and_who_calls_nobody_hear_the_same() {
 fn a_device_hears_relayed_packets_from_its_relay_and_nobody_else() {
     // R-RELAY-5
     let (p, _, id) = relayed();
-    let mut guest = Guest::default();
+    let mut guest = RelayClient::default();
     guest.use_relay(id, p.session);
     let mut datagram = Vec::new();
-    wrap(id, &syn(), &mut datagram);
+    wrap_relayed(id, &syn(), &mut datagram);
     let from = |remote: &str, link| Addresses {
         link: LinkId(link),
         local: None,
         remote: remote.parse().unwrap(),
     };
     let server = p.server_address.to_string();
-    let heard = guest.take_in(&p.device, &from(&server, 0), &datagram);
+    let heard = guest.classify_datagram(&p.device, &from(&server, 0), &datagram);
     let stands = Addresses {
         remote: id.address(),
         ..from(&server, 0)
     };
-    assert_eq!(heard, Some(Aside::Relayed(stands)));
+    assert_eq!(heard, Some(InterceptedDatagram::Relayed(stands)));
     for (remote, link) in [
         ("203.0.113.66:443", 0),
         ("203.0.113.1:444", 0),
         (&*server, 1),
     ] {
-        let heard = guest.take_in(&p.device, &from(remote, link), &datagram);
-        assert_eq!(heard, Some(Aside::Nothing), "{remote} over {link}");
+        let heard = guest.classify_datagram(&p.device, &from(remote, link), &datagram);
+        assert_eq!(
+            heard,
+            Some(InterceptedDatagram::Nothing),
+            "{remote} over {link}"
+        );
     }
-    let cut = guest.take_in(&p.device, &from(&server, 0), &datagram[..9]);
-    assert_eq!(cut, Some(Aside::Nothing));
+    let cut = guest.classify_datagram(&p.device, &from(&server, 0), &datagram[..9]);
+    assert_eq!(cut, Some(InterceptedDatagram::Nothing));
 }
 
 #[test]
 fn a_listener_takes_so_many_calls_and_no_more() {
     // R-RELAY-5
-    let mut guest = Guest::default();
+    let mut guest = RelayClient::default();
     let (p, _, _) = relayed();
     let taken = (0..1_000u64)
         .filter(|n| guest.take_call(RelayId(n.to_be_bytes()), p.session, LinkId(*n as u32)));
@@ -248,14 +286,14 @@ fn a_peer_that_names_strangers_costs_each_a_few_packets() {
     let (mut said, begun) = (0, p.now);
     while p.now < begun + Span::from_secs(60) {
         let now = p.now;
-        caller.set_place(
+        caller.set_local_addresses(
             now,
             vec![(LinkId(0), false)],
             vec!["10.0.0.1:4000".parse().unwrap()],
         );
-        caller.hear(now, "at - 198.51.100.9:53");
+        caller.handle_line(now, "at - 198.51.100.9:53");
         caller.on_punch(LinkId(0), victim);
-        let _ = p.device.with(session, |s| caller.tend(now, s));
+        let _ = p.device.with(session, |s| caller.update_paths(now, s));
         while let Some(t) = p.device.poll_transmit(now, &mut buf) {
             if t.remote == victim {
                 said += t.len;

@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use d2tp_seal::{Initiator, Macs, PacketKeys, SYN_OVERHEAD_BYTES};
+use d2tp_seal::{Initiator, PacketKeys, SYN_OVERHEAD_BYTES, SynMacs};
 use d2tp_session::*;
 use d2tp_wire::{
-    Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, Frame, FrameIter, PacketKind, Reader, TAG_BYTES,
-    VERSION, Writer,
+    Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, Frame, FrameIter, PacketKind, TAG_BYTES, VERSION,
+    WireReader, WireWriter,
 };
 
 pub const MS: Span = Span::from_millis(1);
@@ -43,11 +43,11 @@ pub struct Rogue {
     pub arrived: BTreeSet<u64>,
     /// What the server sent since this was last taken.
     pub inbox: Vec<(SocketAddr, Vec<u8>)>,
-    pub events: Vec<Event>,
+    pub events: Vec<SessionEvent>,
 }
 
 impl Rogue {
-    pub fn with(config: Config) -> Self {
+    pub fn with(config: EndpointConfig) -> Self {
         let key = SecretKey::from_bytes([22; 32]);
         let server_key = key.public();
         let server = Endpoint::new(config, key, Admission::Anybody, [3; 32], [4; 32]);
@@ -73,7 +73,7 @@ impl Rogue {
     }
 
     /// A peer whose handshake is done and confirmed by `frames` on path 0.
-    pub fn inside(config: Config) -> Self {
+    pub fn inside(config: EndpointConfig) -> Self {
         let mut rogue = Rogue::with(config);
         rogue.enter(1);
         rogue
@@ -99,12 +99,12 @@ impl Rogue {
     /// The next SYN of the same knock: its cid is that of the one before.
     pub fn syn_again(&mut self, epoch: u32, cookie: Option<[u8; 16]>) -> Vec<u8> {
         let mut buf = vec![0; DATAGRAM_FIRST_BYTES];
-        let mut payload = [0; DATAGRAM_FIRST_BYTES - 9 - SYN_OVERHEAD_BYTES - Macs::BYTES];
-        let mut w = Writer::new(&mut payload);
+        let mut payload = [0; DATAGRAM_FIRST_BYTES - 9 - SYN_OVERHEAD_BYTES - SynMacs::BYTES];
+        let mut w = WireWriter::new(&mut payload);
         w.u64(self.instance);
         w.u32(epoch);
         w.u8(1);
-        w.u8(Suite::ChaCha20Poly1305.code());
+        w.u8(CipherSuite::ChaCha20Poly1305.code());
         w.varint(1 << 30);
         w.varint(1 << 30);
         w.u8(4);
@@ -114,7 +114,7 @@ impl Rogue {
         w.bytes(&self.claims);
         buf[0] = PacketKind::Syn.first_byte();
         buf[1..9].copy_from_slice(&self.own[&0].0);
-        let end = buf.len() - Macs::BYTES;
+        let end = buf.len() - SynMacs::BYTES;
         let mut seed = [epoch as u8; 32];
         seed[..8].copy_from_slice(&self.instance.to_be_bytes());
         let (initiator, n) = Initiator::start(
@@ -128,7 +128,7 @@ impl Rogue {
         .unwrap();
         assert_eq!(9 + n, end);
         self.initiator = Some(initiator);
-        Macs::write(&mut buf, &self.server_key, cookie.as_ref());
+        SynMacs::write(&mut buf, &self.server_key, cookie.as_ref());
         buf
     }
 
@@ -139,11 +139,11 @@ impl Rogue {
         let mut payload = [0; 1500];
         let initiator = self.initiator.as_mut().unwrap();
         let (secrets, n) = initiator.finish(body, &mut payload).unwrap();
-        let mut r = Reader::new(&payload[..n]);
+        let mut r = WireReader::new(&payload[..n]);
         assert_eq!(r.u8(), Ok(0), "not a welcome");
         self.theirs.insert(0, Cid(r.array().unwrap()));
         let _token: [u8; 16] = r.array().unwrap();
-        let suite = Suite::from_code(r.u8().unwrap()).unwrap();
+        let suite = CipherSuite::from_code(r.u8().unwrap()).unwrap();
         r.u8().unwrap();
         r.varint().unwrap();
         r.varint().unwrap();
@@ -167,7 +167,7 @@ impl Rogue {
 
     pub fn packet_numbered(&mut self, path: u32, number: u64, frames: &[Frame<'_>]) -> Vec<u8> {
         let mut text = [0; 9000];
-        let mut w = Writer::new(&mut text);
+        let mut w = WireWriter::new(&mut text);
         for frame in frames {
             frame.encode(&mut w);
         }
@@ -213,7 +213,7 @@ impl Rogue {
     /// A packet that acknowledges these numbers of path 0, highest first, true or not.
     pub fn ack_packet(&mut self, ranges: &[(u64, u64)]) -> Vec<u8> {
         let mut buf = [0; 512];
-        let mut w = Writer::new(&mut buf);
+        let mut w = WireWriter::new(&mut buf);
         Frame::encode_ack(&mut w, PathId(0), 0, ranges.iter().copied());
         let n = w.written();
         let number = self.numbers.entry(0).or_default();
@@ -234,7 +234,7 @@ impl Rogue {
             local: None,
             remote: from,
         };
-        let incoming = Incoming { addresses, bytes };
+        let incoming = IncomingDatagram { addresses, bytes };
         self.server.handle_datagrams(self.now, incoming, stride);
         self.pump();
     }
@@ -294,13 +294,13 @@ impl Rogue {
     pub fn is_alive(&self) -> bool {
         self.session()
             .and_then(|id| self.server.session(id))
-            .is_some_and(|s| s.life() == Life::Established)
+            .is_some_and(|s| s.state() == SessionState::Established)
     }
 
     /// Why the server ended the session, if it did.
     pub fn verdict(&self) -> Option<SessionEnd> {
         self.events.iter().find_map(|e| match e {
-            Event::Closed(end) => Some(end.clone()),
+            SessionEvent::Closed(end) => Some(end.clone()),
             _ => None,
         })
     }
@@ -355,7 +355,7 @@ pub fn status(path: u32, seq: u64, gated: bool) -> Frame<'static> {
         seq,
         status: PathStatus::Available,
         gated,
-        reason: Reason::None,
+        reason: ReasonCode::None,
     }
 }
 
@@ -374,12 +374,12 @@ pub fn flow(n: u32) -> FlowId {
 }
 
 /// Limits that a test soon reaches.
-pub fn small() -> Config {
-    Config {
+pub fn small() -> EndpointConfig {
+    EndpointConfig {
         flow_window: 60_000,
         session_window: 100_000,
         flows_max: 16,
-        ..Config::default()
+        ..EndpointConfig::default()
     }
 }
 

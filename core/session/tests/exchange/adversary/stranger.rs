@@ -1,6 +1,6 @@
 //! A stranger knows the server's address, perhaps its public key, and no session.
 
-use d2tp_seal::{CookieJar, Macs, open_cookie};
+use d2tp_seal::{CookieSecrets, SynMacs, open_cookie};
 use d2tp_session::*;
 use d2tp_wire::{Cid, PacketKind};
 
@@ -19,14 +19,14 @@ fn garbage_is_dropped_in_every_state_and_costs_no_state() {
     // R-WIRE-1, R-SEAL-1
     let mut rng = Rng::new([1; 32]);
     let mut states = [
-        Rogue::with(Config::default()),
+        Rogue::with(EndpointConfig::default()),
         {
-            let mut half = Rogue::with(Config::default());
+            let mut half = Rogue::with(EndpointConfig::default());
             let syn = half.syn(1, None);
             half.throw(half.home, syn);
             half
         },
-        Rogue::inside(Config::default()),
+        Rogue::inside(EndpointConfig::default()),
     ];
     for r in &mut states {
         let before = r.server.counts();
@@ -57,7 +57,7 @@ fn garbage_is_dropped_in_every_state_and_costs_no_state() {
 #[test]
 fn every_truncation_and_every_bit_flip_of_a_syn_is_dropped() {
     // R-HS-5, R-HS-6
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     let syn = r.syn(1, None);
     for cut in 0..syn.len() {
         r.throw(r.home, syn[..cut].to_vec());
@@ -87,11 +87,11 @@ fn every_truncation_and_every_bit_flip_of_a_syn_is_dropped() {
 #[test]
 fn a_syn_smaller_than_its_full_size_is_not_heard() {
     // R-HS-5
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     let mut syn = r.syn(1, None);
     syn.truncate(1199);
     let key = r.server_key;
-    Macs::write(&mut syn, &key, None);
+    SynMacs::write(&mut syn, &key, None);
     r.throw(r.home, syn);
     assert!(r.inbox.is_empty() && r.server.counts().2 == 0);
 }
@@ -99,7 +99,7 @@ fn a_syn_smaller_than_its_full_size_is_not_heard() {
 #[test]
 fn who_does_not_know_the_servers_key_hears_nothing() {
     // R-HS-6
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     r.server_key = SecretKey::from_bytes([23; 32]).public();
     let syn = r.syn(1, None);
     r.throw(r.home, syn);
@@ -109,11 +109,11 @@ fn who_does_not_know_the_servers_key_hears_nothing() {
 #[test]
 fn who_knows_the_sum_but_not_the_key_gets_no_state() {
     // R-HS-6: sums by the right key, the Noise message for another server.
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     let right = r.server_key;
     r.server_key = SecretKey::from_bytes([23; 32]).public();
     let mut syn = r.syn(1, None);
-    Macs::write(&mut syn, &right, None);
+    SynMacs::write(&mut syn, &right, None);
     r.throw(r.home, syn);
     assert!(r.inbox.is_empty() && r.server.counts().2 == 0);
 }
@@ -129,8 +129,8 @@ fn a_device_that_dials_the_wrong_key_stays_outside() {
     p.run_for(Span::from_secs(30));
     assert_eq!(p.server.counts(), (0, 0, 0));
     assert_eq!(
-        p.device.session(p.session).unwrap().life(),
-        Life::Handshaking
+        p.device.session(p.session).unwrap().state(),
+        SessionState::Handshaking
     );
     assert_eq!(p.wires[&0].bytes_down, 0);
 }
@@ -138,7 +138,7 @@ fn a_device_that_dials_the_wrong_key_stays_outside() {
 #[test]
 fn a_client_that_is_not_on_the_list_is_refused_and_nothing_is_kept() {
     // R-HS-11
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     r.server.set_admission(Admission::Only(Default::default()));
     let syn = r.syn(1, None);
     r.throw(r.home, syn);
@@ -149,7 +149,7 @@ fn a_client_that_is_not_on_the_list_is_refused_and_nothing_is_kept() {
 #[test]
 fn an_unknown_id_is_answered_by_less_and_not_too_often() {
     // R-UNKNOWN-2
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     for len in 9..=25 {
         let mut bytes = vec![9; len];
         bytes[0] = 0x40;
@@ -172,7 +172,7 @@ fn an_unknown_id_is_answered_by_less_and_not_too_often() {
 #[test]
 fn a_flood_of_syns_of_one_client_leaves_two_half_open_handshakes_that_end() {
     // R-HS-8
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     for epoch in 1..50 {
         let syn = r.syn(epoch, None);
         r.throw(r.home, syn);
@@ -188,9 +188,9 @@ fn a_flood_of_syns_of_one_client_leaves_two_half_open_handshakes_that_end() {
 #[test]
 fn under_load_an_address_is_proved_before_any_state() {
     // R-HS-7: other clients, one address; from the third in a second on, a cookie is asked for.
-    let config = Config {
+    let config = EndpointConfig {
         cookie_above: 2,
-        ..Config::default()
+        ..EndpointConfig::default()
     };
     let mut r = Rogue::with(config);
     for n in 0..40 {
@@ -213,7 +213,7 @@ fn under_load_an_address_is_proved_before_any_state() {
 
     // Who receives there may come in; the same cookie from another port may not.
     let syn = r.syn(2, None);
-    let mac1 = Macs::mac1(&syn).unwrap();
+    let mac1 = SynMacs::mac1(&syn).unwrap();
     r.inbox.clear();
     r.throw(r.home, syn.clone());
     let (_, answer) = r.inbox.pop().unwrap();
@@ -221,7 +221,7 @@ fn under_load_an_address_is_proved_before_any_state() {
     let cookie = open_cookie(&r.server_key, mac1, nonce, &answer[21..]).unwrap();
     let mut proved = syn;
     let key = r.server_key;
-    Macs::write(&mut proved, &key, Some(&cookie));
+    SynMacs::write(&mut proved, &key, Some(&cookie));
     r.throw(at("192.0.2.7:4001"), proved.clone());
     assert_eq!(r.server.counts().2, 2, "the cookie is of another port");
     r.throw(r.home, proved);
@@ -232,15 +232,15 @@ fn under_load_an_address_is_proved_before_any_state() {
 fn a_syn_without_proof_under_load_costs_no_public_key_work() {
     // R-HS-7: its Noise message is garbage under a right mac1. Without load that is silently
     // dropped after a public-key operation; the cookie in answer shows that none was done.
-    let config = Config {
+    let config = EndpointConfig {
         cookie_above: 0,
-        ..Config::default()
+        ..EndpointConfig::default()
     };
     let mut r = Rogue::with(config);
     let mut syn = r.syn(1, None);
     syn[9..1168].fill(0);
     let key = r.server_key;
-    Macs::write(&mut syn, &key, None);
+    SynMacs::write(&mut syn, &key, None);
     r.throw(r.home, syn);
     assert_eq!(kinds(&r), [PacketKind::Cookie]);
     assert_eq!(r.server.counts(), (0, 0, 0));
@@ -249,7 +249,7 @@ fn a_syn_without_proof_under_load_costs_no_public_key_work() {
 #[test]
 fn another_version_is_told_ours_in_less_than_it_sent() {
     // R-HS-10
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     let mut syn = r.syn(1, None);
     syn[0] = 0b100 << 5 | 9;
     r.throw(r.home, syn);
@@ -268,7 +268,7 @@ fn a_forged_unknown_does_not_make_the_device_knock() {
     p.open_path(0, false);
     p.run_for(MS.times(100));
     let cid: [u8; 8] = p.log.last().unwrap().2[1..9].try_into().unwrap();
-    let foreign = CookieJar::new(&SecretKey::from_bytes([1; 32]).public(), [0; 32], [77; 32]);
+    let foreign = CookieSecrets::new(&SecretKey::from_bytes([1; 32]).public(), [0; 32], [77; 32]);
     for token in [[0; 16], [0xff; 16], foreign.token(Cid(cid))] {
         let mut bytes = vec![PacketKind::Unknown.first_byte()];
         bytes.extend(cid);
@@ -282,7 +282,7 @@ fn a_forged_unknown_does_not_make_the_device_knock() {
     let established = p
         .device_events
         .iter()
-        .filter(|(_, _, e)| matches!(e, Event::Established { .. }))
+        .filter(|(_, _, e)| matches!(e, SessionEvent::Established { .. }))
         .count();
     assert_eq!(established, 1);
 }
@@ -290,9 +290,9 @@ fn a_forged_unknown_does_not_make_the_device_knock() {
 #[test]
 fn a_client_key_cannot_fill_the_server() {
     // R-HS-8: half-open handshakes of many instances are bounded in all.
-    let mut r = Rogue::with(Config {
+    let mut r = Rogue::with(EndpointConfig {
         cookie_above: 10_000,
-        ..Config::default()
+        ..EndpointConfig::default()
     });
     for n in 0..3000 {
         r.instance = n;
@@ -312,7 +312,7 @@ fn an_answer_of_another_version_is_not_heard() {
     let (now, server_key) = (Time::ZERO + MS, SecretKey::from_bytes([22; 32]));
     let host = |key: &SecretKey, admission, seed| {
         Endpoint::new(
-            Config::default(),
+            EndpointConfig::default(),
             key.clone(),
             admission,
             [seed; 32],
@@ -330,7 +330,7 @@ fn an_answer_of_another_version_is_not_heard() {
     let throw = |host: &mut Endpoint, addresses, bytes: &[u8]| {
         let mut bytes = bytes.to_vec();
         let bytes = &mut bytes[..];
-        host.handle_datagram(now, Incoming { addresses, bytes });
+        host.handle_datagram(now, IncomingDatagram { addresses, bytes });
     };
     let say = |host: &mut Endpoint| {
         let mut buf = vec![0; 65536];
@@ -348,7 +348,7 @@ fn an_answer_of_another_version_is_not_heard() {
     let mut heard = |answer: &[u8]| {
         throw(&mut device, to_server, answer);
         std::iter::from_fn(|| device.poll_event())
-            .any(|(_, event)| matches!(event, Event::Established { .. }))
+            .any(|(_, event)| matches!(event, SessionEvent::Established { .. }))
     };
     for bit in 0..5 {
         let mut other = answer.clone();

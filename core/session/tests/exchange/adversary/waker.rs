@@ -1,14 +1,14 @@
 //! A device that wakes a session by claims in its SYN, and lies; or whose SYN somebody repeats.
 
 use d2tp_session::*;
-use d2tp_wire::{Frame, Writer};
+use d2tp_wire::{Frame, WireWriter};
 
 use crate::adversary::rogue::*;
 
 /// The claims of a SYN: flow, received, credit, flags.
 fn claims(list: &[(FlowId, u64, u64, u8)]) -> Vec<u8> {
     let mut buf = vec![0; 2 + 25 * list.len()];
-    let mut w = Writer::new(&mut buf);
+    let mut w = WireWriter::new(&mut buf);
     w.u8(list.len() as u8);
     w.u8(0);
     for (flow, received, credit, flags) in list {
@@ -35,7 +35,7 @@ fn open(id: FlowId, flags: u8) -> Frame<'static> {
 /// A server that sent 1,000 bytes of flow 0, of which the device has 600 safe, and more of
 /// flow 1, which is gone with its buffer when the session sleeps.
 fn served() -> Rogue {
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let hibernates = Frame::OPEN_HIBERNATES | Frame::OPEN_DURABLE;
     r.say(&[open(flow(0), hibernates), open(flow(1), 0)]);
     r.with_session(|s| {
@@ -53,13 +53,13 @@ fn served() -> Rogue {
 }
 
 /// The same, asleep; and its record.
-fn sleeping() -> (Rogue, Record) {
+fn sleeping() -> (Rogue, SessionRecord) {
     let mut r = served();
     let id = r.session().unwrap();
     let record = r.server.hibernate(r.now, id).unwrap();
     r.pump();
     r.events.clear();
-    (r, Record::decode(&record).unwrap())
+    (r, SessionRecord::decode(&record).unwrap())
 }
 
 /// Sends a SYN with these claims and takes in the answer; what came behind it stays in the inbox.
@@ -76,7 +76,7 @@ fn knock(r: &mut Rogue, epoch: u32, list: &[(FlowId, u64, u64, u8)]) -> usize {
 
 fn asked(r: &Rogue) -> Vec<(FlowId, u64)> {
     let events = r.events.iter().filter_map(|e| match e {
-        Event::SendFrom { flow, offset } => Some((*flow, *offset)),
+        SessionEvent::SendFrom { flow, offset } => Some((*flow, *offset)),
         _ => None,
     });
     events.collect()
@@ -107,7 +107,7 @@ fn a_syn_nobody_confirms_gets_as_much_as_it_brought_and_the_record_stands() {
     assert_eq!(r.server.counts(), (1, 1, 1));
     r.wait(Span::from_secs(20));
     assert_eq!(r.server.counts(), (0, 1, 0));
-    assert_eq!(r.events.last(), Some(&Event::Asleep));
+    assert_eq!(r.events.last(), Some(&SessionEvent::Asleep));
     // A handshake without claims finds everything as it was.
     r.claims.clear();
     r.enter(3);
@@ -124,7 +124,14 @@ fn claims_change_nothing_of_a_session_that_lives() {
     let (theirs, numbers) = (r.theirs.clone(), r.numbers.clone());
     let now = r.now;
     let look = |r: &mut Rogue| {
-        r.with_session(|s| (s.record(now, false), s.path_stats(), s.life(), s.flow_ids()))
+        r.with_session(|s| {
+            (
+                s.record(now, false),
+                s.path_stats(),
+                s.state(),
+                s.flow_ids(),
+            )
+        })
     };
     let before = look(&mut r);
     let heard = r.heard.clone();
@@ -195,8 +202,8 @@ fn each_claim_of_a_syn_is_answered_singly_once_it_is_confirmed() {
     assert_eq!(
         r.heard_frames(refused),
         [
-            (flow(99), Reason::UnknownFlow),
-            (flow(1), Reason::RolledBack)
+            (flow(99), ReasonCode::UnknownFlow),
+            (flow(1), ReasonCode::RolledBack)
         ]
     );
     assert!(r.is_alive());
@@ -216,7 +223,7 @@ fn a_claim_below_what_is_durable_is_refused_and_gets_no_byte() {
         Frame::Refused { flow, reason } => Some((*flow, *reason)),
         _ => None,
     });
-    assert_eq!(refused, [(flow(0), Reason::RolledBack)]);
+    assert_eq!(refused, [(flow(0), ReasonCode::RolledBack)]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn sleeps() -> FlowOptions {
 #[test]
 fn every_bit_flip_and_truncation_of_a_packet_is_dropped() {
     // R-SEAL-1
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let packet = r.packet(0, &[data(flow(0), 0, b"one byte that counts")]);
     for bit in 0..packet.len() * 8 {
         let mut bad = packet.clone();
@@ -38,7 +38,7 @@ fn every_bit_flip_and_truncation_of_a_packet_is_dropped() {
 #[test]
 fn a_bit_flip_or_truncation_of_a_syn_ack_leaves_the_handshake_open() {
     // R-SEAL-1
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     let syn = r.syn(1, None);
     r.throw(r.home, syn);
     let (_, answer) = r.inbox.pop().unwrap();
@@ -83,7 +83,7 @@ fn every_packet_ever_sent_repeated_at_once_and_a_day_later_changes_nothing() {
     let stats = |p: &Pair| {
         p.server
             .session(server)
-            .map(|s| (s.epoch(), s.flow_ids(), s.life()))
+            .map(|s| (s.epoch(), s.flow_ids(), s.state()))
     };
     let before = stats(&p);
     let events = p.server_events.len();
@@ -153,7 +153,7 @@ fn a_replayed_syn_is_answered_as_stale_and_the_session_stands() {
 fn a_replayed_syn_does_not_push_out_the_handshake_it_was_copied_from() {
     // R-HS-8: a SYN is readable by nobody and repeatable by anybody; before it is confirmed its
     // epoch is still good. Copies must not use up the places of the true one.
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     let syn = r.syn(1, None);
     r.throw(r.home, syn.clone());
     let (_, answer) = r.inbox.pop().unwrap();
@@ -169,7 +169,7 @@ fn a_replayed_syn_does_not_push_out_the_handshake_it_was_copied_from() {
 #[test]
 fn later_syns_of_an_answered_knock_get_its_answer_until_the_device_may_have_lost_it() {
     // R-HS-18: a busy server answers late, and each device has knocked again by then.
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     let (home, elsewhere) = (r.home, at("198.51.100.9:1000"));
     let first = r.syn(1, None);
     r.throw(home, first);
@@ -200,11 +200,11 @@ fn later_syns_of_an_answered_knock_get_its_answer_until_the_device_may_have_lost
 #[test]
 fn an_answer_that_nobody_can_confirm_any_more_is_not_given_again() {
     // R-HS-17, R-HS-18
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     let first = r.syn(1, None);
     r.throw(r.home, first);
     let (_, answer) = r.inbox.pop().unwrap();
-    r.now += Config::default().half_open_max;
+    r.now += EndpointConfig::default().half_open_max;
     let later = r.syn_again(2, None);
     r.throw(r.home, later);
     let (_, fresh) = r.inbox.pop().unwrap();
@@ -217,7 +217,7 @@ fn an_answer_that_nobody_can_confirm_any_more_is_not_given_again() {
 #[test]
 fn a_syn_that_was_still_on_its_way_when_its_knock_was_let_in_costs_nothing() {
     // R-HS-18
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     let late = r.syn_again(2, None);
     r.throw(r.home, late.clone());
     assert!(r.inbox.is_empty());
@@ -257,7 +257,7 @@ fn a_packet_delivered_first_from_elsewhere_moves_the_path_and_the_true_place_win
 #[test]
 fn a_hijacked_path_returns_when_the_true_place_answers_the_challenge() {
     // R-PATH-4
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.inbox.clear();
     let packet = r.packet(0, &[Frame::Ping]);
     let elsewhere = at("198.51.100.66:666");
@@ -288,7 +288,7 @@ fn a_hijacked_path_returns_when_the_true_place_answers_the_challenge() {
 #[test]
 fn a_true_place_wins_even_after_two_forged_moves() {
     // R-PATH-4: the last *proved* place is the one to ask, not the last one.
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.inbox.clear();
     for place in ["198.51.100.66:666", "198.51.100.67:667"] {
         let packet = r.packet(0, &[Frame::Ping]);
@@ -317,7 +317,7 @@ fn a_true_place_wins_even_after_two_forged_moves() {
 #[test]
 fn after_a_rebinding_no_more_goes_to_the_new_place_than_came_from_there() {
     // R-PATH-2
-    let mut r = Rogue::inside(Config::default());
+    let mut r = Rogue::inside(EndpointConfig::default());
     r.say(&[data(flow(0), 0, b"x")]);
     r.with_session(|s| s.write(flow(0), vec![1; 500_000].into()).unwrap());
     r.inbox.clear();
@@ -338,7 +338,7 @@ fn after_a_rebinding_no_more_goes_to_the_new_place_than_came_from_there() {
 #[test]
 fn a_confirmation_from_an_unproved_place_gets_no_more_than_it_sent() {
     // R-PATH-2: SYN from one address, first packet from another.
-    let mut r = Rogue::with(Config::default());
+    let mut r = Rogue::with(EndpointConfig::default());
     let syn = r.syn(1, None);
     r.throw(r.home, syn);
     let (_, answer) = r.inbox.pop().unwrap();
@@ -365,10 +365,10 @@ fn forged_cookies_do_not_burn_the_devices_epochs() {
     p.server.set_admission(Admission::Nobody);
     p.open_path(0, false);
     let server = p.server.public_key();
-    let jar = d2tp_seal::CookieJar::new(&server, [0; 32], [0; 32]);
+    let jar = d2tp_seal::CookieSecrets::new(&server, [0; 32], [0; 32]);
     for n in 0..200u16 {
         let (_, _, syn) = p.log.last().unwrap().clone();
-        let mac1 = d2tp_seal::Macs::mac1(&syn).unwrap();
+        let mac1 = d2tp_seal::SynMacs::mac1(&syn).unwrap();
         let mut bytes = vec![PacketKind::Cookie.first_byte()];
         bytes.extend(&syn[1..9]);
         bytes.extend([0; 12]);
@@ -396,7 +396,7 @@ fn a_syn_ack_relayed_from_elsewhere_does_not_lead_the_device_astray() {
     };
     p.server.handle_datagram(
         p.now,
-        Incoming {
+        IncomingDatagram {
             addresses,
             bytes: &mut bytes,
         },

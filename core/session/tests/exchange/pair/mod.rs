@@ -190,8 +190,8 @@ pub struct Pair {
     pub server_address: SocketAddr,
     flying: BinaryHeap<Flying>,
     order: u64,
-    pub device_events: Vec<(Time, SessionId, Event)>,
-    pub server_events: Vec<(Time, SessionId, Event)>,
+    pub device_events: Vec<(Time, SessionId, SessionEvent)>,
+    pub server_events: Vec<(Time, SessionId, SessionEvent)>,
     pub session: SessionId,
     /// Everything that ever travelled to the server, for replays.
     pub log: Vec<(u32, SocketAddr, Vec<u8>)>,
@@ -211,12 +211,12 @@ pub fn content(offset: u64) -> u8 {
     (offset.wrapping_mul(2_654_435_761) >> 13) as u8
 }
 
-pub fn config() -> Config {
-    Config {
+pub fn config() -> EndpointConfig {
+    EndpointConfig {
         session_window: 4 << 20,
         flow_window: 2 << 20,
         send_buffer: 1 << 20,
-        ..Config::default()
+        ..EndpointConfig::default()
     }
 }
 
@@ -225,7 +225,7 @@ impl Pair {
         Self::with(config())
     }
 
-    pub fn with(config: Config) -> Self {
+    pub fn with(config: EndpointConfig) -> Self {
         let mut device = Endpoint::new(
             config.clone(),
             device_key(),
@@ -397,7 +397,7 @@ impl Pair {
                 .with(id, |s| {
                     let mut given = given;
                     // The request must have been read.
-                    while let Ok(Read::Chunk(_)) = s.read(flow, 100) {}
+                    while let Ok(ReadOutcome::Chunk(_)) = s.read(flow, 100) {}
                     if s.received(flow).is_none()
                         || s.send_offsets(flow).is_none_or(|o| o.0 != given)
                     {
@@ -438,7 +438,7 @@ impl Pair {
         for flow in flows {
             let got = self.got.get_mut(&flow).unwrap();
             let _ = self.device.with(self.session, |s| {
-                while let Ok(Read::Chunk(c)) = s.read(flow, 1 << 20) {
+                while let Ok(ReadOutcome::Chunk(c)) = s.read(flow, 1 << 20) {
                     got.extend_from_slice(&c);
                 }
             });
@@ -461,14 +461,14 @@ impl Pair {
                 idle = false;
             }
             while let Some((id, e)) = self.device.poll_event() {
-                if let Event::Ended { flow, end } = &e {
+                if let SessionEvent::Ended { flow, end } = &e {
                     self.ended.insert(*flow, *end);
                 }
                 self.device_events.push((self.now, id, e));
                 idle = false;
             }
             while let Some((id, e)) = self.server.poll_event() {
-                if let Event::SendFrom { flow, offset } = &e {
+                if let SessionEvent::SendFrom { flow, offset } = &e {
                     self.given.insert(*flow, *offset);
                     self.asked.push((*flow, *offset));
                 }
@@ -509,7 +509,7 @@ impl Pair {
                 };
                 self.server.handle_datagram(
                     self.now,
-                    Incoming {
+                    IncomingDatagram {
                         addresses,
                         bytes: &mut f.bytes,
                     },
@@ -522,7 +522,7 @@ impl Pair {
                 };
                 self.device.handle_datagram(
                     self.now,
-                    Incoming {
+                    IncomingDatagram {
                         addresses,
                         bytes: &mut f.bytes,
                     },
@@ -568,7 +568,7 @@ impl Pair {
             local: None,
             remote: from,
         };
-        let incoming = Incoming {
+        let incoming = IncomingDatagram {
             addresses,
             bytes: &mut bytes,
         };

@@ -4,7 +4,7 @@ use super::{CELL, Line, POOR_WIFI, WIFI};
 use crate::repro::Measured;
 use crate::repro::emulated::commanded_in_lab;
 use anyhow::Context;
-use d2tp_sched::Class;
+use d2tp_sched::LinkClass;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::fs;
@@ -86,7 +86,7 @@ fn scenario(lines: &[Line], last_s: u64) -> String {
     let mut text = format!("seed = 1\nduration_s = {duration_s}\norigin = \"builtin\"\n");
     for line in lines {
         let (name, more) = match line.class {
-            Class::Free => ("wlan0", ""),
+            LinkClass::Free => ("wlan0", ""),
             _ => ("wwan0", "class = \"metered\"\n"),
         };
         let mbps = line.mbps / PAYLOAD_SHARE;

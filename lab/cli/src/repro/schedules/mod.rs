@@ -11,7 +11,10 @@ use cedos_lab_link::{Span, Time};
 use cedos_lab_sim::score::course::{Course, Stretch};
 use cedos_lab_sim::score::jobs::Job;
 use cedos_lab_sim::score::player::play;
-use d2tp_sched::{Class, IfLate, Mode, Need, Policy, Scheduler, Share, Sight};
+use d2tp_sched::{
+    CostPolicy, DeadlineFallback, FlowDemand, LinkClass, LinkObservation, LinkShare, Scheduler,
+    SchedulerMode,
+};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -31,13 +34,13 @@ const MARGIN: f64 = 0.02;
 #[derive(Clone, Copy)]
 struct Line {
     name: &'static str,
-    class: Class,
+    class: LinkClass,
     mbps: f64,
 }
 
 const POOR_WIFI: Line = Line {
     name: "wifi",
-    class: Class::Free,
+    class: LinkClass::Free,
     mbps: 0.8,
 };
 const WIFI: Line = Line {
@@ -46,7 +49,7 @@ const WIFI: Line = Line {
 };
 const CELL: Line = Line {
     name: "cell",
-    class: Class::Metered,
+    class: LinkClass::Metered,
     mbps: 4.7,
 };
 
@@ -155,7 +158,7 @@ fn together(lines: &[Line], due: &[Span]) -> Ended {
         deadline: *due,
     };
     let jobs: Vec<Job> = due.iter().map(job).collect();
-    let mut scheduler = who_used(lines, Mode::Outlook);
+    let mut scheduler = who_used(lines, SchedulerMode::Forecast);
     let played = play(&courses, &jobs, &mut scheduler);
     Ended {
         met: played.met.iter().filter(|met| **met).count(),
@@ -168,16 +171,16 @@ fn together(lines: &[Line], due: &[Span]) -> Ended {
 }
 
 /// A scheduler that used them before, for so long: their rates are known, nothing of how they come and go.
-fn who_used(lines: &[Line], mode: Mode) -> Scheduler {
+fn who_used(lines: &[Line], mode: SchedulerMode) -> Scheduler {
     let mut scheduler = Scheduler::new(mode, lines.iter().map(|line| line.class));
-    let sight = |line: &Line| Sight {
+    let sight = |line: &Line| LinkObservation {
         up: true,
         bytes: (line.mbps * 1e6 / 8.0) as u64,
         busy: Span::from_secs(1),
     };
-    let sights: Vec<Sight> = lines.iter().map(sight).collect();
+    let sights: Vec<LinkObservation> = lines.iter().map(sight).collect();
     for _ in 0..USED_BEFORE_S {
-        scheduler.see(Time::ZERO, &sights);
+        scheduler.observe(Time::ZERO, &sights);
     }
     scheduler
 }
@@ -189,7 +192,7 @@ fn by_itself(lines: &[Line], due: &[Span]) -> Ended {
         due_s: f64,
         on: Option<usize>,
     }
-    let scheduler = who_used(lines, Mode::AlgorithmOne { margin: MARGIN });
+    let scheduler = who_used(lines, SchedulerMode::AlgorithmOne { margin: MARGIN });
     let flow = |due: &Span| Flow {
         left: BYTES as f64,
         due_s: due.as_secs_f64(),
@@ -226,17 +229,17 @@ fn by_itself(lines: &[Line], due: &[Span]) -> Ended {
 
 /// The link that Algorithm 1 takes for a flow that knows of no other.
 fn decide(scheduler: &Scheduler, left: f64, left_s: f64) -> Option<usize> {
-    let flow = d2tp_sched::Flow {
-        need: Need {
+    let flow = d2tp_sched::ScheduledFlow {
+        need: FlowDemand {
             remaining_bytes: Some(left.ceil() as u64),
             left: Some(Duration::from_secs_f64(left_s)),
-            policy: Policy::FreeFirst,
-            if_late: IfLate::Cell,
+            policy: CostPolicy::FreeFirst,
+            if_late: DeadlineFallback::Cell,
             metered_bytes_left: None,
         },
         size_bytes: BYTES,
         priority: 0,
     };
     let shares = scheduler.decide(Time::ZERO, &[flow]).shares;
-    shares.iter().position(|share| *share != Share::Nothing)
+    shares.iter().position(|share| *share != LinkShare::Nothing)
 }

@@ -1,0 +1,562 @@
+//! What the links will carry until any moment from now on, as a distribution.
+//!
+//! ```text
+//!  history of each link ─▶ SCENES ways on: ─▶ at each horizon, sorted: bytes over free links
+//!                          stay, go, return;                           bytes over all links
+//!                          a rate for each
+//! ```
+//!
+//! Each scene draws how long every link stays as it is, how long it is away, and at what rate it
+//! carries: from this device's own past of the link, and from a general law while there is little of
+//! it. Lengths are heavy-tailed: what lasted long will probably last as long again. Nothing here is
+//! drawn by chance: the same history has the same outlook.
+
+use crate::forecast::SLOT_S;
+use crate::history::LinkHistory;
+use crate::link_choice::LinkClass;
+use d2tp_time::{Span, Time};
+
+/// Scenes. Higher: finer probabilities, slower.
+pub const SCENES: usize = 128;
+
+/// What is assumed of links of a class before they were watched.
+#[derive(Debug, Clone, Copy)]
+struct LinkPrior {
+    /// Half of the times it carries are shorter, seconds.
+    on_s: f64,
+    /// Half of the times it does not are.
+    off_s: f64,
+    /// Counts as so many spells of this device's own.
+    weight: f64,
+    /// How much its rates vary, beside those of cellular links.
+    spread: f64,
+}
+
+// tuned: docs/repro/score.md
+const FREE: LinkPrior = LinkPrior {
+    on_s: 55.0,
+    off_s: 12.0,
+    weight: 2.0,
+    spread: 0.8,
+};
+// guesses: coverage has few holes, short ones
+const METERED: LinkPrior = LinkPrior {
+    on_s: 3000.0,
+    off_s: 5.0,
+    weight: 2.0,
+    spread: 1.0,
+};
+
+/// How the rate of the next moments compares with the rate lately: a quantile each sixteenth.
+// measured: half of the recorded cellular links, three seconds against the next 5 to 45
+const SOON: [f64; 17] = [
+    0.1, 0.54, 0.66, 0.75, 0.81, 0.87, 0.92, 0.96, 1.0, 1.05, 1.11, 1.18, 1.3, 1.45, 1.7, 2.2, 3.0,
+];
+/// And the rate over longer times with the mean of lately and on the whole.
+// measured likewise, against the next 45 to 400 seconds
+const LATER: [f64; 17] = [
+    0.1, 0.40, 0.52, 0.61, 0.69, 0.77, 0.84, 0.91, 0.97, 1.04, 1.11, 1.18, 1.27, 1.4, 1.6, 1.9, 2.6,
+];
+/// For so long the rate lately says more than the rate on the whole. // a guess
+const SOON_S: f64 = 30.0;
+
+/// So much more do rates vary, as far as is known, that were never measured.
+const UNKNOWN_SPREAD: f64 = 0.8; // fits the promises of docs/repro/score.md
+
+/// A scene follows a link so often from carrying to not, and back. Higher: truer a long way off, slower.
+const TURNS_MAX: u32 = 24; // so many average out
+
+/// That today is like none of the days known counts as so many of them. // a guess
+const DAYS_WEIGHT: f64 = 1.0;
+
+/// No rate is expected to fall below this share.
+const TIMES_MIN: f64 = 0.02; // a guess
+
+/// What the links will carry until each horizon.
+#[derive(Debug, Clone)]
+pub struct CapacityForecast {
+    /// Of each scene, ascending.
+    free: Vec<[f64; SCENES]>,
+    all: Vec<[f64; SCENES]>,
+}
+
+impl CapacityForecast {
+    /// From what is known of the links, until these horizons: seconds from now, ascending.
+    pub fn new(
+        now: Time,
+        links: &[LinkHistory],
+        horizons: impl Iterator<Item = f64>,
+    ) -> CapacityForecast {
+        let horizons: Vec<f64> = horizons.collect();
+        let mut free = vec![[0.0; SCENES]; horizons.len()];
+        let mut all = free.clone();
+        for (n, link) in links.iter().enumerate() {
+            let into = match link.class() {
+                LinkClass::Free => &mut free,
+                LinkClass::Metered => &mut all,
+                LinkClass::Roaming => continue,
+            };
+            let away = away_from_here(link);
+            let mut draw = |scene: usize| {
+                let chance = QuasiRandom::new(n, scene);
+                play(now, link, &away, chance, &horizons, |k, bytes| {
+                    into[k][scene] += bytes;
+                });
+            };
+            (0..SCENES).for_each(&mut draw);
+        }
+        for (all, free) in all.iter_mut().zip(&mut free) {
+            for (all, free) in all.iter_mut().zip(free.iter()) {
+                *all += free;
+            }
+            all.sort_unstable_by(f64::total_cmp);
+            free.sort_unstable_by(f64::total_cmp);
+        }
+        CapacityForecast { free, all }
+    }
+
+    /// How likely free links alone carry `bytes` until a horizon.
+    pub fn free_reach(&self, horizon: usize, bytes: f64) -> f64 {
+        1.0 - below(&self.free[horizon], bytes)
+    }
+
+    /// How likely all links together carry less than `bytes`.
+    pub fn all_short_of(&self, horizon: usize, bytes: f64) -> f64 {
+        below(&self.all[horizon], bytes)
+    }
+
+    /// What all links carry in half of the scenes.
+    pub fn all_median(&self, horizon: usize) -> f64 {
+        self.all[horizon][SCENES / 2]
+    }
+
+    /// What free links leave over of `bytes`, on average.
+    pub fn left_over(&self, horizon: usize, bytes: f64) -> f64 {
+        let over = |free: &f64| (bytes - free).max(0.0);
+        self.free[horizon].iter().map(over).sum::<f64>() / SCENES as f64
+    }
+
+    /// And what is left over at most in this share of the scenes.
+    pub fn left_over_at_most(&self, horizon: usize, bytes: f64, share: f64) -> f64 {
+        let n = ((1.0 - share) * SCENES as f64) as usize;
+        (bytes - self.free[horizon][n.min(SCENES - 1)]).max(0.0)
+    }
+}
+
+impl LinkHistory {
+    /// How likely it comes back within a span; 0 while it carries, for then it is there.
+    pub fn returns_within(&self, now: Time, span: Span) -> f64 {
+        if self.carries() {
+            return 0.0;
+        }
+        let (law, age) = (law_of(self.class()), self.age_s(now));
+        let until = age + span.as_secs_f64();
+        let away = away_from_here(self);
+        let longer = away.iter().filter(|length| **length > age);
+        // As `residual` draws it: each from half to one and a half times what it was.
+        let by_then = |length: &f64| {
+            let least = age.max(0.5 * length);
+            ((until - least) / (1.5 * length - least)).clamp(0.0, 1.0)
+        };
+        let general = law.weight * law.off_s / (law.off_s + age);
+        let (count, past) = (
+            longer.clone().count() as f64,
+            longer.map(by_then).sum::<f64>(),
+        );
+        let lomax = 1.0 - (law.off_s + age) / (law.off_s + until);
+        (past + general * lomax) / (count + general)
+    }
+}
+
+fn law_of(class: LinkClass) -> LinkPrior {
+    match class {
+        LinkClass::Free => FREE,
+        LinkClass::Metered | LinkClass::Roaming => METERED,
+    }
+}
+
+fn below(ascending: &[f64; SCENES], bytes: f64) -> f64 {
+    ascending.partition_point(|b| *b < bytes) as f64 / SCENES as f64
+}
+
+/// How long it was away each time it was lost here; where nobody knows, anywhere.
+fn away_from_here(link: &LinkHistory) -> Vec<f64> {
+    match &link.hint().away_s {
+        here if here.is_empty() => link.down_periods().iter().copied().collect(),
+        here => here.clone(),
+    }
+}
+
+/// One way on for one link: tells the bytes carried until each horizon.
+fn play(
+    now: Time,
+    link: &LinkHistory,
+    away: &[f64],
+    mut chance: QuasiRandom,
+    horizons: &[f64],
+    mut tell: impl FnMut(usize, f64),
+) {
+    let law = law_of(link.class());
+    let whole = link.long_term_rate();
+    let spread = law.spread * (1.0 + UNKNOWN_SPREAD * (1.0 - link.confidence()));
+    let soon = spread_by(quantile(&SOON, chance.first()), spread);
+    let later = spread_by(quantile(&LATER, chance.second()), spread);
+    let stay = chance.third();
+    let mut on = link.carries();
+    let mut until = if on {
+        let ons = link.up_periods().iter().map(|spell| spell.length_s);
+        residual(
+            stay,
+            link.age_s(now),
+            ons,
+            law.on_s,
+            law.weight,
+            &mut chance,
+        )
+    } else {
+        let offs = away.iter().copied();
+        residual(
+            stay,
+            link.age_s(now),
+            offs,
+            law.off_s,
+            law.weight,
+            &mut chance,
+        )
+    };
+    let lately = link.recent_rate().unwrap_or(whole);
+    let (near, far) = (lately * soon, 0.5 * (lately + whole) * later);
+    let (mut at, mut bytes) = (0.0, 0.0);
+    let mut first = on;
+    let (mut rate, mut turns) = (far, 0);
+    let day = day_to_follow(link, &mut chance);
+    for (k, horizon) in horizons.iter().enumerate() {
+        while at < *horizon {
+            if let Some(day) = day.filter(|_| turns > 0) {
+                bytes += carried_on(day, link.hint().into_slot_s, at, *horizon);
+                at = *horizon;
+                continue;
+            }
+            let mut end = until.min(*horizon);
+            if on {
+                let now_rate = if first && at < SOON_S {
+                    end = end.min(SOON_S);
+                    near
+                } else {
+                    rate
+                };
+                bytes += now_rate * (end - at);
+            }
+            at = end;
+            if at >= until {
+                (on, first, turns) = (!on, false, turns + 1);
+                if turns >= TURNS_MAX {
+                    // From here on as it was on average.
+                    (on, rate, until) = (true, bytes / at, f64::INFINITY);
+                    continue;
+                }
+                let length = if on {
+                    let (length, seen) = stay_of(link, law, &mut chance);
+                    rate = seen.unwrap_or(whole * later);
+                    length
+                } else {
+                    away_of(link, law, &mut chance)
+                };
+                until = at + length.max(0.5);
+            }
+        }
+        tell(k, bytes);
+    }
+}
+
+/// A past day that this scene goes on like, once the link is not as it is now any more. Without a diary
+/// none; with days in it, more often the more there are.
+fn day_to_follow<'a>(link: &'a LinkHistory, chance: &mut QuasiRandom) -> Option<&'a [Option<f32>]> {
+    let days = &link.hint().days;
+    if days.is_empty() {
+        return None;
+    }
+    let which = chance.next() * (days.len() as f64 + DAYS_WEIGHT);
+    days.get(which as usize).map(Vec::as_slice)
+}
+
+/// What is carried from a second until another on a day like this; slots that nobody knows are as the
+/// others on average.
+fn carried_on(day: &[Option<f32>], into_slot_s: f64, from_s: f64, until_s: f64) -> f64 {
+    let known = day.iter().flatten();
+    let mean = known.clone().sum::<f32>() / known.count().max(1) as f32;
+    let slot_s = f64::from(SLOT_S);
+    let (mut at, until) = (from_s + into_slot_s, until_s + into_slot_s);
+    let mut bytes = 0.0;
+    while at < until {
+        let slot = (at / slot_s) as usize;
+        let end = ((slot + 1) as f64 * slot_s).min(until);
+        bytes += f64::from(day[slot % day.len()].unwrap_or(mean)) * (end - at);
+        at = end;
+    }
+    bytes
+}
+
+/// A whole time of carrying: how long, and at what rate if it is one of the past.
+fn stay_of(link: &LinkHistory, law: LinkPrior, chance: &mut QuasiRandom) -> (f64, Option<f64>) {
+    let ons = link.up_periods();
+    let u = chance.next() * (ons.len() as f64 + law.weight);
+    match ons.get(u as usize) {
+        Some(spell) => (spell.length_s, Some(spell.rate)),
+        None => (lomax(chance.next(), law.on_s), None),
+    }
+}
+
+/// A whole time of not carrying.
+fn away_of(link: &LinkHistory, law: LinkPrior, chance: &mut QuasiRandom) -> f64 {
+    let offs = link.down_periods();
+    let u = chance.next() * (offs.len() as f64 + law.weight);
+    match offs.get(u as usize) {
+        Some(length) => length * (0.5 + chance.next()),
+        None => lomax(chance.next(), law.off_s),
+    }
+}
+
+/// What is left of a time that lasted `age` already.
+fn residual(
+    u: f64,
+    age: f64,
+    past: impl Iterator<Item = f64> + Clone,
+    median: f64,
+    weight: f64,
+    chance: &mut QuasiRandom,
+) -> f64 {
+    let longer = past.clone().filter(|length| *length > age).count();
+    // The law's own share of times that last longer than this.
+    let general = weight * median / (median + age);
+    let which = u * (longer as f64 + general);
+    if which < longer as f64 {
+        let mut longer = past.filter(|length| *length > age);
+        let length = longer.nth(which as usize).unwrap_or(age);
+        // Not to the second what it was: half to one and a half times.
+        return (length * (0.5 + chance.next()) - age).max((length - age) * chance.next());
+    }
+    lomax(chance.next(), median + age)
+}
+
+/// Half of them are shorter than `median`, and whatever lasted so long lasts as long again at the
+/// median: P(longer than x) = median ÷ (median + x).
+fn lomax(u: f64, median: f64) -> f64 {
+    median * u / (1.0 - u).max(1e-4)
+}
+
+/// Between the quantiles of a table.
+fn quantile(table: &[f64; 17], u: f64) -> f64 {
+    let at = u * 16.0;
+    let k = (at as usize).min(15);
+    table[k] + (at - k as f64) * (table[k + 1] - table[k])
+}
+
+/// Further from one, or nearer.
+fn spread_by(times: f64, spread: f64) -> f64 {
+    (1.0 + spread * (times - 1.0)).max(TIMES_MIN)
+}
+
+/// Numbers in [0, 1) that are spread evenly over the scenes.
+struct QuasiRandom {
+    link: usize,
+    scene: usize,
+    state: u64,
+}
+
+impl QuasiRandom {
+    fn new(link: usize, scene: usize) -> QuasiRandom {
+        let state = (link as u64 + 1) << 32 | scene as u64;
+        QuasiRandom { link, scene, state }
+    }
+
+    // Fractions of multiples of irrational numbers: no two scenes are close in all of them.
+    fn spread(&self, step: f64) -> f64 {
+        let at = (self.scene as f64 + 0.5) * step + self.link as f64 * 0.381_966;
+        at - at.floor()
+    }
+
+    fn first(&self) -> f64 {
+        // Each sixteenth of a table is met as often.
+        let at = (self.scene as f64 + 0.5) / SCENES as f64 + self.link as f64 * 0.618_034;
+        at - at.floor()
+    }
+    fn second(&self) -> f64 {
+        self.spread(0.754_877_666_246_693)
+    }
+    fn third(&self) -> f64 {
+        self.spread(0.569_840_290_998_053)
+    }
+
+    /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    fn next(&mut self) -> f64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        (z >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::forecast::ForecastHint;
+    use crate::history::LinkObservation;
+
+    /// A link that carries and does not by turns, for so long each.
+    fn link(class: LinkClass, on_s: u64, off_s: u64, rate: u64) -> (LinkHistory, Time) {
+        let mut link = LinkHistory::new(class);
+        let mut now = Time::ZERO;
+        for second in 0..3_600 {
+            now += Span::from_secs(1);
+            let up = second % (on_s + off_s) < on_s;
+            let sight = LinkObservation {
+                up,
+                bytes: if up { rate } else { 0 },
+                busy: Span::from_secs(u64::from(up)),
+            };
+            link.observe(now, &sight);
+        }
+        (link, now)
+    }
+
+    #[test]
+    fn a_steady_link_carries_about_its_rate() {
+        let (link, now) = link(LinkClass::Metered, 1, 0, 1_000_000);
+        let outlook = CapacityForecast::new(now, &[link], [10.0, 1_000.0].into_iter());
+        for (horizon, bytes) in [(0, 10e6), (1, 1_000e6)] {
+            let median = outlook.all_median(horizon);
+            assert!((0.9..1.1).contains(&(median / bytes)), "{median}");
+            assert!(outlook.all_short_of(horizon, 0.3 * bytes) < 0.08);
+            assert_eq!(outlook.free_reach(horizon, 1.0), 0.0);
+        }
+    }
+
+    #[test]
+    fn a_link_that_comes_and_goes_carries_its_share_of_the_time() {
+        let (link, now) = link(LinkClass::Free, 30, 30, 1_000_000);
+        let outlook = CapacityForecast::new(now, &[link], [1_200.0].into_iter());
+        let median = outlook.all_median(0);
+        assert!((400e6..800e6).contains(&median), "{median}");
+    }
+
+    #[test]
+    fn what_was_away_for_half_a_minute_each_time_is_soon_back_and_what_is_away_for_long_is_not() {
+        let (mut link, now) = link(LinkClass::Free, 30, 30, 1_000_000);
+        let (there, gone) = (now + Span::from_secs(1), now + Span::from_secs(11));
+        let sight = LinkObservation {
+            up: true,
+            bytes: 1,
+            busy: Span::from_secs(1),
+        };
+        link.observe(there, &sight);
+        link.observe(gone, &LinkObservation::default());
+        let within = |at, seconds| link.returns_within(at, Span::from_secs(seconds));
+        assert!(within(gone, 5) < 0.1 && within(gone, 60) > 0.8);
+        let hour = gone + Span::from_secs(3_600);
+        assert!(within(hour, 60) < 0.05 && within(hour, 3_600) > 0.4);
+        for seconds in 1..100 {
+            assert!(within(gone, seconds) <= within(gone, seconds + 1));
+        }
+        link.observe(hour, &sight);
+        assert_eq!(link.returns_within(hour, Span::MAX), 0.0);
+    }
+
+    #[test]
+    fn a_hint_of_nothing_changes_nothing_and_one_of_this_place_says_how_long() {
+        let (mut wifi, mut now) = link(LinkClass::Free, 30, 30, 1_000_000);
+        now += Span::from_secs(1);
+        wifi.observe(
+            now,
+            &LinkObservation {
+                up: true,
+                bytes: 1,
+                busy: Span::from_secs(1),
+            },
+        );
+        now += Span::from_secs(9);
+        wifi.observe(now, &LinkObservation::default());
+        let outlook = |wifi: &LinkHistory| {
+            CapacityForecast::new(now, std::slice::from_ref(wifi), [60.0].into_iter())
+        };
+        let before = outlook(&wifi);
+        wifi.set_hint(ForecastHint::default());
+        assert_eq!(outlook(&wifi).free, before.free);
+        // Lost here it is back in five seconds; in ten minutes.
+        let here = |away_s: f64| ForecastHint {
+            away_s: vec![away_s; 8],
+            ..ForecastHint::default()
+        };
+        let medians = [5.0, 600.0].map(|away_s| {
+            wifi.set_hint(here(away_s));
+            outlook(&wifi).all_median(0)
+        });
+        assert!(
+            medians[0] > before.all_median(0) && medians[1] == 0.0,
+            "{medians:?}"
+        );
+        let soon = wifi.returns_within(now, Span::from_secs(300));
+        assert!(soon < 0.2, "{soon}");
+    }
+
+    #[test]
+    fn a_diary_says_what_the_evening_brings() {
+        // Away since noon; every day it is there from six o'clock on.
+        let (mut wifi, mut now) = link(LinkClass::Free, 60, 5, 2_000_000);
+        now += Span::from_secs(3_600);
+        wifi.observe(now, &LinkObservation::default());
+        let hours = [4.0 * 3_600.0, 8.0 * 3_600.0];
+        let reach = |wifi: &LinkHistory, horizon, bytes| {
+            CapacityForecast::new(now, std::slice::from_ref(wifi), hours.into_iter())
+                .free_reach(horizon, bytes)
+        };
+        let slots = SLOT_S as usize;
+        let day: Vec<Option<f32>> = (0..86_400 / slots)
+            .map(|slot| Some(if slot * slots < 18_000 { 0.0 } else { 2e6 }))
+            .collect();
+        wifi.set_hint(ForecastHint {
+            days: vec![day; 9],
+            ..ForecastHint::default()
+        });
+        assert!(reach(&wifi, 0, 1e9) < 0.2, "before six there is none");
+        assert!(reach(&wifi, 1, 15e9) > 0.8, "three hours of it");
+        assert!(reach(&wifi, 1, 25e9) < 0.2);
+    }
+
+    #[test]
+    fn more_bytes_are_never_likelier_and_more_time_never_less() {
+        let (free, now) = link(LinkClass::Free, 20, 10, 300_000);
+        let (metered, _) = link(LinkClass::Metered, 3_000, 1, 900_000);
+        let horizons = [3.0, 30.0, 300.0];
+        let outlook = CapacityForecast::new(now, &[free, metered], horizons.into_iter());
+        for horizon in 0..3 {
+            for step in 0..40 {
+                let bytes = f64::from(step) * 5e6;
+                let more = bytes + 5e6;
+                let reach = outlook.free_reach(horizon, bytes);
+                assert!(reach >= outlook.free_reach(horizon, more));
+                let short = outlook.all_short_of(horizon, bytes);
+                assert!(short <= outlook.all_short_of(horizon, more));
+                assert!(reach <= 1.0 - short + 1e-9);
+                if horizon > 0 {
+                    assert!(short <= outlook.all_short_of(horizon - 1, bytes));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_left_over_is_between_nothing_and_everything() {
+        let (free, now) = link(LinkClass::Free, 20, 40, 1_000_000);
+        let outlook = CapacityForecast::new(now, &[free], [60.0].into_iter());
+        let mean = outlook.left_over(0, 30e6);
+        let worst = outlook.left_over_at_most(0, 30e6, 0.95);
+        assert!(
+            mean > 0.0 && mean < worst && worst <= 30e6,
+            "{mean} {worst}"
+        );
+        assert_eq!(outlook.left_over(0, 0.0), 0.0);
+    }
+}

@@ -1,0 +1,576 @@
+//! Which links a device uses where energy counts: those whose bits are worth their joules.
+//!
+//! ```text
+//!                           ┌ the best of them ────────────────▶ use: something always moves
+//!  bits per joule of a link ┼ at least `share` of the mean ────▶ use: it raises the speed, and the
+//!                           │                                    mean of what was had so far
+//!                           └ less ─▶ leave, if it stays so for longer than a tail is worth;
+//!                                     try again when a try costs little beside what was spent since
+//! ```
+//!
+//! Why the mean: a link that gives more bits per joule than the transfer had so far raises what the
+//! whole has in the end, and its speed; one that gives less lowers it (Dinkelbach, *On Nonlinear
+//! Fractional Programming*, 1967, for the ratio of two sums). Raciu et al. (MobiArch 2011) probe all links
+//! for 10 s and stay with the best one for 100 s; here a link is left and taken when what is measured
+//! on it says so, waking and tail of its radio are counted, and a link is only looked at where what it
+//! was at its best would be worth it.
+//!
+//! What a radio draws comes in as a model ([`RadioPowerModel`]); nothing here knows Wi-Fi from cellular.
+
+use d2tp_time::{Span, Time};
+
+/// How often rates are measured, and it is decided. // a guess: several round trips
+pub const SAMPLE: Span = Span::from_millis(500);
+
+/// Not measured for so long after a link was taken: its path opens, slow start. Higher: rates are
+/// truer; lower: a try costs less, so there are more of them.
+// Tried beside 1 s, on other walks than those of `cedos repro M2`.
+const SETTLE: Span = Span::from_millis(500);
+
+/// Samples that a link is given before it is judged. // tried beside two, likewise
+const SAMPLES_MIN: u32 = 1;
+
+/// Bytes that do not come for so long are taken to come no more. // a guess: a long round trip
+const STALL: Span = Span::from_millis(1_500);
+
+/// Trying links that are not in use may cost this share of what is spent. Higher: a link that got
+/// better is found sooner; lower: less is lost to those that did not.
+const TRY_SHARE: f64 = 0.2; // tried beside 0.1 and 0.3, likewise
+
+/// How long a link is taken to stay wanted, or unwanted, before anything is known; counts as one of
+/// the times measured. // a guess
+const SPELL_FIRST: Span = Span::from_secs(30);
+
+/// Before so much is spent, the mean says nothing: the best link is the measure. // a guess: seconds
+const JOULES_MIN: f64 = 3.0;
+
+/// How much of what a link may have is forgotten with each sample that has less. // a guess
+const FORGET: f64 = 0.01;
+
+/// A link in use is left when it is this share of what would have it taken: against turning back and
+/// forth. // a guess
+const STAY: f64 = 0.85;
+
+/// What a link's radio draws.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RadioPowerModel {
+    /// Until it carries, from sleep.
+    pub wake_joules: f64,
+    /// While it carries.
+    pub work_watts: f64,
+    /// For each byte beyond that.
+    pub byte_joules: f64,
+    /// After the last byte.
+    pub tail_joules: f64,
+}
+
+impl RadioPowerModel {
+    /// Bits per joule at a rate, waking and tail left out.
+    pub fn bits_per_joule(&self, bits_per_s: f64) -> f64 {
+        bits_per_s / (self.work_watts + self.byte_joules * bits_per_s / 8.0)
+    }
+
+    /// What taking and leaving it costs, however short.
+    fn turn_joules(&self) -> f64 {
+        self.wake_joules + self.tail_joules
+    }
+}
+
+/// A link as it is now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LinkSample {
+    /// Attached.
+    pub up: bool,
+    /// Counts its attachments: another one may be another access point.
+    pub attachment: u64,
+    /// Payload that arrived over it so far.
+    pub bytes: u64,
+}
+
+/// Decides which links to use.
+///
+/// ```
+/// use d2tp_sched::energy_policy::{EnergyPolicy, LinkSample, RadioPowerModel, SAMPLE};
+/// use d2tp_time::{Span, Time};
+/// let watts = |work_watts| RadioPowerModel { wake_joules: 0.0, work_watts, byte_joules: 0.0, tail_joules: 0.0 };
+/// // Two radios that draw the same; the first is taken to be the faster.
+/// let mut policy = EnergyPolicy::new(1.0, [(watts(1.0), 10e6), (watts(1.0), 2e6)]);
+/// let mut links = [LinkSample { up: true, attachment: 0, bytes: 0 }; 2];
+/// let mut now = Time::ZERO;
+/// for _ in 0..40 {
+///     let used = policy.pick(now, &links);
+///     // The first one carries 4 Mb/s.
+///     links[0].bytes += if used[0] { 250_000 } else { 0 };
+///     now += SAMPLE;
+/// }
+/// assert_eq!(policy.pick(now, &links), [true, false]);
+/// ```
+#[derive(Debug, Clone)]
+pub struct EnergyPolicy {
+    share: f64,
+    lines: Vec<LinkEnergyState>,
+    at: Time,
+    bits: f64,
+    joules: f64,
+}
+
+/// What is known of a link.
+#[derive(Debug, Clone)]
+struct LinkEnergyState {
+    draw: RadioPowerModel,
+    sight: LinkSample,
+    /// Since when it is in use.
+    used_since: Option<Time>,
+    /// The sample under way began then, at so many bytes.
+    sample: (Time, u64),
+    /// In bits per second, as measured last, or assumed.
+    rate: f64,
+    /// Samples since it was taken.
+    samples: u32,
+    /// What it may have, in bits per second: assumed first, then the most it had.
+    best: f64,
+    /// When bytes came last.
+    moved_at: Time,
+    /// The attachment it was measured on last, and what all links had spent by then.
+    measured: Option<(u64, f64)>,
+    /// Whether it is worth using.
+    wanted: bool,
+    /// Since when; none before anything is known.
+    turned_at: Option<Time>,
+    /// How long it stays unwanted, and wanted.
+    spells: [MeanDuration; 2],
+}
+
+/// A mean length of time.
+#[derive(Debug, Clone, Copy)]
+struct MeanDuration {
+    sum_s: f64,
+    count: f64,
+}
+
+impl MeanDuration {
+    const FIRST: MeanDuration = MeanDuration {
+        sum_s: SPELL_FIRST.as_nanos() as f64 / 1e9,
+        count: 1.0,
+    };
+
+    fn add(&mut self, span: Span) {
+        self.sum_s += span.as_secs_f64();
+        self.count += 1.0;
+    }
+
+    fn mean_s(&self) -> f64 {
+        self.sum_s / self.count
+    }
+}
+
+impl LinkEnergyState {
+    fn new(draw: RadioPowerModel, bits_per_s: f64) -> LinkEnergyState {
+        LinkEnergyState {
+            draw,
+            sight: LinkSample::default(),
+            used_since: None,
+            sample: (Time::ZERO, 0),
+            rate: bits_per_s,
+            samples: 0,
+            best: bits_per_s,
+            moved_at: Time::ZERO,
+            measured: None,
+            wanted: false,
+            turned_at: None,
+            spells: [MeanDuration::FIRST; 2],
+        }
+    }
+
+    /// Takes it into use. What that costs.
+    fn take(&mut self, now: Time) -> f64 {
+        self.used_since = Some(now);
+        self.sample = (now + SETTLE, self.sight.bytes);
+        self.moved_at = now;
+        // What it had before may be long ago: the first samples count in full.
+        self.samples = 0;
+        self.draw.wake_joules
+    }
+
+    /// Leaves it, if it is in use. What that costs.
+    fn leave(&mut self) -> f64 {
+        match self.used_since.take() {
+            Some(_) => self.draw.tail_joules,
+            None => 0.0,
+        }
+    }
+
+    /// Notes what it is now. What it spent since, over `span`.
+    fn look(&mut self, now: Time, span: Span, sight: LinkSample) -> f64 {
+        let came = sight.bytes - self.sight.bytes;
+        if came > 0 {
+            self.moved_at = now;
+        }
+        let mut joules = self.draw.byte_joules * came as f64;
+        if self.used_since.is_some() {
+            joules += self.draw.work_watts * span.as_secs_f64();
+        }
+        let anew = sight.attachment != self.sight.attachment;
+        if !sight.up || (anew && self.sight.up) {
+            joules += self.leave();
+            self.turn(now, false);
+        }
+        if !sight.up || anew {
+            // While it is not there, nobody knows whether it would be wanted.
+            self.turned_at = None;
+        }
+        self.sight = sight;
+        joules
+    }
+
+    /// Ends a sample when it is long enough. `spent`: what all links spent so far.
+    fn measure(&mut self, now: Time, spent: f64) {
+        let (began, at_bytes) = self.sample;
+        if now < began {
+            self.sample.1 = self.sight.bytes;
+        }
+        if self.used_since.is_none() || now < began + SAMPLE {
+            return;
+        }
+        let span = now.since(began);
+        let bits = (self.sight.bytes - at_bytes) as f64 * 8.0 / span.as_secs_f64();
+        self.samples += 1;
+        // What a turn costs is earned over some time: shorter ups and downs are none of its business.
+        let earned_s = (self.draw.turn_joules() / self.draw.work_watts).max(1.0);
+        let weight = (span.as_secs_f64() / earned_s).max(1.0 / f64::from(self.samples));
+        self.rate += weight.min(1.0) * (bits - self.rate);
+        self.best = (self.best - FORGET * (self.best - self.rate)).max(self.rate);
+        self.measured = Some((self.sight.attachment, spent));
+        self.sample = (now, self.sight.bytes);
+    }
+
+    /// It is in use, and was not given its time yet.
+    fn is_tried(&self) -> bool {
+        self.used_since.is_some() && self.samples < SAMPLES_MIN
+    }
+
+    fn is_stalled(&self, now: Time) -> bool {
+        self.used_since.is_some() && now.since(self.moved_at) >= STALL
+    }
+
+    /// Bits per joule in use, or if it were taken at this rate for as long as it is usually wanted.
+    fn worth(&self, now: Time, rate: f64) -> f64 {
+        if self.is_stalled(now) {
+            return 0.0;
+        }
+        let worth = self.draw.bits_per_joule(rate);
+        if self.used_since.is_some() || rate == 0.0 {
+            return worth;
+        }
+        let bits = rate * self.spells[1].mean_s();
+        bits / (bits / worth + self.draw.turn_joules())
+    }
+
+    /// What a try costs.
+    fn try_joules(&self) -> f64 {
+        let span = SETTLE + SAMPLE.times(u64::from(SAMPLES_MIN));
+        self.draw.turn_joules() + self.draw.work_watts * span.as_secs_f64()
+    }
+
+    /// Notes whether it is worth using.
+    fn turn(&mut self, now: Time, wanted: bool) {
+        if wanted == self.wanted && self.turned_at.is_some() {
+            return;
+        }
+        if let Some(at) = self.turned_at {
+            self.spells[usize::from(self.wanted)].add(now.since(at));
+        }
+        (self.wanted, self.turned_at) = (wanted, Some(now));
+    }
+
+    /// Whether leaving it saves more than its bits are worth at `price` bits per joule. The longer it is
+    /// left the more it saves, but its tail is drawn all the same, and waking it later.
+    fn is_worth_leaving(&self, now: Time, price: f64) -> bool {
+        let saved = 1.0 - self.draw.bits_per_joule(self.rate) / price;
+        if saved <= 0.0 {
+            return false;
+        }
+        let even_s = self.draw.turn_joules() / (self.draw.work_watts * saved);
+        let already = self.turned_at.map_or(Span::ZERO, |at| now.since(at));
+        // Who does not know how long it takes loses at most as much again by waiting until it is even.
+        self.spells[0].mean_s() > even_s || already.as_secs_f64() >= even_s
+    }
+
+    /// Whether it may be worth `bar` bits per joule, and finding out costs little beside what was spent
+    /// since it was known.
+    fn is_worth_a_try(&self, now: Time, bar: f64, spent: f64) -> bool {
+        let since = match self.measured {
+            Some((attachment, then)) if attachment == self.sight.attachment => spent - then,
+            _ => f64::INFINITY,
+        };
+        self.worth(now, self.best) >= bar && since >= self.try_joules() / TRY_SHARE
+    }
+}
+
+impl EnergyPolicy {
+    /// Over these links, each with the bits per second it is taken to carry until it is measured.
+    ///
+    /// `share`: a link is used where its bits per joule are at least this share of the mean. 1: the
+    /// most bits per joule that can be had while something always moves; lower: faster; 0, where
+    /// power is no matter: all links, always.
+    pub fn new(
+        share: f64,
+        links: impl IntoIterator<Item = (RadioPowerModel, f64)>,
+    ) -> EnergyPolicy {
+        let lines = links
+            .into_iter()
+            .map(|(draw, rate)| LinkEnergyState::new(draw, rate));
+        EnergyPolicy {
+            share,
+            lines: lines.collect(),
+            at: Time::ZERO,
+            bits: 0.0,
+            joules: 0.0,
+        }
+    }
+
+    /// Which links to use now, one for each of `sights`. To be asked again after [`SAMPLE`], and when a
+    /// link comes or goes.
+    pub fn pick(&mut self, now: Time, sights: &[LinkSample]) -> Vec<bool> {
+        self.look(now, sights);
+        if let Some((best, worth)) = self.best(now) {
+            let mean = if self.joules < JOULES_MIN {
+                worth
+            } else {
+                self.bits / self.joules
+            };
+            for n in 0..self.lines.len() {
+                self.decide(now, n, n == best, self.share * mean);
+            }
+        }
+        let uses = self.lines.iter().map(|line| line.used_since.is_some());
+        uses.collect()
+    }
+
+    fn look(&mut self, now: Time, sights: &[LinkSample]) {
+        let span = now.since(self.at);
+        self.at = now;
+        for (line, sight) in self.lines.iter_mut().zip(sights) {
+            self.bits += (sight.bytes - line.sight.bytes) as f64 * 8.0;
+            self.joules += line.look(now, span, *sight);
+        }
+        for line in &mut self.lines {
+            line.measure(now, self.joules);
+        }
+    }
+
+    /// The link with the most bits per joule, and how many.
+    fn best(&self, now: Time) -> Option<(usize, f64)> {
+        let there = self.lines.iter().enumerate().filter(|(_, l)| l.sight.up);
+        let worth = |line: &LinkEnergyState| {
+            let turn = if line.used_since.is_some() { 1.0 } else { STAY };
+            turn * line.worth(now, line.rate)
+        };
+        there
+            .map(|(n, line)| (n, worth(line)))
+            .max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))
+    }
+
+    fn decide(&mut self, now: Time, n: usize, best: bool, price: f64) {
+        let line = &mut self.lines[n];
+        let stalled = line.is_stalled(now);
+        if !line.sight.up || (line.is_tried() && !stalled) {
+            return;
+        }
+        let used = line.used_since.is_some();
+        let bar = if used { STAY * price } else { price };
+        let wanted = best || (line.worth(now, line.rate) >= bar && !stalled);
+        line.turn(now, wanted);
+        self.joules += if used && !wanted && (stalled || line.is_worth_leaving(now, price)) {
+            line.leave()
+        } else if !used && (wanted || line.is_worth_a_try(now, bar, self.joules)) {
+            line.take(now)
+        } else {
+            0.0
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Wakes and sleeps at once, as Wi-Fi nearly does.
+    const NIMBLE: RadioPowerModel = RadioPowerModel {
+        wake_joules: 0.0,
+        work_watts: 1.0,
+        byte_joules: 0.0,
+        tail_joules: 0.2,
+    };
+    /// With a tail of ten seconds.
+    const HEAVY: RadioPowerModel = RadioPowerModel {
+        wake_joules: 1.0,
+        tail_joules: 9.0,
+        ..NIMBLE
+    };
+
+    /// A device whose links carry what they are said to.
+    struct Walk {
+        thrift: EnergyPolicy,
+        now: Time,
+        sights: [LinkSample; 2],
+        used_s: [f64; 2],
+        turns: u32,
+        used: Vec<bool>,
+    }
+
+    impl Walk {
+        /// The nimble one first, taken for 10 Mb/s; the heavy one for 2.
+        fn new(share: f64) -> Walk {
+            Walk {
+                thrift: EnergyPolicy::new(share, [(NIMBLE, 10e6), (HEAVY, 2e6)]),
+                now: Time::ZERO,
+                sights: [LinkSample {
+                    up: true,
+                    ..LinkSample::default()
+                }; 2],
+                used_s: [0.0; 2],
+                turns: 0,
+                used: vec![false; 2],
+            }
+        }
+
+        /// For so many seconds, links of so many Mb/s.
+        fn on(&mut self, seconds: f64, mbps: [f64; 2]) {
+            for _ in 0..(seconds / SAMPLE.as_secs_f64()) as u32 {
+                let used = self.thrift.pick(self.now, &self.sights);
+                self.turns += u32::from(used != self.used);
+                for n in 0..2 {
+                    if used[n] {
+                        self.used_s[n] += SAMPLE.as_secs_f64();
+                        self.sights[n].bytes += (mbps[n] * 1e6 / 16.0) as u64;
+                    }
+                }
+                self.used = used;
+                self.now += SAMPLE;
+            }
+        }
+
+        fn turn_wifi(&mut self, up: bool) {
+            self.sights[0].up = up;
+            self.sights[0].attachment += u64::from(up);
+        }
+    }
+
+    #[test]
+    fn a_link_that_cannot_be_worth_it_is_never_woken() {
+        let mut walk = Walk::new(1.0);
+        walk.on(300.0, [8.0, 2.0]);
+        assert_eq!(walk.used_s, [300.0, 0.0]);
+    }
+
+    #[test]
+    fn a_poor_link_is_left_and_tried_again_for_a_fifth_of_what_is_spent() {
+        let mut walk = Walk::new(1.0);
+        walk.on(600.0, [0.2, 1.5]);
+        assert!(walk.used_s[1] > 590.0, "{:?}", walk.used_s);
+        assert!((30.0..130.0).contains(&walk.used_s[0]), "{:?}", walk.used_s);
+    }
+
+    #[test]
+    fn a_link_that_gets_better_is_found_and_the_other_left() {
+        let mut walk = Walk::new(1.0);
+        walk.on(100.0, [0.2, 1.5]);
+        walk.used_s = [0.0; 2];
+        walk.on(200.0, [9.0, 1.5]);
+        assert!(walk.used_s[0] > 170.0, "{:?}", walk.used_s);
+        assert!(walk.used_s[1] < 80.0, "{:?}", walk.used_s);
+        assert_eq!(walk.used, [true, false]);
+    }
+
+    #[test]
+    fn a_second_link_above_the_mean_is_used_beside_the_best_one() {
+        let mut walk = Walk::new(1.0);
+        walk.on(200.0, [0.2, 1.0]);
+        walk.used_s = [0.0; 2];
+        // Both are now better than the transfer was so far.
+        walk.on(60.0, [3.0, 2.0]);
+        assert!(walk.used_s[0] > 30.0, "{:?}", walk.used_s);
+        assert_eq!(walk.used_s[1], 60.0);
+    }
+
+    #[test]
+    fn a_dear_radio_is_not_put_to_sleep_for_a_moment() {
+        let mut walk = Walk::new(1.0);
+        // Wi-Fi for 8 s, none for 22: its tail would outlast the Wi-Fi.
+        for _ in 0..20 {
+            walk.turn_wifi(false);
+            walk.on(22.0, [0.0, 1.0]);
+            walk.turn_wifi(true);
+            walk.on(8.0, [4.0, 1.0]);
+        }
+        walk.used_s = [0.0; 2];
+        walk.turn_wifi(false);
+        walk.on(22.0, [0.0, 1.0]);
+        walk.turn_wifi(true);
+        walk.on(8.0, [4.0, 1.0]);
+        assert_eq!(walk.used_s, [8.0, 30.0]);
+    }
+
+    #[test]
+    fn a_link_that_stalls_is_left_within_seconds() {
+        let mut walk = Walk::new(1.0);
+        walk.on(60.0, [8.0, 1.0]);
+        assert_eq!(walk.used, [true, false]);
+        walk.on(3.0, [0.0, 1.0]);
+        assert_eq!(walk.used, [false, true]);
+    }
+
+    #[test]
+    fn something_always_moves_however_poor() {
+        let mut walk = Walk::new(1.0);
+        walk.on(100.0, [9.0, 1.0]);
+        walk.turn_wifi(false);
+        walk.on(60.0, [0.0, 0.05]);
+        assert_eq!(walk.used, [false, true]);
+        assert!(walk.turns < 6, "{}", walk.turns);
+    }
+
+    #[test]
+    fn where_power_is_no_matter_all_links_are_used() {
+        let mut walk = Walk::new(0.0);
+        walk.on(100.0, [9.0, 0.1]);
+        assert_eq!(walk.used_s, [100.0, 100.0]);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_links_do_one_that_is_there_is_used(
+            share in 0.0..2.0_f64,
+            steps in proptest::collection::vec(
+                (any::<[bool; 2]>(), any::<[bool; 2]>(), [0..2_000_000_u64, 0..2_000_000], 0..3_000_u64),
+                1..200,
+            ),
+        ) {
+            let mut thrift = EnergyPolicy::new(share, [(NIMBLE, 10e6), (HEAVY, 2e6)]);
+            let (mut now, mut sights) = (Time::ZERO, [LinkSample::default(); 2]);
+            for (up, anew, bytes, millis) in steps {
+                now += Span::from_millis(millis);
+                for n in 0..2 {
+                    sights[n].up = up[n];
+                    sights[n].attachment += u64::from(anew[n]);
+                    sights[n].bytes += bytes[n];
+                }
+                let used = thrift.pick(now, &sights);
+                prop_assert_eq!(used.iter().any(|u| *u), up.iter().any(|u| *u));
+                prop_assert!((0..2).all(|n| up[n] || !used[n]));
+            }
+        }
+    }
+
+    #[test]
+    fn the_worth_of_a_link_counts_its_bytes() {
+        let draw = RadioPowerModel {
+            byte_joules: 8e-7,
+            ..NIMBLE
+        };
+        // 1 Mb/s: 1 W, and 0.1 W for its bytes.
+        assert!((draw.bits_per_joule(1e6) - 1e6 / 1.1).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,305 @@
+//! What a flow wants, what links there are, and which of them it is on: the words of the scheduler.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Rate assumed of a metered link never measured. Higher: waits longer for a free link and may
+/// be late; lower: pays sooner.
+pub const METERED_RATE_FIRST_BYTES_PER_S: f64 = 250_000.0; // 2 Mb/s, a guess
+
+/// Rate assumed of a free link never measured, used only to compare when urgent.
+pub const FREE_RATE_FIRST_BYTES_PER_S: f64 = 1_250_000.0; // 10 Mb/s, a guess
+
+/// Size assumed while the origin has not told one.
+pub const SIZE_UNKNOWN_BYTES: u64 = 100_000_000; // a guess: a podcast episode
+
+/// What a byte on a link costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinkClass {
+    /// Nothing.
+    Free,
+    /// Money, or a monthly allowance.
+    Metered,
+    /// More money: never used unasked.
+    Roaming,
+}
+
+/// Why a flow uses no link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkWaitReason {
+    /// No link is up.
+    NoPath,
+    /// Only links that cost are up, and there is time.
+    PathCost,
+    /// Metered links carried what they may.
+    OverBudget,
+    /// Only a roaming link is up.
+    RoamingBlocked,
+    /// Flows with earlier deadlines go first.
+    QueuedBehind,
+    /// What is up carries nothing.
+    PathTooSlow,
+}
+
+/// How to weigh money against time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CostPolicy {
+    /// Never a byte on a link that costs.
+    FreeOnly,
+    /// Free links until the deadline needs another.
+    FreeFirst,
+    /// Like free-first, with twice the slack: pays earlier, misses less.
+    Balanced,
+    /// The fastest link at any time.
+    Fast,
+    /// Any link at once, free ones preferred.
+    Any,
+}
+
+/// What to do when free links alone will not make the deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeadlineFallback {
+    /// Use cellular, within its budget.
+    Cell,
+    /// Stay on free links and be late.
+    Wait,
+    /// Stay on free links and give up at the deadline.
+    Fail,
+}
+
+impl CostPolicy {
+    /// All of them, mildest first.
+    pub const ALL: [CostPolicy; 5] = [
+        CostPolicy::FreeOnly,
+        CostPolicy::FreeFirst,
+        CostPolicy::Balanced,
+        CostPolicy::Fast,
+        CostPolicy::Any,
+    ];
+
+    /// As people write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CostPolicy::FreeOnly => "free-only",
+            CostPolicy::FreeFirst => "free-first",
+            CostPolicy::Balanced => "balanced",
+            CostPolicy::Fast => "fast",
+            CostPolicy::Any => "any",
+        }
+    }
+}
+
+impl DeadlineFallback {
+    /// All of them.
+    pub const ALL: [DeadlineFallback; 3] = [
+        DeadlineFallback::Cell,
+        DeadlineFallback::Wait,
+        DeadlineFallback::Fail,
+    ];
+
+    /// As people write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DeadlineFallback::Cell => "cell",
+            DeadlineFallback::Wait => "wait",
+            DeadlineFallback::Fail => "fail",
+        }
+    }
+}
+
+/// A word that is none of those there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParsePolicyError {
+    word: String,
+    known: String,
+}
+
+impl fmt::Display for ParsePolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is none of {}", self.word, self.known)
+    }
+}
+
+impl std::error::Error for ParsePolicyError {}
+
+fn one_of<T: Copy>(
+    text: &str,
+    all: &[T],
+    word: fn(T) -> &'static str,
+) -> Result<T, ParsePolicyError> {
+    all.iter()
+        .copied()
+        .find(|value| word(*value) == text)
+        .ok_or_else(|| ParsePolicyError {
+            word: text.into(),
+            known: all.iter().map(|v| word(*v)).collect::<Vec<_>>().join(", "),
+        })
+}
+
+impl FromStr for CostPolicy {
+    type Err = ParsePolicyError;
+    fn from_str(text: &str) -> Result<CostPolicy, ParsePolicyError> {
+        one_of(text, &CostPolicy::ALL, CostPolicy::as_str)
+    }
+}
+
+impl FromStr for DeadlineFallback {
+    type Err = ParsePolicyError;
+    fn from_str(text: &str) -> Result<DeadlineFallback, ParsePolicyError> {
+        one_of(text, &DeadlineFallback::ALL, DeadlineFallback::as_str)
+    }
+}
+
+/// What a flow wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlowDemand {
+    /// Bytes still to come, when known.
+    pub remaining_bytes: Option<u64>,
+    /// Time until the deadline; zero when it has passed; none when there is none.
+    pub left: Option<Duration>,
+    /// How to weigh money against time.
+    pub policy: CostPolicy,
+    /// What to do when free links are not enough.
+    pub if_late: DeadlineFallback,
+    /// Bytes metered links may still carry; none is no limit.
+    pub metered_bytes_left: Option<u64>,
+}
+
+/// One usable link.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LinkCandidate {
+    /// The device's name.
+    pub name: String,
+    /// What it costs.
+    pub class: LinkClass,
+    /// Measured rate, when it has been used.
+    pub rate_bytes_per_s: Option<f64>,
+    /// How much the system prefers it; lower is more.
+    pub metric: u32,
+    /// It carried nothing lately although it is up.
+    pub stalled: bool,
+    /// The transfer is on it now.
+    pub in_use: bool,
+}
+
+/// The decision, with its reason in words.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LinkChoice {
+    /// Use this link.
+    Use {
+        /// Its place in the list given.
+        index: usize,
+        /// Why.
+        why: String,
+    },
+    /// Use none for now.
+    Wait {
+        /// The reason code.
+        reason: LinkWaitReason,
+        /// Why.
+        why: String,
+        /// What would end the wait.
+        unblocks: String,
+    },
+}
+
+impl LinkCandidate {
+    pub(crate) fn rate(&self) -> f64 {
+        let first = match self.class {
+            LinkClass::Free => FREE_RATE_FIRST_BYTES_PER_S,
+            LinkClass::Metered | LinkClass::Roaming => METERED_RATE_FIRST_BYTES_PER_S,
+        };
+        // A rate measured as nothing must not stop the arithmetic.
+        self.rate_bytes_per_s.unwrap_or(first).max(1.0)
+    }
+}
+
+/// The best of some ways: working before stalled; then by rate, or by the system's preference.
+/// The one in use is kept unless another is a fifth faster.
+pub fn fastest_working<'a>(
+    ways: impl Iterator<Item = (usize, &'a LinkCandidate)>,
+    by_speed: bool,
+) -> Option<(usize, &'a LinkCandidate)> {
+    let stay = |way: &LinkCandidate| if way.in_use { 1.2 } else { 1.0 };
+    ways.min_by(|(_, a), (_, b)| {
+        let speed = || (b.rate() * stay(b)).total_cmp(&(a.rate() * stay(a)));
+        let order = || b.in_use.cmp(&a.in_use).then(a.metric.cmp(&b.metric));
+        let inner = if by_speed {
+            speed().then_with(order)
+        } else {
+            order()
+        };
+        a.stalled.cmp(&b.stalled).then(inner)
+    })
+}
+
+/// A length of time for people: `5 h 12 m`, `3 m 20 s`, `4 s`.
+pub fn format_duration(span: Duration) -> String {
+    let s = span.as_secs();
+    match (s / 3600, s / 60 % 60, s % 60) {
+        (0, 0, s) => format!("{s} s"),
+        (0, m, s) => format!("{m} m {s:02} s"),
+        (h, m, _) => format!("{h} h {m:02} m"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn way(name: &str, rate: f64) -> LinkCandidate {
+        LinkCandidate {
+            name: name.into(),
+            class: LinkClass::Free,
+            rate_bytes_per_s: Some(rate),
+            metric: 100,
+            stalled: false,
+            in_use: false,
+        }
+    }
+
+    fn best(ways: &[LinkCandidate], by_speed: bool) -> &str {
+        let best = fastest_working(ways.iter().enumerate(), by_speed);
+        best.map_or("none", |(_, way)| &way.name)
+    }
+
+    #[test]
+    fn a_link_that_carries_nothing_goes_last() {
+        let dead = LinkCandidate {
+            stalled: true,
+            ..way("wlan0", 9e6)
+        };
+        assert_eq!(best(&[dead.clone(), way("eth0", 1.0)], true), "eth0");
+        assert_eq!(best(&[dead], true), "wlan0");
+        assert_eq!(best(&[], true), "none");
+    }
+
+    #[test]
+    fn the_link_in_use_stays_unless_another_is_a_fifth_faster() {
+        let used = LinkCandidate {
+            in_use: true,
+            ..way("wlan0", 1e6)
+        };
+        assert_eq!(best(&[used.clone(), way("eth0", 1.1e6)], true), "wlan0");
+        assert_eq!(best(&[used.clone(), way("eth0", 1.3e6)], true), "eth0");
+        assert_eq!(best(&[used, way("eth0", 9e6)], false), "wlan0");
+        let preferred = LinkCandidate {
+            metric: 50,
+            ..way("eth0", 1.0)
+        };
+        assert_eq!(best(&[way("wlan0", 1e6), preferred], false), "eth0");
+    }
+
+    #[test]
+    fn words_lead_back_to_their_policy() {
+        for policy in CostPolicy::ALL {
+            assert_eq!(policy.as_str().parse(), Ok(policy));
+        }
+        for if_late in DeadlineFallback::ALL {
+            assert_eq!(if_late.as_str().parse(), Ok(if_late));
+        }
+        let error = "cheap".parse::<CostPolicy>().unwrap_err();
+        assert!(error.to_string().contains("free-first"), "{error}");
+    }
+}

@@ -1,0 +1,251 @@
+//! Holes: a path that worked and does not answer any more. What it held goes elsewhere or waits, its
+//! window stays, and it goes on the moment the path answers (freezing across blackouts).
+//!
+//! ```text
+//!  two probe timeouts ─▶ silent: gives back what is in flight, no payload, questions only
+//!    a device with another path ── ACK, PATH_STATUS frozen ──▶ the server does the same at once
+//!    questions: a probe timeout apart, later a 32nd of the silence;
+//!               50 ms and a 512th where a flow waits for the path, more where it was a queue before
+//!  anything heard ─▶ active. Was there another path all the time? the whole window
+//!                            was this the only one?               half of it, the rest by slow start
+//! ```
+//!
+//! Whoever has but one path cannot tell a hole from a network that is choked, so it goes on carefully,
+//! as RFC 9959 has it for a path that was measured before. A device may know better, by signs of its
+//! link: `hop.rs`.
+
+use d2tp_time::{Span, Time};
+use d2tp_wire::{Frame, PathStatus, ReasonCode, WireWriter};
+
+use crate::flow::SessionFlow;
+use crate::path::{Path, PathState};
+use crate::recovery::{PROBE_INTERVAL_SLOW_MAX, SentFrame, SentPacket};
+use crate::session::{Role, Session, on_frame_fate, say};
+
+/// Probe timeouts without an answer after which a path counts as silent.
+const PROBES_BEFORE_SILENT: u32 = 2;
+/// A device asks again after this part of the silence so far: what the hole costs beyond itself stays
+/// below 1/32 of it.
+const ASK_SHARE: u64 = 32;
+/// The same where a flow waits. A stay may be much shorter than the hole before it, and all of the time
+/// to the next question is lost of it: 1 % of a stay of 4 s after 32 s. A hole of an hour
+/// takes 3,700 questions of 60 bytes, half of them in its first six minutes.
+const ASK_SHARE_WAITING: u64 = 512;
+/// And no sooner than this, nor than a quarter of the round trip, so that a narrow link is not filled
+/// with questions. // a guess: 13 kb/s on Wi-Fi
+const ASK_PAUSE_WAITING_MIN: Span = Span::from_millis(50);
+const ASK_PAUSE_OF_RTT: u64 = 4;
+/// A PATH_STATUS at its longest.
+const STATUS_BYTES_MAX: usize = 1 + 4 + 8 + 3;
+/// An ACK beside it: the newest ranges, which is what the peer misses.
+const ACK_BYTES_MAX: usize = 96;
+
+/// How a silent path is asked whether it lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ProbeFrequency {
+    /// Ever more rarely: a server, which only devices bring back.
+    Rarely,
+    /// As a device on a link that costs nothing.
+    Often,
+    /// As such a device with a flow that waits.
+    Waiting,
+}
+
+/// How a path goes on when it answers again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WindowRestore {
+    /// With its whole window: only its link was away.
+    Full,
+    /// With half of it: perhaps the network was choked.
+    Half,
+    /// As after persistent congestion (RFC 9002 §7.6): holes are not told apart here.
+    Reset,
+}
+
+impl Path {
+    /// When to ask whether the path lives, if nothing is heard until then.
+    pub(crate) fn probe_at(
+        &self,
+        asking: ProbeFrequency,
+        ack_delay_max: Span,
+        interval_max: Span,
+    ) -> Time {
+        let recovery = &self.recovery;
+        let counts = recovery.probes >= PROBES_BEFORE_SILENT;
+        if asking == ProbeFrequency::Rarely || self.gated || !counts {
+            return recovery.probe_at(ack_delay_max, interval_max);
+        }
+        let silence = recovery.last_eliciting_at().since(self.last_rx);
+        if asking == ProbeFrequency::Often {
+            // Never faster than the path could answer.
+            let least = recovery.rtt.probe_timeout(ack_delay_max);
+            let least = least.min(PROBE_INTERVAL_SLOW_MAX);
+            return recovery.probe_after(silence.divided(ASK_SHARE).min(interval_max).max(least));
+        }
+        let least = recovery.rtt.smoothed().divided(ASK_PAUSE_OF_RTT);
+        let least = least
+            .max(ASK_PAUSE_WAITING_MIN)
+            .times(1 << recovery.late_blackouts);
+        let least = least.min(PROBE_INTERVAL_SLOW_MAX);
+        recovery.probe_after(
+            silence
+                .divided(ASK_SHARE_WAITING)
+                .min(interval_max)
+                .max(least),
+        )
+    }
+
+    /// Questions are not answered, and nothing else is heard: a full queue answers late, but speaks.
+    pub(crate) fn is_in_blackout(&self, now: Time, ack_delay_max: Span) -> bool {
+        self.recovery.probes >= PROBES_BEFORE_SILENT
+            && now.since(self.last_rx) >= self.recovery.rtt.probe_timeout(ack_delay_max)
+    }
+
+    /// It does not answer: no payload until it does.
+    fn mark_silent(&mut self, now: Time, comeback: WindowRestore) {
+        if self.state != PathState::Silent {
+            self.state = PathState::Silent;
+            self.silent_since = now;
+            self.blackouts = self.blackouts.saturating_add(1);
+            self.window_restore = comeback;
+        }
+    }
+
+    /// Something was heard on it.
+    pub(crate) fn unfreeze(&mut self, now: Time) {
+        if self.state == PathState::Silent {
+            self.recovery
+                .on_blackout(now, self.silent_since, self.window_restore);
+            self.paced_evenly_until = now + self.recovery.rtt.smoothed();
+        }
+        self.state = PathState::Active;
+        self.recovery.probes = 0;
+    }
+}
+
+impl Session {
+    /// R-PATH-14: how its silent paths are asked.
+    pub(crate) fn probe_frequency(&self) -> ProbeFrequency {
+        if self.role == Role::Responder || !self.config.freezing {
+            return ProbeFrequency::Rarely;
+        }
+        let counts = |p: &Path| p.recovery.probes >= PROBES_BEFORE_SILENT;
+        // R-CLOSE-3: who takes leave has so many words, and spreads them.
+        let waits = self.closing.is_none()
+            && self.paths.iter().any(counts)
+            && (self.flows.iter().any(SessionFlow::awaits_data)
+                || self
+                    .paths
+                    .iter()
+                    .any(|p| counts(p) && p.receives_datagrams()));
+        if waits {
+            ProbeFrequency::Waiting
+        } else {
+            ProbeFrequency::Often
+        }
+    }
+
+    /// What a path holds is given back to its owners, without a congestion response.
+    pub(crate) fn requeue_in_flight(&mut self, slot: usize) {
+        let Session {
+            paths,
+            flows,
+            issued,
+            wants: says,
+            gone,
+            ..
+        } = self;
+        let path = paths.at(slot);
+        let (id, mut own) = (path.id, path.wants);
+        path.recovery.abandon(|said, arrived| {
+            on_frame_fate(
+                said,
+                arrived,
+                flows,
+                Some((id, &mut own)),
+                issued,
+                says,
+                gone,
+            );
+        });
+        path.wants = own;
+    }
+
+    /// R-PATH-6: what a silent path holds travels elsewhere, if there is an elsewhere. Whether it was
+    /// not silent before.
+    pub(crate) fn freeze(&mut self, now: Time, slot: usize, alone: bool) -> bool {
+        let path = self.paths.at(slot);
+        if path.recovery.in_flight > 0 && path.mtu.on_silence() {
+            let datagram = path.mtu.current() as u64;
+            path.recovery.controller.set_datagram(datagram);
+        }
+        self.requeue_in_flight(slot);
+        let (initiator, freezing) = (self.role == Role::Initiator, self.config.freezing);
+        let path = self.paths.at(slot);
+        let news = path.state != PathState::Silent;
+        path.mark_silent(
+            now,
+            if freezing {
+                path.window_restore_if(alone)
+            } else {
+                WindowRestore::Reset
+            },
+        );
+        // R-PATH-14
+        if news && freezing && initiator && !alone && path.status == PathStatus::Available {
+            path.status = PathStatus::Frozen;
+            path.status_seq += 1;
+            self.wants |= say::FROZEN;
+        }
+        news
+    }
+
+    /// R-PATH-14: which paths are frozen, said on another, and what arrived on them: the last
+    /// acknowledgements are lost in the hole, and what they were about would be sent again.
+    pub(crate) fn write_frozen(&mut self, w: &mut WireWriter<'_>, sent: &mut SentPacket) {
+        self.wants &= !say::FROZEN;
+        let frozen = |p: &&Path| p.status == PathStatus::Frozen;
+        for path in self.paths.iter().filter(frozen) {
+            if w.room() < STATUS_BYTES_MAX + ACK_BYTES_MAX {
+                self.wants |= say::FROZEN;
+                return;
+            }
+            let mut ranges = [0; ACK_BYTES_MAX];
+            let mut ack = WireWriter::new(&mut ranges);
+            Frame::encode_ack(&mut ack, path.id, 0, path.acks.ranges());
+            let n = ack.written();
+            w.bytes(&ranges[..n]);
+            let status = Frame::PathStatus {
+                path: path.id,
+                seq: path.status_seq,
+                status: path.status,
+                gated: path.gated,
+                // R-HOP-2
+                reason: if path.is_fault_beyond_hop() {
+                    ReasonCode::NoPath
+                } else {
+                    ReasonCode::None
+                },
+            };
+            status.encode(w);
+            sent.eliciting = true;
+            sent.note(SentFrame::Session { what: say::FROZEN });
+        }
+    }
+
+    /// A path that was silent, or had not been heard, is heard.
+    pub(crate) fn unfreeze(&mut self, now: Time, slot: usize) {
+        let initiator = self.role == Role::Initiator;
+        let path = self.paths.at(slot);
+        path.unfreeze(now);
+        // R-PATH-14: each end knows by the packet itself.
+        if path.status == PathStatus::Frozen {
+            path.status = PathStatus::Available;
+            if initiator {
+                path.status_seq += 1;
+                path.wants |= crate::path::want::STATUS;
+            }
+        }
+        self.flows.touch_all();
+    }
+}

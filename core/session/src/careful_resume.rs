@@ -1,0 +1,193 @@
+//! What a session knows of ways it used before, so that a new path over one of them need not begin with
+//! nothing (Careful Resume, RFC 9959).
+//!
+//! ```text
+//!  a path goes ─▶ known: way, window, round trip
+//!  a new one, the same way ─▶ its first window is used up, nothing lost, the round trip alike?
+//!        ─▶ half the window that was, spread over a round trip
+//!              all of that arrives ─▶ slow start on to what was known
+//!              some of it is lost  ─▶ half of what arrived
+//! ```
+//!
+//! A way is a pair of addresses: a device that comes back to an access point has the address it had, and
+//! its NAT too. Where it does not, the path begins as any other.
+
+use std::net::IpAddr;
+
+use d2tp_time::{Span, Time};
+
+use crate::config::PATHS_MAX;
+use crate::congestion::WINDOW_INITIAL_DATAGRAMS;
+use crate::path::{LinkId, Path, PathState};
+use crate::session::Session;
+
+/// How long a way is known: what shares it changes.
+const KNOWN_FOR: Span = Span::from_secs(600); // a guess
+
+/// Where packets go from and to, whatever the ports. A driver that gives a link another number each time
+/// it is attached knows no way again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct AddressPair {
+    link: LinkId,
+    local: Option<IpAddr>,
+    remote: IpAddr,
+}
+
+/// What was measured on a way.
+#[derive(Clone, Copy, Debug)]
+struct CachedPathMetrics {
+    way: AddressPair,
+    window: u64,
+    rtt: Span,
+    at: Time,
+}
+
+impl CachedPathMetrics {
+    /// RFC 9959 §3.2: a round trip far from the one known is another path.
+    fn is_like(&self, rtt: Span) -> bool {
+        rtt.times(2) >= self.rtt && rtt <= self.rtt.times(10)
+    }
+}
+
+/// Ways of paths that went, the latest last.
+#[derive(Debug, Default)]
+pub(crate) struct PathMetricsCache(Vec<CachedPathMetrics>);
+
+impl PathMetricsCache {
+    /// A path goes.
+    pub(crate) fn note(&mut self, path: &Path) {
+        let Some(known) = path.measured_metrics() else {
+            return;
+        };
+        self.0.retain(|k| k.way != known.way);
+        if self.0.len() == PATHS_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(known);
+    }
+
+    /// What is known of a way serves one path: two at once would take it twice.
+    fn take(&mut self, way: AddressPair) -> Option<CachedPathMetrics> {
+        let at = self.0.iter().position(|known| known.way == way)?;
+        Some(self.0.remove(at))
+    }
+}
+
+/// A window that was not measured on this path, while packets that left under it are on their way.
+#[derive(Debug)]
+pub(crate) struct CarefulResume {
+    /// The first packet that left under it, and the one that ends the doubt once a packet under it was answered.
+    first: u64,
+    until: Option<u64>,
+    /// Bytes that the path is known to take.
+    pipe: u64,
+    threshold: u64,
+}
+
+/// What an ACK says of a window that is in doubt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ValidationStep {
+    Unchanged,
+    /// A packet that left under it was answered: no more than was used of it.
+    Validating {
+        threshold: u64,
+    },
+    Validated,
+}
+
+impl CarefulResume {
+    pub(crate) fn new(next_number: u64, in_flight: u64, threshold: u64) -> CarefulResume {
+        CarefulResume {
+            first: next_number,
+            until: None,
+            pipe: in_flight,
+            threshold,
+        }
+    }
+
+    pub(crate) fn on_arrived(&mut self, bytes: u64) {
+        self.pipe += bytes;
+    }
+
+    pub(crate) fn on_ack(&mut self, largest: u64, next_number: u64) -> ValidationStep {
+        match self.until {
+            None if largest >= self.first => {
+                self.until = Some(next_number);
+                ValidationStep::Validating {
+                    threshold: self.threshold,
+                }
+            }
+            Some(until) if largest >= until => ValidationStep::Validated,
+            _ => ValidationStep::Unchanged,
+        }
+    }
+
+    /// R-CC-3: something was lost: the window with which the path goes on.
+    pub(crate) fn retreat(&self) -> u64 {
+        self.pipe / 2
+    }
+}
+
+impl Path {
+    fn address_pair(&self) -> AddressPair {
+        AddressPair {
+            link: self.addresses.link,
+            local: self.addresses.local,
+            remote: self.addresses.remote.ip(),
+        }
+    }
+
+    /// What can be told of the path's way, if it was measured to be worth more than a new path begins with.
+    fn measured_metrics(&self) -> Option<CachedPathMetrics> {
+        let window = self.recovery.controller.window();
+        let enough = window / 2 > WINDOW_INITIAL_DATAGRAMS * self.mtu.current() as u64;
+        let measured = self.validated && self.recovery.rtt.is_measured();
+        (enough && measured && !self.recovery.is_careful()).then_some(CachedPathMetrics {
+            way: self.address_pair(),
+            window,
+            rtt: self.recovery.rtt.min(),
+            at: self.last_rx,
+        })
+    }
+}
+
+impl Session {
+    /// R-CC-3. A round trip of a path was measured: if it is new, and its way is known, it goes on from there.
+    pub(crate) fn resume_known_path(&mut self, now: Time, slot: usize) {
+        let path = &self.paths[slot];
+        let (id, way, rtt) = (path.id, path.address_pair(), path.recovery.rtt.min());
+        let controller = &path.recovery.controller;
+        let window = controller.window();
+        if !path.is_new {
+            return;
+        }
+        let unharmed = controller.in_slow_start() && path.recovery.lost_total == 0;
+        // Until it grew it was not used up, and nothing is known of what it carries.
+        if unharmed && window <= WINDOW_INITIAL_DATAGRAMS * path.mtu.current() as u64 {
+            return;
+        }
+        self.paths.at(slot).is_new = false;
+        let others = || {
+            self.paths
+                .iter()
+                .filter(|p| p.id != id && p.address_pair() == way)
+        };
+        if !unharmed || others().any(|p| p.state != PathState::Silent) {
+            return;
+        }
+        // A peer that came back may not have said yet that the path before is no more.
+        let silent = others().find_map(Path::measured_metrics);
+        let known = self
+            .path_metrics_cache
+            .take(way)
+            .or(silent)
+            .filter(|known| {
+                now.since(known.at) <= KNOWN_FOR && known.is_like(rtt) && known.window / 2 > window
+            });
+        if let Some(known) = known {
+            let path = self.paths.at(slot);
+            path.recovery.resume(known.window / 2, known.window);
+            path.paced_evenly_until = now + path.recovery.rtt.smoothed();
+        }
+    }
+}

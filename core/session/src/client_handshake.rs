@@ -1,0 +1,305 @@
+//! A handshake under way, on the device's side: knocking at the server's door.
+//!
+//! A SYN goes out at once and again until answered, on each candidate link in turn: a few times byte for
+//! byte, which costs neither end a public-key operation, then with a new epoch and a new ephemeral key.
+//! The session and its old paths stand until the answer is there.
+
+use std::collections::VecDeque;
+
+use d2tp_seal::{
+    Initiator, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey, SynMacs, TICKET_BYTES,
+    WAKE_OVERHEAD_BYTES,
+};
+use d2tp_time::{Span, Time};
+use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSION, WireWriter};
+
+use crate::claim::{FlowClaim, SynClaims};
+use crate::config::{EndpointConfig, SPARE_PATHS};
+use crate::early_data::EARLY_DATA_MARK;
+use crate::path::{Addresses, LinkId};
+use crate::session::CidChange;
+use crate::ticket::ClientTicket;
+
+/// Between SYNs: first and at most.
+const RETRY_FIRST: Span = Span::from_millis(600);
+const RETRY_MAX: Span = Span::from_secs(2);
+/// SYNs after which a silent place is asked less and less often.
+const RETRY_EAGER: u32 = 10;
+/// Between SYNs to a place that has been silent for long: an access point may carry nothing for
+/// hours, and every SYN wakes the radio.
+const RETRY_PATIENT: Span = Span::from_secs(30);
+
+/// SYNs whose answers are still taken: a busy server's may be late, and a new SYN for each would keep it
+/// busy for ever.
+const OPEN_MAX: usize = 4;
+
+/// R-HS-2: copies of a SYN that leave after it, where it went, as long as it says what is to be said.
+const COPIES_MAX: u8 = 2;
+
+/// What both ends put into the transcript before anything else: protocol, version, suites.
+pub(crate) const PROLOGUE: &[u8] = &[b'D', b'2', b'T', b'P', VERSION];
+
+/// A device's side of a handshake.
+pub(crate) struct ClientHandshake {
+    pub(crate) candidates: Vec<(Addresses, bool)>,
+    turn: usize,
+    tries: u32,
+    next_at: Time,
+    /// Ids for path 0 and the spare ones, to be used if this handshake succeeds.
+    pub(crate) cids: Vec<Cid>,
+    /// SYNs an answer may still come to, the newest last.
+    pub(crate) open: VecDeque<PendingSyn>,
+    pub(crate) cookie: Option<[u8; 16]>,
+    pub(crate) failed: bool,
+}
+
+/// A SYN that was sent.
+pub(crate) struct PendingSyn {
+    pub(crate) initiator: Initiator,
+    pub(crate) mac1: [u8; 16],
+    pub(crate) epoch: u32,
+    pub(crate) addresses: Addresses,
+    pub(crate) gated: bool,
+    pub(crate) by_ticket: bool,
+    pub(crate) sent_at: Time,
+    /// It said how far flows are, which holds only as long as nothing else moves them.
+    claimed: bool,
+    datagram: Box<[u8]>,
+    /// Its payload without the epoch and the padding.
+    says: Box<[u8]>,
+    copies: u8,
+}
+
+/// A SYN that leaves.
+pub(crate) struct OutgoingSyn {
+    pub(crate) len: usize,
+    pub(crate) to: Addresses,
+    pub(crate) epoch: u32,
+    /// It is none of those that left before.
+    pub(crate) is_new: bool,
+}
+
+impl PendingSyn {
+    /// When it was sent, if an answer to it says how long the way is.
+    pub(crate) fn sent_once_at(&self) -> Option<Time> {
+        (self.copies == 0).then_some(self.sent_at)
+    }
+}
+
+impl ClientHandshake {
+    pub(crate) fn new(now: Time, addresses: Addresses, gated: bool, rng: &mut Rng) -> Self {
+        ClientHandshake {
+            candidates: vec![(addresses, gated)],
+            turn: 0,
+            tries: 0,
+            next_at: now,
+            cids: (0..=SPARE_PATHS).map(|_| Cid(rng.array())).collect(),
+            open: VecDeque::new(),
+            cookie: None,
+            failed: false,
+        }
+    }
+
+    pub(crate) fn add(&mut self, now: Time, addresses: Addresses, gated: bool) {
+        if self.candidates.iter().any(|(a, _)| *a == addresses) {
+            return;
+        }
+        self.candidates.retain(|(a, _)| a.link != addresses.link);
+        self.candidates.push((addresses, gated));
+        // Ungated links first; a new link is tried at once.
+        self.candidates.sort_by_key(|(_, gated)| *gated);
+        self.turn = self
+            .candidates
+            .iter()
+            .position(|(a, _)| *a == addresses)
+            .expect("just pushed");
+        self.next_at = now;
+        self.tries = 0;
+    }
+
+    /// The link went away; false if no other candidate is left.
+    pub(crate) fn drop_link(&mut self, link: LinkId) -> bool {
+        self.candidates.retain(|(a, _)| a.link != link);
+        self.turn = 0;
+        let newest = self.open.back().map(|o| o.addresses.link);
+        // An answer may still lie in a socket. It would begin a path on a link that is gone.
+        self.open.retain(|o| o.addresses.link != link);
+        if newest == Some(link) {
+            self.next_at = Time::ZERO;
+        }
+        !self.candidates.is_empty()
+    }
+    /// An answer may still come to what was claimed.
+    pub(crate) fn has_claimed(&self) -> bool {
+        self.open.iter().any(|o| o.claimed)
+    }
+    pub(crate) fn has_link(&self, link: LinkId) -> bool {
+        self.candidates.iter().any(|(a, _)| a.link == link)
+    }
+
+    pub(crate) fn next_at(&self) -> Time {
+        if self.failed {
+            Time::NEVER
+        } else {
+            self.next_at
+        }
+    }
+    /// Sends again at once: the server asked for something else.
+    pub(crate) fn retry_now(&mut self, now: Time) {
+        self.next_at = now;
+        if let Some(open) = self.open.back()
+            && let Some(i) = self
+                .candidates
+                .iter()
+                .position(|(a, _)| *a == open.addresses)
+        {
+            self.turn = i;
+        }
+    }
+
+    /// Routes for the answer and for what follows it.
+    pub(crate) fn routes(&self, generation: u32) -> Vec<CidChange> {
+        self.cids
+            .iter()
+            .zip(0..)
+            .map(|(cid, n)| CidChange::Add {
+                cid: *cid,
+                path: PathId(n),
+                generation,
+            })
+            .collect()
+    }
+
+    /// Writes the next SYN into `buf` if it is time. `epoch` is for a new one.
+    pub(crate) fn poll_syn(
+        &mut self,
+        now: Time,
+        buf: &mut [u8],
+        local: &SecretKey,
+        server: &PublicKey,
+        instance: u64,
+        epoch: u32,
+        claims: Vec<FlowClaim>,
+        early_data: &[u8],
+        ticket: Option<&mut ClientTicket>,
+        config: &EndpointConfig,
+        rng: &mut Rng,
+    ) -> Option<OutgoingSyn> {
+        if self.next_at() > now || self.candidates.is_empty() || buf.len() < DATAGRAM_FIRST_BYTES {
+            return None;
+        }
+        let (addresses, gated) = self.candidates[self.turn % self.candidates.len()];
+        self.turn += 1;
+        let wait = if self.tries < RETRY_EAGER {
+            RETRY_FIRST.times(1 << self.tries.min(5)).min(RETRY_MAX)
+        } else {
+            RETRY_MAX
+                .times(1 << (self.tries - RETRY_EAGER + 1).min(5))
+                .min(RETRY_PATIENT)
+        };
+        self.tries += 1;
+        self.next_at = now + wait;
+
+        const HEAD: usize = 1 + CID_BYTES;
+        const BODY: usize = DATAGRAM_FIRST_BYTES - HEAD - SynMacs::BYTES;
+        // Of the two kinds a WAKE holds less.
+        const PAYLOAD: usize = BODY - TICKET_BYTES - WAKE_OVERHEAD_BYTES;
+        let mut payload = [0; BODY];
+        let mut w = WireWriter::new(&mut payload[..PAYLOAD]);
+        w.u64(instance);
+        w.u32(epoch);
+        const SAYS: usize = 8 + 4;
+        w.u8(config.suites.len() as u8);
+        for suite in &config.suites {
+            w.u8(suite.code());
+        }
+        w.varint(config.session_window);
+        w.varint(config.flow_window);
+        w.u8(SPARE_PATHS as u8);
+        for cid in &self.cids[1..] {
+            w.bytes(&cid.0);
+        }
+        let list = claims;
+        let claimed = !list.is_empty();
+        // R-EARLY-1: what a metered link may carry is said when there is a path.
+        if list.is_empty() && !early_data.is_empty() && !gated {
+            w.u8(EARLY_DATA_MARK);
+            w.varint(early_data.len() as u64);
+            w.bytes(early_data);
+        }
+        SynClaims { gated, list }.encode(&mut w);
+        let says = SAYS..w.written();
+
+        let buf = &mut buf[..DATAGRAM_FIRST_BYTES];
+        let mut before = self.open.iter_mut().rev();
+        let before = before.find(|o| o.addresses == addresses && o.copies < COPIES_MAX);
+        if let Some(open) = before.filter(|o| *o.says == payload[says.clone()]) {
+            open.copies += 1;
+            buf.copy_from_slice(&open.datagram);
+            // The server may have asked for proof of our address since.
+            SynMacs::write(buf, server, self.cookie.as_ref());
+            return Some(OutgoingSyn {
+                len: buf.len(),
+                to: addresses,
+                epoch: open.epoch,
+                is_new: false,
+            });
+        }
+        let ticket = ticket.and_then(ClientTicket::show);
+        // The payload is padded so that the datagram has its full size (R-HS-5).
+        let padded = match ticket {
+            Some(_) => &payload[..PAYLOAD],
+            None => &payload[..BODY - SYN_OVERHEAD_BYTES],
+        };
+        buf[1..HEAD].copy_from_slice(&self.cids[0].0);
+        let end = buf.len() - SynMacs::BYTES;
+        let seed = rng.array();
+        let (kind, started) = match ticket {
+            Some(ticket) => {
+                let (shown, message) = buf[HEAD..end].split_at_mut(TICKET_BYTES);
+                shown.copy_from_slice(&ticket.bytes);
+                let started = Initiator::start_by_ticket(
+                    local, server, ticket, PROLOGUE, seed, padded, message,
+                );
+                (PacketKind::Wake, started)
+            }
+            None => {
+                let message = &mut buf[HEAD..end];
+                let started = Initiator::start(local, server, PROLOGUE, seed, padded, message);
+                (PacketKind::Syn, started)
+            }
+        };
+        let (initiator, _) = started.ok()?;
+        buf[0] = kind.first_byte();
+        SynMacs::write(buf, server, self.cookie.as_ref());
+        let mac1 = SynMacs::mac1(buf).expect("a SYN is long enough");
+        if self.open.len() >= OPEN_MAX {
+            self.open.pop_front();
+        }
+        self.open.push_back(PendingSyn {
+            initiator,
+            mac1,
+            epoch,
+            addresses,
+            gated,
+            by_ticket: kind == PacketKind::Wake,
+            sent_at: now,
+            claimed,
+            datagram: (&*buf).into(),
+            says: payload[says].into(),
+            copies: 0,
+        });
+        Some(OutgoingSyn {
+            len: buf.len(),
+            to: addresses,
+            epoch,
+            is_new: true,
+        })
+    }
+}
+
+impl std::fmt::Debug for ClientHandshake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Knock(tries {}, next {:?})", self.tries, self.next_at)
+    }
+}

@@ -1,0 +1,364 @@
+//! What an application asks of a session's flows: open, write, read, reset, deadlines.
+//!
+//! Calls only change a flow's state and mark what is to be said about it; nothing is sent here.
+
+use bytes::Bytes;
+use d2tp_time::Time;
+use d2tp_wire::{FlowId, ReasonCode, VARINT_MAX};
+
+use crate::config::THAWED_BUFFER_BYTES;
+use crate::event::{FlowEnd, SessionEvent};
+use crate::flow::{FlowOptions, SessionFlow, want};
+use crate::recv_half::RecvHalf;
+use crate::send_half::SendHalf;
+use crate::session::{FlowError, ReadOutcome, Role, Session, SessionState, say};
+use crate::trace::TraceRecord;
+
+/// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.
+pub(crate) const CODE_DEADLINE: u64 = 0xd001;
+
+impl Session {
+    /// Opens a flow. It may be written to at once; its bytes leave when there is a path.
+    ///
+    /// # Errors
+    /// The session is over, or `flows_max` flows are open.
+    pub fn open(&mut self, mut options: FlowOptions) -> Result<FlowId, FlowError> {
+        // What OPEN and a record can say: three bits, and a number plus one in 62.
+        options.priority = options.priority.min(7);
+        options.size = options.size.map(|size| size.min(VARINT_MAX - 1));
+        if self.state == SessionState::Closed || self.closing.is_some() {
+            return Err(FlowError::SessionOver);
+        }
+        if self.flows.len() >= self.config.flows_max || self.next_flow > FlowId::COUNTER_MAX {
+            return Err(FlowError::TooMany);
+        }
+        let id = FlowId::new(
+            self.flow_epoch,
+            self.next_flow,
+            self.role == Role::Initiator,
+        );
+        self.next_flow += 1;
+        let options = FlowOptions {
+            reachable: options.reachable || self.reachable,
+            ..options
+        };
+        let send = SendHalf::new(self.initial_flow_credit, options.durable);
+        let mut flow = SessionFlow::new(id, options, send, RecvHalf::new(self.config.flow_window));
+        flow.wants = want::OPEN;
+        self.flows.insert(flow);
+        if let Some(trace) = &mut self.trace {
+            trace.note(TraceRecord::FlowOpened(id));
+        }
+        Ok(id)
+    }
+
+    fn flow(&mut self, id: FlowId) -> Result<&mut SessionFlow, FlowError> {
+        self.flows.get_mut(id).ok_or(FlowError::Gone)
+    }
+
+    /// Bytes [`Session::write`] would take now.
+    pub fn write_room(&mut self, id: FlowId) -> Result<u64, FlowError> {
+        let mut limit = self.config.send_buffer;
+        if self.is_tentative() {
+            limit = limit.min(THAWED_BUFFER_BYTES);
+        }
+        let flow = self.flow(id)?;
+        if let Some(code) = flow.send.reset {
+            return Err(FlowError::Stopped(code));
+        }
+        let room = flow.send.room(limit);
+        if room == 0 {
+            flow.wants_writable = true;
+        }
+        Ok(room)
+    }
+
+    /// Hands bytes over to be sent. More than [`Session::write_room`] is taken too: the limit is
+    /// the caller's to keep. What is written while [`SessionEvent::SendFrom`] waits to be taken is dropped:
+    /// the caller does not know yet that its place changed, and gives it again from there.
+    pub fn write(&mut self, id: FlowId, bytes: Bytes) -> Result<(), FlowError> {
+        let flow = self.flow(id)?;
+        if let Some(code) = flow.send.reset {
+            return Err(FlowError::Stopped(code));
+        }
+        if flow.rewinding {
+            return Ok(());
+        }
+        if flow.send.is_finished() {
+            return Err(FlowError::Gone);
+        }
+        flow.send.write(bytes);
+        self.flows.touch(id);
+        Ok(())
+    }
+
+    /// The application knows from where to give the flow's bytes.
+    pub(crate) fn on_send_from_taken(&mut self, id: FlowId) {
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.rewinding = false;
+        }
+    }
+
+    /// No more bytes will be written: the peer reads an end after the last one.
+    pub fn finish(&mut self, id: FlowId) -> Result<(), FlowError> {
+        let flow = self.flow(id)?;
+        if let Some(code) = flow.send.reset {
+            return Err(FlowError::Stopped(code));
+        }
+        if !flow.rewinding {
+            flow.send.finish();
+        }
+        self.flows.touch(id);
+        Ok(())
+    }
+
+    /// Offset of the next byte to be written, and of the first the peer has not acknowledged.
+    pub fn send_offsets(&self, id: FlowId) -> Option<(u64, u64)> {
+        self.flows
+            .get(id)
+            .map(|f| (f.send.end(), f.send.acked_to()))
+    }
+
+    /// Whether everything written so far, the end included, was acknowledged.
+    pub fn is_flushed(&self, id: FlowId) -> bool {
+        self.flows.get(id).is_none_or(|f| {
+            f.send.acked_to() == f.send.end() && (!f.send.is_finished() || f.send.is_fin_acked())
+        })
+    }
+
+    /// Reads the next bytes, at most `max` of them.
+    pub fn read(&mut self, id: FlowId, max: usize) -> Result<ReadOutcome, FlowError> {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return Err(FlowError::Gone);
+        };
+        flow.readable_reported = false;
+        if flow.end == Some(FlowEnd::DeadlinePassed) {
+            return Err(FlowError::DeadlinePassed);
+        }
+        if let Some(code) = flow.recv.reset {
+            return Err(FlowError::Reset(code));
+        }
+        let chunk = flow.recv.read_chunk(max);
+        let at_end = flow.recv.is_at_end();
+        let n = chunk.as_ref().map_or(0, Bytes::len) as u64;
+        self.on_read(id, n);
+        Ok(match chunk {
+            Some(chunk) => ReadOutcome::Chunk(chunk),
+            None if at_end => ReadOutcome::End,
+            None => ReadOutcome::Pending,
+        })
+    }
+
+    /// Reads into `out`; `Ok(None)` is the end, `Ok(Some(0))` nothing now.
+    pub fn read_into(&mut self, id: FlowId, out: &mut [u8]) -> Result<Option<usize>, FlowError> {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return Err(FlowError::Gone);
+        };
+        flow.readable_reported = false;
+        if flow.end == Some(FlowEnd::DeadlinePassed) {
+            return Err(FlowError::DeadlinePassed);
+        }
+        if let Some(code) = flow.recv.reset {
+            return Err(FlowError::Reset(code));
+        }
+        let n = flow.recv.read(out);
+        let at_end = flow.recv.is_at_end();
+        self.on_read(id, n as u64);
+        Ok(if n == 0 && at_end { None } else { Some(n) })
+    }
+
+    /// R-FLOW-9: whatever frees session credit, a reader or an end, tells the peer in time.
+    pub(crate) fn offer_credit(&mut self) {
+        let window = self.config.session_window;
+        if self.credit.consumed + window - self.credit.advertised >= window / 4 {
+            self.wants |= say::CREDIT;
+        }
+    }
+
+    fn on_read(&mut self, id: FlowId, n: u64) {
+        self.credit.consumed += n;
+        self.offer_credit();
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        if flow.recv.wants_credit() {
+            flow.wants |= want::CREDIT;
+        }
+        self.flows.touch(id);
+        self.retire_if_complete(id);
+    }
+
+    /// Whether our direction's end was written.
+    pub fn is_finishing(&self, id: FlowId) -> bool {
+        self.flows.get(id).is_none_or(|f| f.send.is_finished())
+    }
+
+    /// How many bytes of a flow were read so far, and its length if known.
+    pub fn received(&self, id: FlowId) -> Option<(u64, Option<u64>)> {
+        self.flows
+            .get(id)
+            .map(|f| (f.recv.read_to(), f.recv.final_size()))
+    }
+
+    /// Abandons our direction; the peer's reader sees `code`.
+    pub fn reset(&mut self, id: FlowId, code: u64) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        if flow.send.is_complete() {
+            return;
+        }
+        flow.send.reset = Some(code);
+        flow.end.get_or_insert(FlowEnd::Local(code));
+        if !flow.unclaimed {
+            flow.wants |= want::RESET;
+        }
+        self.flows.touch(id);
+        self.retire_if_complete(id);
+    }
+
+    /// Asks the peer to stop its direction; what still arrives is dropped.
+    pub fn stop(&mut self, id: FlowId, code: u64) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        if flow.recv.is_complete() {
+            return;
+        }
+        let unread = flow.recv.reached() - flow.recv.read_to();
+        self.credit.consumed += unread;
+        self.wants |= say::CREDIT;
+        flow.recv.stopped = Some(code);
+        flow.recv.discard();
+        flow.end.get_or_insert(FlowEnd::Local(code));
+        flow.wants |= want::STOP;
+        self.flows.touch(id);
+        self.retire_if_complete(id);
+    }
+
+    /// Changes a flow's deadline; the peer learns it.
+    pub fn set_deadline(&mut self, id: FlowId, deadline: Option<Time>) -> Result<(), FlowError> {
+        let flow = self.flow(id)?;
+        if flow.options.deadline != deadline {
+            flow.options.deadline = deadline;
+            // R-DEADLINE-2: a peer may have used the last number there is.
+            flow.deadline_seq = (flow.deadline_seq + 1).min(d2tp_wire::VARINT_MAX);
+            flow.wants |= want::DEADLINE;
+            self.flows.on_deadline_changed();
+            self.flows.touch(id);
+        }
+        Ok(())
+    }
+    /// A flow's deadline.
+    pub fn deadline(&self, id: FlowId) -> Option<Time> {
+        self.flows.get(id).and_then(|f| f.options.deadline)
+    }
+    /// What a flow was opened with.
+    pub fn options(&self, id: FlowId) -> Option<FlowOptions> {
+        self.flows.get(id).map(|f| f.options)
+    }
+
+    /// The application made everything read below `offset` safe on disk.
+    pub fn set_durable(&mut self, id: FlowId, offset: u64) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        if flow.recv.set_durable(offset) {
+            self.flows.want(id, want::DURABLE);
+        }
+    }
+    /// The application is done with everything below `offset`: it is never delivered again.
+    pub fn set_committed(&mut self, id: FlowId, offset: u64) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        if offset > flow.committed {
+            flow.committed = offset;
+            self.flows.want(id, want::COMMITTED);
+        }
+    }
+
+    /// Asks the peer to hold back this flow, or to go on.
+    pub fn pause(&mut self, id: FlowId, paused: bool, reason: ReasonCode) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        if flow.pause_out.1 != paused || flow.pause_out.2 != reason {
+            flow.pause_out = (flow.pause_out.0 + 1, paused, reason);
+            self.flows.want(id, want::PAUSE);
+        }
+    }
+
+    pub(crate) fn retire_if_complete(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(id).filter(|f| f.is_over()) else {
+            return;
+        };
+        if !flow.end_reported {
+            flow.end_reported = true;
+            let end = flow.end.unwrap_or(FlowEnd::Complete);
+            self.emit(SessionEvent::Ended { flow: id, end });
+        }
+        if self.flows.get(id).is_some_and(SessionFlow::is_settled) {
+            self.forget_flow(id);
+        }
+    }
+
+    fn forget_flow(&mut self, id: FlowId) {
+        if let Some(flow) = self.flows.remove(id) {
+            if flow.recv.stopped.is_none() && flow.recv.reset.is_none() {
+                self.credit.consumed += flow.recv.reached() - flow.recv.read_to();
+            }
+            self.offer_credit();
+            self.duplicate_bytes += flow.recv.duplicate();
+        }
+    }
+
+    /// Ends a flow here and now, without a word to the peer.
+    pub(crate) fn end_flow(&mut self, id: FlowId, end: FlowEnd) {
+        let Some(flow) = self.flows.get(id) else {
+            return;
+        };
+        if !flow.end_reported {
+            self.emit(SessionEvent::Ended { flow: id, end });
+        }
+        self.forget_flow(id);
+    }
+
+    // R-CLOSE-1
+    /// Hands out what a flow received whole, its end included: the peer was done with it. If all that we sent
+    /// arrived too, the flow is complete, though nobody here has read its end yet.
+    pub(crate) fn deliver_remaining(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        let recv = &mut flow.recv;
+        let broken = flow.end.is_some() || recv.reset.is_some() || recv.stopped.is_some();
+        if broken || recv.final_size() != Some(recv.contiguous()) {
+            return;
+        }
+        let pieces = std::iter::from_fn(|| recv.read_chunk(usize::MAX)).collect();
+        let complete = flow.send.is_complete() && !flow.end_reported;
+        flow.end_reported |= complete;
+        self.emit(SessionEvent::Remains { flow: id, pieces });
+        if complete {
+            let end = FlowEnd::Complete;
+            self.emit(SessionEvent::Ended { flow: id, end });
+        }
+    }
+
+    // R-DEADLINE-1
+    /// Ends a flow here and now; the peer, which does the same by itself, is told how many bytes
+    /// were sent as soon as there is a path, so that both agree on the session's credit.
+    pub(crate) fn expire_flow(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        flow.end.get_or_insert(FlowEnd::DeadlinePassed);
+        flow.options.deadline = None;
+        flow.send.drop_bytes();
+        self.flows.on_deadline_changed();
+        self.reset(id, CODE_DEADLINE);
+        self.stop(id, CODE_DEADLINE);
+        self.retire_if_complete(id);
+    }
+}

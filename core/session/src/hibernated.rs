@@ -1,0 +1,452 @@
+//! Sessions at rest on a server: a record each, found by who they are with, let go of when time is up.
+//!
+//! ```text
+//!  by_peer hash(peer) ─▶ places of its sessions ┐
+//!  due     (second, place), earliest first      ┼─▶ slots[place]: record, since when, until when
+//! ```
+//!
+//! There may be a million of them, so nothing is stored twice: the key is read from the record that
+//! begins with it, what a client has in all is counted when it is asked for, and there is one ordered
+//! set instead of a timer per flow. A client has a thousand sessions at most (R-QUOTA-1), so looking
+//! at all of one client's costs a fraction of its handshake.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::num::NonZeroU32;
+
+use d2tp_seal::PublicKey;
+use d2tp_time::{Span, Time};
+use d2tp_wire::FlowId;
+use hashbrown::HashTable;
+use slab::Slab;
+
+use crate::record::{FlowRecord, SessionRecord};
+
+/// Sleepers looked at in one call: the rest have their turn in the next one.
+const DUE_PER_CALL: usize = 1_000;
+
+pub(crate) type InstanceKey = (PublicKey, u64);
+
+/// Something of a session at rest is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HibernatedExpiry {
+    /// The host it is with.
+    pub peer: PublicKey,
+    /// The host's instance.
+    pub instance: u64,
+    /// The flow whose deadline passed; none if the session itself is let go of.
+    pub flow: Option<FlowId>,
+}
+
+impl HibernatedExpiry {
+    fn of(key: &InstanceKey, flow: Option<FlowId>) -> HibernatedExpiry {
+        HibernatedExpiry {
+            peer: key.0,
+            instance: key.1,
+            flow,
+        }
+    }
+}
+
+/// A session at rest.
+pub(crate) struct HibernatedSession {
+    record: Box<[u8]>,
+    /// When the record was made; never for one that nobody said it of.
+    since: Time,
+    /// When something of it is over, in seconds; none while nobody knows, or it is held.
+    due_s: Option<NonZeroU32>,
+    flows: u32,
+}
+
+impl HibernatedSession {
+    /// Flows of it, as they are booked (R-QUOTA-2).
+    pub(crate) fn flows(&self) -> usize {
+        self.flows as usize
+    }
+
+    /// The record as it was made.
+    pub(crate) fn decode(&self) -> Option<SessionRecord> {
+        SessionRecord::decode(&self.record).ok()
+    }
+
+    /// The record as of now.
+    pub(crate) fn record_at(&self, now: Time) -> Option<SessionRecord> {
+        let mut record = self.decode()?;
+        // R-DEADLINE-3: deadlines go on while their session sleeps.
+        let slept = now.since(self.since);
+        for flow in &mut record.flows {
+            flow.deadline_left = flow.deadline_left.map(|l| l.saturating_sub(slept));
+        }
+        record.closing = record.closing.map(|(c, l)| (c, l.saturating_sub(slept)));
+        Some(record)
+    }
+}
+
+/// All sessions at rest.
+#[derive(Default)]
+pub(crate) struct HibernatedSessions {
+    slots: Slab<HibernatedSession>,
+    by_peer: HashTable<u32>,
+    /// Stirred into every hash, so that nobody can choose keys that collide.
+    salt: [u64; 2],
+    due: BTreeSet<(NonZeroU32, u32)>,
+    lapsed: VecDeque<HibernatedExpiry>,
+}
+
+/// Where the key lies in a record: after format and role.
+fn key_of(record: &[u8]) -> Option<&[u8]> {
+    record.get(2..42)
+}
+
+/// The first part of the key: who it is with.
+fn peer_of(record: &[u8]) -> Option<&[u8]> {
+    record.get(2..34)
+}
+
+fn hash(salt: [u64; 2], peer: &[u8]) -> u64 {
+    let mut h = salt[0];
+    for chunk in peer.chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        let mixed = u128::from(h ^ u64::from_le_bytes(word)) * u128::from(salt[1] | 1);
+        h = (mixed as u64) ^ (mixed >> 64) as u64;
+    }
+    h
+}
+
+fn key_bytes(key: &InstanceKey) -> [u8; 40] {
+    let mut bytes = [0; 40];
+    bytes[..32].copy_from_slice(&key.0.0);
+    bytes[32..].copy_from_slice(&key.1.to_be_bytes());
+    bytes
+}
+
+impl HibernatedSessions {
+    pub(crate) fn new(salt: [u8; 16]) -> Self {
+        let (a, b) = salt.split_at(8);
+        let word = |half: &[u8]| u64::from_le_bytes(half.try_into().expect("half of sixteen"));
+        HibernatedSessions {
+            salt: [word(a), word(b)],
+            ..HibernatedSessions::default()
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn place(&self, key: &InstanceKey) -> Option<u32> {
+        let bytes = key_bytes(key);
+        let same = |place: &u32| key_of(&self.slots[*place as usize].record) == Some(&bytes[..]);
+        self.by_peer.find(hash(self.salt, &key.0.0), same).copied()
+    }
+
+    /// Sessions of this peer.
+    fn of<'a>(&'a self, peer: &'a PublicKey) -> impl Iterator<Item = &'a HibernatedSession> {
+        let places = self.by_peer.iter_hash(hash(self.salt, &peer.0));
+        let all = places.map(|place| &self.slots[*place as usize]);
+        all.filter(|asleep| peer_of(&asleep.record) == Some(&peer.0[..]))
+    }
+
+    pub(crate) fn get(&self, key: &InstanceKey) -> Option<&HibernatedSession> {
+        self.place(key).map(|place| &self.slots[place as usize])
+    }
+
+    pub(crate) fn contains(&self, key: &InstanceKey) -> bool {
+        self.place(key).is_some()
+    }
+
+    /// How many sessions of this peer there are.
+    pub(crate) fn len_of(&self, peer: &PublicKey) -> usize {
+        self.of(peer).count()
+    }
+
+    /// Flows of all sessions of this peer.
+    pub(crate) fn flows_of(&self, peer: &PublicKey) -> usize {
+        self.of(peer).map(HibernatedSession::flows).sum()
+    }
+
+    /// Takes a session in, whose record is `bytes`. `absence`: how long one without deadlines is
+    /// kept. Returns what was there of it before.
+    pub(crate) fn insert(
+        &mut self,
+        key: InstanceKey,
+        record: &SessionRecord,
+        bytes: Box<[u8]>,
+        since: Option<Time>,
+        absence: Span,
+    ) -> Option<HibernatedSession> {
+        let before = self.remove(&key);
+        let due_s = since.map(|since| second(ends_at(record, since, absence)));
+        let asleep = HibernatedSession {
+            record: bytes,
+            since: since.unwrap_or(Time::NEVER),
+            due_s,
+            flows: record.flows.len() as u32,
+        };
+        let place = self.slots.insert(asleep) as u32;
+        if let Some(due_s) = due_s {
+            self.due.insert((due_s, place));
+        }
+        let (slots, salt) = (&self.slots, self.salt);
+        let again = |place: &u32| {
+            let record = &slots[*place as usize].record;
+            hash(salt, peer_of(record).unwrap_or_default())
+        };
+        let hashed = hash(salt, &key.0.0);
+        self.by_peer.insert_unique(hashed, place, again);
+        before
+    }
+
+    /// The session is awake for a while and its record only stands for it: nothing of it is over
+    /// before it is put in again.
+    pub(crate) fn suspend_expiry(&mut self, key: &InstanceKey) {
+        if let Some(place) = self.place(key)
+            && let Some(due_s) = self.slots[place as usize].due_s.take()
+        {
+            self.due.remove(&(due_s, place));
+        }
+    }
+
+    pub(crate) fn remove(&mut self, key: &InstanceKey) -> Option<HibernatedSession> {
+        let place = self.place(key)?;
+        let hashed = hash(self.salt, &key.0.0);
+        if let Ok(entry) = self.by_peer.find_entry(hashed, |p| *p == place) {
+            entry.remove();
+        }
+        let asleep = self.slots.remove(place as usize);
+        if let Some(due_s) = asleep.due_s {
+            self.due.remove(&(due_s, place));
+        }
+        Some(asleep)
+    }
+
+    /// When [`HibernatedSessions::expire`] has something to do.
+    pub(crate) fn next_timeout(&self) -> Time {
+        self.due.first().map_or(Time::NEVER, |(s, _)| start_of(*s))
+    }
+
+    // R-DEADLINE-3
+    /// Lets go of what is over. Returns whose flows became fewer: from how many to how many.
+    pub(crate) fn expire(&mut self, now: Time, absence: Span) -> Vec<(PublicKey, usize, usize)> {
+        let mut fewer = Vec::new();
+        for _ in 0..DUE_PER_CALL {
+            let Some((due_s, place)) = self.due.first().copied() else {
+                break;
+            };
+            if start_of(due_s) > now {
+                break;
+            }
+            let asleep = &self.slots[place as usize];
+            let since = asleep.since;
+            let was = asleep.flows();
+            let mut record = asleep.decode().expect("decoded when it came in");
+            let key = (record.peer, record.instance);
+            let asleep_for = now.since(since);
+            let late = |f: &FlowRecord| f.deadline_left.is_some_and(|left| left <= asleep_for);
+            let over: BTreeSet<FlowId> = record
+                .flows
+                .iter()
+                .filter(|f| late(f))
+                .map(|f| f.id)
+                .collect();
+            self.expire_flows(&key, &record, |id| over.contains(&id));
+            record.flows.retain(|f| !over.contains(&f.id));
+            if ends_at(&record, since, absence) <= now {
+                self.expire_all_flows(&key, &record);
+                self.remove(&key);
+                fewer.push((key.0, was, 0));
+            } else {
+                let bytes = record.encode().into();
+                self.insert(key, &record, bytes, Some(since), absence);
+                fewer.push((key.0, was, record.flows.len()));
+            }
+        }
+        fewer
+    }
+
+    /// Flows of the record are over, those that `ends` says.
+    pub(crate) fn expire_flows(
+        &mut self,
+        key: &InstanceKey,
+        record: &SessionRecord,
+        ends: impl Fn(FlowId) -> bool,
+    ) {
+        let over = record.flows.iter().map(|f| f.id).filter(|id| ends(*id));
+        self.lapsed
+            .extend(over.map(|id| HibernatedExpiry::of(key, Some(id))));
+    }
+
+    /// All flows of the record are over, and the session is.
+    pub(crate) fn expire_all_flows(&mut self, key: &InstanceKey, record: &SessionRecord) {
+        self.expire_flows(key, record, |_| true);
+        self.lapsed.push_back(HibernatedExpiry::of(key, None));
+    }
+
+    pub(crate) fn poll_expired(&mut self) -> Option<HibernatedExpiry> {
+        self.lapsed.pop_front()
+    }
+}
+
+/// When something of a session at rest is over: its first deadline, or without any its absence. One
+/// that is closed only waits to tell so (R-CLOSE-4).
+fn ends_at(record: &SessionRecord, since: Time, absence: Span) -> Time {
+    if let Some((_, left)) = record.closing {
+        return since + left;
+    }
+    let first = record.flows.iter().filter_map(|f| f.deadline_left).min();
+    since + first.unwrap_or(absence)
+}
+
+/// The second in which a time has passed.
+fn second(at: Time) -> NonZeroU32 {
+    let s = u32::try_from(at.as_nanos() / 1_000_000_000).unwrap_or(u32::MAX);
+    NonZeroU32::MIN.saturating_add(s)
+}
+
+fn start_of(second: NonZeroU32) -> Time {
+    Time::from_nanos(u64::from(second.get()) * 1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::FlowOptions;
+    use crate::session::Role;
+
+    const ABSENCE: Span = Span::from_secs(3600);
+
+    fn record(n: u64, deadlines_s: &[Option<u64>]) -> SessionRecord {
+        let flow = |(i, left): (usize, &Option<u64>)| FlowRecord {
+            id: FlowId::new(1, i as u32, true),
+            options: FlowOptions::default(),
+            deadline_left: left.map(Span::from_secs),
+            deadline_seq: 0,
+            sent_to: 0,
+            send_end: None,
+            send_complete: false,
+            received_to: 0,
+            receive_end: None,
+            receive_complete: false,
+            reset: None,
+            stopped: None,
+        };
+        SessionRecord {
+            role: Role::Responder,
+            peer: PublicKey([n as u8; 32]),
+            instance: n,
+            epoch: 1,
+            seen_floor: 0,
+            seen: Vec::new(),
+            closing: None,
+            ticket: None,
+            flows: deadlines_s.iter().enumerate().map(flow).collect(),
+        }
+    }
+
+    fn put(sleepers: &mut HibernatedSessions, n: u64, record: &SessionRecord, since: Option<Time>) {
+        let bytes = record.encode().into();
+        sleepers.insert(key(n), record, bytes, since, ABSENCE);
+    }
+
+    fn at(s: u64) -> Time {
+        Time::from_nanos(s * 1_000_000_000)
+    }
+
+    fn key(n: u64) -> InstanceKey {
+        (PublicKey([n as u8; 32]), n)
+    }
+
+    #[test]
+    fn each_flow_ends_at_its_own_deadline_and_the_session_when_nothing_is_left_of_it() {
+        // R-DEADLINE-3
+        let mut sleepers = HibernatedSessions::new([7; 16]);
+        let deadlines = [Some(10), None, Some(5_000)];
+        put(&mut sleepers, 1, &record(1, &deadlines), Some(at(100)));
+        sleepers.expire(at(109), ABSENCE);
+        assert_eq!(sleepers.poll_expired(), None);
+        sleepers.expire(at(111), ABSENCE);
+        let first = sleepers.poll_expired().unwrap();
+        assert_eq!(first.flow, Some(FlowId::new(1, 0, true)));
+        assert_eq!(sleepers.poll_expired(), None);
+        assert_eq!(sleepers.len(), 1);
+        // With a deadline still to come, absence does not count; then the last flow goes with it.
+        sleepers.expire(at(4_000), ABSENCE);
+        assert_eq!(sleepers.len(), 1);
+        sleepers.expire(at(5_102), ABSENCE);
+        let over: Vec<_> = std::iter::from_fn(|| sleepers.poll_expired()).collect();
+        assert_eq!(over.len(), 3, "two flows and the session");
+        assert_eq!(over.last().unwrap().flow, None);
+        assert_eq!((sleepers.len(), sleepers.next_timeout()), (0, Time::NEVER));
+    }
+
+    #[test]
+    fn a_thousand_sleepers_come_and_go_and_leave_nothing() {
+        let mut sleepers = HibernatedSessions::new([9; 16]);
+        for n in 0..1_000 {
+            put(&mut sleepers, n, &record(n, &[Some(n + 1)]), Some(at(0)));
+        }
+        assert!((0..1_000).all(|n| sleepers.get(&key(n)).is_some()));
+        for n in (0..1_000).step_by(2) {
+            assert!(sleepers.remove(&key(n)).is_some());
+            assert!(sleepers.get(&key(n)).is_none());
+        }
+        // Only what is still here lapses, however often somebody slept and woke in between.
+        sleepers.expire(at(2_000), ABSENCE);
+        let flows = std::iter::from_fn(|| sleepers.poll_expired());
+        assert_eq!(flows.filter(|l| l.flow.is_some()).count(), 500);
+        assert_eq!(
+            sleepers.next_timeout(),
+            at(3_601),
+            "without flows an hour is left"
+        );
+        sleepers.expire(at(4_000), ABSENCE);
+        assert_eq!((sleepers.len(), sleepers.due.len()), (0, 0));
+        assert!(sleepers.by_peer.is_empty());
+    }
+
+    #[test]
+    fn a_record_that_came_without_a_time_stays_until_its_device_comes() {
+        let mut sleepers = HibernatedSessions::new([1; 16]);
+        put(&mut sleepers, 3, &record(3, &[Some(1)]), None);
+        sleepers.expire(at(1_000_000), ABSENCE);
+        assert!(sleepers.get(&key(3)).is_some());
+    }
+
+    #[test]
+    fn what_is_held_does_not_lapse_and_its_flows_still_count() {
+        // R-QUOTA-2, R-RESUME-8
+        let mut sleepers = HibernatedSessions::new([2; 16]);
+        let with_deadlines = record(4, &[Some(1), Some(20)]);
+        put(&mut sleepers, 4, &with_deadlines, Some(at(0)));
+        sleepers.suspend_expiry(&key(4));
+        assert!(sleepers.expire(at(1_000_000), ABSENCE).is_empty());
+        assert_eq!(sleepers.get(&key(4)).map(HibernatedSession::flows), Some(2));
+        assert_eq!(sleepers.len_of(&key(4).0), 1);
+        let before = sleepers.insert(
+            key(4),
+            &with_deadlines,
+            with_deadlines.encode().into(),
+            Some(at(0)),
+            ABSENCE,
+        );
+        assert_eq!(before.map(|b| b.flows()), Some(2));
+        assert_eq!(sleepers.expire(at(2), ABSENCE), [(key(4).0, 2, 1)]);
+        assert_eq!(sleepers.len_of(&key(4).0), 1);
+    }
+
+    #[test]
+    fn a_closed_session_is_let_go_of_when_it_was_worth_telling_no_longer() {
+        // R-CLOSE-4
+        let mut sleepers = HibernatedSessions::new([3; 16]);
+        let mut closed = record(5, &[None]);
+        closed.closing = Some((7, Span::from_secs(60)));
+        put(&mut sleepers, 5, &closed, Some(at(0)));
+        let thawed = sleepers
+            .get(&key(5))
+            .and_then(|a| a.record_at(at(20)))
+            .unwrap();
+        assert_eq!(thawed.closing, Some((7, Span::from_secs(40))));
+        assert_eq!(sleepers.expire(at(61), ABSENCE), [(key(5).0, 1, 0)]);
+        assert_eq!(sleepers.len(), 0);
+    }
+}

@@ -1,0 +1,224 @@
+//! What a session holds and where its parts are, for those who count: simulators, metrics, tests.
+//!
+//! Nothing here is needed to run a session. [`Session::usage`] walks its queues, so it costs what
+//! they are long.
+
+use d2tp_wire::FlowId;
+
+use crate::config::{
+    ACK_RANGES_MAX, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, PATHS_MAX, SPARE_PATHS,
+};
+use crate::flow::SessionFlow;
+use crate::path::PathState;
+use crate::session::{Session, SessionState};
+
+/// Where a flow is between its opening and its end.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum FlowState {
+    /// Not yet claimed or answered after a wake.
+    Unclaimed,
+    /// Both directions may carry bytes.
+    Open,
+    /// Our end is written, the peer's is not known.
+    HalfClosedHere,
+    /// The peer's end is known, ours is not written.
+    HalfClosedThere,
+    /// Both ends are known; something is still to be read, acknowledged or made durable.
+    Draining,
+}
+
+/// How much of everything that must stay within a bound a session holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionUsage {
+    /// Live paths.
+    pub paths: usize,
+    /// The most ranges of received packets kept for one path.
+    pub ack_ranges: usize,
+    /// The most gaps in the bytes received of one flow.
+    pub flow_gaps: usize,
+    /// Events the driver has not taken.
+    pub events: usize,
+    /// Unreliable datagrams that wait to leave.
+    pub datagrams: usize,
+    /// Paths that are gone and of which the peer is still to be told.
+    pub gone: usize,
+    /// Connection ids issued.
+    pub issued: usize,
+    /// The most bytes one flow holds to be sent or acknowledged.
+    pub send_buffered: u64,
+    /// Bytes received and not read, of all flows.
+    pub unread: u64,
+    /// Open flows.
+    pub flows: usize,
+}
+
+/// A piece of a flow that a datagram carried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FlowArrival {
+    /// The flow.
+    pub flow: FlowId,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Those that had not arrived before.
+    pub new: u64,
+}
+
+impl Session {
+    /// Takes what the datagram handled last carried, of which flows: for exact accounts per flow
+    /// and link. Ask after each datagram: the next one makes them forgotten.
+    pub fn take_arrivals(&mut self) -> Vec<FlowArrival> {
+        std::mem::take(&mut self.arrivals)
+    }
+
+    /// Where a flow is; none if it is over.
+    pub fn flow_state(&self, id: FlowId) -> Option<FlowState> {
+        self.flows.get(id).map(state_of)
+    }
+
+    /// Where each path is.
+    pub fn path_states(&self) -> impl Iterator<Item = PathState> {
+        self.paths.iter().map(|p| p.state)
+    }
+
+    /// Where each flow is that is not over.
+    pub fn flow_states(&self) -> impl Iterator<Item = FlowState> {
+        self.flows.iter().map(state_of)
+    }
+
+    /// Whether it has been established before and waits for a handshake or for claims to be met.
+    pub fn is_waking(&self) -> bool {
+        let had = self.generation > 0 || self.flows.iter().any(|f| f.announced);
+        had && (self.state == SessionState::Handshaking || self.flows.iter().any(|f| f.unclaimed))
+            && self.state != SessionState::Suspended
+    }
+
+    /// What keeps each flow from sending, for whoever has to find out why nothing moves.
+    pub fn explain(&self) -> String {
+        let flow = |f: &SessionFlow| {
+            let (send, window) = (&f.send, (f.send.next(), f.send.end(), f.send.acked_to()));
+            format!(
+                "{:?} {:?}: next, end, acked {window:?}, credit {}, fin acked {}, wants {:#x}, announced {}, \
+                 held back {}, rewinding {}, grants in {:?}, out {:?}",
+                f.id,
+                state_of(f),
+                send.credit(),
+                send.is_fin_acked(),
+                f.wants,
+                f.announced,
+                f.pause_in.1,
+                f.rewinding,
+                f.grants_in,
+                f.grants_out
+            )
+        };
+        let flows: Vec<String> = self.flows.iter().map(flow).collect();
+        format!("{:?}; {}", self.credit, flows.join("; "))
+    }
+
+    /// What it holds now.
+    pub fn usage(&self) -> SessionUsage {
+        let ranges = self.paths.iter().map(|p| p.acks.ranges().count());
+        let flows = || self.flows.iter();
+        SessionUsage {
+            paths: self.paths.iter().count(),
+            ack_ranges: ranges.max().unwrap_or(0),
+            flow_gaps: flows().map(|f| f.recv.gaps()).max().unwrap_or(0),
+            events: self.events.len(),
+            datagrams: self.datagrams.len(),
+            gone: self.gone.len(),
+            issued: self.issued.len(),
+            send_buffered: flows().map(|f| f.send.buffered()).max().unwrap_or(0),
+            unread: flows()
+                .map(|f| f.recv.reached() - f.recv.read_to().min(f.recv.reached()))
+                .sum(),
+            flows: self.flows.len(),
+        }
+    }
+
+    /// The first bound that is broken, in words.
+    ///
+    /// `send_buffer`, and as much again beyond a hole, is the caller's to keep (see [`Session::write`]);
+    /// it is checked with the largest chunk a caller may have added, `chunk_max`.
+    pub fn violated_limit(&self, chunk_max: u64) -> Option<String> {
+        let h = self.usage();
+        let issued_max = PATHS_MAX + 2 * (16 + SPARE_PATHS as usize + 1);
+        let gaps_max = FLOW_GAPS_MAX.max((self.config.flow_window / 2048) as usize) + 1;
+        let bounds: [(&str, u64, u64); 9] = [
+            ("paths", h.paths as u64, PATHS_MAX as u64),
+            ("ACK ranges", h.ack_ranges as u64, ACK_RANGES_MAX as u64),
+            ("gaps of a flow", h.flow_gaps as u64, gaps_max as u64),
+            ("events", h.events as u64, EVENTS_MAX as u64),
+            ("datagrams", h.datagrams as u64, DATAGRAMS_MAX as u64),
+            ("paths gone", h.gone as u64, PATHS_MAX as u64),
+            ("ids issued", h.issued as u64, issued_max as u64),
+            (
+                "bytes to send",
+                h.send_buffered,
+                2 * self.config.send_buffer + chunk_max,
+            ),
+            ("bytes unread", h.unread, self.config.session_window),
+        ];
+        let over = bounds.iter().find(|(_, held, max)| held > max)?;
+        Some(format!("{}: {} held, {} allowed", over.0, over.1, over.2))
+    }
+}
+
+fn state_of(flow: &SessionFlow) -> FlowState {
+    let (here, there) = (flow.send.is_finished(), flow.recv.final_size().is_some());
+    match (flow.unclaimed, here, there) {
+        (true, ..) => FlowState::Unclaimed,
+        (_, false, false) => FlowState::Open,
+        (_, true, false) => FlowState::HalfClosedHere,
+        (_, false, true) => FlowState::HalfClosedThere,
+        (_, true, true) => FlowState::Draining,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::EndpointConfig;
+    use crate::flow::FlowOptions;
+    use crate::session::Role;
+    use bytes::Bytes;
+    use d2tp_seal::{Rng, SecretKey};
+    use d2tp_time::Time;
+
+    fn session() -> Session {
+        let key = SecretKey::from_bytes([1; 32]);
+        let (peer, rng) = (key.public(), Rng::new([2; 32]));
+        let config = EndpointConfig::default();
+        Session::new(
+            Role::Initiator,
+            config,
+            key,
+            peer,
+            1,
+            1..100,
+            rng,
+            Time::ZERO,
+        )
+    }
+
+    #[test]
+    fn a_flow_goes_from_open_to_half_closed() {
+        let mut session = session();
+        let id = session.open(FlowOptions::default()).unwrap();
+        assert_eq!(session.flow_state(id), Some(FlowState::Open));
+        session.finish(id).unwrap();
+        assert_eq!(session.flow_state(id), Some(FlowState::HalfClosedHere));
+        assert_eq!(session.flow_ids(), [id]);
+        assert!(!session.is_waking());
+    }
+
+    #[test]
+    fn a_writer_who_does_not_ask_for_room_breaks_a_bound() {
+        let mut session = session();
+        let id = session.open(FlowOptions::default()).unwrap();
+        assert_eq!(session.violated_limit(0), None);
+        let more = 2 * session.config.send_buffer as usize + 1;
+        session.write(id, Bytes::from(vec![0; more])).unwrap();
+        let broken = session.violated_limit(0).unwrap();
+        assert!(broken.starts_with("bytes to send"), "{broken}");
+    }
+}

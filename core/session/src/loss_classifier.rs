@@ -1,0 +1,466 @@
+//! Why packets were lost: a queue was full, or the air ate them.
+//!
+//! ```text
+//!  queueing delay
+//!     deepest ─ ─ ─ ─ ─╮─ ─ ─ ─ ─ ─ ─ ─ ─ ─   a packet came through a queue as long as this
+//!                    ╱  ╲  ✕ queue
+//!      1/2 ─ ─ ─ ─ ╱─ ─ ─ ╲─ ─ ─ ─ ─ ─ ─ ─
+//!                ╱  ✕ queue ╲                 may be either: a soft response where the air is known to lose
+//!    floor ─ ─ ╱─ ─ ─ ─ ─ ─ ─ ╲─ ─ ─ ─ ─ ─
+//!     ──── ✕ ╱─────────────────╲── ✕ ────▶   random: no queue stands
+//! ```
+//!
+//! A queue drops packets while it stands: drop-tail where it is longest, CoDel once it stood for a while. So a
+//! loss while none stands is none of the queue's. How much packets wait is what Vegas (Brakmo and Peterson
+//! 1995) and Veno (Fu and Liew 2003) go by, that the longest wait tells what is much Spike (Cen, Cosman and
+//! Voelker 2003). Packets wait for others of their own burst too; the queue that stands is the shortest wait of
+//! some (CoDel, RFC 8289 §3).
+//!
+//! Who cannot tell takes the loss for the queue's. That is so for packets lost three in a row, for whatever
+//! is lost while more is lost than radio links lose, and for some time after that where no queue shows: a
+//! policer, or a queue too short to be seen.
+
+use d2tp_time::{Span, Time};
+
+/// Parts of the deepest queueing delay: from a quarter on a few packets' wait is not their own burst's, from half
+/// of it on a loss is the queue's even where the air loses too.
+const QUARTER: (u64, u64) = (1, 4);
+const HALF: (u64, u64) = (1, 2);
+/// Queueing delay below this part of the shortest round trip, within these bounds, is none: jitter, bursts.
+const FLOOR_PART: u64 = 8; // RFC 9406 §4.3, where slow start ends by it
+const FLOOR_MIN: Span = Span::from_millis(1); // a guess
+/// CoDel lets 5 ms stand (RFC 8289 §4.3). // measured: with 16 ms a session took twice its share of such a queue
+const FLOOR_MAX: Span = Span::from_millis(4);
+/// How long the deepest delay is remembered, at least; at most twice as long.
+const DEEPEST_KEPT: Span = Span::from_secs(120); // a guess: rates of radio links change, queues with them
+/// The queue is what all of so many packets measured waited: a round trip of ACKs.
+const SAMPLES: usize = 8;
+/// A window of fewer packets is a few bursts: the longest of the last two waits counts, to be on the safe
+/// side.
+const WINDOW_SMALL: u64 = 40; // measured: of a shared queue of 7 packets a session took 1.3 times as much as without
+/// So many packets lost in a row are no chance, or two more where the air is known to lose: at 3 % one packet in
+/// 40,000, and in 40 millions.
+const RUN: u32 = 3;
+/// Of the last eight losses, so many were random where the air is known to lose: there twice as much counts
+/// as no queue.
+const AIRY: u32 = 4; // a guess
+/// A share of lost packets above which it is not the air, whatever the delay says, in 2^16ths.
+const SHARE_MAX: u32 = 65_536 * 8 / 100; // the paper's random losses end at 3 %
+/// Packets over which that share is averaged.
+const SHARE_PACKETS: u32 = 256; // at 3 % its standard deviation is 0.8 %
+/// For how long the delay is not believed after too much was lost without any; doubled each time.
+const BLIND_MIN: Span = Span::from_secs(10); // a guess
+const BLIND_MAX: Span = Span::from_secs(160); // a guess
+
+/// Why packets were lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LossKind {
+    /// By congestion, or nobody can tell.
+    Queue,
+    /// At random, on the air.
+    Random,
+}
+
+/// What is known of the queue on a path.
+#[derive(Debug)]
+pub(crate) struct LossClassifier {
+    /// The longest queue that packets came through, of this period and the one before.
+    deepest: [Span; 2],
+    period_began: Time,
+    /// The waits of the last packets measured that left after the last response.
+    near: [Span; SAMPLES],
+    /// What the last two of them waited that were answered on the path itself.
+    own: [Span; 2],
+    /// The queue as it was last, whenever that was.
+    latest: Span,
+    /// The shortest round trip whose answer came over another path, of this period and the one before.
+    detour_min: [Span; 2],
+    responded_at: Time,
+    /// Share of the packets lost.
+    share: u32,
+    /// The last eight verdicts, a bit each: it was random.
+    verdicts: u8,
+    /// The queue, if the loss judged last is taken for its own only to be on the safe side.
+    unsure: Option<Span>,
+    /// The packet lost last, how many before it in a row, and the most since judged.
+    last: Option<u64>,
+    run: u32,
+    run_most: u32,
+    /// Some loss was the queue's, or slow start was taken up again because none was.
+    pub(crate) settled: bool,
+    blind_until: Time,
+    blind_next: Span,
+}
+
+impl LossClassifier {
+    pub(crate) fn new(now: Time) -> LossClassifier {
+        LossClassifier {
+            deepest: [Span::ZERO; 2],
+            period_began: now,
+            near: [Span::ZERO; SAMPLES],
+            own: [Span::ZERO; 2],
+            latest: Span::ZERO,
+            detour_min: [Span::MAX; 2],
+            responded_at: Time::ZERO,
+            share: 0,
+            verdicts: 0,
+            unsure: None,
+            last: None,
+            run: 0,
+            run_most: 0,
+            settled: false,
+            blind_until: Time::ZERO,
+            blind_next: BLIND_MIN,
+        }
+    }
+
+    /// A packet that left at `sent_at` took this long there and back, on this path both ways.
+    pub(crate) fn on_round_trip(&mut self, now: Time, sent_at: Time, rtt: Span, rtt_min: Span) {
+        self.turn(now);
+        let wait = rtt.saturating_sub(rtt_min);
+        if self.note(sent_at, wait) {
+            self.own = [wait, self.own[0]];
+            self.latest = self.queue();
+            self.deepest[0] = self.deepest[0].max(self.latest);
+        }
+    }
+
+    /// The same, and its answer came over another path: what waited there is counted too, so it is a queue
+    /// here only if the path itself shows one as well, and never the longest.
+    pub(crate) fn on_indirect_round_trip(&mut self, now: Time, sent_at: Time, rtt: Span) {
+        self.turn(now);
+        self.detour_min[0] = self.detour_min[0].min(rtt);
+        let least = self.detour_min[0].min(self.detour_min[1]);
+        self.note(sent_at, rtt.saturating_sub(least));
+    }
+
+    /// Forgets what is too old.
+    fn turn(&mut self, now: Time) {
+        if now >= self.period_began + DEEPEST_KEPT {
+            self.deepest = [Span::ZERO, self.deepest[0]];
+            self.detour_min = [Span::MAX, self.detour_min[0]];
+            self.period_began = now;
+        }
+    }
+
+    /// A packet waited so long; whether that tells of the time since the last response.
+    fn note(&mut self, sent_at: Time, wait: Span) -> bool {
+        let tells = !self.is_covered(sent_at);
+        if tells {
+            self.near.rotate_right(1);
+            self.near[0] = wait;
+        }
+        tells
+    }
+
+    /// What stands in the queue.
+    fn queue(&self) -> Span {
+        self.near
+            .into_iter()
+            .fold(self.own[0].min(self.own[1]), Span::min)
+    }
+
+    /// So many packets arrived.
+    pub(crate) fn on_arrived(&mut self, packets: u32) {
+        let part = packets.min(SHARE_PACKETS);
+        self.share -= (u64::from(self.share) * u64::from(part) / u64::from(SHARE_PACKETS)) as u32;
+    }
+
+    /// The packet of this number is lost; numbers ascend.
+    pub(crate) fn on_lost(&mut self, number: u64, sent_at: Time) {
+        if !self.is_covered(sent_at) {
+            self.share += (65_536 - self.share) / SHARE_PACKETS;
+        }
+        let follows = self.last.is_some_and(|last| last + 1 == number);
+        self.run = if follows { self.run + 1 } else { 1 };
+        self.run_most = self.run_most.max(self.run);
+        self.last = Some(number);
+    }
+
+    /// What has been lost since the last question, the newest of it sent at `sent_at`: what comes to light
+    /// together is of one kind. `window`: packets the path may have in flight.
+    pub(crate) fn classify(
+        &mut self,
+        now: Time,
+        sent_at: Time,
+        rtt_min: Span,
+        window: u64,
+    ) -> LossKind {
+        self.unsure = None;
+        let run = std::mem::take(&mut self.run_most);
+        if self.is_covered(sent_at) {
+            return LossKind::Queue;
+        }
+        let floor = rtt_min.divided(FLOOR_PART).clamp(FLOOR_MIN, FLOOR_MAX);
+        let wait = match window < WINDOW_SMALL {
+            true => self.near[0].max(self.near[1]),
+            false => self.queue(),
+        };
+        if self.share > SHARE_MAX {
+            // Whatever was seen before, this is as deep as it gets.
+            self.deepest = [self.latest, Span::ZERO];
+            self.period_began = now;
+            self.share = SHARE_MAX / 2;
+            self.settled = true;
+            if self.latest < floor && now >= self.blind_until {
+                self.blind_until = now + self.blind_next;
+                self.blind_next = self.blind_next.times(2).min(BLIND_MAX);
+            }
+            return LossKind::Queue;
+        }
+        let deepest = self.deepest[0].max(self.deepest[1]);
+        let airy = self.verdicts.count_ones() >= AIRY;
+        let floor = floor.times(1 + u64::from(airy));
+        let doubted = run >= RUN + 2 * u32::from(airy) || now < self.blind_until;
+        let below = |part: (u64, u64)| wait < deepest.scaled(part.0, part.1).max(floor.times(2));
+        let stands = self.queue() >= floor;
+        self.unsure = (stands && below(HALF) && airy && !doubted).then_some(wait);
+        let random = !stands && below(QUARTER) && !doubted;
+        self.verdicts = self.verdicts << 1 | u8::from(random);
+        if random {
+            LossKind::Random
+        } else {
+            self.settled = true;
+            LossKind::Queue
+        }
+    }
+
+    /// What a response to the loss judged last may leave of a window, if it may as well have been random: what
+    /// fills the way without the queue (Westwood; Mascolo et al. 2001).
+    pub(crate) fn reduced_window(&self, window: u64, rtt_min: Span) -> Option<u64> {
+        let wait = self.unsure?.as_nanos();
+        // Answers over another path come later, and the window is larger for it.
+        let detour = self.detour_min.into_iter().filter(|min| *min < Span::MAX);
+        let base = detour.fold(rtt_min, Span::max).as_nanos().max(1);
+        Some((u128::from(window) * u128::from(base) / u128::from(base + wait)) as u64)
+    }
+
+    /// What left before the last response has been responded to.
+    fn is_covered(&self, sent_at: Time) -> bool {
+        sent_at <= self.responded_at
+    }
+
+    /// The window was reduced: how long packets wait is to be seen anew.
+    pub(crate) fn on_response(&mut self, now: Time) {
+        (self.near, self.own) = ([Span::ZERO; SAMPLES], [Span::ZERO; 2]);
+        self.responded_at = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::congestion::CongestionKind;
+    use crate::congestion::path_model::{ClassificationCounts, PathModel, classify_losses};
+
+    const MS: Span = Span::from_millis(1);
+    const BASE: Span = Span::from_millis(50);
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + MS.times(ms)
+    }
+
+    /// As many packets that left then and waited so long come through.
+    fn wait(judge: &mut LossClassifier, sent: Time, ms: u64) {
+        for _ in 0..SAMPLES {
+            judge.on_round_trip(sent + BASE, sent, BASE + MS.times(ms), BASE);
+        }
+    }
+
+    /// A judge that saw packets wait up to 60 ms, and the last ones as long as given.
+    fn judge(last_ms: u64) -> LossClassifier {
+        let mut judge = LossClassifier::new(at(0));
+        for (n, ms) in [0, 20, 40, 60, 40, last_ms].into_iter().enumerate() {
+            wait(&mut judge, at(100 * n as u64 + 1), ms);
+            judge.on_arrived(50);
+        }
+        judge
+    }
+
+    /// So many packets are lost, in a row or not.
+    fn lose(judge: &mut LossClassifier, now: Time, packets: u64, in_a_row: bool) -> LossKind {
+        let first = judge.last.map_or(0, |last| last + 2);
+        let step = if in_a_row { 1 } else { 2 };
+        (0..packets).for_each(|n| judge.on_lost(first + n * step, now));
+        judge.classify(now, now, BASE, 100)
+    }
+
+    #[test]
+    fn a_loss_while_no_queue_stands_is_random() {
+        // R-MIRROR-1
+        for (wait, kind) in [
+            (0, LossKind::Random),
+            (3, LossKind::Random),
+            (5, LossKind::Queue),
+            (60, LossKind::Queue),
+        ] {
+            assert_eq!(lose(&mut judge(wait), at(900), 1, false), kind, "{wait} ms");
+        }
+    }
+
+    #[test]
+    fn answers_over_another_path_show_a_queue_and_not_how_long_it_gets() {
+        let mut judge = judge(0);
+        let detour = |judge: &mut LossClassifier, ms| {
+            for _ in 0..SAMPLES {
+                judge.on_indirect_round_trip(at(850), at(800), BASE.times(2) + MS.times(ms));
+            }
+            lose(judge, at(900), 1, false)
+        };
+        assert_eq!(detour(&mut judge, 0), LossKind::Random);
+        assert_eq!(
+            detour(&mut judge, 200),
+            LossKind::Random,
+            "it is the other path's"
+        );
+        for ms in [870, 871] {
+            judge.on_round_trip(at(ms), at(820), BASE + MS.times(10), BASE);
+        }
+        assert_eq!(detour(&mut judge, 200), LossKind::Queue);
+        assert_eq!(judge.deepest[0], MS.times(60));
+    }
+
+    #[test]
+    fn packets_that_wait_for_their_own_burst_are_no_queue() {
+        let mut judge = judge(0);
+        for ms in [20, 3, 40, 20, 40, 20, 40, 20] {
+            judge.on_round_trip(at(850), at(800), BASE + MS.times(ms), BASE);
+        }
+        assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Random);
+        judge.on_lost(100, at(900));
+        let small = judge.classify(at(900), at(900), BASE, 30);
+        assert_eq!(small, LossKind::Queue, "a small window is all burst");
+        wait(&mut judge, at(800), 20);
+        assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Queue);
+    }
+
+    #[test]
+    fn what_may_be_either_leaves_what_the_way_holds_where_the_air_is_known_to_lose() {
+        for (ms, random, left) in [
+            (0, 8, None),
+            (7, 8, None),
+            (10, 8, Some(100_000)),
+            (10, 4, Some(100_000)),
+            (10, 3, None),
+            (30, 8, None),
+        ] {
+            let mut judge = judge(ms);
+            judge.verdicts = ((1_u16 << random) - 1) as u8;
+            lose(&mut judge, at(900), 1, false);
+            assert_eq!(
+                judge.reduced_window(120_000, BASE),
+                left,
+                "{ms} ms, {random} of 8"
+            );
+        }
+    }
+
+    #[test]
+    fn packets_lost_in_a_row_are_the_queues() {
+        // R-MIRROR-1
+        assert_eq!(lose(&mut judge(0), at(900), 2, true), LossKind::Random);
+        assert_eq!(lose(&mut judge(0), at(900), 3, true), LossKind::Queue);
+        for (packets, kind) in [(4, LossKind::Random), (5, LossKind::Queue)] {
+            let mut airy = judge(0);
+            airy.verdicts = 0b1111;
+            assert_eq!(lose(&mut airy, at(900), packets, true), kind);
+        }
+    }
+
+    #[test]
+    fn more_than_radio_loses_is_the_queues_and_says_how_deep_it_is() {
+        // R-MIRROR-1
+        let mut judge = judge(0);
+        let mut lose_one_of_six = || {
+            judge.on_arrived(5);
+            lose(&mut judge, at(900), 1, false)
+        };
+        assert_eq!(lose_one_of_six(), LossKind::Random);
+        let kinds: Vec<LossKind> = (0..60).map(|_| lose_one_of_six()).collect();
+        assert!(kinds.contains(&LossKind::Queue));
+        assert_eq!(judge.deepest, [Span::ZERO; 2], "it overflows here");
+    }
+
+    #[test]
+    fn where_much_is_lost_and_no_queue_shows_the_delay_is_not_believed_for_a_while() {
+        let mut judge = LossClassifier::new(at(0));
+        judge.on_round_trip(at(50), at(1), BASE, BASE);
+        assert_eq!(lose(&mut judge, at(60), 2, false), LossKind::Random);
+        assert_eq!(lose(&mut judge, at(70), 60, false), LossKind::Queue);
+        judge.on_arrived(256);
+        assert_eq!(lose(&mut judge, at(9_000), 1, false), LossKind::Queue);
+        assert_eq!(lose(&mut judge, at(11_000), 1, false), LossKind::Random);
+        assert_eq!(lose(&mut judge, at(11_000), 60, false), LossKind::Queue);
+        judge.on_arrived(256);
+        assert_eq!(lose(&mut judge, at(30_000), 1, false), LossKind::Queue);
+    }
+
+    #[test]
+    fn what_packets_waited_before_a_response_says_nothing_after_it() {
+        let mut judge = judge(60);
+        assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Queue);
+        judge.on_response(at(900));
+        // Measured now, and sent before.
+        judge.on_round_trip(at(940), at(850), BASE + MS.times(60), BASE);
+        assert_eq!(lose(&mut judge, at(940), 1, false), LossKind::Random);
+        judge.on_lost(100, at(899));
+        let covered = judge.classify(at(940), at(899), BASE, 100);
+        assert_eq!(covered, LossKind::Queue, "it is of the same overflow");
+        wait(&mut judge, at(901), 59);
+        assert_eq!(lose(&mut judge, at(1_010), 1, false), LossKind::Queue);
+    }
+
+    /// R-MIRROR-1: how often it is wrong. 20 Mb/s; drop-tail queues of half, one and four times what the way
+    /// holds; random losses of none to 3 %; alone, and beside NewReno. Run with `--nocapture` for the table.
+    #[test]
+    fn few_losses_are_taken_for_the_other_kind() {
+        println!(
+            "RTT ms  queue BDP  random | queue's, called random | random, called queue's | rate"
+        );
+        for beside in [false, true] {
+            let mut all = ClassificationCounts::default();
+            for (rtt_ms, halves, loss_of) in [50, 200].into_iter().flat_map(|rtt_ms| {
+                [1, 2, 8].into_iter().flat_map(move |halves| {
+                    [0, 1_000, 100, 33].map(|loss_of| (rtt_ms, halves, loss_of))
+                })
+            }) {
+                let course = PathModel {
+                    bytes_per_s: 2_500_000,
+                    rtt_ms,
+                    queue: 2_500 * rtt_ms * halves / 2,
+                    loss_of,
+                };
+                let (v, used) = classify_losses(CongestionKind::Cubic, course, beside, 60);
+                println!(
+                    "{rtt_ms:6}  {:9.1}  1/{loss_of:<4} | {:7}, {:13} | {:6}, {:14} | {used} %",
+                    halves as f64 / 2.0,
+                    v.queue,
+                    v.queue_called_random,
+                    v.random,
+                    v.random_called_queue,
+                );
+                all.queue += v.queue;
+                all.queue_called_random += v.queue_called_random;
+                all.random += v.random;
+                all.random_called_queue += v.random_called_queue;
+            }
+            println!("beside NewReno: {beside}; {all:?}");
+            assert!(all.queue_called_random * 50 <= all.queue, "{all:?}");
+            assert!(all.random_called_queue * 5 <= all.random, "{all:?}");
+        }
+    }
+
+    #[test]
+    fn a_queue_that_was_deep_long_ago_is_forgotten() {
+        let mut judge = judge(10);
+        let mut lose_at = |s: u64| {
+            wait(&mut judge, at(s * 1_000), 20);
+            judge.verdicts = u8::MAX;
+            lose(&mut judge, at(s * 1_000 + 1), 1, false);
+            judge.reduced_window(120_000, BASE).is_some()
+        };
+        assert!(lose_at(1), "60 ms were seen");
+        assert!(lose_at(121));
+        assert!(!lose_at(242));
+    }
+}

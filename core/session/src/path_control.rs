@@ -1,0 +1,467 @@
+//! What a device does with a session's paths: open, close, lose, grant; and the session's own end.
+//!
+//! ```text
+//!  link up   ──▶ open_path ──▶ keys and a spare id? a new path : a knock at the server's door
+//!  link down ──▶ on_link_down ──▶ data in flight goes elsewhere, the peer hears GONE on the next path
+//! ```
+
+use d2tp_time::{Span, Time};
+use d2tp_wire::{Cid, FlowId, PathId, PathStatus, ReasonCode, TOKEN_BYTES, VARINT_MAX};
+
+use crate::client_handshake::ClientHandshake;
+use crate::config::{PATHS_MAX, SPARE_PATHS};
+use crate::event::{FlowEnd, PathSwitchKind, PeerFault, SessionEnd, SessionEvent};
+use crate::path::{self, Addresses, LinkId, Path, PathState, Paths};
+use crate::session::{
+    ActivePath, CidChange, GonePath, IssuedCid, Role, Session, SessionState, on_frame_fate, say,
+};
+use crate::trace::TraceRecord;
+
+/// Ids that may be issued and unused, beside those of live paths.
+const ISSUED_MAX: u32 = 16;
+
+/// Two paths may carry side by side; one that is there and brought no payload for so long is in
+/// use no more. A guess: longer than a burst of the other takes, shorter than anybody's patience.
+const SWITCHED_AFTER: Span = Span::from_secs(1);
+
+impl Session {
+    /// Begins to use a link: a new path, or the first packet of a handshake where there are no
+    /// keys. `gated`: payload on it needs grants (a metered link).
+    pub fn open_path(&mut self, now: Time, addresses: Addresses, gated: bool) {
+        if self.state == SessionState::Closed || self.role == Role::Responder {
+            return;
+        }
+        if self
+            .paths
+            .iter()
+            .any(|p| p.addresses == addresses && p.state != PathState::Silent)
+        {
+            return;
+        }
+        // R-HS-9: after an hour asleep new keys come first.
+        let fresh = now.since(self.keys_at) < self.config.keys_max;
+        // R-RESUME-6: after a long silence the server may sleep. A SYN claims the flows whether it does
+        // or not; a packet under old keys would cost a round trip to find out.
+        let away = self.paths.is_empty()
+            && (self.suspended_for(now)).is_some_and(|span| span >= self.config.claim_after);
+        // R-RESUME-6: nor is a server that said it does not know these keys asked again; and what was
+        // claimed must not move under the old keys, for it may be answered yet.
+        let lost = self.paths.iter().any(|path| path.unknown)
+            || self
+                .handshake
+                .as_ref()
+                .is_some_and(ClientHandshake::has_claimed);
+        let fresh = fresh && !away && !lost;
+        let spare = if self.keys.is_some() && fresh && !self.paths.is_full() {
+            self.spare.pop_first()
+        } else {
+            None
+        };
+        let Some((id, (cid, token))) = spare else {
+            return self.start_handshake(now, addresses, gated);
+        };
+        if !self.issued.contains_key(&id) || !self.use_path_id(id) {
+            return self.start_handshake(now, addresses, gated);
+        }
+        let mut path = Path::new(now, id, addresses, &self.config, (cid, token));
+        path.gated = gated;
+        path.status_seq = 1;
+        path.wants |= path::want::STATUS;
+        // Our side needs no proof of a server we already know, only that the path works.
+        path.validated = true;
+        path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
+        path.challenge(self.rng.array());
+        if let Some(trace) = &mut self.trace {
+            trace.at(now).note(TraceRecord::opened(&path));
+        }
+        self.paths.push(path);
+        self.issue_ids(id.0 + SPARE_PATHS);
+        self.wake(now);
+        self.flows.touch_all();
+    }
+
+    /// True if this path id was never used under these keys; now it is.
+    pub(crate) fn use_path_id(&mut self, id: PathId) -> bool {
+        let n = u64::from(id.0);
+        self.used_paths.insert(n, n + 1) == 1
+    }
+
+    pub(crate) fn start_handshake(&mut self, now: Time, addresses: Addresses, gated: bool) {
+        match &mut self.handshake {
+            Some(knock) => knock.add(now, addresses, gated),
+            None => {
+                let knock = ClientHandshake::new(now, addresses, gated, &mut self.rng);
+                self.cid_changes.extend(knock.routes(self.generation + 1));
+                self.handshake = Some(knock);
+                if self.state != SessionState::Established {
+                    self.state = SessionState::Handshaking;
+                }
+            }
+        }
+    }
+
+    /// Issues connection ids for all path ids up to `last`.
+    pub(crate) fn issue_ids(&mut self, last: u32) {
+        for n in self.issued_to..=last {
+            let cid = Cid(self.rng.array());
+            let token = self
+                .make_token
+                .as_ref()
+                .map_or([0; TOKEN_BYTES], |make| make(cid));
+            let path = PathId(n);
+            self.issued.insert(
+                path,
+                IssuedCid {
+                    cid,
+                    token,
+                    tell: true,
+                },
+            );
+            self.cid_changes.push(CidChange::Add {
+                cid,
+                path,
+                generation: self.generation,
+            });
+        }
+        self.issued_to = self.issued_to.max(last + 1);
+        // R-PATH-11: ids a device skipped are taken back, with some patience for reordering.
+        let stale: Vec<PathId> = self
+            .issued
+            .keys()
+            .copied()
+            .filter(|p| p.0 + ISSUED_MAX <= last && self.paths.get(*p).is_none())
+            .collect();
+        for path in stale {
+            if let Some(issued) = self.issued.remove(&path) {
+                self.cid_changes.push(CidChange::Remove(issued.cid));
+            }
+        }
+    }
+
+    /// The link is gone: everything in flight on it travels elsewhere, or waits.
+    pub fn on_link_down(&mut self, now: Time, link: LinkId) {
+        if let Some(trace) = &mut self.trace {
+            trace.at(now);
+        }
+        if let Some(knock) = &mut self.handshake
+            && !knock.drop_link(link)
+        {
+            self.drop_handshake();
+        }
+        loop {
+            let slot = self.paths.iter().position(|p| p.addresses.link == link);
+            let Some(slot) = slot else { break };
+            let path = self.remove_path(slot);
+            self.announce_gone(path);
+        }
+        self.suspend_if_idle(now, ReasonCode::NoPath);
+    }
+
+    /// R-PATH-8: the peer learns on whatever path comes next that this one is no more, and what
+    /// arrived on it to the last.
+    pub(crate) fn announce_gone(&mut self, path: Path) {
+        if self.gone.len() == PATHS_MAX {
+            self.gone.remove(0);
+        }
+        self.gone.push(GonePath {
+            path: path.id,
+            received: path.acks.ranges().collect(),
+            tell: true,
+        });
+    }
+
+    /// Stops using a link that is still up: the peer is told on the very path, which then goes.
+    pub fn close_path(&mut self, now: Time, link: LinkId, reason: ReasonCode) {
+        if self.keys.is_none() || self.paths.iter().all(|p| p.addresses.link != link) {
+            return self.on_link_down(now, link);
+        }
+        for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
+            path.status = PathStatus::Gone;
+            path.status_seq = u64::from(u32::MAX);
+            path.reason = reason;
+            path.wants |= path::want::STATUS;
+            path.probe_now = true;
+        }
+    }
+
+    /// Whether there is something to say that no ACK or timer brings up.
+    pub fn has_pending_frames(&self) -> bool {
+        self.wants != 0 || self.flows.has_dirty()
+    }
+
+    pub(crate) fn drop_handshake(&mut self) {
+        if let Some(knock) = self.handshake.take() {
+            let routes = knock.routes(self.generation + 1);
+            self.cid_changes
+                .extend(routes.into_iter().filter_map(|r| match r {
+                    CidChange::Add { cid, .. } => Some(CidChange::Remove(cid)),
+                    CidChange::Remove(_) => None,
+                }));
+        }
+    }
+
+    pub(crate) fn remove_path(&mut self, slot: usize) -> Path {
+        let Session {
+            paths,
+            flows,
+            issued,
+            wants: says,
+            gone,
+            path_metrics_cache: known_ways,
+            ..
+        } = self;
+        let mut path = paths.remove(slot);
+        known_ways.note(&path);
+        path.recovery.abandon(|said, arrived| {
+            on_frame_fate(said, arrived, flows, None, issued, says, gone);
+        });
+        for flow in flows.iter_mut() {
+            flow.grants_in.forget_path(path.id);
+            flow.grants_out.forget_path(path.id);
+        }
+        flows.touch_all();
+        if let Some(issued) = self.issued.remove(&path.id) {
+            self.cid_changes.push(CidChange::Remove(issued.cid));
+        }
+        self.emit(SessionEvent::PathDown {
+            path: path.id,
+            link: path.addresses.link,
+        });
+        path
+    }
+
+    pub(crate) fn suspend_if_idle(&mut self, now: Time, reason: ReasonCode) {
+        if self.state == SessionState::Closed || !self.paths.is_empty() || self.handshake.is_some()
+        {
+            return;
+        }
+        if self.state != SessionState::Suspended || self.suspended_at.is_none() {
+            self.state = SessionState::Suspended;
+            self.suspended_at = Some(now);
+            self.release_buffers();
+            self.emit(SessionEvent::Suspended(reason));
+        }
+    }
+
+    pub(crate) fn wake(&mut self, now: Time) {
+        self.paused = false;
+        if let Some(at) = self.suspended_at.take() {
+            self.emit(SessionEvent::Woken {
+                after: now.since(at),
+            });
+        }
+        if self.keys.is_some() && self.state != SessionState::Closed {
+            self.state = SessionState::Established;
+        }
+    }
+
+    /// Says what the path over `link` may be used for.
+    pub fn set_path_status(
+        &mut self,
+        link: LinkId,
+        status: PathStatus,
+        gated: bool,
+        reason: ReasonCode,
+    ) {
+        for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
+            if (path.status, path.gated) != (status, gated) {
+                (path.status, path.gated, path.reason) = (status, gated, reason);
+                path.status_seq += 1;
+                path.wants |= path::want::STATUS;
+            }
+        }
+        self.flows.touch_all();
+    }
+
+    /// Lets a flow spend `more` payload bytes on the gated path over `link` from now on; zero
+    /// revokes. Counts for both directions, each with its own budget.
+    pub fn grant(&mut self, id: FlowId, link: LinkId, more: u64) {
+        let Some(path) = self
+            .paths
+            .iter()
+            .find(|p| p.addresses.link == link)
+            .map(|p| p.id)
+        else {
+            return;
+        };
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        flow.grants_out.grant(path, more);
+        flow.grants_in.set_local(path, more);
+        self.flows.touch(id);
+    }
+
+    /// What the peer may still send of a flow over `link`, and what it spent there.
+    pub fn grant_left(&self, id: FlowId, link: LinkId) -> Option<(u64, u64)> {
+        let path = self.paths.iter().find(|p| p.addresses.link == link)?.id;
+        let flow = self.flows.get(id)?;
+        Some((flow.grants_out.left(path), flow.grants_out.spent(path)))
+    }
+
+    /// What we ourselves may still send of a flow over `link`, and what we spent there.
+    pub fn own_grant_left(&self, id: FlowId, link: LinkId) -> Option<(u64, u64)> {
+        let path = self.paths.iter().find(|p| p.addresses.link == link)?.id;
+        let flow = self.flows.get(id)?;
+        Some((flow.grants_in.room(path), flow.grants_in.spent(path)))
+    }
+
+    /// Whether there is a path over this link.
+    pub fn has_path(&self, link: LinkId) -> bool {
+        self.paths.iter().any(|p| p.addresses.link == link)
+            || self.handshake.as_ref().is_some_and(|k| k.has_link(link))
+    }
+
+    /// The socket refused a datagram of this size.
+    pub fn on_too_big(&mut self, now: Time, link: LinkId, size: usize) {
+        for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
+            path.mtu
+                .on_too_big(now, size.min(usize::from(u16::MAX)) as u16);
+            let datagram = path.mtu.current() as u64;
+            path.recovery.controller.set_datagram(datagram);
+        }
+    }
+
+    /// Ends the session and all its flows. The session itself stays, without anything in it, until
+    /// the peer has heard so or can be taken to have forgotten it: without a path now, it is told on
+    /// the next one. [`SessionEvent::Closed`] says when that is done, with [`SessionEnd::Local`], or was
+    /// given up, with [`SessionEnd::LocalUnheard`] (R-CLOSE-3).
+    pub fn close(&mut self, code: u64, text: &str) {
+        if self.state == SessionState::Closed || self.closing.is_some() {
+            return;
+        }
+        // The peer keeps what has a deadline until then, and the rest for a while.
+        let heard = self.suspended_at.unwrap_or(self.last_rx);
+        let deadlines = self.flows.iter().filter_map(|f| f.options.deadline);
+        let latest = deadlines.max().unwrap_or(heard);
+        self.closing_until = (heard + self.config.closing_max)
+            .max(latest)
+            .min(heard + self.config.deadline_max);
+        self.closing = Some((code, text.chars().take(80).collect()));
+        self.wants = say::CLOSE;
+        self.paths
+            .iter_mut()
+            .for_each(|path| path.driver_frozen = false);
+        self.datagrams.clear();
+        for id in self.flows.ids() {
+            self.end_flow(id, FlowEnd::SessionEnded);
+        }
+        if !self.known_to_peer {
+            self.end(SessionEnd::Local);
+        }
+    }
+
+    /// Whether it is closed and only waits for the peer to hear so.
+    pub fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
+    /// The device pauses: the server is told on each path, once, and stops at once; then there are
+    /// no paths. [`Session::open_path`] goes on (R-SUSPEND-3).
+    pub fn suspend(&mut self, now: Time, reason: ReasonCode) {
+        if self.state == SessionState::Closed
+            || self.role == Role::Responder
+            || self.closing.is_some()
+        {
+            return;
+        }
+        self.drop_handshake();
+        if self.keys.is_some() && !self.paths.is_empty() {
+            self.suspending = Some(reason);
+        } else {
+            self.suspend_if_idle(now, reason);
+        }
+    }
+
+    /// The most bytes the peer may have in flight on the path over `link`; none: as many as its
+    /// congestion control allows. Less than four datagrams count as four. It holds new sends only,
+    /// and as long as the path lives (R-PATH-12).
+    pub fn set_path_limit(&mut self, link: LinkId, bytes: Option<u64>) {
+        let bytes = bytes.unwrap_or(VARINT_MAX).min(VARINT_MAX);
+        for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
+            path.set_app_limit(bytes);
+        }
+    }
+
+    /// Keeps one path open for the server while there is one, flows or not; flows opened from now
+    /// on are opened as reachable (R-ALIVE-1).
+    pub fn set_reachable(&mut self, reachable: bool) {
+        self.reachable = reachable;
+    }
+
+    pub(crate) fn end(&mut self, end: SessionEnd) {
+        if self.state == SessionState::Closed {
+            return;
+        }
+        self.state = SessionState::Closed;
+        self.drop_handshake();
+        for id in self.flows.ids() {
+            if matches!(end, SessionEnd::Peer { .. }) {
+                self.deliver_remaining(id);
+            }
+            self.end_flow(id, FlowEnd::SessionEnded);
+        }
+        for (_, issued) in std::mem::take(&mut self.issued) {
+            self.cid_changes.push(CidChange::Remove(issued.cid));
+        }
+        self.paths = Paths::default();
+        self.keys = None;
+        self.emit(SessionEvent::Closed(end));
+    }
+
+    /// The peer broke the protocol: tell it, end the session.
+    pub(crate) fn fault(&mut self, fault: PeerFault) {
+        // R-CLOSE-2: the first fault is the one that is told.
+        if self.closing.is_some() {
+            return;
+        }
+        let text = fault.to_string();
+        self.closing = Some((u64::from(ReasonCode::Protocol as u8), text));
+        self.wants |= say::CLOSE;
+        self.peer_fault = Some(fault);
+    }
+
+    /// Payload arrived on a path: is it another one than before?
+    pub(crate) fn note_payload(&mut self, now: Time, slot: usize) {
+        let path = self.paths.at(slot);
+        let (id, link, beside) = (path.id, path.addresses.link, path.beside_another);
+        let used = ActivePath {
+            path: id,
+            link,
+            at: now,
+            gap: None,
+        };
+        match &mut self.active_path {
+            Some(before) if before.path == id => {}
+            Some(before)
+                if now.since(before.at) < SWITCHED_AFTER
+                    && self
+                        .paths
+                        .get(before.path)
+                        .is_some_and(|p| p.status == PathStatus::Available) =>
+            {
+                // Perhaps both carry, side by side.
+                let gap = now.since(before.at);
+                before.gap.get_or_insert(gap);
+                return;
+            }
+            Some(before) => {
+                let (from, silence) = (before.link, now.since(before.at));
+                let silence = before.gap.unwrap_or(silence);
+                let kind = if beside {
+                    PathSwitchKind::MakeBeforeBreak
+                } else {
+                    PathSwitchKind::BreakBeforeMake
+                };
+                self.emit(SessionEvent::Switched {
+                    from: Some(from),
+                    to: link,
+                    kind,
+                    silence,
+                });
+            }
+            None => {}
+        }
+        self.active_path = Some(used);
+    }
+}

@@ -1,0 +1,65 @@
+//! Where the peer of a session is, for what travels beside the session: relayed packets go where its
+//! own would, and are believed from where its own are.
+//!
+//! A *way* is a link and an address: a path without its number.
+
+use d2tp_time::Time;
+use d2tp_wire::ReasonCode;
+
+use crate::path::{Addresses, LinkId, Path, PathState};
+use crate::session::{Role, Session};
+
+impl Path {
+    fn leads_from(&self, at: &Addresses) -> bool {
+        (self.addresses.link, self.addresses.remote) == (at.link, at.remote)
+    }
+
+    /// Its place was proved, and it answers.
+    fn is_sound(&self) -> bool {
+        self.validated && self.state == PathState::Active
+    }
+}
+
+impl Session {
+    /// Whether the peer is at the other end of this way: a path of the session is there, proved and
+    /// answering.
+    pub fn is_validated_at(&self, way: &Addresses) -> bool {
+        let mut paths = self.paths.iter();
+        paths.any(|p| p.is_sound() && p.leads_from(way))
+    }
+
+    /// The best way to the peer that costs nobody anything, if one answers.
+    pub fn best_peer_address(&self) -> Option<Addresses> {
+        let free = self.paths.iter().filter(|p| p.is_sound() && !p.gated);
+        free.min_by_key(|p| p.rank()).map(|p| p.addresses)
+    }
+
+    /// The way to the peer over one link, if it answers and costs nothing.
+    pub fn peer_address_over(&self, link: LinkId) -> Option<Addresses> {
+        let mut free = self.paths.iter().filter(|p| p.is_sound() && !p.gated);
+        free.find(|p| p.addresses.link == link).map(|p| p.addresses)
+    }
+
+    /// Paths that may be opened before the peer has issued further ids for them.
+    pub fn spare_paths(&self) -> usize {
+        self.spare.len()
+    }
+
+    /// Gives up the path over one way, whatever else its link carries. The peer hears so on another
+    /// (R-PATH-8).
+    pub fn abandon_path_at(&mut self, now: Time, way: &Addresses) {
+        if self.role == Role::Responder {
+            return;
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.at(now);
+        }
+        loop {
+            let slot = self.paths.iter().position(|p| p.leads_from(way));
+            let Some(slot) = slot else { break };
+            let path = self.remove_path(slot);
+            self.announce_gone(path);
+        }
+        self.suspend_if_idle(now, ReasonCode::NoPath);
+    }
+}

@@ -1,0 +1,70 @@
+//! Devices at the door of a server that has not read all its records yet: each waits until its own
+//! was looked for.
+//!
+//! ```text
+//!  SYN ─▶ known? ─▶ answered
+//!            └ no, and records are elsewhere ─▶ [ sought … ] ─▶ owner looks ─▶ adopt, go on
+//! ```
+//!
+//! To answer at once would be to take a sleeper for a new device, and so to drop its flows.
+
+use std::collections::VecDeque;
+
+use d2tp_seal::{PublicKey, Responder};
+use d2tp_wire::Cid;
+
+use crate::hibernated::InstanceKey;
+use crate::path::Addresses;
+use crate::syn::Syn;
+
+/// Devices that wait at once; more are not answered and knock again.
+pub const SOUGHT_MAX: usize = 256;
+
+/// A device whose record may be elsewhere, and its SYN.
+pub struct PendingLookup {
+    pub(crate) key: InstanceKey,
+    pub(crate) from: Addresses,
+    pub(crate) cid: Cid,
+    /// Bytes of its SYN.
+    pub(crate) len: usize,
+    pub(crate) syn: Syn,
+    pub(crate) responder: Responder,
+}
+
+impl PendingLookup {
+    /// Who it is.
+    pub fn peer(&self) -> PublicKey {
+        self.key.0
+    }
+    /// Its instance.
+    pub fn instance(&self) -> u64 {
+        self.key.1
+    }
+}
+
+impl std::fmt::Debug for PendingLookup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sought({:?}, {:#x})", self.key.0, self.key.1)
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct LookupQueue(VecDeque<PendingLookup>);
+
+impl LookupQueue {
+    /// One more waits. Of one instance only the newest SYN does: the device takes its answer
+    /// longest, and a replay is no newer.
+    pub(crate) fn push(&mut self, sought: PendingLookup) {
+        if let Some(waiting) = self.0.iter_mut().find(|s| s.key == sought.key) {
+            if waiting.syn.epoch < sought.syn.epoch {
+                *waiting = sought;
+            }
+        } else if self.0.len() < SOUGHT_MAX {
+            self.0.push_back(sought);
+        }
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<PendingLookup> {
+        self.0.pop_front()
+    }
+}
