@@ -169,8 +169,8 @@ mod tests {
 
     fn looked(periods: ScanPeriods, seconds: u64) -> WakePlanner {
         let mut planner = WakePlanner::new(periods);
-        lock.on_scan(at(seconds));
-        lock
+        planner.on_scan(at(seconds));
+        planner
     }
 
     #[test]
@@ -179,28 +179,28 @@ mod tests {
             latest_start: Some(at(5)),
             ..WakeNeeds::default()
         };
-        let vigil = looked(ScanPeriods::DEFAULT, 0).plan(at(1), &idle, |_| 1.0);
-        assert_eq!(vigil, WakePlan::default());
+        let plan = looked(ScanPeriods::DEFAULT, 0).plan(at(1), &idle, |_| 1.0);
+        assert_eq!(plan, WakePlan::default());
     }
 
     #[test]
     fn only_a_flow_that_runs_holds_the_machine_awake() {
-        let lock = looked(ScanPeriods::DEFAULT, 0);
+        let planner = looked(ScanPeriods::DEFAULT, 0);
         for (waits, runs) in [(true, false), (false, true), (true, true)] {
             let standby = WakeNeeds {
                 waits,
                 runs,
                 ..WakeNeeds::default()
             };
-            let vigil = lock.plan(at(1), &standby, |_| 0.5);
-            assert_eq!((vigil.hold, vigil.scan_at.is_some()), (runs, waits));
+            let plan = planner.plan(at(1), &standby, |_| 0.5);
+            assert_eq!((plan.hold, plan.scan_at.is_some()), (runs, waits));
         }
     }
 
     #[test]
     fn the_next_look_is_when_it_is_worth_it() {
-        let lock = looked(ScanPeriods::DEFAULT, 0);
-        let look = |comes: &dyn Fn(Span) -> f64| lock.plan(at(0), &WAITS, comes).scan_at;
+        let planner = looked(ScanPeriods::DEFAULT, 0);
+        let look = |comes: &dyn Fn(Span) -> f64| planner.plan(at(0), &WAITS, comes).scan_at;
         assert_eq!(look(&|_| 0.9), Some(at(60)));
         assert_eq!(look(&|_| 0.0), Some(at(600)));
         // As much after four minutes: the first step beyond.
@@ -213,32 +213,38 @@ mod tests {
 
     #[test]
     fn a_period_counts_from_the_last_look_and_the_first_is_at_once() {
-        let lock = looked(ScanPeriods::fixed(Span::from_secs(120)), 100);
-        assert_eq!(lock.plan(at(130), &WAITS, |_| 0.0).scan_at, Some(at(220)));
-        assert_eq!(lock.plan(at(500), &WAITS, |_| 0.0).scan_at, Some(at(500)));
+        let planner = looked(ScanPeriods::fixed(Span::from_secs(120)), 100);
+        assert_eq!(
+            planner.plan(at(130), &WAITS, |_| 0.0).scan_at,
+            Some(at(220))
+        );
+        assert_eq!(
+            planner.plan(at(500), &WAITS, |_| 0.0).scan_at,
+            Some(at(500))
+        );
         let never = WakePlanner::new(ScanPeriods::DEFAULT);
         assert_eq!(never.plan(at(7), &WAITS, |_| 0.0).scan_at, Some(at(7)));
     }
 
     #[test]
     fn a_flow_that_must_begin_has_an_alarm_of_its_own_or_shares_one() {
-        let lock = looked(ScanPeriods::fixed(Span::from_secs(120)), 0);
-        let vigil = |start: u64| {
+        let planner = looked(ScanPeriods::fixed(Span::from_secs(120)), 0);
+        let plan = |start: u64| {
             let standby = WakeNeeds {
                 latest_start: Some(at(start)),
                 ..WAITS
             };
-            lock.plan(at(1), &standby, |_| 0.0)
+            planner.plan(at(1), &standby, |_| 0.0)
         };
         assert_eq!(
-            (vigil(90).scan_at, vigil(90).start_at),
+            (plan(90).scan_at, plan(90).start_at),
             (Some(at(120)), Some(at(90)))
         );
         assert_eq!(
-            (vigil(125).scan_at, vigil(125).start_at),
+            (plan(125).scan_at, plan(125).start_at),
             (Some(at(125)), Some(at(125)))
         );
-        assert_eq!(vigil(140).scan_at, Some(at(120)));
+        assert_eq!(plan(140).scan_at, Some(at(120)));
     }
 
     /// Looks at each alarm for so long, while a link that was there a minute ago does not come back.
@@ -256,15 +262,16 @@ mod tests {
             dark_since: dark.then_some(at(61)),
             ..WAITS
         };
-        let (mut lock, mut now, mut wakes) = (looked(ScanPeriods::DEFAULT, 61), at(61), Vec::new());
+        let (mut planner, mut now, mut wakes) =
+            (looked(ScanPeriods::DEFAULT, 61), at(61), Vec::new());
         loop {
-            let vigil = lock.plan(now, &standby, |span| link.returns_within(now, span));
-            now = vigil.scan_at.expect("it waits");
+            let plan = planner.plan(now, &standby, |span| link.returns_within(now, span));
+            now = plan.scan_at.expect("it waits");
             if now >= at(61 + hours * 3_600) {
                 return wakes;
             }
             wakes.push(now.since(Time::ZERO).as_millis() / 1_000);
-            lock.on_scan(now);
+            planner.on_scan(now);
         }
     }
 
