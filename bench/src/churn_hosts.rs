@@ -24,7 +24,7 @@ use d2tp_session::{
     Addresses, Admission, Endpoint, EndpointConfig, FlowId, FlowOptions, IncomingDatagram, LinkId,
     PublicKey, ReadOutcome, SecretKey, SessionEvent, SessionId, Time,
 };
-use d2tp_udp::{BindOptions, LinkSocket, RecvBatch, Transmit};
+use d2tp_udp::{BindOptions, LinkSocket, RecvBatch, UdpTransmit};
 
 use crate::churn_network::{address_of, host_at};
 use crate::churn_server;
@@ -362,7 +362,7 @@ impl Hosts {
         }
         let socket = &self.sockets[number as usize % self.sockets.len()];
         while let Some(transmit) = host.core.poll_transmit(now, &mut self.buffer) {
-            let sent = socket.try_send(&Transmit {
+            let sent = socket.try_send(&UdpTransmit {
                 dst: transmit.remote,
                 src_ip: Some(address_of(number).into()),
                 ecn: None,

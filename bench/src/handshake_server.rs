@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, EndpointConfig, Flow, FlowIo, Journal, RestOptions, Server, ServerOptions, Source,
+    Admission, EndpointConfig, Flow, FlowIo, HibernationOptions, Journal, SendSource, Server,
+    ServerOptions,
 };
 use d2tp_session::PublicKey;
 use serde::{Deserialize, Serialize};
@@ -80,7 +81,7 @@ pub struct Figures {
 
 struct Pattern(u64);
 
-impl Source for Pattern {
+impl SendSource for Pattern {
     fn poll_read_at(
         &self,
         _: &mut Context<'_>,
@@ -116,8 +117,8 @@ pub fn run(options: &Options) -> Result<()> {
                     ..EndpointConfig::default()
                 },
             },
-            RestOptions {
-                sleep_after: Some(Duration::from_millis(options.sleep_after_ms)),
+            HibernationOptions {
+                hibernate_after: Some(Duration::from_millis(options.sleep_after_ms)),
                 journal: Some(journal),
             },
         )?;
@@ -185,10 +186,10 @@ async fn attend(mut flow: Flow) -> Result<()> {
         }
     };
     let number = u64::from_be_bytes(memo[..].try_into().context("eight bytes")?);
-    flow.keep(memo);
+    flow.allow_hibernation(memo);
     let source = Arc::new(Pattern(number));
     if woke {
-        flow.send_source_again(source);
+        flow.resume_source(source);
     } else {
         flow.send_source(source);
     }

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use anyhow::Result;
 use bytes::Bytes;
-use d2tp_driver::{Batch, FlowKey, Journal, SessionKey, Stored, TICKET_SEED_NOTE};
+use d2tp_driver::{
+    Journal, JournalBatch, JournalFlowKey, JournalSessionKey, StoredRecord, TICKET_SEED_NOTE,
+};
 use d2tp_session::{PublicKey, Role};
 
 use crate::handshake_hosts::{TICKET_SEED, flow_id, key_of, record_of};
@@ -19,24 +21,28 @@ const BATCH: u64 = 50_000;
 /// The disk.
 pub fn fill(path: &Path, hosts: std::ops::Range<u64>) -> Result<()> {
     let journal = Journal::open(path)?;
-    let mut seed = Batch::default();
+    let mut seed = JournalBatch::default();
     let made_of = Bytes::from_static(&TICKET_SEED);
     seed.notes.insert(TICKET_SEED_NOTE.into(), Some(made_of));
     journal.commit(&seed)?;
     let mut next = hosts.start;
     while next < hosts.end {
         let end = (next + BATCH).min(hosts.end);
-        let mut batch = Batch::default();
+        let mut batch = JournalBatch::default();
         for (number, peer) in publics(next..end) {
-            let session = SessionKey {
+            let session = JournalSessionKey {
                 peer,
                 instance: number,
             };
             let record = record_of(Role::Responder, peer, number).encode();
-            batch.sessions.insert(session, Some(Stored::now(record)));
+            batch
+                .sessions
+                .insert(session, Some(StoredRecord::now(record)));
             let flow = flow_id();
             let memo = Bytes::copy_from_slice(&number.to_be_bytes());
-            batch.memos.insert(FlowKey { session, flow }, Some(memo));
+            batch
+                .memos
+                .insert(JournalFlowKey { session, flow }, Some(memo));
         }
         journal.commit(&batch)?;
         next = end;

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use d2tp_driver::{
-    Device, DeviceOptions, EndpointConfig, FlowSettings, GivenLink, GivenLinks, LinkUse, SecretKey,
-    ServerAddress,
+    Device, DeviceOptions, EndpointConfig, FlowSettings, LinkUse, ProvidedLink, ProvidedLinks,
+    SecretKey, ServerAddress,
 };
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -266,7 +266,7 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let links = GivenLinks::new();
+        let links = ProvidedLinks::new();
         let options = DeviceOptions {
             server: ServerAddress {
                 host: args.server.ip().to_string(),
@@ -276,9 +276,9 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
             key: SecretKey::from_bytes([7; 32]),
             config: EndpointConfig::default(),
         };
-        let mut device = Device::attached_by(options, links.clone()).await?;
-        device.follow(links.subscribe(), |_| LinkUse::Free);
-        links.give(GivenLink::new("wifi", args.server.ip()));
+        let mut device = Device::with_attach(options, links.clone()).await?;
+        device.follow_links(links.subscribe(), |_| LinkUse::Free);
+        links.add(ProvidedLink::new("wifi", args.server.ip()));
         let mut flow = device.open(FlowSettings {
             within: Some(Duration::from_secs(6 * 3600)),
             reachable: args.case == Case::Reachable,
@@ -298,7 +298,7 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
                 flow.shutdown().await?;
                 let mut first = [0; 64];
                 flow.read_exact(&mut first).await?;
-                links.take("wifi");
+                links.remove("wifi");
             }
         }
         println!("quiet");

@@ -42,8 +42,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use d2tp_driver::{SecretKey, ServerAddress};
-use d2tp_links::{ClassRules, Judge, Kind as LinkKind, Link, LinkMonitor, NetworkRules};
-use d2tp_power::Linux;
+use d2tp_links::{ClassRules, CostResolver, Link, LinkKind, LinkMonitor, NetworkRules};
+use d2tp_power::LinuxMachine;
 use serde_json::Value;
 use tokio::net::UnixListener;
 use tokio::sync::{broadcast, watch};
@@ -175,11 +175,11 @@ pub async fn run(
     };
     let (listener, _lock) = listen(&path)?;
     let manager = settings::manager().await;
-    let judge = Judge {
+    let judge = CostResolver {
         flags: options.flags,
         rules: options.rules.clone(),
     };
-    let (_, monitor) = LinkMonitor::start_beside(judge, manager.clone()).await?;
+    let (_, monitor) = LinkMonitor::start_with(judge, manager.clone()).await?;
     let (atlas, kept) = Atlas::load();
     let dispatcher = Dispatcher::new(options.scheduler);
     let (notices, inbox) = Notices::new();
@@ -223,7 +223,7 @@ pub async fn run(
     local
         .run_until(async {
             tokio::task::spawn_local(agent.clone().watch_links());
-            match Linux::open().await {
+            match LinuxMachine::open().await {
                 Ok(machine) => {
                     let periods = vigil::periods(options.look_every);
                     tokio::task::spawn_local(vigil::keep(agent.clone(), machine, periods));

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use d2tp_links::{ClassRules, Judge, LinkMonitor, NetworkManager, NetworkRules};
+use d2tp_links::{ClassRules, CostResolver, LinkMonitor, NetworkManager, NetworkRules};
 
 /// The system's bus answers within this, or counts as not there.
 const BUS_ANSWERS: Duration = Duration::from_secs(5); // a guess: a machine that starts
@@ -77,8 +77,8 @@ pub async fn watch(
 ) -> anyhow::Result<(LinkMonitor, Option<NetworkManager>)> {
     let rules = rules(file)?;
     let manager = manager().await;
-    let judge = Judge { flags, rules };
-    let (_, monitor) = LinkMonitor::start_beside(judge, manager.clone()).await?;
+    let judge = CostResolver { flags, rules };
+    let (_, monitor) = LinkMonitor::start_with(judge, manager.clone()).await?;
     Ok((monitor, manager))
 }
 

@@ -11,7 +11,9 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Stdio;
 
-use d2tp_sockets::{Connection, Persist, Settings, Stream, Token, asynchronous};
+use d2tp_sockets::{
+    ConnectSettings, ConnectionPersist, ConnectionToken, D2tpConnection, D2tpStream, asynchronous,
+};
 use get_rig::PATIENCE;
 use nix::sys::signal::{Signal, kill};
 use support::{C, Server, examples};
@@ -133,13 +135,13 @@ fn the_program_in_rust() {
     }
 }
 
-fn not_reopened(token: &Token) -> std::io::Error {
-    Stream::reopen(token).expect_err("it is not to be had")
+fn not_reopened(token: &ConnectionToken) -> std::io::Error {
+    D2tpStream::reopen(token).expect_err("it is not to be had")
 }
 
 fn keep(server: &str, file: &str) {
-    let settings = Settings {
-        persist: Persist::Open,
+    let settings = ConnectSettings {
+        persist: ConnectionPersist::Open,
         ..Default::default()
     };
     let mut stream = settings.connect(server).expect("a connection");
@@ -160,8 +162,8 @@ fn keep(server: &str, file: &str) {
 
 async fn again(file: &str) {
     let token = std::fs::read(file).expect("a file");
-    let token = Token::try_from(&token[..]).expect("a token");
-    let mut stream = asynchronous::Stream::reopen(&token)
+    let token = ConnectionToken::try_from(&token[..]).expect("a token");
+    let mut stream = asynchronous::AsyncStream::reopen(&token)
         .await
         .expect("it stays");
     assert_eq!(stream.token().expect("it is asked"), Some(token.clone()));

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use d2tp_driver::Source;
+use d2tp_driver::SendSource;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{StatusCode, Version};
 
@@ -96,7 +96,7 @@ impl AnswerSource {
     }
 }
 
-impl Source for AnswerSource {
+impl SendSource for AnswerSource {
     fn poll_read_at(
         &self,
         cx: &mut Context<'_>,

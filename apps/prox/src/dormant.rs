@@ -1,6 +1,6 @@
 //! Flows that sleep, as the proxy sees them: a memo each, and the copies they will go on reading.
 //!
-//! A memo is what [`d2tp_driver::FlowIo::keep`] keeps: which copy, which part of it, and the head
+//! A memo is what [`d2tp_driver::FlowIo::allow_hibernation`] keeps: which copy, which part of it, and the head
 //! that was sent before it, byte for byte, since the flow's offsets count it.
 
 use std::collections::HashMap;

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_driver::{FlowIo, Source};
+use d2tp_driver::{FlowIo, SendSource};
 use tokio::time::Instant;
 
 use crate::answer::{self, AnswerSource, Served};
@@ -347,9 +347,9 @@ pub(crate) async fn send<F: FlowIo>(
     let slept = keeping == Keeping::Kept;
     let mut kept = keeping != Keeping::New;
     if slept {
-        flow.send_source_again(source.clone() as Arc<dyn Source>);
+        flow.resume_source(source.clone() as Arc<dyn SendSource>);
     } else {
-        flow.send_source(source.clone() as Arc<dyn Source>);
+        flow.send_source(source.clone() as Arc<dyn SendSource>);
     }
     let memo = Memo {
         copy: copy.map(|(copy, _)| copy.id),
@@ -384,7 +384,7 @@ pub(crate) async fn send<F: FlowIo>(
             cause = &mut failed => break Outcome::Reset(cause),
             () = &mut stored, if !kept => {
                 kept = true;
-                flow.keep(memo.encode());
+                flow.allow_hibernation(memo.encode());
             }
         }
     };

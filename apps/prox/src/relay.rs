@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use d2tp_driver::{
-    Admission, CallNews, FlowIo, Hosting, Listening, PublicKey, Relay, RelayFault, RelayLimits,
-    RelayRefusal,
+    Admission, CallEvent, DeviceRelays, FlowIo, IncomingCalls, PublicKey, RelayError, RelayHandle,
+    RelayLimits, RelayRefusal,
 };
 use tokio::io::AsyncWriteExt;
 
@@ -41,13 +41,13 @@ impl ProxConfig {
     }
 }
 
-impl From<RelayFault> for Refusal {
-    fn from(fault: RelayFault) -> Refusal {
+impl From<RelayError> for Refusal {
+    fn from(fault: RelayError) -> Refusal {
         match fault {
-            RelayFault::Refused(RelayRefusal::NobodyListens) => Refusal::NobodyListens,
-            RelayFault::Refused(RelayRefusal::NoSession) => Refusal::Stopping,
-            RelayFault::Refused(full) => Refusal::RelaysFull(full.to_string()),
-            RelayFault::Socket(error) => Refusal::RelayFailed(error.to_string()),
+            RelayError::Refused(RelayRefusal::NobodyListens) => Refusal::NobodyListens,
+            RelayError::Refused(RelayRefusal::NoSession) => Refusal::Stopping,
+            RelayError::Refused(full) => Refusal::RelaysFull(full.to_string()),
+            RelayError::Socket(error) => Refusal::RelayFailed(error.to_string()),
         }
     }
 }
@@ -102,26 +102,26 @@ pub(crate) async fn listen<F: FlowIo>(
     }
 }
 
-fn hosting<F: FlowIo>(flow: &F, prox: &Prox) -> Result<Hosting, Refusal> {
+fn hosting<F: FlowIo>(flow: &F, prox: &Prox) -> Result<DeviceRelays, Refusal> {
     // A client without D2TP has no session whose places could be proved.
     let hosting = flow.relays().filter(|_| prox.config.relay);
     hosting.ok_or(Refusal::NoRelay)
 }
 
 async fn open(
-    hosting: Result<Hosting, Refusal>,
+    hosting: Result<DeviceRelays, Refusal>,
     prox: &Prox,
     to: &Relayed,
-) -> Result<(Hosting, Relay), Refusal> {
+) -> Result<(DeviceRelays, RelayHandle), Refusal> {
     let hosting = hosting?;
     let relay = match to {
-        Relayed::Device(key) => hosting.call(*key)?,
+        Relayed::Device(key) => hosting.relay_to_device(*key)?,
         // R-RELAY-6
         Relayed::Origin(target) => {
             let upstream = &prox.upstream;
             let (filter, resolver) = (&upstream.filter, &*upstream.resolver);
             let found = allowed(target, filter, resolver, upstream.dns_timeout).await?;
-            hosting.reach(SocketAddr::new(found[0], target.port()))?
+            hosting.relay_to_address(SocketAddr::new(found[0], target.port()))?
         }
     };
     Ok((hosting, relay))
@@ -133,9 +133,9 @@ async fn attend<F: FlowIo>(
     prox: &Arc<Prox>,
     watch: &mut Watch,
     record: &mut Record,
-    mut hosting: Hosting,
+    mut hosting: DeviceRelays,
     head: String,
-    mut listening: Option<Listening>,
+    mut listening: Option<IncomingCalls>,
 ) -> Outcome {
     record.status = Some(200);
     record.served = Served::Relay;
@@ -143,7 +143,7 @@ async fn attend<F: FlowIo>(
     let mut lines = head;
     let mut unheard = BytesMut::new();
     loop {
-        let places = hosting.places();
+        let places = hosting.observed_addresses();
         for (path, at) in places
             .iter()
             .filter(|(path, at)| told.get(path) != Some(at))
@@ -169,12 +169,12 @@ async fn attend<F: FlowIo>(
                 Ok(_) => unheard.clear(),
                 Err(gone) => return early(gone),
             },
-            () = hosting.moved() => {}
+            () = hosting.addresses_changed() => {}
             news = news => match news {
-                Some(CallNews::Call(relay, caller)) => {
+                Some(CallEvent::Call(relay, caller)) => {
                     lines += &format!("call {relay} {}\n", show_key(&caller));
                 }
-                Some(CallNews::HungUp(relay)) => lines += &format!("hung-up {relay}\n"),
+                Some(CallEvent::HungUp(relay)) => lines += &format!("hung-up {relay}\n"),
                 // It listens by another flow now.
                 None => break,
             },

@@ -17,7 +17,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use d2tp_driver::{FlowIo, HostKey, Source};
+use d2tp_driver::{FlowIo, HostKey, SendSource};
 use d2tp_tcp::multipath;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -33,7 +33,7 @@ pub struct StreamFlow {
     stream: TcpStream,
     id: u64,
     peer: HostKey,
-    source: Option<Arc<dyn Source>>,
+    source: Option<Arc<dyn SendSource>>,
     offset: u64,
     /// Read from the source, not written yet.
     piece: Bytes,
@@ -144,7 +144,7 @@ impl FlowIo for StreamFlow {
         None
     }
 
-    fn send_source(&mut self, source: Arc<dyn Source>) {
+    fn send_source(&mut self, source: Arc<dyn SendSource>) {
         self.source = Some(source);
     }
 

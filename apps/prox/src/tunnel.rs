@@ -44,7 +44,7 @@ pub(crate) async fn serve<F: FlowIo>(
         stream: origin,
         traffic: traffic.clone(),
     };
-    let unwanted = flow.unwanted();
+    let unwanted = flow.peer_stopped_check();
     let copied = {
         let copying = async {
             flow.write_all(tunnel_open()).await?;

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{Batch, HostKey, Journal, JournalError};
+use d2tp_driver::{HostKey, Journal, JournalBatch, JournalError};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -75,7 +75,7 @@ pub(crate) struct Vault {
 
 #[derive(Debug, Default)]
 struct Queue {
-    batch: Batch,
+    batch: JournalBatch,
     waiting: Vec<oneshot::Sender<()>>,
 }
 
@@ -140,9 +140,9 @@ impl Vault {
         told
     }
 
-    fn put_back(&self, batch: Batch, waiting: Vec<oneshot::Sender<()>>) {
+    fn put_back(&self, batch: JournalBatch, waiting: Vec<oneshot::Sender<()>>) {
         let mut queue = self.queue.lock();
-        queue.batch.put_under(batch);
+        queue.batch.merge_older(batch);
         queue.waiting.extend(waiting);
     }
 

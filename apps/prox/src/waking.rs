@@ -177,7 +177,7 @@ impl Prox {
 
     /// Frees what flows held that are over while they sleep, until the server stops.
     pub async fn follow(self: Arc<Prox>, server: Arc<Server>) {
-        while let Some((client, memo)) = server.lapsed().await {
+        while let Some((client, memo)) = server.next_expired().await {
             self.lapse(client, &memo);
         }
     }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use d2tp_driver::{Asleep, FORGOTTEN, FlowEnd, FlowIo};
+use d2tp_driver::{FORGOTTEN, FlowEnd, FlowHibernated, FlowIo};
 use tokio::io::{AsyncReadExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -33,7 +33,7 @@ pub(crate) enum Gone {
 }
 
 fn is_asleep(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|e| e.is::<Asleep>())
+    error.get_ref().is_some_and(|e| e.is::<FlowHibernated>())
 }
 
 fn is_forgotten(error: &io::Error) -> bool {

@@ -11,15 +11,15 @@ use std::sync::Arc;
 
 use cedos_prox::{Prox, ProxConfig, Resolve, serve};
 use d2tp_driver::{Admission, EndpointConfig, SecretKey, Server, ServerOptions};
-use d2tp_sockets::{Listener, Stream};
+use d2tp_sockets::{D2tpListener, D2tpStream};
 use futures_util::future::BoxFuture;
 use support::{examples, told};
 
 /// A D2TP server that says everything back; its address.
 fn echoes() -> String {
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = D2tpListener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.address().unwrap();
-    let echo = |mut stream: Stream| -> io::Result<()> {
+    let echo = |mut stream: D2tpStream| -> io::Result<()> {
         let mut back = stream.try_clone()?;
         io::copy(&mut stream, &mut back)?;
         back.shutdown(Shutdown::Write)

@@ -8,8 +8,8 @@ use std::time::Duration;
 use cedos_prox::{Prox, ProxConfig, serve};
 use d2tp_driver::{
     Admission, CallError, Device, DeviceOptions, EndpointConfig, Flow, FlowIo, FlowSettings,
-    GivenLink, GivenLinks, LinkUse, Listener, Peer, PublicKey, RelayId, SecretKey, Server,
-    ServerAddress, ServerOptions,
+    LinkUse, Peer, PeerListener, ProvidedLink, ProvidedLinks, PublicKey, RelayId, SecretKey,
+    Server, ServerAddress, ServerOptions,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -67,16 +67,16 @@ fn proxy(set: impl FnOnce(&mut ProxConfig)) -> ServerAddress {
 }
 
 /// A device on one link, at `127.0.0.n`.
-async fn device(n: u8, proxy: &ServerAddress) -> (Device, Arc<GivenLinks>) {
-    let links = GivenLinks::new();
+async fn device(n: u8, proxy: &ServerAddress) -> (Device, Arc<ProvidedLinks>) {
+    let links = ProvidedLinks::new();
     let options = DeviceOptions {
         server: proxy.clone(),
         key: key(n),
         config: EndpointConfig::default(),
     };
-    let mut device = Device::attached_by(options, links.clone()).await.unwrap();
-    device.follow(links.subscribe(), |_| LinkUse::Free);
-    links.give(GivenLink::new("net", Ipv4Addr::new(127, 0, 0, n).into()));
+    let mut device = Device::with_attach(options, links.clone()).await.unwrap();
+    device.follow_links(links.subscribe(), |_| LinkUse::Free);
+    links.add(ProvidedLink::new("net", Ipv4Addr::new(127, 0, 0, n).into()));
     (device, links)
 }
 
@@ -89,7 +89,7 @@ async fn answer(mut flow: Flow) {
     let _ = std::future::poll_fn(|cx| flow.poll_finished(cx)).await;
 }
 
-fn answering(listener: Listener) {
+fn answering(listener: PeerListener) {
     tokio::spawn(async move {
         while let Some(flow) = listener.accept().await {
             tokio::spawn(answer(flow));
@@ -156,11 +156,11 @@ async fn when_both_devices_move_at_once_the_relay_keeps_their_session() {
     flow.shutdown().await.unwrap();
     let mut got = vec![0; 100_000];
     within(flow.read_exact(&mut got)).await.unwrap();
-    callee_links.take("net");
-    caller_links.take("net");
+    callee_links.remove("net");
+    caller_links.remove("net");
     until("nothing is left", || peer.paths().is_empty()).await;
-    callee_links.give(GivenLink::new("net", [127, 0, 0, 12].into()));
-    caller_links.give(GivenLink::new("net", [127, 0, 0, 13].into()));
+    callee_links.add(ProvidedLink::new("net", [127, 0, 0, 12].into()));
+    caller_links.add(ProvidedLink::new("net", [127, 0, 0, 13].into()));
     within(flow.read_to_end(&mut got)).await.unwrap();
     assert_eq!(got.len() as u64, SIZE);
     assert!((0..SIZE).zip(&got).all(|(i, b)| content(i) == *b));
@@ -232,7 +232,7 @@ async fn an_origin_that_only_the_proxy_reaches_is_spoken_to_through_the_relay() 
         port: wall.port(),
         ..at(&origin)
     };
-    let peer = within(device.reach(&address)).await.unwrap();
+    let peer = within(device.connect_origin(&address)).await.unwrap();
     fetch(&peer, SIZE).await;
     let (direct, relayed) = payload(&peer);
     assert!(direct == 0 && relayed >= SIZE, "{direct} and {relayed}");
@@ -249,7 +249,7 @@ async fn an_origin_that_can_be_reached_is_spoken_to_directly_and_the_relay_is_le
         }
     });
     let (device, _links) = device(3, &proxy).await;
-    let peer = within(device.reach(&at(&origin))).await.unwrap();
+    let peer = within(device.connect_origin(&at(&origin))).await.unwrap();
     fetch(&peer, 1000).await;
     until("a direct path", || peer.is_direct()).await;
     fetch(&peer, SIZE).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cedos_prox::{Prox, ProxConfig, serve};
 use d2tp_driver::{Admission, EndpointConfig, SecretKey, Server, ServerOptions};
-use d2tp_sockets::{Settings, Stream};
+use d2tp_sockets::{ConnectSettings, D2tpStream};
 
 const BYTES: usize = 3_000_000;
 
@@ -46,8 +46,8 @@ fn proxy(allow_private: bool) -> String {
     address.recv().unwrap()
 }
 
-fn through(proxy: &str) -> Settings {
-    Settings {
+fn through(proxy: &str) -> ConnectSettings {
+    ConnectSettings {
         proxy: Some(proxy.to_owned()),
         deadline: Some(Duration::from_secs(120)),
         ..Default::default()
@@ -87,7 +87,7 @@ fn a_program_reaches_a_tcp_server_by_sockets_through_the_proxy() {
     let sent = content();
     let writing = (stream.try_clone().unwrap(), sent.clone());
     let writer = std::thread::spawn(move || {
-        let (mut stream, sent): (Stream, Vec<u8>) = writing;
+        let (mut stream, sent): (D2tpStream, Vec<u8>) = writing;
         stream.write_all(&sent).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
     });

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::Result;
-use d2tp_sockets::{Listener, Stream};
+use d2tp_sockets::{D2tpListener, D2tpStream};
 
 use super::{CALL_BYTES, Peer};
 use crate::meter::Meter;
@@ -26,7 +26,7 @@ impl Peer for D2tpSockets {
         meter: &Arc<Meter>,
         ready: &mut dyn FnMut(Card) -> Result<()>,
     ) -> Result<()> {
-        let listener = Listener::bind((address, 0).into())?;
+        let listener = D2tpListener::bind((address, 0).into())?;
         ready(Card {
             address: listener.local_addr()?,
             identity: listener.address()?.into_bytes(),
@@ -44,7 +44,7 @@ impl Peer for D2tpSockets {
     }
 
     fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
-        let mut stream = Stream::connect(std::str::from_utf8(&card.identity)?)?;
+        let mut stream = D2tpStream::connect(std::str::from_utf8(&card.identity)?)?;
         let payload = vec![0x5a; CALL_BYTES];
         while !meter.is_over() {
             match stream.write(&payload) {

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use d2tp_session::{DrwaLambda, Time};
-use d2tp_tcp::Clamp;
+use d2tp_tcp::WindowClamp;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::{CALL_BYTES, Peer};
@@ -178,8 +178,8 @@ impl Peer for Tcp {
 /// Moves the window clamp of a socket until nothing more comes.
 fn hold(socket: TcpStream) {
     let begun = Instant::now();
-    let mut clamp = Clamp::new(DrwaLambda::default());
-    while let Ok(Some(again)) = clamp.look(socket.as_fd(), Time::ZERO + begun.elapsed().into()) {
+    let mut clamp = WindowClamp::new(DrwaLambda::default());
+    while let Ok(Some(again)) = clamp.update(socket.as_fd(), Time::ZERO + begun.elapsed().into()) {
         std::thread::sleep(again.into());
     }
 }

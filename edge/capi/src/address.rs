@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use d2tp_driver::{PublicKey, ServerAddress};
 use libc::{c_int, c_void, sa_family_t, sockaddr_in, sockaddr_in6, socklen_t};
 
-use crate::errno::{Answer, Errno};
+use crate::errno::{CallResult, Errno};
 use crate::memory;
 
 /// The address family of names with keys. Not one of the kernel's, which end below 64.
@@ -31,7 +31,7 @@ pub struct SockaddrD2tp {
 
 /// Where a socket leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Name {
+pub(crate) enum SocketName {
     /// An address.
     Ip(SocketAddr),
     /// A name; with a key, of a D2TP server.
@@ -42,9 +42,13 @@ pub(crate) enum Name {
     },
 }
 
-impl Name {
+impl SocketName {
     /// Reads what a program points at, for a socket of `domain`.
-    pub(crate) fn read(from: *const c_void, len: socklen_t, domain: c_int) -> Answer<Name> {
+    pub(crate) fn read(
+        from: *const c_void,
+        len: socklen_t,
+        domain: c_int,
+    ) -> CallResult<SocketName> {
         let len = len as usize;
         if !(size_of::<sa_family_t>()..=size_of::<libc::sockaddr_storage>()).contains(&len) {
             return Err(Errno(libc::EINVAL));
@@ -67,12 +71,12 @@ impl Name {
         Ok(match family {
             libc::AF_INET => {
                 let ip: [u8; 4] = bytes[4..8].try_into().expect("four bytes");
-                Name::Ip((Ipv4Addr::from(ip), port).into())
+                SocketName::Ip((Ipv4Addr::from(ip), port).into())
             }
             libc::AF_INET6 => {
                 let ip: [u8; 16] = bytes[8..24].try_into().expect("sixteen bytes");
                 let scope = u32::from_ne_bytes(bytes[24..28].try_into().expect("four bytes"));
-                Name::Ip(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope).into())
+                SocketName::Ip(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope).into())
             }
             _ => {
                 let key: [u8; 32] = bytes[4..36].try_into().expect("thirty-two bytes");
@@ -80,7 +84,7 @@ impl Name {
                 let end = host.iter().position(|b| *b == 0);
                 let host = end.and_then(|end| std::str::from_utf8(&host[..end]).ok());
                 let host = host.filter(|host| !host.is_empty());
-                Name::Host {
+                SocketName::Host {
                     host: host.ok_or(Errno(libc::EINVAL))?.to_owned(),
                     port,
                     key: (key != [0; 32]).then_some(PublicKey(key)),
@@ -90,20 +94,20 @@ impl Name {
     }
 
     /// Where an agent called: through the proxy to `target`, or to a server.
-    pub(crate) fn of_call(server: &str, target: Option<&str>) -> Option<Name> {
+    pub(crate) fn from_agent_call(server: &str, target: Option<&str>) -> Option<SocketName> {
         let Some(target) = target else {
             let server: ServerAddress = server.parse().ok()?;
-            return Some(Name::Host {
+            return Some(SocketName::Host {
                 host: server.host,
                 port: server.port,
                 key: Some(server.key),
             });
         };
         if let Ok(address) = target.parse() {
-            return Some(Name::Ip(address));
+            return Some(SocketName::Ip(address));
         }
         let (host, port) = target.rsplit_once(':')?;
-        Some(Name::Host {
+        Some(SocketName::Host {
             host: host.to_owned(),
             port: port.parse().ok()?,
             key: None,
@@ -114,7 +118,7 @@ impl Name {
     pub(crate) fn to_bytes(&self, domain: c_int) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(size_of::<SockaddrD2tp>());
         match self {
-            Name::Ip(address) => match (address.ip(), domain) {
+            SocketName::Ip(address) => match (address.ip(), domain) {
                 (IpAddr::V4(ip), d) if d != libc::AF_INET6 => {
                     bytes.extend((libc::AF_INET as sa_family_t).to_ne_bytes());
                     bytes.extend(address.port().to_be_bytes());
@@ -137,7 +141,7 @@ impl Name {
                     bytes.extend(scope.to_ne_bytes());
                 }
             },
-            Name::Host { host, port, key } => {
+            SocketName::Host { host, port, key } => {
                 bytes.extend((AF_D2TP as sa_family_t).to_ne_bytes());
                 bytes.extend(port.to_be_bytes());
                 bytes.extend(key.map_or([0; 32], |key| key.0));
@@ -151,17 +155,17 @@ impl Name {
     /// `host:port` as CONNECT wants it.
     pub(crate) fn authority(&self) -> String {
         match self {
-            Name::Ip(address) => unmapped(*address).to_string(),
-            Name::Host { host, port, .. } if host.contains(':') => format!("[{host}]:{port}"),
-            Name::Host { host, port, .. } => format!("{host}:{port}"),
+            SocketName::Ip(address) => unmapped(*address).to_string(),
+            SocketName::Host { host, port, .. } if host.contains(':') => format!("[{host}]:{port}"),
+            SocketName::Host { host, port, .. } => format!("{host}:{port}"),
         }
     }
 
     /// The D2TP server of this key there.
     pub(crate) fn server(&self, key: PublicKey) -> ServerAddress {
         let (host, port) = match self {
-            Name::Ip(address) => (unmapped(*address).ip().to_string(), address.port()),
-            Name::Host { host, port, .. } => (host.clone(), *port),
+            SocketName::Ip(address) => (unmapped(*address).ip().to_string(), address.port()),
+            SocketName::Host { host, port, .. } => (host.clone(), *port),
         };
         ServerAddress { host, port, key }
     }
@@ -188,9 +192,9 @@ fn unmapped(address: SocketAddr) -> SocketAddr {
 mod tests {
     use super::*;
 
-    fn back(name: &Name) -> Answer<Name> {
+    fn back(name: &SocketName) -> CallResult<SocketName> {
         let bytes = name.to_bytes(libc::AF_INET);
-        Name::read(
+        SocketName::read(
             bytes.as_ptr().cast(),
             bytes.len() as socklen_t,
             libc::AF_INET6,
@@ -200,11 +204,11 @@ mod tests {
     #[test]
     fn addresses_and_names_come_back() {
         for text in ["192.0.2.1:80", "[2001:db8::1]:443"] {
-            let name = Name::Ip(text.parse().unwrap());
+            let name = SocketName::Ip(text.parse().unwrap());
             assert_eq!(back(&name), Ok(name));
         }
         for key in [None, Some(PublicKey([7; 32]))] {
-            let name = Name::Host {
+            let name = SocketName::Host {
                 host: "h".repeat(HOST_BYTES_MAX),
                 port: 9,
                 key,
@@ -217,33 +221,37 @@ mod tests {
     #[test]
     fn where_an_agent_called_is_where_the_program_wanted() {
         let names = [
-            Name::Ip("192.0.2.1:80".parse().unwrap()),
-            Name::Ip("[2001:db8::1]:443".parse().unwrap()),
-            Name::Host {
+            SocketName::Ip("192.0.2.1:80".parse().unwrap()),
+            SocketName::Ip("[2001:db8::1]:443".parse().unwrap()),
+            SocketName::Host {
                 host: "example.org".into(),
                 port: 443,
                 key: None,
             },
         ];
         for name in names {
-            assert_eq!(Name::of_call("", Some(&name.authority())), Some(name));
+            assert_eq!(
+                SocketName::from_agent_call("", Some(&name.authority())),
+                Some(name)
+            );
         }
         let key = PublicKey([7; 32]);
-        let server = Name::Host {
+        let server = SocketName::Host {
             host: "example.org".into(),
             port: 4433,
             key: Some(key),
         };
         let text = server.server(key).to_string();
-        assert_eq!(Name::of_call(&text, None), Some(server));
-        assert_eq!(Name::of_call("nonsense", None), None);
+        assert_eq!(SocketName::from_agent_call(&text, None), Some(server));
+        assert_eq!(SocketName::from_agent_call("nonsense", None), None);
     }
 
     #[test]
     fn what_is_no_address_is_an_error_and_no_crash() {
-        let v4 = Name::Ip("192.0.2.1:80".parse().unwrap()).to_bytes(libc::AF_INET);
-        let read =
-            |from: *const u8, len: usize| Name::read(from.cast(), len as socklen_t, libc::AF_INET6);
+        let v4 = SocketName::Ip("192.0.2.1:80".parse().unwrap()).to_bytes(libc::AF_INET);
+        let read = |from: *const u8, len: usize| {
+            SocketName::read(from.cast(), len as socklen_t, libc::AF_INET6)
+        };
         assert_eq!(read(std::ptr::null(), 16), Err(Errno(libc::EFAULT)));
         assert_eq!(read(8 as *const u8, 16), Err(Errno(libc::EFAULT)));
         assert_eq!(read(v4.as_ptr(), 15), Err(Errno(libc::EINVAL)));
@@ -258,9 +266,9 @@ mod tests {
 
     #[test]
     fn an_ipv6_socket_hears_of_ipv4_addresses_as_mapped_ones() {
-        let name = Name::Ip("192.0.2.1:80".parse().unwrap());
+        let name = SocketName::Ip("192.0.2.1:80".parse().unwrap());
         let bytes = name.to_bytes(libc::AF_INET6);
-        let mapped = Name::read(
+        let mapped = SocketName::read(
             bytes.as_ptr().cast(),
             bytes.len() as socklen_t,
             libc::AF_INET6,

@@ -12,19 +12,19 @@
 //! each device. An end is announced by a flow, which then stays silent: its first line names the context
 //! of the datagrams, both ways, and its end is theirs.
 //!
-//! Where an agent of the user runs it has the socket named 127.1.x.y and the session ([`handed`]); heads are
+//! Where an agent of the user runs it has the socket named 127.1.x.y and the session ([`crate::agent_connection`]); heads are
 //! still read here, and their messages passed on.
 //!
 //! Nobody else can speak to either side: P is bound on every address by this user, the program's filter
 //! looks at the port, and the engine's sockets are connected.
 //!
-//! [`socket`] is the program's side and [`mark`] a head; [`client`] and [`hall`] begin and end what connects and
-//! what is bound, [`end`] carries, and this file finds the end that a message is for.
+//! [`socket`] is the program's side and [`message_head`] a head; [`client`] and [`server`] begin and end what connects and
+//! what is bound, [`peer`] carries, and this file finds the end that a message is for.
 
 mod client;
-mod end;
-mod hall;
-mod mark;
+mod message_head;
+mod peer;
+mod server;
 mod socket;
 
 use std::cell::{Cell, RefCell};
@@ -42,22 +42,24 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 
-use crate::carrier::Owner;
-use crate::errno::{Answer, Fault};
-use crate::handed::Handed;
-use crate::home::Home;
-use crate::options::{EXPIRY, Options};
-use crate::pump::Held;
+use crate::agent_carrier::SocketOwner;
+use crate::agent_connection::AgentConnection;
+use crate::engine_state::EngineState;
+use crate::errno::{CallResult, SocketFault};
+use crate::options::{EXPIRY, SocketOptions};
+use crate::pump::CarriedFlow;
 use crate::{pair, policy};
 
-pub(crate) use client::{Call, connect, no_proxy, open};
-pub(crate) use end::End;
-pub(crate) use hall::{bind, say_goodbye, unbind};
-pub(crate) use mark::{Mark, ROUTES};
-pub(crate) use socket::{Far, Grams, Ports, may_be, program_socket};
+pub(crate) use client::{DatagramCall, connect, no_proxy, open};
+pub(crate) use message_head::{MessageHead, ROUTES};
+pub(crate) use peer::DatagramPeer;
+pub(crate) use server::{bind, say_goodbye, unbind};
+pub(crate) use socket::{
+    AgentDatagramPeer, DatagramPorts, ProgramDatagrams, may_be_datagram_socket, program_socket,
+};
 use {
-    end::{carry, end_of, say_last, until_over},
-    hall::{Hall, hall_at},
+    peer::{carry, open_peer, send_remaining, until_over},
+    server::{DatagramServer, server_at},
     socket::is_bound,
 };
 
@@ -70,7 +72,7 @@ const MESSAGE_BYTES_MAX: usize = 65_536;
 
 /// What every session takes in one message, before its paths are known: of the least datagram that D2TP needs.
 pub(crate) const SURE_BYTES: usize = 1100;
-/// The names of far ends begin so ([`Home::name`]).
+/// The names of far ends begin so ([`EngineState::name`]).
 pub(crate) const NAMES: [u8; 2] = [127, 1];
 
 fn shared_socket(at: SocketAddrV4) -> io::Result<Socket> {
@@ -83,43 +85,43 @@ fn shared_socket(at: SocketAddrV4) -> io::Result<Socket> {
 
 /// Where a far end is.
 #[derive(Clone)]
-enum Place {
-    Here(Rc<End>),
+enum PeerCarrier {
+    Local(Rc<DatagramPeer>),
     /// At the agent.
-    There(Rc<Handed>),
+    Agent(Rc<AgentConnection>),
 }
 
-impl Place {
+impl PeerCarrier {
     fn send(&self, route: Option<PathSelection>, expiry: Option<Duration>, message: &[u8]) {
         match self {
-            Place::Here(end) => end.send(route, expiry, message),
-            Place::There(handed) => handed.pass(message, route, expiry),
+            PeerCarrier::Local(end) => end.send(route, expiry, message),
+            PeerCarrier::Agent(handed) => handed.send_datagram(message, route, expiry),
         }
     }
 }
 
 /// A message that waits for its end.
-struct Early {
-    said: Instant,
-    mark: Mark,
+struct EarlyDatagram {
+    received_at: Instant,
+    head: MessageHead,
     message: Bytes,
 }
 
 /// All datagram sockets' ends.
 #[derive(Default)]
-pub(crate) struct Desk {
-    ports: OnceLock<(Ports, Socket)>,
-    ends: RefCell<HashMap<(u16, Ipv4Addr), Place>>,
+pub(crate) struct DatagramRegistry {
+    ports: OnceLock<(DatagramPorts, Socket)>,
+    peers: RefCell<HashMap<(u16, Ipv4Addr), PeerCarrier>>,
     /// What was said before there was an end, where there will be one; the oldest first.
-    early: RefCell<HashMap<(u16, Ipv4Addr), VecDeque<Early>>>,
+    early: RefCell<HashMap<(u16, Ipv4Addr), VecDeque<EarlyDatagram>>>,
     /// Sockets that connect or are connected, by port: told when it is to be looked for them.
     clients: RefCell<HashMap<u16, (u64, Rc<Notify>)>>,
-    halls: RefCell<Vec<Rc<Hall>>>,
+    servers: RefCell<Vec<Rc<DatagramServer>>>,
 }
 
 /// The engine's ports, taken at the first datagram socket.
-pub(crate) fn ports(home: &Rc<Home>) -> Answer<Ports> {
-    if let Some((ports, _)) = home.desk.ports.get() {
+pub(crate) fn ports(home: &Rc<EngineState>) -> CallResult<DatagramPorts> {
+    if let Some((ports, _)) = home.datagrams.ports.get() {
         return Ok(*ports);
     }
     let reserved = shared_socket(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
@@ -132,17 +134,20 @@ pub(crate) fn ports(home: &Rc<Home>) -> Answer<Ports> {
     let plain = number(&reserved)?;
     let marked = Plain::bind((Ipv4Addr::LOCALHOST, 0))?;
     marked.set_nonblocking(true)?;
-    let ports = Ports {
+    let ports = DatagramPorts {
         plain,
-        marked: marked.local_addr()?.port(),
+        with_head: marked.local_addr()?.port(),
     };
-    tokio::task::spawn_local(sort(home.clone(), UdpSocket::from_std(marked)?));
-    let _ = home.desk.ports.set((ports, reserved));
+    tokio::task::spawn_local(dispatch_with_head(
+        home.clone(),
+        UdpSocket::from_std(marked)?,
+    ));
+    let _ = home.datagrams.ports.set((ports, reserved));
     Ok(ports)
 }
 
 /// Hands messages with a head to their ends.
-async fn sort(home: Rc<Home>, marked: UdpSocket) {
+async fn dispatch_with_head(home: Rc<EngineState>, marked: UdpSocket) {
     let mut buffer = vec![0; MESSAGE_BYTES_MAX];
     loop {
         let Ok((bytes, from)) = marked.recv_from(&mut buffer).await else {
@@ -150,43 +155,43 @@ async fn sort(home: Rc<Home>, marked: UdpSocket) {
             tokio::task::yield_now().await;
             continue;
         };
-        let Some((mark, message)) = Mark::read(&buffer[..bytes]) else {
+        let Some((mark, message)) = MessageHead::read(&buffer[..bytes]) else {
             continue;
         };
         if from.ip() != Ipv4Addr::LOCALHOST {
             continue;
         }
         let key = (from.port(), mark.name);
-        let end = home.desk.ends.borrow().get(&key).cloned();
+        let end = home.datagrams.peers.borrow().get(&key).cloned();
         match end {
             Some(place) => place.send(mark.route, mark.expiry, message),
-            None => home.desk.put_early(key, mark, message),
+            None => home.datagrams.put_early(key, mark, message),
         }
     }
 }
 
-impl Desk {
-    fn put_early(&self, key: (u16, Ipv4Addr), mark: Mark, message: &[u8]) {
+impl DatagramRegistry {
+    fn put_early(&self, key: (u16, Ipv4Addr), mark: MessageHead, message: &[u8]) {
         if let Some(early) = self.early.borrow_mut().get_mut(&key) {
             if early.len() == DATAGRAMS_MAX {
                 early.pop_front();
             }
-            early.push_back(Early {
-                said: Instant::now(),
-                mark,
+            early.push_back(EarlyDatagram {
+                received_at: Instant::now(),
+                head: mark,
                 message: Bytes::copy_from_slice(message),
             });
         }
     }
 
     /// The end is there, of a socket whose messages are worth so much.
-    fn begin(&self, key: (u16, Ipv4Addr), end: &Place, expiry: Duration) {
-        self.ends.borrow_mut().insert(key, end.clone());
+    fn begin(&self, key: (u16, Ipv4Addr), end: &PeerCarrier, expiry: Duration) {
+        self.peers.borrow_mut().insert(key, end.clone());
         let early = self.early.borrow_mut().remove(&key);
         for one in early.into_iter().flatten() {
-            let worth = one.mark.expiry.unwrap_or(expiry);
-            if let Some(left) = worth.checked_sub(one.said.elapsed()) {
-                end.send(one.mark.route, Some(left), &one.message);
+            let worth = one.head.expiry.unwrap_or(expiry);
+            if let Some(left) = worth.checked_sub(one.received_at.elapsed()) {
+                end.send(one.head.route, Some(left), &one.message);
             }
         }
     }
@@ -197,18 +202,19 @@ impl Desk {
     }
 
     /// Whether something waits for a session that is still worth saying.
-    pub(crate) fn owes(&self) -> bool {
-        let is_worth = |one: &Early| one.mark.expiry.unwrap_or(EXPIRY) > one.said.elapsed();
+    pub(crate) fn has_unsent(&self) -> bool {
+        let is_worth =
+            |one: &EarlyDatagram| one.head.expiry.unwrap_or(EXPIRY) > one.received_at.elapsed();
         self.early.borrow().values().flatten().any(is_worth)
     }
 }
 
 /// Takes a name for a far end of the program's socket at `port`, and its socket.
-fn take_name(home: &Home, port: u16, plain: u16) -> io::Result<(Ipv4Addr, UdpSocket)> {
+fn take_name(home: &EngineState, port: u16, plain: u16) -> io::Result<(Ipv4Addr, UdpSocket)> {
     // All of them, if need be.
     for _ in 0..=u16::MAX {
         let name = home.name();
-        if home.desk.ends.borrow().contains_key(&(port, name)) {
+        if home.datagrams.peers.borrow().contains_key(&(port, name)) {
             continue;
         }
         let socket = shared_socket(SocketAddrV4::new(name, plain))?;
@@ -219,13 +225,13 @@ fn take_name(home: &Home, port: u16, plain: u16) -> io::Result<(Ipv4Addr, UdpSoc
 }
 
 /// Carries a socket of another process until its flow is over; why it is, if the program did not close it.
-pub(crate) async fn serve_other(
-    home: &Home,
-    owner: &Owner,
-    held: &Rc<Held>,
+pub(crate) async fn carry_for_agent(
+    home: &EngineState,
+    owner: &SocketOwner,
+    held: &Rc<CarriedFlow>,
     context: u64,
-) -> Option<Fault> {
-    let (end, inbox) = match end_of(held, context) {
+) -> Option<SocketFault> {
+    let (end, inbox) = match open_peer(held, context) {
         Ok(begun) => begun,
         Err(fault) => return Some(fault),
     };
@@ -253,7 +259,7 @@ pub(crate) async fn serve_other(
         });
         let socket = match socket.transpose() {
             Ok(socket) => socket,
-            Err(error) => return Some(Fault::new(libc::EINVAL, error)),
+            Err(error) => return Some(SocketFault::new(libc::EINVAL, error)),
         };
         if let Some(socket) = &socket {
             tokio::select! {
@@ -261,30 +267,36 @@ pub(crate) async fn serve_other(
                 () = owner.gone() => {}
             }
         }
-        say_last(&end, socket.as_ref()).await;
+        send_remaining(&end, socket.as_ref()).await;
         None
     };
     let over = tokio::select! {
         over = served => over,
-        never = policy::watch_messages(home, held, &look) => never,
+        never = policy::watch_datagrams(home, held, &look) => never,
     };
-    policy::take_down_messages(home, held);
+    policy::account_datagrams(home, held);
     over
 }
 
 /// The program changed an option of its socket; the agent that is told, if there is one.
 pub(crate) fn on_options(
-    home: &Home,
+    home: &EngineState,
     port: u16,
     deadline_too: bool,
-    options: &Options,
-) -> Option<Rc<Handed>> {
-    for hall in home.desk.halls.borrow().iter().filter(|h| h.port == port) {
+    options: &SocketOptions,
+) -> Option<Rc<AgentConnection>> {
+    for hall in home
+        .datagrams
+        .servers
+        .borrow()
+        .iter()
+        .filter(|h| h.port == port)
+    {
         *hall.options.borrow_mut() = options.clone();
     }
-    for ((at, _), place) in home.desk.ends.borrow().iter() {
+    for ((at, _), place) in home.datagrams.peers.borrow().iter() {
         if *at == port
-            && let Place::Here(end) = place
+            && let PeerCarrier::Local(end) = place
         {
             if deadline_too {
                 end.held.flow.borrow().set_deadline(options.within());
@@ -293,26 +305,26 @@ pub(crate) fn on_options(
         }
     }
     let calls = home
-        .desk
+        .datagrams
         .clients
         .borrow()
         .get(&port)
         .map(|(serial, _)| *serial);
-    let handed = home.handed.borrow().get(&calls?).cloned()?;
+    let handed = home.agent_connections.borrow().get(&calls?).cloned()?;
     handed.change(options);
     Some(handed)
 }
 
 /// The program closed a socket, perhaps for the last time.
-pub(crate) async fn on_close(home: &Rc<Home>, port: u16) {
-    if let Some((_, look)) = home.desk.clients.borrow().get(&port) {
+pub(crate) async fn on_close(home: &Rc<EngineState>, port: u16) {
+    if let Some((_, look)) = home.datagrams.clients.borrow().get(&port) {
         look.notify_one();
     }
-    if let Some(hall) = hall_at(home, port) {
-        hall.look.notify_one();
+    if let Some(hall) = server_at(home, port) {
+        hall.recheck.notify_one();
         if !is_bound(port) {
             // Closed is all that ever happens to it.
-            let _ = hall.gone.acquire().await;
+            let _ = hall.freed.acquire().await;
         }
     }
 }

@@ -14,8 +14,8 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use d2tp_links::{Kind, NetworkManager};
-use d2tp_power::{Keeper, Linux, Notice};
+use d2tp_links::{LinkKind, NetworkManager};
+use d2tp_power::{LinuxMachine, PowerEvent, WakeController};
 use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlanner};
 use d2tp_time::{Span, Time};
 use libc::c_int;
@@ -23,8 +23,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::engine;
-use crate::errno::{Answer, Errno};
-use crate::home::Home;
+use crate::engine_state::EngineState;
+use crate::errno::{CallResult, Errno};
 use crate::options::since_boot;
 
 /// How often it is looked how sockets stand while there is one that the machine may be woken for.
@@ -61,7 +61,7 @@ pub(crate) fn is_held() -> bool {
 }
 
 /// Takes one; says how many there are now.
-pub(crate) fn acquire() -> Answer<c_int> {
+pub(crate) fn acquire() -> CallResult<c_int> {
     change(|held| {
         held.checked_add(1)
             .filter(|held| c_int::try_from(*held).is_ok())
@@ -70,7 +70,7 @@ pub(crate) fn acquire() -> Answer<c_int> {
 }
 
 /// Gives one back; says how many there are now.
-pub(crate) fn release() -> Answer<c_int> {
+pub(crate) fn release() -> CallResult<c_int> {
     change(|held| held.checked_sub(1)).map_err(|()| Errno(libc::EINVAL))
 }
 
@@ -85,12 +85,12 @@ fn change(to: impl Fn(u32) -> Option<u32>) -> Result<c_int, ()> {
         && let Some(engine) = engine::running()
     {
         // As it is by then: who takes and gives back at once is told the same twice.
-        engine.tell(|home| {
-            for handed in home.handed.borrow().values() {
-                handed.tell_dlock();
+        engine.post(|home| {
+            for handed in home.agent_connections.borrow().values() {
+                handed.send_dlock();
             }
-            home.standby.decide_anew();
-            home.standby.stirred.notify_one();
+            home.wake_registry.reconsider();
+            home.wake_registry.changed.notify_one();
         });
     }
     Ok(now as c_int)
@@ -98,7 +98,7 @@ fn change(to: impl Fn(u32) -> Option<u32>) -> Result<c_int, ()> {
 
 /// How a socket of this engine stands towards the machine's sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Stand {
+pub(crate) enum SocketWakeState {
     /// It has a link and does not move, or nothing is asked for.
     #[default]
     Rests,
@@ -111,30 +111,30 @@ pub(crate) enum Stand {
 
 /// All sockets of an engine that the machine may be woken for.
 #[derive(Default)]
-pub(crate) struct Stands {
-    all: RefCell<BTreeMap<u64, Stand>>,
+pub(crate) struct WakeRegistry {
+    all: RefCell<BTreeMap<u64, SocketWakeState>>,
     next: Cell<u64>,
-    stirred: Notify,
-    anew: Notify,
+    changed: Notify,
+    reconsider_notify: Notify,
 }
 
-impl Stands {
-    fn decide_anew(&self) {
-        self.anew.notify_waiters();
+impl WakeRegistry {
+    fn reconsider(&self) {
+        self.reconsider_notify.notify_waiters();
     }
 
     /// It is to be decided anew: the machine was asleep, or a D-Lock is taken or given back.
-    pub(crate) async fn stirs(&self) {
-        self.anew.notified().await;
+    pub(crate) async fn reconsidered(&self) {
+        self.reconsider_notify.notified().await;
     }
 
-    fn sum(&self) -> WakeNeeds {
+    fn wake_needs(&self) -> WakeNeeds {
         let mut sum = WakeNeeds::default();
         for stand in self.all.borrow().values() {
             match stand {
-                Stand::Rests => {}
-                Stand::Runs => sum.runs = true,
-                Stand::Waits { start } => {
+                SocketWakeState::Rests => {}
+                SocketWakeState::Runs => sum.runs = true,
+                SocketWakeState::Waits { start } => {
                     sum.waits = true;
                     let earlier = sum.latest_start.into_iter().chain(*start).min();
                     sum.latest_start = earlier;
@@ -146,20 +146,20 @@ impl Stands {
 }
 
 /// One of them, until it is dropped.
-pub(crate) struct Watched {
-    stands: Rc<Stands>,
+pub(crate) struct WakeEntry {
+    registry: Rc<WakeRegistry>,
     number: u64,
     /// Bytes, and when it last moved one, since a D-Lock is held.
     moved: Option<(u64, Option<Time>)>,
     lacks_since: Option<Time>,
 }
 
-impl Watched {
-    pub(crate) fn new(stands: &Rc<Stands>) -> Watched {
+impl WakeEntry {
+    pub(crate) fn new(stands: &Rc<WakeRegistry>) -> WakeEntry {
         let number = stands.next.get();
         stands.next.set(number + 1);
-        Watched {
-            stands: stands.clone(),
+        WakeEntry {
+            registry: stands.clone(),
             number,
             moved: None,
             lacks_since: None,
@@ -168,7 +168,7 @@ impl Watched {
 
     /// It has moved so many bytes, and `lacks` a link that it may use; `start`: when it must begin on one that costs.
     /// Nothing, where nothing is asked of the machine for it.
-    pub(crate) fn look(
+    pub(crate) fn update(
         &mut self,
         now: Time,
         moved: u64,
@@ -178,7 +178,7 @@ impl Watched {
         self.lacks_since = lacks.then(|| self.lacks_since.unwrap_or(now));
         if !is_held() {
             self.moved = None;
-            return self.set(Stand::Rests);
+            return self.set(SocketWakeState::Rests);
         }
         let moved_at = match self.moved {
             // Nobody saw when it moved what it has moved.
@@ -190,64 +190,70 @@ impl Watched {
         let waits = |since: Time| now.since(since) >= LACKS_FOR;
         let moves = moved_at.is_some_and(|at| now.since(at) < RUNS_WITHIN);
         let stand = match self.lacks_since {
-            Some(since) if waits(since) => Stand::Waits { start: start() },
-            None if moves => Stand::Runs,
-            Some(_) | None => Stand::Rests,
+            Some(since) if waits(since) => SocketWakeState::Waits { start: start() },
+            None if moves => SocketWakeState::Runs,
+            Some(_) | None => SocketWakeState::Rests,
         };
         self.set(stand);
     }
 
-    pub(crate) fn set(&self, stand: Stand) {
-        let before = self.stands.all.borrow_mut().insert(self.number, stand);
+    pub(crate) fn set(&self, stand: SocketWakeState) {
+        let before = self.registry.all.borrow_mut().insert(self.number, stand);
         if before.unwrap_or_default() != stand {
-            self.stands.stirred.notify_one();
+            self.registry.changed.notify_one();
         }
     }
 }
 
-impl Drop for Watched {
+impl Drop for WakeEntry {
     fn drop(&mut self) {
-        if self.stands.all.borrow_mut().remove(&self.number).is_some() {
-            self.stands.stirred.notify_one();
+        if self
+            .registry
+            .all
+            .borrow_mut()
+            .remove(&self.number)
+            .is_some()
+        {
+            self.registry.changed.notify_one();
         }
     }
 }
 
 /// Keeps watch for as long as the engine runs. A machine is asked for nothing before the first D-Lock.
-pub(crate) async fn keep(home: Rc<Home>) {
-    let stands = home.standby.clone();
+pub(crate) async fn run(home: Rc<EngineState>) {
+    let stands = home.wake_registry.clone();
     while !is_held() || stands.all.borrow().is_empty() {
-        stands.stirred.notified().await;
+        stands.changed.notified().await;
     }
     // No timers or no descriptors: nobody is woken.
-    let Ok(Ok(machine)) = timeout(BUS_ANSWERS, Linux::open()).await else {
+    let Ok(Ok(machine)) = timeout(BUS_ANSWERS, LinuxMachine::open()).await else {
         return;
     };
-    let mut keeper = Keeper::new(machine);
+    let mut keeper = WakeController::new(machine);
     let mut lock = WakePlanner::new(ScanPeriods::fixed(LOOK_EVERY));
     let mut waited = false;
     loop {
-        let standby = stands.sum();
+        let standby = stands.wake_needs();
         if standby.waits && !waited {
             lock.on_scan(now());
             look_for_links(&home).await;
         }
         waited = standby.waits;
         let vigil = lock.plan(now(), &standby, |_| 0.0);
-        let _ = timeout(BUS_ANSWERS, keeper.keep(now(), vigil, &why())).await;
+        let _ = timeout(BUS_ANSWERS, keeper.apply(now(), vigil, &why())).await;
         let is_idle = !standby.waits && !standby.runs;
         tokio::select! {
-            notice = keeper.next() => match notice {
-                Notice::Sleeps => {}
-                Notice::Rings(_) | Notice::Woke => {
-                    stands.decide_anew();
+            notice = keeper.next_event() => match notice {
+                PowerEvent::Suspending => {}
+                PowerEvent::AlarmFired(_) | PowerEvent::Resumed => {
+                    stands.reconsider();
                     if waited {
                         lock.on_scan(now());
                         look_for_links(&home).await;
                     }
                 }
             },
-            () = stands.stirred.notified() => {}
+            () = stands.changed.notified() => {}
             () = tokio::time::sleep(ASK_EVERY), if !is_idle => {}
         }
     }
@@ -262,14 +268,14 @@ fn why() -> String {
 }
 
 /// Tries every link at once, and has access points looked for.
-async fn look_for_links(home: &Home) {
+async fn look_for_links(home: &EngineState) {
     home.try_links();
     let Some(links) = home.links().await else {
         return;
     };
     let wireless: Vec<String> = {
         let links = links.borrow();
-        let wireless = links.iter().filter(|link| link.kind == Kind::Wifi);
+        let wireless = links.iter().filter(|link| link.kind == LinkKind::Wifi);
         wireless.map(|link| link.name.clone()).collect()
     };
     if wireless.is_empty() {
@@ -303,30 +309,30 @@ mod tests {
     // One test: the count is the process's.
     #[test]
     fn sockets_count_while_a_d_lock_is_held_and_as_they_stand() {
-        let stands: Rc<Stands> = Rc::default();
-        let (mut one, mut other) = (Watched::new(&stands), Watched::new(&stands));
+        let stands: Rc<WakeRegistry> = Rc::default();
+        let (mut one, mut other) = (WakeEntry::new(&stands), WakeEntry::new(&stands));
         let never = || unreachable!("nobody asks when a flow without a D-Lock must begin");
-        one.look(at(0), 10, true, never);
-        other.look(at(0), 10, true, never);
-        assert_eq!(stands.sum(), WakeNeeds::default());
+        one.update(at(0), 10, true, never);
+        other.update(at(0), 10, true, never);
+        assert_eq!(stands.wake_needs(), WakeNeeds::default());
         assert_eq!(release(), Err(Errno(libc::EINVAL)));
         assert_eq!(acquire(), Ok(1));
         assert!(is_held());
-        one.look(at(2), 10, true, || Some(at(50)));
-        other.look(at(2), 10, true, || Some(at(40)));
+        one.update(at(2), 10, true, || Some(at(50)));
+        other.update(at(2), 10, true, || Some(at(40)));
         let waits = WakeNeeds {
             waits: true,
             latest_start: Some(at(40)),
             ..WakeNeeds::default()
         };
-        assert_eq!(stands.sum(), waits);
+        assert_eq!(stands.wake_needs(), waits);
         drop(other);
-        one.look(at(3), 10, true, || None);
+        one.update(at(3), 10, true, || None);
         let waits = WakeNeeds {
             waits: true,
             ..WakeNeeds::default()
         };
-        assert_eq!(stands.sum(), waits);
+        assert_eq!(stands.wake_needs(), waits);
         // It has a link: it runs from when it moves until it has not for a while.
         let runs = WakeNeeds {
             runs: true,
@@ -338,17 +344,17 @@ mod tests {
             (34, 11, WakeNeeds::default()),
             (35, 12, runs),
         ] {
-            one.look(at(now), moved, false, || None);
-            assert_eq!(stands.sum(), is, "at {now} s");
+            one.update(at(now), moved, false, || None);
+            assert_eq!(stands.wake_needs(), is, "at {now} s");
         }
         assert_eq!(release(), Ok(0));
-        one.look(at(36), 13, false, || None);
-        assert_eq!(stands.sum(), WakeNeeds::default());
+        one.update(at(36), 13, false, || None);
+        assert_eq!(stands.wake_needs(), WakeNeeds::default());
         // What it moved before the next one does not count.
         assert_eq!(acquire(), Ok(1));
         for (now, moved, is) in [(37, 14, WakeNeeds::default()), (42, 15, runs)] {
-            one.look(at(now), moved, false, || None);
-            assert_eq!(stands.sum(), is, "at {now} s");
+            one.update(at(now), moved, false, || None);
+            assert_eq!(stands.wake_needs(), is, "at {now} s");
         }
         assert_eq!(release(), Ok(0));
     }

@@ -9,7 +9,7 @@
 //! opens one: its sockets take no number from the program, are closed by no loop over all descriptors,
 //! and are inherited by no child. Others cannot wake it for the same reason, since that takes a descriptor:
 //! a second thread beside it, the porter, waits for jobs and has what it takes. Both block every signal. All that belongs to the driver lives and dies
-//! on it, in [`Home`].
+//! on it, in [`EngineState`].
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -19,21 +19,21 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, mpsc};
 
 use tokio::sync::mpsc::unbounded_channel;
 
-use crate::errno::{Answer, Errno};
-use crate::home::Home;
-use crate::{dlock, fork, leave};
+use crate::engine_state::EngineState;
+use crate::errno::{CallResult, Errno};
+use crate::{dlock, exit_flush, fork};
 
-type Job = Box<dyn FnOnce(&Rc<Home>) + Send>;
+type EngineJob = Box<dyn FnOnce(&Rc<EngineState>) + Send>;
 
 /// The engine of this process.
-pub(crate) struct Engine {
-    jobs: mpsc::Sender<Job>,
+pub(crate) struct SocketEngine {
+    jobs: mpsc::Sender<EngineJob>,
     /// The port that its ends of pairs have.
     pub(crate) port: u16,
     pid: u32,
 }
 
-static ENGINE: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
+static ENGINE: Mutex<Option<Arc<SocketEngine>>> = Mutex::new(None);
 static WATCHES: Once = Once::new();
 static SHARES: AtomicBool = AtomicBool::new(false);
 
@@ -44,12 +44,12 @@ pub fn share_descriptors() {
 }
 
 /// The lock itself, for who forks.
-pub(crate) fn lock() -> MutexGuard<'static, Option<Arc<Engine>>> {
+pub(crate) fn lock() -> MutexGuard<'static, Option<Arc<SocketEngine>>> {
     ENGINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// This process's engine, if it has one.
-pub(crate) fn running() -> Option<Arc<Engine>> {
+pub(crate) fn running() -> Option<Arc<SocketEngine>> {
     let engine = lock();
     engine
         .as_ref()
@@ -58,10 +58,10 @@ pub(crate) fn running() -> Option<Arc<Engine>> {
 }
 
 /// This process's engine, started if need be.
-pub(crate) fn get() -> Answer<Arc<Engine>> {
+pub(crate) fn get() -> CallResult<Arc<SocketEngine>> {
     WATCHES.call_once(|| {
         fork::watch();
-        leave::watch();
+        exit_flush::watch();
     });
     let mut engine = lock();
     if let Some(running) = engine.as_ref()
@@ -78,7 +78,7 @@ pub(crate) fn get() -> Answer<Arc<Engine>> {
     restore_signals(&before);
     thread?;
     let port = started.recv().map_err(|_| Errno(libc::EIO))??;
-    let new = Arc::new(Engine {
+    let new = Arc::new(SocketEngine {
         jobs,
         port,
         pid: std::process::id(),
@@ -88,9 +88,9 @@ pub(crate) fn get() -> Answer<Arc<Engine>> {
     Ok(new)
 }
 
-impl Engine {
+impl SocketEngine {
     /// Has `job` done.
-    pub(crate) fn tell(&self, job: impl FnOnce(&Rc<Home>) + Send + 'static) {
+    pub(crate) fn post(&self, job: impl FnOnce(&Rc<EngineState>) + Send + 'static) {
         // A thread that is gone took its sockets along: whoever holds the other ends hears of it.
         let _ = self.jobs.send(Box::new(job));
     }
@@ -99,19 +99,19 @@ impl Engine {
     ///
     /// # Errors
     /// EIO: the engine is gone.
-    pub(crate) fn ask<T: Send + 'static>(
+    pub(crate) fn request<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&Rc<Home>, mpsc::Sender<T>) + Send + 'static,
-    ) -> Answer<T> {
+        job: impl FnOnce(&Rc<EngineState>, mpsc::Sender<T>) + Send + 'static,
+    ) -> CallResult<T> {
         let (reply, answer) = mpsc::channel();
-        self.tell(move |home| job(home, reply));
+        self.post(move |home| job(home, reply));
         answer.recv().map_err(|_| Errno(libc::EIO))
     }
 }
 
-fn run(jobs: mpsc::Receiver<Job>, ready: &mpsc::Sender<Answer<u16>>) {
+fn run(jobs: mpsc::Receiver<EngineJob>, ready: &mpsc::Sender<CallResult<u16>>) {
     let (carry, mut carried) = unbounded_channel();
-    let begun = move || -> std::io::Result<(tokio::runtime::Runtime, crate::pair::Port)> {
+    let begun = move || -> std::io::Result<(tokio::runtime::Runtime, crate::pair::PairPort)> {
         let leaves = !SHARES.load(Ordering::Relaxed);
         if leaves {
             leave_descriptors()?;
@@ -119,7 +119,12 @@ fn run(jobs: mpsc::Receiver<Job>, ready: &mpsc::Sender<Answer<u16>>) {
         // Born here, it shares this thread's descriptors.
         std::thread::Builder::new()
             .name("d2tp-porter".into())
-            .spawn(move || while jobs.recv().is_ok_and(|job: Job| carry.send(job).is_ok()) {})?;
+            .spawn(move || {
+                while jobs
+                    .recv()
+                    .is_ok_and(|job: EngineJob| carry.send(job).is_ok())
+                {}
+            })?;
         if leaves {
             fork::restore_signal_pair()?;
         }
@@ -129,7 +134,7 @@ fn run(jobs: mpsc::Receiver<Job>, ready: &mpsc::Sender<Answer<u16>>) {
         if leaves {
             fork::note_signal_pair();
         }
-        Ok((runtime, crate::pair::Port::take()?))
+        Ok((runtime, crate::pair::PairPort::take()?))
     };
     let (runtime, port) = match begun() {
         Ok(begun) => begun,
@@ -141,8 +146,8 @@ fn run(jobs: mpsc::Receiver<Job>, ready: &mpsc::Sender<Answer<u16>>) {
     let _ = ready.send(Ok(port.number()));
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, async {
-        let home = Rc::new(Home::new(port));
-        tokio::task::spawn_local(dlock::keep(home.clone()));
+        let home = Rc::new(EngineState::new(port));
+        tokio::task::spawn_local(dlock::run(home.clone()));
         while let Some(job) = carried.recv().await {
             job(&home);
         }

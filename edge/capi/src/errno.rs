@@ -11,7 +11,7 @@ use libc::c_int;
 pub(crate) struct Errno(pub(crate) c_int);
 
 /// What a call says.
-pub(crate) type Answer<T> = Result<T, Errno>;
+pub(crate) type CallResult<T> = Result<T, Errno>;
 
 impl Errno {
     /// What the last system call of this thread left.
@@ -34,7 +34,7 @@ impl From<io::Error> for Errno {
 }
 
 /// What a system call returned.
-pub(crate) fn check(result: c_int) -> Answer<c_int> {
+pub(crate) fn check(result: c_int) -> CallResult<c_int> {
     if result < 0 {
         return Err(Errno::last());
     }
@@ -43,31 +43,31 @@ pub(crate) fn check(result: c_int) -> Answer<c_int> {
 
 /// Why a socket broke: what its reader gets as `errno`, and the cause in words (`D2TP_SO_ERROR`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct SocketFault {
     pub(crate) errno: c_int,
     pub(crate) text: String,
 }
 
-impl Fault {
-    pub(crate) fn new(errno: c_int, text: impl fmt::Display) -> Fault {
-        Fault {
+impl SocketFault {
+    pub(crate) fn new(errno: c_int, text: impl fmt::Display) -> SocketFault {
+        SocketFault {
             errno,
             text: text.to_string(),
         }
     }
 
     /// A flow that ended before both its directions did.
-    pub(crate) fn of_flow(end: FlowEnd) -> Fault {
+    pub(crate) fn of_flow(end: FlowEnd) -> SocketFault {
         let errno = match end {
             FlowEnd::DeadlinePassed => libc::ETIME,
             FlowEnd::Refused(ReasonCode::LimitReached) => libc::ENOBUFS,
             _ => libc::ECONNRESET,
         };
-        Fault::new(errno, end)
+        SocketFault::new(errno, end)
     }
 
     /// A session that is over.
-    pub(crate) fn of_session(end: &SessionEnd) -> Fault {
+    pub(crate) fn of_session(end: &SessionEnd) -> SocketFault {
         let text = match end {
             SessionEnd::Refused(ReasonCode::NotAllowed) => {
                 "the server does not let this device in: whoever runs it names its key (D2TP_SO_HOSTKEY, `cedos key show`) \
@@ -76,13 +76,13 @@ impl Fault {
             }
             end => end.to_string(),
         };
-        Fault::new(libc::ECONNRESET, text)
+        SocketFault::new(libc::ECONNRESET, text)
     }
 
     /// The same while the connection was only being made: nobody was there to reset it.
-    pub(crate) fn while_connecting(self) -> Fault {
+    pub(crate) fn while_connecting(self) -> SocketFault {
         match self.errno {
-            libc::ECONNRESET => Fault {
+            libc::ECONNRESET => SocketFault {
                 errno: libc::ECONNREFUSED,
                 ..self
             },
@@ -97,10 +97,12 @@ mod tests {
 
     #[test]
     fn a_server_that_takes_no_more_is_no_reset_and_says_what_counts() {
-        let full = Fault::of_flow(FlowEnd::Refused(ReasonCode::LimitReached)).while_connecting();
+        let full =
+            SocketFault::of_flow(FlowEnd::Refused(ReasonCode::LimitReached)).while_connecting();
         assert_eq!(full.errno, libc::ENOBUFS);
         assert!(full.text.contains("as many connections"), "{}", full.text);
-        let gone = Fault::of_flow(FlowEnd::Refused(ReasonCode::UnknownFlow)).while_connecting();
+        let gone =
+            SocketFault::of_flow(FlowEnd::Refused(ReasonCode::UnknownFlow)).while_connecting();
         assert_eq!(gone.errno, libc::ECONNREFUSED);
     }
 }

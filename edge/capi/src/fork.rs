@@ -10,19 +10,19 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, MutexGuard, OnceLock};
 
-use crate::engine::{self, Engine};
+use crate::engine::{self, SocketEngine};
 use crate::kernel::socket_option;
-use crate::table::{self, Table};
+use crate::table::{self, SocketTable};
 
-type Held = (
-    MutexGuard<'static, Option<Arc<Engine>>>,
-    MutexGuard<'static, Option<Table>>,
+type ForkLocks = (
+    MutexGuard<'static, Option<Arc<SocketEngine>>>,
+    MutexGuard<'static, Option<SocketTable>>,
 );
 
 thread_local! {
     /// Both locks, while this thread forks. std's own, which need nothing but their word of memory: the
     /// child can open them.
-    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+    static HELD: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
 }
 
 /// Has forks wait for our locks, so that no child is born with one that nobody will open.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use d2tp_driver::SecretKey;
 
-use crate::errno::Fault;
+use crate::errno::SocketFault;
 
 /// A key file is one line; more is some other file.
 const KEY_FILE_BYTES_MAX: u64 = 256;
@@ -19,7 +19,7 @@ const KEY_FILE_BYTES_MAX: u64 = 256;
 ///
 /// # Errors
 /// ENOKEY: the file cannot be read or made, is readable by others, or is not a key.
-pub(crate) fn key() -> Result<SecretKey, Fault> {
+pub(crate) fn key() -> Result<SecretKey, SocketFault> {
     read(&file()?)
 }
 
@@ -27,7 +27,7 @@ pub(crate) fn key() -> Result<SecretKey, Fault> {
 ///
 /// # Errors
 /// ENOKEY: it cannot be made, or nobody says where it is.
-pub(crate) fn file() -> Result<PathBuf, Fault> {
+pub(crate) fn file() -> Result<PathBuf, SocketFault> {
     let said = std::env::var_os("CEDOS_KEY_FILE").filter(|path| !path.is_empty());
     if let Some(path) = said {
         return std::path::absolute(&path).map_err(no_key);
@@ -39,11 +39,11 @@ pub(crate) fn file() -> Result<PathBuf, Fault> {
     Ok(path)
 }
 
-fn no_key(text: impl std::fmt::Display) -> Fault {
-    Fault::new(libc::ENOKEY, text)
+fn no_key(text: impl std::fmt::Display) -> SocketFault {
+    SocketFault::new(libc::ENOKEY, text)
 }
 
-fn default_file() -> Result<PathBuf, Fault> {
+fn default_file() -> Result<PathBuf, SocketFault> {
     // XDG Base Directory Specification: a path that is not absolute is to be ignored.
     let folder = |name: &str| {
         let path = PathBuf::from(std::env::var_os(name)?);
@@ -55,7 +55,7 @@ fn default_file() -> Result<PathBuf, Fault> {
         .ok_or_else(|| no_key("no place for a key: set HOME or CEDOS_KEY_FILE"))
 }
 
-pub(crate) fn read(path: &Path) -> Result<SecretKey, Fault> {
+pub(crate) fn read(path: &Path) -> Result<SecretKey, SocketFault> {
     let shown = path.display();
     let file = File::open(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => no_key(format!(
@@ -73,7 +73,7 @@ pub(crate) fn read(path: &Path) -> Result<SecretKey, Fault> {
     SecretKey::from_text(text.trim_end()).map_err(|_| no_key(format!("{shown} is not a key file")))
 }
 
-fn make(path: &Path) -> Result<SecretKey, Fault> {
+fn make(path: &Path) -> Result<SecretKey, SocketFault> {
     let failed = |error: std::io::Error| no_key(format!("{}: {error}", path.display()));
     if let Some(folder) = path.parent() {
         let mut builder = DirBuilder::new();

@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 
 use d2tp_driver::{LinkUse, PathState, PathStats};
-use d2tp_links::Class;
+use d2tp_links::CostClass;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::home::{LineState, WaitsFor};
-use crate::pump::Held;
+use crate::engine_state::{ConnectWait, ServerSessionState};
+use crate::pump::CarriedFlow;
 
 /// The layout of this library. A later one only adds at the end of what it has.
 pub(crate) const INFO_VERSION: u32 = 1;
@@ -74,24 +74,24 @@ impl D2tpInfo {
     }
 
     /// Of one whose flow is being opened.
-    pub(crate) fn opening(waits_for: WaitsFor) -> D2tpInfo {
+    pub(crate) fn opening(waits_for: ConnectWait) -> D2tpInfo {
         D2tpInfo {
             di_state: OPENING,
             di_reason: match waits_for {
-                WaitsFor::Network => NO_PATH,
-                WaitsFor::FreeNetwork => PATH_COST,
-                WaitsFor::Answer => NO_REASON,
+                ConnectWait::Network => NO_PATH,
+                ConnectWait::FreeNetwork => PATH_COST,
+                ConnectWait::Answer => NO_REASON,
             },
             ..D2tpInfo::idle()
         }
     }
 
     /// What its connection waits for, while that is being made.
-    pub(crate) fn waits_for(&self) -> Option<WaitsFor> {
+    pub(crate) fn waits_for(&self) -> Option<ConnectWait> {
         (self.di_state == OPENING).then_some(match self.di_reason {
-            NO_PATH => WaitsFor::Network,
-            PATH_COST => WaitsFor::FreeNetwork,
-            _ => WaitsFor::Answer,
+            NO_PATH => ConnectWait::Network,
+            PATH_COST => ConnectWait::FreeNetwork,
+            _ => ConnectWait::Answer,
         })
     }
 
@@ -104,7 +104,7 @@ impl D2tpInfo {
     }
 
     /// Of one whose flow is over now.
-    pub(crate) fn last_of(held: &Held) -> D2tpInfo {
+    pub(crate) fn last_of(held: &CarriedFlow) -> D2tpInfo {
         D2tpInfo {
             di_state: OVER,
             di_reason: NO_REASON,
@@ -113,24 +113,27 @@ impl D2tpInfo {
         }
     }
 
-    pub(crate) fn of(held: &Held) -> D2tpInfo {
+    pub(crate) fn of(held: &CarriedFlow) -> D2tpInfo {
         let mut info = D2tpInfo {
             di_state: OPEN,
             di_bytes_sent: held.sent.get(),
             di_bytes_acked: held.acknowledged(),
-            di_bytes_received: held.received.get() + held.ahead.kept(),
-            di_bytes_ahead: held.ahead.bytes(),
+            di_bytes_received: held.received.get() + held.read_ahead.kept(),
+            di_bytes_ahead: held.read_ahead.bytes(),
             ..D2tpInfo::idle()
         };
-        if let Some(left) = held.options.borrow().left() {
+        if let Some(left) = held.options.borrow().time_left() {
             info.di_slack_ms = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
         }
         let paths = held.flow.borrow().connection().paths();
         info.di_paths_count = paths.len().min(PATHS) as u32;
-        let ways = held.line.as_ref().map(|line| line.0.device.ways());
+        let ways = held
+            .session
+            .as_ref()
+            .map(|line| line.0.device.link_statuses());
         for (to, path) in info.di_paths.iter_mut().zip(&paths) {
             let link = path.addresses.link;
-            let device = held.line.as_ref().map(|line| &line.0.device);
+            let device = held.session.as_ref().map(|line| &line.0.device);
             let name = device.and_then(|device| device.link_name(link));
             let way = name
                 .as_ref()
@@ -143,15 +146,15 @@ impl D2tpInfo {
         }
         let works = |path: &&PathStats| path.state == PathState::Active;
         let opening = held
-            .line
+            .session
             .as_ref()
-            .is_some_and(|line| *line.0.state.borrow() == LineState::Opening);
+            .is_some_and(|line| *line.0.state.borrow() == ServerSessionState::Opening);
         // One that is gone keeps its counts, and is of no use.
         let costly = ways
             .iter()
             .flatten()
             .filter(|way| way.usage != LinkUse::Off);
-        let mut costly = costly.filter(|way| way.class != Class::Free);
+        let mut costly = costly.filter(|way| way.class != CostClass::Free);
         info.di_reason = match paths.iter().find(works) {
             Some(_) => NO_REASON,
             None if opening && !paths.is_empty() => NO_REASON,
@@ -200,16 +203,16 @@ fn of_text<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; NAME_BYTES], D::Er
     Ok(name)
 }
 
-fn class(class: Class) -> u32 {
+fn class(class: CostClass) -> u32 {
     match class {
-        Class::Free => 0,
-        Class::Metered => 1,
-        Class::Roaming => 2,
+        CostClass::Free => 0,
+        CostClass::Metered => 1,
+        CostClass::Roaming => 2,
     }
 }
 
 /// Where the other end of a flow is now.
-pub(crate) fn far_end(held: &Held) -> Option<SocketAddr> {
+pub(crate) fn far_end(held: &CarriedFlow) -> Option<SocketAddr> {
     let paths = held.flow.borrow().connection().paths();
     let active = paths.iter().find(|path| path.state == PathState::Active);
     active.or(paths.first()).map(|path| path.addresses.remote)
@@ -228,7 +231,7 @@ mod tests {
 
     #[test]
     fn what_an_agent_tells_of_a_socket_is_what_it_knows() {
-        let mut info = D2tpInfo::opening(WaitsFor::FreeNetwork);
+        let mut info = D2tpInfo::opening(ConnectWait::FreeNetwork);
         info.di_bytes_sent = u64::MAX;
         assert_eq!(info.di_reason, PATH_COST);
         info.di_paths[0].dpi_link[..5].copy_from_slice(b"wlan0");

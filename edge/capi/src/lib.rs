@@ -21,32 +21,32 @@
 //! that is public.
 
 mod address;
-mod ahead;
+pub mod agent_carrier;
+mod agent_connection;
+mod agent_message;
 mod calls;
-pub mod carrier;
 mod connect;
+mod datagram_accounting;
 mod datagrams;
 mod dlock;
 mod engine;
+mod engine_state;
 mod errno;
+mod exit_flush;
 mod fork;
-mod handed;
-mod home;
 mod identity;
 mod info;
-mod keep;
+mod kept_connections;
 mod kernel;
-mod leave;
 mod listen;
 mod memory;
-mod message;
 mod options;
 mod pair;
 mod policy;
 mod pump;
-mod shelf;
+mod read_ahead;
+mod reopen_token;
 mod table;
-mod tally;
 mod tunnel;
 
 pub use calls::*;

@@ -19,14 +19,14 @@ use d2tp_driver::{Admission, EndpointConfig, Flow, FlowIo as _, Server, ServerOp
 use libc::c_int;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use crate::address::Name;
-use crate::errno::{Answer, Errno};
-use crate::home::Home;
+use crate::address::SocketName;
+use crate::engine_state::EngineState;
+use crate::errno::{CallResult, Errno};
 use crate::info;
-use crate::options::Options;
+use crate::options::SocketOptions;
 use crate::pair;
-use crate::pump::{self, Held};
-use crate::table::{self, Fate, Socket};
+use crate::pump::{self, CarriedFlow};
+use crate::table::{self, ConnectionStatus, SocketEntry};
 
 /// Flows of one post that call their listener at once; the others wait where flows wait. Each costs a
 /// kernel socket.
@@ -38,37 +38,37 @@ const NOBODY: u64 = 0xd301;
 
 /// A program's listening socket.
 #[derive(Clone)]
-pub(crate) struct Ear {
+pub(crate) struct ProgramListener {
     pub(crate) cookie: u64,
     /// Its loopback port.
     pub(crate) port: u16,
     pub(crate) domain: c_int,
-    pub(crate) options: Options,
+    pub(crate) options: SocketOptions,
 }
 
-struct Post {
+struct ListenAddress {
     /// None once it is closing.
     server: RefCell<Option<Rc<Server>>>,
     at: SocketAddr,
-    ear: RefCell<Option<Ear>>,
+    listener: RefCell<Option<ProgramListener>>,
     flows: Cell<usize>,
     /// The ear or the last flow went.
-    quiet: Notify,
+    unused: Notify,
     /// Closed when the address is free again.
-    gone: Semaphore,
+    freed: Semaphore,
 }
 
 /// Addresses that are taken: bound, or listened at.
 #[derive(Default)]
-pub(crate) struct Posts {
+pub(crate) struct ListenAddresses {
     /// By the cookie of the bound socket, with its loopback port.
     bound: RefCell<HashMap<u64, (UdpSocket, u16)>>,
-    posts: RefCell<Vec<Rc<Post>>>,
+    addresses: RefCell<Vec<Rc<ListenAddress>>>,
 }
 
-impl Posts {
-    fn at(&self, address: SocketAddr) -> Option<Rc<Post>> {
-        let posts = self.posts.borrow();
+impl ListenAddresses {
+    fn at(&self, address: SocketAddr) -> Option<Rc<ListenAddress>> {
+        let posts = self.addresses.borrow();
         posts.iter().find(|post| post.at == address).cloned()
     }
 
@@ -78,17 +78,17 @@ impl Posts {
         cookie: u64,
         port: u16,
         address: SocketAddr,
-    ) -> Answer<SocketAddr> {
+    ) -> CallResult<SocketAddr> {
         // Sockets that were closed by the kernel's call.
         self.bound
             .borrow_mut()
             .retain(|_, (_, port)| pair::is_bound(*port));
         if let Some(post) = self.at(address) {
             post.look().await;
-            if post.ear.borrow().is_some() {
+            if post.listener.borrow().is_some() {
                 return Err(Errno(libc::EADDRINUSE));
             }
-            if !post.is_done() {
+            if !post.is_unused() {
                 return Ok(address);
             }
             post.until_gone().await;
@@ -104,16 +104,16 @@ impl Posts {
         self.bound
             .borrow_mut()
             .retain(|bound, (_, port)| *bound != cookie || pair::is_bound(*port));
-        let hears = |post: &&Rc<Post>| {
-            post.ear
+        let hears = |post: &&Rc<ListenAddress>| {
+            post.listener
                 .borrow()
                 .as_ref()
                 .is_some_and(|e| e.cookie == cookie)
         };
-        let post = self.posts.borrow().iter().find(hears).cloned();
+        let post = self.addresses.borrow().iter().find(hears).cloned();
         if let Some(post) = post {
             post.look().await;
-            if post.is_done() {
+            if post.is_unused() {
                 post.until_gone().await;
             }
         }
@@ -121,7 +121,7 @@ impl Posts {
 
     /// Tells every device that this process leaves; says whether there was a post.
     pub(crate) fn say_goodbye(&self) -> bool {
-        let posts = self.posts.borrow();
+        let posts = self.addresses.borrow();
         for post in posts.iter() {
             if let Some(server) = &*post.server.borrow() {
                 server.say_goodbye();
@@ -131,50 +131,54 @@ impl Posts {
     }
 }
 
-impl Post {
+impl ListenAddress {
     /// Whether nobody needs it any more.
-    fn is_done(&self) -> bool {
-        self.ear.borrow().is_none() && self.flows.get() == 0
+    fn is_unused(&self) -> bool {
+        self.listener.borrow().is_none() && self.flows.get() == 0
     }
 
     /// Waits until its address is free.
     async fn until_gone(&self) {
         // Closed is all that ever happens to it.
-        let _ = self.gone.acquire().await;
+        let _ = self.freed.acquire().await;
     }
 
     /// Looks whether its listener is still there.
     async fn look(&self) {
-        let Some(ear) = self.ear.borrow().clone() else {
+        let Some(ear) = self.listener.borrow().clone() else {
             return;
         };
         if !pair::is_listening(ear.port).await {
-            self.lose(&ear);
+            self.remove_listener(&ear);
         }
     }
 
-    fn lose(&self, ear: &Ear) {
-        let mut now = self.ear.borrow_mut();
+    fn remove_listener(&self, ear: &ProgramListener) {
+        let mut now = self.listener.borrow_mut();
         if now.as_ref().is_some_and(|now| now.cookie == ear.cookie) {
             *now = None;
-            self.quiet.notify_one();
+            self.unused.notify_one();
         }
     }
 }
 
 /// Has flows to `address` call the listener `ear`.
-pub(crate) async fn listen(home: &Rc<Home>, address: SocketAddr, ear: Ear) -> Answer<()> {
+pub(crate) async fn listen(
+    home: &Rc<EngineState>,
+    address: SocketAddr,
+    ear: ProgramListener,
+) -> CallResult<()> {
     let cookie = ear.cookie;
-    if let Some(post) = home.posts.at(address) {
-        if !post.is_done() {
-            *post.ear.borrow_mut() = Some(ear);
+    if let Some(post) = home.listeners.at(address) {
+        if !post.is_unused() {
+            *post.listener.borrow_mut() = Some(ear);
             return Ok(());
         }
         post.until_gone().await;
     }
     let key = home.key().map_err(|fault| Errno(fault.errno))?;
     // The server takes the address that is free from here on.
-    home.posts.bound.borrow_mut().remove(&cookie);
+    home.listeners.bound.borrow_mut().remove(&cookie);
     let server = Server::bind(ServerOptions {
         listen: address,
         key,
@@ -183,20 +187,20 @@ pub(crate) async fn listen(home: &Rc<Home>, address: SocketAddr, ear: Ear) -> An
     })
     .map_err(|_| Errno(libc::EADDRINUSE))?;
     let server = Rc::new(server);
-    let post = Rc::new(Post {
+    let post = Rc::new(ListenAddress {
         server: RefCell::new(Some(server.clone())),
         at: address,
-        ear: RefCell::new(Some(ear)),
+        listener: RefCell::new(Some(ear)),
         flows: Cell::new(0),
-        quiet: Notify::new(),
-        gone: Semaphore::new(0),
+        unused: Notify::new(),
+        freed: Semaphore::new(0),
     });
-    home.posts.posts.borrow_mut().push(post.clone());
+    home.listeners.addresses.borrow_mut().push(post.clone());
     tokio::task::spawn_local(serve(home.clone(), post, server));
     Ok(())
 }
 
-async fn serve(home: Rc<Home>, post: Rc<Post>, server: Rc<Server>) {
+async fn serve(home: Rc<EngineState>, post: Rc<ListenAddress>, server: Rc<Server>) {
     let calls = Arc::new(Semaphore::new(CALLS_MAX));
     loop {
         let next = async {
@@ -206,8 +210,8 @@ async fn serve(home: Rc<Home>, post: Rc<Post>, server: Rc<Server>) {
         };
         let next = tokio::select! {
             next = next => next,
-            () = post.quiet.notified() => {
-                if post.is_done() {
+            () = post.unused.notified() => {
+                if post.is_unused() {
                     break;
                 }
                 continue;
@@ -216,7 +220,7 @@ async fn serve(home: Rc<Home>, post: Rc<Post>, server: Rc<Server>) {
         let Some((mut flow, permit)) = next else {
             break;
         };
-        let ear = post.ear.borrow().clone();
+        let ear = post.listener.borrow().clone();
         match ear {
             Some(ear) => {
                 let called = call(home.clone(), post.clone(), flow, ear, permit);
@@ -229,29 +233,35 @@ async fn serve(home: Rc<Home>, post: Rc<Post>, server: Rc<Server>) {
     post.server.take();
     drop(server);
     pair::until_free(post.at).await;
-    let all = &home.posts.posts;
+    let all = &home.listeners.addresses;
     all.borrow_mut().retain(|other| !Rc::ptr_eq(other, &post));
-    post.gone.close();
+    post.freed.close();
 }
 
 /// Calls the listener with a flow, and carries it until it is over.
-async fn call(home: Rc<Home>, post: Rc<Post>, flow: Flow, ear: Ear, permit: OwnedSemaphorePermit) {
+async fn call(
+    home: Rc<EngineState>,
+    post: Rc<ListenAddress>,
+    flow: Flow,
+    ear: ProgramListener,
+    permit: OwnedSemaphorePermit,
+) {
     post.flows.set(post.flows.get() + 1);
-    let fate = Fate::new();
-    let held = Held::new(flow, None, fate.clone(), ear.options.clone());
-    let socket = Socket {
+    let fate = ConnectionStatus::new();
+    let held = CarriedFlow::new(flow, None, fate.clone(), ear.options.clone());
+    let socket = SocketEntry {
         options: ear.options.clone(),
-        peer: info::far_end(&held).map(Name::Ip),
-        local: Some(Name::Ip(post.at)),
-        fate: Some(fate),
-        ..Socket::new(ear.domain)
+        peer: info::far_end(&held).map(SocketName::Ip),
+        local: Some(SocketName::Ip(post.at)),
+        status: Some(fate),
+        ..SocketEntry::new(ear.domain)
     };
-    let held = pump::enter(&home, held);
+    let held = pump::register(&home, held);
     let mut reached = Err(std::io::ErrorKind::AddrInUse.into());
     for _ in 0..NAMES_TRIED {
         let name = home.name();
         table::announce(name, socket.clone());
-        reached = home.port.reach(name, ear.port).await;
+        reached = home.port.call_listener(name, ear.port).await;
         match &reached {
             Ok(_) => break,
             Err(_) => table::arrive(name),
@@ -268,13 +278,13 @@ async fn call(home: Rc<Home>, post: Rc<Post>, flow: Flow, ear: Ear, permit: Owne
     match reached {
         Ok(stream) => pump::run(home, held, stream).await,
         Err(_) => {
-            post.lose(&ear);
+            post.remove_listener(&ear);
             held.flow.borrow_mut().reset(NOBODY);
-            pump::leave(&home, &held);
+            pump::unregister(&home, &held);
         }
     }
     post.flows.set(post.flows.get() - 1);
     if post.flows.get() == 0 {
-        post.quiet.notify_one();
+        post.unused.notify_one();
     }
 }

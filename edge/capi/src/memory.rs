@@ -3,22 +3,22 @@
 
 use libc::{c_void, socklen_t};
 
-use crate::errno::{Answer, Errno};
+use crate::errno::{CallResult, Errno};
 
 /// Copies `len` bytes from the program's `from`.
-pub(crate) fn read(from: *const c_void, len: usize) -> Answer<Vec<u8>> {
+pub(crate) fn read(from: *const c_void, len: usize) -> CallResult<Vec<u8>> {
     let mut bytes = vec![0u8; len];
     move_bytes(bytes.as_mut_ptr().cast(), from.cast_mut(), len, true)?;
     Ok(bytes)
 }
 
 /// Copies `bytes` to the program's `to`.
-pub(crate) fn write(to: *mut c_void, bytes: &[u8]) -> Answer<()> {
+pub(crate) fn write(to: *mut c_void, bytes: &[u8]) -> CallResult<()> {
     move_bytes(bytes.as_ptr().cast_mut().cast(), to, bytes.len(), false)
 }
 
 /// A C string of at most `max` bytes.
-pub(crate) fn read_text(from: *const libc::c_char, max: usize) -> Answer<String> {
+pub(crate) fn read_text(from: *const libc::c_char, max: usize) -> CallResult<String> {
     let mut bytes: Vec<u8> = Vec::new();
     while bytes.len() <= max {
         // One by one: the byte behind the last may be on a page that is not there.
@@ -31,7 +31,7 @@ pub(crate) fn read_text(from: *const libc::c_char, max: usize) -> Answer<String>
     Err(Errno(libc::ENAMETOOLONG))
 }
 
-fn move_bytes(ours: *mut c_void, theirs: *mut c_void, len: usize, to_us: bool) -> Answer<()> {
+fn move_bytes(ours: *mut c_void, theirs: *mut c_void, len: usize, to_us: bool) -> CallResult<()> {
     if len == 0 {
         return Ok(());
     }
@@ -79,7 +79,7 @@ pub(crate) fn answer(
     to: *mut c_void,
     len: *mut socklen_t,
     told: usize,
-) -> Answer<()> {
+) -> CallResult<()> {
     let room = read(len.cast(), size_of::<socklen_t>())?;
     let room = socklen_t::from_ne_bytes(room.try_into().map_err(|_| Errno(libc::EFAULT))?) as usize;
     // A length is an int to the kernel.

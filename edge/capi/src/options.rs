@@ -19,9 +19,9 @@ use d2tp_driver::{FlowSettings, PathSelection, PublicKey};
 use d2tp_sched::{CostPolicy, DeadlineFallback};
 use libc::c_int;
 
-use crate::ahead::Levels;
 use crate::datagrams::ROUTES;
-use crate::errno::{Answer, Errno, Fault};
+use crate::errno::{CallResult, Errno, SocketFault};
+use crate::read_ahead::RcvbufThresholds;
 
 /// The level of these options.
 pub const SOL_D2TP: c_int = 0xd2;
@@ -70,7 +70,7 @@ const PRIORITIES: std::ops::RangeInclusive<i64> = 0..=7;
 
 /// How much of a connection outlives its program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Persist {
+pub(crate) enum PersistMode {
     #[default]
     No,
     /// What it wrote.
@@ -80,11 +80,11 @@ pub(crate) enum Persist {
 }
 
 /// By number.
-const PERSISTS: [Persist; 3] = [Persist::No, Persist::Written, Persist::Open];
+const PERSISTS: [PersistMode; 3] = [PersistMode::No, PersistMode::Written, PersistMode::Open];
 
 /// Of one socket; what is accepted has its listener's.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Options {
+pub(crate) struct SocketOptions {
     /// By the clock that counts sleep too.
     pub(crate) deadline: Option<Duration>,
     pub(crate) size: Option<u64>,
@@ -96,14 +96,14 @@ pub(crate) struct Options {
     pub(crate) proxy: Option<String>,
     pub(crate) expiry: Duration,
     pub(crate) route: PathSelection,
-    pub(crate) persist: Persist,
+    pub(crate) persist: PersistMode,
     /// Of what is ahead of the program, where it named thresholds.
-    pub(crate) levels: Option<Levels>,
+    pub(crate) thresholds: Option<RcvbufThresholds>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for SocketOptions {
+    fn default() -> SocketOptions {
+        SocketOptions {
             deadline: None,
             size: None,
             policy: CostPolicy::FreeFirst,
@@ -114,8 +114,8 @@ impl Default for Options {
             proxy: None,
             expiry: EXPIRY,
             route: PathSelection::Any,
-            persist: Persist::No,
-            levels: None,
+            persist: PersistMode::No,
+            thresholds: None,
         }
     }
 }
@@ -135,7 +135,7 @@ fn clock(which: libc::clockid_t) -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-fn integer(value: &[u8]) -> Answer<i64> {
+fn integer(value: &[u8]) -> CallResult<i64> {
     match value.len() {
         4 => Ok(i32::from_ne_bytes(value.try_into().expect("four")).into()),
         8 => Ok(i64::from_ne_bytes(value.try_into().expect("eight"))),
@@ -143,23 +143,23 @@ fn integer(value: &[u8]) -> Answer<i64> {
     }
 }
 
-fn unsigned(value: &[u8]) -> Answer<u64> {
+fn unsigned(value: &[u8]) -> CallResult<u64> {
     let bytes = value.try_into().map_err(|_| Errno(libc::EINVAL))?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
-fn one_of<T: Copy>(all: &[T], value: &[u8]) -> Answer<T> {
+fn one_of<T: Copy>(all: &[T], value: &[u8]) -> CallResult<T> {
     let index = usize::try_from(integer(value)?).map_err(|_| Errno(libc::EINVAL))?;
     all.get(index).copied().ok_or(Errno(libc::EINVAL))
 }
 
 /// A string as C gives it: with its 0 or without.
-fn text(value: &[u8]) -> Answer<&str> {
+fn text(value: &[u8]) -> CallResult<&str> {
     let value = value.strip_suffix(&[0]).unwrap_or(value);
     std::str::from_utf8(value).map_err(|_| Errno(libc::EINVAL))
 }
 
-fn deadline(value: &[u8]) -> Answer<Option<Duration>> {
+fn deadline(value: &[u8]) -> CallResult<Option<Duration>> {
     if value.len() == size_of::<libc::timespec>() {
         let seconds = i64::from_ne_bytes(value[..8].try_into().expect("eight"));
         let nanos = i64::from_ne_bytes(value[8..].try_into().expect("eight"));
@@ -185,7 +185,7 @@ pub(crate) fn expiry_of(ms: u64) -> Duration {
 }
 
 /// How long a datagram is worth sending.
-pub(crate) fn expiry(value: &[u8]) -> Answer<Duration> {
+pub(crate) fn expiry(value: &[u8]) -> CallResult<Duration> {
     match integer(value)? {
         ms if EXPIRY_MS.contains(&ms) => Ok(Duration::from_millis(ms as u64)),
         _ => Err(Errno(libc::EINVAL)),
@@ -193,7 +193,7 @@ pub(crate) fn expiry(value: &[u8]) -> Answer<Duration> {
 }
 
 /// Which paths.
-pub(crate) fn route(value: &[u8]) -> Answer<PathSelection> {
+pub(crate) fn route(value: &[u8]) -> CallResult<PathSelection> {
     one_of(&ROUTES, value)
 }
 
@@ -203,9 +203,9 @@ const IF_LATE: [DeadlineFallback; 3] = [
     DeadlineFallback::Fail,
 ];
 
-impl Options {
+impl SocketOptions {
     /// Sets one; `begun`: the socket is connecting or connected.
-    pub(crate) fn set(&mut self, name: c_int, value: &[u8], begun: bool) -> Answer<()> {
+    pub(crate) fn set(&mut self, name: c_int, value: &[u8], begun: bool) -> CallResult<()> {
         let not_now = |ok: bool| {
             if ok {
                 Err(Errno(libc::EISCONN))
@@ -221,7 +221,7 @@ impl Options {
             SO_IFLATE => self.if_late = one_of(&IF_LATE, value)?,
             SO_EXPIRY => self.expiry = expiry(value)?,
             SO_ROUTE => self.route = route(value)?,
-            SO_RCVBUFTH => self.levels = Levels::of_bytes(value)?,
+            SO_RCVBUFTH => self.thresholds = RcvbufThresholds::of_bytes(value)?,
             SO_PRIORITY => {
                 let priority = integer(value)?;
                 if !PRIORITIES.contains(&priority) {
@@ -259,11 +259,11 @@ impl Options {
     }
 
     /// What one is, as bytes for C.
-    pub(crate) fn get(&self, name: c_int) -> Answer<Vec<u8>> {
+    pub(crate) fn get(&self, name: c_int) -> CallResult<Vec<u8>> {
         let place = |index: Option<usize>| (index.unwrap_or(0) as c_int).to_ne_bytes().to_vec();
         Ok(match name {
             SO_DEADLINE => {
-                let left = self.left().map_or(0, |left| left.as_secs().max(1));
+                let left = self.time_left().map_or(0, |left| left.as_secs().max(1));
                 (left as i64).to_ne_bytes().to_vec()
             }
             SO_ESIZE => self.size.unwrap_or(0).to_ne_bytes().to_vec(),
@@ -274,7 +274,7 @@ impl Options {
             SO_EXPIRY => (self.expiry.as_millis() as c_int).to_ne_bytes().to_vec(),
             SO_ROUTE => place(ROUTES.iter().position(|r| *r == self.route)),
             SO_PERSIST => place(PERSISTS.iter().position(|p| *p == self.persist)),
-            SO_RCVBUFTH => Levels::to_bytes(self.levels),
+            SO_RCVBUFTH => RcvbufThresholds::to_bytes(self.thresholds),
             SO_PEERKEY => self.peer_key.map_or([0; 32], |key| key.0).to_vec(),
             SO_PROXY => format!("{}\0", self.proxy.as_deref().unwrap_or_default()).into(),
             _ => return Err(Errno(libc::ENOPROTOOPT)),
@@ -282,13 +282,13 @@ impl Options {
     }
 
     /// Time until the deadline.
-    pub(crate) fn left(&self) -> Option<Duration> {
+    pub(crate) fn time_left(&self) -> Option<Duration> {
         Some(self.deadline?.saturating_sub(since_boot()))
     }
 
     /// Time until both ends drop the flow: never, if it may be late.
     pub(crate) fn within(&self) -> Option<Duration> {
-        self.left()
+        self.time_left()
             .filter(|_| self.if_late != DeadlineFallback::Wait)
     }
 
@@ -296,10 +296,10 @@ impl Options {
     ///
     /// # Errors
     /// ETIME: its deadline has passed.
-    pub(crate) fn settings(&self) -> Result<FlowSettings, Fault> {
+    pub(crate) fn settings(&self) -> Result<FlowSettings, SocketFault> {
         let within = self.within();
         if within == Some(Duration::ZERO) {
-            return Err(Fault::new(libc::ETIME, "the deadline passed"));
+            return Err(SocketFault::new(libc::ETIME, "the deadline passed"));
         }
         Ok(FlowSettings {
             priority: self.priority,
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn options_come_back_and_nonsense_is_refused() {
-        let mut options = Options::default();
+        let mut options = SocketOptions::default();
         for (name, value) in [
             (SO_ESIZE, 94_000_000u64.to_ne_bytes().to_vec()),
             (SO_BUDGET, 5_000_000u64.to_ne_bytes().to_vec()),
@@ -430,21 +430,21 @@ mod tests {
 
     #[test]
     fn a_deadline_is_seconds_from_now_or_a_time_of_day_and_may_be_lifted() {
-        let mut options = Options::default();
+        let mut options = SocketOptions::default();
         options
             .set(SO_DEADLINE, &60i32.to_ne_bytes(), true)
             .unwrap();
-        let left = options.left().unwrap().as_secs();
+        let left = options.time_left().unwrap().as_secs();
         assert!((58..=60).contains(&left), "{left}");
         let at = clock(libc::CLOCK_REALTIME).as_secs() as i64 + 600;
         let spec: Vec<u8> = [at.to_ne_bytes(), 0i64.to_ne_bytes()].concat();
         options.set(SO_DEADLINE, &spec, true).unwrap();
-        let left = options.left().unwrap().as_secs();
+        let left = options.time_left().unwrap().as_secs();
         assert!((598..=600).contains(&left), "{left}");
         options.set(SO_IFLATE, &1i32.to_ne_bytes(), true).unwrap();
         assert_eq!(options.within(), None, "it may be late");
         options.set(SO_DEADLINE, &0i32.to_ne_bytes(), true).unwrap();
-        assert_eq!(options.left(), None);
+        assert_eq!(options.time_left(), None);
         let past: Vec<u8> = [1i64.to_ne_bytes(), 0i64.to_ne_bytes()].concat();
         options.set(SO_IFLATE, &0i32.to_ne_bytes(), true).unwrap();
         options.set(SO_DEADLINE, &past, true).unwrap();

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
-use crate::errno::Answer;
+use crate::errno::CallResult;
 use crate::kernel::socket_option;
 
 /// Times the kernel repeats a SYN: `connect` may wait for a network as long as that takes, some four
@@ -33,7 +33,7 @@ const SYN_REPEATS: u32 = 127;
 const PAIR_BUFFER_BYTES: usize = 256 * 1024;
 
 /// The port that all pairs of this process have in common, and what keeps others off it.
-pub(crate) struct Port {
+pub(crate) struct PairPort {
     number: u16,
     /// On every address, so that no other user binds it on any.
     _reserved: Socket,
@@ -52,28 +52,28 @@ fn shared_socket(at: &SockAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-impl Port {
+impl PairPort {
     /// Takes a port.
-    pub(crate) fn take() -> io::Result<Port> {
-        let port = Port::without_programs()?;
+    pub(crate) fn take() -> io::Result<PairPort> {
+        let port = PairPort::without_programs()?;
         let mute = shared_socket(&loopback(port.number))?;
         self::mute(mute.as_raw_fd())?;
         mute.listen(1)?;
-        Ok(Port {
+        Ok(PairPort {
             _mute: Some(mute),
             ..port
         })
     }
 
     /// That of an agent, which only joins what others made: some systems let few attach a filter.
-    pub(crate) fn without_programs() -> io::Result<Port> {
+    pub(crate) fn without_programs() -> io::Result<PairPort> {
         let reserved = shared_socket(&SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0).into())?;
         let number = reserved
             .local_addr()?
             .as_socket_ipv4()
             .ok_or(io::ErrorKind::AddrNotAvailable)?
             .port();
-        Ok(Port {
+        Ok(PairPort {
             number,
             _reserved: reserved,
             _mute: None,
@@ -88,20 +88,24 @@ impl Port {
     ///
     /// # Errors
     /// Nobody waits there any more.
-    pub(crate) async fn meet(&self, a: u16) -> io::Result<tokio::net::TcpStream> {
-        self.reach(Ipv4Addr::LOCALHOST, a).await
+    pub(crate) async fn connect_waiting(&self, a: u16) -> io::Result<tokio::net::TcpStream> {
+        self.call_listener(Ipv4Addr::LOCALHOST, a).await
     }
 
     /// Calls the listener at `a` as `name`, one of 127/8.
     ///
     /// # Errors
     /// It does not listen any more.
-    pub(crate) async fn reach(&self, name: Ipv4Addr, a: u16) -> io::Result<tokio::net::TcpStream> {
+    pub(crate) async fn call_listener(
+        &self,
+        name: Ipv4Addr,
+        a: u16,
+    ) -> io::Result<tokio::net::TcpStream> {
         join(self.end(name)?, a).await
     }
 
     /// Our end of a pair, for another process to join: if that dies, the program's socket is reset.
-    pub(crate) fn handed_end(&self) -> io::Result<Socket> {
+    pub(crate) fn detachable_end(&self) -> io::Result<Socket> {
         let socket = self.end(Ipv4Addr::LOCALHOST)?;
         socket.set_linger(Some(Duration::ZERO))?;
         Ok(socket)
@@ -133,7 +137,7 @@ pub(crate) async fn join(socket: Socket, a: u16) -> io::Result<tokio::net::TcpSt
 }
 
 /// The kernel's error that waits for the program; asking takes it away.
-pub(crate) fn take_error(fd: RawFd) -> Answer<libc::c_int> {
+pub(crate) fn take_error(fd: RawFd) -> CallResult<libc::c_int> {
     socket_option(fd, libc::SO_ERROR)
 }
 

@@ -7,7 +7,7 @@
 //!
 //! Ends stay ends (half-close), and breaks stay breaks: a flow that broke resets the program's socket, a
 //! socket that was reset resets the flow. What the kernel cannot tell the program is in
-//! [`Fate`](crate::table::Fate) before that.
+//! [`Fate`](crate::table::ConnectionStatus) before that.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -26,14 +26,14 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use crate::ahead::{self, Ahead};
-use crate::carrier::Owner;
-use crate::errno::Fault;
-use crate::home::{Home, LineState, OnLine};
+use crate::agent_carrier::SocketOwner;
+use crate::engine_state::{EngineState, ServerSessionState, SessionUse};
+use crate::errno::SocketFault;
 use crate::info::D2tpInfo;
-use crate::options::{Options, Persist};
-use crate::policy::{self, Court};
-use crate::table::Fate;
+use crate::options::{PersistMode, SocketOptions};
+use crate::policy::{self, ScheduledSocket};
+use crate::read_ahead::{self, ReadAhead};
+use crate::table::ConnectionStatus;
 
 /// Bytes read from a program's socket at once. More costs memory for every socket that writes, and from 128 KiB
 /// on the C library maps and unmaps each piece; less costs system calls. docs/sockets.md, "Speed"
@@ -60,14 +60,14 @@ const DELIVERED_LOOK: Duration = Duration::from_secs(1); // a guess
 const FLUSH_LOOK: Duration = Duration::from_millis(2); // a guess
 
 /// A socket's flow.
-pub(crate) struct Held {
+pub(crate) struct CarriedFlow {
     pub(crate) flow: RefCell<Flow>,
     /// The device's session; none for flows that were accepted.
-    pub(crate) line: Option<OnLine>,
-    pub(crate) fate: Arc<Fate>,
+    pub(crate) session: Option<SessionUse>,
+    pub(crate) status: Arc<ConnectionStatus>,
     /// Whose it is, where that is another process.
-    owner: Option<Rc<Owner>>,
-    pub(crate) options: RefCell<Options>,
+    owner: Option<Rc<SocketOwner>>,
+    pub(crate) options: RefCell<SocketOptions>,
     /// Offset in the flow of the program's first byte.
     base: u64,
     /// Acknowledged when it was last asked: a flow that broke knows no more.
@@ -76,7 +76,7 @@ pub(crate) struct Held {
     pub(crate) sent: Cell<u64>,
     pub(crate) received: Cell<u64>,
     /// What came and the program has not read.
-    pub(crate) ahead: Ahead,
+    pub(crate) read_ahead: ReadAhead,
     /// The program will write no more, and all it wrote is in the flow.
     drained: Cell<bool>,
     /// Its options are others than before, or it moves again.
@@ -84,38 +84,43 @@ pub(crate) struct Held {
     /// Whoever decides for it waits until it moves.
     pub(crate) resting: Cell<bool>,
     /// Of a socket that is decided about with others.
-    pub(crate) court: RefCell<Option<Court>>,
+    pub(crate) scheduled: RefCell<Option<ScheduledSocket>>,
 }
 
-impl Held {
-    pub(crate) fn new(flow: Flow, line: Option<OnLine>, fate: Arc<Fate>, options: Options) -> Held {
-        Held {
+impl CarriedFlow {
+    pub(crate) fn new(
+        flow: Flow,
+        line: Option<SessionUse>,
+        fate: Arc<ConnectionStatus>,
+        options: SocketOptions,
+    ) -> CarriedFlow {
+        CarriedFlow {
             base: flow.written(),
             acked: Cell::new(0),
             flow: RefCell::new(flow),
-            line,
-            fate,
+            session: line,
+            status: fate,
             owner: None,
             options: RefCell::new(options),
             resting: Cell::new(false),
-            court: RefCell::default(),
+            scheduled: RefCell::default(),
             sent: Cell::new(0),
             received: Cell::new(0),
-            ahead: Ahead::default(),
+            read_ahead: ReadAhead::default(),
             drained: Cell::new(false),
             changed: Notify::new(),
         }
     }
 
     /// The same, of a socket of another process.
-    pub(crate) fn owned_by(self, owner: Rc<Owner>) -> Held {
-        Held {
+    pub(crate) fn owned_by(self, owner: Rc<SocketOwner>) -> CarriedFlow {
+        CarriedFlow {
             owner: Some(owner),
             ..self
         }
     }
 
-    pub(crate) fn owner(&self) -> Option<&Owner> {
+    pub(crate) fn owner(&self) -> Option<&SocketOwner> {
         self.owner.as_deref()
     }
 
@@ -132,7 +137,7 @@ impl Held {
     }
 
     /// Other options.
-    pub(crate) fn change(&self, options: Options) {
+    pub(crate) fn change(&self, options: SocketOptions) {
         let before = self.options.replace(options.clone());
         if (before.deadline, before.if_late) != (options.deadline, options.if_late) {
             self.flow.borrow().set_deadline(options.within());
@@ -145,7 +150,7 @@ impl Held {
 
     /// The peer has said all it had to say, and it is here.
     pub(crate) fn has_all(&self) {
-        self.ahead.ended();
+        self.read_ahead.ended();
         self.changed.notify_one();
     }
 
@@ -160,7 +165,7 @@ impl Held {
     ///
     /// # Errors
     /// The connection broke before.
-    pub(crate) async fn flush(&self, bytes: u64) -> Result<(), Fault> {
+    pub(crate) async fn flush(&self, bytes: u64) -> Result<(), SocketFault> {
         loop {
             let end = self.flow.borrow().end();
             // All that a flow which ended well has written was acknowledged.
@@ -169,11 +174,11 @@ impl Held {
             {
                 return Ok(());
             }
-            if let Some(fault) = self.fate.fault.get() {
+            if let Some(fault) = self.status.fault.get() {
                 return Err(fault.clone());
             }
             if let Some(end) = end.filter(|_| self.owner.is_some()) {
-                return Err(Fault::of_flow(end));
+                return Err(SocketFault::of_flow(end));
             }
             tokio::time::sleep(FLUSH_LOOK).await;
         }
@@ -202,50 +207,55 @@ impl Held {
         self.drained.set(true);
     }
 
-    pub(crate) fn fault(&self, error: &io::Error) -> Fault {
-        let line = self.line.as_ref().map(|line| line.0.state.borrow().clone());
+    pub(crate) fn fault(&self, error: &io::Error) -> SocketFault {
+        let line = self
+            .session
+            .as_ref()
+            .map(|line| line.0.state.borrow().clone());
         match (self.flow.borrow().end(), line) {
-            (Some(FlowEnd::SessionEnded) | None, Some(LineState::Over(end))) => {
-                Fault::of_session(&end)
+            (Some(FlowEnd::SessionEnded) | None, Some(ServerSessionState::Over(end))) => {
+                SocketFault::of_session(&end)
             }
-            (Some(end), _) => Fault::of_flow(end),
-            (None, _) if error.kind() == io::ErrorKind::TimedOut => Fault::new(libc::ETIME, error),
-            (None, _) => Fault::new(libc::ECONNRESET, error),
+            (Some(end), _) => SocketFault::of_flow(end),
+            (None, _) if error.kind() == io::ErrorKind::TimedOut => {
+                SocketFault::new(libc::ETIME, error)
+            }
+            (None, _) => SocketFault::new(libc::ECONNRESET, error),
         }
     }
 }
 
 /// Why a pump stopped before both ends had.
-pub(crate) enum Broken {
+pub(crate) enum PumpError {
     /// The flow.
-    Flow(Fault),
+    Flow(SocketFault),
     /// The program's socket: it was closed or reset while there was something to say.
     Program,
 }
 
 /// Makes a flow known, before its program's socket is connected: what that asks then is answered.
-pub(crate) fn enter(home: &Home, held: Held) -> Rc<Held> {
+pub(crate) fn register(home: &EngineState, held: CarriedFlow) -> Rc<CarriedFlow> {
     let held = Rc::new(held);
-    let serial = held.fate.serial;
+    let serial = held.status.serial;
     home.flows.borrow_mut().insert(serial, held.clone());
     held
 }
 
 /// It is over.
-pub(crate) fn leave(home: &Home, held: &Held) {
-    let _ = held.fate.last.set(D2tpInfo::last_of(held));
-    held.fate.over.store(true, Ordering::Relaxed);
-    home.flows.borrow_mut().remove(&held.fate.serial);
+pub(crate) fn unregister(home: &EngineState, held: &CarriedFlow) {
+    let _ = held.status.last.set(D2tpInfo::last_of(held));
+    held.status.over.store(true, Ordering::Relaxed);
+    home.flows.borrow_mut().remove(&held.status.serial);
 }
 
 /// Carries until both directions are over.
-pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
-    let persists = held.owner.is_some() && held.options.borrow().persist != Persist::No;
-    held.ahead.open(stream.as_raw_fd());
+pub(crate) async fn run(home: Rc<EngineState>, held: Rc<CarriedFlow>, stream: TcpStream) {
+    let persists = held.owner.is_some() && held.options.borrow().persist != PersistMode::No;
+    held.read_ahead.open(stream.as_raw_fd());
     let carried = {
         let up = async {
             match persists {
-                true => up_kept(&held, &stream).await,
+                true => up_persistent(&held, &stream).await,
                 false => up(&home, &held, &stream).await,
             }
         };
@@ -253,61 +263,61 @@ pub(crate) async fn run(home: Rc<Home>, held: Rc<Held>, stream: TcpStream) {
             let down = async {
                 match down(&home, &held, &stream).await {
                     // It closed without reading to the end. What it said before is still read.
-                    Err(Broken::Program) => Ok(Heard::Part),
-                    whole => whole.map(|()| Heard::All),
+                    Err(PumpError::Program) => Ok(ProgramDrain::Part),
+                    whole => whole.map(|()| ProgramDrain::All),
                 }
             };
             tokio::select! {
                 heard = down => heard,
-                () = held.orphaned(), if persists => let_go(&held).await,
+                () = held.orphaned(), if persists => drain_from_peer(&held).await,
             }
         };
         let both = async { tokio::try_join!(up, down) };
         tokio::select! {
             carried = both => carried,
-            fault = policy::steer(&home, &held) => {
+            fault = policy::enforce(&home, &held) => {
                 held.flow.borrow_mut().reset(ABORTED);
-                Err(Broken::Flow(fault))
+                Err(PumpError::Flow(fault))
             }
-            () = outlived(&held), if !persists => {
+            () = orphan_expired(&held), if !persists => {
                 held.flow.borrow_mut().reset(ABORTED);
-                Err(Broken::Program)
+                Err(PumpError::Program)
             }
         }
     };
-    held.ahead.close();
+    held.read_ahead.close();
     match carried {
-        Ok(((), Heard::All)) => {
-            calm(&stream);
+        Ok(((), ProgramDrain::All)) => {
+            clear_linger(&stream);
             drop(stream);
             if let Err(error) = poll_fn(|cx| held.flow.borrow_mut().poll_finished(cx)).await {
-                let _ = held.fate.fault.set(held.fault(&error));
+                let _ = held.status.fault.set(held.fault(&error));
             }
         }
         // Dropping the flow leaves what was finished to arrive, and tells the peer that nobody reads.
-        Ok(((), Heard::Part)) => {}
-        Err(Broken::Flow(fault)) => {
-            let _ = held.fate.fault.set(fault.clone());
+        Ok(((), ProgramDrain::Part)) => {}
+        Err(PumpError::Flow(fault)) => {
+            let _ = held.status.fault.set(fault.clone());
             if let Some(owner) = &held.owner {
-                owner.warn(&fault).await;
+                owner.send_fault(&fault).await;
             }
             break_off(stream);
         }
-        Err(Broken::Program) => held.flow.borrow_mut().reset(ABORTED),
+        Err(PumpError::Program) => held.flow.borrow_mut().reset(ABORTED),
     }
     policy::stop(&held);
-    leave(&home, &held);
+    unregister(&home, &held);
 }
 
 /// Its program ended, and the time is over in which its last words are sent.
-async fn outlived(held: &Held) {
+async fn orphan_expired(held: &CarriedFlow) {
     held.orphaned().await;
     tokio::time::sleep(LAST_WORDS).await;
 }
 
 /// Takes what comes for a program that has ended, so that the peer ends well. Nothing is put into its socket
 /// any more: that would make the kernel forget what it still has of the program's.
-async fn let_go(held: &Held) -> Result<Heard, Broken> {
+async fn drain_from_peer(held: &CarriedFlow) -> Result<ProgramDrain, PumpError> {
     let ended = async {
         let mut unread = 0;
         while unread < UNREAD_BYTES_MAX {
@@ -317,12 +327,12 @@ async fn let_go(held: &Held) -> Result<Heard, Broken> {
             });
             match chunk.await {
                 Ok(Some(chunk)) => unread += chunk.len() as u64,
-                Ok(None) => return Ok(Heard::All),
-                Err(error) => return Err(Broken::Flow(held.fault(&error))),
+                Ok(None) => return Ok(ProgramDrain::All),
+                Err(error) => return Err(PumpError::Flow(held.fault(&error))),
             }
         }
         delivered(held).await;
-        Ok(Heard::Part)
+        Ok(ProgramDrain::Part)
     };
     let patience = async {
         delivered(held).await;
@@ -330,25 +340,25 @@ async fn let_go(held: &Held) -> Result<Heard, Broken> {
     };
     tokio::select! {
         heard = ended => heard,
-        () = patience => Ok(Heard::Part),
+        () = patience => Ok(ProgramDrain::Part),
     }
 }
 
 /// Waits until the peer has all, or never will.
-async fn delivered(held: &Held) {
+async fn delivered(held: &CarriedFlow) {
     while !held.is_delivered() && held.flow.borrow().end().is_none() {
         tokio::time::sleep(DELIVERED_LOOK).await;
     }
 }
 
 /// What was passed on to break with its holder ends as others do.
-fn calm(stream: &TcpStream) {
+fn clear_linger(stream: &TcpStream) {
     // If that fails what the program has not read yet may be lost to it, and it hears so.
     let _ = socket2::SockRef::from(stream).set_linger(None);
 }
 
 /// How much of the flow the program took.
-enum Heard {
+enum ProgramDrain {
     All,
     Part,
 }
@@ -359,14 +369,14 @@ pub(crate) fn break_off(stream: TcpStream) {
     let _ = stream.set_zero_linger();
 }
 
-async fn up(home: &Home, held: &Held, stream: &TcpStream) -> Result<(), Broken> {
+async fn up(home: &EngineState, held: &CarriedFlow, stream: &TcpStream) -> Result<(), PumpError> {
     let mut leaving = home.leaving.subscribe();
     let mut buffer = BytesMut::new();
     loop {
         let mut last = *leaving.borrow_and_update();
         if !last {
             tokio::select! {
-                readable = stream.readable() => readable.map_err(|_| Broken::Program)?,
+                readable = stream.readable() => readable.map_err(|_| PumpError::Program)?,
                 _ = leaving.changed() => last = true,
             }
         }
@@ -384,7 +394,7 @@ async fn up(home: &Home, held: &Held, stream: &TcpStream) -> Result<(), Broken> 
                 buffer = BytesMut::new();
                 continue;
             }
-            Err(_) => return Err(Broken::Program),
+            Err(_) => return Err(PumpError::Program),
         }
         let chunk = buffer.split().freeze();
         let bytes = chunk.len() as u64;
@@ -395,18 +405,18 @@ async fn up(home: &Home, held: &Held, stream: &TcpStream) -> Result<(), Broken> 
 }
 
 /// Ends the flow's direction.
-async fn finish(held: &Held) -> Result<(), Broken> {
+async fn finish(held: &CarriedFlow) -> Result<(), PumpError> {
     let finished = poll_fn(|cx| {
         let mut flow = held.flow.borrow_mut();
         pin!(flow.shutdown()).poll(cx)
     });
     let finished = finished.await;
     held.finished();
-    finished.map_err(|error| Broken::Flow(held.fault(&error)))
+    finished.map_err(|error| PumpError::Flow(held.fault(&error)))
 }
 
 /// How a program's direction ended.
-enum Said {
+enum ProgramEnd {
     All,
     /// It was reset: there may have been more.
     Part,
@@ -414,7 +424,7 @@ enum Said {
 
 /// The same for a persistent socket: taken from the program ahead of the flow, and all of it once the
 /// program has ended, for the kernel forgets what a process left that nobody takes.
-async fn up_kept(held: &Held, stream: &TcpStream) -> Result<(), Broken> {
+async fn up_persistent(held: &CarriedFlow, stream: &TcpStream) -> Result<(), PumpError> {
     let mut kept: VecDeque<Bytes> = VecDeque::new();
     let mut buffer = BytesMut::new();
     let mut bytes = 0;
@@ -430,7 +440,7 @@ async fn up_kept(held: &Held, stream: &TcpStream) -> Result<(), Broken> {
                     buffer.reserve(READ_BYTES);
                 }
                 match readable.and_then(|()| stream.try_read_buf(&mut buffer)) {
-                    Ok(0) => said = Some(Said::All),
+                    Ok(0) => said = Some(ProgramEnd::All),
                     Ok(more) => {
                         bytes += more;
                         kept.push_back(buffer.split().freeze());
@@ -439,7 +449,7 @@ async fn up_kept(held: &Held, stream: &TcpStream) -> Result<(), Broken> {
                         // A socket at rest holds no buffer.
                         buffer = BytesMut::new();
                     }
-                    Err(_) => said = Some(Said::Part),
+                    Err(_) => said = Some(ProgramEnd::Part),
                 }
             }
             written = write_first(held, &kept), if !kept.is_empty() => {
@@ -452,37 +462,37 @@ async fn up_kept(held: &Held, stream: &TcpStream) -> Result<(), Broken> {
         }
     }
     match said {
-        Some(Said::Part) => {
+        Some(ProgramEnd::Part) => {
             // What there was is to arrive before the peer hears that it is not all.
             let _ = held.flush(held.sent.get()).await;
-            Err(Broken::Program)
+            Err(PumpError::Program)
         }
         _ => finish(held).await,
     }
 }
 
-async fn write_first(held: &Held, kept: &VecDeque<Bytes>) -> Result<(), Broken> {
+async fn write_first(held: &CarriedFlow, kept: &VecDeque<Bytes>) -> Result<(), PumpError> {
     match kept.front() {
         Some(chunk) => write(held, chunk).await,
         None => Ok(()),
     }
 }
 
-async fn write(held: &Held, chunk: &Bytes) -> Result<(), Broken> {
+async fn write(held: &CarriedFlow, chunk: &Bytes) -> Result<(), PumpError> {
     poll_fn(|cx| {
         let mut flow = held.flow.borrow_mut();
         // Made anew at each turn: it holds nothing but the chunk.
         pin!(flow.write_chunk(chunk.clone())).poll(cx)
     })
     .await
-    .map_err(|error| Broken::Flow(held.fault(&error)))
+    .map_err(|error| PumpError::Flow(held.fault(&error)))
 }
 
-async fn down(home: &Home, held: &Held, stream: &TcpStream) -> Result<(), Broken> {
+async fn down(home: &EngineState, held: &CarriedFlow, stream: &TcpStream) -> Result<(), PumpError> {
     let mut pieces: Vec<Bytes> = Vec::with_capacity(PIECES_MAX);
     loop {
-        if held.options.borrow().levels.is_some() {
-            return ahead::down(held, stream, &home.store).await;
+        if held.options.borrow().thresholds.is_some() {
+            return read_ahead::down(held, stream, &home.read_ahead).await;
         }
         let mut ended = false;
         let read = poll_fn(|cx| {
@@ -511,9 +521,9 @@ async fn down(home: &Home, held: &Held, stream: &TcpStream) -> Result<(), Broken
         let bytes: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
         put(stream, &mut pieces)
             .await
-            .map_err(|_| Broken::Program)?;
+            .map_err(|_| PumpError::Program)?;
         held.count(&held.received, bytes);
-        read.map_err(|error| Broken::Flow(held.fault(&error)))?;
+        read.map_err(|error| PumpError::Flow(held.fault(&error)))?;
         if ended {
             held.has_all();
             return end_of_down(stream);
@@ -522,10 +532,10 @@ async fn down(home: &Home, held: &Held, stream: &TcpStream) -> Result<(), Broken
 }
 
 /// The program reads the end.
-pub(crate) fn end_of_down(stream: &TcpStream) -> Result<(), Broken> {
+pub(crate) fn end_of_down(stream: &TcpStream) -> Result<(), PumpError> {
     socket2::SockRef::from(stream)
         .shutdown(std::net::Shutdown::Write)
-        .map_err(|_| Broken::Program)
+        .map_err(|_| PumpError::Program)
 }
 
 /// Writes some of it, once the program makes room; says how much.

@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libc::c_int;
 
-use crate::address::Name;
-use crate::datagrams::Grams;
-use crate::errno::{Answer, Errno, Fault};
+use crate::address::SocketName;
+use crate::datagrams::ProgramDatagrams;
+use crate::errno::{CallResult, Errno, SocketFault};
 use crate::info::D2tpInfo;
-use crate::keep::Token;
 use crate::kernel::socket_option;
-use crate::options::Options;
+use crate::options::SocketOptions;
+use crate::reopen_token::ReopenToken;
 
 /// Entries at most before those are let go whose connections are over: programs close sockets by the
 /// kernel's call too, which we do not hear. More than most processes may have descriptors.
@@ -26,11 +26,11 @@ const SOCKETS_MAX: usize = 1 << 15;
 
 /// What becomes of a connection, told by the engine and asked by the program.
 #[derive(Debug, Default)]
-pub(crate) struct Fate {
+pub(crate) struct ConnectionStatus {
     /// Its number in the engine.
     pub(crate) serial: u64,
     /// Why it broke. Set before the kernel's socket hears of it.
-    pub(crate) fault: OnceLock<Fault>,
+    pub(crate) fault: OnceLock<SocketFault>,
     /// The connection was never made, and the program has not heard so. For a moment the kernel's socket
     /// looks connected then: what resets it comes after what answers it.
     pub(crate) refused: AtomicBool,
@@ -40,55 +40,55 @@ pub(crate) struct Fate {
     pub(crate) last: OnceLock<D2tpInfo>,
 }
 
-impl Fate {
+impl ConnectionStatus {
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
     }
 
     /// Of a connection that is about to be made.
-    pub(crate) fn new() -> Arc<Fate> {
+    pub(crate) fn new() -> Arc<ConnectionStatus> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Arc::new(Fate {
+        Arc::new(ConnectionStatus {
             serial: NEXT.fetch_add(1, Ordering::Relaxed),
-            ..Fate::default()
+            ..ConnectionStatus::default()
         })
     }
 }
 
 /// A D2TP socket.
 #[derive(Clone, Debug)]
-pub(crate) struct Socket {
+pub(crate) struct SocketEntry {
     /// AF_INET or AF_INET6, as the program asked.
     pub(crate) domain: c_int,
     /// The process whose engine has the other end.
     pub(crate) pid: u32,
-    pub(crate) options: Options,
-    pub(crate) peer: Option<Name>,
-    pub(crate) local: Option<Name>,
+    pub(crate) options: SocketOptions,
+    pub(crate) peer: Option<SocketName>,
+    pub(crate) local: Option<SocketName>,
     /// Its loopback port, once it was bound to an address of D2TP's.
     pub(crate) bound: Option<u16>,
     pub(crate) listens: bool,
     /// It carries datagrams.
-    pub(crate) grams: Option<Arc<Grams>>,
-    pub(crate) fate: Option<Arc<Fate>>,
+    pub(crate) datagrams: Option<Arc<ProgramDatagrams>>,
+    pub(crate) status: Option<Arc<ConnectionStatus>>,
     /// By what its connection is opened again.
-    pub(crate) token: Option<Token>,
+    pub(crate) token: Option<ReopenToken>,
     /// Why nothing was begun, in words.
     pub(crate) cause: Option<String>,
 }
 
-impl Socket {
-    pub(crate) fn new(domain: c_int) -> Socket {
-        Socket {
+impl SocketEntry {
+    pub(crate) fn new(domain: c_int) -> SocketEntry {
+        SocketEntry {
             domain,
             pid: std::process::id(),
-            options: Options::default(),
+            options: SocketOptions::default(),
             peer: None,
             local: None,
             bound: None,
             listens: false,
-            grams: None,
-            fate: None,
+            datagrams: None,
+            status: None,
             token: None,
             cause: None,
         }
@@ -96,7 +96,7 @@ impl Socket {
 
     /// Whether its connection has been and is no more.
     fn is_over(&self) -> bool {
-        let fate = self.fate.as_ref();
+        let fate = self.status.as_ref();
         fate.is_some_and(|fate| fate.over.load(Ordering::Relaxed))
     }
 
@@ -108,26 +108,26 @@ impl Socket {
 
 /// All of them.
 #[derive(Default)]
-pub(crate) struct Table {
-    sockets: HashMap<u64, Socket>,
+pub(crate) struct SocketTable {
+    sockets: HashMap<u64, SocketEntry>,
     /// Flows on their way to a listener, by the loopback address they call from.
-    arrivals: HashMap<Ipv4Addr, Socket>,
+    arrivals: HashMap<Ipv4Addr, SocketEntry>,
 }
 
-static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+static TABLE: Mutex<Option<SocketTable>> = Mutex::new(None);
 
 /// The lock itself, for who forks.
-pub(crate) fn lock() -> MutexGuard<'static, Option<Table>> {
+pub(crate) fn lock() -> MutexGuard<'static, Option<SocketTable>> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A socket's name in the kernel.
-pub(crate) fn cookie(fd: RawFd) -> Answer<u64> {
+pub(crate) fn cookie(fd: RawFd) -> CallResult<u64> {
     socket_option(fd, libc::SO_COOKIE)
 }
 
 /// Makes `socket` known.
-pub(crate) fn insert(cookie: u64, socket: Socket) {
+pub(crate) fn insert(cookie: u64, socket: SocketEntry) {
     let mut table = lock();
     let sockets = &mut table.get_or_insert_default().sockets;
     if sockets.len() >= SOCKETS_MAX {
@@ -140,7 +140,7 @@ pub(crate) fn insert(cookie: u64, socket: Socket) {
 ///
 /// # Errors
 /// It is no socket, or no descriptor.
-pub(crate) fn find(fd: RawFd) -> Answer<Option<(u64, Socket)>> {
+pub(crate) fn find(fd: RawFd) -> CallResult<Option<(u64, SocketEntry)>> {
     let cookie = cookie(fd)?;
     let table = lock();
     let known = table.as_ref().and_then(|t| t.sockets.get(&cookie));
@@ -148,7 +148,7 @@ pub(crate) fn find(fd: RawFd) -> Answer<Option<(u64, Socket)>> {
 }
 
 /// Changes a socket that is known.
-pub(crate) fn change<R>(cookie: u64, f: impl FnOnce(&mut Socket) -> R) -> Option<R> {
+pub(crate) fn change<R>(cookie: u64, f: impl FnOnce(&mut SocketEntry) -> R) -> Option<R> {
     let mut table = lock();
     table.as_mut()?.sockets.get_mut(&cookie).map(f)
 }
@@ -157,26 +157,26 @@ pub(crate) fn change<R>(cookie: u64, f: impl FnOnce(&mut Socket) -> R) -> Option
 pub(crate) fn forget(cookie: u64) {
     if let Some(table) = lock().as_mut()
         && let Some(socket) = table.sockets.get(&cookie)
-        && (socket.fate.is_none() || socket.is_over())
+        && (socket.status.is_none() || socket.is_over())
     {
         table.sockets.remove(&cookie);
     }
 }
 
 /// A flow is about to call a listener from `name`.
-pub(crate) fn announce(name: Ipv4Addr, socket: Socket) {
+pub(crate) fn announce(name: Ipv4Addr, socket: SocketEntry) {
     let mut table = lock();
     table.get_or_insert_default().arrivals.insert(name, socket);
 }
 
 /// The flow that called from `name`.
-pub(crate) fn arrive(name: Ipv4Addr) -> Option<Socket> {
+pub(crate) fn arrive(name: Ipv4Addr) -> Option<SocketEntry> {
     lock().as_mut()?.arrivals.remove(&name)
 }
 
 /// Why the last connection was never made, if the program has not heard so.
-pub(crate) fn take_refusal(socket: &Socket) -> Option<Errno> {
-    let fate = socket.fate.as_ref()?;
+pub(crate) fn take_refusal(socket: &SocketEntry) -> Option<Errno> {
+    let fate = socket.status.as_ref()?;
     let fault = fate.fault.get()?;
     let unheard = fate.refused.swap(false, Ordering::AcqRel);
     unheard.then_some(Errno(fault.errno))
@@ -187,7 +187,7 @@ pub(crate) fn translate(fd: RawFd, errno: Errno) -> Errno {
     if !matches!(errno.0, 0 | libc::ECONNRESET) {
         return errno;
     }
-    let fate = find(fd).ok().flatten().and_then(|(_, s)| s.fate);
+    let fate = find(fd).ok().flatten().and_then(|(_, s)| s.status);
     let Some((fate, fault)) = fate.as_ref().and_then(|f| Some((f, f.fault.get()?))) else {
         return errno;
     };

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use d2tp_driver::Flow;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-use crate::errno::Fault;
+use crate::errno::SocketFault;
 
 /// Bytes of a proxy's answer to CONNECT; ours take 200.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
@@ -18,9 +18,9 @@ const FIELDS_MAX: usize = 64;
 const WORDS_BYTES_MAX: u64 = 512;
 
 /// A flow that others look at meanwhile: it is borrowed for a moment at a time.
-struct Lent<'a>(&'a RefCell<Flow>);
+struct BorrowedFlow<'a>(&'a RefCell<Flow>);
 
-impl AsyncRead for Lent<'_> {
+impl AsyncRead for BorrowedFlow<'_> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -30,7 +30,7 @@ impl AsyncRead for Lent<'_> {
     }
 }
 
-impl AsyncWrite for Lent<'_> {
+impl AsyncWrite for BorrowedFlow<'_> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -52,8 +52,11 @@ impl AsyncWrite for Lent<'_> {
 ///
 /// # Errors
 /// Why the proxy would not, or could not.
-pub(crate) async fn through(flow: &RefCell<Flow>, authority: &str) -> Result<(), Fault> {
-    let mut lent = Lent(flow);
+pub(crate) async fn connect_through(
+    flow: &RefCell<Flow>,
+    authority: &str,
+) -> Result<(), SocketFault> {
+    let mut lent = BorrowedFlow(flow);
     let request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
     let mut head = Vec::new();
     let exchange = async {
@@ -65,15 +68,15 @@ pub(crate) async fn through(flow: &RefCell<Flow>, authority: &str) -> Result<(),
         io::Result::Ok(())
     };
     if let Err(error) = exchange.await {
-        let fault = flow.borrow().end().map(Fault::of_flow);
-        return Err(fault.unwrap_or_else(|| Fault::new(libc::ECONNRESET, error)));
+        let fault = flow.borrow().end().map(SocketFault::of_flow);
+        return Err(fault.unwrap_or_else(|| SocketFault::new(libc::ECONNRESET, error)));
     }
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut answer = httparse::Response::new(&mut fields);
     let parsed = answer.parse(&head);
     let Some(status) = answer.code.filter(|_| parsed.is_ok()) else {
         let text = "what is at the proxy's address does not open tunnels";
-        return Err(Fault::new(libc::EPROTO, text));
+        return Err(SocketFault::new(libc::EPROTO, text));
     };
     if (200..300).contains(&status) {
         return Ok(());
@@ -87,7 +90,7 @@ pub(crate) async fn through(flow: &RefCell<Flow>, authority: &str) -> Result<(),
     let mut words = Vec::new();
     let _ = lent.take(WORDS_BYTES_MAX).read_to_end(&mut words).await;
     let words = String::from_utf8_lossy(&words);
-    Err(Fault::new(
+    Err(SocketFault::new(
         errno,
         format!("the proxy refuses ({status}): {}", words.trim()),
     ))

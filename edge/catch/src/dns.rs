@@ -1,4 +1,4 @@
-//! A name server that knows no name and has an address for each: [`crate::Names`].
+//! A name server that knows no name and has an address for each: [`crate::NameStandIns`].
 //!
 //! Questions for an address of IPv4 are answered; those for anything else say that the name has no such
 //! record, so that programs take the address.
@@ -17,7 +17,7 @@ use simple_dns::{CLASS, Packet, PacketFlag, QCLASS, QTYPE, RCODE, ResourceRecord
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-use crate::names::Names;
+use crate::stand_ins::NameStandIns;
 
 /// How long an answer may be kept, in seconds: the address stands for the name longer than that.
 const TTL_S: u32 = 60; // a guess
@@ -26,7 +26,7 @@ const TTL_S: u32 = 60; // a guess
 const QUESTION_BYTES_MAX: usize = 512;
 
 /// The answer to a question; none to what is none.
-pub fn answer(question: &[u8], names: &Names) -> Option<Vec<u8>> {
+pub fn answer(question: &[u8], names: &NameStandIns) -> Option<Vec<u8>> {
     let asked = Packet::parse(question).ok()?;
     if asked.has_flags(PacketFlag::RESPONSE) || asked.questions.len() != 1 {
         return None;
@@ -57,7 +57,7 @@ pub fn answer(question: &[u8], names: &Names) -> Option<Vec<u8>> {
     said.build_bytes_vec().ok()
 }
 
-fn address_of(name: &str, names: &Names) -> Option<Ipv4Addr> {
+fn address_of(name: &str, names: &NameStandIns) -> Option<Ipv4Addr> {
     let is_own = name == "localhost" || name.ends_with(".localhost");
     if is_own {
         return Some(Ipv4Addr::LOCALHOST);
@@ -69,7 +69,7 @@ fn address_of(name: &str, names: &Names) -> Option<Ipv4Addr> {
 ///
 /// # Errors
 /// What the system says.
-pub async fn serve(socket: UdpSocket, names: Arc<Names>) -> io::Result<()> {
+pub async fn serve(socket: UdpSocket, names: Arc<NameStandIns>) -> io::Result<()> {
     loop {
         socket.readable().await?;
         let took = socket.try_io(Interest::READABLE, || take(&socket));
@@ -88,9 +88,9 @@ pub async fn serve(socket: UdpSocket, names: Arc<Names>) -> io::Result<()> {
     }
 }
 
-type Question = (Vec<u8>, SockaddrIn, libc::in_pktinfo);
+type DnsQuestion = (Vec<u8>, SockaddrIn, libc::in_pktinfo);
 
-fn take(socket: &UdpSocket) -> io::Result<Option<Question>> {
+fn take(socket: &UdpSocket) -> io::Result<Option<DnsQuestion>> {
     let mut bytes = [0; QUESTION_BYTES_MAX];
     let mut space = cmsg_space!(libc::in_pktinfo);
     let mut slices = [io::IoSliceMut::new(&mut bytes)];
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn every_name_has_an_address_of_ipv4_and_nothing_else() {
-        let names = Names::default();
+        let names = NameStandIns::default();
         let said = answer(&ask("origin.example", TYPE::A), &names).unwrap();
         let said = Packet::parse(&said).unwrap();
         let RData::A(A { address }) = &said.answers[0].rdata else {
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_is_no_question_gets_no_answer() {
-        let names = Names::default();
+        let names = NameStandIns::default();
         assert!(answer(b"", &names).is_none());
         assert!(answer(&[0xff; 40], &names).is_none());
         let said = answer(&ask("a.example", TYPE::A), &names).unwrap();

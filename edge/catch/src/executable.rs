@@ -17,7 +17,7 @@ const FIRST_LINE_BYTES_MAX: u64 = 256;
 
 /// How a program calls the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ExecutableKind {
     /// By a C library that is loaded at start: what is in front of that is called first.
     Dynamic,
     /// By itself, and it has its own way of looking names up.
@@ -36,7 +36,7 @@ pub struct Executable {
     /// The file that runs: an interpreter's, for a script.
     pub runs: PathBuf,
     /// What that is.
-    pub kind: Kind,
+    pub kind: ExecutableKind,
 }
 
 impl Executable {
@@ -137,17 +137,17 @@ fn interpreter(path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(Some(first))
 }
 
-fn kind_of(path: &Path) -> io::Result<Kind> {
+fn kind_of(path: &Path) -> io::Result<ExecutableKind> {
     let metadata = std::fs::metadata(path)?;
     let not_root = !nix::unistd::geteuid().is_root();
     if not_root && (metadata.permissions().mode() & 0o6000 != 0 || has_capabilities(path)) {
-        return Ok(Kind::Privileged);
+        return Ok(ExecutableKind::Privileged);
     }
     let file = match File::open(path) {
         Ok(file) => file,
         // What may not be read may not be looked into by us either when it runs.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            return Ok(Kind::Privileged);
+            return Ok(ExecutableKind::Privileged);
         }
         Err(error) => return Err(error),
     };
@@ -159,13 +159,13 @@ fn kind_of(path: &Path) -> io::Result<Kind> {
     let has = |name: &str| elf.section_by_name(name).is_some();
     // The Go linker writes these; `-s -w` leaves them.
     if has(".go.buildinfo") || has(".note.go.buildid") {
-        return Ok(Kind::Go);
+        return Ok(ExecutableKind::Go);
     }
     let loads = elf.sections().any(|s| s.name() == Ok(".interp"));
     let is_program = matches!(elf.kind(), ObjectKind::Executable | ObjectKind::Dynamic);
     Ok(match loads && is_program {
-        true => Kind::Dynamic,
-        false => Kind::Static,
+        true => ExecutableKind::Dynamic,
+        false => ExecutableKind::Static,
     })
 }
 
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn a_program_that_loads_a_c_library_is_dynamic_and_scripts_are_their_interpreters() {
         let found = Executable::find(OsStr::new("sh")).unwrap();
-        assert_eq!(found.kind, Kind::Dynamic);
+        assert_eq!(found.kind, ExecutableKind::Dynamic);
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("script");
         std::fs::write(&script, "#!/usr/bin/env -S sh -e\necho\n").unwrap();

@@ -28,12 +28,12 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socket
 use nix::unistd::{ForkResult, Pid, fork};
 use rtnetlink::{LinkUnspec, RouteMessageBuilder};
 
-use crate::ask::{self, Asked};
 use crate::executable::Executable;
-use crate::names::Names;
-use crate::notify::{self, Supervisor};
-use crate::pair::{Port, Porter, Reserved};
-use crate::{dns, pair, passed};
+use crate::notify::{self, SeccompSupervisor};
+use crate::pair::{CatchPort, NamespaceSockets, ReservedPort};
+use crate::preload::{self, PreloadListener};
+use crate::stand_ins::NameStandIns;
+use crate::{dns, fd_passing, pair};
 
 /// The loopback interface of a new namespace.
 const LOOPBACK_INDEX: u32 = 1;
@@ -50,7 +50,7 @@ const TUN_MTU: u16 = 9_000; // a guess
 
 /// The network namespace of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Namespace {
+pub enum ProgramNamespace {
     /// This process's.
     Shared,
     /// Its own: nothing leaves it.
@@ -61,99 +61,113 @@ pub enum Namespace {
 
 /// How to start.
 #[derive(Debug)]
-pub struct Plan {
+pub struct LaunchPlan {
     /// What.
     pub program: Executable,
     /// Its words, the first being its name.
     pub words: Vec<OsString>,
     /// Where.
-    pub namespace: Namespace,
+    pub namespace: ProgramNamespace,
     /// Its connections are held by the kernel until they are answered.
     pub notify: bool,
 }
 
 /// What the child made.
-pub struct Given {
+pub struct LaunchResources {
     /// Where the local proxy listens.
     pub proxy: TcpListener,
     /// Where preload.c asks.
-    pub ask: OwnedFd,
+    pub preload_socket: OwnedFd,
     /// The name of that place.
-    pub ask_name: OsString,
+    pub preload_name: OsString,
     /// Where names are looked up.
     pub dns: std::net::UdpSocket,
     /// The TUN.
     pub tun: Option<OwnedFd>,
     /// Bytes of a packet there.
     pub tun_mtu: u16,
-    reserved: Reserved,
-    porter: Option<OwnedFd>,
+    reserved: ReservedPort,
+    socket_server: Option<OwnedFd>,
 }
 
-impl Given {
+impl LaunchResources {
     /// The other ends of program's sockets. Must be called on a runtime.
     ///
     /// # Errors
     /// What the system says.
-    pub fn port(reserved: (OwnedFd, OwnedFd), porter: Option<OwnedFd>) -> io::Result<Port> {
-        let porter = porter.map(Porter::new).transpose()?.map(Arc::new);
+    pub fn port(reserved: (OwnedFd, OwnedFd), porter: Option<OwnedFd>) -> io::Result<CatchPort> {
+        let porter = porter.map(NamespaceSockets::new).transpose()?.map(Arc::new);
         let (all, mute) = reserved;
-        Port::new(Reserved { all, mute }, porter)
+        CatchPort::new(
+            ReservedPort {
+                all,
+                syn_sink: mute,
+            },
+            porter,
+        )
     }
 
-    /// Takes out what [`Given::port`] needs.
+    /// Takes out what [`LaunchResources::port`] needs.
     pub fn take_port(&mut self) -> io::Result<((OwnedFd, OwnedFd), Option<OwnedFd>)> {
         let pair = (
             self.reserved.all.try_clone()?,
-            self.reserved.mute.try_clone()?,
+            self.reserved.syn_sink.try_clone()?,
         );
-        Ok((pair, self.porter.take()))
+        Ok((pair, self.socket_server.take()))
     }
 
     /// Hears what preload.c asks. Must be called on a runtime.
     ///
     /// # Errors
     /// What the system says.
-    pub fn asked(ask: OwnedFd, names: Arc<Names>, namespace: Namespace) -> io::Result<Asked> {
+    pub fn preload_listener(
+        ask: OwnedFd,
+        names: Arc<NameStandIns>,
+        namespace: ProgramNamespace,
+    ) -> io::Result<PreloadListener> {
         let me = nix::unistd::getuid().as_raw();
-        Asked::new(ask, names, (namespace == Namespace::Shared).then_some(me))
+        PreloadListener::new(
+            ask,
+            names,
+            (namespace == ProgramNamespace::Shared).then_some(me),
+        )
     }
 }
 
 /// A program that waits for its word to go.
-pub struct Launched {
+pub struct PreparedProgram {
     pid: Pid,
     channel: OwnedFd,
-    porter: Option<Pid>,
+    socket_server: Option<Pid>,
     notify: bool,
     /// What the child made.
-    pub given: Given,
+    pub resources: LaunchResources,
 }
 
 /// A program that runs.
-pub struct Running {
+pub struct RunningProgram {
     /// Its process.
     pub pid: Pid,
     /// The porter's, which ends with this process.
-    pub porter: Option<Pid>,
+    pub socket_server: Option<Pid>,
     listener: Option<OwnedFd>,
 }
 
-impl Running {
+impl RunningProgram {
     /// Hears its calls, if it was started so. Must be called on a runtime, once.
     ///
     /// # Errors
     /// What the system says.
-    pub fn supervisor(&mut self) -> io::Result<Option<Supervisor>> {
-        self.listener.take().map(Supervisor::new).transpose()
+    pub fn supervisor(&mut self) -> io::Result<Option<SeccompSupervisor>> {
+        self.listener.take().map(SeccompSupervisor::new).transpose()
     }
 }
 
-/// Starts a program up to where it waits for [`Launched::go`].
+/// Starts a program up to where it waits for [`PreparedProgram::go`].
 ///
 /// # Errors
 /// What stood in its way, in words.
-pub fn launch(plan: &Plan) -> io::Result<Launched> {
+pub fn launch(plan: &LaunchPlan) -> io::Result<PreparedProgram> {
     let (ours, theirs) = socketpair(
         AddressFamily::Unix,
         SockType::SeqPacket,
@@ -183,26 +197,26 @@ pub fn launch(plan: &Plan) -> io::Result<Launched> {
         }
         ForkResult::Parent { child } => {
             drop(theirs);
-            hear(child, ours, plan)
+            receive_resources(child, ours, plan)
         }
     }
 }
 
 /// What the child says when it cannot go on.
-fn complaint(said: &[u8]) -> io::Error {
+fn child_error(said: &[u8]) -> io::Error {
     let text = said.get(5..).unwrap_or(b"the program cannot be started");
     let text = String::from_utf8_lossy(text).into_owned();
     io::Error::other(text)
 }
 
-fn hear(pid: Pid, channel: OwnedFd, plan: &Plan) -> io::Result<Launched> {
+fn receive_resources(pid: Pid, channel: OwnedFd, plan: &LaunchPlan) -> io::Result<PreparedProgram> {
     let gone = || {
         let _ = nix::sys::wait::waitpid(pid, None);
     };
-    let (said, fds) = passed::take(&channel).inspect_err(|_| gone())?;
+    let (said, fds) = fd_passing::take(&channel).inspect_err(|_| gone())?;
     let Some((b'=', said)) = said.split_first() else {
         gone();
-        return Err(complaint(&said));
+        return Err(child_error(&said));
     };
     let porter: [u8; 4] = said
         .get(..4)
@@ -214,39 +228,45 @@ fn hear(pid: Pid, channel: OwnedFd, plan: &Plan) -> io::Result<Launched> {
     let mut next = || fds.next().ok_or(io::ErrorKind::UnexpectedEof);
     let (proxy, ask, dns, all, mute) = (next()?, next()?, next()?, next()?, next()?);
     let tun = match plan.namespace {
-        Namespace::Tun => Some(next()?),
+        ProgramNamespace::Tun => Some(next()?),
         _ => None,
     };
     let porter_channel = match plan.namespace {
-        Namespace::Shared => None,
+        ProgramNamespace::Shared => None,
         _ => Some(next()?),
     };
     let proxy = TcpListener::from(proxy);
     proxy.set_nonblocking(true)?;
-    Ok(Launched {
+    Ok(PreparedProgram {
         pid,
         channel,
-        porter: porter_channel.is_some().then_some(porter),
+        socket_server: porter_channel.is_some().then_some(porter),
         notify: plan.notify,
-        given: Given {
+        resources: LaunchResources {
             proxy,
-            ask,
-            ask_name,
+            preload_socket: ask,
+            preload_name: ask_name,
             dns: dns.into(),
             tun,
             tun_mtu: TUN_MTU,
-            reserved: Reserved { all, mute },
-            porter: porter_channel,
+            reserved: ReservedPort {
+                all,
+                syn_sink: mute,
+            },
+            socket_server: porter_channel,
         },
     })
 }
 
-impl Launched {
+impl PreparedProgram {
     /// Lets it run, with these variables besides the environment it has.
     ///
     /// # Errors
     /// It could not be run.
-    pub fn go(self, variables: &[(OsString, OsString)]) -> io::Result<(Running, Given)> {
+    pub fn go(
+        self,
+        variables: &[(OsString, OsString)],
+    ) -> io::Result<(RunningProgram, LaunchResources)> {
         let mut said = Vec::new();
         for (name, value) in variables {
             said.extend(name.as_bytes());
@@ -255,44 +275,44 @@ impl Launched {
             said.push(0);
         }
         said.insert(0, b'>');
-        passed::give(&self.channel, &said, &[])?;
+        fd_passing::give(&self.channel, &said, &[])?;
         let gone = || {
             let _ = nix::sys::wait::waitpid(self.pid, None);
         };
         let mut listener = None;
         if self.notify {
-            let (said, mut fds) = passed::take(&self.channel)?;
+            let (said, mut fds) = fd_passing::take(&self.channel)?;
             if said.first() != Some(&b'=') {
                 gone();
-                return Err(complaint(&said));
+                return Err(child_error(&said));
             }
             listener = fds.pop();
         }
         // It closes the channel by becoming the program.
-        let (said, _) = passed::take(&self.channel)?;
+        let (said, _) = fd_passing::take(&self.channel)?;
         if !said.is_empty() {
             gone();
-            return Err(complaint(&said));
+            return Err(child_error(&said));
         }
-        let running = Running {
+        let running = RunningProgram {
             pid: self.pid,
-            porter: self.porter,
+            socket_server: self.socket_server,
             listener,
         };
-        Ok((running, self.given))
+        Ok((running, self.resources))
     }
 }
 
 /// In the child: all up to the program. Returns why it could not.
-fn begin(plan: &Plan, channel: &OwnedFd, path: &CString, words: &[CString]) -> io::Error {
+fn begin(plan: &LaunchPlan, channel: &OwnedFd, path: &CString, words: &[CString]) -> io::Error {
     let prepared = prepare(plan, channel).and_then(|()| await_go(channel));
     let environment = match prepared {
         Ok(environment) => environment,
         Err(error) => return error,
     };
     if plan.notify {
-        let installed =
-            notify::install().and_then(|listener| passed::give(channel, b"=", &[listener.as_fd()]));
+        let installed = notify::install()
+            .and_then(|listener| fd_passing::give(channel, b"=", &[listener.as_fd()]));
         if let Err(error) = installed {
             let text = format!("this system does not let connections be held (seccomp): {error}");
             return io::Error::other(text);
@@ -315,7 +335,7 @@ fn restore_signals() {
 }
 
 fn await_go(channel: &OwnedFd) -> io::Result<Vec<CString>> {
-    let (said, _) = passed::take(channel)?;
+    let (said, _) = fd_passing::take(channel)?;
     let Some((b'>', said)) = said.split_first() else {
         // The parent is gone.
         return Err(io::ErrorKind::BrokenPipe.into());
@@ -334,17 +354,17 @@ fn await_go(channel: &OwnedFd) -> io::Result<Vec<CString>> {
         .collect()
 }
 
-fn prepare(plan: &Plan, channel: &OwnedFd) -> io::Result<()> {
+fn prepare(plan: &LaunchPlan, channel: &OwnedFd) -> io::Result<()> {
     let said = |what: &str, error: io::Error| io::Error::other(format!("{what}: {error}"));
     let mut tun = None;
-    if plan.namespace != Namespace::Shared {
+    if plan.namespace != ProgramNamespace::Shared {
         enter().map_err(|e| said(NO_NAMESPACE, e))?;
-        tun = furnish(plan.namespace)?;
+        tun = configure_namespace(plan.namespace)?;
     }
     let name = format!("cedos-run-{}", std::process::id()).into_bytes();
-    let ask = ask::place(&name).map_err(|e| said("no place to ask", e))?;
+    let ask = preload::bind_abstract(&name).map_err(|e| said("no place to ask", e))?;
     let proxy = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let own = plan.namespace != Namespace::Shared;
+    let own = plan.namespace != ProgramNamespace::Shared;
     let at: SocketAddr = match own {
         true => (Ipv4Addr::UNSPECIFIED, 53).into(),
         false => (Ipv4Addr::LOCALHOST, 0).into(),
@@ -355,7 +375,7 @@ fn prepare(plan: &Plan, channel: &OwnedFd) -> io::Result<()> {
         _ => said("no port for connections", error),
     })?;
     let (porter, porter_channel) = match own {
-        true => start_porter().map(|(pid, channel)| (pid, Some(channel)))?,
+        true => start_socket_server().map(|(pid, channel)| (pid, Some(channel)))?,
         false => (0, None),
     };
     let mut fds = vec![
@@ -363,12 +383,12 @@ fn prepare(plan: &Plan, channel: &OwnedFd) -> io::Result<()> {
         ask.as_fd(),
         dns.as_fd(),
         reserved.all.as_fd(),
-        reserved.mute.as_fd(),
+        reserved.syn_sink.as_fd(),
     ];
     fds.extend(tun.iter().map(AsFd::as_fd));
     fds.extend(porter_channel.iter().map(AsFd::as_fd));
     let message = [&b"="[..], &porter.to_ne_bytes(), &name].concat();
-    passed::give(channel, &message, &fds)
+    fd_passing::give(channel, &message, &fds)
 }
 
 const NO_NAMESPACE: &str = "this system gives us no network namespace of the program's own \
@@ -394,7 +414,7 @@ fn enter() -> io::Result<()> {
 }
 
 /// Interfaces and routes of a new namespace.
-fn furnish(namespace: Namespace) -> io::Result<Option<OwnedFd>> {
+fn configure_namespace(namespace: ProgramNamespace) -> io::Result<Option<OwnedFd>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -402,7 +422,7 @@ fn furnish(namespace: Namespace) -> io::Result<Option<OwnedFd>> {
         io::Error::other(format!("{what} of the program's namespace: {error}"))
     };
     let tun = match namespace {
-        Namespace::Tun => {
+        ProgramNamespace::Tun => {
             let device = tun_rs::DeviceBuilder::new()
                 .name(TUN_NAME)
                 .layer(tun_rs::Layer::L3)
@@ -451,7 +471,7 @@ fn furnish(namespace: Namespace) -> io::Result<Option<OwnedFd>> {
 }
 
 /// A process that stays in the namespace, as our parent's child.
-fn start_porter() -> io::Result<(i32, OwnedFd)> {
+fn start_socket_server() -> io::Result<(i32, OwnedFd)> {
     let (ours, theirs) = socketpair(
         AddressFamily::Unix,
         SockType::SeqPacket,
@@ -464,14 +484,14 @@ fn start_porter() -> io::Result<(i32, OwnedFd)> {
     match pid {
         0 => {
             drop(ours);
-            porter(theirs)
+            run_socket_server(theirs)
         }
         pid if pid > 0 => Ok((pid as i32, ours)),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-fn porter(channel: OwnedFd) -> ! {
+fn run_socket_server(channel: OwnedFd) -> ! {
     let _ = SigSet::all().thread_set_mask();
     let _ = nix::sys::prctl::set_name(c"cedos-porter");
     // It holds nothing of anybody's: not their output, and not the other channel.
@@ -484,7 +504,7 @@ fn porter(channel: OwnedFd) -> ! {
         libc::dup2(null, 1);
         libc::dup2(null, 2);
         libc::close(null);
-        pair::carry_sockets(&OwnedFd::from_raw_fd(0));
+        pair::serve_sockets(&OwnedFd::from_raw_fd(0));
         libc::_exit(0)
     }
 }

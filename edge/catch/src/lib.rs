@@ -12,25 +12,27 @@
 //!
 //! What is caught is handed over; who carries it decides. What nobody decides fails: nothing goes past.
 //! It is no prison: a program that wants to get past the first two can. Out of a namespace of its own
-//! ([`Namespace`]) it cannot.
+//! ([`ProgramNamespace`]) it cannot.
 
-mod ask;
-mod caught;
+mod caught_call;
 mod children;
 mod dns;
 mod executable;
+mod fd_passing;
 mod launch;
-mod names;
 mod notify;
 mod pair;
-mod passed;
+mod preload;
+mod stand_ins;
 
-pub use ask::{Asked, PRELOAD, VARIABLE};
-pub use caught::{Answer, Caught, Missed, Verdict, is_near};
+pub use caught_call::{CallAnswer, CallVerdict, CaughtCall, UncaughtReason, is_local};
 pub use children::children;
 pub use dns::{answer, serve};
-pub use executable::{Executable, Kind};
-pub use launch::{Given, Launched, Namespace, Plan, Running, launch};
-pub use names::{Names, STAND_INS};
-pub use notify::Supervisor;
-pub use pair::{Meeting, Port, Porter};
+pub use executable::{Executable, ExecutableKind};
+pub use launch::{
+    LaunchPlan, LaunchResources, PreparedProgram, ProgramNamespace, RunningProgram, launch,
+};
+pub use notify::SeccompSupervisor;
+pub use pair::{CatchPort, NamespaceSockets, PendingConnection};
+pub use preload::{PRELOAD, PreloadListener, VARIABLE};
+pub use stand_ins::{NameStandIns, STAND_INS};

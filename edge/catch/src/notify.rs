@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use tokio::io::unix::AsyncFd;
 
-use crate::caught::{Answer, Caught, Verdict, address};
-use crate::passed;
+use crate::caught_call::{CallAnswer, CallVerdict, CaughtCall, address};
+use crate::fd_passing;
 
 // linux/filter.h, linux/bpf_common.h
 const LOAD: u16 = 0x20;
@@ -137,16 +137,16 @@ const WAIT_KILLABLE: libc::c_ulong = 1 << 5;
 
 /// Hears what the kernel holds.
 #[derive(Debug)]
-pub struct Supervisor {
+pub struct SeccompSupervisor {
     listener: Arc<OwnedFd>,
     ready: AsyncFd<OwnedFd>,
 }
 
-impl Supervisor {
-    pub(crate) fn new(listener: OwnedFd) -> io::Result<Supervisor> {
+impl SeccompSupervisor {
+    pub(crate) fn new(listener: OwnedFd) -> io::Result<SeccompSupervisor> {
         let listener = Arc::new(listener);
-        Ok(Supervisor {
-            ready: passed::watch(listener.try_clone()?)?,
+        Ok(SeccompSupervisor {
+            ready: fd_passing::watch(listener.try_clone()?)?,
             listener,
         })
     }
@@ -155,12 +155,12 @@ impl Supervisor {
     ///
     /// # Errors
     /// It hears no filter.
-    pub(crate) fn of(passed: OwnedFd) -> io::Result<Supervisor> {
+    pub(crate) fn of(passed: OwnedFd) -> io::Result<SeccompSupervisor> {
         let nobody = 0_u64;
         match is_valid(&passed, nobody) {
             // It knows no such call, so it knows calls.
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
-            _ => Supervisor::new(passed),
+            _ => SeccompSupervisor::new(passed),
         }
     }
 
@@ -168,7 +168,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// What the system says.
-    pub async fn next(&self) -> io::Result<Option<Caught>> {
+    pub async fn next(&self) -> io::Result<Option<CaughtCall>> {
         loop {
             let mut ready = self.ready.readable().await?;
             // It takes a call only if one is there: it would wait otherwise.
@@ -199,37 +199,39 @@ impl Supervisor {
                     _ => return Err(error),
                 }
             }
-            let answer = Answer::to_notice(self.listener.clone(), notice.id);
+            let answer = CallAnswer::to_notice(self.listener.clone(), notice.id);
             match self.read(&notice) {
-                Ok(Read::Nothing) => answer.give(Verdict::GoOn),
-                Ok(Read::Connect(socket, to)) => {
-                    return Ok(Some(Caught::Connect { socket, to, answer }));
+                Ok(HeldCall::Nothing) => answer.give(CallVerdict::Continue),
+                Ok(HeldCall::Connect(socket, to)) => {
+                    return Ok(Some(CaughtCall::Connect { socket, to, answer }));
                 }
-                Ok(Read::Send(to)) => return Ok(Some(Caught::Send { to, answer })),
-                Ok(Read::Listen(socket)) => return Ok(Some(Caught::Listen { socket, answer })),
+                Ok(HeldCall::Send(to)) => return Ok(Some(CaughtCall::Send { to, answer })),
+                Ok(HeldCall::Listen(socket)) => {
+                    return Ok(Some(CaughtCall::Listen { socket, answer }));
+                }
                 Err(error) => {
                     tracing::warn!(pid = notice.pid, %error, "a call that cannot be looked at fails");
-                    answer.give(Verdict::of(&error));
+                    answer.give(CallVerdict::of(&error));
                 }
             }
         }
     }
 
-    fn read(&self, notice: &libc::seccomp_notif) -> io::Result<Read> {
+    fn read(&self, notice: &libc::seccomp_notif) -> io::Result<HeldCall> {
         let args = notice.data.args;
         let is = |nr: libc::c_long| libc::c_long::from(notice.data.nr) == nr;
         let found = if is(libc::SYS_connect) {
             match self.address(notice, args[1], args[2])? {
-                Some(to) => Read::Connect(fetch(notice.pid, args[0])?, to),
-                None => Read::Nothing,
+                Some(to) => HeldCall::Connect(fetch(notice.pid, args[0])?, to),
+                None => HeldCall::Nothing,
             }
         } else if is(libc::SYS_sendto) {
             match self.address(notice, args[4], args[5])? {
-                Some(to) => Read::Send(to),
-                None => Read::Nothing,
+                Some(to) => HeldCall::Send(to),
+                None => HeldCall::Nothing,
             }
         } else {
-            Read::Listen(fetch(notice.pid, args[0])?)
+            HeldCall::Listen(fetch(notice.pid, args[0])?)
         };
         // The process may be another by now, under the same number.
         is_valid(&self.listener, notice.id)?;
@@ -263,7 +265,7 @@ fn is_valid(listener: &OwnedFd, id: u64) -> io::Result<()> {
     }
 }
 
-enum Read {
+enum HeldCall {
     Nothing,
     Connect(OwnedFd, std::net::SocketAddr),
     Send(std::net::SocketAddr),
@@ -289,11 +291,11 @@ fn fetch(thread: u32, fd: u64) -> io::Result<OwnedFd> {
 }
 
 /// Answers a call that is held.
-pub(crate) fn answer(listener: &OwnedFd, id: u64, verdict: Verdict) {
+pub(crate) fn answer(listener: &OwnedFd, id: u64, verdict: CallVerdict) {
     let (error, flags) = match verdict {
-        Verdict::GoOn => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
-        Verdict::Done => (0, 0),
-        Verdict::Failed(errno) => (-errno, 0),
+        CallVerdict::Continue => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+        CallVerdict::Done => (0, 0),
+        CallVerdict::Failed(errno) => (-errno, 0),
     };
     let said = libc::seccomp_notif_resp {
         id,

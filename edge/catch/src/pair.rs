@@ -33,18 +33,18 @@ use socket2::{Domain, Protocol, SockAddr, SockFilter, SockRef, Socket, Type};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
-use crate::passed;
+use crate::fd_passing;
 
 /// Times the kernel repeats a SYN: a connection may wait for a network for some four hours. The most
 /// there is (tcp(7)).
 const SYN_REPEATS: u32 = 127;
 
 /// The two sockets that hold a port.
-pub(crate) struct Reserved {
+pub(crate) struct ReservedPort {
     /// On every address, so that no other user binds it on any.
     pub(crate) all: OwnedFd,
     /// Where programs' SYNs end.
-    pub(crate) mute: OwnedFd,
+    pub(crate) syn_sink: OwnedFd,
 }
 
 fn shared(socket: Socket, at: SocketAddrV4) -> io::Result<Socket> {
@@ -58,15 +58,15 @@ fn fresh() -> io::Result<Socket> {
 }
 
 /// Takes a port in the network namespace of this thread.
-pub(crate) fn reserve() -> io::Result<Reserved> {
+pub(crate) fn reserve() -> io::Result<ReservedPort> {
     let all = shared(fresh()?, SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
     let port = port_of(&all)?;
     let mute = shared(fresh()?, SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))?;
     mute.attach_filter(&NOTHING_COMES_IN)?;
     mute.listen(1)?;
-    Ok(Reserved {
+    Ok(ReservedPort {
         all: all.into(),
-        mute: mute.into(),
+        syn_sink: mute.into(),
     })
 }
 
@@ -80,16 +80,16 @@ fn port_of(socket: &Socket) -> io::Result<u16> {
 }
 
 /// Who makes sockets in a program's network namespace.
-pub struct Porter {
+pub struct NamespaceSockets {
     channel: Mutex<tokio::io::unix::AsyncFd<OwnedFd>>,
 }
 
-impl Porter {
+impl NamespaceSockets {
     /// Over the channel to its process.
-    pub(crate) fn new(channel: OwnedFd) -> io::Result<Porter> {
+    pub(crate) fn new(channel: OwnedFd) -> io::Result<NamespaceSockets> {
         SockRef::from(&channel).set_nonblocking(true)?;
-        let channel = passed::watch(channel)?;
-        Ok(Porter {
+        let channel = fd_passing::watch(channel)?;
+        Ok(NamespaceSockets {
             channel: Mutex::new(channel),
         })
     }
@@ -103,7 +103,7 @@ impl Porter {
         send(channel.as_raw_fd(), b"s", MsgFlags::MSG_NOSIGNAL)?;
         loop {
             let mut ready = channel.readable().await?;
-            let took = ready.try_io(|channel| passed::take(channel.get_ref()));
+            let took = ready.try_io(|channel| fd_passing::take(channel.get_ref()));
             if let Ok(took) = took {
                 let (_, mut fds) = took?;
                 let socket = fds.pop().ok_or(io::ErrorKind::BrokenPipe)?;
@@ -114,7 +114,7 @@ impl Porter {
 }
 
 /// What the porter does until nobody asks any more.
-pub(crate) fn carry_sockets(channel: &OwnedFd) {
+pub(crate) fn serve_sockets(channel: &OwnedFd) {
     let mut byte = [0];
     let mut slices = [IoSliceMut::new(&mut byte)];
     while recvmsg::<()>(channel.as_raw_fd(), &mut slices, None, MsgFlags::empty())
@@ -133,27 +133,30 @@ pub(crate) fn carry_sockets(channel: &OwnedFd) {
 }
 
 /// The port that all pairs have in common.
-pub struct Port {
+pub struct CatchPort {
     number: u16,
     _all: OwnedFd,
     _mute: OwnedFd,
-    porter: Option<Arc<Porter>>,
+    namespace_sockets: Option<Arc<NamespaceSockets>>,
 }
 
-impl Port {
-    pub(crate) fn new(reserved: Reserved, porter: Option<Arc<Porter>>) -> io::Result<Port> {
+impl CatchPort {
+    pub(crate) fn new(
+        reserved: ReservedPort,
+        porter: Option<Arc<NamespaceSockets>>,
+    ) -> io::Result<CatchPort> {
         let number = SockRef::from(&reserved.all).local_addr()?.as_socket();
         let number = number.ok_or(io::ErrorKind::AddrNotAvailable)?.port();
-        Ok(Port {
+        Ok(CatchPort {
             number,
             _all: reserved.all,
-            _mute: reserved.mute,
-            porter,
+            _mute: reserved.syn_sink,
+            namespace_sockets: porter,
         })
     }
 
     async fn socket(&self) -> io::Result<Socket> {
-        match &self.porter {
+        match &self.namespace_sockets {
             Some(porter) => porter.socket().await,
             None => fresh(),
         }
@@ -163,8 +166,8 @@ impl Port {
     ///
     /// # Errors
     /// Nobody listens there.
-    pub async fn reach(&self, at: SocketAddr) -> io::Result<TcpStream> {
-        let socket = match (&self.porter, at) {
+    pub async fn connect_loopback(&self, at: SocketAddr) -> io::Result<TcpStream> {
+        let socket = match (&self.namespace_sockets, at) {
             (_, SocketAddr::V4(_)) => self.socket().await?,
             (None, SocketAddr::V6(_)) => {
                 Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?
@@ -175,11 +178,11 @@ impl Port {
     }
 
     /// Begins to connect a program's socket, which is not connected: it stays in progress until
-    /// [`Meeting::connect`].
+    /// [`PendingConnection::connect`].
     ///
     /// # Errors
     /// As `connect` says it.
-    pub fn begin(&self, program: OwnedFd) -> io::Result<Meeting> {
+    pub fn begin(&self, program: OwnedFd) -> io::Result<PendingConnection> {
         let socket = Socket::from(program);
         let six = socket.domain()? == Domain::IPV6;
         let bound = socket.local_addr()?.as_socket();
@@ -210,9 +213,9 @@ impl Port {
         };
         // A socket that cannot wait so long waits less.
         let _ = repeat_syns(&socket);
-        Ok(Meeting {
-            waits: !socket.nonblocking()?,
-            theirs: SocketAddrV4::new(theirs, at.port()),
+        Ok(PendingConnection {
+            blocks: !socket.nonblocking()?,
+            peer_address: SocketAddrV4::new(theirs, at.port()),
             to: as_seen(Ipv4Addr::LOCALHOST, self.number, six),
             socket,
             shares,
@@ -221,8 +224,8 @@ impl Port {
     }
 
     /// Puts a guard before a connection that is about to be in progress, so that it can be refused as the
-    /// kernel would. Without one [`Meeting::refuse`] does what it can.
-    pub async fn guard(&self, meeting: &mut Meeting) {
+    /// kernel would. Without one [`PendingConnection::refuse`] does what it can.
+    pub async fn guard(&self, meeting: &mut PendingConnection) {
         if !meeting.shares {
             return;
         }
@@ -235,9 +238,9 @@ impl Port {
         }
     }
 
-    async fn try_guard(&self, meeting: &Meeting) -> io::Result<Socket> {
+    async fn try_guard(&self, meeting: &PendingConnection) -> io::Result<Socket> {
         meeting.socket.attach_filter(&NOTHING_COMES_IN)?;
-        let swallows = shared(self.socket().await?, meeting.theirs)?;
+        let swallows = shared(self.socket().await?, meeting.peer_address)?;
         swallows.attach_filter(&NOTHING_COMES_IN)?;
         swallows.listen(1)?;
         let ours = SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.number);
@@ -246,7 +249,7 @@ impl Port {
         // Closed, it resets.
         guard.set_linger(Some(Duration::ZERO))?;
         guard.set_nonblocking(true)?;
-        match guard.connect(&meeting.theirs.into()) {
+        match guard.connect(&meeting.peer_address.into()) {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(guard),
             Err(error) => Err(error),
             Ok(()) => Err(io::ErrorKind::AddrInUse.into()),
@@ -257,7 +260,7 @@ impl Port {
     ///
     /// # Errors
     /// It waits no more.
-    pub async fn meet(&self, theirs: SocketAddrV4) -> io::Result<TcpStream> {
+    pub async fn accept_waiting(&self, theirs: SocketAddrV4) -> io::Result<TcpStream> {
         let ours = SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.number);
         let socket = shared(self.socket().await?, ours)?;
         finish(socket, &SocketAddr::from(theirs).into()).await
@@ -307,19 +310,19 @@ async fn finish(socket: Socket, to: &SockAddr) -> io::Result<TcpStream> {
 }
 
 /// A program's socket on its way.
-pub struct Meeting {
+pub struct PendingConnection {
     socket: Socket,
     to: SockAddr,
     /// Where its other end finds it.
-    pub theirs: SocketAddrV4,
+    pub peer_address: SocketAddrV4,
     /// `connect` returns when the connection is there; otherwise at once, with EINPROGRESS.
-    pub waits: bool,
+    pub blocks: bool,
     /// Its address is one that we gave it.
     shares: bool,
     guard: Option<Socket>,
 }
 
-impl Meeting {
+impl PendingConnection {
     /// Sends the SYN. Where the program waits this blocks until the other end has come.
     ///
     /// # Errors
@@ -332,7 +335,7 @@ impl Meeting {
     }
 
     /// Lets its other end come.
-    pub fn admit(mut self) {
+    pub fn release(mut self) {
         if let Some(guard) = self.guard.take() {
             // Its reset is not heard: the filter is there for one moment more.
             drop(guard);

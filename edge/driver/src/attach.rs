@@ -8,7 +8,7 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use d2tp_links::{KernelSigns, Link, NoSigns, Signs};
+use d2tp_links::{KernelLinkProbe, Link, LinkProbe, NoLinkProbe};
 use d2tp_udp::{BindError, BindOptions, LinkSocket};
 
 /// A socket on a link, and the server's address as it is reached there.
@@ -34,8 +34,8 @@ pub trait Attach: Send + Sync + 'static {
     fn attach(&self, link: &Link, servers: &[SocketAddr]) -> Result<Vec<Attachment>, BindError>;
 
     /// What else can be learnt of its links; nothing, if it does not say.
-    fn signs(&self) -> Arc<dyn Signs> {
-        Arc::new(NoSigns)
+    fn link_probe(&self) -> Arc<dyn LinkProbe> {
+        Arc::new(NoLinkProbe)
     }
 }
 
@@ -46,7 +46,7 @@ pub struct KernelLinks;
 impl Attach for KernelLinks {
     fn attach(&self, link: &Link, servers: &[SocketAddr]) -> Result<Vec<Attachment>, BindError> {
         let mut found = Vec::new();
-        for remote in ways(link, servers) {
+        for remote in server_addresses(link, servers) {
             let Some(source) = link.source_for(remote.ip()) else {
                 continue;
             };
@@ -63,14 +63,14 @@ impl Attach for KernelLinks {
         Ok(found)
     }
 
-    fn signs(&self) -> Arc<dyn Signs> {
-        Arc::new(KernelSigns::default())
+    fn link_probe(&self) -> Arc<dyn LinkProbe> {
+        Arc::new(KernelLinkProbe::default())
     }
 }
 
 /// The addresses at which a server is reached over a link: the first of each family that the link
 /// has, in the resolver's order; through NAT64 where a link has IPv6 only and the server IPv4 only.
-fn ways(link: &Link, servers: &[SocketAddr]) -> Vec<SocketAddr> {
+fn server_addresses(link: &Link, servers: &[SocketAddr]) -> Vec<SocketAddr> {
     let mut found: Vec<SocketAddr> = Vec::new();
     for server in servers {
         let reached = link.source_for(server.ip()).is_some();
@@ -98,7 +98,7 @@ fn nat64(remote: SocketAddr) -> Option<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
-    use d2tp_links::{Class, DefaultRoute, Judgement, Kind};
+    use d2tp_links::{CostAssessment, CostClass, DefaultRoute, LinkKind};
 
     use super::*;
 
@@ -108,9 +108,9 @@ mod tests {
         Link {
             name: "wlan0".into(),
             index: 3,
-            kind: Kind::Wifi,
-            class: Judgement {
-                class: Class::Free,
+            kind: LinkKind::Wifi,
+            class: CostAssessment {
+                class: CostClass::Free,
                 because: "test".into(),
             },
             up: true,
@@ -131,7 +131,7 @@ mod tests {
 
     fn told(addresses: &[&str], servers: &[&str]) -> Vec<String> {
         let servers: Vec<SocketAddr> = servers.iter().map(|s| s.parse().unwrap()).collect();
-        let found = ways(&link(addresses), &servers);
+        let found = server_addresses(&link(addresses), &servers);
         found.iter().map(SocketAddr::to_string).collect()
     }
 

@@ -22,7 +22,7 @@ use d2tp_session::{
 };
 
 use crate::clock;
-use crate::engine::Shared;
+use crate::engine::DriverShared;
 
 /// Datagrams of a session that arrived and were not read yet; the oldest is dropped and counted.
 /// With a reader that keeps up two or three are enough; more only delays what is read.
@@ -50,22 +50,22 @@ pub enum DatagramError {
     },
     /// The session is over.
     #[error("the session is over: {0}")]
-    Over(SessionEnd),
+    SessionEnded(SessionEnd),
 }
 
 /// Datagrams of one session that were not read yet.
 #[derive(Debug, Default)]
-pub(crate) struct Inbox {
+pub(crate) struct DatagramInbox {
     unread: VecDeque<Datagram>,
     unread_dropped: u64,
     reader: Option<Waker>,
     /// Those of contexts that have a reader of their own.
-    apart: BTreeMap<u64, Inbox>,
+    context_inboxes: BTreeMap<u64, DatagramInbox>,
 }
 
-impl Inbox {
+impl DatagramInbox {
     pub(crate) fn push(&mut self, context: u64, bytes: Bytes) {
-        if let Some(own) = self.apart.get_mut(&context) {
+        if let Some(own) = self.context_inboxes.get_mut(&context) {
             return own.push(context, bytes);
         }
         if self.unread.len() == DATAGRAMS_UNREAD_MAX {
@@ -77,18 +77,18 @@ impl Inbox {
     }
 
     /// Gives a context an inbox of its own, with what has come of it; false if it has one.
-    fn set_apart(&mut self, context: u64) -> bool {
-        if self.apart.contains_key(&context) {
+    fn separate_context(&mut self, context: u64) -> bool {
+        if self.context_inboxes.contains_key(&context) {
             return false;
         }
         let all = std::mem::take(&mut self.unread);
         let (theirs, rest) = all.into_iter().partition(|d| d.context == context);
         self.unread = rest;
-        let own = Inbox {
+        let own = DatagramInbox {
             unread: theirs,
-            ..Inbox::default()
+            ..DatagramInbox::default()
         };
-        self.apart.insert(context, own);
+        self.context_inboxes.insert(context, own);
         true
     }
 
@@ -96,7 +96,7 @@ impl Inbox {
         if let Some(waker) = self.reader.take() {
             waker.wake();
         }
-        for own in self.apart.values_mut() {
+        for own in self.context_inboxes.values_mut() {
             own.wake();
         }
     }
@@ -119,7 +119,7 @@ impl ContextInbox {
             let mut inner = shared.inner.lock();
             let over = inner.core.session(*session).is_none() || inner.stopped;
             let inbox = inner.inboxes.get_mut(session);
-            let own = inbox.and_then(|inbox| inbox.apart.get_mut(&self.context));
+            let own = inbox.and_then(|inbox| inbox.context_inboxes.get_mut(&self.context));
             match own {
                 Some(own) => match own.unread.pop_front() {
                     Some(datagram) => Poll::Ready(Some(datagram.bytes)),
@@ -140,7 +140,7 @@ impl Drop for ContextInbox {
     fn drop(&mut self) {
         let mut inner = self.connection.shared.inner.lock();
         if let Some(inbox) = inner.inboxes.get_mut(&self.connection.session) {
-            inbox.apart.remove(&self.context);
+            inbox.context_inboxes.remove(&self.context);
         }
     }
 }
@@ -172,13 +172,17 @@ impl Drop for ContextInbox {
 /// ```
 #[derive(Clone)]
 pub struct Connection {
-    shared: Arc<Shared>,
+    shared: Arc<DriverShared>,
     session: SessionId,
     peer: PublicKey,
 }
 
 impl Connection {
-    pub(crate) fn new(shared: Arc<Shared>, session: SessionId, peer: PublicKey) -> Connection {
+    pub(crate) fn new(
+        shared: Arc<DriverShared>,
+        session: SessionId,
+        peer: PublicKey,
+    ) -> Connection {
         Connection {
             shared,
             session,
@@ -213,7 +217,7 @@ impl Connection {
     /// # Errors
     /// It is too large, or the session is over.
     pub fn send_datagram(&self, bytes: Bytes, expiry: Duration) -> Result<(), DatagramError> {
-        self.send_datagram_by(PathSelection::Any, 0, bytes, expiry)
+        self.send_datagram_on(PathSelection::Any, 0, bytes, expiry)
     }
 
     /// The same within a context, a number that tells datagrams of one session apart, and on the paths that
@@ -225,7 +229,7 @@ impl Connection {
     ///
     /// # Panics
     /// The context is not below [`crate::CONTEXTS`], or with [`PathSelection::Each`] [`crate::CONTEXTS_OF_COPIES`].
-    pub fn send_datagram_by(
+    pub fn send_datagram_on(
         &self,
         route: PathSelection,
         context: u64,
@@ -241,7 +245,7 @@ impl Connection {
             s.send_datagram_on(route, context, bytes, expires);
             Ok(())
         });
-        sent.unwrap_or_else(|| Err(DatagramError::Over(self.end())))
+        sent.unwrap_or_else(|| Err(DatagramError::SessionEnded(self.end())))
     }
 
     /// The next datagram of the peer; `None` when the session is over.
@@ -275,7 +279,7 @@ impl Connection {
         let mut inner = self.shared.inner.lock();
         inner.core.session(self.session)?;
         let inbox = inner.inboxes.entry(self.session).or_default();
-        inbox.set_apart(context).then(|| ContextInbox {
+        inbox.separate_context(context).then(|| ContextInbox {
             connection: self.clone(),
             context,
         })
@@ -305,7 +309,7 @@ mod tests {
 
     #[test]
     fn an_unread_inbox_keeps_the_newest_and_counts_the_rest() {
-        let mut inbox = Inbox::default();
+        let mut inbox = DatagramInbox::default();
         for n in 0..DATAGRAMS_UNREAD_MAX + 3 {
             inbox.push(n as u64, Bytes::new());
         }
@@ -316,14 +320,14 @@ mod tests {
 
     #[test]
     fn a_context_that_is_set_apart_takes_what_came_before_and_nothing_else() {
-        let mut inbox = Inbox::default();
+        let mut inbox = DatagramInbox::default();
         for context in [7, 8, 7] {
             inbox.push(context, Bytes::new());
         }
-        assert!(inbox.set_apart(7));
-        assert!(!inbox.set_apart(7), "it has a reader");
+        assert!(inbox.separate_context(7));
+        assert!(!inbox.separate_context(7), "it has a reader");
         inbox.push(7, Bytes::new());
-        assert_eq!(inbox.apart[&7].unread.len(), 3);
+        assert_eq!(inbox.context_inboxes[&7].unread.len(), 3);
         assert_eq!(inbox.unread.len(), 1);
     }
 }

@@ -18,7 +18,7 @@ use d2tp_device::{
     ActionScope, AttachedSocket, DeviceLinkSettings, DeviceLinks, LinkAction, LinkFacts, LinkSpend,
     PaidLinks, SessionPaths, SleepMeter,
 };
-use d2tp_links::{Class, Kind, Link, Signs, Station};
+use d2tp_links::{CostClass, Link, LinkKind, LinkProbe, StationStats};
 use d2tp_session::{
     AckOffload, Addresses, Admission, Endpoint, EndpointConfig, FlowId, LinkId, Mirroring,
     PathStats, PublicKey, SecretKey, Session, SessionEnd, SessionEvent, SessionId, Span, Time,
@@ -35,14 +35,14 @@ use crate::address::ServerAddress;
 use crate::attach::{Attach, KernelLinks};
 use crate::clock;
 use crate::datagrams::Connection;
-use crate::engine::{DriverError, Shared};
+use crate::engine::{DriverError, DriverShared};
 use crate::flow::{Flow, FlowSettings};
-use crate::hop;
-use crate::peer::ToServer;
+use crate::link_health;
+use crate::peer::ServerHandle;
 use crate::qlog::{self, Qlog};
-use crate::relaying;
+use crate::relay_dispatch;
 use crate::server::{CLOSE_GRACE, seed};
-use crate::standby::Standby;
+use crate::wake_detector::WakeDetector;
 
 /// Epochs reserved for one process: an instance is new for each, so none was used before.
 pub(crate) const EPOCHS: std::ops::Range<u32> = 1..u32::MAX;
@@ -64,11 +64,11 @@ pub struct DeviceOptions {
 
 /// A link as the device uses it now.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Way {
+pub struct LinkStatus {
     /// The device's name of the link.
     pub name: String,
     /// What it costs.
-    pub class: Class,
+    pub class: CostClass,
     /// What it may be used for.
     pub usage: LinkUse,
     /// Payload bytes received and sent over it since the device started.
@@ -87,26 +87,26 @@ pub struct Way {
 
 /// What the device keeps of its links beside what it decides about them.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct DeviceState {
     pub(crate) links: DeviceLinks,
     /// Every link as it was last described.
     pub(crate) described: BTreeMap<String, Link>,
     /// What radios had counted when they were last read.
-    pub(crate) stations: BTreeMap<String, Station>,
+    pub(crate) stations: BTreeMap<String, StationStats>,
     sleep: SleepMeter,
 }
 
-pub(crate) struct Body {
-    pub(crate) shared: Arc<Shared>,
+pub(crate) struct DeviceInner {
+    pub(crate) shared: Arc<DriverShared>,
     pub(crate) session: SessionId,
     remotes: Vec<SocketAddr>,
     attach: Arc<dyn Attach>,
-    pub(crate) signs: Arc<dyn Signs>,
+    pub(crate) link_probe: Arc<dyn LinkProbe>,
     /// Held from an input until its actions are carried out, so that they are in their order. Taken before
     /// the core's lock.
     carrying: Mutex<()>,
     /// Taken after the core's lock where both are needed.
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<DeviceState>,
     /// Announced whenever payload was seen to move, and when a link begins or ceases to answer.
     moved: watch::Sender<()>,
     runtime: Handle,
@@ -142,16 +142,16 @@ impl SessionPaths for CorePaths<'_> {
 
 /// A device with a session to one server.
 pub struct Device {
-    body: Arc<Body>,
+    body: Arc<DeviceInner>,
     peer: [u8; 32],
     ticker: JoinHandle<()>,
     /// Asks first hops.
-    asker: JoinHandle<()>,
+    hop_prober: JoinHandle<()>,
     watcher: Option<JoinHandle<()>>,
     /// Its instance's journal, if it has one.
-    pub(crate) keeping: Option<crate::instance::Keeping>,
+    pub(crate) instance_upkeep: Option<crate::instance::InstanceUpkeep>,
     /// Its instance, where that is the next process's when it ends.
-    pub(crate) lease: Option<Arc<crate::lease::Lease>>,
+    pub(crate) lease: Option<Arc<crate::instance_lease::InstanceLease>>,
 }
 
 impl Device {
@@ -161,15 +161,15 @@ impl Device {
     /// # Errors
     /// The server's name has no address.
     pub async fn new(options: DeviceOptions) -> Result<Device, DriverError> {
-        Device::attached_by(options, Arc::new(KernelLinks)).await
+        Device::with_attach(options, Arc::new(KernelLinks)).await
     }
 
-    /// A device whose links get their sockets from `attach`: from [`crate::GivenLinks`], where the
+    /// A device whose links get their sockets from `attach`: from [`crate::ProvidedLinks`], where the
     /// links are not the kernel's.
     ///
     /// # Errors
     /// The server's name has no address.
-    pub async fn attached_by(
+    pub async fn with_attach(
         options: DeviceOptions,
         attach: Arc<dyn Attach>,
     ) -> Result<Device, DriverError> {
@@ -205,46 +205,46 @@ impl Device {
         };
         let mut core = Endpoint::new(config, key, Admission::Nobody, seed(), seed());
         let session = make(&mut core)?;
-        let shared = Shared::start(core, false);
-        shared.inner.lock().relaying.main = Some(session);
-        let body = Arc::new(Body {
+        let shared = DriverShared::start(core, false);
+        shared.inner.lock().relays.server_session = Some(session);
+        let body = Arc::new(DeviceInner {
             shared,
             session,
             remotes,
-            signs: attach.signs(),
+            link_probe: attach.link_probe(),
             attach,
             carrying: Mutex::default(),
-            state: Mutex::new(State {
+            state: Mutex::new(DeviceState {
                 links: DeviceLinks::new(DeviceLinkSettings {
                     acks_pay,
                     lend_rate,
                 }),
-                ..State::default()
+                ..DeviceState::default()
             }),
             moved: watch::Sender::default(),
             runtime: Handle::current(),
         });
         let ticker = tokio::spawn(tick(body.clone()));
-        let asker = hop::watch(body.clone());
+        let asker = link_health::watch_first_hops(body.clone());
         Ok(Device {
             body,
             peer: server.key.0,
             ticker,
-            asker,
+            hop_prober: asker,
             watcher: None,
-            keeping: None,
+            instance_upkeep: None,
             lease: None,
         })
     }
 
     /// What [`crate::instance`] needs of it.
-    pub(crate) fn parts(&self) -> (&Arc<Shared>, SessionId, [u8; 32]) {
+    pub(crate) fn parts(&self) -> (&Arc<DriverShared>, SessionId, [u8; 32]) {
         (&self.body.shared, self.body.session, self.peer)
     }
 
     /// What tasks need to speak with the server.
-    pub(crate) fn to_server(&self) -> ToServer {
-        ToServer {
+    pub(crate) fn to_server(&self) -> ServerHandle {
+        ServerHandle {
             shared: Arc::downgrade(&self.body.shared),
             session: self.body.session,
             peer: self.peer,
@@ -252,7 +252,7 @@ impl Device {
     }
 
     /// Follows the machine's links: what `usage` says of each is done now and at every change.
-    pub fn follow(
+    pub fn follow_links(
         &mut self,
         mut links: watch::Receiver<Arc<Vec<Link>>>,
         usage: impl Fn(&Link) -> LinkUse + Send + 'static,
@@ -329,7 +329,7 @@ impl Device {
             .input(|links, now, session| links.on_use(now, session, name, usage));
     }
 
-    /// Leaves a link alone until [`Device::thaw`], and keeps its place: not a packet leaves there, what was in
+    /// Leaves a link alone until [`Device::unfreeze`], and keeps its place: not a packet leaves there, what was in
     /// flight travels elsewhere, and its window stays. For who knows of a hole before it comes, or wants to be
     /// still for a moment; whoever does not want the link at all sets its use ([`Device::set_use`]).
     pub fn freeze(&self, name: &str) {
@@ -337,7 +337,7 @@ impl Device {
     }
 
     /// Goes on with a link that was frozen by [`Device::freeze`].
-    pub fn thaw(&self, name: &str) {
+    pub fn unfreeze(&self, name: &str) {
         self.body
             .input(|links, now, session| links.unfreeze(now, session, name));
     }
@@ -356,7 +356,7 @@ impl Device {
         self.body.shared.log_to(log);
         let inner = self.body.shared.inner.lock();
         let state = self.body.state.lock();
-        if let Some(feed) = &inner.feed {
+        if let Some(feed) = &inner.qlog {
             for (id, name) in state.links.socket_names() {
                 feed.name_link(id, name);
             }
@@ -368,7 +368,7 @@ impl Device {
     pub fn note(&self, name: &str, data: impl FnOnce() -> serde_json::Value) {
         let mut inner = self.body.shared.inner.lock();
         qlog::drain(&mut inner);
-        let Some(mut feed) = inner.feed.take() else {
+        let Some(mut feed) = inner.qlog.take() else {
             return;
         };
         let session = self.body.session;
@@ -376,7 +376,7 @@ impl Device {
             feed.begin(session, s.role(), s.peer().to_string());
         }
         feed.note(session, clock::now(), name.to_owned(), data());
-        inner.feed = Some(feed);
+        inner.qlog = Some(feed);
     }
 
     /// The session as a whole: its datagrams.
@@ -386,13 +386,13 @@ impl Device {
     }
 
     /// Links as they are used now.
-    pub fn ways(&self) -> Vec<Way> {
-        self.body.ways()
+    pub fn link_statuses(&self) -> Vec<LinkStatus> {
+        self.body.link_statuses()
     }
 
     /// Tells, at most ten times a second, that links carried payload, and when a link begins or ceases to answer: for
-    /// a client that looks at [`Device::ways`] only then.
-    pub fn moves(&self) -> watch::Receiver<()> {
+    /// a client that looks at [`Device::link_statuses`] only then.
+    pub fn watch_traffic(&self) -> watch::Receiver<()> {
         self.body.moved.subscribe()
     }
 
@@ -449,7 +449,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.ticker.abort();
-        self.asker.abort();
+        self.hop_prober.abort();
         if let Some(watcher) = &self.watcher {
             watcher.abort();
         }
@@ -457,7 +457,7 @@ impl Drop for Device {
     }
 }
 
-impl Body {
+impl DeviceInner {
     /// Gives the links an input, and carries out what follows from it.
     pub(crate) fn input<R>(
         self: &Arc<Self>,
@@ -473,7 +473,7 @@ impl Body {
             stirs |= self.carry_out(&action);
         }
         if stirs {
-            self.shared.stir();
+            self.shared.notify_activity();
         }
         r
     }
@@ -490,7 +490,7 @@ impl Body {
         let inner = self.shared.inner.lock();
         let paths = CorePaths {
             session: inner.core.session(self.session),
-            failed: &inner.parting,
+            failed: &inner.final_payload,
         };
         let mut state = self.state.lock();
         let r = f(&mut state.links, clock::now(), &paths);
@@ -526,14 +526,14 @@ impl Body {
             LinkAction::DropSocket { socket } => {
                 let mut inner = self.shared.inner.lock();
                 inner.sockets.remove(socket);
-                inner.parting.remove(socket);
+                inner.final_payload.remove(socket);
             }
             LinkAction::AskFirstHop { link, ticket } => {
-                let asks = hop::ask(self.clone(), link.to_string(), *ticket);
+                let asks = link_health::ask(self.clone(), link.to_string(), *ticket);
                 self.runtime.spawn(asks);
             }
             LinkAction::ReadRadio { link, first } => {
-                let reads = hop::read_radio(self.clone(), link.to_string(), *first);
+                let reads = link_health::read_radio(self.clone(), link.to_string(), *first);
                 self.runtime.spawn(reads);
                 return false;
             }
@@ -562,7 +562,7 @@ impl Body {
         let mut made = Vec::new();
         for attachment in found {
             let socket = self.shared.add_socket(attachment.socket, false);
-            if let Some(feed) = &self.shared.inner.lock().feed {
+            if let Some(feed) = &self.shared.inner.lock().qlog {
                 feed.name_link(socket, name);
             }
             made.push(AttachedSocket {
@@ -612,18 +612,18 @@ impl Body {
     }
 
     /// When the links are to be looked at again if nothing stirs before.
-    fn next_look(&self) -> Option<Time> {
-        let beside = self.shared.inner.lock().relaying.next_at();
+    fn next_check_at(&self) -> Option<Time> {
+        let beside = self.shared.inner.lock().relays.next_at();
         let links = self.state.lock().links.next_timeout();
         beside.into_iter().chain(links).min()
     }
 
-    fn ways(&self) -> Vec<Way> {
+    fn link_statuses(&self) -> Vec<LinkStatus> {
         let statuses = self.observed(|links, session| links.statuses(session));
         let state = self.state.lock();
         let way = |status: d2tp_device::TrackedStatus| {
             let described = state.described.get(&*status.name)?;
-            Some(Way {
+            Some(LinkStatus {
                 name: status.name.to_string(),
                 class: described.class.class,
                 usage: status.usage,
@@ -649,34 +649,34 @@ fn facts_of(link: &Link) -> LinkFacts {
         addresses: link.addresses.clone(),
         routes_v4: routes(false),
         routes_v6: routes(true),
-        half_duplex: link.kind == Kind::Wifi,
+        half_duplex: link.kind == LinkKind::Wifi,
     }
 }
 
 /// Looks after links for as long as something moves, and then not until something does: an idle
 /// device wakes for nothing.
-async fn tick(body: Arc<Body>) {
-    let standby = Standby::watch()
+async fn tick(body: Arc<DeviceInner>) {
+    let standby = WakeDetector::watch()
         .inspect_err(|error| tracing::warn!(%error, "a sleep of the machine is noticed late"))
         .ok();
     loop {
         body.look_for_sleep();
         body.input(|links, now, session| links.on_time(now, session));
-        let tended = relaying::tend(&mut body.shared.inner.lock(), clock::now());
+        let tended = relay_dispatch::update_rendezvous(&mut body.shared.inner.lock(), clock::now());
         if tended {
             body.shared.wake();
         }
         let stirred = async {
             match &standby {
                 Some(standby) => tokio::select! {
-                    () = body.shared.stirred.notified() => {}
-                    () = standby.over() => {}
+                    () = body.shared.activity.notified() => {}
+                    () = standby.woken() => {}
                 },
-                None => body.shared.stirred.notified().await,
+                None => body.shared.activity.notified().await,
             }
         };
         let wait = body
-            .next_look()
+            .next_check_at()
             .map(|at| Duration::from(at.since(clock::now())));
         let moved = match wait {
             None => {
@@ -692,7 +692,7 @@ async fn tick(body: Arc<Body>) {
             // What stirred in that time is seen now.
             tokio::select! {
                 biased;
-                () = body.shared.stirred.notified() => {}
+                () = body.shared.activity.notified() => {}
                 () = std::future::ready(()) => {}
             }
         }

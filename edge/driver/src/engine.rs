@@ -24,12 +24,12 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, broadcast};
 
 use crate::clock;
-use crate::datagrams::Inbox;
+use crate::datagrams::DatagramInbox;
 use crate::flow::Flow;
-use crate::qlog::{self, Feed, Qlog};
-use crate::relaying::{self, Relaying};
-use crate::rest::{self, Rest};
-use crate::source::{HostKey, Source};
+use crate::hibernation::{self, HibernationState};
+use crate::qlog::{self, Qlog, QlogFeed};
+use crate::relay_dispatch::{self, RelayState};
+use crate::source::{HostKey, SendSource};
 
 /// Receive calls in one turn before sending has its chance.
 const RECEIVES_PER_TURN: usize = 8;
@@ -75,19 +75,19 @@ pub enum DriverError {
 
 /// What the driver keeps of one flow beside the core.
 #[derive(Default)]
-pub(crate) struct Entry {
+pub(crate) struct FlowEntry {
     pub(crate) reader: Option<Waker>,
     pub(crate) writer: Option<Waker>,
     pub(crate) finisher: Option<Waker>,
     pub(crate) end: Option<FlowEnd>,
-    pub(crate) source: Option<Drawn>,
+    pub(crate) source: Option<SourceCursor>,
     /// Why the source failed, if it did.
     pub(crate) source_error: Option<String>,
     pub(crate) detached: bool,
     /// What the application needs to take the flow up again, if it may sleep.
     pub(crate) memo: Option<Bytes>,
     /// The flow sleeps: this handle is over.
-    pub(crate) asleep: bool,
+    pub(crate) hibernated: bool,
     /// It waits to be accepted: nobody has a handle yet.
     pub(crate) unclaimed: bool,
     /// Who opened it, if the peer did.
@@ -97,8 +97,8 @@ pub(crate) struct Entry {
 }
 
 /// A source a flow sends from.
-pub(crate) struct Drawn {
-    pub(crate) source: Arc<dyn Source>,
+pub(crate) struct SourceCursor {
+    pub(crate) source: Arc<dyn SendSource>,
     /// Flow offset of the source's first byte.
     pub(crate) base: u64,
     /// Flow offset of the next byte to draw.
@@ -106,7 +106,7 @@ pub(crate) struct Drawn {
     pub(crate) done: bool,
 }
 
-impl Entry {
+impl FlowEntry {
     pub(crate) fn wake_all(&mut self) {
         for waker in [&mut self.reader, &mut self.writer, &mut self.finisher] {
             if let Some(waker) = waker.take() {
@@ -117,21 +117,21 @@ impl Entry {
 }
 
 /// A link the driver has a socket on.
-pub(crate) struct Socket {
+pub(crate) struct DriverSocket {
     pub(crate) io: Arc<LinkSocket>,
     /// Tell the core at which of our addresses datagrams arrive (servers on a wildcard address).
-    pub(crate) tells_local: bool,
+    pub(crate) reports_local: bool,
     /// A batch the socket would not take yet.
-    pub(crate) stuck: Option<(Transmit, Vec<u8>)>,
+    pub(crate) unsent: Option<(Transmit, Vec<u8>)>,
     /// Sends in a row that failed in a way that is the socket's own fault.
     pub(crate) faults: u32,
 }
 
 /// Why sessions ended: the last ones, for whoever still has a handle.
 #[derive(Default)]
-pub(crate) struct Ended(VecDeque<(SessionId, SessionEnd)>);
+pub(crate) struct SessionEnds(VecDeque<(SessionId, SessionEnd)>);
 
-impl Ended {
+impl SessionEnds {
     fn push(&mut self, id: SessionId, end: SessionEnd) {
         self.0.truncate(ENDED_KEPT - 1);
         self.0.push_front((id, end));
@@ -143,92 +143,92 @@ impl Ended {
 }
 
 /// Core and bookkeeping, behind the one lock.
-pub(crate) struct Inner {
+pub(crate) struct DriverCore {
     pub(crate) core: Endpoint,
-    pub(crate) flows: BTreeMap<(SessionId, FlowId), Entry>,
-    pub(crate) sockets: BTreeMap<LinkId, Socket>,
+    pub(crate) flows: BTreeMap<(SessionId, FlowId), FlowEntry>,
+    pub(crate) sockets: BTreeMap<LinkId, DriverSocket>,
     pub(crate) next_link: u32,
     pub(crate) accepted: VecDeque<(SessionId, FlowId)>,
     pub(crate) acceptor: Option<Waker>,
-    pub(crate) ended: Ended,
+    pub(crate) ended: SessionEnds,
     pub(crate) accepts: bool,
     pub(crate) stopped: bool,
     pub(crate) gone: Vec<LinkId>,
     /// What paths had carried when their sockets failed: payload received and sent.
-    pub(crate) parting: BTreeMap<LinkId, (u64, u64)>,
+    pub(crate) final_payload: BTreeMap<LinkId, (u64, u64)>,
     /// Links whose sockets go as soon as their paths have said their last word.
     pub(crate) closing: Vec<LinkId>,
-    pub(crate) inboxes: BTreeMap<SessionId, Inbox>,
-    pub(crate) feed: Option<Feed>,
+    pub(crate) inboxes: BTreeMap<SessionId, DatagramInbox>,
+    pub(crate) qlog: Option<QlogFeed>,
     /// Sessions at rest.
-    pub(crate) rest: Rest,
+    pub(crate) hibernation: HibernationState,
     /// What of its datagrams is not the core's.
-    pub(crate) relaying: Relaying,
+    pub(crate) relays: RelayState,
     /// Flows whose sources are to be asked for bytes.
     drawing: BTreeSet<(SessionId, FlowId)>,
 }
 
-impl Inner {
+impl DriverCore {
     /// The flow's source is asked for bytes in the next turn: it is new, there is room for more, or
     /// the place changed. So a turn costs what has something to give, not what there is.
-    pub(crate) fn draw_from(&mut self, session: SessionId, flow: FlowId) {
+    pub(crate) fn schedule_source(&mut self, session: SessionId, flow: FlowId) {
         self.drawing.insert((session, flow));
     }
 
     /// A session is its record from now on: what was kept for it awake goes.
-    pub(crate) fn on_asleep(&mut self, id: SessionId) {
+    pub(crate) fn on_hibernated(&mut self, id: SessionId) {
         if let Some(mut inbox) = self.inboxes.remove(&id) {
             inbox.wake();
         }
-        if let Some(feed) = &mut self.feed {
+        if let Some(feed) = &mut self.qlog {
             feed.end(id);
         }
     }
 }
 
 /// What the task and all handles share.
-pub(crate) struct Shared {
-    pub(crate) inner: Mutex<Inner>,
+pub(crate) struct DriverShared {
+    pub(crate) inner: Mutex<DriverCore>,
     task: Mutex<Option<Waker>>,
     /// Flows whose sources said that they have bytes again.
     ready_sources: Mutex<BTreeSet<(SessionId, FlowId)>>,
     woken: AtomicBool,
     rearm: AtomicBool,
     /// Something moved: for who looks after a device's links.
-    pub(crate) stirred: Notify,
+    pub(crate) activity: Notify,
     pub(crate) events: broadcast::Sender<(Time, SessionEvent)>,
 }
 
-impl Shared {
-    pub(crate) fn start(core: Endpoint, accepts: bool) -> Arc<Shared> {
-        let shared = Arc::new(Shared {
-            inner: Mutex::new(Inner {
+impl DriverShared {
+    pub(crate) fn start(core: Endpoint, accepts: bool) -> Arc<DriverShared> {
+        let shared = Arc::new(DriverShared {
+            inner: Mutex::new(DriverCore {
                 core,
                 flows: BTreeMap::new(),
                 sockets: BTreeMap::new(),
                 next_link: 0,
                 accepted: VecDeque::new(),
                 acceptor: None,
-                ended: Ended::default(),
+                ended: SessionEnds::default(),
                 accepts,
                 stopped: false,
                 gone: Vec::new(),
-                parting: BTreeMap::new(),
+                final_payload: BTreeMap::new(),
                 closing: Vec::new(),
                 inboxes: BTreeMap::new(),
-                feed: None,
-                rest: Rest::default(),
-                relaying: Relaying::default(),
+                qlog: None,
+                hibernation: HibernationState::default(),
+                relays: RelayState::default(),
                 drawing: BTreeSet::new(),
             }),
             task: Mutex::new(None),
             ready_sources: Mutex::default(),
             woken: AtomicBool::new(false),
             rearm: AtomicBool::new(false),
-            stirred: Notify::new(),
+            activity: Notify::new(),
             events: broadcast::channel(1024).0,
         });
-        tokio::spawn(Engine {
+        tokio::spawn(DriverEngine {
             shared: shared.clone(),
             batch: RecvBatch::with_capacity(RECEIVE_RUNS),
             buffer: vec![0; 65_536],
@@ -249,8 +249,8 @@ impl Shared {
     }
 
     /// The links or what goes over them changed.
-    pub(crate) fn stir(&self) {
-        self.stirred.notify_one();
+    pub(crate) fn notify_activity(&self) {
+        self.activity.notify_one();
     }
 
     /// The runtime's clock stood still: the task must set its timer anew.
@@ -266,10 +266,10 @@ impl Shared {
         inner.next_link += 1;
         inner.sockets.insert(
             id,
-            Socket {
+            DriverSocket {
                 io: Arc::new(io),
-                tells_local,
-                stuck: None,
+                reports_local: tells_local,
+                unsent: None,
                 faults: 0,
             },
         );
@@ -282,7 +282,7 @@ impl Shared {
     pub(crate) fn log_to(&self, log: &Arc<Qlog>) {
         let mut inner = self.inner.lock();
         inner.core.set_trace(clock::now(), Some(log.level()));
-        inner.feed = Some(log.feed());
+        inner.qlog = Some(log.feed());
     }
 
     /// Does something with a session and has the result sent.
@@ -293,7 +293,7 @@ impl Shared {
     }
 
     /// The next flow that a peer opens; none when there will be no more.
-    pub(crate) async fn accept(self: &Arc<Shared>) -> Option<Flow> {
+    pub(crate) async fn accept(self: &Arc<DriverShared>) -> Option<Flow> {
         std::future::poll_fn(|cx| {
             let mut inner = self.inner.lock();
             if inner.stopped {
@@ -325,15 +325,15 @@ impl Shared {
         if let Some(waker) = inner.acceptor.take() {
             waker.wake();
         }
-        inner.rest.on_stop();
-        inner.relaying.stop();
+        inner.hibernation.on_stop();
+        inner.relays.stop();
         drop(inner);
         self.wake();
     }
 }
 
-struct Engine {
-    shared: Arc<Shared>,
+struct DriverEngine {
+    shared: Arc<DriverShared>,
     batch: RecvBatch,
     buffer: Vec<u8>,
     timer: Pin<Box<tokio::time::Sleep>>,
@@ -342,14 +342,14 @@ struct Engine {
     sent: bool,
 }
 
-impl Engine {
+impl DriverEngine {
     fn receive(&mut self, cx: &mut Context<'_>) -> bool {
         let sockets: Vec<(LinkId, Arc<LinkSocket>, bool)> = {
             let inner = self.shared.inner.lock();
             inner
                 .sockets
                 .iter()
-                .map(|(id, s)| (*id, s.io.clone(), s.tells_local))
+                .map(|(id, s)| (*id, s.io.clone(), s.reports_local))
                 .collect()
         };
         let mut any = false;
@@ -379,7 +379,9 @@ impl Engine {
                                 local,
                                 remote: run.from,
                             };
-                            relaying::take_in(&mut inner, now, addresses, run.data, run.stride);
+                            relay_dispatch::receive_run(
+                                &mut inner, now, addresses, run.data, run.stride,
+                            );
                         }
                     }
                 }
@@ -390,14 +392,14 @@ impl Engine {
 
     /// Sends one batch; false if the socket is full.
     fn send(
-        inner: &mut Inner,
+        inner: &mut DriverCore,
         cx: &mut Context<'_>,
         transmit: Transmit,
         bytes: &[u8],
         now: Time,
     ) -> bool {
         if let Some(relay) = RelayId::of(&transmit.remote) {
-            relaying::send(inner, now, relay, &transmit, bytes);
+            relay_dispatch::send(inner, now, relay, &transmit, bytes);
             return true;
         }
         let Some(socket) = inner.sockets.get_mut(&transmit.link) else {
@@ -408,7 +410,7 @@ impl Engine {
         while at < bytes.len() {
             let end = (at + most).min(bytes.len());
             let piece = &bytes[at..end];
-            let result = socket.io.try_send(&d2tp_udp::Transmit {
+            let result = socket.io.try_send(&d2tp_udp::UdpTransmit {
                 dst: transmit.remote,
                 src_ip: transmit.local,
                 ecn: None,
@@ -422,7 +424,7 @@ impl Engine {
                         len: bytes.len() - at,
                         ..transmit
                     };
-                    socket.stuck = Some((rest, bytes[at..].to_vec()));
+                    socket.unsent = Some((rest, bytes[at..].to_vec()));
                     if socket.io.poll_send_ready(cx).is_ready() {
                         cx.waker().wake_by_ref();
                     }
@@ -434,7 +436,7 @@ impl Engine {
                 }
                 Err(error) => {
                     tracing::debug!(link = ?transmit.link, %error, "send");
-                    if !relaying::blames_link(inner, &transmit) {
+                    if !relay_dispatch::is_link_fault(inner, &transmit) {
                         return true;
                     }
                     // A server does not move: an error is about whom it sends to, and one peer at
@@ -462,7 +464,7 @@ impl Engine {
         let stuck: Vec<(Transmit, Vec<u8>)> = inner
             .sockets
             .values_mut()
-            .filter_map(|s| s.stuck.take())
+            .filter_map(|s| s.unsent.take())
             .collect();
         for (transmit, bytes) in stuck {
             if !Self::send(inner, cx, transmit, &bytes, now) {
@@ -484,25 +486,27 @@ impl Engine {
     fn dispatch(&mut self) {
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
-        if inner.feed.is_some() {
+        if inner.qlog.is_some() {
             qlog::drain(inner);
         }
         while let Some((session, event)) = inner.core.poll_event() {
-            rest::on_event(inner, session, &event);
-            let wake = |flow: FlowId, f: fn(&mut Entry), inner: &mut Inner| {
+            hibernation::on_event(inner, session, &event);
+            let wake = |flow: FlowId, f: fn(&mut FlowEntry), inner: &mut DriverCore| {
                 if let Some(entry) = inner.flows.get_mut(&(session, flow)) {
                     f(entry);
                 }
             };
             match &event {
-                SessionEvent::Opened(flow) if inner.relaying.begins(session, *flow) => {
-                    relaying::meet(&self.shared, inner, session, *flow);
+                SessionEvent::Opened(flow) if inner.relays.is_rendezvous_flow(session, *flow) => {
+                    relay_dispatch::start_rendezvous(&self.shared, inner, session, *flow);
                 }
-                SessionEvent::Opened(flow) if inner.accepts || inner.relaying.hears(session) => {
-                    let entry = Entry {
+                SessionEvent::Opened(flow)
+                    if inner.accepts || inner.relays.accepts_flows(session) =>
+                {
+                    let entry = FlowEntry {
                         unclaimed: true,
                         opener: inner.core.session(session).map(|s| s.peer().0),
-                        ..Entry::default()
+                        ..FlowEntry::default()
                     };
                     inner.flows.insert((session, *flow), entry);
                     inner.accepted.push_back((session, *flow));
@@ -520,7 +524,7 @@ impl Engine {
                     inner,
                 ),
                 SessionEvent::Writable(flow) => {
-                    inner.draw_from(session, *flow);
+                    inner.schedule_source(session, *flow);
                     wake(
                         *flow,
                         |e| {
@@ -539,7 +543,7 @@ impl Engine {
                     {
                         drawn.next = (*offset).max(drawn.base);
                         drawn.done = false;
-                        inner.draw_from(session, *flow);
+                        inner.schedule_source(session, *flow);
                     }
                 }
                 SessionEvent::Remains { flow, pieces } => {
@@ -563,7 +567,7 @@ impl Engine {
                     inbox.push(*context, bytes.clone());
                     continue;
                 }
-                SessionEvent::Asleep => inner.on_asleep(session),
+                SessionEvent::Asleep => inner.on_hibernated(session),
                 SessionEvent::Closed(end) => {
                     if let Some(mut inbox) = inner.inboxes.remove(&session) {
                         inbox.wake();
@@ -577,14 +581,14 @@ impl Engine {
                 }
                 _ => {}
             }
-            inner.relaying.note(&event);
+            inner.relays.note(&event);
             let over = matches!(event, SessionEvent::Closed(_));
-            if let Some(to) = inner.relaying.teller(session, &self.shared.events) {
+            if let Some(to) = inner.relays.event_sender(session, &self.shared.events) {
                 // Nobody listening is fine.
                 let _ = to.send((clock::now(), event));
             }
             if over {
-                inner.relaying.forget(session);
+                inner.relays.forget(session);
             }
         }
     }
@@ -592,7 +596,7 @@ impl Engine {
     /// Fills send buffers from sources.
     fn draw(&mut self) {
         for (session, flow) in std::mem::take(&mut *self.shared.ready_sources.lock()) {
-            self.shared.inner.lock().draw_from(session, flow);
+            self.shared.inner.lock().schedule_source(session, flow);
         }
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
@@ -606,7 +610,7 @@ impl Engine {
             if drawn.done {
                 continue;
             }
-            let waker = Waker::from(Arc::new(ReadySource {
+            let waker = Waker::from(Arc::new(SourceWaker {
                 shared: Arc::downgrade(&self.shared),
                 key: (session, flow),
             }));
@@ -653,12 +657,12 @@ impl Engine {
 }
 
 /// Wakes the task for a source that has bytes again.
-struct ReadySource {
-    shared: Weak<Shared>,
+struct SourceWaker {
+    shared: Weak<DriverShared>,
     key: (SessionId, FlowId),
 }
 
-impl Wake for ReadySource {
+impl Wake for SourceWaker {
     fn wake(self: Arc<Self>) {
         if let Some(shared) = self.shared.upgrade() {
             // Not the core's lock: a source may wake us while it is asked under it.
@@ -674,7 +678,7 @@ const ENDED_KEPT: usize = 1024; // a guess: a handle that asks does so at once
 /// Reset code of a flow whose source failed.
 pub(crate) const SOURCE_FAILED: u64 = 0xd100;
 
-impl Future for Engine {
+impl Future for DriverEngine {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -685,13 +689,13 @@ impl Future for Engine {
         let now = clock::now();
         {
             let mut inner = this.shared.inner.lock();
-            rest::seek(&mut inner);
+            hibernation::answer_lookups(&mut inner);
             if inner.core.next_timeout() <= now {
                 inner.core.handle_timeouts(now);
             }
         }
         this.dispatch();
-        rest::on_time(&mut this.shared.inner.lock(), now);
+        hibernation::on_time(&mut this.shared.inner.lock(), now);
         this.draw();
         this.sent = false;
         let more = this.transmit(cx);
@@ -706,14 +710,14 @@ impl Future for Engine {
                     for path in stats.into_iter().flatten() {
                         if path.addresses.link == link && !inner.accepts {
                             inner
-                                .parting
+                                .final_payload
                                 .insert(link, (path.payload_in, path.payload_out));
                         }
                     }
                     let _ = inner.core.with(id, |s| s.on_link_down(now, link));
                 }
             }
-            let Inner {
+            let DriverCore {
                 closing,
                 core,
                 sockets,
@@ -729,13 +733,16 @@ impl Future for Engine {
                 }
                 used
             });
-            let next = inner.core.next_timeout().min(inner.rest.next_timeout());
+            let next = inner
+                .core
+                .next_timeout()
+                .min(inner.hibernation.next_timeout());
             // Nobody looks after a server's links.
             moved &= !inner.accepts;
             (next, inner.stopped, !inner.drawing.is_empty())
         };
         if moved {
-            this.shared.stir();
+            this.shared.notify_activity();
         }
         if stopped {
             return Poll::Ready(());

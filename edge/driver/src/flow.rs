@@ -15,10 +15,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock;
 use crate::datagrams::Connection;
-use crate::engine::{Drawn, Entry, Shared};
-use crate::hosting::Hosting;
-use crate::rest;
-use crate::source::{Asleep, FlowIo, HostKey, Source};
+use crate::engine::{DriverShared, FlowEntry, SourceCursor};
+use crate::hibernation;
+use crate::relay_host::DeviceRelays;
+use crate::source::{FlowHibernated, FlowIo, HostKey, SendSource};
 
 /// What a flow is opened with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,7 +59,7 @@ impl FlowSettings {
 /// One flow: reads, writes, and a name that outlives addresses. Dropping it before its end resets
 /// what is not over yet.
 pub struct Flow {
-    shared: Arc<Shared>,
+    shared: Arc<DriverShared>,
     session: SessionId,
     id: FlowId,
     peer: HostKey,
@@ -88,7 +88,12 @@ fn error_of_call(error: FlowError) -> io::Error {
 }
 
 impl Flow {
-    pub(crate) fn new(shared: Arc<Shared>, session: SessionId, id: FlowId, peer: HostKey) -> Flow {
+    pub(crate) fn new(
+        shared: Arc<DriverShared>,
+        session: SessionId,
+        id: FlowId,
+        peer: HostKey,
+    ) -> Flow {
         Flow {
             shared,
             session,
@@ -123,18 +128,18 @@ impl Flow {
             .map_or(0, |(end, _)| end)
     }
 
-    fn draw_from(&self, source: Arc<dyn Source>, base: u64) {
+    fn draw_from(&self, source: Arc<dyn SendSource>, base: u64) {
         let next = self.send_end().max(base);
         let mut inner = self.shared.inner.lock();
         let entry = inner.flows.get_mut(&self.key());
-        if let Some(entry) = entry.filter(|e| e.end.is_none() && !e.asleep) {
-            entry.source = Some(Drawn {
+        if let Some(entry) = entry.filter(|e| e.end.is_none() && !e.hibernated) {
+            entry.source = Some(SourceCursor {
                 source,
                 base,
                 next,
                 done: false,
             });
-            inner.draw_from(self.session, self.id);
+            inner.schedule_source(self.session, self.id);
         }
         drop(inner);
         self.shared.wake();
@@ -144,7 +149,7 @@ impl Flow {
     pub fn leave_open(&self) {
         let mut inner = self.shared.inner.lock();
         if let Some(entry) = inner.flows.get_mut(&self.key()) {
-            entry.asleep = true;
+            entry.hibernated = true;
         }
     }
 
@@ -246,7 +251,7 @@ impl Flow {
             }
             (
                 Ok(Err(FlowError::Gone)) | Err(_),
-                Some(Entry {
+                Some(FlowEntry {
                     remains: Some(remains),
                     ..
                 }),
@@ -349,7 +354,7 @@ impl AsyncRead for Flow {
             }
             (
                 Ok(Err(FlowError::Gone)) | Err(_),
-                Some(Entry {
+                Some(FlowEntry {
                     remains: Some(remains),
                     ..
                 }),
@@ -423,21 +428,21 @@ impl FlowIo for Flow {
         let deadline: Time = inner.core.session(self.session)?.deadline(self.id)?;
         Some(deadline.since(clock::now()).into())
     }
-    fn send_source(&mut self, source: Arc<dyn Source>) {
+    fn send_source(&mut self, source: Arc<dyn SendSource>) {
         let base = self.send_end();
         self.draw_from(source, base);
     }
-    fn send_source_again(&mut self, source: Arc<dyn Source>) {
+    fn resume_source(&mut self, source: Arc<dyn SendSource>) {
         self.draw_from(source, 0);
     }
-    fn keep(&mut self, memo: Bytes) {
-        rest::keep(&mut self.shared.inner.lock(), self.session, self.id, memo);
+    fn allow_hibernation(&mut self, memo: Bytes) {
+        hibernation::keep(&mut self.shared.inner.lock(), self.session, self.id, memo);
     }
     fn memo(&self) -> Option<Bytes> {
         let inner = self.shared.inner.lock();
         inner.flows.get(&self.key())?.memo.clone()
     }
-    fn unwanted(&self) -> Box<dyn Fn() -> bool + Send> {
+    fn peer_stopped_check(&self) -> Box<dyn Fn() -> bool + Send> {
         let (shared, (session, id)) = (self.shared.clone(), self.key());
         Box::new(move || {
             let mut inner = shared.inner.lock();
@@ -453,8 +458,8 @@ impl FlowIo for Flow {
             matches!(room, Ok(Err(FlowError::Stopped(_))))
         })
     }
-    fn relays(&self) -> Option<Hosting> {
-        Hosting::of(&self.shared, self.session)
+    fn relays(&self) -> Option<DeviceRelays> {
+        DeviceRelays::of(&self.shared, self.session)
     }
     fn reset(&mut self, code: u64) {
         let id = self.id;
@@ -468,7 +473,7 @@ impl FlowIo for Flow {
         let mut inner = self.shared.inner.lock();
         match inner.flows.get_mut(&key) {
             Some(entry) => match entry.end {
-                _ if entry.asleep => Poll::Ready(Err(io::Error::other(Asleep))),
+                _ if entry.hibernated => Poll::Ready(Err(io::Error::other(FlowHibernated))),
                 Some(FlowEnd::Complete) => Poll::Ready(Ok(())),
                 Some(end) => Poll::Ready(Err(error_of(end))),
                 None => {
@@ -492,9 +497,9 @@ impl Drop for Flow {
         let Some(entry) = inner.flows.get_mut(&key) else {
             return;
         };
-        if entry.end.is_some() || entry.asleep {
+        if entry.end.is_some() || entry.hibernated {
             inner.flows.remove(&key);
-            rest::let_go(&mut inner, self.session, id);
+            hibernation::release_handle(&mut inner, self.session, id);
             return;
         }
         entry.detached = true;

@@ -26,9 +26,11 @@ use tokio::task::JoinHandle;
 use crate::attach::KernelLinks;
 use crate::clock;
 use crate::device::{Device, DeviceOptions};
-use crate::engine::{DriverError, Entry, Shared};
+use crate::engine::{DriverError, DriverShared, FlowEntry};
 use crate::flow::Flow;
-use crate::journal::{Batch, FlowKey, Journal, JournalError, SessionKey, Stored};
+use crate::journal::{
+    Journal, JournalBatch, JournalError, JournalFlowKey, JournalSessionKey, StoredRecord,
+};
 use crate::server::{CLOSE_GRACE, seed};
 
 /// Epochs reserved at once: a sync for each thousand SYNs, which on a dead network is one in eight
@@ -48,7 +50,7 @@ const EPOCHS: &[u8] = b"epochs";
 
 /// A flow to be claimed: all bytes below `received` are safe here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct InstanceClaim {
     /// Its id.
     pub flow: u64,
     /// Where the server's sending goes on.
@@ -59,18 +61,18 @@ pub struct Claim {
 #[derive(Debug)]
 pub struct Instance {
     journal: Journal,
-    key: SessionKey,
+    key: JournalSessionKey,
 }
 
 /// What a device writes down of itself.
-pub(crate) struct Keeping {
+pub(crate) struct InstanceUpkeep {
     instance: Arc<Instance>,
     upkeep: JoinHandle<()>,
     /// Flows that are wanted beyond this process, with what is noted of each.
-    kept: Mutex<Vec<(FlowId, Bytes)>>,
+    kept_flows: Mutex<Vec<(FlowId, Bytes)>>,
 }
 
-impl Drop for Keeping {
+impl Drop for InstanceUpkeep {
     fn drop(&mut self) {
         self.upkeep.abort();
     }
@@ -108,7 +110,7 @@ impl Instance {
                 // Its maker was ended before it was anybody's.
                 None => own(&journal, &owners).is_ok(),
             };
-            let key = SessionKey {
+            let key = JournalSessionKey {
                 peer: server,
                 instance: number,
             };
@@ -132,10 +134,10 @@ impl Instance {
         let number = u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes"));
         let journal = Journal::open(&file_of(dir, number))?;
         own(&journal, &owners)?;
-        sweep(dir);
+        remove_unnamed(dir);
         Ok(Instance {
             journal,
-            key: SessionKey {
+            key: JournalSessionKey {
                 peer: server,
                 instance: number,
             },
@@ -162,14 +164,14 @@ impl Instance {
         let next = Instance::first_free_epoch(&self.journal)?;
         let start = next.unwrap_or(1).max(from);
         let end = start.saturating_add(EPOCH_STEP);
-        let mut batch = Batch::default();
+        let mut batch = JournalBatch::default();
         let value = Bytes::copy_from_slice(&end.to_be_bytes());
         batch.notes.insert(EPOCHS.to_vec(), Some(value));
         self.journal.commit(&batch)?;
         Ok(start..end)
     }
 
-    fn record(&self) -> Result<Option<(SessionRecord, Stored)>, JournalError> {
+    fn record(&self) -> Result<Option<(SessionRecord, StoredRecord)>, JournalError> {
         let mut found = None;
         self.journal.sessions(|key, stored| {
             if key == self.key {
@@ -188,13 +190,13 @@ impl Instance {
         record: Option<SessionRecord>,
         kept: &[(FlowId, Bytes)],
     ) -> Result<(), JournalError> {
-        let mut batch = Batch::default();
+        let mut batch = JournalBatch::default();
         self.journal
             .memos(|key, _| drop(batch.memos.insert(key, None)))?;
         let record = record.filter(|record| !record.flows.is_empty());
         for (flow, memo) in kept {
             let session = self.key;
-            let key = FlowKey {
+            let key = JournalFlowKey {
                 session,
                 flow: *flow,
             };
@@ -203,7 +205,7 @@ impl Instance {
                 batch.memos.insert(key, Some(memo.clone()));
             }
         }
-        let stored = record.map(|record| Stored::now(record.encode()));
+        let stored = record.map(|record| StoredRecord::now(record.encode()));
         batch.sessions.insert(self.key, stored);
         self.journal.commit(&batch)
     }
@@ -215,14 +217,14 @@ fn file_of(dir: &Path, number: u64) -> PathBuf {
 
 /// Notes whose an instance is: before anything else, so that no epoch of it was used without.
 fn own(journal: &Journal, owners: &[u8]) -> Result<(), JournalError> {
-    let mut batch = Batch::default();
+    let mut batch = JournalBatch::default();
     let owners = Bytes::copy_from_slice(owners);
     batch.notes.insert(OWNERS.to_vec(), Some(owners));
     journal.commit(&batch)
 }
 
 /// Removes journals whose makers were ended before they had a name.
-fn sweep(dir: &Path) {
+fn remove_unnamed(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         let written = entry.metadata().and_then(|about| about.modified());
@@ -254,7 +256,7 @@ impl Device {
     pub async fn resume(
         options: DeviceOptions,
         instance: Arc<Instance>,
-        claim: Option<Claim>,
+        claim: Option<InstanceClaim>,
     ) -> Result<(Device, Option<Flow>), DriverError> {
         let at_work = instance.clone();
         let read = move || -> Result<_, JournalError> {
@@ -304,7 +306,7 @@ impl Device {
         let (shared, session, peer) = device.parts();
         let flow = claimed.map(|id| {
             let mut inner = shared.inner.lock();
-            inner.flows.insert((session, id), Entry::default());
+            inner.flows.insert((session, id), FlowEntry::default());
             Flow::new(shared.clone(), session, id, peer)
         });
         let events = shared.events.subscribe();
@@ -314,10 +316,10 @@ impl Device {
             Arc::downgrade(&instance),
             events,
         ));
-        device.keeping = Some(Keeping {
+        device.instance_upkeep = Some(InstanceUpkeep {
             instance,
             upkeep,
-            kept: Mutex::default(),
+            kept_flows: Mutex::default(),
         });
         Ok((device, flow))
     }
@@ -327,8 +329,8 @@ impl Device {
     ///
     /// # Errors
     /// The journal cannot be written.
-    pub async fn remember(&self, flow: u64, memo: Bytes) -> Result<bool, DriverError> {
-        let Some(keeping) = &self.keeping else {
+    pub async fn persist_flow(&self, flow: u64, memo: Bytes) -> Result<bool, DriverError> {
+        let Some(keeping) = &self.instance_upkeep else {
             return Ok(false);
         };
         let (shared, session, _) = self.parts();
@@ -345,7 +347,7 @@ impl Device {
             return Ok(false);
         };
         let kept = {
-            let mut kept = keeping.kept.lock();
+            let mut kept = keeping.kept_flows.lock();
             kept.retain(|(known, _)| *known != id);
             kept.push((id, memo));
             kept.clone()
@@ -356,8 +358,8 @@ impl Device {
     }
 
     /// Whether it has an instance that outlives it.
-    pub fn is_kept(&self) -> bool {
-        self.keeping.is_some()
+    pub fn has_instance(&self) -> bool {
+        self.instance_upkeep.is_some()
     }
 
     /// Whether the server knows the end of every flow that is over.
@@ -389,13 +391,13 @@ impl Device {
             inner.core.session(session).map(|s| s.record(now, true))
         };
         shared.wake();
-        if let Some(keeping) = &self.keeping {
-            let (instance, kept) = (keeping.instance.clone(), keeping.kept.lock().clone());
+        if let Some(keeping) = &self.instance_upkeep {
+            let (instance, kept) = (keeping.instance.clone(), keeping.kept_flows.lock().clone());
             blocking(move || instance.write(record, &kept)).await?;
         }
         // The last word on each path leaves in the task's next turn.
         tokio::time::sleep(CLOSE_GRACE).await;
-        if let Some(keeping) = &mut self.keeping {
+        if let Some(keeping) = &mut self.instance_upkeep {
             // Whoever comes next finds the instance free.
             keeping.upkeep.abort();
             let _ = (&mut keeping.upkeep).await;
@@ -408,9 +410,9 @@ impl Device {
     /// # Errors
     /// The journal cannot be written.
     pub async fn forget(&self) -> Result<(), DriverError> {
-        match &self.keeping {
+        match &self.instance_upkeep {
             Some(keeping) => {
-                keeping.kept.lock().clear();
+                keeping.kept_flows.lock().clear();
                 let instance = keeping.instance.clone();
                 blocking(move || instance.write(None, &[])).await
             }
@@ -422,7 +424,7 @@ impl Device {
 /// Changes of a deadline that another process may have told and not written down.
 const DEADLINES_SKIPPED: u64 = 1 << 20;
 
-fn take_claim(flow: &mut FlowRecord, claim: Claim) {
+fn take_claim(flow: &mut FlowRecord, claim: InstanceClaim) {
     // Nothing ends here before the server was asked, however long it was; whoever claims says anew
     // how long there is, and that must count.
     flow.deadline_left = None;
@@ -443,7 +445,7 @@ async fn blocking<R: Send + 'static>(
 
 /// Reserves more epochs when the session has used up those it had: until then nothing wakes.
 async fn upkeep(
-    shared: Arc<Shared>,
+    shared: Arc<DriverShared>,
     session: SessionId,
     instance: Weak<Instance>,
     mut events: broadcast::Receiver<(Time, SessionEvent)>,

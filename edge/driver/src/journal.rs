@@ -15,9 +15,9 @@
 //! be read of the last commit is copied to a new file, which is synced and takes the old one's name.
 
 mod batch;
-mod cautious;
-mod fault;
+mod error;
 mod format;
+mod staged_file;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -30,19 +30,19 @@ use parking_lot::Mutex;
 use redb::backends::FileBackend;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 
-pub use batch::{Batch, FlowKey, SessionKey, Stored};
-use cautious::Cautious;
-pub use fault::JournalError;
+pub use batch::{JournalBatch, JournalFlowKey, JournalSessionKey, StoredRecord};
+pub use error::JournalError;
 use format::{seal, unseal};
+use staged_file::StagedFile;
 
 /// Memory the store may use to hold pages. The file's pages are in the system's cache anyway.
 const CACHE_BYTES: usize = 4 << 20;
 
-type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
-const SESSIONS: Table = TableDefinition::new("sessions");
-const FLOWS: Table = TableDefinition::new("flows");
-const NOTES: Table = TableDefinition::new("notes");
-const TABLES: [(u8, Table); 3] = [(1, SESSIONS), (2, FLOWS), (3, NOTES)];
+type JournalTable = TableDefinition<'static, &'static [u8], &'static [u8]>;
+const SESSIONS: JournalTable = TableDefinition::new("sessions");
+const FLOWS: JournalTable = TableDefinition::new("flows");
+const NOTES: JournalTable = TableDefinition::new("notes");
+const TABLES: [(u8, JournalTable); 3] = [(1, SESSIONS), (2, FLOWS), (3, NOTES)];
 
 /// An open journal. Its file is locked against every other process.
 #[derive(Debug)]
@@ -78,9 +78,11 @@ impl Journal {
     ///
     /// # Errors
     /// The disk refused. What was committed before stands; the batch may be given again.
-    pub fn commit(&self, batch: &Batch) -> Result<(), JournalError> {
+    pub fn commit(&self, batch: &JournalBatch) -> Result<(), JournalError> {
         let mut store = self.store.lock();
-        let committed = self.renewed(&mut store).and_then(|db| write(db, batch));
+        let committed = self
+            .usable_store(&mut store)
+            .and_then(|db| write(db, batch));
         committed.map_err(|cause| {
             *store = None;
             JournalError::new(&self.path, cause)
@@ -88,7 +90,10 @@ impl Journal {
     }
 
     /// The store; after a fault, a copy of what the old one held.
-    fn renewed<'a>(&self, store: &'a mut Option<Database>) -> Result<&'a Database, fault::Cause> {
+    fn usable_store<'a>(
+        &self,
+        store: &'a mut Option<Database>,
+    ) -> Result<&'a Database, error::JournalErrorKind> {
         match store {
             Some(db) => Ok(db),
             None => {
@@ -104,10 +109,10 @@ impl Journal {
 
     fn read<R>(
         &self,
-        f: impl FnOnce(&Database) -> Result<R, fault::Cause>,
+        f: impl FnOnce(&Database) -> Result<R, error::JournalErrorKind>,
     ) -> Result<R, JournalError> {
         let mut store = self.store.lock();
-        let read = self.renewed(&mut store).and_then(f);
+        let read = self.usable_store(&mut store).and_then(f);
         read.map_err(|cause| JournalError::new(&self.path, cause))
     }
 
@@ -115,10 +120,14 @@ impl Journal {
     ///
     /// # Errors
     /// The disk, or a record that is not what was written.
-    pub fn sessions(&self, mut f: impl FnMut(SessionKey, Stored)) -> Result<(), JournalError> {
+    pub fn sessions(
+        &self,
+        mut f: impl FnMut(JournalSessionKey, StoredRecord),
+    ) -> Result<(), JournalError> {
         self.read(|db| {
             each(db, 0, |key, value| {
-                let key = SessionKey::read(key).ok_or(fault::Cause::Damaged("session key"))?;
+                let key = JournalSessionKey::read(key)
+                    .ok_or(error::JournalErrorKind::Damaged("session key"))?;
                 f(key, stored(value)?);
                 Ok(())
             })
@@ -129,21 +138,21 @@ impl Journal {
     ///
     /// # Errors
     /// As for [`Journal::sessions`].
-    pub fn session(&self, key: SessionKey) -> Result<Option<Kept>, JournalError> {
+    pub fn session(&self, key: JournalSessionKey) -> Result<Option<JournalSession>, JournalError> {
         self.read(|db| {
             let Some(value) = one(db, 0, &key.bytes())? else {
                 return Ok(None);
             };
             let mut flows = Vec::new();
             let notes = (
-                Bound::Included(FlowKey::first_of(key)),
-                Bound::Included(FlowKey::last_of(key)),
+                Bound::Included(JournalFlowKey::first_of(key)),
+                Bound::Included(JournalFlowKey::last_of(key)),
             );
-            within(db, 1, notes, |found, _| {
+            read_range(db, 1, notes, |found, _| {
                 flows.push(flow_key(found)?.flow);
                 Ok(true)
             })?;
-            Ok(Some(Kept {
+            Ok(Some(JournalSession {
                 key,
                 stored: stored(&value)?,
                 flows,
@@ -156,34 +165,39 @@ impl Journal {
     ///
     /// # Errors
     /// As for [`Journal::sessions`].
-    pub fn part(&self, after: Option<SessionKey>, most: usize) -> Result<Part, JournalError> {
+    pub fn page(
+        &self,
+        after: Option<JournalSessionKey>,
+        most: usize,
+    ) -> Result<JournalPage, JournalError> {
         self.read(|db| {
-            let mut part = Part::default();
+            let mut part = JournalPage::default();
             let from = after.map_or(Bound::Unbounded, |key| {
                 Bound::Excluded(key.bytes().to_vec())
             });
-            within(db, 0, (from, Bound::Unbounded), |key, value| {
-                let key = SessionKey::read(key).ok_or(fault::Cause::Damaged("session key"))?;
+            read_range(db, 0, (from, Bound::Unbounded), |key, value| {
+                let key = JournalSessionKey::read(key)
+                    .ok_or(error::JournalErrorKind::Damaged("session key"))?;
                 let (stored, flows) = (stored(value)?, Vec::new());
-                part.sessions.push(Kept { key, stored, flows });
+                part.sessions.push(JournalSession { key, stored, flows });
                 Ok(part.sessions.len() < most)
             })?;
             part.is_last = part.sessions.len() < most;
             // Both tables go up by session: one walk beside the other finds whose notes they are.
             let from = after.map_or(Bound::Unbounded, |key| {
-                Bound::Excluded(FlowKey::last_of(key))
+                Bound::Excluded(JournalFlowKey::last_of(key))
             });
             let to = match part.sessions.last().filter(|_| !part.is_last) {
-                Some(last) => Bound::Included(FlowKey::last_of(last.key)),
+                Some(last) => Bound::Included(JournalFlowKey::last_of(last.key)),
                 None => Bound::Unbounded,
             };
             let mut sessions = part.sessions.iter_mut().peekable();
-            within(db, 1, (from, to), |found, _| {
+            read_range(db, 1, (from, to), |found, _| {
                 let found = flow_key(found)?;
                 while sessions.next_if(|s| s.key < found.session).is_some() {}
                 match sessions.peek_mut().filter(|s| s.key == found.session) {
                     Some(kept) => kept.flows.push(found.flow),
-                    None => part.bare.push(found),
+                    None => part.orphan_memos.push(found),
                 }
                 Ok(true)
             })?;
@@ -195,7 +209,7 @@ impl Journal {
     ///
     /// # Errors
     /// As for [`Journal::sessions`].
-    pub fn memos(&self, mut f: impl FnMut(FlowKey, &[u8])) -> Result<(), JournalError> {
+    pub fn memos(&self, mut f: impl FnMut(JournalFlowKey, &[u8])) -> Result<(), JournalError> {
         self.read(|db| {
             each(db, 1, |key, value| {
                 f(flow_key(key)?, value);
@@ -208,7 +222,7 @@ impl Journal {
     ///
     /// # Errors
     /// As for [`Journal::sessions`].
-    pub fn memo(&self, key: FlowKey) -> Result<Option<Vec<u8>>, JournalError> {
+    pub fn memo(&self, key: JournalFlowKey) -> Result<Option<Vec<u8>>, JournalError> {
         self.read(|db| one(db, 1, &key.bytes()))
     }
 
@@ -242,62 +256,66 @@ impl Journal {
 
 /// A session as the journal has it, with those of its flows that have a note.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct JournalSession {
     /// Whose it is.
-    pub key: SessionKey,
+    pub key: JournalSessionKey,
     /// Its record.
-    pub stored: Stored,
+    pub stored: StoredRecord,
     /// Its flows.
     pub flows: Vec<FlowId>,
 }
 
 /// Sessions that follow each other.
 #[derive(Clone, Debug, Default)]
-pub struct Part {
+pub struct JournalPage {
     /// In ascending order.
-    pub sessions: Vec<Kept>,
+    pub sessions: Vec<JournalSession>,
     /// Flows that have a note and no session.
-    pub bare: Vec<FlowKey>,
+    pub orphan_memos: Vec<JournalFlowKey>,
     /// Nothing follows.
     pub is_last: bool,
 }
 
-fn flow_key(bytes: &[u8]) -> Result<FlowKey, fault::Cause> {
-    FlowKey::read(bytes).ok_or(fault::Cause::Damaged("flow key"))
+fn flow_key(bytes: &[u8]) -> Result<JournalFlowKey, error::JournalErrorKind> {
+    JournalFlowKey::read(bytes).ok_or(error::JournalErrorKind::Damaged("flow key"))
 }
 
-fn stored(bytes: &[u8]) -> Result<Stored, fault::Cause> {
-    Stored::read(bytes).ok_or(fault::Cause::Damaged("session"))
+fn stored(bytes: &[u8]) -> Result<StoredRecord, error::JournalErrorKind> {
+    StoredRecord::read(bytes).ok_or(error::JournalErrorKind::Damaged("session"))
 }
 
-type Held = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
+type JournalContents = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
 
 /// Opens a file that was whole once, and sees whether it still is.
-fn open_whole(path: &Path) -> Result<Database, fault::Cause> {
+fn open_whole(path: &Path) -> Result<Database, error::JournalErrorKind> {
     if fs::metadata(path)?.len() == 0 {
-        return Err(fault::Cause::Damaged("the whole file: it is empty"));
+        return Err(error::JournalErrorKind::Damaged(
+            "the whole file: it is empty",
+        ));
     }
     // The store panics on some kinds of damage.
-    let opened = catch_unwind(AssertUnwindSafe(|| -> Result<Database, fault::Cause> {
-        let file = File::options().read(true).write(true).open(path)?;
-        let file = Cautious::new(FileBackend::new(file)?)?;
-        let mut db = Database::builder()
-            .set_cache_size(CACHE_BYTES)
-            .create_with_backend(file.clone())?;
-        if !db.check_integrity()? {
-            return Err(fault::Cause::Damaged("its pages"));
-        }
-        for table in 0..TABLES.len() {
-            each(&db, table, |_, _| Ok(()))?;
-        }
-        file.believe()?;
-        Ok(db)
-    }));
-    opened.unwrap_or(Err(fault::Cause::Damaged("its structure")))
+    let opened = catch_unwind(AssertUnwindSafe(
+        || -> Result<Database, error::JournalErrorKind> {
+            let file = File::options().read(true).write(true).open(path)?;
+            let file = StagedFile::new(FileBackend::new(file)?)?;
+            let mut db = Database::builder()
+                .set_cache_size(CACHE_BYTES)
+                .create_with_backend(file.clone())?;
+            if !db.check_integrity()? {
+                return Err(error::JournalErrorKind::Damaged("its pages"));
+            }
+            for table in 0..TABLES.len() {
+                each(&db, table, |_, _| Ok(()))?;
+            }
+            file.apply_staged()?;
+            Ok(db)
+        },
+    ));
+    opened.unwrap_or(Err(error::JournalErrorKind::Damaged("its structure")))
 }
 
 /// Writes a new file with these values and gives it its name.
-fn create(path: &Path, held: &Held) -> Result<(), fault::Cause> {
+fn create(path: &Path, held: &JournalContents) -> Result<(), error::JournalErrorKind> {
     let new = path.with_extension("new");
     let _ = fs::remove_file(&new);
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
@@ -314,10 +332,10 @@ fn create(path: &Path, held: &Held) -> Result<(), fault::Cause> {
 }
 
 /// A file that has no name of its own yet, with these values.
-fn write_new(new: &Path, held: &Held) -> Result<(), fault::Cause> {
-    let file = Cautious::new(FileBackend::new(private(new)?)?)?;
+fn write_new(new: &Path, held: &JournalContents) -> Result<(), error::JournalErrorKind> {
+    let file = StagedFile::new(FileBackend::new(private(new)?)?)?;
     // There is nothing in it to be doubted.
-    file.believe()?;
+    file.apply_staged()?;
     let db = Database::builder()
         .set_cache_size(CACHE_BYTES)
         .create_with_backend(file.clone())?;
@@ -346,7 +364,7 @@ fn private(path: &Path) -> std::io::Result<File> {
         .open(path)
 }
 
-fn write(db: &Database, batch: &Batch) -> Result<(), fault::Cause> {
+fn write(db: &Database, batch: &JournalBatch) -> Result<(), error::JournalErrorKind> {
     let mut transaction = db.begin_write()?;
     // What was told to be safe is never given up for the commit before; see `cautious`.
     transaction.set_two_phase_commit(true);
@@ -369,19 +387,19 @@ fn write(db: &Database, batch: &Batch) -> Result<(), fault::Cause> {
 fn each(
     db: &Database,
     table: usize,
-    mut f: impl FnMut(&[u8], &[u8]) -> Result<(), fault::Cause>,
-) -> Result<(), fault::Cause> {
+    mut f: impl FnMut(&[u8], &[u8]) -> Result<(), error::JournalErrorKind>,
+) -> Result<(), error::JournalErrorKind> {
     let all = (Bound::Unbounded, Bound::Unbounded);
-    within(db, table, all, |key, value| f(key, value).map(|()| true))
+    read_range(db, table, all, |key, value| f(key, value).map(|()| true))
 }
 
 /// The same for keys within bounds, as long as `f` says to go on.
-fn within(
+fn read_range(
     db: &Database,
     table: usize,
     bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
-    mut f: impl FnMut(&[u8], &[u8]) -> Result<bool, fault::Cause>,
-) -> Result<(), fault::Cause> {
+    mut f: impl FnMut(&[u8], &[u8]) -> Result<bool, error::JournalErrorKind>,
+) -> Result<(), error::JournalErrorKind> {
     let (tag, definition) = TABLES[table];
     let bounds = (
         bounds.0.as_ref().map(Vec::as_slice),
@@ -401,7 +419,11 @@ fn within(
     Ok(())
 }
 
-fn one(db: &Database, table: usize, key: &[u8]) -> Result<Option<Vec<u8>>, fault::Cause> {
+fn one(
+    db: &Database,
+    table: usize,
+    key: &[u8],
+) -> Result<Option<Vec<u8>>, error::JournalErrorKind> {
     let (tag, definition) = TABLES[table];
     match db.begin_read()?.open_table(definition)?.get(key)? {
         Some(value) => Ok(Some(unseal(tag, key, value.value())?.to_vec())),
@@ -410,8 +432,8 @@ fn one(db: &Database, table: usize, key: &[u8]) -> Result<Option<Vec<u8>>, fault
 }
 
 /// All there is, as it lies there.
-fn everything(db: &Database) -> Result<Held, fault::Cause> {
-    let mut held = Held::new();
+fn everything(db: &Database) -> Result<JournalContents, error::JournalErrorKind> {
+    let mut held = JournalContents::new();
     for (number, (tag, definition)) in TABLES.iter().enumerate() {
         for entry in db.begin_read()?.open_table(*definition)?.iter()? {
             let (key, value) = entry?;

@@ -8,11 +8,11 @@
 //!
 //! A [`Device`] calls a server and moves between links; a [`Server`] accepts flows. Programs see
 //! [`FlowIo`]: a byte stream each way that outlives addresses. What they want sent from something
-//! re-readable they hand over as a [`Source`], so that a flow that sleeps for hours holds a cursor
+//! re-readable they hand over as a [`SendSource`], so that a flow that sleeps for hours holds a cursor
 //! instead of a buffer.
 //!
 //! Beside its session with a server, a device may have sessions with others by way of it: with origins
-//! and other devices ([`Peer`]), called by it or calling ([`Listener`]). They share sockets and core.
+//! and other devices ([`Peer`]), called by it or calling ([`PeerListener`]). They share sockets and core.
 
 mod address;
 mod attach;
@@ -21,22 +21,22 @@ mod datagrams;
 mod device;
 mod engine;
 mod flow;
-mod given;
-mod hop;
-mod hosting;
+mod hibernation;
 mod instance;
+mod instance_lease;
 mod journal;
-mod lease;
-mod listener;
+mod link_health;
 mod peer;
+mod peer_listener;
+mod provided_links;
 mod qlog;
-mod qlog_words;
-mod relaying;
-mod rest;
+mod qlog_events;
+mod relay_dispatch;
+mod relay_host;
 mod server;
 mod source;
-mod standby;
-mod tickets;
+mod ticket_seed;
+mod wake_detector;
 
 pub use address::{AddressError, ServerAddress};
 pub use attach::{Attach, Attachment, KernelLinks};
@@ -49,18 +49,21 @@ pub use d2tp_session::{
     TraceLevel,
 };
 pub use datagrams::{Connection, ContextInbox, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};
-pub use device::{Device, DeviceOptions, LinkAnswers, LinkUse, Way};
+pub use device::{Device, DeviceOptions, LinkAnswers, LinkStatus, LinkUse};
 pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
-pub use given::{GivenLink, GivenLinks};
-pub use hosting::{CallNews, Hosting, Listening, Relay, RelayFault};
-pub use instance::{Claim, FORGOTTEN, Instance};
-pub use journal::{Batch, FlowKey, Journal, JournalError, Kept, Part, SessionKey, Stored};
-pub use lease::Lease;
-pub use listener::Listener;
+pub use hibernation::HibernatedReader;
+pub use instance::{FORGOTTEN, Instance, InstanceClaim};
+pub use instance_lease::InstanceLease;
+pub use journal::{
+    Journal, JournalBatch, JournalError, JournalFlowKey, JournalPage, JournalSession,
+    JournalSessionKey, StoredRecord,
+};
 pub use peer::{CallError, Peer};
-pub use qlog::{OpenLog, QLOG_QUEUE_MAX, Qlog};
-pub use rest::Peek;
-pub use server::{RestOptions, Server, ServerOptions};
-pub use source::{Asleep, FlowIo, HostKey, Source};
-pub use tickets::TICKET_SEED_NOTE;
+pub use peer_listener::PeerListener;
+pub use provided_links::{ProvidedLink, ProvidedLinks};
+pub use qlog::{OpenQlogFile, QLOG_QUEUE_MAX, Qlog};
+pub use relay_host::{CallEvent, DeviceRelays, IncomingCalls, RelayError, RelayHandle};
+pub use server::{HibernationOptions, Server, ServerOptions};
+pub use source::{FlowHibernated, FlowIo, HostKey, SendSource};
+pub use ticket_seed::TICKET_SEED_NOTE;

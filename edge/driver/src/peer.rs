@@ -24,9 +24,9 @@ use crate::address::ServerAddress;
 use crate::clock;
 use crate::datagrams::Connection;
 use crate::device::{Device, EPOCHS};
-use crate::engine::{DriverError, Entry, Shared};
+use crate::engine::{DriverError, DriverShared, FlowEntry};
 use crate::flow::{Flow, FlowSettings};
-use crate::relaying::{Beside, Tied, tend};
+use crate::relay_dispatch::{AbortOnDrop, PeerSession, update_rendezvous};
 use crate::server::{CLOSE_GRACE, seed};
 
 /// Bytes of the server's answer before its lines.
@@ -50,7 +50,7 @@ pub enum CallError {
     },
     /// The session with the server is of no use.
     #[error("the proxy cannot be asked: {0}")]
-    Unasked(#[from] std::io::Error),
+    ServerUnavailable(#[from] std::io::Error),
     /// Nothing may be opened.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -58,23 +58,23 @@ pub enum CallError {
 
 /// What a device's tasks need of it.
 #[derive(Clone)]
-pub(crate) struct ToServer {
-    pub(crate) shared: Weak<Shared>,
+pub(crate) struct ServerHandle {
+    pub(crate) shared: Weak<DriverShared>,
     pub(crate) session: SessionId,
     pub(crate) peer: [u8; 32],
 }
 
 /// A flow to the server in which it answers by lines.
-pub(crate) struct Asked {
+pub(crate) struct ServerRequest {
     flow: Flow,
     text: Vec<u8>,
     /// The fields of its answer.
     head: String,
 }
 
-impl ToServer {
+impl ServerHandle {
     /// Asks, and waits for the answer's head.
-    pub(crate) async fn ask(&self, request: &str) -> Result<Asked, CallError> {
+    pub(crate) async fn request(&self, request: &str) -> Result<ServerRequest, CallError> {
         let gone = || std::io::Error::from(std::io::ErrorKind::NotConnected);
         let shared = self.shared.upgrade().ok_or_else(gone)?;
         let settings = FlowSettings {
@@ -98,7 +98,7 @@ impl ToServer {
         text.drain(..end);
         let status = head.split(' ').nth(1).and_then(|s| s.parse().ok());
         match status {
-            Some(200) => Ok(Asked { flow, text, head }),
+            Some(200) => Ok(ServerRequest { flow, text, head }),
             status => {
                 while let Ok(Some(chunk)) = flow.read_chunk().await
                     && text.len() < ANSWER_BYTES_MAX
@@ -114,7 +114,7 @@ impl ToServer {
     }
 }
 
-impl Asked {
+impl ServerRequest {
     /// The relay that the answer names.
     pub(crate) fn relay(&self) -> Option<RelayId> {
         let mut fields = self.head.split("\r\n").filter_map(|f| f.split_once(": "));
@@ -142,28 +142,28 @@ impl Asked {
 }
 
 /// Hears one of the lines that any of these flows may have: where the server sees a path of ours.
-pub(crate) fn hear_seen(shared: &Arc<Shared>, line: &str) {
+pub(crate) fn handle_seen_line(shared: &Arc<DriverShared>, line: &str) {
     let mut words = line.split(' ');
     if let (Some("seen"), Some(path), Some(at)) = (words.next(), words.next(), words.next())
         && let (Ok(path), Ok(at)) = (path.parse(), at.parse())
     {
         let mut inner = shared.inner.lock();
-        inner.relaying.see(PathId(path), at);
-        tend(&mut inner, clock::now());
+        inner.relays.set_observed_address(PathId(path), at);
+        update_rendezvous(&mut inner, clock::now());
         drop(inner);
         shared.wake();
-        shared.stir();
+        shared.notify_activity();
     }
 }
 
 /// A session with another host, beside the one with the server. Closed when it is dropped.
 pub struct Peer {
-    shared: Arc<Shared>,
+    shared: Arc<DriverShared>,
     session: SessionId,
     key: [u8; 32],
     direct: watch::Receiver<bool>,
     events: broadcast::Sender<(Time, d2tp_session::SessionEvent)>,
-    _keeping: Tied,
+    _relay_task: AbortOnDrop,
 }
 
 impl Device {
@@ -175,10 +175,10 @@ impl Device {
     pub async fn call(&self, peer: PublicKey) -> Result<Peer, CallError> {
         let server = self.to_server();
         let request = format!("RELAY {peer} HTTP/1.1\r\nHost: {peer}\r\n\r\n");
-        let asked = server.ask(&request).await?;
+        let asked = server.request(&request).await?;
         let punch = seed()[..8].try_into().expect("eight of 32 bytes");
         let beside = Rendezvous::caller(punch);
-        self.begin_beside(peer, beside, true, request, Some(asked))
+        self.open_peer_session(peer, beside, true, request, Some(asked))
     }
 
     /// Begins a session with an origin that speaks D2TP: by way of this device's server, and directly as
@@ -186,7 +186,7 @@ impl Device {
     ///
     /// # Errors
     /// The origin's name has no address.
-    pub async fn reach(&self, origin: &ServerAddress) -> Result<Peer, CallError> {
+    pub async fn connect_origin(&self, origin: &ServerAddress) -> Result<Peer, CallError> {
         let host = &origin.host;
         let found = tokio::net::lookup_host((host.as_str(), origin.port)).await;
         let addresses: Vec<SocketAddr> = found
@@ -202,16 +202,16 @@ impl Device {
         };
         let request = format!("RELAY {place} HTTP/1.1\r\nHost: {place}\r\n\r\n");
         let beside = Rendezvous::origin(addresses);
-        self.begin_beside(origin.key, beside, false, request, None)
+        self.open_peer_session(origin.key, beside, false, request, None)
     }
 
-    fn begin_beside(
+    fn open_peer_session(
         &self,
         key: PublicKey,
         rendezvous: Rendezvous,
         is_peer: bool,
         request: String,
-        asked: Option<Asked>,
+        asked: Option<ServerRequest>,
     ) -> Result<Peer, CallError> {
         let server = self.to_server();
         let (shared, _, _) = self.parts();
@@ -219,7 +219,7 @@ impl Device {
         let number = u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes"));
         let now = clock::now();
         let session = shared.inner.lock().core.connect(now, key, number, EPOCHS);
-        let mut beside = Beside::new(rendezvous);
+        let mut beside = PeerSession::new(rendezvous);
         if is_peer {
             let settings = FlowSettings {
                 reachable: true,
@@ -232,18 +232,18 @@ impl Device {
             let mut inner = shared.inner.lock();
             if is_peer {
                 let punch = beside.rendezvous.punch();
-                inner.relaying.guest.await_punch(punch, session);
+                inner.relays.relay_client.await_punch(punch, session);
             }
-            inner.relaying.beside.insert(session, beside);
-            tend(&mut inner, now);
+            inner.relays.peer_sessions.insert(session, beside);
+            update_rendezvous(&mut inner, now);
         }
         shared.wake();
-        shared.stir();
-        let keeper = Keeper {
+        shared.notify_activity();
+        let keeper = RelayKeepalive {
             server,
             session,
             request,
-            lets_go: !is_peer,
+            releases_when_direct: !is_peer,
             direct: direct.clone(),
         };
         Ok(Peer {
@@ -252,30 +252,32 @@ impl Device {
             key: key.0,
             direct,
             events,
-            _keeping: Tied(tokio::spawn(keeper.keep(asked))),
+            _relay_task: AbortOnDrop(tokio::spawn(keeper.keep(asked))),
         })
     }
 }
 
 /// Keeps a session's relay.
-struct Keeper {
-    server: ToServer,
+struct RelayKeepalive {
+    server: ServerHandle,
     session: SessionId,
     request: String,
     /// While a direct path works there need be none.
-    lets_go: bool,
+    releases_when_direct: bool,
     direct: watch::Receiver<bool>,
 }
 
-impl Keeper {
-    async fn keep(mut self, mut asked: Option<Asked>) {
+impl RelayKeepalive {
+    async fn keep(mut self, mut asked: Option<ServerRequest>) {
         let mut wait = AGAIN_FIRST;
         loop {
             if asked.is_none() {
-                if self.lets_go && self.direct.wait_for(|direct| !direct).await.is_err() {
+                if self.releases_when_direct
+                    && self.direct.wait_for(|direct| !direct).await.is_err()
+                {
                     return;
                 }
-                match self.server.ask(&self.request).await {
+                match self.server.request(&self.request).await {
                     Ok(answer) => asked = Some(answer),
                     Err(error) => tracing::debug!(%error, "no relay"),
                 }
@@ -287,14 +289,15 @@ impl Keeper {
                 if !self.set(Some(relay)) {
                     return;
                 }
-                self.attend(answer).await;
+                self.follow_answer(answer).await;
                 self.set(None);
                 if let Some(shared) = self.server.shared.upgrade() {
-                    shared.inner.lock().relaying.guest.leave_relay(relay);
+                    shared.inner.lock().relays.relay_client.leave_relay(relay);
                 }
             }
-            let over =
-                |shared: Arc<Shared>| shared.inner.lock().core.session(self.session).is_none();
+            let over = |shared: Arc<DriverShared>| {
+                shared.inner.lock().core.session(self.session).is_none()
+            };
             if self.server.shared.upgrade().is_none_or(over) {
                 return;
             }
@@ -309,28 +312,28 @@ impl Keeper {
             return false;
         };
         let mut inner = shared.inner.lock();
-        let relaying = &mut inner.relaying;
-        let Some(beside) = relaying.beside.get_mut(&self.session) else {
+        let relaying = &mut inner.relays;
+        let Some(beside) = relaying.peer_sessions.get_mut(&self.session) else {
             return false;
         };
         beside.rendezvous.set_relay(relay);
         beside.relay = relay;
         if let Some(relay) = relay {
-            relaying.guest.use_relay(relay, self.server.session);
+            relaying.relay_client.use_relay(relay, self.server.session);
         }
-        tend(&mut inner, clock::now());
+        update_rendezvous(&mut inner, clock::now());
         drop(inner);
         shared.wake();
-        shared.stir();
+        shared.notify_activity();
         true
     }
 
     /// Hears what the server says until the relay is gone or not needed any more.
-    async fn attend(&mut self, mut answer: Asked) {
+    async fn follow_answer(&mut self, mut answer: ServerRequest) {
         loop {
             let mut direct = self.direct.clone();
             let unneeded = async {
-                if !self.lets_go {
+                if !self.releases_when_direct {
                     return std::future::pending().await;
                 }
                 loop {
@@ -345,7 +348,7 @@ impl Keeper {
             };
             tokio::select! {
                 line = answer.line() => match (line, self.server.shared.upgrade()) {
-                    (Some(line), Some(shared)) => hear_seen(&shared, &line),
+                    (Some(line), Some(shared)) => handle_seen_line(&shared, &line),
                     _ => return,
                 },
                 () = unneeded => {
@@ -411,10 +414,10 @@ impl Drop for Peer {
     }
 }
 
-impl Shared {
+impl DriverShared {
     /// Opens a flow of a session.
     pub(crate) fn open(
-        self: &Arc<Shared>,
+        self: &Arc<DriverShared>,
         session: SessionId,
         peer: [u8; 32],
         settings: FlowSettings,
@@ -427,7 +430,7 @@ impl Shared {
         };
         match inner.core.with(session, open) {
             Ok(Ok(id)) => {
-                inner.flows.insert((session, id), Entry::default());
+                inner.flows.insert((session, id), FlowEntry::default());
                 drop(inner);
                 self.wake();
                 Ok(Flow::new(self.clone(), session, id, peer))

@@ -19,8 +19,8 @@ use std::time::Duration;
 use d2tp_session::{LinkId, Role, SessionId, Time, TraceLevel, TraceRecord};
 use serde_json::{Value, json};
 
-use crate::engine::Inner;
-use crate::qlog_words::words;
+use crate::engine::DriverCore;
+use crate::qlog_events::qlog_event;
 
 /// Records that wait to be written, of all sessions; newer ones are counted and dropped.
 pub const QLOG_QUEUE_MAX: usize = 16_384;
@@ -30,7 +30,7 @@ const FLUSH_EVERY: Duration = Duration::from_millis(500);
 const FINISH_MAX: Duration = Duration::from_secs(2);
 
 /// Makes the place one session's log goes to, by the name its file would have.
-pub type OpenLog = Box<dyn FnMut(&str) -> io::Result<Box<dyn Write + Send>> + Send>;
+pub type OpenQlogFile = Box<dyn FnMut(&str) -> io::Result<Box<dyn Write + Send>> + Send>;
 
 /// Logs of sessions.
 ///
@@ -45,33 +45,33 @@ pub type OpenLog = Box<dyn FnMut(&str) -> io::Result<Box<dyn Write + Send>> + Se
 /// ```
 #[derive(Debug)]
 pub struct Qlog {
-    queue: SyncSender<Message>,
+    queue: SyncSender<QlogMessage>,
     level: TraceLevel,
     feeds: AtomicU64,
 }
 
 /// A session of one of the endpoints that log here.
-type Key = (u64, SessionId);
+type QlogSessionKey = (u64, SessionId);
 
-enum Message {
+enum QlogMessage {
     Begin {
-        key: Key,
+        key: QlogSessionKey,
         role: Role,
         peer: String,
     },
     Record {
-        key: Key,
+        key: QlogSessionKey,
         at: Time,
         record: TraceRecord,
     },
     Note {
-        key: Key,
+        key: QlogSessionKey,
         at: Time,
         name: String,
         data: Value,
     },
     Dropped {
-        key: Key,
+        key: QlogSessionKey,
         at: Time,
         count: u64,
     },
@@ -81,7 +81,7 @@ enum Message {
         name: String,
     },
     End {
-        key: Key,
+        key: QlogSessionKey,
     },
     Finish {
         done: SyncSender<()>,
@@ -96,22 +96,22 @@ impl Qlog {
     pub fn in_folder(folder: &Path, level: TraceLevel) -> io::Result<Arc<Qlog>> {
         std::fs::create_dir_all(folder)?;
         let folder: PathBuf = folder.to_owned();
-        let open: OpenLog = Box::new(move |name| {
+        let open: OpenQlogFile = Box::new(move |name| {
             let file = std::fs::File::create_new(folder.join(name))?;
             Ok(Box::new(file) as Box<dyn Write + Send>)
         });
-        Qlog::into_places(open, level)
+        Qlog::with_writers(open, level)
     }
 
     /// Logs to wherever `open` says.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn into_places(open: OpenLog, level: TraceLevel) -> io::Result<Arc<Qlog>> {
+    pub fn with_writers(open: OpenQlogFile, level: TraceLevel) -> io::Result<Arc<Qlog>> {
         let (queue, messages) = sync_channel(QLOG_QUEUE_MAX);
         std::thread::Builder::new()
             .name("qlog".to_owned())
-            .spawn(move || Writer::new(open).run(&messages))?;
+            .spawn(move || QlogWriter::new(open).run(&messages))?;
         Ok(Arc::new(Qlog {
             queue,
             level,
@@ -122,7 +122,7 @@ impl Qlog {
     /// Waits, not for long, until everything so far is written.
     pub fn finish(&self) {
         let (done, wait) = sync_channel(1);
-        if self.queue.send(Message::Finish { done }).is_ok() {
+        if self.queue.send(QlogMessage::Finish { done }).is_ok() {
             let _ = wait.recv_timeout(FINISH_MAX);
         }
     }
@@ -131,8 +131,8 @@ impl Qlog {
         self.level
     }
 
-    pub(crate) fn feed(self: &Arc<Qlog>) -> Feed {
-        Feed {
+    pub(crate) fn feed(self: &Arc<Qlog>) -> QlogFeed {
+        QlogFeed {
             log: self.clone(),
             number: self.feeds.fetch_add(1, Ordering::Relaxed),
             begun: BTreeSet::new(),
@@ -143,15 +143,15 @@ impl Qlog {
 
 /// What one endpoint tells the log.
 #[derive(Debug)]
-pub(crate) struct Feed {
+pub(crate) struct QlogFeed {
     log: Arc<Qlog>,
     number: u64,
     begun: BTreeSet<SessionId>,
     dropped: BTreeMap<SessionId, u64>,
 }
 
-impl Feed {
-    fn put(&self, message: Message) -> bool {
+impl QlogFeed {
+    fn put(&self, message: QlogMessage) -> bool {
         self.log.queue.try_send(message).is_ok()
     }
 
@@ -160,17 +160,17 @@ impl Feed {
         if !self.begun.contains(&id) {
             let key = (self.number, id);
             // Without its first line a file is not one: try again at the next record.
-            if self.put(Message::Begin { key, role, peer }) {
+            if self.put(QlogMessage::Begin { key, role, peer }) {
                 self.begun.insert(id);
             }
         }
     }
 
-    fn tell(&mut self, id: SessionId, at: Time, message: Message) {
+    fn enqueue(&mut self, id: SessionId, at: Time, message: QlogMessage) {
         let key = (self.number, id);
         let behind = self.dropped.get(&id).copied();
         if let Some(count) = behind {
-            if !self.put(Message::Dropped { key, at, count }) {
+            if !self.put(QlogMessage::Dropped { key, at, count }) {
                 self.dropped.insert(id, count + 1);
                 return;
             }
@@ -183,10 +183,10 @@ impl Feed {
 
     pub(crate) fn note(&mut self, id: SessionId, at: Time, name: String, data: Value) {
         let key = (self.number, id);
-        self.tell(
+        self.enqueue(
             id,
             at,
-            Message::Note {
+            QlogMessage::Note {
                 key,
                 at,
                 name,
@@ -197,21 +197,23 @@ impl Feed {
 
     pub(crate) fn name_link(&self, link: LinkId, name: &str) {
         let (feed, name) = (self.number, name.to_owned());
-        self.put(Message::Named { feed, link, name });
+        self.put(QlogMessage::Named { feed, link, name });
     }
 
     pub(crate) fn end(&mut self, id: SessionId) {
         let key = (self.number, id);
         self.dropped.remove(&id);
         if self.begun.remove(&id) {
-            self.put(Message::End { key });
+            self.put(QlogMessage::End { key });
         }
     }
 }
 
 /// Hands on what the core told since the last time.
-pub(crate) fn drain(inner: &mut Inner) {
-    let Inner { core, feed, .. } = inner;
+pub(crate) fn drain(inner: &mut DriverCore) {
+    let DriverCore {
+        core, qlog: feed, ..
+    } = inner;
     let Some(feed) = feed else { return };
     while let Some((id, at, record)) = core.poll_trace() {
         if let Some(session) = core.session(id) {
@@ -222,7 +224,7 @@ pub(crate) fn drain(inner: &mut Inner) {
             record,
             TraceRecord::Event(d2tp_session::SessionEvent::Closed(_))
         );
-        feed.tell(id, at, Message::Record { key, at, record });
+        feed.enqueue(id, at, QlogMessage::Record { key, at, record });
         if over {
             feed.end(id);
         }
@@ -230,21 +232,21 @@ pub(crate) fn drain(inner: &mut Inner) {
 }
 
 /// One session's file.
-struct Log {
+struct QlogFile {
     out: BufWriter<Box<dyn Write + Send>>,
     begun: Option<Time>,
 }
 
-struct Writer {
-    open: OpenLog,
-    logs: BTreeMap<Key, Log>,
+struct QlogWriter {
+    open: OpenQlogFile,
+    logs: BTreeMap<QlogSessionKey, QlogFile>,
     names: BTreeMap<(u64, LinkId), String>,
     warned: bool,
 }
 
-impl Writer {
-    fn new(open: OpenLog) -> Writer {
-        Writer {
+impl QlogWriter {
+    fn new(open: OpenQlogFile) -> QlogWriter {
+        QlogWriter {
             open,
             logs: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -252,7 +254,7 @@ impl Writer {
         }
     }
 
-    fn run(&mut self, messages: &Receiver<Message>) {
+    fn run(&mut self, messages: &Receiver<QlogMessage>) {
         let mut unwritten = false;
         loop {
             let message = if unwritten {
@@ -275,39 +277,39 @@ impl Writer {
         }
     }
 
-    fn take(&mut self, message: Message) {
+    fn take(&mut self, message: QlogMessage) {
         match message {
-            Message::Begin { key, role, peer } => self.begin(key, role, &peer),
-            Message::Named { feed, link, name } => drop(self.names.insert((feed, link), name)),
-            Message::Record { key, at, record } => {
+            QlogMessage::Begin { key, role, peer } => self.begin(key, role, &peer),
+            QlogMessage::Named { feed, link, name } => drop(self.names.insert((feed, link), name)),
+            QlogMessage::Record { key, at, record } => {
                 let name_of = |link: LinkId| self.names.get(&(key.0, link)).cloned();
-                let (name, data) = words(&record, &name_of);
+                let (name, data) = qlog_event(&record, &name_of);
                 self.line(key, at, &name, &data);
             }
-            Message::Note {
+            QlogMessage::Note {
                 key,
                 at,
                 name,
                 data,
             } => self.line(key, at, &name, &data),
-            Message::Dropped { key, at, count } => {
+            QlogMessage::Dropped { key, at, count } => {
                 self.line(key, at, "d2tp:events_dropped", &json!({ "count": count }));
             }
-            Message::End { key } => {
+            QlogMessage::End { key } => {
                 if let Some(mut log) = self.logs.remove(&key)
                     && let Err(error) = log.out.flush()
                 {
                     self.warn(&error);
                 }
             }
-            Message::Finish { done } => {
+            QlogMessage::Finish { done } => {
                 self.flush();
                 let _ = done.send(());
             }
         }
     }
 
-    fn begin(&mut self, key: Key, role: Role, peer: &str) {
+    fn begin(&mut self, key: QlogSessionKey, role: Role, peer: &str) {
         let wall = jiff::Timestamp::now();
         let mut id = [0; 4];
         // A name that is taken is refused by the file system: chance need not be good.
@@ -323,7 +325,7 @@ impl Writer {
         };
         self.logs.insert(
             key,
-            Log {
+            QlogFile {
                 out: BufWriter::new(out),
                 begun: None,
             },
@@ -355,7 +357,7 @@ impl Writer {
         );
     }
 
-    fn line(&mut self, key: Key, at: Time, name: &str, data: &Value) {
+    fn line(&mut self, key: QlogSessionKey, at: Time, name: &str, data: &Value) {
         let Some(log) = self.logs.get_mut(&key) else {
             return;
         };
@@ -365,7 +367,7 @@ impl Writer {
     }
 
     /// One record of a JSON text sequence (RFC 7464 §2.2).
-    fn put(&mut self, key: Key, record: &Value) {
+    fn put(&mut self, key: QlogSessionKey, record: &Value) {
         let Some(log) = self.logs.get_mut(&key) else {
             return;
         };
@@ -380,7 +382,7 @@ impl Writer {
     }
 
     fn flush(&mut self) {
-        let keys: Vec<Key> = self.logs.keys().copied().collect();
+        let keys: Vec<QlogSessionKey> = self.logs.keys().copied().collect();
         for key in keys {
             if let Some(log) = self.logs.get_mut(&key)
                 && let Err(error) = log.out.flush()
@@ -391,7 +393,7 @@ impl Writer {
     }
 
     /// A file that cannot be written is left as it is.
-    fn give_up(&mut self, key: Key, error: &io::Error) {
+    fn give_up(&mut self, key: QlogSessionKey, error: &io::Error) {
         if let Some(log) = self.logs.remove(&key) {
             // Without its buffer: writing that is what failed.
             drop(log.out.into_parts());

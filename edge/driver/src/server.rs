@@ -9,14 +9,14 @@ use d2tp_session::{Admission, Endpoint, EndpointConfig, PublicKey, RelayLimits, 
 use d2tp_udp::{BindOptions, LinkSocket};
 
 use crate::datagrams::Connection;
-use crate::engine::{DriverError, Shared};
+use crate::engine::{DriverError, DriverShared};
 use crate::flow::Flow;
-use crate::hosting::Hosted;
+use crate::hibernation::{self, HibernatedReader, HibernationState};
 use crate::journal::{Journal, JournalError};
 use crate::qlog::Qlog;
-use crate::rest::{self, Peek, Rest};
+use crate::relay_host::RelayHost;
 use crate::source::HostKey;
-use crate::tickets;
+use crate::ticket_seed;
 
 /// How a server listens.
 #[derive(Clone, Debug)]
@@ -33,17 +33,17 @@ pub struct ServerOptions {
 
 /// What becomes of sessions whose devices are away.
 #[derive(Clone, Debug, Default)]
-pub struct RestOptions {
+pub struct HibernationOptions {
     /// How long a device may be silent before its session becomes a record; never if none. Keys
     /// and buffers go then, and waking costs a handshake.
-    pub sleep_after: Option<Duration>,
+    pub hibernate_after: Option<Duration>,
     /// Where sessions are written down, so that they survive this process.
     pub journal: Option<Arc<Journal>>,
 }
 
 /// A listening host.
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<DriverShared>,
     local: SocketAddr,
     public: PublicKey,
 }
@@ -54,14 +54,17 @@ impl Server {
     /// # Errors
     /// The socket could not be bound.
     pub fn bind(options: ServerOptions) -> Result<Server, DriverError> {
-        Server::bind_with(options, RestOptions::default())
+        Server::bind_with(options, HibernationOptions::default())
     }
 
     /// The same, for a server whose sessions may sleep.
     ///
     /// # Errors
     /// The socket could not be bound, or the journal could not be read.
-    pub fn bind_with(options: ServerOptions, rest: RestOptions) -> Result<Server, DriverError> {
+    pub fn bind_with(
+        options: ServerOptions,
+        rest: HibernationOptions,
+    ) -> Result<Server, DriverError> {
         let sockets = bind_all(options.listen)?;
         let local = sockets[0].local_addr();
         let public = options.key.public();
@@ -75,15 +78,16 @@ impl Server {
             seed(),
             token_seed,
         );
-        core.set_ticket_seed(tickets::seed_of(rest.journal.as_deref())?);
-        let shared = Shared::start(core, true);
-        shared.inner.lock().rest = Rest::new(rest.sleep_after, rest.journal.clone());
+        core.set_ticket_seed(ticket_seed::load_or_create(rest.journal.as_deref())?);
+        let shared = DriverShared::start(core, true);
+        shared.inner.lock().hibernation =
+            HibernationState::new(rest.hibernate_after, rest.journal.clone());
         if let Some(journal) = rest.journal {
-            let more = rest::load(&mut shared.inner.lock(), &journal)?;
+            let more = hibernation::load(&mut shared.inner.lock(), &journal)?;
             if let Some(after) = more {
-                tokio::spawn(rest::loader(shared.clone(), journal, after));
+                tokio::spawn(hibernation::journal_loader(shared.clone(), journal, after));
             }
-            tokio::spawn(rest::keeper(shared.clone()));
+            tokio::spawn(hibernation::journal_writer(shared.clone()));
         }
         for socket in sockets {
             shared.add_socket(socket, options.listen.ip().is_unspecified());
@@ -128,7 +132,7 @@ impl Server {
     /// Whether everything that sleeps in the journal is known. Until then each is looked for when
     /// its device comes; only deadlines of those not known yet have to wait.
     pub fn knows_all(&self) -> bool {
-        self.shared.inner.lock().rest.knows_all()
+        self.shared.inner.lock().hibernation.knows_all()
     }
 
     /// Sessions awake, asleep and half open.
@@ -138,25 +142,25 @@ impl Server {
 
     /// The next memo of a flow that was over while it slept, and whose it was. `None` when the
     /// server has stopped.
-    pub async fn lapsed(&self) -> Option<(HostKey, Bytes)> {
-        let (key, memo) = rest::lapsed(&self.shared).await?;
+    pub async fn next_expired(&self) -> Option<(HostKey, Bytes)> {
+        let (key, memo) = hibernation::next_expired(&self.shared).await?;
         Some((key.peer.0, memo))
     }
 
     /// From now on `peek` reads flows at rest, so that their first bytes leave with the answer to
     /// the device's knock and arrive a round trip sooner. It is called under the server's lock.
-    pub fn peek_with(&self, peek: Arc<Peek>) {
-        self.shared.inner.lock().rest.peek = Some(peek);
+    pub fn set_hibernated_reader(&self, peek: Arc<HibernatedReader>) {
+        self.shared.inner.lock().hibernation.peek = Some(peek);
     }
 
     /// Has the application's own note written down with the next changes; none takes it away.
     pub fn note(&self, name: Vec<u8>, value: Option<Bytes>) {
-        self.shared.inner.lock().rest.note(name, value);
+        self.shared.inner.lock().hibernation.note(name, value);
     }
 
     /// From now on flows of this server may ask for relays, through [`crate::FlowIo::relays`].
     pub fn relay_for_devices(&self, limits: RelayLimits) {
-        self.shared.inner.lock().relaying.hosted = Some(Hosted::new(limits, seed()));
+        self.shared.inner.lock().relays.host = Some(RelayHost::new(limits, seed()));
     }
 
     /// Stops without a word to devices whose flows may sleep: whoever has the journal next goes on
@@ -165,13 +169,13 @@ impl Server {
     /// # Errors
     /// The journal could not be written.
     pub async fn leave(&self, code: u64) -> Result<(), JournalError> {
-        rest::lie_down(&mut self.shared.inner.lock(), code);
+        hibernation::hibernate_all(&mut self.shared.inner.lock(), code);
         self.shared.wake();
         // The resets leave in the task's next turn.
         tokio::time::sleep(CLOSE_GRACE).await;
-        let journal = self.shared.inner.lock().rest.journal.clone();
+        let journal = self.shared.inner.lock().hibernation.journal.clone();
         let written = match journal {
-            Some(journal) => rest::write_down(&self.shared, &journal).await,
+            Some(journal) => hibernation::write_batch(&self.shared, &journal).await,
             None => Ok(()),
         };
         self.shared.stop();

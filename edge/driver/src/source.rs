@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::hosting::Hosting;
+use crate::relay_host::DeviceRelays;
 
 /// A host's static public key (X25519). Its owner is who it says.
 pub type HostKey = [u8; 32];
@@ -17,7 +17,7 @@ pub type HostKey = [u8; 32];
 ///
 /// A flow that sends from a source keeps no send buffer while it sleeps; after waking it reads
 /// from where the peer stopped.
-pub trait Source: Send + Sync + 'static {
+pub trait SendSource: Send + Sync + 'static {
     /// Reads at most `max` bytes at `offset`.
     ///
     /// `Ready(Ok(empty))` is the end. `Pending` means the bytes at `offset` do not exist *yet*;
@@ -34,7 +34,7 @@ pub trait Source: Send + Sync + 'static {
 /// The flow sleeps: this handle is over, the flow is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the flow sleeps")]
-pub struct Asleep;
+pub struct FlowHibernated;
 
 /// A flow as programs see it. [`AsyncWrite::poll_shutdown`] sends the end of our direction.
 pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
@@ -46,28 +46,28 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     fn deadline_left(&self) -> Option<Duration>;
     /// From here on, everything this end sends is what `source` holds from its offset 0 (after
     /// what was written before), then the end. Returns at once; the flow keeps the source.
-    fn send_source(&mut self, source: Arc<dyn Source>);
+    fn send_source(&mut self, source: Arc<dyn SendSource>);
     /// The same after a sleep, whatever was sent before: offset 0 of `source` is the first byte
     /// this end ever sent.
-    fn send_source_again(&mut self, source: Arc<dyn Source>) {
+    fn resume_source(&mut self, source: Arc<dyn SendSource>) {
         self.send_source(source);
     }
     /// From now on the flow may sleep, and outlive the process where the server has a journal: it
     /// sends from its source alone, and is accepted again with this memo. Its handle then ends
-    /// with [`Asleep`], and is to be dropped: the flow is not given again, nor its memo, while the
+    /// with [`FlowHibernated`], and is to be dropped: the flow is not given again, nor its memo, while the
     /// handle lives.
-    fn keep(&mut self, _memo: Bytes) {}
+    fn allow_hibernation(&mut self, _memo: Bytes) {}
     /// What was kept of this flow, if it slept before.
     fn memo(&self) -> Option<Bytes> {
         None
     }
     /// What the host of this flow relays, if it does and the flow is a device's.
-    fn relays(&self) -> Option<Hosting> {
+    fn relays(&self) -> Option<DeviceRelays> {
         None
     }
     /// Says whether the peer takes no more of what this end sends: it stopped reading, or the flow is over. For who has
     /// lent the flow to somebody else meanwhile.
-    fn unwanted(&self) -> Box<dyn Fn() -> bool + Send> {
+    fn peer_stopped_check(&self) -> Box<dyn Fn() -> bool + Send> {
         Box::new(|| false)
     }
     /// Ends both directions at once with an error code the peer sees.

@@ -5,23 +5,23 @@ mod support;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{DATAGRAMS_MAX, DatagramError, GivenLink, GivenLinks, PathSelection};
-use d2tp_links::Class;
+use d2tp_driver::{DATAGRAMS_MAX, DatagramError, PathSelection, ProvidedLink, ProvidedLinks};
+use d2tp_links::CostClass;
 use support::{active, at, device, flow, server, until, wifi, within};
 
 const LONG: Duration = Duration::from_secs(600);
 
 #[tokio::test]
 async fn datagrams_go_both_ways_whole_and_in_their_context() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (_near, far) = flow(&device, &server).await;
     let (here, there) = (device.connection(), far.connection());
     let largest = here.datagram_max().unwrap();
     assert!(largest >= 1_100, "{largest}");
     let bytes = Bytes::from(vec![7; largest]);
-    here.send_datagram_by(PathSelection::Any, 9, bytes.clone(), LONG)
+    here.send_datagram_on(PathSelection::Any, 9, bytes.clone(), LONG)
         .unwrap();
     let got = within(there.recv_datagram()).await.unwrap();
     assert_eq!((got.context, got.bytes), (9, bytes));
@@ -39,12 +39,12 @@ async fn datagrams_go_both_ways_whole_and_in_their_context() {
 
 #[tokio::test]
 async fn without_a_network_the_newest_wait_and_what_expires_never_leaves() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (_near, far) = flow(&device, &server).await;
     let (here, there) = (device.connection(), far.connection());
-    links.take("wifi");
+    links.remove("wifi");
     until("no path is left", || device.paths().is_empty()).await;
     // Expired before anything could carry them.
     for _ in 0..3 {
@@ -57,7 +57,7 @@ async fn without_a_network_the_newest_wait_and_what_expires_never_leaves() {
     assert_eq!(here.datagram_stats().unwrap().0.displaced, 3, "the oldest");
     here.send_datagram(Bytes::from_static(b"late"), Duration::ZERO)
         .unwrap();
-    links.give(wifi(3));
+    links.add(wifi(3));
     // Loopback loses nothing that its buffers hold.
     for n in 1..DATAGRAMS_MAX as u8 {
         assert_eq!(&within(there.recv_datagram()).await.unwrap().bytes[..], [n]);
@@ -73,19 +73,19 @@ async fn without_a_network_the_newest_wait_and_what_expires_never_leaves() {
 
 #[tokio::test]
 async fn a_gated_path_takes_no_datagram_and_a_switch_to_a_free_one_lets_it_go() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (near, far) = flow(&device, &server).await;
     let (here, there) = (device.connection(), far.connection());
     // The flow may pay, so the metered link gets a path; datagrams may not.
     device.allow_paid(&near, true, Some(1 << 20));
-    links.give(GivenLink::new("cell", at(4)).costing(Class::Metered));
+    links.add(ProvidedLink::new("cell", at(4)).with_class(CostClass::Metered));
     until("the metered link answers", || {
         !active(&device, "cell").is_empty()
     })
     .await;
-    links.take("wifi");
+    links.remove("wifi");
     until("only it is left", || device.paths().len() == 1).await;
     here.send_datagram(Bytes::from_static(b"waits"), LONG)
         .unwrap();
@@ -93,16 +93,16 @@ async fn a_gated_path_takes_no_datagram_and_a_switch_to_a_free_one_lets_it_go() 
     drop(near);
     until("the flow's end got through", || far.end().is_some()).await;
     assert_eq!(here.datagram_stats().unwrap().0.sent, 0);
-    links.give(wifi(3));
+    links.add(wifi(3));
     let got = within(there.recv_datagram()).await.unwrap();
     assert_eq!(&got.bytes[..], b"waits");
 }
 
 #[tokio::test]
 async fn datagrams_move_to_another_link_with_the_session() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (_near, far) = flow(&device, &server).await;
     let (here, there) = (device.connection(), far.connection());
     here.send_datagram(Bytes::from_static(b"one"), LONG)
@@ -111,12 +111,12 @@ async fn datagrams_move_to_another_link_with_the_session() {
         &within(there.recv_datagram()).await.unwrap().bytes[..],
         b"one"
     );
-    links.give(GivenLink::new("other", at(5)));
+    links.add(ProvidedLink::new("other", at(5)));
     until("the other link answers", || {
         !active(&device, "other").is_empty()
     })
     .await;
-    links.take("wifi");
+    links.remove("wifi");
     until("the first is gone", || device.paths().len() == 1).await;
     here.send_datagram(Bytes::from_static(b"two"), LONG)
         .unwrap();
@@ -135,9 +135,9 @@ async fn datagrams_move_to_another_link_with_the_session() {
 
 #[tokio::test]
 async fn a_reader_hears_of_the_sessions_end() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (_near, far) = flow(&device, &server).await;
     let there = far.connection();
     let reading = tokio::spawn({
@@ -148,7 +148,7 @@ async fn a_reader_hears_of_the_sessions_end() {
     assert_eq!(within(reading).await.unwrap(), None);
     let refused = there.send_datagram(Bytes::new(), LONG);
     assert!(
-        matches!(refused, Err(DatagramError::Over(_))),
+        matches!(refused, Err(DatagramError::SessionEnded(_))),
         "{refused:?}"
     );
 }
@@ -156,10 +156,10 @@ async fn a_reader_hears_of_the_sessions_end() {
 #[tokio::test]
 async fn one_for_each_path_leaves_by_both_links_and_is_read_once() {
     // R-COPY-1, R-COPY-2
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
-    links.give(GivenLink::new("dock", at(3)));
+    links.add(wifi(2));
+    links.add(ProvidedLink::new("dock", at(3)));
     let (_near, far) = flow(&device, &server).await;
     until("both answer", || {
         active(&device, "wifi").len() == 1 && active(&device, "dock").len() == 1
@@ -167,7 +167,7 @@ async fn one_for_each_path_leaves_by_both_links_and_is_read_once() {
     .await;
     let (here, there) = (device.connection(), far.connection());
     for n in 0..20 {
-        here.send_datagram_by(PathSelection::Each, 5, vec![n].into(), LONG)
+        here.send_datagram_on(PathSelection::Each, 5, vec![n].into(), LONG)
             .unwrap();
     }
     for n in 0..20 {

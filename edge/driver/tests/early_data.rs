@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use d2tp_driver::{EndpointConfig, FlowSettings, GivenLinks};
+use d2tp_driver::{EndpointConfig, FlowSettings, ProvidedLinks};
 use support::{device_by_way_of, server_with, until, wifi, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -46,7 +46,7 @@ async fn a_request_in_the_syn_reaches_the_application_before_the_device_is_answe
     });
     let open = Arc::new(AtomicBool::new(false));
     let at = relay(server.local_addr(), open.clone()).await;
-    let links = GivenLinks::new();
+    let links = ProvidedLinks::new();
     let device = device_by_way_of(at.port(), &server, &links, links.clone()).await;
 
     let settings = FlowSettings {
@@ -55,7 +55,7 @@ async fn a_request_in_the_syn_reaches_the_application_before_the_device_is_answe
     };
     let mut near = device.open(settings).unwrap();
     near.write_all(b"what time is it?").await.unwrap();
-    links.give(wifi(2));
+    links.add(wifi(2));
 
     let mut far = within(server.accept()).await.unwrap();
     let mut request = [0; 16];

@@ -9,16 +9,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use d2tp_driver::{
-    Attach, Attachment, Device, Flow, GivenLink, GivenLinks, PathState, SessionEvent,
+    Attach, Attachment, Device, Flow, PathState, ProvidedLink, ProvidedLinks, SessionEvent,
 };
-use d2tp_links::{Answer, Kind, Link, Signs, Station};
+use d2tp_links::{Link, LinkKind, LinkProbe, ProbeFuture, StationStats};
 use d2tp_udp::BindError;
 use support::{active, at, device, device_by_way_of, flow, server, until, wifi, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// The link a device knows under this name, and how its path is.
 fn state(device: &Device, name: &str) -> Option<PathState> {
-    let ways = device.ways();
+    let ways = device.link_statuses();
     let way = ways.into_iter().find(|way| way.name == name)?;
     Some(way.path?.state)
 }
@@ -37,10 +37,10 @@ async fn carries(near: &mut Flow, far: &mut Flow, word: &[u8]) {
 #[tokio::test]
 async fn a_carrier_that_comes_back_finds_its_path_as_it_was() {
     // R-HOP-3
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
-    links.give(GivenLink::new("dock", at(3)));
+    links.add(wifi(2));
+    links.add(ProvidedLink::new("dock", at(3)));
     let (mut near, mut far) = flow(&device, &server).await;
     within(far.read_u8()).await.unwrap();
     until("both answer", || {
@@ -64,9 +64,9 @@ async fn a_carrier_that_comes_back_finds_its_path_as_it_was() {
 
 #[tokio::test]
 async fn a_carrier_that_comes_back_under_another_address_is_another_path() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (mut near, mut far) = flow(&device, &server).await;
     within(far.read_u8()).await.unwrap();
     until("it answers", || !active(&device, "wifi").is_empty()).await;
@@ -76,7 +76,7 @@ async fn a_carrier_that_comes_back_under_another_address_is_another_path() {
         device.paths().iter().any(|p| p.state == PathState::Silent)
     })
     .await;
-    links.give(wifi(4));
+    links.add(wifi(4));
     until("another path answers", || {
         state(&device, "wifi") == Some(PathState::Active)
     })
@@ -88,9 +88,9 @@ async fn a_carrier_that_comes_back_under_another_address_is_another_path() {
 #[tokio::test]
 async fn a_link_is_left_alone_from_freeze_to_thaw() {
     // R-HOP-3
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (mut near, mut far) = flow(&device, &server).await;
     within(far.read_u8()).await.unwrap();
     until("it answers", || !active(&device, "wifi").is_empty()).await;
@@ -100,20 +100,23 @@ async fn a_link_is_left_alone_from_freeze_to_thaw() {
         state(&device, "wifi") == Some(PathState::Silent)
     })
     .await;
-    let sent = device.ways()[0].path.as_ref().unwrap().control_out;
+    let sent = device.link_statuses()[0].path.as_ref().unwrap().control_out;
     near.write_all(b"later").await.unwrap();
     let mut got = [0; 5];
     let early = tokio::time::timeout(Duration::from_millis(300), far.read_exact(&mut got));
     assert!(early.await.is_err(), "it came");
-    assert_eq!(device.ways()[0].path.as_ref().unwrap().control_out, sent);
-    device.thaw("wifi");
+    assert_eq!(
+        device.link_statuses()[0].path.as_ref().unwrap().control_out,
+        sent
+    );
+    device.unfreeze("wifi");
     within(far.read_exact(&mut got)).await.unwrap();
     assert_eq!((&got, ids(&device)), (b"later", before));
 }
 
 /// Signs as the test wants them, of links that are given.
 struct Told {
-    links: Arc<GivenLinks>,
+    links: Arc<ProvidedLinks>,
     signs: Arc<Fake>,
 }
 
@@ -122,17 +125,17 @@ struct Fake {
     answers: AtomicBool,
     asked: AtomicU32,
     read: AtomicU32,
-    station: Mutex<Option<Station>>,
+    station: Mutex<Option<StationStats>>,
 }
 
-impl Signs for Fake {
-    fn ask_hop<'a>(&'a self, _: &'a Link) -> Answer<'a, Option<bool>> {
+impl LinkProbe for Fake {
+    fn probe_first_hop<'a>(&'a self, _: &'a Link) -> ProbeFuture<'a, Option<bool>> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let answers = self.answers.load(Ordering::SeqCst);
         Box::pin(std::future::ready(Some(answers)))
     }
 
-    fn station<'a>(&'a self, _: &'a Link) -> Answer<'a, Option<Station>> {
+    fn station_stats<'a>(&'a self, _: &'a Link) -> ProbeFuture<'a, Option<StationStats>> {
         self.read.fetch_add(1, Ordering::SeqCst);
         let station = *self.station.lock().unwrap();
         Box::pin(std::future::ready(station))
@@ -144,7 +147,7 @@ impl Attach for Told {
         self.links.attach(link, servers)
     }
 
-    fn signs(&self) -> Arc<dyn Signs> {
+    fn link_probe(&self) -> Arc<dyn LinkProbe> {
         self.signs.clone()
     }
 }
@@ -162,19 +165,19 @@ struct Way {
 
 impl Way {
     async fn new() -> Way {
-        let (server, links) = (server(), GivenLinks::new());
+        let (server, links) = (server(), ProvidedLinks::new());
         let cut = Arc::new(AtomicBool::new(false));
         let port = relay(server.local_addr(), cut.clone());
         let signs = Arc::new(Fake::default());
         signs.answers.store(true, Ordering::SeqCst);
-        *signs.station.lock().unwrap() = Some(Station::default());
+        *signs.station.lock().unwrap() = Some(StationStats::default());
         let attach = Arc::new(Told {
             links: links.clone(),
             signs: signs.clone(),
         });
         let device = device_by_way_of(port, &server, &links, attach).await;
-        links.give(GivenLink {
-            kind: Kind::Wifi,
+        links.add(ProvidedLink {
+            kind: LinkKind::Wifi,
             ..wifi(2)
         });
         let (near, mut far) = flow(&device, &server).await;

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use d2tp_driver::{Attach, Attachment, Flow, GivenLink, GivenLinks, LinkUse};
+use d2tp_driver::{Attach, Attachment, Flow, LinkUse, ProvidedLink, ProvidedLinks};
 use d2tp_links::Link;
 use d2tp_udp::{BindError, BindOptions, LinkSocket};
 use support::{active, at, device, flow, server, until, wifi, within};
@@ -26,31 +26,31 @@ async fn past_the_mark(far: &mut Flow) {
 
 #[tokio::test]
 async fn a_flow_moves_from_one_given_link_to_the_next() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (mut near, mut far) = flow(&device, &server).await;
     past_the_mark(&mut far).await;
-    links.take("wifi");
+    links.remove("wifi");
     until("nothing is left", || device.paths().is_empty()).await;
     near.write_all(b"kept").await.unwrap();
-    links.give(wifi(3));
+    links.add(wifi(3));
     let mut got = [0; 4];
     within(far.read_exact(&mut got)).await.unwrap();
     assert_eq!(&got, b"kept");
-    let ways = device.ways();
+    let ways = device.link_statuses();
     assert_eq!((ways.len(), &*ways[0].name), (1, "wifi"));
     assert_eq!(ways[0].usage, LinkUse::Free);
 }
 
 #[tokio::test]
 async fn a_socket_of_the_programs_own_carries_a_link() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
     // Nothing of ours could be bound to the link's address: 192.0.2.1 is for documentation.
-    links.give(GivenLink {
+    links.add(ProvidedLink {
         socket: Some(UdpSocket::bind("127.0.0.1:0").unwrap()),
-        ..GivenLink::new("mine", "192.0.2.1".parse().unwrap())
+        ..ProvidedLink::new("mine", "192.0.2.1".parse().unwrap())
     });
     let (mut near, mut far) = flow(&device, &server).await;
     past_the_mark(&mut far).await;
@@ -59,10 +59,10 @@ async fn a_socket_of_the_programs_own_carries_a_link() {
 
 #[tokio::test]
 async fn when_told_of_another_network_every_link_gets_a_new_socket_and_flows_go_on() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
-    links.give(GivenLink::new("dock", at(3)));
+    links.add(wifi(2));
+    links.add(ProvidedLink::new("dock", at(3)));
     let (mut near, mut far) = flow(&device, &server).await;
     past_the_mark(&mut far).await;
     until("both answer", || {
@@ -84,10 +84,10 @@ async fn when_told_of_another_network_every_link_gets_a_new_socket_and_flows_go_
 
 #[tokio::test]
 async fn a_storm_of_changes_renews_once_and_once_more_after_it() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let counting = Arc::new(Counting::new(links.clone(), 0));
     let device = device(&server, &links, counting.clone()).await;
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (mut near, mut far) = flow(&device, &server).await;
     past_the_mark(&mut far).await;
     until("it answers", || !active(&device, "wifi").is_empty()).await;
@@ -105,13 +105,13 @@ async fn a_storm_of_changes_renews_once_and_once_more_after_it() {
 
 /// Gives sockets whose sends fail for the first `bad` times, then good ones.
 struct Counting {
-    links: Arc<GivenLinks>,
+    links: Arc<ProvidedLinks>,
     bad: usize,
     asked: AtomicUsize,
 }
 
 impl Counting {
-    fn new(links: Arc<GivenLinks>, bad: usize) -> Counting {
+    fn new(links: Arc<ProvidedLinks>, bad: usize) -> Counting {
         Counting {
             links,
             bad,
@@ -138,11 +138,11 @@ impl Attach for Counting {
 
 #[tokio::test]
 async fn a_socket_whose_sends_keep_failing_is_replaced_but_not_in_a_spin() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let counting = Arc::new(Counting::new(links.clone(), 2));
     let device = device(&server, &links, counting.clone()).await;
     let begun = std::time::Instant::now();
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (mut near, mut far) = flow(&device, &server).await;
     past_the_mark(&mut far).await;
     carries(&mut near, &mut far, b"at last").await;
@@ -182,13 +182,13 @@ async fn when_one_address_family_is_silent_the_other_carries_the_session() {
     // Takes datagrams and never answers.
     let hole = UdpSocket::bind("127.0.0.1:0").unwrap();
     for silent_first in [true, false] {
-        let (server, links) = (server(), GivenLinks::new());
+        let (server, links) = (server(), ProvidedLinks::new());
         let dual = Dual {
             silent: hole.local_addr().unwrap(),
             silent_first,
         };
         let device = device(&server, &links, Arc::new(dual)).await;
-        links.give(wifi(2));
+        links.add(wifi(2));
         let (mut near, mut far) = flow(&device, &server).await;
         past_the_mark(&mut far).await;
         until("one path is left, and answers", || {
@@ -202,17 +202,17 @@ async fn when_one_address_family_is_silent_the_other_carries_the_session() {
 
 #[tokio::test]
 async fn the_time_in_which_payload_came_is_counted_and_the_time_between_is_not() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (mut near, mut far) = flow(&device, &server).await;
     past_the_mark(&mut far).await;
-    let busy = || std::time::Duration::from(device.ways()[0].busy);
+    let busy = || std::time::Duration::from(device.link_statuses()[0].busy);
     let begun = std::time::Instant::now();
     for word in 0..3 {
         carries(&mut far, &mut near, b"a word").await;
         until("it is counted", || {
-            device.ways()[0].payload.0 >= 6 * (word + 1)
+            device.link_statuses()[0].payload.0 >= 6 * (word + 1)
         })
         .await;
         tokio::time::sleep(std::time::Duration::from_millis(400)).await;

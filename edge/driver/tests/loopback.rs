@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use d2tp_driver::{
     Admission, Device, DeviceOptions, EndpointConfig, Flow, FlowIo, FlowSettings, SecretKey,
-    Server, ServerAddress, ServerOptions, Source,
+    SendSource, Server, ServerAddress, ServerOptions,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -79,7 +79,7 @@ fn pattern(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9) >> 11) as u8
 }
 
-impl Source for Pattern {
+impl SendSource for Pattern {
     fn poll_read_at(
         &self,
         _: &mut Context<'_>,

@@ -2,8 +2,8 @@
 
 mod support;
 
-use d2tp_driver::{GivenLink, GivenLinks};
-use d2tp_links::Class;
+use d2tp_driver::{ProvidedLink, ProvidedLinks};
+use d2tp_links::CostClass;
 use support::{active, at, device, server, until, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -12,10 +12,10 @@ const FIRST: usize = 40_000;
 
 #[tokio::test]
 async fn a_budget_is_for_all_links_together_and_counts_from_when_it_was_given() {
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    links.give(GivenLink::new("cell", at(4)).costing(Class::Metered));
-    links.give(GivenLink::new("other", at(5)).costing(Class::Metered));
+    links.add(ProvidedLink::new("cell", at(4)).with_class(CostClass::Metered));
+    links.add(ProvidedLink::new("other", at(5)).with_class(CostClass::Metered));
     let mut near = device.open(d2tp_driver::FlowSettings::default()).unwrap();
     device.allow_paid(&near, true, None);
     near.write_all(b"!").await.unwrap();
@@ -33,7 +33,7 @@ async fn a_budget_is_for_all_links_together_and_counts_from_when_it_was_given() 
     assert!(first >= FIRST as u64, "{first}");
     assert!(first < 2 * FIRST as u64, "{first} counted of {FIRST}");
 
-    let carried = || -> u64 { device.ways().iter().map(|way| way.payload.0).sum() };
+    let carried = || -> u64 { device.link_statuses().iter().map(|way| way.payload.0).sum() };
     let before = carried();
     device.allow_paid(&near, false, None);
     let budget = 300_000;

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use d2tp_driver::{GivenLink, GivenLinks, Qlog, TraceLevel};
-use d2tp_links::Class;
+use d2tp_driver::{ProvidedLink, ProvidedLinks, Qlog, TraceLevel};
+use d2tp_links::CostClass;
 use serde_json::Value;
 use support::{active, at, device, flow, server, until, wifi, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -45,21 +45,21 @@ fn first(events: &[Value], name: &str, is_it: impl Fn(&Value) -> bool) -> usize 
 async fn a_session_that_moves_is_told_in_order_by_both_ends() {
     let folder = tempfile::tempdir().unwrap();
     let log = Qlog::in_folder(folder.path(), TraceLevel::Packets).unwrap();
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     server.log_to(&log);
     let device = device(&server, &links, links.clone()).await;
     device.log_to(&log);
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (mut near, mut far) = flow(&device, &server).await;
     far.write_all(&[1; 100_000]).await.unwrap();
     within(near.read_exact(&mut [0; 100_000])).await.unwrap();
     device.note("cedos:decision", || serde_json::json!({ "link": "dock" }));
-    links.give(GivenLink::new("dock", at(3)));
+    links.add(ProvidedLink::new("dock", at(3)));
     until("the other link answers", || {
         !active(&device, "dock").is_empty()
     })
     .await;
-    links.take("wifi");
+    links.remove("wifi");
     until("the first is gone", || active(&device, "wifi").is_empty()).await;
     far.write_all(&[2; 100_000]).await.unwrap();
     within(near.read_exact(&mut [0; 100_000])).await.unwrap();
@@ -137,10 +137,10 @@ async fn a_session_that_moves_is_told_in_order_by_both_ends() {
 async fn grants_are_told_and_packets_only_as_far_as_asked() {
     let folder = tempfile::tempdir().unwrap();
     let log = Qlog::in_folder(folder.path(), TraceLevel::Events).unwrap();
-    let (server, links) = (server(), GivenLinks::new());
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
     device.log_to(&log);
-    links.give(GivenLink::new("cell", at(4)).costing(Class::Metered));
+    links.add(ProvidedLink::new("cell", at(4)).with_class(CostClass::Metered));
     let mut near = device.open(Default::default()).unwrap();
     device.allow_paid(&near, true, None);
     near.write_all(b"!").await.unwrap();
@@ -182,11 +182,11 @@ async fn a_full_disk_ends_the_log_and_not_the_transfer() {
     let open = Box::new(move |_: &str| {
         Ok(Box::new(Full(20_000, counting.clone())) as Box<dyn Write + Send>)
     });
-    let log = Qlog::into_places(open, TraceLevel::Packets).unwrap();
-    let (server, links) = (server(), GivenLinks::new());
+    let log = Qlog::with_writers(open, TraceLevel::Packets).unwrap();
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
     device.log_to(&log);
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (mut near, mut far) = flow(&device, &server).await;
     far.write_all(&[1; 2_000_000]).await.unwrap();
     within(near.read_exact(&mut vec![0; 2_000_000]))
@@ -222,11 +222,11 @@ async fn a_disk_that_hangs_delays_nothing_and_what_was_dropped_is_counted() {
         let stuck = stuck.take().expect("one session");
         Ok(Box::new(Stuck(stuck, kept.clone())) as Box<dyn Write + Send>)
     });
-    let log = Qlog::into_places(open, TraceLevel::Packets).unwrap();
-    let (server, links) = (server(), GivenLinks::new());
+    let log = Qlog::with_writers(open, TraceLevel::Packets).unwrap();
+    let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
     device.log_to(&log);
-    links.give(wifi(2));
+    links.add(wifi(2));
     let (mut near, mut far) = flow(&device, &server).await;
     // More packets than the queue holds, while not a byte can be written.
     for _ in 0..40 {

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, Asleep, Batch, Claim, Device, DeviceOptions, EndpointConfig, FORGOTTEN, Flow,
-    FlowIo, FlowKey, FlowSettings, Instance, Journal, RestOptions, SecretKey, Server,
-    ServerAddress, ServerOptions, SessionKey, Source, Stored,
+    Admission, Device, DeviceOptions, EndpointConfig, FORGOTTEN, Flow, FlowHibernated, FlowIo,
+    FlowSettings, HibernationOptions, Instance, InstanceClaim, Journal, JournalBatch,
+    JournalFlowKey, JournalSessionKey, SecretKey, SendSource, Server, ServerAddress, ServerOptions,
+    StoredRecord,
 };
 use d2tp_session::{FlowId, FlowOptions, FlowRecord, PublicKey, Role, SessionRecord, Span};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -28,8 +29,8 @@ fn server_at(listen: &str, journal: Option<Arc<Journal>>) -> Server {
         admission: Admission::Anybody,
         config: EndpointConfig::default(),
     };
-    let rest = RestOptions {
-        sleep_after: Some(Duration::from_millis(50)),
+    let rest = HibernationOptions {
+        hibernate_after: Some(Duration::from_millis(50)),
         journal,
     };
     Server::bind_with(options, rest).unwrap()
@@ -73,7 +74,7 @@ fn pattern(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9) >> 11) as u8
 }
 
-impl Source for Pattern {
+impl SendSource for Pattern {
     fn poll_read_at(&self, _: &mut Context<'_>, at: u64, max: usize) -> Poll<io::Result<Bytes>> {
         let n = (SIZE - at).min(max as u64);
         Poll::Ready(Ok((at..at + n).map(pattern).collect::<Vec<u8>>().into()))
@@ -111,11 +112,11 @@ async fn begun_with(
     let mut asked = [0; 3];
     within(far.read_exact(&mut asked)).await.unwrap();
     far.send_source(Arc::new(Pattern));
-    far.keep(Bytes::from_static(b"what it needs"));
+    far.allow_hibernation(Bytes::from_static(b"what it needs"));
     read_to(&mut flow, 0, read).await;
     within(async {
         while !device
-            .remember(flow.id(), Bytes::from_static(b"part"))
+            .persist_flow(flow.id(), Bytes::from_static(b"part"))
             .await
             .unwrap()
         {
@@ -129,7 +130,7 @@ async fn begun_with(
 /// The flow falls asleep: dropped before that, its handle would reset it.
 async fn asleep(mut far: Flow) {
     let end = within(std::future::poll_fn(|cx| far.poll_finished(cx))).await;
-    assert!(end.unwrap_err().get_ref().unwrap().is::<Asleep>());
+    assert!(end.unwrap_err().get_ref().unwrap().is::<FlowHibernated>());
 }
 
 /// The device is gone, without a word about the flow.
@@ -149,7 +150,7 @@ async fn again(server: &Server, dir: &Path, id: u64, received: u64) -> (Device, 
             .all(|path| Journal::open(&path).is_ok())
     })
     .await;
-    let claim = Claim { flow: id, received };
+    let claim = InstanceClaim { flow: id, received };
     let (device, flow) = Device::resume(options(server), instance(dir, false), Some(claim))
         .await
         .unwrap();
@@ -176,7 +177,7 @@ async fn a_flow_sleeps_in_memory_and_goes_on_where_its_device_says() {
     let mut far = within(server.accept()).await.unwrap();
     assert_eq!(far.memo().unwrap(), "what it needs");
     assert_eq!(far.id(), id);
-    far.send_source_again(Arc::new(Pattern));
+    far.resume_source(Arc::new(Pattern));
     read_to(&mut flow.unwrap(), 70_000, SIZE).await;
     assert_eq!(server.counts().1, 0);
 }
@@ -193,7 +194,7 @@ async fn a_flow_that_woke_is_given_again_once_the_handle_from_before_is_dropped(
     let id = flow.id();
     gone(device, flow).await;
     let end = within(std::future::poll_fn(|cx| far.poll_finished(cx))).await;
-    assert!(end.unwrap_err().get_ref().unwrap().is::<Asleep>());
+    assert!(end.unwrap_err().get_ref().unwrap().is::<FlowHibernated>());
 
     let (_device, flow) = again(&server, dir.path(), id, 70_000).await;
     let mut flow = flow.unwrap();
@@ -203,7 +204,7 @@ async fn a_flow_that_woke_is_given_again_once_the_handle_from_before_is_dropped(
     drop(far);
     let mut far = within(server.accept()).await.unwrap();
     assert_eq!(far.memo().unwrap(), "what it needs");
-    far.send_source_again(Arc::new(Pattern));
+    far.resume_source(Arc::new(Pattern));
     read_to(&mut flow, 70_000, 80_000).await;
 }
 
@@ -222,11 +223,11 @@ async fn a_memo_comes_back_once_the_handle_from_before_the_sleep_is_dropped() {
     let (flow, mut far) = begun_with(settings, &server, &device, 100_000).await;
     gone(device, flow).await;
     let end = within(std::future::poll_fn(|cx| far.poll_finished(cx))).await;
-    assert!(end.unwrap_err().get_ref().unwrap().is::<Asleep>());
-    let early = tokio::time::timeout(Duration::from_secs(3), server.lapsed()).await;
+    assert!(end.unwrap_err().get_ref().unwrap().is::<FlowHibernated>());
+    let early = tokio::time::timeout(Duration::from_secs(3), server.next_expired()).await;
     assert!(early.is_err(), "what the flow held is not put by yet");
     drop(far);
-    let (_, memo) = within(server.lapsed()).await.unwrap();
+    let (_, memo) = within(server.next_expired()).await.unwrap();
     assert_eq!(memo, "what it needs");
 }
 
@@ -241,7 +242,7 @@ async fn a_sleeping_flow_is_read_before_it_is_taken_up_and_no_byte_comes_twice()
         let server = server_at("127.0.0.1:0", journal);
         let asked = Arc::new(Mutex::new(Vec::new()));
         let heard = asked.clone();
-        server.peek_with(Arc::new(move |memo, offset, max| {
+        server.set_hibernated_reader(Arc::new(move |memo, offset, max| {
             heard.lock().unwrap().push((memo.to_vec(), offset));
             // A tenth of what would fit, so that the source goes on within the first packet.
             let end = offset + max as u64 / 10;
@@ -261,7 +262,7 @@ async fn a_sleeping_flow_is_read_before_it_is_taken_up_and_no_byte_comes_twice()
         read_to(&mut flow, 70_000, 70_050).await;
         let mut far = within(server.accept()).await.unwrap();
         assert_eq!(far.memo().unwrap(), "what it needs");
-        far.send_source_again(Arc::new(Pattern));
+        far.resume_source(Arc::new(Pattern));
         read_to(&mut flow, 70_050, SIZE).await;
         let asked = asked.lock().unwrap();
         assert_eq!(*asked, [(b"what it needs".to_vec(), 70_000)]);
@@ -294,7 +295,7 @@ async fn a_flow_outlives_both_processes_and_a_flow_without_a_memo_does_not() {
     bare.write_all(b"x").await.unwrap();
     let mut far = within(server.accept()).await.unwrap();
     assert_eq!(far.memo().unwrap(), "what it needs");
-    far.send_source_again(Arc::new(Pattern));
+    far.resume_source(Arc::new(Pattern));
     let new = within(server.accept()).await.unwrap();
     assert_eq!(new.memo(), None);
     read_to(&mut flow.unwrap(), 50_000, SIZE).await;
@@ -346,10 +347,10 @@ fn an_instance_belongs_to_one_process_and_its_epochs_never_come_again() {
     assert_ne!(other.unwrap().number(), number, "it is with another server");
 }
 
-fn stored(n: u64, left_s: u64) -> (SessionKey, Stored, FlowKey) {
+fn stored(n: u64, left_s: u64) -> (JournalSessionKey, StoredRecord, JournalFlowKey) {
     let mut peer = [0; 32];
     peer[..8].copy_from_slice(&n.to_be_bytes());
-    let session = SessionKey {
+    let session = JournalSessionKey {
         peer: PublicKey(peer),
         instance: n,
     };
@@ -383,14 +384,14 @@ fn stored(n: u64, left_s: u64) -> (SessionKey, Stored, FlowKey) {
     };
     (
         session,
-        Stored::now(record.encode()),
-        FlowKey { session, flow },
+        StoredRecord::now(record.encode()),
+        JournalFlowKey { session, flow },
     )
 }
 
 fn filled(path: &Path, n: u64, left_s: u64) -> Journal {
     let journal = Journal::open(path).unwrap();
-    let mut batch = Batch::default();
+    let mut batch = JournalBatch::default();
     for n in 0..n {
         let (session, stored, flow) = stored(n, left_s);
         batch.sessions.insert(session, Some(stored));
@@ -408,7 +409,7 @@ async fn a_thousand_sessions_that_sleep_end_at_their_deadlines_and_give_their_me
     assert_eq!(server.counts().1, 1_000);
     let mut told = Vec::new();
     while told.len() < 1_000 {
-        let (_, memo) = within(server.lapsed()).await.unwrap();
+        let (_, memo) = within(server.next_expired()).await.unwrap();
         told.push(
             String::from_utf8(memo.to_vec())
                 .unwrap()
@@ -484,7 +485,7 @@ fn damage_a_servers_journal(some: Option<usize>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     let journal = filled(&path, 19, 1_000);
-    let mut last = Batch::default();
+    let mut last = JournalBatch::default();
     let (session, stored, flow) = stored(19, 1_000);
     last.sessions.insert(session, Some(stored));
     last.memos.insert(flow, Some(Bytes::from_static(b"19")));
@@ -640,7 +641,7 @@ fn fill_the_disk(path: &Path) {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
         assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0);
     }
-    let mut batch = Batch::default();
+    let mut batch = JournalBatch::default();
     batch
         .notes
         .insert(b"large".to_vec(), Some(vec![7; 8 << 20].into()));
@@ -657,7 +658,7 @@ fn fill_the_disk(path: &Path) {
     journal.commit(&batch).unwrap();
     let large = journal.note(b"large").unwrap().unwrap();
     assert_eq!(large.len(), 8 << 20);
-    let mut small = Batch::default();
+    let mut small = JournalBatch::default();
     small.notes.insert(b"large".to_vec(), None);
     journal.commit(&small).unwrap();
 }
@@ -705,7 +706,7 @@ fn resident_kb() -> u64 {
 
 /// A journal with more sessions than a server takes in at once, each with a flow, as bytes.
 fn crowded(journal: &Journal, sessions: u64) {
-    let mut batch = Batch::default();
+    let mut batch = JournalBatch::default();
     for n in 0..sessions {
         let mut peer = [0; 32];
         peer[..8].copy_from_slice(&n.to_le_bytes());
@@ -738,13 +739,14 @@ fn crowded(journal: &Journal, sessions: u64) {
                 stopped: None,
             }],
         };
-        let session = SessionKey { peer, instance: n };
+        let session = JournalSessionKey { peer, instance: n };
         batch
             .sessions
-            .insert(session, Some(Stored::now(record.encode())));
-        batch
-            .memos
-            .insert(FlowKey { session, flow }, Some(Bytes::from_static(b"memo")));
+            .insert(session, Some(StoredRecord::now(record.encode())));
+        batch.memos.insert(
+            JournalFlowKey { session, flow },
+            Some(Bytes::from_static(b"memo")),
+        );
     }
     journal.commit(&batch).unwrap();
 }
@@ -773,13 +775,13 @@ fn parts_of_a_journal_are_all_of_it_and_its_bare_notes_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let journal = Journal::open(&dir.path().join("journal")).unwrap();
     crowded(&journal, 25);
-    let of = |n: u8| SessionKey {
+    let of = |n: u8| JournalSessionKey {
         peer: PublicKey([n; 32]),
         instance: 0,
     };
-    let mut batch = Batch::default();
+    let mut batch = JournalBatch::default();
     for n in [0x05, 0xff] {
-        let key = FlowKey {
+        let key = JournalFlowKey {
             session: of(n),
             flow: FlowId::new(1, 7, true),
         };
@@ -788,14 +790,14 @@ fn parts_of_a_journal_are_all_of_it_and_its_bare_notes_are_told() {
     journal.commit(&batch).unwrap();
     let (mut sessions, mut flows, mut bare, mut after) = (Vec::new(), 0, Vec::new(), None);
     loop {
-        let part = journal.part(after, 10).unwrap();
+        let part = journal.page(after, 10).unwrap();
         flows += part
             .sessions
             .iter()
             .map(|kept| kept.flows.len())
             .sum::<usize>();
         sessions.extend(part.sessions.iter().map(|kept| kept.key));
-        bare.extend(part.bare.iter().map(|flow| flow.session));
+        bare.extend(part.orphan_memos.iter().map(|flow| flow.session));
         if part.is_last {
             break;
         }

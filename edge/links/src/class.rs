@@ -9,13 +9,13 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-use crate::kind::Kind;
-use crate::rules::covers;
+use crate::link_kind::LinkKind;
+use crate::rules::matches_pattern;
 
 /// What a byte on a link costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Class {
+pub enum CostClass {
     /// Nothing.
     Free,
     /// Money, or a monthly allowance.
@@ -24,31 +24,31 @@ pub enum Class {
     Roaming,
 }
 
-impl From<Class> for d2tp_sched::LinkClass {
-    fn from(class: Class) -> d2tp_sched::LinkClass {
+impl From<CostClass> for d2tp_sched::LinkClass {
+    fn from(class: CostClass) -> d2tp_sched::LinkClass {
         match class {
-            Class::Free => d2tp_sched::LinkClass::Free,
-            Class::Metered => d2tp_sched::LinkClass::Metered,
-            Class::Roaming => d2tp_sched::LinkClass::Roaming,
+            CostClass::Free => d2tp_sched::LinkClass::Free,
+            CostClass::Metered => d2tp_sched::LinkClass::Metered,
+            CostClass::Roaming => d2tp_sched::LinkClass::Roaming,
         }
     }
 }
 
-impl std::fmt::Display for Class {
+impl std::fmt::Display for CostClass {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Class::Free => "free",
-            Class::Metered => "metered",
-            Class::Roaming => "roaming",
+            CostClass::Free => "free",
+            CostClass::Metered => "metered",
+            CostClass::Roaming => "roaming",
         })
     }
 }
 
 /// A class and the evidence for it, in words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Judgement {
+pub struct CostAssessment {
     /// The class.
-    pub class: Class,
+    pub class: CostClass,
     /// Why, for people: `cellular is taken as metered`.
     pub because: String,
 }
@@ -56,16 +56,16 @@ pub struct Judgement {
 /// One word of the user: links of this name have this class.
 ///
 /// ```
-/// use d2tp_links::{Class, ClassRule};
+/// use d2tp_links::{ClassRule, CostClass};
 /// let rule: ClassRule = "wwan*=metered".parse().unwrap();
-/// assert_eq!(rule.class, Class::Metered);
+/// assert_eq!(rule.class, CostClass::Metered);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassRule {
     /// The device's name; a `*` at the end stands for any rest.
     pub name: String,
     /// The class it has.
-    pub class: Class,
+    pub class: CostClass,
 }
 
 /// A rule that cannot be read.
@@ -82,9 +82,9 @@ impl FromStr for ClassRule {
         let refuse = || ClassRuleError { text: text.into() };
         let (name, class) = text.split_once('=').ok_or_else(refuse)?;
         let class = match class {
-            "free" => Class::Free,
-            "metered" => Class::Metered,
-            "roaming" => Class::Roaming,
+            "free" => CostClass::Free,
+            "metered" => CostClass::Metered,
+            "roaming" => CostClass::Roaming,
             _ => return Err(refuse()),
         };
         if name.is_empty() {
@@ -106,30 +106,35 @@ pub struct ClassRules {
 
 impl ClassRules {
     /// The class the user says, if they do.
-    pub(crate) fn told(&self, name: &str) -> Option<Judgement> {
-        let rule = self.rules.iter().find(|rule| covers(&rule.name, name))?;
-        Some(Judgement {
+    pub(crate) fn configured_class(&self, name: &str) -> Option<CostAssessment> {
+        let rule = self
+            .rules
+            .iter()
+            .find(|rule| matches_pattern(&rule.name, name))?;
+        Some(CostAssessment {
             class: rule.class,
             because: format!("you said {}={}", rule.name, rule.class),
         })
     }
 
     /// The class of a link of this name, kind and gateways.
-    pub fn judge(&self, name: &str, kind: Kind, gateways: &[IpAddr]) -> Judgement {
-        if let Some(told) = self.told(name) {
+    pub fn assess(&self, name: &str, kind: LinkKind, gateways: &[IpAddr]) -> CostAssessment {
+        if let Some(told) = self.configured_class(name) {
             return told;
         }
-        let says = |class, because: &str| Judgement {
+        let says = |class, because: &str| CostAssessment {
             class,
             because: because.into(),
         };
         match kind {
-            Kind::Cellular => says(Class::Metered, "cellular is taken as metered"),
-            Kind::Loopback => says(Class::Free, "stays on this machine"),
+            LinkKind::Cellular => says(CostClass::Metered, "cellular is taken as metered"),
+            LinkKind::Loopback => says(CostClass::Free, "stays on this machine"),
             _ => match gateways.iter().find_map(|gateway| hotspot_of(*gateway)) {
-                Some(phone) => says(Class::Metered, phone),
-                None if kind == Kind::Vpn => says(Class::Free, "a tunnel over nothing we know"),
-                None => says(Class::Free, &format!("{kind} is taken as free")),
+                Some(phone) => says(CostClass::Metered, phone),
+                None if kind == LinkKind::Vpn => {
+                    says(CostClass::Free, "a tunnel over nothing we know")
+                }
+                None => says(CostClass::Free, &format!("{kind} is taken as free")),
             },
         }
     }
@@ -161,33 +166,42 @@ mod tests {
     fn cellular_is_metered_and_lans_are_free_unless_told() {
         let none = ClassRules::default();
         assert_eq!(
-            none.judge("wwan0", Kind::Cellular, &[]).class,
-            Class::Metered
+            none.assess("wwan0", LinkKind::Cellular, &[]).class,
+            CostClass::Metered
         );
-        assert_eq!(none.judge("wlan0", Kind::Wifi, &[]).class, Class::Free);
-        assert_eq!(none.judge("eth0", Kind::Ethernet, &[]).class, Class::Free);
+        assert_eq!(
+            none.assess("wlan0", LinkKind::Wifi, &[]).class,
+            CostClass::Free
+        );
+        assert_eq!(
+            none.assess("eth0", LinkKind::Ethernet, &[]).class,
+            CostClass::Free
+        );
     }
 
     #[test]
     fn a_phones_hotspot_is_metered_wifi() {
         let gateway: IpAddr = "172.20.10.1".parse().expect("address");
-        let judged = ClassRules::default().judge("wlan0", Kind::Wifi, &[gateway]);
-        assert_eq!(judged.class, Class::Metered);
+        let judged = ClassRules::default().assess("wlan0", LinkKind::Wifi, &[gateway]);
+        assert_eq!(judged.class, CostClass::Metered);
         assert!(judged.because.contains("hotspot"), "{}", judged.because);
     }
 
     #[test]
     fn the_user_wins_and_the_first_rule_decides() {
         let rules = rules(&["wwan0=free", "wwan*=roaming", "wlan0=metered"]);
-        assert_eq!(rules.judge("wwan0", Kind::Cellular, &[]).class, Class::Free);
         assert_eq!(
-            rules.judge("wwan1", Kind::Cellular, &[]).class,
-            Class::Roaming
+            rules.assess("wwan0", LinkKind::Cellular, &[]).class,
+            CostClass::Free
         );
-        let judged = rules.judge("wlan0", Kind::Wifi, &[]);
+        assert_eq!(
+            rules.assess("wwan1", LinkKind::Cellular, &[]).class,
+            CostClass::Roaming
+        );
+        let judged = rules.assess("wlan0", LinkKind::Wifi, &[]);
         assert_eq!(
             (judged.class, judged.because.as_str()),
-            (Class::Metered, "you said wlan0=metered")
+            (CostClass::Metered, "you said wlan0=metered")
         );
     }
 

@@ -13,43 +13,48 @@
 //! and applying the events to the first snapshot always gives the latest one.
 //!
 //! Facts say that a link is there, not that it carries: its first hop and its radio can be asked
-//! ([`Signs`]).
+//! ([`LinkProbe`]).
 //!
 //! Cost belongs to the network, not to the radio: each link carries a class and the evidence for
-//! it ([`Judgement`]): the user's flags and rules ([`Judge`]) win over what the network manager says
+//! it ([`CostAssessment`]): the user's flags and rules ([`CostResolver`]) win over what the network manager says
 //! ([`Networks`]), and that over what the kernel shows. VPNs cost what they run over.
 //!
-//! Whoever wants the right access point, too, has a [`Scout`]: it looks, leaves what does not answer, and
+//! Whoever wants the right access point, too, has a [`WifiRoamer`]: it looks, leaves what does not answer, and
 //! joins what carries more.
 
+mod access_point_rates;
+mod access_point_trials;
 mod class;
-mod echo;
+mod cost_resolver;
 mod event;
-mod judge;
-mod kind;
+mod gateway_probe;
 mod link;
+mod link_kind;
+mod link_probe;
+mod link_reader;
 mod monitor;
 mod network;
-mod nm;
-mod points;
-mod read;
+mod network_manager;
 mod rules;
-mod scout;
-mod signs;
 mod station;
-mod trial;
+mod wifi_roaming;
 
-pub use class::{Class, ClassRule, ClassRuleError, ClassRules, Judgement};
+pub use access_point_rates::{AccessPointRates, POINTS_MAX};
+pub use access_point_trials::{
+    ANSWER_WITHIN, AccessPointTrials, SHUN_FIRST, SHUN_MAX, SHUNNED_MAX,
+};
+pub use class::{ClassRule, ClassRuleError, ClassRules, CostAssessment, CostClass};
+pub use cost_resolver::CostResolver;
 pub use event::{LinkEvent, difference};
-pub use judge::Judge;
-pub use kind::Kind;
 pub use link::{DefaultRoute, Link};
+pub use link_kind::LinkKind;
+pub use link_probe::{HOP_PATIENCE, KernelLinkProbe, LinkProbe, NoLinkProbe, ProbeFuture};
 pub use monitor::{ChangeHandle, GATHER, LinkError, LinkMonitor, READ_INTERVAL_MIN};
-pub use network::{AccessPoint, Connectivity, Metered, Network, Networks};
-pub use nm::{NetworkManager, NetworkManagerError};
-pub use points::{POINTS_MAX, Points};
-pub use rules::{ClassWord, Cutoff, KindWord, NetworkRule, NetworkRules, ResetDay, RuleError};
-pub use scout::{LOOK_STREAMING, Roved, Scout};
-pub use signs::{Answer, HOP_PATIENCE, KernelSigns, NoSigns, Signs};
-pub use station::Station;
-pub use trial::{ANSWER_WITHIN, SHUN_FIRST, SHUN_MAX, SHUNNED_MAX, Trials};
+pub use network::{AccessPoint, Connectivity, Metered, NetworkInfo, Networks};
+pub use network_manager::{NetworkManager, NetworkManagerError};
+pub use rules::{
+    CapCutoff, CostClassSetting, LinkKindSetting, NetworkRule, NetworkRuleError, NetworkRules,
+    ResetDay,
+};
+pub use station::StationStats;
+pub use wifi_roaming::{LOOK_STREAMING, RoamOutcome, WifiRoamer};

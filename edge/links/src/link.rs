@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 
-use crate::class::{Class, Judgement};
-use crate::kind::Kind;
+use crate::class::{CostAssessment, CostClass};
+use crate::link_kind::LinkKind;
 
 /// A network device with what makes it useful: addresses and routes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -15,9 +15,9 @@ pub struct Link {
     /// The kernel's number for it; a device that leaves and returns gets a new one.
     pub index: u32,
     /// What it is made of.
-    pub kind: Kind,
+    pub kind: LinkKind,
     /// What a byte on it costs, and who says so.
-    pub class: Judgement,
+    pub class: CostAssessment,
     /// Switched on by the system.
     pub up: bool,
     /// Has a carrier: associated, plugged in, attached.
@@ -69,7 +69,7 @@ impl Link {
 
     /// True when nothing is to be paid for bytes on it, as far as anybody knows.
     pub fn is_free(&self) -> bool {
-        self.class.class == Class::Free
+        self.class.class == CostClass::Free
     }
 
     /// The lowest metric of its routes: how much the system prefers it.
@@ -86,9 +86,9 @@ pub(crate) mod tests {
         Link {
             name: "wlan0".into(),
             index: 3,
-            kind: Kind::Wifi,
-            class: Judgement {
-                class: Class::Free,
+            kind: LinkKind::Wifi,
+            class: CostAssessment {
+                class: CostClass::Free,
                 because: "test".into(),
             },
             up: true,

@@ -13,11 +13,11 @@ use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::{Notify, watch};
 
 use crate::class::ClassRules;
+use crate::cost_resolver::CostResolver;
 use crate::event::{LinkEvent, difference};
-use crate::judge::Judge;
 use crate::link::Link;
-use crate::nm::NetworkManager;
-use crate::read::Reader;
+use crate::link_reader::LinkReader;
+use crate::network_manager::NetworkManager;
 
 /// How long a burst of hints is gathered before reading: the kernel takes down a link's
 /// addresses and routes one by one within a millisecond. Longer delays every handover by as much.
@@ -66,7 +66,7 @@ pub struct LinkMonitor {
     known: Arc<Vec<Link>>,
     pending: VecDeque<LinkEvent>,
     hint: Arc<Notify>,
-    hears_kernel: bool,
+    has_kernel_events: bool,
 }
 
 impl LinkMonitor {
@@ -74,28 +74,28 @@ impl LinkMonitor {
     ///
     /// Must be called on a tokio runtime. Where the kernel's messages cannot be had the monitor
     /// works all the same and relies on [`ChangeHandle::network_changed`];
-    /// [`LinkMonitor::hears_kernel`] tells.
+    /// [`LinkMonitor::has_kernel_events`] tells.
     ///
     /// # Errors
     /// [`LinkError`] when not even one reading succeeds.
     pub async fn start(rules: ClassRules) -> Result<(Vec<Link>, LinkMonitor), LinkError> {
-        let judge = Judge {
+        let judge = CostResolver {
             flags: rules,
-            ..Judge::default()
+            ..CostResolver::default()
         };
-        LinkMonitor::start_beside(judge, None).await
+        LinkMonitor::start_with(judge, None).await
     }
 
     /// The same, judged by the user's settings and the network manager as well, where it runs.
     ///
     /// # Errors
     /// As [`LinkMonitor::start`].
-    pub async fn start_beside(
-        judge: Judge,
+    pub async fn start_with(
+        judge: CostResolver,
         manager: Option<NetworkManager>,
     ) -> Result<(Vec<Link>, LinkMonitor), LinkError> {
         // Hints are heard from before the first reading, so nothing falls between.
-        let (mut reader, hints) = Reader::open(judge, manager)?;
+        let (mut reader, hints) = LinkReader::open(judge, manager)?;
         let hears_kernel = hints.is_some();
         let first = Arc::new(reader.read().await?);
         let (publish, latest) = watch::channel(first.clone());
@@ -107,7 +107,7 @@ impl LinkMonitor {
             known: first.clone(),
             pending: VecDeque::new(),
             hint,
-            hears_kernel,
+            has_kernel_events: hears_kernel,
         };
         Ok((first.to_vec(), monitor))
     }
@@ -146,8 +146,8 @@ impl LinkMonitor {
     }
 
     /// False where changes are seen only after [`ChangeHandle::network_changed`].
-    pub fn hears_kernel(&self) -> bool {
-        self.hears_kernel
+    pub fn has_kernel_events(&self) -> bool {
+        self.has_kernel_events
     }
 
     /// The same events as a stream.
@@ -161,7 +161,7 @@ impl LinkMonitor {
 
 /// Publishes a snapshot after each burst of hints, until nobody listens.
 async fn watch_links(
-    mut reader: Reader,
+    mut reader: LinkReader,
     mut kernel: stream::BoxStream<'static, ()>,
     hint: Arc<Notify>,
     publish: watch::Sender<Arc<Vec<Link>>>,

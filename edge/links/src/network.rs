@@ -61,7 +61,7 @@ pub struct AccessPoint {
 
 /// What is known of the network behind a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Network {
+pub struct NetworkInfo {
     /// The device's name, as the kernel has it.
     pub device: String,
     /// Whether its bytes are counted.
@@ -80,14 +80,14 @@ pub struct Network {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Networks {
     /// One for each device the manager knows.
-    pub networks: Vec<Network>,
+    pub networks: Vec<NetworkInfo>,
     /// Devices that VPNs run over.
     pub under_vpns: Vec<String>,
 }
 
 impl Networks {
     /// That behind a device.
-    pub fn of(&self, device: &str) -> Option<&Network> {
+    pub fn of(&self, device: &str) -> Option<&NetworkInfo> {
         self.networks
             .iter()
             .find(|network| network.device == device)

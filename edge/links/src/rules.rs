@@ -13,9 +13,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::class::Class;
-use crate::kind::Kind;
-use crate::network::Network;
+use crate::class::CostClass;
+use crate::link_kind::LinkKind;
+use crate::network::NetworkInfo;
 
 /// A cautious user stops here: the operator's count runs ahead of ours, which has no headers.
 const CAUTIOUS_SHARE: f64 = 0.9; // a guess
@@ -26,7 +26,7 @@ const MISTAKES_MAX: usize = 3;
 /// Rules that cannot be read: what is wrong with them, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct RuleError(String);
+pub struct NetworkRuleError(String);
 
 /// The user's rules.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -45,14 +45,14 @@ pub struct NetworkRule {
     pub ssid: Option<String>,
     /// `wifi`, `cellular`, `ethernet`, `vpn`.
     #[serde(rename = "type")]
-    pub kind: Option<KindWord>,
+    pub kind: Option<LinkKindSetting>,
     /// A mobile network's code: `26201`; `262*`: all of a country's.
     pub carrier: Option<String>,
     /// A device's name, or its beginning and `*`.
     pub device: Option<String>,
     /// What its bytes cost; not said, or `auto`: as it seems.
     #[serde(default)]
-    pub class: ClassWord,
+    pub class: CostClassSetting,
     /// Bytes a month: `500M`, `2G`, or a number.
     #[serde(default, deserialize_with = "bytes")]
     pub cap: Option<u64>,
@@ -61,14 +61,14 @@ pub struct NetworkRule {
     pub reset_day: ResetDay,
     /// What happens at the cap.
     #[serde(default)]
-    pub cutoff: Cutoff,
+    pub cutoff: CapCutoff,
 }
 
 /// The kinds a rule can name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "as Kind")]
-pub enum KindWord {
+pub enum LinkKindSetting {
     Wifi,
     Cellular,
     Ethernet,
@@ -79,7 +79,7 @@ pub enum KindWord {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "as Class")]
-pub enum ClassWord {
+pub enum CostClassSetting {
     #[default]
     Auto,
     Free,
@@ -90,7 +90,7 @@ pub enum ClassWord {
 /// What happens at the cap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Cutoff {
+pub enum CapCutoff {
     /// Not a byte more.
     #[default]
     Hard,
@@ -153,11 +153,11 @@ impl NetworkRules {
     ///
     /// # Errors
     /// It is none, or has a key or a value that nobody knows, or a rule about nothing.
-    pub fn parse(text: &str) -> Result<NetworkRules, RuleError> {
+    pub fn parse(text: &str) -> Result<NetworkRules, NetworkRuleError> {
         let rules: NetworkRules =
-            toml::from_str(text).map_err(|error| RuleError(explain(&error)))?;
+            toml::from_str(text).map_err(|error| NetworkRuleError(explain(&error)))?;
         match rules.network.iter().position(NetworkRule::is_about_nothing) {
-            Some(n) => Err(RuleError(format!(
+            Some(n) => Err(NetworkRuleError(format!(
                 "[[network]] number {} says of no network what it is about: ssid, type, carrier or device",
                 n + 1
             ))),
@@ -166,42 +166,47 @@ impl NetworkRules {
     }
 
     /// The rule for a device of this kind and the network behind it.
-    pub fn of(&self, device: &str, kind: Kind, network: Option<&Network>) -> Option<&NetworkRule> {
+    pub fn of(
+        &self,
+        device: &str,
+        kind: LinkKind,
+        network: Option<&NetworkInfo>,
+    ) -> Option<&NetworkRule> {
         self.network
             .iter()
-            .find(|rule| rule.fits(device, kind, network))
+            .find(|rule| rule.matches(device, kind, network))
     }
 }
 
-impl Cutoff {
+impl CapCutoff {
     /// What may still be used of a cap after so many bytes; none is no limit.
     pub fn left(self, cap: u64, used: u64) -> Option<u64> {
         let cap = match self {
-            Cutoff::Soft => return None,
-            Cutoff::Hard => cap,
-            Cutoff::Cautious => (cap as f64 * CAUTIOUS_SHARE) as u64,
+            CapCutoff::Soft => return None,
+            CapCutoff::Hard => cap,
+            CapCutoff::Cautious => (cap as f64 * CAUTIOUS_SHARE) as u64,
         };
         Some(cap.saturating_sub(used))
     }
 
     /// As it is written.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
-            Cutoff::Hard => "hard",
-            Cutoff::Soft => "soft",
-            Cutoff::Cautious => "cautious",
+            CapCutoff::Hard => "hard",
+            CapCutoff::Soft => "soft",
+            CapCutoff::Cautious => "cautious",
         }
     }
 }
 
 impl NetworkRule {
     /// The class it says, if it does.
-    pub fn class(&self) -> Option<Class> {
+    pub fn class(&self) -> Option<CostClass> {
         match self.class {
-            ClassWord::Auto => None,
-            ClassWord::Free => Some(Class::Free),
-            ClassWord::Metered => Some(Class::Metered),
-            ClassWord::Roaming => Some(Class::Roaming),
+            CostClassSetting::Auto => None,
+            CostClassSetting::Free => Some(CostClass::Free),
+            CostClassSetting::Metered => Some(CostClass::Metered),
+            CostClassSetting::Roaming => Some(CostClass::Roaming),
         }
     }
 
@@ -211,7 +216,7 @@ impl NetworkRule {
     }
 
     /// What it is about, for people.
-    pub fn about(&self) -> String {
+    pub fn describe(&self) -> String {
         let kind = self.kind.map(|kind| format!("{kind:?}").to_lowercase());
         let words = [
             ("ssid", self.ssid.clone()),
@@ -232,18 +237,18 @@ impl NetworkRule {
             && self.device.is_none()
     }
 
-    fn fits(&self, device: &str, kind: Kind, network: Option<&Network>) -> bool {
+    fn matches(&self, device: &str, kind: LinkKind, network: Option<&NetworkInfo>) -> bool {
         let ssid = network.and_then(|n| Some(n.access_point.as_ref()?.ssid.as_str()));
         let carrier = network.and_then(|n| n.operator.as_deref());
         let word = match kind {
-            Kind::Wifi => Some(KindWord::Wifi),
-            Kind::Cellular => Some(KindWord::Cellular),
-            Kind::Ethernet => Some(KindWord::Ethernet),
-            Kind::Vpn => Some(KindWord::Vpn),
-            Kind::Loopback | Kind::Other => None,
+            LinkKind::Wifi => Some(LinkKindSetting::Wifi),
+            LinkKind::Cellular => Some(LinkKindSetting::Cellular),
+            LinkKind::Ethernet => Some(LinkKindSetting::Ethernet),
+            LinkKind::Vpn => Some(LinkKindSetting::Vpn),
+            LinkKind::Loopback | LinkKind::Other => None,
         };
         let is = |wanted: &Option<String>, there: Option<&str>| match wanted {
-            Some(wanted) => there.is_some_and(|there| covers(wanted, there)),
+            Some(wanted) => there.is_some_and(|there| matches_pattern(wanted, there)),
             None => true,
         };
         // A network may be named with a star in it.
@@ -259,7 +264,7 @@ impl NetworkRule {
 }
 
 /// A `*` at the end stands for any rest.
-pub(crate) fn covers(wanted: &str, there: &str) -> bool {
+pub(crate) fn matches_pattern(wanted: &str, there: &str) -> bool {
     match wanted.strip_suffix('*') {
         Some(beginning) => there.starts_with(beginning),
         None => wanted == there,
@@ -268,15 +273,15 @@ pub(crate) fn covers(wanted: &str, there: &str) -> bool {
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Bytes {
+enum ByteCountSetting {
     Number(u64),
     Words(String),
 }
 
 fn bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    let words = match Bytes::deserialize(from)? {
-        Bytes::Number(bytes) => return Ok(Some(bytes)),
-        Bytes::Words(words) => words,
+    let words = match ByteCountSetting::deserialize(from)? {
+        ByteCountSetting::Number(bytes) => return Ok(Some(bytes)),
+        ByteCountSetting::Words(words) => words,
     };
     let bare = words.trim().trim_end_matches(['B', 'b']);
     let (number, times) = match bare.chars().last().map(|unit| unit.to_ascii_lowercase()) {
@@ -297,14 +302,14 @@ fn bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Er
 fn explain(error: &toml::de::Error) -> String {
     let text = error.to_string();
     let text = text.trim_end();
-    match meant(error.message()) {
+    match closest_key(error.message()) {
         Some(key) => format!("{text}\ndid you mean `{key}`?"),
         None => text.to_owned(),
     }
 }
 
 /// From "unknown field `a`, expected one of `b`, `c`": the one of `b` and `c` that is nearest to `a`.
-fn meant(message: &str) -> Option<&str> {
+fn closest_key(message: &str) -> Option<&str> {
     let mut quoted = message
         .strip_prefix("unknown ")?
         .split('`')
@@ -321,8 +326,8 @@ mod tests {
     use super::*;
     use crate::network::AccessPoint;
 
-    fn on(ssid: &str) -> Network {
-        Network {
+    fn on(ssid: &str) -> NetworkInfo {
+        NetworkInfo {
             device: "wlan0".into(),
             access_point: Some(AccessPoint {
                 ssid: ssid.into(),
@@ -331,7 +336,7 @@ mod tests {
                 frequency_mhz: 2_412,
                 known: true,
             }),
-            ..Network::default()
+            ..NetworkInfo::default()
         }
     }
 
@@ -357,30 +362,33 @@ mod tests {
     #[test]
     fn the_first_rule_that_fits_all_it_is_about_decides() {
         let rules = NetworkRules::parse(RULES).unwrap();
-        let class = |device, kind, network: Option<&Network>| {
+        let class = |device, kind, network: Option<&NetworkInfo>| {
             rules.of(device, kind, network).and_then(NetworkRule::class)
         };
-        let modem = |code: &str| Network {
+        let modem = |code: &str| NetworkInfo {
             operator: Some(code.into()),
-            ..Network::default()
+            ..NetworkInfo::default()
         };
         assert_eq!(
-            class("wlan0", Kind::Wifi, Some(&on("Train"))),
-            Some(Class::Metered)
+            class("wlan0", LinkKind::Wifi, Some(&on("Train"))),
+            Some(CostClass::Metered)
         );
-        assert_eq!(class("wlan0", Kind::Wifi, Some(&on("Trainer"))), None);
-        assert_eq!(class("wlan0", Kind::Wifi, None), None);
+        assert_eq!(class("wlan0", LinkKind::Wifi, Some(&on("Trainer"))), None);
+        assert_eq!(class("wlan0", LinkKind::Wifi, None), None);
         let home = modem("26201");
         assert_eq!(
-            class("wwan0", Kind::Cellular, Some(&home)),
-            Some(Class::Free)
+            class("wwan0", LinkKind::Cellular, Some(&home)),
+            Some(CostClass::Free)
         );
         let abroad = modem("22801");
         assert_eq!(
-            class("wwan0", Kind::Cellular, Some(&abroad)),
-            Some(Class::Roaming)
+            class("wwan0", LinkKind::Cellular, Some(&abroad)),
+            Some(CostClass::Roaming)
         );
-        assert_eq!(class("wwan0", Kind::Cellular, None), Some(Class::Roaming));
+        assert_eq!(
+            class("wwan0", LinkKind::Cellular, None),
+            Some(CostClass::Roaming)
+        );
     }
 
     #[test]
@@ -393,7 +401,7 @@ mod tests {
             (Some(600), Some(0))
         );
         let soft = NetworkRule {
-            cutoff: Cutoff::Soft,
+            cutoff: CapCutoff::Soft,
             ..rules[2].clone()
         };
         assert_eq!(soft.left(2_000), None);

@@ -4,7 +4,7 @@
 //! IEEE 802.11-2020 annex C), then given up and counted as failed. Beacons come ten times a second; Linux
 //! counts a loss of beacons when seven in a row were missed (mac80211, `beacon_loss_count`). Either
 //! counter moves within a part of a second, while a carrier is given up only after seconds. The rule is in
-//! [`Station::fails_since`]; it was not tried against a radio, for which no machine at hand has one.
+//! [`StationStats::fails_since`]; it was not tried against a radio, for which no machine at hand has one.
 
 use futures_util::TryStreamExt;
 use wl_nl80211::{Nl80211Attr, Nl80211Handle, Nl80211StationInfo};
@@ -15,7 +15,7 @@ const FAILED_MIN: u32 = 3; // a guess
 
 /// Counters of the access point a device is joined to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Station {
+pub struct StationStats {
     /// The access point.
     pub bssid: [u8; 6],
     /// Frames from it.
@@ -26,10 +26,10 @@ pub struct Station {
     pub beacon_losses: u32,
 }
 
-impl Station {
+impl StationStats {
     /// Whether the air failed since `before`: beacons stayed away, or frames were given up while nothing was
     /// received. After a change of access point nothing can be said.
-    pub fn fails_since(&self, before: &Station) -> bool {
+    pub fn fails_since(&self, before: &StationStats) -> bool {
         if self.bssid != before.bssid {
             return false;
         }
@@ -38,8 +38,8 @@ impl Station {
             || (grown(self.failed, before.failed) >= FAILED_MIN && self.received == before.received)
     }
 
-    fn of(attributes: &[Nl80211Attr]) -> Option<Station> {
-        let mut station = Station::default();
+    fn of(attributes: &[Nl80211Attr]) -> Option<StationStats> {
+        let mut station = StationStats::default();
         let mut told = false;
         for attribute in attributes {
             match attribute {
@@ -64,13 +64,13 @@ impl Station {
 
 /// The kernel's stations, where it has any.
 #[derive(Clone, Debug)]
-pub(crate) struct Stations {
+pub(crate) struct StationReader {
     handle: Option<Nl80211Handle>,
 }
 
-impl Stations {
+impl StationReader {
     /// Must be called on a tokio runtime.
-    pub(crate) fn open() -> Stations {
+    pub(crate) fn open() -> StationReader {
         let handle = match wl_nl80211::new_connection() {
             Ok((connection, handle, _)) => {
                 tokio::spawn(connection);
@@ -81,16 +81,16 @@ impl Stations {
                 None
             }
         };
-        Stations { handle }
+        StationReader { handle }
     }
 
     /// The access point that this device is joined to.
-    pub(crate) async fn read(&self, index: u32) -> Option<Station> {
+    pub(crate) async fn read(&self, index: u32) -> Option<StationStats> {
         let handle = self.handle.clone()?;
         let mut found = Box::pin(handle.station().dump(index).execute().await);
         // A station has one, an access point of ours would have many: then none is the first hop.
         let first = found.try_next().await.ok()??;
-        let station = Station::of(&first.payload.attributes);
+        let station = StationStats::of(&first.payload.attributes);
         found.try_next().await.ok()?.is_none().then_some(station)?
     }
 }
@@ -99,7 +99,7 @@ impl Stations {
 mod tests {
     use super::*;
 
-    const BEFORE: Station = Station {
+    const BEFORE: StationStats = StationStats {
         bssid: [2; 6],
         received: 1_000,
         failed: u32::MAX,
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn frames_given_up_are_a_sign_only_while_nothing_is_received() {
-        let failed = |n: u32, received| Station {
+        let failed = |n: u32, received| StationStats {
             failed: BEFORE.failed.wrapping_add(n),
             received: BEFORE.received + received,
             ..BEFORE
@@ -121,13 +121,13 @@ mod tests {
 
     #[test]
     fn beacons_that_stay_away_are_a_sign_and_another_access_point_is_none() {
-        let lost = Station {
+        let lost = StationStats {
             beacon_losses: 5,
             received: 1_001,
             ..BEFORE
         };
         assert!(lost.fails_since(&BEFORE));
-        let roamed = Station {
+        let roamed = StationStats {
             bssid: [3; 6],
             ..lost
         };
@@ -146,19 +146,19 @@ mod tests {
                 Nl80211StationInfo::BeaconLoss(14),
             ]),
         ];
-        let station = Station {
+        let station = StationStats {
             bssid: [7; 6],
             received: 11,
             failed: 13,
             beacon_losses: 14,
         };
-        assert_eq!(Station::of(&said), Some(station));
-        assert_eq!(Station::of(&said[..2]), None, "an error, say");
+        assert_eq!(StationStats::of(&said), Some(station));
+        assert_eq!(StationStats::of(&said[..2]), None, "an error, say");
     }
 
     #[tokio::test]
     async fn a_device_that_is_no_radio_has_no_station() {
         // 1 is the loopback device, wherever there is one.
-        assert_eq!(Stations::open().read(1).await, None);
+        assert_eq!(StationReader::open().read(1).await, None);
     }
 }

@@ -6,7 +6,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use d2tp_links::{Class, ClassRules, Kind, Link, LinkEvent, LinkMonitor};
+use d2tp_links::{ClassRules, CostClass, Link, LinkEvent, LinkKind, LinkMonitor};
 
 const INSIDE: &str = "CEDOS_TEST_INSIDE_NAMESPACE";
 
@@ -84,9 +84,9 @@ fn links_are_seen_to_come_and_go() {
             rules: vec!["wlan1=metered".parse().expect("a rule")],
         };
         let (mut known, mut monitor) = LinkMonitor::start(rules).await.expect("start");
-        assert!(monitor.hears_kernel());
+        assert!(monitor.has_kernel_events());
         assert!(known.iter().all(|link| !link.is_usable()), "{known:?}");
-        assert!(known.iter().any(|link| link.kind == Kind::Loopback));
+        assert!(known.iter().any(|link| link.kind == LinkKind::Loopback));
 
         // A Wi-Fi comes up: device, address, route; usable only with all three.
         ip("link add wlan0 type veth peer name ap0");
@@ -99,7 +99,10 @@ fn links_are_seen_to_come_and_go() {
         })
         .await;
         let link = event.link();
-        assert_eq!((link.kind, link.class.class), (Kind::Wifi, Class::Free));
+        assert_eq!(
+            (link.kind, link.class.class),
+            (LinkKind::Wifi, CostClass::Free)
+        );
         assert_eq!(
             link.addresses,
             ["198.51.100.7".parse::<std::net::IpAddr>().expect("address")]
@@ -122,8 +125,8 @@ fn links_are_seen_to_come_and_go() {
             e.link().name == "wwan0" && e.gained_use()
         })
         .await;
-        assert_eq!(event.link().kind, Kind::Cellular);
-        assert_eq!(event.link().class.class, Class::Metered);
+        assert_eq!(event.link().kind, LinkKind::Cellular);
+        assert_eq!(event.link().class.class, CostClass::Metered);
         assert_eq!(
             event.link().source_addresses().count(),
             1,
@@ -167,7 +170,7 @@ fn links_are_seen_to_come_and_go() {
             e.link().name == "wlan1"
         })
         .await;
-        assert_eq!(event.link().class.class, Class::Metered);
+        assert_eq!(event.link().class.class, CostClass::Metered);
         assert!(event.link().class.because.contains("wlan1=metered"));
 
         // Applying the events to the first snapshot gives what a fresh reading finds.

@@ -6,7 +6,8 @@ mod bus;
 
 use bus::{Bus, SOON};
 use d2tp_links::{
-    Class, Connectivity, Judge, LinkMonitor, Metered, NetworkManager, NetworkRules, Scout,
+    Connectivity, CostClass, CostResolver, LinkMonitor, Metered, NetworkManager, NetworkRules,
+    WifiRoamer,
 };
 use d2tp_time::{Span, Time};
 use tokio::time::timeout;
@@ -111,7 +112,7 @@ impl Manager {
 async fn until(
     manager: &mut NetworkManager,
     device: &str,
-    is: impl Fn(&d2tp_links::Network) -> bool,
+    is: impl Fn(&d2tp_links::NetworkInfo) -> bool,
 ) {
     let so = async {
         while !manager.networks().of(device).is_some_and(&is) {
@@ -174,9 +175,9 @@ async fn a_dead_access_point_is_left_for_another_and_a_better_one_is_joined() {
         return;
     };
     let mut known = mock.start().await;
-    let mut scout = Scout::new(known.clone());
+    let mut scout = WifiRoamer::new(known.clone());
     let at = |seconds| Time::ZERO + Span::from_secs(seconds);
-    scout.look("wlan9").await.unwrap();
+    scout.scan("wlan9").await.unwrap();
     let calls: Vec<(u64, String, Vec<OwnedVariant>)> = {
         let device = mock.device("org.freedesktop.DBus.Mock").await;
         device.call("GetCalls", &()).await.unwrap()
@@ -186,10 +187,10 @@ async fn a_dead_access_point_is_left_for_another_and_a_better_one_is_joined() {
         "{calls:?}"
     );
     // On none: the strongest that is known.
-    let roved = scout.rove(at(0), "wlan9").await.unwrap();
+    let roved = scout.roam(at(0), "wlan9").await.unwrap();
     assert_eq!(roved.joining.unwrap().bssid, "02:00:00:00:00:01");
     let on = |bssid: &'static str| {
-        move |network: &d2tp_links::Network| {
+        move |network: &d2tp_links::NetworkInfo| {
             network
                 .access_point
                 .as_ref()
@@ -198,10 +199,10 @@ async fn a_dead_access_point_is_left_for_another_and_a_better_one_is_joined() {
     };
     until(&mut known, "wlan9", on("02:00:00:00:00:01")).await;
     // It says nothing for four seconds.
-    assert_eq!(scout.rove(at(1), "wlan9").await.unwrap().joining, None);
-    let roved = scout.rove(at(5), "wlan9").await.unwrap();
+    assert_eq!(scout.roam(at(1), "wlan9").await.unwrap().joining, None);
+    let roved = scout.roam(at(5), "wlan9").await.unwrap();
     assert_eq!(
-        roved.shunned,
+        roved.blocked,
         [("wlan9".to_owned(), "02:00:00:00:00:01".to_owned())]
     );
     assert_eq!(roved.joining.unwrap().bssid, "02:00:00:00:00:02");
@@ -211,11 +212,11 @@ async fn a_dead_access_point_is_left_for_another_and_a_better_one_is_joined() {
         .await;
     until(&mut known, "wlan9", on("02:00:00:00:00:02")).await;
     // That one answers, and carries little; a minute later the first is worth a try again.
-    assert_eq!(scout.rove(at(6), "wlan9").await.unwrap().joining, None);
+    assert_eq!(scout.roam(at(6), "wlan9").await.unwrap().joining, None);
     scout.trials.answered("wlan9");
-    scout.carried(at(20), "wlan9", 2_000.0);
-    assert_eq!(scout.rove(at(30), "wlan9").await.unwrap().joining, None);
-    let roved = scout.rove(at(70), "wlan9").await.unwrap();
+    scout.record_goodput(at(20), "wlan9", 2_000.0);
+    assert_eq!(scout.roam(at(30), "wlan9").await.unwrap().joining, None);
+    let roved = scout.roam(at(70), "wlan9").await.unwrap();
     assert_eq!(roved.joining.unwrap().bssid, "02:00:00:00:00:01");
 }
 
@@ -227,31 +228,29 @@ async fn links_are_judged_by_what_the_manager_says_and_rules_win() {
     };
     mock.set(DEVICE, "Metered", Variant::from(2u32)).await;
     let class = async |rules: &str| {
-        let judge = Judge {
+        let judge = CostResolver {
             rules: NetworkRules::parse(rules).unwrap(),
-            ..Judge::default()
+            ..CostResolver::default()
         };
         let manager = mock.start().await;
-        let (links, monitor) = LinkMonitor::start_beside(judge, Some(manager))
-            .await
-            .unwrap();
+        let (links, monitor) = LinkMonitor::start_with(judge, Some(manager)).await.unwrap();
         let lo = links.into_iter().find(|link| link.name == "lo").unwrap();
         (lo.class.class, monitor)
     };
     let (free, mut monitor) = class("").await;
-    assert_eq!(free, Class::Free);
+    assert_eq!(free, CostClass::Free);
     assert_eq!(
         class("[[network]]\ndevice = \"l*\"\nclass = \"roaming\"")
             .await
             .0,
-        Class::Roaming
+        CostClass::Roaming
     );
     // While it is watched, the network becomes metered.
     mock.set(DEVICE, "Metered", Variant::from(1u32)).await;
     let metered = async {
         loop {
             let event = monitor.next().await.expect("it goes on");
-            if event.link().name == "lo" && event.link().class.class == Class::Metered {
+            if event.link().name == "lo" && event.link().class.class == CostClass::Metered {
                 return event.link().class.because.clone();
             }
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use d2tp_links::{Class, Judge, LinkMonitor, Metered, NetworkManager};
+use d2tp_links::{CostClass, CostResolver, LinkMonitor, Metered, NetworkManager};
 
 const INSIDE: &str = "CEDOS_TEST_INSIDE_NAMESPACE";
 const DAEMON: &str = "NetworkManager";
@@ -138,7 +138,7 @@ async fn judged(address: &str) {
         }
     };
     let mut known = manager.clone();
-    let (_, mut monitor) = LinkMonitor::start_beside(Judge::default(), Some(manager))
+    let (_, mut monitor) = LinkMonitor::start_with(CostResolver::default(), Some(manager))
         .await
         .expect("links");
     loop {
@@ -147,7 +147,7 @@ async fn judged(address: &str) {
             .iter()
             .find(|link| link.name == "eth9")
             .expect("the cable");
-        if cable.is_usable() && cable.class.class == Class::Metered {
+        if cable.is_usable() && cable.class.class == CostClass::Metered {
             assert!(
                 cable.class.because.contains("settings say metered"),
                 "{cable:?}"

@@ -17,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 
 /// Whether an alarm wakes the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wakes {
+pub enum WakeSupport {
     /// It does.
     Yes,
     /// It rings late, when something else has; why, for people.
@@ -27,14 +27,14 @@ pub enum Wakes {
 /// A timer of the kernel.
 #[derive(Debug)]
 pub struct Alarm {
-    timer: AsyncFd<Timer>,
-    wakes: Wakes,
+    timer: AsyncFd<BootTimer>,
+    wake_support: WakeSupport,
 }
 
 #[derive(Debug)]
-struct Timer(TimerFd);
+struct BootTimer(TimerFd);
 
-impl AsRawFd for Timer {
+impl AsRawFd for BootTimer {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
@@ -48,28 +48,29 @@ impl Alarm {
     pub fn open() -> io::Result<Alarm> {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let (timer, wakes) = match TimerFd::new(ClockId::CLOCK_BOOTTIME_ALARM, flags) {
-            Ok(timer) if has_waking_clock() => (timer, Wakes::Yes),
+            Ok(timer) if has_waking_clock() => (timer, WakeSupport::Yes),
             Ok(timer) => (
                 timer,
-                Wakes::No("the machine has no clock that could wake it"),
+                WakeSupport::No("the machine has no clock that could wake it"),
             ),
             Err(Errno::EPERM) => (
                 TimerFd::new(ClockId::CLOCK_BOOTTIME, flags)?,
-                Wakes::No("CAP_WAKE_ALARM is missing"),
+                WakeSupport::No("CAP_WAKE_ALARM is missing"),
             ),
             Err(errno) => return Err(errno.into()),
         };
         // SAFETY: the timer's descriptor is its own, the same and open until it is dropped.
-        let timer = unsafe { AsyncFd::register_with_interest(Timer(timer), Interest::READABLE) };
+        let timer =
+            unsafe { AsyncFd::register_with_interest(BootTimer(timer), Interest::READABLE) };
         Ok(Alarm {
             timer: timer?,
-            wakes,
+            wake_support: wakes,
         })
     }
 
     /// Whether it wakes the machine.
-    pub fn wakes(&self) -> &Wakes {
-        &self.wakes
+    pub fn wake_support(&self) -> &WakeSupport {
+        &self.wake_support
     }
 
     /// Rings after so long; with none, not any more.
@@ -88,7 +89,7 @@ impl Alarm {
     }
 
     /// Returns when it rings; never where it is not set.
-    pub async fn rings(&self) {
+    pub async fn fired(&self) {
         let ring = self.timer.async_io(Interest::READABLE, |timer| {
             timer.0.wait().map_err(io::Error::from)
         });
@@ -120,12 +121,12 @@ mod tests {
         let alarm = Alarm::open().unwrap();
         alarm.set(Some(Span::from_secs(3_600))).unwrap();
         alarm.set(Some(Span::ZERO)).unwrap();
-        tokio::time::timeout(SOON, alarm.rings()).await.unwrap();
-        let again = tokio::time::timeout(Duration::from_millis(20), alarm.rings());
+        tokio::time::timeout(SOON, alarm.fired()).await.unwrap();
+        let again = tokio::time::timeout(Duration::from_millis(20), alarm.fired());
         assert!(again.await.is_err(), "it rang twice");
         alarm.set(Some(Span::from_millis(5))).unwrap();
         alarm.set(None).unwrap();
-        let taken_back = tokio::time::timeout(Duration::from_millis(50), alarm.rings());
+        let taken_back = tokio::time::timeout(Duration::from_millis(50), alarm.fired());
         assert!(taken_back.await.is_err());
     }
 
@@ -156,9 +157,12 @@ mod tests {
                 .unwrap();
             runtime.block_on(async {
                 let alarm = Alarm::open().unwrap();
-                assert_eq!(alarm.wakes(), &Wakes::No("CAP_WAKE_ALARM is missing"));
+                assert_eq!(
+                    alarm.wake_support(),
+                    &WakeSupport::No("CAP_WAKE_ALARM is missing")
+                );
                 alarm.set(Some(Span::from_millis(1))).unwrap();
-                tokio::time::timeout(SOON, alarm.rings()).await.unwrap();
+                tokio::time::timeout(SOON, alarm.fired()).await.unwrap();
             });
         });
         thread.join().unwrap();

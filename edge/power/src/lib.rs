@@ -7,17 +7,17 @@
 //! ```
 //!
 //! Whoever has flows asks [`Lock::vigil`](d2tp_sched::WakePlanner::plan) at every change, gives what it says
-//! to [`Keeper::keep`], and awaits [`Keeper::next`]: on [`Notice::Rings`] it looks for links or begins.
-//! [`Linux`] is one [`Machine`]; the trait says what another has to do.
+//! to [`WakeController::apply`], and awaits [`WakeController::next_event`]: on [`PowerEvent::AlarmFired`] it looks for links or begins.
+//! [`LinuxMachine`] is one [`SleepingMachine`]; the trait says what another has to do.
 
 mod alarm;
-mod keeper;
 mod linux;
 mod logind;
 mod machine;
+mod wake_controller;
 
-pub use alarm::{Alarm, Wakes};
-pub use keeper::Keeper;
-pub use linux::Linux;
+pub use alarm::{Alarm, WakeSupport};
+pub use linux::LinuxMachine;
 pub use logind::{Inhibitor, Logind, LogindError};
-pub use machine::{Bell, Machine, Notice};
+pub use machine::{PowerEvent, SleepingMachine, WakeReason};
+pub use wake_controller::WakeController;

@@ -4,45 +4,45 @@ use std::io;
 
 use d2tp_time::Span;
 
-use crate::alarm::{Alarm, Wakes};
+use crate::alarm::{Alarm, WakeSupport};
 use crate::logind::{Inhibitor, Logind, LogindError};
-use crate::machine::{Bell, Machine, Notice};
+use crate::machine::{PowerEvent, SleepingMachine, WakeReason};
 
 /// This machine.
 #[derive(Debug)]
-pub struct Linux {
-    look: Alarm,
-    start: Alarm,
+pub struct LinuxMachine {
+    scan_alarm: Alarm,
+    start_alarm: Alarm,
     logind: Result<Logind, LogindError>,
-    held: Option<Inhibitor>,
+    inhibitor: Option<Inhibitor>,
 }
 
-impl Linux {
+impl LinuxMachine {
     /// With the system's logind where there is one.
     ///
     /// # Errors
     /// The kernel gives no alarms.
-    pub async fn open() -> io::Result<Linux> {
-        Linux::with(Logind::system().await)
+    pub async fn open() -> io::Result<LinuxMachine> {
+        LinuxMachine::with(Logind::system().await)
     }
 
     /// With this logind, or with none.
     ///
     /// # Errors
     /// The kernel gives no alarms.
-    pub fn with(logind: Result<Logind, LogindError>) -> io::Result<Linux> {
-        Ok(Linux {
-            look: Alarm::open()?,
-            start: Alarm::open()?,
+    pub fn with(logind: Result<Logind, LogindError>) -> io::Result<LinuxMachine> {
+        Ok(LinuxMachine {
+            scan_alarm: Alarm::open()?,
+            start_alarm: Alarm::open()?,
             logind,
-            held: None,
+            inhibitor: None,
         })
     }
 
     /// What it cannot do, for people; nothing, where all is well.
-    pub fn lacks(&self) -> Vec<String> {
+    pub fn limitations(&self) -> Vec<String> {
         let mut lacks = Vec::new();
-        if let Wakes::No(why) = self.look.wakes() {
+        if let WakeSupport::No(why) = self.scan_alarm.wake_support() {
             lacks.push(format!("it is not woken to look for links: {why}"));
         }
         if let Err(error) = &self.logind {
@@ -51,47 +51,51 @@ impl Linux {
         lacks
     }
 
-    fn alarm(&self, bell: Bell) -> &Alarm {
+    fn alarm(&self, bell: WakeReason) -> &Alarm {
         match bell {
-            Bell::Look => &self.look,
-            Bell::Start => &self.start,
+            WakeReason::ScanLinks => &self.scan_alarm,
+            WakeReason::StartFlow => &self.start_alarm,
         }
     }
 }
 
-impl Machine for Linux {
-    fn set_alarm(&mut self, bell: Bell, after: Option<Span>) {
+impl SleepingMachine for LinuxMachine {
+    fn set_alarm(&mut self, bell: WakeReason, after: Option<Span>) {
         if let Err(error) = self.alarm(bell).set(after) {
             tracing::error!(%error, ?bell, "an alarm cannot be set");
         }
     }
 
-    async fn hold(&mut self, why: &str) {
-        let (None, Ok(logind)) = (&self.held, &self.logind) else {
+    async fn inhibit_sleep(&mut self, why: &str) {
+        let (None, Ok(logind)) = (&self.inhibitor, &self.logind) else {
             return;
         };
         match logind.inhibit(why).await {
-            Ok(inhibitor) => self.held = Some(inhibitor),
+            Ok(inhibitor) => self.inhibitor = Some(inhibitor),
             Err(error) => tracing::warn!(%error, "it may sleep while data flows"),
         }
     }
 
-    fn let_go(&mut self) {
-        self.held = None;
+    fn allow_sleep(&mut self) {
+        self.inhibitor = None;
     }
 
-    async fn next(&mut self) -> Notice {
+    async fn next_event(&mut self) -> PowerEvent {
         let sleep = async {
             if let Ok(logind) = &mut self.logind
-                && let Some(sleeps) = logind.next().await
+                && let Some(sleeps) = logind.next_sleep_change().await
             {
-                return if sleeps { Notice::Sleeps } else { Notice::Woke };
+                return if sleeps {
+                    PowerEvent::Suspending
+                } else {
+                    PowerEvent::Resumed
+                };
             }
             std::future::pending().await
         };
         tokio::select! {
-            () = self.look.rings() => Notice::Rings(Bell::Look),
-            () = self.start.rings() => Notice::Rings(Bell::Start),
+            () = self.scan_alarm.fired() => PowerEvent::AlarmFired(WakeReason::ScanLinks),
+            () = self.start_alarm.fired() => PowerEvent::AlarmFired(WakeReason::StartFlow),
             notice = sleep => notice,
         }
     }

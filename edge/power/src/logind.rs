@@ -24,7 +24,7 @@ pub struct LogindError {
 #[derive(Debug)]
 pub struct Logind {
     manager: Proxy<'static>,
-    sleeps: SignalStream<'static>,
+    sleep_signals: SignalStream<'static>,
 }
 
 /// Keeps the machine awake until it is dropped.
@@ -41,7 +41,7 @@ impl Logind {
     /// There is no bus, or no logind on it.
     pub async fn system() -> Result<Logind, LogindError> {
         let connection = Connection::system().await;
-        Logind::on(&connection.map_err(while_("is not reached"))?).await
+        Logind::on(&connection.map_err(error_while("is not reached"))?).await
     }
 
     /// That on a bus.
@@ -50,13 +50,16 @@ impl Logind {
     /// There is none.
     pub async fn on(bus: &Connection) -> Result<Logind, LogindError> {
         let manager = Proxy::new(bus, NAME, PATH, INTERFACE).await;
-        let manager = manager.map_err(while_("is not reached"))?;
+        let manager = manager.map_err(error_while("is not reached"))?;
         let sleeps = manager.receive_signal("PrepareForSleep").await;
-        let sleeps = sleeps.map_err(while_("does not tell when it sleeps"))?;
+        let sleeps = sleeps.map_err(error_while("does not tell when it sleeps"))?;
         // A name without an owner is heard of only by asking.
         let sleeping: Result<bool, _> = manager.get_property("PreparingForSleep").await;
-        sleeping.map_err(while_("is not reached"))?;
-        Ok(Logind { manager, sleeps })
+        sleeping.map_err(error_while("is not reached"))?;
+        Ok(Logind {
+            manager,
+            sleep_signals: sleeps,
+        })
     }
 
     /// Keeps the machine awake, for this reason.
@@ -66,14 +69,14 @@ impl Logind {
     pub async fn inhibit(&self, why: &str) -> Result<Inhibitor, LogindError> {
         let what = (WHAT, "Cedos", why, "block");
         let fd = self.manager.call("Inhibit", &what).await;
-        let fd = fd.map_err(while_("refuses to stay awake"))?;
+        let fd = fd.map_err(error_while("refuses to stay awake"))?;
         Ok(Inhibitor { _fd: fd })
     }
 
     /// The next time it is about to sleep (true), or is awake again. None when the bus is gone.
-    pub async fn next(&mut self) -> Option<bool> {
+    pub async fn next_sleep_change(&mut self) -> Option<bool> {
         loop {
-            let said = self.sleeps.next().await?;
+            let said = self.sleep_signals.next().await?;
             match said.body().deserialize::<bool>() {
                 Ok(sleeps) => return Some(sleeps),
                 Err(error) => tracing::warn!(%error, "logind said something else"),
@@ -82,6 +85,6 @@ impl Logind {
     }
 }
 
-fn while_(doing: &'static str) -> impl FnOnce(zbus::Error) -> LogindError {
+fn error_while(doing: &'static str) -> impl FnOnce(zbus::Error) -> LogindError {
     move |cause| LogindError { doing, cause }
 }

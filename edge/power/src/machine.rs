@@ -6,22 +6,22 @@ use d2tp_time::Span;
 
 /// Why the machine is woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Bell {
+pub enum WakeReason {
     /// To look for links.
-    Look,
+    ScanLinks,
     /// For a flow must begin.
-    Start,
+    StartFlow,
 }
 
 /// What a machine says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Notice {
+pub enum PowerEvent {
     /// An alarm is due.
-    Rings(Bell),
+    AlarmFired(WakeReason),
     /// It is about to sleep.
-    Sleeps,
+    Suspending,
     /// It slept, and is awake again.
-    Woke,
+    Resumed,
 }
 
 /// A machine that sleeps.
@@ -37,19 +37,19 @@ pub enum Notice {
 /// | `next` | the alarm's receiver hands its bell over by a channel; there is no notice of sleep, and none is needed: alarms and deadlines count the time asleep |
 ///
 /// A receiver holds the processor only while it runs, so it takes the wake lock before it hands over, and
-/// the answer to a ring (look, then [`Keeper::keep`](crate::Keeper::keep)) lets it go.
-pub trait Machine: Send {
+/// the answer to a ring (look, then [`Keeper::keep`](crate::WakeController::apply)) lets it go.
+pub trait SleepingMachine: Send {
     /// Rings after a span, out of sleep where the machine can; with none, not any more. Time asleep
     /// counts. Each bell has one alarm, the one set last.
-    fn set_alarm(&mut self, bell: Bell, after: Option<Span>);
+    fn set_alarm(&mut self, bell: WakeReason, after: Option<Span>);
 
-    /// Keeps the machine from sleeping by itself until [`Machine::let_go`]; why, for people. Once more is
+    /// Keeps the machine from sleeping by itself until [`SleepingMachine::allow_sleep`]; why, for people. Once more is
     /// as once.
-    fn hold(&mut self, why: &str) -> impl Future<Output = ()> + Send;
+    fn inhibit_sleep(&mut self, why: &str) -> impl Future<Output = ()> + Send;
 
     /// It may sleep.
-    fn let_go(&mut self);
+    fn allow_sleep(&mut self);
 
     /// What happens next. May be dropped half-way; nothing is lost.
-    fn next(&mut self) -> impl Future<Output = Notice> + Send;
+    fn next_event(&mut self) -> impl Future<Output = PowerEvent> + Send;
 }

@@ -4,7 +4,7 @@
 mod bus;
 
 use bus::{Bus, SOON};
-use d2tp_power::{Bell, Keeper, Linux, Logind, Machine, Notice};
+use d2tp_power::{LinuxMachine, Logind, PowerEvent, SleepingMachine, WakeController, WakeReason};
 use d2tp_sched::WakePlan;
 use d2tp_time::{Span, Time};
 use tokio::time::timeout;
@@ -17,25 +17,25 @@ async fn bus() -> Option<Bus> {
     Bus::with("logind", NAME).await
 }
 
-async fn linux(bus: &Bus) -> Linux {
-    Linux::with(Logind::on(&bus.connect().await).await).unwrap()
+async fn linux(bus: &Bus) -> LinuxMachine {
+    LinuxMachine::with(Logind::on(&bus.connect().await).await).unwrap()
 }
 
 #[tokio::test]
 async fn a_vigil_that_holds_keeps_the_machine_awake_until_the_next_one_lets_go() {
     let Some(bus) = bus().await else { return };
-    let mut keeper = Keeper::new(linux(&bus).await);
+    let mut keeper = WakeController::new(linux(&bus).await);
     let holds = WakePlan {
         hold: true,
         ..WakePlan::default()
     };
     // Twice is once.
     for _ in 0..2 {
-        keeper.keep(Time::ZERO, holds, "a.mp3 is on wlan0").await;
+        keeper.apply(Time::ZERO, holds, "a.mp3 is on wlan0").await;
     }
     let expected = ["sleep:idle", "Cedos", "a.mp3 is on wlan0", "block"];
     assert_eq!(bus.inhibitors().await, [expected.map(str::to_owned)]);
-    keeper.keep(Time::ZERO, WakePlan::default(), "").await;
+    keeper.apply(Time::ZERO, WakePlan::default(), "").await;
     let gone = async {
         while !bus.inhibitors().await.is_empty() {
             tokio::task::yield_now().await;
@@ -49,17 +49,17 @@ async fn sleep_is_heard_of_and_alarms_ring_beside_it() {
     let Some(bus) = bus().await else { return };
     let mut linux = linux(&bus).await;
     let mock = bus.mock(NAME, PATH).await;
-    for (sleeps, notice) in [(true, Notice::Sleeps), (false, Notice::Woke)] {
+    for (sleeps, notice) in [(true, PowerEvent::Suspending), (false, PowerEvent::Resumed)] {
         let args: Vec<Variant<'_>> = vec![Variant::from(sleeps)];
         let said = ("", "PrepareForSleep", "b", args);
         let _: () = mock.call("EmitSignal", &said).await.unwrap();
-        assert_eq!(timeout(SOON, linux.next()).await.unwrap(), notice);
+        assert_eq!(timeout(SOON, linux.next_event()).await.unwrap(), notice);
     }
-    linux.set_alarm(Bell::Start, Some(Span::from_millis(1)));
-    linux.set_alarm(Bell::Look, Some(Span::from_secs(3_600)));
+    linux.set_alarm(WakeReason::StartFlow, Some(Span::from_millis(1)));
+    linux.set_alarm(WakeReason::ScanLinks, Some(Span::from_secs(3_600)));
     assert_eq!(
-        timeout(SOON, linux.next()).await.unwrap(),
-        Notice::Rings(Bell::Start)
+        timeout(SOON, linux.next_event()).await.unwrap(),
+        PowerEvent::AlarmFired(WakeReason::StartFlow)
     );
 }
 
@@ -68,16 +68,19 @@ async fn a_machine_without_logind_says_so_and_has_its_alarms() {
     let Some(bus) = bus().await else { return };
     let none = bus.connect().await;
     drop(bus);
-    let mut linux = Linux::with(Logind::on(&none).await).unwrap();
+    let mut linux = LinuxMachine::with(Logind::on(&none).await).unwrap();
     assert!(
-        linux.lacks().iter().any(|lack| lack.contains("logind")),
+        linux
+            .limitations()
+            .iter()
+            .any(|lack| lack.contains("logind")),
         "{:?}",
-        linux.lacks()
+        linux.limitations()
     );
-    linux.hold("in vain").await;
-    linux.set_alarm(Bell::Look, Some(Span::from_millis(1)));
+    linux.inhibit_sleep("in vain").await;
+    linux.set_alarm(WakeReason::ScanLinks, Some(Span::from_millis(1)));
     assert_eq!(
-        timeout(SOON, linux.next()).await.unwrap(),
-        Notice::Rings(Bell::Look)
+        timeout(SOON, linux.next_event()).await.unwrap(),
+        PowerEvent::AlarmFired(WakeReason::ScanLinks)
     );
 }

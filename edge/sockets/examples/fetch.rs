@@ -8,10 +8,10 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-use d2tp_sockets::{Cause, Settings};
+use d2tp_sockets::{ConnectSettings, ConnectionFault};
 
 /// What the server answers, its head with it.
-pub fn fetch(address: &str, path: &str, settings: &Settings) -> io::Result<Vec<u8>> {
+pub fn fetch(address: &str, path: &str, settings: &ConnectSettings) -> io::Result<Vec<u8>> {
     let mut stream = settings.connect(address)?;
     let host = address.trim_start_matches("d2tp://");
     let host = host.split('/').next().unwrap_or(host);
@@ -23,7 +23,7 @@ pub fn fetch(address: &str, path: &str, settings: &Settings) -> io::Result<Vec<u
 
 /// What a C program would get as errno, where the library knows why.
 fn errno(error: &io::Error) -> Option<i32> {
-    let cause = error.get_ref()?.downcast_ref::<Cause>()?;
+    let cause = error.get_ref()?.downcast_ref::<ConnectionFault>()?;
     Some(cause.errno)
 }
 
@@ -35,7 +35,7 @@ fn main() -> io::Result<()> {
         std::process::exit(2);
     };
     let path = arguments.next().unwrap_or_else(|| "/".into());
-    let settings = Settings {
+    let settings = ConnectSettings {
         deadline: Some(Duration::from_secs(60)),
         ..Default::default()
     };

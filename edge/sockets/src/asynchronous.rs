@@ -11,18 +11,18 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::spawn_blocking;
 
-use crate::connection::Token;
-use crate::settings::{Settings, Unmade};
+use crate::connection::ConnectionToken;
+use crate::settings::{ConnectSettings, PendingSocket};
 use crate::{raw, stream};
 
-impl Settings {
-    /// [`Settings::connect`] on tokio: dropped, it gives the attempt up.
+impl ConnectSettings {
+    /// [`ConnectSettings::connect`] on tokio: dropped, it gives the attempt up.
     ///
     /// # Errors
     /// As there.
-    pub async fn connect_async(&self, address: &str) -> io::Result<Stream> {
+    pub async fn connect_async(&self, address: &str) -> io::Result<AsyncStream> {
         let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
-        let fd = Unmade(Some(self.socket(address, kind)?));
+        let fd = PendingSocket(Some(self.socket(address, kind)?));
         match raw::connect(fd.get(), address) {
             Err(said) if said.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(said) => return Err(raw::error(fd.get(), said)),
@@ -33,7 +33,7 @@ impl Settings {
         watch.writable().await?.retain_ready();
         drop(watch);
         raw::pending(fd.get())?;
-        Ok(Stream(watched(fd.made())?))
+        Ok(AsyncStream(watched(fd.made())?))
     }
 }
 
@@ -42,31 +42,31 @@ fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     unsafe { AsyncFd::register(fd) }.map_err(io::Error::from)
 }
 
-/// A connection.
+/// A D2TP connection for tokio: `AsyncRead` and `AsyncWrite` over a socket of the kernel.
 #[derive(Debug)]
-pub struct Stream(AsyncFd<OwnedFd>);
+pub struct AsyncStream(AsyncFd<OwnedFd>);
 
-impl Stream {
-    /// Connects with [`Settings::default`].
+impl AsyncStream {
+    /// Connects with [`ConnectSettings::default`].
     ///
     /// # Errors
-    /// As for [`Settings::connect`].
-    pub async fn connect(address: &str) -> io::Result<Stream> {
-        Settings::default().connect_async(address).await
+    /// As for [`ConnectSettings::connect`].
+    pub async fn connect(address: &str) -> io::Result<AsyncStream> {
+        ConnectSettings::default().connect_async(address).await
     }
 
-    /// [`crate::Stream::reopen`] on tokio. Dropped, it leaves the connection as a drop of the stream does.
+    /// [`crate::D2tpStream::reopen`] on tokio. Dropped, it leaves the connection as a drop of the stream does.
     ///
     /// # Errors
     /// As there.
-    pub async fn reopen(token: &Token) -> io::Result<Stream> {
+    pub async fn reopen(token: &ConnectionToken) -> io::Result<AsyncStream> {
         let token = token.clone();
         // An agent may take two seconds to answer.
         let reopened = spawn_blocking(move || raw::reopen(&token.0, libc::SOCK_NONBLOCK)).await;
-        watched(reopened.map_err(io::Error::other)??).map(Stream)
+        watched(reopened.map_err(io::Error::other)??).map(AsyncStream)
     }
 
-    /// [`crate::Stream::end`] on tokio.
+    /// [`crate::D2tpStream::end`] on tokio.
     ///
     /// # Errors
     /// As there.
@@ -96,7 +96,7 @@ impl Stream {
 /// How soon a thread notices that its flush was dropped. A guess.
 const FLUSH_LOOK_MS: i32 = 200;
 
-impl AsyncRead for Stream {
+impl AsyncRead for AsyncStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -120,7 +120,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for AsyncStream {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -144,7 +144,7 @@ impl AsyncWrite for Stream {
     }
 }
 
-impl AsFd for Stream {
+impl AsFd for AsyncStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -152,28 +152,28 @@ impl AsFd for Stream {
 
 /// A D2TP server.
 #[derive(Debug)]
-pub struct Listener(AsyncFd<OwnedFd>);
+pub struct AsyncListener(AsyncFd<OwnedFd>);
 
-impl Listener {
+impl AsyncListener {
     /// Listens at a UDP address.
     ///
     /// # Errors
-    /// As for [`crate::Listener::bind`].
-    pub fn bind(at: SocketAddr) -> io::Result<Listener> {
-        let fd = crate::Listener::bound(at, libc::SOCK_NONBLOCK)?;
-        watched(fd).map(Listener)
+    /// As for [`crate::D2tpListener::bind`].
+    pub fn bind(at: SocketAddr) -> io::Result<AsyncListener> {
+        let fd = crate::D2tpListener::bound(at, libc::SOCK_NONBLOCK)?;
+        watched(fd).map(AsyncListener)
     }
 
     /// The next connection, and where it comes from now.
     ///
     /// # Errors
     /// As for `accept` of the kernel.
-    pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+    pub async fn accept(&self) -> io::Result<(AsyncStream, SocketAddr)> {
         loop {
             let mut guard = self.0.readable().await?;
             if let Ok(accepted) = guard.try_io(|fd| raw::accept(&fd.as_fd(), true)) {
                 let (fd, from) = accepted?;
-                return Ok((Stream(watched(fd)?), from));
+                return Ok((AsyncStream(watched(fd)?), from));
             }
         }
     }
@@ -181,7 +181,7 @@ impl Listener {
     /// What others connect to: `d2tp://host:port/KEY`.
     ///
     /// # Errors
-    /// As for [`crate::Listener::local_addr`].
+    /// As for [`crate::D2tpListener::local_addr`].
     pub fn address(&self) -> io::Result<String> {
         stream::address(&self.0.as_fd())
     }

@@ -7,23 +7,23 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use crate::raw;
-use crate::settings::{Route, Settings, seconds};
+use crate::settings::{ConnectSettings, SendRoute, seconds};
 use crate::stream::{self, perhaps};
 
 /// A datagram socket: of a device, connected to a D2TP server, or of a server that is bound. Messages of some 1,100
 /// bytes fit everywhere. What is sent while there is no network waits as long as it is worth it
-/// ([`Datagrams::set_expiry`]), 64 messages at most.
+/// ([`DatagramSocket::set_expiry`]), 64 messages at most.
 ///
 /// ```
 /// # fn main() -> std::io::Result<()> {
 /// # let home = std::env::temp_dir().join(format!("d2tp-datagrams-doc-{}", std::process::id()));
 /// # // SAFETY: nothing else runs yet.
 /// # unsafe { std::env::set_var("XDG_CONFIG_HOME", &home) };
-/// use d2tp_sockets::Datagrams;
+/// use d2tp_sockets::DatagramSocket;
 /// use std::time::Duration;
 ///
-/// let server = Datagrams::bind("127.0.0.1:0".parse().unwrap())?;
-/// let device = Datagrams::connect(&server.address()?)?;
+/// let server = DatagramSocket::bind("127.0.0.1:0".parse().unwrap())?;
+/// let device = DatagramSocket::connect(&server.address()?)?;
 /// device.set_expiry(Duration::from_secs(30))?;
 /// device.send(b"where I am now")?;
 /// let mut message = [0; 1500];
@@ -35,31 +35,31 @@ use crate::stream::{self, perhaps};
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Datagrams(ManuallyDrop<OwnedFd>);
+pub struct DatagramSocket(ManuallyDrop<OwnedFd>);
 
-impl From<OwnedFd> for Datagrams {
-    fn from(fd: OwnedFd) -> Datagrams {
-        Datagrams(ManuallyDrop::new(fd))
+impl From<OwnedFd> for DatagramSocket {
+    fn from(fd: OwnedFd) -> DatagramSocket {
+        DatagramSocket(ManuallyDrop::new(fd))
     }
 }
 
-impl Datagrams {
-    /// Connects with [`Settings::default`] to `d2tp://host:port/KEY`, and waits for nothing.
+impl DatagramSocket {
+    /// Connects with [`ConnectSettings::default`] to `d2tp://host:port/KEY`, and waits for nothing.
     ///
     /// # Errors
-    /// As for [`Settings::connect_datagrams`].
-    pub fn connect(address: &str) -> io::Result<Datagrams> {
-        Settings::default().connect_datagrams(address)
+    /// As for [`ConnectSettings::connect_datagrams`].
+    pub fn connect(address: &str) -> io::Result<DatagramSocket> {
+        ConnectSettings::default().connect_datagrams(address)
     }
 
     /// A server at a UDP address.
     ///
     /// # Errors
     /// The address is taken, or the process's key cannot be had.
-    pub fn bind(at: SocketAddr) -> io::Result<Datagrams> {
+    pub fn bind(at: SocketAddr) -> io::Result<DatagramSocket> {
         let fd = raw::socket(at.is_ipv6(), libc::SOCK_DGRAM)?;
         raw::bind(&fd, at)?;
-        Ok(Datagrams::from(fd))
+        Ok(DatagramSocket::from(fd))
     }
 
     /// Sends a message to the server that this is connected to.
@@ -73,7 +73,7 @@ impl Datagrams {
     /// The next message. What does not fit `into` is lost.
     ///
     /// # Errors
-    /// `WouldBlock` after [`Datagrams::set_read_timeout`]; `ConnectionReset`, ETIME: the session is over.
+    /// `WouldBlock` after [`DatagramSocket::set_read_timeout`]; `ConnectionReset`, ETIME: the session is over.
     pub fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         raw::recv(self.as_fd(), perhaps(into))
     }
@@ -91,7 +91,7 @@ impl Datagrams {
     /// stays the same when the device moves; else the server's, or 0.0.0.0 where that was connected to by a name.
     ///
     /// # Errors
-    /// As for [`Datagrams::recv`].
+    /// As for [`DatagramSocket::recv`].
     pub fn recv_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         raw::recv_from(self, into)
     }
@@ -110,7 +110,7 @@ impl Datagrams {
     ///
     /// # Errors
     /// It was opened by a parent process.
-    pub fn set_route(&self, route: Route) -> io::Result<()> {
+    pub fn set_route(&self, route: SendRoute) -> io::Result<()> {
         raw::set(self, raw::SO_ROUTE, &(route as i32).to_ne_bytes())
     }
 
@@ -122,7 +122,7 @@ impl Datagrams {
         raw::set(self, raw::SO_DEADLINE, &seconds(within))
     }
 
-    /// How long [`Datagrams::recv`] waits; none: for ever.
+    /// How long [`DatagramSocket::recv`] waits; none: for ever.
     ///
     /// # Errors
     /// As for `setsockopt` of the kernel.
@@ -141,13 +141,13 @@ impl Datagrams {
     /// What others connect to, of a server: `d2tp://host:port/KEY`.
     ///
     /// # Errors
-    /// As for [`Datagrams::local_addr`].
+    /// As for [`DatagramSocket::local_addr`].
     pub fn address(&self) -> io::Result<String> {
         stream::address(self)
     }
 }
 
-impl Drop for Datagrams {
+impl Drop for DatagramSocket {
     fn drop(&mut self) {
         // SAFETY: nobody has it after this.
         let fd = unsafe { ManuallyDrop::take(&mut self.0) };
@@ -156,13 +156,13 @@ impl Drop for Datagrams {
     }
 }
 
-impl AsFd for Datagrams {
+impl AsFd for DatagramSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl AsRawFd for Datagrams {
+impl AsRawFd for DatagramSocket {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }

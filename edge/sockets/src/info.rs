@@ -3,14 +3,14 @@
 use std::io;
 use std::time::Duration;
 
-/// A connection.
+/// What an established connection says of itself: its peer, its paths, what it carried and may carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Info {
+pub struct ConnectionInfo {
     /// How far it is.
-    pub state: State,
+    pub state: ConnectionState,
     /// Why nothing moves, where that is known.
-    pub reason: Option<Reason>,
+    pub reason: Option<StallReason>,
     /// Taken from the program.
     pub bytes_sent: u64,
     /// Of those, what the peer has.
@@ -22,12 +22,12 @@ pub struct Info {
     /// Until the deadline, to the millisecond; none without one.
     pub slack: Option<Duration>,
     /// The paths of its session, eight at most.
-    pub paths: Vec<Path>,
+    pub paths: Vec<ConnectionPath>,
 }
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ConnectionState {
     /// It is none.
     Idle,
     /// It is being made.
@@ -41,7 +41,7 @@ pub enum State {
 /// Why nothing moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Reason {
+pub enum StallReason {
     /// There is no network.
     NoPath,
     /// There are only networks that cost, and they are not to be paid for now.
@@ -51,13 +51,13 @@ pub enum Reason {
 /// A path of a connection's session, which others may share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Path {
+pub struct ConnectionPath {
     /// As the system calls it: `wlan0`. Empty where that is not known, as for connections that were accepted.
     pub link: String,
     /// What it costs.
-    pub cost: Cost,
+    pub cost: NetworkCost,
     /// Whether it works.
-    pub state: PathState,
+    pub state: PathActivity,
     /// Smoothed, in microseconds.
     pub rtt: Duration,
     /// The least, in microseconds.
@@ -72,7 +72,7 @@ pub struct Path {
 
 /// What a network costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cost {
+pub enum NetworkCost {
     /// Nothing.
     Free,
     /// By the byte.
@@ -83,7 +83,7 @@ pub enum Cost {
 
 /// Whether a path works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PathState {
+pub enum PathActivity {
     /// It is tried.
     Opening,
     /// It does.
@@ -93,9 +93,9 @@ pub enum PathState {
 }
 
 /// The fields of a C struct one after another; none of these has holes.
-struct Fields<'a>(&'a [u8]);
+struct StructFields<'a>(&'a [u8]);
 
-impl Fields<'_> {
+impl StructFields<'_> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (field, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -116,41 +116,42 @@ const NAME_BYTES: usize = 16;
 /// D2TP_PATHS_MAX
 const PATHS_MAX: usize = 8;
 
-impl Info {
+impl ConnectionInfo {
     /// Of a `struct d2tp_info`.
     pub(crate) const BYTES: usize = 4 * 4 + 4 * 8 + 2 * 4 + PATHS_MAX * 56 + 8;
 
-    pub(crate) fn of_bytes(bytes: &[u8]) -> io::Result<Info> {
+    pub(crate) fn of_bytes(bytes: &[u8]) -> io::Result<ConnectionInfo> {
         let unknown = || {
             io::Error::new(
                 io::ErrorKind::InvalidData,
                 "a struct d2tp_info of no kind that is known",
             )
         };
-        Info::read(&mut Fields(bytes)).ok_or_else(unknown)
+        ConnectionInfo::read(&mut StructFields(bytes)).ok_or_else(unknown)
     }
 
-    fn read(from: &mut Fields<'_>) -> Option<Info> {
+    fn read(from: &mut StructFields<'_>) -> Option<ConnectionInfo> {
         let (_version, _size) = (from.word()?, from.word()?);
         let state = match from.word()? {
-            0 => State::Idle,
-            1 => State::Connecting,
-            2 => State::Connected,
-            3 => State::Over,
+            0 => ConnectionState::Idle,
+            1 => ConnectionState::Connecting,
+            2 => ConnectionState::Connected,
+            3 => ConnectionState::Over,
             _ => return None,
         };
         let reason = match from.word()? {
-            1 => Some(Reason::NoPath),
-            2 => Some(Reason::PathCost),
+            1 => Some(StallReason::NoPath),
+            2 => Some(StallReason::PathCost),
             _ => None,
         };
         let (bytes_sent, bytes_acked, bytes_received) = (from.long()?, from.long()?, from.long()?);
         let slack = i64::from_ne_bytes(from.take()?);
         let (count, _reserved) = (from.word()?, from.word()?);
-        let paths: Option<Vec<Path>> = (0..PATHS_MAX).map(|_| Path::read(from)).collect();
+        let paths: Option<Vec<ConnectionPath>> =
+            (0..PATHS_MAX).map(|_| ConnectionPath::read(from)).collect();
         let mut paths = paths?;
         paths.truncate(count as usize);
-        Some(Info {
+        Some(ConnectionInfo {
             state,
             reason,
             bytes_sent,
@@ -163,21 +164,21 @@ impl Info {
     }
 }
 
-impl Path {
-    fn read(from: &mut Fields<'_>) -> Option<Path> {
+impl ConnectionPath {
+    fn read(from: &mut StructFields<'_>) -> Option<ConnectionPath> {
         let name: [u8; NAME_BYTES] = from.take()?;
         let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-        Some(Path {
+        Some(ConnectionPath {
             link: String::from_utf8_lossy(name).into_owned(),
             cost: match from.word()? {
-                0 => Cost::Free,
-                1 => Cost::Metered,
-                _ => Cost::Roaming,
+                0 => NetworkCost::Free,
+                1 => NetworkCost::Metered,
+                _ => NetworkCost::Roaming,
             },
             state: match from.word()? {
-                0 => PathState::Opening,
-                1 => PathState::Works,
-                _ => PathState::Silent,
+                0 => PathActivity::Opening,
+                1 => PathActivity::Works,
+                _ => PathActivity::Silent,
             },
             rtt: Duration::from_micros(from.word()?.into()),
             rtt_min: Duration::from_micros(from.word()?.into()),
@@ -201,26 +202,26 @@ mod tests {
         let mut path = b"wlan0\0\0\0\0\0\0\0\0\0\0\0".to_vec();
         path.extend(words(&[1, 2, 30_000, 20_000]));
         path.extend(longs(&[5, 6, 0]));
-        let mut bytes = words(&[1, Info::BYTES as u32, 2, 1]);
+        let mut bytes = words(&[1, ConnectionInfo::BYTES as u32, 2, 1]);
         bytes.extend(longs(&[10, 9, 8, 1500]));
         bytes.extend(words(&[1, 0]));
         bytes.extend(path);
-        bytes.resize(Info::BYTES - 8, 0);
+        bytes.resize(ConnectionInfo::BYTES - 8, 0);
         bytes.extend(longs(&[7]));
-        let info = Info::of_bytes(&bytes).unwrap();
-        let path = Path {
+        let info = ConnectionInfo::of_bytes(&bytes).unwrap();
+        let path = ConnectionPath {
             link: "wlan0".into(),
-            cost: Cost::Metered,
-            state: PathState::Silent,
+            cost: NetworkCost::Metered,
+            state: PathActivity::Silent,
             rtt: Duration::from_millis(30),
             rtt_min: Duration::from_millis(20),
             bytes_received: 5,
             bytes_sent: 6,
             rate: None,
         };
-        let expected = Info {
-            state: State::Connected,
-            reason: Some(Reason::NoPath),
+        let expected = ConnectionInfo {
+            state: ConnectionState::Connected,
+            reason: Some(StallReason::NoPath),
             bytes_sent: 10,
             bytes_acked: 9,
             bytes_received: 8,
@@ -229,6 +230,6 @@ mod tests {
             paths: vec![path],
         };
         assert_eq!(info, expected);
-        assert!(Info::of_bytes(&bytes[..100]).is_err());
+        assert!(ConnectionInfo::of_bytes(&bytes[..100]).is_err());
     }
 }

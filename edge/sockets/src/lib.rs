@@ -1,14 +1,14 @@
-//! D2TP connections as Rust streams: [`Stream`] and [`Listener`] block like `std::net`'s, and
-//! [`asynchronous::Stream`] and [`asynchronous::Listener`] are tokio's.
+//! D2TP connections as Rust streams: [`D2tpStream`] and [`D2tpListener`] block like `std::net`'s, and
+//! [`asynchronous::AsyncStream`] and [`asynchronous::AsyncListener`] are tokio's.
 //!
 //! ```text
-//!  Stream: Read + Write + AsFd ──┐
-//!  asynchronous::Stream:         ├── descriptor of the kernel ── engine of libd2tp ══ links ══▶
+//!  D2tpStream: Read, Write, AsFd ┐
+//!  asynchronous::AsyncStream:    ├── descriptor of the kernel ── engine of libd2tp ══ links ══▶
 //!      AsyncRead + AsyncWrite ───┘
 //! ```
 //!
-//! [`Datagrams`] are messages, like `std::net::UdpSocket`'s. What only D2TP knows of a connection, its deadline and
-//! paths, say, is in the trait [`Connection`].
+//! [`DatagramSocket`] are messages, like `std::net::UdpSocket`'s. What only D2TP knows of a connection, its deadline and
+//! paths, say, is in the trait [`D2tpConnection`].
 //!
 //! They are the calls of `libd2tp` (docs/sockets.md), which this crate carries with it; so a descriptor may be
 //! polled beside others, handed to another library, or passed to a child.
@@ -21,13 +21,13 @@
 //! # let home = std::env::temp_dir().join(format!("d2tp-sockets-doc-{}", std::process::id()));
 //! # // SAFETY: nothing else runs yet.
 //! # unsafe { std::env::set_var("XDG_CONFIG_HOME", &home) };
-//! let listener = d2tp_sockets::Listener::bind("127.0.0.1:0".parse().unwrap())?;
+//! let listener = d2tp_sockets::D2tpListener::bind("127.0.0.1:0".parse().unwrap())?;
 //! let address = listener.address()?; // d2tp://127.0.0.1:…/KEY
 //! let server = std::thread::spawn(move || {
 //!     let mut stream = listener.accept()?.0;
 //!     std::io::copy(&mut stream.try_clone()?, &mut stream)
 //! });
-//! let settings = d2tp_sockets::Settings {
+//! let settings = d2tp_sockets::ConnectSettings {
 //!     deadline: Some(Duration::from_secs(3600)),
 //!     ..Default::default()
 //! };
@@ -52,10 +52,13 @@ mod raw;
 mod settings;
 mod stream;
 
-pub use connection::{Connection, Token};
-pub use datagrams::Datagrams;
+pub use connection::{ConnectionToken, D2tpConnection};
+pub use datagrams::DatagramSocket;
 pub use device::{DLock, network_changed};
-pub use info::Info;
-pub use raw::Cause;
-pub use settings::{IfLate, Persist, Policy, Route, Settings, Thresholds, Unit};
-pub use stream::{Listener, Stream};
+pub use info::ConnectionInfo;
+pub use raw::ConnectionFault;
+pub use settings::{
+    BufferThresholds, ConnectSettings, ConnectionPersist, LatePolicy, PayPolicy, SendRoute,
+    ThresholdUnit,
+};
+pub use stream::{D2tpListener, D2tpStream};

@@ -17,20 +17,20 @@ use libc::{c_int, c_void, socklen_t};
 
 /// Why a connection was not made or broke, in words (`D2TP_SO_ERROR`); inside of an [`io::Error`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cause {
+pub struct ConnectionFault {
     /// The number that C programs get.
     pub errno: i32,
     /// In words.
     pub words: String,
 }
 
-impl std::fmt::Display for Cause {
+impl std::fmt::Display for ConnectionFault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.words)
     }
 }
 
-impl std::error::Error for Cause {}
+impl std::error::Error for ConnectionFault {}
 
 /// What a call said, with its cause where the library knows one.
 pub(crate) fn error(fd: &(impl AsFd + ?Sized), said: io::Error) -> io::Error {
@@ -40,7 +40,7 @@ pub(crate) fn error(fd: &(impl AsFd + ?Sized), said: io::Error) -> io::Error {
         Some(_) => text(fd, SO_ERROR).unwrap_or_default(),
     };
     match (errno, words.is_empty()) {
-        (Some(errno), false) => io::Error::new(said.kind(), Cause { errno, words }),
+        (Some(errno), false) => io::Error::new(said.kind(), ConnectionFault { errno, words }),
         _ => said,
     }
 }
@@ -171,10 +171,10 @@ pub(crate) fn connect(fd: &OwnedFd, address: &str) -> io::Result<()> {
 }
 
 /// An address as C has it.
-struct Place(libc::sockaddr_storage, socklen_t);
+struct RawSockaddr(libc::sockaddr_storage, socklen_t);
 
-impl Place {
-    fn of(address: SocketAddr) -> Place {
+impl RawSockaddr {
+    fn of(address: SocketAddr) -> RawSockaddr {
         // SAFETY: plain numbers.
         let mut place: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
         let to: *mut libc::sockaddr_storage = &mut place;
@@ -197,7 +197,7 @@ impl Place {
                 size_of::<libc::sockaddr_in6>()
             }
         };
-        Place(place, len as socklen_t)
+        RawSockaddr(place, len as socklen_t)
     }
 
     fn read(&self) -> io::Result<SocketAddr> {
@@ -225,7 +225,7 @@ fn ask(
     call: unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int,
 ) -> io::Result<(c_int, SocketAddr)> {
     // SAFETY: plain numbers.
-    let mut place = Place(unsafe { std::mem::zeroed() }, 0);
+    let mut place = RawSockaddr(unsafe { std::mem::zeroed() }, 0);
     place.1 = size_of::<libc::sockaddr_storage>() as socklen_t;
     // SAFETY: the place has the length that is said.
     let said = check(unsafe {
@@ -239,7 +239,7 @@ fn ask(
 }
 
 pub(crate) fn bind(fd: &OwnedFd, at: SocketAddr) -> io::Result<()> {
-    let place = Place::of(at);
+    let place = RawSockaddr::of(at);
     // SAFETY: the address has the length that is said.
     check(unsafe { d2tp::d2tp_bind(fd.as_raw_fd(), (&raw const place.0).cast(), place.1) })
         .map(drop)
@@ -311,7 +311,7 @@ pub(crate) fn shutdown(fd: &impl AsFd, how: c_int) -> io::Result<()> {
 
 /// Sends a datagram to one of those who spoke to a server.
 pub(crate) fn send_to(fd: &impl AsFd, from: &[u8], to: SocketAddr) -> io::Result<usize> {
-    let place = Place::of(to);
+    let place = RawSockaddr::of(to);
     // SAFETY: the bytes are there, and the address has the length that is said.
     counted(unsafe {
         d2tp::d2tp_sendto(
@@ -329,7 +329,7 @@ pub(crate) fn send_to(fd: &impl AsFd, from: &[u8], to: SocketAddr) -> io::Result
 /// The next datagram, and who sent it.
 pub(crate) fn recv_from(fd: &impl AsFd, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
     // SAFETY: plain numbers.
-    let mut place = Place(unsafe { std::mem::zeroed() }, 0);
+    let mut place = RawSockaddr(unsafe { std::mem::zeroed() }, 0);
     place.1 = size_of::<libc::sockaddr_storage>() as socklen_t;
     // SAFETY: both places have the length that is said.
     let bytes = counted(unsafe {
@@ -363,7 +363,7 @@ pub(crate) fn reopen(token: &[u8; 32], flags: c_int) -> io::Result<OwnedFd> {
     let fd = fd.map_err(|said| match said.raw_os_error() {
         Some(errno) => {
             let words = not_reopened(errno, &said);
-            io::Error::new(said.kind(), Cause { errno, words })
+            io::Error::new(said.kind(), ConnectionFault { errno, words })
         }
         None => said,
     })?;

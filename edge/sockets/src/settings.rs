@@ -4,13 +4,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::datagrams::Datagrams;
+use crate::datagrams::DatagramSocket;
 use crate::raw;
-use crate::stream::Stream;
+use crate::stream::D2tpStream;
 
 /// Which networks may be paid for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
+pub enum PayPolicy {
     /// None.
     FreeOnly = 0,
     /// When the deadline needs it.
@@ -26,7 +26,7 @@ pub enum Policy {
 
 /// What to do when free networks will not make the deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IfLate {
+pub enum LatePolicy {
     /// Pay, up to the budget.
     #[default]
     Cell = 0,
@@ -38,19 +38,19 @@ pub enum IfLate {
 
 /// What goes on when the program has ended, carried by the user's agent (`cedos agent`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Persist {
+pub enum ConnectionPersist {
     /// Nothing.
     #[default]
     No = 0,
     /// What was written goes on to the peer; then the connection ends as by a close.
     Written = 1,
-    /// The connection stays, for a day at most, until [`Stream::reopen`] or [`Stream::end`].
+    /// The connection stays, for a day at most, until [`crate::D2tpStream::reopen`] or [`crate::D2tpStream::end`].
     Open = 2,
 }
 
 /// Which paths carry what is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Route {
+pub enum SendRoute {
     /// Whichever is fastest.
     #[default]
     Any = 0,
@@ -60,9 +60,9 @@ pub enum Route {
     Each = 2,
 }
 
-/// A threshold's unit.
+/// Whether a buffer threshold counts bytes or seconds of playback.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unit {
+pub enum ThresholdUnit {
     /// Bytes.
     #[default]
     Bytes = 0,
@@ -72,18 +72,18 @@ pub enum Unit {
 
 /// What is to be held ahead of the program: networks that cost are used from `low` on, up to `high`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Thresholds {
+pub struct BufferThresholds {
     /// Begin to pay. Higher bridges longer holes.
     pub low: u64,
     /// Stop. Higher: more is paid for that a free network might have brought.
     pub high: u64,
     /// Of both.
-    pub unit: Unit,
+    pub unit: ThresholdUnit,
     /// Bytes a second that the program reads; 0 as it is measured.
     pub rate: u32,
 }
 
-impl Thresholds {
+impl BufferThresholds {
     /// A `struct d2tp_rcvbufth`.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let levels = [self.low.to_ne_bytes(), self.high.to_ne_bytes()].concat();
@@ -94,38 +94,38 @@ impl Thresholds {
 
 /// How to connect. The default is no deadline, free networks first, and `$CEDOS_PROX` as the proxy.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct ConnectSettings {
     /// Finish within; then both ends drop the connection. Whole seconds, at least one.
     pub deadline: Option<Duration>,
     /// Bytes expected both ways. Too high costs money, too low the deadline.
     pub size: Option<u64>,
     /// Which networks may be paid for.
-    pub policy: Policy,
+    pub policy: PayPolicy,
     /// Bytes that networks which cost may carry in all.
     pub budget: Option<u64>,
     /// 0 goes first, 7 last.
     pub priority: u8,
     /// What to do when free networks will not make the deadline.
-    pub if_late: IfLate,
+    pub if_late: LatePolicy,
     /// `d2tp://host:port/KEY` of the proxy.
     pub proxy: Option<String>,
-    /// What goes on when this process has ended. Anything but [`Persist::No`] needs an agent: else connecting is
+    /// What goes on when this process has ended. Anything but [`ConnectionPersist::No`] needs an agent: else connecting is
     /// `Unsupported`.
-    pub persist: Persist,
+    pub persist: ConnectionPersist,
     /// What is to be held ahead of the program, up to 64 MiB or a day.
-    pub buffer: Option<Thresholds>,
+    pub buffer: Option<BufferThresholds>,
 }
 
-impl Settings {
+impl ConnectSettings {
     /// Connects to `d2tp://host:port/KEY`, or to `host:port` through the proxy; waits for a network if there is
     /// none.
     ///
     /// # Errors
-    /// As `d2tp_connect` says them; [`crate::Cause`] within has the cause in words.
-    pub fn connect(&self, address: &str) -> io::Result<Stream> {
-        let fd = Unmade(Some(self.socket(address, libc::SOCK_STREAM)?));
+    /// As `d2tp_connect` says them; [`crate::ConnectionFault`] within has the cause in words.
+    pub fn connect(&self, address: &str) -> io::Result<D2tpStream> {
+        let fd = PendingSocket(Some(self.socket(address, libc::SOCK_STREAM)?));
         raw::connect(fd.get(), address).map_err(|errno| raw::error(fd.get(), errno))?;
-        Ok(Stream::from(fd.made()))
+        Ok(D2tpStream::from(fd.made()))
     }
 
     /// Datagrams to and from the D2TP server at `d2tp://host:port/KEY`; returns at once, whether or not there is a
@@ -133,11 +133,11 @@ impl Settings {
     ///
     /// # Errors
     /// As `d2tp_connect` says them: `InvalidInput` for what is no address, ENETUNREACH or EPROTONOSUPPORT where the
-    /// server's key is missing, `Unsupported` with [`Settings::persist`] or [`Settings::buffer`], which are of streams.
-    pub fn connect_datagrams(&self, address: &str) -> io::Result<Datagrams> {
+    /// server's key is missing, `Unsupported` with [`ConnectSettings::persist`] or [`ConnectSettings::buffer`], which are of streams.
+    pub fn connect_datagrams(&self, address: &str) -> io::Result<DatagramSocket> {
         let fd = self.socket(address, libc::SOCK_DGRAM)?;
         raw::connect(&fd, address).map_err(|errno| raw::error(&fd, errno))?;
-        Ok(Datagrams::from(fd))
+        Ok(DatagramSocket::from(fd))
     }
 
     /// A socket with these options, not connected yet.
@@ -156,7 +156,7 @@ impl Settings {
         if let Some(proxy) = &self.proxy {
             set(raw::SO_PROXY, proxy.as_bytes())?;
         }
-        if self.persist != Persist::No {
+        if self.persist != ConnectionPersist::No {
             let persist = (self.persist as i32).to_ne_bytes();
             set(raw::SO_PERSIST, &persist).map_err(|said| raw::error(&fd, said))?;
         }
@@ -172,9 +172,9 @@ impl Settings {
 
 /// A socket whose connection is not made yet: dropped, it leaves nothing with an agent, which has a copy of one that is
 /// to stay.
-pub(crate) struct Unmade(pub(crate) Option<OwnedFd>);
+pub(crate) struct PendingSocket(pub(crate) Option<OwnedFd>);
 
-impl Unmade {
+impl PendingSocket {
     pub(crate) fn get(&self) -> &OwnedFd {
         self.0.as_ref().expect("until it is made")
     }
@@ -184,7 +184,7 @@ impl Unmade {
     }
 }
 
-impl Drop for Unmade {
+impl Drop for PendingSocket {
     fn drop(&mut self) {
         if let Some(fd) = self.0.take() {
             // What is not there any more is closed.

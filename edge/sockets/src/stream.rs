@@ -6,40 +6,40 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use crate::connection::Token;
+use crate::connection::ConnectionToken;
 use crate::raw;
 
-/// A connection. What only D2TP knows of it is in [`crate::Connection`].
+/// A connection. What only D2TP knows of it is in [`crate::D2tpConnection`].
 #[derive(Debug)]
-pub struct Stream(OwnedFd);
+pub struct D2tpStream(OwnedFd);
 
-impl From<OwnedFd> for Stream {
-    fn from(fd: OwnedFd) -> Stream {
-        Stream(fd)
+impl From<OwnedFd> for D2tpStream {
+    fn from(fd: OwnedFd) -> D2tpStream {
+        D2tpStream(fd)
     }
 }
 
-impl From<Stream> for OwnedFd {
-    fn from(stream: Stream) -> OwnedFd {
+impl From<D2tpStream> for OwnedFd {
+    fn from(stream: D2tpStream) -> OwnedFd {
         stream.0
     }
 }
 
-impl Stream {
-    /// Connects with [`crate::Settings::default`].
+impl D2tpStream {
+    /// Connects with [`crate::ConnectSettings::default`].
     ///
     /// # Errors
-    /// As for [`crate::Settings::connect`].
-    pub fn connect(address: &str) -> io::Result<Stream> {
-        crate::Settings::default().connect(address)
+    /// As for [`crate::ConnectSettings::connect`].
+    pub fn connect(address: &str) -> io::Result<D2tpStream> {
+        crate::ConnectSettings::default().connect(address)
     }
 
     /// Another handle of the same connection.
     ///
     /// # Errors
     /// No descriptor is left.
-    pub fn try_clone(&self) -> io::Result<Stream> {
-        Ok(Stream(self.0.try_clone()?))
+    pub fn try_clone(&self) -> io::Result<D2tpStream> {
+        Ok(D2tpStream(self.0.try_clone()?))
     }
 
     /// Ends one direction or both.
@@ -50,18 +50,18 @@ impl Stream {
         raw::shutdown(self, in_c(how))
     }
 
-    /// A connection of [`crate::Persist::Open`] whose process has ended: reading goes on with the first byte that it
+    /// A connection of [`crate::ConnectionPersist::Open`] whose process has ended: reading goes on with the first byte that it
     /// had not read, and the token stays the same.
     ///
     /// # Errors
-    /// With a [`crate::Cause`]: `NotFound` where none of this token is kept; `ResourceBusy` while the process that has
+    /// With a [`crate::ConnectionFault`]: `NotFound` where none of this token is kept; `ResourceBusy` while the process that has
     /// it is there, though it dropped the stream; `Unsupported` without an agent; else why it broke meanwhile.
-    pub fn reopen(token: &Token) -> io::Result<Stream> {
-        raw::reopen(&token.0, 0).map(Stream)
+    pub fn reopen(token: &ConnectionToken) -> io::Result<D2tpStream> {
+        raw::reopen(&token.0, 0).map(D2tpStream)
     }
 
     /// Ends the connection for everybody: what was written is still sent. A drop does the same, but leaves one of
-    /// [`crate::Persist::Open`] to be opened again once this process has ended.
+    /// [`crate::ConnectionPersist::Open`] to be opened again once this process has ended.
     ///
     /// # Errors
     /// As for `close` of the kernel.
@@ -103,13 +103,13 @@ pub(crate) fn perhaps(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
     unsafe { std::slice::from_raw_parts_mut(at.cast(), len) }
 }
 
-impl Read for &Stream {
+impl Read for &D2tpStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         raw::recv(self.as_fd(), perhaps(into))
     }
 }
 
-impl Write for &Stream {
+impl Write for &D2tpStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         raw::send(self.as_fd(), bytes)
     }
@@ -119,13 +119,13 @@ impl Write for &Stream {
     }
 }
 
-impl Read for Stream {
+impl Read for D2tpStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         (&*self).read(into)
     }
 }
 
-impl Write for Stream {
+impl Write for D2tpStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         (&*self).write(bytes)
     }
@@ -135,13 +135,13 @@ impl Write for Stream {
     }
 }
 
-impl AsFd for Stream {
+impl AsFd for D2tpStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl AsRawFd for Stream {
+impl AsRawFd for D2tpStream {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -152,15 +152,15 @@ const BACKLOG: i32 = 128;
 
 /// A D2TP server.
 #[derive(Debug)]
-pub struct Listener(OwnedFd);
+pub struct D2tpListener(OwnedFd);
 
-impl Listener {
+impl D2tpListener {
     /// Listens at a UDP address.
     ///
     /// # Errors
     /// The address is taken, or the process's key cannot be had.
-    pub fn bind(at: SocketAddr) -> io::Result<Listener> {
-        Listener::bound(at, 0).map(Listener)
+    pub fn bind(at: SocketAddr) -> io::Result<D2tpListener> {
+        D2tpListener::bound(at, 0).map(D2tpListener)
     }
 
     pub(crate) fn bound(at: SocketAddr, flags: i32) -> io::Result<OwnedFd> {
@@ -174,9 +174,9 @@ impl Listener {
     ///
     /// # Errors
     /// As for `accept` of the kernel.
-    pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+    pub fn accept(&self) -> io::Result<(D2tpStream, SocketAddr)> {
         let (fd, from) = raw::accept(self, false)?;
-        Ok((Stream(fd), from))
+        Ok((D2tpStream(fd), from))
     }
 
     /// Where it listens.
@@ -190,7 +190,7 @@ impl Listener {
     /// What others connect to: `d2tp://host:port/KEY`.
     ///
     /// # Errors
-    /// As for [`Listener::local_addr`].
+    /// As for [`D2tpListener::local_addr`].
     pub fn address(&self) -> io::Result<String> {
         address(self)
     }
@@ -201,7 +201,7 @@ pub(crate) fn address(listener: &impl AsFd) -> io::Result<String> {
     Ok(format!("d2tp://{}/{key}", raw::local(listener)?))
 }
 
-impl AsFd for Listener {
+impl AsFd for D2tpListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

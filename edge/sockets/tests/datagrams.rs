@@ -3,12 +3,12 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use d2tp_sockets::{Datagrams, Persist, Route, Settings};
+use d2tp_sockets::{ConnectSettings, ConnectionPersist, DatagramSocket, SendRoute};
 
 /// A busy machine may take long for a handshake; what is to arrive is worth waiting for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn heard(socket: &Datagrams) -> (String, std::net::SocketAddr) {
+fn heard(socket: &DatagramSocket) -> (String, std::net::SocketAddr) {
     let mut message = [0; 1500];
     let (bytes, from) = socket.recv_from(&mut message).unwrap();
     (String::from_utf8_lossy(&message[..bytes]).into(), from)
@@ -19,16 +19,16 @@ fn messages_keep_their_bounds_and_senders_their_names_until_one_goes() {
     let home = tempfile::tempdir().unwrap();
     // SAFETY: before anything else of this process runs, but the test's own thread.
     unsafe { std::env::set_var("XDG_CONFIG_HOME", home.path()) };
-    let server = Datagrams::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let server = DatagramSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let (at, address) = (server.local_addr().unwrap(), server.address().unwrap());
-    let taken = Datagrams::bind(at).unwrap_err();
+    let taken = DatagramSocket::bind(at).unwrap_err();
     assert_eq!(taken.kind(), ErrorKind::AddrInUse, "{taken}");
-    let [one, other] = [(); 2].map(|()| Datagrams::connect(&address).unwrap());
+    let [one, other] = [(); 2].map(|()| DatagramSocket::connect(&address).unwrap());
     for socket in [&server, &one, &other] {
         socket.set_expiry(PATIENCE).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
     }
-    let said = |text: &str, by: &Datagrams| {
+    let said = |text: &str, by: &DatagramSocket| {
         assert_eq!(by.send(text.as_bytes()).unwrap(), text.len());
         let (heard, from) = heard(&server);
         assert_eq!(heard, text);
@@ -38,7 +38,7 @@ fn messages_keep_their_bounds_and_senders_their_names_until_one_goes() {
     let stranger = said("other", &other);
     assert_ne!(first.ip(), stranger.ip());
     assert_eq!(said("", &one), first);
-    one.set_route(Route::Each).unwrap();
+    one.set_route(SendRoute::Each).unwrap();
     assert_eq!(said("second", &one), first);
     for (to, text, by) in [(stranger, "to other", &other), (first, "to one", &one)] {
         assert_eq!(server.send_to(text.as_bytes(), to).unwrap(), text.len());
@@ -54,13 +54,13 @@ fn messages_keep_their_bounds_and_senders_their_names_until_one_goes() {
     one.set_read_timeout(Some(Duration::from_nanos(1))).unwrap();
     let late = one.recv(&mut [0; 10]).unwrap_err();
     assert_eq!(late.kind(), ErrorKind::WouldBlock, "{late}");
-    let kept = Settings {
-        persist: Persist::Written,
+    let kept = ConnectSettings {
+        persist: ConnectionPersist::Written,
         ..Default::default()
     };
     let error = kept.connect_datagrams(&address).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    let error = Datagrams::connect("127.0.0.1:9").unwrap_err();
+    let error = DatagramSocket::connect("127.0.0.1:9").unwrap_err();
     assert_eq!(
         error.kind(),
         ErrorKind::NetworkUnreachable,
@@ -73,5 +73,5 @@ fn messages_keep_their_bounds_and_senders_their_names_until_one_goes() {
     drop(server);
     let error = other.recv(&mut [0; 10]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
-    Datagrams::bind(at).unwrap();
+    DatagramSocket::bind(at).unwrap();
 }

@@ -6,7 +6,7 @@ mod example;
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use d2tp_sockets::{Listener, Settings};
+use d2tp_sockets::{ConnectSettings, D2tpListener};
 
 #[test]
 fn the_example_fetches_a_page() {
@@ -16,7 +16,7 @@ fn the_example_fetches_a_page() {
         std::env::set_var("XDG_CONFIG_HOME", home.path());
         std::env::set_var("CEDOS_AGENT", "none");
     }
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = D2tpListener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.address().unwrap();
     let server = std::thread::spawn(move || {
         let mut stream = listener.accept().unwrap().0;
@@ -29,7 +29,7 @@ fn the_example_fetches_a_page() {
         stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nhello").unwrap();
         String::from_utf8(asked).unwrap()
     });
-    let settings = Settings {
+    let settings = ConnectSettings {
         deadline: Some(Duration::from_secs(60)),
         ..Default::default()
     };

@@ -3,10 +3,10 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use d2tp_sockets::info::State;
+use d2tp_sockets::info::ConnectionState;
 use d2tp_sockets::{
-    Cause, Connection, DLock, IfLate, Persist, Policy, Settings, Stream, Thresholds, Token,
-    asynchronous, network_changed,
+    BufferThresholds, ConnectSettings, ConnectionFault, ConnectionPersist, ConnectionToken,
+    D2tpConnection, D2tpStream, DLock, LatePolicy, PayPolicy, asynchronous, network_changed,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -19,20 +19,20 @@ fn content() -> Vec<u8> {
 }
 
 /// Of a stream that wrote all that is to be written.
-fn what_only_d2tp_knows(stream: &Stream) {
+fn what_only_d2tp_knows(stream: &D2tpStream) {
     let info = stream.info().unwrap();
-    assert_eq!(info.state, State::Connected, "{info:?}");
+    assert_eq!(info.state, ConnectionState::Connected, "{info:?}");
     assert_eq!(info.bytes_acked, BYTES as u64, "{info:?}");
     assert!(info.slack.is_none() && !info.paths.is_empty(), "{info:?}");
     stream
         .set_deadline(Some(Duration::from_secs(3600)))
         .unwrap();
     stream.set_size(Some(2 * BYTES as u64)).unwrap();
-    stream.set_policy(Policy::FreeOnly).unwrap();
+    stream.set_policy(PayPolicy::FreeOnly).unwrap();
     stream.set_budget(Some(1)).unwrap();
-    stream.set_if_late(IfLate::Wait).unwrap();
+    stream.set_if_late(LatePolicy::Wait).unwrap();
     stream.set_buffer(None).unwrap();
-    let nonsense = Thresholds {
+    let nonsense = BufferThresholds {
         low: 2,
         high: 1,
         ..Default::default()
@@ -54,16 +54,16 @@ fn without_an_agent(address: &str) {
         assert_eq!(error.kind(), std::io::ErrorKind::Unsupported, "{error}");
         error.to_string()
     };
-    let settings = Settings {
-        persist: Persist::Open,
+    let settings = ConnectSettings {
+        persist: ConnectionPersist::Open,
         ..Default::default()
     };
     let said = cause(settings.connect(address).unwrap_err());
     assert!(said.contains("start `cedos agent`"), "{said}");
-    let token = Token::from_bytes([7; Token::BYTES]);
+    let token = ConnectionToken::from_bytes([7; ConnectionToken::BYTES]);
     assert!(!format!("{token:?}").contains('7'), "it is in no log");
-    assert!(Token::try_from(&token.as_bytes()[1..]).is_err());
-    let said = cause(Stream::reopen(&token).unwrap_err());
+    assert!(ConnectionToken::try_from(&token.as_bytes()[1..]).is_err());
+    let said = cause(D2tpStream::reopen(&token).unwrap_err());
     assert!(said.contains("start `cedos agent`"), "{said}");
 }
 
@@ -81,14 +81,14 @@ fn blocking_and_asynchronous_streams_carry_both_ways_and_say_why_they_end() {
         .unwrap();
     let listener = {
         let _entered = runtime.enter();
-        asynchronous::Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap()
+        asynchronous::AsyncListener::bind("127.0.0.1:0".parse().unwrap()).unwrap()
     };
     let address = listener.address().unwrap();
 
     let there = address.clone();
     let blocking = std::thread::spawn(move || {
-        let levels = |low, high| Settings {
-            buffer: Some(Thresholds {
+        let levels = |low, high| ConnectSettings {
+            buffer: Some(BufferThresholds {
                 low,
                 high,
                 ..Default::default()
@@ -116,14 +116,16 @@ fn blocking_and_asynchronous_streams_carry_both_ways_and_say_why_they_end() {
         assert_eq!(stream.info().unwrap().bytes_acked, BYTES as u64);
         stream.shutdown().await.unwrap();
 
-        let settings = Settings {
+        let settings = ConnectSettings {
             deadline: Some(Duration::from_secs(1)),
             ..Default::default()
         };
         let connecting = settings.connect_async(&address);
         let (late, accepted) = tokio::join!(connecting, listener.accept());
         let error = late.unwrap().read_u8().await.unwrap_err();
-        let cause = error.get_ref().and_then(|e| e.downcast_ref::<Cause>());
+        let cause = error
+            .get_ref()
+            .and_then(|e| e.downcast_ref::<ConnectionFault>());
         let cause = cause.expect("the library knows why");
         assert_eq!(
             (cause.errno, cause.words.as_str()),
@@ -134,6 +136,6 @@ fn blocking_and_asynchronous_streams_carry_both_ways_and_say_why_they_end() {
     blocking.join().unwrap();
     without_an_agent(&address);
 
-    let error = Settings::default().connect("nonsense").unwrap_err();
+    let error = ConnectSettings::default().connect("nonsense").unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
 }

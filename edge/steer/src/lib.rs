@@ -5,7 +5,7 @@
 //! Transfers of the agent are decided together.
 #![forbid(unsafe_code)]
 
-use d2tp_driver::{LinkUse, PathState, Way};
+use d2tp_driver::{LinkStatus, LinkUse, PathState};
 use d2tp_sched::{FlowDemand, LinkObservation, ScheduledFlow, Scheduler, SchedulerMode};
 use d2tp_time::{Span, Time};
 use std::time::Duration;
@@ -21,14 +21,14 @@ const MEASURED_BY_BYTES: u64 = 14_600; // an initial window, RFC 6928
 
 /// What was seen of the links since a connection began.
 #[derive(Debug)]
-pub struct Seen {
+pub struct SingleFlowScheduler {
     scheduler: Scheduler,
     /// In the scheduler's order.
-    links: Vec<Watched>,
+    links: Vec<LinkProgress>,
 }
 
 #[derive(Debug)]
-struct Watched {
+struct LinkProgress {
     name: String,
     /// What it had carried at the last look.
     carried: u64,
@@ -38,9 +38,9 @@ struct Watched {
     moved_at: Time,
 }
 
-impl Watched {
-    fn new(now: Time, way: &Way) -> Watched {
-        Watched {
+impl LinkProgress {
+    fn new(now: Time, way: &LinkStatus) -> LinkProgress {
+        LinkProgress {
             name: way.name.clone(),
             carried: carried(way),
             moved: 0,
@@ -50,7 +50,7 @@ impl Watched {
     }
 
     /// What it carried and in what time, once that is a measure.
-    fn measure(&mut self, now: Time, way: &Way) -> Option<(u64, Span)> {
+    fn measure(&mut self, now: Time, way: &LinkStatus) -> Option<(u64, Span)> {
         let before = std::mem::replace(&mut self.carried, carried(way));
         let more = self.carried.saturating_sub(before);
         if more == 0 {
@@ -72,32 +72,32 @@ impl Watched {
     }
 }
 
-fn carried(way: &Way) -> u64 {
+fn carried(way: &LinkStatus) -> u64 {
     way.payload.0 + way.payload.1
 }
 
 /// Whether links that cost carry a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Decision {
+pub struct SpendDecision {
     /// They do.
     pub spends: bool,
     /// After this time it may be otherwise, though nothing moved; none if only what happens decides.
-    pub again: Option<Duration>,
+    pub recheck_after: Option<Duration>,
 }
 
-impl Default for Seen {
+impl Default for SingleFlowScheduler {
     /// Nothing yet.
-    fn default() -> Seen {
-        Seen {
+    fn default() -> SingleFlowScheduler {
+        SingleFlowScheduler {
             scheduler: Scheduler::new(SchedulerMode::Forecast, []),
             links: Vec::new(),
         }
     }
 }
 
-impl Seen {
+impl SingleFlowScheduler {
     /// Takes down what links carried since the last look.
-    pub fn look(&mut self, now: Time, ways: &[Way]) {
+    pub fn observe(&mut self, now: Time, ways: &[LinkStatus]) {
         let mut sights = vec![LinkObservation::default(); self.links.len()];
         for way in ways.iter().filter(|way| way.usage != LinkUse::Off) {
             let class = way.class.into();
@@ -105,7 +105,7 @@ impl Seen {
             let (place, measured) = match known {
                 Some(place) => (place, self.links[place].measure(now, way)),
                 None => {
-                    self.links.push(Watched::new(now, way));
+                    self.links.push(LinkProgress::new(now, way));
                     sights.push(LinkObservation::default());
                     // The first look takes the link's word for a second.
                     let rate = way.rate.filter(|rate| *rate >= MEASURED_BY_BYTES);
@@ -134,7 +134,7 @@ impl Seen {
     }
 
     /// The same, and when that is to be asked again, should links not change and nothing move.
-    pub fn decide(&self, now: Time, need: FlowDemand, size_bytes: u64) -> Decision {
+    pub fn decide(&self, now: Time, need: FlowDemand, size_bytes: u64) -> SpendDecision {
         let is_timed = need.left.is_some();
         let flow = ScheduledFlow {
             need,
@@ -142,14 +142,14 @@ impl Seen {
             priority: 0,
         };
         let roster = self.scheduler.decide(now, &[flow]);
-        Decision {
+        SpendDecision {
             spends: !roster.payers.is_empty(),
-            again: is_timed.then(|| roster.valid_for.into()),
+            recheck_after: is_timed.then(|| roster.valid_for.into()),
         }
     }
 
     /// In how long links that cost would, if links stayed as they are. None: never.
-    pub fn spends_in(&self, now: Time, need: FlowDemand, size_bytes: u64) -> Option<Duration> {
+    pub fn spends_after(&self, now: Time, need: FlowDemand, size_bytes: u64) -> Option<Duration> {
         let flow = ScheduledFlow {
             need,
             size_bytes,
@@ -162,11 +162,11 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use d2tp_links::Class;
+    use d2tp_links::CostClass;
     use d2tp_sched::{CostPolicy, DeadlineFallback};
 
-    fn way(class: Class, usage: LinkUse) -> Way {
-        Way {
+    fn way(class: CostClass, usage: LinkUse) -> LinkStatus {
+        LinkStatus {
             name: format!("{class:?}"),
             class,
             usage,
@@ -181,8 +181,8 @@ mod tests {
     #[test]
     fn any_pays_only_while_nothing_free_is_there_and_free_only_never() {
         let both = [
-            way(Class::Free, LinkUse::Free),
-            way(Class::Metered, LinkUse::Paid),
+            way(CostClass::Free, LinkUse::Free),
+            way(CostClass::Metered, LinkUse::Paid),
         ];
         let need = |policy| FlowDemand {
             remaining_bytes: None,
@@ -192,23 +192,24 @@ mod tests {
             metered_bytes_left: None,
         };
         let after = |seconds| Time::ZERO + Span::from_secs(seconds);
-        let mut seen = Seen::default();
-        seen.look(after(1), &both);
+        let mut seen = SingleFlowScheduler::default();
+        seen.observe(after(1), &both);
         assert!(!seen.spends(after(1), need(CostPolicy::Any), 0));
         assert!(seen.spends(after(1), need(CostPolicy::Fast), 0));
-        seen.look(after(2), &both[1..]);
+        seen.observe(after(2), &both[1..]);
         assert!(seen.spends(after(2), need(CostPolicy::Any), 0));
         assert!(!seen.spends(after(2), need(CostPolicy::FreeOnly), 0));
         // Time alone changes nothing, but for who has a deadline.
         assert_eq!(
-            seen.decide(after(2), need(CostPolicy::FreeFirst), 0).again,
+            seen.decide(after(2), need(CostPolicy::FreeFirst), 0)
+                .recheck_after,
             None
         );
         let timed = |seconds| FlowDemand {
             left: Some(Duration::from_secs(seconds)),
             ..need(CostPolicy::FreeFirst)
         };
-        let again = |seconds| seen.decide(after(2), timed(seconds), 0).again;
+        let again = |seconds| seen.decide(after(2), timed(seconds), 0).recheck_after;
         assert_eq!(again(60), Some(Duration::from_secs(1)));
         assert_eq!(again(86_400), Some(Duration::from_secs(10)));
     }
@@ -216,8 +217,8 @@ mod tests {
     #[test]
     fn a_rest_does_not_make_a_link_slow() {
         let mut ways = [
-            way(Class::Free, LinkUse::Free),
-            way(Class::Metered, LinkUse::Paid),
+            way(CostClass::Free, LinkUse::Free),
+            way(CostClass::Metered, LinkUse::Paid),
         ];
         let need = || FlowDemand {
             remaining_bytes: Some(30_000_000),
@@ -227,26 +228,26 @@ mod tests {
             metered_bytes_left: None,
         };
         let after = |seconds| Time::ZERO + Span::from_secs(seconds);
-        let mut seen = Seen::default();
-        seen.look(after(1), &ways);
+        let mut seen = SingleFlowScheduler::default();
+        seen.observe(after(1), &ways);
         assert!(!seen.spends(after(1), need(), 30_000_000));
         ways[0].payload.0 = 1_000_000;
-        seen.look(after(3_600), &ways);
+        seen.observe(after(3_600), &ways);
         assert!(!seen.spends(after(3_600), need(), 30_000_000));
         // Nor do a few bytes a moment after a look, or what a person types.
         ways[0].payload.0 += 60;
-        seen.look(after(3_600) + Span::from_millis(1), &ways);
+        seen.observe(after(3_600) + Span::from_millis(1), &ways);
         assert!(!seen.spends(after(3_601), need(), 30_000_000));
         for second in (1..60).filter(|second| second % 10 != 0) {
             ways[0].payload.0 += 500;
-            seen.look(after(3_600 + second), &ways);
-            seen.look(after(3_600 + second) + Span::from_millis(700), &ways);
+            seen.observe(after(3_600 + second), &ways);
+            seen.observe(after(3_600 + second) + Span::from_millis(700), &ways);
         }
         assert!(!seen.spends(after(3_660), need(), 30_000_000));
         // While a link that is looked at carries little it is slow.
         for second in 1..60 {
             ways[0].payload.0 += 1_000;
-            seen.look(after(3_660 + second), &ways);
+            seen.observe(after(3_660 + second), &ways);
         }
         assert!(seen.spends(after(3_720), need(), 30_000_000));
     }

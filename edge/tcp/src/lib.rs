@@ -11,14 +11,14 @@
 //! what was offered, so a lower clamp only holds new bytes. Where there is no limit the clamp is out
 //! of the way and the kernel's own tuning decides.
 //!
-//! Somebody has to look now and then: [`Clamp::look`] says when again.
+//! Somebody has to look now and then: [`WindowClamp::update`] says when again.
 //!
 //! And sockets of the kernel's MPTCP: [`multipath`].
 #![cfg_attr(not(target_os = "linux"), forbid(unsafe_code))]
 
 pub mod multipath;
 #[cfg(target_os = "linux")]
-mod option;
+mod sockopt;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -34,7 +34,7 @@ const LOOK_MAX: Span = Span::from_millis(100);
 
 /// What the kernel knows of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Info {
+pub struct TcpInfo {
     /// The round trip as this end measures it by what it receives; zero before the first.
     pub rcv_rtt: Span,
     /// The shortest round trip of what this end sent, the handshake included; none before.
@@ -47,16 +47,16 @@ pub struct Info {
 
 /// The window clamp of one socket, moved by what arrives on it.
 #[derive(Debug)]
-pub struct Clamp {
+pub struct WindowClamp {
     drwa: Drwa,
     received: u64,
     rcv_rtt: Span,
 }
 
-impl Clamp {
+impl WindowClamp {
     /// Of a socket that has just connected.
     pub fn new(lambda: DrwaLambda) -> Self {
-        Clamp {
+        WindowClamp {
             drwa: Drwa::new(lambda, FLOOR_BYTES),
             received: 0,
             rcv_rtt: Span::ZERO,
@@ -69,16 +69,16 @@ impl Clamp {
     /// # Errors
     /// The socket is none of TCP.
     #[cfg(target_os = "linux")]
-    pub fn look(&mut self, socket: BorrowedFd<'_>, now: Time) -> io::Result<Option<Span>> {
-        let info = option::info(socket)?;
+    pub fn update(&mut self, socket: BorrowedFd<'_>, now: Time) -> io::Result<Option<Span>> {
+        let info = sockopt::info(socket)?;
         let before = self.drwa.limit();
-        self.take_in(now, &info);
+        self.on_info(now, &info);
         let limit = self.drwa.limit();
         // Where the kernel grows the buffer it moves the clamp along: said again each time.
         if limit.is_some() || limit != before {
-            option::set_window_clamp(socket, limit)?;
+            sockopt::set_window_clamp(socket, limit)?;
         }
-        Ok(info.open.then(|| self.again()))
+        Ok(info.open.then(|| self.next_update_in()))
     }
 
     /// Other systems take no clamp.
@@ -86,7 +86,7 @@ impl Clamp {
     /// # Errors
     /// None.
     #[cfg(not(target_os = "linux"))]
-    pub fn look(&mut self, _socket: BorrowedFd<'_>, _now: Time) -> io::Result<Option<Span>> {
+    pub fn update(&mut self, _socket: BorrowedFd<'_>, _now: Time) -> io::Result<Option<Span>> {
         Ok(None)
     }
 
@@ -95,7 +95,7 @@ impl Clamp {
         self.drwa.limit()
     }
 
-    fn take_in(&mut self, now: Time, info: &Info) {
+    fn on_info(&mut self, now: Time, info: &TcpInfo) {
         self.drwa.on_bytes(info.bytes_received - self.received);
         if self.drwa.rtt_min().is_none()
             && let Some(min) = info.min_rtt
@@ -111,7 +111,7 @@ impl Clamp {
     }
 
     /// Twice a round trip.
-    fn again(&self) -> Span {
+    fn next_update_in(&self) -> Span {
         self.rcv_rtt.divided(2).max(LOOK_MIN).min(LOOK_MAX)
     }
 }
@@ -121,24 +121,24 @@ mod tests {
     use super::*;
 
     /// A second of 1 MB/s at this round trip, looked at as asked.
-    fn second(clamp: &mut Clamp, from_ms: u64, rtt_ms: u64) {
+    fn second(clamp: &mut WindowClamp, from_ms: u64, rtt_ms: u64) {
         let mut at = Span::from_millis(from_ms);
         let end = Span::from_millis(from_ms + 1_000);
         while at < end {
-            let info = Info {
+            let info = TcpInfo {
                 rcv_rtt: Span::from_millis(rtt_ms),
                 min_rtt: Some(Span::from_millis(40)),
                 bytes_received: at.as_millis() * 1_000,
                 open: true,
             };
-            clamp.take_in(Time::ZERO + at, &info);
-            at = at + clamp.again();
+            clamp.on_info(Time::ZERO + at, &info);
+            at = at + clamp.next_update_in();
         }
     }
 
     #[test]
     fn the_clamp_is_three_times_what_the_path_takes_and_goes_when_the_queue_has_gone() {
-        let mut clamp = Clamp::new(DrwaLambda::default());
+        let mut clamp = WindowClamp::new(DrwaLambda::default());
         second(&mut clamp, 0, 45);
         assert_eq!(clamp.limit(), None);
         second(&mut clamp, 1_000, 150);
@@ -154,12 +154,15 @@ mod tests {
 
     #[test]
     fn who_is_looked_at_often_is_looked_at_within_bounds() {
-        let clamp = |rcv_rtt| Clamp {
+        let clamp = |rcv_rtt| WindowClamp {
             rcv_rtt,
-            ..Clamp::new(DrwaLambda::default())
+            ..WindowClamp::new(DrwaLambda::default())
         };
-        assert_eq!(clamp(Span::ZERO).again(), LOOK_MIN);
-        assert_eq!(clamp(Span::from_millis(80)).again(), Span::from_millis(40));
-        assert_eq!(clamp(Span::from_secs(2)).again(), LOOK_MAX);
+        assert_eq!(clamp(Span::ZERO).next_update_in(), LOOK_MIN);
+        assert_eq!(
+            clamp(Span::from_millis(80)).next_update_in(),
+            Span::from_millis(40)
+        );
+        assert_eq!(clamp(Span::from_secs(2)).next_update_in(), LOOK_MAX);
     }
 }

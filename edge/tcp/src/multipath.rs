@@ -70,7 +70,7 @@ pub fn connect(to: SocketAddr) -> io::Result<TcpStream> {
 /// The socket is none that connects.
 #[cfg(target_os = "linux")]
 pub fn reset(socket: BorrowedFd<'_>) -> io::Result<()> {
-    crate::option::disconnect(socket)
+    crate::sockopt::disconnect(socket)
 }
 
 /// Resets a connection, so that what was cut off never looks whole at the other end.
@@ -88,7 +88,7 @@ pub fn reset(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// The socket is not connected, or its subflows change faster than they can be listed.
 #[cfg(target_os = "linux")]
 pub fn subflows(socket: BorrowedFd<'_>) -> io::Result<Option<Vec<Subflow>>> {
-    crate::option::subflows(socket)
+    crate::sockopt::subflows(socket)
 }
 
 /// Here it is always plain TCP.

@@ -23,7 +23,7 @@ pub struct RecvBatch {
 
 /// One buffer of a batch: one datagram, or several of equal size from one sender.
 #[derive(Debug)]
-pub struct Received<'a> {
+pub struct ReceivedRun<'a> {
     /// The datagrams back to back; writable, so that packets can be opened in place.
     pub data: &'a mut [u8],
     /// Size of each datagram; the last may be smaller. 0 only for an empty datagram.
@@ -38,7 +38,7 @@ pub struct Received<'a> {
     pub device_index: Option<u32>,
 }
 
-impl<'a> Received<'a> {
+impl<'a> ReceivedRun<'a> {
     /// The datagrams one by one. An empty datagram yields nothing.
     pub fn datagrams(self) -> std::slice::ChunksMut<'a, u8> {
         self.data.chunks_mut(self.stride.max(1))
@@ -67,13 +67,13 @@ impl RecvBatch {
     }
 
     /// What the last call received, in order of arrival.
-    pub fn received(&mut self) -> impl Iterator<Item = Received<'_>> {
+    pub fn received(&mut self) -> impl Iterator<Item = ReceivedRun<'_>> {
         let filled = self.filled;
         self.bytes
             .chunks_exact_mut(RECV_BUFFER_BYTES)
             .zip(&self.meta)
             .take(filled)
-            .map(|(buffer, meta)| Received {
+            .map(|(buffer, meta)| ReceivedRun {
                 data: &mut buffer[..meta.len],
                 stride: meta.stride,
                 from: meta.addr,

@@ -27,9 +27,9 @@ pub struct BindOptions {
     /// The network device to stay on, for example `wlan0`. `None`: whatever routing says.
     pub device: Option<String>,
     /// The firmest confinement to the device to try; what the system refuses gives way to the
-    /// next looser one. Anything looser than [`Confinement::Device`] is for tests and for programs
+    /// next looser one. Anything looser than [`DeviceConfinement::Device`] is for tests and for programs
     /// that share a device with a VPN on purpose.
-    pub firmest: Confinement,
+    pub firmest: DeviceConfinement,
     /// Lets several sockets (one per worker) share the port.
     pub reuse_port: bool,
     /// Send buffer asked of the kernel, in bytes; 0 keeps the system's default.
@@ -44,7 +44,7 @@ impl BindOptions {
         BindOptions {
             local,
             device: None,
-            firmest: Confinement::Device,
+            firmest: DeviceConfinement::Device,
             reuse_port: false,
             send_buffer_bytes: SOCKET_BUFFER_BYTES,
             recv_buffer_bytes: SOCKET_BUFFER_BYTES,
@@ -60,7 +60,7 @@ impl BindOptions {
 
 /// How firmly a socket stays on its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Confinement {
+pub enum DeviceConfinement {
     /// Routing decides; no device was asked for.
     None,
     /// `SO_BINDTODEVICE`: nothing leaves or arrives by another device.
@@ -116,7 +116,9 @@ impl From<BindError> for io::Error {
 }
 
 /// Makes the bound, non-blocking socket that `options` describe.
-pub(crate) fn bind(options: &BindOptions) -> Result<(std::net::UdpSocket, Confinement), BindError> {
+pub(crate) fn bind(
+    options: &BindOptions,
+) -> Result<(std::net::UdpSocket, DeviceConfinement), BindError> {
     let fail = |step| {
         move |cause| BindError {
             local: options.local,
@@ -136,7 +138,7 @@ pub(crate) fn bind(options: &BindOptions) -> Result<(std::net::UdpSocket, Confin
         socket.set_reuse_port(true).map_err(fail("SO_REUSEPORT"))?;
     }
     let confinement = match &options.device {
-        None => Confinement::None,
+        None => DeviceConfinement::None,
         Some(device) => {
             confine(&socket, domain, device, options.firmest).map_err(fail("SO_BINDTODEVICE"))?
         }
@@ -152,22 +154,22 @@ fn confine(
     socket: &Socket,
     domain: Domain,
     device: &str,
-    firmest: Confinement,
-) -> io::Result<Confinement> {
-    if firmest == Confinement::Device {
+    firmest: DeviceConfinement,
+) -> io::Result<DeviceConfinement> {
+    if firmest == DeviceConfinement::Device {
         match socket.bind_device(Some(device.as_bytes())) {
-            Ok(()) => return Ok(Confinement::Device),
+            Ok(()) => return Ok(DeviceConfinement::Device),
             Err(error) if is_refusal(&error) => {
                 tracing::info!(device, %error, "SO_BINDTODEVICE refused");
             }
             Err(error) => return Err(error),
         }
     }
-    if firmest != Confinement::Address {
+    if firmest != DeviceConfinement::Address {
         match prefer_for_sending(socket, domain, device) {
             Ok(()) => {
                 tracing::info!(device, "only what is sent keeps to the device");
-                return Ok(Confinement::Egress);
+                return Ok(DeviceConfinement::Egress);
             }
             Err(error) if is_refusal(&error) => {
                 tracing::info!(device, %error, "IP_UNICAST_IF refused");
@@ -181,7 +183,7 @@ fn confine(
          meant for this link may leave by another. CAP_NET_RAW, Linux 5.7, or routing by source \
          address keeps it there"
     );
-    Ok(Confinement::Address)
+    Ok(DeviceConfinement::Address)
 }
 
 /// We may not, or this system does not know how; as opposed to "there is no such device".

@@ -16,11 +16,11 @@
 
 mod batch;
 mod bind;
-mod fault;
 mod socket;
+mod socket_error;
 
-pub use batch::{RECV_BATCH_DATAGRAMS_MAX, RECV_BUFFER_BYTES, Received, RecvBatch};
-pub use bind::{BindError, BindOptions, Confinement, SOCKET_BUFFER_BYTES};
-pub use fault::{is_link_gone, is_socket_unfit, is_too_big};
+pub use batch::{RECV_BATCH_DATAGRAMS_MAX, RECV_BUFFER_BYTES, ReceivedRun, RecvBatch};
+pub use bind::{BindError, BindOptions, DeviceConfinement, SOCKET_BUFFER_BYTES};
 pub use quinn_udp::EcnCodepoint as Ecn;
-pub use socket::{LinkSocket, Transmit};
+pub use socket::{LinkSocket, UdpTransmit};
+pub use socket_error::{is_link_gone, is_socket_unfit, is_too_big};

@@ -9,11 +9,11 @@ use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
 use crate::batch::RecvBatch;
-use crate::bind::{self, BindError, BindOptions, Confinement};
+use crate::bind::{self, BindError, BindOptions, DeviceConfinement};
 
 /// One datagram, or several of equal size in one buffer, for one destination.
 #[derive(Debug, Clone)]
-pub struct Transmit<'a> {
+pub struct UdpTransmit<'a> {
     /// Where to.
     pub dst: SocketAddr,
     /// Our source address, for sockets bound to the unspecified address.
@@ -35,7 +35,7 @@ pub struct Transmit<'a> {
 pub struct LinkSocket {
     io: UdpSocket,
     state: UdpSocketState,
-    confinement: Confinement,
+    confinement: DeviceConfinement,
     local: SocketAddr,
 }
 
@@ -79,7 +79,7 @@ impl LinkSocket {
         Ok(LinkSocket {
             io,
             state,
-            confinement: Confinement::None,
+            confinement: DeviceConfinement::None,
             local,
         })
     }
@@ -90,7 +90,7 @@ impl LinkSocket {
     }
 
     /// How firmly the socket stays on its device.
-    pub fn confinement(&self) -> Confinement {
+    pub fn confinement(&self) -> DeviceConfinement {
         self.confinement
     }
 
@@ -118,7 +118,7 @@ impl LinkSocket {
     /// # Errors
     /// `WouldBlock`: nothing was sent, wait on [`LinkSocket::poll_send_ready`]. Otherwise ask
     /// [`crate::is_too_big`] and [`crate::is_link_gone`].
-    pub fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+    pub fn try_send(&self, transmit: &UdpTransmit<'_>) -> io::Result<()> {
         self.attempt(Interest::WRITABLE, || {
             let single = transmit
                 .segment_size
@@ -127,7 +127,9 @@ impl LinkSocket {
                 match self.send_once(transmit, transmit.contents, transmit.segment_size) {
                     // The library switched GSO off on this very call: the batch was refused whole.
                     Err(error)
-                        if !single && self.state.max_gso_segments() == 1 && blames_gso(&error) => {}
+                        if !single
+                            && self.state.max_gso_segments() == 1
+                            && is_gso_refusal(&error) => {}
                     outcome => return outcome,
                 }
             }
@@ -186,7 +188,7 @@ impl LinkSocket {
         }
     }
 
-    fn send_singly(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+    fn send_singly(&self, transmit: &UdpTransmit<'_>) -> io::Result<()> {
         let size = transmit
             .segment_size
             .unwrap_or(transmit.contents.len())
@@ -206,7 +208,7 @@ impl LinkSocket {
 
     fn send_once(
         &self,
-        transmit: &Transmit<'_>,
+        transmit: &UdpTransmit<'_>,
         contents: &[u8],
         segment_size: Option<usize>,
     ) -> io::Result<()> {
@@ -222,6 +224,6 @@ impl LinkSocket {
 }
 
 /// Errors the library takes as a device's refusal of GSO.
-fn blames_gso(error: &io::Error) -> bool {
+fn is_gso_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO) | Some(libc::EINVAL))
 }

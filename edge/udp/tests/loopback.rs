@@ -4,7 +4,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use d2tp_udp::{
-    BindOptions, Confinement, Ecn, LinkSocket, RecvBatch, Transmit, is_link_gone, is_too_big,
+    BindOptions, DeviceConfinement, Ecn, LinkSocket, RecvBatch, UdpTransmit, is_link_gone,
+    is_too_big,
 };
 
 const V4: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -14,8 +15,8 @@ fn bound(local: SocketAddr) -> LinkSocket {
     LinkSocket::bind(&BindOptions::at(local)).expect("loopback can be bound")
 }
 
-fn to(dst: SocketAddr, contents: &[u8]) -> Transmit<'_> {
-    Transmit {
+fn to(dst: SocketAddr, contents: &[u8]) -> UdpTransmit<'_> {
+    UdpTransmit {
         dst,
         src_ip: None,
         ecn: None,
@@ -54,7 +55,7 @@ async fn a_batch_arrives_whole_at(local: SocketAddr) {
     let (sender, receiver) = (bound(local), bound(local));
     let contents: Vec<u8> = (0..10 * 1200 + 77).map(|i| (i % 251) as u8).collect();
     sender
-        .try_send(&Transmit {
+        .try_send(&UdpTransmit {
             segment_size: Some(1200),
             ..to(receiver.local_addr(), &contents)
         })
@@ -92,7 +93,7 @@ async fn congestion_bits_are_carried_in_both_families() {
         let (sender, receiver) = (bound(local), bound(local));
         for ecn in [None, Some(Ecn::Ect0), Some(Ecn::Ect1), Some(Ecn::Ce)] {
             sender
-                .try_send(&Transmit {
+                .try_send(&UdpTransmit {
                     ecn,
                     ..to(receiver.local_addr(), b"bits")
                 })
@@ -118,7 +119,7 @@ async fn a_receiver_learns_sender_and_own_address() {
     assert_eq!(run.from, sender.local_addr());
     assert_eq!(run.dst_ip, Some(second_home.into()));
     // And answers from there.
-    let answer = Transmit {
+    let answer = UdpTransmit {
         src_ip: Some(second_home.into()),
         ..to(sender.local_addr(), b"y")
     };
@@ -175,7 +176,7 @@ async fn a_device_that_does_not_exist_is_a_lost_link() {
 #[tokio::test]
 async fn a_socket_bound_to_the_loopback_device_stays_on_it() {
     let sender = LinkSocket::bind(&BindOptions::at(V4).on_device("lo")).expect("bind to lo");
-    assert_ne!(sender.confinement(), Confinement::None);
+    assert_ne!(sender.confinement(), DeviceConfinement::None);
     let receiver = bound(V4);
     sender
         .try_send(&to(receiver.local_addr(), b"on lo"))
@@ -207,7 +208,7 @@ async fn two_workers_share_a_port() {
 
 #[tokio::test]
 async fn where_a_device_may_not_be_bound_looser_ways_of_staying_on_it_carry_datagrams() {
-    for firmest in [Confinement::Egress, Confinement::Address] {
+    for firmest in [DeviceConfinement::Egress, DeviceConfinement::Address] {
         for at in [V4, V6] {
             if at.is_ipv6() && without_ipv6() {
                 continue;
@@ -231,7 +232,7 @@ async fn where_a_device_may_not_be_bound_looser_ways_of_staying_on_it_carry_data
 #[tokio::test]
 async fn a_device_that_does_not_exist_is_no_reason_to_bind_more_loosely() {
     let options = BindOptions {
-        firmest: Confinement::Egress,
+        firmest: DeviceConfinement::Egress,
         ..BindOptions::at(V4).on_device("nosuchdev0")
     };
     let error = LinkSocket::bind(&options).expect_err("it would leave by another");

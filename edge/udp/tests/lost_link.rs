@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-use d2tp_udp::{BindOptions, Confinement, LinkSocket, Transmit, is_link_gone, is_too_big};
+use d2tp_udp::{BindOptions, DeviceConfinement, LinkSocket, UdpTransmit, is_link_gone, is_too_big};
 
 const INSIDE: &str = "CEDOS_TEST_INSIDE_NAMESPACE";
 
@@ -54,7 +54,7 @@ async fn inside() {
     ));
     assert!(sh(up));
     let options = BindOptions::at("198.51.100.7:0".parse().expect("an address")).on_device("wlan0");
-    let transmit = |contents| Transmit {
+    let transmit = |contents| UdpTransmit {
         dst: "192.0.2.1:9".parse().expect("an address"),
         src_ip: None,
         ecn: None,
@@ -62,7 +62,7 @@ async fn inside() {
         segment_size: None,
     };
     let socket = LinkSocket::bind(&options).expect("bind to the link");
-    assert_eq!(socket.confinement(), Confinement::Device);
+    assert_eq!(socket.confinement(), DeviceConfinement::Device);
     socket.try_send(&transmit(b"while it is up")).expect("send");
 
     // Larger than the link's MTU, with don't-fragment set.
@@ -71,7 +71,7 @@ async fn inside() {
 
     // The same in a batch: refused by its segment size, and GSO stays on.
     let segments = socket.max_gso_segments();
-    let batch = Transmit {
+    let batch = UdpTransmit {
         segment_size: Some(1600),
         ..transmit(&[0; 4800])
     };

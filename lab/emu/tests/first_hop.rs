@@ -111,7 +111,7 @@ async fn upload(options: DeviceOptions, began: Instant) -> Came {
         .expect("links");
     let mut device = Device::new(options).await.expect("a device");
     let mut events = device.events();
-    device.follow(monitor.subscribe(), |_| LinkUse::Free);
+    device.follow_links(monitor.subscribe(), |_| LinkUse::Free);
     let mut flow = device.open(FlowSettings::default()).expect("a flow");
     let sends = tokio::spawn(async move {
         let bytes = [7; 65_536];

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use d2tp_links::{Class, Cutoff, Kind, Link, NetworkRule};
+use d2tp_links::{CapCutoff, CostClass, Link, LinkKind, NetworkRule};
 use tokio::sync::watch;
 
 use super::roads::Spent;
@@ -16,7 +16,7 @@ use crate::proxy::{Carried, Purse};
 impl Agent {
     /// Takes down what devices carried. Those of them whose network's cap was reached so lately that what
     /// was granted before may still come.
-    pub(super) fn spend(&self, more: &[(String, Class, u64)]) -> BTreeSet<String> {
+    pub(super) fn spend(&self, more: &[(String, CostClass, u64)]) -> BTreeSet<String> {
         let links = self.roads.links().borrow().clone();
         let around = self.roads.around().borrow().clone();
         let now = Moment::now();
@@ -28,7 +28,7 @@ impl Agent {
                 let link = links.iter().find(|link| link.name == *device);
                 let rule = link.and_then(|link| self.roads.rule(link));
                 let name = around.name(device);
-                if *class != Class::Free {
+                if *class != CostClass::Free {
                     ledger.spend(*bytes);
                 }
                 if let Some(rule) = rule
@@ -37,7 +37,7 @@ impl Agent {
                     reached.push(words(&name, rule));
                 }
             }
-            if ledger.is_over() && !was_over && ledger.cutoff == Cutoff::Soft {
+            if ledger.is_over() && !was_over && ledger.cutoff == CapCutoff::Soft {
                 reached.push("the month's budget is used up; transfers go on paying".to_owned());
             }
         }
@@ -64,7 +64,7 @@ impl Agent {
         let left = {
             let ledger = lock(&self.ledger);
             let mut left = ledger.left();
-            for link in links.iter().filter(|link| link.kind != Kind::Loopback) {
+            for link in links.iter().filter(|link| link.kind != LinkKind::Loopback) {
                 let name = around.name(&link.name);
                 let Some(rule) = self.roads.rule(link) else {
                     continue;
@@ -118,14 +118,14 @@ impl Purse for Agent {
 }
 
 fn is_used(link: &Link) -> bool {
-    link.is_usable() && link.class.class == Class::Metered
+    link.is_usable() && link.class.class == CostClass::Metered
 }
 
 fn words(name: &str, rule: &NetworkRule) -> String {
     let cap = human_bytes(rule.cap.unwrap_or(0));
     match rule.cutoff {
-        Cutoff::Hard => format!("{name} carried its cap of {cap} this month"),
-        Cutoff::Cautious => format!("{name} carried nine tenths of its cap of {cap} this month"),
-        Cutoff::Soft => format!("{name} carried its cap of {cap} this month, and goes on"),
+        CapCutoff::Hard => format!("{name} carried its cap of {cap} this month"),
+        CapCutoff::Cautious => format!("{name} carried nine tenths of its cap of {cap} this month"),
+        CapCutoff::Soft => format!("{name} carried its cap of {cap} this month, and goes on"),
     }
 }

@@ -8,8 +8,8 @@
 //!                                  ◀ {"id":42,"event":"progress","bytes":61000000,…}   and so on
 //! ```
 
-use d2tp::carrier::{Call, Claim};
-use d2tp_links::Cutoff;
+use d2tp::agent_carrier::{AgentCall, ReopenClaim};
+use d2tp_links::CapCutoff;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -88,14 +88,14 @@ pub enum Request {
         ordered: Box<Ordered>,
     },
     /// Carry a program's socket; from the answer on this connection is that socket's
-    /// (`edge/capi/src/message.rs`).
-    Socket(Box<Call>),
+    /// (`edge/capi/src/agent_message.rs`).
+    Socket(Box<AgentCall>),
     /// The same, of a program's descriptor whose connection is to be opened again.
-    Keep(Claim),
+    Keep(ReopenClaim),
     /// The same, of a connection that is opened again.
-    Reopen(Claim),
+    Reopen(ReopenClaim),
     /// The same, of its descriptor.
-    Descriptor(Claim),
+    Descriptor(ReopenClaim),
     /// The links, and what they carried.
     Net,
     /// Say what a link costs.
@@ -120,7 +120,7 @@ pub enum Request {
         reset_day: Option<i8>,
         /// `hard`, `soft` or `cautious`: what happens at the cap.
         #[serde(default)]
-        cutoff: Option<Cutoff>,
+        cutoff: Option<CapCutoff>,
     },
 }
 

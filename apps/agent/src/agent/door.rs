@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use d2tp::carrier::Carrier;
+use d2tp::agent_carrier::AgentCarrier;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -28,7 +28,7 @@ type Answer = Result<Value, Failure>;
 type Ear = broadcast::Receiver<(u64, Value)>;
 
 /// Lets in the user whose agent this is, and nobody else.
-pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<Carrier>, listener: UnixListener) {
+pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<AgentCarrier>, listener: UnixListener) {
     let visitors = Arc::new(Semaphore::new(VISITORS_MAX));
     loop {
         let Ok(permit) = visitors.clone().acquire_owned().await else {
@@ -62,7 +62,7 @@ pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<Carrier>, listener: Uni
 
 async fn visit(
     agent: Arc<Agent>,
-    carrier: &Carrier,
+    carrier: &AgentCarrier,
     stream: UnixStream,
     permit: OwnedSemaphorePermit,
 ) -> std::io::Result<()> {

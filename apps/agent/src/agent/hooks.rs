@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::sync::Arc;
 
-use d2tp_links::{Kind, Link};
+use d2tp_links::{Link, LinkKind};
 use tokio::process::Command;
 use tokio::sync::watch;
 
@@ -23,7 +23,7 @@ pub(super) async fn watch(hooks: Hooks, mut links: watch::Receiver<Arc<Vec<Link>
         let is_free = links
             .borrow_and_update()
             .iter()
-            .any(|link| link.kind != Kind::Loopback && link.is_usable() && link.is_free());
+            .any(|link| link.kind != LinkKind::Loopback && link.is_usable() && link.is_free());
         if was_free != Some(is_free) {
             let command = match is_free {
                 true => &hooks.when_free,

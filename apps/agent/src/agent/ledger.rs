@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use d2tp_links::{Cutoff, NetworkRule};
+use d2tp_links::{CapCutoff, NetworkRule};
 use jiff::civil::Date;
 use jiff::{ToSpan, Zoned};
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub struct Ledger {
     pub used: u64,
     /// What happens at the cap.
     #[serde(default)]
-    pub cutoff: Cutoff,
+    pub cutoff: CapCutoff,
     /// By network: what it carried in its own month. Only of those with a cap.
     #[serde(default)]
     pub networks: BTreeMap<String, Month>,
@@ -87,7 +87,7 @@ impl Ledger {
             reset_day: RESET_DAY,
             since: began(Zoned::now().date(), RESET_DAY),
             used: 0,
-            cutoff: Cutoff::default(),
+            cutoff: CapCutoff::default(),
             networks: BTreeMap::new(),
             changed: false,
         });
@@ -156,7 +156,12 @@ impl Ledger {
     }
 
     /// Another allowance.
-    pub fn set(&mut self, cap: Option<Option<u64>>, reset_day: Option<i8>, cutoff: Option<Cutoff>) {
+    pub fn set(
+        &mut self,
+        cap: Option<Option<u64>>,
+        reset_day: Option<i8>,
+        cutoff: Option<CapCutoff>,
+    ) {
         self.cap = cap.unwrap_or(self.cap);
         self.cutoff = cutoff.unwrap_or(self.cutoff);
         if let Some(day) = reset_day {
@@ -213,7 +218,7 @@ mod tests {
             reset_day: 1,
             since: day("2030-03-01"),
             used: 80,
-            cutoff: Cutoff::Hard,
+            cutoff: CapCutoff::Hard,
             networks: BTreeMap::new(),
             changed: false,
         };
@@ -234,10 +239,10 @@ mod tests {
             networks: BTreeMap::new(),
             changed: false,
         };
-        assert_eq!(ledger(Cutoff::Hard, 950).left(), Some(50));
-        assert_eq!(ledger(Cutoff::Cautious, 850).left(), Some(50));
-        assert_eq!(ledger(Cutoff::Cautious, 950).left(), Some(0));
-        let soft = ledger(Cutoff::Soft, 1_001);
+        assert_eq!(ledger(CapCutoff::Hard, 950).left(), Some(50));
+        assert_eq!(ledger(CapCutoff::Cautious, 850).left(), Some(50));
+        assert_eq!(ledger(CapCutoff::Cautious, 950).left(), Some(0));
+        let soft = ledger(CapCutoff::Soft, 1_001);
         assert_eq!((soft.left(), soft.is_over()), (None, true));
     }
 
@@ -251,7 +256,7 @@ mod tests {
             reset_day: 1,
             since: day("2030-03-01"),
             used: 0,
-            cutoff: Cutoff::Hard,
+            cutoff: CapCutoff::Hard,
             networks: BTreeMap::new(),
             changed: false,
         };

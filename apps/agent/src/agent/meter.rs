@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use d2tp_links::Class;
+use d2tp_links::CostClass;
 
 /// Slack at the end of a transfer, in seconds before its deadline: upper edges.
 const SLACK_S: [f64; 6] = [0.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0];
@@ -75,17 +75,17 @@ impl Default for Meter {
     }
 }
 
-fn word(class: Class) -> &'static str {
+fn word(class: CostClass) -> &'static str {
     match class {
-        Class::Free => "free",
-        Class::Metered => "metered",
-        Class::Roaming => "roaming",
+        CostClass::Free => "free",
+        CostClass::Metered => "metered",
+        CostClass::Roaming => "roaming",
     }
 }
 
 impl Meter {
     /// Links of a class carried payload; `down`: to this device.
-    pub fn carried(&mut self, class: Class, down: bool, bytes: u64) {
+    pub fn carried(&mut self, class: CostClass, down: bool, bytes: u64) {
         let kind = if down { "download" } else { "upload" };
         *self.bytes.entry((word(class), kind)).or_default() += bytes;
     }
@@ -217,9 +217,9 @@ mod tests {
     #[test]
     fn counts_are_told_in_the_words_of_prometheus() {
         let mut meter = Meter::default();
-        meter.carried(Class::Free, true, 3);
-        meter.carried(Class::Free, true, 4);
-        meter.carried(Class::Metered, false, 5);
+        meter.carried(CostClass::Free, true, 3);
+        meter.carried(CostClass::Free, true, 4);
+        meter.carried(CostClass::Metered, false, 5);
         meter.ended("done", Some(true), Some(90.0));
         meter.ended("done", Some(false), Some(-3.0));
         meter.switched(0.07);

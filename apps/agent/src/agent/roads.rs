@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use d2tp_links::{
-    ChangeHandle, Class, Kind, Link, LinkMonitor, Network, NetworkManager, NetworkRule,
+    ChangeHandle, CostClass, Link, LinkKind, LinkMonitor, NetworkInfo, NetworkManager, NetworkRule,
     NetworkRules, Networks,
 };
 use serde::{Deserialize, Serialize};
@@ -67,7 +67,7 @@ impl Around {
 }
 
 /// What a link is known by: `wifi:SSID`, `carrier:CODE`, else the device.
-pub fn name_of(link: &Link, network: Option<&Network>) -> String {
+pub fn name_of(link: &Link, network: Option<&NetworkInfo>) -> String {
     let point = network.and_then(|network| network.access_point.as_ref());
     let operator = network.and_then(|network| network.operator.as_ref());
     match (point, operator) {
@@ -89,8 +89,8 @@ pub struct Roads {
     file: Option<PathBuf>,
 }
 
-fn class_of(word: &str) -> Option<Class> {
-    [Class::Free, Class::Metered, Class::Roaming]
+fn class_of(word: &str) -> Option<CostClass> {
+    [CostClass::Free, CostClass::Metered, CostClass::Roaming]
         .into_iter()
         .find(|class| class.to_string() == word)
 }
@@ -106,7 +106,7 @@ fn apply(links: &[Link], around: &Around, said: &Said, spent: &Spent) -> Arc<Vec
         }
         if let Some(why) = spent.get(&name) {
             // Nothing goes over such a link unasked.
-            link.class.class = Class::Roaming;
+            link.class.class = CostClass::Roaming;
             link.class.because.clone_from(why);
         }
     }
@@ -286,9 +286,9 @@ impl Roads {
 /// What a kind of radio is known by where there is one of it, so that its past is not lost with a
 /// device's name.
 pub fn slots(links: &[Link]) -> BTreeMap<String, String> {
-    let alike = |kind: Kind| links.iter().filter(|link| link.kind == kind).count();
+    let alike = |kind: LinkKind| links.iter().filter(|link| link.kind == kind).count();
     let slot = |link: &Link| match (link.kind, alike(link.kind)) {
-        (Kind::Wifi | Kind::Cellular, 1) => link.kind.to_string(),
+        (LinkKind::Wifi | LinkKind::Cellular, 1) => link.kind.to_string(),
         _ => link.name.clone(),
     };
     links
@@ -300,15 +300,15 @@ pub fn slots(links: &[Link]) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use d2tp_links::{AccessPoint, Judgement};
+    use d2tp_links::{AccessPoint, CostAssessment};
 
-    fn link(name: &str, kind: Kind) -> Link {
+    fn link(name: &str, kind: LinkKind) -> Link {
         Link {
             name: name.into(),
             index: 1,
             kind,
-            class: Judgement {
-                class: Class::Free,
+            class: CostAssessment {
+                class: CostClass::Free,
                 because: "test".into(),
             },
             up: true,
@@ -327,10 +327,10 @@ mod tests {
             frequency_mhz: 2_412,
             known: true,
         };
-        let network = Network {
+        let network = NetworkInfo {
             device: device.into(),
             access_point: Some(point),
-            ..Network::default()
+            ..NetworkInfo::default()
         };
         Networks {
             networks: vec![network],
@@ -342,29 +342,32 @@ mod tests {
     fn what_was_said_of_a_network_holds_on_any_device_and_not_of_the_next_network() {
         let said = Said([("wifi:Train".to_owned(), "metered".to_owned())].into());
         let class = |device: &str, ssid: &str| {
-            let links = [link(device, Kind::Wifi)];
+            let links = [link(device, LinkKind::Wifi)];
             let around = Around::of(&links, on(device, ssid));
             apply(&links, &around, &said, &Spent::new())[0].class.class
         };
-        assert_eq!(class("wlan0", "Train"), Class::Metered);
-        assert_eq!(class("wlx0c9d", "Train"), Class::Metered);
-        assert_eq!(class("wlan0", "Home"), Class::Free);
+        assert_eq!(class("wlan0", "Train"), CostClass::Metered);
+        assert_eq!(class("wlx0c9d", "Train"), CostClass::Metered);
+        assert_eq!(class("wlan0", "Home"), CostClass::Free);
     }
 
     #[test]
     fn a_network_whose_cap_is_used_up_carries_nothing_unasked() {
-        let links = [link("wlan0", Kind::Wifi)];
+        let links = [link("wlan0", LinkKind::Wifi)];
         let around = Around::of(&links, on("wlan0", "Train"));
         let spent = Spent::from([("wifi:Train".to_owned(), "its cap is used up".to_owned())]);
         let judged = apply(&links, &around, &Said::default(), &spent);
-        assert_eq!(judged[0].class.class, Class::Roaming);
+        assert_eq!(judged[0].class.class, CostClass::Roaming);
         assert_eq!(judged[0].class.because, "its cap is used up");
     }
 
     #[test]
     fn a_radio_keeps_its_past_when_its_device_gets_another_name() {
         let slot = |names: &[&str]| {
-            let links: Vec<Link> = names.iter().map(|name| link(name, Kind::Wifi)).collect();
+            let links: Vec<Link> = names
+                .iter()
+                .map(|name| link(name, LinkKind::Wifi))
+                .collect();
             slots(&links)[names[0]].clone()
         };
         assert_eq!(slot(&["wlan0"]), slot(&["wlp3s0"]));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use d2tp_links::{Connectivity, Kind, Link, Network};
+use d2tp_links::{Connectivity, Link, LinkKind, NetworkInfo};
 use serde_json::{Value, json};
 
 use super::roads::name_of;
@@ -123,7 +123,7 @@ fn is_on(event: &Value, link: &Link) -> bool {
 }
 
 /// A link as anybody sees it, and the network behind it, where that is known.
-pub fn net_object(link: &Link, network: Option<&Network>) -> Value {
+pub fn net_object(link: &Link, network: Option<&NetworkInfo>) -> Value {
     let point = network.and_then(|network| network.access_point.as_ref());
     json!({
         "link": link.name,
@@ -131,7 +131,7 @@ pub fn net_object(link: &Link, network: Option<&Network>) -> Value {
         "kind": link.kind,
         "class": link.class.class,
         "because": link.class.because,
-        "usable": link.is_usable() && link.kind != Kind::Loopback,
+        "usable": link.is_usable() && link.kind != LinkKind::Loopback,
         "ssid": point.map(|point| &point.ssid),
         "bssid": point.map(|point| &point.bssid),
         "signal_percent": point.map(|point| point.signal_percent),

@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use d2tp::carrier::{self, Call, Carrier, Claim, Decision, VERSION};
-use d2tp_driver::{LinkUse, PathState, Way};
-use d2tp_links::Class;
+use d2tp::agent_carrier::{self, AgentCall, AgentCarrier, ReopenClaim, SocketDecision, VERSION};
+use d2tp_driver::{LinkStatus, LinkUse, PathState};
+use d2tp_links::CostClass;
 use tokio::io::BufReader;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -26,20 +26,20 @@ use crate::dispatcher::{Direction, Seat, Standing};
 use crate::fetch::outcome::Failure;
 
 /// What carries them.
-pub(super) fn carrier(agent: Arc<Agent>) -> std::io::Result<Rc<Carrier>> {
+pub(super) fn carrier(agent: Arc<Agent>) -> std::io::Result<Rc<AgentCarrier>> {
     let links = agent.roads.links();
     let judge = Judge {
         agent,
         // Transfers count from 1 on.
         next: Cell::new(u64::MAX),
     };
-    Ok(Rc::new(Carrier::new(links, Rc::new(judge))?))
+    Ok(Rc::new(AgentCarrier::new(links, Rc::new(judge))?))
 }
 
 /// Carries one, or says why not: then its library does.
 pub(super) async fn carry(
-    carrier: &Carrier,
-    call: Call,
+    carrier: &AgentCarrier,
+    call: AgentCall,
     mut write: OwnedWriteHalf,
     lines: BufReader<OwnedReadHalf>,
 ) -> std::io::Result<()> {
@@ -56,11 +56,11 @@ pub(super) async fn carry(
 
 /// The connection of who asks about one that outlives its program; none where it is told why not.
 pub(super) async fn alone(
-    claim: &Claim,
+    claim: &ReopenClaim,
     mut write: OwnedWriteHalf,
     lines: BufReader<OwnedReadHalf>,
 ) -> std::io::Result<Option<UnixStream>> {
-    if let Some(why) = carrier::other_version(claim.version) {
+    if let Some(why) = agent_carrier::version_mismatch(claim.version) {
         say(&mut write, &no(&Failure::error(why))).await?;
         return Ok(None);
     }
@@ -86,8 +86,8 @@ struct Judge {
     next: Cell<u64>,
 }
 
-impl carrier::Judge for Judge {
-    fn seat(&self) -> Box<dyn carrier::Seat> {
+impl agent_carrier::SocketScheduler for Judge {
+    fn join(&self) -> Box<dyn agent_carrier::SchedulerClient> {
         let number = self.next.get();
         self.next.set(number - 1);
         Box::new(Place {
@@ -113,9 +113,9 @@ struct Place {
     up_and_down: (u64, u64),
 }
 
-impl carrier::Seat for Place {
-    fn decide(&mut self, standing: &carrier::Standing<'_>) -> Decision {
-        self.tell(standing.ways, standing.carried);
+impl agent_carrier::SchedulerClient for Place {
+    fn decide(&mut self, standing: &agent_carrier::SocketDemand<'_>) -> SocketDecision {
+        self.report(standing.ways, standing.carried);
         // Links are not as fast both ways, and most connections carry most one way.
         let direction = match self.up_and_down {
             (up, down) if up > down => Direction::Up,
@@ -137,7 +137,7 @@ impl carrier::Seat for Place {
             }
         }
         let Some((_, seat)) = &self.seat else {
-            return Decision::default();
+            return SocketDecision::default();
         };
         for (name, bytes) in &mut carried {
             *bytes -= self.before.get(name).unwrap_or(&0);
@@ -152,7 +152,7 @@ impl carrier::Seat for Place {
             ways: &ways,
             carried: &carried,
             together: true,
-            fills: standing.fills.is_some_and(|bytes| bytes > 0),
+            fills: standing.buy_bytes.is_some_and(|bytes| bytes > 0),
             wakes: standing.wakes,
         });
         for way in standing.ways {
@@ -161,17 +161,17 @@ impl carrier::Seat for Place {
             }
         }
         let grant = verdict.grant.unwrap_or(u64::MAX);
-        match standing.fills {
+        match standing.buy_bytes {
             // What is read now is not held back for what is due later, as with others' streams.
-            Some(bytes) => Decision {
+            Some(bytes) => SocketDecision {
                 pays: false,
                 probe: Some(bytes.min(grant)).filter(|bytes| *bytes > 0),
             },
-            None if verdict.pays.is_some() && verdict.grant.is_some() => Decision {
+            None if verdict.pays.is_some() && verdict.grant.is_some() => SocketDecision {
                 pays: false,
                 probe: verdict.grant,
             },
-            None => Decision {
+            None => SocketDecision {
                 pays: verdict.pays.is_some(),
                 probe: verdict.probe.map(|bytes| bytes.min(grant)),
             },
@@ -179,7 +179,7 @@ impl carrier::Seat for Place {
     }
 
     /// Takes down what links carried for it since the last time.
-    fn tell(&mut self, ways: &[Way], carried: &BTreeMap<String, (u64, u64)>) {
+    fn report(&mut self, ways: &[LinkStatus], carried: &BTreeMap<String, (u64, u64)>) {
         let mut more = Vec::new();
         for way in ways {
             let carried = carried.get(&way.name).copied();
@@ -196,7 +196,7 @@ impl carrier::Seat for Place {
         if more.is_empty() {
             return;
         }
-        let spent: Vec<(String, Class, u64)> = more
+        let spent: Vec<(String, CostClass, u64)> = more
             .iter()
             .map(|(name, class, down, up)| (name.clone(), *class, down + up))
             .collect();
@@ -209,7 +209,7 @@ impl carrier::Seat for Place {
     }
 }
 
-fn way(way: &d2tp_driver::Way) -> d2tp_sched::LinkCandidate {
+fn way(way: &d2tp_driver::LinkStatus) -> d2tp_sched::LinkCandidate {
     let path = way.path.as_ref().map(|path| path.state);
     d2tp_sched::LinkCandidate {
         name: way.name.clone(),

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use d2tp_links::{Class, Kind, LOOK_STREAMING, Link, Scout};
+use d2tp_links::{CostClass, LOOK_STREAMING, Link, LinkKind, WifiRoamer};
 use d2tp_time::{Span, Time};
 use serde_json::json;
 use tokio::io::BufReader;
@@ -88,7 +88,7 @@ impl Agent {
             let (device, bytes) = (device.clone(), *bytes);
             let before = counted.insert(device.clone(), bytes).unwrap_or(0);
             let link = links.iter().find(|link| link.name == device);
-            let class = link.map_or(Class::Free, |link| link.class.class);
+            let class = link.map_or(CostClass::Free, |link| link.class.class);
             let bytes = bytes.saturating_sub(before);
             if bytes > 0 {
                 more.push((device, class, bytes));
@@ -108,7 +108,7 @@ impl Agent {
             return std::future::pending().await;
         };
         let _turn = self.scouting.lock().await;
-        let mut scout = Scout::new(manager);
+        let mut scout = WifiRoamer::new(manager);
         let mut every = interval(Duration::from(LOOK_STREAMING));
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -121,16 +121,16 @@ impl Agent {
                     // Its path answers; or, without a proxy, nothing was held against it.
                     scout.trials.answered(&device);
                     if let Some(rate) = way.rate_bytes_per_s {
-                        scout.carried(now, &device, rate);
+                        scout.record_goodput(now, &device, rate);
                     }
                 } else {
                     scout.trials.fell_silent(now, &device);
                 }
                 // It refuses when it has just looked by itself.
-                let looked = scout.look(&device).await;
-                match scout.rove(now, &device).await {
+                let looked = scout.scan(&device).await;
+                match scout.roam(now, &device).await {
                     Ok(roved) => {
-                        for (device, point) in roved.shunned {
+                        for (device, point) in roved.blocked {
                             tracing::info!(device, point, "an access point that carries nothing");
                         }
                         if let Some(point) = roved.joining {
@@ -149,6 +149,6 @@ impl Agent {
 }
 
 fn wireless(links: &[Link]) -> Vec<String> {
-    let wireless = links.iter().filter(|link| link.kind == Kind::Wifi);
+    let wireless = links.iter().filter(|link| link.kind == LinkKind::Wifi);
     wireless.map(|link| link.name.clone()).collect()
 }

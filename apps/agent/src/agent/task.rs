@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_links::{Class, Link};
+use d2tp_links::{CostClass, Link};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -164,17 +164,17 @@ impl Task {
         &mut self,
         links: &[Link],
         carried: &BTreeMap<String, u64>,
-    ) -> Vec<(String, Class, u64)> {
+    ) -> Vec<(String, CostClass, u64)> {
         let mut more = Vec::new();
         for (name, bytes) in carried {
             let before = self.counted.insert(name.clone(), *bytes).unwrap_or(0);
             let class = links.iter().find(|link| link.name == *name);
             // `any` and links that are gone since: what is not known to cost is free.
-            let class = class.map_or(Class::Free, |link| link.class.class);
+            let class = class.map_or(CostClass::Free, |link| link.class.class);
             let bytes = bytes.saturating_sub(before);
             if bytes > 0 {
                 more.push((name.clone(), class, bytes));
-                if class != Class::Free {
+                if class != CostClass::Free {
                     self.metered += bytes;
                 }
             }
@@ -232,11 +232,11 @@ impl Agent {
             let mut hindsight = lock(&self.hindsight);
             task.put_on_paper(id, direction, event, &mut hindsight);
             for (device, class, bytes) in more {
-                hindsight.carried(id, direction, class != Class::Free, bytes);
+                hindsight.carried(id, direction, class != CostClass::Free, bytes);
                 meter.carried(class, down, bytes);
                 // What was on its way when a cap was reached is no leak.
-                let roamed = class == Class::Roaming && !capped.contains(&device);
-                if roamed || (class == Class::Metered && forbidden) {
+                let roamed = class == CostClass::Roaming && !capped.contains(&device);
+                if roamed || (class == CostClass::Metered && forbidden) {
                     meter.leaked(bytes);
                 }
             }

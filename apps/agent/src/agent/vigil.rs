@@ -9,8 +9,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_links::Kind;
-use d2tp_power::{Bell, Keeper, Linux, Notice};
+use d2tp_links::LinkKind;
+use d2tp_power::{LinuxMachine, PowerEvent, WakeController, WakeReason};
 use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlan, WakePlanner};
 use d2tp_time::{Span, Time};
 use jiff::{SignedDuration, Timestamp};
@@ -57,9 +57,9 @@ pub(super) fn periods(fixed: Option<Duration>) -> ScanPeriods {
 }
 
 /// Keeps watch as long as the agent runs.
-pub(super) async fn keep(agent: Arc<Agent>, machine: Linux, periods: ScanPeriods) {
-    lock(&agent.posture).lacks = machine.lacks();
-    let mut keeper = Keeper::new(machine);
+pub(super) async fn keep(agent: Arc<Agent>, machine: LinuxMachine, periods: ScanPeriods) {
+    lock(&agent.posture).lacks = machine.limitations();
+    let mut keeper = WakeController::new(machine);
     let mut dlock = WakePlanner::new(periods);
     let mut stirred = agent.dispatcher.stirred();
     let mut links = agent.roads.links();
@@ -71,7 +71,7 @@ pub(super) async fn keep(agent: Arc<Agent>, machine: Linux, periods: ScanPeriods
             let links = links.borrow_and_update();
             !links
                 .iter()
-                .any(|link| link.kind != Kind::Loopback && link.is_usable())
+                .any(|link| link.kind != LinkKind::Loopback && link.is_usable())
         };
         dark_since = is_dark.then(|| dark_since.unwrap_or_else(time));
         let waits = agent.dispatcher.waits();
@@ -93,7 +93,7 @@ pub(super) async fn keep(agent: Arc<Agent>, machine: Linux, periods: ScanPeriods
         let comes = |span| agent.dispatcher.comes_within(span);
         let vigil = dlock.plan(time(), &standby, comes);
         keeper
-            .keep(time(), vigil, &agent.who_runs(&waits.runs))
+            .apply(time(), vigil, &agent.who_runs(&waits.runs))
             .await;
         lock(&agent.posture).vigil = vigil;
         let is_idle = !standby.waits && !standby.runs;
@@ -104,16 +104,16 @@ pub(super) async fn keep(agent: Arc<Agent>, machine: Linux, periods: ScanPeriods
             }
         };
         tokio::select! {
-            notice = keeper.next() => match notice {
-                Notice::Rings(Bell::Look) => {
+            notice = keeper.next_event() => match notice {
+                PowerEvent::AlarmFired(WakeReason::ScanLinks) => {
                     lock(&agent.meter).woke("look");
                     dlock.on_scan(time());
                     agent.look_for_links().await;
                 }
                 // The transfer itself finds that its time has come.
-                Notice::Rings(Bell::Start) => lock(&agent.meter).woke("start"),
-                Notice::Sleeps => {}
-                Notice::Woke => {
+                PowerEvent::AlarmFired(WakeReason::StartFlow) => lock(&agent.meter).woke("start"),
+                PowerEvent::Suspending => {}
+                PowerEvent::Resumed => {
                     dlock.on_scan(time());
                     agent.look_for_links().await;
                 }
@@ -135,7 +135,7 @@ impl Agent {
         let wireless: Vec<String> = {
             let links = self.roads.links();
             let links = links.borrow();
-            let wireless = links.iter().filter(|link| link.kind == Kind::Wifi);
+            let wireless = links.iter().filter(|link| link.kind == LinkKind::Wifi);
             wireless.map(|link| link.name.clone()).collect()
         };
         for device in wireless {

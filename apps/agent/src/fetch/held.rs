@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use d2tp_session::{DrwaLambda, Time};
-use d2tp_tcp::Clamp;
+use d2tp_tcp::WindowClamp;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -18,7 +18,7 @@ const NEVER: Duration = Duration::from_secs(86_400);
 /// arrives otherwise.
 pub struct Held {
     stream: TcpStream,
-    clamp: Clamp,
+    clamp: WindowClamp,
     begun: Instant,
     next: Instant,
 }
@@ -29,7 +29,7 @@ impl Held {
         let now = Instant::now();
         Held {
             stream,
-            clamp: Clamp::new(lambda),
+            clamp: WindowClamp::new(lambda),
             begun: now,
             next: now,
         }
@@ -41,7 +41,7 @@ impl Held {
             return;
         }
         let at = Time::ZERO + now.duration_since(self.begun).into();
-        self.next = match self.clamp.look(self.stream.as_fd(), at) {
+        self.next = match self.clamp.update(self.stream.as_fd(), at) {
             Ok(Some(again)) => now + Duration::from(again),
             Ok(None) => now + NEVER,
             Err(error) => {

@@ -15,7 +15,7 @@ use d2tp_driver::{
     CallError, Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowSettings, LinkUse,
     Peer, PublicKey, Qlog, SecretKey, ServerAddress,
 };
-use d2tp_links::{Class, Link};
+use d2tp_links::{CostClass, Link};
 use tokio::sync::{Mutex, watch};
 use url::Url;
 
@@ -142,14 +142,14 @@ impl Origin {
         if is_here(&server.host) {
             device.use_default_route().map_err(on_path)?;
         } else {
-            device.follow(self.links.clone(), |link| match link.class.class {
-                Class::Free => LinkUse::Free,
+            device.follow_links(self.links.clone(), |link| match link.class.class {
+                CostClass::Free => LinkUse::Free,
                 _ => LinkUse::Off,
             });
         }
         let peer = match (&self.proxy, &self.whom) {
             (None, _) => return Ok(Session::Alone(device)),
-            (Some(_), Whom::At(origin)) => device.reach(origin).await,
+            (Some(_), Whom::At(origin)) => device.connect_origin(origin).await,
             (Some(_), Whom::Called(key)) => device.call(*key).await,
         };
         match peer {

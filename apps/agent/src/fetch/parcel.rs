@@ -18,7 +18,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use d2tp_driver::Source;
+use d2tp_driver::SendSource;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use sha2::{Digest, Sha256};
 use url::Url;
@@ -238,7 +238,7 @@ impl Drawn {
     }
 }
 
-impl Source for Drawn {
+impl SendSource for Drawn {
     fn poll_read_at(
         &self,
         cx: &mut Context<'_>,

@@ -21,11 +21,11 @@ use std::time::Duration;
 
 use cedos_prox::ResetCause;
 use d2tp_driver::{
-    Claim, Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowEnd, FlowIo as _,
-    FlowSettings, GivenLinks, Instance, Lease, LinkUse, PathState, PathStats, Qlog, SecretKey,
-    ServerAddress, SessionEnd, SessionEvent,
+    Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowEnd, FlowIo as _, FlowSettings,
+    Instance, InstanceClaim, InstanceLease, LinkUse, PathState, PathStats, ProvidedLinks, Qlog,
+    SecretKey, ServerAddress, SessionEnd, SessionEvent,
 };
-use d2tp_links::{Class, Kind, Link};
+use d2tp_links::{CostClass, Link, LinkKind};
 use http::{HeaderMap, StatusCode};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::broadcast::error::RecvError;
@@ -67,7 +67,7 @@ pub struct Proxy {
     /// The device speaks to origins itself, through this.
     tunnel: Option<Tunnel>,
     /// Links that are not the kernel's, where the program brought its own.
-    given: Option<Arc<GivenLinks>>,
+    given: Option<Arc<ProvidedLinks>>,
     log: Option<Arc<Qlog>>,
     /// Where instances are kept, if they are.
     instances: Option<PathBuf>,
@@ -84,7 +84,7 @@ struct State {
     duplicate_before: u64,
     instance: Option<Arc<Instance>>,
     /// The instance and the flow that an earlier process began.
-    claim: Option<(u64, Option<Claim>)>,
+    claim: Option<(u64, Option<InstanceClaim>)>,
     /// The flow at hand was claimed, and nobody reads it yet.
     claimed: bool,
     /// The head of the answer in the flow at hand.
@@ -212,7 +212,7 @@ impl Proxy {
     }
 
     /// The same over links that the program describes itself.
-    pub fn over(address: ServerAddress, key: SecretKey, given: Arc<GivenLinks>) -> Proxy {
+    pub fn over(address: ServerAddress, key: SecretKey, given: Arc<ProvidedLinks>) -> Proxy {
         Proxy {
             given: Some(given.clone()),
             ..Proxy::new(address, key, given.subscribe(), None)
@@ -262,7 +262,7 @@ impl Proxy {
             config: self.config.clone(),
         };
         let (mut device, claimed) = match (&self.given, self.instance().await) {
-            (Some(given), _) => (Device::attached_by(options, given.clone()).await?, None),
+            (Some(given), _) => (Device::with_attach(options, given.clone()).await?, None),
             (None, Some(instance)) => {
                 let claim = self.state().claim.and_then(|(_, claim)| claim);
                 Device::resume(options, instance, claim).await?
@@ -292,7 +292,7 @@ impl Proxy {
         if self.needs_no_link() {
             device.use_default_route()?;
         } else {
-            device.follow(self.links.clone(), usage);
+            device.follow_links(self.links.clone(), usage);
         }
         let mut state = self.state();
         // What is not taken up now is over.
@@ -307,9 +307,9 @@ impl Proxy {
     /// One that keeps nothing of its flows, and of which the next process's is to take the place.
     async fn device_on_lease(&self, options: DeviceOptions) -> Result<Device, DriverError> {
         let (ours, theirs) = (self.key.public(), self.address.key);
-        let lease = tokio::task::spawn_blocking(move || Lease::take(ours, theirs)).await;
+        let lease = tokio::task::spawn_blocking(move || InstanceLease::take(ours, theirs)).await;
         match lease.ok().flatten() {
-            Some(lease) => Device::on_lease(options, Arc::new(lease)).await,
+            Some(lease) => Device::with_lease(options, Arc::new(lease)).await,
             None => Device::new(options).await,
         }
     }
@@ -328,7 +328,7 @@ impl Proxy {
             || links.iter().any(|link| link.addresses.contains(&ip))
             || (!links
                 .iter()
-                .any(|link| link.kind != Kind::Loopback && link.is_usable())
+                .any(|link| link.kind != LinkKind::Loopback && link.is_usable())
                 && super::transfer::on_link(ip, &links).is_some())
     }
 
@@ -377,7 +377,7 @@ impl Proxy {
                 (name, carrying)
             })
             .collect();
-        for way in device.map(|d| d.ways()).unwrap_or_default() {
+        for way in device.map(|d| d.link_statuses()).unwrap_or_default() {
             let carrying = links.entry(way.name).or_insert(Carrying {
                 bytes: 0,
                 busy: None,
@@ -505,7 +505,7 @@ impl Proxy {
         // A session that ends before its flows have would break them off.
         let is_settled = timeout(FAREWELL, kept::settled(&device)).await.is_ok();
         // What the proxy does not know by then, the next process tells it.
-        if device.is_kept() && !is_settled {
+        if device.has_instance() && !is_settled {
             if let Err(error) = device.leave().await {
                 tracing::warn!(%error, "the proxy will not be told what is over");
             }
@@ -521,9 +521,9 @@ impl Proxy {
 /// What a link may be used for at all. Whether links that cost are, is said per flow.
 fn usage(link: &Link) -> LinkUse {
     match (link.kind, link.class.class) {
-        (Kind::Loopback, _) | (_, Class::Roaming) => LinkUse::Off,
-        (_, Class::Free) => LinkUse::Free,
-        (_, Class::Metered) => LinkUse::Paid,
+        (LinkKind::Loopback, _) | (_, CostClass::Roaming) => LinkUse::Off,
+        (_, CostClass::Free) => LinkUse::Free,
+        (_, CostClass::Metered) => LinkUse::Paid,
     }
 }
 

@@ -28,7 +28,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_links::{Class, Link};
+use d2tp_links::{CostClass, Link};
 use d2tp_sched::{CostPolicy, LinkCandidate, LinkChoice, LinkWaitReason, format_duration};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -190,7 +190,7 @@ struct Transfer<'a, D> {
     start: Moment,
     rates: HashMap<String, f64>,
     stalled_until: HashMap<String, Moment>,
-    classes: HashMap<String, Class>,
+    classes: HashMap<String, CostClass>,
     doubts: Doubts,
     /// The last answer that was the object was a web page.
     was_page: Option<bool>,
@@ -722,7 +722,9 @@ impl<D: Dial> Transfer<'_, D> {
 
 /// Whether any of the links there are costs, up or not: where none does, no byte on such is to be expected.
 pub(crate) fn may_cost(links: &[Link]) -> bool {
-    links.iter().any(|link| link.class.class == Class::Metered)
+    links
+        .iter()
+        .any(|link| link.class.class == CostClass::Metered)
 }
 
 pub(super) fn display(destination: &Destination, file: &Path) -> String {

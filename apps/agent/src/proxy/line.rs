@@ -14,12 +14,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use d2tp_driver::{
-    EndpointConfig, Flow, FlowEnd, FlowIo as _, FlowSettings, LinkUse, SecretKey, ServerAddress,
-    SessionEvent, Way,
+    EndpointConfig, Flow, FlowEnd, FlowIo as _, FlowSettings, LinkStatus, LinkUse, SecretKey,
+    ServerAddress, SessionEvent,
 };
-use d2tp_links::{Class, Link};
+use d2tp_links::{CostClass, Link};
 use d2tp_sched::{CostPolicy, FlowDemand};
-use d2tp_steer::Seen;
+use d2tp_steer::SingleFlowScheduler;
 use d2tp_time::Time;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -79,7 +79,7 @@ pub struct Carried {
     /// Its name.
     pub link: String,
     /// What it costs.
-    pub class: Class,
+    pub class: CostClass,
     /// Bytes to this device.
     pub down: u64,
     /// And from it.
@@ -343,24 +343,24 @@ impl Line {
     /// What is to be done about a proxy that was never heard of.
     fn why_unanswered(&self) -> &'static str {
         let links = self.links.borrow();
-        let usable: Vec<Class> = links
+        let usable: Vec<CostClass> = links
             .iter()
             .filter(|link| link.is_usable())
             .map(|link| link.class.class)
             .collect();
-        let only = |is: fn(&Class) -> bool| !usable.is_empty() && usable.iter().all(is);
+        let only = |is: fn(&CostClass) -> bool| !usable.is_empty() && usable.iter().all(is);
         let flows = lock(&self.flows);
         let never_pays = |steered: &Steered| match steered.wish.policy {
             CostPolicy::FreeOnly => true,
             CostPolicy::FreeFirst | CostPolicy::Balanced => steered.wish.due.is_none(),
             CostPolicy::Fast | CostPolicy::Any => false,
         };
-        let only_costly = only(|class| *class != Class::Free);
+        let only_costly = only(|class| *class != CostClass::Free);
         if only_costly && !flows.all.is_empty() && flows.all.values().all(never_pays) {
             return "only networks that cost are up, and --policy forbids them (free-first and balanced pay only to be in \
                     time, --by); connections wait for a free one";
         }
-        if only(|class| *class == Class::Roaming) {
+        if only(|class| *class == CostClass::Roaming) {
             return "only roaming networks are up, which are not used (--link NAME=metered: one may be); connections wait for \
                     another";
         }
@@ -385,7 +385,7 @@ impl Line {
             .and_then(|purse| *purse.left().borrow());
         let links = self.links.borrow();
         let mut usable = links.iter().filter(|link| link.is_usable()).peekable();
-        let costs = |link: &Link| link.class.class != Class::Free;
+        let costs = |link: &Link| link.class.class != CostClass::Free;
         if left == Some(0) && usable.peek().is_some() && usable.all(costs) {
             let text = "what links that cost may carry this month is used up (cedos budget), and no free one is up";
             return Err(Refusal::new(Cause::Forbidden, text));
@@ -396,7 +396,7 @@ impl Line {
     /// Says of each flow whether it may use links that cost.
     async fn steer(self: Arc<Line>) {
         let mut links = self.links.clone();
-        let mut seen = Seen::default();
+        let mut seen = SingleFlowScheduler::default();
         let mut counted = BTreeMap::new();
         // A change may not have reached the device when it is looked at for that change.
         let mut settled = false;
@@ -405,9 +405,9 @@ impl Line {
             let (mut moves, mut purse_left) = (None, None);
             if let Some(device) = self.proxy.device() {
                 // What was carried until now is in what is looked at.
-                moves = Some(device.moves());
-                let ways = device.ways();
-                seen.look(now(), &ways);
+                moves = Some(device.watch_traffic());
+                let ways = device.link_statuses();
+                seen.observe(now(), &ways);
                 let purse = lock(&self.purse).clone();
                 if let Some(purse) = &purse {
                     purse.spent(&carried_since(&mut counted, &ways));
@@ -423,7 +423,7 @@ impl Line {
                     };
                     let flow = lock(&steered.flow);
                     let decision = seen.decide(now(), need, steered.moved.load(Relaxed));
-                    again = again.into_iter().chain(decision.again).min();
+                    again = again.into_iter().chain(decision.recheck_after).min();
                     let may = decision.spends;
                     let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
                     if pays != steered.pays {
@@ -475,8 +475,12 @@ impl Line {
 
     /// Payload that each link carried for it, both ways.
     pub fn carried(&self) -> BTreeMap<String, u64> {
-        let ways = self.proxy.device().map(|d| d.ways()).unwrap_or_default();
-        let both = |way: d2tp_driver::Way| (way.name, way.payload.0 + way.payload.1);
+        let ways = self
+            .proxy
+            .device()
+            .map(|d| d.link_statuses())
+            .unwrap_or_default();
+        let both = |way: d2tp_driver::LinkStatus| (way.name, way.payload.0 + way.payload.1);
         ways.into_iter().map(both).collect()
     }
 
@@ -535,7 +539,7 @@ fn now() -> Time {
 }
 
 /// What links carried since that was counted last; a session that began anew counts from nothing.
-fn carried_since(counted: &mut BTreeMap<String, (u64, u64)>, ways: &[Way]) -> Vec<Carried> {
+fn carried_since(counted: &mut BTreeMap<String, (u64, u64)>, ways: &[LinkStatus]) -> Vec<Carried> {
     let mut more = Vec::new();
     for way in ways {
         let before = counted.insert(way.name.clone(), way.payload);

@@ -17,7 +17,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use d2tp_driver::{Flow, SessionEvent};
-use d2tp_links::{Class, Kind, Link};
+use d2tp_links::{CostClass, Link, LinkKind};
 use d2tp_sched::{LinkCandidate, SwitchDelay};
 use http::StatusCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -190,7 +190,7 @@ impl Roads {
             }]
         };
         let links = self.links.borrow().clone();
-        let usable = |link: &&Link| link.kind != Kind::Loopback && link.is_usable();
+        let usable = |link: &&Link| link.kind != LinkKind::Loopback && link.is_usable();
         let now = Moment::now();
         match &self.to {
             To::Proxy(proxy) if proxy.needs_no_link() => anywhere(),
@@ -319,7 +319,7 @@ impl Roads {
         let links = self.links.borrow().clone();
         let costs = |name: &str| {
             let link = links.iter().find(|link| link.name == name);
-            link.is_some_and(|link| link.class.class != Class::Free)
+            link.is_some_and(|link| link.class.class != CostClass::Free)
         };
         let carried = self.carried();
         carried

@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use cedos_agent::proxy::{Cause, Line, Refusal, Target, Wish};
 use d2tp_catch::{
-    Answer, Caught, Meeting, Missed, Names, Namespace, Port, Supervisor, Verdict, is_near,
+    CallAnswer, CallVerdict, CatchPort, CaughtCall, NameStandIns, PendingConnection,
+    ProgramNamespace, SeccompSupervisor, UncaughtReason, is_local,
 };
 use socket2::{SockRef, Type};
 use tokio::sync::{Semaphore, mpsc};
@@ -45,11 +46,11 @@ pub struct Calls {
     /// On what terms.
     pub wish: Wish,
     /// What addresses stand for.
-    pub names: Arc<Names>,
+    pub names: Arc<NameStandIns>,
     /// The other ends.
-    pub port: Arc<Port>,
+    pub port: Arc<CatchPort>,
     /// Whose the network is.
-    pub namespace: Namespace,
+    pub namespace: ProgramNamespace,
     /// Our name server, where programs do not find it by themselves.
     pub dns: SocketAddr,
     /// Hears of listeners.
@@ -76,7 +77,7 @@ impl Calls {
     }
 
     /// Answers what the kernel holds, until nobody has the filter.
-    pub async fn supervise(self: Arc<Calls>, supervisor: Supervisor) {
+    pub async fn supervise(self: Arc<Calls>, supervisor: SeccompSupervisor) {
         loop {
             match supervisor.next().await {
                 Ok(Some(caught)) => self.answer(caught),
@@ -89,9 +90,9 @@ impl Calls {
     }
 
     /// Answers a call, now or when it can be.
-    pub fn answer(self: &Arc<Calls>, caught: Caught) {
+    pub fn answer(self: &Arc<Calls>, caught: CaughtCall) {
         match caught {
-            Caught::Listen { socket, answer } => {
+            CaughtCall::Listen { socket, answer } => {
                 if let Some(at) = SockRef::from(&socket)
                     .local_addr()
                     .ok()
@@ -99,61 +100,64 @@ impl Calls {
                 {
                     let _ = self.listeners.send(at);
                 }
-                answer.give(Verdict::GoOn);
+                answer.give(CallVerdict::Continue);
             }
-            Caught::Send { to, answer } => answer.give(self.datagram(to)),
-            Caught::Held { supervisor, answer } => {
+            CaughtCall::Send { to, answer } => answer.give(self.datagram(to)),
+            CaughtCall::Supervised { supervisor, answer } => {
                 let Ok(room) = self.filters.clone().try_acquire_owned() else {
-                    return answer.give(Verdict::Failed(libc::ENOBUFS));
+                    return answer.give(CallVerdict::Failed(libc::ENOBUFS));
                 };
                 let calls = self.clone();
                 tokio::spawn(async move {
                     calls.supervise(supervisor).await;
                     drop(room);
                 });
-                answer.give(Verdict::Done);
+                answer.give(CallVerdict::Done);
             }
-            Caught::Missed {
+            CaughtCall::Unsupervised {
                 program,
                 because,
                 answer,
             } => {
                 self.say_missed(&program, &because);
-                answer.give(Verdict::Done);
+                answer.give(CallVerdict::Done);
             }
-            Caught::Connect { socket, to, answer } => {
+            CaughtCall::Connect { socket, to, answer } => {
                 let kind = SockRef::from(&socket).r#type();
                 match kind {
                     // A resolver on this machine would ask others.
                     Ok(Type::DGRAM) if to.port() == DNS_PORT => self.lookup(&socket, answer),
-                    _ if is_near(to.ip()) || self.is_under_way(&socket) => {
-                        answer.give(Verdict::GoOn);
+                    _ if is_local(to.ip()) || self.is_under_way(&socket) => {
+                        answer.give(CallVerdict::Continue);
                     }
                     Ok(Type::STREAM) => self.stream(socket, to, answer),
                     Ok(_) => answer.give(self.datagram(to)),
-                    Err(error) => answer.give(Verdict::of(&error)),
+                    Err(error) => answer.give(CallVerdict::of(&error)),
                 }
             }
         }
     }
 
     /// Once for each program.
-    fn say_missed(&self, program: &str, because: &Missed) {
+    fn say_missed(&self, program: &str, because: &UncaughtReason) {
         let mut missed = self.missed.lock().expect("nobody panics with it");
         if missed.len() >= MISSED_MAX || !missed.insert(program.to_owned()) {
             return;
         }
         let program = program.escape_debug();
-        let fails = self.namespace != Namespace::Shared || matches!(because, Missed::Unheard(_));
+        let fails = self.namespace != ProgramNamespace::Shared
+            || matches!(because, UncaughtReason::Unheard(_));
         let because = match because {
-            Missed::System(error) => {
+            UncaughtReason::System(error) => {
                 format!("loads no C library, and its connections cannot be held (seccomp: {error})")
             }
-            Missed::Unheard(error) => {
+            UncaughtReason::Unheard(error) => {
                 format!("loads no C library, and too many such programs run at once ({error})")
             }
-            Missed::Privileged => "loads no C library, and runs with other rights".to_owned(),
-            Missed::Foreign => "is of another architecture".to_owned(),
+            UncaughtReason::Privileged => {
+                "loads no C library, and runs with other rights".to_owned()
+            }
+            UncaughtReason::Foreign => "is of another architecture".to_owned(),
         };
         let so = match fails {
             true => "its connections fail",
@@ -199,17 +203,17 @@ impl Calls {
     }
 
     /// Datagrams are not carried. Where they can go nowhere they may try.
-    fn datagram(&self, to: SocketAddr) -> Verdict {
-        if is_near(to.ip()) || self.namespace != Namespace::Shared {
-            return Verdict::GoOn;
+    fn datagram(&self, to: SocketAddr) -> CallVerdict {
+        if is_local(to.ip()) || self.namespace != ProgramNamespace::Shared {
+            return CallVerdict::Continue;
         }
-        Verdict::Failed(libc::ENETUNREACH)
+        CallVerdict::Failed(libc::ENETUNREACH)
     }
 
     /// A socket for questions to a name server.
-    fn lookup(&self, socket: &OwnedFd, answer: Answer) {
-        if self.namespace != Namespace::Shared {
-            return answer.give(Verdict::GoOn);
+    fn lookup(&self, socket: &OwnedFd, answer: CallAnswer) {
+        if self.namespace != ProgramNamespace::Shared {
+            return answer.give(CallVerdict::Continue);
         }
         let socket = SockRef::from(socket);
         let is_six = socket.domain().is_ok_and(|d| d == socket2::Domain::IPV6);
@@ -218,15 +222,15 @@ impl Calls {
             (_, at) => at,
         };
         answer.give(match socket.connect(&to.into()) {
-            Ok(()) => Verdict::Done,
-            Err(error) => Verdict::of(&error),
+            Ok(()) => CallVerdict::Done,
+            Err(error) => CallVerdict::of(&error),
         });
     }
 
-    fn stream(self: &Arc<Calls>, socket: OwnedFd, to: SocketAddr, answer: Answer) {
+    fn stream(self: &Arc<Calls>, socket: OwnedFd, to: SocketAddr, answer: CallAnswer) {
         let Ok(room) = self.room.clone().try_acquire_owned() else {
             tracing::warn!("more than {CALLS_MAX} connections: refused");
-            return answer.give(Verdict::Failed(libc::ENOBUFS));
+            return answer.give(CallVerdict::Failed(libc::ENOBUFS));
         };
         let target = match self.names.name_of(to.ip()) {
             Ok(None) => Target::from(to),
@@ -236,16 +240,16 @@ impl Calls {
             },
             Err(text) => {
                 tracing::warn!("{text}");
-                return answer.give(Verdict::Failed(libc::EHOSTUNREACH));
+                return answer.give(CallVerdict::Failed(libc::EHOSTUNREACH));
             }
         };
         let meeting = match self.port.begin(socket) {
             Ok(meeting) => meeting,
-            Err(error) => return answer.give(Verdict::of(&error)),
+            Err(error) => return answer.give(CallVerdict::of(&error)),
         };
         let calls = self.clone();
         tokio::spawn(async move {
-            match meeting.waits {
+            match meeting.blocks {
                 true => calls.held(meeting, target, answer).await,
                 false => calls.in_progress(meeting, target, answer).await,
             }
@@ -253,18 +257,18 @@ impl Calls {
         });
     }
 
-    async fn held(&self, meeting: Meeting, target: Target, answer: Answer) {
+    async fn held(&self, meeting: PendingConnection, target: Target, answer: CallAnswer) {
         let open = match self.line.open(&target, self.wish).await {
             Ok(open) => open,
             Err(refusal) => {
                 self.say_refused(&target, &refusal);
-                return answer.give(Verdict::Failed(refusal.errno()));
+                return answer.give(CallVerdict::Failed(refusal.errno()));
             }
         };
-        let theirs = meeting.theirs;
+        let theirs = meeting.peer_address;
         let connecting = tokio::task::spawn_blocking(move || meeting.connect());
         let met = loop {
-            match self.port.meet(theirs).await {
+            match self.port.accept_waiting(theirs).await {
                 // Its SYN is not on its way yet.
                 Err(error)
                     if error.kind() == io::ErrorKind::ConnectionRefused
@@ -277,27 +281,32 @@ impl Calls {
         };
         let program = match met {
             Ok(program) => program,
-            Err(error) => return answer.give(Verdict::of(&error)),
+            Err(error) => return answer.give(CallVerdict::of(&error)),
         };
         match connecting.await {
-            Ok(Ok(())) => answer.give(Verdict::Done),
-            Ok(Err(error)) => return answer.give(Verdict::of(&error)),
+            Ok(Ok(())) => answer.give(CallVerdict::Done),
+            Ok(Err(error)) => return answer.give(CallVerdict::of(&error)),
             Err(_) => return,
         }
         open.carry(program).await;
     }
 
-    async fn in_progress(&self, mut meeting: Meeting, target: Target, answer: Answer) {
+    async fn in_progress(
+        &self,
+        mut meeting: PendingConnection,
+        target: Target,
+        answer: CallAnswer,
+    ) {
         self.port.guard(&mut meeting).await;
         answer.give(match meeting.connect() {
-            Ok(()) => Verdict::Done,
-            Err(error) => Verdict::of(&error),
+            Ok(()) => CallVerdict::Done,
+            Err(error) => CallVerdict::of(&error),
         });
         match self.line.open(&target, self.wish).await {
             Ok(open) => {
-                let theirs = meeting.theirs;
-                meeting.admit();
-                match self.port.meet(theirs).await {
+                let theirs = meeting.peer_address;
+                meeting.release();
+                match self.port.accept_waiting(theirs).await {
                     Ok(program) => open.carry(program).await,
                     Err(error) => tracing::debug!(%target, %error, "nobody waits any more"),
                 }

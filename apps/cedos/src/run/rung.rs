@@ -11,7 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::str::FromStr;
 
-use d2tp_catch::{Executable, Kind};
+use d2tp_catch::{Executable, ExecutableKind};
 
 /// A way of catching connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,14 +102,16 @@ pub fn choose(program: &Executable, words: &[OsString], listens: bool) -> Chosen
             let because = format!("{name} is known to heed proxy variables");
             chosen(Rung::Environment, because)
         }
-        Kind::Dynamic => chosen(Rung::Preload, format!("{name} loads the C library")),
-        Kind::Go => chosen(Rung::Notify, format!("{name} is a Go program")),
-        Kind::Static if listens => chosen(Rung::Notify, format!("{name} is a static program")),
-        Kind::Static => chosen(
+        ExecutableKind::Dynamic => chosen(Rung::Preload, format!("{name} loads the C library")),
+        ExecutableKind::Go => chosen(Rung::Notify, format!("{name} is a Go program")),
+        ExecutableKind::Static if listens => {
+            chosen(Rung::Notify, format!("{name} is a static program"))
+        }
+        ExecutableKind::Static => chosen(
             Rung::Tun,
             format!("{name} is a static program, which looks names up by itself"),
         ),
-        Kind::Privileged => chosen(
+        ExecutableKind::Privileged => chosen(
             Rung::Tun,
             format!("{name} runs with other rights, so nothing can be put in front of it"),
         ),
@@ -150,7 +152,7 @@ fn heeds(name: &str, words: &[OsString]) -> bool {
 mod tests {
     use super::*;
 
-    fn program(name: &str, kind: Kind) -> Executable {
+    fn program(name: &str, kind: ExecutableKind) -> Executable {
         let path = std::path::PathBuf::from("/usr/bin").join(name);
         Executable {
             runs: path.clone(),
@@ -159,7 +161,7 @@ mod tests {
         }
     }
 
-    fn rung(text: &str, kind: Kind) -> Rung {
+    fn rung(text: &str, kind: ExecutableKind) -> Rung {
         let words: Vec<OsString> = text.split(' ').map(OsString::from).collect();
         let name = words[0].to_str().unwrap();
         choose(&program(name, kind), &words, false).rung
@@ -170,32 +172,40 @@ mod tests {
         let cases = [
             (
                 "curl -sO https://o.example/a",
-                Kind::Dynamic,
+                ExecutableKind::Dynamic,
                 Rung::Environment,
             ),
             (
                 "curl -x other https://o.example/a",
-                Kind::Dynamic,
+                ExecutableKind::Dynamic,
                 Rung::Preload,
             ),
             (
                 "curl --noproxy=* https://o.example/a",
-                Kind::Dynamic,
+                ExecutableKind::Dynamic,
                 Rung::Preload,
             ),
-            ("curl sftp://o.example/a", Kind::Dynamic, Rung::Preload),
-            ("curl o.example", Kind::Dynamic, Rung::Preload),
+            (
+                "curl sftp://o.example/a",
+                ExecutableKind::Dynamic,
+                Rung::Preload,
+            ),
+            ("curl o.example", ExecutableKind::Dynamic, Rung::Preload),
             (
                 "git clone https://o.example/a",
-                Kind::Dynamic,
+                ExecutableKind::Dynamic,
                 Rung::Environment,
             ),
-            ("git fetch origin", Kind::Dynamic, Rung::Preload),
-            ("git clone ssh://o.example/a", Kind::Dynamic, Rung::Preload),
-            ("ssh o.example", Kind::Dynamic, Rung::Preload),
-            ("go-program x", Kind::Go, Rung::Notify),
-            ("busybox wget", Kind::Static, Rung::Tun),
-            ("ping o.example", Kind::Privileged, Rung::Tun),
+            ("git fetch origin", ExecutableKind::Dynamic, Rung::Preload),
+            (
+                "git clone ssh://o.example/a",
+                ExecutableKind::Dynamic,
+                Rung::Preload,
+            ),
+            ("ssh o.example", ExecutableKind::Dynamic, Rung::Preload),
+            ("go-program x", ExecutableKind::Go, Rung::Notify),
+            ("busybox wget", ExecutableKind::Static, Rung::Tun),
+            ("ping o.example", ExecutableKind::Privileged, Rung::Tun),
         ];
         for (text, kind, wanted) in cases {
             assert_eq!(rung(text, kind), wanted, "{text}");
@@ -205,7 +215,7 @@ mod tests {
     #[test]
     fn a_server_is_not_caught_by_variables() {
         let words = ["curl".into(), "https://o.example".into()];
-        let chosen = choose(&program("curl", Kind::Dynamic), &words, true);
+        let chosen = choose(&program("curl", ExecutableKind::Dynamic), &words, true);
         assert_eq!(chosen.rung, Rung::Preload);
         for rung in Rung::ALL {
             assert_eq!(rung.word().parse(), Ok(rung));

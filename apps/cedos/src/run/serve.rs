@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use cedos_agent::proxy::carry;
-use d2tp_catch::Port;
+use d2tp_catch::CatchPort;
 use d2tp_driver::{
     Admission, EndpointConfig, Flow, FlowIo as _, SecretKey, Server, ServerAddress, ServerOptions,
 };
@@ -34,7 +34,7 @@ pub struct Served {
     /// Who may come.
     pub admission: Admission,
     /// The program's loopback.
-    pub port: Arc<Port>,
+    pub port: Arc<CatchPort>,
 }
 
 /// The D2TP listeners in front of a program.
@@ -107,16 +107,16 @@ fn as_called(at: SocketAddr) -> SocketAddr {
     (ip, at.port()).into()
 }
 
-async fn front(server: Arc<Server>, program: SocketAddr, port: Arc<Port>) {
+async fn front(server: Arc<Server>, program: SocketAddr, port: Arc<CatchPort>) {
     while let Some(flow) = server.accept().await {
         tokio::spawn(hand_over(flow, program, port.clone()));
     }
 }
 
-async fn hand_over(mut flow: Flow, to: SocketAddr, port: Arc<Port>) {
+async fn hand_over(mut flow: Flow, to: SocketAddr, port: Arc<CatchPort>) {
     let mut calls = 0;
     let program = loop {
-        match port.reach(to).await {
+        match port.connect_loopback(to).await {
             Ok(program) => break program,
             Err(_) if calls < CALLS_MAX => calls += 1,
             Err(error) => {

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use cedos_agent::proxy::{Line, Target, Wish};
-use d2tp_catch::Names;
+use d2tp_catch::NameStandIns;
 use etherparse::{InternetSlice, PacketBuilder, SlicedPacket, TransportSlice};
 use ipstack::{IpStack, IpStackConfig, IpStackStream, IpStackTcpStream, TcpConfig, TcpOptions};
 use tokio::io::unix::AsyncFd;
@@ -34,7 +34,7 @@ pub async fn take_packets(
     mtu: u16,
     line: Arc<Line>,
     wish: Wish,
-    names: Arc<Names>,
+    names: Arc<NameStandIns>,
 ) -> io::Result<()> {
     let mut tcp = TcpConfig::default();
     tcp.timeout = SILENT_MAX;
@@ -78,7 +78,7 @@ pub async fn take_packets(
     }
 }
 
-async fn stream(mut program: Program, line: Arc<Line>, wish: Wish, names: Arc<Names>) {
+async fn stream(mut program: Program, line: Arc<Line>, wish: Wish, names: Arc<NameStandIns>) {
     let given_up = program.streams.over(program.ends);
     tokio::select! {
         () = carried(&mut program, &line, wish, &names) => {}
@@ -88,7 +88,7 @@ async fn stream(mut program: Program, line: Arc<Line>, wish: Wish, names: Arc<Na
     program.end().await;
 }
 
-async fn carried(program: &mut Program, line: &Arc<Line>, wish: Wish, names: &Names) {
+async fn carried(program: &mut Program, line: &Arc<Line>, wish: Wish, names: &NameStandIns) {
     let (_, to) = program.ends;
     let target = match names.name_of(to.ip()) {
         Ok(None) => Target::from(to),

@@ -11,7 +11,7 @@ use cedos_agent::fetch::report::{complain, human_bytes, say};
 use cedos_agent::fetch::when;
 use cedos_agent::settings;
 use clap::{Args, Subcommand};
-use d2tp_links::{ClassRules, Cutoff, Link};
+use d2tp_links::{CapCutoff, ClassRules, Link};
 use serde_json::{Value, json};
 
 /// How often an agent is asked what links carry, while they are watched.
@@ -68,13 +68,13 @@ enum BudgetVerb {
         /// What happens then: hard, nothing is paid for any more; soft, it is told and goes on;
         /// cautious, as hard, a tenth before
         #[arg(long, value_name = "WORD", value_parser = parse_cutoff)]
-        cutoff: Option<Cutoff>,
+        cutoff: Option<CapCutoff>,
     },
 }
 
-fn parse_cutoff(text: &str) -> Result<Cutoff, String> {
-    let all = [Cutoff::Hard, Cutoff::Soft, Cutoff::Cautious];
-    let found = all.into_iter().find(|cutoff| cutoff.word() == text);
+fn parse_cutoff(text: &str) -> Result<CapCutoff, String> {
+    let all = [CapCutoff::Hard, CapCutoff::Soft, CapCutoff::Cautious];
+    let found = all.into_iter().find(|cutoff| cutoff.as_str() == text);
     found.ok_or_else(|| format!("`{text}` is none of hard, soft, cautious"))
 }
 

@@ -13,10 +13,10 @@ use anyhow::Context;
 use cedos_prox::{Door, ProxConfig, StartFault, parse_key};
 use clap::{Args, ValueEnum};
 use d2tp_driver::{
-    Admission, Batch, DrwaLambda, EndpointConfig, Journal, PublicKey, RestOptions, SecretKey,
-    Server, ServerAddress, ServerOptions,
+    Admission, DrwaLambda, EndpointConfig, HibernationOptions, Journal, JournalBatch, PublicKey,
+    SecretKey, Server, ServerAddress, ServerOptions,
 };
-use d2tp_links::{ClassRules, Kind, Link, LinkMonitor};
+use d2tp_links::{ClassRules, Link, LinkKind, LinkMonitor};
 use ipnet::IpNet;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -217,8 +217,8 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         admission,
         config: protocol,
     };
-    let rest = RestOptions {
-        sleep_after,
+    let rest = HibernationOptions {
+        hibernate_after: sleep_after,
         journal: journal.clone(),
     };
     let server = Arc::new(Server::bind_with(options, rest)?);
@@ -226,7 +226,7 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         server.relay_for_devices(limits);
     }
     let reader = prox.clone();
-    server.peek_with(Arc::new(move |memo, offset, max| {
+    server.set_hibernated_reader(Arc::new(move |memo, offset, max| {
         reader.peek(memo, offset, max)
     }));
     let log = args.qlog.open()?;
@@ -301,7 +301,7 @@ fn open_journal(dir: &Path, key: &SecretKey) -> anyhow::Result<Journal> {
         ),
         Some(_) => {}
         None => {
-            let mut batch = Batch::default();
+            let mut batch = JournalBatch::default();
             batch.notes.insert(b"key".to_vec(), Some(ours.into()));
             journal.commit(&batch)?;
         }
@@ -333,7 +333,7 @@ fn best_address(links: &[Link], only_v4: bool) -> IpAddr {
     };
     links
         .iter()
-        .filter(|link| link.kind != Kind::Loopback && link.up && link.carrier)
+        .filter(|link| link.kind != LinkKind::Loopback && link.up && link.carrier)
         .flat_map(|link| link.addresses.iter().copied())
         .filter(|address| address.is_ipv4() || !only_v4)
         .filter(|address| !address.is_loopback())
@@ -453,9 +453,9 @@ mod tests {
         Link {
             name: name.into(),
             index: 2,
-            kind: Kind::Ethernet,
-            class: d2tp_links::Judgement {
-                class: d2tp_links::Class::Free,
+            kind: LinkKind::Ethernet,
+            class: d2tp_links::CostAssessment {
+                class: d2tp_links::CostClass::Free,
                 because: "test".into(),
             },
             up: true,

@@ -15,7 +15,9 @@ use cedos_agent::proxy::{Door, Far, Line, Names, Strangers, Wish};
 use cedos_prox::parse_key;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
-use d2tp_catch::{Executable, Given, Namespace, PRELOAD, Plan, VARIABLE, launch};
+use d2tp_catch::{
+    Executable, LaunchPlan, LaunchResources, PRELOAD, ProgramNamespace, VARIABLE, launch,
+};
 use d2tp_driver::{Admission, PublicKey, ServerAddress};
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
 use d2tp_sched::CostPolicy;
@@ -125,7 +127,7 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 struct Prepared {
-    plan: Plan,
+    plan: LaunchPlan,
     chosen: Chosen,
     wish: Wish,
     server: Option<ServerAddress>,
@@ -168,12 +170,12 @@ fn prepare(args: &RunArgs) -> anyhow::Result<Prepared> {
         );
     }
     let namespace = match (chosen.rung, args.strict) {
-        (Rung::Tun, _) => Namespace::Tun,
-        (_, true) => Namespace::Own,
-        (_, false) => Namespace::Shared,
+        (Rung::Tun, _) => ProgramNamespace::Tun,
+        (_, true) => ProgramNamespace::Own,
+        (_, false) => ProgramNamespace::Shared,
     };
     Ok(Prepared {
-        plan: Plan {
+        plan: LaunchPlan {
             program,
             words: args.command.clone(),
             namespace,
@@ -207,7 +209,7 @@ fn wants_colours() -> bool {
 async fn carry(
     args: RunArgs,
     prepared: Prepared,
-    mut launched: d2tp_catch::Launched,
+    mut launched: d2tp_catch::PreparedProgram,
 ) -> anyhow::Result<crate::run::Ended> {
     let Prepared {
         plan,
@@ -228,20 +230,20 @@ async fn carry(
     let line = Line::new(far, server, key.clone(), monitor.subscribe(), |config| {
         args.transport.apply(config);
     });
-    let names = Arc::new(d2tp_catch::Names::default());
-    let proxy = launched.given.proxy.local_addr()?;
+    let names = Arc::new(d2tp_catch::NameStandIns::default());
+    let proxy = launched.resources.proxy.local_addr()?;
     let strangers = match plan.namespace {
-        Namespace::Shared => Strangers::Refused,
-        Namespace::Own | Namespace::Tun => Strangers::Absent,
+        ProgramNamespace::Shared => Strangers::Refused,
+        ProgramNamespace::Own | ProgramNamespace::Tun => Strangers::Absent,
     };
     let variables = match chosen.rung {
         Rung::Environment => proxy_variables(proxy),
-        Rung::Preload => preload_variables(&library(PRELOAD)?, &launched.given.ask_name),
+        Rung::Preload => preload_variables(&library(PRELOAD)?, &launched.resources.preload_name),
         Rung::Notify | Rung::Tun => Vec::new(),
     };
-    let (reserved, porter) = launched.given.take_port()?;
-    let port = Arc::new(Given::port(reserved, porter)?);
-    let dns = launched.given.dns.local_addr()?;
+    let (reserved, porter) = launched.resources.take_port()?;
+    let port = Arc::new(LaunchResources::port(reserved, porter)?);
+    let dns = launched.resources.dns.local_addr()?;
     say(&chosen, plan.namespace);
     let signals = Signals::listen()?;
     if is_called {
@@ -278,7 +280,7 @@ async fn carry(
         missed: Mutex::default(),
         refused: Mutex::default(),
     });
-    let asked = Given::asked(given.ask, names, plan.namespace)?;
+    let asked = LaunchResources::preload_listener(given.preload_socket, names, plan.namespace)?;
     let answering = calls.clone();
     tokio::spawn(async move {
         loop {
@@ -300,7 +302,7 @@ async fn carry(
             port,
         })
     });
-    let ended = until_ended(running.pid, running.porter);
+    let ended = until_ended(running.pid, running.socket_server);
     tokio::pin!(ended);
     let ended = loop {
         tokio::select! {
@@ -331,15 +333,15 @@ fn nowhere(key: &d2tp_driver::SecretKey) -> ServerAddress {
     }
 }
 
-fn say(chosen: &Chosen, namespace: Namespace) {
+fn say(chosen: &Chosen, namespace: ProgramNamespace) {
     let walls = match namespace {
-        Namespace::Shared => "",
-        Namespace::Own | Namespace::Tun => ", in a network namespace of its own",
+        ProgramNamespace::Shared => "",
+        ProgramNamespace::Own | ProgramNamespace::Tun => ", in a network namespace of its own",
     };
     eprintln!("cedos run: {}{walls}: {}", chosen.rung, chosen.because);
 }
 
-struct Known(Arc<d2tp_catch::Names>);
+struct Known(Arc<d2tp_catch::NameStandIns>);
 
 impl Names for Known {
     fn name_of(&self, ip: std::net::IpAddr) -> Result<Option<String>, String> {

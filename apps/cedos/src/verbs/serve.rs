@@ -13,7 +13,7 @@ use d2tp_driver::{
     Admission, Device, DeviceOptions, EndpointConfig, Flow, LinkUse, PublicKey, Server,
     ServerAddress, ServerOptions,
 };
-use d2tp_links::{Class, ClassRules, LinkMonitor};
+use d2tp_links::{ClassRules, CostClass, LinkMonitor};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::key;
@@ -114,8 +114,8 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     if here {
         device.use_default_route()?;
     } else {
-        device.follow(monitor.subscribe(), |link| match link.class.class {
-            Class::Free => LinkUse::Free,
+        device.follow_links(monitor.subscribe(), |link| match link.class.class {
+            CostClass::Free => LinkUse::Free,
             _ => LinkUse::Off,
         });
     }

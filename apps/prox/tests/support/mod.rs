@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use cedos_prox::{FlowReport, Prox, ProxConfig, ResetCause, Resolve, serve_flow};
-use d2tp_driver::{FlowIo, HostKey, Source};
+use d2tp_driver::{FlowIo, HostKey, SendSource};
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::io::{
@@ -137,7 +137,7 @@ impl FlowIo for MemoryFlow {
         Some(deadline.saturating_duration_since(Instant::now()))
     }
 
-    fn send_source(&mut self, source: Arc<dyn Source>) {
+    fn send_source(&mut self, source: Arc<dyn SendSource>) {
         let mut write = self.write.take().expect("one source per flow");
         let shared = self.shared.clone();
         self.pump = Some(tokio::spawn(async move {

@@ -10,7 +10,7 @@
 //! | `sockopt` | getsockopt, setsockopt, fcntl |
 //! | `wait` | select, poll, network_changed, dlock |
 
-mod messages;
+mod datagram;
 mod names;
 mod open;
 mod sockopt;
@@ -25,10 +25,10 @@ pub use wait::*;
 
 use libc::{c_int, ssize_t};
 
-use crate::errno::{Answer, Errno};
+use crate::errno::{CallResult, Errno};
 
 /// As C hears of it. A panic of ours must not run into C's frames.
-fn answer(call: impl FnOnce() -> Answer<c_int>) -> c_int {
+fn answer(call: impl FnOnce() -> CallResult<c_int>) -> c_int {
     let call = std::panic::AssertUnwindSafe(call);
     let said = std::panic::catch_unwind(call).unwrap_or(Err(Errno(libc::EIO)));
     said.unwrap_or_else(|errno| {
@@ -38,7 +38,7 @@ fn answer(call: impl FnOnce() -> Answer<c_int>) -> c_int {
 }
 
 /// The same for what counts bytes.
-fn counted(call: impl FnOnce() -> Answer<ssize_t>) -> ssize_t {
+fn counted(call: impl FnOnce() -> CallResult<ssize_t>) -> ssize_t {
     let call = std::panic::AssertUnwindSafe(call);
     let said = std::panic::catch_unwind(call).unwrap_or(Err(Errno(libc::EIO)));
     said.unwrap_or_else(|errno| {

@@ -8,9 +8,9 @@ use d2tp_driver::ServerAddress;
 use libc::{addrinfo, c_char, c_int, c_void, sockaddr, socklen_t};
 
 use super::answer;
-use crate::address::{AF_D2TP, HOST_BYTES_MAX, Name};
+use crate::address::{AF_D2TP, HOST_BYTES_MAX, SocketName};
 use crate::engine;
-use crate::errno::{Answer, Errno, check};
+use crate::errno::{CallResult, Errno, check};
 use crate::{info, memory, table};
 
 /// Where the socket is: the UDP address that it was bound to. One that only connected has no address of
@@ -30,8 +30,8 @@ pub unsafe extern "C" fn d2tp_getsockname(
             return check(unsafe { libc::getsockname(fd, address, len) });
         };
         let unbound = match socket.domain {
-            libc::AF_INET6 => Name::Ip((std::net::Ipv6Addr::UNSPECIFIED, 0).into()),
-            _ => Name::Ip((std::net::Ipv4Addr::UNSPECIFIED, 0).into()),
+            libc::AF_INET6 => SocketName::Ip((std::net::Ipv6Addr::UNSPECIFIED, 0).into()),
+            _ => SocketName::Ip((std::net::Ipv4Addr::UNSPECIFIED, 0).into()),
         };
         tell(
             &socket.local.unwrap_or(unbound),
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn d2tp_getpeername(
         let mut peer = socket.peer.clone().ok_or(Errno(libc::EOPNOTSUPP))?;
         if socket.bound.is_none()
             && socket.is_ours()
-            && let Some(fate) = &socket.fate
+            && let Some(fate) = &socket.status
             && let Some(moved) = now_at(fate.serial)?
         {
             peer = moved;
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn d2tp_getpeername(
 }
 
 /// Whether the kernel's socket has a peer.
-fn connected(fd: c_int) -> Answer<()> {
+fn connected(fd: c_int) -> CallResult<()> {
     // SAFETY: sockaddr_in is plain numbers.
     let mut pair: libc::sockaddr_in = unsafe { std::mem::zeroed() };
     let mut len = size_of::<libc::sockaddr_in>() as socklen_t;
@@ -81,15 +81,23 @@ fn connected(fd: c_int) -> Answer<()> {
 }
 
 /// Where an accepted flow's device is.
-fn now_at(serial: u64) -> Answer<Option<Name>> {
-    engine::get()?.ask(move |home, reply| {
+fn now_at(serial: u64) -> CallResult<Option<SocketName>> {
+    engine::get()?.request(move |home, reply| {
         let flows = home.flows.borrow();
-        let held = flows.get(&serial).filter(|held| held.line.is_none());
-        let _ = reply.send(held.and_then(|held| info::far_end(held)).map(Name::Ip));
+        let held = flows.get(&serial).filter(|held| held.session.is_none());
+        let _ = reply.send(
+            held.and_then(|held| info::far_end(held))
+                .map(SocketName::Ip),
+        );
     })
 }
 
-fn tell(name: &Name, domain: c_int, address: *mut sockaddr, len: *mut socklen_t) -> Answer<c_int> {
+fn tell(
+    name: &SocketName,
+    domain: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> CallResult<c_int> {
     let bytes = name.to_bytes(domain);
     memory::answer(&bytes, address.cast::<c_void>(), len, bytes.len())?;
     Ok(0)
@@ -114,9 +122,9 @@ pub unsafe extern "C" fn d2tp_getaddrinfo(
     };
     let bytes = name.to_bytes(libc::AF_UNSPEC);
     let family = match &name {
-        Name::Ip(address) if address.is_ipv6() => libc::AF_INET6,
-        Name::Ip(_) => libc::AF_INET,
-        Name::Host { .. } => AF_D2TP,
+        SocketName::Ip(address) if address.is_ipv6() => libc::AF_INET6,
+        SocketName::Ip(_) => libc::AF_INET,
+        SocketName::Host { .. } => AF_D2TP,
     };
     let size = size_of::<addrinfo>() + bytes.len();
     // SAFETY: room for both, which `d2tp_freeaddrinfo` gives back as one.
@@ -144,7 +152,7 @@ fn look_up(
     node: *const c_char,
     service: *const c_char,
     hints: *const addrinfo,
-) -> Result<Name, c_int> {
+) -> Result<SocketName, c_int> {
     let system = |errno: Errno| {
         errno.set();
         libc::EAI_SYSTEM
@@ -170,7 +178,7 @@ fn look_up(
             true => std::net::Ipv4Addr::UNSPECIFIED,
             false => std::net::Ipv4Addr::LOCALHOST,
         };
-        return Ok(Name::Ip((ip, port).into()));
+        return Ok(SocketName::Ip((ip, port).into()));
     };
     if node.starts_with("d2tp://") {
         let server: ServerAddress = node.parse().map_err(|_| libc::EAI_NONAME)?;
@@ -179,7 +187,7 @@ fn look_up(
     }
     let port = port.unwrap_or(0);
     match node.parse::<IpAddr>() {
-        Ok(ip) => Ok(Name::Ip((ip, port).into())),
+        Ok(ip) => Ok(SocketName::Ip((ip, port).into())),
         Err(_) if flags & libc::AI_NUMERICHOST != 0 => Err(libc::EAI_NONAME),
         Err(_) => named(node, port, None),
     }
@@ -188,11 +196,15 @@ fn look_up(
 /// Longer is no name and no address of ours.
 const TEXT_BYTES_MAX: usize = 255;
 
-fn named(host: String, port: u16, key: Option<d2tp_driver::PublicKey>) -> Result<Name, c_int> {
+fn named(
+    host: String,
+    port: u16,
+    key: Option<d2tp_driver::PublicKey>,
+) -> Result<SocketName, c_int> {
     if host.is_empty() || host.len() > HOST_BYTES_MAX || host.contains(['/', ' ', '\r', '\n']) {
         return Err(libc::EAI_NONAME);
     }
-    Ok(Name::Host { host, port, key })
+    Ok(SocketName::Host { host, port, key })
 }
 
 fn port_of(service: &str) -> Result<u16, c_int> {

@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
 use super::answer;
-use crate::address::{AF_D2TP, Name};
-use crate::connect::{self, Call, server_of};
-use crate::datagrams::{self, Grams};
+use crate::address::{AF_D2TP, SocketName};
+use crate::agent_connection::{self, ReopenedConnection};
+use crate::agent_message::ReopenOptions;
+use crate::connect::{self, ConnectCall, server_of};
+use crate::datagrams::{self, ProgramDatagrams};
 use crate::engine;
-use crate::errno::{Answer, Errno, check};
-use crate::handed::{self, Reopened};
-use crate::keep::{self, TOKEN_BYTES, Token};
+use crate::errno::{CallResult, Errno, check};
 use crate::kernel::socket_option;
-use crate::listen::{self, Ear};
+use crate::listen::{self, ProgramListener};
 use crate::memory;
-use crate::message::Keep;
-use crate::options::{Options, Persist};
+use crate::options::{PersistMode, SocketOptions};
 use crate::pair;
-use crate::table::{self, Fate, Socket};
+use crate::reopen_token::{self, ReopenToken, TOKEN_BYTES};
+use crate::table::{self, ConnectionStatus, SocketEntry};
 
 const TYPE_FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
@@ -42,13 +42,13 @@ pub extern "C" fn d2tp_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_
         };
         // Its port is needed by whatever comes next, and a failure is best told here.
         let engine = engine::get()?;
-        let mut socket = Socket::new(domain);
+        let mut socket = SocketEntry::new(domain);
         let fd = if is_datagram {
-            let ports = engine.ask(|home, reply| {
+            let ports = engine.request(|home, reply| {
                 let _ = reply.send(datagrams::ports(home));
             })??;
             let (fd, grams) = datagrams::program_socket(kind & TYPE_FLAGS, ports)?;
-            socket.grams = Some(Arc::new(grams));
+            socket.datagrams = Some(Arc::new(grams));
             fd
         } else {
             pair::program_socket(kind & TYPE_FLAGS)?
@@ -59,7 +59,7 @@ pub extern "C" fn d2tp_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_
 }
 
 /// The socket, if its engine is ours.
-fn ours(fd: RawFd) -> Answer<Option<(u64, Socket)>> {
+fn ours(fd: RawFd) -> CallResult<Option<(u64, SocketEntry)>> {
     match table::find(fd)? {
         Some((_, socket)) if !socket.is_ours() => Err(Errno(libc::EOPNOTSUPP)),
         known => Ok(known),
@@ -77,16 +77,17 @@ pub unsafe extern "C" fn d2tp_bind(fd: c_int, address: *const sockaddr, len: soc
             // SAFETY: the kernel checks.
             return check(unsafe { libc::bind(fd, address, len) });
         };
-        let Name::Ip(place) = Name::read(address.cast::<c_void>(), len, socket.domain)? else {
+        let SocketName::Ip(place) = SocketName::read(address.cast::<c_void>(), len, socket.domain)?
+        else {
             return Err(Errno(libc::EAFNOSUPPORT));
         };
         if socket.domain == libc::AF_INET6 && place.is_ipv4() {
             return Err(Errno(libc::EINVAL));
         }
-        if socket.bound.is_some() || socket.fate.is_some() {
+        if socket.bound.is_some() || socket.status.is_some() {
             return Err(Errno(libc::EINVAL));
         }
-        match socket.grams {
+        match socket.datagrams {
             Some(grams) => bind_datagrams(cookie, grams, place, socket.options),
             None => bind_to(fd, cookie, place),
         }
@@ -96,12 +97,12 @@ pub unsafe extern "C" fn d2tp_bind(fd: c_int, address: *const sockaddr, len: soc
 /// A bound datagram socket is a server at once: there is no `listen`.
 fn bind_datagrams(
     cookie: u64,
-    grams: Arc<Grams>,
+    grams: Arc<ProgramDatagrams>,
     place: SocketAddr,
-    options: Options,
-) -> Answer<c_int> {
+    options: SocketOptions,
+) -> CallResult<c_int> {
     let port = grams.port;
-    let bound = engine::get()?.ask(move |home, reply| {
+    let bound = engine::get()?.request(move |home, reply| {
         let home = home.clone();
         tokio::task::spawn_local(async move {
             let _ = reply.send(datagrams::bind(&home, &grams, place, options).await);
@@ -109,7 +110,7 @@ fn bind_datagrams(
     })??;
     table::change(cookie, |socket| {
         socket.bound = Some(port);
-        socket.local = Some(Name::Ip(bound));
+        socket.local = Some(SocketName::Ip(bound));
     });
     Ok(0)
 }
@@ -118,14 +119,14 @@ fn bind_datagrams(
 fn connect_datagrams(
     fd: RawFd,
     cookie: u64,
-    socket: Socket,
-    grams: Arc<Grams>,
-    to: Name,
-) -> Answer<c_int> {
+    socket: SocketEntry,
+    grams: Arc<ProgramDatagrams>,
+    to: SocketName,
+) -> CallResult<c_int> {
     let engine = engine::get()?;
     let port = grams.port;
     if socket.bound.is_some() {
-        engine.ask(move |home, reply| {
+        engine.request(move |home, reply| {
             let home = home.clone();
             tokio::task::spawn_local(async move {
                 datagrams::unbind(&home, port).await;
@@ -133,10 +134,10 @@ fn connect_datagrams(
             });
         })?;
     }
-    let fate = Fate::new();
-    let call = datagrams::Call {
-        grams: grams.clone(),
-        of: Call {
+    let fate = ConnectionStatus::new();
+    let call = datagrams::DatagramCall {
+        socket: grams.clone(),
+        connect: ConnectCall {
             fd,
             cookie,
             from: port,
@@ -146,7 +147,7 @@ fn connect_datagrams(
             keep: None,
         },
     };
-    let name = engine.ask(move |home, reply| {
+    let name = engine.request(move |home, reply| {
         let _ = reply.send(datagrams::connect(home, call));
     })??;
     let place = libc::sockaddr_in {
@@ -167,31 +168,31 @@ fn connect_datagrams(
     })?;
     grams.set_to(name);
     table::change(cookie, |socket| {
-        socket.fate = Some(fate);
+        socket.status = Some(fate);
         socket.peer = Some(to);
         socket.bound = None;
         socket.cause = None;
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-        socket.local = Some(Name::Ip(any));
+        socket.local = Some(SocketName::Ip(any));
     });
     Ok(0)
 }
 
-fn bind_to(fd: RawFd, cookie: u64, place: SocketAddr) -> Answer<c_int> {
+fn bind_to(fd: RawFd, cookie: u64, place: SocketAddr) -> CallResult<c_int> {
     let port = match pair::local_port(fd)? {
         // The kernel binds a socket once; an attempt before this one may have got that far.
         0 => pair::bind_program(fd)?,
         port => port,
     };
-    let bound = engine::get()?.ask(move |home, reply| {
+    let bound = engine::get()?.request(move |home, reply| {
         let home = home.clone();
         tokio::task::spawn_local(async move {
-            let _ = reply.send(home.posts.bind(cookie, port, place).await);
+            let _ = reply.send(home.listeners.bind(cookie, port, place).await);
         });
     })??;
     table::change(cookie, |socket| {
         socket.bound = Some(port);
-        socket.local = Some(Name::Ip(bound));
+        socket.local = Some(SocketName::Ip(bound));
     });
     Ok(0)
 }
@@ -204,10 +205,10 @@ pub extern "C" fn d2tp_listen(fd: c_int, backlog: c_int) -> c_int {
             // SAFETY: plain numbers.
             return check(unsafe { libc::listen(fd, backlog) });
         };
-        if socket.grams.is_some() {
+        if socket.datagrams.is_some() {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        if socket.fate.is_some() {
+        if socket.status.is_some() {
             return Err(Errno(libc::EINVAL));
         }
         if socket.listens {
@@ -229,13 +230,13 @@ pub extern "C" fn d2tp_listen(fd: c_int, backlog: c_int) -> c_int {
         let socket = table::change(cookie, |socket| socket.clone()).ok_or(Errno(libc::EBADF))?;
         let address = socket.local.as_ref().and_then(local_address);
         let address = address.ok_or(Errno(libc::EINVAL))?;
-        let ear = Ear {
+        let ear = ProgramListener {
             cookie,
             port: pair::local_port(fd)?,
             domain: socket.domain,
             options: socket.options,
         };
-        engine.ask(move |home, reply| {
+        engine.request(move |home, reply| {
             let home = home.clone();
             tokio::task::spawn_local(async move {
                 let _ = reply.send(listen::listen(&home, address, ear).await);
@@ -246,10 +247,10 @@ pub extern "C" fn d2tp_listen(fd: c_int, backlog: c_int) -> c_int {
     })
 }
 
-fn local_address(name: &Name) -> Option<SocketAddr> {
+fn local_address(name: &SocketName) -> Option<SocketAddr> {
     match name {
-        Name::Ip(address) => Some(*address),
-        Name::Host { .. } => None,
+        SocketName::Ip(address) => Some(*address),
+        SocketName::Host { .. } => None,
     }
 }
 
@@ -291,10 +292,10 @@ pub unsafe extern "C" fn d2tp_accept4(
             check(unsafe { libc::accept4(fd, (&raw mut from).cast(), &mut from_len, flags) })?;
         let name = Ipv4Addr::from(u32::from_be(from.sin_addr.s_addr));
         // In a child of the listener's process nobody is announced: there it has no far end to tell.
-        let socket = table::arrive(name).unwrap_or(Socket {
+        let socket = table::arrive(name).unwrap_or(SocketEntry {
             pid: listener.pid,
             local: listener.local.clone(),
-            ..Socket::new(listener.domain)
+            ..SocketEntry::new(listener.domain)
         });
         let peer = socket.peer.clone();
         let told = table::cookie(new).and_then(|cookie| {
@@ -302,7 +303,7 @@ pub unsafe extern "C" fn d2tp_accept4(
             if address.is_null() {
                 return Ok(());
             }
-            let unknown = Name::Ip((Ipv4Addr::UNSPECIFIED, 0).into());
+            let unknown = SocketName::Ip((Ipv4Addr::UNSPECIFIED, 0).into());
             let bytes = peer.unwrap_or(unknown).to_bytes(listener.domain);
             memory::answer(&bytes, address.cast(), len, bytes.len())
         });
@@ -329,7 +330,7 @@ pub unsafe extern "C" fn d2tp_connect(
             // SAFETY: the kernel checks.
             return check(unsafe { libc::connect(fd, address, len) });
         };
-        let to = Name::read(address.cast::<c_void>(), len, socket.domain)?;
+        let to = SocketName::read(address.cast::<c_void>(), len, socket.domain)?;
         if let Some(errno) = table::take_refusal(&socket) {
             // The kernel's word on it goes with ours.
             let _ = pair::take_error(fd);
@@ -338,7 +339,7 @@ pub unsafe extern "C" fn d2tp_connect(
         table::change(cookie, |socket| socket.cause = None);
         // What can never be is said before the kernel's socket has begun anything.
         let leads = server_of(&to, &socket.options).and_then(|(_, through_proxy)| {
-            match through_proxy && socket.grams.is_some() {
+            match through_proxy && socket.datagrams.is_some() {
                 true => Err(datagrams::no_proxy()),
                 false => Ok(()),
             }
@@ -347,7 +348,7 @@ pub unsafe extern "C" fn d2tp_connect(
             table::change(cookie, |socket| socket.cause = Some(fault.text));
             return Err(Errno(fault.errno));
         }
-        if let Some(grams) = socket.grams.clone() {
+        if let Some(grams) = socket.datagrams.clone() {
             return connect_datagrams(fd, cookie, socket, grams, to);
         }
         let engine = engine::get()?;
@@ -359,17 +360,17 @@ pub unsafe extern "C" fn d2tp_connect(
             Err(Errno(libc::EALREADY)) if blocks => return until_made(fd, engine.port, blocks),
             other => return other,
         }
-        let fate = Fate::new();
+        let fate = ConnectionStatus::new();
         let from = pair::local_port(fd)?;
         let options = table::change(cookie, |socket| {
-            socket.fate = Some(fate.clone());
+            socket.status = Some(fate.clone());
             socket.peer = Some(to.clone());
             socket.token = keep.as_ref().map(|keep| keep.token);
             let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, from));
-            socket.local.get_or_insert(Name::Ip(any));
+            socket.local.get_or_insert(SocketName::Ip(any));
             socket.options.clone()
         });
-        let call = Call {
+        let call = ConnectCall {
             cookie,
             fd,
             from,
@@ -378,7 +379,7 @@ pub unsafe extern "C" fn d2tp_connect(
             fate,
             keep,
         };
-        engine.tell(|home| {
+        engine.post(|home| {
             tokio::task::spawn_local(connect::run(home.clone(), call));
         });
         match blocks {
@@ -389,16 +390,16 @@ pub unsafe extern "C" fn d2tp_connect(
 }
 
 /// Leaves the descriptor with the agent if its connection is to be opened again.
-fn keep(fd: RawFd, cookie: u64, socket: &Socket) -> Answer<Option<Keep>> {
-    let begins = socket.fate.as_ref().is_none_or(|fate| fate.is_over());
-    if socket.options.persist != Persist::Open || !begins {
+fn keep(fd: RawFd, cookie: u64, socket: &SocketEntry) -> CallResult<Option<ReopenOptions>> {
+    let begins = socket.status.as_ref().is_none_or(|fate| fate.is_over());
+    if socket.options.persist != PersistMode::Open || !begins {
         return Ok(None);
     }
-    let token = keep::leave(fd).map_err(|fault| {
+    let token = reopen_token::deposit_descriptor(fd).map_err(|fault| {
         table::change(cookie, |socket| socket.cause = Some(fault.text));
         Errno(fault.errno)
     })?;
-    Ok(Some(Keep {
+    Ok(Some(ReopenOptions {
         token,
         ipv6: socket.domain == libc::AF_INET6,
     }))
@@ -415,22 +416,22 @@ pub unsafe extern "C" fn d2tp_reopen(token: *const c_void, len: socklen_t, flags
             return Err(Errno(libc::EINVAL));
         }
         let bytes = memory::read(token, TOKEN_BYTES)?;
-        let token = Token(bytes.try_into().map_err(|_| Errno(libc::EFAULT))?);
+        let token = ReopenToken(bytes.try_into().map_err(|_| Errno(libc::EFAULT))?);
         let engine = engine::get()?;
-        let fate = Fate::new();
+        let fate = ConnectionStatus::new();
         let its = fate.clone();
-        let reopened = engine.ask(move |home, reply| {
+        let reopened = engine.request(move |home, reply| {
             let home = home.clone();
             tokio::task::spawn_local(async move {
-                let _ = reply.send(handed::reopen(&home, token, &its).await);
+                let _ = reply.send(agent_connection::reopen(&home, token, &its).await);
             });
         })?;
         let reopened = reopened.map_err(|fault| Errno(fault.errno))?;
         let serial = fate.serial;
         let known = take_up(token, reopened, fate, flags);
         if known.is_err() {
-            engine.tell(move |home| {
-                if let Some(handed) = home.handed.borrow().get(&serial) {
+            engine.post(move |home| {
+                if let Some(handed) = home.agent_connections.borrow().get(&serial) {
                     handed.abandon();
                 }
             });
@@ -439,8 +440,13 @@ pub unsafe extern "C" fn d2tp_reopen(token: *const c_void, len: socklen_t, flags
     })
 }
 
-fn take_up(token: Token, reopened: Reopened, fate: Arc<Fate>, flags: c_int) -> Answer<c_int> {
-    let fd = keep::fetch(token).map_err(|fault| Errno(fault.errno))?;
+fn take_up(
+    token: ReopenToken,
+    reopened: ReopenedConnection,
+    fate: Arc<ConnectionStatus>,
+    flags: c_int,
+) -> CallResult<c_int> {
+    let fd = reopen_token::fetch_descriptor(token).map_err(|fault| Errno(fault.errno))?;
     if flags & libc::SOCK_CLOEXEC == 0 {
         // SAFETY: plain numbers.
         check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) })?;
@@ -458,26 +464,26 @@ fn take_up(token: Token, reopened: Reopened, fate: Arc<Fate>, flags: c_int) -> A
         true => libc::AF_INET6,
         false => libc::AF_INET,
     };
-    let socket = Socket {
+    let socket = SocketEntry {
         options: reopened.options,
-        peer: Name::of_call(&reopened.server, reopened.target.as_deref()),
-        local: Some(Name::Ip(any)),
-        fate: Some(fate),
+        peer: SocketName::from_agent_call(&reopened.server, reopened.target.as_deref()),
+        local: Some(SocketName::Ip(any)),
+        status: Some(fate),
         token: Some(token),
-        ..Socket::new(domain)
+        ..SocketEntry::new(domain)
     };
     table::insert(table::cookie(fd.as_raw_fd())?, socket);
     Ok(fd.into_raw_fd())
 }
 
-fn is_nonblocking(fd: RawFd) -> Answer<bool> {
+fn is_nonblocking(fd: RawFd) -> CallResult<bool> {
     // SAFETY: plain numbers.
     let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
     Ok(flags & libc::O_NONBLOCK != 0)
 }
 
 /// The kernel's own `connect`, to the engine's port, which never blocks.
-fn begin(fd: RawFd, port: u16, blocks: bool) -> Answer<c_int> {
+fn begin(fd: RawFd, port: u16, blocks: bool) -> CallResult<c_int> {
     let address = libc::sockaddr_in {
         sin_family: libc::AF_INET as libc::sa_family_t,
         sin_port: port.to_be(),
@@ -514,7 +520,7 @@ fn begin(fd: RawFd, port: u16, blocks: bool) -> Answer<c_int> {
 }
 
 /// Waits as a blocking `connect` does: as long as SO_SNDTIMEO says.
-fn until_made(fd: RawFd, port: u16, blocks: bool) -> Answer<c_int> {
+fn until_made(fd: RawFd, port: u16, blocks: bool) -> CallResult<c_int> {
     let until = send_timeout(fd).map(|timeout| Instant::now() + timeout);
     let mut poll = libc::pollfd {
         fd,
@@ -561,12 +567,12 @@ pub extern "C" fn d2tp_shutdown(fd: c_int, how: c_int) -> c_int {
 }
 
 /// Its agent is not to keep it open.
-fn release(socket: &Socket) -> Answer<()> {
-    let Some(serial) = socket.fate.as_ref().map(|fate| fate.serial) else {
+fn release(socket: &SocketEntry) -> CallResult<()> {
+    let Some(serial) = socket.status.as_ref().map(|fate| fate.serial) else {
         return Ok(());
     };
-    engine::get()?.ask(move |home, reply| {
-        let handed = home.handed.borrow().get(&serial).cloned();
+    engine::get()?.request(move |home, reply| {
+        let handed = home.agent_connections.borrow().get(&serial).cloned();
         tokio::task::spawn_local(async move {
             if let Some(handed) = handed {
                 handed.release().await;
@@ -583,8 +589,8 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
         let known = table::find(fd).ok().flatten();
         if let Some((_, socket)) = &known
             && socket.is_ours()
-            && socket.grams.is_none()
-            && let Some(fate) = &socket.fate
+            && socket.datagrams.is_none()
+            && let Some(fate) = &socket.status
             && let Some(linger) = linger(fd)
         {
             // Its time is over or the peer has it all: closed it is either way, as by the kernel.
@@ -600,12 +606,12 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
         let closed = check(unsafe { libc::close(fd) });
         if let Some((cookie, socket)) = known {
             table::forget(cookie);
-            if let Some(grams) = &socket.grams {
+            if let Some(grams) = &socket.datagrams {
                 if socket.is_ours()
                     && let Some(engine) = engine::running()
                 {
                     let port = grams.port;
-                    engine.ask(move |home, reply| {
+                    engine.request(move |home, reply| {
                         let home = home.clone();
                         tokio::task::spawn_local(async move {
                             datagrams::on_close(&home, port).await;
@@ -618,10 +624,10 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
                 && let Some(engine) = engine::running()
             {
                 // When this returns the address is free again.
-                engine.ask(move |home, reply| {
+                engine.request(move |home, reply| {
                     let home = home.clone();
                     tokio::task::spawn_local(async move {
-                        home.posts.on_close(cookie).await;
+                        home.listeners.on_close(cookie).await;
                         let _ = reply.send(());
                     });
                 })?;

@@ -3,15 +3,15 @@
 use libc::{c_int, c_long, c_void, socklen_t};
 
 use super::answer;
-use crate::errno::{Answer, Errno, Fault, check};
-use crate::home::WaitsFor;
+use crate::engine_state::ConnectWait;
+use crate::errno::{CallResult, Errno, SocketFault, check};
 use crate::info::D2tpInfo;
-use crate::keep::TOKEN_BYTES;
 use crate::options::{
-    self, Options, Persist, SO_ERROR, SO_HOSTKEY, SO_INFO, SOL_D2TP, VALUE_BYTES_MAX,
+    self, PersistMode, SO_ERROR, SO_HOSTKEY, SO_INFO, SOL_D2TP, SocketOptions, VALUE_BYTES_MAX,
 };
-use crate::table::{self, Fate, Socket};
-use crate::{engine, handed, memory, pair};
+use crate::reopen_token::TOKEN_BYTES;
+use crate::table::{self, ConnectionStatus, SocketEntry};
+use crate::{agent_connection, engine, memory, pair};
 
 /// setsockopt(2)
 ///
@@ -52,11 +52,11 @@ fn is_the_engines(name: c_int) -> bool {
 
 fn set(
     cookie: u64,
-    socket: &Socket,
+    socket: &SocketEntry,
     name: c_int,
     value: *const c_void,
     len: socklen_t,
-) -> Answer<c_int> {
+) -> CallResult<c_int> {
     if !socket.is_ours() {
         return Err(Errno(libc::EOPNOTSUPP));
     }
@@ -67,19 +67,19 @@ fn set(
     if name == options::SO_PERSIST {
         persists(cookie, socket, &value)?;
     }
-    if name == options::SO_RCVBUFTH && socket.grams.is_some() {
+    if name == options::SO_RCVBUFTH && socket.datagrams.is_some() {
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    let changed: Option<Answer<_>> = table::change(cookie, |socket| {
-        let begun = socket.fate.is_some();
+    let changed: Option<CallResult<_>> = table::change(cookie, |socket| {
+        let begun = socket.status.is_some();
         socket.options.set(name, &value, begun)?;
-        Ok((socket.options.clone(), socket.fate.clone()))
+        Ok((socket.options.clone(), socket.status.clone()))
     });
     let (options, fate) = changed.ok_or(Errno(libc::EBADF))??;
-    if let Some(grams) = &socket.grams {
+    if let Some(grams) = &socket.datagrams {
         let (port, deadline_too) = (grams.port, is_deadline(name));
         // Before the next message is on its way.
-        engine::get()?.ask(move |home, reply| {
+        engine::get()?.request(move |home, reply| {
             let told = crate::datagrams::on_options(home, port, deadline_too, &options);
             tokio::task::spawn_local(async move {
                 if let Some(handed) = told {
@@ -90,10 +90,10 @@ fn set(
             });
         })?;
     } else if let Some(fate) = fate {
-        engine::get()?.tell(move |home| {
+        engine::get()?.post(move |home| {
             if let Some(held) = home.flows.borrow().get(&fate.serial) {
                 held.change(options);
-            } else if let Some(handed) = home.handed.borrow().get(&fate.serial) {
+            } else if let Some(handed) = home.agent_connections.borrow().get(&fate.serial) {
                 handed.change(&options);
             }
         });
@@ -102,24 +102,24 @@ fn set(
 }
 
 /// Whether a connection may be asked to outlive its program: somebody else must be there to carry it.
-fn persists(cookie: u64, socket: &Socket, value: &[u8]) -> Answer<()> {
-    if socket.grams.is_some() || socket.listens {
+fn persists(cookie: u64, socket: &SocketEntry, value: &[u8]) -> CallResult<()> {
+    if socket.datagrams.is_some() || socket.listens {
         return Err(Errno(libc::EOPNOTSUPP));
     }
     let mut asked = socket.options.clone();
-    asked.set(options::SO_PERSIST, value, socket.fate.is_some())?;
-    if asked.persist == Persist::No {
+    asked.set(options::SO_PERSIST, value, socket.status.is_some())?;
+    if asked.persist == PersistMode::No {
         return Ok(());
     }
-    let is_there = engine::get()?.ask(|_, reply| {
+    let is_there = engine::get()?.request(|_, reply| {
         tokio::task::spawn_local(async move {
-            let _ = reply.send(handed::is_there().await);
+            let _ = reply.send(agent_connection::is_agent_running().await);
         });
     })?;
     if is_there {
         return Ok(());
     }
-    let fault = handed::no_agent();
+    let fault = agent_connection::no_agent();
     table::change(cookie, |socket| socket.cause = Some(fault.text));
     Err(Errno(fault.errno))
 }
@@ -167,31 +167,31 @@ pub unsafe extern "C" fn d2tp_getsockopt(
 }
 
 /// The error that waits for the program, as it was; asking takes it away.
-fn pending(fd: c_int) -> Answer<c_int> {
+fn pending(fd: c_int) -> CallResult<c_int> {
     Ok(table::translate(fd, Errno(pair::take_error(fd)?)).0)
 }
 
-fn get(socket: &Socket, name: c_int) -> Answer<Vec<u8>> {
+fn get(socket: &SocketEntry, name: c_int) -> CallResult<Vec<u8>> {
     match name {
         SO_INFO => Ok(info(socket)?.to_bytes()),
         SO_ERROR => {
             // An agent that died may not have been missed yet.
             let waits_for = info(socket)?.waits_for();
-            let fault = socket.fate.as_ref().and_then(|fate| fate.fault.get());
+            let fault = socket.status.as_ref().and_then(|fate| fate.fault.get());
             let fault = fault.map(|fault| fault.text.as_str());
             let why = fault.or(socket.cause.as_deref());
             Ok(text(
-                why.or(waits_for.map(WaitsFor::why)).unwrap_or_default(),
+                why.or(waits_for.map(ConnectWait::why)).unwrap_or_default(),
             ))
         }
         SO_HOSTKEY => {
-            let key = engine::get()?.ask(|home, reply| {
+            let key = engine::get()?.request(|home, reply| {
                 let _ = reply.send(home.key().map(|key| key.public().to_string()));
             })?;
-            let key = key.map_err(|fault: Fault| Errno(fault.errno))?;
+            let key = key.map_err(|fault: SocketFault| Errno(fault.errno))?;
             Ok(text(&key))
         }
-        name => Options::get(&socket.options, name),
+        name => SocketOptions::get(&socket.options, name),
     }
 }
 
@@ -201,16 +201,16 @@ fn text(words: &str) -> Vec<u8> {
     bytes
 }
 
-fn info(socket: &Socket) -> Answer<D2tpInfo> {
-    let last = |fate: &Fate| fate.last.get().copied().unwrap_or_else(D2tpInfo::over);
-    let Some(fate) = socket.fate.clone().filter(|_| socket.is_ours()) else {
+fn info(socket: &SocketEntry) -> CallResult<D2tpInfo> {
+    let last = |fate: &ConnectionStatus| fate.last.get().copied().unwrap_or_else(D2tpInfo::over);
+    let Some(fate) = socket.status.clone().filter(|_| socket.is_ours()) else {
         return Ok(D2tpInfo::idle());
     };
     let options = socket.options.clone();
-    engine::get()?.ask(move |home, reply| {
+    engine::get()?.request(move |home, reply| {
         let home = home.clone();
         tokio::task::spawn_local(async move {
-            let handed = home.handed.borrow().get(&fate.serial).cloned();
+            let handed = home.agent_connections.borrow().get(&fate.serial).cloned();
             let info = match handed {
                 Some(handed) => match handed.info().await.and_then(|reply| reply.info) {
                     Some(info) => *info,
@@ -219,7 +219,7 @@ fn info(socket: &Socket) -> Answer<D2tpInfo> {
                 None => match home.flows.borrow().get(&fate.serial) {
                     Some(held) => D2tpInfo::of(held),
                     None if fate.is_over() => last(&fate),
-                    None => D2tpInfo::opening(WaitsFor::Answer),
+                    None => D2tpInfo::opening(ConnectWait::Answer),
                 },
             };
             let waits = match info.waits_for() {

@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
-use super::{answer, counted, messages};
+use super::{answer, counted, datagram};
 use crate::engine;
-use crate::errno::{Answer, Errno, check};
-use crate::table::{self, Fate};
+use crate::errno::{CallResult, Errno, check};
+use crate::table::{self, ConnectionStatus};
 
 /// What a loopback pair would say to itself and not to the peer.
 const NOT_CARRIED: c_int = libc::MSG_OOB | libc::MSG_FASTOPEN;
 
-fn told(fd: RawFd, moved: ssize_t) -> Answer<ssize_t> {
+fn told(fd: RawFd, moved: ssize_t) -> CallResult<ssize_t> {
     if moved < 0 {
         return Err(table::translate(fd, Errno::last()));
     }
     Ok(moved)
 }
 
-fn carried(fd: RawFd, flags: c_int) -> Answer<()> {
+fn carried(fd: RawFd, flags: c_int) -> CallResult<()> {
     if flags & NOT_CARRIED != 0 && table::find(fd)?.is_some() {
         return Err(Errno(libc::EOPNOTSUPP));
     }
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn d2tp_send(
 ) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
-        if let Some(messages) = messages::find(fd)? {
+        if let Some(messages) = datagram::find(fd)? {
             return messages.send_to(buffer, len, flags, ptr::null(), 0);
         }
         // SAFETY: the kernel checks the memory.
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn d2tp_recv(
 ) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
-        if let Some(messages) = messages::find(fd)? {
+        if let Some(messages) = datagram::find(fd)? {
             return messages.receive_from(buffer, len, flags, ptr::null_mut(), ptr::null_mut());
         }
         // SAFETY: the kernel checks the memory.
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn d2tp_sendto(
 ) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
-        if let Some(messages) = messages::find(fd)? {
+        if let Some(messages) = datagram::find(fd)? {
             return messages.send_to(buffer, len, flags, to, to_len);
         }
         let flags = flags | libc::MSG_NOSIGNAL;
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn d2tp_recvfrom(
 ) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
-        if let Some(messages) = messages::find(fd)? {
+        if let Some(messages) = datagram::find(fd)? {
             return messages.receive_from(buffer, len, flags, from, from_len);
         }
         // SAFETY: the kernel checks the memory.
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn d2tp_recvfrom(
 pub unsafe extern "C" fn d2tp_sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
-        if let Some(messages) = messages::find(fd)? {
+        if let Some(messages) = datagram::find(fd)? {
             return messages.send_message(message, flags);
         }
         // SAFETY: the kernel checks the memory.
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn d2tp_sendmsg(fd: c_int, message: *const msghdr, flags: 
 pub unsafe extern "C" fn d2tp_recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     counted(|| {
         carried(fd, flags)?;
-        if let Some(messages) = messages::find(fd)? {
+        if let Some(messages) = datagram::find(fd)? {
             return messages.receive_message(message, flags);
         }
         // SAFETY: the kernel checks the memory.
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn d2tp_recvmsg(fd: c_int, message: *mut msghdr, flags: c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
     counted(|| {
-        if let Some(messages) = messages::find(fd)? {
+        if let Some(messages) = datagram::find(fd)? {
             return messages.receive_from(buffer, len, 0, ptr::null_mut(), ptr::null_mut());
         }
         // SAFETY: the kernel checks the memory.
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn d2tp_read(fd: c_int, buffer: *mut c_void, len: size_t) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
     counted(|| {
-        if let Some(messages) = messages::find(fd)? {
+        if let Some(messages) = datagram::find(fd)? {
             return messages.send_to(buffer, len, 0, ptr::null(), 0);
         }
         // SAFETY: the kernel checks the memory.
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn d2tp_write(fd: c_int, buffer: *const c_void, len: size_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
     counted(|| {
-        if let Some(messages) = messages::find(fd)? {
+        if let Some(messages) = datagram::find(fd)? {
             let mut message = message_of(pieces, count)?;
             return messages.receive_message(&mut message, 0);
         }
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn d2tp_readv(fd: c_int, pieces: *const iovec, count: c_in
 pub unsafe extern "C" fn d2tp_writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
     counted(|| {
         let message = message_of(pieces, count)?;
-        if let Some(messages) = messages::find(fd)? {
+        if let Some(messages) = datagram::find(fd)? {
             return messages.send_message(&message, 0);
         }
         // SAFETY: the kernel checks the memory.
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn d2tp_writev(fd: c_int, pieces: *const iovec, count: c_i
     })
 }
 
-fn message_of(pieces: *const iovec, count: c_int) -> Answer<msghdr> {
+fn message_of(pieces: *const iovec, count: c_int) -> CallResult<msghdr> {
     // SAFETY: msghdr is plain numbers and pointers.
     let mut message: msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = pieces.cast_mut();
@@ -249,10 +249,10 @@ fn message_of(pieces: *const iovec, count: c_int) -> Answer<msghdr> {
 pub extern "C" fn d2tp_flush(fd: c_int, timeout_ms: c_int) -> c_int {
     answer(|| {
         let (_, socket) = table::find(fd)?.ok_or(Errno(libc::EOPNOTSUPP))?;
-        if !socket.is_ours() || socket.grams.is_some() {
+        if !socket.is_ours() || socket.datagrams.is_some() {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let fate = socket.fate.ok_or(Errno(libc::ENOTCONN))?;
+        let fate = socket.status.ok_or(Errno(libc::ENOTCONN))?;
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         flush(fd, &fate, timeout)?;
         Ok(0)
@@ -260,12 +260,16 @@ pub extern "C" fn d2tp_flush(fd: c_int, timeout_ms: c_int) -> c_int {
 }
 
 /// Waits until the peer has everything, or the time is over.
-pub(super) fn flush(fd: RawFd, fate: &Arc<Fate>, timeout: Option<Duration>) -> Answer<()> {
+pub(super) fn flush(
+    fd: RawFd,
+    fate: &Arc<ConnectionStatus>,
+    timeout: Option<Duration>,
+) -> CallResult<()> {
     let bytes = written(fd)?;
     let serial = fate.serial;
-    let flushed = engine::get()?.ask(move |home, reply| {
+    let flushed = engine::get()?.request(move |home, reply| {
         let held = home.flows.borrow().get(&serial).cloned();
-        let handed = home.handed.borrow().get(&serial).cloned();
+        let handed = home.agent_connections.borrow().get(&serial).cloned();
         if held.is_none() && handed.is_none() {
             let _ = reply.send(None);
             return;
@@ -285,7 +289,7 @@ pub(super) fn flush(fd: RawFd, fate: &Arc<Fate>, timeout: Option<Duration>) -> A
                 Some(timeout) => tokio::time::timeout(timeout, flushed).await,
                 None => Ok(flushed.await),
             };
-            let late = |_| Some(Err(crate::errno::Fault::new(libc::EAGAIN, "not yet")));
+            let late = |_| Some(Err(crate::errno::SocketFault::new(libc::EAGAIN, "not yet")));
             let _ = reply.send(flushed.unwrap_or_else(late));
         });
     })?;
@@ -303,7 +307,7 @@ pub(super) fn flush(fd: RawFd, fate: &Arc<Fate>, timeout: Option<Duration>) -> A
 
 /// Bytes that the program has written to its socket: sent by the kernel, less what it sent twice, and
 /// what it still has.
-fn written(fd: RawFd) -> Answer<u64> {
+fn written(fd: RawFd) -> CallResult<u64> {
     // linux/tcp.h; libc's own tcp_info ends before these.
     const NOTSENT: usize = 144;
     const SENT: usize = 200;

@@ -37,7 +37,7 @@ pub unsafe extern "C" fn d2tp_poll(fds: *mut pollfd, count: nfds_t, timeout_ms: 
 pub extern "C" fn d2tp_network_changed() -> c_int {
     answer(|| {
         if let Some(engine) = engine::running() {
-            engine.tell(|home| home.network_changed());
+            engine.post(|home| home.network_changed());
         }
         Ok(0)
     })

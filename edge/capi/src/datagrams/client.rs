@@ -11,27 +11,29 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 
-use super::end::{begin, carry, read_all, say_last};
+use super::peer::{begin, carry, read_all, send_remaining};
 use super::socket::is_bound;
-use super::{Far, Grams, LINE_WORD, LOOK, Mark, Place, take_name};
+use super::{
+    AgentDatagramPeer, LINE_WORD, LOOK, MessageHead, PeerCarrier, ProgramDatagrams, take_name,
+};
+use crate::agent_connection::{self, AgentConnection};
 use crate::connect::{self, server_of};
-use crate::errno::{Answer, Fault};
-use crate::handed::{self, Handed};
-use crate::home::Home;
-use crate::options::Options;
-use crate::pump::{self, Held};
-use crate::table::{self, Fate};
+use crate::engine_state::EngineState;
+use crate::errno::{CallResult, SocketFault};
+use crate::options::SocketOptions;
+use crate::pump::{self, CarriedFlow};
+use crate::table::{self, ConnectionStatus};
 
 /// Keeps what the program says while its session is not begun.
-async fn collect(home: &Home, port: u16, name: Ipv4Addr, socket: &UdpSocket) {
-    let mark = Mark {
+async fn collect(home: &EngineState, port: u16, name: Ipv4Addr, socket: &UdpSocket) {
+    let mark = MessageHead {
         name,
         route: None,
         expiry: None,
     };
     loop {
         if socket.readable().await.is_ok() {
-            let hear = |message: &[u8]| home.desk.put_early((port, name), mark, message);
+            let hear = |message: &[u8]| home.datagrams.put_early((port, name), mark, message);
             read_all(|buffer| socket.try_recv(buffer), hear);
         }
         tokio::task::yield_now().await;
@@ -39,23 +41,26 @@ async fn collect(home: &Home, port: u16, name: Ipv4Addr, socket: &UdpSocket) {
 }
 
 /// Where a datagram socket is to lead.
-pub(crate) struct Call {
-    pub(crate) grams: Arc<Grams>,
-    pub(crate) of: connect::Call,
+pub(crate) struct DatagramCall {
+    pub(crate) socket: Arc<ProgramDatagrams>,
+    pub(crate) connect: connect::ConnectCall,
 }
 
 /// Begins a session for a program's socket; says by which name the program speaks to its far end.
-pub(crate) fn connect(home: &Rc<Home>, call: Call) -> Answer<Ipv4Addr> {
-    let (name, socket) = take_name(home, call.grams.port, call.grams.ports.plain)?;
-    let key = (call.grams.port, name);
-    home.desk.early.borrow_mut().insert(key, VecDeque::new());
+pub(crate) fn connect(home: &Rc<EngineState>, call: DatagramCall) -> CallResult<Ipv4Addr> {
+    let (name, socket) = take_name(home, call.socket.port, call.socket.ports.plain)?;
+    let key = (call.socket.port, name);
+    home.datagrams
+        .early
+        .borrow_mut()
+        .insert(key, VecDeque::new());
     let look = Rc::new(Notify::new());
-    let serial = call.of.fate.serial;
+    let serial = call.connect.fate.serial;
     let before = home
-        .desk
+        .datagrams
         .clients
         .borrow_mut()
-        .insert(call.grams.port, (serial, look.clone()));
+        .insert(call.socket.port, (serial, look.clone()));
     if let Some((_, before)) = before {
         // It was connected elsewhere: its far end there is over.
         before.notify_one();
@@ -64,10 +69,16 @@ pub(crate) fn connect(home: &Rc<Home>, call: Call) -> Answer<Ipv4Addr> {
     Ok(name)
 }
 
-async fn call_out(home: Rc<Home>, call: Call, name: Ipv4Addr, socket: UdpSocket, look: Rc<Notify>) {
-    let (serial, port) = (call.of.fate.serial, call.grams.port);
+async fn call_out(
+    home: Rc<EngineState>,
+    call: DatagramCall,
+    name: Ipv4Addr,
+    socket: UdpSocket,
+    look: Rc<Notify>,
+) {
+    let (serial, port) = (call.connect.fate.serial, call.socket.port);
     let is_wanted = || {
-        let clients = home.desk.clients.borrow();
+        let clients = home.datagrams.clients.borrow();
         clients.get(&port).is_some_and(|(now, _)| *now == serial) && is_bound(port)
     };
     let unwanted = || async {
@@ -78,39 +89,39 @@ async fn call_out(home: Rc<Home>, call: Call, name: Ipv4Addr, socket: UdpSocket,
     let late = async {
         unwanted().await;
         // What it said before it closed waits for the session as long as it is worth.
-        tokio::time::sleep(call.of.options.expiry).await;
+        tokio::time::sleep(call.connect.options.expiry).await;
     };
-    let far = Far {
-        grams: call.grams.clone(),
+    let far = AgentDatagramPeer {
+        socket: call.socket.clone(),
         name,
     };
     let opened = tokio::select! {
-        made = make(&home, &call.of, &far) => made.map(Some),
+        made = make(&home, &call.connect, &far) => made.map(Some),
         () = collect(&home, port, name, &socket) => Ok(None),
         () = late => Ok(None),
     };
     let (over, socket) = match opened {
-        Ok(Some(Made::Here(held, context))) => {
-            let held = pump::enter(&home, *held);
+        Ok(Some(DatagramCarrier::Local(held, context))) => {
+            let held = pump::register(&home, *held);
             // Before it is looked whether the program is still there: it may have spoken and gone.
             let over = match begin(&home, &held, &far, context) {
                 Ok((end, inbox)) => tokio::select! {
                     over = carry(&home, &end, &inbox, &socket) => Some(over),
                     () = unwanted() => {
-                        say_last(&end, Some(&socket)).await;
+                        send_remaining(&end, Some(&socket)).await;
                         None
                     }
                 },
                 Err(fault) => Some(fault),
             };
-            pump::leave(&home, &held);
+            pump::unregister(&home, &held);
             (over, socket.into_std())
         }
-        Ok(Some(Made::There(handed))) => {
-            let known = Rc::new(handed.twin());
-            let place = Place::There(known.clone());
-            home.desk
-                .begin((port, name), &place, latest(&call.of).expiry);
+        Ok(Some(DatagramCarrier::Agent(handed))) => {
+            let known = Rc::new(handed.share());
+            let place = PeerCarrier::Agent(known.clone());
+            home.datagrams
+                .begin((port, name), &place, latest(&call.connect).expiry);
             match socket.as_fd().try_clone_to_owned() {
                 Ok(fd) => {
                     // From here on the agent reads, and nobody is woken here by what it has.
@@ -122,84 +133,91 @@ async fn call_out(home: Rc<Home>, call: Call, name: Ipv4Addr, socket: UdpSocket,
                         std::future::pending::<()>().await;
                     };
                     tokio::select! {
-                        () = handed.follow(&home, &call.of.fate, None, Some(&far)) => {}
+                        () = handed.follow(&home, &call.connect.fate, None, Some(&far)) => {}
                         () = closed => {}
                     }
-                    (call.of.fate.fault.get().cloned(), socket)
+                    (call.connect.fate.fault.get().cloned(), socket)
                 }
-                Err(error) => (Some(Fault::new(libc::EMFILE, error)), socket.into_std()),
+                Err(error) => (
+                    Some(SocketFault::new(libc::EMFILE, error)),
+                    socket.into_std(),
+                ),
             }
         }
         Ok(None) => (None, socket.into_std()),
         Err(fault) => (Some(fault), socket.into_std()),
     };
-    home.desk.ends.borrow_mut().remove(&(port, name));
-    home.desk.early.borrow_mut().remove(&(port, name));
-    home.handed.borrow_mut().remove(&serial);
-    call.grams.ends().remove(&name);
+    home.datagrams.peers.borrow_mut().remove(&(port, name));
+    home.datagrams.early.borrow_mut().remove(&(port, name));
+    home.agent_connections.borrow_mut().remove(&serial);
+    call.socket.peers().remove(&name);
     if let Some(fault) = over {
-        let _ = call.of.fate.fault.set(fault);
+        let _ = call.connect.fate.fault.set(fault);
         // Whoever reads looks why.
         let _ = socket.and_then(|socket| socket.send(&[]));
     }
-    call.of.fate.over.store(true, Ordering::Relaxed);
-    let mut clients = home.desk.clients.borrow_mut();
+    call.connect.fate.over.store(true, Ordering::Relaxed);
+    let mut clients = home.datagrams.clients.borrow_mut();
     if clients.get(&port).is_some_and(|(now, _)| *now == serial) {
         clients.remove(&port);
     }
 }
 
 /// What the program asks for now.
-fn latest(call: &connect::Call) -> Options {
+fn latest(call: &connect::ConnectCall) -> SocketOptions {
     let known = table::change(call.cookie, |socket| socket.options.clone());
     known.unwrap_or_else(|| call.options.clone())
 }
 
 /// Who carries a socket's datagrams.
-enum Made {
-    Here(Box<Held>, u64),
-    There(Handed),
+enum DatagramCarrier {
+    Local(Box<CarriedFlow>, u64),
+    Agent(AgentConnection),
 }
 
-async fn make(home: &Rc<Home>, call: &connect::Call, far: &Far) -> Result<Made, Fault> {
+async fn make(
+    home: &Rc<EngineState>,
+    call: &connect::ConnectCall,
+    far: &AgentDatagramPeer,
+) -> Result<DatagramCarrier, SocketFault> {
     let (server, through_proxy) = server_of(&call.to, &call.options)?;
     if through_proxy {
         return Err(no_proxy());
     }
-    if let Some(handed) = handed::call(home, call, &server, None, Some(far)).await? {
-        return Ok(Made::There(handed));
+    if let Some(handed) = agent_connection::call(home, call, &server, None, Some(far)).await? {
+        return Ok(DatagramCarrier::Agent(handed));
     }
-    let way = connect::Way {
+    let way = connect::ConnectTarget {
         server,
         target: None,
         key: None,
         owner: None,
     };
     let (held, context) = open(home, &way, || latest(call), call.fate.clone()).await?;
-    Ok(Made::Here(Box::new(held), context))
+    Ok(DatagramCarrier::Local(Box::new(held), context))
 }
 
 /// Begins a session, and a flow in it that names the context of the datagrams, which is returned too.
 pub(crate) async fn open(
-    home: &Rc<Home>,
-    way: &connect::Way,
-    latest: impl Fn() -> Options,
-    fate: Arc<Fate>,
-) -> Result<(Held, u64), Fault> {
-    let line = home.line(&way.server, way.key.as_deref()).await?;
+    home: &Rc<EngineState>,
+    way: &connect::ConnectTarget,
+    latest: impl Fn() -> SocketOptions,
+    fate: Arc<ConnectionStatus>,
+) -> Result<(CarriedFlow, u64), SocketFault> {
+    let line = home.session(&way.server, way.key.as_deref()).await?;
     let options = latest();
     let flow = line.0.device.open(options.settings()?);
-    let mut flow = flow.map_err(|error| Fault::new(libc::ENOBUFS, error))?;
+    let mut flow = flow.map_err(|error| SocketFault::new(libc::ENOBUFS, error))?;
     let context = line.0.next_context();
     let announced = flow
         .write_all(format!("{LINE_WORD} {context}\n").as_bytes())
         .await;
-    announced.map_err(|error| Fault::new(libc::ECONNRESET, error))?;
-    Ok((Held::new(flow, Some(line), fate, options), context))
+    announced.map_err(|error| SocketFault::new(libc::ECONNRESET, error))?;
+    Ok((CarriedFlow::new(flow, Some(line), fate, options), context))
 }
 
 /// Why a datagram socket leads nowhere without a server's key.
-pub(crate) fn no_proxy() -> Fault {
+pub(crate) fn no_proxy() -> SocketFault {
     let why = "datagrams go to D2TP servers alone: give a key; the proxy carries streams";
-    Fault::new(libc::EPROTONOSUPPORT, why)
+    SocketFault::new(libc::EPROTONOSUPPORT, why)
 }

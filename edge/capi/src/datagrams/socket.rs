@@ -17,7 +17,7 @@ use crate::pair;
 static ANY: AtomicBool = AtomicBool::new(false);
 
 /// Whether a descriptor is a datagram socket, perhaps of ours.
-pub(crate) fn may_be(fd: RawFd) -> bool {
+pub(crate) fn may_be_datagram_socket(fd: RawFd) -> bool {
     if !ANY.load(Ordering::Relaxed) {
         return false;
     }
@@ -26,52 +26,52 @@ pub(crate) fn may_be(fd: RawFd) -> bool {
 
 /// The engine's ports for datagrams.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ports {
+pub(crate) struct DatagramPorts {
     /// Of every far end's name.
     pub(crate) plain: u16,
     /// Of messages with a head.
-    pub(crate) marked: u16,
+    pub(crate) with_head: u16,
 }
 
 /// What the program's side knows of a datagram socket.
-pub(crate) struct Grams {
-    pub(crate) ports: Ports,
+pub(crate) struct ProgramDatagrams {
+    pub(crate) ports: DatagramPorts,
     /// Its loopback port.
     pub(crate) port: u16,
     /// Its far ends, by their names.
-    ends: Mutex<HashMap<Ipv4Addr, Session>>,
+    peers: Mutex<HashMap<Ipv4Addr, DatagramSession>>,
     /// The far end that it is connected to.
     to: Mutex<Option<Ipv4Addr>>,
 }
 
 /// Whose session with a far end it is.
-pub(super) enum Session {
-    Ours(Connection),
+pub(super) enum DatagramSession {
+    Local(Connection),
     /// An agent's: messages of so many bytes fit.
-    Agents(usize),
+    Agent(usize),
 }
 
 /// A far end of a program's socket that an agent carries.
-pub(crate) struct Far {
-    pub(super) grams: Arc<Grams>,
+pub(crate) struct AgentDatagramPeer {
+    pub(super) socket: Arc<ProgramDatagrams>,
     pub(super) name: Ipv4Addr,
 }
 
-impl Far {
+impl AgentDatagramPeer {
     /// Messages of so many bytes fit.
     pub(crate) fn has_room(&self, bytes: usize) {
-        let session = Session::Agents(bytes);
-        self.grams.ends().insert(self.name, session);
+        let session = DatagramSession::Agent(bytes);
+        self.socket.peers().insert(self.name, session);
     }
 }
 
-impl fmt::Debug for Grams {
+impl fmt::Debug for ProgramDatagrams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Grams({})", self.port)
     }
 }
 
-impl Grams {
+impl ProgramDatagrams {
     /// The far end that it is connected to.
     pub(crate) fn to(&self) -> Option<Ipv4Addr> {
         *self.to.lock().unwrap_or_else(PoisonError::into_inner)
@@ -81,22 +81,25 @@ impl Grams {
         *self.to.lock().unwrap_or_else(PoisonError::into_inner) = Some(name);
     }
 
-    pub(super) fn ends(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, Session>> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn peers(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, DatagramSession>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The largest message that is taken for a far end now, if there is a session with it.
     pub(crate) fn max(&self, name: Ipv4Addr) -> Option<usize> {
-        let connection = match self.ends().get(&name)? {
-            Session::Ours(connection) => connection.clone(),
-            Session::Agents(bytes) => return Some(*bytes),
+        let connection = match self.peers().get(&name)? {
+            DatagramSession::Local(connection) => connection.clone(),
+            DatagramSession::Agent(bytes) => return Some(*bytes),
         };
         connection.datagram_max()
     }
 }
 
 /// Makes a program's socket, and what is known of it.
-pub(crate) fn program_socket(flags: c_int, ports: Ports) -> io::Result<(RawFd, Grams)> {
+pub(crate) fn program_socket(
+    flags: c_int,
+    ports: DatagramPorts,
+) -> io::Result<(RawFd, ProgramDatagrams)> {
     // SAFETY: plain numbers.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | flags, 0) };
     if fd < 0 {
@@ -112,10 +115,10 @@ pub(crate) fn program_socket(flags: c_int, ports: Ports) -> io::Result<(RawFd, G
         unsafe { libc::close(fd) };
     })?;
     ANY.store(true, Ordering::Relaxed);
-    let grams = Grams {
+    let grams = ProgramDatagrams {
         ports,
         port,
-        ends: Mutex::default(),
+        peers: Mutex::default(),
         to: Mutex::default(),
     };
     Ok((fd, grams))

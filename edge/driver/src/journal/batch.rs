@@ -9,14 +9,14 @@ use crate::clock;
 
 /// Who a session is with: what names it across sleep, restarts and new keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SessionKey {
+pub struct JournalSessionKey {
     /// The other host.
     pub peer: PublicKey,
     /// The device's instance.
     pub instance: u64,
 }
 
-impl SessionKey {
+impl JournalSessionKey {
     pub(crate) fn bytes(self) -> [u8; 40] {
         let mut bytes = [0; 40];
         bytes[..32].copy_from_slice(&self.peer.0);
@@ -24,9 +24,9 @@ impl SessionKey {
         bytes
     }
 
-    pub(super) fn read(bytes: &[u8]) -> Option<SessionKey> {
+    pub(super) fn read(bytes: &[u8]) -> Option<JournalSessionKey> {
         let (peer, instance) = bytes.split_at_checked(32)?;
-        Some(SessionKey {
+        Some(JournalSessionKey {
             peer: PublicKey(peer.try_into().ok()?),
             instance: u64::from_be_bytes(instance.try_into().ok()?),
         })
@@ -35,31 +35,31 @@ impl SessionKey {
 
 /// One flow of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FlowKey {
+pub struct JournalFlowKey {
     /// Its session.
-    pub session: SessionKey,
+    pub session: JournalSessionKey,
     /// Its id there.
     pub flow: FlowId,
 }
 
-impl FlowKey {
+impl JournalFlowKey {
     pub(super) fn bytes(self) -> Vec<u8> {
         [&self.session.bytes()[..], &self.flow.0.to_be_bytes()].concat()
     }
 
     /// Where the flows of a session begin and end among all flows.
-    pub(super) fn first_of(session: SessionKey) -> Vec<u8> {
+    pub(super) fn first_of(session: JournalSessionKey) -> Vec<u8> {
         session.bytes().to_vec()
     }
 
-    pub(super) fn last_of(session: SessionKey) -> Vec<u8> {
+    pub(super) fn last_of(session: JournalSessionKey) -> Vec<u8> {
         [&session.bytes()[..], &[0xff; 8]].concat()
     }
 
-    pub(super) fn read(bytes: &[u8]) -> Option<FlowKey> {
+    pub(super) fn read(bytes: &[u8]) -> Option<JournalFlowKey> {
         let (session, flow) = bytes.split_at_checked(40)?;
-        Some(FlowKey {
-            session: SessionKey::read(session)?,
+        Some(JournalFlowKey {
+            session: JournalSessionKey::read(session)?,
             flow: FlowId(u64::from_be_bytes(flow.try_into().ok()?)),
         })
     }
@@ -67,7 +67,7 @@ impl FlowKey {
 
 /// A session's record and when it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredRecord {
     /// What [`d2tp_session::SessionRecord::encode`] wrote.
     pub record: Vec<u8>,
     boot: u32,
@@ -75,10 +75,10 @@ pub struct Stored {
     wall_ms: u64,
 }
 
-impl Stored {
+impl StoredRecord {
     /// A record made now.
-    pub fn now(record: Vec<u8>) -> Stored {
-        Stored {
+    pub fn now(record: Vec<u8>) -> StoredRecord {
+        StoredRecord {
             record,
             boot: clock::boot(),
             since_boot: clock::now(),
@@ -106,11 +106,11 @@ impl Stored {
         .concat()
     }
 
-    pub(super) fn read(bytes: &[u8]) -> Option<Stored> {
+    pub(super) fn read(bytes: &[u8]) -> Option<StoredRecord> {
         let (boot, rest) = bytes.split_first_chunk()?;
         let (since_boot, rest) = rest.split_first_chunk()?;
         let (wall_ms, record) = rest.split_first_chunk()?;
-        Some(Stored {
+        Some(StoredRecord {
             record: record.to_vec(),
             boot: u32::from_be_bytes(*boot),
             since_boot: Time::from_nanos(u64::from_be_bytes(*since_boot)),
@@ -121,23 +121,23 @@ impl Stored {
 
 /// Changes that belong together. `None` takes a key away.
 #[derive(Clone, Debug, Default)]
-pub struct Batch {
+pub struct JournalBatch {
     /// Sessions.
-    pub sessions: BTreeMap<SessionKey, Option<Stored>>,
+    pub sessions: BTreeMap<JournalSessionKey, Option<StoredRecord>>,
     /// What applications need to take their flows up again.
-    pub memos: BTreeMap<FlowKey, Option<Bytes>>,
+    pub memos: BTreeMap<JournalFlowKey, Option<Bytes>>,
     /// What applications note beside them, by name.
     pub notes: BTreeMap<Vec<u8>, Option<Bytes>>,
 }
 
-impl Batch {
+impl JournalBatch {
     /// Whether there is nothing in it.
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty() && self.memos.is_empty() && self.notes.is_empty()
     }
 
     /// Puts an older batch, which was not written, under this one.
-    pub fn put_under(&mut self, older: Batch) {
+    pub fn merge_older(&mut self, older: JournalBatch) {
         fn under<K: Ord, V>(newer: &mut BTreeMap<K, V>, older: BTreeMap<K, V>) {
             for (key, value) in older {
                 newer.entry(key).or_insert(value);
@@ -153,7 +153,7 @@ impl Batch {
             0 => {
                 let sessions = self.sessions.iter();
                 sessions
-                    .map(|(k, v)| (k.bytes().to_vec(), v.as_ref().map(Stored::bytes)))
+                    .map(|(k, v)| (k.bytes().to_vec(), v.as_ref().map(StoredRecord::bytes)))
                     .collect()
             }
             1 => {

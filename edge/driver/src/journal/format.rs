@@ -1,6 +1,6 @@
 //! How a value lies in the journal: its bytes, then eight bytes of SHA-256 over table, key and value.
 
-use super::fault::Cause;
+use super::error::JournalErrorKind;
 
 /// Enough to notice damage; nobody is kept from writing here by it.
 const SUM_BYTES: usize = 8;
@@ -21,14 +21,18 @@ pub(super) fn seal(table: u8, key: &[u8], value: &[u8]) -> Vec<u8> {
     [value, &sum(table, key, value)].concat()
 }
 
-pub(super) fn unseal<'a>(table: u8, key: &[u8], sealed: &'a [u8]) -> Result<&'a [u8], Cause> {
+pub(super) fn unseal<'a>(
+    table: u8,
+    key: &[u8],
+    sealed: &'a [u8],
+) -> Result<&'a [u8], JournalErrorKind> {
     let at = sealed
         .len()
         .checked_sub(SUM_BYTES)
-        .ok_or(Cause::Damaged("a value"))?;
+        .ok_or(JournalErrorKind::Damaged("a value"))?;
     let (value, told) = sealed.split_at(at);
     if told != sum(table, key, value) {
-        return Err(Cause::Damaged("a value"));
+        return Err(JournalErrorKind::Damaged("a value"));
     }
     Ok(value)
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_driver::{
-    Admission, Attach, Device, DeviceOptions, EndpointConfig, Flow, FlowSettings, GivenLink,
-    GivenLinks, LinkUse, PathState, SecretKey, Server, ServerAddress, ServerOptions,
+    Admission, Attach, Device, DeviceOptions, EndpointConfig, Flow, FlowSettings, LinkUse,
+    PathState, ProvidedLink, ProvidedLinks, SecretKey, Server, ServerAddress, ServerOptions,
 };
-use d2tp_links::{Class, Link};
+use d2tp_links::{CostClass, Link};
 use tokio::io::AsyncWriteExt;
 
 pub fn key(n: u8) -> SecretKey {
@@ -34,12 +34,16 @@ pub fn server_with(config: EndpointConfig) -> Server {
 /// A free link is free, a metered one paid.
 pub fn usage(link: &Link) -> LinkUse {
     match link.class.class {
-        Class::Free => LinkUse::Free,
+        CostClass::Free => LinkUse::Free,
         _ => LinkUse::Paid,
     }
 }
 
-pub async fn device(server: &Server, links: &Arc<GivenLinks>, attach: Arc<dyn Attach>) -> Device {
+pub async fn device(
+    server: &Server,
+    links: &Arc<ProvidedLinks>,
+    attach: Arc<dyn Attach>,
+) -> Device {
     device_by_way_of(server.local_addr().port(), server, links, attach).await
 }
 
@@ -47,7 +51,7 @@ pub async fn device(server: &Server, links: &Arc<GivenLinks>, attach: Arc<dyn At
 pub async fn device_by_way_of(
     port: u16,
     server: &Server,
-    links: &Arc<GivenLinks>,
+    links: &Arc<ProvidedLinks>,
     attach: Arc<dyn Attach>,
 ) -> Device {
     let options = DeviceOptions {
@@ -59,8 +63,8 @@ pub async fn device_by_way_of(
         key: key(1),
         config: EndpointConfig::default(),
     };
-    let mut device = Device::attached_by(options, attach).await.unwrap();
-    device.follow(links.subscribe(), usage);
+    let mut device = Device::with_attach(options, attach).await.unwrap();
+    device.follow_links(links.subscribe(), usage);
     device
 }
 
@@ -68,8 +72,8 @@ pub fn at(last: u8) -> IpAddr {
     [127, 0, 0, last].into()
 }
 
-pub fn wifi(last: u8) -> GivenLink {
-    GivenLink::new("wifi", at(last))
+pub fn wifi(last: u8) -> ProvidedLink {
+    ProvidedLink::new("wifi", at(last))
 }
 
 /// A flow that both ends hold.

@@ -20,10 +20,10 @@ use cedos_lab_link::Time;
 use cedos_lab_scenario::Class as ScenarioClass;
 use cedos_prox::{Prox, ProxConfig};
 use d2tp_driver::{
-    Admission, EndpointConfig, GivenLink, GivenLinks, SecretKey, Server, ServerAddress,
+    Admission, EndpointConfig, ProvidedLink, ProvidedLinks, SecretKey, Server, ServerAddress,
     ServerOptions,
 };
-use d2tp_links::{Class, Kind as LinkKind};
+use d2tp_links::{CostClass, LinkKind};
 use tokio::sync::{oneshot, watch};
 
 use super::{Matter, Plain, Stage, Summary, Told, View, lock, summarise, watch as look_on};
@@ -177,19 +177,19 @@ impl OnLoopback {
 }
 
 /// Tells the device of a link.
-fn give(links: &GivenLinks, classes: &[(String, ScenarioClass)], told: &LoopbackHappening) {
+fn give(links: &ProvidedLinks, classes: &[(String, ScenarioClass)], told: &LoopbackHappening) {
     let happening = &told.happening;
     let (Some(addresses), Some(proxy_at)) = (happening.addresses, told.proxy_at) else {
-        return links.take(&happening.link);
+        return links.remove(&happening.link);
     };
     let (_, class) = &classes[happening.event.link];
     let (kind, class) = match class {
-        ScenarioClass::Free => (LinkKind::Wifi, Class::Free),
-        ScenarioClass::Metered => (LinkKind::Cellular, Class::Metered),
-        ScenarioClass::Roaming => (LinkKind::Cellular, Class::Roaming),
+        ScenarioClass::Free => (LinkKind::Wifi, CostClass::Free),
+        ScenarioClass::Metered => (LinkKind::Cellular, CostClass::Metered),
+        ScenarioClass::Roaming => (LinkKind::Cellular, CostClass::Roaming),
     };
-    let link = GivenLink::new(&happening.link, addresses.v4.into()).costing(class);
-    links.give(GivenLink { kind, ..link }.reaching(proxy_at));
+    let link = ProvidedLink::new(&happening.link, addresses.v4.into()).with_class(class);
+    links.add(ProvidedLink { kind, ..link }.with_remote(proxy_at));
 }
 
 /// Runs the demonstration on loopback.
@@ -200,7 +200,7 @@ pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
     let (address, _prox) = start_prox(matter.folder.path(), &device)?;
     let proxy_at = SocketAddr::new(address.host.parse()?, address.port);
     let relays = Arc::new(TcpRelays::start(scenario, origin)?);
-    let links = GivenLinks::new();
+    let links = ProvidedLinks::new();
 
     let view = Arc::new(View::new(matter.bytes, matter.deadline_s));
     let happenings: Arc<Mutex<Vec<Happening>>> = Arc::default();

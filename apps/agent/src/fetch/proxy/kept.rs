@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{Claim, Device, DriverError, FlowIo, Instance};
+use d2tp_driver::{Device, DriverError, FlowIo, Instance, InstanceClaim};
 use tokio::time::timeout;
 
 use super::{Held, Proxy};
@@ -59,7 +59,7 @@ impl Proxy {
 
     /// The next session goes on with this flow, of which `durable_bytes` of the file are safe.
     pub fn claim(&self, flow: &FlowNote, durable_bytes: u64) {
-        let claim = flow.place_of(durable_bytes).map(|received| Claim {
+        let claim = flow.place_of(durable_bytes).map(|received| InstanceClaim {
             flow: flow.flow,
             received,
         });
@@ -104,7 +104,7 @@ impl Proxy {
         };
         let note = std::path::absolute(note).unwrap_or_else(|_| note.to_owned());
         let memo = Bytes::copy_from_slice(note.as_os_str().as_bytes());
-        device.remember(flow, memo).await
+        device.persist_flow(flow, memo).await
     }
 
     /// Why nothing can be written down, said once.

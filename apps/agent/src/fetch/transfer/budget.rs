@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use d2tp_links::Class;
+use d2tp_links::CostClass;
 use d2tp_sched::{FlowDemand, LinkCandidate};
 
 use super::{Dial, Standing, Transfer, Verdict};
@@ -80,7 +80,7 @@ impl<D: Dial> Transfer<'_, D> {
     pub(super) fn is_metered(&self, link: &str) -> bool {
         self.classes
             .get(link)
-            .is_some_and(|class| *class != Class::Free)
+            .is_some_and(|class| *class != CostClass::Free)
     }
 
     /// Half old, half new: one epoch of silence does not make a link worthless.

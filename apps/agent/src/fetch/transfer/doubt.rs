@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use d2tp_links::Kind;
+use d2tp_links::LinkKind;
 use d2tp_sched::LinkChoice;
 use url::Url;
 
@@ -132,7 +132,7 @@ impl<D: Dial> Transfer<'_, D> {
             return Ok(());
         }
         let other_before = self.was_page == Some(false) || self.sink.note.validator.is_some();
-        let wifi = self.kind(link) == Some(Kind::Wifi);
+        let wifi = self.kind(link) == Some(LinkKind::Wifi);
         let elsewhere = self.doubts.paged.iter().any(|paged| paged != link);
         if other_before || (wifi && is_no_page(&self.job.url) && !elsewhere) {
             if !other_before {
@@ -153,14 +153,14 @@ impl<D: Dial> Transfer<'_, D> {
         let others: Vec<_> = ways.into_iter().filter(|way| way.name != link).collect();
         let elsewhere = matches!(self.decide(&others, false).choice, LinkChoice::Use { .. });
         let kind = self.kind(link);
-        if kind == Some(Kind::Loopback) || kind.is_none() || !(reached || elsewhere) {
+        if kind == Some(LinkKind::Loopback) || kind.is_none() || !(reached || elsewhere) {
             let portal = match kind {
-                Some(Kind::Wifi) => format!("; if {link} asks to sign in first, do that"),
+                Some(LinkKind::Wifi) => format!("; if {link} asks to sign in first, do that"),
                 _ => String::new(),
             };
             let text = format!("{text}{portal}");
             return Err(match kind {
-                Some(Kind::Wifi) => Failure::of(Exit::Error, Reason::Portal, text),
+                Some(LinkKind::Wifi) => Failure::of(Exit::Error, Reason::Portal, text),
                 _ => Failure::error(text),
             });
         }
@@ -187,7 +187,7 @@ impl<D: Dial> Transfer<'_, D> {
         Ok(())
     }
 
-    fn kind(&self, name: &str) -> Option<Kind> {
+    fn kind(&self, name: &str) -> Option<LinkKind> {
         let links = self.links.borrow();
         links.iter().find(|link| link.name == name).map(|l| l.kind)
     }

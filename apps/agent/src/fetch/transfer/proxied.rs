@@ -13,7 +13,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use d2tp_driver::{PathSwitchKind, SessionEvent};
-use d2tp_links::Kind;
+use d2tp_links::LinkKind;
 use d2tp_sched::{
     CostPolicy, DeadlineFallback, FlowDemand, LinkCandidate, LinkChoice, LinkClass, LinkWaitReason,
     format_duration,
@@ -812,7 +812,7 @@ impl Transfer<'_, Proxy> {
         let mut ways = Vec::new();
         for link in links
             .iter()
-            .filter(|link| link.kind != Kind::Loopback && link.is_usable())
+            .filter(|link| link.kind != LinkKind::Loopback && link.is_usable())
         {
             let carrying = carried.get(&link.name);
             let class = LinkClass::from(link.class.class);

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-use d2tp_links::{Class, Link};
+use d2tp_links::{CostClass, Link};
 use url::{Host, Url};
 
 use super::{Dial, LinkCandidate, Moment, Transfer, Via};
@@ -15,11 +15,11 @@ impl<D: Dial> Transfer<'_, D> {
     pub(super) fn ways(&mut self) -> Vec<LinkCandidate> {
         let links = self.links.borrow().clone();
         let near = self.near(&links);
-        let usable: Vec<(String, Class, u32)> = match &near {
-            Some(Near::Here) => vec![("lo".into(), Class::Free, 0)],
+        let usable: Vec<(String, CostClass, u32)> = match &near {
+            Some(Near::Here) => vec![("lo".into(), CostClass::Free, 0)],
             _ => links
                 .iter()
-                .filter(|link| link.kind != d2tp_links::Kind::Loopback)
+                .filter(|link| link.kind != d2tp_links::LinkKind::Loopback)
                 .filter(|link| {
                     link.is_usable() || matches!(&near, Some(Near::OnLink(n, _)) if *n == link.name)
                 })

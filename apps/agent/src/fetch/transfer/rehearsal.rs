@@ -85,9 +85,9 @@ pub struct Seen {
     /// Its name.
     pub name: String,
     /// What it is made of.
-    pub kind: d2tp_links::Kind,
+    pub kind: d2tp_links::LinkKind,
     /// What a byte on it costs.
-    pub class: d2tp_links::Class,
+    pub class: d2tp_links::CostClass,
     /// Who says so.
     pub class_because: String,
     /// It has an address and a route.

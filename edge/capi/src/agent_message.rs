@@ -1,0 +1,556 @@
+//! What this library and an agent say to each other of one connection: a JSON object a line each way, on a
+//! connection of its own to the agent's socket (`docs/agent.md`, "Sockets of programs").
+//!
+//! ```text
+//!  {"do":"socket","version":1,"server":…,"options":…}  ▶
+//!                                                      ◀ {"event":"taken","ok":true,"version":1}
+//!  {"do":"carry","from":40112}  and a descriptor       ▶
+//!                                                      ◀ {"event":"open"}      then the program is connected
+//!  {"do":"options",…}, {"do":"flush",…}, {"do":"info"} ▶
+//!                                                      ◀ {"event":"answer",…}
+//!                                                      ◀ {"event":"fault",…}   before the descriptor breaks
+//!  {"do":"d-lock","held":true}                         ▶
+//!  {"do":"heard"}                                      ▶
+//!                                                      ◀ {"event":"over"}
+//! ```
+//!
+//! A datagram socket's descriptor comes last, after what waited for its session:
+//!
+//! ```text
+//!  {"do":"socket",…,"datagrams":true}                  ▶
+//!                                                      ◀ taken, {"event":"room","bytes":1116}, {"event":"open"}
+//!  {"do":"message",…}   what was said so far           ▶
+//!  {"do":"carry",…}     and a descriptor               ▶   from now on messages go by that
+//!  {"do":"message",…}   what asks something for itself ▶
+//!  {"do":"closed"}                                     ▶
+//!                                                      ◀ {"event":"over"}
+//! ```
+//!
+//! Those that are opened again by a token have a few more ([`crate::reopen_token`]).
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use d2tp_driver::PathSelection;
+use d2tp_sched::{CostPolicy, DeadlineFallback};
+use libc::c_int;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+use crate::errno::SocketFault;
+use crate::info::D2tpInfo;
+use crate::options::{EXPIRY, PersistMode, SocketOptions, expiry_of, since_boot};
+use crate::read_ahead::RcvbufThresholds;
+use crate::reopen_token::{ReopenClaim, ReopenToken};
+
+/// Of these messages. One of another version is not understood, and whoever asked carries by itself.
+pub const VERSION: u32 = 1;
+/// Bytes of a line at most.
+pub(crate) const LINE_BYTES_MAX: usize = 64 * 1024;
+/// Bytes that are read at once.
+const READ_BYTES: usize = 4 * 1024;
+/// Descriptors in one message.
+pub(crate) const PASSED_MAX: usize = 1;
+
+/// A connection that is to be carried.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentCall {
+    /// Of these messages.
+    pub version: u32,
+    /// The D2TP server: `d2tp://host:port/KEY`.
+    pub(crate) server: String,
+    /// Where that is a proxy: the host and port that it is asked for.
+    #[serde(default)]
+    pub(crate) target: Option<String>,
+    /// The file of the device's key.
+    pub(crate) key: PathBuf,
+    pub(crate) options: SocketTerms,
+    /// It is to be opened again by this. An agent that does not know of it carries no such connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) keep: Option<ReopenOptions>,
+    /// It is a datagram socket's. An agent that does not know of it carries none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) datagrams: bool,
+}
+
+/// Of a connection that is opened again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReopenOptions {
+    pub(crate) token: ReopenToken,
+    /// Its program asked for a socket of IPv6.
+    pub(crate) ipv6: bool,
+}
+
+/// What a program asks of a connection, as it is now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SocketTerms {
+    left_ms: Option<u64>,
+    size: Option<u64>,
+    policy: String,
+    budget: Option<u64>,
+    priority: u8,
+    if_late: String,
+    route: String,
+    persist: bool,
+    /// An agent that does not know of it leaves such sockets to their programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    levels: Option<RcvbufThresholds>,
+    /// How long a datagram is worth sending, where it is not as long as usual.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expiry_ms: Option<u64>,
+}
+
+const ROUTE_WORDS: [(PathSelection, &str); 3] = [
+    (PathSelection::Any, "any"),
+    (PathSelection::Steadiest, "steadiest"),
+    (PathSelection::Each, "each"),
+];
+
+fn route_name(route: PathSelection) -> &'static str {
+    let known = ROUTE_WORDS.iter().find(|(r, _)| *r == route);
+    known.map_or("any", |(_, word)| word)
+}
+
+fn route_from_name(word: &str) -> Option<PathSelection> {
+    let known = ROUTE_WORDS.iter().find(|(_, w)| *w == word);
+    known.map(|(route, _)| *route)
+}
+
+/// A message of a datagram socket that does not go by its descriptor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct AgentDatagram {
+    /// In base64.
+    bytes: String,
+    /// Where it asks for other than its socket does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    route: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expiry_ms: Option<u64>,
+}
+
+impl AgentDatagram {
+    pub(crate) fn new(
+        bytes: &[u8],
+        route: Option<PathSelection>,
+        expiry: Option<Duration>,
+    ) -> AgentDatagram {
+        AgentDatagram {
+            bytes: BASE64_STANDARD.encode(bytes),
+            route: route.map(|route| route_name(route).to_owned()),
+            expiry_ms: expiry.map(|expiry| expiry.as_millis() as u64),
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> Option<Vec<u8>> {
+        BASE64_STANDARD.decode(&self.bytes).ok()
+    }
+
+    pub(crate) fn route(&self) -> Option<PathSelection> {
+        route_from_name(self.route.as_ref()?)
+    }
+
+    pub(crate) fn expiry(&self) -> Option<Duration> {
+        self.expiry_ms.map(expiry_of)
+    }
+}
+
+impl From<&SocketOptions> for SocketTerms {
+    fn from(options: &SocketOptions) -> SocketTerms {
+        SocketTerms {
+            left_ms: options.time_left().map(|left| left.as_millis() as u64),
+            size: options.size,
+            policy: options.policy.as_str().to_owned(),
+            budget: options.budget,
+            priority: options.priority,
+            if_late: options.if_late.as_str().to_owned(),
+            route: route_name(options.route).to_owned(),
+            persist: options.persist != PersistMode::No,
+            levels: options.thresholds,
+            expiry_ms: (options.expiry != EXPIRY).then_some(options.expiry.as_millis() as u64),
+        }
+    }
+}
+
+impl TryFrom<&SocketTerms> for SocketOptions {
+    type Error = SocketFault;
+    fn try_from(terms: &SocketTerms) -> Result<SocketOptions, SocketFault> {
+        let nonsense = |text: String| SocketFault::new(libc::EINVAL, text);
+        let policy: CostPolicy = terms.policy.parse().map_err(|e| nonsense(format!("{e}")))?;
+        let if_late: DeadlineFallback = terms
+            .if_late
+            .parse()
+            .map_err(|e| nonsense(format!("{e}")))?;
+        let route = route_from_name(&terms.route);
+        let route = route.ok_or_else(|| nonsense(format!("`{}` is no route", terms.route)))?;
+        if terms.levels.is_some_and(|levels| !levels.is_valid()) {
+            return Err(nonsense("thresholds that no program may ask for".into()));
+        }
+        Ok(SocketOptions {
+            deadline: terms
+                .left_ms
+                .map(|left| since_boot() + Duration::from_millis(left)),
+            size: terms.size,
+            policy,
+            budget: terms.budget,
+            priority: terms.priority,
+            if_late,
+            route,
+            expiry: terms.expiry_ms.map_or(EXPIRY, expiry_of),
+            persist: match terms.persist {
+                true => PersistMode::Written,
+                false => PersistMode::No,
+            },
+            thresholds: terms.levels,
+            ..SocketOptions::default()
+        })
+    }
+}
+
+/// To the agent.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case")]
+pub(crate) enum ToAgent {
+    Socket(Box<AgentCall>),
+    /// The other end of the program's socket comes beside this, not connected yet, unless it is a datagram
+    /// socket's; that waits at this port.
+    Carry {
+        from: u16,
+    },
+    Options {
+        options: SocketTerms,
+    },
+    Flush {
+        ask: u64,
+        /// Of the program's, since it began.
+        bytes: u64,
+    },
+    /// Nobody waits for that flush any more.
+    Forget {
+        ask: u64,
+    },
+    Info {
+        ask: u64,
+    },
+    /// Of a datagram socket.
+    Message(AgentDatagram),
+    /// The program has closed its datagram socket. Others say so by their descriptors.
+    Closed,
+    /// The fault is known: the descriptor may break.
+    Heard,
+    /// The networks changed, in a way that the agent may not have seen.
+    NetworkChanged,
+    /// The program holds a D-Lock, or none any more; before this is said it holds none.
+    DLock {
+        held: bool,
+    },
+    /// Its descriptor is closed, and it is not to be opened again.
+    Release {
+        ask: u64,
+    },
+    /// Instead of `Socket`: a program's descriptor comes next, whose connection is to be opened again by this.
+    Keep(ReopenClaim),
+    /// It comes beside this.
+    Left,
+    /// Instead of `Socket`: a connection is opened again.
+    Reopen(ReopenClaim),
+    /// The descriptor of one that was, for its process.
+    Descriptor(ReopenClaim),
+}
+
+/// From the agent.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub(crate) enum FromAgent {
+    /// It is carried, or tried to. An agent that does not know of sockets says `ok: false`, and no
+    /// `event`.
+    Taken {
+        ok: bool,
+        version: u32,
+        /// It understands `network-changed`; one that does not would take it for nonsense, and leave.
+        #[serde(default)]
+        notices: bool,
+        /// The same of `d-lock`.
+        #[serde(default)]
+        locks: bool,
+    },
+    /// The connection is made; the descriptor is joined next.
+    Open,
+    /// Messages of so many bytes fit a packet now.
+    Room { bytes: usize },
+    /// It was never made, or it breaks now.
+    Fault { errno: c_int, text: String },
+    Answer {
+        ask: u64,
+        #[serde(default)]
+        fault: Option<(c_int, String)>,
+        #[serde(default)]
+        info: Option<Box<D2tpInfo>>,
+    },
+    /// It is this process's from now on, and as it was.
+    Reopened {
+        server: String,
+        target: Option<String>,
+        ipv6: bool,
+        options: SocketTerms,
+    },
+    /// Nothing is carried any more.
+    Over {
+        #[serde(default)]
+        info: Option<Box<D2tpInfo>>,
+    },
+}
+
+impl FromAgent {
+    pub(crate) fn fault(fault: &SocketFault) -> FromAgent {
+        FromAgent::Fault {
+            errno: fault.errno,
+            text: fault.text.clone(),
+        }
+    }
+}
+
+/// One side's ear: whole lines, and the descriptors that came with them.
+pub(crate) struct MessageReader {
+    stream: Rc<UnixStream>,
+    buffer: Vec<u8>,
+    descriptors: VecDeque<OwnedFd>,
+}
+
+impl MessageReader {
+    pub(crate) fn new(stream: Rc<UnixStream>) -> MessageReader {
+        MessageReader {
+            stream,
+            buffer: Vec::new(),
+            descriptors: VecDeque::new(),
+        }
+    }
+
+    /// The next thing said; none when there is no more. May be given up and asked again.
+    ///
+    /// # Errors
+    /// It is nothing of ours, or the connection broke.
+    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                return Ok(Some(serde_json::from_slice(&line)?));
+            }
+            if self.buffer.len() > LINE_BYTES_MAX {
+                return Err(io::Error::other("a line without end"));
+            }
+            let stream = self.stream.clone();
+            let (bytes, fds) = stream
+                .async_io(Interest::READABLE, || receive(&stream))
+                .await?;
+            if bytes.is_empty() {
+                return Ok(None);
+            }
+            self.buffer.extend(bytes);
+            self.descriptors.extend(fds);
+        }
+    }
+
+    /// A descriptor that came with what was heard last.
+    pub(crate) fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        self.descriptors.pop_front()
+    }
+}
+
+fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; READ_BYTES];
+    let mut space = nix::cmsg_space!([libc::c_int; PASSED_MAX]);
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+    let message = recvmsg::<()>(stream.as_raw_fd(), &mut slices, Some(&mut space), flags)?;
+    let mut fds = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(passed) = control {
+            // SAFETY: the kernel just made them for us.
+            let owned = passed
+                .into_iter()
+                .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+            fds.extend(owned);
+        }
+    }
+    let length = message.bytes;
+    bytes.truncate(length);
+    Ok((bytes, fds))
+}
+
+/// Says one thing, with a descriptor where there is one.
+///
+/// # Errors
+/// Nobody listens any more.
+pub(crate) async fn send_message<T: Serialize>(
+    stream: &UnixStream,
+    what: &T,
+    fd: Option<OwnedFd>,
+) -> io::Result<()> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    let mut from = 0;
+    let mut fd = fd;
+    while from < line.len() {
+        let fds: Vec<c_int> = fd.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let rights = if fds.is_empty() { &[][..] } else { &rights[..] };
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        let slices = [IoSlice::new(&line[from..])];
+        from += stream
+            .async_io(Interest::WRITABLE, || {
+                let sent = sendmsg::<()>(stream.as_raw_fd(), &slices, rights, flags, None);
+                sent.map_err(io::Error::from)
+            })
+            .await?;
+        fd = None;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn what_a_program_asks_for_is_the_same_at_the_agent() {
+        let numbers = [1_000, 2_000, 0].map(u64::to_ne_bytes);
+        let levels = RcvbufThresholds::of_bytes(&numbers.concat());
+        let options = SocketOptions {
+            deadline: Some(since_boot() + Duration::from_secs(60)),
+            size: Some(94_000_000),
+            policy: CostPolicy::Balanced,
+            budget: Some(5_000_000),
+            priority: 3,
+            if_late: DeadlineFallback::Wait,
+            route: PathSelection::Each,
+            persist: PersistMode::Written,
+            thresholds: levels.unwrap(),
+            expiry: Duration::from_millis(250),
+            ..SocketOptions::default()
+        };
+        let text = serde_json::to_string(&SocketTerms::from(&options)).unwrap();
+        let terms: SocketTerms = serde_json::from_str(&text).unwrap();
+        let there = SocketOptions::try_from(&terms).unwrap();
+        let left = there.time_left().unwrap();
+        assert!(left > Duration::from_secs(58) && left <= Duration::from_secs(60));
+        assert_eq!(
+            SocketOptions {
+                deadline: None,
+                ..there
+            },
+            SocketOptions {
+                deadline: None,
+                ..options
+            }
+        );
+        let mut nonsense = terms.clone();
+        nonsense.levels =
+            serde_json::from_str(r#"{"low":9,"high":3,"unit":"ms","rate":0}"#).unwrap();
+        assert!(
+            SocketOptions::try_from(&nonsense).is_err(),
+            "low above high"
+        );
+        let mut nonsense = terms;
+        nonsense.policy = "cheap".into();
+        assert_eq!(
+            SocketOptions::try_from(&nonsense).unwrap_err().errno,
+            libc::EINVAL
+        );
+    }
+
+    #[test]
+    fn what_a_message_asks_for_itself_comes_with_it() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        for (route, expiry) in [
+            (None, None),
+            (Some(PathSelection::Each), Some(Duration::from_millis(7))),
+        ] {
+            let said = ToAgent::Message(AgentDatagram::new(&bytes, route, expiry));
+            let text = serde_json::to_string(&said).unwrap();
+            let Ok(ToAgent::Message(there)) = serde_json::from_str(&text) else {
+                panic!("{text}");
+            };
+            let asked = (there.bytes(), there.route(), there.expiry());
+            assert_eq!(asked, (Some(bytes.clone()), route, expiry));
+        }
+        // No program says these, and none would harm an agent.
+        for ms in [0, u64::MAX] {
+            let text = format!(r#"{{"bytes":"=","route":"moon","expiry_ms":{ms}}}"#);
+            let there: AgentDatagram = serde_json::from_str(&text).unwrap();
+            assert_eq!((there.bytes(), there.route()), (None, None));
+            let expiry = there.expiry().unwrap();
+            assert!(!expiry.is_zero() && expiry <= Duration::from_secs(86_400));
+        }
+    }
+
+    #[test]
+    fn a_call_says_nothing_that_an_agent_of_before_does_not_know_unless_it_is_needed() {
+        let mut call = AgentCall {
+            version: VERSION,
+            server: "d2tp://host:1/KEY".into(),
+            target: None,
+            key: "/key".into(),
+            options: SocketTerms::from(&SocketOptions::default()),
+            keep: None,
+            datagrams: false,
+        };
+        let text = serde_json::to_string(&call).unwrap();
+        assert!(
+            !text.contains("datagrams") && !text.contains("expiry"),
+            "{text}"
+        );
+        call.datagrams = true;
+        let text = serde_json::to_string(&call).unwrap();
+        assert!(text.contains(r#""datagrams":true"#), "{text}");
+        assert_eq!(serde_json::from_str::<AgentCall>(&text).unwrap(), call);
+        // As one of before hears it.
+        let asked = serde_json::to_string(&ToAgent::Socket(Box::new(call))).unwrap();
+        let unknown = asked.replace("\"datagrams\"", "\"smoke-signals\"");
+        assert!(serde_json::from_str::<ToAgent>(&asked).is_ok());
+        assert!(serde_json::from_str::<ToAgent>(&unknown).is_err());
+    }
+
+    #[test]
+    fn lines_come_whole_and_a_descriptor_comes_with_its_line() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (here, there) = UnixStream::pair().unwrap();
+            let mut ear = MessageReader::new(Rc::new(there));
+            let (mut read, write) = nix::unistd::pipe().unwrap();
+            send_message(&here, &ToAgent::Heard, None).await.unwrap();
+            let carry = ToAgent::Carry { from: 7 };
+            send_message(
+                &here,
+                &carry,
+                Some(read.as_fd().try_clone_to_owned().unwrap()),
+            )
+            .await
+            .unwrap();
+            drop(here);
+            assert!(matches!(ear.next().await, Ok(Some(ToAgent::Heard))));
+            let second = ear.next().await.unwrap();
+            assert!(matches!(second, Some(ToAgent::Carry { from: 7 })));
+            read = ear.take_descriptor().expect("it came along");
+            nix::unistd::write(&write, b"x").unwrap();
+            let mut byte = [0];
+            assert_eq!(nix::unistd::read(&read, &mut byte).unwrap(), 1);
+            assert!(matches!(ear.next::<ToAgent>().await, Ok(None)));
+        });
+    }
+}

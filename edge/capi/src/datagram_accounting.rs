@@ -1,0 +1,161 @@
+//! Which links carried a session's datagrams, in an agent: they leave and come by those that cost nothing. What streams of
+//! the same session took is told from them by that, so that a budget is spent by those who spend it.
+
+use std::collections::BTreeMap;
+
+use d2tp_driver::{LinkStatus, LinkUse};
+
+use crate::agent_carrier::SchedulerClient;
+
+/// Bytes to this device, and from it.
+type DirectionBytes = (u64, u64);
+
+/// Of one session, for all its datagram sockets.
+pub(crate) struct DatagramAccounting {
+    client: Box<dyn SchedulerClient>,
+    /// Of the session's datagrams, those whose links are known.
+    assigned: DirectionBytes,
+    /// What links had carried of anything.
+    before: BTreeMap<String, DirectionBytes>,
+    /// And of datagrams.
+    carried: BTreeMap<String, DirectionBytes>,
+}
+
+impl DatagramAccounting {
+    pub(crate) fn new(seat: Box<dyn SchedulerClient>) -> DatagramAccounting {
+        DatagramAccounting {
+            client: seat,
+            assigned: (0, 0),
+            before: BTreeMap::new(),
+            carried: BTreeMap::new(),
+        }
+    }
+
+    /// Takes down what was carried since the last time; `all`: bytes of the session's datagrams so far.
+    pub(crate) fn update(&mut self, all: DirectionBytes, ways: &[LinkStatus]) {
+        let may = |way: &&LinkStatus| way.usage == LinkUse::Free;
+        // One that became another kind just now carried the last of them, if no other did.
+        let mut takers: Vec<&LinkStatus> = ways.iter().filter(may).collect();
+        if takers.is_empty() {
+            takers = ways.iter().collect();
+        }
+        let since = |way: &LinkStatus| {
+            let (down, up) = self.before.get(&way.name).copied().unwrap_or_default();
+            let (all_down, all_up) = way.payload;
+            (all_down.saturating_sub(down), all_up.saturating_sub(up))
+        };
+        let since: Vec<DirectionBytes> = takers.iter().map(|way| since(way)).collect();
+        let (down, up): (Vec<u64>, Vec<u64>) = since.into_iter().unzip();
+        let down = shares(all.0.saturating_sub(self.assigned.0), &down);
+        let up = shares(all.1.saturating_sub(self.assigned.1), &up);
+        for (way, (down, up)) in takers.iter().zip(down.into_iter().zip(up)) {
+            let carried = self.carried.entry(way.name.clone()).or_default();
+            carried.0 += down;
+            carried.1 += up;
+            self.assigned.0 += down;
+            self.assigned.1 += up;
+        }
+        for way in ways {
+            self.before.insert(way.name.clone(), way.payload);
+        }
+        self.client.report(ways, &self.carried);
+    }
+
+    /// What links carried of streams.
+    pub(crate) fn stream_statuses(&self, ways: &[LinkStatus]) -> Vec<LinkStatus> {
+        let other = |way: &LinkStatus| {
+            let (down, up) = self.carried.get(&way.name).copied().unwrap_or_default();
+            LinkStatus {
+                payload: (
+                    way.payload.0.saturating_sub(down),
+                    way.payload.1.saturating_sub(up),
+                ),
+                ..way.clone()
+            }
+        };
+        ways.iter().map(other).collect()
+    }
+}
+
+/// So many bytes, by what each carried: none gets more than that.
+fn shares(bytes: u64, carried: &[u64]) -> Vec<u64> {
+    let all: u64 = carried.iter().sum();
+    let bytes = bytes.min(all);
+    let mut left = bytes;
+    let mut share = |carried: &u64| {
+        let share = (u128::from(bytes) * u128::from(*carried)).div_ceil(u128::from(all.max(1)));
+        let share = (share as u64).min(*carried).min(left);
+        left -= share;
+        share
+    };
+    carried.iter().map(&mut share).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use d2tp_links::CostClass;
+
+    use super::*;
+    use crate::agent_carrier::{SocketDecision, SocketDemand};
+
+    type Told = Rc<RefCell<BTreeMap<String, DirectionBytes>>>;
+
+    struct Listens(Told);
+
+    impl SchedulerClient for Listens {
+        fn decide(&mut self, _: &SocketDemand<'_>) -> SocketDecision {
+            panic!("datagrams pay for nothing")
+        }
+
+        fn report(&mut self, _: &[LinkStatus], carried: &BTreeMap<String, DirectionBytes>) {
+            self.0.replace(carried.clone());
+        }
+    }
+
+    fn way(name: &str, usage: LinkUse, payload: DirectionBytes) -> LinkStatus {
+        LinkStatus {
+            name: name.into(),
+            class: CostClass::Free,
+            usage,
+            payload,
+            busy: Default::default(),
+            rate: None,
+            answers: d2tp_driver::LinkAnswers::Answering,
+            path: None,
+        }
+    }
+
+    #[test]
+    fn datagrams_are_on_links_that_cost_nothing_and_the_rest_is_of_streams() {
+        let told = Told::default();
+        let mut tally = DatagramAccounting::new(Box::new(Listens(told.clone())));
+        let cell = |payload| way("wwan0", LinkUse::Paid, payload);
+        let wifi = |payload| way("wlan0", LinkUse::Free, payload);
+        let ways = [cell((70_000, 9_000)), wifi((5_000, 2_000))];
+        tally.update((4_000, 1_500), &ways);
+        assert_eq!(told.borrow()["wlan0"], (4_000, 1_500));
+        assert!(!told.borrow().contains_key("wwan0"));
+        let others = tally.stream_statuses(&ways);
+        assert_eq!(others[0].payload, (70_000, 9_000));
+        assert_eq!(others[1].payload, (1_000, 500));
+        // What no link was seen to carry yet is on the next one.
+        let ways = [cell((80_000, 9_000)), wifi((5_100, 2_000))];
+        tally.update((4_600, 1_500), &ways);
+        assert_eq!(told.borrow()["wlan0"], (4_100, 1_500));
+        let ways = [cell((80_000, 9_000)), wifi((5_600, 2_000))];
+        tally.update((4_600, 1_500), &ways);
+        assert_eq!(told.borrow()["wlan0"], (4_600, 1_500));
+    }
+
+    #[test]
+    fn links_share_them_by_what_they_carried() {
+        assert_eq!(shares(0, &[]), Vec::<u64>::new());
+        assert_eq!(shares(5, &[0, 0]), [0, 0]);
+        assert_eq!(shares(300, &[1_000, 2_000]), [100, 200]);
+        assert_eq!(shares(10, &[3, 3]), [3, 3]);
+        assert_eq!(shares(100, &[333, 333, 334]).iter().sum::<u64>(), 100);
+    }
+}

@@ -1,0 +1,224 @@
+//! One session's datagrams of one program's socket, carried both ways.
+
+use std::cell::RefCell;
+use std::future::{Future as _, poll_fn};
+use std::io::{self, Read as _};
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_driver::{Connection, ContextInbox, FlowIo as _, PathSelection};
+use socket2::SockRef;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UdpSocket;
+
+use super::socket::{AgentDatagramPeer, DatagramSession};
+use super::{MESSAGE_BYTES_MAX, PeerCarrier};
+use crate::engine_state::EngineState;
+use crate::errno::SocketFault;
+use crate::pump::CarriedFlow;
+
+/// One session's datagrams of one program's socket.
+pub(crate) struct DatagramPeer {
+    pub(super) held: Rc<CarriedFlow>,
+    pub(super) connection: Connection,
+    context: u64,
+}
+
+impl DatagramPeer {
+    pub(crate) fn send(
+        &self,
+        route: Option<PathSelection>,
+        expiry: Option<Duration>,
+        message: &[u8],
+    ) {
+        let options = self.held.options.borrow();
+        let route = route.unwrap_or(options.route);
+        let expiry = expiry.unwrap_or(options.expiry);
+        let bytes = Bytes::copy_from_slice(message);
+        // Too large, or too late: it is lost, as datagrams are. Calls of the library looked before.
+        let sent = self
+            .connection
+            .send_datagram_on(route, self.context, bytes, expiry);
+        let held = &self.held;
+        match sent {
+            Ok(()) => held.count(&held.sent, message.len() as u64),
+            // Another process looked, by what it was told fits.
+            Err(_) => held.changed.notify_one(),
+        }
+    }
+}
+
+/// An end whose flow is there, and its datagrams.
+pub(super) fn open_peer(
+    held: &Rc<CarriedFlow>,
+    context: u64,
+) -> Result<(Rc<DatagramPeer>, ContextInbox), SocketFault> {
+    let connection = held.flow.borrow().connection();
+    let Some(inbox) = connection.context(context) else {
+        let why = format!("context {context} is in use");
+        return Err(SocketFault::new(libc::EADDRINUSE, why));
+    };
+    let end = Rc::new(DatagramPeer {
+        held: held.clone(),
+        connection,
+        context,
+    });
+    Ok((end, inbox))
+}
+
+/// The same of a socket of this process; what was said before goes out.
+pub(super) fn begin(
+    home: &Rc<EngineState>,
+    held: &Rc<CarriedFlow>,
+    far: &AgentDatagramPeer,
+    context: u64,
+) -> Result<(Rc<DatagramPeer>, ContextInbox), SocketFault> {
+    let (end, inbox) = open_peer(held, context)?;
+    let session = DatagramSession::Local(end.connection.clone());
+    far.socket.peers().insert(far.name, session);
+    let expiry = held.options.borrow().expiry;
+    let key = (far.socket.port, far.name);
+    home.datagrams
+        .begin(key, &PeerCarrier::Local(end.clone()), expiry);
+    Ok((end, inbox))
+}
+
+/// Carries until the flow is over; why it is.
+pub(super) async fn carry(
+    home: &EngineState,
+    end: &DatagramPeer,
+    inbox: &ContextInbox,
+    socket: &UdpSocket,
+) -> SocketFault {
+    let mut leaving = home.leaving.subscribe();
+    let left = async {
+        let _ = leaving.wait_for(|leaving| *leaving).await;
+        drain_last(end, socket);
+        finish(&end.held);
+        std::future::pending().await
+    };
+    tokio::select! {
+        over = deliver(&end.held, inbox, socket) => over,
+        never = forward(end, socket) => never,
+        never = left => never,
+    }
+}
+
+/// What is there without waiting.
+fn at_once<T>(future: impl std::future::Future<Output = T>) -> Option<T> {
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    match pin!(future).poll(&mut cx) {
+        std::task::Poll::Ready(ready) => Some(ready),
+        std::task::Poll::Pending => None,
+    }
+}
+
+/// The flow says nothing more; its end is the end.
+pub(super) async fn until_over(held: &CarriedFlow) -> SocketFault {
+    let ended = poll_fn(|cx| {
+        let mut flow = held.flow.borrow_mut();
+        loop {
+            match pin!(flow.read_chunk()).poll(cx) {
+                std::task::Poll::Ready(Ok(Some(_))) => {}
+                std::task::Poll::Ready(Ok(None)) => return std::task::Poll::Ready(None),
+                std::task::Poll::Ready(Err(error)) => return std::task::Poll::Ready(Some(error)),
+                std::task::Poll::Pending => return std::task::Poll::Pending,
+            }
+        }
+    });
+    match ended.await {
+        Some(error) => held.fault(&error),
+        None => SocketFault::new(libc::ECONNRESET, "the other end closed its socket"),
+    }
+}
+
+/// From the far end to the program, until the flow is over; why it is.
+async fn deliver(held: &CarriedFlow, inbox: &ContextInbox, socket: &UdpSocket) -> SocketFault {
+    // Not given up between a message and its socket, which may take its time when it is new.
+    let pass = async |message: Bytes| {
+        // An error is ICMP's word that the program closed its socket. Whoever looks after that looks itself.
+        if let Ok(bytes) = socket.send(&message).await {
+            held.count(&held.received, bytes as u64);
+        }
+    };
+    let mut over = pin!(until_over(held));
+    let over = loop {
+        let message = tokio::select! {
+            Some(message) = inbox.recv() => message,
+            over = &mut over => break over,
+        };
+        pass(message).await;
+    };
+    // What came with the end was said before it.
+    while let Some(message) = at_once(inbox.recv()).flatten() {
+        pass(message).await;
+    }
+    over
+}
+
+/// From the program to the far end, for ever.
+async fn forward(end: &DatagramPeer, socket: &UdpSocket) -> SocketFault {
+    loop {
+        // An error that waits here is taken by the reads.
+        if socket.readable().await.is_ok() {
+            drain(end, socket);
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// All that the program said so far.
+fn drain(end: &DatagramPeer, socket: &UdpSocket) {
+    read_all(
+        |buffer| socket.try_recv(buffer),
+        |message| end.send(None, None, message),
+    );
+}
+
+/// The same at the end, when nothing waits for the socket any more: a new one may hold what its waker has not
+/// heard of.
+fn drain_last(end: &DatagramPeer, socket: &UdpSocket) {
+    let socket = SockRef::from(socket);
+    read_all(
+        |buffer| (&*socket).read(buffer),
+        |message| end.send(None, None, message),
+    );
+}
+
+pub(super) fn read_all(
+    mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
+    mut hear: impl FnMut(&[u8]),
+) {
+    thread_local! {
+        static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; MESSAGE_BYTES_MAX]);
+    }
+    BUFFER.with_borrow_mut(|buffer| {
+        loop {
+            match read(buffer) {
+                Ok(bytes) => hear(&buffer[..bytes]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {}
+            }
+        }
+    });
+}
+
+/// The program closed its socket: what it said before leaves, as long as it is worth it.
+pub(super) async fn send_remaining(end: &DatagramPeer, socket: Option<&UdpSocket>) {
+    if let Some(socket) = socket {
+        drain_last(end, socket);
+    }
+    let held = &end.held;
+    finish(held);
+    let gone = poll_fn(|cx| held.flow.borrow_mut().poll_finished(cx));
+    let expiry = held.options.borrow().expiry;
+    let _ = tokio::time::timeout(expiry, gone).await;
+}
+
+/// Says that no more will come.
+pub(super) fn finish(held: &CarriedFlow) {
+    let _ = at_once(held.flow.borrow_mut().shutdown());
+    held.finished();
+}

@@ -1,0 +1,65 @@
+//! What happens when the process ends: what programs wrote before they left is still sent.
+//!
+//! The kernel would send a TCP socket's last bytes after its process is gone. Our engine is a thread of
+//! that process, so `exit` waits for it, and not for ever. `_exit` and a fatal signal wait for nothing.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::engine;
+use crate::engine_state::EngineState;
+
+/// How long `exit` waits at most for peers to have what was written. Longer: a program without a network
+/// takes that long to end; shorter: more is lost. `d2tp_flush` waits without limit.
+const EXIT_WAIT: Duration = Duration::from_secs(5); // a guess
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(2);
+/// For the last packets.
+const GRACE: Duration = Duration::from_millis(20); // as the driver's own
+
+/// Has `exit` wait.
+pub(crate) fn watch() {
+    // SAFETY: a function of this library, which is never unloaded (build.rs).
+    let failed = unsafe { libc::atexit(at_exit) };
+    assert_eq!(failed, 0, "no memory for a pointer");
+}
+
+extern "C" fn at_exit() {
+    // A child that forked and has no engine of its own has nothing to wait for.
+    let Some(engine) = engine::running() else {
+        return;
+    };
+    let asked = engine.request(|home, reply| {
+        let home = home.clone();
+        tokio::task::spawn_local(async move {
+            flush_sockets(&home).await;
+            let _ = reply.send(());
+        });
+    });
+    // Without an engine there is nothing to be done any more.
+    let _ = asked;
+}
+
+async fn flush_sockets(home: &Rc<EngineState>) {
+    home.leaving.send_replace(true);
+    let owes = || {
+        let flows = home.flows.borrow();
+        let handed = home.agent_connections.borrow();
+        flows.values().any(|held| !held.is_delivered())
+            || home.datagrams.has_unsent()
+            || handed.values().any(|handed| handed.has_unsent())
+    };
+    let delivered = async {
+        if home.datagrams.has_clients() {
+            // What they said last is to be read first.
+            tokio::time::sleep(LOOK).await;
+        }
+        while owes() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    let _ = tokio::time::timeout(EXIT_WAIT, delivered).await;
+    if home.say_goodbye() {
+        tokio::time::sleep(GRACE).await;
+    }
+}

@@ -1,0 +1,193 @@
+//! What an agent has of connections that are opened again by a token: copies of their programs' descriptors, whose
+//! sockets the kernel therefore leaves as they are when the programs end.
+//!
+//! ```text
+//!  keep ─▶ left ── the call that names it ─▶ kept ── its program ended ─▶ away ── reopened ─▶ kept
+//!           └ 10 s                             └ closed by d2tp_close       └ KEPT_FOR, or room is needed ─▶ let go
+//! ```
+//!
+//! One that is let go ends as if its program ended then.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::agent_carrier::SocketOwner;
+use crate::errno::SocketFault;
+use crate::reopen_token::ReopenToken;
+
+/// Connections that are kept at a time, and descriptors that wait for theirs. More takes descriptors and sockets of an
+/// agent; the one that nobody has had for longest is let go for another.
+pub(crate) const KEPT_MAX: usize = 64; // a guess
+/// How long one is kept that nobody has.
+pub(crate) const KEPT_FOR: Duration = Duration::from_secs(24 * 3600); // a guess: a device that is used every day
+/// How long a descriptor waits for its connection, which is called for next.
+pub(crate) const LEFT_FOR: Duration = Duration::from_secs(10); // a guess
+/// How many connections that ended while nobody had them are remembered, to say why.
+const ENDED_MAX: usize = 64; // a guess
+
+#[derive(Default)]
+pub(crate) struct KeptConnections {
+    deposited: RefCell<HashMap<ReopenToken, OwnedFd>>,
+    kept: RefCell<HashMap<ReopenToken, Rc<SocketOwner>>>,
+    ended: RefCell<VecDeque<(ReopenToken, SocketFault)>>,
+}
+
+impl KeptConnections {
+    /// A program's descriptor, before its connection is called for.
+    ///
+    /// # Errors
+    /// Too many wait, or somebody has that token.
+    pub(crate) fn deposit(&self, token: ReopenToken, fd: OwnedFd) -> Result<(), SocketFault> {
+        let mut left = self.deposited.borrow_mut();
+        if left.len() >= KEPT_MAX || left.contains_key(&token) {
+            return Err(SocketFault::new(
+                libc::EAGAIN,
+                "too many connections wait to be made",
+            ));
+        }
+        left.insert(token, fd);
+        Ok(())
+    }
+
+    /// Its connection is not made.
+    pub(crate) fn forget(&self, token: &ReopenToken) {
+        self.deposited.borrow_mut().remove(token);
+    }
+
+    /// Its connection is called for.
+    ///
+    /// # Errors
+    /// Nothing was left, or others are kept and in use.
+    pub(crate) fn keep(
+        &self,
+        token: ReopenToken,
+        owner: &Rc<SocketOwner>,
+    ) -> Result<(), SocketFault> {
+        let fd = self.deposited.borrow_mut().remove(&token);
+        let fd =
+            fd.ok_or_else(|| SocketFault::new(libc::ENOENT, "its descriptor was not left here"))?;
+        let mut kept = self.kept.borrow_mut();
+        kept.retain(|_, owner| owner.is_kept());
+        if kept.len() >= KEPT_MAX {
+            let away = kept.values().filter_map(|o| Some((o.away_since()?, o)));
+            let Some((_, longest)) = away.min_by_key(|(since, _)| *since) else {
+                let text = format!("{KEPT_MAX} connections that outlive their programs are in use");
+                return Err(SocketFault::new(libc::ENOBUFS, text));
+            };
+            longest.let_go();
+        }
+        owner.keep(fd);
+        kept.insert(token, owner.clone());
+        Ok(())
+    }
+
+    /// Whose a token is.
+    ///
+    /// # Errors
+    /// Nobody's, or why it is over.
+    pub(crate) fn find(&self, token: &ReopenToken) -> Result<Rc<SocketOwner>, SocketFault> {
+        let kept = self.kept.borrow().get(token).cloned();
+        if let Some(owner) = kept.filter(|owner| owner.is_kept()) {
+            return Ok(owner);
+        }
+        let ended = self.ended.borrow();
+        let fault = ended.iter().find(|(of, _)| of == token);
+        Err(match fault {
+            Some((_, fault)) => fault.clone(),
+            None => SocketFault::new(libc::ENOENT, "no connection of this token is kept here"),
+        })
+    }
+
+    /// It is over; `fault`: why, if it broke and nobody has heard so.
+    pub(crate) fn end(&self, token: &ReopenToken, fault: Option<SocketFault>) {
+        self.kept.borrow_mut().remove(token);
+        if let Some(fault) = fault {
+            let mut ended = self.ended.borrow_mut();
+            if ended.len() >= ENDED_MAX {
+                ended.pop_front();
+            }
+            ended.push_back((*token, fault));
+        }
+    }
+
+    /// Nothing is kept any more.
+    pub(crate) fn clear(&self) {
+        for owner in self.kept.take().values() {
+            owner.let_go();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::Instant;
+
+    fn token(number: usize) -> ReopenToken {
+        let mut token = [0; 32];
+        token[..8].copy_from_slice(&number.to_ne_bytes());
+        ReopenToken(token)
+    }
+
+    fn fd() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    #[test]
+    fn of_too_many_the_one_is_let_go_that_nobody_had_for_longest() {
+        let shelf = KeptConnections::default();
+        let owner = SocketOwner::of_test();
+        assert_eq!(
+            shelf.keep(token(0), &owner).unwrap_err().errno,
+            libc::ENOENT
+        );
+        let keep = |number: usize| {
+            let owner = SocketOwner::of_test();
+            shelf.deposit(token(number), fd()).unwrap();
+            shelf.keep(token(number), &owner).map(|()| owner)
+        };
+        let owners: Vec<Rc<SocketOwner>> = (0..KEPT_MAX).map(|n| keep(n).unwrap()).collect();
+        // All are in use.
+        assert_eq!(
+            keep(100).err().map(|fault| fault.errno),
+            Some(libc::ENOBUFS)
+        );
+        let now = Instant::now();
+        owners[9].is_away(now);
+        owners[7].is_away(now - Duration::from_secs(5));
+        keep(101).unwrap();
+        assert!(owners[7].is_gone() && !owners[7].is_kept());
+        assert!(shelf.find(&token(7)).is_err() && shelf.find(&token(9)).is_ok());
+        // One that was closed leaves its place.
+        owners[3].let_go();
+        assert!(!owners[3].is_gone(), "its process is there");
+        keep(102).unwrap();
+        assert!(owners[9].is_kept());
+    }
+
+    #[test]
+    fn no_more_descriptors_wait_than_may_and_none_is_replaced() {
+        let shelf = KeptConnections::default();
+        for number in 0..KEPT_MAX {
+            shelf.deposit(token(number), fd()).unwrap();
+        }
+        assert!(shelf.deposit(token(KEPT_MAX), fd()).is_err());
+        shelf.forget(&token(5));
+        assert!(shelf.deposit(token(6), fd()).is_err(), "somebody has it");
+        assert!(shelf.deposit(token(5), fd()).is_ok());
+    }
+
+    #[test]
+    fn why_it_broke_is_remembered_for_some_time() {
+        let shelf = KeptConnections::default();
+        for number in 0..=ENDED_MAX {
+            shelf.end(&token(number), Some(SocketFault::new(libc::ETIME, "late")));
+        }
+        let errno = |number| shelf.find(&token(number)).err().map(|fault| fault.errno);
+        assert_eq!(errno(0), Some(libc::ENOENT));
+        assert_eq!(errno(1), Some(libc::ETIME));
+    }
+}

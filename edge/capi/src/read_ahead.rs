@@ -1,0 +1,595 @@
+//! What a socket holds ahead of its program, and what D2BufMgr makes of it (`D2TP_SO_RCVBUFTH`).
+//!
+//! ```text
+//!  flow ─▶ kept here, AHEAD_BYTES_MAX at most ─▶ the pair: sent, not sent yet ─▶ program
+//!          └──────────────────── ahead of the program ───────────────────┘
+//!   ahead ─▶ d2tp_sched::Buffer ─▶ low reached: so many bytes may be paid for, up to high
+//! ```
+//!
+//! A socket without thresholds keeps nothing here: flow control holds what its program does not take.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::{Future as _, poll_fn};
+use std::os::fd::RawFd;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_driver::{LinkStatus, LinkUse, PathState};
+use d2tp_sched::{
+    BufferedStream, CostPolicy, DeadlineFallback, FlowDemand, PlaybackMeter, RefillThresholds,
+    StreamBuffer, SwitchDelay,
+};
+use d2tp_time::Time;
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpStream;
+
+use crate::errno::{CallResult, Errno};
+use crate::options::SocketOptions;
+use crate::pair;
+use crate::policy::LOOK;
+use crate::pump::{CarriedFlow, PumpError, end_of_down, put_some};
+
+/// Bytes kept ahead for one socket. More bridges longer holes, and takes as much memory: while pieces are short
+/// twice as much.
+pub(crate) const AHEAD_BYTES_MAX: u64 = 64 * 1024 * 1024; // a guess: 20 minutes of audio, 4 of video at 2 Mb/s
+/// And for all sockets of an engine together. Those that find no room keep one piece each.
+const AHEAD_ALL_BYTES_MAX: u64 = 4 * AHEAD_BYTES_MAX; // a guess
+/// Of thresholds that are times: a day.
+const SPAN_MS_MAX: u64 = 86_400_000;
+/// A pace remembers no more seconds than these.
+const PACED_S: u64 = 60;
+/// A link nobody measured gets its chance: what is kept bridges it.
+const UNMEASURED_BYTES_PER_S: f64 = 1e12;
+
+/// Thresholds as the program said them: `struct d2tp_rcvbufth`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RcvbufThresholds {
+    low: u64,
+    high: u64,
+    unit: RcvbufUnit,
+    /// Bytes a second that the program takes; 0: measured.
+    rate: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum RcvbufUnit {
+    Bytes,
+    Ms,
+}
+
+/// `D2TP_RCVBUFTH_BYTES`, `D2TP_RCVBUFTH_MS` of the header, by place.
+const UNITS: [RcvbufUnit; 2] = [RcvbufUnit::Bytes, RcvbufUnit::Ms];
+
+/// Bytes of `struct d2tp_rcvbufth`.
+const LEVELS_BYTES: usize = 24;
+
+impl RcvbufThresholds {
+    /// From C; none: no thresholds.
+    pub(crate) fn of_bytes(value: &[u8]) -> CallResult<Option<RcvbufThresholds>> {
+        let value: [u8; LEVELS_BYTES] = value.try_into().map_err(|_| Errno(libc::EINVAL))?;
+        let long = |at: usize| u64::from_ne_bytes(value[at..at + 8].try_into().expect("eight"));
+        let short = |at: usize| u32::from_ne_bytes(value[at..at + 4].try_into().expect("four"));
+        let unit = UNITS.get(short(16) as usize).ok_or(Errno(libc::EINVAL))?;
+        let levels = RcvbufThresholds {
+            low: long(0),
+            high: long(8),
+            unit: *unit,
+            rate: short(20),
+        };
+        if levels.high == 0 && levels.low == 0 {
+            return Ok(None);
+        }
+        levels
+            .is_valid()
+            .then_some(Some(levels))
+            .ok_or(Errno(libc::EINVAL))
+    }
+
+    pub(crate) fn is_valid(&self) -> bool {
+        let most = match self.unit {
+            RcvbufUnit::Bytes => AHEAD_BYTES_MAX,
+            RcvbufUnit::Ms => SPAN_MS_MAX,
+        };
+        self.low <= self.high && (1..=most).contains(&self.high)
+    }
+
+    /// For C.
+    pub(crate) fn to_bytes(levels: Option<RcvbufThresholds>) -> Vec<u8> {
+        let Some(levels) = levels else {
+            return vec![0; LEVELS_BYTES];
+        };
+        let unit = UNITS.iter().position(|unit| *unit == levels.unit);
+        let mut bytes = Vec::with_capacity(LEVELS_BYTES);
+        bytes.extend(levels.low.to_ne_bytes());
+        bytes.extend(levels.high.to_ne_bytes());
+        bytes.extend((unit.unwrap_or(0) as u32).to_ne_bytes());
+        bytes.extend(levels.rate.to_ne_bytes());
+        bytes
+    }
+
+    fn thresholds(&self, bytes_per_s: f64) -> RefillThresholds {
+        let bytes = |level: u64| {
+            let bytes = match self.unit {
+                RcvbufUnit::Bytes => level,
+                RcvbufUnit::Ms => (level as f64 / 1_000.0 * bytes_per_s) as u64,
+            };
+            bytes.min(AHEAD_BYTES_MAX)
+        };
+        RefillThresholds {
+            low_bytes: bytes(self.low),
+            // Of a program that hardly reads a time is no bytes at all.
+            high_bytes: bytes(self.high).max(1),
+        }
+    }
+}
+
+/// What is ahead of one program.
+#[derive(Default)]
+pub(crate) struct ReadAhead {
+    /// Bytes kept here.
+    kept: Cell<u64>,
+    /// The engine's end of the pair, while it is open.
+    pair: Cell<Option<RawFd>>,
+    /// The peer said all it had to say.
+    ended: Cell<bool>,
+    reader: RefCell<Option<ProgramReader>>,
+}
+
+/// One program's reading.
+struct ProgramReader {
+    levels: RcvbufThresholds,
+    buffer: StreamBuffer,
+    pace: PlaybackMeter,
+    begun: Time,
+    /// How far it had come at the last look, which was then.
+    taken: u64,
+    updated_at: Duration,
+}
+
+/// What a socket with thresholds wants.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ReadAheadDemand {
+    /// For who decides about links that are free, and about others.
+    pub(crate) need: FlowDemand,
+    /// Of those others, how it counts as one of a size.
+    pub(crate) size: u64,
+    /// Bytes that may be paid for now.
+    pub(crate) buy_bytes: Option<u64>,
+    /// No more will come.
+    pub(crate) has_all: bool,
+    /// It would pay, has nothing left to pay with, and nothing for its program to read.
+    pub(crate) is_broke: bool,
+}
+
+impl ReadAhead {
+    pub(crate) fn open(&self, pair: RawFd) {
+        self.pair.set(Some(pair));
+    }
+
+    pub(crate) fn close(&self) {
+        self.pair.set(None);
+    }
+
+    pub(crate) fn ended(&self) {
+        self.ended.set(true);
+    }
+
+    /// Bytes kept here.
+    pub(crate) fn kept(&self) -> u64 {
+        self.kept.get()
+    }
+
+    /// Bytes that lie in the pair.
+    fn unread(&self) -> u64 {
+        self.pair.get().map_or(0, pair::unread)
+    }
+
+    /// Bytes that came and that the program has not read.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.kept.get() + self.unread()
+    }
+
+    /// What it wants now, with so much left to spend; none: it has no thresholds. `to_program`: bytes put into the
+    /// pair.
+    pub(crate) fn update(
+        &self,
+        now: Time,
+        options: &SocketOptions,
+        ways: &[LinkStatus],
+        left: Option<u64>,
+        to_program: u64,
+    ) -> Option<ReadAheadDemand> {
+        let Some(levels) = options.thresholds else {
+            self.reader.take();
+            return None;
+        };
+        let unread = self.unread();
+        let mut reader = self.reader.borrow_mut();
+        if reader.as_ref().is_none_or(|reader| reader.levels != levels) {
+            // What was read before says nothing of how it is read now.
+            let taken = to_program.saturating_sub(unread);
+            *reader = Some(ProgramReader::new(levels, ways, now, taken));
+        }
+        let moved = to_program + self.kept.get();
+        let to_come = match options.size {
+            _ if self.ended.get() => Some(0),
+            size => size.map(|size| size.saturating_sub(moved)),
+        };
+        let is_broke = left == Some(0);
+        let mut wants = reader.as_mut()?.demand(&ReadAheadInput {
+            now,
+            options,
+            ways,
+            ahead: self.kept.get() + unread,
+            taken: to_program.saturating_sub(unread),
+            to_come,
+        });
+        wants.need.metered_bytes_left = left;
+        wants.has_all = self.ended.get();
+        if is_broke {
+            wants.is_broke = wants.buy_bytes.take().is_some() && self.kept.get() + unread == 0;
+        }
+        Some(wants)
+    }
+}
+
+/// What is seen at a time.
+struct ReadAheadInput<'a> {
+    now: Time,
+    options: &'a SocketOptions,
+    ways: &'a [LinkStatus],
+    ahead: u64,
+    taken: u64,
+    to_come: Option<u64>,
+}
+
+impl ProgramReader {
+    fn new(levels: RcvbufThresholds, ways: &[LinkStatus], now: Time, taken: u64) -> ProgramReader {
+        let pace = PlaybackMeter::new(Some(f64::from(levels.rate)));
+        let rate = pace.rate(Duration::ZERO);
+        ProgramReader {
+            buffer: StreamBuffer::new(levels.thresholds(rate), switch_delay(ways)),
+            levels,
+            pace,
+            begun: now,
+            taken,
+            updated_at: Duration::ZERO,
+        }
+    }
+
+    /// What the program took since the last look, a second's where that was longer ago: nobody looks where
+    /// nothing costs.
+    fn bytes_read_since(&mut self, since: Duration, taken: u64) -> u64 {
+        let seconds = since.saturating_sub(self.updated_at).as_secs().max(1);
+        self.updated_at = since;
+        let more = taken.saturating_sub(self.taken) / seconds;
+        if more == 0 {
+            return 0;
+        }
+        self.taken = taken;
+        for ago in (0..seconds.min(PACED_S)).rev() {
+            self.pace
+                .on_read(since.saturating_sub(Duration::from_secs(ago)), more);
+        }
+        more
+    }
+
+    fn demand(&mut self, sight: &ReadAheadInput<'_>) -> ReadAheadDemand {
+        let since: Duration = sight.now.since(self.begun).into();
+        let read = self.bytes_read_since(since, sight.taken);
+        let rate = self.pace.rate(since);
+        let thresholds = self.levels.thresholds(rate);
+        self.buffer
+            .set_thresholds(thresholds, switch_delay(sight.ways));
+        let mut free = sight.ways.iter().filter(|way| is_free(way)).peekable();
+        let free_bytes_per_s = free.peek().is_some().then(|| {
+            let rate =
+                |way: &LinkStatus| way.rate.map_or(UNMEASURED_BYTES_PER_S, |rate| rate as f64);
+            free.map(rate).sum()
+        });
+        let wanted = self.buffer.need(&BufferedStream {
+            bytes_per_s: rate as u64,
+            ahead_bytes: sight.ahead,
+            to_come_bytes: sight.to_come,
+            quota_bytes: AHEAD_BYTES_MAX,
+            free_bytes_per_s,
+        });
+        let bytes = wanted.as_ref().and_then(|need| need.remaining_bytes);
+        let bytes = bytes.unwrap_or(0);
+        // What is read until the next look is no reason to pay for ever.
+        let read = read.max((LOOK.as_secs_f64() * rate) as u64);
+        let read = read.min(sight.to_come.unwrap_or(u64::MAX).saturating_sub(bytes));
+        let pays = self.buffer.is_filling() && pays(sight.options, free_bytes_per_s.is_some());
+        ReadAheadDemand {
+            buy_bytes: (pays && bytes > 0).then_some(bytes + read),
+            // Not all that a free link may bring: beside that everything else would be small.
+            size: bytes.min(thresholds.high_bytes),
+            need: FlowDemand {
+                remaining_bytes: Some(bytes),
+                left: wanted.and_then(|need| need.left),
+                policy: sight.options.policy,
+                if_late: sight.options.if_late,
+                metered_bytes_left: None,
+            },
+            has_all: false,
+            is_broke: false,
+        }
+    }
+}
+
+/// Whether policy lets a buffer that runs dry be paid for.
+fn pays(options: &SocketOptions, free_works: bool) -> bool {
+    match options.policy {
+        CostPolicy::FreeOnly => false,
+        CostPolicy::FreeFirst | CostPolicy::Balanced => options.if_late == DeadlineFallback::Cell,
+        CostPolicy::Any => !free_works,
+        CostPolicy::Fast => true,
+    }
+}
+
+fn is_free(way: &LinkStatus) -> bool {
+    let path = way.path.as_ref().map(|path| path.state);
+    way.usage == LinkUse::Free && path == Some(PathState::Active)
+}
+
+/// A challenge takes a round trip, and no link's is longer than the longest.
+fn switch_delay(ways: &[LinkStatus]) -> SwitchDelay {
+    let paths = ways.iter().filter_map(|way| way.path.as_ref());
+    let works = paths.filter(|path| path.state == PathState::Active);
+    SwitchDelay::measured(works.map(|path| path.rtt.into()).max())
+}
+
+/// Bytes that all sockets of an engine keep.
+#[derive(Clone, Default)]
+pub(crate) struct ReadAheadMemory(Rc<Cell<u64>>);
+
+/// What one keeps.
+struct ReadAheadQueue<'a> {
+    ahead: &'a ReadAhead,
+    all: &'a Cell<u64>,
+    pieces: VecDeque<Bytes>,
+}
+
+impl ReadAheadQueue<'_> {
+    fn has_room(&self, wanted: u64) -> bool {
+        let mine = self.ahead.kept.get();
+        mine == 0 || mine < wanted && self.all.get() < AHEAD_ALL_BYTES_MAX
+    }
+
+    fn count(&self, kept: u64) {
+        let before = self.ahead.kept.replace(kept);
+        self.all.set(self.all.get() - before + kept);
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        self.count(self.ahead.kept.get() + piece.len() as u64);
+        self.pieces.push_back(piece);
+    }
+}
+
+impl Drop for ReadAheadQueue<'_> {
+    fn drop(&mut self) {
+        self.count(0);
+    }
+}
+
+/// Carries to the program from now on, and keeps what it does not take yet.
+pub(crate) async fn down(
+    held: &CarriedFlow,
+    stream: &TcpStream,
+    store: &ReadAheadMemory,
+) -> Result<(), PumpError> {
+    let ahead = &held.read_ahead;
+    let mut kept = ReadAheadQueue {
+        ahead,
+        all: &store.0,
+        pieces: VecDeque::new(),
+    };
+    loop {
+        if ahead.ended.get() && kept.pieces.is_empty() {
+            return end_of_down(stream);
+        }
+        // Without thresholds, which may have been taken back, there is no more than one piece.
+        let most = match held.options.borrow().thresholds {
+            Some(_) => AHEAD_BYTES_MAX,
+            None => 0,
+        };
+        let reads = !ahead.ended.get() && kept.has_room(most);
+        let read = poll_fn(|cx| {
+            let mut flow = held.flow.borrow_mut();
+            pin!(flow.read_chunk()).poll(cx)
+        });
+        tokio::select! {
+            read = read, if reads => match read {
+                Ok(Some(piece)) => kept.push(piece),
+                Ok(None) => held.has_all(),
+                Err(error) => return Err(PumpError::Flow(held.fault(&error))),
+            },
+            written = put_some(stream, &mut kept.pieces), if !kept.pieces.is_empty() => {
+                let written = written.map_err(|_| PumpError::Program)? as u64;
+                kept.count(ahead.kept.get() - written);
+                held.count(&held.received, written);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use d2tp_links::CostClass;
+    use d2tp_time::Span;
+
+    fn way(usage: LinkUse) -> LinkStatus {
+        LinkStatus {
+            name: "wwan0".into(),
+            class: CostClass::Metered,
+            usage,
+            payload: (0, 0),
+            busy: Default::default(),
+            rate: Some(1_000_000),
+            answers: d2tp_driver::LinkAnswers::Answering,
+            path: None,
+        }
+    }
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + Span::from_millis(ms)
+    }
+
+    fn levels(low: u64, high: u64, unit: RcvbufUnit, rate: u32) -> RcvbufThresholds {
+        RcvbufThresholds {
+            low,
+            high,
+            unit,
+            rate,
+        }
+    }
+
+    fn reading(levels: RcvbufThresholds, policy: CostPolicy) -> SocketOptions {
+        SocketOptions {
+            thresholds: Some(levels),
+            policy,
+            ..SocketOptions::default()
+        }
+    }
+
+    /// A program that reads 100 kB a second over a link that costs and carries ten times as much, for `seconds`:
+    /// how much was ahead at least and at most, and how often it began to pay.
+    fn run(options: &SocketOptions, seconds: u64) -> (u64, u64, u32) {
+        let ahead = ReadAhead::default();
+        let ways = [way(LinkUse::Paid)];
+        let (mut came, mut taken) = (0_u64, 0_u64);
+        let (mut least, mut most, mut begun) = (u64::MAX, 0, 0);
+        let mut paid = false;
+        for look in 1..seconds * 5 {
+            ahead.kept.set(came - taken);
+            let wants = ahead.update(at(look * 200), options, &ways, None, taken);
+            let fills = wants.expect("it has thresholds").buy_bytes;
+            begun += u32::from(fills.is_some() && !paid);
+            paid = fills.is_some();
+            came += fills.unwrap_or(0).min(200_000);
+            if begun > 0 && came > 0 {
+                taken += 20_000.min(came - taken);
+            }
+            if look > 10 {
+                (least, most) = (least.min(came - taken), most.max(came - taken));
+            }
+        }
+        (least, most, begun)
+    }
+
+    #[test]
+    fn a_link_that_costs_is_paid_for_up_to_high_and_again_from_low() {
+        let bytes = levels(300_000, 900_000, RcvbufUnit::Bytes, 0);
+        for policy in [
+            CostPolicy::FreeFirst,
+            CostPolicy::Balanced,
+            CostPolicy::Fast,
+            CostPolicy::Any,
+        ] {
+            let (least, most, begun) = run(&reading(bytes, policy), 60);
+            assert!((260_000..=300_000).contains(&least), "{policy:?}: {least}");
+            assert!((860_000..=950_000).contains(&most), "{policy:?}: {most}");
+            assert!((8..=11).contains(&begun), "{policy:?}: {begun}");
+        }
+        // The same as times, at the rate it said.
+        let times = levels(3_000, 9_000, RcvbufUnit::Ms, 100_000);
+        let bytes = levels(300_000, 900_000, RcvbufUnit::Bytes, 100_000);
+        assert_eq!(
+            run(&reading(times, CostPolicy::FreeFirst), 60),
+            run(&reading(bytes, CostPolicy::FreeFirst), 60)
+        );
+    }
+
+    #[test]
+    fn who_must_not_pay_does_not_however_dry_it_is() {
+        let bytes = levels(300_000, 900_000, RcvbufUnit::Bytes, 0);
+        assert_eq!(run(&reading(bytes, CostPolicy::FreeOnly), 20).2, 0);
+        let patient = SocketOptions {
+            if_late: DeadlineFallback::Wait,
+            ..reading(bytes, CostPolicy::FreeFirst)
+        };
+        assert_eq!(run(&patient, 20).2, 0);
+    }
+
+    #[test]
+    fn without_a_rate_that_was_said_a_time_is_what_the_program_reads_in_it() {
+        let times = levels(3_000, 9_000, RcvbufUnit::Ms, 0);
+        let mut reader = ProgramReader::new(times, &[], at(0), 0);
+        let options = reading(times, CostPolicy::FreeFirst);
+        // 40 kB a second; and for ten minutes in which nothing costs nobody looks.
+        let mut size = 0;
+        for second in (1..=30).chain([630]) {
+            let sight = ReadAheadInput {
+                now: at(second * 1_000),
+                options: &options,
+                ways: &[],
+                ahead: 0,
+                taken: second * 40_000,
+                to_come: None,
+            };
+            size = reader.demand(&sight).size;
+        }
+        assert!((350_000..=370_000).contains(&size), "{size}: 9 s of it");
+    }
+
+    #[test]
+    fn nothing_is_paid_for_when_all_is_here_or_the_budget_is_used_up() {
+        let bytes = levels(300_000, 900_000, RcvbufUnit::Bytes, 0);
+        let options = SocketOptions {
+            size: Some(1_000_000),
+            ..reading(bytes, CostPolicy::FreeFirst)
+        };
+        let ways = [way(LinkUse::Paid)];
+        let ahead = ReadAhead::default();
+        let look = |left, to_program| {
+            let wants = ahead.update(at(0), &options, &ways, left, to_program);
+            let wants = wants.expect("it has thresholds");
+            (wants.buy_bytes, wants.is_broke)
+        };
+        // And what may be read until it is looked again.
+        assert_eq!(look(None, 0), (Some(950_000), false));
+        // The last of it.
+        assert_eq!(look(None, 999_000), (Some(1_000), false));
+        assert_eq!(look(Some(0), 999_000), (None, true));
+        ahead.kept.set(500);
+        assert_eq!(
+            look(Some(0), 999_000),
+            (None, false),
+            "there is more to read"
+        );
+        ahead.kept.set(0);
+        ahead.ended();
+        assert_eq!(look(None, 0), (None, false));
+    }
+
+    #[test]
+    fn what_lies_in_the_pair_is_ahead_too() {
+        use std::io::{Read as _, Write as _};
+        use std::os::fd::AsRawFd as _;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut program, _) = listener.accept().unwrap();
+        let ahead = ReadAhead::default();
+        ahead.open(ours.as_raw_fd());
+        assert_eq!(ahead.bytes(), 0);
+        ours.write_all(&[7; 10_000]).unwrap();
+        program.read_exact(&mut [0; 4_000]).unwrap();
+        assert_eq!(ahead.bytes(), 6_000);
+        // More than it takes: what is not there yet counts too.
+        ours.set_nonblocking(true).unwrap();
+        let mut more = 0;
+        while let Ok(written) = ours.write(&[7; 65_536]) {
+            more += written as u64;
+        }
+        assert_eq!(ahead.bytes(), 6_000 + more);
+        ahead.close();
+        assert_eq!(ahead.bytes(), 0);
+    }
+}

@@ -1,0 +1,171 @@
+//! What was caught, and what can be answered.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::notify::SeccompSupervisor;
+use crate::{notify, preload};
+
+/// A call of a program that waits for its answer.
+#[derive(Debug)]
+pub enum CaughtCall {
+    /// It wants this socket connected.
+    Connect {
+        /// The program's own socket: what is done with it is done for the program.
+        socket: OwnedFd,
+        /// Where to.
+        to: SocketAddr,
+        /// How it goes on.
+        answer: CallAnswer,
+    },
+    /// It wants to send a datagram on a socket that is not connected.
+    Send {
+        /// Where to.
+        to: SocketAddr,
+        /// How it goes on.
+        answer: CallAnswer,
+    },
+    /// It listens with this socket, or is about to.
+    Listen {
+        /// The program's own socket.
+        socket: OwnedFd,
+        /// How it goes on.
+        answer: CallAnswer,
+    },
+    /// It becomes a program whose calls the kernel holds.
+    Supervised {
+        /// Hears them.
+        supervisor: SeccompSupervisor,
+        /// How it goes on.
+        answer: CallAnswer,
+    },
+    /// It becomes a program that nobody hears.
+    Unsupervised {
+        /// The file's path, as it was called.
+        program: String,
+        /// Why not.
+        because: UncaughtReason,
+        /// How it goes on.
+        answer: CallAnswer,
+    },
+}
+
+/// Why a program that another one started is not caught.
+#[derive(Debug)]
+pub enum UncaughtReason {
+    /// Its calls cannot be held.
+    System(io::Error),
+    /// They are held, and `cedos run` does not hear them: they fail.
+    Unheard(io::Error),
+    /// Held, it would not have the rights that its file gives it.
+    Privileged,
+    /// It is of another architecture.
+    Foreign,
+}
+
+/// What the program hears.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallVerdict {
+    /// The call goes on by itself.
+    Continue,
+    /// It was done.
+    Done,
+    /// It failed with this errno.
+    Failed(i32),
+}
+
+impl CallVerdict {
+    /// As this error says it.
+    pub fn of(error: &io::Error) -> CallVerdict {
+        CallVerdict::Failed(error.raw_os_error().unwrap_or(libc::ENETUNREACH))
+    }
+}
+
+#[derive(Debug)]
+enum AnswerChannel {
+    Notified(Arc<OwnedFd>, u64),
+    Asked(OwnedFd),
+}
+
+/// The answer to a call. Not given, the call fails with ENETUNREACH.
+#[derive(Debug)]
+pub struct CallAnswer(Option<AnswerChannel>);
+
+impl CallAnswer {
+    pub(crate) fn to_notice(listener: Arc<OwnedFd>, id: u64) -> CallAnswer {
+        CallAnswer(Some(AnswerChannel::Notified(listener, id)))
+    }
+
+    pub(crate) fn to_question(question: OwnedFd) -> CallAnswer {
+        CallAnswer(Some(AnswerChannel::Asked(question)))
+    }
+
+    /// Gives it. Whether the program still waited is its own business.
+    pub fn give(mut self, verdict: CallVerdict) {
+        self.say(verdict);
+    }
+
+    fn say(&mut self, verdict: CallVerdict) {
+        match self.0.take() {
+            Some(AnswerChannel::Notified(listener, id)) => notify::answer(&listener, id, verdict),
+            Some(AnswerChannel::Asked(question)) => preload::answer(&question, verdict, b""),
+            None => {}
+        }
+    }
+}
+
+impl Drop for CallAnswer {
+    fn drop(&mut self) {
+        self.say(CallVerdict::Failed(libc::ENETUNREACH));
+    }
+}
+
+/// Whether an address is on this machine.
+pub fn is_local(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => ip.is_loopback() || ip == Ipv4Addr::UNSPECIFIED,
+        IpAddr::V6(ip) => ip.is_loopback() || ip == Ipv6Addr::UNSPECIFIED,
+    }
+}
+
+/// An address in the kernel's form; none of any other family.
+pub(crate) fn address(bytes: &[u8]) -> Option<SocketAddr> {
+    let family = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
+    let port = u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?);
+    match i32::from(family) {
+        libc::AF_INET => {
+            let ip: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
+            Some((ip, port).into())
+        }
+        libc::AF_INET6 => {
+            let ip: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
+            Some((ip, port).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_the_kernel_has_them() {
+        let mut four = vec![0; 16];
+        four[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+        four[2..8].copy_from_slice(&[0x1f, 0x90, 192, 0, 2, 1]);
+        assert_eq!(address(&four), Some("192.0.2.1:8080".parse().unwrap()));
+        let mut six = vec![0; 28];
+        six[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+        six[3] = 80;
+        six[23] = 1;
+        assert_eq!(address(&six), Some("[::1]:80".parse().unwrap()));
+        for cut in [0, 1, 3, 7] {
+            assert_eq!(address(&four[..cut]), None);
+        }
+        assert!(is_local("::ffff:127.0.0.1".parse().unwrap()));
+        assert!(!is_local("192.0.2.1".parse().unwrap()));
+    }
+}

@@ -1,0 +1,735 @@
+//! Sessions at rest on a server: when one may sleep, what is written down of it, and who takes up its
+//! flows when it wakes.
+//!
+//! ```text
+//!  keep(memo) ──▶ entry ──▶ Batch ──▶ keeper task ──▶ journal     (awake, and safe against a crash)
+//!  suspended for long, every flow has a memo ──▶ record and memos  (keys and buffers go)
+//!  the device knocks ──▶ flows without a handle ──▶ accepted again, each with its memo
+//!  a deadline passes meanwhile ──▶ the memo goes to whoever asks `lapsed`
+//! ```
+//!
+//! A handle belongs to one time awake: the handle of a flow that fell asleep says so and is dropped;
+//! the flow comes back as a new one. So nothing is renamed, and a flow at rest has no task.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_session::{
+    FlowId, Role, SessionEvent, SessionId, SessionRecord, SessionState, Span, Time,
+};
+use tokio::sync::Notify;
+
+use crate::clock;
+use crate::engine::{DriverCore, DriverShared, FlowEntry};
+use crate::journal::{
+    Journal, JournalBatch, JournalError, JournalFlowKey, JournalPage, JournalSession,
+    JournalSessionKey, StoredRecord,
+};
+use crate::qlog;
+
+/// How long changes gather before they are written together.
+const GATHER: Duration = Duration::from_millis(50); // a guess: a sync costs some milliseconds
+/// Sessions taken in before anybody is served: some 20 ms.
+const FIRST_PART: usize = 10_000;
+/// Sessions taken in at once while the server serves: a millisecond in which nothing is received.
+const PART: usize = 500;
+/// How long a journal that could not be written is left alone.
+const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
+
+/// Reads bytes of a flow at rest: what was kept of it, an offset of the flow, how many at most.
+/// Changes nothing and does not wait; none where nothing can be had at once.
+pub type HibernatedReader = dyn Fn(&[u8], u64, usize) -> Option<Bytes> + Send + Sync;
+
+/// What a server knows of sessions at rest, and of those that may come to it.
+#[derive(Default)]
+pub(crate) struct HibernationState {
+    hibernate_after: Option<Span>,
+    pub(crate) journal: Option<Arc<Journal>>,
+    /// Suspended sessions, by when they may sleep.
+    hibernate_at: BTreeSet<(Time, SessionId)>,
+    /// Memos of flows asleep, where there is no journal to hold them.
+    memos: HashMap<JournalSessionKey, BTreeMap<FlowId, Bytes>>,
+    /// Sessions whose record in the journal is old.
+    stale: BTreeSet<JournalSessionKey>,
+    /// Sessions awake that have flows to be kept, both ways round.
+    awake: HashMap<JournalSessionKey, SessionId>,
+    keys: HashMap<SessionId, JournalSessionKey>,
+    /// Flows that woke and of which nothing was kept.
+    orphans: Vec<(SessionId, FlowId)>,
+    batch: JournalBatch,
+    pub(crate) changed: Arc<Notify>,
+    /// Flows asleep whose last handle is not dropped yet: what they held is not put by.
+    open_handles: HashMap<(SessionId, FlowId), JournalSessionKey>,
+    /// What became of those flows meanwhile.
+    deferred: HashMap<JournalFlowKey, DeferredChange>,
+    expired: VecDeque<(JournalSessionKey, Bytes)>,
+    expired_waker: Option<Waker>,
+    /// Who can read a flow at rest, if anybody can.
+    pub(crate) peek: Option<Arc<HibernatedReader>>,
+    /// Sessions taken in from the journal.
+    loaded: u64,
+    /// While not all of the journal was read: who came to the door.
+    seen_while_loading: Option<HashSet<JournalSessionKey>>,
+}
+
+/// What waits until a flow's handle from before its sleep is dropped.
+enum DeferredChange {
+    /// It is held: nothing happened.
+    Nothing,
+    /// It woke, in this session.
+    Woke(SessionId),
+    /// It was over; this was its memo.
+    Expired(Bytes),
+}
+
+impl HibernationState {
+    pub(crate) fn new(after: Option<Duration>, journal: Option<Arc<Journal>>) -> HibernationState {
+        HibernationState {
+            hibernate_after: after.map(Span::from),
+            journal,
+            ..HibernationState::default()
+        }
+    }
+
+    /// Whoever waits learns that nothing more comes.
+    pub(crate) fn on_stop(&mut self) {
+        self.changed.notify_one();
+        if let Some(waker) = self.expired_waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Whether all of the journal was read.
+    pub(crate) fn knows_all(&self) -> bool {
+        self.seen_while_loading.is_none()
+    }
+
+    /// When a session may sleep.
+    pub(crate) fn next_timeout(&self) -> Time {
+        self.hibernate_at.first().map_or(Time::NEVER, |(at, _)| *at)
+    }
+
+    /// Notes something of the application's.
+    pub(crate) fn note(&mut self, name: Vec<u8>, value: Option<Bytes>) {
+        if self.journal.is_some() {
+            self.batch.notes.insert(name, value);
+            self.changed.notify_one();
+        }
+    }
+
+    fn write_memo(&mut self, session: JournalSessionKey, flow: FlowId, memo: Option<Bytes>) {
+        if self.journal.is_some() {
+            self.batch
+                .memos
+                .insert(JournalFlowKey { session, flow }, memo);
+            self.stale.insert(session);
+            self.changed.notify_one();
+        }
+    }
+
+    /// What the application noted of a flow that sleeps.
+    fn memo(&self, session: JournalSessionKey, flow: FlowId) -> Option<Bytes> {
+        let key = JournalFlowKey { session, flow };
+        if let Some(memo) = self.batch.memos.get(&key) {
+            return memo.clone();
+        }
+        if let Some(journal) = &self.journal {
+            return match journal.memo(key) {
+                Ok(memo) => memo.map(Bytes::from),
+                Err(error) => {
+                    tracing::error!(%error, "a sleeping flow cannot be woken");
+                    None
+                }
+            };
+        }
+        self.memos.get(&session)?.get(&flow).cloned()
+    }
+
+    /// The same; without a journal it is the caller's alone from now on.
+    fn take_memo(&mut self, session: JournalSessionKey, flow: FlowId) -> Option<Bytes> {
+        let memo = self.memo(session, flow);
+        if let Some(memos) = self.memos.get_mut(&session) {
+            memos.remove(&flow);
+            if memos.is_empty() {
+                self.memos.remove(&session);
+            }
+        }
+        memo
+    }
+
+    /// A flow that slept is over: its memo is the application's again.
+    fn expire(&mut self, session: JournalSessionKey, flow: FlowId) {
+        if let Some(memo) = self.take_memo(session, flow) {
+            self.return_memo(JournalFlowKey { session, flow }, memo);
+        }
+        if self.journal.is_some() {
+            // The session's record stands: a flow without a memo is not loaded.
+            let key = JournalFlowKey { session, flow };
+            self.batch.memos.insert(key, None);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Hands a memo to the application, after the handle from before the sleep.
+    fn return_memo(&mut self, key: JournalFlowKey, memo: Bytes) {
+        if let Some(next) = self.deferred.get_mut(&key) {
+            *next = DeferredChange::Expired(memo);
+            return;
+        }
+        self.expired.push_back((key.session, memo));
+        if let Some(waker) = self.expired_waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn is_awake(&mut self, key: JournalSessionKey, id: SessionId) {
+        self.awake.insert(key, id);
+        self.keys.insert(id, key);
+    }
+
+    fn is_over(&mut self, id: SessionId) -> Option<JournalSessionKey> {
+        let key = self.keys.remove(&id)?;
+        self.awake.remove(&key);
+        Some(key)
+    }
+}
+
+fn key_of(inner: &DriverCore, id: SessionId) -> Option<JournalSessionKey> {
+    let session = inner.core.session(id)?;
+    (session.role() == Role::Responder).then(|| JournalSessionKey {
+        peer: session.peer(),
+        instance: session.instance(),
+    })
+}
+
+/// From now on the flow may sleep, and `memo` is what its application needs afterwards.
+pub(crate) fn keep(inner: &mut DriverCore, id: SessionId, flow: FlowId, memo: Bytes) {
+    let Some(key) = key_of(inner, id) else { return };
+    let Some(entry) = inner.flows.get_mut(&(id, flow)) else {
+        return;
+    };
+    if entry.end.is_none() {
+        entry.memo = Some(memo.clone());
+        // R-HS-12: of a device that has not proved that it is there nothing is written down.
+        if inner.core.session(id).is_some_and(|s| s.is_unconfirmed()) {
+            return;
+        }
+        inner.hibernation.is_awake(key, id);
+        inner.hibernation.write_memo(key, flow, Some(memo));
+        recheck_suspended(inner, id);
+    }
+}
+
+/// What kept a suspended session awake may be over.
+fn recheck_suspended(inner: &mut DriverCore, id: SessionId) {
+    let suspended = inner.core.session(id).map(|s| s.state()) == Some(SessionState::Suspended);
+    if let Some(after) = inner
+        .hibernation
+        .hibernate_after
+        .filter(|_| inner.accepts && suspended)
+    {
+        inner
+            .hibernation
+            .hibernate_at
+            .insert((clock::now() + after, id));
+    }
+}
+
+/// Something happened in a session.
+pub(crate) fn on_event(inner: &mut DriverCore, id: SessionId, event: &SessionEvent) {
+    match event {
+        SessionEvent::Suspended(_) => recheck_suspended(inner, id),
+        SessionEvent::Established { .. } if inner.accepts => on_awake(inner, id),
+        SessionEvent::SendFrom { flow, offset } if inner.accepts => {
+            send_early(inner, id, *flow, *offset)
+        }
+        // The entry keeps its memo: whoever has not taken the flow up yet must still learn what
+        // it was to free it.
+        SessionEvent::Ended { flow, .. } => {
+            let kept = inner
+                .flows
+                .get(&(id, *flow))
+                .is_some_and(|e| e.memo.is_some());
+            if let Some(key) = key_of(inner, id).filter(|_| kept) {
+                inner.hibernation.write_memo(key, *flow, None);
+            }
+            recheck_suspended(inner, id);
+        }
+        SessionEvent::Closed(_) => {
+            if let Some(key) = inner.hibernation.is_over(id) {
+                let flows = inner.flows.range((id, FlowId(0))..=(id, FlowId(u64::MAX)));
+                let kept = flows.filter_map(|((_, flow), entry)| {
+                    Some((*flow, entry.memo.clone()?, entry.unclaimed))
+                });
+                for (flow, memo, unclaimed) in kept.collect::<Vec<_>>() {
+                    inner.hibernation.write_memo(key, flow, None);
+                    if unclaimed {
+                        // Nobody will be given a handle that says it.
+                        inner.flows.remove(&(id, flow));
+                        inner
+                            .hibernation
+                            .return_memo(JournalFlowKey { session: key, flow }, memo);
+                    }
+                }
+                inner.hibernation.stale.insert(key);
+                inner.hibernation.changed.notify_one();
+            }
+        }
+        _ => {}
+    }
+}
+
+// R-RESUME-7
+/// A device knocked for a flow at rest: what can be read of it at once goes out behind the answer.
+/// Nobody takes the flow up before the device confirmed.
+fn send_early(inner: &mut DriverCore, id: SessionId, flow: FlowId, offset: u64) {
+    if inner.flows.contains_key(&(id, flow)) {
+        return;
+    }
+    let Some(key) = key_of(inner, id) else { return };
+    let (Some(peek), Some(memo)) = (
+        inner.hibernation.peek.clone(),
+        inner.hibernation.memo(key, flow),
+    ) else {
+        return;
+    };
+    let _ = inner.core.with(id, |s| {
+        let room = s.write_room(flow).unwrap_or(0) as usize;
+        if let Some(bytes) = peek(&memo, offset, room).filter(|_| s.is_tentative()) {
+            let _ = s.write(flow, bytes.slice(..bytes.len().min(room)));
+        }
+    });
+}
+
+/// A session has new keys: flows that nobody holds slept until now.
+fn on_awake(inner: &mut DriverCore, id: SessionId) {
+    let Some(key) = key_of(inner, id) else { return };
+    let flows = inner.core.session(id).map(|s| s.flow_ids());
+    for flow in flows.into_iter().flatten() {
+        if let Some(entry) = inner.flows.get(&(id, flow)) {
+            // It was opened by early data, and kept before the device confirmed.
+            if let Some(memo) = entry
+                .memo
+                .clone()
+                .filter(|_| !inner.hibernation.keys.contains_key(&id))
+            {
+                keep(inner, id, flow, memo);
+            }
+            continue;
+        }
+        match inner.hibernation.take_memo(key, flow) {
+            Some(memo) => {
+                let entry = FlowEntry {
+                    memo: Some(memo),
+                    unclaimed: true,
+                    ..FlowEntry::default()
+                };
+                inner.flows.insert((id, flow), entry);
+                let held = JournalFlowKey { session: key, flow };
+                match inner.hibernation.deferred.get_mut(&held) {
+                    Some(next) => *next = DeferredChange::Woke(id),
+                    None => inner.accepted.push_back((id, flow)),
+                }
+                inner.hibernation.is_awake(key, id);
+                inner.hibernation.stale.insert(key);
+                inner.hibernation.changed.notify_one();
+            }
+            // Or it was opened just now, and its event follows.
+            None => inner.hibernation.orphans.push((id, flow)),
+        }
+    }
+    if let Some(waker) = inner.acceptor.take() {
+        waker.wake();
+    }
+}
+
+/// Time passed.
+pub(crate) fn on_time(inner: &mut DriverCore, now: Time) {
+    for (id, flow) in std::mem::take(&mut inner.hibernation.orphans) {
+        if !inner.flows.contains_key(&(id, flow)) {
+            // Nobody can go on with it.
+            let _ = inner.core.with(id, |s| {
+                s.reset(flow, crate::flow::DROPPED);
+                s.stop(flow, crate::flow::DROPPED);
+            });
+        }
+    }
+    while let Some((at, id)) = inner.hibernation.hibernate_at.first().copied() {
+        if at > now {
+            break;
+        }
+        inner.hibernation.hibernate_at.pop_first();
+        let after = inner.hibernation.hibernate_after.unwrap_or(Span::ZERO);
+        let silent = inner.core.session(id).is_some_and(|s| {
+            s.state() == SessionState::Suspended
+                && s.suspended_for(now).is_some_and(|span| span >= after)
+        });
+        if silent {
+            hibernate(inner, id, now);
+        }
+    }
+    while let Some(lapsed) = inner.core.poll_expired() {
+        let key = JournalSessionKey {
+            peer: lapsed.peer,
+            instance: lapsed.instance,
+        };
+        match lapsed.flow {
+            Some(flow) => inner.hibernation.expire(key, flow),
+            None if inner.hibernation.journal.is_some() => {
+                inner.hibernation.batch.sessions.insert(key, None);
+                inner.hibernation.changed.notify_one();
+            }
+            None => {}
+        }
+    }
+}
+
+/// Puts a session to sleep if nothing of it would be lost. Whether it did.
+fn hibernate(inner: &mut DriverCore, id: SessionId, now: Time) -> bool {
+    let Some(session) = inner.core.session(id) else {
+        return false;
+    };
+    let Some(key) = key_of(inner, id) else {
+        return false;
+    };
+    let flows = session.flow_ids();
+    // What was received and not read would be lost with its buffer.
+    let bare = flows.iter().any(|flow| {
+        let entry = inner.flows.get(&(id, *flow));
+        entry.is_none_or(|e| e.memo.is_none() || e.end.is_some()) || session.has_unread(*flow)
+    });
+    if bare || !session.may_hibernate() || !inner.core.has_room_hibernated() {
+        return false;
+    }
+    qlog::drain(inner);
+    let Ok(record) = inner.core.hibernate(now, id) else {
+        return false;
+    };
+    tracing::debug!(flows = flows.len(), "a session sleeps");
+    let mut memos = BTreeMap::new();
+    for flow in &flows {
+        if let Some(entry) = inner.flows.get_mut(&(id, *flow)) {
+            entry.hibernated = true;
+            entry.source = None;
+            memos.extend(entry.memo.take().map(|memo| (*flow, memo)));
+            entry.wake_all();
+            if entry.detached || entry.unclaimed {
+                inner.flows.remove(&(id, *flow));
+            } else {
+                let held = JournalFlowKey {
+                    session: key,
+                    flow: *flow,
+                };
+                inner.hibernation.open_handles.insert((id, *flow), key);
+                inner
+                    .hibernation
+                    .deferred
+                    .insert(held, DeferredChange::Nothing);
+            }
+        }
+    }
+    inner.hibernation.is_over(id);
+    inner.on_hibernated(id);
+    if inner.hibernation.journal.is_none() {
+        if !memos.is_empty() {
+            inner.hibernation.memos.insert(key, memos);
+        }
+    } else if !flows.is_empty() {
+        let stored = Some(StoredRecord::now(record));
+        inner.hibernation.batch.sessions.insert(key, stored);
+        inner.hibernation.stale.remove(&key);
+        inner.hibernation.changed.notify_one();
+    }
+    true
+}
+
+/// A handle from before a flow's sleep was dropped: what the application kept is put by now.
+pub(crate) fn release_handle(inner: &mut DriverCore, id: SessionId, flow: FlowId) {
+    let Some(session) = inner.hibernation.open_handles.remove(&(id, flow)) else {
+        return;
+    };
+    let key = JournalFlowKey { session, flow };
+    match inner.hibernation.deferred.remove(&key) {
+        Some(DeferredChange::Woke(id)) => {
+            inner.accepted.push_back((id, flow));
+            if let Some(waker) = inner.acceptor.take() {
+                waker.wake();
+            }
+        }
+        Some(DeferredChange::Expired(memo)) => inner.hibernation.return_memo(key, memo),
+        Some(DeferredChange::Nothing) | None => {}
+    }
+}
+
+/// Everything that changed since this was last asked, as it is now.
+fn take_batch(inner: &mut DriverCore) -> JournalBatch {
+    let now = clock::now();
+    for key in std::mem::take(&mut inner.hibernation.stale) {
+        let session = inner.hibernation.awake.get(&key).copied();
+        let session = session.and_then(|id| Some((id, inner.core.session(id)?)));
+        let stored = session.and_then(|(id, session)| {
+            let mut record = session.record(now, true);
+            // What has no memo cannot be taken up after a crash.
+            record.flows.retain(|f| {
+                let entry = inner.flows.get(&(id, f.id));
+                entry.is_some_and(|e| e.memo.is_some() && e.end.is_none())
+            });
+            (!record.flows.is_empty()).then(|| StoredRecord::now(record.encode()))
+        });
+        if stored.is_some()
+            || session.is_some()
+            || !inner.hibernation.batch.sessions.contains_key(&key)
+        {
+            inner.hibernation.batch.sessions.insert(key, stored);
+        }
+    }
+    std::mem::take(&mut inner.hibernation.batch)
+}
+
+/// Writes changes down for as long as the server lives.
+pub(crate) async fn journal_writer(shared: Arc<DriverShared>) {
+    let (journal, news) = {
+        let inner = shared.inner.lock();
+        let Some(journal) = inner.hibernation.journal.clone() else {
+            return;
+        };
+        (journal, inner.hibernation.changed.clone())
+    };
+    loop {
+        news.notified().await;
+        tokio::time::sleep(GATHER).await;
+        if shared.inner.lock().stopped {
+            return;
+        }
+        if let Err(error) = write_batch(&shared, &journal).await {
+            tracing::error!(%error, "what sleeps would not survive a crash now");
+            tokio::time::sleep(AGAIN_AFTER).await;
+            news.notify_one();
+        }
+    }
+}
+
+/// Writes down what changed.
+pub(crate) async fn write_batch(
+    shared: &Arc<DriverShared>,
+    journal: &Arc<Journal>,
+) -> Result<(), JournalError> {
+    let batch = take_batch(&mut shared.inner.lock());
+    if batch.is_empty() {
+        return Ok(());
+    }
+    let journal = journal.clone();
+    let work = move || {
+        let written = journal.commit(&batch);
+        (batch, written)
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok((_, Ok(()))) => Ok(()),
+        Ok((batch, Err(error))) => {
+            shared.inner.lock().hibernation.batch.merge_older(batch);
+            Err(error)
+        }
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+/// Takes in a session the journal holds: it sleeps, its flows wait.
+fn load_session(inner: &mut DriverCore, now: Time, kept: JournalSession) {
+    let JournalSession { key, stored, flows } = kept;
+    let Ok(mut record) = SessionRecord::decode(&stored.record) else {
+        let instance = key.instance;
+        tracing::warn!(instance, "a session's record has another form; dropped");
+        inner.hibernation.batch.sessions.insert(key, None);
+        return expire_all(inner, key, flows);
+    };
+    let age = stored.age();
+    record.flows.retain(|flow| flows.contains(&flow.id));
+    record.closing = record.closing.map(|(c, l)| (c, l.saturating_sub(age)));
+    for flow in &mut record.flows {
+        flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(age));
+    }
+    // One that is no server's is dropped like one of another form.
+    let taken = inner.core.adopt_at(now, &record).is_ok();
+    inner.hibernation.loaded += u64::from(taken);
+    let known = |id: &FlowId| taken && record.flows.iter().any(|f| f.id == *id);
+    let over = flows.into_iter().filter(|id| !known(id)).collect();
+    expire_all(inner, key, over);
+}
+
+/// Their session is not there: whoever kept them frees what they held.
+fn expire_all(inner: &mut DriverCore, session: JournalSessionKey, flows: Vec<FlowId>) {
+    for flow in flows {
+        inner.hibernation.expire(session, flow);
+    }
+}
+
+/// Takes in what the journal holds, from where the last call stopped. Sessions that were met at the
+/// door meanwhile are further than their records. Whether that was all.
+fn load_page(inner: &mut DriverCore, part: JournalPage) -> bool {
+    let now = clock::now();
+    let is_met = |inner: &DriverCore, key: &JournalSessionKey| {
+        let met = inner
+            .hibernation
+            .seen_while_loading
+            .as_ref()
+            .is_some_and(|met| met.contains(key));
+        met || inner.core.has_session(key.peer, key.instance)
+    };
+    for kept in part.sessions {
+        if !is_met(inner, &kept.key) {
+            load_session(inner, now, kept);
+        }
+    }
+    for bare in part.orphan_memos {
+        if !is_met(inner, &bare.session) {
+            expire_all(inner, bare.session, vec![bare.flow]);
+        }
+    }
+    if part.is_last {
+        inner.core.set_records_elsewhere(false);
+        inner.hibernation.seen_while_loading = None;
+        let sessions = inner.hibernation.loaded;
+        tracing::info!(sessions, "sessions taken up from the journal");
+    }
+    part.is_last
+}
+
+/// Begins to take in what the journal holds: the first of it now, so that a small journal is known
+/// before anybody is served. Where to go on, if there is more.
+pub(crate) fn load(
+    inner: &mut DriverCore,
+    journal: &Journal,
+) -> Result<Option<JournalSessionKey>, JournalError> {
+    let part = journal.page(None, FIRST_PART)?;
+    let last = part.sessions.last().map(|kept| kept.key);
+    if load_page(inner, part) {
+        return Ok(None);
+    }
+    inner.core.set_records_elsewhere(true);
+    inner.hibernation.seen_while_loading = Some(HashSet::new());
+    Ok(last)
+}
+
+/// Takes in the rest while the server serves. Who comes before its record was read is looked for in
+/// [`answer_lookups`], so nobody waits for this but deadlines.
+pub(crate) async fn journal_loader(
+    shared: Arc<DriverShared>,
+    journal: Arc<Journal>,
+    after: JournalSessionKey,
+) {
+    let read = |after| {
+        let from = journal.clone();
+        tokio::task::spawn_blocking(move || from.page(Some(after), PART))
+    };
+    let mut reading = read(after);
+    loop {
+        let part = match reading.await {
+            Ok(Ok(part)) => part,
+            Ok(Err(error)) => {
+                // What was not read is not lost: each is still looked for when it comes.
+                tracing::error!(%error, "not all that sleeps is known");
+                return;
+            }
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        };
+        // The next is read while this one is taken in; after the last there is nothing to read.
+        let next = part.sessions.last().map(|last| last.key);
+        let next = next.filter(|_| !part.is_last).map(read);
+        let done = {
+            let mut inner = shared.inner.lock();
+            inner.stopped || load_page(&mut inner, part)
+        };
+        // New sleepers may be due before all others.
+        shared.wake();
+        match next {
+            Some(next) if !done => reading = next,
+            _ => return,
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Looks in the journal for devices at the door whose sessions were not taken in yet.
+pub(crate) fn answer_lookups(inner: &mut DriverCore) {
+    while let Some(sought) = inner.core.poll_lookup() {
+        let now = clock::now();
+        let key = JournalSessionKey {
+            peer: sought.peer(),
+            instance: sought.instance(),
+        };
+        let DriverCore {
+            core,
+            hibernation: rest,
+            ..
+        } = inner;
+        let known = core.has_session(key.peer, key.instance);
+        // Who was met before and is not known is new, or was here and is over.
+        let first = rest
+            .seen_while_loading
+            .as_mut()
+            .is_some_and(|met| met.insert(key));
+        if !known
+            && first
+            && let Some(journal) = rest.journal.clone()
+        {
+            match journal.session(key) {
+                Ok(Some(kept)) => load_session(inner, now, kept),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::error!(%error, "a device that may sleep here is not answered");
+                    if let Some(met) = &mut inner.hibernation.seen_while_loading {
+                        met.remove(&key);
+                    }
+                    continue;
+                }
+            }
+        }
+        inner.core.finish_lookup(now, sought);
+    }
+}
+
+/// Stops without a word: what may sleep does, and is written down; what may not is reset with `code`.
+pub(crate) fn hibernate_all(inner: &mut DriverCore, code: u64) {
+    let now = clock::now();
+    for id in inner.core.ids() {
+        // A session read out of its record for a handshake under way is still that record.
+        if inner.core.session(id).is_some_and(|s| s.is_tentative()) {
+            continue;
+        }
+        if !hibernate(inner, id, now) {
+            let flows = inner.core.session(id).map(|s| s.flow_ids());
+            for flow in flows.into_iter().flatten() {
+                let entry = inner.flows.get_mut(&(id, flow));
+                if let Some(entry) = entry.filter(|e| e.memo.is_some()) {
+                    entry.hibernated = true;
+                    entry.source = None;
+                    entry.wake_all();
+                } else {
+                    let _ = inner.core.with(id, |s| {
+                        s.reset(flow, code);
+                        s.stop(flow, code);
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// The next memo of a flow that was over while it slept.
+pub(crate) async fn next_expired(shared: &DriverShared) -> Option<(JournalSessionKey, Bytes)> {
+    std::future::poll_fn(|cx| {
+        let mut inner = shared.inner.lock();
+        if let Some(lapsed) = inner.hibernation.expired.pop_front() {
+            return Poll::Ready(Some(lapsed));
+        }
+        if inner.stopped {
+            return Poll::Ready(None);
+        }
+        inner.hibernation.expired_waker = Some(cx.waker().clone());
+        Poll::Pending
+    })
+    .await
+}

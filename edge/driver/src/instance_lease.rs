@@ -1,0 +1,244 @@
+//! An instance for a process that keeps no record: taken for as long as it runs, then the next one's.
+//!
+//! ```text
+//!  DIR/cedos/instances/<device and server>.0 ── lock ── a process that runs
+//!                      <device and server>.1 ── free: its process ended, however that was
+//!                                                └── the next process calls under its number, and the
+//!                                                    server lets go of what that one left (R-RESUME-5)
+//! ```
+//!
+//! The folder goes with the machine's last run, and its numbers with it: a new file has a number that nobody had.
+
+use std::env;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::ops::Range;
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use d2tp_session::{Endpoint, PublicKey};
+
+use crate::attach::KernelLinks;
+use crate::clock;
+use crate::device::{Device, DeviceOptions};
+use crate::engine::DriverError;
+use crate::server::seed;
+
+/// Epochs for one process: SYNs for three months, at one in two seconds.
+const EPOCHS_TAKEN: u32 = 1 << 22;
+/// As many processes of a device call a server under numbers that come again.
+const LEASES_MAX: u32 = 256;
+/// In a file: number, first epoch that nobody used.
+const FILE_BYTES: usize = 8 + 4;
+
+/// An instance that is this process's while this lives.
+#[derive(Debug)]
+pub struct InstanceLease {
+    number: u64,
+    epochs: Range<u32>,
+    _lock: File,
+}
+
+impl InstanceLease {
+    /// One towards this server, as this device; none where there is no folder for it. Then a process that is
+    /// killed leaves its flows with the server until that gives it up for lost.
+    pub fn take(device: PublicKey, server: PublicKey) -> Option<InstanceLease> {
+        let dir = folder(
+            env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from),
+            user() == 0,
+        )?;
+        let taken = InstanceLease::take_in(&dir, device, server);
+        taken
+            .inspect_err(|error| tracing::debug!(%error, "no instance that comes again"))
+            .ok()
+    }
+
+    /// The same in this folder.
+    ///
+    /// # Errors
+    /// It is not to be written to by this user alone, or the file system refuses.
+    pub fn take_in(dir: &Path, device: PublicKey, server: PublicKey) -> io::Result<InstanceLease> {
+        // Others' programs pass it for what root has there for all.
+        make(dir, 0o711)?;
+        let dir = dir.join("instances");
+        make(&dir, 0o700)?;
+        let about = fs::metadata(&dir)?;
+        let own = about.uid() == user();
+        if !own || about.mode() & 0o022 != 0 {
+            let text = format!("{} is not this user's alone", dir.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        }
+        let whose = whose(device, server);
+        for place in 0..LEASES_MAX {
+            let path = dir.join(format!("{whose}.{place}"));
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).mode(0o600);
+            let file = options.open(path)?;
+            match file.try_lock() {
+                Ok(()) => return InstanceLease::in_file(file),
+                Err(fs::TryLockError::WouldBlock) => {}
+                Err(fs::TryLockError::Error(error)) => return Err(error),
+            }
+        }
+        Err(io::Error::other("too many processes of this device"))
+    }
+
+    fn in_file(mut file: File) -> io::Result<InstanceLease> {
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        let (number, start) = match read(&bytes) {
+            Some((number, start)) if start <= u32::MAX - EPOCHS_TAKEN => (number, start),
+            // Nobody's yet, or used up, or no file of ours.
+            _ => (
+                u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes")),
+                1,
+            ),
+        };
+        let end = start + EPOCHS_TAKEN;
+        file.rewind()?;
+        file.write_all(&[&number.to_be_bytes()[..], &end.to_be_bytes()].concat())?;
+        file.set_len(FILE_BYTES as u64)?;
+        // R-HS-2: on a disk it may outlive a power cut.
+        file.sync_data()?;
+        Ok(InstanceLease {
+            number,
+            epochs: start..end,
+            _lock: file,
+        })
+    }
+
+    /// How often it was taken before.
+    pub fn turn(&self) -> u32 {
+        self.epochs.start / EPOCHS_TAKEN
+    }
+}
+
+fn make(dir: &Path, mode: u32) -> io::Result<()> {
+    match DirBuilder::new().mode(mode).create(dir) {
+        // Whatever the umask.
+        Ok(()) => fs::set_permissions(dir, Permissions::from_mode(mode)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn user() -> u32 {
+    // SAFETY: it takes nothing and does not fail.
+    unsafe { libc::geteuid() }
+}
+
+fn read(bytes: &[u8]) -> Option<(u64, u32)> {
+    let bytes: &[u8; FILE_BYTES] = bytes.try_into().ok()?;
+    let (number, start) = bytes.split_first_chunk()?;
+    let start = start.try_into().ok()?;
+    Some((u64::from_be_bytes(*number), u32::from_be_bytes(start)))
+}
+
+/// Where a user's things are that need not outlive the machine's run.
+fn folder(runtime: Option<PathBuf>, root: bool) -> Option<PathBuf> {
+    let runtime = runtime.filter(|path| path.is_absolute());
+    let runtime = runtime.or_else(|| root.then(|| "/run".into()))?;
+    Some(runtime.join("cedos"))
+}
+
+/// A name for the two.
+fn whose(device: PublicKey, server: PublicKey) -> String {
+    let both = [device.0, server.0].concat();
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &both);
+    let bytes = digest.as_ref().first_chunk().expect("SHA-256 has 32 bytes");
+    format!("{:016x}", u64::from_be_bytes(*bytes))
+}
+
+impl Device {
+    /// A device that calls as `lease`. Must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// The server's name has no address.
+    pub async fn with_lease(
+        options: DeviceOptions,
+        lease: Arc<InstanceLease>,
+    ) -> Result<Device, DriverError> {
+        let server = options.server.key;
+        let (number, epochs) = (lease.number, lease.epochs.clone());
+        let connect = |core: &mut Endpoint| Ok(core.connect(clock::now(), server, number, epochs));
+        let mut device = Device::begin(options, Arc::new(KernelLinks), connect).await?;
+        device.lease = Some(lease);
+        Ok(device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHO: (PublicKey, PublicKey) = (PublicKey([1; 32]), PublicKey([2; 32]));
+
+    fn take(dir: &Path) -> InstanceLease {
+        InstanceLease::take_in(dir, WHO.0, WHO.1).expect("one")
+    }
+
+    #[test]
+    fn it_is_one_process_s_and_then_the_next_one_s_with_epochs_that_nobody_used() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (first, second) = (take(dir.path()), take(dir.path()));
+        assert_ne!(first.number, second.number);
+        assert_eq!((first.epochs.start, first.turn()), (1, 0));
+        let (number, end) = (first.number, first.epochs.end);
+        drop(first);
+        let next = take(dir.path());
+        assert_eq!((next.number, next.turn()), (number, 1));
+        assert!(next.epochs.start >= end);
+        // Another device's, and another server's, are others.
+        let other = InstanceLease::take_in(dir.path(), WHO.1, WHO.0).expect("one");
+        assert!(![number, second.number].contains(&other.number));
+    }
+
+    #[test]
+    fn what_is_used_up_or_damaged_begins_anew() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut known = vec![take(dir.path()).number];
+        let name = format!("instances/{}.0", whose(WHO.0, WHO.1));
+        let path = dir.path().join(name);
+        let used_up = [&[7; 8][..], &(u32::MAX - 1).to_be_bytes()].concat();
+        for bytes in [&b"torn"[..], &used_up, &[0; 13]] {
+            fs::write(&path, bytes).expect("write");
+            let lease = take(dir.path());
+            assert_eq!(lease.epochs.start, 1);
+            assert!(!known.contains(&lease.number));
+            known.push(lease.number);
+            drop(lease);
+            assert_eq!(take(dir.path()).number, *known.last().expect("one"));
+        }
+    }
+
+    #[test]
+    fn a_folder_that_others_write_to_is_not_used() {
+        let above = tempfile::tempdir().expect("a directory");
+        let dir = above.path().join("cedos");
+        drop(take(&dir));
+        let mode = |path: &Path| fs::metadata(path).expect("it").mode() & 0o777;
+        assert_eq!(
+            (mode(&dir) & 0o077, mode(&dir.join("instances"))),
+            (0o011, 0o700)
+        );
+        let folder = dir.join("instances");
+        fs::set_permissions(&folder, Permissions::from_mode(0o777)).expect("change");
+        let refused = InstanceLease::take_in(&dir, WHO.0, WHO.1);
+        let error = refused.expect_err("others write");
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(folder_is(None, false), None);
+        assert_eq!(folder_is(Some("run"), false), None);
+        assert_eq!(folder_is(None, true), Some("/run/cedos".into()));
+        assert_eq!(
+            folder_is(Some("/run/user/7"), true),
+            Some("/run/user/7/cedos".into())
+        );
+    }
+
+    fn folder_is(runtime: Option<&str>, root: bool) -> Option<PathBuf> {
+        folder(runtime.map(PathBuf::from), root)
+    }
+}

@@ -1,0 +1,132 @@
+//! Why a journal cannot be used, and what to do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What went wrong, without the file's name.
+#[derive(Debug)]
+pub(super) enum JournalErrorKind {
+    /// Another process has it.
+    Taken,
+    /// The file is not what was written.
+    Damaged(&'static str),
+    /// The system refused.
+    Io(io::Error),
+    /// The store refused for a reason of its own.
+    Store(String),
+}
+
+impl From<io::Error> for JournalErrorKind {
+    fn from(error: io::Error) -> JournalErrorKind {
+        JournalErrorKind::Io(error)
+    }
+}
+
+impl From<redb::Error> for JournalErrorKind {
+    fn from(error: redb::Error) -> JournalErrorKind {
+        match error {
+            redb::Error::DatabaseAlreadyOpen => JournalErrorKind::Taken,
+            redb::Error::Corrupted(_) | redb::Error::RepairAborted => {
+                JournalErrorKind::Damaged("its pages")
+            }
+            redb::Error::Io(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
+                ) =>
+            {
+                JournalErrorKind::Damaged("its header")
+            }
+            redb::Error::Io(error) => JournalErrorKind::Io(error),
+            redb::Error::TableDoesNotExist(_)
+            | redb::Error::TableTypeMismatch { .. }
+            | redb::Error::TableIsMultimap(_)
+            | redb::Error::TypeDefinitionChanged { .. } => JournalErrorKind::Damaged("its tables"),
+            other => JournalErrorKind::Store(other.to_string()),
+        }
+    }
+}
+
+macro_rules! from_redb {
+    ($($kind:ident),*) => {$(
+        impl From<redb::$kind> for JournalErrorKind {
+            fn from(error: redb::$kind) -> JournalErrorKind {
+                redb::Error::from(error).into()
+            }
+        }
+    )*};
+}
+from_redb!(
+    DatabaseError,
+    StorageError,
+    TransactionError,
+    TableError,
+    CommitError
+);
+
+/// A journal cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// Another process has it open.
+    #[error("the journal {} is in use by another process; end that one, or name another directory", .path.display())]
+    Taken {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It holds something else than was written to it.
+    #[error(
+        "the journal {} is damaged ({what}), so nothing in it can be believed; move it away to begin \
+         without what it held: downloads then ask again for what they lack", .path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What of it.
+        what: &'static str,
+    },
+    /// The disk is full.
+    #[error(
+        "the journal {} cannot be written: the disk is full; make room there. What was written \
+         before stands", .path.display()
+    )]
+    Full {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The system refused.
+    #[error(
+        "the journal {} cannot be used: {cause}; check the disk and the directory's permissions. \
+         What was written before stands", .path.display()
+    )]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        cause: String,
+    },
+}
+
+impl JournalError {
+    pub(super) fn new(path: &Path, cause: JournalErrorKind) -> JournalError {
+        let path = path.to_owned();
+        match cause {
+            JournalErrorKind::Taken => JournalError::Taken { path },
+            JournalErrorKind::Damaged(what) => JournalError::Damaged { path, what },
+            JournalErrorKind::Io(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::StorageFull
+                        | io::ErrorKind::QuotaExceeded
+                        | io::ErrorKind::FileTooLarge
+                ) =>
+            {
+                JournalError::Full { path }
+            }
+            JournalErrorKind::Io(error) => JournalError::Refused {
+                path,
+                cause: error.to_string(),
+            },
+            JournalErrorKind::Store(cause) => JournalError::Refused { path, cause },
+        }
+    }
+}

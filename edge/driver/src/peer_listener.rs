@@ -1,0 +1,139 @@
+//! A device that others may call by its key, through its server.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_session::{Admission, LinkId, PublicKey, RelayId};
+
+use crate::device::Device;
+use crate::engine::DriverShared;
+use crate::flow::Flow;
+use crate::peer::{CallError, ServerHandle, ServerRequest, handle_seen_line};
+use crate::relay_dispatch::AbortOnDrop;
+
+/// Between two attempts to be listened for again, at first and at most.
+const AGAIN_FIRST: Duration = Duration::from_millis(500);
+const AGAIN_MAX: Duration = Duration::from_secs(30);
+
+/// Calls to a device, for as long as this lives.
+pub struct PeerListener {
+    shared: Arc<DriverShared>,
+    _renewal_task: AbortOnDrop,
+}
+
+impl Device {
+    /// From now on those whom `callers` admits may call this device by its public key, through its
+    /// server.
+    ///
+    /// # Errors
+    /// The server refuses, or cannot be asked.
+    pub async fn listen(&self, callers: Admission) -> Result<PeerListener, CallError> {
+        let server = self.to_server();
+        let (shared, _, _) = self.parts();
+        let mut request = "LISTEN * HTTP/1.1\r\nHost: *\r\n".to_owned();
+        if let Admission::Only(keys) = &callers {
+            for key in keys {
+                request += &format!("Caller: {key}\r\n");
+            }
+        }
+        request += "\r\n";
+        {
+            let mut inner = shared.inner.lock();
+            inner.core.set_admission(callers);
+            inner.relays.accepts_peers = true;
+        }
+        let listener = |keeping| PeerListener {
+            shared: shared.clone(),
+            _renewal_task: keeping,
+        };
+        match server.request(&request).await {
+            Ok(asked) => Ok(listener(AbortOnDrop(tokio::spawn(keep(
+                server, request, asked,
+            ))))),
+            Err(error) => {
+                // As if it had never been begun.
+                drop(listener(AbortOnDrop(tokio::spawn(async {}))));
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Stays asked for, through restarts of the server too.
+async fn keep(server: ServerHandle, request: String, asked: ServerRequest) {
+    let mut asked = Some(asked);
+    let mut wait = AGAIN_FIRST;
+    loop {
+        if let Some(mut answer) = asked.take() {
+            wait = AGAIN_FIRST;
+            let mut calls = BTreeSet::new();
+            while let Some(line) = answer.line().await
+                && let Some(shared) = server.shared.upgrade()
+            {
+                handle_line(&shared, &server, &line, &mut calls);
+            }
+            if let Some(shared) = server.shared.upgrade() {
+                let guest = &mut shared.inner.lock().relays.relay_client;
+                calls.into_iter().for_each(|relay| guest.leave_relay(relay));
+            }
+        }
+        if server.shared.strong_count() == 0 {
+            return;
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(AGAIN_MAX);
+        asked = server.request(&request).await.ok();
+    }
+}
+
+/// `call ID KEY`: somebody calls by this relay. `hung-up ID`: no more.
+fn handle_line(
+    shared: &Arc<DriverShared>,
+    server: &ServerHandle,
+    line: &str,
+    calls: &mut BTreeSet<RelayId>,
+) {
+    let words: Vec<&str> = line.split(' ').collect();
+    match words[..] {
+        ["call", relay, caller] => {
+            let (Ok(relay), Ok(caller)) = (relay.parse(), PublicKey::from_text(caller)) else {
+                return;
+            };
+            let mut inner = shared.inner.lock();
+            let link = LinkId(inner.next_link);
+            if inner
+                .relays
+                .relay_client
+                .take_call(relay, server.session, link)
+            {
+                inner.next_link += 1;
+                calls.insert(relay);
+                tracing::debug!(%relay, ?caller, "called");
+            }
+        }
+        ["hung-up", relay] => {
+            if let Ok(relay) = relay.parse() {
+                calls.remove(&relay);
+                shared.inner.lock().relays.relay_client.leave_relay(relay);
+            }
+        }
+        _ => handle_seen_line(shared, line),
+    }
+}
+
+impl PeerListener {
+    /// The next flow a caller opens: [`crate::FlowIo::peer`] says whose it is. None when the device is
+    /// gone.
+    pub async fn accept(&self) -> Option<Flow> {
+        self.shared.accept().await
+    }
+}
+
+impl Drop for PeerListener {
+    fn drop(&mut self) {
+        let mut inner = self.shared.inner.lock();
+        inner.core.set_admission(Admission::Nobody);
+        inner.relays.accepts_peers = false;
+    }
+}

@@ -1,0 +1,424 @@
+//! Datagrams of the sockets that are not the core's: relayed packets, at either end of a relay, and
+//! punches.
+//!
+//! ```text
+//!  socket ─▶ take_in ─┬─ id of a relay of ours ──▶ hosting: on to a device or an address
+//!                     ├─ id of a relay we use ───▶ core, as from the address that stands for it
+//!                     ├─ id of a punch ──────────▶ the rendezvous it is for
+//!                     └─ all else ───────────────▶ core
+//! ```
+//!
+//! A device's sessions with others, beside the one with its server, live in the same core and leave by
+//! the same sockets: so a relay knows them by the address, and a NAT's hole is where it was seen.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use d2tp_session::{
+    Addresses, FlowId, IncomingDatagram, InterceptedDatagram, LINE_BYTES_MAX, LinkId, PUNCH_BYTES,
+    PathId, PathState, PathStats, RELAY_HEADER_BYTES, RelayClient, RelayId, Rendezvous,
+    SessionEvent, SessionId, Time, Transmit, relayed_id, wrap_relayed,
+};
+use d2tp_udp::LinkSocket;
+use tokio::sync::{broadcast, watch};
+use tokio::task::JoinHandle;
+
+use crate::clock;
+use crate::engine::{DriverCore, DriverShared, FlowEntry};
+use crate::flow::Flow;
+use crate::relay_host::{self, RelayHost};
+
+/// What one system call takes at most.
+const BATCH_BYTES_MAX: usize = 65_000;
+/// Events of a session that its owner has not read.
+const EVENTS_MAX: usize = 256;
+
+/// A task that ends with whoever it is for.
+pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A session beside the one with the server.
+pub(crate) struct PeerSession {
+    pub(crate) rendezvous: Rendezvous,
+    /// The flow for the rendezvous' lines, if there is one.
+    lines: Option<FlowId>,
+    pub(crate) relay: Option<RelayId>,
+    /// Whether a direct path answers.
+    pub(crate) direct: watch::Sender<bool>,
+    pub(crate) events: broadcast::Sender<(Time, SessionEvent)>,
+    /// Reads those lines.
+    _reader_task: Option<AbortOnDrop>,
+}
+
+/// What this host relays, and what is relayed for it.
+#[derive(Default)]
+pub(crate) struct RelayState {
+    /// As a relay.
+    pub(crate) host: Option<RelayHost>,
+    /// As one who uses relays.
+    pub(crate) relay_client: RelayClient,
+    /// A device's session with its server, which is the relay.
+    pub(crate) server_session: Option<SessionId>,
+    pub(crate) peer_sessions: BTreeMap<SessionId, PeerSession>,
+    /// Peers may open sessions and flows.
+    pub(crate) accepts_peers: bool,
+    /// Where the relay sees our paths.
+    observed_addresses: BTreeMap<PathId, SocketAddr>,
+    scratch: Vec<u8>,
+}
+
+impl RelayState {
+    fn is_idle(&self) -> bool {
+        let hosts_none = self.host.as_ref().is_none_or(|h| h.relays.is_empty());
+        hosts_none && self.relay_client.is_idle()
+    }
+
+    /// Whether a peer begins a session with us by this flow: its first.
+    pub(crate) fn is_rendezvous_flow(&self, session: SessionId, flow: FlowId) -> bool {
+        self.accepts_flows(session) && flow.by_initiator() && flow.counter() == 0
+    }
+
+    /// Whether flows that are opened to us in this session are taken.
+    pub(crate) fn accepts_flows(&self, session: SessionId) -> bool {
+        self.accepts_peers && self.is_peer_session(session)
+    }
+
+    /// Whether it is not the session that this host's device is for.
+    pub(crate) fn is_peer_session(&self, session: SessionId) -> bool {
+        self.server_session.is_some_and(|main| main != session)
+    }
+
+    /// Who is told of a session's events; none if nobody wants to know.
+    pub(crate) fn event_sender<'a>(
+        &'a self,
+        session: SessionId,
+        usual: &'a broadcast::Sender<(Time, SessionEvent)>,
+    ) -> Option<&'a broadcast::Sender<(Time, SessionEvent)>> {
+        if !self.is_peer_session(session) {
+            return Some(usual);
+        }
+        self.peer_sessions.get(&session).map(|b| &b.events)
+    }
+
+    /// Something happened in a session.
+    pub(crate) fn note(&self, event: &SessionEvent) {
+        if let (Some(hosted), SessionEvent::PathUp { .. } | SessionEvent::PathDown { .. }) =
+            (&self.host, event)
+        {
+            hosted.addresses_changed.send_modify(|n| *n += 1);
+        }
+    }
+
+    /// A session is over.
+    pub(crate) fn forget(&mut self, session: SessionId) {
+        self.relay_client.forget_punches(session);
+        if let Some(relay) = self.peer_sessions.remove(&session).and_then(|b| b.relay) {
+            self.relay_client.leave_relay(relay);
+        }
+    }
+
+    /// The host stops: tasks that hold on to it end.
+    pub(crate) fn stop(&mut self) {
+        self.peer_sessions.clear();
+        self.host = None;
+    }
+
+    /// The relay sees a path of ours there.
+    pub(crate) fn set_observed_address(&mut self, path: PathId, at: SocketAddr) {
+        self.observed_addresses.insert(path, at);
+        // Path ids grow: of the oldest there is none any more.
+        while self.observed_addresses.len() > 2 * d2tp_session::PATHS_MAX {
+            self.observed_addresses.pop_first();
+        }
+    }
+
+    /// When something is to be done by itself.
+    pub(crate) fn next_at(&self) -> Option<Time> {
+        let all = self.peer_sessions.values().map(|b| b.rendezvous.next_at());
+        all.min().filter(|at| *at != Time::NEVER)
+    }
+}
+
+impl PeerSession {
+    pub(crate) fn new(rendezvous: Rendezvous) -> PeerSession {
+        PeerSession {
+            rendezvous,
+            lines: None,
+            relay: None,
+            direct: watch::channel(false).0,
+            events: broadcast::channel(EVENTS_MAX).0,
+            _reader_task: None,
+        }
+    }
+
+    /// With a flow for the rendezvous' lines.
+    pub(crate) fn with_lines(mut self, shared: &Arc<DriverShared>, flow: Flow) -> PeerSession {
+        self.lines = Some(flow.flow_id());
+        let shared = Arc::downgrade(shared);
+        self._reader_task = Some(AbortOnDrop(tokio::spawn(read_lines(shared, flow))));
+        self
+    }
+}
+
+/// Whether an error of a send to this address says something about the link: an address that is only
+/// tried may have no route.
+pub(crate) fn is_link_fault(inner: &DriverCore, transmit: &Transmit) -> bool {
+    let relaying = &inner.relays;
+    let Some(main) = relaying
+        .server_session
+        .filter(|_| !relaying.peer_sessions.is_empty())
+    else {
+        return true;
+    };
+    let paths = inner.core.session(main).map(|s| s.path_stats());
+    let mut paths = paths.into_iter().flatten();
+    paths.any(|p| p.addresses.remote == transmit.remote)
+}
+
+/// Takes in datagrams of one sender that lie back to back.
+pub(crate) fn receive_run(
+    inner: &mut DriverCore,
+    now: Time,
+    from: Addresses,
+    run: &mut [u8],
+    stride: usize,
+) {
+    if inner.relays.is_idle() {
+        return to_core(inner, now, from, run, stride);
+    }
+    let stride = stride.max(1);
+    let mut rest = run;
+    while !rest.is_empty() {
+        let id = relayed_id(&rest[..stride.min(rest.len())]);
+        let same = rest.chunks(stride).take_while(|d| relayed_id(d) == id);
+        let bytes = same.map(<[u8]>::len).sum();
+        let (group, more) = rest.split_at_mut(bytes);
+        match id {
+            Some(id) => take_group(inner, now, from, RelayId(id), group, stride),
+            None => to_core(inner, now, from, group, stride),
+        }
+        rest = more;
+    }
+}
+
+fn to_core(
+    inner: &mut DriverCore,
+    now: Time,
+    addresses: Addresses,
+    bytes: &mut [u8],
+    stride: usize,
+) {
+    let incoming = IncomingDatagram { addresses, bytes };
+    inner.core.handle_datagrams(now, incoming, stride);
+}
+
+/// Datagrams that have one id.
+fn take_group(
+    inner: &mut DriverCore,
+    now: Time,
+    from: Addresses,
+    id: RelayId,
+    group: &mut [u8],
+    stride: usize,
+) {
+    let hosted = inner.relays.host.as_ref();
+    if hosted.is_some_and(|h| h.relays.contains(id)) {
+        return relay_host::forward(inner, id, &from, group, stride);
+    }
+    let first = &group[..stride.min(group.len())];
+    match inner
+        .relays
+        .relay_client
+        .classify_datagram(&inner.core, &from, first)
+    {
+        None => to_core(inner, now, from, group, stride),
+        Some(InterceptedDatagram::Nothing) => {}
+        Some(InterceptedDatagram::Punch(session)) => {
+            if let Some(beside) = inner.relays.peer_sessions.get_mut(&session) {
+                beside.rendezvous.on_punch(from.link, from.remote);
+            }
+        }
+        Some(InterceptedDatagram::Relayed(stands)) => {
+            // The packets within, back to back again: the core takes them as one run.
+            let mut end = 0;
+            let mut at = 0;
+            while at + RELAY_HEADER_BYTES < group.len() {
+                let next = (at + stride).min(group.len());
+                group.copy_within(at + RELAY_HEADER_BYTES..next, end);
+                end += next - at - RELAY_HEADER_BYTES;
+                at = next;
+            }
+            let within = stride - RELAY_HEADER_BYTES;
+            to_core(inner, now, stands, &mut group[..end], within);
+        }
+    }
+}
+
+/// Sends a batch of the core's to the address that stands for a relay. What the socket does not take
+/// is lost, as on any way.
+pub(crate) fn send(
+    inner: &mut DriverCore,
+    now: Time,
+    relay: RelayId,
+    transmit: &Transmit,
+    bytes: &[u8],
+) {
+    let way = inner
+        .relays
+        .relay_client
+        .relay_addresses(&inner.core, transmit.link, relay);
+    let Some(way) = way else { return };
+    let mut wrapped = std::mem::take(&mut inner.relays.scratch);
+    wrapped.clear();
+    for packet in bytes.chunks(transmit.segment) {
+        wrap_relayed(relay, packet, &mut wrapped);
+    }
+    let stride = transmit.segment + RELAY_HEADER_BYTES;
+    if let Some(socket) = inner.sockets.get(&way.link)
+        && let Err(error) = put(&socket.io, &way, &wrapped, stride)
+        && d2tp_udp::is_too_big(&error)
+    {
+        inner.core.on_too_big(now, transmit.link, transmit.segment);
+    }
+    inner.relays.scratch = wrapped;
+}
+
+/// Puts datagrams of one size on a socket, as far as it takes them.
+pub(crate) fn put(io: &LinkSocket, to: &Addresses, bytes: &[u8], stride: usize) -> io::Result<()> {
+    let segments = io.max_gso_segments().min(BATCH_BYTES_MAX / stride).max(1);
+    for piece in bytes.chunks(segments * stride) {
+        io.try_send(&d2tp_udp::UdpTransmit {
+            dst: to.remote,
+            src_ip: to.local,
+            ecn: None,
+            contents: piece,
+            segment_size: (piece.len() > stride).then_some(stride),
+        })?;
+    }
+    Ok(())
+}
+
+/// A peer begins a session with us: `flow` is for what the two tell each other about where they are.
+pub(crate) fn start_rendezvous(
+    shared: &Arc<DriverShared>,
+    inner: &mut DriverCore,
+    session: SessionId,
+    flow: FlowId,
+) {
+    let Some(peer) = inner.core.session(session).map(|s| s.peer()) else {
+        return;
+    };
+    inner.flows.insert((session, flow), FlowEntry::default());
+    let flow = Flow::new(shared.clone(), session, flow, peer.0);
+    let beside = PeerSession::new(Rendezvous::listener()).with_lines(shared, flow);
+    inner.relays.peer_sessions.insert(session, beside);
+    shared.notify_activity();
+}
+
+/// Hears what a peer says of where it is.
+async fn read_lines(shared: Weak<DriverShared>, mut flow: Flow) {
+    let session = flow.session_id();
+    let mut text: Vec<u8> = Vec::new();
+    while let Ok(Some(chunk)) = flow.read_chunk().await {
+        text.extend_from_slice(&chunk);
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let mut inner = shared.inner.lock();
+        while let Some(end) = text.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = text.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line[..end]);
+            if let Some(beside) = inner.relays.peer_sessions.get_mut(&session) {
+                beside.rendezvous.handle_line(clock::now(), &line);
+            }
+        }
+        update_rendezvous(&mut inner, clock::now());
+        drop(inner);
+        shared.wake();
+        shared.notify_activity();
+        if text.len() > LINE_BYTES_MAX {
+            return;
+        }
+    }
+}
+
+/// Brings the ways of all sessions beside the main one in line with where this device is. Whether
+/// there are any.
+pub(crate) fn update_rendezvous(inner: &mut DriverCore, now: Time) -> bool {
+    let Some(main) = inner.relays.server_session else {
+        return false;
+    };
+    if inner.relays.peer_sessions.is_empty() {
+        return false;
+    }
+    let stats = inner.core.session(main).map(|s| s.path_stats());
+    let free = |p: &PathStats| p.state == PathState::Active && !p.gated;
+    let mut paths: Vec<PathStats> = stats.into_iter().flatten().filter(free).collect();
+    paths.sort_by_key(|p| p.rtt);
+    let seen = paths
+        .iter()
+        .filter_map(|p| inner.relays.observed_addresses.get(&p.id));
+    let mut addresses: Vec<SocketAddr> = seen.copied().collect();
+    // Before the relay has said where it sees us, our own addresses are half an answer: a peer that heard
+    // them would hear the rest later than it could.
+    let is_seen = !addresses.is_empty();
+    let mut links: Vec<(LinkId, bool)> = Vec::new();
+    for path in &paths {
+        let link = path.addresses.link;
+        let Some(socket) = inner.sockets.get(&link) else {
+            continue;
+        };
+        let own = socket.io.local_addr();
+        links.push((link, own.is_ipv6()));
+        if is_seen && !own.ip().is_unspecified() && !addresses.contains(&own) {
+            addresses.push(own);
+        }
+    }
+    let mut beside = std::mem::take(&mut inner.relays.peer_sessions);
+    for (session, beside) in &mut beside {
+        let rendezvous = &mut beside.rendezvous;
+        rendezvous.set_local_addresses(now, links.clone(), addresses.clone());
+        let _ = inner
+            .core
+            .with(*session, |s| rendezvous.update_paths(now, s));
+        if let Some(flow) = beside.lines
+            && let Some(line) = rendezvous.poll_line()
+        {
+            let _ = inner.core.with(*session, |s| s.write(flow, line.into()));
+        }
+        while let Some((link, to, punch)) = rendezvous.poll_punch(now) {
+            if let Some(socket) = inner.sockets.get(&link) {
+                let to = Addresses {
+                    link,
+                    local: None,
+                    remote: to,
+                };
+                let bytes = punch_packet(punch);
+                // One that does not leave is one that is lost.
+                let _ = put(&socket.io, &to, &bytes, bytes.len());
+            }
+        }
+        let direct = rendezvous.is_direct();
+        beside
+            .direct
+            .send_if_modified(|was| std::mem::replace(was, direct) != direct);
+    }
+    inner.relays.peer_sessions = beside;
+    true
+}
+
+/// A punch looks like the shortest DATA packet there is.
+fn punch_packet(id: [u8; 8]) -> Vec<u8> {
+    let mut bytes = vec![0; PUNCH_BYTES];
+    aws_lc_rs::rand::fill(&mut bytes).expect("the system has randomness");
+    bytes[0] = 0b010 << 5 | bytes[0] & 0x1f;
+    bytes[1..9].copy_from_slice(&id);
+    bytes
+}

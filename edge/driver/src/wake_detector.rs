@@ -1,0 +1,85 @@
+//! Notices that the machine came back from standby, without waking to look.
+//!
+//! A timer that never fires, on the clock of the day, is cancelled by the kernel whenever that clock
+//! is set, and it is set when the machine resumes (`timerfd_create(2)`, `TFD_TIMER_CANCEL_ON_SET`).
+//! A clock set for another reason costs one look.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Seconds since 1970 at which the timer would fire: later than anybody waits, and within what the
+/// kernel takes.
+const NEVER_S: libc::time_t = 1 << 33;
+
+pub(crate) struct WakeDetector {
+    timer: AsyncFd<OwnedFd>,
+}
+
+impl WakeDetector {
+    /// Must be called on a tokio runtime.
+    pub(crate) fn watch() -> io::Result<WakeDetector> {
+        // SAFETY: plain system calls; the descriptor is ours alone from here on, and `spec` is whole.
+        let timer = unsafe {
+            let fd =
+                libc::timerfd_create(libc::CLOCK_REALTIME, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let timer = OwnedFd::from_raw_fd(fd);
+            let mut spec: libc::itimerspec = std::mem::zeroed();
+            spec.it_value.tv_sec = NEVER_S;
+            let flags = libc::TFD_TIMER_ABSTIME | libc::TFD_TIMER_CANCEL_ON_SET;
+            if libc::timerfd_settime(fd, flags, &spec, std::ptr::null_mut()) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            timer
+        };
+        // SAFETY: the descriptor it registers is owned by what it is given, and lives as long.
+        let timer = unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) };
+        Ok(WakeDetector {
+            timer: timer.map_err(io::Error::from)?,
+        })
+    }
+
+    /// Ready when the clock was set since the last call: the machine may have slept.
+    pub(crate) async fn woken(&self) {
+        loop {
+            let Ok(mut ready) = self.timer.readable().await else {
+                // The runtime is going away.
+                return std::future::pending().await;
+            };
+            let read = ready.try_io(|timer| {
+                let mut fired = [0u8; 8];
+                // SAFETY: the buffer is as long as said.
+                let n = unsafe { libc::read(timer.as_raw_fd(), fired.as_mut_ptr().cast(), 8) };
+                if n < 0 {
+                    Err(io::Error::last_os_error())
+                } else {
+                    Ok(())
+                }
+            });
+            match read {
+                // Would block: it was ready for nothing.
+                Err(_) => {}
+                Ok(Err(error)) if error.raw_os_error() == Some(libc::ECANCELED) => return,
+                Ok(_) => return std::future::pending().await,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn nothing_is_told_while_nobody_sets_the_clock() {
+        let standby = WakeDetector::watch().unwrap();
+        let told = tokio::time::timeout(Duration::from_millis(20), standby.woken()).await;
+        assert!(told.is_err());
+    }
+}

@@ -1,0 +1,70 @@
+//! What can be learnt of a link beside its facts: whether its first hop answers, what its radio counts.
+//!
+//! Reading facts costs nothing and comes by itself ([`crate::LinkMonitor`]); these are asked for, when
+//! somebody wonders whether a link still carries.
+
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crate::gateway_probe::{self, GatewayTarget};
+use crate::link::Link;
+use crate::station::{StationReader, StationStats};
+
+/// An answer that takes a moment.
+pub type ProbeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// How long a first hop may take to answer. // a guess: ten round trips of a crowded access point
+pub const HOP_PATIENCE: Duration = Duration::from_millis(100);
+
+/// Signs of links: the kernel's ([`KernelLinkProbe`]), or a test's.
+pub trait LinkProbe: Send + Sync + 'static {
+    /// Whether the first hop of the link answers within [`HOP_PATIENCE`]; none if there is no way to ask.
+    fn probe_first_hop<'a>(&'a self, link: &'a Link) -> ProbeFuture<'a, Option<bool>>;
+
+    /// What the link's radio has counted, if it is Wi-Fi and tells.
+    fn station_stats<'a>(&'a self, link: &'a Link) -> ProbeFuture<'a, Option<StationStats>>;
+}
+
+/// Signs of links that nothing is known of but their packets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoLinkProbe;
+
+impl LinkProbe for NoLinkProbe {
+    fn probe_first_hop<'a>(&'a self, _: &'a Link) -> ProbeFuture<'a, Option<bool>> {
+        Box::pin(std::future::ready(None))
+    }
+
+    fn station_stats<'a>(&'a self, _: &'a Link) -> ProbeFuture<'a, Option<StationStats>> {
+        Box::pin(std::future::ready(None))
+    }
+}
+
+/// Signs of this machine's links: echoes to the gateway, nl80211.
+#[derive(Debug, Default)]
+pub struct KernelLinkProbe {
+    /// Opened by the first question.
+    stations: Mutex<Option<StationReader>>,
+}
+
+impl LinkProbe for KernelLinkProbe {
+    fn probe_first_hop<'a>(&'a self, link: &'a Link) -> ProbeFuture<'a, Option<bool>> {
+        Box::pin(async move {
+            let hop = GatewayTarget::of(link)?;
+            let asked = tokio::task::spawn_blocking(move || {
+                gateway_probe::probe_gateway(&hop, HOP_PATIENCE)
+            });
+            asked.await.ok()?
+        })
+    }
+
+    fn station_stats<'a>(&'a self, link: &'a Link) -> ProbeFuture<'a, Option<StationStats>> {
+        Box::pin(async move {
+            let stations = {
+                let mut opened = self.stations.lock().ok()?;
+                opened.get_or_insert_with(StationReader::open).clone()
+            };
+            stations.read(link.index).await
+        })
+    }
+}

@@ -1,0 +1,96 @@
+//! Looks for access points and joins the one to be on, through the network manager.
+//!
+//! ```text
+//!  look ─▶ scan ─▶ seconds later in sight ─▶ rove ─▶ judged? shunned? better? ─▶ join
+//!  every 5 s while a stream runs; else on D-Lock's alarms, and when links change
+//! ```
+
+use d2tp_time::{Span, Time};
+
+use crate::access_point_rates::AccessPointRates;
+use crate::access_point_trials::AccessPointTrials;
+use crate::network::{AccessPoint, NetworkInfo};
+use crate::network_manager::{NetworkManager, NetworkManagerError};
+
+/// Between looks while a stream runs: without them the paper's subway trip had 14.9 % by Wi-Fi, with
+/// them 48.7. // Cedos, section V.C
+pub const LOOK_STREAMING: Span = Span::from_secs(5);
+
+/// What came of roving.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoamOutcome {
+    /// Access points that did not answer, with the devices on them: shunned from now on.
+    pub blocked: Vec<(String, String)>,
+    /// That is being joined now.
+    pub joining: Option<AccessPoint>,
+}
+
+/// The one who looks.
+#[derive(Debug)]
+pub struct WifiRoamer {
+    manager: NetworkManager,
+    /// Which access points answer.
+    pub trials: AccessPointTrials,
+    /// What they carried.
+    pub rates: AccessPointRates,
+}
+
+impl WifiRoamer {
+    /// By way of this manager.
+    pub fn new(manager: NetworkManager) -> WifiRoamer {
+        WifiRoamer {
+            manager,
+            trials: AccessPointTrials::default(),
+            rates: AccessPointRates::default(),
+        }
+    }
+
+    /// Looks for access points with this device; they are in sight some seconds later.
+    ///
+    /// # Errors
+    /// The manager refuses: the last scan was a moment ago, or the device is gone.
+    pub async fn scan(&self, device: &str) -> Result<(), NetworkManagerError> {
+        self.manager.scan(device).await
+    }
+
+    /// Notes a device's goodput on the access point it is on.
+    pub fn record_goodput(&mut self, now: Time, device: &str, bytes_per_s: f64) {
+        if let Some(point) = self
+            .network(device)
+            .and_then(|network| network.access_point)
+        {
+            self.rates.record_goodput(now, &point, bytes_per_s);
+        }
+    }
+
+    /// Judges the access point this device is on, and joins a better one. To be called when the
+    /// manager's networks change, after a look, and at [`AccessPointTrials::next_check_at`].
+    ///
+    /// # Errors
+    /// The manager refuses to join it.
+    pub async fn roam(
+        &mut self,
+        now: Time,
+        device: &str,
+    ) -> Result<RoamOutcome, NetworkManagerError> {
+        let network = self.network(device).unwrap_or_default();
+        match &network.access_point {
+            Some(point) => self.trials.joined(now, device, &point.bssid),
+            None => self.trials.left(device),
+        }
+        let shunned = self.trials.block_unresponsive(now);
+        let is_shunned = |bssid: &str| self.trials.is_blocked(now, bssid);
+        let joining = self.rates.better_than_joined(&network, is_shunned).cloned();
+        if let Some(point) = &joining {
+            self.manager.join(device, &point.bssid).await?;
+        }
+        Ok(RoamOutcome {
+            blocked: shunned,
+            joining,
+        })
+    }
+
+    fn network(&self, device: &str) -> Option<NetworkInfo> {
+        self.manager.networks().of(device).cloned()
+    }
+}

@@ -1,0 +1,153 @@
+//! Tells a machine what changed of what D-Lock asks, and counts how often it was woken.
+
+use d2tp_sched::WakePlan;
+use d2tp_time::Time;
+
+use crate::machine::{PowerEvent, SleepingMachine, WakeReason};
+
+/// D-Lock, on a machine.
+#[derive(Debug)]
+pub struct WakeController<M> {
+    machine: M,
+    plan: WakePlan,
+    alarm_count: u64,
+}
+
+impl<M: SleepingMachine> WakeController<M> {
+    /// That asks for nothing yet.
+    pub fn new(machine: M) -> WakeController<M> {
+        WakeController {
+            machine,
+            plan: WakePlan::default(),
+            alarm_count: 0,
+        }
+    }
+
+    /// Asks for this from now on; why the machine is held awake, for people.
+    pub async fn apply(&mut self, now: Time, vigil: WakePlan, why: &str) {
+        let known = std::mem::replace(&mut self.plan, vigil);
+        let bells = [
+            (WakeReason::ScanLinks, known.scan_at, vigil.scan_at),
+            (WakeReason::StartFlow, known.start_at, vigil.start_at),
+        ];
+        for (bell, known, at) in bells {
+            if known != at {
+                self.machine.set_alarm(bell, at.map(|at| at.since(now)));
+            }
+        }
+        match (known.hold, vigil.hold) {
+            (false, true) => self.machine.inhibit_sleep(why).await,
+            (true, false) => self.machine.allow_sleep(),
+            _ => {}
+        }
+    }
+
+    /// What happens next; after each of them [`WakeController::apply`] is due.
+    pub async fn next_event(&mut self) -> PowerEvent {
+        let notice = self.machine.next_event().await;
+        if let PowerEvent::AlarmFired(bell) = notice {
+            self.alarm_count += 1;
+            // Rung off: the same time asked for again is a new alarm.
+            match bell {
+                WakeReason::ScanLinks => self.plan.scan_at = None,
+                WakeReason::StartFlow => self.plan.start_at = None,
+            }
+        }
+        notice
+    }
+
+    /// How often an alarm rang: wake-ups, at most.
+    pub fn alarm_count(&self) -> u64 {
+        self.alarm_count
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &M {
+        &self.machine
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlanner};
+    use d2tp_time::Span;
+
+    /// Sleeps until the first alarm, and keeps a diary.
+    #[derive(Default)]
+    struct Sleeper {
+        now: Time,
+        alarms: Vec<(WakeReason, Time)>,
+        diary: Vec<String>,
+    }
+
+    impl SleepingMachine for Sleeper {
+        fn set_alarm(&mut self, bell: WakeReason, after: Option<Span>) {
+            self.alarms.retain(|(other, _)| *other != bell);
+            self.alarms
+                .extend(after.map(|after| (bell, self.now + after)));
+        }
+
+        async fn inhibit_sleep(&mut self, why: &str) {
+            self.diary.push(format!("held: {why}"));
+        }
+
+        fn allow_sleep(&mut self) {
+            self.diary.push("let go".to_owned());
+        }
+
+        async fn next_event(&mut self) -> PowerEvent {
+            let first = (0..self.alarms.len()).min_by_key(|n| self.alarms[*n].1);
+            let (bell, at) = self.alarms.remove(first.expect("it would sleep for ever"));
+            self.now = self.now.max(at);
+            PowerEvent::AlarmFired(bell)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_waiting_flow_is_looked_for_every_period_and_begun_at_its_latest_start() {
+        let mut keeper = WakeController::new(Sleeper::default());
+        let mut lock = WakePlanner::new(ScanPeriods::fixed(Span::from_secs(120)));
+        let begin = Time::ZERO + Span::from_secs(500);
+        let mut standby = WakeNeeds {
+            waits: true,
+            latest_start: Some(begin),
+            ..WakeNeeds::default()
+        };
+        let mut looks = Vec::new();
+        loop {
+            let now = keeper.machine().now;
+            let vigil = lock.plan(now, &standby, |_| 0.0);
+            keeper
+                .apply(now, vigil, "episode-118.mp3 is on wwan0")
+                .await;
+            if standby.runs {
+                break;
+            }
+            match keeper.next_event().await {
+                PowerEvent::AlarmFired(WakeReason::ScanLinks) => {
+                    let now = keeper.machine().now;
+                    lock.on_scan(now);
+                    looks.push(now.as_secs_f64());
+                }
+                PowerEvent::AlarmFired(WakeReason::StartFlow) => {
+                    standby = WakeNeeds {
+                        runs: true,
+                        ..WakeNeeds::default()
+                    };
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(looks, [0.0, 120.0, 240.0, 360.0, 480.0]);
+        assert_eq!((keeper.machine().now, keeper.alarm_count()), (begin, 6));
+        let now = keeper.machine().now;
+        keeper.apply(now, WakePlan::default(), "").await;
+        let machine = keeper.machine();
+        assert_eq!(
+            machine.diary,
+            ["held: episode-118.mp3 is on wwan0", "let go"]
+        );
+        assert!(machine.alarms.is_empty());
+    }
+}
